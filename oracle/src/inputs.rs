@@ -1,0 +1,135 @@
+//! The tensors that go into a problem and come out of it.
+//!
+//! Shapes: `[rows, heads, dim]` for q, k, v, out and their gradients; `[heads, rows]` for the LSE; `[heads]` for the
+//! sink and max_logit. Rows are those of the problem's layout, padding and slack included; only real rows are read.
+
+use ndarray::{Array1, Array2, Array3};
+use serde::{Deserialize, Serialize};
+
+use crate::{Pass, Problem};
+
+/// How input values are drawn. Values are made outside this crate; the mode is part of the problem because the
+/// judge's sharper tiers depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InputMode {
+    /// Small integers: every product and most sums are exact.
+    Integers,
+    /// Near-normal values whose logits have a standard deviation of 0.5: every key matters.
+    Flat,
+    /// Near-normal values whose logits have a standard deviation of 3: a few keys dominate.
+    Peaked,
+    /// Logits of some tens to hundreds: saturated rows, underflowing weights.
+    Large,
+    /// Magnitudes spread over many binades.
+    HeavyTailed,
+    /// All keys of a sequence equal, so that every logit of a row is the same.
+    Equal,
+    /// Values and output gradients near the format's smallest normal number.
+    Tiny,
+}
+
+impl InputMode {
+    /// Every mode, the simplest first.
+    pub const ALL: [InputMode; 7] = [
+        InputMode::Integers,
+        InputMode::Flat,
+        InputMode::Peaked,
+        InputMode::Large,
+        InputMode::HeavyTailed,
+        InputMode::Equal,
+        InputMode::Tiny,
+    ];
+}
+
+/// The inputs of one problem, already rounded to their formats (every narrow format is exact in f32).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inputs {
+    /// Queries, `[q rows, q heads, qk dim]`.
+    pub q: Array3<f32>,
+    /// Keys, `[kv rows, kv heads, qk dim]`.
+    pub k: Array3<f32>,
+    /// Values, `[kv rows, kv heads, v dim]`.
+    pub v: Array3<f32>,
+    /// Gradient of the output, `[q rows, q heads, v dim]`; no rows when the pass is forward only.
+    pub dout: Array3<f32>,
+    /// The learnable sink, `[q heads]`; empty otherwise.
+    pub sink: Array1<f32>,
+}
+
+/// A tensor whose shape is not the problem's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{tensor} has shape {got:?}, the problem says {expected:?}")]
+pub struct ShapeError {
+    /// Which tensor.
+    pub tensor: &'static str,
+    /// Its shape.
+    pub got: Vec<usize>,
+    /// The shape that it should have.
+    pub expected: Vec<usize>,
+}
+
+impl Inputs {
+    /// Checks every shape against the problem.
+    pub fn check(&self, problem: &Problem) -> Result<(), ShapeError> {
+        let dout = match problem.pass {
+            Pass::Forward => [0, problem.heads.q, problem.dims.v],
+            Pass::Backward => problem.out_shape(),
+        };
+        let expected = [
+            ("q", self.q.shape(), problem.q_shape()),
+            ("k", self.k.shape(), problem.k_shape()),
+            ("v", self.v.shape(), problem.v_shape()),
+            ("dout", self.dout.shape(), dout),
+        ];
+        for (tensor, got, expected) in expected {
+            if got != expected {
+                return Err(ShapeError { tensor, got: got.to_vec(), expected: expected.to_vec() });
+            }
+        }
+        let sinks = problem.learnable_sinks();
+        if self.sink.len() != sinks {
+            return Err(ShapeError { tensor: "sink", got: vec![self.sink.len()], expected: vec![sinks] });
+        }
+        Ok(())
+    }
+}
+
+/// What the forward pass returns. Rows that are not real hold 0 (out) and −∞ (lse).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forward {
+    /// `[q rows, q heads, v dim]`.
+    pub out: Array3<f64>,
+    /// Natural-log log-sum-exp, the sink included, `[q heads, q rows]`; −∞ for a row that sees no key and no sink.
+    pub lse: Array2<f64>,
+    /// The largest logit over visible pairs before the sink, `[q heads]`; −∞ where there is none.
+    pub max_logit: Array1<f64>,
+}
+
+/// What the backward pass returns. Rows that are not real hold 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients {
+    /// `[q rows, q heads, qk dim]`.
+    pub dq: Array3<f64>,
+    /// `[kv rows, kv heads, qk dim]`, summed over the group's query heads.
+    pub dk: Array3<f64>,
+    /// `[kv rows, kv heads, v dim]`, summed over the group's query heads.
+    pub dv: Array3<f64>,
+    /// Gradient of the learnable sink, `[q heads]`; empty otherwise.
+    pub dsink: Array1<f64>,
+}
+
+/// The forward's results that a backward pass consumes: its own exact ones, or those of a subject.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saved {
+    /// `[q rows, q heads, v dim]`.
+    pub out: Array3<f64>,
+    /// `[q heads, q rows]`.
+    pub lse: Array2<f64>,
+}
+
+impl From<&Forward> for Saved {
+    fn from(forward: &Forward) -> Saved {
+        Saved { out: forward.out.clone(), lse: forward.lse.clone() }
+    }
+}

@@ -1,0 +1,31 @@
+//! What is right.
+//!
+//! This crate defines attention from its mask and nothing else: a [`Problem`] (mathematics plus memory layout), its
+//! exact answer in f64 ([`exact`], plain loops; [`blocked`], the same answer fast), and for every element of that
+//! answer the largest error that an honest subject can show ([`envelope`]).
+//!
+//! It is pure: no files, no threads' order in a result, no GPU, no randomness of its own. It knows no ranks' programs,
+//! no online softmax and no tile of any subject. A reader who wants to know what is right needs no other crate.
+
+pub mod blocked;
+pub mod envelope;
+pub mod exact;
+mod format;
+mod inputs;
+pub mod limits;
+mod mask;
+pub mod names;
+mod parallel;
+mod precision;
+mod problem;
+mod run;
+mod softmax;
+
+pub use format::{Format, FormatNameError};
+pub use inputs::{Forward, Gradients, InputMode, Inputs, Saved, ShapeError};
+pub use mask::{Alignment, Mask};
+pub use parallel::{Algorithm, Balance, ContextParallel};
+pub use precision::{Element, ElementNameError, Precision, Scaling};
+pub use problem::{Dims, Heads, Pass, Problem, ProblemError, ProblemFields, Rows, Sequence, Side};
+pub use run::{Run, RunError};
+pub use softmax::{Sink, Softmax};

@@ -1,0 +1,157 @@
+//! Which number format each quantity of a problem is stored in, and how it is scaled.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Format;
+use crate::limits::SCALING_BLOCK_MAX;
+
+/// How codes of a narrow format are scaled to values: `value = code · scale`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scaling {
+    /// The code is the value.
+    None,
+    /// One scale for the whole tensor.
+    PerTensor,
+    /// One scale for each block of `rows` × `columns` (rows of the tensor, lanes of the head dimension).
+    PerBlock {
+        /// Rows of a block; at least 1.
+        rows: usize,
+        /// Columns of a block; at least 1.
+        columns: usize,
+    },
+}
+
+/// A format with its scaling. Written as text: `bf16`, `e4m3/tensor`, `e4m3/block1x32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Element {
+    /// The format of a code.
+    pub format: Format,
+    /// How codes become values.
+    pub scaling: Scaling,
+}
+
+/// A text that names no [`Element`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no element; write FORMAT, FORMAT/tensor or FORMAT/blockRxC, as in bf16 or e4m3/block1x32")]
+pub struct ElementNameError(String);
+
+impl From<Format> for Element {
+    fn from(format: Format) -> Element {
+        Element { format, scaling: Scaling::None }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.scaling {
+            Scaling::None => write!(f, "{}", self.format),
+            Scaling::PerTensor => write!(f, "{}/tensor", self.format),
+            Scaling::PerBlock { rows, columns } => write!(f, "{}/block{rows}x{columns}", self.format),
+        }
+    }
+}
+
+impl FromStr for Element {
+    type Err = ElementNameError;
+
+    fn from_str(text: &str) -> Result<Element, ElementNameError> {
+        let wrong = || ElementNameError(text.chars().take(40).collect());
+        let (format, scaling) = match text.split_once('/') {
+            None => (text, Scaling::None),
+            Some((format, "tensor")) => (format, Scaling::PerTensor),
+            Some((format, block)) => {
+                let (rows, columns) =
+                    block.strip_prefix("block").and_then(|sizes| sizes.split_once('x')).ok_or_else(wrong)?;
+                let size = |digits: &str| match digits.parse::<usize>() {
+                    Ok(size) if (1..=SCALING_BLOCK_MAX).contains(&size) => Ok(size),
+                    _ => Err(wrong()),
+                };
+                (format, Scaling::PerBlock { rows: size(rows)?, columns: size(columns)? })
+            }
+        };
+        Ok(Element { format: format.parse().map_err(|_| wrong())?, scaling })
+    }
+}
+
+impl TryFrom<String> for Element {
+    type Error = ElementNameError;
+
+    fn try_from(text: String) -> Result<Element, ElementNameError> {
+        text.parse()
+    }
+}
+
+impl From<Element> for String {
+    fn from(element: Element) -> String {
+        element.to_string()
+    }
+}
+
+/// The element of each quantity that a kernel stores or rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Precision {
+    /// Queries.
+    pub q: Element,
+    /// Keys.
+    pub k: Element,
+    /// Values.
+    pub v: Element,
+    /// Softmax weights, before the product with the values; f32 means that they are not rounded.
+    pub p: Element,
+    /// The output.
+    pub out: Element,
+    /// The gradient of the output.
+    pub dout: Element,
+    /// Gradients of the logits, before the products with queries and keys.
+    pub ds: Element,
+    /// dq, dk and dv.
+    pub gradients: Element,
+}
+
+impl Precision {
+    /// Everything in one unscaled format.
+    pub fn uniform(format: Format) -> Precision {
+        let e = Element::from(format);
+        Precision { q: e, k: e, v: e, p: e, out: e, dout: e, ds: e, gradients: e }
+    }
+
+    /// Each quantity with its name, in the order of the fields.
+    pub fn elements(&self) -> [(&'static str, Element); 8] {
+        [
+            ("q", self.q),
+            ("k", self.k),
+            ("v", self.v),
+            ("p", self.p),
+            ("out", self.out),
+            ("dout", self.dout),
+            ("ds", self.ds),
+            ("gradients", self.gradients),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_written_and_read_back() {
+        let scalings = [Scaling::None, Scaling::PerTensor, Scaling::PerBlock { rows: 1, columns: 32 }];
+        for format in Format::ALL {
+            for scaling in scalings {
+                let element = Element { format, scaling };
+                assert_eq!(element.to_string().parse(), Ok(element));
+            }
+        }
+        for wrong in
+            ["", "bf17", "bf16/", "e4m3/block", "e4m3/block0x4", "e4m3/block1x", "e4m3/block9999999x1"]
+        {
+            assert!(wrong.parse::<Element>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! A [`Problem`]: one attention problem as mathematics plus its memory layout, valid by construction.
+
+use std::ops::Deref;
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
+use crate::{Algorithm, Balance, ContextParallel, InputMode, Mask, Precision, Run, RunError, Sink, Softmax};
+
+/// One sequence: its queries and its keys, of independent lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sequence {
+    /// Names the sequence's values: dropping a neighbour changes no number of this one. Unique in a problem.
+    pub id: u32,
+    /// Rows of q, out, dout and dq.
+    pub q: Run,
+    /// Rows of k, v, dk and dv.
+    pub kv: Run,
+}
+
+/// Rows of the packed tensors, padding and slack included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rows {
+    /// Of q, out, dout and dq.
+    pub q: usize,
+    /// Of k, v, dk and dv.
+    pub kv: usize,
+}
+
+/// Head counts; query head `h` reads KV head `h / (q / kv)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Heads {
+    /// Query heads, a multiple of `kv`.
+    pub q: usize,
+    /// Key and value heads.
+    pub kv: usize,
+}
+
+/// Head dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dims {
+    /// Of queries and keys.
+    pub qk: usize,
+    /// Of values and the output.
+    pub v: usize,
+}
+
+/// Which results are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pass {
+    /// out, lse and max_logit.
+    Forward,
+    /// Those, and the gradients.
+    Backward,
+}
+
+/// The query side or the key/value side of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// q, out, dout, dq.
+    Q,
+    /// k, v, dk, dv.
+    Kv,
+}
+
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if *self == Side::Q { "q" } else { "kv" })
+    }
+}
+
+/// The fields of a [`Problem`], free to edit; [`Problem::new`] makes them valid or says what is wrong.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProblemFields {
+    /// The sequences; none is legal.
+    pub sequences: Vec<Sequence>,
+    /// Rows of the tensors.
+    pub rows: Rows,
+    /// Head counts.
+    pub heads: Heads,
+    /// Head dimensions.
+    pub dims: Dims,
+    /// The mask, the same rule for every sequence.
+    pub mask: Mask,
+    /// Scale, soft cap and sink.
+    pub softmax: Softmax,
+    /// Number formats.
+    pub precision: Precision,
+    /// Context parallelism.
+    pub parallel: ContextParallel,
+    /// How values are drawn.
+    pub mode: InputMode,
+    /// Seed of the values; the geometry does not depend on it.
+    pub data_seed: u64,
+    /// Forward, or forward and backward.
+    pub pass: Pass,
+}
+
+/// Why fields make no [`Problem`]. Each message names the field and what to do.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProblemError {
+    /// A count outside its range.
+    #[error("{field} is {got}; use {min} to {max}")]
+    OutOfRange {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        got: usize,
+        /// Least.
+        min: usize,
+        /// Most.
+        max: usize,
+    },
+    /// Query heads that no whole number of KV heads' groups makes.
+    #[error("heads.q is {q}, not a multiple of heads.kv {kv}; every KV head serves equally many query heads")]
+    HeadsNotDivisible {
+        /// Query heads.
+        q: usize,
+        /// KV heads.
+        kv: usize,
+    },
+    /// A sequence's rows do not fit the tensor.
+    #[error("sequences[{index}].{side}: {error}")]
+    Run {
+        /// Index of the sequence.
+        index: usize,
+        /// Which side.
+        side: Side,
+        /// What is wrong.
+        error: RunError,
+    },
+    /// Two sequences own one row.
+    #[error("sequences[{index}].{side} owns row {row}, which an earlier sequence owns already")]
+    Overlap {
+        /// Index of the later sequence.
+        index: usize,
+        /// Which side.
+        side: Side,
+        /// The row.
+        row: usize,
+    },
+    /// Two sequences of one id would hold the same values.
+    #[error("sequences[{index}].id {id} is used twice; ids name a sequence's values")]
+    RepeatedId {
+        /// Index of the later sequence.
+        index: usize,
+        /// The id.
+        id: u32,
+    },
+    /// A factor that is not a finite positive number.
+    #[error("softmax.{field} is {got}; use a finite number above 0")]
+    NotPositive {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        got: f32,
+    },
+    /// A rank of the group outside the world.
+    #[error("parallel.ranks[{index}] is {rank}; the world has {world} ranks")]
+    RankOutsideWorld {
+        /// Place in the group.
+        index: usize,
+        /// The rank.
+        rank: usize,
+        /// World size.
+        world: usize,
+    },
+    /// A rank that is in the group twice.
+    #[error("parallel.ranks names rank {rank} twice")]
+    RepeatedRank {
+        /// The rank.
+        rank: usize,
+    },
+    /// A group whose size the algorithm cannot use.
+    #[error("parallel.ranks has {size} ranks; {rule}")]
+    GroupSize {
+        /// CP size.
+        size: usize,
+        /// What the algorithm asks for.
+        rule: &'static str,
+    },
+}
+
+/// A valid attention problem. Reads like its [`ProblemFields`]; to change one, edit a copy of the fields.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "ProblemFields", into = "ProblemFields")]
+pub struct Problem(ProblemFields);
+
+impl Deref for Problem {
+    type Target = ProblemFields;
+
+    fn deref(&self) -> &ProblemFields {
+        &self.0
+    }
+}
+
+impl From<Problem> for ProblemFields {
+    fn from(problem: Problem) -> ProblemFields {
+        problem.0
+    }
+}
+
+impl TryFrom<ProblemFields> for Problem {
+    type Error = ProblemError;
+
+    fn try_from(fields: ProblemFields) -> Result<Problem, ProblemError> {
+        Problem::new(fields)
+    }
+}
+
+impl Problem {
+    /// Checks the fields; the first thing wrong is the error.
+    pub fn new(fields: ProblemFields) -> Result<Problem, ProblemError> {
+        check_counts(&fields)?;
+        check_softmax(&fields.softmax)?;
+        check_parallel(&fields.parallel)?;
+        check_ids(&fields.sequences)?;
+        check_rows(&fields.sequences, Side::Q, fields.rows.q)?;
+        check_rows(&fields.sequences, Side::Kv, fields.rows.kv)?;
+        Ok(Problem(fields))
+    }
+
+    /// Query heads for each KV head.
+    pub fn group(&self) -> usize {
+        self.heads.q / self.heads.kv
+    }
+
+    /// Shape of q and dq.
+    pub fn q_shape(&self) -> [usize; 3] {
+        [self.rows.q, self.heads.q, self.dims.qk]
+    }
+
+    /// Shape of k and dk.
+    pub fn k_shape(&self) -> [usize; 3] {
+        [self.rows.kv, self.heads.kv, self.dims.qk]
+    }
+
+    /// Shape of v and dv.
+    pub fn v_shape(&self) -> [usize; 3] {
+        [self.rows.kv, self.heads.kv, self.dims.v]
+    }
+
+    /// Shape of out and dout.
+    pub fn out_shape(&self) -> [usize; 3] {
+        [self.rows.q, self.heads.q, self.dims.v]
+    }
+
+    /// Shape of the LSE.
+    pub fn lse_shape(&self) -> [usize; 2] {
+        [self.heads.q, self.rows.q]
+    }
+
+    /// Length of the sink input and of its gradient: the query heads when the sink is learnable, else 0.
+    pub fn learnable_sinks(&self) -> usize {
+        if self.softmax.sink == Sink::Learnable { self.heads.q } else { 0 }
+    }
+
+    /// The sink of a head as a logit, from the learnable values where there are some.
+    pub fn sink(&self, head: usize, learnable: &[f32]) -> Option<f64> {
+        match self.softmax.sink {
+            Sink::None => None,
+            Sink::OffByOne => Some(0.0),
+            Sink::Learnable => Some(f64::from(learnable[head])),
+        }
+    }
+
+    /// Real query rows of all sequences.
+    pub fn tokens(&self) -> usize {
+        self.sequences.iter().map(|sequence| sequence.q.len).sum()
+    }
+
+    /// Visible (query, key) pairs of all sequences, one head counted.
+    pub fn pairs(&self) -> u64 {
+        self.sequences.iter().map(|sequence| self.mask.pairs(sequence.q.len, sequence.kv.len)).sum()
+    }
+
+    /// Elements of all tensors that the problem reads and writes: what memory and copying cost.
+    pub fn elements(&self) -> u64 {
+        let size = |shape: [usize; 3]| shape.iter().map(|&n| n as u64).product::<u64>();
+        let passes = if self.pass == Pass::Backward { 2 } else { 1 };
+        passes * (size(self.q_shape()) + size(self.k_shape()) + size(self.v_shape()) + size(self.out_shape()))
+    }
+}
+
+fn check_counts(fields: &ProblemFields) -> Result<(), ProblemError> {
+    let ranges = [
+        ("rows.q", fields.rows.q, 0, ROWS_MAX),
+        ("rows.kv", fields.rows.kv, 0, ROWS_MAX),
+        ("sequences", fields.sequences.len(), 0, SEQUENCES_MAX),
+        ("heads.q", fields.heads.q, 1, HEADS_MAX),
+        ("heads.kv", fields.heads.kv, 1, HEADS_MAX),
+        ("dims.qk", fields.dims.qk, 1, HEAD_DIM_MAX),
+        ("dims.v", fields.dims.v, 1, HEAD_DIM_MAX),
+    ];
+    for (field, got, min, max) in ranges {
+        if !(min..=max).contains(&got) {
+            return Err(ProblemError::OutOfRange { field, got, min, max });
+        }
+    }
+    let Heads { q, kv } = fields.heads;
+    if !q.is_multiple_of(kv) {
+        return Err(ProblemError::HeadsNotDivisible { q, kv });
+    }
+    Ok(())
+}
+
+fn check_softmax(softmax: &Softmax) -> Result<(), ProblemError> {
+    let factors = [("scale", Some(softmax.scale)), ("softcap", softmax.softcap)];
+    for (field, got) in factors.into_iter().filter_map(|(field, got)| Some((field, got?))) {
+        if !(got.is_normal() && got > 0.0) {
+            return Err(ProblemError::NotPositive { field, got });
+        }
+    }
+    Ok(())
+}
+
+fn check_parallel(parallel: &ContextParallel) -> Result<(), ProblemError> {
+    let size = parallel.size();
+    let ranges = [("parallel.world", parallel.world, WORLD_MAX), ("parallel.ranks", size, parallel.world)];
+    for (field, got, max) in ranges {
+        if !(1..=max).contains(&got) {
+            return Err(ProblemError::OutOfRange { field, got, min: 1, max });
+        }
+    }
+    let mut taken = vec![false; parallel.world];
+    for (index, &rank) in parallel.ranks.iter().enumerate() {
+        match taken.get_mut(rank) {
+            None => return Err(ProblemError::RankOutsideWorld { index, rank, world: parallel.world }),
+            Some(true) => return Err(ProblemError::RepeatedRank { rank }),
+            Some(free) => *free = true,
+        }
+    }
+    if let Balance::Striped { stripe } = parallel.balance {
+        if !(1..=ROWS_MAX).contains(&stripe) {
+            let field = "parallel.balance.striped.stripe";
+            return Err(ProblemError::OutOfRange { field, got: stripe, min: 1, max: ROWS_MAX });
+        }
+    }
+    let rule = match parallel.algorithm {
+        Algorithm::Single if size != 1 => "the single-rank algorithm takes exactly 1",
+        Algorithm::Hierarchical { all_to_all } if all_to_all == 0 || size % all_to_all != 0 => {
+            "hierarchical.all_to_all must divide the CP size"
+        }
+        _ => return Ok(()),
+    };
+    Err(ProblemError::GroupSize { size, rule })
+}
+
+fn check_ids(sequences: &[Sequence]) -> Result<(), ProblemError> {
+    let mut seen = std::collections::HashSet::with_capacity(sequences.len());
+    match sequences.iter().position(|sequence| !seen.insert(sequence.id)) {
+        Some(index) => Err(ProblemError::RepeatedId { index, id: sequences[index].id }),
+        None => Ok(()),
+    }
+}
+
+/// Every run inside the tensor, no row owned twice. One bit a row; rows are bounded by [`ROWS_MAX`].
+fn check_rows(sequences: &[Sequence], side: Side, rows: usize) -> Result<(), ProblemError> {
+    let mut owned = vec![0u64; rows.div_ceil(64)];
+    for (index, sequence) in sequences.iter().enumerate() {
+        let run = if side == Side::Q { sequence.q } else { sequence.kv };
+        run.check(rows).map_err(|error| ProblemError::Run { index, side, error })?;
+        for row in (0..run.span).map(|position| run.row(position)) {
+            let (word, bit) = (row / 64, 1 << (row % 64));
+            if owned[word] & bit != 0 {
+                return Err(ProblemError::Overlap { index, side, row });
+            }
+            owned[word] |= bit;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! The softmax: scale, soft cap and sink.
+//!
+//! A logit is `s = scale · ⟨q, k⟩`, then `s = cap · tanh(s / cap)` where a soft cap is set. A sink adds one term
+//! `exp(sink)` to each row's denominator and no value; the log-sum-exp (LSE) includes it.
+
+use serde::{Deserialize, Serialize};
+
+/// A term of the softmax's denominator that belongs to no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sink {
+    /// The plain softmax.
+    None,
+    /// The denominator is `1 + Σ exp(s)`: a sink of 0 for every head, without a gradient.
+    OffByOne,
+    /// One value for each query head (an input), with a gradient.
+    Learnable,
+}
+
+/// What happens between `⟨q, k⟩` and the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Softmax {
+    /// Factor of the logits; finite and positive. A kernel receives exactly this f32.
+    pub scale: f32,
+    /// `cap` of `cap · tanh(s / cap)`; finite and positive where present.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softcap: Option<f32>,
+    /// The sink.
+    pub sink: Sink,
+}
+
+impl Softmax {
+    /// The logit of a scaled product.
+    pub fn cap(&self, scaled: f64) -> f64 {
+        match self.softcap {
+            None => scaled,
+            Some(cap) => f64::from(cap) * libm::tanh(scaled / f64::from(cap)),
+        }
+    }
+
+    /// The derivative of [`Softmax::cap`], from the logit that it returned: `1 − (s / cap)²`.
+    pub fn cap_derivative(&self, logit: f64) -> f64 {
+        match self.softcap {
+            None => 1.0,
+            Some(cap) => 1.0 - (logit / f64::from(cap)) * (logit / f64::from(cap)),
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! What each rank does.
+//!
+//! Today: one rank. [`AttentionCall`] is what a kernel launch receives, [`Tensor`] a buffer with guard bands, and
+//! [`emulated`] a FlashAttention-style tiled kernel on the CPU with the rounding of the real ones. [`faults`] holds
+//! planted bugs, each an edit of a call.
+
+mod call;
+pub mod emulated;
+pub mod faults;
+mod tensor;
+
+pub use call::{AttentionCall, CallError, RowPolicy, Segment};
+pub use tensor::{Damage, Guard, Tensor, UNWRITTEN_BITS, is_unwritten};

@@ -1,0 +1,180 @@
+//! A buffer with guard bands.
+//!
+//! A [`Tensor`] holds `[n0, n1, n2]` elements of one format as f32 (exact for every narrow format), with a *guard
+//! band* before and after them that no kernel may change, and starts *unwritten*: every element holds one NaN
+//! pattern, so that an element which a kernel forgot is seen. An index one row outside the tensor lands in a guard
+//! band, where it is found, and not in a panic.
+
+use ndarray::{Array, Array2, Array3, ArrayView, Dimension};
+use seamproof_oracle::Format;
+
+/// The bits of an element that nobody wrote: a quiet NaN with a payload that no arithmetic makes.
+pub const UNWRITTEN_BITS: u32 = 0x7fe5_ea11;
+
+/// Guard elements at even places: −0.0, which adding zero turns into +0.0.
+const GUARD_EVEN_BITS: u32 = 0x8000_0000;
+/// Guard elements at odd places: a signalling NaN, which any arithmetic makes quiet.
+const GUARD_ODD_BITS: u32 = 0x7fa5_5a11;
+/// Fewest elements of one guard band.
+const GUARD_ELEMENTS_MIN: usize = 64;
+
+/// Whether an element still holds the pattern that it was born with.
+pub fn is_unwritten(value: f32) -> bool {
+    value.to_bits() == UNWRITTEN_BITS
+}
+
+/// Which guard band.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guard {
+    /// Before the first element.
+    Before,
+    /// After the last element.
+    After,
+}
+
+/// A guard element that changed: a write outside the tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The tensor's name.
+    pub tensor: &'static str,
+    /// Which band.
+    pub guard: Guard,
+    /// Elements away from the tensor's edge; 0 touches it.
+    pub distance: usize,
+    /// Changed elements in this band.
+    pub elements: usize,
+}
+
+/// `[n0, n1, n2]` elements between guard bands; row-major.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    name: &'static str,
+    shape: [usize; 3],
+    format: Format,
+    guard: usize,
+    data: Vec<f32>,
+}
+
+fn guard_pattern(index: usize) -> f32 {
+    f32::from_bits(if index.is_multiple_of(2) { GUARD_EVEN_BITS } else { GUARD_ODD_BITS })
+}
+
+impl Tensor {
+    /// An unwritten tensor. Each guard band is at least one whole `[n1, n2]` slice.
+    pub fn unwritten(name: &'static str, shape: [usize; 3], format: Format) -> Tensor {
+        let guard = GUARD_ELEMENTS_MIN.max(shape[1] * shape[2]);
+        let len: usize = shape.iter().product();
+        let mut data: Vec<f32> = (0..2 * guard + len).map(guard_pattern).collect();
+        data[guard..guard + len].fill(f32::from_bits(UNWRITTEN_BITS));
+        Tensor { name, shape, format, guard, data }
+    }
+
+    /// A tensor with the elements of `array` (one to three axes; missing ones count as 1, at the end).
+    pub fn from_array<D: Dimension>(
+        name: &'static str,
+        array: ArrayView<'_, f32, D>,
+        format: Format,
+    ) -> Tensor {
+        let mut shape = [1; 3];
+        shape[..array.ndim()].copy_from_slice(array.shape());
+        let mut tensor = Tensor::unwritten(name, shape, format);
+        for (to, from) in tensor.values_mut().iter_mut().zip(array.iter()) {
+            *to = *from;
+        }
+        tensor
+    }
+
+    /// The tensor's name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// `[n0, n1, n2]`.
+    pub fn shape(&self) -> [usize; 3] {
+        self.shape
+    }
+
+    /// The storage format.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The elements, without the guard bands.
+    pub fn values(&self) -> &[f32] {
+        &self.data[self.guard..self.data.len() - self.guard]
+    }
+
+    /// The elements, without the guard bands.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        let end = self.data.len() - self.guard;
+        &mut self.data[self.guard..end]
+    }
+
+    fn start(&self, i0: usize, i1: usize) -> usize {
+        self.guard + (i0 * self.shape[1] + i1) * self.shape[2]
+    }
+
+    /// The `n2` elements at `[i0, i1]`.
+    pub fn lane(&self, i0: usize, i1: usize) -> &[f32] {
+        let start = self.start(i0, i1);
+        &self.data[start..start + self.shape[2]]
+    }
+
+    /// The `n2` elements at `[i0, i1]`.
+    pub fn lane_mut(&mut self, i0: usize, i1: usize) -> &mut [f32] {
+        let start = self.start(i0, i1);
+        let n2 = self.shape[2];
+        &mut self.data[start..start + n2]
+    }
+
+    /// Guard elements that changed, one report for each band.
+    pub fn damage(&self) -> Vec<Damage> {
+        let end = self.data.len() - self.guard;
+        let changed = |index: &usize| self.data[*index].to_bits() != guard_pattern(*index).to_bits();
+        let before: Vec<usize> =
+            (0..self.guard).filter(changed).map(|index| self.guard - 1 - index).collect();
+        let after: Vec<usize> = (end..self.data.len()).filter(changed).map(|index| index - end).collect();
+        [(Guard::Before, before), (Guard::After, after)]
+            .into_iter()
+            .filter_map(|(guard, found)| {
+                let distance = *found.iter().min()?;
+                Some(Damage { tensor: self.name, guard, distance, elements: found.len() })
+            })
+            .collect()
+    }
+
+    /// The elements as `[n0, n1, n2]`.
+    pub fn to_array3(&self) -> Array3<f32> {
+        Array::from_shape_vec(self.shape, self.values().to_vec()).expect("the shape is the tensor's own")
+    }
+
+    /// The elements as `[n0, n1 · n2]`.
+    pub fn to_array2(&self) -> Array2<f32> {
+        let [n0, n1, n2] = self.shape;
+        Array::from_shape_vec([n0, n1 * n2], self.values().to_vec()).expect("the shape is the tensor's own")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fresh_tensor_is_unwritten_and_undamaged() {
+        let tensor = Tensor::unwritten("out", [3, 2, 4], Format::Bf16);
+        assert!(tensor.values().iter().all(|&value| is_unwritten(value)));
+        assert_eq!(tensor.damage(), []);
+    }
+
+    #[test]
+    fn a_write_one_row_outside_is_seen_even_when_it_adds_zero() {
+        let mut tensor = Tensor::unwritten("out", [3, 2, 4], Format::Bf16);
+        for value in tensor.lane_mut(3, 0) {
+            *value += 0.0;
+        }
+        let damage = tensor.damage();
+        assert_eq!(damage.len(), 1);
+        assert_eq!((damage[0].guard, damage[0].distance), (Guard::After, 0));
+        assert_eq!(damage[0].elements, 4, "−0.0 and the signalling NaNs all change");
+    }
+}

@@ -1,0 +1,291 @@
+//! A [`Backend`] is a whole subject: what is compared with the oracle.
+//!
+//! It declares what it can do (a [`Capabilities`] table), how it treats padding and how it accumulates; then it either
+//! refuses a problem with a reason, or is right. There is no third answer: a table that promises too much and one that
+//! promises too little are both faults.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use ndarray::{Array1, Array2, Array3};
+use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::{Algorithm, Format, Inputs, Problem, Scaling, Sink};
+use seamproof_simulator::Damage;
+use serde::{Deserialize, Serialize};
+
+/// A named result or input of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum TensorName {
+    Q,
+    K,
+    V,
+    Dout,
+    Sink,
+    Out,
+    Lse,
+    MaxLogit,
+    Dq,
+    Dk,
+    Dv,
+    Dsink,
+}
+
+impl TensorName {
+    /// The name in texts and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            TensorName::Q => "q",
+            TensorName::K => "k",
+            TensorName::V => "v",
+            TensorName::Dout => "dout",
+            TensorName::Sink => "sink",
+            TensorName::Out => "out",
+            TensorName::Lse => "lse",
+            TensorName::MaxLogit => "max_logit",
+            TensorName::Dq => "dq",
+            TensorName::Dk => "dk",
+            TensorName::Dv => "dv",
+            TensorName::Dsink => "dsink",
+        }
+    }
+}
+
+impl fmt::Display for TensorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a subject does not take a problem: the row of the capability table that says no.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum Refusal {
+    /// A format that the subject has no code for, or a mix of formats.
+    #[error("{quantity} in {format} is not supported")]
+    Format {
+        /// The quantity of `Precision`.
+        quantity: &'static str,
+        /// Its format.
+        format: &'static str,
+    },
+    /// Scaled codes.
+    #[error("{quantity} is scaled; only unscaled formats are supported")]
+    Scaling {
+        /// The quantity of `Precision`.
+        quantity: &'static str,
+    },
+    /// A head dimension outside the range.
+    #[error("head dimension {dim} of {which} is outside {min} to {max}")]
+    HeadDim {
+        /// `qk` or `v`.
+        which: &'static str,
+        /// The dimension.
+        dim: usize,
+        /// Least.
+        min: usize,
+        /// Most.
+        max: usize,
+    },
+    /// A context-parallel algorithm that the subject does not run.
+    #[error("context-parallel algorithm {0} is not supported")]
+    Algorithm(&'static str),
+    /// A group smaller than its world.
+    #[error("a group inside a larger world is not supported")]
+    World,
+    /// A soft cap.
+    #[error("softcap is not supported")]
+    Softcap,
+    /// A sink.
+    #[error("this kind of sink is not supported")]
+    Sink,
+}
+
+impl Refusal {
+    /// The row of the table, without the case's values: what refusals are counted by.
+    pub fn row(&self) -> &'static str {
+        match self {
+            Refusal::Format { .. } => "format",
+            Refusal::Scaling { .. } => "scaling",
+            Refusal::HeadDim { .. } => "head dim",
+            Refusal::Algorithm(_) => "algorithm",
+            Refusal::World => "world",
+            Refusal::Softcap => "softcap",
+            Refusal::Sink => "sink",
+        }
+    }
+}
+
+/// What a subject declares that it can do. Data, so that it can be printed, checked and compared with what it does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Capabilities {
+    /// Formats of q, k, v, out, dout, ds and gradients; all of them the same one.
+    pub formats: Vec<Format>,
+    /// Formats of P.
+    pub weight_formats: Vec<Format>,
+    /// Head dimensions of queries and keys, and of values.
+    pub head_dims: RangeInclusive<usize>,
+    /// Algorithms by [`algorithm_name`].
+    pub algorithms: Vec<&'static str>,
+    /// Whether a group may be a part of a larger world.
+    pub sub_groups: bool,
+    /// Whether a soft cap is taken.
+    pub softcap: bool,
+    /// The sinks taken.
+    pub sinks: Vec<Sink>,
+}
+
+/// The name of an algorithm, without its parameters.
+pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::Single => "single",
+        Algorithm::Ring => "ring",
+        Algorithm::AllGather => "all-gather",
+        Algorithm::AllToAll => "all-to-all",
+        Algorithm::Hierarchical { .. } => "hierarchical",
+    }
+}
+
+impl Capabilities {
+    /// What the table says of a problem: the first row that refuses it, if any.
+    pub fn refusal(&self, problem: &Problem) -> Option<Refusal> {
+        self.refused_element(problem).or_else(|| self.refused_shape(problem))
+    }
+
+    fn refused_element(&self, problem: &Problem) -> Option<Refusal> {
+        let io = problem.precision.q.format;
+        for (quantity, element) in problem.precision.elements() {
+            if element.scaling != Scaling::None {
+                return Some(Refusal::Scaling { quantity });
+            }
+            let taken = match quantity {
+                "p" => self.weight_formats.contains(&element.format),
+                _ => element.format == io && self.formats.contains(&element.format),
+            };
+            if !taken {
+                return Some(Refusal::Format { quantity, format: element.format.name() });
+            }
+        }
+        None
+    }
+
+    fn refused_shape(&self, problem: &Problem) -> Option<Refusal> {
+        let (min, max) = (*self.head_dims.start(), *self.head_dims.end());
+        for (which, dim) in [("qk", problem.dims.qk), ("v", problem.dims.v)] {
+            if !self.head_dims.contains(&dim) {
+                return Some(Refusal::HeadDim { which, dim, min, max });
+            }
+        }
+        let algorithm = algorithm_name(problem.parallel.algorithm);
+        if !self.algorithms.contains(&algorithm) {
+            return Some(Refusal::Algorithm(algorithm));
+        }
+        if !self.sub_groups && problem.parallel.world != problem.parallel.size() {
+            return Some(Refusal::World);
+        }
+        if problem.softmax.softcap.is_some() && !self.softcap {
+            return Some(Refusal::Softcap);
+        }
+        (!self.sinks.contains(&problem.softmax.sink)).then_some(Refusal::Sink)
+    }
+}
+
+/// What a subject lets padding and slack rows of its inputs hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PaddingInputs {
+    /// Anything, NaN and infinities included.
+    Anything,
+    /// Any finite number.
+    Finite,
+}
+
+/// What a subject puts into padding rows of its outputs (the owned rows past the real ones).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PaddingOutputs {
+    /// Exact zeros; −∞ in the LSE.
+    Zero,
+    /// Not one bit changes.
+    Untouched,
+    /// Anything.
+    Unspecified,
+}
+
+/// Both sides of a subject's padding contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PaddingContract {
+    /// Of inputs.
+    pub inputs: PaddingInputs,
+    /// Of outputs.
+    pub outputs: PaddingOutputs,
+}
+
+/// One rank's results in the rank's own layout, padding included. Elements that nobody wrote still hold
+/// [`seamproof_simulator::UNWRITTEN_BITS`].
+#[derive(Clone, Debug)]
+pub struct RankOutputs {
+    /// `[q rows, q heads, v dim]`.
+    pub out: Array3<f32>,
+    /// `[q heads, q rows]`, where the subject shows it.
+    pub lse: Option<Array2<f32>>,
+    /// `[q heads]`, where the subject shows it.
+    pub max_logit: Option<Array1<f32>>,
+    /// The gradients, for a backward pass.
+    pub gradients: Option<RankGradients>,
+}
+
+/// One rank's gradients.
+#[derive(Clone, Debug)]
+pub struct RankGradients {
+    /// `[q rows, q heads, qk dim]`.
+    pub dq: Array3<f32>,
+    /// `[kv rows, kv heads, qk dim]`.
+    pub dk: Array3<f32>,
+    /// `[kv rows, kv heads, v dim]`.
+    pub dv: Array3<f32>,
+    /// `[q heads]`, this rank's partial sum; empty without a learnable sink.
+    pub dsink: Array1<f32>,
+}
+
+/// What a run leaves behind.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// In group order. One rank holds the problem's own layout.
+    pub ranks: Vec<RankOutputs>,
+    /// Guard bands that were written.
+    pub damage: Vec<Damage>,
+}
+
+/// Why a run gave no outputs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RunError {
+    /// The subject does not take this problem.
+    #[error("refused: {0}")]
+    Refused(#[from] Refusal),
+    /// The subject died.
+    #[error("crashed: {0}")]
+    Crash(String),
+    /// The harness failed, not the subject.
+    #[error("infrastructure: {0}")]
+    Infrastructure(String),
+}
+
+/// A whole subject.
+pub trait Backend: Sync {
+    /// The name, as `--backend` takes it.
+    fn name(&self) -> &str;
+
+    /// The capability table.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The padding contract.
+    fn padding(&self) -> PaddingContract;
+
+    /// How sums are accumulated.
+    fn accumulation(&self) -> Accumulation;
+
+    /// How this problem's sums are cut into separately rounded pieces.
+    fn partition(&self, problem: &Problem) -> Partition;
+
+    /// Runs the problem. Padding and slack rows of `inputs` hold what the padding contract allows.
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError>;
+}

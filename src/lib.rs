@@ -1,0 +1,5 @@
+//! The campaign: generate → run → judge → shrink → record.
+
+pub mod backend;
+pub mod case;
+pub mod verdict;

@@ -1,0 +1,187 @@
+//! What the judge says of one case.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Refusal, TensorName};
+
+/// A rung of the judge's ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Check {
+    /// The subject refused what its table takes, took what its table refuses, or named another reason.
+    Capability,
+    /// Shapes, guard bands, unwritten elements, the padding contract of outputs.
+    Structure,
+    /// Padding and slack of inputs reached a real row.
+    Poison,
+    /// An element further from the exact answer than an honest subject can be.
+    Envelope,
+    /// A malformed problem was accepted, or refused for another reason than the one planted.
+    Validation,
+    /// The subject died.
+    Crash,
+}
+
+impl Check {
+    /// Every check, in the ladder's order.
+    pub const ALL: [Check; 6] = [
+        Check::Validation,
+        Check::Capability,
+        Check::Crash,
+        Check::Structure,
+        Check::Poison,
+        Check::Envelope,
+    ];
+
+    /// The name in texts and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Check::Capability => "capability",
+            Check::Structure => "structure",
+            Check::Poison => "poison",
+            Check::Envelope => "envelope",
+            Check::Validation => "validation",
+            Check::Crash => "crash",
+        }
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where an element lies, in the problem's terms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    /// Index of the sequence; absent for rows that no sequence owns and for statistics of a whole head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<usize>,
+    /// Head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<usize>,
+    /// Position in the sequence, or row of the tensor where no sequence owns it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row: Option<usize>,
+    /// Lane of the head dimension.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<usize>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts =
+            [("sequence", self.sequence), ("head", self.head), ("row", self.row), ("lane", self.lane)];
+        let named: Vec<String> =
+            parts.iter().filter_map(|(name, value)| Some(format!("{name} {}", (*value)?))).collect();
+        f.write_str(&named.join(", "))
+    }
+}
+
+/// One broken check, with its worst element.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Finding {
+    /// The rung.
+    pub check: Check,
+    /// The tensor; absent where the case as a whole is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tensor: Option<TensorName>,
+    /// The worst element.
+    pub place: Place,
+    /// What is wrong, in words.
+    pub what: String,
+    /// The subject's value, as text (NaN and infinities have no JSON number).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub got: Option<String>,
+    /// The right value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<String>,
+    /// The largest honest error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound: Option<f64>,
+    /// Error ÷ bound of the worst element; absent where there is no bound or the value is not a number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f64>,
+    /// Elements that failed.
+    pub failed: usize,
+    /// Elements that were compared.
+    pub compared: usize,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.check)?;
+        if let Some(tensor) = self.tensor {
+            write!(f, " · {tensor}")?;
+        }
+        let place = self.place.to_string();
+        if !place.is_empty() {
+            write!(f, " · {place}")?;
+        }
+        write!(f, ": {}", self.what)?;
+        if let (Some(got), Some(expected)) = (&self.got, &self.expected) {
+            write!(f, "; got {got}, expected {expected}")?;
+        }
+        if let Some(bound) = self.bound {
+            write!(f, " ± {bound:.3e}")?;
+        }
+        if let Some(ratio) = self.ratio {
+            write!(f, " ({ratio:.3} × the bound)")?;
+        }
+        if self.compared > 0 {
+            write!(f, "; {} of {} elements wrong", self.failed, self.compared)?;
+        }
+        Ok(())
+    }
+}
+
+/// Worst error ÷ bound of each tensor of a case that held; 0 where nothing was compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Margin {
+    pub lse: f64,
+    pub out: f64,
+    pub max_logit: f64,
+    pub dq: f64,
+    pub dk: f64,
+    pub dv: f64,
+    pub dsink: f64,
+}
+
+impl Margin {
+    /// Each tensor's margin with its name.
+    pub fn named(&self) -> [(TensorName, f64); 7] {
+        [
+            (TensorName::Lse, self.lse),
+            (TensorName::Out, self.out),
+            (TensorName::MaxLogit, self.max_logit),
+            (TensorName::Dq, self.dq),
+            (TensorName::Dk, self.dk),
+            (TensorName::Dv, self.dv),
+            (TensorName::Dsink, self.dsink),
+        ]
+    }
+
+    /// The largest of them.
+    pub fn worst(&self) -> f64 {
+        self.named().iter().map(|(_, margin)| *margin).fold(0.0, f64::max)
+    }
+}
+
+/// What the judge says of one case.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// Every check held.
+    Pass(Margin),
+    /// Refused, exactly as the capability table says.
+    Refused(Refusal),
+    /// A check broke (a crash of the subject is a finding of check [`Check::Crash`]).
+    Finding(Box<Finding>),
+    /// The harness failed, not the subject.
+    Infrastructure(String),
+}
