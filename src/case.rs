@@ -1,6 +1,13 @@
-//! A [`Case`]: what is stored and replayed.
+//! A [`Case`]: what is stored and replayed, as readable JSON.
+//!
+//! A case file comes from people and other machines, so reading one trusts nothing: the bytes are bounded while they
+//! are read, the version is looked at before anything else, nesting is bounded, unknown fields are refused, and the
+//! problem inside is validated as any other. Whatever is wrong is one line that names the file and the field.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 use seamproof_oracle::Problem;
 use serde::{Deserialize, Serialize};
@@ -9,6 +16,10 @@ use crate::verdict::Finding;
 
 /// The version that this program writes.
 pub const CASE_VERSION: u32 = 1;
+/// The largest case file that is read. The longest legal list of sequences takes about half of it.
+pub const CASE_BYTES_MAX: u64 = 64 << 20;
+/// Characters of an error's text: names in a hostile file may be as long as the file.
+pub const ERROR_TEXT_MAX: usize = 300;
 
 /// Where a stored case comes from, for a reader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,4 +89,244 @@ pub struct Found {
     pub minimal: bool,
     /// Evaluations that the shrinker used.
     pub evaluations: usize,
+}
+
+/// Why bytes are no case.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// Not text.
+    #[error("byte {at} is not UTF-8; a case file is JSON text")]
+    NotText {
+        /// The first wrong byte.
+        at: usize,
+    },
+    /// Not JSON, or no version in it.
+    #[error("no case file: {what}")]
+    NotACase {
+        /// The parser's words, with line and column.
+        what: String,
+    },
+    /// Written by another version of this program.
+    #[error("version: {got} is not supported; this program reads version {CASE_VERSION}")]
+    Version {
+        /// The file's version.
+        got: u64,
+    },
+    /// A field that is missing, unknown, of the wrong type or out of range.
+    #[error("{field}: {what}")]
+    Field {
+        /// Path of the field, as in `problem.sequences[3].q.len`.
+        field: String,
+        /// What is wrong, with line and column.
+        what: String,
+    },
+}
+
+/// Why a file gives no case.
+#[derive(Debug, thiserror::Error)]
+pub enum CaseError {
+    /// The file cannot be read.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is too large.
+    #[error("{}: larger than {CASE_BYTES_MAX} bytes, the limit of a case file", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file holds no case.
+    #[error("{}: {source}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: ParseError,
+    },
+}
+
+impl Case {
+    /// A case of this version whose inputs are generated.
+    pub fn new(subject: Subject, schedule_seed: u64, problem: Problem) -> Case {
+        let (story, found) = (None, None);
+        Case {
+            version: CASE_VERSION,
+            story,
+            subject,
+            schedule_seed,
+            inputs: InputSource::Generated,
+            problem,
+            found,
+        }
+    }
+
+    /// Reads a case file.
+    pub fn load(path: &Path) -> Result<Case, CaseError> {
+        let bytes = read_bounded(path, CASE_BYTES_MAX)?;
+        Case::parse(&bytes).map_err(|source| CaseError::Parse { path: path.to_owned(), source })
+    }
+
+    /// Reads a case from bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Case, ParseError> {
+        let text =
+            std::str::from_utf8(bytes).map_err(|error| ParseError::NotText { at: error.valid_up_to() })?;
+        check_version(text)?;
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        let case: Case = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+            ParseError::Field { field: one_line(&error.path().to_string()), what: one_line(error.inner()) }
+        })?;
+        deserializer.end().map_err(|error| ParseError::NotACase { what: one_line(&error) })?;
+        Ok(case)
+    }
+
+    /// The case as readable JSON: the same bytes for the same case, on every machine.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("a case has text keys and finite numbers");
+        text.push('\n');
+        text
+    }
+
+    /// A short name of the problem on its subject: the first 8 hex digits of the digest of their JSON.
+    pub fn id(&self) -> String {
+        let canonical = serde_json::to_vec(&(&self.subject, &self.problem))
+            .expect("a case has text keys and finite numbers");
+        blake3::hash(&canonical).to_hex()[..8].to_owned()
+    }
+}
+
+/// Looks at the version alone, so that a file of a later version says so whatever else changed in it.
+fn check_version(text: &str) -> Result<(), ParseError> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u64,
+    }
+    match serde_json::from_str::<Head>(text) {
+        Ok(Head { version }) if version == u64::from(CASE_VERSION) => Ok(()),
+        Ok(Head { version }) => Err(ParseError::Version { got: version }),
+        Err(error) => Err(ParseError::NotACase { what: one_line(&error) }),
+    }
+}
+
+/// Reads at most `limit` bytes. The limit is kept while reading: a file may grow, and a device has no length.
+fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, CaseError> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(limit + 1).read_to_end(&mut bytes))
+        .map_err(|source| CaseError::Read { path: path.to_owned(), source })?;
+    if bytes.len() as u64 > limit {
+        return Err(CaseError::TooLarge { path: path.to_owned() });
+    }
+    Ok(bytes)
+}
+
+/// A text on one line and of bounded length: errors quote names from the file, which may hold anything.
+fn one_line(text: &impl ToString) -> String {
+    text.to_string()
+        .chars()
+        .take(ERROR_TEXT_MAX)
+        .map(|letter| if letter.is_control() { ' ' } else { letter })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use seamproof_oracle::{
+        ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, ProblemFields, Rows, Run,
+        Sequence, Sink, Softmax,
+    };
+
+    use super::*;
+
+    fn case() -> Case {
+        let run = Run::packed(0, 3, 4);
+        let problem = Problem::new(ProblemFields {
+            sequences: vec![Sequence { id: 0, q: run, kv: run }],
+            rows: Rows { q: 4, kv: 4 },
+            heads: Heads { q: 2, kv: 1 },
+            dims: Dims { qk: 8, v: 8 },
+            mask: Mask::CAUSAL,
+            softmax: Softmax { scale: 0.353_553_4, softcap: None, sink: Sink::None },
+            precision: Precision::uniform(Format::Bf16),
+            parallel: ContextParallel::single(),
+            mode: InputMode::Flat,
+            data_seed: u64::MAX,
+            pass: Pass::Backward,
+        });
+        let subject = Subject { name: "emulated".to_owned(), options: BTreeMap::new() };
+        Case::new(subject, 7, problem.expect("the fields are legal"))
+    }
+
+    /// The case's JSON with one text replaced by another.
+    fn edited(from: &str, to: &str) -> String {
+        let text = case().to_json();
+        assert!(text.contains(from), "{from} is not in {text}");
+        text.replacen(from, to, 1)
+    }
+
+    fn error(text: &str) -> String {
+        Case::parse(text.as_bytes()).expect_err("the text is no case").to_string()
+    }
+
+    #[test]
+    fn a_case_is_written_and_read_back() {
+        let case = case();
+        assert_eq!(Case::parse(case.to_json().as_bytes()), Ok(case.clone()));
+        assert_eq!(case.to_json(), case.clone().to_json());
+        assert_eq!(case.id().len(), 8);
+    }
+
+    #[test]
+    fn a_later_version_says_so_whatever_else_is_in_the_file() {
+        assert_eq!(
+            Case::parse(br#"{"problem": 7, "version": 2, "news": []}"#),
+            Err(ParseError::Version { got: 2 })
+        );
+        assert!(matches!(Case::parse(b"{}"), Err(ParseError::NotACase { .. })));
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        assert!(error(&edited("\"len\": 3", "\"len\": -3")).starts_with("problem.sequences[0].q.len: "));
+        assert!(error(&edited("\"len\": 3", "\"len\": 1e999")).contains("number out of range"));
+        assert!(
+            error(&edited("\"len\": 3", "\"len\": 5")).contains("sequences[0].q: len 5 is more than span 4")
+        );
+        assert!(error(&edited("\"offset\": 0", "\"offset\": 18446744073709551615")).contains("reaches past"));
+        assert!(error(&edited("\"kv\": 1", "\"kv\": 0")).contains("heads.kv is 0"));
+        assert!(error(&edited("\"schedule_seed\"", "\"shedule_seed\"")).contains("`shedule_seed`"));
+        assert!(error(&edited("bf16", "bf17")).starts_with("problem.precision.q: "));
+    }
+
+    #[test]
+    fn what_is_no_case_is_an_error_of_one_short_line() {
+        let text = case().to_json();
+        for length in 0..text.len() - 1 {
+            if Case::parse(&text.as_bytes()[..length]).is_ok() {
+                assert_eq!(text[length..].trim(), "", "a truncated case was read");
+            }
+        }
+        assert!(matches!(Case::parse(b"\xff\xfe"), Err(ParseError::NotText { at: 0 })));
+        let deep = format!("{{\"version\": 1, \"story\": {}", "[".repeat(1 << 20));
+        let name = "x\n".repeat(1 << 20).replace('\n', "\\n");
+        for bad in
+            [deep.clone(), edited("\"len\": 3", &deep), edited("\"schedule_seed\"", &format!("\"{name}\""))]
+        {
+            let error = error(&bad);
+            assert!(error.len() < 3 * ERROR_TEXT_MAX, "{}", error.len());
+            assert!(!error.contains('\n'));
+        }
+        assert!(error(&format!("{text} x")).contains("trailing characters"));
+    }
+
+    #[test]
+    fn reading_is_bounded() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::write(file.path(), [b' '; 11]).expect("it is written");
+        assert!(read_bounded(file.path(), 11).is_ok());
+        assert!(matches!(read_bounded(file.path(), 10), Err(CaseError::TooLarge { .. })));
+    }
 }
