@@ -1,0 +1,328 @@
+//! What a campaign leaves on disk, so that a kill at any moment loses no finding.
+//!
+//! ```text
+//! DIR/seamproof.lock      held while a campaign writes here; released by the system when the campaign dies
+//! DIR/run.json            what was run and, once it ended, its summary
+//! DIR/events.jsonl        one event a line (docs/events.md)
+//! DIR/findings/NAME.json  a finding: a case to replay; with NAME.rs (a test to paste) and NAME.txt (one line of
+//!                         words and the command that replays it) once it is minimal
+//! DIR/canary/NAME.json    the planted fault, found
+//! ```
+//!
+//! Every file but the event log is written whole: into a hidden temporary file beside its place, synchronised, then
+//! renamed. A `.json` in `findings` is complete, whenever one looks. A directory of an earlier campaign is renamed to
+//! `DIR.1`, `DIR.2`, …, never overwritten or removed; a directory that holds anything else is refused.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::case::Case;
+use crate::prose;
+
+/// Where a campaign writes unless told otherwise.
+pub const DEFAULT_DIR: &str = "seamproof.out";
+/// Earlier campaigns' directories that are kept beside a new one, under the numbers 1 to this.
+pub const EARLIER_RUNS_MAX: usize = 999;
+
+const LOCK: &str = "seamproof.lock";
+const TEMPORARY_PREFIX: &str = ".tmp-";
+
+/// Why something could not be recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The file system said no.
+    #[error("{}: cannot be {what}: {source}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was tried, as in "written".
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Another campaign writes there.
+    #[error("{}: another campaign is writing here; choose another directory with --out", path.display())]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The directory belongs to something else.
+    #[error("{}: holds files that are no campaign's; choose a new or empty directory with --out", path.display())]
+    NotOurs {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Too many earlier campaigns.
+    #[error("{}.1 to {}.{EARLIER_RUNS_MAX} all exist; remove some", path.display(), path.display())]
+    TooManyEarlier {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+/// Names the path and the step of an I/O error.
+trait At<T> {
+    fn at(self, path: &Path, what: &'static str) -> Result<T, RecordError>;
+}
+
+impl<T> At<T> for io::Result<T> {
+    fn at(self, path: &Path, what: &'static str) -> Result<T, RecordError> {
+        self.map_err(|source| RecordError::Io { path: path.to_owned(), what, source })
+    }
+}
+
+/// A campaign's directory, locked for as long as this value lives.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl RunDir {
+    /// Makes the directory, after renaming an earlier campaign's.
+    pub fn create(path: &Path) -> Result<RunDir, RecordError> {
+        // Without a slash at its end, which would put the renamed directory inside itself.
+        let path: PathBuf = path.components().collect();
+        let _old = set_aside(&path)?;
+        fs::create_dir_all(&path).at(&path, "created")?;
+        let lock = lock(&path)?;
+        let dir = RunDir { path, _lock: lock };
+        dir.findings()?;
+        Ok(dir)
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory of findings.
+    pub fn findings(&self) -> Result<Findings, RecordError> {
+        Findings::create(&self.path.join("findings"))
+    }
+
+    /// The directory of the canary's finding.
+    pub fn canary(&self) -> Result<Findings, RecordError> {
+        Findings::create(&self.path.join("canary"))
+    }
+
+    /// The event log.
+    pub fn events(&self) -> Result<EventLog, RecordError> {
+        EventLog::create(&self.path.join("events.jsonl"))
+    }
+
+    /// Writes or replaces `run.json`.
+    pub fn describe(&self, run: &impl Serialize) -> Result<(), RecordError> {
+        let path = self.path.join("run.json");
+        let text = serde_json::to_string_pretty(run).map_err(io::Error::from).at(&path, "written")?;
+        write_whole(&path, &(text + "\n"))
+    }
+}
+
+/// Renames an earlier campaign's directory out of the way; its lock is held until the new one is made.
+fn set_aside(path: &Path) -> Result<Option<File>, RecordError> {
+    let mut entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).at(path, "read as a directory"),
+    };
+    if entries.next().is_none() {
+        return Ok(None);
+    }
+    if !path.join(LOCK).is_file() {
+        return Err(RecordError::NotOurs { path: path.to_owned() });
+    }
+    let old = lock(path)?;
+    let numbered = |number: usize| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        PathBuf::from(name)
+    };
+    let free = (1..=EARLIER_RUNS_MAX).map(numbered).find(|place| !place.exists());
+    let place = free.ok_or_else(|| RecordError::TooManyEarlier { path: path.to_owned() })?;
+    fs::rename(path, &place).at(path, "renamed")?;
+    Ok(Some(old))
+}
+
+fn lock(dir: &Path) -> Result<File, RecordError> {
+    let path = dir.join(LOCK);
+    let file = File::create(&path).at(&path, "written")?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(RecordError::Busy { path: dir.to_owned() }),
+        Err(fs::TryLockError::Error(error)) => Err(error).at(&path, "locked"),
+    }
+}
+
+/// A directory of findings.
+#[derive(Debug)]
+pub struct Findings {
+    dir: PathBuf,
+}
+
+impl Findings {
+    /// Makes the directory where it is missing.
+    pub fn create(dir: &Path) -> Result<Findings, RecordError> {
+        fs::create_dir_all(dir).at(dir, "created")?;
+        Ok(Findings { dir: dir.to_owned() })
+    }
+
+    /// The file of a finding.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.json"))
+    }
+
+    /// Writes a case, whole. It is on disk when this returns.
+    pub fn record(&self, name: &str, case: &Case) -> Result<(), RecordError> {
+        write_whole(&self.path(name), &case.to_json())
+    }
+
+    /// Writes what a reader needs beside the case: a test to paste, and words.
+    pub fn explain(&self, name: &str, case: &Case) -> Result<(), RecordError> {
+        write_whole(&self.dir.join(format!("{name}.rs")), &test_to_paste(name, case))?;
+        write_whole(&self.dir.join(format!("{name}.txt")), &self.words(name, case))
+    }
+
+    /// Removes a finding that another one stands for.
+    pub fn remove(&self, name: &str) -> Result<(), RecordError> {
+        for extension in ["json", "rs", "txt"] {
+            let path = self.dir.join(format!("{name}.{extension}"));
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).at(&path, "removed"),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The command that judges a finding again.
+    pub fn replay_command(&self, name: &str) -> String {
+        format!("seamproof replay {}", self.path(name).display())
+    }
+
+    fn words(&self, name: &str, case: &Case) -> String {
+        let finding = case.found.as_ref().map(|found| found.finding.to_string()).unwrap_or_default();
+        let problem = prose::describe(&case.problem);
+        format!("{problem}: {finding}\nreplay: {}\n", self.replay_command(name))
+    }
+}
+
+/// The case as a test. It fails as long as the fault is there, and is a regression test afterwards.
+fn test_to_paste(name: &str, case: &Case) -> String {
+    let json = case.to_json();
+    let mut hashes = "#".to_owned();
+    while json.contains(&format!("\"{hashes}")) {
+        hashes.push('#');
+    }
+    format!(
+        "/// {}.\n#[test]\nfn {}() {{\n    let case = seamproof::case::Case::parse(r{hashes}\"{json}\"{hashes}.as_bytes());\n    \
+         let verdict = seamproof::evaluate::replay(&case.expect(\"the case is valid\"));\n    \
+         assert!(matches!(verdict, Ok(seamproof::verdict::Verdict::Pass(_))), \"{{verdict:?}}\");\n}}\n",
+        prose::describe(&case.problem),
+        name.replace('-', "_"),
+    )
+}
+
+/// A log of one JSON value a line, each line handed to the system as soon as it is complete.
+#[derive(Debug)]
+pub struct EventLog {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl EventLog {
+    /// Makes the file, or empties it.
+    pub fn create(path: &Path) -> Result<EventLog, RecordError> {
+        let file = File::create(path).at(path, "written")?;
+        Ok(EventLog { path: path.to_owned(), file: BufWriter::new(file) })
+    }
+
+    /// Appends one event.
+    pub fn write(&mut self, event: &impl Serialize) -> Result<(), RecordError> {
+        serde_json::to_writer(&mut self.file, event)
+            .map_err(io::Error::from)
+            .and_then(|()| self.file.write_all(b"\n"))
+            .and_then(|()| self.file.flush())
+            .at(&self.path, "written")
+    }
+}
+
+/// Writes a file so that it is there whole or not at all.
+pub fn write_whole(path: &Path, text: &str) -> Result<(), RecordError> {
+    let dir = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let write = || {
+        let mut file = temporary_file(dir)?;
+        file.write_all(text.as_bytes())?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)?;
+        sync_directory(dir)
+    };
+    write().at(path, "written")
+}
+
+/// A hidden file whose mode the umask decides, as for any other file (the crate's own default hides it from others).
+fn temporary_file(dir: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(TEMPORARY_PREFIX);
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(dir)
+}
+
+/// Makes a rename last through a loss of power.
+fn sync_directory(dir: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(dir)?.sync_all() } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> (tempfile::TempDir, PathBuf) {
+        let parent = tempfile::tempdir().expect("a temporary directory");
+        let path = parent.path().join("out");
+        (parent, path)
+    }
+
+    #[test]
+    fn an_earlier_campaign_is_renamed() {
+        let (_parent, path) = place();
+        for number in 0..3 {
+            let dir = RunDir::create(&path).expect("the directory is made");
+            dir.describe(&number).expect("run.json is written");
+        }
+        let run = |suffix: &str| fs::read_to_string(path.with_file_name(format!("out{suffix}/run.json")));
+        assert_eq!(run(".1").expect("the first run"), "0\n");
+        assert_eq!(run(".2").expect("the second run"), "1\n");
+        assert_eq!(run("").expect("the last run"), "2\n");
+    }
+
+    #[test]
+    fn a_directory_in_use_or_of_somebody_else_is_refused() {
+        let (parent, path) = place();
+        let _dir = RunDir::create(&path).expect("the directory is made");
+        assert!(matches!(RunDir::create(&path), Err(RecordError::Busy { .. })));
+        assert!(matches!(RunDir::create(parent.path()), Err(RecordError::NotOurs { .. })));
+        let file = parent.path().join("file");
+        write_whole(&file, "").expect("a file");
+        assert!(matches!(RunDir::create(&file), Err(RecordError::Io { .. })));
+        assert!(matches!(RunDir::create(&file.join("below")), Err(RecordError::Io { .. })));
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_nothing_is_left_beside_it() {
+        let (parent, _) = place();
+        let file = parent.path().join("file");
+        for text in ["one", "two"] {
+            write_whole(&file, text).expect("the file is written");
+            assert_eq!(fs::read_to_string(&file).expect("the file is read"), text);
+        }
+        assert_eq!(fs::read_dir(parent.path()).expect("the directory is read").count(), 1);
+    }
+}
