@@ -1,0 +1,164 @@
+//! When two failures are the same one.
+//!
+//! While shrinking, a [`Symptom`] must stay: the same check on the same tensor, and for a bound check at least twice the
+//! bound (or the starting ratio, where that was less), so that a real fault does not shrink into the grey zone of a
+//! bound. After shrinking, a [`FailureKey`] adds the features that the minimal case could not lose.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use seamproof_oracle::{Alignment, Format, InputMode, Pass, Problem, Sequence, Sink};
+use serde::Serialize;
+
+use crate::backend::TensorName;
+use crate::verdict::{Check, Finding, Verdict};
+
+/// While shrinking a bound check, a candidate must stay this many times over the bound if the start was.
+pub const SHRINK_RATIO: f64 = 2.0;
+
+/// Which check broke on which tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Symptom {
+    check: Check,
+    tensor: Option<TensorName>,
+}
+
+impl Symptom {
+    /// The symptom of a finding.
+    pub fn of(finding: &Finding) -> Symptom {
+        Symptom { check: finding.check, tensor: finding.tensor }
+    }
+
+    /// Check and tensor in one word, for names of files.
+    pub fn name(self) -> String {
+        match self.tensor {
+            Some(tensor) => format!("{}-{tensor}", self.check),
+            None => self.check.to_string(),
+        }
+    }
+}
+
+/// The finding of a verdict, if it is the failure that `start` shows.
+pub fn same_failure(start: &Finding, verdict: Verdict) -> Option<Finding> {
+    let Verdict::Finding(finding) = verdict else { return None };
+    // A value that is no number has no ratio: it is further off than any other.
+    let ratio = |finding: &Finding| finding.ratio.unwrap_or(f64::INFINITY);
+    let enough = finding.check != Check::Envelope || ratio(&finding) >= ratio(start).min(SHRINK_RATIO);
+    (enough && Symptom::of(&finding) == Symptom::of(start)).then_some(*finding)
+}
+
+/// What makes two minimal failures the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct FailureKey {
+    /// The check.
+    pub check: Check,
+    /// The subject.
+    pub backend: String,
+    /// The tensor.
+    pub tensor: Option<TensorName>,
+    /// What the minimal case could not lose.
+    pub features: BTreeSet<&'static str>,
+}
+
+impl FailureKey {
+    /// The key of a finding.
+    pub fn of(finding: &Finding, backend: &str, problem: &Problem) -> FailureKey {
+        FailureKey { features: features(problem), ..FailureKey::without_problem(finding, backend) }
+    }
+
+    /// The key of a finding that no problem shows.
+    pub fn without_problem(finding: &Finding, backend: &str) -> FailureKey {
+        FailureKey {
+            check: finding.check,
+            backend: backend.to_owned(),
+            tensor: finding.tensor,
+            features: BTreeSet::new(),
+        }
+    }
+}
+
+impl fmt::Display for FailureKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} · {}", self.check, self.backend)?;
+        if let Some(tensor) = self.tensor {
+            write!(f, " · {tensor}")?;
+        }
+        let features: Vec<_> = self.features.iter().copied().collect();
+        if features.is_empty() { Ok(()) } else { write!(f, " · {}", features.join(", ")) }
+    }
+}
+
+/// Everything about a problem that a simpler one would not have.
+pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
+    let any = |test: fn(&Sequence) -> bool| problem.sequences.iter().any(test);
+    let owned = |span: fn(&Sequence) -> usize| problem.sequences.iter().map(span).sum::<usize>();
+    let slack = owned(|s| s.q.span) < problem.rows.q || owned(|s| s.kv.span) < problem.rows.kv;
+    let mask = problem.mask;
+    let all = [
+        ("several sequences", problem.sequences.len() > 1),
+        ("no sequence", problem.sequences.is_empty()),
+        ("empty sequence", any(|s| s.q.len == 0 || s.kv.len == 0)),
+        ("cross lengths", any(|s| s.q.len != s.kv.len)),
+        ("padding", any(|s| s.q.len < s.q.span || s.kv.len < s.kv.span)),
+        ("strided rows", any(|s| s.q.step > 1 || s.kv.step > 1)),
+        ("slack", slack),
+        ("left window", mask.left.is_some()),
+        ("causal", mask.right == Some(0)),
+        ("right window", mask.right.is_some_and(|right| right > 0)),
+        ("bottom-right", mask.align == Alignment::BottomRight && mask != FULL_BOTTOM_RIGHT),
+        ("grouped heads", problem.heads.q > problem.heads.kv),
+        ("several heads", problem.heads.kv > 1),
+        ("v dim differs", problem.dims.qk != problem.dims.v),
+        ("softcap", problem.softmax.softcap.is_some()),
+        ("sink", problem.softmax.sink != Sink::None),
+        ("not bf16", problem.precision.q.format != Format::Bf16),
+        ("context parallel", problem.parallel.size() > 1),
+        ("real values", problem.mode != InputMode::Integers),
+        ("backward", problem.pass == Pass::Backward),
+    ];
+    all.into_iter().filter_map(|(name, on)| on.then_some(name)).collect()
+}
+
+/// A mask without bounds has no diagonal to align.
+const FULL_BOTTOM_RIGHT: seamproof_oracle::Mask =
+    seamproof_oracle::Mask { left: None, right: None, align: Alignment::BottomRight };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verdict::Place;
+
+    fn finding(check: Check, tensor: TensorName, ratio: Option<f64>) -> Finding {
+        Finding {
+            check,
+            tensor: Some(tensor),
+            place: Place::default(),
+            what: String::new(),
+            got: None,
+            expected: None,
+            bound: None,
+            ratio,
+            failed: 1,
+            compared: 1,
+        }
+    }
+
+    fn same(start: &Finding, got: &Finding) -> bool {
+        same_failure(start, Verdict::Finding(Box::new(got.clone()))).is_some()
+    }
+
+    #[test]
+    fn the_same_failure_is_the_same_check_on_the_same_tensor_far_enough_over_its_bound() {
+        let start = finding(Check::Envelope, TensorName::Out, Some(5.0));
+        assert!(same(&start, &finding(Check::Envelope, TensorName::Out, Some(2.0))));
+        assert!(same(&start, &finding(Check::Envelope, TensorName::Out, None)));
+        assert!(!same(&start, &finding(Check::Envelope, TensorName::Out, Some(1.9))));
+        assert!(!same(&start, &finding(Check::Envelope, TensorName::Dq, Some(5.0))));
+        assert!(!same(&start, &finding(Check::Poison, TensorName::Out, Some(5.0))));
+        let near = finding(Check::Envelope, TensorName::Out, Some(1.1));
+        assert!(same(&near, &near));
+        assert_eq!(same_failure(&start, Verdict::Pass(crate::verdict::Margin::default())), None);
+        let nan = finding(Check::Envelope, TensorName::Out, None);
+        assert!(!same(&nan, &near));
+    }
+}

@@ -1,0 +1,101 @@
+//! Counts over log-spaced bins: the distribution of positive numbers in bounded memory.
+//!
+//! Quantiles are the upper edge of their bin (at most 4.5 % too large) and do not depend on the order of additions.
+
+use serde::Serialize;
+
+/// Bins of one factor of two.
+const BINS_PER_BINADE: f64 = 16.0;
+/// Numbers below 2 to this power share the first bin.
+const EXPONENT_MIN: f64 = -32.0;
+/// Numbers above 2 to this power share the last bin.
+const EXPONENT_MAX: f64 = 32.0;
+const BINS: usize = ((EXPONENT_MAX - EXPONENT_MIN) * BINS_PER_BINADE) as usize;
+
+/// A distribution of positive numbers.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    counts: Vec<u64>,
+    max: f64,
+}
+
+/// What a report says of a distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Quantiles {
+    /// Numbers counted.
+    pub count: u64,
+    /// Half of them are at most this.
+    pub p50: f64,
+    /// 95 of 100.
+    pub p95: f64,
+    /// 99 of 100.
+    pub p99: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Default for Histogram {
+    fn default() -> Histogram {
+        Histogram { counts: vec![0; BINS], max: 0.0 }
+    }
+}
+
+impl Histogram {
+    /// Counts a number; zero and less, and what is not a number, says nothing here.
+    pub fn add(&mut self, value: f64) {
+        if value > 0.0 {
+            let bin = (value.log2() - EXPONENT_MIN) * BINS_PER_BINADE;
+            self.counts[(bin.max(0.0) as usize).min(BINS - 1)] += 1;
+            self.max = self.max.max(value);
+        }
+    }
+
+    /// The distribution, if anything was counted.
+    pub fn quantiles(&self) -> Option<Quantiles> {
+        let count: u64 = self.counts.iter().sum();
+        let quantile = |share| self.quantile(count, share);
+        (count > 0).then(|| Quantiles {
+            count,
+            p50: quantile(0.5),
+            p95: quantile(0.95),
+            p99: quantile(0.99),
+            max: self.max,
+        })
+    }
+
+    fn quantile(&self, count: u64, share: f64) -> f64 {
+        let rank = (share * count as f64).ceil() as u64;
+        let mut below = 0;
+        let bin = self.counts.iter().position(|&here| {
+            below += here;
+            below >= rank
+        });
+        let edge = |bin: usize| ((bin + 1) as f64 / BINS_PER_BINADE + EXPONENT_MIN).exp2();
+        bin.map_or(self.max, edge).min(self.max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_those_of_the_numbers_to_a_bin() {
+        let mut histogram = Histogram::default();
+        (1..=1000).for_each(|value| histogram.add(f64::from(value)));
+        let quantiles = histogram.quantiles().expect("numbers were counted");
+        for (got, exact) in [(quantiles.p50, 500.0), (quantiles.p95, 950.0), (quantiles.p99, 990.0)] {
+            assert!((exact..=exact * 1.05).contains(&got), "{got} for {exact}");
+        }
+        assert_eq!((quantiles.count, quantiles.max), (1000, 1000.0));
+    }
+
+    #[test]
+    fn numbers_past_either_end_are_counted_and_nothing_is_no_distribution() {
+        let mut histogram = Histogram::default();
+        [0.0, -1.0, f64::NAN].into_iter().for_each(|value| histogram.add(value));
+        assert_eq!(histogram.quantiles(), None);
+        [1e-300, 1e300, f64::INFINITY].into_iter().for_each(|value| histogram.add(value));
+        assert_eq!(histogram.quantiles().map(|quantiles| quantiles.count), Some(3));
+    }
+}

@@ -1,0 +1,253 @@
+//! Adds cases up, in their order, and shrinks the failing ones.
+//!
+//! Not every failing case is shrunk: a subject that fails one case in three would spend the campaign on shrinking one
+//! fault. Each symptom is shrunk a bounded number of times, always its first cases, and of one [`FailureKey`] only the
+//! smallest case stays on disk. The rest is counted.
+
+use std::collections::BTreeMap;
+use std::panic::{self, AssertUnwindSafe};
+
+use seamproof_oracle::Problem;
+
+use super::event::{CASE_EVENTS_MAX, CaseEvent, Event};
+use super::failure::{FailureKey, Symptom, same_failure};
+use super::summary::{Distinct, Summary};
+use super::{Plan, Sinks, Subjects, storable};
+use crate::case::{Case, Found};
+use crate::census::Census;
+use crate::evaluate::evaluate;
+use crate::prose;
+use crate::record::RecordError;
+use crate::shrink::{self, Shrunk};
+use crate::verdict::{Finding, Margin};
+
+/// Evaluations that one shrink may use.
+pub const SHRINK_EVALUATIONS_MAX: usize = 1000;
+/// Failing cases of one symptom that are shrunk.
+pub const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
+/// Different failures that are kept.
+pub const DISTINCT_MAX: usize = 64;
+
+/// What became of one case.
+pub(super) struct Outcome {
+    pub(super) index: u64,
+    pub(super) tokens: u64,
+    pub(super) products: u64,
+    pub(super) judged: Judged,
+}
+
+pub(super) enum Judged {
+    Held(Margin),
+    /// By a row of the capability table.
+    Refused(&'static str),
+    /// A malformed problem, refused by the rule that it breaks.
+    Malformed(&'static str),
+    /// A malformed problem that was not refused by its rule.
+    Accepted(&'static str, Box<Finding>),
+    Failed(Box<Failed>),
+    Infrastructure(String),
+}
+
+/// A failing case, on disk as it was drawn.
+pub(super) struct Failed {
+    pub(super) name: String,
+    pub(super) case: Case,
+    pub(super) finding: Finding,
+    pub(super) recorded: Result<(), RecordError>,
+}
+
+impl Outcome {
+    /// A case that no subject computed anything for.
+    pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
+        Outcome { index, tokens: 0, products: 0, judged }
+    }
+
+    fn event(&self) -> CaseEvent<'_> {
+        let event = CaseEvent { index: self.index, ..CaseEvent::default() };
+        let finding = |finding: &Finding| CaseEvent {
+            verdict: "finding",
+            check: Some(finding.check),
+            tensor: finding.tensor,
+            ..event
+        };
+        match &self.judged {
+            Judged::Held(margin) => CaseEvent { verdict: "held", margin: Some(margin.worst()), ..event },
+            Judged::Refused(row) => CaseEvent { verdict: "refused", reason: Some(row), ..event },
+            Judged::Malformed(rule) => CaseEvent { verdict: "malformed", reason: Some(rule), ..event },
+            Judged::Infrastructure(what) => {
+                CaseEvent { verdict: "infrastructure", reason: Some(what), ..event }
+            }
+            Judged::Accepted(_, broken) => finding(broken),
+            Judged::Failed(failed) => finding(&failed.finding),
+        }
+    }
+}
+
+impl Judged {
+    pub(super) fn internal(what: &impl ToString) -> Judged {
+        Judged::Infrastructure(what.to_string())
+    }
+}
+
+pub(super) struct Ledger<'a> {
+    plan: &'a Plan,
+    subjects: &'a dyn Subjects,
+    sinks: &'a Sinks<'a>,
+    summary: Summary,
+    distinct: BTreeMap<FailureKey, Distinct>,
+    shrinks: BTreeMap<Symptom, usize>,
+}
+
+impl<'a> Ledger<'a> {
+    pub(super) fn new(plan: &'a Plan, subjects: &'a dyn Subjects, sinks: &'a Sinks<'a>) -> Ledger<'a> {
+        let (distinct, shrinks) = (BTreeMap::new(), BTreeMap::new());
+        Ledger { plan, subjects, sinks, summary: Summary::default(), distinct, shrinks }
+    }
+
+    /// Adds the next case; returns the number of different failures so far.
+    pub(super) fn fold(&mut self, outcome: Outcome) -> usize {
+        if self.summary.cases < CASE_EVENTS_MAX {
+            self.sinks.observer.event(&Event::Case(outcome.event()));
+        }
+        self.summary.count(outcome.tokens, outcome.products);
+        match outcome.judged {
+            Judged::Held(margin) => self.summary.held(&margin),
+            Judged::Refused(row) => *self.summary.refused.entry(row).or_default() += 1,
+            Judged::Malformed(rule) => *self.summary.malformed.entry(rule).or_default() += 1,
+            Judged::Infrastructure(what) => self.summary.infrastructure(what),
+            Judged::Accepted(rule, finding) => self.accepted(outcome.index, rule, *finding),
+            Judged::Failed(failed) => {
+                if let Err(error) = self.failed(outcome.index, *failed) {
+                    // Nothing more can be recorded: going on would lose findings.
+                    self.summary.infrastructure(error.to_string());
+                    self.sinks.control.stop();
+                }
+            }
+        }
+        self.distinct.len()
+    }
+
+    /// Forgets a case past the end of the campaign.
+    pub(super) fn discard(&mut self, outcome: &Outcome) {
+        if let Judged::Failed(failed) = &outcome.judged
+            && let Err(error) = self.sinks.findings.remove(&failed.name)
+        {
+            self.summary.infrastructure(error.to_string());
+        }
+    }
+
+    pub(super) fn finish(mut self, census: Census) -> Summary {
+        self.summary.distinct = self.distinct.into_values().collect();
+        self.summary.interrupted = self.sinks.control.stopped();
+        self.summary.close(census, self.plan.profile);
+        self.summary
+    }
+
+    fn accepted(&mut self, index: u64, rule: &'static str, finding: Finding) {
+        self.summary.failed(&finding);
+        let mut key = FailureKey::without_problem(&finding, self.subjects.name());
+        key.features.insert(rule);
+        let replay = format!("seamproof run {}", self.plan.options_of_case(index));
+        let distinct = Distinct {
+            key: key.clone(),
+            seen: 1,
+            first_case: index,
+            finding: storable(finding),
+            problem: format!("malformed: {rule}"),
+            size: None,
+            minimal: true,
+            evaluations: 0,
+            name: None,
+            replay,
+        };
+        self.keep(key, distinct);
+    }
+
+    fn failed(&mut self, index: u64, failed: Failed) -> Result<(), RecordError> {
+        self.summary.failed(&failed.finding);
+        failed.recorded?;
+        let symptom = Symptom::of(&failed.finding);
+        let shrinks = self.shrinks.entry(symptom).or_default();
+        if *shrinks == SHRINKS_PER_SYMPTOM_MAX || self.distinct.len() == DISTINCT_MAX {
+            self.summary.not_shrunk += 1;
+            return self.sinks.findings.remove(&failed.name);
+        }
+        *shrinks += 1;
+        let case = self.minimised(failed.case, &failed.finding);
+        self.replace(index, symptom, &failed.name, &case)
+    }
+
+    /// The smallest case that shows the same failure, within the budget.
+    fn minimised(&mut self, case: Case, start: &Finding) -> Case {
+        let attempt = panic::catch_unwind(AssertUnwindSafe(|| self.shrunk(&case, start)));
+        match attempt {
+            Ok(Some((shrunk, finding))) => {
+                let minimal = shrunk.complete && !self.sinks.control.stopped();
+                let found = Found { finding: storable(finding), minimal, evaluations: shrunk.evaluations };
+                Case { problem: shrunk.problem, found: Some(found), ..case }
+            }
+            Ok(None) => case,
+            Err(_) => {
+                self.summary.infrastructure("the shrinker panicked".to_owned());
+                case
+            }
+        }
+    }
+
+    fn shrunk(&self, case: &Case, start: &Finding) -> Option<(Shrunk, Finding)> {
+        let backend = self.subjects.backend(&case.subject.options).ok()?;
+        let mut last = start.clone();
+        let fails = |candidate: &Problem| {
+            // A request to stop ends the shrink early: with nothing accepted, its passes run dry.
+            let found = (!self.sinks.control.stopped())
+                .then(|| same_failure(start, evaluate(backend.as_ref(), candidate)))
+                .flatten();
+            found.map(|finding| last = finding).is_some()
+        };
+        let shrunk = shrink::shrink(&case.problem, SHRINK_EVALUATIONS_MAX, fails);
+        Some((shrunk, last))
+    }
+
+    /// Puts the minimal case in the place of the drawn one, unless a smaller case of the same failure is there.
+    fn replace(&mut self, index: u64, symptom: Symptom, drawn: &str, case: &Case) -> Result<(), RecordError> {
+        let Some(found) = &case.found else { return Ok(()) };
+        let findings = self.sinks.findings;
+        let key = FailureKey::of(&found.finding, self.subjects.name(), &case.problem);
+        let name = format!("{}-{}", symptom.name(), case.id());
+        let distinct = Distinct {
+            key: key.clone(),
+            seen: 1,
+            first_case: index,
+            finding: found.finding.clone(),
+            problem: prose::describe(&case.problem),
+            size: Some(shrink::size(&case.problem)),
+            minimal: found.minimal,
+            evaluations: found.evaluations,
+            name: Some(name.clone()),
+            replay: findings.replay_command(&name),
+        };
+        let known = self.distinct.get(&key);
+        if known.is_none_or(|known| distinct.size < known.size) {
+            let beaten = known.and_then(|known| known.name.clone());
+            findings.record(&name, case)?;
+            findings.explain(&name, case)?;
+            if let Some(beaten) = beaten.filter(|beaten| *beaten != name) {
+                findings.remove(&beaten)?;
+            }
+        }
+        self.keep(key, distinct);
+        findings.remove(drawn)
+    }
+
+    fn keep(&mut self, key: FailureKey, mut new: Distinct) {
+        if let Some(known) = self.distinct.get_mut(&key) {
+            known.seen += 1;
+            if known.size <= new.size {
+                return;
+            }
+            (new.seen, new.first_case) = (known.seen, known.first_case);
+        }
+        self.sinks.observer.event(&Event::Finding(&new));
+        self.distinct.insert(key, new);
+    }
+}

@@ -1,0 +1,202 @@
+//! A campaign: draw a case, judge it, record and shrink what fails, count everything.
+//!
+//! The claim: a [`Plan`] decides its cases and their verdicts. Threads take cases in order and finish them in any; the
+//! [`ledger`] folds them in order, so that a summary of a fixed number of cases depends on neither threads nor time.
+//! A failing case is on disk, as drawn, before its thread takes the next one; only then does shrinking begin.
+//!
+//! The canary is a small campaign of its own, against a subject with a planted fault, through the same code. A campaign
+//! that does not find it proves nothing and is not begun.
+
+mod event;
+mod failure;
+mod histogram;
+mod ledger;
+mod plan;
+mod queue;
+mod report;
+mod subjects;
+mod summary;
+
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use seamproof_oracle::Problem;
+
+pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, Silent, Start};
+pub use failure::{FailureKey, SHRINK_RATIO, Symptom, features, same_failure};
+pub use histogram::{Histogram, Quantiles};
+pub use ledger::{DISTINCT_MAX, SHRINK_EVALUATIONS_MAX, SHRINKS_PER_SYMPTOM_MAX};
+pub use plan::{Control, Plan, Shard, ShardError};
+pub use queue::RUN_AHEAD_MAX;
+pub use subjects::{Options, Planted, Registered, Subjects};
+pub use summary::{Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent};
+
+use crate::case::{Case, Found, Subject};
+use crate::census::Census;
+use crate::evaluate::{evaluate, evaluate_malformed};
+use crate::generate::{self, Draw, Limits, Malformed};
+use crate::record::Findings;
+use crate::verdict::{Finding, Verdict};
+use ledger::{Failed, Judged, Ledger, Outcome};
+use plan::Deadline;
+use queue::Queue;
+
+/// Cases within which the canary must be found.
+pub const CANARY_CASES_MAX: u64 = 500;
+
+/// Where a campaign's results go.
+pub struct Sinks<'a> {
+    /// Findings on disk.
+    pub findings: &'a Findings,
+    /// Events, in the order of cases.
+    pub observer: &'a dyn Observer,
+    /// Counts while it runs, and the request to stop.
+    pub control: &'a Control,
+}
+
+/// Looks for the planted fault with the plan's own seed and sizes.
+pub fn canary(plan: &Plan, findings: &Findings, control: &Control) -> Canary {
+    let plan = Plan { cases: Some(CANARY_CASES_MAX), time: None, shard: Shard::WHOLE, ..plan.clone() };
+    let sinks = Sinks { findings, observer: &Silent, control: &control.sibling() };
+    let summary = sweep(&plan, &Planted::default(), &sinks, Some(1));
+    Canary {
+        cases: summary.cases,
+        finding: summary.distinct.into_iter().next(),
+        infrastructure: summary.infrastructure,
+    }
+}
+
+/// Runs the plan's cases against one kind of subject.
+pub fn run(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks) -> Summary {
+    sweep(plan, subjects, sinks, None)
+}
+
+/// Runs cases until the plan ends, somebody asks to stop, or `distinct_max` different failures are known.
+fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Option<usize>) -> Summary {
+    let start = Instant::now();
+    let queue = Queue::new(Ledger::new(plan, subjects, sinks), distinct_max);
+    let worker = Worker {
+        plan,
+        subjects,
+        sinks,
+        limits: plan.profile.limits(),
+        deadline: Deadline::after(plan.time),
+        turns: AtomicU64::new(0),
+    };
+    let census = match rayon::ThreadPoolBuilder::new().num_threads(plan.jobs).build() {
+        Ok(pool) => merged(&pool.broadcast(|_| worker.work(&queue))),
+        // A machine without room for threads still has this one.
+        Err(_) => worker.work(&queue),
+    };
+    let mut summary = queue.close().finish(census);
+    summary.seconds = start.elapsed().as_secs_f64();
+    summary
+}
+
+fn merged(parts: &[Census]) -> Census {
+    parts.iter().fold(Census::new(), |mut all, part| {
+        all.merge(part);
+        all
+    })
+}
+
+/// What every thread of a campaign shares.
+struct Worker<'a> {
+    plan: &'a Plan,
+    subjects: &'a dyn Subjects,
+    sinks: &'a Sinks<'a>,
+    limits: Limits,
+    deadline: Deadline,
+    turns: AtomicU64,
+}
+
+impl Worker<'_> {
+    /// One thread's part: takes the next case until there is none. Whatever is taken is finished, so that the cases of
+    /// an interrupted campaign are the first ones of the whole.
+    fn work(&self, queue: &Queue) -> Census {
+        let mut census = Census::new();
+        while !self.sinks.control.stopped() && !self.deadline.passed() {
+            let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+            let Some(index) = self.plan.case(turn) else { break };
+            if !queue.begin(turn) {
+                break;
+            }
+            let outcome = self.case(index, &mut census);
+            self.sinks.control.cases.fetch_add(1, Ordering::Relaxed);
+            if matches!(outcome.judged, Judged::Failed(_)) {
+                self.sinks.control.failed.fetch_add(1, Ordering::Relaxed);
+            }
+            queue.finish(turn, outcome);
+        }
+        census
+    }
+
+    /// Runs one case. A panic that [`evaluate`] does not turn into a verdict is this program's fault, and is counted as
+    /// such instead of ending the campaign.
+    fn case(&self, index: u64, census: &mut Census) -> Outcome {
+        let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
+            match generate::draw(self.plan.seed, index, &self.limits) {
+                Draw::Problem(problem) => {
+                    census.add(&problem);
+                    self.problem(index, problem)
+                }
+                Draw::Malformed(malformed) => {
+                    census.add_malformed(malformed.rule);
+                    self.malformed(index, &malformed)
+                }
+            }
+        }));
+        attempt.unwrap_or_else(|_| Outcome::untouched(index, Judged::internal(&"the case's thread panicked")))
+    }
+
+    fn problem(&self, index: u64, problem: Problem) -> Outcome {
+        let options = self.subjects.options(self.plan.draw(index, "options"));
+        let backend = match self.subjects.backend(&options) {
+            Ok(backend) => backend,
+            Err(error) => return Outcome::untouched(index, Judged::internal(&error)),
+        };
+        let (tokens, products) = (problem.tokens() as u64, products(&problem));
+        let judged = match evaluate(backend.as_ref(), &problem) {
+            Verdict::Pass(margin) => Judged::Held(margin),
+            Verdict::Refused(refusal) => Judged::Refused(refusal.row()),
+            Verdict::Infrastructure(what) => Judged::Infrastructure(what),
+            Verdict::Finding(finding) => {
+                let subject = Subject { name: self.subjects.name().to_owned(), options };
+                let case = Case::new(subject, self.plan.draw(index, "schedule"), problem);
+                Judged::Failed(Box::new(self.record(index, case, *finding)))
+            }
+        };
+        Outcome { index, tokens, products, judged }
+    }
+
+    fn malformed(&self, index: u64, malformed: &Malformed) -> Outcome {
+        let rule = malformed.rule;
+        let judged = match evaluate_malformed(malformed) {
+            Verdict::Finding(finding) => Judged::Accepted(rule, finding),
+            Verdict::Infrastructure(what) => Judged::Infrastructure(what),
+            Verdict::Pass(_) | Verdict::Refused(_) => Judged::Malformed(rule),
+        };
+        Outcome::untouched(index, judged)
+    }
+
+    /// Puts a failing case on disk, as it was drawn.
+    fn record(&self, index: u64, mut case: Case, finding: Finding) -> Failed {
+        let name = format!("case-{index:08}");
+        case.found = Some(Found { finding: storable(finding.clone()), minimal: false, evaluations: 0 });
+        let recorded = self.sinks.findings.record(&name, &case);
+        Failed { name, case, finding, recorded }
+    }
+}
+
+/// JSON has no infinities: a ratio that is one is as good as absent.
+pub(crate) fn storable(mut finding: Finding) -> Finding {
+    finding.ratio = finding.ratio.filter(|ratio| ratio.is_finite());
+    finding.bound = finding.bound.filter(|bound| bound.is_finite());
+    finding
+}
+
+/// Visible pairs · query heads · head dimension: the size of one of the products of a case.
+fn products(problem: &Problem) -> u64 {
+    problem.pairs().saturating_mul(problem.heads.q as u64).saturating_mul(problem.dims.qk as u64)
+}

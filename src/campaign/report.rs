@@ -1,0 +1,116 @@
+//! A summary as people read it.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display, Formatter};
+
+use super::summary::{Canary, Distinct, Summary};
+
+impl Display for Distinct {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let first = self.first_case;
+        writeln!(f, "FAIL     {} (seen {} times, first in case {first})", self.key, self.seen)?;
+        writeln!(f, "         {}", self.problem)?;
+        writeln!(f, "         {}", self.finding)?;
+        let state = if self.minimal { "minimal" } else { "not minimal" };
+        writeln!(f, "         {state} after {} evaluations", self.evaluations)?;
+        writeln!(f, "         replay: {}", self.replay)
+    }
+}
+
+impl Display for Canary {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match &self.finding {
+            Some(finding) => {
+                let (case, evaluations) = (finding.first_case, finding.evaluations);
+                write!(
+                    f,
+                    "canary   found in case {case}, shrunk in {evaluations} evaluations to {}",
+                    finding.problem
+                )
+            }
+            None => write!(f, "canary   NOT FOUND in {} cases: this campaign proves nothing", self.cases),
+        }
+    }
+}
+
+impl Display for Summary {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.distinct.iter().try_for_each(|distinct| write!(f, "{distinct}"))?;
+        self.census.fmt(f)?;
+        self.margins(f)?;
+        self.counts(f)?;
+        self.missed.iter().try_for_each(|missed| writeln!(f, "too little run: {missed}"))
+    }
+}
+
+impl Summary {
+    fn margins(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "margin   error ÷ bound of the cases that held, where the error is not 0")?;
+        writeln!(f, "         {:<10}{:>9}{:>10}{:>10}{:>10}", "tensor", "cases", "p50", "p99", "max")?;
+        for (tensor, histogram) in &self.margins {
+            if let Some(quantiles) = histogram.quantiles() {
+                let [p50, p99, max] = [quantiles.p50, quantiles.p99, quantiles.max].map(two_digits);
+                writeln!(
+                    f,
+                    "         {:<10}{:>9}{p50:>10}{p99:>10}{max:>10}",
+                    tensor.name(),
+                    quantiles.count
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn counts(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let refused: u64 = self.refused.values().sum();
+        let malformed: u64 = self.malformed.values().sum();
+        writeln!(
+            f,
+            "cases    {} · held {} · refused {refused} · malformed {malformed} · failed {} ({} distinct) · internal {}",
+            self.cases,
+            self.held,
+            self.failed_count(),
+            self.distinct.len(),
+            self.infrastructure_count
+        )?;
+        counted(f, "refused", &self.refused)?;
+        counted(f, "malformed", &self.malformed)?;
+        if self.not_shrunk > 0 {
+            writeln!(
+                f,
+                "         {} failing cases are like those above and were only counted",
+                self.not_shrunk
+            )?;
+        }
+        self.infrastructure.iter().try_for_each(|what| writeln!(f, "internal {what}"))?;
+        if let Some(tokens) = self.tokens.quantiles() {
+            writeln!(
+                f,
+                "tokens   p50 {:.0} · p95 {:.0} · max {:.0} a case",
+                tokens.p50, tokens.p95, tokens.max
+            )?;
+        }
+        writeln!(
+            f,
+            "rate     {:.0} cases/s · {:.0} tokens/s · {:.3e} pair·head·dim products/s · {:.1} s{}",
+            self.per_second(self.cases),
+            self.per_second(self.token_count),
+            self.per_second(self.product_count),
+            self.seconds,
+            if self.interrupted { " · interrupted" } else { "" }
+        )
+    }
+}
+
+fn counted(f: &mut Formatter<'_>, title: &str, counts: &BTreeMap<&'static str, u64>) -> fmt::Result {
+    if counts.is_empty() {
+        return Ok(());
+    }
+    let parts: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    writeln!(f, "{title:<10}{}", parts.join(" · "))
+}
+
+/// Margins agree to two digits between machines, so no more are shown.
+fn two_digits(value: f64) -> String {
+    if value < 0.001 { format!("{value:.1e}") } else { format!("{value:.2}") }
+}

@@ -1,0 +1,202 @@
+//! What a campaign comes to: counts, distributions, and the different failures.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::failure::FailureKey;
+use super::histogram::{Histogram, Quantiles};
+use crate::backend::TensorName;
+use crate::census::Census;
+use crate::generate::Profile;
+use crate::shrink::Size;
+use crate::verdict::{Check, Finding, Margin};
+
+/// Least share of the cases that a subject must be judged on: one that refuses its way through is not verified.
+pub const JUDGED_SHARE_MIN: f64 = 0.5;
+/// Messages about this program's own faults that are kept; more are counted.
+pub const INFRASTRUCTURE_MESSAGES_MAX: usize = 4;
+
+/// One failure, with the smallest case that shows it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Distinct {
+    /// What makes it different from others.
+    pub key: FailureKey,
+    /// Shrunk cases that came to it.
+    pub seen: u64,
+    /// The first of them.
+    pub first_case: u64,
+    /// The broken check in the smallest case.
+    pub finding: Finding,
+    /// The smallest case in words.
+    pub problem: String,
+    /// How large it is; absent where the failure is no problem.
+    #[serde(skip)]
+    pub size: Option<Size>,
+    /// Whether no single step makes it smaller.
+    pub minimal: bool,
+    /// Evaluations of the shrinker.
+    pub evaluations: usize,
+    /// Name of its files; absent where the failure is no problem that could be stored.
+    pub name: Option<String>,
+    /// The command that shows it again.
+    pub replay: String,
+}
+
+/// Whether the planted fault was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Canary {
+    /// Cases that were run.
+    pub cases: u64,
+    /// What was found.
+    pub finding: Option<Distinct>,
+    /// Faults of this program on the way.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub infrastructure: Vec<String>,
+}
+
+/// The sum of a campaign.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Cases run.
+    pub cases: u64,
+    /// Cases in which every check held.
+    pub held: u64,
+    /// Cases refused as the capability table says, by its row.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Malformed problems refused, by the rule that they break.
+    pub malformed: BTreeMap<&'static str, u64>,
+    /// Cases that failed, by check.
+    pub failed: BTreeMap<Check, u64>,
+    /// Failing cases that were counted and not shrunk.
+    pub not_shrunk: u64,
+    /// The different failures.
+    pub distinct: Vec<Distinct>,
+    /// Faults of this program itself, the first ones in words.
+    pub infrastructure: Vec<String>,
+    /// How many they are.
+    pub infrastructure_count: u64,
+    /// Error ÷ bound of each tensor, over the cases that held with an error above zero.
+    pub margins: BTreeMap<TensorName, Histogram>,
+    /// Query tokens of each case that has some.
+    pub tokens: Histogram,
+    /// Query tokens.
+    pub token_count: u64,
+    /// Visible pairs · query heads · head dimension.
+    pub product_count: u64,
+    /// What was generated.
+    pub census: Census,
+    /// What was too little, one line each.
+    pub missed: Vec<String>,
+    /// Whether somebody ended it early.
+    pub interrupted: bool,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl Summary {
+    pub(super) fn count(&mut self, tokens: u64, products: u64) {
+        self.cases += 1;
+        self.tokens.add(tokens as f64);
+        self.token_count += tokens;
+        self.product_count = self.product_count.saturating_add(products);
+    }
+
+    pub(super) fn held(&mut self, margin: &Margin) {
+        self.held += 1;
+        for (tensor, ratio) in margin.named() {
+            self.margins.entry(tensor).or_default().add(ratio);
+        }
+    }
+
+    pub(super) fn failed(&mut self, finding: &Finding) {
+        *self.failed.entry(finding.check).or_default() += 1;
+    }
+
+    pub(super) fn infrastructure(&mut self, what: String) {
+        self.infrastructure_count += 1;
+        if self.infrastructure.len() < INFRASTRUCTURE_MESSAGES_MAX {
+            self.infrastructure.push(what);
+        }
+    }
+
+    pub(super) fn close(&mut self, census: Census, profile: Profile) {
+        self.missed = census.missed(profile).iter().map(ToString::to_string).collect();
+        self.census = census;
+        let malformed: u64 = self.malformed.values().sum();
+        let drawn = (self.cases - malformed) as f64;
+        let judged = (self.held + self.failed_count()) as f64;
+        if judged < drawn * JUDGED_SHARE_MIN || self.cases == 0 {
+            let share = 100.0 * JUDGED_SHARE_MIN;
+            self.missed
+                .push(format!("judged: {judged} of {drawn} legal cases; at least {share} % is enough"));
+        }
+    }
+
+    /// Cases that failed.
+    pub fn failed_count(&self) -> u64 {
+        self.failed.values().sum()
+    }
+
+    /// A rate over the campaign's time.
+    pub fn per_second(&self, count: u64) -> f64 {
+        if self.seconds > 0.0 { count as f64 / self.seconds } else { 0.0 }
+    }
+
+    /// The summary as an event.
+    pub fn event(&self) -> SummaryEvent<'_> {
+        SummaryEvent {
+            cases: self.cases,
+            held: self.held,
+            refused: &self.refused,
+            malformed: &self.malformed,
+            failed: &self.failed,
+            distinct: self.distinct.len(),
+            not_shrunk: self.not_shrunk,
+            infrastructure: &self.infrastructure,
+            infrastructure_count: self.infrastructure_count,
+            margins: self.margins.iter().filter_map(|(&tensor, m)| Some((tensor, m.quantiles()?))).collect(),
+            tokens: self.tokens.quantiles(),
+            token_count: self.token_count,
+            product_count: self.product_count,
+            missed: &self.missed,
+            interrupted: self.interrupted,
+            times: Times {
+                seconds: self.seconds,
+                cases_per_second: self.per_second(self.cases),
+                tokens_per_second: self.per_second(self.token_count),
+                products_per_second: self.per_second(self.product_count),
+            },
+        }
+    }
+}
+
+/// The last event.
+#[derive(Clone, Debug, Serialize)]
+pub struct SummaryEvent<'a> {
+    cases: u64,
+    held: u64,
+    refused: &'a BTreeMap<&'static str, u64>,
+    malformed: &'a BTreeMap<&'static str, u64>,
+    failed: &'a BTreeMap<Check, u64>,
+    distinct: usize,
+    not_shrunk: u64,
+    infrastructure: &'a [String],
+    infrastructure_count: u64,
+    margins: BTreeMap<TensorName, Quantiles>,
+    tokens: Option<Quantiles>,
+    token_count: u64,
+    product_count: u64,
+    missed: &'a [String],
+    interrupted: bool,
+    times: Times,
+}
+
+/// Everything that depends on the clock.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Times {
+    seconds: f64,
+    cases_per_second: f64,
+    tokens_per_second: f64,
+    products_per_second: f64,
+}

@@ -1,0 +1,118 @@
+//! One case, evaluated: the judge's verdict with every panic turned into a value.
+//!
+//! A panic while the subject runs is the subject's crash, and a finding. A panic anywhere else is a fault of this
+//! program ([`Verdict::Infrastructure`]): it must never be mistaken for a verdict on the subject. Subjects that can
+//! take the whole process with them need a worker process; this module does not provide one.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{self, AssertUnwindSafe};
+
+use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::{Inputs, Problem};
+
+use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use crate::backends::{self, BackendError};
+use crate::case::{Case, InputSource, Subject};
+use crate::generate::Malformed;
+use crate::judge;
+use crate::verdict::Verdict;
+
+thread_local! {
+    /// Whether a panic of this thread becomes a value here, so that the hook need not report it.
+    static CAUGHT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Why a stored case cannot be evaluated.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The case's inputs are in a file.
+    #[error("inputs: recorded inputs ({file}) are not supported yet; use \"generated\"")]
+    Recorded {
+        /// The file.
+        file: String,
+    },
+    /// The subject cannot be made.
+    #[error("subject: {0}")]
+    Subject(#[from] BackendError),
+}
+
+/// Judges one problem on one subject.
+pub fn evaluate(backend: &dyn Backend, problem: &Problem) -> Verdict {
+    caught(|| judge::judge(&Guarded(backend), problem))
+}
+
+/// Judges how this program takes a malformed problem.
+pub fn evaluate_malformed(malformed: &Malformed) -> Verdict {
+    caught(|| judge::judge_malformed(malformed))
+}
+
+/// The subject of a stored case, ready to run.
+pub fn subject_of(case: &Case) -> Result<Box<dyn Backend>, ReplayError> {
+    if let InputSource::Recorded { file, .. } = &case.inputs {
+        return Err(ReplayError::Recorded { file: file.clone() });
+    }
+    let Subject { name, options } = &case.subject;
+    Ok(backends::by_name(name, options)?)
+}
+
+/// Judges a stored case on its subject.
+pub fn replay(case: &Case) -> Result<Verdict, ReplayError> {
+    let backend = subject_of(case)?;
+    Ok(evaluate(backend.as_ref(), &case.problem))
+}
+
+/// Keeps panics that become verdicts off the terminal; all others are reported as before. For a program's start.
+pub fn quiet_caught_panics() {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !CAUGHT.get() {
+            report(info);
+        }
+    }));
+}
+
+/// A subject whose panics are crashes.
+struct Guarded<'a>(&'a dyn Backend);
+
+impl Backend for Guarded<'_> {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn padding(&self) -> PaddingContract {
+        self.0.padding()
+    }
+
+    fn accumulation(&self) -> Accumulation {
+        self.0.accumulation()
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        self.0.partition(problem)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        panic::catch_unwind(AssertUnwindSafe(|| self.0.run(problem, inputs))).unwrap_or_else(|payload| {
+            Err(RunError::Crash(format!("panicked: {}", message(payload.as_ref()))))
+        })
+    }
+}
+
+fn caught(judge: impl FnOnce() -> Verdict) -> Verdict {
+    let outer = CAUGHT.replace(true);
+    let verdict = panic::catch_unwind(AssertUnwindSafe(judge)).unwrap_or_else(|payload| {
+        Verdict::Infrastructure(format!("the judge panicked: {}", message(payload.as_ref())))
+    });
+    CAUGHT.set(outer);
+    verdict
+}
+
+fn message(payload: &(dyn Any + Send)) -> &str {
+    let literal = payload.downcast_ref::<&str>().copied();
+    literal.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+}
