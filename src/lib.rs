@@ -1,5 +1,17 @@
 //! The campaign: generate → run → judge → shrink → record.
 
 pub mod backend;
+pub mod backends;
+pub mod bench;
+pub mod campaign;
 pub mod case;
+pub mod census;
+pub mod cli;
+pub mod evaluate;
+pub mod generate;
+pub mod judge;
+pub mod prose;
+pub mod record;
+
+pub mod shrink;
 pub mod verdict;

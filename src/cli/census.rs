@@ -1,0 +1,58 @@
+//! `seamproof census`: what the generator produces.
+
+use rayon::prelude::*;
+
+use super::CliError;
+use super::exit::Exit;
+use super::options::seed;
+use super::output::{complain, print, print_line};
+use crate::census::Census;
+use crate::generate::{self, Draw, Profile};
+
+/// Cases that are drawn unless told otherwise: enough for every class to be near its share.
+const CASES: u64 = 20_000;
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof census
+  seamproof census --profile seams --cases 100000 --seed 7";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Cases to draw
+    #[arg(long, value_name = "N", default_value_t = CASES)]
+    cases: u64,
+    /// Seed of all cases: a number, 0x and hex digits, or a commit hash
+    #[arg(long, value_name = "S", value_parser = seed, default_value = "0")]
+    seed: u64,
+    /// Sizes of the cases
+    #[arg(long, value_name = "quick|seams|large", default_value = "quick")]
+    profile: Profile,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    let limits = args.profile.limits();
+    let count = |mut census: Census, index| {
+        match generate::draw(args.seed, index, &limits) {
+            Draw::Problem(problem) => census.add(&problem),
+            Draw::Malformed(malformed) => census.add_malformed(malformed.rule),
+        }
+        census
+    };
+    let merge = |mut all: Census, part: Census| {
+        all.merge(&part);
+        all
+    };
+    let census = (0..args.cases).into_par_iter().fold(Census::new, count).reduce(Census::new, merge);
+    print_line(&format_args!(
+        "seed     {:#x} · profile {} · cases {}",
+        args.seed,
+        args.profile.name(),
+        args.cases
+    ));
+    print(&census);
+    let missed = census.missed(args.profile);
+    missed.iter().for_each(|missed| complain(&format_args!("too little: {missed}")));
+    Ok(if missed.is_empty() { Exit::Held } else { Exit::TooLittle })
+}

@@ -1,0 +1,60 @@
+//! Exit codes, all of them.
+
+use crate::campaign::Summary;
+use crate::verdict::Check;
+
+/// How the program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exit {
+    Held,
+    Input,
+    Finding,
+    Crash,
+    TooLittle,
+    CanaryMissed,
+    Internal,
+}
+
+/// The same, for `--help`.
+pub(super) const HELP: &str = "\
+Without a command: `seamproof run`.
+
+Exit codes:
+  0   everything held
+  1   usage or input error
+  2   a finding
+  3   the backend crashed or hung, and nothing else was found
+  4   too little was run to say anything
+  5   the canary (a planted fault) was missed
+  70  a fault of this program";
+
+impl Exit {
+    /// The number.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Exit::Held => 0,
+            Exit::Input => 1,
+            Exit::Finding => 2,
+            Exit::Crash => 3,
+            Exit::TooLittle => 4,
+            Exit::CanaryMissed => 5,
+            Exit::Internal => 70,
+        }
+    }
+
+    /// What a campaign's sum means: findings before everything, then what makes them doubtful.
+    pub(super) fn of(summary: &Summary) -> Exit {
+        let crashed = summary.failed.contains_key(&Check::Crash);
+        if summary.failed.keys().any(|check| *check != Check::Crash) {
+            Exit::Finding
+        } else if crashed {
+            Exit::Crash
+        } else if summary.infrastructure_count > 0 {
+            Exit::Internal
+        } else if summary.missed.is_empty() {
+            Exit::Held
+        } else {
+            Exit::TooLittle
+        }
+    }
+}

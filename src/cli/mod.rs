@@ -1,0 +1,112 @@
+//! The command line.
+//!
+//! One module for each command; [`exit`] holds the exit codes, [`output`] everything that is printed. Results go to
+//! stdout, progress and errors to stderr; an error is one line. A reader that goes away (a broken pipe) is no error.
+
+mod bench;
+mod census;
+mod exit;
+mod junit;
+mod options;
+mod output;
+mod progress;
+mod replay;
+mod run;
+mod shrink;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::backend::Backend;
+use crate::case::{Case, CaseError, Subject};
+use crate::evaluate::{ReplayError, quiet_caught_panics, subject_of};
+use crate::record::RecordError;
+use exit::Exit;
+use output::{complain, print};
+
+#[derive(Parser)]
+#[command(name = "seamproof", version, about, arg_required_else_help = false, after_help = exit::HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a campaign; without arguments the default one, which takes about a minute
+    Run(run::Args),
+    /// Judge stored cases again
+    Replay(replay::Args),
+    /// Minimise a failing case
+    Shrink(shrink::Args),
+    /// Show what the generator produces, without running anything
+    Census(census::Args),
+    /// Measure
+    Bench(bench::Args),
+}
+
+/// Why a command could not do its work. One line each.
+#[derive(Debug, thiserror::Error)]
+enum CliError {
+    #[error("{0}")]
+    Usage(String),
+    #[error(transparent)]
+    Case(#[from] CaseError),
+    #[error("{file}: {source}")]
+    Replay { file: String, source: ReplayError },
+    #[error("--backend: {0}")]
+    Backend(#[from] crate::backends::BackendError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error("signals cannot be handled: {0}")]
+    Signals(#[from] ctrlc::Error),
+}
+
+/// Runs the program and gives its exit code.
+pub fn main() -> ExitCode {
+    quiet_caught_panics();
+    let ran = std::panic::catch_unwind(|| match Cli::try_parse() {
+        Ok(cli) => dispatch(cli),
+        Err(error) => usage(&error),
+    });
+    ExitCode::from(ran.unwrap_or(Exit::Internal).code())
+}
+
+fn dispatch(cli: Cli) -> Exit {
+    let command = cli.command.unwrap_or_else(|| Command::Run(run::Args::default()));
+    let result = match command {
+        Command::Run(args) => run::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Shrink(args) => shrink::run(&args),
+        Command::Census(args) => census::run(&args),
+        Command::Bench(args) => bench::run(&args),
+    };
+    result.unwrap_or_else(|error| {
+        complain(&error);
+        Exit::Input
+    })
+}
+
+/// The subject of a stored case, or the one of this name with its default options.
+fn backend_of(file: &Path, case: &Case, name: Option<&str>) -> Result<Box<dyn Backend>, CliError> {
+    let other = name.map(|name| Subject { name: name.to_owned(), options: BTreeMap::new() });
+    let case = Case { subject: other.unwrap_or_else(|| case.subject.clone()), ..case.clone() };
+    subject_of(&case).map_err(|source| CliError::Replay { file: file.display().to_string(), source })
+}
+
+/// Help and version are answers; anything else that clap says is an error, put on one line.
+fn usage(error: &clap::Error) -> Exit {
+    let text = error.render().to_string();
+    if !error.use_stderr() {
+        print(&text);
+        return Exit::Held;
+    }
+    let said = text.split("\nUsage:").next().unwrap_or_default();
+    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let line = lines.join("; ");
+    complain(&format!("{}; see --help", line.trim_start_matches("error: ")));
+    Exit::Input
+}

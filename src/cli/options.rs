@@ -1,0 +1,79 @@
+//! Options that several commands share, and how their texts are read.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+/// Longest time that a campaign takes as its limit: a year.
+const SECONDS_MAX: f64 = 366.0 * 86400.0;
+/// Digits of a commit hash's least abbreviation.
+const HASH_DIGITS_MIN: usize = 7;
+/// Digits of the longest commit hash.
+const HASH_DIGITS_MAX: usize = 64;
+/// Digits of a hash that make the seed: 64 bits.
+const SEED_DIGITS: usize = 16;
+
+/// A seed that nobody chose.
+pub(super) fn random_seed() -> u64 {
+    RandomState::new().hash_one(())
+}
+
+/// A seed as a decimal number, as `0x` and hex digits, or as a commit hash (its first 16 digits count).
+pub(super) fn seed(text: &str) -> Result<u64, String> {
+    let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
+    let hash = || {
+        let long_enough = (HASH_DIGITS_MIN..=HASH_DIGITS_MAX).contains(&text.len());
+        let digits = long_enough && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        digits.then(|| hex(&text[..text.len().min(SEED_DIGITS)])).flatten()
+    };
+    let read = match text.strip_prefix("0x") {
+        Some(digits) => hex(digits),
+        None => text.parse().ok().or_else(hash),
+    };
+    read.ok_or_else(|| "write a number of 64 bits, 0x and hex digits, or a commit hash".to_owned())
+}
+
+/// A duration such as `500ms`, `60s`, `2m`, `1.5h`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("write a number and ms, s, m or h, as in 60s".to_owned()),
+    };
+    let seconds = number.parse::<f64>().map_err(|_| format!("'{number}' is no number"))? * factor;
+    if !(0.0..=SECONDS_MAX).contains(&seconds) {
+        return Err("use 0 to a year".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_number_or_a_commit() {
+        assert_eq!(seed("17"), Ok(17));
+        assert_eq!(seed("0xFf"), Ok(255));
+        assert_eq!(seed("18446744073709551615"), Ok(u64::MAX));
+        assert_eq!(seed("e068292"), Ok(0xe06_8292));
+        assert_eq!(seed("e0682921234567890123456789012345678901234"), Ok(0xe068_2921_2345_6789));
+        assert_eq!(seed("1844674407370955161600000000000000000000"), Ok(0x1844_6744_0737_0955));
+        for wrong in ["", "-1", "0x", "e06", "hello", "0x10000000000000000", "e068292é"] {
+            assert!(seed(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_duration_has_a_unit() {
+        assert_eq!(duration("60s"), Ok(Duration::from_secs(60)));
+        assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        for wrong in ["", "60", "s", "-1s", "1e9h", "NaNs", "1d", "é1s"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

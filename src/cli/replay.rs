@@ -1,0 +1,135 @@
+//! `seamproof replay`: judges stored cases again.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::exit::Exit;
+use super::output::{complain, print_line};
+use super::{CliError, backend_of};
+use crate::case::{Case, CaseError};
+use crate::evaluate::evaluate;
+use crate::prose;
+use crate::verdict::{Check, Verdict};
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof replay corpus/regressions             every *.json in a directory
+  seamproof replay seamproof.out/findings         what the last campaign found
+  seamproof replay case.json --backend emulated   a case on another subject";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Case files, or directories of them
+    #[arg(required = true, value_name = "FILE|DIR")]
+    paths: Vec<PathBuf>,
+    /// Judge this subject instead of each case's own
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+}
+
+/// How many cases came to what.
+#[derive(Default)]
+struct Tally {
+    held: usize,
+    refused: usize,
+    failed: usize,
+    crashed: usize,
+    unreadable: usize,
+    internal: usize,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    let mut tally = Tally::default();
+    for path in files(&args.paths)? {
+        match judged(&path, args.backend.as_deref()) {
+            Ok((case, verdict)) => print_line(&tally.line(&path, &case, &verdict)),
+            Err(error) => {
+                // One bad file must not hide what the others show.
+                complain(&error);
+                tally.unreadable += 1;
+            }
+        }
+    }
+    print_line(&tally.summary());
+    Ok(tally.exit())
+}
+
+fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliError> {
+    let case = Case::load(path)?;
+    let backend = backend_of(path, &case, backend)?;
+    let verdict = evaluate(backend.as_ref(), &case.problem);
+    Ok((case, verdict))
+}
+
+/// The files in the order given, those of a directory by name.
+fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            files.extend(files_in(path)?);
+        } else {
+            files.push(path.clone());
+        }
+    }
+    Ok(files)
+}
+
+fn files_in(dir: &Path) -> Result<Vec<PathBuf>, CliError> {
+    let list = || -> io::Result<Vec<PathBuf>> {
+        fs::read_dir(dir)?.map(|entry| entry.map(|entry| entry.path())).collect()
+    };
+    let mut files = list().map_err(|source| CaseError::Read { path: dir.to_owned(), source })?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    if files.is_empty() {
+        return Err(CliError::Usage(format!(
+            "{}: holds no *.json; name a directory of cases",
+            dir.display()
+        )));
+    }
+    Ok(files)
+}
+
+impl Tally {
+    fn line(&mut self, path: &Path, case: &Case, verdict: &Verdict) -> String {
+        let (path, problem) = (path.display(), prose::describe(&case.problem));
+        match verdict {
+            Verdict::Pass(margin) => {
+                self.held += 1;
+                format!("held     {path} · margin {:.2} · {problem}", margin.worst())
+            }
+            Verdict::Refused(reason) => {
+                self.refused += 1;
+                format!("refused  {path} · {reason} · {problem}")
+            }
+            Verdict::Finding(finding) => {
+                *(if finding.check == Check::Crash { &mut self.crashed } else { &mut self.failed }) += 1;
+                format!("FAIL     {path} · {finding} · {problem}")
+            }
+            Verdict::Infrastructure(what) => {
+                self.internal += 1;
+                format!("internal {path} · {what} · {problem}")
+            }
+        }
+    }
+
+    fn summary(&self) -> String {
+        format!(
+            "cases    held {} · refused {} · failed {} · crashed {} · unreadable {} · internal {}",
+            self.held, self.refused, self.failed, self.crashed, self.unreadable, self.internal
+        )
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Tally { failed: 1.., .. } => Exit::Finding,
+            Tally { crashed: 1.., .. } => Exit::Crash,
+            Tally { unreadable: 1.., .. } => Exit::Input,
+            Tally { internal: 1.., .. } => Exit::Internal,
+            Tally { held: 0, .. } => Exit::TooLittle,
+            _ => Exit::Held,
+        }
+    }
+}

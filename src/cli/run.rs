@@ -1,0 +1,233 @@
+//! `seamproof run`: a campaign.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::exit::Exit;
+use super::options::{duration, random_seed, seed};
+use super::output::{complain, note, print_line};
+use super::{CliError, junit, progress};
+use crate::campaign::{
+    self, Canary, Control, Event, Observer, Plan, Registered, Shard, Sinks, Start, Subjects, Summary,
+};
+use crate::generate::Profile;
+use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
+
+/// Length of a campaign that neither cases nor time limit.
+const DEFAULT_TIME: Duration = Duration::from_secs(60);
+/// Threads that may be asked for.
+const JOBS_MAX: u32 = 1024;
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof run                                   a minute of small cases
+  seamproof run --cases 20000 --seed 0x2a         the same 20000 cases, always
+  seamproof run --profile seams --time 10m        lengths around chunk and tile edges
+  seamproof run --seed $(git rev-parse HEAD) --cases 20000 --shard 0/4
+                                                  a quarter of a campaign that a commit names
+  seamproof run --json events.jsonl --junit junit.xml
+                                                  for machines (docs/events.md)";
+
+#[derive(clap::Args, Debug, Default)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// The subject; emulated if not given
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+    /// End after this many cases (of all shards together)
+    #[arg(long, value_name = "N")]
+    cases: Option<u64>,
+    /// End after this long; 60s where --cases is not given either
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    time: Option<Duration>,
+    /// Seed of all cases: a number, 0x and hex digits, or a commit hash; random if not given
+    #[arg(long, value_name = "S", value_parser = seed)]
+    seed: Option<u64>,
+    /// Run only the cases whose index is I modulo N
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+    /// Sizes of the cases; quick if not given
+    #[arg(long, value_name = "quick|seams|large")]
+    profile: Option<Profile>,
+    /// Write events as JSON lines
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a JUnit report at the end
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Directory of findings, seamproof.out if not given; that of an earlier campaign is renamed to DIR.1, DIR.2, …
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Threads; all cores if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(JOBS_MAX)))]
+    jobs: Option<u32>,
+}
+
+impl Args {
+    fn plan(&self) -> Plan {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        Plan {
+            seed: self.seed.unwrap_or_else(random_seed),
+            profile: self.profile.unwrap_or(Profile::Quick),
+            cases: self.cases,
+            time: self.time.or(self.cases.is_none().then_some(DEFAULT_TIME)),
+            shard: self.shard.unwrap_or(Shard::WHOLE),
+            jobs: self.jobs.map_or_else(cores, |jobs| jobs as usize),
+        }
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    let subjects = Registered::new(args.backend.as_deref().unwrap_or(DEFAULT_BACKEND))?;
+    let plan = args.plan();
+    let dir = RunDir::create(args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR)))?;
+    let logs = [Some(dir.events()?), args.json.as_deref().map(EventLog::create).transpose()?];
+    let report = args.junit.as_deref().map(junit::Report::create).transpose()?;
+    let control = Arc::new(Control::default());
+    stop_on_signal(&control)?;
+
+    let start = describe(&plan, subjects.name());
+    let logs = Logs::new(logs.into_iter().flatten().collect(), &control);
+    logs.event(&Event::Start(&start));
+    announce(&start, &dir);
+    let outcome = campaign(&plan, &subjects, &dir, &logs, &control)?;
+    let exit = conclude(&dir, &start, &outcome, &logs);
+    if let Some(report) = report {
+        report.write(subjects.name(), &outcome)?;
+    }
+    Ok(exit)
+}
+
+/// The subject where none is named.
+const DEFAULT_BACKEND: &str = "emulated";
+
+/// What a campaign with its canary comes to.
+pub(super) struct Outcome {
+    pub(super) canary: Canary,
+    /// Absent where the canary was missed, or somebody stopped before it was found.
+    pub(super) summary: Option<Summary>,
+    pub(super) interrupted: bool,
+}
+
+fn campaign(
+    plan: &Plan,
+    subjects: &Registered,
+    dir: &RunDir,
+    logs: &Logs,
+    control: &Control,
+) -> Result<Outcome, CliError> {
+    let canary = campaign::canary(plan, &dir.canary()?, control);
+    logs.event(&Event::Canary(&canary));
+    print_line(&canary);
+    let findings = dir.findings()?;
+    let sinks = Sinks { findings: &findings, observer: logs, control };
+    let found = canary.finding.is_some();
+    let summary = found.then(|| progress::shown(plan, control, || campaign::run(plan, subjects, &sinks)));
+    Ok(Outcome { canary, summary, interrupted: control.stopped() })
+}
+
+/// Tells everybody who listens how it ended.
+fn conclude(dir: &RunDir, start: &Start, outcome: &Outcome, logs: &Logs) -> Exit {
+    let summary = outcome.summary.as_ref().map(Summary::event);
+    if let Some(summary) = &summary {
+        logs.event(&Event::Summary(summary));
+    }
+    let described = dir.describe(&Run { start, canary: &outcome.canary, summary: summary.as_ref() });
+    let exit = match &outcome.summary {
+        Some(summary) => {
+            print_line(summary);
+            Exit::of(summary)
+        }
+        None if !outcome.canary.infrastructure.is_empty() => {
+            outcome.canary.infrastructure.iter().for_each(complain);
+            Exit::Internal
+        }
+        None if outcome.interrupted => Exit::TooLittle,
+        None => Exit::CanaryMissed,
+    };
+    match logs.trouble().or(described.err()) {
+        Some(error) => {
+            complain(&error);
+            if exit == Exit::Held { Exit::Internal } else { exit }
+        }
+        None => exit,
+    }
+}
+
+/// `run.json`.
+#[derive(Serialize)]
+struct Run<'a> {
+    start: &'a Start,
+    canary: &'a Canary,
+    summary: Option<&'a campaign::SummaryEvent<'a>>,
+}
+
+fn describe(plan: &Plan, backend: &str) -> Start {
+    Start {
+        program: env!("CARGO_PKG_VERSION"),
+        seed: format!("{:#x}", plan.seed),
+        backend: backend.to_owned(),
+        profile: plan.profile.name(),
+        cases: plan.cases,
+        seconds: plan.time.map(|time| time.as_secs_f64()),
+        shard: plan.shard,
+        jobs: plan.jobs,
+    }
+}
+
+fn announce(start: &Start, dir: &RunDir) {
+    let cases = start.cases.map_or("no limit".to_owned(), |cases| cases.to_string());
+    let seconds = start.seconds.map_or("no limit".to_owned(), |seconds| format!("{seconds} s"));
+    print_line(&format_args!("seed     {}", start.seed));
+    print_line(&format_args!("backend  {} · profile {}", start.backend, start.profile));
+    print_line(&format_args!("limits   cases {cases} · time {seconds} · shard {}", start.shard));
+    print_line(&format_args!("threads  {} · findings go to {}", start.jobs, dir.path().display()));
+}
+
+/// Ends the campaign with its summary at the first signal, and the program at the second: a subject may hang.
+pub(super) fn stop_on_signal(control: &Arc<Control>) -> Result<(), CliError> {
+    let control = Arc::clone(control);
+    Ok(ctrlc::set_handler(move || {
+        if control.stopped() {
+            std::process::exit(Exit::Internal.code().into());
+        }
+        control.stop();
+        note("stopping after the cases in flight; once more to stop at once");
+    })?)
+}
+
+/// The event logs. One that cannot be written any more stops the campaign: a log with holes misleads.
+struct Logs<'a> {
+    state: Mutex<State>,
+    control: &'a Control,
+}
+
+struct State {
+    logs: Vec<EventLog>,
+    trouble: Option<RecordError>,
+}
+
+impl<'a> Logs<'a> {
+    fn new(logs: Vec<EventLog>, control: &'a Control) -> Logs<'a> {
+        Logs { state: Mutex::new(State { logs, trouble: None }), control }
+    }
+
+    fn trouble(&self) -> Option<RecordError> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).trouble.take()
+    }
+}
+
+impl Observer for Logs<'_> {
+    fn event(&self, event: &Event) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = state.logs.iter_mut().try_for_each(|log| log.write(event));
+        if let Err(error) = written {
+            state.logs.clear();
+            state.trouble = Some(error);
+            self.control.stop();
+        }
+    }
+}

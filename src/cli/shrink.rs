@@ -1,0 +1,99 @@
+//! `seamproof shrink`: minimises a failing case.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use seamproof_oracle::Problem;
+
+use super::exit::Exit;
+use super::output::print_line;
+use super::run::stop_on_signal;
+use super::{CliError, backend_of};
+use crate::campaign::{Control, SHRINK_EVALUATIONS_MAX, same_failure, storable};
+use crate::case::{Case, Found};
+use crate::evaluate::evaluate;
+use crate::prose;
+use crate::record::write_whole;
+use crate::shrink;
+use crate::verdict::{Check, Finding, Verdict};
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof shrink case.json                      writes case.min.json
+  seamproof shrink case.json --out small.json";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// The failing case
+    file: PathBuf,
+    /// Where the minimal case goes; FILE with .min.json at its end if not given
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Judge this subject instead of the case's own
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+    /// Evaluations at most
+    #[arg(long, value_name = "N", default_value_t = SHRINK_EVALUATIONS_MAX)]
+    budget: usize,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    let case = Case::load(&args.file)?;
+    let backend = backend_of(&args.file, &case, args.backend.as_deref())?;
+    let start = match evaluate(backend.as_ref(), &case.problem) {
+        Verdict::Finding(finding) => *finding,
+        verdict => return Ok(nothing_to_do(args, &verdict)),
+    };
+    let control = Arc::new(Control::default());
+    stop_on_signal(&control)?;
+    print_line(&format_args!("from     {}: {start}", prose::describe(&case.problem)));
+
+    let mut last = start.clone();
+    let fails = |candidate: &Problem| {
+        let found = (!control.stopped())
+            .then(|| same_failure(&start, evaluate(backend.as_ref(), candidate)))
+            .flatten();
+        if found.is_some() && *candidate != case.problem {
+            print_line(&format_args!("step     {}", prose::describe(candidate)));
+        }
+        found.map(|finding| last = finding).is_some()
+    };
+    let shrunk = shrink::shrink(&case.problem, args.budget, fails);
+    let minimal = shrunk.complete && !control.stopped();
+    let (evaluations, accepted) =
+        (shrunk.evaluations, shrunk.accepted.iter().map(|(_, steps)| steps).sum::<usize>());
+    let check = last.check;
+    let found = Found { finding: storable(last), minimal, evaluations };
+    save(args, &Case { problem: shrunk.problem, found: Some(found), ..case })?;
+    let state = if minimal { "minimal" } else { "not minimal yet" };
+    print_line(&format_args!("{state} after {accepted} steps and {evaluations} evaluations"));
+    Ok(if check == Check::Crash { Exit::Crash } else { Exit::Finding })
+}
+
+fn nothing_to_do(args: &Args, verdict: &Verdict) -> Exit {
+    let file = args.file.display();
+    match verdict {
+        Verdict::Refused(reason) => {
+            print_line(&format_args!("{file} is refused ({reason}): nothing to shrink"));
+        }
+        Verdict::Infrastructure(what) => {
+            print_line(&format_args!("internal {file}: {what}"));
+            return Exit::Internal;
+        }
+        Verdict::Pass(_) | Verdict::Finding(_) => {
+            print_line(&format_args!("{file} holds: nothing to shrink"));
+        }
+    }
+    Exit::Held
+}
+
+fn save(args: &Args, case: &Case) -> Result<(), CliError> {
+    let out = args.out.clone().unwrap_or_else(|| args.file.with_extension("min.json"));
+    write_whole(&out, &case.to_json())?;
+    let found: Option<&Finding> = case.found.as_ref().map(|found| &found.finding);
+    print_line(&format_args!("to       {}", prose::describe(&case.problem)));
+    found.into_iter().for_each(|finding| print_line(&format_args!("         {finding}")));
+    print_line(&format_args!("replay:  seamproof replay {}", out.display()));
+    Ok(())
+}
