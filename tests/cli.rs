@@ -1,0 +1,325 @@
+//! The command line from outside: exit codes, texts, files.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use assert_cmd::Command;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Exit codes of a campaign without findings: a small one may be too little to meet every floor of the census.
+const NOTHING_FOUND: [i32; 2] = [0, 4];
+
+fn place() -> TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+fn seamproof(dir: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::cargo_bin("seamproof").expect("the program is built");
+    command.current_dir(dir).args(arguments).output().expect("the program runs")
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().expect("the program was not killed")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("stderr is text")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("stdout is text")
+}
+
+/// An input error: exit 1 and one line on stderr that holds each of these texts.
+fn refuses(dir: &Path, arguments: &[&str], texts: &[&str]) {
+    let output = seamproof(dir, arguments);
+    let said = stderr(&output);
+    assert_eq!(code(&output), 1, "{arguments:?}: {said}");
+    assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
+    for text in texts {
+        assert!(said.contains(text), "{arguments:?}: '{text}' is not in: {said}");
+    }
+}
+
+/// A campaign of 300 cases; its events without what depends on the clock.
+fn campaign(dir: &Path, arguments: &[&str]) -> Vec<Value> {
+    let output = seamproof(dir, &[&["run", "--seed", "1", "--cases", "300"], arguments].concat());
+    assert!(NOTHING_FOUND.contains(&code(&output)), "{}{}", stdout(&output), stderr(&output));
+    events(&dir.join("seamproof.out/events.jsonl"))
+}
+
+fn events(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).expect("events are written");
+    let event = |line: &str| {
+        let mut event: Value = serde_json::from_str(line).expect("an event is JSON");
+        event.as_object_mut().expect("an event is an object").remove("times");
+        event
+    };
+    text.lines().map(event).collect()
+}
+
+fn named<'a>(events: &'a [Value], name: &str) -> Vec<&'a Value> {
+    events.iter().filter(|event| event["event"] == name).collect()
+}
+
+/// A legal case, as a campaign stores it: the canary's finding.
+fn stored_case(dir: &Path) -> String {
+    campaign(dir, &["--shard", "0/300"]);
+    fs::read_to_string(case_in(&dir.join("seamproof.out/canary"))).expect("the canary is stored")
+}
+
+fn case_in(dir: &Path) -> PathBuf {
+    let entries = fs::read_dir(dir).expect("the directory is there");
+    let mut paths = entries.map(|entry| entry.expect("an entry").path());
+    paths.find(|path| path.extension().is_some_and(|extension| extension == "json")).expect("a case is there")
+}
+
+#[test]
+fn help_is_no_error_and_shows_examples() {
+    let place = place();
+    for arguments in [
+        vec!["--help"],
+        vec!["run", "--help"],
+        vec!["replay", "--help"],
+        vec!["shrink", "--help"],
+        vec!["census", "--help"],
+        vec!["bench", "oracle", "--help"],
+        vec!["--version"],
+    ] {
+        let output = seamproof(place.path(), &arguments);
+        assert_eq!((code(&output), stderr(&output).as_str()), (0, ""), "{arguments:?}");
+        assert!(stdout(&output).contains("seamproof"));
+        if arguments.len() > 1 {
+            assert!(stdout(&output).contains("Example"), "{arguments:?}");
+        }
+    }
+}
+
+#[test]
+fn wrong_arguments_are_one_line_and_exit_1() {
+    let place = place();
+    let dir = place.path();
+    refuses(dir, &["fly"], &["fly"]);
+    refuses(dir, &["run", "--speed"], &["--speed"]);
+    refuses(dir, &["run", "--cases=-1"], &["--cases", "-1"]);
+    refuses(dir, &["run", "--cases", "many"], &["--cases", "many"]);
+    refuses(dir, &["run", "--time", "60"], &["--time", "60s"]);
+    refuses(dir, &["run", "--shard", "3/3"], &["--shard", "3/3"]);
+    refuses(dir, &["run", "--seed", "x"], &["--seed", "commit"]);
+    refuses(dir, &["run", "--profile", "tiny"], &["--profile", "tiny"]);
+    refuses(dir, &["run", "--jobs", "0"], &["--jobs"]);
+    refuses(dir, &["run", "--backend", "abacus"], &["--backend", "abacus"]);
+    refuses(dir, &["replay"], &["FILE"]);
+    assert!(!dir.join("seamproof.out").exists());
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_known_before_any_case_runs() {
+    let place = place();
+    let dir = place.path();
+    fs::write(dir.join("file"), "").expect("a file");
+    fs::create_dir_all(dir.join("mine")).expect("a directory");
+    fs::write(dir.join("mine/thesis"), "").expect("a file");
+    refuses(dir, &["run", "--out", "file"], &["file"]);
+    refuses(dir, &["run", "--out", "file/below"], &["file/below"]);
+    refuses(dir, &["run", "--out", "/proc/none"], &["/proc/none"]);
+    refuses(dir, &["run", "--out", "mine"], &["mine", "--out"]);
+    refuses(dir, &["run", "--json", "nowhere/events"], &["nowhere/events"]);
+    refuses(dir, &["run", "--junit", "nowhere/junit"], &["nowhere/junit"]);
+}
+
+#[test]
+fn a_bad_case_file_is_one_line_that_names_file_and_field() {
+    let place = place();
+    let dir = place.path();
+    let good = stored_case(dir);
+    let replace = |from: &str, to: &str| {
+        assert!(good.contains(from), "{from}");
+        good.replacen(from, to, 1)
+    };
+    let deep = "[".repeat(1 << 20);
+    let heads = good.find("\"heads\"").expect("a case has heads");
+    let (before, after) = good.split_at(heads);
+    let kv = after.find("\"kv\": ").expect("heads have kv") + "\"kv\": ".len();
+    let end = kv + after[kv..].find(|letter: char| !letter.is_ascii_digit()).expect("a number ends");
+    let zero_heads = format!("{before}{}0{}", &after[..kv], &after[end..]);
+    let overflow = "\"sequences\": [{\"id\": 9, \"q\": {\"offset\": 18446744073709551615, \"len\": 9, \"span\": 9}, \
+                    \"kv\": {\"offset\": 0, \"len\": 0, \"span\": 0}}], \"rows\"";
+    let sequences = good.find("\"sequences\"").expect("a case has sequences");
+    let rows = good.find("\"rows\"").expect("a case has rows") + "\"rows\"".len();
+    let overflow = format!("{}{overflow}{}", &good[..sequences], &good[rows..]);
+    let cases = [
+        ("text", "attention".to_owned(), "line 1"),
+        ("truncated", good[..good.len() / 2].to_owned(), "EOF"),
+        ("nested", replace("\"problem\": ", &format!("\"problem\": {deep}")), "line"),
+        ("version", replace("\"version\": 1", "\"version\": 2"), "version: 2"),
+        ("type", replace("\"schedule_seed\": ", "\"schedule_seed\": -"), "schedule_seed"),
+        ("unknown", replace("\"problem\"", "\"notes\": 1, \"problem\""), "notes"),
+        ("zero", zero_heads, "heads.kv is 0"),
+        ("overflow", overflow, "sequences[0].q"),
+        ("subject", replace("\"name\": \"", "\"name\": \"un"), "subject"),
+        (
+            "recorded",
+            replace("\"generated\"", "{\"recorded\": {\"file\": \"f\", \"digest\": \"d\"}}"),
+            "inputs",
+        ),
+    ];
+    for (name, text, field) in cases {
+        let file = format!("{name}.json");
+        fs::write(dir.join(&file), text).expect("the file is written");
+        for command in ["replay", "shrink"] {
+            let output = seamproof(dir, &[command, &file]);
+            let said = stderr(&output);
+            assert_eq!((code(&output), said.lines().count()), (1, 1), "{command} {name}: {said}");
+            assert!(said.contains(&file) && said.contains(field), "{command} {name}: {said}");
+            assert!(said.len() < 1000, "{command} {name}: {} bytes", said.len());
+        }
+    }
+    fs::write(dir.join("binary.json"), b"\xff\xfe{").expect("the file is written");
+    refuses(dir, &["replay", "binary.json"], &["binary.json", "UTF-8"]);
+    refuses(dir, &["replay", "missing.json"], &["missing.json"]);
+    refuses(dir, &["replay", "seamproof.out/findings"], &["seamproof.out/findings", "*.json"]);
+}
+
+/// A limit on the address space is the shell's, so that this needs no unsafe code.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_bounded_whatever_the_file_holds() {
+    const LIMIT_KIB: &str = "1000000";
+    let place = place();
+    let dir = place.path();
+    let huge = File::create(dir.join("huge.json")).expect("a file");
+    huge.set_len(1 << 36).expect("a sparse file");
+    fs::write(dir.join("deep.json"), "{\"version\": 1, \"story\": ".to_owned() + &"[".repeat(50 << 20))
+        .expect("a file");
+    fs::write(dir.join("long.json"), "{\"version\": 1, \"".to_owned() + &"x".repeat(50 << 20))
+        .expect("a file");
+    for (file, text) in [("huge.json", "larger than"), ("deep.json", "no case"), ("long.json", "EOF")] {
+        let program = assert_cmd::cargo::cargo_bin("seamproof");
+        let output = Process::new("sh")
+            .current_dir(dir)
+            .args(["-c", "ulimit -v $0 && exec \"$1\" replay \"$2\"", LIMIT_KIB])
+            .args([program.as_os_str(), file.as_ref()])
+            .output()
+            .expect("the shell runs");
+        let said = stderr(&output);
+        assert_eq!((code(&output), said.lines().count()), (1, 1), "{file}: {said}");
+        assert!(said.contains(file) && said.contains(text), "{file}: {said}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_events_whatever_the_threads() {
+    let place = place();
+    let mut first = campaign(place.path(), &["--jobs", "1"]);
+    let mut second = campaign(place.path(), &["--jobs", "4"]);
+    assert_eq!(first.remove(0)["jobs"], 1);
+    assert_eq!(second.remove(0)["jobs"], 4);
+    assert_eq!(first, second);
+    assert_eq!(named(&first, "case").len(), 300);
+    assert!(place.path().join("seamproof.out.1/run.json").is_file());
+}
+
+#[test]
+fn shards_together_are_the_unsharded_campaign() {
+    let place = place();
+    let cases = |events: Vec<Value>| -> Vec<Value> { named(&events, "case").into_iter().cloned().collect() };
+    let whole = cases(campaign(place.path(), &[]));
+    let mut parts = Vec::new();
+    for shard in ["0/3", "1/3", "2/3"] {
+        parts.extend(cases(campaign(place.path(), &["--shard", shard])));
+    }
+    parts.sort_by_key(|event| event["index"].as_u64());
+    assert_eq!(whole, parts);
+}
+
+#[test]
+fn a_campaign_reports_to_people_and_machines() {
+    let place = place();
+    let arguments = ["run", "--seed", "0x1", "--cases", "300", "--json", "e.jsonl", "--junit", "j.xml"];
+    let output = seamproof(place.path(), &arguments);
+    let said = stdout(&output);
+    for text in
+        ["seed     0x1", "emulated", "quick", "limits", "threads", "canary   found", "margin", "cases/s"]
+    {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+    let events = events(&place.path().join("e.jsonl"));
+    let names: Vec<_> = events.iter().map(|event| event["event"].as_str().expect("a name")).collect();
+    assert_eq!((names[0], names[1], names[names.len() - 1]), ("start", "canary", "summary"));
+    let text = fs::read_to_string(place.path().join("j.xml")).expect("the report is there");
+    let report = quick_junit::Report::deserialize_from_str(&text).expect("the report is JUnit");
+    assert_eq!(report.test_suites.len(), 1);
+    assert!(report.test_suites[0].test_cases.iter().any(|test| test.name.as_str() == "envelope"));
+}
+
+/// The canary is a finding like any other: it replays, and it shrinks.
+#[test]
+fn a_stored_finding_fails_again() {
+    let place = place();
+    stored_case(place.path());
+    let output = seamproof(place.path(), &["replay", "seamproof.out/canary"]);
+    assert!([2, 3].contains(&code(&output)), "{}{}", stdout(&output), stderr(&output));
+    assert!(stdout(&output).contains("FAIL"));
+}
+
+#[test]
+fn the_census_needs_no_backend() {
+    let place = place();
+    let output = seamproof(place.path(), &["census", "--cases", "20000"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let output = seamproof(place.path(), &["census", "--cases", "1"]);
+    assert_eq!(code(&output), 4);
+    assert!(stderr(&output).contains("too little"));
+    assert!(!place.path().join("seamproof.out").exists());
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let place = place();
+    let mut child = Process::new(assert_cmd::cargo::cargo_bin("seamproof"))
+        .current_dir(place.path())
+        .args(["run", "--cases", "300", "--seed", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("the program ends");
+    assert!(NOTHING_FOUND.contains(&code(&output)), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("panic"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_ends_the_campaign_with_its_summary() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    for signal in ["-INT", "-TERM"] {
+        let place = place();
+        let child = Process::new(assert_cmd::cargo::cargo_bin("seamproof"))
+            .current_dir(place.path())
+            .args(["run", "--time", "1h", "--seed", "1", "--junit", "j.xml"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let log = place.path().join("seamproof.out/events.jsonl");
+        let begun = || fs::read_to_string(&log).is_ok_and(|text| text.contains("\"case\""));
+        let start = Instant::now();
+        while !begun() && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let killed = Process::new("kill").args([signal, &child.id().to_string()]).status();
+        assert!(killed.expect("kill runs").success());
+        let output = child.wait_with_output().expect("the program ends");
+        assert!(NOTHING_FOUND.contains(&code(&output)), "{}", stderr(&output));
+        assert!(stdout(&output).contains("interrupted"), "{}", stdout(&output));
+        let events = events(&log);
+        assert_eq!(events.last().map(|event| &event["interrupted"]), Some(&Value::Bool(true)));
+        let text = fs::read_to_string(place.path().join("j.xml")).expect("the report is there");
+        assert!(!text.contains("has not ended"), "{text}");
+    }
+}

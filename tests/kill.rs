@@ -1,0 +1,168 @@
+//! A campaign that is killed at any moment loses no finding and leaves only complete ones.
+//!
+//! The test starts itself again as a child that runs a campaign against a broken subject, so that findings are written
+//! all the time, and kills it. Moments are drawn from a hash, so that a run can be repeated as far as a clock allows.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use seamproof::backends::{self, BackendError};
+use seamproof::campaign::{self, Control, Event, Observer, Options, Plan, Shard, Sinks, Subjects};
+use seamproof::case::Case;
+use seamproof::evaluate::evaluate;
+use seamproof::generate::Profile;
+use seamproof::record::{EventLog, RunDir};
+use seamproof::verdict::Verdict;
+use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::{Inputs, Problem};
+
+const KILLS: u64 = 50;
+/// The child is killed at most this long after its first sign of life.
+const MOMENT_MAX: Duration = Duration::from_millis(250);
+/// A child that shows no life for this long is a failure of the test.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Problems of more tokens make the broken subject crash.
+const TOKENS_MAX: usize = 3;
+/// Where the child writes.
+const PLACE: &str = "SEAMPROOF_KILL_TEST_DIR";
+
+/// The emulated subject, but it crashes on all but the smallest problems.
+struct Broken(Box<dyn Backend>);
+
+impl Backend for Broken {
+    fn name(&self) -> &str {
+        "broken"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn padding(&self) -> PaddingContract {
+        self.0.padding()
+    }
+
+    fn accumulation(&self) -> Accumulation {
+        self.0.accumulation()
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        self.0.partition(problem)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        if let Some(refusal) = self.capabilities().refusal(problem) {
+            return Err(refusal.into());
+        }
+        if problem.tokens() > TOKENS_MAX {
+            return Err(RunError::Crash(format!("more than {TOKENS_MAX} tokens")));
+        }
+        self.0.run(problem, inputs)
+    }
+}
+
+struct BrokenSubjects;
+
+impl Subjects for BrokenSubjects {
+    fn name(&self) -> &str {
+        "broken"
+    }
+
+    fn options(&self, seed: u64) -> Options {
+        backends::draw_options("emulated", seed)
+    }
+
+    fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
+        Ok(Box::new(Broken(backends::by_name("emulated", options)?)))
+    }
+}
+
+/// Keeps the events on disk.
+struct Log(std::sync::Mutex<EventLog>);
+
+impl Observer for Log {
+    fn event(&self, event: &Event) {
+        let mut log = self.0.lock().expect("no thread panicked");
+        log.write(event).expect("the event is written");
+    }
+}
+
+#[test]
+#[ignore = "the child of the test below, not a test of its own"]
+fn child() {
+    let Some(place) = env::var_os(PLACE) else { return };
+    let dir = RunDir::create(Path::new(&place)).expect("the directory is made");
+    let log = Log(dir.events().expect("the log is made").into());
+    let findings = dir.findings().expect("the directory is made");
+    let (control, shard) = (Control::default(), Shard::WHOLE);
+    let plan = Plan { seed: 1, profile: Profile::Quick, cases: None, time: Some(PATIENCE), shard, jobs: 2 };
+    campaign::run(&plan, &BrokenSubjects, &Sinks { findings: &findings, observer: &log, control: &control });
+}
+
+/// Runs a child and kills it at the moment that this number draws.
+fn run_and_kill(number: u64, place: &Path) {
+    let mut child = Command::new(env::current_exe().expect("the test knows itself"))
+        .args(["--ignored", "--exact", "child"])
+        .env(PLACE, place)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the child starts");
+    let start = Instant::now();
+    while !place.join("events.jsonl").exists() {
+        assert!(start.elapsed() < PATIENCE, "the child shows no life");
+        sleep(Duration::from_millis(1));
+    }
+    let drawn = blake3::hash(&number.to_le_bytes()).as_bytes()[0];
+    sleep(MOMENT_MAX.mul_f64(f64::from(drawn) / 255.0));
+    child.kill().expect("the child is killed");
+    child.wait().expect("the child ends");
+}
+
+/// Checks every finding that is there; returns how many.
+fn check_findings(dir: &Path) -> usize {
+    let mut count = 0;
+    for entry in fs::read_dir(dir).expect("the directory of findings is there") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let case = Case::load(&path).unwrap_or_else(|error| panic!("{error}"));
+        assert!(case.found.is_some(), "{} does not say what was found", path.display());
+        let backend = BrokenSubjects.backend(&case.subject.options).expect("the subject is made");
+        let verdict = evaluate(backend.as_ref(), &case.problem);
+        assert!(matches!(verdict, Verdict::Finding(_)), "{}: {verdict:?}", path.display());
+        count += 1;
+    }
+    count
+}
+
+/// Different failures that the log tells of. Its last line may be cut.
+fn announced(log: &Path) -> usize {
+    let text = fs::read_to_string(log).expect("the log is there");
+    let events = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let keys: BTreeSet<String> =
+        events.filter(|event| event["event"] == "finding").map(|event| event["key"].to_string()).collect();
+    keys.len()
+}
+
+#[test]
+fn a_killed_campaign_leaves_only_complete_findings_and_loses_none() {
+    let parent = tempfile::tempdir().expect("a temporary directory");
+    let mut total = 0;
+    for number in 0..KILLS {
+        let place = parent.path().join(number.to_string());
+        run_and_kill(number, &place);
+        let found = check_findings(&place.join("findings"));
+        let announced = announced(&place.join("events.jsonl"));
+        assert!(found >= announced, "kill {number}: {announced} failures announced, {found} on disk");
+        total += found;
+    }
+    assert!(total as u64 > KILLS, "only {total} findings in {KILLS} campaigns: nothing was tested");
+}
