@@ -7,22 +7,18 @@
 use std::collections::BTreeMap;
 use std::panic::{self, AssertUnwindSafe};
 
-use seamproof_oracle::Problem;
-
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Event};
-use super::failure::{FailureKey, Symptom, same_failure};
+use super::failure::{FailureKey, Symptom};
+use super::minimise::{SHRINK_EVALUATIONS_MAX, minimise};
 use super::summary::{Distinct, Summary};
 use super::{Plan, Sinks, Subjects, storable};
-use crate::case::{Case, Found};
+use crate::case::Case;
 use crate::census::Census;
-use crate::evaluate::evaluate;
 use crate::prose;
 use crate::record::RecordError;
-use crate::shrink::{self, Shrunk};
+use crate::shrink;
 use crate::verdict::{Finding, Margin};
 
-/// Evaluations that one shrink may use.
-pub const SHRINK_EVALUATIONS_MAX: usize = 1000;
 /// Failing cases of one symptom that are shrunk.
 pub const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
 /// Different failures that are kept.
@@ -177,35 +173,17 @@ impl<'a> Ledger<'a> {
         self.replace(index, symptom, &failed.name, &case)
     }
 
-    /// The smallest case that shows the same failure, within the budget.
+    /// The smallest case that shows the same failure, within the budget; the case itself where shrinking fails.
     fn minimised(&mut self, case: Case, start: &Finding) -> Case {
-        let attempt = panic::catch_unwind(AssertUnwindSafe(|| self.shrunk(&case, start)));
-        match attempt {
-            Ok(Some((shrunk, finding))) => {
-                let minimal = shrunk.complete && !self.sinks.control.stopped();
-                let found = Found { finding: storable(finding), minimal, evaluations: shrunk.evaluations };
-                Case { problem: shrunk.problem, found: Some(found), ..case }
-            }
-            Ok(None) => case,
-            Err(_) => {
-                self.summary.infrastructure("the shrinker panicked".to_owned());
-                case
-            }
-        }
-    }
-
-    fn shrunk(&self, case: &Case, start: &Finding) -> Option<(Shrunk, Finding)> {
-        let backend = self.subjects.backend(&case.subject.options).ok()?;
-        let mut last = start.clone();
-        let fails = |candidate: &Problem| {
-            // A request to stop ends the shrink early: with nothing accepted, its passes run dry.
-            let found = (!self.sinks.control.stopped())
-                .then(|| same_failure(start, evaluate(backend.as_ref(), candidate)))
-                .flatten();
-            found.map(|finding| last = finding).is_some()
-        };
-        let shrunk = shrink::shrink(&case.problem, SHRINK_EVALUATIONS_MAX, fails);
-        Some((shrunk, last))
+        let (subjects, control) = (self.subjects, self.sinks.control);
+        let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
+            let backend = subjects.backend(&case.subject.options).map_err(|error| error.to_string())?;
+            Ok(minimise(&case, start, backend.as_ref(), SHRINK_EVALUATIONS_MAX, control, |_| {}).case)
+        }));
+        attempt.unwrap_or_else(|_| Err("the shrinker panicked".to_owned())).unwrap_or_else(|what| {
+            self.summary.infrastructure(what);
+            case
+        })
     }
 
     /// Puts the minimal case in the place of the drawn one, unless a smaller case of the same failure is there.

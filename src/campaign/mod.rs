@@ -11,6 +11,7 @@ mod event;
 mod failure;
 mod histogram;
 mod ledger;
+mod minimise;
 mod plan;
 mod queue;
 mod report;
@@ -26,7 +27,8 @@ use seamproof_oracle::Problem;
 pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, Silent, Start};
 pub use failure::{FailureKey, SHRINK_RATIO, Symptom, features, same_failure};
 pub use histogram::{Histogram, Quantiles};
-pub use ledger::{DISTINCT_MAX, SHRINK_EVALUATIONS_MAX, SHRINKS_PER_SYMPTOM_MAX};
+pub use ledger::{DISTINCT_MAX, SHRINKS_PER_SYMPTOM_MAX};
+pub use minimise::{Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 pub use plan::{Control, Plan, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
 pub use subjects::{Options, Planted, Registered, Subjects};
@@ -190,7 +192,7 @@ impl Worker<'_> {
 }
 
 /// JSON has no infinities: a ratio that is one is as good as absent.
-pub(crate) fn storable(mut finding: Finding) -> Finding {
+fn storable(mut finding: Finding) -> Finding {
     finding.ratio = finding.ratio.filter(|ratio| ratio.is_finite());
     finding.bound = finding.bound.filter(|bound| bound.is_finite());
     finding

@@ -9,13 +9,12 @@ use super::exit::Exit;
 use super::output::print_line;
 use super::run::stop_on_signal;
 use super::{CliError, backend_of};
-use crate::campaign::{Control, SHRINK_EVALUATIONS_MAX, same_failure, storable};
+use crate::campaign::{Control, Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 use crate::case::{Case, Found};
 use crate::evaluate::evaluate;
 use crate::prose;
 use crate::record::write_whole;
-use crate::shrink;
-use crate::verdict::{Check, Finding, Verdict};
+use crate::verdict::{Check, Verdict};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -49,26 +48,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     stop_on_signal(&control)?;
     print_line(&format_args!("from     {}: {start}", prose::describe(&case.problem)));
 
-    let mut last = start.clone();
-    let fails = |candidate: &Problem| {
-        let found = (!control.stopped())
-            .then(|| same_failure(&start, evaluate(backend.as_ref(), candidate)))
-            .flatten();
-        if found.is_some() && *candidate != case.problem {
-            print_line(&format_args!("step     {}", prose::describe(candidate)));
-        }
-        found.map(|finding| last = finding).is_some()
-    };
-    let shrunk = shrink::shrink(&case.problem, args.budget, fails);
-    let minimal = shrunk.complete && !control.stopped();
-    let (evaluations, accepted) =
-        (shrunk.evaluations, shrunk.accepted.iter().map(|(_, steps)| steps).sum::<usize>());
-    let check = last.check;
-    let found = Found { finding: storable(last), minimal, evaluations };
-    save(args, &Case { problem: shrunk.problem, found: Some(found), ..case })?;
-    let state = if minimal { "minimal" } else { "not minimal yet" };
-    print_line(&format_args!("{state} after {accepted} steps and {evaluations} evaluations"));
-    Ok(if check == Check::Crash { Exit::Crash } else { Exit::Finding })
+    let step = |candidate: &Problem| print_line(&format_args!("step     {}", prose::describe(candidate)));
+    let small = minimise(&case, &start, backend.as_ref(), args.budget, &control, step);
+    save(args, &small)?;
+    Ok(if start.check == Check::Crash { Exit::Crash } else { Exit::Finding })
 }
 
 fn nothing_to_do(args: &Args, verdict: &Verdict) -> Exit {
@@ -88,12 +71,15 @@ fn nothing_to_do(args: &Args, verdict: &Verdict) -> Exit {
     Exit::Held
 }
 
-fn save(args: &Args, case: &Case) -> Result<(), CliError> {
+fn save(args: &Args, Minimised { case, accepted }: &Minimised) -> Result<(), CliError> {
     let out = args.out.clone().unwrap_or_else(|| args.file.with_extension("min.json"));
     write_whole(&out, &case.to_json())?;
-    let found: Option<&Finding> = case.found.as_ref().map(|found| &found.finding);
     print_line(&format_args!("to       {}", prose::describe(&case.problem)));
-    found.into_iter().for_each(|finding| print_line(&format_args!("         {finding}")));
+    if let Some(Found { finding, minimal, evaluations }) = &case.found {
+        let state = if *minimal { "minimal" } else { "not minimal yet" };
+        print_line(&format_args!("         {finding}"));
+        print_line(&format_args!("         {state} after {accepted} steps and {evaluations} evaluations"));
+    }
     print_line(&format_args!("replay:  seamproof replay {}", out.display()));
     Ok(())
 }

@@ -1,0 +1,52 @@
+//! Shrinks a failing case, as a campaign and `seamproof shrink` do.
+
+use seamproof_oracle::Problem;
+
+use super::failure::same_failure;
+use super::plan::Control;
+use super::storable;
+use crate::backend::Backend;
+use crate::case::{Case, Found};
+use crate::evaluate::evaluate;
+use crate::shrink;
+use crate::verdict::Finding;
+
+/// Evaluations that one shrink may use.
+pub const SHRINK_EVALUATIONS_MAX: usize = 1000;
+
+/// A smaller case and the way to it.
+#[derive(Clone, Debug)]
+pub struct Minimised {
+    /// The case, with what was found in it.
+    pub case: Case,
+    /// Steps that were accepted.
+    pub accepted: usize,
+}
+
+/// The smallest case that shows the failure `start` of `case`, within `budget` evaluations; `step` sees each one on the
+/// way. A request to stop ends it early, with the smallest case so far.
+pub fn minimise(
+    case: &Case,
+    start: &Finding,
+    backend: &dyn Backend,
+    budget: usize,
+    control: &Control,
+    mut step: impl FnMut(&Problem),
+) -> Minimised {
+    let mut last = start.clone();
+    let fails = |candidate: &Problem| {
+        // Once somebody asked to stop nothing is accepted, so that the shrinker's passes run dry.
+        let verdict = (!control.stopped()).then(|| evaluate(backend, candidate));
+        let Some(finding) = verdict.and_then(|verdict| same_failure(start, verdict)) else { return false };
+        step(candidate);
+        last = finding;
+        true
+    };
+    let shrunk = shrink::shrink(&case.problem, budget, fails);
+    let minimal = shrunk.complete && !control.stopped();
+    let found = Found { finding: storable(last), minimal, evaluations: shrunk.evaluations };
+    Minimised {
+        case: Case { problem: shrunk.problem, found: Some(found), ..case.clone() },
+        accepted: shrunk.accepted.iter().map(|(_, steps)| steps).sum(),
+    }
+}
