@@ -1,5 +1,10 @@
 //! The campaign: generate → run → judge → shrink → record.
 
 pub mod backend;
+pub mod backends;
+pub mod bench;
 pub mod case;
+pub mod generate;
+pub mod judge;
+pub mod values;
 pub mod verdict;

@@ -229,8 +229,8 @@ impl Model {
 
     /// `θ`: relative error of an unrounded weight whose logit has the absolute error `logit_error`.
     fn theta(&self, row: &Row, logit: f64, logit_error: f64) -> f64 {
-        let eta = logit_error
-            + F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range);
+        let eta =
+            logit_error + F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range);
         // R: how often the running maximum can grow, the sink's turn at the end included.
         let rescalings = self.tiles(row.keys) as f64;
         expm1_upper(eta) + EXP_ERROR * (1.0 + rescalings) + 3.0 * F32_ROUNDOFF * rescalings
@@ -253,9 +253,9 @@ impl Model {
 
     /// Relative error of a row's denominator, given `Σ p·θ` over its keys.
     pub fn denominator(&self, row: &Row, weight_errors: f64) -> f64 {
-        let sink = row.sink.map_or(0.0, |sink| {
-            libm::exp(sink - row.lse) * self.theta(row, sink, F32_ROUNDOFF * sink.abs())
-        });
+        let sink = row
+            .sink
+            .map_or(0.0, |sink| libm::exp(sink - row.lse) * self.theta(row, sink, F32_ROUNDOFF * sink.abs()));
         weight_errors + sink + self.accumulation.row_sum(row.keys + 1, self.tiles(row.keys))
     }
 
@@ -291,7 +291,8 @@ impl Model {
 
     /// Error of `D = rowsum(dout · out)`; `magnitudes` is `Σ|dout||out|`.
     pub fn d_error(&self, magnitudes: f64) -> f64 {
-        self.accumulation.row_dot(self.dims_v) * magnitudes + self.dims_v as f64 * self.accumulation.underflow()
+        self.accumulation.row_dot(self.dims_v) * magnitudes
+            + self.dims_v as f64 * self.accumulation.underflow()
     }
 
     /// The sums over queries and keys that [`Model::gradient_pair`] needs: `g` of dk and dv for `queries` rows in all

@@ -201,7 +201,16 @@ fn backward_segment(
     for head in kv_head * group..(kv_head + 1) * group {
         for rows in tiles_of(0..segment.q.len, tiles.q) {
             backward_tile(
-                call, segment, keys, tiles.kv, formats, (head, kv_head), rows, &mut dk, &mut dv, tensors,
+                call,
+                segment,
+                keys,
+                tiles.kv,
+                formats,
+                (head, kv_head),
+                rows,
+                &mut dk,
+                &mut dv,
+                tensors,
             );
         }
     }

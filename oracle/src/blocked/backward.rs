@@ -6,8 +6,8 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, s};
 
 use super::{
-    Answer, Group, KEY_TILE, Keys, Piece, ROW_TILE, gather, map, pieces, product_transposed, tiles,
-    visible_union,
+    Answer, Group, KEY_TILE, Keys, Piece, ROW_TILE, exponential, gather, map, pieces, product_transposed,
+    row_mut, tiles, visible_union,
 };
 use crate::envelope::Model;
 use crate::{Gradients, Inputs, Problem, Saved};
@@ -101,8 +101,7 @@ pub(super) fn group(
         dk: Array2::zeros((rows, problem.dims.qk)),
         dv: Array2::zeros((rows, problem.dims.v)),
     };
-    let mut backward =
-        GroupBackward { exact: empty(), bound: model.map(|_| empty()), sinks: Vec::new() };
+    let mut backward = GroupBackward { exact: empty(), bound: model.map(|_| empty()), sinks: Vec::new() };
     for (piece, answer, sink) in results {
         backward.sinks.push((piece.head, sink));
         backward.exact.add(&piece, answer.exact);
@@ -234,10 +233,8 @@ impl Context<'_> {
         let mut p = product_transposed(&tile.q.view(), &keys.k.slice(s![columns.clone(), ..]));
         let mut ds = product_transposed(&tile.dout.view(), &keys.v.slice(s![columns.clone(), ..]));
         let mut bound = self.model.map(|_| {
-            let a = product_transposed(
-                &tile.q.mapv(f64::abs).view(),
-                &keys.k_abs.slice(s![columns.clone(), ..]),
-            );
+            let a =
+                product_transposed(&tile.q.mapv(f64::abs).view(), &keys.k_abs.slice(s![columns.clone(), ..]));
             let b = product_transposed(
                 &tile.dout.mapv(f64::abs).view(),
                 &keys.v_abs.slice(s![columns.clone(), ..]),
@@ -254,46 +251,73 @@ impl Context<'_> {
             if tile.statistics[local].0 == f64::NEG_INFINITY {
                 visible = 0..0;
             }
-            let mut strips = vec![p.row_mut(local), ds.row_mut(local)];
-            strips.extend(bound.iter_mut().flatten().map(|strip| strip.row_mut(local)));
-            for strip in &mut strips {
-                strip.slice_mut(s![..visible.start]).fill(0.0);
-                strip.slice_mut(s![visible.end..]).fill(0.0);
+            let rows = [&mut p, &mut ds].into_iter().chain(bound.iter_mut().flatten());
+            for row in rows.map(|strip| row_mut(strip, local)) {
+                row[..visible.start].fill(0.0);
+                row[visible.end..].fill(0.0);
             }
-            drop(strips);
-            self.pair_row(tile, local, (lq, lk), visible, &mut p, &mut ds, &mut bound);
+            let logits = self.weigh_row(tile, local, &visible, &mut p, &mut ds);
+            if let (Some(model), Some(bound)) = (self.model, &mut bound) {
+                self.bound_row(model, tile, local, visible, &logits, &p, bound);
+            }
         }
         Strips { p, ds, bound }
     }
 
-    /// One row of [`Context::strips`]: products become weights and logit gradients, magnitudes become errors.
-    fn pair_row(
+    /// One row of [`Context::strips`]: products become weights and logit gradients. Returns, for the visible columns,
+    /// the logits and `dP − D`, which only the bounds need further.
+    fn weigh_row(
         &self,
         tile: &QueryTile,
         local: usize,
-        (lq, lk): (usize, usize),
-        visible: Range<usize>,
+        visible: &Range<usize>,
         p: &mut Array2<f64>,
         ds: &mut Array2<f64>,
-        bound: &mut Option<[Array2<f64>; 3]>,
-    ) {
+    ) -> Vec<(f64, f64)> {
         let softmax = &self.problem.softmax;
         let scale = f64::from(softmax.scale);
-        let (lse, d, d_error) = tile.statistics[local];
-        let sums = self.model.map(|model| model.gradient_sums(lq * self.problem.group(), lk));
-        for column in visible {
-            let at = [local, column];
-            let logit = softmax.cap(scale * p[at]);
-            let weight = libm::exp(logit - lse);
-            let x = ds[at] - d;
+        let (lse, d, _) = tile.statistics[local];
+        let p = &mut row_mut(p, local)[visible.clone()];
+        let ds = &mut row_mut(ds, local)[visible.clone()];
+        p.iter_mut().for_each(|product| *product = softmax.cap(scale * *product));
+        ds.iter_mut().for_each(|dp| *dp -= d);
+        let kept = match self.model {
+            Some(_) => p.iter().copied().zip(ds.iter().copied()).collect(),
+            None => Vec::new(),
+        };
+        if softmax.softcap.is_some() {
+            ds.iter_mut().zip(p.iter()).for_each(|(ds, logit)| *ds *= softmax.cap_derivative(*logit));
+        }
+        p.iter_mut().for_each(|logit| *logit -= lse);
+        exponential::exp(p);
+        ds.iter_mut().zip(p.iter()).for_each(|(ds, weight)| *ds *= weight);
+        kept
+    }
+
+    /// One row of the bounds: magnitudes become errors.
+    fn bound_row(
+        &self,
+        model: &Model,
+        tile: &QueryTile,
+        local: usize,
+        visible: Range<usize>,
+        kept: &[(f64, f64)],
+        p: &Array2<f64>,
+        [a, b, c]: &mut [Array2<f64>; 3],
+    ) {
+        let softmax = &self.problem.softmax;
+        let sequence = &self.problem.sequences[self.group.sequence];
+        let sums = model.gradient_sums(sequence.q.len * self.problem.group(), sequence.kv.len);
+        let (lse, _, d_error) = tile.statistics[local];
+        let p = &p.row(local).to_slice().unwrap_or(&[])[visible.clone()];
+        let a = &mut row_mut(a, local)[visible.clone()];
+        let b = &mut row_mut(b, local)[visible.clone()];
+        let c = &mut row_mut(c, local)[visible];
+        for (column, (&(logit, x), &p)) in kept.iter().zip(p).enumerate() {
             let derivative = softmax.cap_derivative(logit);
-            p[at] = weight;
-            ds[at] = weight * x * derivative;
-            if let (Some(model), Some(sums), Some([a, b, c])) = (self.model, sums, bound.as_mut()) {
-                let pair =
-                    model.gradient_pair(logit, lse, weight, x, derivative, a[at], b[at], d_error, sums);
-                (a[at], b[at], c[at]) = (pair.dv, pair.dk, pair.dq);
-            }
+            let (a, b, c) = (&mut a[column], &mut b[column], &mut c[column]);
+            let pair = model.gradient_pair(logit, lse, p, x, derivative, *a, *b, d_error, sums);
+            (*a, *b, *c) = (pair.dv, pair.dk, pair.dq);
         }
     }
 

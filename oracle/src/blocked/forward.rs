@@ -1,8 +1,11 @@
 //! The forward pass of one piece.
 
-use ndarray::{Array2, ArrayViewMut1, s};
+use ndarray::{Array2, s};
 
-use super::{Answer, Group, Keys, Piece, ROW_TILE, gather, product_transposed, tiles, visible_union};
+use super::{
+    Answer, Group, Keys, Piece, ROW_TILE, exponential, gather, product_transposed, row_mut, tiles,
+    visible_union,
+};
 use crate::envelope::{Model, Row};
 use crate::{Forward, Inputs, Problem, Run};
 
@@ -15,11 +18,7 @@ pub(super) struct PieceForward {
 
 impl PieceForward {
     fn new(rows: usize, dim: usize, statistic: f64) -> PieceForward {
-        PieceForward {
-            out: Array2::zeros((rows, dim)),
-            lse: vec![statistic; rows],
-            max_logit: statistic,
-        }
+        PieceForward { out: Array2::zeros((rows, dim)), lse: vec![statistic; rows], max_logit: statistic }
     }
 
     /// Puts the piece's rows where they lie in the problem's tensors.
@@ -92,10 +91,9 @@ impl Tile {
         let mut visible = Vec::with_capacity(rows.len());
         for (local, i) in rows.enumerate() {
             let seen = problem.mask.visible(i, sequence.q.len, sequence.kv.len);
-            let columns =
-                if seen.is_empty() { 0..0 } else { seen.start - keys.start..seen.end - keys.start };
-            let logits = logits.slice_mut(s![local, columns.clone()]);
-            let weights = weights.slice_mut(s![local, columns.clone()]);
+            let columns = if seen.is_empty() { 0..0 } else { seen.start - keys.start..seen.end - keys.start };
+            let logits = &mut row_mut(&mut logits, local)[columns.clone()];
+            let weights = &mut row_mut(&mut weights, local)[columns.clone()];
             tile_rows.push(softmax_row(problem, logits, weights, sink));
             visible.push(columns);
         }
@@ -134,16 +132,17 @@ impl Tile {
             let g = model.value_sum(row.keys);
             let mut weight_errors = 0.0;
             let visible = self.visible[local].clone();
-            let logits = self.logits.slice(s![local, visible.clone()]);
-            let weights = self.weights.slice(s![local, visible.clone()]);
-            errors.slice_mut(s![local, ..visible.start]).fill(0.0);
-            errors.slice_mut(s![local, visible.end..]).fill(0.0);
-            let errors = errors.slice_mut(s![local, visible]);
-            for ((error, &logit), &weight) in errors.into_iter().zip(logits).zip(weights) {
-                to.max_logit = to.max_logit.max(model.logit_error(*error, logit));
-                let pair = model.pair(row, logit, weight / row.sum, *error, g);
+            let logits = self.logits.row(local).to_slice().unwrap_or(&[]);
+            let weights = self.weights.row(local).to_slice().unwrap_or(&[]);
+            let errors = row_mut(&mut errors, local);
+            errors[..visible.start].fill(0.0);
+            errors[visible.end..].fill(0.0);
+            for column in visible {
+                let (logit, a) = (logits[column], errors[column]);
+                to.max_logit = to.max_logit.max(model.logit_error(a, logit));
+                let pair = model.pair(row, logit, weights[column] / row.sum, a, g);
                 weight_errors += pair.weight;
-                *error = pair.value;
+                errors[column] = pair.value;
             }
             denominators.push(model.denominator(row, weight_errors));
         }
@@ -168,26 +167,22 @@ impl Tile {
 }
 
 /// Turns products into logits, fills the weights and sums them up; the sink enters as a key without a value.
-fn softmax_row(
-    problem: &Problem,
-    mut logits: ArrayViewMut1<'_, f64>,
-    weights: ArrayViewMut1<'_, f64>,
-    sink: Option<f64>,
-) -> Row {
+fn softmax_row(problem: &Problem, logits: &mut [f64], weights: &mut [f64], sink: Option<f64>) -> Row {
     let scale = f64::from(problem.softmax.scale);
-    logits.mapv_inplace(|product| problem.softmax.cap(scale * product));
+    for logit in logits.iter_mut() {
+        *logit = problem.softmax.cap(scale * *logit);
+    }
     let extremes = |(low, high): (f64, f64), logit: f64| (low.min(logit), high.max(logit));
-    let (min, max) =
-        logits.iter().copied().chain(sink).fold((f64::INFINITY, f64::NEG_INFINITY), extremes);
+    let (min, max) = logits.iter().copied().chain(sink).fold((f64::INFINITY, f64::NEG_INFINITY), extremes);
     let keys = logits.len();
     if max == f64::NEG_INFINITY {
         return Row { keys, max, max_abs: 0.0, range: 0.0, sum: 0.0, lse: f64::NEG_INFINITY, sink };
     }
-    let mut sum = sink.map_or(0.0, |sink| libm::exp(sink - max));
-    for (weight, &logit) in weights.into_iter().zip(&logits) {
-        *weight = libm::exp(logit - max);
-        sum += *weight;
+    for (weight, logit) in weights.iter_mut().zip(logits.iter()) {
+        *weight = logit - max;
     }
+    exponential::exp(weights);
+    let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| libm::exp(sink - max));
     let lse = max + libm::log(sum);
     Row { keys, max, max_abs: min.abs().max(max.abs()), range: max - min, sum, lse, sink }
 }

@@ -6,6 +6,7 @@
 //! depend on the number of threads. Held to [`crate::exact`] by a property test.
 
 mod backward;
+mod exponential;
 mod forward;
 
 use std::ops::Range;
@@ -42,8 +43,7 @@ pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Ans
         lse: Array2::from_elem(problem.lse_shape(), lse),
         max_logit: Array1::from_elem(problem.heads.q, lse),
     };
-    let mut answer =
-        Answer { exact: empty(f64::NEG_INFINITY), bound: model.is_some().then(|| empty(0.0)) };
+    let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound: model.is_some().then(|| empty(0.0)) };
     let parallel = is_large(problem);
     let groups = map(parallel, groups(problem), |group| {
         let operands = Keys::gather(problem, inputs, &group, model.is_some());
@@ -182,9 +182,16 @@ fn visible_union(problem: &Problem, sequence: usize, rows: Range<usize>) -> Rang
         .unwrap_or(0..0)
 }
 
-/// `a · bᵀ` into the first columns of a scratch matrix.
+/// `a · bᵀ`.
 fn product_transposed(a: &ArrayView2<'_, f64>, b: &ArrayView2<'_, f64>) -> Array2<f64> {
     a.dot(&b.t())
+}
+
+/// A row of a matrix that is stored row by row, as every product here is.
+fn row_mut(matrix: &mut Array2<f64>, row: usize) -> &mut [f64] {
+    let columns = matrix.ncols();
+    let all = matrix.as_slice_mut().unwrap_or(&mut []);
+    &mut all[row * columns..(row + 1) * columns]
 }
 
 /// Pieces of `range` of at most `size`.
