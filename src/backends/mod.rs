@@ -61,3 +61,9 @@ pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
         _ => BTreeMap::new(),
     }
 }
+
+/// The emulated kernel with the campaign's canary planted in it.
+pub fn canary() -> Box<dyn Backend> {
+    let fault = seamproof_simulator::faults::WINDOW_OFF_BY_ONE;
+    Box::new(Planted { inner: Emulated::default(), fault })
+}
