@@ -2,4 +2,5 @@
 
 pub mod backend;
 pub mod case;
+pub mod shrink;
 pub mod verdict;
