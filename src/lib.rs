@@ -3,4 +3,5 @@
 pub mod backend;
 pub mod case;
 pub mod shrink;
+pub mod strategy;
 pub mod verdict;

@@ -6,7 +6,7 @@
 //! The end is a *fixed point*: no step of any pass makes the best smaller and still fails.
 //!
 //! The machine holds no closure, so the same code is a loop ([`shrink`]), a loop over batches
-//! ([`Shrinker::propose_batch`]) and a proptest `ValueTree`; all three walk the same path. What
+//! ([`Shrinker::propose_batch`]) and a proptest `ValueTree` ([`crate::strategy`]); all three walk the same path. What
 //! *fails* means (the same check on the same tensor, m of r runs, a stricter threshold) is the caller's business.
 
 mod passes;
