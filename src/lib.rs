@@ -6,5 +6,7 @@ pub mod bench;
 pub mod case;
 pub mod generate;
 pub mod judge;
+pub mod shrink;
+pub mod strategy;
 pub mod values;
 pub mod verdict;
