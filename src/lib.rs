@@ -12,6 +12,7 @@ pub mod generate;
 pub mod judge;
 pub mod prose;
 pub mod record;
-
 pub mod shrink;
+pub mod strategy;
+pub mod values;
 pub mod verdict;

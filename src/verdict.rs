@@ -178,6 +178,8 @@ impl Margin {
 pub enum Verdict {
     /// Every check held.
     Pass(Margin),
+    /// Fields that make no problem were refused by the rule that they break.
+    RefusedMalformed(&'static str),
     /// Refused, exactly as the capability table says.
     Refused(Refusal),
     /// A check broke (a crash of the subject is a finding of check [`Check::Crash`]).

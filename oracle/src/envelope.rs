@@ -1,12 +1,368 @@
-//! For each element of the answer the largest error that an honest subject can show (tier W, worst case).
+//! For each element of the answer, the largest error that an honest subject can show: tier W, the worst case for any
+//! input.
+//!
+//! An *honest subject* rounds its inputs, weights, logit gradients and results to the problem's formats, computes in
+//! f32 between, and sums as it declares ([`Accumulation`], [`Partition`]). The bound is a sum of named rounding terms
+//! evaluated with the exact answer's own quantities. Nothing here is tuned: each constant is a unit roundoff, a count
+//! of roundings, or a documented accuracy of an instruction.
+//!
+//! Terms, for query i and key j (all quantities exact; `A_ij = Σ_c |q_ic||k_jc|`, `B_ij = Σ_c |dout_ic||v_jc|`, `m` the
+//! row's largest logit, `l = Σ exp(s − m)`, `u` the unit roundoff of a stored format):
+//!
+//! | term | what it bounds |
+//! |---|---|
+//! | `logit_error` | absolute error of a logit: `scale·A·(g(d) + 2ε)`, and the soft cap's tanh |
+//! | `theta` | relative error of an unrounded weight: the exponent's error, exp itself, `R` rescalings of a running max |
+//! | `weight_rounding` | absolute error of rounding P: `u·p`, or the format's floor, whichever is larger |
+//! | `gamma` | relative error of the row sum |
+//! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes |
+//! | half spacing | the final rounding to the stored format |
+//!
+//! Used by the judge and nowhere else. Sources: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1
+//! (`γ_n = nε/(1 − nε)`); MMA-Sim (arXiv 2511.10909) and arXiv 2512.07004 for the tensor core's truncation; the PTX ISA
+//! for `ex2.approx` (2^-22 relative) and `lg2.approx`.
 
-/// stub
+use crate::{Format, Problem};
+
+/// Unit roundoff of f32, round to nearest: 2^-24.
+pub const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
+/// Relative error of an honest `exp`: 2^-22 (`ex2.approx` after its input scaling).
+pub const EXP_ERROR: f64 = 1.0 / (1u64 << 22) as f64;
+/// Relative error of an honest `tanh`: 2^-21 (an accurate f32 library function, a few ulp).
+pub const TANH_ERROR: f64 = 1.0 / (1u64 << 21) as f64;
+/// Absolute error of an honest `log` for arguments near 1: 2^-21.4 (`lg2.approx` times ln 2).
+pub const LOG_ERROR: f64 = 3.613_2e-7;
+/// Further relative error of an honest `log`: 3 ulp.
+const LOG_RELATIVE_ERROR: f64 = 3.0 / (1u64 << 23) as f64;
+/// Smallest normal f32: what a unit that flushes subnormals to zero may lose.
+const F32_NORMAL_MIN: f64 = f32::MIN_POSITIVE as f64;
+/// Half of the smallest subnormal f32, rounded up: what gradual underflow may lose.
+const F32_SUBNORMAL_STEP: f64 = 1.401_298_464_324_817e-45;
+/// Past this exponent error a bound says nothing; it also keeps `exp` finite.
+const EXPONENT_ERROR_MAX: f64 = 60.0;
+/// Where the relative errors of a row add up to more than this, the first-order form no longer holds.
+const DENOMINATOR_ERROR_MAX: f64 = 0.5;
+
+/// How a subject sums, as it declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accumulation {
-    /// Products and sums one after the other in f32, rounded to nearest.
+    /// One after the other in f32, each product and each sum rounded to nearest, subnormals kept.
     F32Serial,
+    /// `width` serial partial sums in f32, then a binary tree over them.
+    F32Tree {
+        /// Partial sums; at least 1.
+        width: usize,
+    },
+    /// Hopper's `wgmma`: 16 products and the addend aligned to the largest exponent, cut to 25 fractional bits, the
+    /// result truncated to f32. Row sums are FlashAttention-3's: four threads a row, then a shuffle.
+    WgmmaTruncating,
+    /// Not declared: for each sum the weakest of the others.
+    Unknown,
 }
 
-/// stub
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Partition {}
+/// `γ_n`: n roundings of f32.
+fn gamma(roundings: usize) -> f64 {
+    let n = roundings as f64 * F32_ROUNDOFF;
+    n / (1.0 - n)
+}
+
+impl Accumulation {
+    /// `g(n)`: error of a matrix unit's sum of `n` products, relative to the sum of their magnitudes.
+    pub fn products(self, n: usize) -> f64 {
+        match self {
+            Accumulation::F32Serial => gamma(n + 1),
+            Accumulation::F32Tree { width } => gamma(tree_roundings(n, width) + 1),
+            Accumulation::WgmmaTruncating => {
+                // (K + 1)·2^-F + 2^-23 with K = 16 products a step and F = 25 fractional bits.
+                let kappa = 17.0 / (1u64 << 25) as f64 + 1.0 / (1u64 << 23) as f64;
+                n.div_ceil(16) as f64 * kappa
+            }
+            Accumulation::Unknown => {
+                Accumulation::F32Serial.products(n).max(Accumulation::WgmmaTruncating.products(n))
+            }
+        }
+    }
+
+    /// Relative error of a row sum of `n` positive terms that are added tile by tile.
+    pub fn row_sum(self, n: usize, tiles: usize) -> f64 {
+        match self {
+            Accumulation::F32Serial | Accumulation::Unknown => gamma(n + tiles + 1),
+            Accumulation::F32Tree { width } => gamma(tree_roundings(n, width) + tiles + 1),
+            Accumulation::WgmmaTruncating => gamma(n.div_ceil(4) + tiles + 4),
+        }
+    }
+
+    /// Error of `rowsum(dout · out)` over `n` lanes on ordinary units, relative to the sum of magnitudes.
+    pub fn row_dot(self, n: usize) -> f64 {
+        match self {
+            Accumulation::F32Serial | Accumulation::Unknown => gamma(n + 1),
+            Accumulation::F32Tree { width } => gamma(tree_roundings(n, width) + 1),
+            Accumulation::WgmmaTruncating => gamma(n.div_ceil(16) + 6),
+        }
+    }
+
+    /// `g` of dq: products over `n` keys, `tile` of them at a time, the tiles' results added in any order.
+    pub fn tiled_products(self, n: usize, tile: usize) -> f64 {
+        match self {
+            Accumulation::WgmmaTruncating => self.products(n.min(tile)) + gamma(n.div_ceil(tile.max(1)) + 1),
+            _ => self.products(n) + gamma(n.div_ceil(tile.max(1)) + 1),
+        }
+    }
+
+    /// What one operation may lose to underflow.
+    pub fn underflow(self) -> f64 {
+        match self {
+            Accumulation::F32Serial | Accumulation::F32Tree { .. } => F32_SUBNORMAL_STEP,
+            Accumulation::WgmmaTruncating | Accumulation::Unknown => F32_NORMAL_MIN,
+        }
+    }
+}
+
+fn tree_roundings(n: usize, width: usize) -> usize {
+    let width = width.max(1);
+    n.div_ceil(width) + width.next_power_of_two().trailing_zeros() as usize
+}
+
+/// How a subject cuts a problem's sums into separately rounded pieces. One rank and one kernel: tiles only. Pieces
+/// that are merged (ring steps, splits) come with context parallelism.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Query rows of a tile.
+    pub q_tile: usize,
+    /// Keys of a tile: the running maximum and sum change once a tile.
+    pub kv_tile: usize,
+}
+
+/// The declared arithmetic of a subject on one problem: everything that the terms need besides exact quantities.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    accumulation: Accumulation,
+    partition: Partition,
+    p: Format,
+    out: Format,
+    ds: Format,
+    gradients: Format,
+    scale: f64,
+    softcap: Option<f64>,
+    dims_qk: usize,
+    dims_v: usize,
+}
+
+/// Per-row quantities of the forward bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Visible keys.
+    pub keys: usize,
+    /// Largest logit, the sink included.
+    pub max: f64,
+    /// Largest magnitude of a logit, the sink included.
+    pub max_abs: f64,
+    /// Largest minus smallest logit, the sink included.
+    pub range: f64,
+    /// `Σ exp(s − max)`, the sink included.
+    pub sum: f64,
+    /// The exact LSE.
+    pub lse: f64,
+    /// Whether the row's denominator has a sink.
+    pub sink: Option<f64>,
+}
+
+/// What the forward bound needs of one (query, key) pair.
+#[derive(Clone, Copy, Debug)]
+pub struct PairError {
+    /// `p·θ`, the weight's error before it is rounded.
+    pub weight: f64,
+    /// Coefficient of `|v|` in the numerator's error.
+    pub value: f64,
+}
+
+/// Errors of the gradients' coefficients for one pair.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientPairError {
+    /// Coefficient of `|dout|` in dv.
+    pub dv: f64,
+    /// Coefficient of `|q|` in dk, without the scale.
+    pub dk: f64,
+    /// Coefficient of `|k|` in dq, without the scale.
+    pub dq: f64,
+}
+
+/// An upper bound of `e^x − 1` for x ≥ 0, without an exponential where x is small: `x + x²` holds up to 1.
+fn expm1_upper(x: f64) -> f64 {
+    if x <= 1.0 { x + x * x } else { libm::exp(x.min(EXPONENT_ERROR_MAX)) }
+}
+
+/// Error of rounding a value of magnitude `magnitude` to `format`: relative `u`, or the floor of its subnormals.
+fn rounding(format: Format, magnitude: f64) -> f64 {
+    (format.unit_roundoff() * magnitude).max(magnitude.min(format.tiny_half()))
+}
+
+impl Model {
+    /// The model of a subject that declares `accumulation` and `partition` for `problem`.
+    pub fn new(problem: &Problem, accumulation: Accumulation, partition: Partition) -> Model {
+        Model {
+            accumulation,
+            partition,
+            p: problem.precision.p.format,
+            out: problem.precision.out.format,
+            ds: problem.precision.ds.format,
+            gradients: problem.precision.gradients.format,
+            scale: f64::from(problem.softmax.scale),
+            softcap: problem.softmax.softcap.map(f64::from),
+            dims_qk: problem.dims.qk,
+            dims_v: problem.dims.v,
+        }
+    }
+
+    /// Absolute error of a logit. `a` is `Σ|q||k|`; `2ε·scale·a` covers the roundings of `scale·S`.
+    pub fn logit_error(&self, a: f64, logit: f64) -> f64 {
+        let scaled = self.scale * a * (self.accumulation.products(self.dims_qk) + 2.0 * F32_ROUNDOFF);
+        // tanh is 1-Lipschitz, so the scaled product's error passes through at most whole.
+        let capped = if self.softcap.is_some() { TANH_ERROR * logit.abs() } else { 0.0 };
+        scaled + capped + self.accumulation.underflow()
+    }
+
+    /// Tiles that a row of `keys` visible keys can touch.
+    fn tiles(&self, keys: usize) -> usize {
+        keys.div_ceil(self.partition.kv_tile.max(1)) + 1
+    }
+
+    /// `θ`: relative error of an unrounded weight whose logit has the absolute error `logit_error`.
+    fn theta(&self, row: &Row, logit: f64, logit_error: f64) -> f64 {
+        let eta =
+            logit_error + F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range);
+        // R: how often the running maximum can grow, the sink's turn at the end included.
+        let rescalings = self.tiles(row.keys) as f64;
+        expm1_upper(eta) + EXP_ERROR * (1.0 + rescalings) + 3.0 * F32_ROUNDOFF * rescalings
+    }
+
+    /// The errors that one pair adds to its row. `p` is the exact weight, `g` is [`Model::value_sum`] of the row.
+    pub fn pair(&self, row: &Row, logit: f64, p: f64, a: f64, g: f64) -> PairError {
+        let theta = self.theta(row, logit, self.logit_error(a, logit));
+        let computed = p * (1.0 + theta);
+        // The kernel rounds exp(s − running max), so the format's floor is relative to the row's sum.
+        let floor = self.p.tiny_half().max(self.accumulation.underflow()) / row.sum;
+        let rounded = (self.p.unit_roundoff() * computed).max(computed.min(floor));
+        PairError { weight: p * theta, value: p * theta + rounded + g * (computed + rounded) }
+    }
+
+    /// `g(n)` of the product of weights and values for a row of `keys` visible keys.
+    pub fn value_sum(&self, keys: usize) -> f64 {
+        self.accumulation.products(keys)
+    }
+
+    /// Relative error of a row's denominator, given `Σ p·θ` over its keys.
+    pub fn denominator(&self, row: &Row, weight_errors: f64) -> f64 {
+        let sink = row
+            .sink
+            .map_or(0.0, |sink| libm::exp(sink - row.lse) * self.theta(row, sink, F32_ROUNDOFF * sink.abs()));
+        weight_errors + sink + self.accumulation.row_sum(row.keys + 1, self.tiles(row.keys))
+    }
+
+    /// Bound of one element of out. `value_errors` is `Σ_j PairError::value·|v|`, `value_max` the largest `|v|` seen.
+    pub fn out_bound(&self, row: &Row, out: f64, value_errors: f64, denominator: f64, value_max: f64) -> f64 {
+        let relative = denominator + 6.0 * F32_ROUNDOFF;
+        let error = if relative < DENOMINATOR_ERROR_MAX {
+            let underflow = (row.keys + 8) as f64 * self.accumulation.underflow();
+            (value_errors + out.abs() * relative) / (1.0 - relative) + underflow
+        } else {
+            // Whatever the weights, the output stays in the values' hull, but for roundings.
+            (out.abs() + value_max) * (1.0 + 4.0 * self.p.unit_roundoff())
+        };
+        error + self.out.half_spacing(out.abs() + error)
+    }
+
+    /// Bound of one row's LSE.
+    pub fn lse_bound(&self, row: &Row, denominator: f64) -> f64 {
+        let log_sum = libm::log(row.sum);
+        let relative = denominator.min(DENOMINATOR_ERROR_MAX);
+        // |ln(1 + x)| ≤ |x| / (1 − |x|). Past the limit only the exponent's own error is left.
+        let sum = if denominator < DENOMINATOR_ERROR_MAX { relative / (1.0 - relative) } else { denominator };
+        sum + F32_ROUNDOFF * (4.0 * row.max.abs() + row.lse.abs() + 4.0)
+            + LOG_ERROR
+            + LOG_RELATIVE_ERROR * log_sum.abs()
+    }
+
+    /// `θ'` of the backward's recomputed weight `exp(s − lse)`: there is no running maximum.
+    fn theta_backward(&self, logit: f64, lse: f64, logit_error: f64) -> f64 {
+        let eta = logit_error + F32_ROUNDOFF * (3.0 * lse.abs() + (logit - lse).abs());
+        expm1_upper(eta) + EXP_ERROR
+    }
+
+    /// Error of `D = rowsum(dout · out)`; `magnitudes` is `Σ|dout||out|`.
+    pub fn d_error(&self, magnitudes: f64) -> f64 {
+        self.accumulation.row_dot(self.dims_v) * magnitudes
+            + self.dims_v as f64 * self.accumulation.underflow()
+    }
+
+    /// The sums over queries and keys that [`Model::gradient_pair`] needs: `g` of dk and dv for `queries` rows in all
+    /// (of every query head of the group), and `g` of dq for `keys` keys.
+    pub fn gradient_sums(&self, queries: usize, keys: usize) -> (f64, f64) {
+        let by_query = self.accumulation.products(queries);
+        (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile))
+    }
+
+    /// The errors that one pair adds to the gradients. `p` and `ds` are exact given the saved out and lse; `x` is
+    /// `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative, `sums` [`Model::gradient_sums`].
+    pub fn gradient_pair(
+        &self,
+        logit: f64,
+        lse: f64,
+        p: f64,
+        x: f64,
+        derivative: f64,
+        a: f64,
+        b: f64,
+        d_error: f64,
+        sums: (f64, f64),
+    ) -> GradientPairError {
+        let (by_query, by_key) = sums;
+        let underflow = self.accumulation.underflow();
+        let logit_error = self.logit_error(a, logit);
+        let p_error = p * self.theta_backward(logit, lse, logit_error) + p.min(underflow);
+        let p_rounding = rounding(self.p, p + p_error);
+
+        let x_error =
+            self.accumulation.products(self.dims_v) * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
+        let px_error = p_error * x.abs() + (p + p_error) * x_error + underflow;
+        let derivative_error = self.softcap.map_or(0.0, |cap| {
+            let t = (logit / cap).abs();
+            let t_error = logit_error / cap + 2.0 * F32_ROUNDOFF * t;
+            2.0 * t * t_error + t_error * t_error + 2.0 * F32_ROUNDOFF
+        });
+        let ds = p * x.abs() * derivative;
+        let ds_error = px_error * (derivative + derivative_error)
+            + p * x.abs() * derivative_error
+            + 2.0 * F32_ROUNDOFF * ds;
+        let ds_rounding = rounding(self.ds, ds + ds_error);
+
+        let (p_total, ds_total) = (p_error + p_rounding, ds_error + ds_rounding);
+        GradientPairError {
+            dv: p_total + by_query * (p + p_total),
+            dk: ds_total + (by_query + 3.0 * F32_ROUNDOFF) * (ds + ds_total),
+            dq: ds_total + (by_key + 3.0 * F32_ROUNDOFF) * (ds + ds_total),
+        }
+    }
+
+    /// Bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the rounding.
+    pub fn gradient_bound(&self, exact: f64, errors: f64, terms: usize) -> f64 {
+        let error = errors + (terms + 8) as f64 * self.accumulation.underflow();
+        error + self.gradients.half_spacing(exact.abs() + error)
+    }
+
+    /// What one row adds to the error of dsink: `p_sink = exp(sink − lse)` times D, both with their errors.
+    pub fn sink_row(&self, sink: f64, lse: f64, d: f64, d_error: f64) -> (f64, f64) {
+        let p = libm::exp(sink - lse);
+        let p_error = p * self.theta_backward(sink, lse, F32_ROUNDOFF * sink.abs());
+        let term = p * d.abs();
+        let error = p_error * d.abs() + (p + p_error) * d_error + F32_ROUNDOFF * term;
+        (term, error)
+    }
+
+    /// Bound of one head's dsink over `rows` rows, from the summed terms and errors of [`Model::sink_row`].
+    pub fn sink_bound(&self, terms: f64, errors: f64, rows: usize) -> f64 {
+        errors
+            + self.accumulation.row_sum(rows, rows) * (terms + errors)
+            + (rows + 8) as f64 * self.accumulation.underflow()
+    }
+}

@@ -109,3 +109,66 @@ impl AttentionCall {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seamproof_oracle::{
+        Alignment, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, ProblemFields, Rows,
+        Sequence, Sink,
+    };
+
+    fn problem(mask: Mask, lengths: &[(usize, usize)]) -> Problem {
+        let mut rows = Rows { q: 1, kv: 2 };
+        let sequences = lengths.iter().enumerate().map(|(id, &(lq, lk))| {
+            let (q, kv) = (Run::packed(rows.q, lq, lq + 1), Run::packed(rows.kv, lk, lk + 2));
+            rows = Rows { q: rows.q + lq + 1, kv: rows.kv + lk + 2 };
+            Sequence { id: id as u32, q, kv }
+        });
+        Problem::new(ProblemFields {
+            sequences: sequences.collect(),
+            rows,
+            heads: Heads { q: 1, kv: 1 },
+            dims: Dims { qk: 1, v: 1 },
+            mask,
+            softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
+            precision: Precision::uniform(Format::Bf16),
+            parallel: ContextParallel::single(),
+            mode: InputMode::Flat,
+            data_seed: 0,
+            pass: Pass::Forward,
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_whole_call_sees_what_the_mask_shows() {
+        let sides = [None, Some(0), Some(1), Some(3), Some(u32::MAX)];
+        for align in [Alignment::TopLeft, Alignment::BottomRight] {
+            for (left, right) in sides.into_iter().flat_map(|left| sides.map(|right| (left, right))) {
+                let mask = Mask { left, right, align };
+                let problem = problem(mask, &[(4, 2), (2, 5), (3, 3), (0, 2), (2, 0)]);
+                let call = AttentionCall::whole(&problem);
+                assert_eq!(call.check(problem.rows.q, problem.rows.kv), Ok(()));
+                for (segment, sequence) in call.segments.iter().zip(&problem.sequences) {
+                    for i in 0..sequence.q.len {
+                        let shown = mask.visible(i, sequence.q.len, sequence.kv.len);
+                        assert_eq!(segment.visible(i), shown, "{mask:?} {sequence:?} query {i}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_outside_its_tensors_is_refused() {
+        let problem = problem(Mask::CAUSAL, &[(4, 2), (2, 5)]);
+        let call = AttentionCall::whole(&problem);
+        assert!(matches!(call.check(problem.rows.q - 1, problem.rows.kv), Err(CallError::Run { side: "q", .. })));
+        assert!(matches!(call.check(problem.rows.q, problem.rows.kv - 1), Err(CallError::Run { side: "kv", .. })));
+        let mut twice = call.clone();
+        twice.segments.push(twice.segments[0].clone());
+        let error = twice.check(problem.rows.q, problem.rows.kv);
+        assert_eq!(error, Err(CallError::QueryRowOwnedTwice { row: 1 }));
+    }
+}

@@ -1,0 +1,125 @@
+//! Random problems for the oracle's own tests. The campaign's generator lies above this crate; this one is small, and
+//! aims at what can go wrong inside the oracle: empty rows and sequences, gaps, odd head ratios, sinks and caps.
+#![allow(dead_code)]
+
+use ndarray::{Array1, Array3};
+use seamproof_oracle::{
+    Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
+    ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+};
+
+/// splitmix64.
+pub struct Draws(pub u64);
+
+impl Draws {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// A multiple of 2^-6 in [-2, 2]: exact in every format, and so is its sum with 2^-12.
+    pub fn value(&mut self) -> f32 {
+        (self.below(257) as f32 - 128.0) / 64.0
+    }
+}
+
+/// The plainest problem: given (query, key) lengths one after the other, one head, dimension `dim`.
+pub fn plain(lengths: &[(usize, usize)], dim: usize) -> ProblemFields {
+    let mut rows = Rows { q: 0, kv: 0 };
+    let sequences = lengths.iter().enumerate().map(|(id, &(lq, lk))| {
+        let sequence =
+            Sequence { id: id as u32, q: Run::packed(rows.q, lq, lq), kv: Run::packed(rows.kv, lk, lk) };
+        rows = Rows { q: rows.q + lq, kv: rows.kv + lk };
+        sequence
+    });
+    ProblemFields {
+        sequences: sequences.collect(),
+        rows,
+        heads: Heads { q: 1, kv: 1 },
+        dims: Dims { qk: dim, v: dim },
+        mask: Mask::FULL,
+        softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
+        precision: Precision::uniform(Format::Bf16),
+        parallel: ContextParallel::single(),
+        mode: InputMode::Flat,
+        data_seed: 0,
+        pass: Pass::Backward,
+    }
+}
+
+/// Inputs of multiples of 2^-6; rows that are not real hold NaN, which nothing may read.
+pub fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
+    let mut tensor = |shape: [usize; 3], side: fn(&Sequence) -> Run| {
+        let mut array = Array3::from_elem(shape, f32::NAN);
+        for row in problem.sequences.iter().flat_map(|sequence| side(sequence).real_rows()) {
+            array.index_axis_mut(ndarray::Axis(0), row).mapv_inplace(|_| draws.value());
+        }
+        array
+    };
+    let (q, k) = (tensor(problem.q_shape(), |s| s.q), tensor(problem.k_shape(), |s| s.kv));
+    let (v, dout) = (tensor(problem.v_shape(), |s| s.kv), tensor(problem.out_shape(), |s| s.q));
+    let dout = if problem.pass == Pass::Backward {
+        dout
+    } else {
+        Array3::zeros([0, dout.shape()[1], dout.shape()[2]])
+    };
+    Inputs { q, k, v, dout, sink: Array1::from_shape_fn(problem.learnable_sinks(), |_| draws.value()) }
+}
+
+/// A random problem with its inputs. `length_max` bounds each sequence.
+pub fn random(seed: u64, length_max: usize) -> (Problem, Inputs) {
+    let mut draws = Draws(seed);
+    let count = draws.below(4);
+    let mut rows = Rows { q: draws.below(3), kv: draws.below(3) };
+    let mut sequences = Vec::new();
+    for id in 0..count {
+        let mut run = |end: &mut usize| {
+            let len = if draws.below(5) == 0 { draws.below(2) } else { draws.below(length_max + 1) };
+            let run = Run::packed(*end + draws.below(2), len, len + draws.below(4));
+            *end = run.offset + run.span;
+            run
+        };
+        sequences.push(Sequence { id: id as u32, q: run(&mut rows.q), kv: run(&mut rows.kv) });
+    }
+    rows.q += draws.below(3);
+    rows.kv += draws.below(3);
+    let kv = 1 + draws.below(3);
+    let side = |draws: &mut Draws| match draws.below(3) {
+        0 => None,
+        1 => Some(draws.below(3) as u32),
+        _ => Some(draws.below(2 * length_max + 1) as u32),
+    };
+    let mask = Mask {
+        left: side(&mut draws),
+        right: side(&mut draws),
+        align: draws.pick(&[Alignment::TopLeft, Alignment::BottomRight]),
+    };
+    let softmax = Softmax {
+        scale: draws.pick(&[1.0, 0.125, 0.3, 4.0]),
+        softcap: draws.pick(&[None, None, Some(5.0), Some(0.5)]),
+        sink: draws.pick(&[Sink::None, Sink::OffByOne, Sink::Learnable]),
+    };
+    let fields = ProblemFields {
+        sequences,
+        rows,
+        heads: Heads { q: kv * (1 + draws.below(3)), kv },
+        dims: Dims { qk: 1 + draws.below(9), v: 1 + draws.below(9) },
+        mask,
+        softmax,
+        ..plain(&[], 1)
+    };
+    let problem = Problem::new(fields).expect("the builder makes valid problems");
+    let inputs = inputs(&problem, &mut draws);
+    inputs.check(&problem).expect("the builder makes matching inputs");
+    (problem, inputs)
+}

@@ -1,0 +1,69 @@
+//! The subjects that this program knows, by name.
+
+mod emulated;
+mod planted;
+
+use std::collections::BTreeMap;
+
+pub use emulated::Emulated;
+pub use planted::Planted;
+
+use crate::backend::Backend;
+
+/// The backends, as `--backend` takes them.
+pub const NAMES: [&str; 1] = ["emulated"];
+
+/// Why no backend could be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BackendError {
+    /// A name that is not in [`NAMES`].
+    #[error("unknown backend '{name}'; known: {known}", known = NAMES.join(", "))]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// An option that the backend does not have.
+    #[error("backend {backend} has no option '{option}'; it has: {known}")]
+    UnknownOption {
+        /// The backend.
+        backend: &'static str,
+        /// The option.
+        option: String,
+        /// Its options.
+        known: &'static str,
+    },
+    /// An option's value that is not usable.
+    #[error("option {option} of backend {backend} is '{value}'; use {expected}")]
+    OptionValue {
+        /// The backend.
+        backend: &'static str,
+        /// The option.
+        option: String,
+        /// Its value.
+        value: String,
+        /// What it takes.
+        expected: &'static str,
+    },
+}
+
+/// Makes a backend from its name and options.
+pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
+    match name {
+        "emulated" => Ok(Box::new(Emulated::from_options(options)?)),
+        _ => Err(BackendError::Unknown { name: name.chars().take(40).collect() }),
+    }
+}
+
+/// Options for a case of a campaign, from its seed: tile sizes vary, so that every edge is met with few tokens.
+pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
+    match name {
+        "emulated" => emulated::draw_options(seed),
+        _ => BTreeMap::new(),
+    }
+}
+
+/// The emulated kernel with the campaign's canary planted in it.
+pub fn canary() -> Box<dyn Backend> {
+    let fault = seamproof_simulator::faults::WINDOW_OFF_BY_ONE;
+    Box::new(Planted { inner: Emulated::default(), fault })
+}

@@ -1,0 +1,142 @@
+//! `seamproof bench`: figures with the ratio to a limit or a peer in the same run.
+
+use std::io::{self, Write};
+use std::time::Instant;
+
+use ndarray::{Array1, Array2, Array3, Zip};
+use rayon::prelude::*;
+use seamproof_oracle::envelope::{Accumulation, Model, Partition};
+use seamproof_oracle::{
+    ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem, ProblemError,
+    ProblemFields, Rows, Run, Saved, Sequence, Sink, Softmax, blocked,
+};
+
+use crate::values;
+
+/// Head dimension of the oracle's benchmark.
+const DIM: usize = 128;
+/// Matrix products of one pair: QKᵀ and PV forward; QKᵀ, dOVᵀ, dq, dk and dv backward.
+const PRODUCTS: f64 = 7.0;
+/// With the envelope every product has a twin over magnitudes.
+const PRODUCTS_WITH_ENVELOPE: f64 = 2.0 * PRODUCTS;
+/// Side of the matrices that the GEMM crate's own rate is measured on.
+const GEMM_SIDE: usize = 1536;
+/// Repetitions; the best one counts.
+const REPETITIONS: usize = 3;
+
+/// One causal sequence of `length`, a head for each thread, bf16.
+fn problem(length: usize, heads: usize) -> Result<Problem, ProblemError> {
+    let run = Run::packed(0, length, length);
+    Problem::new(ProblemFields {
+        sequences: vec![Sequence { id: 0, q: run, kv: run }],
+        rows: Rows { q: length, kv: length },
+        heads: Heads { q: heads, kv: heads },
+        dims: Dims { qk: DIM, v: DIM },
+        mask: Mask::CAUSAL,
+        softmax: Softmax { scale: 0.088_388_35, softcap: None, sink: Sink::None },
+        precision: Precision::uniform(Format::Bf16),
+        parallel: ContextParallel::single(),
+        mode: InputMode::Flat,
+        data_seed: 1,
+        pass: Pass::Backward,
+    })
+}
+
+/// Seconds of the best of [`REPETITIONS`] runs.
+fn best_seconds(mut work: impl FnMut()) -> f64 {
+    (0..REPETITIONS)
+        .map(|_| {
+            let start = Instant::now();
+            work();
+            start.elapsed().as_secs_f64()
+        })
+        .fold(f64::INFINITY, f64::min)
+}
+
+/// The GEMM crate's own f64 rate with every thread multiplying square matrices, in GFLOP/s.
+fn gemm_rate(threads: usize) -> f64 {
+    let matrix = |seed: u64| {
+        Array2::from_shape_fn((GEMM_SIDE, GEMM_SIDE), |(i, j)| {
+            (values::mix(seed + (i * GEMM_SIDE + j) as u64) >> 40) as f64 / 16_777_216.0 - 0.5
+        })
+    };
+    let (a, b) = (matrix(1), matrix(2));
+    let mut results = vec![Array2::<f64>::zeros((GEMM_SIDE, GEMM_SIDE)); threads];
+    let seconds = best_seconds(|| {
+        results.par_iter_mut().for_each(|c| ndarray::linalg::general_mat_mul(1.0, &a, &b, 0.0, c));
+    });
+    threads as f64 * 2.0 * (GEMM_SIDE as f64).powi(3) / seconds / 1e9
+}
+
+/// The oracle's forward and backward, with the envelope of a subject that sums serially where `envelope` is set.
+fn run_oracle(problem: &Problem, inputs: &Inputs, envelope: bool) {
+    let tiles = Partition { q_tile: 128, kv_tile: 128 };
+    let model = envelope.then(|| Model::new(problem, Accumulation::F32Serial, tiles));
+    let forward = blocked::forward(problem, inputs, model.as_ref());
+    let saved = Saved::from(&forward.exact);
+    std::hint::black_box(blocked::backward(problem, inputs, &saved, model.as_ref()));
+}
+
+/// A reference of the naive kind: whole score matrices in f64, the mask as −∞, one matrix product a line.
+fn run_dense(problem: &Problem, inputs: &Inputs) {
+    let head_of = |tensor: &Array3<f32>, head: usize| tensor.index_axis(ndarray::Axis(1), head).mapv(f64::from);
+    (0..problem.heads.q).into_par_iter().for_each(|head| {
+        let (q, k) = (head_of(&inputs.q, head), head_of(&inputs.k, head));
+        let (v, dout) = (head_of(&inputs.v, head), head_of(&inputs.dout, head));
+        let scale = f64::from(problem.softmax.scale);
+        let mut p = q.dot(&k.t()) * scale;
+        for ((i, j), score) in p.indexed_iter_mut() {
+            if j > i {
+                *score = f64::NEG_INFINITY;
+            }
+        }
+        for mut row in p.rows_mut() {
+            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            row.mapv_inplace(|score| (score - max).exp());
+            let sum = row.sum();
+            row.mapv_inplace(|weight| weight / sum);
+        }
+        let out = p.dot(&v);
+        let dv = p.t().dot(&dout);
+        let d: Array1<f64> = (&dout * &out).sum_axis(ndarray::Axis(1));
+        let mut ds = dout.dot(&v.t());
+        for ((mut ds, p), d) in ds.rows_mut().into_iter().zip(p.rows()).zip(&d) {
+            Zip::from(&mut ds).and(&p).for_each(|ds, p| *ds = p * (*ds - d) * scale);
+        }
+        std::hint::black_box((out, dv, ds.dot(&k), ds.t().dot(&q)));
+    });
+}
+
+/// Prints the blocked oracle's rate beside the GEMM crate's own and a dense reference's time.
+///
+/// A FLOP counts only where a visible pair needs it, so work on hidden pairs lowers the fraction; with the envelope
+/// the products over magnitudes count too, since they are executed.
+pub fn oracle(lengths: &[usize], to: &mut dyn Write) -> io::Result<()> {
+    let threads = rayon::current_num_threads();
+    let gemm = gemm_rate(threads);
+    writeln!(to, "bench oracle: f64, causal, d {DIM}, {threads} heads on {threads} threads, forward + backward")?;
+    writeln!(to, "limit: the GEMM crate's own rate, {GEMM_SIDE}³ on every thread: {gemm:.1} GFLOP/s")?;
+    writeln!(
+        to,
+        "{:>7} {:>10} {:>9} {:>9} {:>10} {:>9} {:>9} {:>9} {:>9}",
+        "length", "oracle s", "GFLOP/s", "of GEMM", "+bounds s", "GFLOP/s", "of GEMM", "dense s", "× faster"
+    )?;
+    for &length in lengths {
+        let problem = problem(length, threads).map_err(io::Error::other)?;
+        let inputs = values::inputs(&problem);
+        let pair_flops = problem.pairs() as f64 * threads as f64 * 2.0 * DIM as f64 / 1e9;
+        let plain = best_seconds(|| run_oracle(&problem, &inputs, false));
+        let bounded = best_seconds(|| run_oracle(&problem, &inputs, true));
+        let dense = best_seconds(|| run_dense(&problem, &inputs));
+        let (rate, bounded_rate) =
+            (PRODUCTS * pair_flops / plain, PRODUCTS_WITH_ENVELOPE * pair_flops / bounded);
+        writeln!(
+            to,
+            "{length:>7} {plain:>10.3} {rate:>9.1} {:>9.2} {bounded:>10.3} {bounded_rate:>9.1} {:>9.2} {dense:>9.3} {:>9.2}",
+            rate / gemm,
+            bounded_rate / gemm,
+            dense / plain
+        )?;
+    }
+    Ok(())
+}

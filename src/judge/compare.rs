@@ -1,0 +1,120 @@
+//! Walking the real rows of a result, and keeping the worst element.
+
+use ndarray::{ArrayView1, ArrayView2, ArrayView3};
+use seamproof_oracle::{Problem, Run, Side};
+
+use crate::backend::TensorName;
+use crate::verdict::{Check, Finding, Place};
+
+/// A result tensor of any of the shapes that results have.
+#[derive(Clone, Copy)]
+pub(super) enum View<'a, T> {
+    /// `[rows, heads, dim]` on one side of the problem.
+    Rows(ArrayView3<'a, T>, Side),
+    /// `[heads, rows]` on the query side.
+    Statistic(ArrayView2<'a, T>),
+    /// `[heads]`.
+    Heads(ArrayView1<'a, T>),
+}
+
+impl<T: Copy> View<'_, T> {
+    fn side(&self) -> Side {
+        if let View::Rows(_, side) = self { *side } else { Side::Q }
+    }
+
+    /// Heads and lanes of a row.
+    fn extent(&self) -> (usize, usize) {
+        match self {
+            View::Rows(array, _) => (array.shape()[1], array.shape()[2]),
+            View::Statistic(array) => (array.shape()[0], 1),
+            View::Heads(array) => (array.len(), 1),
+        }
+    }
+
+    /// The element of a row, head and lane; a view of heads has one row.
+    pub(super) fn at(&self, row: usize, head: usize, lane: usize) -> T {
+        match self {
+            View::Rows(array, _) => array[[row, head, lane]],
+            View::Statistic(array) => array[[head, row]],
+            View::Heads(array) => array[head],
+        }
+    }
+
+    /// Calls `visit(row, place)` for the first lane of every real row and head; lanes follow by [`View::lanes`].
+    pub(super) fn real(&self, problem: &Problem, mut visit: impl FnMut(usize, usize, Place)) {
+        let (heads, _) = self.extent();
+        if let View::Heads(_) = self {
+            for head in 0..heads {
+                visit(0, head, Place { head: Some(head), ..Place::default() });
+            }
+            return;
+        }
+        for (index, sequence) in problem.sequences.iter().enumerate() {
+            let run: Run = if self.side() == Side::Q { sequence.q } else { sequence.kv };
+            for (position, row) in run.real_rows().enumerate() {
+                for head in 0..heads {
+                    let place = Place {
+                        sequence: Some(index),
+                        head: Some(head),
+                        row: Some(position),
+                        lane: None,
+                    };
+                    visit(row, head, place);
+                }
+            }
+        }
+    }
+
+    /// Lanes of a row.
+    pub(super) fn lanes(&self) -> usize {
+        self.extent().1
+    }
+
+    /// The place of a lane, where lanes mean anything.
+    pub(super) fn lane_place(&self, place: Place, lane: usize) -> Place {
+        if let View::Rows(..) = self { Place { lane: Some(lane), ..place } } else { place }
+    }
+}
+
+/// Counts elements and keeps the worst failing one.
+pub(super) struct Worst {
+    finding: Finding,
+    rank: f64,
+}
+
+impl Worst {
+    pub(super) fn new(check: Check, tensor: TensorName, what: &str) -> Worst {
+        let finding = Finding {
+            check,
+            tensor: Some(tensor),
+            place: Place::default(),
+            what: what.into(),
+            got: None,
+            expected: None,
+            bound: None,
+            ratio: None,
+            failed: 0,
+            compared: 0,
+        };
+        Worst { finding, rank: f64::NEG_INFINITY }
+    }
+
+    /// Counts one element that was compared.
+    pub(super) fn compared(&mut self) {
+        self.finding.compared += 1;
+    }
+
+    /// Counts a failing element; the one of the highest `rank` is reported, the first of equal ones.
+    pub(super) fn failed(&mut self, rank: f64, describe: impl FnOnce(&mut Finding)) {
+        self.finding.failed += 1;
+        if self.finding.failed == 1 || rank > self.rank {
+            self.rank = rank;
+            describe(&mut self.finding);
+        }
+    }
+
+    /// The finding, if anything failed.
+    pub(super) fn finding(self) -> Option<Finding> {
+        (self.finding.failed > 0).then_some(self.finding)
+    }
+}

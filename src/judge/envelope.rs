@@ -1,0 +1,169 @@
+//! Envelope: every element within the largest honest error of the exact answer.
+
+use ndarray::{Array2, Array3};
+use seamproof_oracle::envelope::Model;
+use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Side, blocked};
+
+use super::compare::{View, Worst};
+use crate::backend::{Backend, RankGradients, RankOutputs, TensorName};
+use crate::verdict::{Check, Finding, Margin, Verdict};
+
+/// Judges the forward, LSE first, then the backward on the out and lse that the subject returned.
+pub(super) fn check(
+    backend: &dyn Backend,
+    problem: &Problem,
+    inputs: &Inputs,
+    rank: &RankOutputs,
+) -> Verdict {
+    let model = Model::new(problem, backend.accumulation(), backend.partition(problem));
+    let mut margin = Margin::default();
+    let answer = blocked::forward(problem, inputs, Some(&model));
+    let Some(bound) = &answer.bound else {
+        return Verdict::Infrastructure("the forward came without its envelope".into());
+    };
+    if let Some(finding) = forward(problem, rank, &answer.exact, bound, &mut margin) {
+        return finding.into();
+    }
+    let Some(gradients) = &rank.gradients else { return Verdict::Pass(margin) };
+    let Some(lse) = &rank.lse else {
+        let why = "the subject hides its LSE, and end-to-end bounds of the backward are not there yet";
+        return Verdict::Infrastructure(why.into());
+    };
+    let saved = saved(problem, rank, lse);
+    let answer = blocked::backward(problem, inputs, &saved, Some(&model));
+    let Some(bound) = &answer.bound else {
+        return Verdict::Infrastructure("the backward came without its envelope".into());
+    };
+    match backward(problem, gradients, &answer.exact, bound, &mut margin) {
+        Some(finding) => finding.into(),
+        None => Verdict::Pass(margin),
+    }
+}
+
+/// The subject's own results on real rows, as the oracle's backward takes them.
+fn saved(problem: &Problem, rank: &RankOutputs, lse: &Array2<f32>) -> Saved {
+    let mut saved = Saved {
+        out: Array3::zeros(problem.out_shape()),
+        lse: Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY),
+    };
+    let out = View::Rows(rank.out.view(), Side::Q);
+    out.real(problem, |row, head, _| {
+        saved.lse[[head, row]] = f64::from(lse[[head, row]]);
+        for lane in 0..out.lanes() {
+            saved.out[[row, head, lane]] = f64::from(rank.out[[row, head, lane]]);
+        }
+    });
+    saved
+}
+
+fn forward(
+    problem: &Problem,
+    rank: &RankOutputs,
+    exact: &Forward,
+    bound: &Forward,
+    margin: &mut Margin,
+) -> Option<Finding> {
+    if let Some(lse) = &rank.lse {
+        let (exact, bound) = (exact.lse.view(), bound.lse.view());
+        let views = (View::Statistic(lse.view()), View::Statistic(exact), View::Statistic(bound));
+        if let Some(finding) = compare(problem, TensorName::Lse, views, &mut margin.lse) {
+            return Some(finding);
+        }
+    }
+    let views = rows(Side::Q, &rank.out, &exact.out, &bound.out);
+    if let Some(finding) = compare(problem, TensorName::Out, views, &mut margin.out) {
+        return Some(finding);
+    }
+    let max_logit = rank.max_logit.as_ref()?;
+    let (exact, bound) = (exact.max_logit.view(), bound.max_logit.view());
+    let views = (View::Heads(max_logit.view()), View::Heads(exact), View::Heads(bound));
+    compare(problem, TensorName::MaxLogit, views, &mut margin.max_logit)
+}
+
+fn backward(
+    problem: &Problem,
+    got: &RankGradients,
+    exact: &Gradients,
+    bound: &Gradients,
+    margin: &mut Margin,
+) -> Option<Finding> {
+    let dq = rows(Side::Q, &got.dq, &exact.dq, &bound.dq);
+    let dk = rows(Side::Kv, &got.dk, &exact.dk, &bound.dk);
+    let dv = rows(Side::Kv, &got.dv, &exact.dv, &bound.dv);
+    let dsink =
+        (View::Heads(got.dsink.view()), View::Heads(exact.dsink.view()), View::Heads(bound.dsink.view()));
+    compare(problem, TensorName::Dv, dv, &mut margin.dv)
+        .or_else(|| compare(problem, TensorName::Dk, dk, &mut margin.dk))
+        .or_else(|| compare(problem, TensorName::Dq, dq, &mut margin.dq))
+        .or_else(|| compare(problem, TensorName::Dsink, dsink, &mut margin.dsink))
+}
+
+type Triple<'a> = (View<'a, f32>, View<'a, f64>, View<'a, f64>);
+
+fn rows<'a>(side: Side, got: &'a Array3<f32>, exact: &'a Array3<f64>, bound: &'a Array3<f64>) -> Triple<'a> {
+    (View::Rows(got.view(), side), View::Rows(exact.view(), side), View::Rows(bound.view(), side))
+}
+
+/// Compares every real element; raises `margin` to the worst error ÷ bound.
+fn compare(
+    problem: &Problem,
+    tensor: TensorName,
+    (got, exact, bound): Triple<'_>,
+    margin: &mut f64,
+) -> Option<Finding> {
+    let mut worst = Worst::new(Check::Envelope, tensor, "further from the exact value than rounding explains");
+    got.real(problem, |row, head, place| {
+        for lane in 0..got.lanes() {
+            let (value, right, bound) =
+                (f64::from(got.at(row, head, lane)), exact.at(row, head, lane), bound.at(row, head, lane));
+            let ratio = error_ratio(value, right, bound);
+            worst.compared();
+            *margin = margin.max(ratio);
+            if ratio > 1.0 {
+                worst.failed(ratio, |finding| {
+                    finding.place = got.lane_place(place, lane);
+                    finding.got = Some(value.to_string());
+                    finding.expected = Some(right.to_string());
+                    finding.bound = bound.is_finite().then_some(bound);
+                    finding.ratio = ratio.is_finite().then_some(ratio);
+                });
+            }
+        }
+    });
+    worst.finding()
+}
+
+/// Error ÷ bound; 0 for equal values (infinities too), infinite for NaN and for any error where none is allowed.
+fn error_ratio(got: f64, exact: f64, bound: f64) -> f64 {
+    if got == exact {
+        return 0.0;
+    }
+    let ratio = (got - exact).abs() / bound;
+    // A NaN on either side is a failure: a comparison that NaN slips through is bug 210 of the field (cubecl 1070).
+    if ratio.is_nan() { f64::INFINITY } else { ratio }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::error_ratio;
+
+    #[test]
+    fn nothing_slips_through_the_ratio() {
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        assert_eq!(error_ratio(-inf, -inf, 0.0), 0.0);
+        assert_eq!(error_ratio(1.0, 1.0, 0.0), 0.0);
+        assert_eq!(error_ratio(1.5, 1.0, 1.0), 0.5);
+        for (got, exact, bound) in [
+            (nan, 1.0, 1.0),
+            (1.0, nan, 1.0),
+            (1.0, 1.0 + 1e-9, 0.0),
+            (inf, 1.0, 1.0),
+            (-inf, 1.0, 1.0),
+            (1.0, -inf, 0.0),
+            (1.0, 2.0, nan),
+            (inf, -inf, inf),
+        ] {
+            assert!(error_ratio(got, exact, bound) > 1.0, "{got} {exact} {bound}");
+        }
+    }
+}

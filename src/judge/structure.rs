@@ -1,0 +1,147 @@
+//! Structure: shapes, guard bands, unwritten elements and the padding contract of outputs.
+
+use seamproof_oracle::{Pass, Problem, Run, Side};
+use seamproof_simulator::{Damage, is_unwritten};
+
+use super::compare::{View, Worst};
+use crate::backend::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
+use crate::verdict::{Check, Finding, Place};
+
+/// Every result of a rank with its name; those that the subject hides are left out.
+pub(super) fn results(rank: &RankOutputs) -> Vec<(TensorName, View<'_, f32>)> {
+    let mut results = vec![(TensorName::Out, View::Rows(rank.out.view(), Side::Q))];
+    results.extend(rank.lse.iter().map(|lse| (TensorName::Lse, View::Statistic(lse.view()))));
+    results.extend(rank.max_logit.iter().map(|max| (TensorName::MaxLogit, View::Heads(max.view()))));
+    if let Some(gradients) = &rank.gradients {
+        results.push((TensorName::Dq, View::Rows(gradients.dq.view(), Side::Q)));
+        results.push((TensorName::Dk, View::Rows(gradients.dk.view(), Side::Kv)));
+        results.push((TensorName::Dv, View::Rows(gradients.dv.view(), Side::Kv)));
+        results.push((TensorName::Dsink, View::Heads(gradients.dsink.view())));
+    }
+    results
+}
+
+/// The first structural fault of a run.
+pub(super) fn check(backend: &dyn Backend, problem: &Problem, outputs: &Outputs) -> Option<Finding> {
+    let [rank] = outputs.ranks.as_slice() else {
+        let what = format!("{} ranks answered; the problem has 1", outputs.ranks.len());
+        return Some(super::whole_case(Check::Structure, what));
+    };
+    if let Some(finding) = wrong_shape(problem, rank) {
+        return Some(finding);
+    }
+    if let Some(damage) = outputs.damage.first() {
+        return Some(guard_finding(damage));
+    }
+    let contract = backend.padding().outputs;
+    results(rank).into_iter().find_map(|(tensor, view)| {
+        unwritten(problem, tensor, &view).or_else(|| padding(problem, contract, tensor, &view))
+    })
+}
+
+fn wrong_shape(problem: &Problem, rank: &RankOutputs) -> Option<Finding> {
+    let lse = problem.lse_shape();
+    let mut shapes = vec![(TensorName::Out, rank.out.shape(), problem.out_shape().to_vec())];
+    shapes.extend(rank.lse.iter().map(|array| (TensorName::Lse, array.shape(), lse.to_vec())));
+    shapes.extend(
+        rank.max_logit.iter().map(|array| (TensorName::MaxLogit, array.shape(), vec![problem.heads.q])),
+    );
+    if let Some(gradients) = &rank.gradients {
+        shapes.push((TensorName::Dq, gradients.dq.shape(), problem.q_shape().to_vec()));
+        shapes.push((TensorName::Dk, gradients.dk.shape(), problem.k_shape().to_vec()));
+        shapes.push((TensorName::Dv, gradients.dv.shape(), problem.v_shape().to_vec()));
+        shapes.push((TensorName::Dsink, gradients.dsink.shape(), vec![problem.learnable_sinks()]));
+    }
+    let whole = |tensor, what| Finding { tensor, ..super::whole_case(Check::Structure, what) };
+    for (tensor, got, expected) in shapes {
+        if got != expected {
+            return Some(whole(Some(tensor), format!("has shape {got:?}, not {expected:?}")));
+        }
+    }
+    let asked = problem.pass == Pass::Backward;
+    (asked != rank.gradients.is_some()).then(|| {
+        let what = if asked { "no gradients came back" } else { "gradients came back from a forward pass" };
+        whole(None, what.into())
+    })
+}
+
+fn guard_finding(damage: &Damage) -> Finding {
+    let Damage { tensor, guard, distance, elements } = damage;
+    let side = format!("{guard:?}").to_lowercase();
+    let what =
+        format!("{elements} elements written outside {tensor}, {distance} elements {side} its edge at nearest");
+    super::whole_case(Check::Structure, what)
+}
+
+fn unwritten(problem: &Problem, tensor: TensorName, view: &View<'_, f32>) -> Option<Finding> {
+    let mut worst = Worst::new(Check::Structure, tensor, "a real row was never written");
+    view.real(problem, |row, head, place| {
+        for lane in 0..view.lanes() {
+            worst.compared();
+            if is_unwritten(view.at(row, head, lane)) {
+                worst.failed(0.0, |finding| finding.place = view.lane_place(place, lane));
+            }
+        }
+    });
+    worst.finding()
+}
+
+/// Owned rows past the real ones follow the contract; rows that no sequence owns keep what they held.
+fn padding(
+    problem: &Problem,
+    contract: PaddingOutputs,
+    tensor: TensorName,
+    view: &View<'_, f32>,
+) -> Option<Finding> {
+    let side = match view {
+        View::Heads(_) => return None,
+        View::Statistic(_) => Side::Q,
+        View::Rows(_, side) => *side,
+    };
+    let runs = || {
+        problem
+            .sequences
+            .iter()
+            .map(|sequence| if side == Side::Q { sequence.q } else { sequence.kv })
+            .enumerate()
+    };
+    let neutral = if tensor == TensorName::Lse { f32::NEG_INFINITY } else { 0.0 };
+    let mut worst = Worst::new(Check::Structure, tensor, "a padding row breaks the contract");
+    let heads = match view {
+        View::Rows(array, _) => array.shape()[1],
+        View::Statistic(array) => array.shape()[0],
+        View::Heads(_) => 0,
+    };
+    let mut visit = |row: usize, place: Place, contract: PaddingOutputs| {
+        for (head, lane) in (0..heads).flat_map(|head| (0..view.lanes()).map(move |lane| (head, lane))) {
+            let got = view.at(row, head, lane);
+            let (holds, expected) = match contract {
+                PaddingOutputs::Zero => (got == neutral, neutral.to_string()),
+                PaddingOutputs::Untouched => (is_unwritten(got), "untouched".into()),
+                PaddingOutputs::Unspecified => (true, String::new()),
+            };
+            worst.compared();
+            if !holds {
+                worst.failed(0.0, |finding| {
+                    finding.place = view.lane_place(Place { head: Some(head), ..place }, lane);
+                    finding.got = Some(if is_unwritten(got) { "unwritten".into() } else { got.to_string() });
+                    finding.expected = Some(expected);
+                });
+            }
+        }
+    };
+    let rows = if side == Side::Q { problem.rows.q } else { problem.rows.kv };
+    let mut owned = vec![false; rows];
+    for (index, run) in runs() {
+        run.real_rows().for_each(|row| owned[row] = true);
+        for (position, row) in (run.len..).zip(Run::padding_rows(&run)) {
+            owned[row] = true;
+            let place = Place { sequence: Some(index), row: Some(position), ..Place::default() };
+            visit(row, place, contract);
+        }
+    }
+    for row in (0..rows).filter(|&row| !owned[row]) {
+        visit(row, Place { row: Some(row), ..Place::default() }, PaddingOutputs::Untouched);
+    }
+    worst.finding()
+}

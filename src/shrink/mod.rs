@@ -1,0 +1,183 @@
+//! The one shrinker: from a failing problem to a small one that still fails.
+//!
+//! A *pass* maps the best problem so far and a *cursor* to a *candidate*, one step towards something simpler. A
+//! candidate is proposed only when it is legal, strictly smaller in the total order of [`Size`] and never proposed
+//! before. The caller says whether it fails: if so it becomes the best and the cursor stays, else the cursor moves on.
+//! The end is a *fixed point*: no step of any pass makes the best smaller and still fails.
+//!
+//! The machine holds no closure, so the same code is a loop ([`shrink`]), a loop over batches
+//! ([`Shrinker::propose_batch`]) and a proptest `ValueTree` ([`crate::strategy`]); all three walk the same path. What
+//! *fails* means (the same check on the same tensor, m of r runs, a stricter threshold) is the caller's business.
+
+mod passes;
+mod shape;
+mod size;
+
+use std::collections::HashSet;
+
+use seamproof_oracle::{Problem, ProblemFields};
+
+use passes::{PASSES, Step};
+pub use size::{Size, size};
+
+/// A shrink in progress.
+#[derive(Clone, Debug)]
+pub struct Shrinker {
+    best: Problem,
+    best_size: Size,
+    at: Position,
+    /// Candidates that wait for an answer, and where each was proposed.
+    pending: Vec<Problem>,
+    proposed_at: Vec<Position>,
+    /// Digests of all that was ever proposed.
+    tried: HashSet<blake3::Hash>,
+    /// Accepted steps of each pass.
+    accepted: Vec<usize>,
+}
+
+/// Where the machine stands.
+#[derive(Clone, Copy, Debug, Default)]
+struct Position {
+    pass: usize,
+    cursor: usize,
+    /// Passes that ended since the last accepted step, the pass of that step included.
+    idle: usize,
+}
+
+impl Position {
+    fn next_pass(self) -> Position {
+        Position { pass: (self.pass + 1) % PASSES.len(), cursor: 0, idle: self.idle + 1 }
+    }
+}
+
+impl Shrinker {
+    /// Starts from a problem that fails.
+    pub fn new(start: Problem) -> Shrinker {
+        Shrinker {
+            best_size: size(&start),
+            tried: HashSet::from([digest(&start)]),
+            best: start,
+            at: Position::default(),
+            pending: Vec::new(),
+            proposed_at: Vec::new(),
+            accepted: vec![0; PASSES.len()],
+        }
+    }
+
+    /// The smallest problem known to fail.
+    pub fn best(&self) -> &Problem {
+        &self.best
+    }
+
+    /// The first candidate that waits for an answer.
+    pub fn candidate(&self) -> Option<&Problem> {
+        self.pending.first()
+    }
+
+    /// The next candidate; none when the best is a fixed point. An unanswered candidate counts as rejected.
+    pub fn propose(&mut self) -> Option<&Problem> {
+        self.propose_batch(1).first()
+    }
+
+    /// Up to `most` candidates that would be proposed one after the other if each were rejected. Answer with
+    /// [`Shrinker::accept`] of the first that fails, or with [`Shrinker::reject`] when none does.
+    pub fn propose_batch(&mut self, most: usize) -> &[Problem] {
+        self.reject();
+        while self.pending.len() < most {
+            let Some((position, problem)) = self.next() else { break };
+            self.pending.push(problem);
+            self.proposed_at.push(position);
+        }
+        &self.pending
+    }
+
+    /// The candidate of this index (0 unless a batch was proposed) fails, those before it do not: it is the new best.
+    /// Without such a candidate nothing happens.
+    pub fn accept(&mut self, index: usize) {
+        let Some(&position) = self.proposed_at.get(index) else { return };
+        // Had the answer come before they were proposed, the later ones would not have been.
+        for later in self.pending.drain(index + 1..) {
+            self.tried.remove(&digest(&later));
+        }
+        if let Some(problem) = self.pending.pop() {
+            self.best_size = size(&problem);
+            self.best = problem;
+        }
+        self.accepted[position.pass] += 1;
+        self.at = Position { idle: 0, ..position };
+        self.reject();
+    }
+
+    /// No candidate that waits for an answer fails.
+    pub fn reject(&mut self) {
+        self.pending.clear();
+        self.proposed_at.clear();
+    }
+
+    /// Each pass with its accepted steps, in order. A pass that is never of use shows here.
+    pub fn accepted(&self) -> Vec<(&'static str, usize)> {
+        PASSES.iter().zip(&self.accepted).map(|(pass, &count)| (pass.name, count)).collect()
+    }
+
+    fn next(&mut self) -> Option<(Position, Problem)> {
+        // The pass of the last accepted step ends twice: it was entered in the middle.
+        while self.at.idle <= PASSES.len() {
+            let here = self.at;
+            self.at.cursor += 1;
+            match (PASSES[here.pass].step)(&self.best, here.cursor) {
+                Step::Over => self.at = here.next_pass(),
+                Step::Skip => {}
+                Step::Try(fields) => {
+                    if let Some(problem) = self.admit(*fields) {
+                        return Some((here, problem));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// A legal, smaller, new problem; anything else is passed over.
+    fn admit(&mut self, fields: ProblemFields) -> Option<Problem> {
+        let problem = Problem::new(fields).ok()?;
+        let smaller = size(&problem) < self.best_size;
+        (smaller && self.tried.insert(digest(&problem))).then_some(problem)
+    }
+}
+
+/// What a shrink ends with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shrunk {
+    /// The smallest problem found that fails.
+    pub problem: Problem,
+    /// Problems that were judged.
+    pub evaluations: usize,
+    /// Each pass with its accepted steps.
+    pub accepted: Vec<(&'static str, usize)>,
+    /// Whether `problem` is a fixed point; false when the budget ran out before.
+    pub complete: bool,
+}
+
+/// Shrinks a problem that fails, judging at most `budget` candidates.
+pub fn shrink(start: &Problem, budget: usize, mut fails: impl FnMut(&Problem) -> bool) -> Shrunk {
+    let mut shrinker = Shrinker::new(start.clone());
+    let mut evaluations = 0;
+    let complete = loop {
+        let Some(candidate) = shrinker.propose() else { break true };
+        if evaluations == budget {
+            break false;
+        }
+        evaluations += 1;
+        if fails(candidate) {
+            shrinker.accept(0);
+        } else {
+            shrinker.reject();
+        }
+    };
+    Shrunk { accepted: shrinker.accepted(), problem: shrinker.best, evaluations, complete }
+}
+
+/// Stands for a problem in the set of those tried: 32 bytes, however many sequences it has.
+fn digest(problem: &Problem) -> blake3::Hash {
+    blake3::hash(format!("{problem:?}").as_bytes())
+}

@@ -1,0 +1,249 @@
+//! The memory layout of a problem as numbers that can be lowered one by one.
+//!
+//! Each side (q, kv) is a [`Layout`]: `first` rows, then the sequences' *pieces* in memory order, then `slack` rows. A
+//! piece is `gap` rows that nobody owns, `len` real rows and `pad` owned padding rows. Runs and offsets are rebuilt from
+//! these numbers, so dropping or shortening a sequence closes up the rows behind it, while every remaining seam (a
+//! first offset, a gap, padding, slack, interleaving, a memory order that is not the listed one) stays.
+//!
+//! Not kept: free rows inside an interleaved layout beyond its own step, and a mixture of steps (all become one).
+
+use seamproof_oracle::{Problem, ProblemFields, Rows, Run, Sequence};
+
+/// The sequences of a problem by size and place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// Ids, in the problem's order.
+    pub(super) ids: Vec<u32>,
+    /// Rows of q, out, dout, dq.
+    pub(super) q: Layout,
+    /// Rows of k, v, dk, dv.
+    pub(super) kv: Layout,
+}
+
+/// One side of a [`Shape`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Rows before the first piece.
+    pub(super) first: usize,
+    /// Rows after the last one.
+    pub(super) slack: usize,
+    /// Whether position p of every piece lies next to position p of the others, as in an SBHD tensor.
+    pub(super) interleaved: bool,
+    /// One per sequence, in the problem's order.
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// One sequence's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Free rows between the preceding piece in memory and this one; nothing before the first.
+    pub(super) gap: usize,
+    /// Real rows.
+    pub(super) len: usize,
+    /// Owned rows past the real ones.
+    pub(super) pad: usize,
+    /// Orders the pieces in memory.
+    pub(super) place: usize,
+}
+
+/// The least step of an interleaved layout: one sequence left alone keeps its stride.
+const STEP_MIN: usize = 2;
+
+impl Shape {
+    /// Reads a problem's layout.
+    pub(super) fn of(problem: &Problem) -> Shape {
+        let side = |run: fn(&Sequence) -> Run, rows| {
+            Layout::of(&problem.sequences.iter().map(run).collect::<Vec<_>>(), rows)
+        };
+        Shape {
+            ids: problem.sequences.iter().map(|sequence| sequence.id).collect(),
+            q: side(|sequence| sequence.q, problem.rows.q),
+            kv: side(|sequence| sequence.kv, problem.rows.kv),
+        }
+    }
+
+    /// Both sides.
+    pub(super) fn sides(&mut self) -> [&mut Layout; 2] {
+        [&mut self.q, &mut self.kv]
+    }
+
+    /// No seam left on either side.
+    pub(super) fn plain(&mut self) {
+        self.sides().into_iter().for_each(Layout::plain);
+    }
+
+    /// Keeps the sequences whose index passes.
+    pub(super) fn retain(&mut self, keep: impl Fn(usize) -> bool) {
+        retain(&mut self.ids, &keep);
+        for side in self.sides() {
+            retain(&mut side.pieces, &keep);
+        }
+    }
+
+    /// Every length of either side becomes at most `most`.
+    pub(super) fn cap_lengths(&mut self, most: usize) {
+        for piece in self.sides().into_iter().flat_map(|side| &mut side.pieces) {
+            piece.len = piece.len.min(most);
+        }
+    }
+
+    /// Puts this layout into a problem's fields.
+    pub(super) fn write(&self, fields: &mut ProblemFields) {
+        let (q, q_rows) = self.q.runs();
+        let (kv, kv_rows) = self.kv.runs();
+        let runs = q.into_iter().zip(kv);
+        fields.sequences = self.ids.iter().zip(runs).map(|(&id, (q, kv))| Sequence { id, q, kv }).collect();
+        fields.rows = Rows { q: q_rows, kv: kv_rows };
+    }
+}
+
+impl Layout {
+    fn of(runs: &[Run], rows: usize) -> Layout {
+        let mut order: Vec<usize> = (0..runs.len()).collect();
+        // An empty run may share its offset with the one behind it.
+        order.sort_by_key(|&index| (runs[index].offset, runs[index].span));
+        let interleaved = runs.iter().any(|run| run.step > 1);
+        let first = order.first().map_or(0, |&index| runs[index].offset);
+        let mut pieces = vec![Piece { gap: 0, len: 0, pad: 0, place: 0 }; runs.len()];
+        let mut end = first;
+        for (place, &index) in order.iter().enumerate() {
+            let run = runs[index];
+            let gap = if interleaved { 0 } else { run.offset.saturating_sub(end) };
+            pieces[index] = Piece { gap, len: run.len, pad: run.span - run.len, place };
+            end = end.max(run.end().unwrap_or(rows));
+        }
+        Layout { first, slack: rows.saturating_sub(end), interleaved, pieces }
+    }
+
+    /// The runs in the problem's order, and the rows of the tensor.
+    fn runs(&self) -> (Vec<Run>, usize) {
+        let order = self.memory_order();
+        let step = if self.interleaved { order.len().max(STEP_MIN) } else { 1 };
+        let mut runs = vec![Run::packed(0, 0, 0); order.len()];
+        let mut end = self.first;
+        for (lane, &index) in order.iter().enumerate() {
+            let piece = self.pieces[index];
+            let offset = match (self.interleaved, lane) {
+                (true, _) => self.first + lane,
+                (false, 0) => end,
+                (false, _) => end + piece.gap,
+            };
+            let run = Run { offset, step, len: piece.len, span: piece.len + piece.pad };
+            end = end.max(run.end().unwrap_or(usize::MAX));
+            runs[index] = run;
+        }
+        (runs, end.saturating_add(self.slack))
+    }
+
+    /// Packs the rows of an interleaved layout one sequence after the other.
+    pub(super) fn pack(&mut self) {
+        self.interleaved = false;
+    }
+
+    /// Makes the memory order the listed one; gaps stay where they are in memory.
+    pub(super) fn sort(&mut self) {
+        let gaps: Vec<usize> = self.memory_order().iter().map(|&index| self.pieces[index].gap).collect();
+        for (index, (piece, gap)) in self.pieces.iter_mut().zip(gaps).enumerate() {
+            (piece.place, piece.gap) = (index, gap);
+        }
+    }
+
+    fn memory_order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.pieces.len()).collect();
+        order.sort_by_key(|&index| self.pieces[index].place);
+        order
+    }
+
+    /// Padding becomes at most `most` rows a piece.
+    pub(super) fn cap_padding(&mut self, most: usize) {
+        self.pieces.iter_mut().for_each(|piece| piece.pad = piece.pad.min(most));
+    }
+
+    /// Gaps become at most `most` rows.
+    pub(super) fn cap_gaps(&mut self, most: usize) {
+        self.pieces.iter_mut().for_each(|piece| piece.gap = piece.gap.min(most));
+    }
+
+    /// The first offset becomes at most `most`.
+    pub(super) fn cap_first(&mut self, most: usize) {
+        self.first = self.first.min(most);
+    }
+
+    /// Slack becomes at most `most` rows.
+    pub(super) fn cap_slack(&mut self, most: usize) {
+        self.slack = self.slack.min(most);
+    }
+
+    /// Every row that is not real, at most `most` at each place.
+    pub(super) fn cap_all(&mut self, most: usize) {
+        self.cap_padding(most);
+        self.cap_gaps(most);
+        self.cap_first(most);
+        self.cap_slack(most);
+    }
+
+    /// No seam left: packed, in order, real rows only.
+    pub(super) fn plain(&mut self) {
+        self.cap_all(0);
+        self.pack();
+        self.sort();
+    }
+}
+
+fn retain<T>(items: &mut Vec<T>, keep: impl Fn(usize) -> bool) {
+    let mut index = 0;
+    items.retain(|_| {
+        index += 1;
+        keep(index - 1)
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(runs: &[Run], rows: usize) -> Layout {
+        Layout::of(runs, rows)
+    }
+
+    #[test]
+    fn packed_runs_are_read_and_rebuilt_as_they_were() {
+        // Memory order 1, 2, 0; an empty piece at the start of its neighbour; gap, padding, first offset, slack.
+        let runs = [Run::packed(12, 3, 5), Run::packed(2, 4, 4), Run::packed(9, 0, 0), Run::packed(9, 1, 2)];
+        let read = layout(&runs, 20);
+        assert_eq!(read.runs(), (runs.to_vec(), 20));
+        assert_eq!((read.first, read.slack), (2, 3));
+        assert_eq!(read.pieces.iter().map(|piece| piece.gap).collect::<Vec<_>>(), [1, 0, 3, 0]);
+    }
+
+    #[test]
+    fn interleaved_runs_are_read_and_rebuilt_as_they_were() {
+        let runs = [0, 1, 2].map(|lane| Run { offset: 1 + lane, step: 3, len: 2, span: 4 });
+        let read = layout(&runs, 14);
+        assert!(read.interleaved);
+        assert_eq!(read.runs(), (runs.to_vec(), 14));
+    }
+
+    #[test]
+    fn dropping_a_sequence_closes_up_and_keeps_the_seams() {
+        let runs = [Run::packed(1, 2, 3), Run::packed(6, 2, 4), Run::packed(11, 5, 5)];
+        let mut read = layout(&runs, 18);
+        retain(&mut read.pieces, |index| index != 1);
+        assert_eq!(read.runs(), (vec![Run::packed(1, 2, 3), Run::packed(5, 5, 5)], 12));
+        retain(&mut read.pieces, |index| index != 0);
+        assert_eq!(read.runs(), (vec![Run::packed(1, 5, 5)], 8));
+    }
+
+    #[test]
+    fn a_lone_interleaved_sequence_keeps_a_stride() {
+        let mut read = layout(&[Run { offset: 0, step: 3, len: 2, span: 2 }], 6);
+        assert_eq!(read.runs().0, [Run { offset: 0, step: STEP_MIN, len: 2, span: 2 }]);
+        read.pack();
+        assert_eq!(read.runs().0, [Run::packed(0, 2, 2)]);
+    }
+
+    #[test]
+    fn no_sequence_leaves_slack_alone() {
+        assert_eq!(layout(&[], 7).runs(), (vec![], 7));
+    }
+}

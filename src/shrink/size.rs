@@ -1,0 +1,129 @@
+//! How large a problem is: the total order in which every accepted step goes down.
+
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, ContextParallel, Element, Format, InputMode, Mask, Pass, Precision,
+    Problem, Scaling, Sink, Softmax,
+};
+
+use super::shape::Shape;
+
+/// The size of a problem: compared field by field in the order below, what costs a reader (and a run) most first. All
+/// are natural numbers, so there is no endless descent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size {
+    /// 1 with the backward pass.
+    pub backward: u64,
+    /// Sequences.
+    pub sequences: u64,
+    /// Real rows of q and of kv, all sequences.
+    pub tokens: u64,
+    /// Bounded sides (a left one counts 2, a right one 1), their widths, bottom-right alignment.
+    pub mask: [u64; 3],
+    /// Softcap present, sink (off-by-one 1, learnable 2), a scale other than 1.
+    pub softmax: [u64; 3],
+    /// Sides with a stride, pieces out of their listed order, rows that are not real, offsets.
+    pub layout: [u64; 4],
+    /// Query heads, KV heads.
+    pub heads: [u64; 2],
+    /// Head dims of qk and v, added; their difference.
+    pub dims: [u64; 2],
+    /// CP size, world, algorithm, size of its all-to-all groups, balance with its stripe; the ranks added,
+    /// ranks other than their place in the group.
+    pub parallel: [u64; 7],
+    /// Elements unlike q's, scaled elements, how far formats are from bf16.
+    pub precision: [u64; 3],
+    /// Place in [`InputMode::ALL`].
+    pub mode: u64,
+    /// Ids added, ids other than their sequence's index.
+    pub ids: [u64; 2],
+    /// Data seed.
+    pub seed: u64,
+}
+
+/// The size of a problem.
+pub fn size(problem: &Problem) -> Size {
+    let real: usize = problem.sequences.iter().map(|sequence| sequence.q.len + sequence.kv.len).sum();
+    Size {
+        backward: u64::from(problem.pass == Pass::Backward),
+        sequences: problem.sequences.len() as u64,
+        tokens: real as u64,
+        mask: mask(&problem.mask),
+        softmax: softmax(&problem.softmax),
+        layout: layout(problem, real),
+        heads: [problem.heads.q as u64, problem.heads.kv as u64],
+        dims: [(problem.dims.qk + problem.dims.v) as u64, problem.dims.qk.abs_diff(problem.dims.v) as u64],
+        parallel: parallel(&problem.parallel),
+        precision: precision(&problem.precision),
+        mode: position(&InputMode::ALL, &problem.mode),
+        ids: sum_and_displaced(problem.sequences.iter().map(|sequence| sequence.id as usize)),
+        seed: problem.data_seed,
+    }
+}
+
+fn mask(mask: &Mask) -> [u64; 3] {
+    let bounded = 2 * u64::from(mask.left.is_some()) + u64::from(mask.right.is_some());
+    let widths = u64::from(mask.left.unwrap_or(0)) + u64::from(mask.right.unwrap_or(0));
+    [bounded, widths, u64::from(mask.align == Alignment::BottomRight)]
+}
+
+fn softmax(softmax: &Softmax) -> [u64; 3] {
+    let sink = match softmax.sink {
+        Sink::None => 0,
+        Sink::OffByOne => 1,
+        Sink::Learnable => 2,
+    };
+    [u64::from(softmax.softcap.is_some()), sink, u64::from(softmax.scale != 1.0)]
+}
+
+fn layout(problem: &Problem, real: usize) -> [u64; 4] {
+    let mut shape = Shape::of(problem);
+    let strided = shape.sides().iter().filter(|side| side.interleaved).count();
+    let displaced: usize = shape
+        .sides()
+        .iter()
+        .map(|side| side.pieces.iter().enumerate().filter(|(index, piece)| piece.place != *index).count())
+        .sum();
+    let offsets: usize =
+        problem.sequences.iter().map(|sequence| sequence.q.offset + sequence.kv.offset).sum();
+    let empty = problem.rows.q + problem.rows.kv - real;
+    [strided, displaced, empty, offsets].map(|n| n as u64)
+}
+
+fn parallel(parallel: &ContextParallel) -> [u64; 7] {
+    let (algorithm, group) = match parallel.algorithm {
+        Algorithm::Single => (0, 0),
+        Algorithm::Ring => (1, 0),
+        Algorithm::AllGather => (2, 0),
+        Algorithm::AllToAll => (3, 0),
+        Algorithm::Hierarchical { all_to_all } => (4, all_to_all),
+    };
+    let balance = match parallel.balance {
+        Balance::Contiguous => 0,
+        Balance::DualChunk => 1,
+        Balance::Striped { stripe } => 1 + stripe,
+    };
+    let [ranks, displaced] = sum_and_displaced(parallel.ranks.iter().copied());
+    let [size, world, group, balance] = [parallel.size(), parallel.world, group, balance].map(|n| n as u64);
+    [size, world, algorithm, group, balance, ranks, displaced]
+}
+
+fn sum_and_displaced(numbers: impl Iterator<Item = usize> + Clone) -> [u64; 2] {
+    let displaced = numbers.clone().enumerate().filter(|(index, number)| index != number).count();
+    [numbers.map(|number| number as u64).sum(), displaced as u64]
+}
+
+fn precision(precision: &Precision) -> [u64; 3] {
+    let count = |odd: &dyn Fn(Element) -> bool| {
+        precision.elements().iter().filter(|(_, element)| odd(*element)).count() as u64
+    };
+    let formats = precision.elements().iter().map(|(_, element)| strangeness(element.format)).sum();
+    [count(&|element| element != precision.q), count(&|element| element.scaling != Scaling::None), formats]
+}
+
+fn strangeness(format: Format) -> u64 {
+    position(&[Format::Bf16, Format::Fp16, Format::F32, Format::E4m3, Format::E5m2], &format)
+}
+
+fn position<T: PartialEq>(all: &[T], one: &T) -> u64 {
+    all.iter().position(|other| other == one).unwrap_or(all.len()) as u64
+}

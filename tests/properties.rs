@@ -1,0 +1,72 @@
+//! Property tests over the campaign's own generator and shrinker, generic over the subject.
+//!
+//! A failure prints the minimal problem as JSON, ready for `seamproof replay`.
+
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use seamproof::backend::Backend;
+use seamproof::backends::{self, Emulated};
+use seamproof::generate::{self, Limits};
+use seamproof::judge::judge;
+use seamproof::strategy::problems;
+use seamproof::verdict::Verdict;
+use seamproof_oracle::Problem;
+use seamproof_simulator::emulated::Tiles;
+
+fn runner(cases: u32) -> TestRunner {
+    // Seed files stop meaning the same thing when the generator changes; the shrunk problem itself is printed instead.
+    TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() })
+}
+
+/// Holds, or is refused exactly as the subject's table says.
+fn holds(backend: &dyn Backend, problem: &Problem) -> Result<bool, TestCaseError> {
+    match judge(backend, problem) {
+        Verdict::Pass(_) => Ok(true),
+        Verdict::Refused(_) | Verdict::RefusedMalformed(_) => Ok(false),
+        Verdict::Finding(finding) => {
+            let problem = serde_json::to_string(problem).unwrap_or_default();
+            Err(TestCaseError::fail(format!("{finding}\n{problem}")))
+        }
+        Verdict::Infrastructure(what) => Err(TestCaseError::fail(what)),
+    }
+}
+
+/// The property, for any subject: every drawn problem holds, and most are not refused.
+fn every_problem_holds(backend: &dyn Backend, cases: u32, limits: Limits) {
+    let held = std::cell::Cell::new(0);
+    runner(cases)
+        .run(&problems(limits), |problem| {
+            held.set(held.get() + u32::from(holds(backend, &problem)?));
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{}: {failure}", backend.name()));
+    assert!(held.get() > cases / 2, "only {} of {cases} cases were judged", held.get());
+}
+
+#[test]
+fn the_emulated_kernel_is_right_on_drawn_problems() {
+    every_problem_holds(&Emulated::default(), 400, Limits::quick());
+    every_problem_holds(&Emulated { tiles: Tiles { q: 1, kv: 16 } }, 300, Limits::seams());
+}
+
+#[test]
+fn the_emulated_kernel_is_right_on_the_whole_tiny_space() {
+    let backends = [Emulated { tiles: Tiles { q: 1, kv: 1 } }, Emulated { tiles: Tiles { q: 2, kv: 2 } }];
+    let mut judged = 0;
+    for (index, problem) in generate::tiny().enumerate() {
+        match judge(&backends[index % 2], &problem) {
+            Verdict::Pass(_) => judged += 1,
+            verdict => panic!("{verdict:?}\n{}", serde_json::to_string(&problem).unwrap()),
+        }
+    }
+    assert!(judged >= 1_000, "only {judged} problems in the tiny space");
+}
+
+#[test]
+fn the_planted_canary_is_found_and_shrunk_by_proptest() {
+    let canary = backends::canary();
+    let failure = runner(1_000).run(&problems(Limits::quick()), |problem| holds(canary.as_ref(), &problem).map(|_| ()));
+    let Err(proptest::test_runner::TestError::Fail(_, minimal)) = failure else {
+        panic!("the canary was not found: {failure:?}");
+    };
+    assert!(minimal.sequences.len() <= 1 && minimal.tokens() <= 4, "{minimal:?}");
+}
