@@ -1,17 +1,16 @@
 //! One case, evaluated: the judge's verdict with every panic turned into a value.
 //!
-//! A panic while the subject runs is the subject's crash, and a finding. A panic anywhere else is a fault of this
-//! program ([`Verdict::Infrastructure`]): it must never be mistaken for a verdict on the subject. Subjects that can
+//! The judge takes a panic of the subject's run for its crash, which is a finding. A panic anywhere else is a fault of
+//! this program ([`Verdict::Infrastructure`]): it must never be mistaken for a verdict on the subject. Subjects that can
 //! take the whole process with them need a worker process; this module does not provide one.
 
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 
-use seamproof_oracle::envelope::{Accumulation, Partition};
-use seamproof_oracle::{Inputs, Problem};
+use seamproof_oracle::Problem;
 
-use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use crate::backend::Backend;
 use crate::backends::{self, BackendError};
 use crate::case::{Case, InputSource, Subject};
 use crate::generate::Malformed;
@@ -39,7 +38,7 @@ pub enum ReplayError {
 
 /// Judges one problem on one subject.
 pub fn evaluate(backend: &dyn Backend, problem: &Problem) -> Verdict {
-    caught(|| judge::judge(&Guarded(backend), problem))
+    caught(|| judge::judge(backend, problem))
 }
 
 /// Judges how this program takes a malformed problem.
@@ -70,37 +69,6 @@ pub fn quiet_caught_panics() {
             report(info);
         }
     }));
-}
-
-/// A subject whose panics are crashes.
-struct Guarded<'a>(&'a dyn Backend);
-
-impl Backend for Guarded<'_> {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.0.padding()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.0.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.0.partition(problem)
-    }
-
-    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        panic::catch_unwind(AssertUnwindSafe(|| self.0.run(problem, inputs))).unwrap_or_else(|payload| {
-            Err(RunError::Crash(format!("panicked: {}", message(payload.as_ref()))))
-        })
-    }
 }
 
 fn caught(judge: impl FnOnce() -> Verdict) -> Verdict {

@@ -31,7 +31,7 @@ pub use ledger::{DISTINCT_MAX, SHRINKS_PER_SYMPTOM_MAX};
 pub use minimise::{Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 pub use plan::{Control, Plan, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
-pub use subjects::{Options, Planted, Registered, Subjects};
+pub use subjects::{Options, PlantedSubjects, Registered, Subjects};
 pub use summary::{Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent};
 
 use crate::case::{Case, Found, Subject};
@@ -61,7 +61,7 @@ pub struct Sinks<'a> {
 pub fn canary(plan: &Plan, findings: &Findings, control: &Control) -> Canary {
     let plan = Plan { cases: Some(CANARY_CASES_MAX), time: None, shard: Shard::WHOLE, ..plan.clone() };
     let sinks = Sinks { findings, observer: &Silent, control: &control.sibling() };
-    let summary = sweep(&plan, &Planted::default(), &sinks, Some(1));
+    let summary = sweep(&plan, &PlantedSubjects::default(), &sinks, Some(1));
     Canary {
         cases: summary.cases,
         finding: summary.distinct.into_iter().next(),
@@ -97,7 +97,7 @@ fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Opti
 }
 
 fn merged(parts: &[Census]) -> Census {
-    parts.iter().fold(Census::new(), |mut all, part| {
+    parts.iter().fold(Census::default(), |mut all, part| {
         all.merge(part);
         all
     })
@@ -117,7 +117,7 @@ impl Worker<'_> {
     /// One thread's part: takes the next case until there is none. Whatever is taken is finished, so that the cases of
     /// an interrupted campaign are the first ones of the whole.
     fn work(&self, queue: &Queue) -> Census {
-        let mut census = Census::new();
+        let mut census = Census::default();
         while !self.sinks.control.stopped() && !self.deadline.passed() {
             let turn = self.turns.fetch_add(1, Ordering::Relaxed);
             let Some(index) = self.plan.case(turn) else { break };
@@ -138,15 +138,11 @@ impl Worker<'_> {
     /// such instead of ending the campaign.
     fn case(&self, index: u64, census: &mut Census) -> Outcome {
         let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
-            match generate::draw(self.plan.seed, index, &self.limits) {
-                Draw::Problem(problem) => {
-                    census.add(&problem);
-                    self.problem(index, problem)
-                }
-                Draw::Malformed(malformed) => {
-                    census.add_malformed(malformed.rule);
-                    self.malformed(index, &malformed)
-                }
+            let draw = generate::draw(self.plan.seed, index, &self.limits);
+            census.add_draw(&draw);
+            match draw {
+                Draw::Problem(problem) => self.problem(index, problem),
+                Draw::Malformed(malformed) => self.malformed(index, &malformed),
             }
         }));
         attempt.unwrap_or_else(|_| Outcome::untouched(index, Judged::internal(&"the case's thread panicked")))
@@ -160,9 +156,12 @@ impl Worker<'_> {
         };
         let (tokens, products) = (problem.tokens() as u64, products(&problem));
         let judged = match evaluate(backend.as_ref(), &problem) {
+            Verdict::Refused(refusal) => return Outcome::untouched(index, Judged::Refused(refusal.row())),
             Verdict::Pass(margin) => Judged::Held(margin),
-            Verdict::Refused(refusal) => Judged::Refused(refusal.row()),
             Verdict::Infrastructure(what) => Judged::Infrastructure(what),
+            Verdict::RefusedMalformed(rule) => {
+                Judged::internal(&format!("a legal problem was refused as malformed: {rule}"))
+            }
             Verdict::Finding(finding) => {
                 let subject = Subject { name: self.subjects.name().to_owned(), options };
                 let case = Case::new(subject, self.plan.draw(index, "schedule"), problem);
@@ -177,7 +176,8 @@ impl Worker<'_> {
         let judged = match evaluate_malformed(malformed) {
             Verdict::Finding(finding) => Judged::Accepted(rule, finding),
             Verdict::Infrastructure(what) => Judged::Infrastructure(what),
-            Verdict::Pass(_) | Verdict::Refused(_) => Judged::Malformed(rule),
+            Verdict::RefusedMalformed(rule) => Judged::Malformed(rule),
+            other => Judged::internal(&format!("a malformed problem was judged as {other:?}")),
         };
         Outcome::untouched(index, judged)
     }

@@ -36,7 +36,7 @@ impl Display for Canary {
 impl Display for Summary {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.distinct.iter().try_for_each(|distinct| write!(f, "{distinct}"))?;
-        self.census.fmt(f)?;
+        writeln!(f, "{}", self.census)?;
         self.margins(f)?;
         self.counts(f)?;
         self.missed.iter().try_for_each(|missed| writeln!(f, "too little run: {missed}"))
@@ -83,13 +83,6 @@ impl Summary {
             )?;
         }
         self.infrastructure.iter().try_for_each(|what| writeln!(f, "internal {what}"))?;
-        if let Some(tokens) = self.tokens.quantiles() {
-            writeln!(
-                f,
-                "tokens   p50 {:.0} · p95 {:.0} · max {:.0} a case",
-                tokens.p50, tokens.p95, tokens.max
-            )?;
-        }
         writeln!(
             f,
             "rate     {:.0} cases/s · {:.0} tokens/s · {:.3e} pair·head·dim products/s · {:.1} s{}",

@@ -48,15 +48,15 @@ impl Subjects for Registered {
 
 /// The canary: the emulated subject with a planted fault.
 #[derive(Clone, Debug)]
-pub struct Planted(String);
+pub struct PlantedSubjects(String);
 
-impl Default for Planted {
-    fn default() -> Planted {
-        Planted(backends::canary().name().to_owned())
+impl Default for PlantedSubjects {
+    fn default() -> PlantedSubjects {
+        PlantedSubjects(backends::canary().name().to_owned())
     }
 }
 
-impl Subjects for Planted {
+impl Subjects for PlantedSubjects {
     fn name(&self) -> &str {
         &self.0
     }

@@ -78,11 +78,9 @@ pub struct Summary {
     pub infrastructure_count: u64,
     /// Error ÷ bound of each tensor, over the cases that held with an error above zero.
     pub margins: BTreeMap<TensorName, Histogram>,
-    /// Query tokens of each case that has some.
-    pub tokens: Histogram,
-    /// Query tokens.
+    /// Query tokens of the cases that a subject computed.
     pub token_count: u64,
-    /// Visible pairs · query heads · head dimension.
+    /// Their visible pairs · query heads · head dimension.
     pub product_count: u64,
     /// What was generated.
     pub census: Census,
@@ -97,7 +95,6 @@ pub struct Summary {
 impl Summary {
     pub(super) fn count(&mut self, tokens: u64, products: u64) {
         self.cases += 1;
-        self.tokens.add(tokens as f64);
         self.token_count += tokens;
         self.product_count = self.product_count.saturating_add(products);
     }
@@ -156,7 +153,8 @@ impl Summary {
             infrastructure: &self.infrastructure,
             infrastructure_count: self.infrastructure_count,
             margins: self.margins.iter().filter_map(|(&tensor, m)| Some((tensor, m.quantiles()?))).collect(),
-            tokens: self.tokens.quantiles(),
+            tokens_p50: self.census.tokens(0.5),
+            tokens_p95: self.census.tokens(0.95),
             token_count: self.token_count,
             product_count: self.product_count,
             missed: &self.missed,
@@ -184,7 +182,8 @@ pub struct SummaryEvent<'a> {
     infrastructure: &'a [String],
     infrastructure_count: u64,
     margins: BTreeMap<TensorName, Quantiles>,
-    tokens: Option<Quantiles>,
+    tokens_p50: u64,
+    tokens_p95: u64,
     token_count: u64,
     product_count: u64,
     missed: &'a [String],

@@ -6,6 +6,9 @@ use super::CliError;
 use super::exit::Exit;
 use crate::bench;
 
+/// Lengths of the sequences that the oracle is measured on.
+const LENGTHS: [usize; 4] = [1024, 2048, 4096, 8192];
+
 #[derive(clap::Args, Debug)]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -26,7 +29,7 @@ enum What {
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     match args.what {
         // A reader that goes away is no error: see `output`.
-        What::Oracle => drop(bench::oracle(&mut std::io::stdout())),
+        What::Oracle => drop(bench::oracle(&LENGTHS, &mut std::io::stdout())),
     }
     Ok(Exit::Held)
 }

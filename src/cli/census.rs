@@ -5,9 +5,9 @@ use rayon::prelude::*;
 use super::CliError;
 use super::exit::Exit;
 use super::options::seed;
-use super::output::{complain, print, print_line};
+use super::output::{complain, print_line};
 use crate::census::Census;
-use crate::generate::{self, Draw, Profile};
+use crate::generate::{self, Profile};
 
 /// Cases that are drawn unless told otherwise: enough for every class to be near its share.
 const CASES: u64 = 20_000;
@@ -34,24 +34,21 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let limits = args.profile.limits();
     let count = |mut census: Census, index| {
-        match generate::draw(args.seed, index, &limits) {
-            Draw::Problem(problem) => census.add(&problem),
-            Draw::Malformed(malformed) => census.add_malformed(malformed.rule),
-        }
+        census.add_draw(&generate::draw(args.seed, index, &limits));
         census
     };
     let merge = |mut all: Census, part: Census| {
         all.merge(&part);
         all
     };
-    let census = (0..args.cases).into_par_iter().fold(Census::new, count).reduce(Census::new, merge);
+    let census = (0..args.cases).into_par_iter().fold(Census::default, count).reduce(Census::default, merge);
     print_line(&format_args!(
         "seed     {:#x} · profile {} · cases {}",
         args.seed,
         args.profile.name(),
         args.cases
     ));
-    print(&census);
+    print_line(&census);
     let missed = census.missed(args.profile);
     missed.iter().for_each(|missed| complain(&format_args!("too little: {missed}")));
     Ok(if missed.is_empty() { Exit::Held } else { Exit::TooLittle })

@@ -108,6 +108,11 @@ impl Tally {
                 *(if finding.check == Check::Crash { &mut self.crashed } else { &mut self.failed }) += 1;
                 format!("FAIL     {path} · {finding} · {problem}")
             }
+            // Only fields that make no problem are malformed, and a stored case holds a problem.
+            Verdict::RefusedMalformed(rule) => {
+                self.internal += 1;
+                format!("internal {path} · refused as malformed: {rule} · {problem}")
+            }
             Verdict::Infrastructure(what) => {
                 self.internal += 1;
                 format!("internal {path} · {what} · {problem}")

@@ -64,7 +64,7 @@ fn nothing_to_do(args: &Args, verdict: &Verdict) -> Exit {
             print_line(&format_args!("internal {file}: {what}"));
             return Exit::Internal;
         }
-        Verdict::Pass(_) | Verdict::Finding(_) => {
+        Verdict::Pass(_) | Verdict::RefusedMalformed(_) | Verdict::Finding(_) => {
             print_line(&format_args!("{file} holds: nothing to shrink"));
         }
     }
