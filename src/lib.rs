@@ -2,4 +2,6 @@
 
 pub mod backend;
 pub mod case;
+pub mod census;
+pub mod generate;
 pub mod verdict;
