@@ -4,4 +4,5 @@ pub mod backend;
 pub mod case;
 pub mod census;
 pub mod generate;
+pub mod values;
 pub mod verdict;
