@@ -21,11 +21,11 @@ use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
 
 /// Scales other than 1/√dqk.
-const SCALES: [f32; 7] = [1.0, 0.5, 0.125, 0.0625, 0.3, 0.01, 1.7];
+pub(super) const SCALES: [f32; 7] = [1.0, 0.5, 0.125, 0.0625, 0.3, 0.01, 1.7];
 /// Soft caps.
-const SOFTCAPS: [f32; 7] = [50.0, 30.0, 20.0, 10.0, 5.0, 1.0, 0.5];
+pub(super) const SOFTCAPS: [f32; 7] = [50.0, 30.0, 20.0, 10.0, 5.0, 1.0, 0.5];
 /// Sinks.
-const SINKS: [Sink; 3] = [Sink::None, Sink::OffByOne, Sink::Learnable];
+pub(super) const SINKS: [Sink; 3] = [Sink::None, Sink::OffByOne, Sink::Learnable];
 /// Head dimensions are not shrunk below this; rows give way instead.
 const DIM_KEPT: usize = 8;
 /// A head dimension weighs more than the query heads when it is at least this many times their number.

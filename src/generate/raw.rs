@@ -5,9 +5,11 @@
 //! ISSTA 2012). Then each choice aims at the seams, which uniform draws never hit.
 
 use arbitrary::{Arbitrary, Unstructured};
+use seamproof_oracle::InputMode;
 use serde::{Deserialize, Serialize};
 
 use super::Limits;
+use super::fixup::{SCALES, SINKS, SOFTCAPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
 
 /// One sequence's rows: all counts, no positions.
@@ -139,6 +141,11 @@ impl Choices<'_, '_> {
         table.get(index as usize).copied().unwrap_or(0)
     }
 
+    /// 0 for none, n for entry n − 1.
+    fn entry<T>(&mut self, table: &[T]) -> u32 {
+        self.range(0, table.len() as u32)
+    }
+
     fn word(&mut self) -> u64 {
         self.0.int_in_range(0..=u64::MAX).unwrap_or(0)
     }
@@ -194,15 +201,19 @@ fn heads(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw:
 }
 
 fn softmax(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawProblem) {
-    raw.scale = if features.on(Feature::Scale) { choose.below(8) } else { 0 };
-    raw.softcap = if features.on(Feature::Softcap) { choose.below(8) } else { 0 };
-    raw.sink = if features.on(Feature::Sink) { choose.below(3) } else { 0 };
+    raw.scale = if features.on(Feature::Scale) { choose.entry(&SCALES) } else { 0 };
+    raw.softcap = if features.on(Feature::Softcap) { choose.entry(&SOFTCAPS) } else { 0 };
+    raw.sink = if features.on(Feature::Sink) { choose.below(SINKS.len() as u32) } else { 0 };
 }
+
+/// Integers, flat, peaked: the modes of every other case.
+const SIMPLE_MODES: u32 = 3;
 
 fn numbers(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw: &mut RawProblem) {
     raw.fp16 = u32::from(features.on(Feature::Fp16));
     raw.weights_f32 = u32::from(features.on(Feature::WeightsF32) && choose.one_in(2));
-    raw.mode = if features.on(Feature::Modes) { choose.below(7) } else { choose.below(3) };
+    let modes = if features.on(Feature::Modes) { InputMode::ALL.len() as u32 } else { SIMPLE_MODES };
+    raw.mode = choose.below(modes);
     raw.backward = u32::from(!(features.on(Feature::ForwardOnly) && choose.one_in(2)));
     raw.budget = choose.below(limits.products.len() as u32);
 }
