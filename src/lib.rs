@@ -4,6 +4,7 @@ pub mod backend;
 pub mod backends;
 pub mod bench;
 pub mod case;
+pub mod census;
 pub mod generate;
 pub mod judge;
 pub mod shrink;
