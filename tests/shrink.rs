@@ -19,7 +19,7 @@ const STARTS: usize = 100;
 /// What the design allows for a shrink.
 const EVALUATIONS_MAX: usize = 200;
 
-/// The scaled element of the starts.
+/// The simpler of the scaled elements of the starts.
 const SCALED: Element = Element { format: Format::E4m3, scaling: Scaling::PerTensor };
 
 /// A known fault.
@@ -117,7 +117,8 @@ fn precision(c: &mut Choices) -> Precision {
         precision.p = Format::F32.into();
     }
     if c.chance(15) {
-        precision.k = SCALED;
+        let scaling = c.of(&[Scaling::PerTensor, Scaling::PerBlock { rows: 1, columns: 32 }]);
+        precision.k = Element { scaling, ..SCALED };
     }
     precision
 }
@@ -352,7 +353,7 @@ fn faults() -> Vec<Fault> {
         fault(
             "learnable sink under softcap",
             learnable_sink_under_softcap,
-            &[plain(&[(1, 1)], |f| (f.softmax.softcap, f.softmax.sink) = (Some(20.0), Sink::Learnable))],
+            &[plain(&[(1, 1)], |f| (f.softmax.softcap, f.softmax.sink) = (Some(1.0), Sink::Learnable))],
         ),
     ]
 }

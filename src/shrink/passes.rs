@@ -196,6 +196,7 @@ fn softmax(best: &Problem, cursor: usize) -> Step {
             |fields| fields.softmax = Softmax { softcap: None, sink: Sink::None, ..fields.softmax },
             |fields| fields.softmax.softcap = None,
             |fields| fields.softmax.sink = Sink::None,
+            |fields| fields.softmax.softcap = fields.softmax.softcap.map(|_| 1.0),
             |fields| fields.softmax.sink = Sink::OffByOne,
         ],
     )
@@ -431,8 +432,8 @@ fn free_number(layout: &mut Layout, number: usize) -> &mut usize {
     }
 }
 
-/// Everything bf16, everything in q's format, what is in q's format bf16, nothing scaled; then each element unscaled,
-/// and like q.
+/// Everything bf16, everything in q's format, what is in q's format bf16, nothing scaled; then each element like q,
+/// unscaled, and with one scale.
 fn precision(best: &Problem, cursor: usize) -> Step {
     const WHOLE: [fn(&mut Precision); 4] = [
         |precision| *precision = Precision::uniform(Format::Bf16),
@@ -447,17 +448,25 @@ fn precision(best: &Problem, cursor: usize) -> Step {
     if let Some(change) = WHOLE.get(cursor) {
         return edit(best, |fields| change(&mut fields.precision));
     }
-    let q = best.precision.q;
-    let Some([index, alike]) = digits(cursor - WHOLE.len(), [best.precision.elements().len(), 2]) else {
+    const EACH: [fn(Element, Element) -> Element; 3] = [
+        |_, q| q,
+        |element, _| Element { scaling: Scaling::None, ..element },
+        |element, _| Element { scaling: Scaling::PerTensor, ..element },
+    ];
+    let Some([index, change]) = digits(cursor - WHOLE.len(), [ELEMENTS, EACH.len()]) else {
         return Step::Over;
     };
     edit(best, |fields| {
-        let element = &mut elements(&mut fields.precision)[index];
-        **element = if alike == 1 { q } else { Element::from(element.format) };
+        let q = fields.precision.q;
+        let element = &mut *elements(&mut fields.precision)[index];
+        *element = EACH[change](*element, q);
     })
 }
 
-fn elements(precision: &mut Precision) -> [&mut Element; 8] {
+/// Elements of a [`Precision`].
+const ELEMENTS: usize = 8;
+
+fn elements(precision: &mut Precision) -> [&mut Element; ELEMENTS] {
     let Precision { q, k, v, p, out, dout, ds, gradients } = precision;
     [q, k, v, p, out, dout, ds, gradients]
 }
