@@ -1,7 +1,7 @@
 //! The shrinker on faults whose smallest repro is known.
 //!
-//! A *fault* here is a predicate over problems, true where a subject with that fault would fail. Starts are messy: every
-//! feature may be on. Each fault is shrunk from many starts, and must end exactly on one of its known minima.
+//! A *fault* here is a predicate over problems, true where a subject with that fault would fail. Starts are messy:
+//! every feature may be on. Each fault is shrunk from many starts, and must end exactly on one of its known minima.
 
 // The tables of evaluations and of accepted steps are there to be read (`--nocapture`).
 #![allow(clippy::print_stdout)]

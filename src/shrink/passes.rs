@@ -111,8 +111,8 @@ fn pick(best: &Problem, cursor: usize, edits: &[fn(&mut ProblemFields)]) -> Step
     edits.get(cursor).map_or(Step::Over, |change| edit(best, change))
 }
 
-/// Everything simple (0); then small, with what faults hang on left as it is: the first sequence without seams (1), the
-/// first sequence (2), all of them (3).
+/// Everything simple (0); then small, with what faults hang on left as it is: the first sequence without seams (1),
+/// the first sequence (2), all of them (3).
 fn at_once(best: &Problem, cursor: usize) -> Step {
     if cursor > 3 {
         return Step::Over;
@@ -152,7 +152,8 @@ fn forward_only(best: &Problem, cursor: usize) -> Step {
 
 /// The first sequences alone; then chunks dropped: halves, quarters, …, and one by one where they are few.
 fn sequences(best: &Problem, cursor: usize) -> Step {
-    /// Sequences that are tried alone: most faults show in any of them. Where there is but one, the second leaves none.
+    /// Sequences that are tried alone: most faults show in any of them. Where there is but one, the second leaves
+    /// none.
     const ALONE: usize = 2;
     if cursor < ALONE {
         return reshape(best, |shape| shape.retain(|index| index == cursor));
@@ -369,8 +370,8 @@ fn lowered_u32(n: u32, slot: usize) -> Option<u32> {
     lowered(n as usize, slot).and_then(|value| u32::try_from(value).ok())
 }
 
-/// A fault at the place where the window's edge meets the sequence's end: widths and lengths go down by one amount, but
-/// no length to 0.
+/// A fault at the place where the window's edge meets the sequence's end: widths and lengths go down by one amount,
+/// but no length to 0.
 fn window_and_lengths(best: &Problem, cursor: usize) -> Step {
     let Some([right, slot]) = digits(cursor, [2, SLOTS]) else { return Step::Over };
     let width = if right == 1 { best.mask.right } else { best.mask.left };
@@ -389,8 +390,9 @@ fn window_and_lengths(best: &Problem, cursor: usize) -> Step {
     })
 }
 
-/// One sequence's lengths: both cut to the same, both by the same (the diagonal of a bottom-right mask stays), q alone,
-/// kv alone. After the slots of every number come `2·cp` and its successor, where chunks get their second row.
+/// One sequence's lengths: both cut to the same, both by the same (the diagonal of a bottom-right mask stays), q
+/// alone, kv alone. After the slots of every number come `2·cp` and its successor, where chunks get their second
+/// row.
 fn lengths(best: &Problem, cursor: usize) -> Step {
     let refined = refined(best);
     let Some([index, which, slot]) = digits(cursor, [refined, 4, SLOTS + 2]) else { return Step::Over };
@@ -485,8 +487,8 @@ fn names(best: &Problem, cursor: usize) -> Step {
     }
 }
 
-/// A fault of arithmetic does not show on all values, and may hide exactly where the geometry gets small: the steps that
-/// make the largest difference to a reader once more, with other values. Not for what is small already.
+/// A fault of arithmetic does not show on all values, and may hide exactly where the geometry gets small: the steps
+/// that make the largest difference to a reader once more, with other values. Not for what is small already.
 fn other_values(best: &Problem, cursor: usize) -> Step {
     /// Other seeds for each step.
     const SEEDS: usize = 2;

@@ -19,7 +19,7 @@ pub struct Size {
     pub tokens: u64,
     /// Bounded sides (a left one counts 2, a right one 1), their widths, bottom-right alignment.
     pub mask: [u64; 3],
-    /// Softcap (of 1 1, another 2), sink (off-by-one 1, learnable 2), a scale other than 1.
+    /// Softcap (1 for a cap of 1, 2 for another), sink (off-by-one 1, learnable 2), a scale other than 1.
     pub softmax: [u64; 3],
     /// Sides with a stride, pieces out of their listed order, rows that are not real, offsets.
     pub layout: [u64; 4],
@@ -30,7 +30,8 @@ pub struct Size {
     /// CP size, world, algorithm, size of its all-to-all groups, balance with its stripe; the ranks added,
     /// ranks other than their place in the group.
     pub parallel: [u64; 7],
-    /// Elements unlike q's, scalings (per tensor 1, per block 2), how far formats are from bf16; each added over elements.
+    /// Elements unlike q's, scalings (per tensor 1, per block 2), how far formats are from bf16; each added over
+    /// elements.
     pub precision: [u64; 3],
     /// Place in [`InputMode::ALL`].
     pub mode: u64,
