@@ -14,7 +14,7 @@ pub enum Format {
     Fp16,
     /// OCP FP8 E4M3 ("fn"): no infinity, largest 448, conversions saturate.
     E4m3,
-    /// OCP FP8 E5M2: with infinity, largest 57344, conversions saturate.
+    /// OCP FP8 E5M2: has codes for infinity, but conversions saturate at 57344 and never make them.
     E5m2,
 }
 
@@ -57,6 +57,202 @@ impl Format {
             Format::E4m3 => -6,
         }
     }
+
+    /// Exponent of the largest finite number: 127, 127, 15, 8, 15.
+    pub fn exponent_max(self) -> i32 {
+        match self {
+            Format::F32 | Format::Bf16 => 127,
+            Format::Fp16 | Format::E5m2 => 15,
+            Format::E4m3 => 8,
+        }
+    }
+
+    /// Bits of a code: 32, 16, 16, 8, 8.
+    pub fn bits(self) -> u32 {
+        match self {
+            Format::F32 => 32,
+            Format::Bf16 | Format::Fp16 => 16,
+            Format::E4m3 | Format::E5m2 => 8,
+        }
+    }
+
+    /// The largest finite number: of 8 exponent bits 2^128 − 2^(128 − precision), 65504, 448, 57344.
+    pub fn max_finite(self) -> f64 {
+        // E4M3 gives the top code of its top binade to NaN.
+        let steps_below = if self == Format::E4m3 { 2.0 } else { 1.0 };
+        let top = power_of_two(self.exponent_max());
+        2.0 * top - steps_below * top * power_of_two(1 - self.precision_bits())
+    }
+
+    /// Whether conversions give the largest finite number where IEEE 754 gives an infinity.
+    pub fn saturates(self) -> bool {
+        matches!(self, Format::E4m3 | Format::E5m2)
+    }
+
+    /// The unit roundoff, 2^−precision: the largest relative error of rounding a number of the normal range.
+    pub fn unit_roundoff(self) -> f64 {
+        power_of_two(-self.precision_bits())
+    }
+
+    /// Half the smallest subnormal number: the largest error of rounding a number below the normal range.
+    pub fn tiny_half(self) -> f64 {
+        power_of_two(self.exponent_min() - self.precision_bits())
+    }
+
+    /// The number of this format that is nearest to `value`: `decode(encode(value))`, fast.
+    #[inline]
+    pub fn round(self, value: f64) -> f64 {
+        // Each arm is compiled for its own format, which makes a loop over it twice as fast.
+        match self {
+            Format::F32 => Format::F32.round_any(value),
+            Format::Bf16 => Format::Bf16.round_any(value),
+            Format::Fp16 => Format::Fp16.round_any(value),
+            Format::E4m3 => Format::E4m3.round_any(value),
+            Format::E5m2 => Format::E5m2.round_any(value),
+        }
+    }
+
+    /// [`Format::round`] of an f32's exact value.
+    #[inline]
+    pub fn round_f32(self, value: f32) -> f32 {
+        match self {
+            _ if value.is_nan() => f32::NAN,
+            Format::F32 => value,
+            Format::Bf16 => {
+                // The upper half of an f32: adding just under half an ulp, or half where the code is odd, carries into
+                // it exactly when rounding goes up, past the largest number into infinity included.
+                let bits = value.to_bits();
+                f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
+            }
+            Format::Fp16 => Format::Fp16.round_any(f64::from(value)) as f32,
+            Format::E4m3 => Format::E4m3.round_any(f64::from(value)) as f32,
+            Format::E5m2 => Format::E5m2.round_any(f64::from(value)) as f32,
+        }
+    }
+
+    /// The code of the number that is nearest to `value`.
+    pub fn encode(self, value: f64) -> u32 {
+        let rounded = self.round(value);
+        if rounded.is_nan() {
+            return self.nan_code();
+        }
+        let sign = u32::from(rounded.is_sign_negative()) << (self.bits() - 1);
+        sign | self.magnitude_code(rounded.abs())
+    }
+
+    /// The number that `code` stands for; bits above the format's width are ignored.
+    pub fn decode(self, code: u32) -> f64 {
+        let fraction_bits = self.precision_bits() - 1;
+        let sign_bit = 1 << (self.bits() - 1);
+        let magnitude = code & (sign_bit - 1);
+        let (exponent, fraction) = (magnitude >> fraction_bits, magnitude & ((1 << fraction_bits) - 1));
+        let decoded = match exponent {
+            _ if magnitude > self.last_number_code() => f64::NAN,
+            _ if magnitude == self.infinity_code() => f64::INFINITY,
+            0 => f64::from(fraction) * 2.0 * self.tiny_half(),
+            _ => {
+                let significand = 1.0 + f64::from(fraction) * power_of_two(-fraction_bits);
+                significand * power_of_two(exponent as i32 - 1 + self.exponent_min())
+            }
+        };
+        if code & sign_bit == 0 || decoded.is_nan() { decoded } else { -decoded }
+    }
+
+    /// The largest error of rounding any real number whose magnitude is at most `magnitude`.
+    ///
+    /// That is half the spacing in the binade of `magnitude`, and less only where no number that is so far from its
+    /// neighbours lies below `magnitude`: at and just above a power of two, and below [`Format::tiny_half`]. Where
+    /// rounding can overflow it is infinite; in a format that saturates it grows with the distance to the largest
+    /// finite number. NaN gives NaN, so that a comparison with it fails.
+    pub fn half_spacing(self, magnitude: f64) -> f64 {
+        let (lowest, highest) = (power_of_two(self.exponent_min()), power_of_two(self.exponent_max()));
+        if magnitude < lowest {
+            return magnitude.min(self.tiny_half());
+        }
+        let power = binade(magnitude).min(highest);
+        let half = power * self.unit_roundoff();
+        let below = if power > lowest { half / 2.0 } else { half };
+        let beyond = magnitude - self.max_finite();
+        match self.saturates() {
+            true if beyond > half => beyond,
+            false if beyond >= half => f64::INFINITY,
+            _ => (magnitude - power).clamp(below, half),
+        }
+    }
+
+    #[inline(always)]
+    fn round_any(self, value: f64) -> f64 {
+        // Next to `anchor` the spacing of f64 is this format's spacing in the binade of `value`, so that the addition
+        // itself rounds, to nearest even because `anchor` is an even multiple of that spacing.
+        let magnitude = value.abs();
+        let power = binade(magnitude);
+        let (lowest, highest) = (power_of_two(self.exponent_min()), power_of_two(self.exponent_max()));
+        let power = if power < lowest { lowest } else { power };
+        let power = if power > highest { highest } else { power };
+        let anchor = power * (1.5 * power_of_two(53 - self.precision_bits()));
+        let rounded = magnitude + anchor - anchor;
+        let largest = self.max_finite();
+        let overflow = if self.saturates() { largest } else { f64::INFINITY };
+        let kept = if rounded > largest { overflow } else { rounded };
+        if value.is_nan() { f64::NAN } else { kept.copysign(value) }
+    }
+
+    /// The code of a number of this format that is not negative.
+    fn magnitude_code(self, number: f64) -> u32 {
+        let fraction_bits = self.precision_bits() - 1;
+        if number == f64::INFINITY {
+            return self.infinity_code();
+        }
+        if number < power_of_two(self.exponent_min()) {
+            return (number / (2.0 * self.tiny_half())) as u32;
+        }
+        // Exponent and fraction lie side by side as in f64; what differs is the bias and the fraction's width.
+        let bias_gap = (F64_BIAS + self.exponent_min() - 1) as u64;
+        ((number.to_bits() - (bias_gap << F64_FRACTION_BITS)) >> (F64_FRACTION_BITS - fraction_bits)) as u32
+    }
+
+    /// The code with all exponent bits set and no fraction: infinity, where the format has one.
+    fn infinity_code(self) -> u32 {
+        match self {
+            Format::F32 => 0x7f80_0000,
+            Format::Bf16 => 0x7f80,
+            Format::Fp16 => 0x7c00,
+            // Not below the NaN codes: E4M3 has no infinity.
+            Format::E4m3 => 0x7f,
+            Format::E5m2 => 0x7c,
+        }
+    }
+
+    /// The largest positive code that is not NaN.
+    fn last_number_code(self) -> u32 {
+        if self == Format::E4m3 { 0x7e } else { self.infinity_code() }
+    }
+
+    /// The NaN that conversions give.
+    fn nan_code(self) -> u32 {
+        match self {
+            Format::F32 => 0x7fc0_0000,
+            Format::Bf16 => 0x7fc0,
+            Format::Fp16 => 0x7e00,
+            Format::E4m3 | Format::E5m2 => 0x7f,
+        }
+    }
+}
+
+const F64_BIAS: i32 = 1023;
+const F64_FRACTION_BITS: i32 = 52;
+
+/// `2^exponent`, for exponents of the normal range of f64.
+#[inline]
+fn power_of_two(exponent: i32) -> f64 {
+    debug_assert!((1 - F64_BIAS..=F64_BIAS).contains(&exponent));
+    f64::from_bits(((F64_BIAS + exponent) as u64) << F64_FRACTION_BITS)
+}
+
+/// The power of two at the bottom of the binade of `magnitude`: 0 for zero and subnormals, ∞ for ∞ and NaN.
+#[inline]
+fn binade(magnitude: f64) -> f64 {
+    f64::from_bits(magnitude.to_bits() & f64::INFINITY.to_bits())
 }
 
 impl fmt::Display for Format {

@@ -336,15 +336,15 @@ fn check_parallel(parallel: &ContextParallel) -> Result<(), ProblemError> {
             Some(free) => *free = true,
         }
     }
-    if let Balance::Striped { stripe } = parallel.balance {
-        if !(1..=ROWS_MAX).contains(&stripe) {
-            let field = "parallel.balance.striped.stripe";
-            return Err(ProblemError::OutOfRange { field, got: stripe, min: 1, max: ROWS_MAX });
-        }
+    if let Balance::Striped { stripe } = parallel.balance
+        && !(1..=ROWS_MAX).contains(&stripe)
+    {
+        let field = "parallel.balance.striped.stripe";
+        return Err(ProblemError::OutOfRange { field, got: stripe, min: 1, max: ROWS_MAX });
     }
     let rule = match parallel.algorithm {
         Algorithm::Single if size != 1 => "the single-rank algorithm takes exactly 1",
-        Algorithm::Hierarchical { all_to_all } if all_to_all == 0 || size % all_to_all != 0 => {
+        Algorithm::Hierarchical { all_to_all } if all_to_all == 0 || !size.is_multiple_of(all_to_all) => {
             "hierarchical.all_to_all must divide the CP size"
         }
         _ => return Ok(()),

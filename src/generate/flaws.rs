@@ -1,0 +1,311 @@
+//! Illegal cases: what a subject must refuse, and what validation must.
+
+use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, WORLD_MAX};
+use seamproof_oracle::{
+    Algorithm, Balance, ContextParallel, Element, Format, Problem, ProblemError, ProblemFields, Run,
+    RunError, Scaling, Sequence, Side,
+};
+
+/// Fields that break exactly one rule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Malformed {
+    /// The fields.
+    pub fields: ProblemFields,
+    /// Name of the [`ProblemError`] variant that was planted.
+    pub rule: &'static str,
+    /// The error that validation must give.
+    pub expects: ProblemError,
+}
+
+impl Malformed {
+    /// Every rule that is planted.
+    pub fn rules() -> impl Iterator<Item = &'static str> {
+        MALFORMED.iter().map(|(rule, _)| *rule)
+    }
+
+    /// What [`Problem::new`] says of the fields; an error in words when that is not the planted one.
+    pub fn check(&self) -> Result<(), String> {
+        match Problem::new(self.fields.clone()) {
+            // Compared as text: a NaN in an error is the same NaN.
+            Err(got) if format!("{got:?}") == format!("{:?}", self.expects) => Ok(()),
+            Err(got) => Err(format!("refused for another reason: {got}; planted: {}", self.expects)),
+            Ok(_) => Err(format!("accepted; planted: {}", self.expects)),
+        }
+    }
+}
+
+/// Makes legal fields ones that the emulated backend's capability table refuses. The number varies it.
+pub(super) type Unsupport = fn(&mut ProblemFields, usize);
+
+/// Makes legal fields break one rule, and says which error that is. The number varies it.
+pub(super) type Break = fn(&mut ProblemFields, usize) -> ProblemError;
+
+/// Order is a format: entries are added at the end and never removed.
+pub(super) const UNSUPPORTED: [Unsupport; 8] = [
+    scaled_per_tensor,
+    scaled_per_block,
+    fp8_everywhere,
+    fp8_somewhere,
+    mixed_formats,
+    several_ranks,
+    several_ranks,
+    larger_world,
+];
+
+/// Order is a format: entries are added at the end and never removed. A count of sequences above the bound is left
+/// out: it would be a hundred thousand of them.
+pub(super) const MALFORMED: [(&str, Break); 12] = [
+    ("OutOfRange", count_out_of_range),
+    ("OutOfRange", parallel_out_of_range),
+    ("HeadsNotDivisible", heads_not_divisible),
+    ("Run", run_without_step),
+    ("Run", run_longer_than_span),
+    ("Run", run_out_of_rows),
+    ("Overlap", overlap),
+    ("RepeatedId", repeated_id),
+    ("NotPositive", not_positive),
+    ("RankOutsideWorld", rank_outside_world),
+    ("RepeatedRank", repeated_rank),
+    ("GroupSize", group_size),
+];
+
+fn element(fields: &mut ProblemFields, which: usize) -> &mut Element {
+    let p = &mut fields.precision;
+    match which % 8 {
+        0 => &mut p.q,
+        1 => &mut p.k,
+        2 => &mut p.v,
+        3 => &mut p.p,
+        4 => &mut p.out,
+        5 => &mut p.dout,
+        6 => &mut p.ds,
+        _ => &mut p.gradients,
+    }
+}
+
+fn fp8(detail: usize) -> Format {
+    if detail.is_multiple_of(2) { Format::E4m3 } else { Format::E5m2 }
+}
+
+fn scaled_per_tensor(fields: &mut ProblemFields, detail: usize) {
+    *element(fields, detail) = Element { format: fp8(detail / 8), scaling: Scaling::PerTensor };
+}
+
+fn scaled_per_block(fields: &mut ProblemFields, detail: usize) {
+    let (rows, columns) = [(1, 32), (128, 128), (1, 128), (1, 16)][detail / 16 % 4];
+    *element(fields, detail) =
+        Element { format: fp8(detail / 8), scaling: Scaling::PerBlock { rows, columns } };
+}
+
+fn fp8_everywhere(fields: &mut ProblemFields, detail: usize) {
+    for which in 0..8 {
+        element(fields, which).format = fp8(detail);
+    }
+}
+
+fn fp8_somewhere(fields: &mut ProblemFields, detail: usize) {
+    element(fields, detail).format = fp8(detail / 8);
+}
+
+/// One quantity in the other 16-bit format. Not P, whose formats the capability table lists apart from the others.
+fn mixed_formats(fields: &mut ProblemFields, detail: usize) {
+    let other = if fields.precision.q.format == Format::Bf16 { Format::Fp16 } else { Format::Bf16 };
+    let which = if detail % 8 == 3 { 0 } else { detail };
+    element(fields, which).format = other;
+}
+
+fn balance(detail: usize) -> Balance {
+    [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }, Balance::Striped { stripe: 16 }]
+        [detail % 4]
+}
+
+/// The group's members, from the last rank of the world down.
+fn parallel(algorithm: Algorithm, detail: usize, world: usize, size: usize) -> ContextParallel {
+    ContextParallel {
+        algorithm,
+        balance: balance(detail),
+        world,
+        ranks: (0..world).rev().take(size).collect(),
+    }
+}
+
+fn several_ranks(fields: &mut ProblemFields, detail: usize) {
+    let algorithm = match detail % 4 {
+        0 => Algorithm::Ring,
+        1 => Algorithm::AllGather,
+        2 => Algorithm::AllToAll,
+        _ => Algorithm::Hierarchical { all_to_all: 2 },
+    };
+    let size = [2, 4, 8][detail / 4 % 3];
+    let world = if (detail / 12).is_multiple_of(4) { 2 * size } else { size };
+    fields.parallel = parallel(algorithm, detail / 48, world, size);
+}
+
+fn larger_world(fields: &mut ProblemFields, detail: usize) {
+    fields.parallel = parallel(Algorithm::Single, detail, 2 + detail / 4 % 7, 1);
+}
+
+/// Fields, their ranges, and values outside them.
+const COUNTS: [(&str, usize, usize, usize); 9] = [
+    ("rows.q", 0, ROWS_MAX, ROWS_MAX + 1),
+    ("rows.kv", 0, ROWS_MAX, usize::MAX),
+    ("heads.q", 1, HEADS_MAX, 0),
+    ("heads.q", 1, HEADS_MAX, HEADS_MAX + 1),
+    ("heads.kv", 1, HEADS_MAX, 0),
+    ("dims.qk", 1, HEAD_DIM_MAX, 0),
+    ("dims.qk", 1, HEAD_DIM_MAX, HEAD_DIM_MAX + 1),
+    ("dims.v", 1, HEAD_DIM_MAX, 0),
+    ("dims.v", 1, HEAD_DIM_MAX, HEAD_DIM_MAX + 1),
+];
+
+fn count_out_of_range(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let (field, min, max, got) = COUNTS[detail % COUNTS.len()];
+    let slot = match field {
+        "rows.q" => &mut fields.rows.q,
+        "rows.kv" => &mut fields.rows.kv,
+        "heads.q" => &mut fields.heads.q,
+        "heads.kv" => &mut fields.heads.kv,
+        "dims.qk" => &mut fields.dims.qk,
+        _ => &mut fields.dims.v,
+    };
+    *slot = got;
+    ProblemError::OutOfRange { field, got, min, max }
+}
+
+fn parallel_out_of_range(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let parallel = &mut fields.parallel;
+    let (field, got, max) = match detail % 5 {
+        0 => ("parallel.world", 0, WORLD_MAX),
+        1 => ("parallel.world", WORLD_MAX + 1, WORLD_MAX),
+        2 => ("parallel.ranks", 0, 1),
+        3 => ("parallel.ranks", 2, 1),
+        _ => ("parallel.balance.striped.stripe", 0, ROWS_MAX),
+    };
+    match field {
+        "parallel.world" => parallel.world = got,
+        "parallel.ranks" => parallel.ranks = (0..got).collect(),
+        _ => parallel.balance = Balance::Striped { stripe: got },
+    }
+    ProblemError::OutOfRange { field, got, min: 1, max }
+}
+
+/// One KV head more than the query heads has no multiple among them.
+fn heads_not_divisible(fields: &mut ProblemFields, _: usize) -> ProblemError {
+    fields.heads.kv = fields.heads.q + 1;
+    ProblemError::HeadsNotDivisible { q: fields.heads.q, kv: fields.heads.kv }
+}
+
+fn fresh_id(fields: &ProblemFields) -> u32 {
+    fields.sequences.iter().map(|sequence| sequence.id + 1).max().unwrap_or(0)
+}
+
+/// Adds a sequence at the end, whose run on one side is `run`; the other side is empty.
+fn add_sequence(fields: &mut ProblemFields, id: u32, side: Side, run: Run) {
+    let empty = Run::packed(0, 0, 0);
+    let (q, kv) = if side == Side::Q { (run, empty) } else { (empty, run) };
+    fields.sequences.push(Sequence { id, q, kv });
+}
+
+/// Breaks the run of one side of one sequence (of a new empty one, where there is none).
+fn break_run(
+    fields: &mut ProblemFields,
+    detail: usize,
+    edit: impl FnOnce(&mut Run, usize) -> RunError,
+) -> ProblemError {
+    let side = if detail.is_multiple_of(2) { Side::Q } else { Side::Kv };
+    if fields.sequences.is_empty() {
+        add_sequence(fields, 0, side, Run::packed(0, 0, 0));
+    }
+    let index = detail / 2 % fields.sequences.len();
+    let (rows, sequence) = (fields.rows, &mut fields.sequences[index]);
+    let (run, rows) = if side == Side::Q { (&mut sequence.q, rows.q) } else { (&mut sequence.kv, rows.kv) };
+    ProblemError::Run { index, side, error: edit(run, rows) }
+}
+
+fn run_without_step(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    break_run(fields, detail, |run, _| {
+        run.step = 0;
+        RunError::StepZero
+    })
+}
+
+fn run_longer_than_span(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    break_run(fields, detail, |run, _| {
+        run.len = run.span + 1;
+        RunError::LenOverSpan { len: run.len, span: run.span }
+    })
+}
+
+/// One row too far, or so far that the row's number overflows.
+fn run_out_of_rows(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    break_run(fields, detail, |run, rows| {
+        run.offset = if detail % 8 < 6 { rows + 1 } else { usize::MAX };
+        RunError::OutOfRows { offset: run.offset, step: run.step, span: run.span, rows }
+    })
+}
+
+/// Two new sequences own the same new row.
+fn overlap(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let side = if detail.is_multiple_of(2) { Side::Q } else { Side::Kv };
+    let rows = if side == Side::Q { &mut fields.rows.q } else { &mut fields.rows.kv };
+    let row = *rows;
+    *rows += 1;
+    let id = fresh_id(fields);
+    add_sequence(fields, id, side, Run::packed(row, detail / 2 % 2, 1));
+    add_sequence(fields, id + 1, side, Run::packed(row, detail / 4 % 2, 1));
+    ProblemError::Overlap { index: fields.sequences.len() - 1, side, row }
+}
+
+/// A new empty sequence takes the id of another one.
+fn repeated_id(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let empty = Run::packed(0, 0, 0);
+    if fields.sequences.is_empty() {
+        add_sequence(fields, 0, Side::Q, empty);
+    }
+    let id = fields.sequences[detail % fields.sequences.len()].id;
+    add_sequence(fields, id, Side::Q, empty);
+    ProblemError::RepeatedId { index: fields.sequences.len() - 1, id }
+}
+
+/// Factors that are no positive normal numbers: the last one is the largest subnormal.
+const NOT_POSITIVE: [f32; 7] =
+    [0.0, -0.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::from_bits(0x007f_ffff)];
+
+fn not_positive(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let got = NOT_POSITIVE[detail / 2 % NOT_POSITIVE.len()];
+    let field = if detail.is_multiple_of(2) { "scale" } else { "softcap" };
+    match field {
+        "scale" => fields.softmax.scale = got,
+        _ => fields.softmax.softcap = Some(got),
+    }
+    ProblemError::NotPositive { field, got }
+}
+
+fn rank_outside_world(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let world = 2 + detail % 7;
+    let rank = if (detail / 7).is_multiple_of(2) { world } else { usize::MAX };
+    fields.parallel = parallel(Algorithm::Ring, 0, world, 2);
+    fields.parallel.ranks[1] = rank;
+    ProblemError::RankOutsideWorld { index: 1, rank, world }
+}
+
+fn repeated_rank(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let world = 2 + detail % 7;
+    fields.parallel = parallel(Algorithm::Ring, 0, world, 2);
+    let rank = fields.parallel.ranks[0];
+    fields.parallel.ranks[1] = rank;
+    ProblemError::RepeatedRank { rank }
+}
+
+fn group_size(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let size = 2 + detail / 3 % 3;
+    let (algorithm, rule) = match detail % 3 {
+        0 => (Algorithm::Single, "the single-rank algorithm takes exactly 1"),
+        which => {
+            let all_to_all = if which == 1 { 0 } else { size + 1 };
+            (Algorithm::Hierarchical { all_to_all }, "hierarchical.all_to_all must divide the CP size")
+        }
+    };
+    fields.parallel = parallel(algorithm, 0, size, size);
+    ProblemError::GroupSize { size, rule }
+}

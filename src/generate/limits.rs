@@ -1,0 +1,148 @@
+//! How large cases may be: named bounds, one set for each profile. Every bound is respected and reached.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A named set of [`Limits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Profile {
+    /// Some tens of tokens a case, hundreds of cases a second.
+    Quick,
+    /// The smallest cases, closest to the edges.
+    Seams,
+    /// Sequences of hundreds to thousands of tokens, few heads.
+    Large,
+}
+
+/// A text that names no [`Profile`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no profile; use quick, seams or large")]
+pub struct ProfileNameError(String);
+
+impl Profile {
+    /// Every profile.
+    pub const ALL: [Profile; 3] = [Profile::Quick, Profile::Seams, Profile::Large];
+
+    /// The name in texts and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::Quick => "quick",
+            Profile::Seams => "seams",
+            Profile::Large => "large",
+        }
+    }
+
+    /// The bounds of its cases.
+    pub fn limits(self) -> Limits {
+        match self {
+            Profile::Quick => Limits::quick(),
+            Profile::Seams => Limits::seams(),
+            Profile::Large => Limits::large(),
+        }
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Profile {
+    type Err = ProfileNameError;
+
+    fn from_str(text: &str) -> Result<Profile, ProfileNameError> {
+        Profile::ALL
+            .into_iter()
+            .find(|profile| profile.name() == text)
+            .ok_or_else(|| ProfileNameError(text.chars().take(40).collect()))
+    }
+}
+
+/// Bounds on one case. The tables are drawn from, each entry alike; an entry that is there twice is twice as likely.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences of a case.
+    pub sequences_max: u32,
+    /// Real rows of one sequence, on either side.
+    pub length_max: u32,
+    /// Padding rows of one sequence in a packed layout.
+    pub padding_max: u32,
+    /// Rows that nobody owns, in one place.
+    pub gap_max: u32,
+    /// Query heads.
+    pub q_heads_max: u32,
+    /// Either head dimension.
+    pub head_dim_max: u32,
+    /// How far the ordinary lengths of a case reach.
+    pub reaches: &'static [u32],
+    /// Tile sizes at whose multiples lengths and window edges are aimed.
+    pub tiles: &'static [u32],
+    /// Head dimensions.
+    pub dims: &'static [u32],
+    /// Most visible pairs · query heads · max(dqk, dv) of a case: `fixup` shrinks a case until it fits its entry.
+    pub products: &'static [u64],
+    /// Most elements ([`seamproof_oracle::Problem::elements`]) of a case.
+    pub elements_max: u64,
+}
+
+const KI: u64 = 1 << 10;
+const MI: u64 = 1 << 20;
+
+impl Limits {
+    /// The largest entry of [`Limits::products`].
+    pub fn products_max(&self) -> u64 {
+        self.products.iter().copied().max().unwrap_or(0)
+    }
+
+    /// See [`Profile::Quick`].
+    pub fn quick() -> Limits {
+        Limits {
+            sequences_max: 33,
+            length_max: 257,
+            padding_max: 64,
+            gap_max: 9,
+            q_heads_max: 24,
+            head_dim_max: 256,
+            reaches: &[4, 8, 16, 24, 32, 48, 64, 96, 128, 192],
+            tiles: &[4, 8, 16, 32, 64, 128],
+            dims: &[8, 16, 24, 40, 64, 80, 96, 128, 192, 256, 1, 2, 3, 5, 7, 9, 13, 17, 33, 65, 8, 16, 32],
+            products: &[64 * KI, 128 * KI, 256 * KI, 512 * KI, MI, 2 * MI],
+            elements_max: 96 * KI,
+        }
+    }
+
+    /// See [`Profile::Seams`].
+    pub fn seams() -> Limits {
+        Limits {
+            sequences_max: 33,
+            length_max: 33,
+            padding_max: 32,
+            gap_max: 5,
+            q_heads_max: 12,
+            head_dim_max: 256,
+            reaches: &[2, 4, 8, 8, 16, 32],
+            tiles: &[2, 4, 8, 16],
+            dims: &[8, 16, 24, 40, 64, 80, 96, 128, 192, 256, 1, 2, 3, 5, 7, 9, 1, 1, 2, 4, 8],
+            products: &[4 * KI, 8 * KI, 16 * KI, 32 * KI, 64 * KI, 256 * KI],
+            elements_max: 32 * KI,
+        }
+    }
+
+    /// See [`Profile::Large`].
+    pub fn large() -> Limits {
+        Limits {
+            sequences_max: 33,
+            length_max: 4096,
+            padding_max: 2048,
+            gap_max: 300,
+            q_heads_max: 12,
+            head_dim_max: 256,
+            reaches: &[512, 1024, 1024, 2048, 4096],
+            tiles: &[64, 128, 256, 512, 1024],
+            dims: &[64, 80, 96, 128, 192, 256, 16, 33, 64, 128],
+            products: &[64 * MI, 128 * MI, 256 * MI, 1024 * MI],
+            elements_max: 16 * MI,
+        }
+    }
+}

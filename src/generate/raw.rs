@@ -1,0 +1,396 @@
+//! The choices: [`RawProblem`], plain integers of any value, and [`raw`], which draws them.
+//!
+//! A *feature mask* is drawn first: half of the features are on in a case, and only those may show. Cases are thereby
+//! far more unlike each other than when each feature shows now and then in every case (swarm testing, Groce et al.,
+//! ISSTA 2012). Then each choice aims at the seams, which uniform draws never hit.
+
+use arbitrary::{Arbitrary, Unstructured};
+use serde::{Deserialize, Serialize};
+
+use super::Limits;
+use super::flaws::{MALFORMED, UNSUPPORTED};
+
+/// One sequence's rows: all counts, no positions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawSequence {
+    /// Real queries.
+    pub q_len: u32,
+    /// Padding rows after them.
+    pub q_padding: u32,
+    /// Rows before them that nobody owns.
+    pub q_gap: u32,
+    /// Real keys.
+    pub kv_len: u32,
+    /// Padding rows after them.
+    pub kv_padding: u32,
+    /// Rows before them that nobody owns.
+    pub kv_gap: u32,
+}
+
+/// A case as plain integers. Every value of every field is meaningful to [`super::fixup`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawProblem {
+    /// The sequences, in order of memory.
+    pub sequences: Vec<RawSequence>,
+    /// 0 packed, 1 equal spans (BSHD), 2 equal spans interleaved (SBHD); modulo 3.
+    pub layout: u32,
+    /// Rows after the last sequence's queries.
+    pub q_slack: u32,
+    /// Rows after the last sequence's keys.
+    pub kv_slack: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Query heads of one KV head.
+    pub group: u32,
+    /// Head dimension of queries and keys.
+    pub qk_dim: u32,
+    /// Head dimension of values.
+    pub v_dim: u32,
+    /// Window to the left: 0 unbounded, n for n − 1 keys.
+    pub left: u32,
+    /// Window to the right: likewise.
+    pub right: u32,
+    /// Odd for bottom-right alignment.
+    pub bottom_right: u32,
+    /// 0 for 1/√dqk, n for entry n − 1 of a table.
+    pub scale: u32,
+    /// 0 for none, n for entry n − 1 of a table.
+    pub softcap: u32,
+    /// None, off-by-one, learnable; modulo 3.
+    pub sink: u32,
+    /// Odd for fp16, even for bf16.
+    pub fp16: u32,
+    /// Odd for P in f32.
+    pub weights_f32: u32,
+    /// An [`seamproof_oracle::InputMode`]; modulo their number.
+    pub mode: u32,
+    /// Odd for forward and backward.
+    pub backward: u32,
+    /// Seed of the values.
+    pub data_seed: u64,
+    /// Which entry of `Limits::products` bounds the case; modulo their number.
+    pub budget: u32,
+    /// n for entry n − 1 of the problems that the capability table refuses; none for any other value.
+    pub unsupported: u32,
+    /// n for entry n − 1 of the rules of validation to break; none for any other value.
+    pub malformed: u32,
+    /// Varies the two.
+    pub detail: u32,
+}
+
+impl<'a> Arbitrary<'a> for RawProblem {
+    /// The generator itself, in the quick profile.
+    fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<RawProblem> {
+        Ok(raw(u, &Limits::quick()))
+    }
+}
+
+/// One case in this many is illegal.
+pub(super) const ILLEGAL_ONE_IN: u32 = 20;
+
+/// Features of the mask: bit numbers.
+#[derive(Clone, Copy)]
+enum Feature {
+    Empties,
+    Padding,
+    OtherPadding,
+    Gaps,
+    Slack,
+    OtherKv,
+    EqualSpans,
+    Causal,
+    Window,
+    BottomRight,
+    Heads,
+    Groups,
+    OddDims,
+    OtherDimV,
+    Scale,
+    Softcap,
+    Sink,
+    Fp16,
+    WeightsF32,
+    ForwardOnly,
+    Many,
+    Giant,
+    Modes,
+}
+
+/// Draws that never fail: bytes that ran out give the least number.
+struct Choices<'u, 'a>(&'u mut Unstructured<'a>);
+
+impl Choices<'_, '_> {
+    fn range(&mut self, least: u32, most: u32) -> u32 {
+        self.0.int_in_range(least..=most.max(least)).unwrap_or(least)
+    }
+
+    fn below(&mut self, n: u32) -> u32 {
+        self.range(0, n.saturating_sub(1))
+    }
+
+    fn one_in(&mut self, n: u32) -> bool {
+        self.below(n) == n - 1
+    }
+
+    fn of(&mut self, table: &[u32]) -> u32 {
+        let index = self.below(table.len() as u32);
+        table.get(index as usize).copied().unwrap_or(0)
+    }
+
+    fn word(&mut self) -> u64 {
+        self.0.int_in_range(0..=u64::MAX).unwrap_or(0)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Features(u64);
+
+impl Features {
+    fn on(self, feature: Feature) -> bool {
+        self.0 >> feature as u32 & 1 == 1
+    }
+}
+
+/// Draws a case. Total: never fails, whatever the bytes and however few.
+pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
+    let choose = &mut Choices(u);
+    let features = Features(choose.word());
+    let data_seed = choose.word();
+    let mut raw = RawProblem { data_seed, ..RawProblem::default() };
+    flaw(choose, &mut raw);
+    heads(choose, features, limits, &mut raw);
+    softmax(choose, features, &mut raw);
+    numbers(choose, features, limits, &mut raw);
+    sequences(choose, features, limits, &mut raw);
+    window(choose, features, limits, &mut raw);
+    raw
+}
+
+fn flaw(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
+    if choose.one_in(ILLEGAL_ONE_IN) {
+        match choose.below(2) {
+            0 => raw.unsupported = 1 + choose.below(UNSUPPORTED.len() as u32),
+            _ => raw.malformed = 1 + choose.below(MALFORMED.len() as u32),
+        }
+        raw.detail = choose.word() as u32;
+    }
+}
+
+/// Query heads of one KV head.
+const GROUPS: [u32; 12] = [2, 3, 5, 8, 10, 12, 2, 3, 4, 6, 2, 3];
+
+fn heads(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw: &mut RawProblem) {
+    raw.kv_heads = if features.on(Feature::Heads) { choose.range(1, 4) } else { 1 };
+    raw.group = if features.on(Feature::Groups) { choose.of(&GROUPS) } else { 1 };
+    let dim = |choose: &mut Choices<'_, '_>| match features.on(Feature::OddDims) {
+        true if choose.one_in(3) => choose.range(1, limits.head_dim_max),
+        true => choose.of(limits.dims),
+        false => choose.of(&[8, 16, 16, 32, 64]),
+    };
+    raw.qk_dim = dim(choose);
+    raw.v_dim = if features.on(Feature::OtherDimV) { dim(choose) } else { raw.qk_dim };
+}
+
+fn softmax(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawProblem) {
+    raw.scale = if features.on(Feature::Scale) { choose.below(8) } else { 0 };
+    raw.softcap = if features.on(Feature::Softcap) { choose.below(8) } else { 0 };
+    raw.sink = if features.on(Feature::Sink) { choose.below(3) } else { 0 };
+}
+
+fn numbers(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw: &mut RawProblem) {
+    raw.fp16 = u32::from(features.on(Feature::Fp16));
+    raw.weights_f32 = u32::from(features.on(Feature::WeightsF32) && choose.one_in(2));
+    raw.mode = if features.on(Feature::Modes) { choose.below(7) } else { choose.below(3) };
+    raw.backward = u32::from(!(features.on(Feature::ForwardOnly) && choose.one_in(2)));
+    raw.budget = choose.below(limits.products.len() as u32);
+}
+
+/// Numbers of sequences; the rare ones are a bucket edge that kernels specialise on.
+const COUNTS: [u32; 32] =
+    [1, 2, 2, 3, 2, 3, 4, 5, 1, 3, 4, 6, 2, 3, 7, 8, 2, 4, 5, 9, 1, 12, 1, 0, 2, 3, 2, 3, 4, 2, 3, 5];
+/// The bucket edge.
+const MANY_COUNTS: [u32; 4] = [31, 32, 33, 33];
+/// `2·cp` for cp 2, 4 and 8: chunks of a sequence that is dealt to ranks.
+const CHUNKS: [u32; 3] = [4, 8, 16];
+
+fn sequences(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw: &mut RawProblem) {
+    let many = features.on(Feature::Many) && choose.one_in(8);
+    let count = if many { choose.of(&MANY_COUNTS) } else { choose.of(&COUNTS) };
+    let reach = if many { 2 } else { choose.of(limits.reaches) };
+    raw.sequences = lengths(choose, features, limits, count, reach);
+    if features.on(Feature::Empties) {
+        empties(choose, &mut raw.sequences);
+    }
+    if features.on(Feature::Padding) {
+        padding(choose, features, &mut raw.sequences);
+    }
+    raw.layout = if features.on(Feature::EqualSpans) { choose.below(3) } else { 0 };
+    if features.on(Feature::Gaps) {
+        gaps(choose, limits, &mut raw.sequences);
+    }
+    if features.on(Feature::Slack) {
+        raw.q_slack = choose.range(0, limits.gap_max);
+        raw.kv_slack = choose.range(0, limits.gap_max);
+    }
+}
+
+/// A length within `reach`: anywhere, or one off a multiple of a tile or of `2·cp`, or the edge itself.
+fn length(choose: &mut Choices<'_, '_>, limits: &Limits, reach: u32) -> u32 {
+    match choose.below(10) {
+        0..=3 => choose.range(1, reach),
+        4..=6 => near_multiple(choose, limits.tiles, reach),
+        7 | 8 => near_multiple(choose, &CHUNKS, reach),
+        _ => choose.below(2),
+    }
+}
+
+fn near_multiple(choose: &mut Choices<'_, '_>, table: &[u32], reach: u32) -> u32 {
+    let fitting = table.iter().filter(|&&size| size <= reach).count().max(1);
+    let size = choose.of(table.get(..fitting).unwrap_or(table));
+    let multiple = size.saturating_mul(choose.range(1, reach / size.max(1)));
+    multiple.saturating_add(choose.below(3)).saturating_sub(1)
+}
+
+fn lengths(
+    choose: &mut Choices<'_, '_>,
+    features: Features,
+    limits: &Limits,
+    count: u32,
+    reach: u32,
+) -> Vec<RawSequence> {
+    let giant = (features.on(Feature::Giant) && choose.one_in(3)).then(|| choose.below(count));
+    let relation = if features.on(Feature::OtherKv) { choose.range(1, 8) } else { 0 };
+    let mixed = relation != 0 && choose.one_in(3);
+    (0..count)
+        .map(|index| {
+            let reach = match giant {
+                Some(one) if one == index => reach.saturating_mul(4),
+                Some(_) => 2,
+                None => reach,
+            };
+            let q_len = match giant == Some(index) && choose.one_in(4) {
+                true => limits.length_max,
+                false => length(choose, limits, reach),
+            };
+            let relation = if mixed { choose.below(9) } else { relation };
+            let (q_len, kv_len) = related(choose, limits, reach, q_len, relation);
+            RawSequence { q_len, kv_len, ..RawSequence::default() }
+        })
+        .collect()
+}
+
+/// Lengths of both sides from one of them.
+fn related(
+    choose: &mut Choices<'_, '_>,
+    limits: &Limits,
+    reach: u32,
+    length_q: u32,
+    relation: u32,
+) -> (u32, u32) {
+    match relation {
+        1 => (length_q, length(choose, limits, reach)),
+        2 => (1, length_q),
+        3 => (choose.range(1, 3), length_q.saturating_mul(2)),
+        4 => (length_q, choose.range(1, 3)),
+        5 => (length_q, if choose.one_in(2) { 0 } else { length_q }),
+        6 => (if choose.one_in(2) { 0 } else { length_q }, length_q),
+        7 => (length_q, length_q.saturating_add(1)),
+        8 => (length_q, length_q.saturating_sub(1)),
+        _ => (length_q, length_q),
+    }
+}
+
+/// A run of empty sequences at the head, in the middle, at the tail or throughout, empty on both sides or on one.
+fn empties(choose: &mut Choices<'_, '_>, sequences: &mut [RawSequence]) {
+    let count = sequences.len() as u32;
+    let run = choose.range(1, count / 2).min(count.saturating_sub(1));
+    let (start, run) = match choose.below(16) {
+        0..=3 => (0, run),
+        4..=7 => (count - run, run),
+        8..=11 => (count / 3, run),
+        12 => (0, count),
+        _ => return,
+    };
+    let sides = choose.below(4);
+    for sequence in sequences.iter_mut().skip(start as usize).take(run as usize) {
+        if sides != 2 {
+            sequence.q_len = 0;
+        }
+        if sides != 3 {
+            sequence.kv_len = 0;
+        }
+    }
+}
+
+/// Where padding stands in a case.
+fn padding(choose: &mut Choices<'_, '_>, features: Features, sequences: &mut [RawSequence]) {
+    let style = [choose.below(5), choose.below(5)];
+    let chunks = choose.of(&CHUNKS);
+    let place = choose.below(4);
+    let last = sequences.len().saturating_sub(1);
+    for (index, sequence) in sequences.iter_mut().enumerate() {
+        let here = match place {
+            0 | 1 => true,
+            2 => index == last,
+            _ => index != last,
+        };
+        if here {
+            sequence.q_padding = rows_of_padding(choose, style[0], chunks, sequence.q_len);
+            sequence.kv_padding = match features.on(Feature::OtherPadding) {
+                true => rows_of_padding(choose, style[1], chunks, sequence.kv_len),
+                false => rows_of_padding(choose, style[0], chunks, sequence.kv_len),
+            };
+        }
+    }
+}
+
+/// Padding so that the span is a whole number of chunks and: fewer rows than a chunk, a whole last chunk or two of
+/// them are padding. Or a few rows, of no such form.
+fn rows_of_padding(choose: &mut Choices<'_, '_>, style: u32, chunks: u32, len: u32) -> u32 {
+    let real_chunks = match style {
+        0 => chunks,
+        1 => return choose.range(1, 3),
+        2 | 3 => chunks - 1,
+        _ => chunks - 2,
+    };
+    let chunk = len.div_ceil(real_chunks).max(1);
+    chunk.saturating_mul(chunks).saturating_sub(len)
+}
+
+/// Rows that nobody owns: before the first sequence, and in some cases between the others.
+fn gaps(choose: &mut Choices<'_, '_>, limits: &Limits, sequences: &mut [RawSequence]) {
+    let between = choose.one_in(2);
+    for (index, sequence) in sequences.iter_mut().enumerate() {
+        if index == 0 || between && choose.one_in(2) {
+            sequence.q_gap = choose.range(0, limits.gap_max);
+            sequence.kv_gap = choose.range(0, limits.gap_max);
+        }
+    }
+}
+
+fn window(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw: &mut RawProblem) {
+    raw.bottom_right = u32::from(features.on(Feature::BottomRight));
+    if features.on(Feature::Causal) {
+        raw.right = 1;
+    }
+    if features.on(Feature::Window) && !choose.one_in(3) {
+        raw.left = edge(choose, limits, &raw.sequences);
+        raw.right = if features.on(Feature::Causal) { 1 } else { edge(choose, limits, &raw.sequences) };
+    }
+}
+
+/// One side of a window, as the raw problem holds it: 0, 1, 2, one off a tile, about a sequence's length, or none.
+fn edge(choose: &mut Choices<'_, '_>, limits: &Limits, sequences: &[RawSequence]) -> u32 {
+    let one = choose.below(sequences.len() as u32) as usize;
+    let length = sequences.get(one).map_or(0, |sequence| sequence.kv_len);
+    let keys = match choose.below(10) {
+        0..=2 => choose.below(3),
+        3 | 4 => near_multiple(choose, limits.tiles, length.max(1)),
+        5 => length.saturating_add(choose.below(3)).saturating_sub(1),
+        6 => u32::MAX - 1 - choose.below(2),
+        _ => return 0,
+    };
+    keys.saturating_add(1)
+}

@@ -1,0 +1,282 @@
+use seamproof_oracle::{Alignment, Dims, Heads, Mask, Precision, ProblemFields, Rows, Sink, Softmax};
+use seamproof_oracle::{ContextParallel, Element};
+
+use super::*;
+use crate::generate::{Draw, Limits, draw};
+
+/// Two sequences, the first with padding; a gap, a first offset and slack on both sides.
+fn fields(mode: InputMode, format: Format) -> ProblemFields {
+    ProblemFields {
+        sequences: vec![
+            Sequence { id: 4, q: Run::packed(1, 40, 43), kv: Run::packed(2, 50, 51) },
+            Sequence { id: 9, q: Run::packed(45, 3, 3), kv: Run::packed(53, 2, 4) },
+        ],
+        rows: Rows { q: 50, kv: 60 },
+        heads: Heads { q: 4, kv: 2 },
+        dims: Dims { qk: 64, v: 32 },
+        mask: Mask { left: None, right: None, align: Alignment::TopLeft },
+        softmax: Softmax { scale: 0.125, softcap: None, sink: Sink::Learnable },
+        precision: Precision::uniform(format),
+        parallel: ContextParallel::single(),
+        mode,
+        data_seed: 17,
+        pass: Pass::Backward,
+    }
+}
+
+fn problem(fields: ProblemFields) -> Problem {
+    Problem::new(fields).expect("legal")
+}
+
+fn bits(array: &Array3<f32>, row: usize) -> Vec<u32> {
+    array.index_axis(Axis(0), row).iter().map(|value| value.to_bits()).collect()
+}
+
+fn deviation(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let count = values.clone().count() as f64;
+    let mean = values.clone().sum::<f64>() / count;
+    (values.map(|value| (value - mean) * (value - mean)).sum::<f64>() / count).sqrt()
+}
+
+/// All logits of one KV head's first query head in the first sequence.
+fn logits(problem: &Problem, inputs: &Inputs) -> Vec<f64> {
+    let sequence = problem.sequences[0];
+    let mut logits = vec![];
+    for (q, kv) in sequence.q.real_rows().flat_map(|q| sequence.kv.real_rows().map(move |kv| (q, kv))) {
+        let lanes = 0..problem.dims.qk;
+        let dot: f64 = lanes.map(|n| f64::from(inputs.q[[q, 0, n]]) * f64::from(inputs.k[[kv, 0, n]])).sum();
+        logits.push(dot * f64::from(problem.softmax.scale));
+    }
+    logits
+}
+
+#[test]
+fn the_hash_is_the_documented_one() {
+    // The second and third lists were made by a script from the module's text.
+    // The first outputs of SplitMix64 with seed 0, as published.
+    assert_eq!([0, 1].map(|lane| lane_hash(0, lane)), [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]);
+    let inputs = inputs(&problem(fields(InputMode::Peaked, Format::F32)));
+    let bits = [inputs.q[[1, 0, 0]], inputs.k[[53, 1, 63]], inputs.v[[3, 1, 5]], inputs.dout[[46, 3, 31]]];
+    assert_eq!(bits.map(f32::to_bits), [3_226_977_280, 3_181_031_424, 1_065_689_710, 1_026_613_948]);
+    assert_eq!(
+        inputs.sink.map(|value| value.to_bits()).to_vec(),
+        [1_067_992_996, 1_066_541_778, 1_046_109_024, 1_063_859_400]
+    );
+}
+
+#[test]
+fn every_mode_is_pinned() {
+    let digest = |mode| {
+        let mut hasher = blake3::Hasher::new();
+        for format in [Format::Bf16, Format::Fp16] {
+            let inputs = inputs(&problem(fields(mode, format)));
+            for tensor in [&inputs.q, &inputs.k, &inputs.v, &inputs.dout] {
+                tensor.iter().for_each(|value| {
+                    hasher.update(&value.to_bits().to_le_bytes());
+                });
+            }
+        }
+        hasher.finalize().to_hex()[..8].to_owned()
+    };
+    assert_eq!(
+        InputMode::ALL.map(digest),
+        ["679c2448", "05d25b41", "1d21eee4", "27433b0f", "f3c69c5f", "8f1aa3e5", "78a02af9"]
+    );
+}
+
+#[test]
+fn shapes_are_the_problems_and_rows_without_tokens_are_zero() {
+    for mode in InputMode::ALL {
+        for pass in [Pass::Forward, Pass::Backward] {
+            let problem = problem(ProblemFields { pass, ..fields(mode, Format::Bf16) });
+            let inputs = inputs(&problem);
+            assert_eq!(inputs.check(&problem), Ok(()));
+            for row in [0, 41, 43, 44, 48, 49] {
+                assert!(bits(&inputs.q, row).iter().all(|&bits| bits == 0));
+            }
+            assert!(bits(&inputs.v, 52).iter().all(|&bits| bits == 0));
+        }
+    }
+}
+
+#[test]
+fn values_are_numbers_of_their_format() {
+    for mode in InputMode::ALL {
+        for format in Format::ALL {
+            let inputs = inputs(&problem(fields(mode, format)));
+            for value in [&inputs.q, &inputs.k, &inputs.v, &inputs.dout].into_iter().flatten() {
+                assert!(value.is_finite());
+                assert_eq!(format.round_f32(*value).to_bits(), value.to_bits(), "{mode:?} {format}");
+            }
+        }
+    }
+}
+
+#[test]
+fn dropping_or_moving_a_sequence_changes_no_other_value() {
+    for mode in InputMode::ALL {
+        let both = fields(mode, Format::Fp16);
+        let mut alone = both.clone();
+        alone.sequences.remove(0);
+        alone.sequences[0].q = Run { offset: 5, step: 7, ..both.sequences[1].q };
+        let [whole, part] = [both, alone].map(|fields| inputs(&problem(fields)));
+        for position in 0..3 {
+            assert_eq!(bits(&whole.q, 45 + position), bits(&part.q, 5 + 7 * position));
+            assert_eq!(bits(&whole.dout, 45 + position), bits(&part.dout, 5 + 7 * position));
+        }
+        for row in [53, 54] {
+            assert_eq!(bits(&whole.k, row), bits(&part.k, row));
+            assert_eq!(bits(&whole.v, row), bits(&part.v, row));
+        }
+        assert_eq!(whole.sink, part.sink);
+    }
+}
+
+#[test]
+fn logits_spread_as_the_mode_promises() {
+    let promises = [(InputMode::Flat, 0.5), (InputMode::Peaked, 3.0), (InputMode::Large, 64.0)];
+    for (mode, promised) in promises {
+        for (scale, qk) in [(0.125, 64), (1.0, 16), (0.01, 256)] {
+            let mut fields = fields(mode, Format::Bf16);
+            (fields.softmax.scale, fields.dims.qk) = (scale, qk);
+            let problem = problem(fields);
+            let got = deviation(logits(&problem, &inputs(&problem)).into_iter());
+            assert!((got / promised - 1.0).abs() < 0.15, "{mode:?} scale {scale} dim {qk}: {got}");
+        }
+    }
+}
+
+#[test]
+fn near_normal_values_have_mean_0_and_variance_1() {
+    let inputs = inputs(&problem(fields(InputMode::Flat, Format::F32)));
+    let values = inputs.v.iter().filter(|value| **value != 0.0).map(|value| f64::from(*value));
+    let mean = values.clone().sum::<f64>() / values.clone().count() as f64;
+    assert!(mean.abs() < 0.06, "{mean}");
+    assert!((deviation(values) - 1.0).abs() < 0.04);
+}
+
+#[test]
+fn modes_are_what_they_say() {
+    let of = |mode, format| inputs(&problem(fields(mode, format)));
+    let integers = of(InputMode::Integers, Format::Bf16);
+    assert!(integers.q.iter().all(|value| value.fract() == 0.0 && value.abs() <= 2.0));
+    assert!(integers.v.iter().any(|value| *value == 4.0));
+    let equal = of(InputMode::Equal, Format::Bf16);
+    assert_eq!(bits(&equal.k, 2), bits(&equal.k, 51));
+    assert_ne!(bits(&equal.k, 2), bits(&equal.k, 53));
+    assert_ne!(bits(&equal.v, 2), bits(&equal.v, 51));
+    for format in [Format::Bf16, Format::Fp16] {
+        let tiny = of(InputMode::Tiny, format);
+        let normal = 2f64.powi(format.exponent_min());
+        let magnitudes = || tiny.v.iter().map(|value| f64::from(value.abs())).filter(|value| *value > 0.0);
+        assert!(magnitudes().any(|value| value < normal));
+        assert!(magnitudes().any(|value| value > normal));
+        assert!(magnitudes().all(|value| value < 16.0 * normal));
+    }
+    let heavy = of(InputMode::HeavyTailed, Format::Fp16);
+    let magnitudes = || heavy.q.iter().map(|value| value.abs()).filter(|value| *value > 0.0);
+    assert!(magnitudes().all(|value| value <= 64.0));
+    assert!(magnitudes().any(|value| value >= 32.0));
+    assert!(magnitudes().any(|value| value < 1.0 / 64.0));
+}
+
+#[test]
+fn a_sink_is_spread_over_its_range() {
+    let mut many = fields(InputMode::Flat, Format::Bf16);
+    many.heads = Heads { q: 64, kv: 2 };
+    let sink = inputs(&problem(many)).sink;
+    assert!(sink.iter().all(|value| (-2.0..2.0).contains(value)));
+    assert!(sink.iter().any(|value| *value < -1.0));
+    assert!(sink.iter().any(|value| *value > 1.0));
+}
+
+#[test]
+fn poison_fills_every_row_without_a_token_and_no_other() {
+    let problem = problem(fields(InputMode::Peaked, Format::Bf16));
+    let clean = inputs(&problem);
+    for kind in Poison::ALL {
+        let mut inputs = clean.clone();
+        poison(&mut inputs, &problem, kind);
+        let q = real_q_rows(&problem);
+        let kv = real_kv_rows(&problem);
+        let pairs = [(&inputs.q, &clean.q, &q), (&inputs.dout, &clean.dout, &q)];
+        for (got, was, real) in
+            pairs.into_iter().chain([(&inputs.k, &clean.k, &kv), (&inputs.v, &clean.v, &kv)])
+        {
+            assert_eq!(got.len_of(Axis(0)), real.len());
+            for (row, real) in real.iter().enumerate() {
+                if *real {
+                    assert_eq!(bits(got, row), bits(was, row));
+                } else {
+                    assert!(got.index_axis(Axis(0), row).iter().all(|value| is_poison(kind, *value)));
+                    assert!(bits(got, row).windows(2).any(|pair| pair[0] != pair[1]));
+                }
+            }
+        }
+    }
+}
+
+fn is_poison(kind: Poison, value: f32) -> bool {
+    match kind {
+        Poison::Zero => value == 0.0,
+        Poison::Large => {
+            Format::ALL.iter().all(|format| format.round_f32(value) == value) && value.abs() >= 256.0
+        }
+        Poison::Infinity => value.is_infinite(),
+        Poison::Nan => value.is_nan() && value.to_bits() & 0xffff == 0,
+    }
+}
+
+#[test]
+fn real_rows_are_those_of_the_runs() {
+    let problem = problem(fields(InputMode::Flat, Format::Bf16));
+    let rows = |real: Vec<bool>| (0..real.len()).filter(|row| real[*row]).collect::<Vec<_>>();
+    assert_eq!(rows(real_q_rows(&problem)), (1..41).chain(45..48).collect::<Vec<_>>());
+    assert_eq!(rows(real_kv_rows(&problem)), (2..52).chain(53..55).collect::<Vec<_>>());
+}
+
+#[test]
+fn saved_statistics_are_poisoned_along_their_rows() {
+    let real = [true, false, true];
+    let mut lse = ndarray::Array2::<f32>::zeros([2, 3]);
+    poison_rows(lse.view_mut(), Axis(1), &real, Poison::Nan);
+    assert_eq!(
+        lse.map(|value| value.is_nan()).into_raw_vec_and_offset().0,
+        [false, true, false, false, true, false]
+    );
+}
+
+#[test]
+fn elements_may_differ_in_format() {
+    let mut mixed = fields(InputMode::Flat, Format::Bf16);
+    mixed.precision.k = Element::from(Format::E4m3);
+    let inputs = inputs(&problem(mixed));
+    assert!(inputs.k.iter().all(|value| Format::E4m3.round_f32(*value) == *value));
+    assert!(inputs.q.iter().any(|value| Format::E4m3.round_f32(*value) != *value));
+}
+
+#[test]
+#[ignore = "prints how long a case and an element take"]
+#[allow(clippy::print_stdout)]
+fn measure() {
+    const CASES: u64 = 5_000;
+    let start = std::time::Instant::now();
+    let limits = Limits::quick();
+    let problems: Vec<Problem> = (0..CASES)
+        .filter_map(|index| match draw(1, index, &limits) {
+            Draw::Problem(problem) => Some(problem),
+            Draw::Malformed(_) => None,
+        })
+        .collect();
+    println!("{:.0} ns a case", start.elapsed().as_nanos() as f64 / CASES as f64);
+    for mode in InputMode::ALL {
+        let (mut nanoseconds, mut elements) = (0.0, 0);
+        for problem in problems.iter().filter(|problem| problem.mode == mode) {
+            let start = std::time::Instant::now();
+            let made = inputs(problem);
+            nanoseconds += start.elapsed().as_nanos() as f64;
+            elements += made.q.len() + made.k.len() + made.v.len() + made.dout.len();
+        }
+        println!("{mode:?}: {:.2} ns an element", nanoseconds / elements as f64);
+    }
+}

@@ -1,0 +1,54 @@
+//! The stored regressions as cases: they read, they say why they are kept, and nothing in them is written twice.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use seamproof::case::{CASE_VERSION, Case, InputSource};
+use serde_json::Value;
+
+fn files() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn every_file_is_a_case_with_its_story() {
+    for path in files() {
+        let name = path.display();
+        let text = fs::read_to_string(&path).unwrap();
+        let case: Case = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(case.version, CASE_VERSION, "{name}");
+        assert_eq!(case.inputs, InputSource::Generated, "{name}");
+        assert_eq!(case.found, None, "{name}: a regression is a case that passes");
+        let story = case.story.as_ref().unwrap_or_else(|| panic!("{name} has no story"));
+        assert!(story.text.ends_with('.'), "{name}");
+        assert!(!story.sources.is_empty(), "{name}");
+        for source in &story.sources {
+            assert!(source.starts_with("https://github.com/"), "{name}: {source}");
+        }
+    }
+}
+
+/// What is read is all that the file says, and defaults are left out: writing the case gives the same JSON.
+#[test]
+fn every_file_is_what_its_case_is_written_as() {
+    for path in files() {
+        let text = fs::read_to_string(&path).unwrap();
+        let case: Case = serde_json::from_str(&text).unwrap();
+        let written = serde_json::to_string(&case).unwrap();
+        let (written, stored): (Value, Value) =
+            (serde_json::from_str(&written).unwrap(), serde_json::from_str(&text).unwrap());
+        assert_eq!(written, stored, "{}", path.display());
+    }
+}
+
+#[test]
+fn names_are_plain() {
+    for path in files() {
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let stem = name.strip_suffix(".json").unwrap_or_else(|| panic!("{name} is no JSON file"));
+        assert!(stem.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'), "{name}");
+    }
+}
