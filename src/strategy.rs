@@ -1,12 +1,51 @@
-//! proptest over the suite's own shrinker.
+//! proptest over the suite's own generator and shrinker.
 //!
-//! proptest asks a value tree to simplify (the last value failed) or to complicate (it did not); that is accept and
-//! reject. Values are therefore shrunk exactly as the command line shrinks them.
+//! A value is drawn as a campaign draws it: bytes of choices, here from proptest's own generator, through
+//! [`generate::raw`] and [`generate::fixup`]. It is shrunk as the command line shrinks it: proptest asks a value tree to
+//! simplify (the last value failed) or to complicate (it did not), and that is accept and reject.
+//!
+//! Malformed draws are not made: a property is about problems. Turn proptest's persistence off and store the
+//! [`Case`](crate::case::Case) instead; a seed means something only to the generator that it was drawn with.
 
-use proptest::strategy::ValueTree;
+use arbitrary::Unstructured;
+use proptest::prelude::Rng;
+use proptest::strategy::{NewTree, Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
 use seamproof_oracle::Problem;
 
+use crate::generate::{self, Draw, Limits, RawProblem};
 use crate::shrink::Shrinker;
+
+/// Bytes of choices behind one value. Of fixed size and more than are read, so that no choice is starved.
+const CHOICE_BYTES: usize = 4096;
+
+/// Problems within the limits, some of them outside a subject's capability table.
+pub fn problems(limits: Limits) -> impl Strategy<Value = Problem> {
+    Problems { limits }
+}
+
+#[derive(Clone, Debug)]
+struct Problems {
+    limits: Limits,
+}
+
+impl Strategy for Problems {
+    type Tree = ProblemTree;
+    type Value = Problem;
+
+    fn new_tree(&self, runner: &mut TestRunner) -> NewTree<Self> {
+        let mut bytes = [0; CHOICE_BYTES];
+        runner.rng().fill_bytes(&mut bytes);
+        let drawn = generate::raw(&mut Unstructured::new(&bytes), &self.limits);
+        let legal = RawProblem { malformed: 0, ..drawn };
+        match generate::fixup(&legal, &self.limits) {
+            Draw::Problem(problem) => Ok(ProblemTree::new(problem)),
+            Draw::Malformed(malformed) => {
+                Err(format!("nothing malformed was asked for: {malformed:?}").into())
+            }
+        }
+    }
+}
 
 /// A problem with its shrinker.
 #[derive(Clone, Debug)]
@@ -37,5 +76,41 @@ impl ValueTree for ProblemTree {
     fn complicate(&mut self) -> bool {
         self.shrinker.reject();
         self.shrinker.propose().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::test_runner::{Config, TestCaseError, TestError};
+
+    use super::*;
+
+    fn runner() -> TestRunner {
+        TestRunner::new(Config { failure_persistence: None, max_shrink_iters: u32::MAX, ..Config::default() })
+    }
+
+    #[test]
+    fn a_failing_property_comes_back_minimal() {
+        let test = |problem: Problem| match problem.pairs() {
+            0 => Ok(()),
+            pairs => Err(TestCaseError::fail(format!("{pairs} pairs"))),
+        };
+        let result = runner().run(&problems(Limits::quick()), test);
+        let Err(TestError::Fail(reason, smallest)) = result else { panic!("{result:?}") };
+        assert_eq!(reason.message(), "1 pairs");
+        assert_eq!((smallest.sequences.len(), smallest.tokens(), smallest.elements()), (1, 1, 4));
+    }
+
+    #[test]
+    fn what_is_drawn_is_varied() {
+        let mut runner = TestRunner::deterministic();
+        let strategy = problems(Limits::quick());
+        let drawn: Vec<Problem> = (0..100)
+            .map(|_| strategy.new_tree(&mut runner).expect("every draw is legal").current())
+            .collect();
+        let distinct: std::collections::HashSet<_> =
+            drawn.iter().map(|problem| format!("{problem:?}")).collect();
+        assert!(distinct.len() > 90, "{}", distinct.len());
+        assert!(drawn.iter().any(|problem| problem.sequences.len() > 1));
     }
 }

@@ -1,12 +1,13 @@
 //! The shrinker on faults whose smallest repro is known.
 //!
-//! A *fault* here is a predicate over problems, true where a subject with that fault would fail. Starts are messy: every
-//! feature may be on. Each fault is shrunk from many starts, and must end exactly on one of its known minima.
+//! A *fault* here is a predicate over problems, true where a subject with that fault would fail. Starts are messy:
+//! every feature may be on. Each fault is shrunk from many starts, and must end exactly on one of its known minima.
 
 // The tables of evaluations and of accepted steps are there to be read (`--nocapture`).
 #![allow(clippy::print_stdout)]
 
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
+use seamproof::generate::{Draw, Limits, draw};
 use seamproof::shrink::{Shrinker, Shrunk, shrink, size};
 use seamproof::strategy::ProblemTree;
 use seamproof_oracle::{
@@ -16,10 +17,12 @@ use seamproof_oracle::{
 
 /// Starts of each fault.
 const STARTS: usize = 100;
-/// What the design allows for a shrink.
+/// What a shrink may cost, and how large a repro may be.
 const EVALUATIONS_MAX: usize = 200;
+const SEQUENCES_MAX: usize = 2;
+const TOKENS_MAX: usize = 8;
 
-/// The scaled element of the starts.
+/// The simpler of the scaled elements of the starts.
 const SCALED: Element = Element { format: Format::E4m3, scaling: Scaling::PerTensor };
 
 /// A known fault.
@@ -117,7 +120,8 @@ fn precision(c: &mut Choices) -> Precision {
         precision.p = Format::F32.into();
     }
     if c.chance(15) {
-        precision.k = SCALED;
+        let scaling = c.of(&[Scaling::PerTensor, Scaling::PerBlock { rows: 1, columns: 32 }]);
+        precision.k = Element { scaling, ..SCALED };
     }
     precision
 }
@@ -352,7 +356,7 @@ fn faults() -> Vec<Fault> {
         fault(
             "learnable sink under softcap",
             learnable_sink_under_softcap,
-            &[plain(&[(1, 1)], |f| (f.softmax.softcap, f.softmax.sink) = (Some(20.0), Sink::Learnable))],
+            &[plain(&[(1, 1)], |f| (f.softmax.softcap, f.softmax.sink) = (Some(1.0), Sink::Learnable))],
         ),
     ]
 }
@@ -412,7 +416,6 @@ fn size_goes_down_with_every_accepted_step_and_nothing_is_judged_twice() {
         for start in starts(fails).take(STARTS / 4) {
             let mut judged = vec![start.clone()];
             let mut best = size(&start);
-            loop_of(&start, fails);
             shrink(&start, usize::MAX, |candidate| {
                 assert!(size(candidate) < best, "{name}");
                 assert!(!judged.contains(candidate), "{name}");
@@ -434,16 +437,39 @@ fn a_fault_that_hides_by_chance_is_still_small_and_cheap() {
         let digest = blake3::hash(format!("{problem:?}").as_bytes());
         window_cuts(problem) && any_pair(problem) && !digest.as_bytes()[0].is_multiple_of(3)
     }
-    let mut evaluations = Vec::new();
-    for start in starts(fails) {
-        let shrunk = loop_of(&start, fails);
-        let tokens: usize = shrunk.problem.sequences.iter().map(|s| s.q.len + s.kv.len).sum();
-        assert!(shrunk.problem.sequences.len() <= 2);
-        assert!(tokens <= 8, "{tokens} tokens: {:?}", shrunk.problem);
-        assert!(shrunk.evaluations < EVALUATIONS_MAX);
-        evaluations.push(shrunk.evaluations);
-    }
+    let mut evaluations: Vec<usize> = starts(fails).map(|start| small_in_few(&start, fails)).collect();
     print_line("hidden in a third", &mut evaluations);
+}
+
+/// The same on what a campaign draws, whose parameters are not those of the minima above.
+#[test]
+fn drawn_cases_end_small_in_few_evaluations() {
+    const DRAWN: u64 = 1000;
+    let limits = Limits::quick();
+    let drawn = (0..DRAWN).map(|index| draw(1, index, &limits));
+    let problems: Vec<Problem> = drawn
+        .filter_map(|draw| match draw {
+            Draw::Problem(problem) => Some(problem),
+            Draw::Malformed(_) => None,
+        })
+        .collect();
+    println!("{:<30} {:>7} {:>6}", "evaluations of drawn cases", "median", "worst");
+    for Fault { name, fails, .. } in faults() {
+        let starts = problems.iter().filter(|problem| fails(problem)).take(STARTS);
+        let mut evaluations: Vec<usize> = starts.map(|start| small_in_few(start, fails)).collect();
+        if !evaluations.is_empty() {
+            print_line(name, &mut evaluations);
+        }
+    }
+}
+
+fn small_in_few(start: &Problem, fails: fn(&Problem) -> bool) -> usize {
+    let Shrunk { problem, evaluations, .. } = loop_of(start, fails);
+    let tokens: usize = problem.sequences.iter().map(|s| s.q.len + s.kv.len).sum();
+    assert!(problem.sequences.len() <= SEQUENCES_MAX, "{problem:?}");
+    assert!(tokens <= TOKENS_MAX, "{tokens} tokens: {problem:?}");
+    assert!(evaluations < EVALUATIONS_MAX, "{evaluations}: {start:?}");
+    evaluations
 }
 
 #[test]

@@ -270,10 +270,8 @@ fn backward_tile(
         let from = &dq[local * dim_qk..(local + 1) * dim_qk];
         store_scaled(tensors.dq, [row, head], call.softmax.scale, from);
         let lse = tensors.lse.lane(head, row)[0];
-        if let Some(dsink) = tensors.dsink.values_mut().get_mut(head) {
-            if lse != f32::NEG_INFINITY {
-                *dsink -= libm::expf(tensors.sink[head] - lse) * rowsums[local];
-            }
+        if let Some(dsink) = tensors.dsink.values_mut().get_mut(head).filter(|_| lse != f32::NEG_INFINITY) {
+            *dsink -= libm::expf(tensors.sink[head] - lse) * rowsums[local];
         }
     }
 }

@@ -7,6 +7,7 @@
 mod call;
 pub mod emulated;
 pub mod faults;
+pub mod shard;
 mod tensor;
 
 pub use call::{AttentionCall, CallError, RowPolicy, Segment};

@@ -2,8 +2,8 @@
 //!
 //! A *pass* maps the best problem so far and a *cursor* to a *candidate*, one step towards something simpler. A
 //! candidate is proposed only when it is legal, strictly smaller in the total order of [`Size`] and never proposed
-//! before. The caller says whether it fails: if so it becomes the best and the cursor stays, else the cursor moves on.
-//! The end is a *fixed point*: no step of any pass makes the best smaller and still fails.
+//! before. The caller says whether it fails: if so it becomes the best and the cursor stays, else the cursor moves
+//! on. The end is a *fixed point*: no step of any pass makes the best smaller and still fails.
 //!
 //! The machine holds no closure, so the same code is a loop ([`shrink`]), a loop over batches
 //! ([`Shrinker::propose_batch`]) and a proptest `ValueTree` ([`crate::strategy`]); all three walk the same path. What

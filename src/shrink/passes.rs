@@ -111,8 +111,8 @@ fn pick(best: &Problem, cursor: usize, edits: &[fn(&mut ProblemFields)]) -> Step
     edits.get(cursor).map_or(Step::Over, |change| edit(best, change))
 }
 
-/// Everything simple (0); then small, with what faults hang on left as it is: the first sequence without seams (1), the
-/// first sequence (2), all of them (3).
+/// Everything simple (0); then small, with what faults hang on left as it is: the first sequence without seams (1),
+/// the first sequence (2), all of them (3).
 fn at_once(best: &Problem, cursor: usize) -> Step {
     if cursor > 3 {
         return Step::Over;
@@ -152,7 +152,8 @@ fn forward_only(best: &Problem, cursor: usize) -> Step {
 
 /// The first sequences alone; then chunks dropped: halves, quarters, …, and one by one where they are few.
 fn sequences(best: &Problem, cursor: usize) -> Step {
-    /// Sequences that are tried alone: most faults show in any of them. Where there is but one, the second leaves none.
+    /// Sequences that are tried alone: most faults show in any of them. Where there is but one, the second leaves
+    /// none.
     const ALONE: usize = 2;
     if cursor < ALONE {
         return reshape(best, |shape| shape.retain(|index| index == cursor));
@@ -196,6 +197,7 @@ fn softmax(best: &Problem, cursor: usize) -> Step {
             |fields| fields.softmax = Softmax { softcap: None, sink: Sink::None, ..fields.softmax },
             |fields| fields.softmax.softcap = None,
             |fields| fields.softmax.sink = Sink::None,
+            |fields| fields.softmax.softcap = fields.softmax.softcap.map(|_| 1.0),
             |fields| fields.softmax.sink = Sink::OffByOne,
         ],
     )
@@ -368,8 +370,8 @@ fn lowered_u32(n: u32, slot: usize) -> Option<u32> {
     lowered(n as usize, slot).and_then(|value| u32::try_from(value).ok())
 }
 
-/// A fault at the place where the window's edge meets the sequence's end: widths and lengths go down by one amount, but
-/// no length to 0.
+/// A fault at the place where the window's edge meets the sequence's end: widths and lengths go down by one amount,
+/// but no length to 0.
 fn window_and_lengths(best: &Problem, cursor: usize) -> Step {
     let Some([right, slot]) = digits(cursor, [2, SLOTS]) else { return Step::Over };
     let width = if right == 1 { best.mask.right } else { best.mask.left };
@@ -388,8 +390,9 @@ fn window_and_lengths(best: &Problem, cursor: usize) -> Step {
     })
 }
 
-/// One sequence's lengths: both cut to the same, both by the same (the diagonal of a bottom-right mask stays), q alone,
-/// kv alone. After the slots of every number come `2·cp` and its successor, where chunks get their second row.
+/// One sequence's lengths: both cut to the same, both by the same (the diagonal of a bottom-right mask stays), q
+/// alone, kv alone. After the slots of every number come `2·cp` and its successor, where chunks get their second
+/// row.
 fn lengths(best: &Problem, cursor: usize) -> Step {
     let refined = refined(best);
     let Some([index, which, slot]) = digits(cursor, [refined, 4, SLOTS + 2]) else { return Step::Over };
@@ -431,8 +434,8 @@ fn free_number(layout: &mut Layout, number: usize) -> &mut usize {
     }
 }
 
-/// Everything bf16, everything in q's format, what is in q's format bf16, nothing scaled; then each element unscaled,
-/// and like q.
+/// Everything bf16, everything in q's format, what is in q's format bf16, nothing scaled; then each element like q,
+/// unscaled, and with one scale.
 fn precision(best: &Problem, cursor: usize) -> Step {
     const WHOLE: [fn(&mut Precision); 4] = [
         |precision| *precision = Precision::uniform(Format::Bf16),
@@ -447,17 +450,25 @@ fn precision(best: &Problem, cursor: usize) -> Step {
     if let Some(change) = WHOLE.get(cursor) {
         return edit(best, |fields| change(&mut fields.precision));
     }
-    let q = best.precision.q;
-    let Some([index, alike]) = digits(cursor - WHOLE.len(), [best.precision.elements().len(), 2]) else {
+    const EACH: [fn(Element, Element) -> Element; 3] = [
+        |_, q| q,
+        |element, _| Element { scaling: Scaling::None, ..element },
+        |element, _| Element { scaling: Scaling::PerTensor, ..element },
+    ];
+    let Some([index, change]) = digits(cursor - WHOLE.len(), [ELEMENTS, EACH.len()]) else {
         return Step::Over;
     };
     edit(best, |fields| {
-        let element = &mut elements(&mut fields.precision)[index];
-        **element = if alike == 1 { q } else { Element::from(element.format) };
+        let q = fields.precision.q;
+        let element = &mut *elements(&mut fields.precision)[index];
+        *element = EACH[change](*element, q);
     })
 }
 
-fn elements(precision: &mut Precision) -> [&mut Element; 8] {
+/// Elements of a [`Precision`].
+const ELEMENTS: usize = 8;
+
+fn elements(precision: &mut Precision) -> [&mut Element; ELEMENTS] {
     let Precision { q, k, v, p, out, dout, ds, gradients } = precision;
     [q, k, v, p, out, dout, ds, gradients]
 }
@@ -476,8 +487,8 @@ fn names(best: &Problem, cursor: usize) -> Step {
     }
 }
 
-/// A fault of arithmetic does not show on all values, and may hide exactly where the geometry gets small: the steps that
-/// make the largest difference to a reader once more, with other values. Not for what is small already.
+/// A fault of arithmetic does not show on all values, and may hide exactly where the geometry gets small: the steps
+/// that make the largest difference to a reader once more, with other values. Not for what is small already.
 fn other_values(best: &Problem, cursor: usize) -> Step {
     /// Other seeds for each step.
     const SEEDS: usize = 2;

@@ -1,9 +1,10 @@
 //! The memory layout of a problem as numbers that can be lowered one by one.
 //!
-//! Each side (q, kv) is a [`Layout`]: `first` rows, then the sequences' *pieces* in memory order, then `slack` rows. A
-//! piece is `gap` rows that nobody owns, `len` real rows and `pad` owned padding rows. Runs and offsets are rebuilt from
-//! these numbers, so dropping or shortening a sequence closes up the rows behind it, while every remaining seam (a
-//! first offset, a gap, padding, slack, interleaving, a memory order that is not the listed one) stays.
+//! Each side (q, kv) is a [`Layout`]: `first` rows, then the sequences' *pieces* in memory order, then `slack`
+//! rows. A piece is `gap` rows that nobody owns, `len` real rows and `pad` owned padding rows. Runs and offsets are
+//! rebuilt from these numbers, so dropping or shortening a sequence closes up the rows behind it, while every
+//! remaining seam (a first offset, a gap, padding, slack, interleaving, a memory order that is not the listed one)
+//! stays.
 //!
 //! Not kept: free rows inside an interleaved layout beyond its own step, and a mixture of steps (all become one).
 

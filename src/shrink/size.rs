@@ -19,7 +19,7 @@ pub struct Size {
     pub tokens: u64,
     /// Bounded sides (a left one counts 2, a right one 1), their widths, bottom-right alignment.
     pub mask: [u64; 3],
-    /// Softcap present, sink (off-by-one 1, learnable 2), a scale other than 1.
+    /// Softcap (1 for a cap of 1, 2 for another), sink (off-by-one 1, learnable 2), a scale other than 1.
     pub softmax: [u64; 3],
     /// Sides with a stride, pieces out of their listed order, rows that are not real, offsets.
     pub layout: [u64; 4],
@@ -30,7 +30,8 @@ pub struct Size {
     /// CP size, world, algorithm, size of its all-to-all groups, balance with its stripe; the ranks added,
     /// ranks other than their place in the group.
     pub parallel: [u64; 7],
-    /// Elements unlike q's, scaled elements, how far formats are from bf16.
+    /// Elements unlike q's, scalings (per tensor 1, per block 2), how far formats are from bf16; each added over
+    /// elements.
     pub precision: [u64; 3],
     /// Place in [`InputMode::ALL`].
     pub mode: u64,
@@ -72,7 +73,7 @@ fn softmax(softmax: &Softmax) -> [u64; 3] {
         Sink::OffByOne => 1,
         Sink::Learnable => 2,
     };
-    [u64::from(softmax.softcap.is_some()), sink, u64::from(softmax.scale != 1.0)]
+    [softmax.softcap.map_or(0, |cap| 1 + u64::from(cap != 1.0)), sink, u64::from(softmax.scale != 1.0)]
 }
 
 fn layout(problem: &Problem, real: usize) -> [u64; 4] {
@@ -113,11 +114,13 @@ fn sum_and_displaced(numbers: impl Iterator<Item = usize> + Clone) -> [u64; 2] {
 }
 
 fn precision(precision: &Precision) -> [u64; 3] {
-    let count = |odd: &dyn Fn(Element) -> bool| {
-        precision.elements().iter().filter(|(_, element)| odd(*element)).count() as u64
+    let sum = |cost: &dyn Fn(Element) -> u64| precision.elements().iter().map(|(_, e)| cost(*e)).sum();
+    let scaling = |element: Element| match element.scaling {
+        Scaling::None => 0,
+        Scaling::PerTensor => 1,
+        Scaling::PerBlock { .. } => 2,
     };
-    let formats = precision.elements().iter().map(|(_, element)| strangeness(element.format)).sum();
-    [count(&|element| element != precision.q), count(&|element| element.scaling != Scaling::None), formats]
+    [sum(&|e| u64::from(e != precision.q)), sum(&scaling), sum(&|e| strangeness(e.format))]
 }
 
 fn strangeness(format: Format) -> u64 {

@@ -1,6 +1,6 @@
 //! Random problems for the oracle's own tests. The campaign's generator lies above this crate; this one is small, and
 //! aims at what can go wrong inside the oracle: empty rows and sequences, gaps, odd head ratios, sinks and caps.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{

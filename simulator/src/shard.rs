@@ -1,0 +1,326 @@
+//! Sharding: which positions of a sequence lie on which rank, and where.
+//!
+//! A sequence's *span* (real rows and padding) is cut by a [`Balance`] into equal *slots*, one for each of `cp` ranks.
+//! A rank's slot is a list of *pieces*, runs of positions in the order in which they lie in the slot:
+//!
+//! | balance | slot of rank r | span must be a multiple of |
+//! |---|---|---|
+//! | contiguous | the r-th of cp pieces | `cp` |
+//! | dual-chunk (zigzag) | chunks r and `2·cp − 1 − r` of `2·cp` | `2·cp` |
+//! | striped | stripes r, r + cp, r + 2·cp, … | `cp · stripe` |
+//!
+//! Whatever the balance, the real positions of a slot are a prefix of it, so that one count says how much of a slot is
+//! real. A rank's tensor holds the slots in the order of the sequences in memory; gaps, first offset and slack of the
+//! problem are divided by cp too, so that they exist on ranks. Every quantity follows from the *span*; the real
+//! length never moves a row (it did in TransformerEngine issue 1930: lengths divided by cp).
+//!
+//! *Sequence order* is the layout of a gathered buffer in which every sequence is whole: `cp` times the rank's rows,
+//! the sequence at `cp` times its slot's offset. [`Shard::reorder`] is the bijection between it and the ranks' rows
+//! one after the other (*rank order*), rows that no sequence owns included (TransformerEngine's kernels lose or
+//! double those when a buffer is longer than the last offset).
+
+use seamproof_oracle::{Balance, Problem, Run, Side};
+
+/// A run of positions, and where it lies in a rank's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First position in the sequence.
+    pub start: usize,
+    /// Positions between one row and the next.
+    pub step: usize,
+    /// Rows, padding included.
+    pub span: usize,
+    /// First row in the slot.
+    pub at: usize,
+}
+
+/// One sequence on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// First row of the slot in a rank's tensor.
+    pub offset: usize,
+    /// Rows of the slot.
+    pub span: usize,
+    /// Real positions of the whole sequence.
+    pub len: usize,
+}
+
+/// One side of a problem, cut over `cp` ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Ranks.
+    pub cp: usize,
+    /// How sequences are cut.
+    pub balance: Balance,
+    /// Rows of each rank's tensor.
+    pub rows: usize,
+    /// The sequences, in the problem's order.
+    pub slots: Vec<Slot>,
+}
+
+/// Why a side cannot be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum ShardError {
+    /// A span that the balance does not divide.
+    #[error("sequence {sequence} spans {span} {side} rows; this sharding needs a multiple of {multiple}")]
+    Span {
+        /// Index of the sequence.
+        sequence: usize,
+        /// `q` or `kv`.
+        side: &'static str,
+        /// Its span.
+        span: usize,
+        /// What the span must be a multiple of.
+        multiple: usize,
+    },
+    /// Rows of a sequence that lie apart.
+    #[error("sequence {sequence} has {side} rows with step {step}; only consecutive rows are cut over ranks")]
+    Strided {
+        /// Index of the sequence.
+        sequence: usize,
+        /// `q` or `kv`.
+        side: &'static str,
+        /// Its step.
+        step: usize,
+    },
+}
+
+/// What a span must be a multiple of.
+pub fn span_multiple(balance: Balance, cp: usize) -> usize {
+    match balance {
+        Balance::Contiguous => cp,
+        Balance::DualChunk => 2 * cp,
+        Balance::Striped { stripe } => cp.saturating_mul(stripe),
+    }
+}
+
+impl Shard {
+    /// Cuts one side of `problem` over its group.
+    pub fn new(problem: &Problem, side: Side) -> Result<Shard, ShardError> {
+        let (cp, balance) = (problem.parallel.size(), problem.parallel.balance);
+        let (name, total) = match side {
+            Side::Q => ("q", problem.rows.q),
+            Side::Kv => ("kv", problem.rows.kv),
+        };
+        let runs: Vec<Run> =
+            problem.sequences.iter().map(|s| if side == Side::Q { s.q } else { s.kv }).collect();
+        let multiple = span_multiple(balance, cp);
+        for (sequence, run) in runs.iter().enumerate() {
+            if run.step != 1 {
+                return Err(ShardError::Strided { sequence, side: name, step: run.step });
+            }
+            if !run.span.is_multiple_of(multiple) {
+                return Err(ShardError::Span { sequence, side: name, span: run.span, multiple });
+            }
+        }
+        let mut order: Vec<usize> = (0..runs.len()).collect();
+        order.sort_by_key(|&index| (runs[index].offset, runs[index].span));
+        let mut slots = vec![Slot { offset: 0, span: 0, len: 0 }; runs.len()];
+        let (mut end, mut rows) = (0, 0);
+        for index in order {
+            let run = runs[index];
+            // An empty run may lie anywhere, inside another one too.
+            rows += run.offset.saturating_sub(end) / cp;
+            slots[index] = Slot { offset: rows, span: run.span / cp, len: run.len };
+            rows += run.span / cp;
+            end = end.max(run.offset + run.span);
+        }
+        rows += total.saturating_sub(end) / cp;
+        Ok(Shard { cp, balance, rows, slots })
+    }
+
+    /// The pieces of a rank's slot, in order of rows; none for an empty slot.
+    pub fn pieces(&self, sequence: usize, rank: usize) -> Vec<Piece> {
+        let (cp, span) = (self.cp, self.slots[sequence].span);
+        let all = match self.balance {
+            Balance::Contiguous => vec![Piece { start: rank * span, step: 1, span, at: 0 }],
+            Balance::DualChunk => {
+                let chunk = span / 2;
+                [rank, 2 * cp - 1 - rank]
+                    .into_iter()
+                    .enumerate()
+                    .map(|(half, id)| Piece { start: id * chunk, step: 1, span: chunk, at: half * chunk })
+                    .collect()
+            }
+            Balance::Striped { stripe: 1 } => vec![Piece { start: rank, step: cp, span, at: 0 }],
+            Balance::Striped { stripe } => (0..span / stripe)
+                .map(|i| Piece { start: (i * cp + rank) * stripe, step: 1, span: stripe, at: i * stripe })
+                .collect(),
+        };
+        all.into_iter().filter(|piece| piece.span > 0).collect()
+    }
+
+    /// Real positions of a piece.
+    pub fn real(&self, sequence: usize, piece: &Piece) -> usize {
+        let len = self.slots[sequence].len;
+        len.saturating_sub(piece.start).div_ceil(piece.step).min(piece.span)
+    }
+
+    /// The rows of a piece in a rank's tensor.
+    pub fn local(&self, sequence: usize, piece: &Piece) -> Run {
+        let offset = self.slots[sequence].offset + piece.at;
+        Run { offset, step: 1, len: self.real(sequence, piece), span: piece.span }
+    }
+
+    /// The rows of a sequence in a buffer in sequence order.
+    pub fn gathered(&self, sequence: usize) -> Run {
+        let slot = self.slots[sequence];
+        Run { offset: slot.offset * self.cp, step: 1, len: slot.len, span: slot.span * self.cp }
+    }
+
+    /// Runs of a rank's tensor with their rows in sequence order, every row of the tensor once: the slots' pieces, and
+    /// the rows that no sequence owns, rank after rank in their share of the gathered gap.
+    pub fn reorder(&self, rank: usize) -> Vec<(Run, Run)> {
+        let mut map = Vec::new();
+        let mut order: Vec<usize> = (0..self.slots.len()).collect();
+        order.sort_by_key(|&index| (self.slots[index].offset, self.slots[index].span));
+        let mut end = 0;
+        let unowned = |from: usize, to: usize| {
+            let rows = to - from;
+            let there = from * self.cp + rank * rows;
+            (rows > 0).then(|| (Run::packed(from, rows, rows), Run::packed(there, rows, rows)))
+        };
+        for index in order {
+            let slot = self.slots[index];
+            map.extend(unowned(end, slot.offset));
+            for piece in self.pieces(index, rank) {
+                let offset = slot.offset * self.cp + piece.start;
+                let there = Run { offset, step: piece.step, len: piece.span, span: piece.span };
+                map.push((Run::packed(slot.offset + piece.at, piece.span, piece.span), there));
+            }
+            end = slot.offset + slot.span;
+        }
+        map.extend(unowned(end, self.rows));
+        map
+    }
+
+    /// For each row of a rank's tensor its row in sequence order: TransformerEngine's `thd_get_partitioned_indices`.
+    pub fn partition_indices(&self, rank: usize) -> Vec<usize> {
+        let mut indices = vec![0; self.rows];
+        for (here, there) in self.reorder(rank) {
+            for (row, index) in here.real_rows().zip(there.real_rows()) {
+                indices[row] = index;
+            }
+        }
+        indices
+    }
+}
+
+/// TransformerEngine's `get_cu_seqlens_on_cp_rank`: for each sequence the real tokens in the first and the second
+/// chunk of a rank's dual-chunk slot, counted where asked for, summed up from 0.
+///
+/// `lens` are global real lengths, `slots` the ranks' padded lengths (the global ones divided by `cp`).
+pub fn cu_seqlens_on_cp_rank(
+    lens: &[usize],
+    slots: &[usize],
+    cp: usize,
+    rank: usize,
+    first: bool,
+    second: bool,
+) -> Vec<usize> {
+    let mut sum = 0;
+    let counts = lens.iter().zip(slots).map(|(&len, &slot)| {
+        let chunk = slot / 2;
+        let real = |id: usize| len.saturating_sub(id * chunk).min(chunk);
+        sum += if first { real(rank) } else { 0 } + if second { real(2 * cp - 1 - rank) } else { 0 };
+        sum
+    });
+    std::iter::once(0).chain(counts.collect::<Vec<_>>()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shard of packed sequences given as (real, padded), with a first offset and slack in ranks' rows.
+    fn shard(lengths: &[(usize, usize)], cp: usize, balance: Balance, first: usize, slack: usize) -> Shard {
+        let mut rows = first;
+        let slots = lengths.iter().map(|&(len, padded)| {
+            let slot = Slot { offset: rows, span: padded / cp, len };
+            rows += slot.span;
+            slot
+        });
+        let slots = slots.collect();
+        Shard { cp, balance, rows: rows + slack, slots }
+    }
+
+    fn dual(padded: &[usize], cp: usize) -> Shard {
+        let lengths: Vec<_> = padded.iter().map(|&p| (p, p)).collect();
+        shard(&lengths, cp, Balance::DualChunk, 0, 0)
+    }
+
+    #[test]
+    fn partition_indices_are_the_golden_ones() {
+        let four = dual(&[8, 8, 8, 16], 4);
+        assert_eq!(four.partition_indices(0), [0, 7, 8, 15, 16, 23, 24, 25, 38, 39]);
+        assert_eq!(four.partition_indices(1), [1, 6, 9, 14, 17, 22, 26, 27, 36, 37]);
+        assert_eq!(four.partition_indices(2), [2, 5, 10, 13, 18, 21, 28, 29, 34, 35]);
+        assert_eq!(four.partition_indices(3), [3, 4, 11, 12, 19, 20, 30, 31, 32, 33]);
+        let empty_middle = dual(&[4, 0, 8], 2);
+        assert_eq!(empty_middle.partition_indices(0), [0, 3, 4, 5, 10, 11]);
+        assert_eq!(empty_middle.partition_indices(1), [1, 2, 6, 7, 8, 9]);
+    }
+
+    #[test]
+    fn counts_on_ranks_are_the_golden_ones() {
+        let counts = |lens: &[usize], slots: &[usize], cp, rank, first, second| {
+            let cu = cu_seqlens_on_cp_rank(lens, slots, cp, rank, first, second);
+            cu.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>()
+        };
+        let halves = |lens: &[usize], slots: &[usize], cp, rank| {
+            (counts(lens, slots, cp, rank, true, false), counts(lens, slots, cp, rank, false, true))
+        };
+        assert_eq!(halves(&[7], &[4], 2, 0), (vec![2], vec![1]));
+        assert_eq!(halves(&[7], &[4], 2, 1), (vec![2], vec![2]));
+        assert_eq!(halves(&[698], &[176], 4, 0), (vec![88], vec![82]));
+        assert_eq!(halves(&[698], &[176], 4, 3), (vec![88], vec![88]));
+        // TransformerEngine issue 2186: cu_seqlens 0,9,17,25,37,45,57 in 0,12,20,28,40,48,60 on two ranks.
+        let (lens, slots) = ([9, 8, 8, 12, 8, 12], [6, 4, 4, 6, 4, 6]);
+        assert_eq!(halves(&lens, &slots, 2, 0), (vec![3, 2, 2, 3, 2, 3], vec![0, 2, 2, 3, 2, 3]));
+        assert_eq!(counts(&lens, &slots, 2, 0, true, true), [3, 4, 4, 6, 4, 6]);
+        assert_eq!(halves(&lens, &slots, 2, 1), (vec![3, 2, 2, 3, 2, 3], vec![3, 2, 2, 3, 2, 3]));
+        assert_eq!(cu_seqlens_on_cp_rank(&[3, 13], &[2, 8], 2, 0, true, false), [0, 1, 5]);
+        assert_eq!(cu_seqlens_on_cp_rank(&[3, 13], &[2, 8], 2, 0, false, true), [0, 0, 1]);
+    }
+
+    #[test]
+    fn reorder_is_a_bijection_and_real_rows_are_prefixes() {
+        let balances = [
+            Balance::Contiguous,
+            Balance::DualChunk,
+            Balance::Striped { stripe: 1 },
+            Balance::Striped { stripe: 3 },
+        ];
+        for (cp, balance) in (1..=9).flat_map(|cp| balances.map(|balance| (cp, balance))) {
+            let unit = span_multiple(balance, cp);
+            for (first, slack) in [(0, 0), (2, 0), (0, 3), (1, 1)] {
+                for len in [0, 1, unit, 2 * unit - 1, 2 * unit + 1] {
+                    let shard = shard(&[(len, 3 * unit), (0, 0), (1, unit)], cp, balance, first, slack);
+                    let mut seen = vec![0; shard.rows * cp];
+                    for rank in 0..cp {
+                        shard.partition_indices(rank).into_iter().for_each(|index| seen[index] += 1);
+                    }
+                    assert!(seen.iter().all(|&count| count == 1), "{shard:?}");
+                    for rank in 0..cp {
+                        real_rows_are_a_prefix(&shard, rank);
+                    }
+                    let real: usize = (0..cp)
+                        .flat_map(|rank| shard.pieces(0, rank))
+                        .map(|piece| shard.real(0, &piece))
+                        .sum();
+                    assert_eq!(real, len, "{shard:?}");
+                }
+            }
+        }
+    }
+
+    fn real_rows_are_a_prefix(shard: &Shard, rank: usize) {
+        let indices = shard.partition_indices(rank);
+        for (sequence, slot) in shard.slots.iter().enumerate() {
+            let start = shard.gathered(sequence).offset;
+            let positions = indices[slot.offset..slot.offset + slot.span].iter().map(|index| index - start);
+            let real: Vec<bool> = positions.map(|position| position < slot.len).collect();
+            assert!(real.is_sorted_by(|a, b| a >= b), "{shard:?} rank {rank}");
+        }
+    }
+}
