@@ -3,6 +3,8 @@
 //! The test starts itself again as a child that runs a campaign against a broken subject, so that findings are written
 //! all the time, and kills it. Moments are drawn from a hash, so that a run can be repeated as far as a clock allows.
 
+mod crashing;
+
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
@@ -11,77 +13,22 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
-use seamproof::backends::{self, BackendError};
-use seamproof::campaign::{self, Control, Event, Observer, Options, Plan, Shard, Sinks, Subjects};
+use seamproof::campaign::{self, Control, Event, Observer, Plan, Shard, Sinks, Subjects};
 use seamproof::case::Case;
 use seamproof::evaluate::evaluate;
 use seamproof::generate::Profile;
 use seamproof::record::{EventLog, RunDir};
 use seamproof::verdict::Verdict;
-use seamproof_oracle::envelope::{Accumulation, Partition};
-use seamproof_oracle::{Inputs, Problem};
+
+use crashing::Crashing;
 
 const KILLS: u64 = 50;
 /// The child is killed at most this long after its first sign of life.
 const MOMENT_MAX: Duration = Duration::from_millis(250);
 /// A child that shows no life for this long is a failure of the test.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Problems of more tokens make the broken subject crash.
-const TOKENS_MAX: usize = 3;
 /// Where the child writes.
 const PLACE: &str = "SEAMPROOF_KILL_TEST_DIR";
-
-/// The emulated subject, but it crashes on all but the smallest problems.
-struct Broken(Box<dyn Backend>);
-
-impl Backend for Broken {
-    fn name(&self) -> &str {
-        "broken"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.0.padding()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.0.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.0.partition(problem)
-    }
-
-    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        if let Some(refusal) = self.capabilities().refusal(problem) {
-            return Err(refusal.into());
-        }
-        if problem.tokens() > TOKENS_MAX {
-            return Err(RunError::Crash(format!("more than {TOKENS_MAX} tokens")));
-        }
-        self.0.run(problem, inputs)
-    }
-}
-
-struct BrokenSubjects;
-
-impl Subjects for BrokenSubjects {
-    fn name(&self) -> &str {
-        "broken"
-    }
-
-    fn options(&self, seed: u64) -> Options {
-        backends::draw_options("emulated", seed)
-    }
-
-    fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
-        Ok(Box::new(Broken(backends::by_name("emulated", options)?)))
-    }
-}
 
 /// Keeps the events on disk.
 struct Log(std::sync::Mutex<EventLog>);
@@ -102,7 +49,7 @@ fn child() {
     let findings = dir.findings().expect("the directory is made");
     let (control, shard) = (Control::default(), Shard::WHOLE);
     let plan = Plan { seed: 1, profile: Profile::Quick, cases: None, time: Some(PATIENCE), shard, jobs: 2 };
-    campaign::run(&plan, &BrokenSubjects, &Sinks { findings: &findings, observer: &log, control: &control });
+    campaign::run(&plan, &Crashing, &Sinks { findings: &findings, observer: &log, control: &control });
 }
 
 /// Runs a child and kills it at the moment that this number draws.
@@ -135,7 +82,7 @@ fn check_findings(dir: &Path) -> usize {
         }
         let case = Case::load(&path).unwrap_or_else(|error| panic!("{error}"));
         assert!(case.found.is_some(), "{} does not say what was found", path.display());
-        let backend = BrokenSubjects.backend(&case.subject.options).expect("the subject is made");
+        let backend = Crashing.backend(&case.subject.options).expect("the subject is made");
         let verdict = evaluate(backend.as_ref(), &case.problem);
         assert!(matches!(verdict, Verdict::Finding(_)), "{}: {verdict:?}", path.display());
         count += 1;

@@ -58,3 +58,22 @@ impl Exit {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_outweighs_a_crash_and_both_whatever_makes_the_campaign_doubtful() {
+        let mut summary = Summary::default();
+        assert_eq!(Exit::of(&summary).code(), 0);
+        summary.missed.push("cases".to_owned());
+        assert_eq!(Exit::of(&summary).code(), 4);
+        summary.infrastructure_count = 1;
+        assert_eq!(Exit::of(&summary).code(), 70);
+        summary.failed.insert(Check::Crash, 1);
+        assert_eq!(Exit::of(&summary).code(), 3);
+        summary.failed.insert(Check::Envelope, 1);
+        assert_eq!(Exit::of(&summary).code(), 2);
+    }
+}

@@ -1,0 +1,62 @@
+//! A subject that fails most cases, for tests of what a campaign does with findings.
+
+use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use seamproof::backends::{self, BackendError};
+use seamproof::campaign::{Options, Subjects};
+use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::{Inputs, Problem};
+
+/// Problems of more tokens make the subject crash.
+const TOKENS_MAX: usize = 3;
+
+/// The emulated subject, but it crashes on all but the smallest problems.
+struct Broken(Box<dyn Backend>);
+
+impl Backend for Broken {
+    fn name(&self) -> &str {
+        "broken"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn padding(&self) -> PaddingContract {
+        self.0.padding()
+    }
+
+    fn accumulation(&self) -> Accumulation {
+        self.0.accumulation()
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        self.0.partition(problem)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        if let Some(refusal) = self.capabilities().refusal(problem) {
+            return Err(refusal.into());
+        }
+        if problem.tokens() > TOKENS_MAX {
+            return Err(RunError::Crash(format!("more than {TOKENS_MAX} tokens")));
+        }
+        self.0.run(problem, inputs)
+    }
+}
+
+/// Makes it, with tiles drawn for each case.
+pub(crate) struct Crashing;
+
+impl Subjects for Crashing {
+    fn name(&self) -> &str {
+        "broken"
+    }
+
+    fn options(&self, seed: u64) -> Options {
+        backends::draw_options("emulated", seed)
+    }
+
+    fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
+        Ok(Box::new(Broken(backends::by_name("emulated", options)?)))
+    }
+}
