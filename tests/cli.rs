@@ -243,7 +243,7 @@ fn a_campaign_reports_to_people_and_machines() {
     let output = seamproof(place.path(), &arguments);
     let said = stdout(&output);
     for text in
-        ["seed     0x1", "emulated", "quick", "limits", "threads", "canary   found", "margin", "cases/s"]
+        ["seed      0x1", "emulated", "quick", "limits", "threads", "canary    found", "margin", "cases/s"]
     {
         assert!(said.contains(text), "{text} is not in {said}");
     }
@@ -264,6 +264,21 @@ fn a_stored_finding_fails_again() {
     let output = seamproof(place.path(), &["replay", "seamproof.out/canary"]);
     assert!([2, 3].contains(&code(&output)), "{}{}", stdout(&output), stderr(&output));
     assert!(stdout(&output).contains("FAIL"));
+}
+
+#[test]
+fn a_case_that_fails_on_another_subject_is_shrunk_for_that_subject() {
+    const CANARY: &str = "window-off-by-one";
+    let place = place();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-cp-tests-100-271.json");
+    let output = seamproof(place.path(), &["shrink", file, "--out", "small.json"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(stdout(&output).contains("nothing to shrink"));
+    let output = seamproof(place.path(), &["shrink", file, "--backend", CANARY, "--out", "small.json"]);
+    assert_eq!(code(&output), 2, "{}", stderr(&output));
+    assert!(stdout(&output).contains("step "), "{}", stdout(&output));
+    assert_eq!(code(&seamproof(place.path(), &["replay", "small.json"])), 2);
+    assert_eq!(code(&seamproof(place.path(), &["replay", "small.json", "--backend", "emulated"])), 0);
 }
 
 #[test]

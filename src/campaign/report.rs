@@ -8,12 +8,12 @@ use super::summary::{Canary, Distinct, Summary};
 impl Display for Distinct {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let first = self.first_case;
-        writeln!(f, "FAIL     {} (seen {} times, first in case {first})", self.key, self.seen)?;
-        writeln!(f, "         {}", self.problem)?;
-        writeln!(f, "         {}", self.finding)?;
+        writeln!(f, "FAIL      {} (seen {} times, first in case {first})", self.key, self.seen)?;
+        writeln!(f, "          {}", self.problem)?;
+        writeln!(f, "          {}", self.finding)?;
         let state = if self.minimal { "minimal" } else { "not minimal" };
-        writeln!(f, "         {state} after {} evaluations", self.evaluations)?;
-        writeln!(f, "         replay: {}", self.replay)
+        writeln!(f, "          {state} after {} evaluations", self.evaluations)?;
+        writeln!(f, "          replay: {}", self.replay)
     }
 }
 
@@ -24,35 +24,35 @@ impl Display for Canary {
                 let (case, evaluations) = (finding.first_case, finding.evaluations);
                 write!(
                     f,
-                    "canary   found in case {case}, shrunk in {evaluations} evaluations to {}",
+                    "canary    found in case {case}, shrunk in {evaluations} evaluations to {}",
                     finding.problem
                 )
             }
-            None => write!(f, "canary   NOT FOUND in {} cases: this campaign proves nothing", self.cases),
+            None => write!(f, "canary    NOT FOUND in {} cases: this campaign proves nothing", self.cases),
         }
     }
 }
 
 impl Display for Summary {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        self.distinct.iter().try_for_each(|distinct| write!(f, "{distinct}"))?;
         writeln!(f, "{}", self.census)?;
         self.margins(f)?;
         self.counts(f)?;
+        self.distinct.iter().try_for_each(|distinct| write!(f, "{distinct}"))?;
         self.missed.iter().try_for_each(|missed| writeln!(f, "too little run: {missed}"))
     }
 }
 
 impl Summary {
     fn margins(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "margin   error ÷ bound of the cases that held, where the error is not 0")?;
-        writeln!(f, "         {:<10}{:>9}{:>10}{:>10}{:>10}", "tensor", "cases", "p50", "p99", "max")?;
+        writeln!(f, "margin    error ÷ bound of the cases that held, where the error is not 0")?;
+        writeln!(f, "          {:<10}{:>9}{:>10}{:>10}{:>10}", "tensor", "cases", "p50", "p99", "max")?;
         for (tensor, histogram) in &self.margins {
             if let Some(quantiles) = histogram.quantiles() {
                 let [p50, p99, max] = [quantiles.p50, quantiles.p99, quantiles.max].map(two_digits);
                 writeln!(
                     f,
-                    "         {:<10}{:>9}{p50:>10}{p99:>10}{max:>10}",
+                    "          {:<10}{:>9}{p50:>10}{p99:>10}{max:>10}",
                     tensor.name(),
                     quantiles.count
                 )?;
@@ -66,7 +66,7 @@ impl Summary {
         let malformed: u64 = self.malformed.values().sum();
         writeln!(
             f,
-            "cases    {} · held {} · refused {refused} · malformed {malformed} · failed {} ({} distinct) · internal {}",
+            "cases     {} · held {} · refused {refused} · malformed {malformed} · failed {} ({} distinct) · internal {}",
             self.cases,
             self.held,
             self.failed_count(),
@@ -78,14 +78,14 @@ impl Summary {
         if self.not_shrunk > 0 {
             writeln!(
                 f,
-                "         {} failing cases are like those above and were only counted",
+                "          {} failing cases are like those above and were only counted",
                 self.not_shrunk
             )?;
         }
-        self.infrastructure.iter().try_for_each(|what| writeln!(f, "internal {what}"))?;
+        self.infrastructure.iter().try_for_each(|what| writeln!(f, "internal  {what}"))?;
         writeln!(
             f,
-            "rate     {:.0} cases/s · {:.0} tokens/s · {:.3e} pair·head·dim products/s · {:.1} s{}",
+            "rate      {:.0} cases/s · {:.0} tokens/s · {:.3e} pair·head·dim products/s · {:.1} s{}",
             self.per_second(self.cases),
             self.per_second(self.token_count),
             self.per_second(self.product_count),

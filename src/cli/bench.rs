@@ -1,9 +1,12 @@
 //! `seamproof bench`: measures, with the ratio to a peer or limit in the same run.
 
+use std::io::{self, ErrorKind};
+
 use clap::Subcommand;
 
 use super::CliError;
 use super::exit::Exit;
+use super::output::complain;
 use crate::bench;
 
 /// Lengths of the sequences that the oracle is measured on.
@@ -27,9 +30,14 @@ enum What {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    match args.what {
-        // A reader that goes away is no error: see `output`.
-        What::Oracle => drop(bench::oracle(&LENGTHS, &mut std::io::stdout())),
-    }
-    Ok(Exit::Held)
+    let measured = match args.what {
+        What::Oracle => bench::oracle(&LENGTHS, &mut io::stdout()),
+    };
+    Ok(match measured {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            complain(&error);
+            Exit::Internal
+        }
+        _ => Exit::Held,
+    })
 }

@@ -43,7 +43,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     };
     let census = (0..args.cases).into_par_iter().fold(Census::default, count).reduce(Census::default, merge);
     print_line(&format_args!(
-        "seed     {:#x} · profile {} · cases {}",
+        "seed      {:#x} · profile {} · cases {}",
         args.seed,
         args.profile.name(),
         args.cases

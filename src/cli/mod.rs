@@ -90,11 +90,16 @@ fn dispatch(cli: Cli) -> Exit {
     })
 }
 
-/// The subject of a stored case, or the one of this name with its default options.
-fn backend_of(file: &Path, case: &Case, name: Option<&str>) -> Result<Box<dyn Backend>, CliError> {
-    let other = name.map(|name| Subject { name: name.to_owned(), options: BTreeMap::new() });
-    let case = Case { subject: other.unwrap_or_else(|| case.subject.clone()), ..case.clone() };
-    subject_of(&case).map_err(|source| CliError::Replay { file: file.display().to_string(), source })
+/// A stored case and its subject, or the subject of this name with its default options in its place.
+fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), CliError> {
+    let mut case = Case::load(file)?;
+    if let Some(name) = backend {
+        case.subject = Subject { name: name.to_owned(), options: BTreeMap::new() };
+    }
+    match subject_of(&case) {
+        Ok(backend) => Ok((case, backend)),
+        Err(source) => Err(CliError::Replay { file: file.display().to_string(), source }),
+    }
 }
 
 /// Help and version are answers; anything else that clap says is an error, put on one line.
@@ -106,7 +111,7 @@ fn usage(error: &clap::Error) -> Exit {
     }
     let said = text.split("\nUsage:").next().unwrap_or_default();
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let line = lines.join("; ");
+    let line = lines.join("; ").replace(":; ", ": ");
     complain(&format!("{}; see --help", line.trim_start_matches("error: ")));
     Exit::Input
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use super::{CliError, backend_of};
+use super::{CliError, load};
 use crate::case::{Case, CaseError};
 use crate::evaluate::evaluate;
 use crate::prose;
@@ -57,8 +57,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliError> {
-    let case = Case::load(path)?;
-    let backend = backend_of(path, &case, backend)?;
+    let (case, backend) = load(path, backend)?;
     let verdict = evaluate(backend.as_ref(), &case.problem);
     Ok((case, verdict))
 }

@@ -181,10 +181,10 @@ fn describe(plan: &Plan, backend: &str) -> Start {
 fn announce(start: &Start, dir: &RunDir) {
     let cases = start.cases.map_or("no limit".to_owned(), |cases| cases.to_string());
     let seconds = start.seconds.map_or("no limit".to_owned(), |seconds| format!("{seconds} s"));
-    print_line(&format_args!("seed     {}", start.seed));
-    print_line(&format_args!("backend  {} · profile {}", start.backend, start.profile));
-    print_line(&format_args!("limits   cases {cases} · time {seconds} · shard {}", start.shard));
-    print_line(&format_args!("threads  {} · findings go to {}", start.jobs, dir.path().display()));
+    print_line(&format_args!("seed      {}", start.seed));
+    print_line(&format_args!("backend   {} · profile {}", start.backend, start.profile));
+    print_line(&format_args!("limits    cases {cases} · time {seconds} · shard {}", start.shard));
+    print_line(&format_args!("threads   {} · findings go to {}", start.jobs, dir.path().display()));
 }
 
 /// Ends the campaign with its summary at the first signal, and the program at the second: a subject may hang.

@@ -8,9 +8,9 @@ use seamproof_oracle::Problem;
 use super::exit::Exit;
 use super::output::print_line;
 use super::run::stop_on_signal;
-use super::{CliError, backend_of};
+use super::{CliError, load};
 use crate::campaign::{Control, Minimised, SHRINK_EVALUATIONS_MAX, minimise};
-use crate::case::{Case, Found};
+use crate::case::Found;
 use crate::evaluate::evaluate;
 use crate::prose;
 use crate::record::write_whole;
@@ -38,8 +38,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    let case = Case::load(&args.file)?;
-    let backend = backend_of(&args.file, &case, args.backend.as_deref())?;
+    let (case, backend) = load(&args.file, args.backend.as_deref())?;
     let start = match evaluate(backend.as_ref(), &case.problem) {
         Verdict::Finding(finding) => *finding,
         verdict => return Ok(nothing_to_do(args, &verdict)),
