@@ -79,7 +79,8 @@ fn run_oracle(problem: &Problem, inputs: &Inputs, envelope: bool) {
 
 /// A reference of the naive kind: whole score matrices in f64, the mask as −∞, one matrix product a line.
 fn run_dense(problem: &Problem, inputs: &Inputs) {
-    let head_of = |tensor: &Array3<f32>, head: usize| tensor.index_axis(ndarray::Axis(1), head).mapv(f64::from);
+    let head_of =
+        |tensor: &Array3<f32>, head: usize| tensor.index_axis(ndarray::Axis(1), head).mapv(f64::from);
     (0..problem.heads.q).into_par_iter().for_each(|head| {
         let (q, k) = (head_of(&inputs.q, head), head_of(&inputs.k, head));
         let (v, dout) = (head_of(&inputs.v, head), head_of(&inputs.dout, head));
@@ -114,7 +115,10 @@ fn run_dense(problem: &Problem, inputs: &Inputs) {
 pub fn oracle(lengths: &[usize], to: &mut dyn Write) -> io::Result<()> {
     let threads = rayon::current_num_threads();
     let gemm = gemm_rate(threads);
-    writeln!(to, "bench oracle: f64, causal, d {DIM}, {threads} heads on {threads} threads, forward + backward")?;
+    writeln!(
+        to,
+        "bench oracle: f64, causal, d {DIM}, {threads} heads on {threads} threads, forward + backward"
+    )?;
     writeln!(to, "limit: the GEMM crate's own rate, {GEMM_SIDE}³ on every thread: {gemm:.1} GFLOP/s")?;
     writeln!(
         to,

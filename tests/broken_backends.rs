@@ -128,7 +128,8 @@ fn extent(problem: &Problem) -> (usize, usize) {
 fn caught_and_shrunk(backend: &dyn Backend, checks: &[Check]) {
     let name = backend.name();
     for seed in 1..=5 {
-        let (problem, finding) = first_failure(backend, seed).unwrap_or_else(|| panic!("{name}: seed {seed}: not caught"));
+        let (problem, finding) =
+            first_failure(backend, seed).unwrap_or_else(|| panic!("{name}: seed {seed}: not caught"));
         assert!(checks.contains(&finding.check), "{name}: seed {seed}: {finding}");
         let shrunk = minimise(backend, &problem, &finding);
         let (sequences, rows) = extent(&shrunk.problem);
@@ -138,7 +139,8 @@ fn caught_and_shrunk(backend: &dyn Backend, checks: &[Check]) {
         );
         assert!(shrunk.complete && shrunk.evaluations < EVALUATIONS_MAX, "{how}");
         assert!(sequences <= 2 && rows <= 8, "{how}");
-        let again = first_failure(backend, seed).map(|(problem, finding)| minimise(backend, &problem, &finding));
+        let again =
+            first_failure(backend, seed).map(|(problem, finding)| minimise(backend, &problem, &finding));
         assert_eq!(again, Some(shrunk), "{name}: another result on the second run");
     }
 }

@@ -64,7 +64,8 @@ fn the_emulated_kernel_is_right_on_the_whole_tiny_space() {
 #[test]
 fn the_planted_canary_is_found_and_shrunk_by_proptest() {
     let canary = backends::canary();
-    let failure = runner(1_000).run(&problems(Limits::quick()), |problem| holds(canary.as_ref(), &problem).map(|_| ()));
+    let failure =
+        runner(1_000).run(&problems(Limits::quick()), |problem| holds(canary.as_ref(), &problem).map(|_| ()));
     let Err(proptest::test_runner::TestError::Fail(_, minimal)) = failure else {
         panic!("the canary was not found: {failure:?}");
     };

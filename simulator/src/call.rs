@@ -114,8 +114,8 @@ impl AttentionCall {
 mod tests {
     use super::*;
     use seamproof_oracle::{
-        Alignment, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, ProblemFields, Rows,
-        Sequence, Sink,
+        Alignment, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, ProblemFields,
+        Rows, Sequence, Sink,
     };
 
     fn problem(mask: Mask, lengths: &[(usize, usize)]) -> Problem {
@@ -164,8 +164,14 @@ mod tests {
     fn a_call_outside_its_tensors_is_refused() {
         let problem = problem(Mask::CAUSAL, &[(4, 2), (2, 5)]);
         let call = AttentionCall::whole(&problem);
-        assert!(matches!(call.check(problem.rows.q - 1, problem.rows.kv), Err(CallError::Run { side: "q", .. })));
-        assert!(matches!(call.check(problem.rows.q, problem.rows.kv - 1), Err(CallError::Run { side: "kv", .. })));
+        assert!(matches!(
+            call.check(problem.rows.q - 1, problem.rows.kv),
+            Err(CallError::Run { side: "q", .. })
+        ));
+        assert!(matches!(
+            call.check(problem.rows.q, problem.rows.kv - 1),
+            Err(CallError::Run { side: "kv", .. })
+        ));
         let mut twice = call.clone();
         twice.segments.push(twice.segments[0].clone());
         let error = twice.check(problem.rows.q, problem.rows.kv);

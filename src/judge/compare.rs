@@ -53,12 +53,8 @@ impl<T: Copy> View<'_, T> {
             let run: Run = if self.side() == Side::Q { sequence.q } else { sequence.kv };
             for (position, row) in run.real_rows().enumerate() {
                 for head in 0..heads {
-                    let place = Place {
-                        sequence: Some(index),
-                        head: Some(head),
-                        row: Some(position),
-                        lane: None,
-                    };
+                    let place =
+                        Place { sequence: Some(index), head: Some(head), row: Some(position), lane: None };
                     visit(row, head, place);
                 }
             }

@@ -111,7 +111,8 @@ fn compare(
     (got, exact, bound): Triple<'_>,
     margin: &mut f64,
 ) -> Option<Finding> {
-    let mut worst = Worst::new(Check::Envelope, tensor, "further from the exact value than rounding explains");
+    let mut worst =
+        Worst::new(Check::Envelope, tensor, "further from the exact value than rounding explains");
     got.real(problem, |row, head, place| {
         for lane in 0..got.lanes() {
             let (value, right, bound) =

@@ -36,7 +36,10 @@ pub fn judge(backend: &dyn Backend, problem: &Problem) -> Verdict {
         PaddingInputs::Anything => [Poison::Nan, Poison::Large],
         PaddingInputs::Finite => [Poison::Large, Poison::Zero],
     };
-    let first = match (run(backend, problem, &poisoned(&inputs, problem, fills[0])), expected_refusal(backend, problem)) {
+    let first = match (
+        run(backend, problem, &poisoned(&inputs, problem, fills[0])),
+        expected_refusal(backend, problem),
+    ) {
         (Ok(outputs), None) => outputs,
         (Err(RunError::Refused(got)), Some(expected)) if got == expected => return Verdict::Refused(got),
         (result, expected) => return capability_verdict(result, expected),

@@ -68,8 +68,9 @@ fn wrong_shape(problem: &Problem, rank: &RankOutputs) -> Option<Finding> {
 fn guard_finding(damage: &Damage) -> Finding {
     let Damage { tensor, guard, distance, elements } = damage;
     let side = format!("{guard:?}").to_lowercase();
-    let what =
-        format!("{elements} elements written outside {tensor}, {distance} elements {side} its edge at nearest");
+    let what = format!(
+        "{elements} elements written outside {tensor}, {distance} elements {side} its edge at nearest"
+    );
     super::whole_case(Check::Structure, what)
 }
 
