@@ -270,7 +270,7 @@ fn a_stored_finding_fails_again() {
 fn a_case_that_fails_on_another_subject_is_shrunk_for_that_subject() {
     const CANARY: &str = "window-off-by-one";
     let place = place();
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-cp-tests-100-271.json");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1212-window-one-key-short.json");
     let output = seamproof(place.path(), &["shrink", file, "--out", "small.json"]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(stdout(&output).contains("nothing to shrink"));
