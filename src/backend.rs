@@ -4,59 +4,14 @@
 //! refuses a problem with a reason, or is right. There is no third answer: a table that promises too much and one that
 //! promises too little are both faults.
 
-use std::fmt;
 use std::ops::RangeInclusive;
 
 use ndarray::{Array1, Array2, Array3};
+pub use seamproof_oracle::TensorName;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Algorithm, Format, Inputs, Problem, Scaling, Sink};
 use seamproof_simulator::Damage;
 use serde::{Deserialize, Serialize};
-
-/// A named result or input of a problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs)]
-pub enum TensorName {
-    Q,
-    K,
-    V,
-    Dout,
-    Sink,
-    Out,
-    Lse,
-    MaxLogit,
-    Dq,
-    Dk,
-    Dv,
-    Dsink,
-}
-
-impl TensorName {
-    /// The name in texts and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            TensorName::Q => "q",
-            TensorName::K => "k",
-            TensorName::V => "v",
-            TensorName::Dout => "dout",
-            TensorName::Sink => "sink",
-            TensorName::Out => "out",
-            TensorName::Lse => "lse",
-            TensorName::MaxLogit => "max_logit",
-            TensorName::Dq => "dq",
-            TensorName::Dk => "dk",
-            TensorName::Dv => "dv",
-            TensorName::Dsink => "dsink",
-        }
-    }
-}
-
-impl fmt::Display for TensorName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// Why a subject does not take a problem: the row of the capability table that says no.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]

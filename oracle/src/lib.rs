@@ -20,6 +20,7 @@ mod precision;
 mod problem;
 mod run;
 mod softmax;
+mod tensor_name;
 
 pub use format::{Format, FormatNameError};
 pub use inputs::{Forward, Gradients, InputMode, Inputs, Saved, ShapeError};
@@ -29,3 +30,4 @@ pub use precision::{Element, ElementNameError, Precision, Scaling};
 pub use problem::{Dims, Heads, Pass, Problem, ProblemError, ProblemFields, Rows, Sequence, Side};
 pub use run::{Run, RunError};
 pub use softmax::{Sink, Softmax};
+pub use tensor_name::TensorName;

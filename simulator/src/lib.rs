@@ -7,8 +7,11 @@
 mod call;
 pub mod emulated;
 pub mod faults;
+mod real;
+pub mod schedule;
 pub mod shard;
 mod tensor;
 
 pub use call::{AttentionCall, CallError, RowPolicy, Segment};
+pub use real::Real;
 pub use tensor::{Damage, Guard, Tensor, UNWRITTEN_BITS, is_unwritten};

@@ -1,0 +1,130 @@
+//! The two arithmetics of the CPU device: f32 with the roundings of a real kernel, and f64 without any, in which a
+//! schedule's logic shows to 12 digits.
+
+use std::fmt::Debug;
+use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Sub, SubAssign};
+
+use seamproof_oracle::Format;
+
+/// A number that kernels compute in.
+pub trait Real:
+    Copy
+    + Debug
+    + PartialEq
+    + PartialOrd
+    + Send
+    + Sync
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + AddAssign
+    + SubAssign
+    + MulAssign
+    + 'static
+{
+    /// 0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+    /// −∞.
+    const NEG_INFINITY: Self;
+    /// An element that nobody wrote: a quiet NaN with a payload that no arithmetic makes.
+    const UNWRITTEN: Self;
+    /// Guard elements at even and odd places: −0.0, which adding zero turns into +0.0, and a signalling NaN, which
+    /// any arithmetic makes quiet.
+    const GUARD: [Self; 2];
+
+    /// The value of an f32.
+    fn from_f32(value: f32) -> Self;
+    /// The value as f64.
+    fn to_f64(self) -> f64;
+    /// The bits, widened.
+    fn bits(self) -> u64;
+    /// `e^x`.
+    fn exp(self) -> Self;
+    /// The natural logarithm.
+    fn ln(self) -> Self;
+    /// The hyperbolic tangent.
+    fn tanh(self) -> Self;
+    /// The value as the device stores it in `format`; f64 stores everything unrounded.
+    fn round(self, format: Format) -> Self;
+
+    /// The larger of two numbers.
+    fn larger(self, other: Self) -> Self {
+        if other > self { other } else { self }
+    }
+}
+
+impl Real for f32 {
+    const ZERO: f32 = 0.0;
+    const ONE: f32 = 1.0;
+    const NEG_INFINITY: f32 = f32::NEG_INFINITY;
+    const UNWRITTEN: f32 = f32::from_bits(crate::UNWRITTEN_BITS);
+    const GUARD: [f32; 2] = [f32::from_bits(0x8000_0000), f32::from_bits(0x7fa5_5a11)];
+
+    fn from_f32(value: f32) -> f32 {
+        value
+    }
+
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+
+    fn bits(self) -> u64 {
+        u64::from(self.to_bits())
+    }
+
+    fn exp(self) -> f32 {
+        libm::expf(self)
+    }
+
+    fn ln(self) -> f32 {
+        libm::logf(self)
+    }
+
+    fn tanh(self) -> f32 {
+        libm::tanhf(self)
+    }
+
+    #[inline(always)]
+    fn round(self, format: Format) -> f32 {
+        format.round_f32(self)
+    }
+}
+
+impl Real for f64 {
+    const ZERO: f64 = 0.0;
+    const ONE: f64 = 1.0;
+    const NEG_INFINITY: f64 = f64::NEG_INFINITY;
+    const UNWRITTEN: f64 = f64::from_bits(0x7ffc_bd42_2000_0000);
+    const GUARD: [f64; 2] = [f64::from_bits(0x8000_0000_0000_0000), f64::from_bits(0x7ff4_ab42_2000_0000)];
+
+    fn from_f32(value: f32) -> f64 {
+        f64::from(value)
+    }
+
+    fn to_f64(self) -> f64 {
+        self
+    }
+
+    fn bits(self) -> u64 {
+        self.to_bits()
+    }
+
+    fn exp(self) -> f64 {
+        libm::exp(self)
+    }
+
+    fn ln(self) -> f64 {
+        libm::log(self)
+    }
+
+    fn tanh(self) -> f64 {
+        libm::tanh(self)
+    }
+
+    fn round(self, _format: Format) -> f64 {
+        self
+    }
+}

@@ -1,0 +1,341 @@
+//! What every builder uses: making buffers, events and operations, placing inputs and results, and the one rule that
+//! turns a mask into the bounds of a segment.
+
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Mask, Problem, Run, Side, TensorName};
+
+use super::{
+    Axes, Buffer, BufferId, EventId, FillValue, Operation, PlacedRun, Placement, RankProgram, Role, RowPair,
+    Schedule, Work,
+};
+use crate::Segment;
+use crate::shard::{Piece, Shard, ShardError};
+
+/// Why a builder cannot make a schedule of a problem: what is impossible, and nothing that merely was never done.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum BuildError {
+    /// A side that cannot be cut.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// Query heads that cannot be dealt to ranks.
+    #[error("{heads} query heads cannot be dealt to {ranks} ranks of an all-to-all; use a multiple")]
+    QueryHeads {
+        /// Query heads.
+        heads: usize,
+        /// Ranks of the all-to-all.
+        ranks: usize,
+    },
+    /// KV heads that can neither be dealt to ranks nor replicated on them.
+    #[error(
+        "{heads} kv heads can neither be dealt to {ranks} ranks nor replicated on them; use a multiple or a divisor"
+    )]
+    KvHeads {
+        /// KV heads.
+        heads: usize,
+        /// Ranks of the all-to-all.
+        ranks: usize,
+    },
+    /// A ring step whose queries and keys have different steps.
+    #[error("a ring cannot use stripes of {stripe} rows: a step's mask would be no band; use stripes of 1")]
+    RingStripe {
+        /// The stripe.
+        stripe: usize,
+    },
+    /// A cut that the hierarchical algorithm has no meaning for.
+    #[error("the hierarchical algorithm cuts sequences dual-chunk or contiguous only")]
+    HierarchicalBalance,
+}
+
+/// A schedule in the making.
+#[derive(Debug)]
+pub(super) struct Builder {
+    schedule: Schedule,
+    events: usize,
+}
+
+impl Builder {
+    /// An empty schedule of `ranks` ranks, whose communicator 0 is the whole group.
+    pub(super) fn new(ranks: usize) -> Builder {
+        let schedule = Schedule {
+            buffers: Vec::new(),
+            ranks: vec![RankProgram::default(); ranks],
+            communicators: vec![(0..ranks).collect()],
+            placements: Vec::new(),
+        };
+        Builder { schedule, events: 0 }
+    }
+
+    pub(super) fn finish(self) -> Schedule {
+        self.schedule
+    }
+
+    /// A further communicator; its index.
+    pub(super) fn communicator(&mut self, members: Vec<usize>) -> usize {
+        self.schedule.communicators.push(members);
+        self.schedule.communicators.len() - 1
+    }
+
+    pub(super) fn buffer(&mut self, buffer: Buffer) -> BufferId {
+        self.schedule.buffers.push(buffer);
+        BufferId(self.schedule.buffers.len() - 1)
+    }
+
+    /// A scratch buffer `[rows, heads, dim]`.
+    pub(super) fn scratch(&mut self, rank: usize, name: &str, shape: [usize; 3], format: Format) -> BufferId {
+        let [rows, heads, dim] = shape;
+        let (axes, role) = (Axes::Rows, Role::Scratch);
+        self.buffer(Buffer { name: name.into(), rank, axes, rows, heads, dim, format, role })
+    }
+
+    /// A scratch statistic `[heads, rows]` in f32.
+    pub(super) fn statistic(&mut self, rank: usize, name: &str, rows: usize, heads: usize) -> BufferId {
+        let (axes, role, format) = (Axes::Statistic, Role::Scratch, Format::F32);
+        self.buffer(Buffer { name: name.into(), rank, axes, rows, heads, dim: 1, format, role })
+    }
+
+    /// A copy of a buffer's description, for scratch of the same shape under another name and format.
+    pub(super) fn like(&mut self, buffer: BufferId, name: &str, format: Format) -> BufferId {
+        let model = self.schedule.buffers[buffer.0].clone();
+        self.buffer(Buffer { name: name.into(), format, role: Role::Scratch, ..model })
+    }
+
+    pub(super) fn describe(&self, buffer: BufferId) -> &Buffer {
+        &self.schedule.buffers[buffer.0]
+    }
+
+    pub(super) fn place(&mut self, placement: Placement) {
+        self.schedule.placements.push(placement);
+    }
+
+    /// Appends an operation to a rank's program.
+    pub(super) fn push(&mut self, rank: usize, stream: usize, work: Work) {
+        self.schedule.ranks[rank].operations.push(Operation { stream, work });
+    }
+
+    /// Records a new event on a stream.
+    pub(super) fn record(&mut self, rank: usize, stream: usize) -> EventId {
+        let event = EventId(self.events);
+        self.events += 1;
+        self.push(rank, stream, Work::RecordEvent(event));
+        event
+    }
+
+    pub(super) fn wait(&mut self, rank: usize, stream: usize, event: EventId) {
+        self.push(rank, stream, Work::WaitEvent(event));
+    }
+
+    pub(super) fn fill(&mut self, rank: usize, stream: usize, to: BufferId, rows: &[Run], value: FillValue) {
+        self.push(rank, stream, Work::Fill { to, rows: rows.to_vec(), value });
+    }
+
+    pub(super) fn copy(
+        &mut self,
+        rank: usize,
+        stream: usize,
+        from: BufferId,
+        to: BufferId,
+        rows: &[RowPair],
+    ) {
+        self.push(rank, stream, Work::Copy { from, to, rows: rows.to_vec() });
+    }
+}
+
+/// The rank-local buffers of a problem: inputs and results, placed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Local {
+    pub(super) q: BufferId,
+    pub(super) k: BufferId,
+    pub(super) v: BufferId,
+    /// The learnable sink, where there is one.
+    pub(super) sink: Option<BufferId>,
+    pub(super) out: BufferId,
+    pub(super) lse: BufferId,
+    pub(super) max_logit: BufferId,
+    pub(super) backward: Option<LocalBackward>,
+}
+
+/// The rank-local buffers of the backward.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LocalBackward {
+    pub(super) dout: BufferId,
+    pub(super) dq: BufferId,
+    pub(super) dk: BufferId,
+    pub(super) dv: BufferId,
+    pub(super) dsink: Option<BufferId>,
+}
+
+/// Both sides of a problem, cut over its group.
+#[derive(Clone, Debug)]
+pub(super) struct Shards {
+    pub(super) q: Shard,
+    pub(super) kv: Shard,
+}
+
+impl Shards {
+    pub(super) fn new(problem: &Problem) -> Result<Shards, BuildError> {
+        Ok(Shards { q: Shard::new(problem, Side::Q)?, kv: Shard::new(problem, Side::Kv)? })
+    }
+}
+
+/// Makes and places a rank's inputs and results, every head of them, cut as `shards` says. dsink belongs to `heads`
+/// of the rank's query heads' sums; statistics of whole heads are on every rank.
+pub(super) fn local(builder: &mut Builder, problem: &Problem, shards: &Shards, rank: usize) -> Local {
+    let q_rows = placed(&shards.q, rank);
+    let kv_rows = placed(&shards.kv, rank);
+    let heads = problem.heads;
+    let precision = problem.precision;
+    let input = |tensor: TensorName| Role::Input(tensor);
+    let output = |tensor: TensorName| Role::Output(tensor);
+    let mut make = |tensor: TensorName,
+                    role: Role,
+                    axes: Axes,
+                    rows: usize,
+                    heads: usize,
+                    dim: usize,
+                    format: Format| {
+        let name = tensor.name().to_owned();
+        let id = builder.buffer(Buffer { name, rank, axes, rows, heads, dim, format, role });
+        let rows = match (axes, tensor) {
+            (Axes::Heads, _) => Vec::new(),
+            (_, TensorName::K | TensorName::V | TensorName::Dk | TensorName::Dv) => kv_rows.clone(),
+            _ => q_rows.clone(),
+        };
+        builder.place(Placement { tensor, buffer: id, heads: 0..heads, rows });
+        id
+    };
+    let (tq, tkv) = (shards.q.rows, shards.kv.rows);
+    let (dqk, dv) = (problem.dims.qk, problem.dims.v);
+    let f32 = Format::F32;
+    let sinks = problem.learnable_sinks();
+    let q = make(TensorName::Q, input(TensorName::Q), Axes::Rows, tq, heads.q, dqk, precision.q.format);
+    let k = make(TensorName::K, input(TensorName::K), Axes::Rows, tkv, heads.kv, dqk, precision.k.format);
+    let v = make(TensorName::V, input(TensorName::V), Axes::Rows, tkv, heads.kv, dv, precision.v.format);
+    let sink =
+        (sinks > 0).then(|| make(TensorName::Sink, input(TensorName::Sink), Axes::Heads, 0, sinks, 1, f32));
+    let out =
+        make(TensorName::Out, output(TensorName::Out), Axes::Rows, tq, heads.q, dv, precision.out.format);
+    let lse = make(TensorName::Lse, output(TensorName::Lse), Axes::Statistic, tq, heads.q, 1, f32);
+    let max_logit = make(TensorName::MaxLogit, output(TensorName::MaxLogit), Axes::Heads, 0, heads.q, 1, f32);
+    let backward = (problem.pass == seamproof_oracle::Pass::Backward).then(|| {
+        let format = precision.gradients.format;
+        LocalBackward {
+            dout: make(
+                TensorName::Dout,
+                input(TensorName::Dout),
+                Axes::Rows,
+                tq,
+                heads.q,
+                dv,
+                precision.dout.format,
+            ),
+            dq: make(TensorName::Dq, output(TensorName::Dq), Axes::Rows, tq, heads.q, dqk, format),
+            dk: make(TensorName::Dk, output(TensorName::Dk), Axes::Rows, tkv, heads.kv, dqk, format),
+            dv: make(TensorName::Dv, output(TensorName::Dv), Axes::Rows, tkv, heads.kv, dv, format),
+            dsink: (sinks > 0)
+                .then(|| make(TensorName::Dsink, output(TensorName::Dsink), Axes::Heads, 0, sinks, 1, f32)),
+        }
+    });
+    Local { q, k, v, sink, out, lse, max_logit, backward }
+}
+
+/// The pieces of every sequence on a rank, with their rows.
+pub(super) fn placed(shard: &Shard, rank: usize) -> Vec<PlacedRun> {
+    (0..shard.slots.len())
+        .flat_map(|sequence| {
+            shard.pieces(sequence, rank).into_iter().map(move |piece| {
+                let local = shard.local(sequence, &piece);
+                PlacedRun { sequence, piece, local }
+            })
+        })
+        .collect()
+}
+
+/// The rows of every slot of a rank's tensor, padding included and counted as rows (`len = span`).
+pub(super) fn slots(shard: &Shard) -> Vec<Run> {
+    shard
+        .slots
+        .iter()
+        .filter(|slot| slot.span > 0)
+        .map(|slot| Run::packed(slot.offset, slot.span, slot.span))
+        .collect()
+}
+
+/// The same rows on both sides.
+pub(super) fn same_rows(rows: &[Run]) -> Vec<RowPair> {
+    rows.iter().map(|&run| (run, run)).collect()
+}
+
+/// What a mask says of a piece of queries against a piece of keys of one sequence of `lq` and `lk` real positions.
+///
+/// Query i of the piece has position `q.start + q.step·i`, key j `kv.start + kv.step·j`; with equal steps a the rule
+/// `−left ≤ key − query − shift ≤ right` becomes `⌈(c − left)/a⌉ ≤ j − i ≤ ⌊(c + right)/a⌋` with
+/// `c = q.start + shift − kv.start`. Pieces of different steps have no such band: `None`. A piece of one row has any
+/// step.
+pub(super) fn band(
+    mask: &Mask,
+    lq: usize,
+    lk: usize,
+    q: &Piece,
+    kv: &Piece,
+) -> Option<(Option<i64>, Option<i64>)> {
+    let step = match (q.span, kv.span) {
+        _ if q.step == kv.step => q.step,
+        (0 | 1, _) => kv.step,
+        (_, 0 | 1) => q.step,
+        _ => return None,
+    } as i64;
+    let c = q.start as i64 + mask.shift(lq, lk) - kv.start as i64;
+    let lo = mask.left.map(|left| {
+        (c - i64::from(left)).div_euclid(step) + i64::from((c - i64::from(left)).rem_euclid(step) != 0)
+    });
+    let hi = mask.right.map(|right| (c + i64::from(right)).div_euclid(step));
+    Some((lo, hi))
+}
+
+/// One segment: a placed piece of queries against the rows of a piece of keys.
+pub(super) fn segment(
+    mask: &Mask,
+    (lq, lk): (usize, usize),
+    q: &PlacedRun,
+    kv: &Piece,
+    kv_rows: Run,
+) -> Option<Segment> {
+    let (lo, hi) = band(mask, lq, lk, &q.piece, kv)?;
+    Some(Segment { q: q.local, kv: vec![kv_rows], lo, hi })
+}
+
+/// The heads `first..first + count`.
+pub(super) fn heads(count: usize) -> Range<usize> {
+    0..count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seamproof_oracle::Alignment;
+
+    #[test]
+    fn the_band_is_the_mask_for_every_small_pair_of_pieces() {
+        let sides = [None, Some(0), Some(1), Some(3)];
+        let (lq, lk) = (9, 7);
+        for align in [Alignment::TopLeft, Alignment::BottomRight] {
+            for (left, right) in sides.into_iter().flat_map(|l| sides.map(|r| (l, r))) {
+                let mask = Mask { left, right, align };
+                for (step, qs, ks) in
+                    (1..4).flat_map(|s| (0..4).flat_map(move |q| (0..4).map(move |k| (s, q, k))))
+                {
+                    let q = Piece { start: qs, step, span: (lq - qs).div_ceil(step), at: 0 };
+                    let kv = Piece { start: ks, step, span: (lk - ks).div_ceil(step), at: 0 };
+                    let (lo, hi) = band(&mask, lq, lk, &q, &kv).unwrap();
+                    for (i, j) in (0..q.span).flat_map(|i| (0..kv.span).map(move |j| (i, j))) {
+                        let distance = j as i64 - i as i64;
+                        let inside = lo.is_none_or(|lo| lo <= distance) && hi.is_none_or(|hi| distance <= hi);
+                        let shown = mask.visible(qs + step * i, lq, lk).contains(&(ks + step * j));
+                        assert_eq!(inside, shown, "{mask:?} step {step} query {i} key {j}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! A [`Schedule`]: a context-parallel algorithm as data.
+//!
+//! Each rank has buffers and a program, a list of [`Operation`]s in the order in which its host issues them. Every
+//! operation names its stream; a stream runs its operations in order, streams are ordered among each other by events
+//! alone. `Send` and `Recv` are rendezvous and block their stream unless they share a group; collectives of one
+//! communicator match in order. A builder makes a schedule, a checker proves it without arithmetic, an executor runs it
+//! on a device. Nothing in an operation is decided at run time.
+//!
+//! *Placements* say which rows of the problem each input and output buffer holds: they are how inputs are dealt to
+//! ranks and how results are read back, and the only link between a schedule and its problem's memory.
+
+mod build;
+mod single;
+
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Run, TensorName};
+
+pub use build::BuildError;
+pub use single::single;
+
+use crate::AttentionCall;
+use crate::shard::Piece;
+
+/// A buffer of the schedule, by its place in [`Schedule::buffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub usize);
+
+/// An event of one rank; events of different ranks share nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EventId(pub usize);
+
+/// What a buffer's axes mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axes {
+    /// `[rows, heads, dim]`.
+    Rows,
+    /// `[heads, rows, 1]`.
+    Statistic,
+    /// `[heads, 1, 1]`; region rows are ignored.
+    Heads,
+}
+
+/// What a buffer holds when the schedule begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A rank's part of an input, with poison in padding and slack.
+    Input(TensorName),
+    /// Nothing yet; at the end a rank's part of a result.
+    Output(TensorName),
+    /// Nothing yet.
+    Scratch,
+}
+
+/// One buffer of one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buffer {
+    /// For people: `k gathered`, `out of step 2`.
+    pub name: String,
+    /// The rank that owns it, by its place in the group.
+    pub rank: usize,
+    /// What its axes mean.
+    pub axes: Axes,
+    /// Rows.
+    pub rows: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Elements of a row and head; 1 for statistics.
+    pub dim: usize,
+    /// What its elements are rounded to.
+    pub format: Format,
+    /// What it holds at the beginning.
+    pub role: Role,
+}
+
+impl Buffer {
+    /// The shape in storage.
+    pub fn shape(&self) -> [usize; 3] {
+        match self.axes {
+            Axes::Rows => [self.rows, self.heads, self.dim],
+            Axes::Statistic => [self.heads, self.rows, 1],
+            Axes::Heads => [self.heads, 1, 1],
+        }
+    }
+}
+
+/// Rows and heads of a buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// The rows `rows.offset, rows.offset + rows.step, …`, `rows.len` of them.
+    pub rows: Run,
+    /// The heads.
+    pub heads: Range<usize>,
+}
+
+/// Rows of one buffer and the rows of another that they go to; both runs have the same `len`.
+pub type RowPair = (Run, Run);
+
+/// What an attention kernel is launched on: all heads of its buffers, addressed by the call's runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attend {
+    /// The launch.
+    pub call: AttentionCall,
+    /// Queries.
+    pub q: BufferId,
+    /// Keys.
+    pub k: BufferId,
+    /// Values.
+    pub v: BufferId,
+    /// The learnable sink, where the call applies one.
+    pub sink: Option<BufferId>,
+    /// The output.
+    pub out: BufferId,
+    /// The LSE.
+    pub lse: BufferId,
+    /// The largest logit of each head: raised, never lowered, so that it must have been filled before.
+    pub max_logit: BufferId,
+}
+
+/// What a backward kernel is launched on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttendBackward {
+    /// The launch; its policy says what becomes of padding rows of dq, dk and dv.
+    pub call: AttentionCall,
+    /// Queries.
+    pub q: BufferId,
+    /// Keys.
+    pub k: BufferId,
+    /// Values.
+    pub v: BufferId,
+    /// Gradient of the output.
+    pub dout: BufferId,
+    /// The output, after the last merge.
+    pub out: BufferId,
+    /// The LSE, after the last merge.
+    pub lse: BufferId,
+    /// The learnable sink and its gradient, which is overwritten, in exactly one launch of a rank.
+    pub sink: Option<(BufferId, BufferId)>,
+    /// Gradient of the queries, overwritten.
+    pub dq: BufferId,
+    /// Gradient of the keys, overwritten.
+    pub dk: BufferId,
+    /// Gradient of the values, overwritten.
+    pub dv: BufferId,
+}
+
+/// How a step's result enters the running one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MergeStyle {
+    /// Both lse and out: `lse' = ln(e^lse + e^step)`, `out' = out·e^(lse − lse') + step·e^(step lse − lse')`.
+    Running,
+    /// The LSE alone; outs follow with [`MergeStyle::Weighted`] once the LSE is final.
+    Statistics,
+    /// The out alone, against a final LSE: `out' = out + step·e^(step lse − lse)`.
+    Weighted {
+        /// Whether the product is rounded to the running format before it is added (TransformerEngine's THD kernel).
+        product_rounded: bool,
+    },
+}
+
+/// Folds a step's out and LSE into the running ones. (out 0, lse −∞) is the identity.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Merge {
+    /// How.
+    pub style: MergeStyle,
+    /// The step's out.
+    pub step_out: BufferId,
+    /// The step's LSE.
+    pub step_lse: BufferId,
+    /// The running out.
+    pub out: BufferId,
+    /// The running LSE.
+    pub lse: BufferId,
+    /// The step's rows and the running rows that they go to.
+    pub rows: Vec<RowPair>,
+}
+
+/// What a fill writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FillValue {
+    /// 0.
+    Zero,
+    /// −∞: an empty LSE, an empty maximum.
+    NegInfinity,
+}
+
+/// How ranks' values are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Added in order of rank, each sum rounded to the buffer's format.
+    Sum,
+    /// The largest.
+    Max,
+}
+
+/// What an operation does. Row pairs are disjoint on the side that is written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work {
+    /// The forward kernel.
+    Attend(Attend),
+    /// The backward kernel.
+    AttendBackward(AttendBackward),
+    /// Folds a step into the running result.
+    Merge(Merge),
+    /// Adds the sink's term to final statistics: `lse' = ln(e^lse + e^sink)`, out scaled by `e^(lse − lse')`. `None`
+    /// is the sink of 0 (off by one).
+    ApplySink {
+        /// The learnable sink.
+        sink: Option<BufferId>,
+        /// The out.
+        out: BufferId,
+        /// The LSE.
+        lse: BufferId,
+        /// The rows.
+        rows: Vec<Run>,
+    },
+    /// `to += from`, rounded to the format of `to`, all heads.
+    Accumulate {
+        /// Read.
+        from: BufferId,
+        /// Read and written.
+        to: BufferId,
+        /// Rows of both.
+        rows: Vec<RowPair>,
+    },
+    /// Copies rows, rounding to the format of `to`, all heads. A reorder is a copy of every row.
+    Copy {
+        /// Read.
+        from: BufferId,
+        /// Written.
+        to: BufferId,
+        /// Rows of both.
+        rows: Vec<RowPair>,
+    },
+    /// Fills rows, all heads.
+    Fill {
+        /// Written.
+        to: BufferId,
+        /// The rows.
+        rows: Vec<Run>,
+        /// With this.
+        value: FillValue,
+    },
+    /// Sends regions to a rank; the peer's `Recv` has regions of the same sizes.
+    Send {
+        /// The receiving rank, by its place in the group.
+        to: usize,
+        /// Operations of one group on one stream are launched as one and block only together.
+        group: Option<usize>,
+        /// Read, one after the other.
+        regions: Vec<Region>,
+    },
+    /// Receives what the peer sends.
+    Recv {
+        /// The sending rank, by its place in the group.
+        from: usize,
+        /// See [`Work::Send`].
+        group: Option<usize>,
+        /// Written, one after the other.
+        regions: Vec<Region>,
+    },
+    /// Every member's `from` goes to every member's `to`, member after member.
+    AllGather {
+        /// Index in [`Schedule::communicators`].
+        communicator: usize,
+        /// Read.
+        from: Region,
+        /// Written: for each member the region that its `from` goes to.
+        to: Vec<Region>,
+    },
+    /// Member i's `to` becomes the sum of every member's `from[i]`, in order of members.
+    ReduceScatter {
+        /// Index in [`Schedule::communicators`].
+        communicator: usize,
+        /// Read: for each member the part that it will own.
+        from: Vec<Region>,
+        /// Written.
+        to: Region,
+    },
+    /// Member i's `send[j]` goes to member j's `recv[i]`.
+    AllToAll {
+        /// Index in [`Schedule::communicators`].
+        communicator: usize,
+        /// Read: for each member what goes to it.
+        send: Vec<Region>,
+        /// Written: for each member what comes from it.
+        recv: Vec<Region>,
+    },
+    /// Every member's region becomes the combination of all.
+    AllReduce {
+        /// Index in [`Schedule::communicators`].
+        communicator: usize,
+        /// Read and written.
+        region: Region,
+        /// How.
+        reduction: Reduction,
+    },
+    /// Marks the point that the stream has reached.
+    RecordEvent(EventId),
+    /// Holds the stream until the event's last record in host order has been reached; nothing if it has none.
+    WaitEvent(EventId),
+    /// The host waits for the stream and reads; forbidden in production schedules.
+    HostRead(Region),
+}
+
+/// One operation of a rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operation {
+    /// The stream, from 0.
+    pub stream: usize,
+    /// What it does.
+    pub work: Work,
+}
+
+/// A rank's operations, in host order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RankProgram {
+    /// The operations.
+    pub operations: Vec<Operation>,
+}
+
+/// Rows of a sequence in a rank's buffer: row i of `local` holds position `piece.start + i · piece.step`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacedRun {
+    /// Index of the sequence.
+    pub sequence: usize,
+    /// The positions.
+    pub piece: Piece,
+    /// The rows: `len` real ones, `span` owned ones.
+    pub local: Run,
+}
+
+/// Which part of a problem's tensor a buffer holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// The tensor.
+    pub tensor: TensorName,
+    /// The buffer.
+    pub buffer: BufferId,
+    /// The tensor's heads that the buffer's heads are.
+    pub heads: Range<usize>,
+    /// The rows; none for tensors without rows.
+    pub rows: Vec<PlacedRun>,
+}
+
+/// A context-parallel algorithm on one problem.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// Every rank's buffers.
+    pub buffers: Vec<Buffer>,
+    /// The programs, by place in the group.
+    pub ranks: Vec<RankProgram>,
+    /// Groups of ranks that hold collectives, each in its own order.
+    pub communicators: Vec<Vec<usize>>,
+    /// Inputs and results. dsink's placements on several ranks are partial sums.
+    pub placements: Vec<Placement>,
+}

@@ -1,0 +1,81 @@
+//! One rank: one launch forward, one backward.
+//!
+//! The rank's layout is the problem's own, so that any layout is taken: gaps, strides, first offset, slack. The sink is
+//! applied by the kernel itself.
+
+use seamproof_oracle::Problem;
+
+use super::build::{self, BuildError, Builder, Shards};
+use super::{Attend, AttendBackward, Axes, FillValue, PlacedRun, Placement, Schedule, Work};
+use crate::AttentionCall;
+use crate::shard::{Piece, Shard, Slot};
+
+/// The stream of everything.
+const STREAM: usize = 0;
+
+/// The single-rank schedule.
+pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
+    let mut builder = Builder::new(1);
+    let shards = Shards { q: whole(problem, problem.rows.q), kv: whole(problem, problem.rows.kv) };
+    let local = build::local(&mut builder, problem, &shards, 0);
+    let call = AttentionCall::whole(problem);
+    builder.fill(0, STREAM, local.max_logit, &[], FillValue::NegInfinity);
+    builder.push(
+        0,
+        STREAM,
+        Work::Attend(Attend {
+            call: call.clone(),
+            q: local.q,
+            k: local.k,
+            v: local.v,
+            sink: local.sink,
+            out: local.out,
+            lse: local.lse,
+            max_logit: local.max_logit,
+        }),
+    );
+    if let Some(backward) = local.backward {
+        builder.push(
+            0,
+            STREAM,
+            Work::AttendBackward(AttendBackward {
+                call,
+                q: local.q,
+                k: local.k,
+                v: local.v,
+                dout: backward.dout,
+                out: local.out,
+                lse: local.lse,
+                sink: local.sink.zip(backward.dsink),
+                dq: backward.dq,
+                dk: backward.dk,
+                dv: backward.dv,
+            }),
+        );
+    }
+    let mut schedule = builder.finish();
+    for placement in &mut schedule.placements {
+        placement.rows = place_whole(problem, placement, &schedule.buffers[placement.buffer.0].axes);
+    }
+    Ok(schedule)
+}
+
+/// A shard that says only how many rows the rank has; where they lie is the problem's own layout.
+fn whole(problem: &Problem, rows: usize) -> Shard {
+    Shard { cp: 1, balance: problem.parallel.balance, rows, slots: Vec::<Slot>::new() }
+}
+
+fn place_whole(problem: &Problem, placement: &Placement, axes: &Axes) -> Vec<PlacedRun> {
+    use seamproof_oracle::TensorName::{Dk, Dv, K, V};
+    if *axes == Axes::Heads {
+        return Vec::new();
+    }
+    let sequences = problem.sequences.iter().enumerate();
+    sequences
+        .map(|(sequence, both)| {
+            let local = if matches!(placement.tensor, K | V | Dk | Dv) { both.kv } else { both.q };
+            let piece = Piece { start: 0, step: 1, span: local.span, at: 0 };
+            PlacedRun { sequence, piece, local }
+        })
+        .collect()
+}
