@@ -14,7 +14,7 @@ mod single;
 
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Run, TensorName};
+use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
 
 pub use build::BuildError;
 pub use single::single;
@@ -216,6 +216,22 @@ pub enum Work {
         /// The rows.
         rows: Vec<Run>,
     },
+    /// The gradient of the learnable sink over the given rows: `dsink = −Σ exp(sink − lse) · ⟨dout, out⟩` for each
+    /// head, overwritten.
+    SinkGradient {
+        /// The learnable sink.
+        sink: BufferId,
+        /// Gradient of the output.
+        dout: BufferId,
+        /// The final output.
+        out: BufferId,
+        /// The final LSE, the sink included.
+        lse: BufferId,
+        /// Written: a partial sum of the rank.
+        dsink: BufferId,
+        /// The rows.
+        rows: Vec<Run>,
+    },
     /// `to += from`, rounded to the format of `to`, all heads.
     Accumulate {
         /// Read.
@@ -356,4 +372,14 @@ pub struct Schedule {
     pub communicators: Vec<Vec<usize>>,
     /// Inputs and results. dsink's placements on several ranks are partial sums.
     pub placements: Vec<Placement>,
+}
+
+/// The schedule of a problem's own algorithm, or why there can be none.
+pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
+    match problem.parallel.algorithm {
+        Algorithm::Single => single(problem),
+        Algorithm::Ring | Algorithm::AllGather | Algorithm::AllToAll | Algorithm::Hierarchical { .. } => {
+            Err(BuildError::NoBuilder)
+        }
+    }
 }
