@@ -11,7 +11,9 @@ use seamproof_oracle::{Inputs, Problem, Run, TensorName};
 
 use crate::Real;
 use crate::device::{Buffers, Device, DeviceError, reduce};
-use crate::schedule::{Axes, BufferId, Placement, RankProgram, Reduction, Region, Role, Schedule, Work};
+use crate::schedule::{
+    Axes, BufferId, Operation, Placement, RankProgram, Reduction, Region, Role, Schedule, Work,
+};
 
 /// Why a schedule did not run to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
