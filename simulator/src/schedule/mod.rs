@@ -10,6 +10,7 @@
 //! ranks and how results are read back, and the only link between a schedule and its problem's memory.
 
 mod build;
+mod partition;
 mod single;
 
 use std::ops::Range;
