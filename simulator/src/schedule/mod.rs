@@ -9,13 +9,18 @@
 //! *Placements* say which rows of the problem each input and output buffer holds: they are how inputs are dealt to
 //! ranks and how results are read back, and the only link between a schedule and its problem's memory.
 
+mod all_gather;
+mod all_to_all;
 mod build;
+mod collect;
 mod single;
 
 use std::ops::Range;
 
 use seamproof_oracle::{Format, Run, TensorName};
 
+pub use all_gather::all_gather;
+pub use all_to_all::all_to_all;
 pub use build::BuildError;
 pub use single::single;
 
@@ -214,6 +219,22 @@ pub enum Work {
         /// The LSE.
         lse: BufferId,
         /// The rows.
+        rows: Vec<Run>,
+    },
+    /// The sink's gradient of each head: `dsink = −Σ e^(sink − lse)·⟨dout, out⟩` over the rows, overwriting. For ranks
+    /// that need several launches backward, where no single one holds every row.
+    SinkGradient {
+        /// The learnable sink.
+        sink: BufferId,
+        /// Gradient of the output.
+        dout: BufferId,
+        /// The output, after the last merge.
+        out: BufferId,
+        /// The LSE, after the last merge.
+        lse: BufferId,
+        /// Written.
+        dsink: BufferId,
+        /// The real rows of the rank.
         rows: Vec<Run>,
     },
     /// `to += from`, rounded to the format of `to`, all heads.
