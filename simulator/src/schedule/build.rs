@@ -18,6 +18,9 @@ pub enum BuildError {
     /// A side that cannot be cut.
     #[error(transparent)]
     Shard(#[from] ShardError),
+    /// An algorithm that has no builder.
+    #[error("this algorithm has no builder")]
+    NoBuilder,
     /// Query heads that cannot be dealt to ranks.
     #[error("{heads} query heads cannot be dealt to {ranks} ranks of an all-to-all; use a multiple")]
     QueryHeads {

@@ -17,7 +17,7 @@ mod single;
 
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Run, TensorName};
+use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
 
 pub use all_gather::all_gather;
 pub use all_to_all::all_to_all;
@@ -221,20 +221,20 @@ pub enum Work {
         /// The rows.
         rows: Vec<Run>,
     },
-    /// The sink's gradient of each head: `dsink = −Σ e^(sink − lse)·⟨dout, out⟩` over the rows, overwriting. For ranks
-    /// that need several launches backward, where no single one holds every row.
+    /// The gradient of the learnable sink over the given rows: `dsink = −Σ exp(sink − lse) · ⟨dout, out⟩` for each
+    /// head, overwritten.
     SinkGradient {
         /// The learnable sink.
         sink: BufferId,
         /// Gradient of the output.
         dout: BufferId,
-        /// The output, after the last merge.
+        /// The final output.
         out: BufferId,
-        /// The LSE, after the last merge.
+        /// The final LSE, the sink included.
         lse: BufferId,
-        /// Written.
+        /// Written: a partial sum of the rank.
         dsink: BufferId,
-        /// The real rows of the rank.
+        /// The rows.
         rows: Vec<Run>,
     },
     /// `to += from`, rounded to the format of `to`, all heads.
@@ -377,4 +377,14 @@ pub struct Schedule {
     pub communicators: Vec<Vec<usize>>,
     /// Inputs and results. dsink's placements on several ranks are partial sums.
     pub placements: Vec<Placement>,
+}
+
+/// The schedule of a problem's own algorithm, or why there can be none.
+pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
+    match problem.parallel.algorithm {
+        Algorithm::Single => single(problem),
+        Algorithm::AllGather => all_gather(problem),
+        Algorithm::AllToAll => all_to_all(problem),
+        Algorithm::Ring | Algorithm::Hierarchical { .. } => Err(BuildError::NoBuilder),
+    }
 }
