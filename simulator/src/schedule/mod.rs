@@ -10,6 +10,7 @@
 //! ranks and how results are read back, and the only link between a schedule and its problem's memory.
 
 mod build;
+mod ring;
 mod single;
 
 use std::ops::Range;
@@ -17,6 +18,7 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Run, TensorName};
 
 pub use build::BuildError;
+pub use ring::ring;
 pub use single::single;
 
 use crate::AttentionCall;
@@ -115,7 +117,8 @@ pub struct Attend {
     pub out: BufferId,
     /// The LSE.
     pub lse: BufferId,
-    /// The largest logit of each head: raised, never lowered, so that it must have been filled before.
+    /// The largest logit of each head: raised, never lowered, so that it must have been filled before. Raises
+    /// commute bit for bit and are atomic: two launches may raise one buffer unordered, and that is no race.
     pub max_logit: BufferId,
 }
 
@@ -213,6 +216,22 @@ pub enum Work {
         out: BufferId,
         /// The LSE.
         lse: BufferId,
+        /// The rows.
+        rows: Vec<Run>,
+    },
+    /// The gradient of a learnable sink over a rank's rows, a partial sum: `dsink = −Σ e^(sink − lse)·⟨dout, out⟩`.
+    /// For algorithms whose backward launches do not hold every row of a rank exactly once.
+    SinkGradient {
+        /// The sink.
+        sink: BufferId,
+        /// Gradient of the output.
+        dout: BufferId,
+        /// The output, after the last merge.
+        out: BufferId,
+        /// The LSE, the sink in it.
+        lse: BufferId,
+        /// Overwritten, with zeros where there are no rows.
+        dsink: BufferId,
         /// The rows.
         rows: Vec<Run>,
     },
