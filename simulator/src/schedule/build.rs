@@ -55,6 +55,7 @@ pub enum BuildError {
 pub(super) struct Builder {
     schedule: Schedule,
     events: usize,
+    groups: usize,
 }
 
 impl Builder {
@@ -66,7 +67,7 @@ impl Builder {
             communicators: vec![(0..ranks).collect()],
             placements: Vec::new(),
         };
-        Builder { schedule, events: 0 }
+        Builder { schedule, events: 0, groups: 0 }
     }
 
     pub(super) fn finish(self) -> Schedule {
@@ -122,6 +123,12 @@ impl Builder {
         self.events += 1;
         self.push(rank, stream, Work::RecordEvent(event));
         event
+    }
+
+    /// A new group of sends and receives.
+    pub(super) fn group(&mut self) -> usize {
+        self.groups += 1;
+        self.groups - 1
     }
 
     pub(super) fn wait(&mut self, rank: usize, stream: usize, event: EventId) {
@@ -322,6 +329,14 @@ pub(super) fn segment(
 ) -> Option<Segment> {
     let (lo, hi) = band(mask, lq, lk, &q.piece, kv)?;
     Some(Segment { q: q.local, kv: vec![kv_rows], lo, hi })
+}
+
+/// Whether any query of a segment sees a key: `j − i` takes every value between those of its corners.
+pub(super) fn shows(segment: &Segment) -> bool {
+    let (queries, keys) = (segment.q.len as i64, segment.keys() as i64);
+    let first = segment.lo.unwrap_or(i64::MIN).max(1 - queries);
+    let last = segment.hi.unwrap_or(i64::MAX).min(keys - 1);
+    queries > 0 && keys > 0 && first <= last
 }
 
 /// The heads `first..first + count`.

@@ -13,6 +13,7 @@ mod all_gather;
 mod all_to_all;
 mod build;
 mod collect;
+mod ring;
 mod single;
 
 use std::ops::Range;
@@ -22,6 +23,7 @@ use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
 pub use all_gather::all_gather;
 pub use all_to_all::all_to_all;
 pub use build::BuildError;
+pub use ring::ring;
 pub use single::single;
 
 use crate::AttentionCall;
@@ -120,7 +122,8 @@ pub struct Attend {
     pub out: BufferId,
     /// The LSE.
     pub lse: BufferId,
-    /// The largest logit of each head: raised, never lowered, so that it must have been filled before.
+    /// The largest logit of each head: raised, never lowered, so that it must have been filled before. Raises
+    /// commute bit for bit and are atomic: two launches may raise one buffer unordered, and that is no race.
     pub max_logit: BufferId,
 }
 
@@ -385,6 +388,7 @@ pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
         Algorithm::Single => single(problem),
         Algorithm::AllGather => all_gather(problem),
         Algorithm::AllToAll => all_to_all(problem),
-        Algorithm::Ring | Algorithm::Hierarchical { .. } => Err(BuildError::NoBuilder),
+        Algorithm::Ring => ring(problem),
+        Algorithm::Hierarchical { .. } => Err(BuildError::NoBuilder),
     }
 }
