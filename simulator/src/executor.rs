@@ -11,7 +11,9 @@ use seamproof_oracle::{Inputs, Problem, Run, TensorName};
 
 use crate::Real;
 use crate::device::{Buffers, Device, DeviceError, reduce};
-use crate::schedule::{Axes, BufferId, Placement, RankProgram, Reduction, Region, Role, Schedule, Work};
+use crate::schedule::{
+    Axes, BufferId, Operation, Placement, RankProgram, Reduction, Region, Role, Schedule, Work,
+};
 
 /// Why a schedule did not run to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +37,28 @@ pub enum ExecuteError {
         /// Which.
         communicator: usize,
     },
+}
+
+/// Which part of a schedule runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Operations before [`RankProgram::backward`].
+    Forward,
+    /// Operations from there on.
+    Backward,
+    /// All.
+    Both,
+}
+
+impl Phase {
+    fn has(self, program: &RankProgram, operation: usize) -> bool {
+        let begin = program.backward.unwrap_or(program.operations.len());
+        match self {
+            Phase::Forward => operation < begin,
+            Phase::Backward => operation >= begin,
+            Phase::Both => true,
+        }
+    }
 }
 
 /// What a run counted.
@@ -75,9 +99,10 @@ struct Running<'a, D: Device> {
     counts: Counts,
 }
 
-/// Runs `schedule` on `device`. `choose` picks one of the `n` lanes that can go on; any answer below n is legal.
+/// Runs a phase of `schedule` on `device`; the phases of one run share their buffers. `choose` picks one of the `n` lanes that can go on; any answer below n is legal.
 pub fn execute<D: Device>(
     schedule: &Schedule,
+    phase: Phase,
     device: &D,
     buffers: &mut Buffers<D::Real>,
     mut choose: impl FnMut(usize) -> usize,
@@ -85,10 +110,10 @@ pub fn execute<D: Device>(
     let mut run = Running {
         schedule,
         device,
-        lanes: lanes(schedule),
+        lanes: lanes(schedule, phase),
         done: schedule.ranks.iter().map(|program| vec![false; program.operations.len()]).collect(),
-        awaited: schedule.ranks.iter().map(awaited).collect(),
-        reads: schedule.ranks.iter().map(reads).collect(),
+        awaited: schedule.ranks.iter().map(|program| awaited(program, phase)).collect(),
+        reads: schedule.ranks.iter().map(|program| reads(program, phase)).collect(),
         sends: HashMap::new(),
         recvs: HashMap::new(),
         collectives: HashMap::new(),
@@ -109,11 +134,11 @@ pub fn execute<D: Device>(
 }
 
 /// Every (rank, stream) with its operations.
-fn lanes(schedule: &Schedule) -> Vec<Lane> {
+fn lanes(schedule: &Schedule, phase: Phase) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
     for (rank, program) in schedule.ranks.iter().enumerate() {
         let mut of_stream: HashMap<usize, usize> = HashMap::new();
-        for (index, operation) in program.operations.iter().enumerate() {
+        for (index, operation) in of_phase(program, phase) {
             let lane = *of_stream.entry(operation.stream).or_insert_with(|| {
                 lanes.push(Lane { rank, operations: Vec::new(), next: 0, waiting: 0 });
                 lanes.len() - 1
@@ -124,10 +149,16 @@ fn lanes(schedule: &Schedule) -> Vec<Lane> {
     lanes
 }
 
-fn awaited(program: &RankProgram) -> HashMap<usize, usize> {
+/// A phase's operations, with their places in the program.
+fn of_phase(program: &RankProgram, phase: Phase) -> impl Iterator<Item = (usize, &Operation)> {
+    program.operations.iter().enumerate().filter(move |(index, _)| phase.has(program, *index))
+}
+
+/// For each wait the record that it is for: the event's last one before it, in host order.
+fn awaited(program: &RankProgram, phase: Phase) -> HashMap<usize, usize> {
     let mut last = HashMap::new();
     let mut awaited = HashMap::new();
-    for (index, operation) in program.operations.iter().enumerate() {
+    for (index, operation) in of_phase(program, phase) {
         match operation.work {
             Work::RecordEvent(event) => {
                 last.insert(event, index);
@@ -141,9 +172,8 @@ fn awaited(program: &RankProgram) -> HashMap<usize, usize> {
     awaited
 }
 
-fn reads(program: &RankProgram) -> VecDeque<usize> {
-    let operations = program.operations.iter().enumerate();
-    operations
+fn reads(program: &RankProgram, phase: Phase) -> VecDeque<usize> {
+    of_phase(program, phase)
         .filter(|(_, operation)| matches!(operation.work, Work::HostRead(_)))
         .map(|(index, _)| index)
         .collect()

@@ -2,12 +2,12 @@
 
 use ndarray::{Array1, Array3, Axis};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemFields, Rows, Run, Saved, Sequence, Sink, Softmax, TensorName, exact,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass,
+    Precision, Problem, ProblemFields, Rows, Run, Saved, Sequence, Sink, Softmax, TensorName, exact,
 };
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::Tiles;
-use seamproof_simulator::executor::{execute, load};
+use seamproof_simulator::executor::{Phase, execute, load};
 use seamproof_simulator::schedule::{Axes, Schedule, build};
 use seamproof_simulator::shard::span_multiple;
 
@@ -119,9 +119,10 @@ fn hold(problem: &Problem, schedule: &Schedule, draws: &mut Draws) {
     let inputs = inputs(problem, draws);
     let forward = exact::forward(problem, &inputs);
     let gradients = exact::backward(problem, &inputs, &Saved::from(&forward));
-    let device = Cpu::<f64>::new(Tiles { q: 2, kv: 3 }, problem.precision.p.format, problem.precision.ds.format);
+    let device =
+        Cpu::<f64>::new(Tiles { q: 2, kv: 3 }, problem.precision.p.format, problem.precision.ds.format);
     let mut buffers = load::<f64>(schedule, problem, &inputs, f32::NAN);
-    let counts = execute(schedule, &device, &mut buffers, |ready| draws.below(ready))
+    let counts = execute(schedule, Phase::Both, &device, &mut buffers, |ready| draws.below(ready))
         .unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
     assert_eq!(counts.host_reads, 0);
     assert_eq!(buffers.damage(), []);
@@ -208,7 +209,12 @@ fn unowned_rows_are_untouched(schedule: &Schedule, buffers: &seamproof_simulator
     }
 }
 
-fn every_balance(algorithm: impl Fn(usize) -> Option<Algorithm>, balances: &[Balance], cp_max: usize, cases: usize) {
+fn every_balance(
+    algorithm: impl Fn(usize) -> Option<Algorithm>,
+    balances: &[Balance],
+    cp_max: usize,
+    cases: usize,
+) {
     let mut draws = Draws(1);
     for cp in 1..=cp_max {
         let Some(algorithm) = algorithm(cp) else { continue };

@@ -112,6 +112,13 @@ impl Builder {
         self.schedule.placements.push(placement);
     }
 
+    /// Marks the beginning of every rank's backward pass.
+    pub(super) fn begin_backward(&mut self) {
+        for program in &mut self.schedule.ranks {
+            program.backward = Some(program.operations.len());
+        }
+    }
+
     /// Appends an operation to a rank's program.
     pub(super) fn push(&mut self, rank: usize, stream: usize, work: Work) {
         self.schedule.ranks[rank].operations.push(Operation { stream, work });

@@ -343,6 +343,9 @@ pub struct Operation {
 pub struct RankProgram {
     /// The operations.
     pub operations: Vec<Operation>,
+    /// Where the backward pass begins: a caller may hold, move and replay what the forward saved before it goes on.
+    /// Absent in a forward pass.
+    pub backward: Option<usize>,
 }
 
 /// Rows of a sequence in a rank's buffer: row i of `local` holds position `piece.start + i · piece.step`.
