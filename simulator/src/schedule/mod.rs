@@ -9,15 +9,22 @@
 //! *Placements* say which rows of the problem each input and output buffer holds: they are how inputs are dealt to
 //! ranks and how results are read back, and the only link between a schedule and its problem's memory.
 
+mod all_gather;
+mod all_to_all;
 mod build;
 mod partition;
+mod collect;
+mod ring;
 mod single;
 
 use std::ops::Range;
 
 use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
 
+pub use all_gather::all_gather;
+pub use all_to_all::all_to_all;
 pub use build::BuildError;
+pub use ring::ring;
 pub use single::single;
 
 use crate::AttentionCall;
@@ -116,7 +123,8 @@ pub struct Attend {
     pub out: BufferId,
     /// The LSE.
     pub lse: BufferId,
-    /// The largest logit of each head: raised, never lowered, so that it must have been filled before.
+    /// The largest logit of each head: raised, never lowered, so that it must have been filled before. Raises
+    /// commute bit for bit and are atomic: two launches may raise one buffer unordered, and that is no race.
     pub max_logit: BufferId,
 }
 
@@ -382,8 +390,9 @@ pub struct Schedule {
 pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
     match problem.parallel.algorithm {
         Algorithm::Single => single(problem),
-        Algorithm::Ring | Algorithm::AllGather | Algorithm::AllToAll | Algorithm::Hierarchical { .. } => {
-            Err(BuildError::NoBuilder)
-        }
+        Algorithm::AllGather => all_gather(problem),
+        Algorithm::AllToAll => all_to_all(problem),
+        Algorithm::Ring => ring(problem),
+        Algorithm::Hierarchical { .. } => Err(BuildError::NoBuilder),
     }
 }

@@ -1,0 +1,448 @@
+//! The ring (P2P): every member keeps its queries, keys and values travel round.
+//!
+//! *Step* i of the forward works on the KV of the member i places before; meanwhile that KV goes on to the next member
+//! and the previous member's comes in, into one of two slots in turn. The backward runs the ring the other way round:
+//! the gradients of a KV travel with it and are at home, complete, after the last step.
+//!
+//! A step is one launch for each *part*, a piece of the owner's slot (dual-chunk has two, the other balances one): a
+//! segment has one band, and a query row is in one segment of a launch. TransformerEngine's sections are what is left
+//! when segments without a visible pair are skipped: *lower* keeps the owner's first part, *upper* the second part of
+//! the queries. A backward launch overwrites the gradients of its keys too, hence one for each part of the queries and
+//! part of the keys.
+//!
+//! Streams 0 and 1 compute in turn, so that a step's launch overlaps the merge of the step before; stream 2
+//! communicates. Running results are in f32 and rounded once. Scratch does not grow with the number of members.
+//!
+//! | problem | answer |
+//! |---|---|
+//! | stripes of more than one row | [`BuildError::RingStripe`]: a step's mask is no band |
+//! | a span that the balance does not divide | [`ShardError::Span`](crate::shard::ShardError::Span) |
+//! | rows of a sequence that lie apart | [`ShardError::Strided`](crate::shard::ShardError::Strided) |
+//! | any other: every mask, alignment, sink, soft cap, length and head count | a schedule |
+
+use std::ops::Range;
+
+use seamproof_oracle::{Balance, Format, Mask, Problem, Run, Sink, Softmax};
+
+use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
+use super::{
+    Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeStyle, PlacedRun, Reduction, Region,
+    RowPair, Schedule, Work,
+};
+use crate::{AttentionCall, RowPolicy, Segment};
+
+/// The streams that compute in turn; a ring begins and ends on the first.
+const COMPUTE: [usize; 2] = [MAIN, 1];
+const MAIN: usize = 0;
+const COMMUNICATION: usize = 2;
+
+/// The ring schedule.
+pub fn ring(problem: &Problem) -> Result<Schedule, BuildError> {
+    if let Balance::Striped { stripe } = problem.parallel.balance
+        && stripe > 1
+    {
+        return Err(BuildError::RingStripe { stripe });
+    }
+    let shards = Shards::new(problem)?;
+    let size = problem.parallel.size();
+    let mut builder = Builder::new(size);
+    let members: Vec<Member> = (0..size)
+        .map(|rank| Member { rank, local: build::local(&mut builder, problem, &shards, rank) })
+        .collect();
+    let (mask, softmax) = (problem.mask, problem.softmax);
+    let core = RingCore { mask, softmax, shards: &shards, members: &members, communicator: 0 };
+    core.forward(&mut builder);
+    core.backward(&mut builder);
+    Ok(builder.finish())
+}
+
+/// One member of a ring.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    /// Its place in the group.
+    pub(super) rank: usize,
+    /// What it attends with and where its results go: rows as the ring's shards say, any heads. The heads of q are a
+    /// multiple of those of k and v, and sink and max_logit have the heads of q.
+    pub(super) local: Local,
+}
+
+/// A ring over given buffers: the whole problem's, or some heads of it.
+///
+/// [`RingCore::forward`] and [`RingCore::backward`] take their inputs as they are on stream 0 and leave their results
+/// on stream 0: whatever follows there needs no event. Between the two the caller may do what it likes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RingCore<'a> {
+    /// The mask, in positions of whole sequences.
+    pub(super) mask: Mask,
+    /// The softmax; its sink enters once, after the last merge.
+    pub(super) softmax: Softmax,
+    /// Both sides cut over the members (`cp` is their number), with parts whose steps are equal.
+    pub(super) shards: &'a Shards,
+    /// The members in order of the ring.
+    pub(super) members: &'a [Member],
+    /// The members' communicator.
+    pub(super) communicator: usize,
+}
+
+impl RingCore<'_> {
+    /// Fills out, lse and max_logit of every member: rows of no slot are not touched, padding rows become 0 and −∞.
+    pub(super) fn forward(&self, builder: &mut Builder) {
+        for place in 0..self.members.len() {
+            let step = ForwardStep::new(builder, self, place);
+            self.forward_of(builder, place, &step);
+        }
+    }
+
+    /// Fills the gradients of every member that has buffers for them, from its dout, out and lse.
+    pub(super) fn backward(&self, builder: &mut Builder) {
+        for (place, member) in self.members.iter().enumerate() {
+            if let Some(gradients) = member.local.backward {
+                let step = BackwardStep::new(builder, self, place, gradients);
+                self.backward_of(builder, place, &step);
+                self.sink_gradient(builder, place, gradients);
+            }
+        }
+    }
+
+    fn forward_of(&self, builder: &mut Builder, place: usize, work: &ForwardStep) {
+        let Member { rank, local } = self.members[place];
+        let (size, steps) = (self.members.len(), self.steps());
+        let rows = build::slots(&self.shards.q);
+        builder.fill(rank, MAIN, work.out, &rows, FillValue::Zero);
+        builder.fill(rank, MAIN, local.lse, &rows, FillValue::NegInfinity);
+        builder.fill(rank, MAIN, local.max_logit, &[], FillValue::NegInfinity);
+        fork(builder, rank, steps);
+        let kv = Travelling::new(builder, &local, steps);
+        let (next, previous) = (self.rank(place + 1), self.rank(place + size - 1));
+        let (mut done, mut arrived) = (Vec::new(), None);
+        for step in 0..steps {
+            let arriving = (step + 1 < steps).then(|| {
+                // The slot was read by the step before; its send is earlier on this stream. Step 0 read no slot.
+                if step > 1 {
+                    builder.wait(rank, COMMUNICATION, done[step - 1]);
+                }
+                exchange(builder, rank, (next, kv.at(step)), (previous, kv.at(step + 1)))
+            });
+            let stream = COMPUTE[step % 2];
+            wait(builder, rank, stream, arrived);
+            let owner = (place + size - step) % size;
+            work.push(builder, self, (place, owner), step, kv.at(step), done.last().copied());
+            done.push(builder.record(rank, stream));
+            arrived = arriving;
+        }
+        // Every step waited for the one before and for its KV: this joins all streams.
+        wait(builder, rank, MAIN, done.last().copied());
+        self.finish_forward(builder, place, work.out);
+    }
+
+    /// The sink, the one rounding of out, and the maximum over the ring.
+    fn finish_forward(&self, builder: &mut Builder, place: usize, out: BufferId) {
+        let Member { rank, local } = self.members[place];
+        if self.softmax.sink != Sink::None {
+            let rows = self.real_queries(place);
+            builder.push(rank, MAIN, Work::ApplySink { sink: local.sink, out, lse: local.lse, rows });
+        }
+        builder.copy(rank, MAIN, out, local.out, &build::same_rows(&build::slots(&self.shards.q)));
+        if self.members.len() > 1 {
+            let region = whole(builder, local.max_logit);
+            let (communicator, reduction) = (self.communicator, Reduction::Max);
+            builder.push(rank, MAIN, Work::AllReduce { communicator, region, reduction });
+        }
+    }
+
+    fn backward_of(&self, builder: &mut Builder, place: usize, work: &BackwardStep) {
+        let Member { rank, local } = self.members[place];
+        let (size, steps) = (self.members.len(), self.steps());
+        let q_rows = build::slots(&self.shards.q);
+        builder.fill(rank, MAIN, work.dq, &q_rows, FillValue::Zero);
+        for buffer in work.dkv_at(0) {
+            // Every row, because every row travels.
+            let rows = whole(builder, buffer).rows;
+            builder.fill(rank, MAIN, buffer, &[rows], FillValue::Zero);
+        }
+        fork(builder, rank, steps);
+        let kv = Travelling::new(builder, &local, steps);
+        let (next, previous) = (self.rank(place + size - 1), self.rank(place + 1));
+        let (mut arrived, mut gradients_arrived) = (None, None);
+        for step in 0..steps {
+            // The slot was read by the step before, for which the last exchange on this stream has waited.
+            let arriving = (step + 1 < steps)
+                .then(|| exchange(builder, rank, (next, kv.at(step)), (previous, kv.at(step + 1))));
+            let stream = COMPUTE[step % 2];
+            wait(builder, rank, stream, arrived);
+            let owner = (place + step) % size;
+            work.push(builder, self, (place, owner), step, kv.at(step), gradients_arrived);
+            gradients_arrived = (steps > 1).then(|| {
+                let done = builder.record(rank, stream);
+                builder.wait(rank, COMMUNICATION, done);
+                exchange(builder, rank, (next, work.dkv_at(step)), (previous, work.dkv_at(step + 1)))
+            });
+            arrived = arriving;
+        }
+        // The last exchange waited for the last step, which waited for the exchange before: this joins all streams.
+        wait(builder, rank, MAIN, gradients_arrived);
+        let [dk, dv] = work.dkv_at(steps);
+        let kv_rows = build::same_rows(&build::slots(&self.shards.kv));
+        builder.copy(rank, MAIN, work.dq, work.results.dq, &build::same_rows(&q_rows));
+        builder.copy(rank, MAIN, dk, work.results.dk, &kv_rows);
+        builder.copy(rank, MAIN, dv, work.results.dv, &kv_rows);
+    }
+
+    fn sink_gradient(&self, builder: &mut Builder, place: usize, gradients: LocalBackward) {
+        let Member { rank, local } = self.members[place];
+        if let Some((sink, dsink)) = local.sink.zip(gradients.dsink) {
+            let (Local { out, lse, .. }, dout) = (local, gradients.dout);
+            let rows = self.real_queries(place);
+            builder.push(rank, MAIN, Work::SinkGradient { sink, dout, out, lse, dsink, rows });
+        }
+    }
+
+    /// The group's rank at a place of the ring, counted round.
+    fn rank(&self, place: usize) -> usize {
+        self.members[place % self.members.len()].rank
+    }
+
+    /// One for each member; without any key no KV need travel.
+    fn steps(&self) -> usize {
+        if build::slots(&self.shards.kv).is_empty() { 1 } else { self.members.len() }
+    }
+
+    /// Pieces of a slot.
+    fn parts(&self) -> usize {
+        if self.shards.q.balance == Balance::DualChunk { 2 } else { 1 }
+    }
+
+    fn real_queries(&self, place: usize) -> Vec<Run> {
+        let runs = build::placed(&self.shards.q, place).into_iter().map(|placed| placed.local);
+        runs.filter(|run| run.len > 0).map(|run| Run { span: run.len, ..run }).collect()
+    }
+
+    /// The launch of some parts of a member's queries against one part of an owner's keys; none where the mask shows
+    /// nothing.
+    fn call(&self, (place, owner): (usize, usize), q: Range<usize>, kv: usize) -> Option<AttentionCall> {
+        let sequences = 0..self.shards.q.slots.len();
+        let segments: Vec<Segment> =
+            sequences.flat_map(|sequence| self.segments(sequence, (place, owner), q.clone(), kv)).collect();
+        // Partial results know nothing of the sink.
+        let softmax = Softmax { sink: Sink::None, ..self.softmax };
+        (!segments.is_empty()).then_some(AttentionCall { segments, softmax, policy: RowPolicy::Overwrite })
+    }
+
+    fn segments(
+        &self,
+        sequence: usize,
+        (place, owner): (usize, usize),
+        q_parts: Range<usize>,
+        kv_part: usize,
+    ) -> Vec<Segment> {
+        let Shards { q, kv } = self.shards;
+        let Some(keys) = kv.pieces(sequence, owner).get(kv_part).copied() else { return Vec::new() };
+        let kv_rows = kv.local(sequence, &keys);
+        let lengths = (q.slots[sequence].len, kv.slots[sequence].len);
+        let queries = q.pieces(sequence, place).into_iter().skip(q_parts.start).take(q_parts.len());
+        queries
+            .filter_map(|piece| {
+                let queries = PlacedRun { sequence, piece, local: q.local(sequence, &piece) };
+                build::segment(&self.mask, lengths, &queries, &keys, kv_rows)
+            })
+            .filter(build::shows)
+            .collect()
+    }
+}
+
+/// Where a member finds the KV of each step: its own first, then two slots in turn.
+struct Travelling {
+    own: [BufferId; 2],
+    slots: Vec<[BufferId; 2]>,
+}
+
+impl Travelling {
+    fn new(builder: &mut Builder, local: &Local, steps: usize) -> Travelling {
+        let own = [local.k, local.v];
+        let mut slot = |index: usize| {
+            let mut receive = |buffer: BufferId, name: &str| {
+                let format = builder.describe(buffer).format;
+                builder.like(buffer, &format!("{name} received, slot {index}"), format)
+            };
+            [receive(local.k, "k"), receive(local.v, "v")]
+        };
+        let slots = (0..2.min(steps - 1)).map(&mut slot).collect();
+        Travelling { own, slots }
+    }
+
+    fn at(&self, step: usize) -> [BufferId; 2] {
+        if step == 0 { self.own } else { self.slots[(step - 1) % 2] }
+    }
+}
+
+/// A member's forward steps: a partial out and LSE on each compute stream, folded into the running ones.
+struct ForwardStep {
+    member: Member,
+    /// The running out; the running LSE is the result itself.
+    out: BufferId,
+    /// out and LSE of a step, for each compute stream.
+    partial: Vec<[BufferId; 2]>,
+}
+
+impl ForwardStep {
+    fn new(builder: &mut Builder, core: &RingCore, place: usize) -> ForwardStep {
+        let member = core.members[place];
+        let Local { out, lse, .. } = member.local;
+        let mut partial = |stream: usize| {
+            [
+                builder.like(out, &format!("out of a step, stream {stream}"), Format::F32),
+                builder.like(lse, &format!("lse of a step, stream {stream}"), Format::F32),
+            ]
+        };
+        let partial = (0..2.min(core.steps())).map(&mut partial).collect();
+        let out = builder.like(out, "out, running", Format::F32);
+        ForwardStep { member, out, partial }
+    }
+
+    /// Launches a step and folds it in, once it is its `turn` to write the running result. A step without a visible
+    /// pair waits for its turn too, and so passes it on.
+    fn push(
+        &self,
+        builder: &mut Builder,
+        core: &RingCore,
+        ends: (usize, usize),
+        step: usize,
+        [k, v]: [BufferId; 2],
+        mut turn: Option<EventId>,
+    ) {
+        let Member { rank, local } = self.member;
+        let (stream, [step_out, step_lse]) = (COMPUTE[step % 2], self.partial[step % 2]);
+        let Local { q, lse, max_logit, .. } = local;
+        let calls = (0..core.parts()).filter_map(|part| core.call(ends, 0..core.parts(), part));
+        for call in calls {
+            let rows = owned(call.segments.iter().map(|segment| segment.q));
+            let attend = Attend { call, q, k, v, sink: None, out: step_out, lse: step_lse, max_logit };
+            builder.push(rank, stream, Work::Attend(attend));
+            wait(builder, rank, stream, turn.take());
+            let style = MergeStyle::Running;
+            let merge = Merge { style, step_out, step_lse, out: self.out, lse, rows };
+            builder.push(rank, stream, Work::Merge(merge));
+        }
+        wait(builder, rank, stream, turn);
+    }
+}
+
+/// A member's backward steps: partial gradients on each compute stream, added to the running dq and to the travelling
+/// dk and dv.
+struct BackwardStep {
+    member: Member,
+    results: LocalBackward,
+    /// The running dq.
+    dq: BufferId,
+    /// The travelling dk and dv: two slots in turn, the first filled at home.
+    dkv: Vec<[BufferId; 2]>,
+    /// dq, dk and dv of a step, for each compute stream.
+    partial: Vec<[BufferId; 3]>,
+}
+
+impl BackwardStep {
+    fn new(builder: &mut Builder, core: &RingCore, place: usize, results: LocalBackward) -> BackwardStep {
+        let slots = 2.min(core.steps());
+        let dq = builder.like(results.dq, "dq, running", Format::F32);
+        let mut like = |buffer: BufferId, name: String| builder.like(buffer, &name, Format::F32);
+        let dkv = (0..slots)
+            .map(|slot| {
+                let name = |tensor: &str| format!("{tensor} travelling, slot {slot}");
+                [like(results.dk, name("dk")), like(results.dv, name("dv"))]
+            })
+            .collect();
+        let partial = (0..slots)
+            .map(|stream| {
+                let name = |tensor: &str| format!("{tensor} of a step, stream {stream}");
+                [like(results.dq, name("dq")), like(results.dk, name("dk")), like(results.dv, name("dv"))]
+            })
+            .collect();
+        BackwardStep { member: core.members[place], results, dq, dkv, partial }
+    }
+
+    /// The travelling dk and dv of a step; after the last step those that have come home.
+    fn dkv_at(&self, step: usize) -> [BufferId; 2] {
+        self.dkv[step % self.dkv.len()]
+    }
+
+    /// Launches a step and adds its gradients, once the travelling ones are there (and with them dq's turn).
+    fn push(
+        &self,
+        builder: &mut Builder,
+        core: &RingCore,
+        ends: (usize, usize),
+        step: usize,
+        [k, v]: [BufferId; 2],
+        mut turn: Option<EventId>,
+    ) {
+        let Member { rank, local } = self.member;
+        let (stream, [dq, dk, dv]) = (COMPUTE[step % 2], self.partial[step % 2]);
+        let (Local { q, out, lse, .. }, dout) = (local, self.results.dout);
+        let [travelling_dk, travelling_dv] = self.dkv_at(step);
+        let pairs = (0..core.parts()).flat_map(|q| (0..core.parts()).map(move |kv| (q, kv)));
+        for call in pairs.filter_map(|(q, kv)| core.call(ends, q..q + 1, kv)) {
+            let q_rows = owned(call.segments.iter().map(|segment| segment.q));
+            let kv_rows = owned(call.segments.iter().flat_map(|segment| segment.kv.iter().copied()));
+            let launch = AttendBackward { call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+            builder.push(rank, stream, Work::AttendBackward(launch));
+            wait(builder, rank, stream, turn.take());
+            let sums =
+                [(dq, self.dq, q_rows), (dk, travelling_dk, kv_rows.clone()), (dv, travelling_dv, kv_rows)];
+            for (from, to, rows) in sums {
+                builder.push(rank, stream, Work::Accumulate { from, to, rows });
+            }
+        }
+        wait(builder, rank, stream, turn);
+    }
+}
+
+/// Sends buffers to a rank and receives into others from another, as one; the event of their end.
+fn exchange(
+    builder: &mut Builder,
+    rank: usize,
+    (to, sent): (usize, [BufferId; 2]),
+    (from, received): (usize, [BufferId; 2]),
+) -> EventId {
+    let group = Some(builder.group());
+    let regions = sent.map(|buffer| whole(builder, buffer)).to_vec();
+    builder.push(rank, COMMUNICATION, Work::Send { to, group, regions });
+    let regions = received.map(|buffer| whole(builder, buffer)).to_vec();
+    builder.push(rank, COMMUNICATION, Work::Recv { from, group, regions });
+    builder.record(rank, COMMUNICATION)
+}
+
+/// Orders what the main stream has done before everything on the others.
+fn fork(builder: &mut Builder, rank: usize, steps: usize) {
+    if steps > 1 {
+        let start = builder.record(rank, MAIN);
+        builder.wait(rank, COMPUTE[1], start);
+        builder.wait(rank, COMMUNICATION, start);
+    }
+}
+
+fn wait(builder: &mut Builder, rank: usize, stream: usize, event: Option<EventId>) {
+    if let Some(event) = event {
+        builder.wait(rank, stream, event);
+    }
+}
+
+/// All rows and heads of a buffer.
+fn whole(builder: &Builder, buffer: BufferId) -> Region {
+    let described = builder.describe(buffer);
+    let rows = Run::packed(0, described.rows, described.rows);
+    Region { buffer, rows, heads: 0..described.heads }
+}
+
+/// The rows that runs own, padding included, in as few runs as they make, with the same rows of another buffer.
+fn owned(runs: impl Iterator<Item = Run>) -> Vec<RowPair> {
+    let mut runs: Vec<Run> = runs.map(|run| Run { len: run.span, ..run }).collect();
+    runs.sort_by_key(|run| run.offset);
+    runs.dedup_by(|later, earlier| {
+        let adjacent = earlier.offset + earlier.span == later.offset;
+        if adjacent {
+            *earlier = Run::packed(earlier.offset, earlier.len + later.len, earlier.span + later.span);
+        }
+        adjacent
+    });
+    build::same_rows(&runs)
+}
