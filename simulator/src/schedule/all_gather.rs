@@ -93,6 +93,7 @@ impl Rank<'_> {
     }
 
     fn backward(&mut self, to: &LocalBackward, k: BufferId, v: BufferId) {
+        self.builder.begin_backward(self.rank);
         self.sink_gradient(to);
         let launches = self.backward_launches();
         let everything = [Run::packed(0, self.order_rows(), self.order_rows())];

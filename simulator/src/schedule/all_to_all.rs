@@ -91,6 +91,7 @@ fn backward(
     call: &AttentionCall,
 ) {
     let Some(to) = local.backward else { return };
+    builder.begin_backward(rank);
     let &Block { q, k, v, out, lse } = block;
     let [dout] = exchange.collect(builder, rank, [(Side::Q, to.dout)]);
     let format = problem.precision.gradients.format;

@@ -112,11 +112,10 @@ impl Builder {
         self.schedule.placements.push(placement);
     }
 
-    /// Marks the beginning of every rank's backward pass.
-    pub(super) fn begin_backward(&mut self) {
-        for program in &mut self.schedule.ranks {
-            program.backward = Some(program.operations.len());
-        }
+    /// Marks the beginning of a rank's backward pass; the first mark counts.
+    pub(super) fn begin_backward(&mut self, rank: usize) {
+        let program = &mut self.schedule.ranks[rank];
+        program.backward.get_or_insert(program.operations.len());
     }
 
     /// Appends an operation to a rank's program.
