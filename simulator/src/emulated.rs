@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Format, Sink};
 
-use crate::{AttentionCall, RowPolicy, Segment, Tensor};
+use crate::{AttentionCall, Real, RowPolicy, Segment, Tensor};
 
 /// Tile sizes; parameters, so that tile edges are hit with few tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,53 +22,52 @@ pub struct Tiles {
 }
 
 /// Tensors of a forward launch. q, out `[rows, heads, dim]`; lse `[heads, rows, 1]`; max_logit `[heads, 1, 1]`.
-pub struct Forward<'a> {
+pub struct Forward<'a, T> {
     /// Queries.
-    pub q: &'a Tensor,
+    pub q: &'a Tensor<T>,
     /// Keys.
-    pub k: &'a Tensor,
+    pub k: &'a Tensor<T>,
     /// Values.
-    pub v: &'a Tensor,
+    pub v: &'a Tensor<T>,
     /// Learnable sink of each query head; empty otherwise.
-    pub sink: &'a [f32],
+    pub sink: &'a [T],
     /// The output.
-    pub out: &'a mut Tensor,
+    pub out: &'a mut Tensor<T>,
     /// The log-sum-exp.
-    pub lse: &'a mut Tensor,
-    /// The largest logit of each head.
-    pub max_logit: &'a mut Tensor,
+    pub lse: &'a mut Tensor<T>,
+    /// The largest logit of each head: raised, never lowered; filled before.
+    pub max_logit: &'a mut Tensor<T>,
 }
 
 /// Tensors of a backward launch.
-pub struct Backward<'a> {
+pub struct Backward<'a, T> {
     /// Queries.
-    pub q: &'a Tensor,
+    pub q: &'a Tensor<T>,
     /// Keys.
-    pub k: &'a Tensor,
+    pub k: &'a Tensor<T>,
     /// Values.
-    pub v: &'a Tensor,
+    pub v: &'a Tensor<T>,
     /// Learnable sink of each query head; empty otherwise.
-    pub sink: &'a [f32],
+    pub sink: &'a [T],
     /// Gradient of the output.
-    pub dout: &'a Tensor,
+    pub dout: &'a Tensor<T>,
     /// The forward's output.
-    pub out: &'a Tensor,
+    pub out: &'a Tensor<T>,
     /// The forward's LSE.
-    pub lse: &'a Tensor,
+    pub lse: &'a Tensor<T>,
     /// Gradient of the queries.
-    pub dq: &'a mut Tensor,
+    pub dq: &'a mut Tensor<T>,
     /// Gradient of the keys.
-    pub dk: &'a mut Tensor,
+    pub dk: &'a mut Tensor<T>,
     /// Gradient of the values.
-    pub dv: &'a mut Tensor,
+    pub dv: &'a mut Tensor<T>,
     /// Gradient of the learnable sink, `[heads, 1, 1]`; no heads otherwise.
-    pub dsink: &'a mut Tensor,
+    pub dsink: &'a mut Tensor<T>,
 }
 
 /// The forward kernel. `p` is the format that weights are rounded to before the product with the values.
-pub fn forward(call: &AttentionCall, tiles: Tiles, p: Format, mut tensors: Forward<'_>) {
+pub fn forward<T: Real>(call: &AttentionCall, tiles: Tiles, p: Format, mut tensors: Forward<'_, T>) {
     let heads = tensors.q.shape()[1];
-    tensors.max_logit.values_mut().fill(f32::NEG_INFINITY);
     for segment in &call.segments {
         let keys = key_rows(segment);
         for head in 0..heads {
@@ -79,8 +78,8 @@ pub fn forward(call: &AttentionCall, tiles: Tiles, p: Format, mut tensors: Forwa
         if call.policy == RowPolicy::Overwrite {
             for row in segment.q.padding_rows() {
                 for head in 0..heads {
-                    tensors.out.lane_mut(row, head).fill(0.0);
-                    tensors.lse.lane_mut(head, row).fill(f32::NEG_INFINITY);
+                    tensors.out.lane_mut(row, head).fill(T::ZERO);
+                    tensors.lse.lane_mut(head, row).fill(T::NEG_INFINITY);
                 }
             }
         }
@@ -88,17 +87,17 @@ pub fn forward(call: &AttentionCall, tiles: Tiles, p: Format, mut tensors: Forwa
 }
 
 /// Running state of one query row.
-struct Online {
-    max: f32,
-    sum: f32,
-    acc: Vec<f32>,
+struct Online<T> {
+    max: T,
+    sum: T,
+    acc: Vec<T>,
 }
 
-impl Online {
+impl<T: Real> Online<T> {
     /// Makes room for logits up to `max`.
-    fn grow(&mut self, max: f32) {
+    fn grow(&mut self, max: T) {
         if max > self.max {
-            let factor = libm::expf(self.max - max);
+            let factor = (self.max - max).exp();
             self.sum *= factor;
             self.acc.iter_mut().for_each(|acc| *acc *= factor);
             self.max = max;
@@ -107,7 +106,7 @@ impl Online {
 }
 
 /// One tile of query rows against all keys that any of them sees.
-fn forward_tile(
+fn forward_tile<T: Real>(
     call: &AttentionCall,
     segment: &Segment,
     keys: &[usize],
@@ -115,13 +114,13 @@ fn forward_tile(
     p: Format,
     head: usize,
     rows: Range<usize>,
-    tensors: &mut Forward<'_>,
+    tensors: &mut Forward<'_, T>,
 ) {
     let kv_head = head / (tensors.q.shape()[1] / tensors.k.shape()[1]);
-    let fresh = || Online { max: f32::NEG_INFINITY, sum: 0.0, acc: vec![0.0; tensors.v.shape()[2]] };
-    let mut states: Vec<Online> = rows.clone().map(|_| fresh()).collect();
-    let mut scores = vec![0.0; kv_tile];
-    let mut largest = f32::NEG_INFINITY;
+    let fresh = || Online { max: T::NEG_INFINITY, sum: T::ZERO, acc: vec![T::ZERO; tensors.v.shape()[2]] };
+    let mut states: Vec<Online<T>> = rows.clone().map(|_| fresh()).collect();
+    let mut scores = vec![T::ZERO; kv_tile];
+    let mut largest = T::NEG_INFINITY;
     for columns in key_tiles(segment, &rows, kv_tile) {
         let k = transposed(tensors.k, &keys[columns.clone()], kv_head);
         for (i, state) in rows.clone().zip(&mut states) {
@@ -132,13 +131,13 @@ fn forward_tile(
             products(tensors.q.lane(segment.q.row(i), head), &k, &mut scores[..columns.len()]);
             let scores = &mut scores[visible.clone()];
             scores.iter_mut().for_each(|score| *score = logit(call, *score));
-            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            largest = largest.max(max);
+            let max = scores.iter().copied().fold(T::NEG_INFINITY, T::larger);
+            largest = largest.larger(max);
             state.grow(max);
             for (&score, &key) in scores.iter().zip(&keys[columns.clone()][visible]) {
-                let weight = libm::expf(score - state.max);
+                let weight = (score - state.max).exp();
                 state.sum += weight;
-                add_scaled(&mut state.acc, p.round_f32(weight), tensors.v.lane(key, kv_head));
+                add_scaled(&mut state.acc, weight.round(p), tensors.v.lane(key, kv_head));
             }
         }
     }
@@ -146,25 +145,31 @@ fn forward_tile(
         let row = segment.q.row(i);
         if let Some(sink) = sink(call.softmax.sink, tensors.sink, head) {
             state.grow(sink);
-            state.sum += libm::expf(sink - state.max);
+            state.sum += (sink - state.max).exp();
         }
-        let sees_nothing = state.sum == 0.0;
-        let inverse = if sees_nothing { 0.0 } else { 1.0 / state.sum };
+        let sees_nothing = state.sum == T::ZERO;
+        let inverse = if sees_nothing { T::ZERO } else { T::ONE / state.sum };
         let format = tensors.out.format();
         for (out, acc) in tensors.out.lane_mut(row, head).iter_mut().zip(&state.acc) {
-            *out = format.round_f32(acc * inverse);
+            *out = (*acc * inverse).round(format);
         }
-        let lse = if sees_nothing { f32::NEG_INFINITY } else { state.max + libm::logf(state.sum) };
+        let lse = if sees_nothing { T::NEG_INFINITY } else { state.max + state.sum.ln() };
         tensors.lse.lane_mut(head, row)[0] = lse;
     }
     let max_logit = &mut tensors.max_logit.lane_mut(head, 0)[0];
-    *max_logit = max_logit.max(largest);
+    *max_logit = max_logit.larger(largest);
 }
 
 /// The backward kernel. `p` and `ds` are the formats of the rounded weights and logit gradients.
-pub fn backward(call: &AttentionCall, tiles: Tiles, p: Format, ds: Format, mut tensors: Backward<'_>) {
+pub fn backward<T: Real>(
+    call: &AttentionCall,
+    tiles: Tiles,
+    p: Format,
+    ds: Format,
+    mut tensors: Backward<'_, T>,
+) {
     let (heads, kv_heads) = (tensors.q.shape()[1], tensors.k.shape()[1]);
-    tensors.dsink.values_mut().fill(0.0);
+    tensors.dsink.values_mut().fill(T::ZERO);
     for segment in &call.segments {
         let keys = key_rows(segment);
         for kv_head in 0..kv_heads {
@@ -172,12 +177,12 @@ pub fn backward(call: &AttentionCall, tiles: Tiles, p: Format, ds: Format, mut t
         }
         if call.policy == RowPolicy::Overwrite {
             for row in segment.q.padding_rows() {
-                (0..heads).for_each(|head| tensors.dq.lane_mut(row, head).fill(0.0));
+                (0..heads).for_each(|head| tensors.dq.lane_mut(row, head).fill(T::ZERO));
             }
             for row in segment.kv.iter().flat_map(seamproof_oracle::Run::padding_rows) {
                 for head in 0..kv_heads {
-                    tensors.dk.lane_mut(row, head).fill(0.0);
-                    tensors.dv.lane_mut(row, head).fill(0.0);
+                    tensors.dk.lane_mut(row, head).fill(T::ZERO);
+                    tensors.dv.lane_mut(row, head).fill(T::ZERO);
                 }
             }
         }
@@ -185,19 +190,19 @@ pub fn backward(call: &AttentionCall, tiles: Tiles, p: Format, ds: Format, mut t
 }
 
 /// All query heads of one KV head: dk and dv are summed over them in f32 and rounded once.
-fn backward_segment(
+fn backward_segment<T: Real>(
     call: &AttentionCall,
     segment: &Segment,
     keys: &[usize],
     tiles: Tiles,
     formats: (Format, Format),
     kv_head: usize,
-    tensors: &mut Backward<'_>,
+    tensors: &mut Backward<'_, T>,
 ) {
     let group = tensors.q.shape()[1] / tensors.k.shape()[1];
     let (dim_qk, dim_v) = (tensors.k.shape()[2], tensors.v.shape()[2]);
-    let mut dk = vec![0.0; keys.len() * dim_qk];
-    let mut dv = vec![0.0; keys.len() * dim_v];
+    let mut dk = vec![T::ZERO; keys.len() * dim_qk];
+    let mut dv = vec![T::ZERO; keys.len() * dim_v];
     for head in kv_head * group..(kv_head + 1) * group {
         for rows in tiles_of(0..segment.q.len, tiles.q) {
             backward_tile(
@@ -216,12 +221,12 @@ fn backward_segment(
     }
     for (j, &key) in keys.iter().enumerate() {
         let from = &dk[j * dim_qk..(j + 1) * dim_qk];
-        store_scaled(tensors.dk, [key, kv_head], call.softmax.scale, from);
-        store_scaled(tensors.dv, [key, kv_head], 1.0, &dv[j * dim_v..(j + 1) * dim_v]);
+        store_scaled(tensors.dk, [key, kv_head], T::from_f32(call.softmax.scale), from);
+        store_scaled(tensors.dv, [key, kv_head], T::ONE, &dv[j * dim_v..(j + 1) * dim_v]);
     }
 }
 
-fn backward_tile(
+fn backward_tile<T: Real>(
     call: &AttentionCall,
     segment: &Segment,
     keys: &[usize],
@@ -229,20 +234,20 @@ fn backward_tile(
     (p_format, ds_format): (Format, Format),
     (head, kv_head): (usize, usize),
     rows: Range<usize>,
-    dk: &mut [f32],
-    dv: &mut [f32],
-    tensors: &mut Backward<'_>,
+    dk: &mut [T],
+    dv: &mut [T],
+    tensors: &mut Backward<'_, T>,
 ) {
     let (dim_qk, dim_v) = (tensors.k.shape()[2], tensors.v.shape()[2]);
-    let mut dq = vec![0.0; rows.len() * dim_qk];
-    let rowsums: Vec<f32> = rows
+    let mut dq = vec![T::ZERO; rows.len() * dim_qk];
+    let rowsums: Vec<T> = rows
         .clone()
         .map(|i| {
             let row = segment.q.row(i);
             dot(tensors.dout.lane(row, head), tensors.out.lane(row, head))
         })
         .collect();
-    let (mut scores, mut dp) = (vec![0.0; kv_tile], vec![0.0; kv_tile]);
+    let (mut scores, mut dp) = (vec![T::ZERO; kv_tile], vec![T::ZERO; kv_tile]);
     for columns in key_tiles(segment, &rows, kv_tile) {
         let k = transposed(tensors.k, &keys[columns.clone()], kv_head);
         let v = transposed(tensors.v, &keys[columns.clone()], kv_head);
@@ -254,24 +259,24 @@ fn backward_tile(
             products(dout, &v, &mut dp[..columns.len()]);
             for column in clip(segment.visible(i), &columns) {
                 let score = logit(call, scores[column]);
-                let weight = libm::expf(score - lse);
+                let weight = (score - lse).exp();
                 let derivative = cap_derivative(call, score);
-                let ds = ds_format.round_f32(weight * (dp[column] - rowsums[local]) * derivative);
+                let ds = (weight * (dp[column] - rowsums[local]) * derivative).round(ds_format);
                 let j = columns.start + column;
                 let to = &mut dq[local * dim_qk..(local + 1) * dim_qk];
                 add_scaled(to, ds, tensors.k.lane(keys[j], kv_head));
                 add_scaled(&mut dk[j * dim_qk..(j + 1) * dim_qk], ds, q);
-                add_scaled(&mut dv[j * dim_v..(j + 1) * dim_v], p_format.round_f32(weight), dout);
+                add_scaled(&mut dv[j * dim_v..(j + 1) * dim_v], weight.round(p_format), dout);
             }
         }
     }
     for (local, i) in rows.enumerate() {
         let row = segment.q.row(i);
         let from = &dq[local * dim_qk..(local + 1) * dim_qk];
-        store_scaled(tensors.dq, [row, head], call.softmax.scale, from);
+        store_scaled(tensors.dq, [row, head], T::from_f32(call.softmax.scale), from);
         let lse = tensors.lse.lane(head, row)[0];
-        if let Some(dsink) = tensors.dsink.values_mut().get_mut(head).filter(|_| lse != f32::NEG_INFINITY) {
-            *dsink -= libm::expf(tensors.sink[head] - lse) * rowsums[local];
+        if let Some(dsink) = tensors.dsink.values_mut().get_mut(head).filter(|_| lse != T::NEG_INFINITY) {
+            *dsink -= (tensors.sink[head] - lse).exp() * rowsums[local];
         }
     }
 }
@@ -302,9 +307,9 @@ fn clip(keys: Range<usize>, columns: &Range<usize>) -> Range<usize> {
 }
 
 /// `[dim][rows]`: the given rows of one head with the lane outermost, so that products run along keys.
-fn transposed(tensor: &Tensor, rows: &[usize], head: usize) -> Vec<f32> {
+fn transposed<T: Real>(tensor: &Tensor<T>, rows: &[usize], head: usize) -> Vec<T> {
     let dim = tensor.shape()[2];
-    let mut columns = vec![0.0; dim * rows.len()];
+    let mut columns = vec![T::ZERO; dim * rows.len()];
     for (j, &row) in rows.iter().enumerate() {
         for (c, &value) in tensor.lane(row, head).iter().enumerate() {
             columns[c * rows.len() + j] = value;
@@ -314,43 +319,43 @@ fn transposed(tensor: &Tensor, rows: &[usize], head: usize) -> Vec<f32> {
 }
 
 /// `to[j] = Σ_c a[c] · b[c][j]`, summed in order of c.
-fn products(a: &[f32], b: &[f32], to: &mut [f32]) {
-    to.fill(0.0);
+fn products<T: Real>(a: &[T], b: &[T], to: &mut [T]) {
+    to.fill(T::ZERO);
     for (a, b) in a.iter().zip(b.chunks_exact(to.len())) {
         add_scaled(to, *a, b);
     }
 }
 
-fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
+fn add_scaled<T: Real>(to: &mut [T], factor: T, from: &[T]) {
     for (to, from) in to.iter_mut().zip(from) {
-        *to += factor * from;
+        *to += factor * *from;
     }
 }
 
-fn store_scaled(to: &mut Tensor, [row, head]: [usize; 2], factor: f32, from: &[f32]) {
+fn store_scaled<T: Real>(to: &mut Tensor<T>, [row, head]: [usize; 2], factor: T, from: &[T]) {
     let format = to.format();
     for (to, from) in to.lane_mut(row, head).iter_mut().zip(from) {
-        *to = format.round_f32(factor * from);
+        *to = (factor * *from).round(format);
     }
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).fold(0.0, |sum, (a, b)| sum + a * b)
+fn dot<T: Real>(a: &[T], b: &[T]) -> T {
+    a.iter().zip(b).fold(T::ZERO, |sum, (a, b)| sum + *a * *b)
 }
 
-fn logit(call: &AttentionCall, product: f32) -> f32 {
-    let scaled = call.softmax.scale * product;
-    call.softmax.softcap.map_or(scaled, |cap| cap * libm::tanhf(scaled / cap))
+fn logit<T: Real>(call: &AttentionCall, product: T) -> T {
+    let scaled = T::from_f32(call.softmax.scale) * product;
+    call.softmax.softcap.map(T::from_f32).map_or(scaled, |cap| cap * (scaled / cap).tanh())
 }
 
-fn cap_derivative(call: &AttentionCall, logit: f32) -> f32 {
-    call.softmax.softcap.map_or(1.0, |cap| 1.0 - (logit / cap) * (logit / cap))
+fn cap_derivative<T: Real>(call: &AttentionCall, logit: T) -> T {
+    call.softmax.softcap.map(T::from_f32).map_or(T::ONE, |cap| T::ONE - (logit / cap) * (logit / cap))
 }
 
-fn sink(kind: Sink, learnable: &[f32], head: usize) -> Option<f32> {
+fn sink<T: Real>(kind: Sink, learnable: &[T], head: usize) -> Option<T> {
     match kind {
         Sink::None => None,
-        Sink::OffByOne => Some(0.0),
+        Sink::OffByOne => Some(T::ZERO),
         Sink::Learnable => learnable.get(head).copied(),
     }
 }

@@ -5,7 +5,9 @@
 //! planted bugs, each an edit of a call.
 
 mod call;
+pub mod device;
 pub mod emulated;
+pub mod executor;
 pub mod faults;
 mod real;
 pub mod schedule;

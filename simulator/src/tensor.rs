@@ -1,20 +1,18 @@
 //! A buffer with guard bands.
 //!
-//! A [`Tensor`] holds `[n0, n1, n2]` elements of one format as f32 (exact for every narrow format), with a *guard
-//! band* before and after them that no kernel may change, and starts *unwritten*: every element holds one NaN
+//! A [`Tensor`] holds `[n0, n1, n2]` elements of one format as [`Real`] numbers (f32 is exact for every narrow format),
+//! with a *guard band* before and after them that no kernel may change, and starts *unwritten*: every element holds one NaN
 //! pattern, so that an element which a kernel forgot is seen. An index one row outside the tensor lands in a guard
 //! band, where it is found, and not in a panic.
 
 use ndarray::{Array, Array2, Array3, ArrayView, Dimension};
 use seamproof_oracle::Format;
 
+use crate::Real;
+
 /// The bits of an element that nobody wrote: a quiet NaN with a payload that no arithmetic makes.
 pub const UNWRITTEN_BITS: u32 = 0x7fe5_ea11;
 
-/// Guard elements at even places: −0.0, which adding zero turns into +0.0.
-const GUARD_EVEN_BITS: u32 = 0x8000_0000;
-/// Guard elements at odd places: a signalling NaN, which any arithmetic makes quiet.
-const GUARD_ODD_BITS: u32 = 0x7fa5_5a11;
 /// Fewest elements of one guard band.
 const GUARD_ELEMENTS_MIN: usize = 64;
 
@@ -36,7 +34,7 @@ pub enum Guard {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// The tensor's name.
-    pub tensor: &'static str,
+    pub tensor: String,
     /// Which band.
     pub guard: Guard,
     /// Elements away from the tensor's edge; 0 touches it.
@@ -47,46 +45,42 @@ pub struct Damage {
 
 /// `[n0, n1, n2]` elements between guard bands; row-major.
 #[derive(Clone, Debug)]
-pub struct Tensor {
-    name: &'static str,
+pub struct Tensor<T = f32> {
+    name: String,
     shape: [usize; 3],
     format: Format,
     guard: usize,
-    data: Vec<f32>,
+    data: Vec<T>,
 }
 
-fn guard_pattern(index: usize) -> f32 {
-    f32::from_bits(if index.is_multiple_of(2) { GUARD_EVEN_BITS } else { GUARD_ODD_BITS })
+fn guard_pattern<T: Real>(index: usize) -> T {
+    T::GUARD[index % 2]
 }
 
-impl Tensor {
+impl<T: Real> Tensor<T> {
     /// An unwritten tensor. Each guard band is at least one whole `[n1, n2]` slice.
-    pub fn unwritten(name: &'static str, shape: [usize; 3], format: Format) -> Tensor {
+    pub fn unwritten(name: &str, shape: [usize; 3], format: Format) -> Tensor<T> {
         let guard = GUARD_ELEMENTS_MIN.max(shape[1] * shape[2]);
         let len: usize = shape.iter().product();
-        let mut data: Vec<f32> = (0..2 * guard + len).map(guard_pattern).collect();
-        data[guard..guard + len].fill(f32::from_bits(UNWRITTEN_BITS));
-        Tensor { name, shape, format, guard, data }
+        let mut data: Vec<T> = (0..2 * guard + len).map(guard_pattern).collect();
+        data[guard..guard + len].fill(T::UNWRITTEN);
+        Tensor { name: name.to_owned(), shape, format, guard, data }
     }
 
     /// A tensor with the elements of `array` (one to three axes; missing ones count as 1, at the end).
-    pub fn from_array<D: Dimension>(
-        name: &'static str,
-        array: ArrayView<'_, f32, D>,
-        format: Format,
-    ) -> Tensor {
+    pub fn from_array<D: Dimension>(name: &str, array: ArrayView<'_, f32, D>, format: Format) -> Tensor<T> {
         let mut shape = [1; 3];
         shape[..array.ndim()].copy_from_slice(array.shape());
         let mut tensor = Tensor::unwritten(name, shape, format);
         for (to, from) in tensor.values_mut().iter_mut().zip(array.iter()) {
-            *to = *from;
+            *to = T::from_f32(*from);
         }
         tensor
     }
 
     /// The tensor's name.
-    pub fn name(&self) -> &'static str {
-        self.name
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// `[n0, n1, n2]`.
@@ -100,12 +94,12 @@ impl Tensor {
     }
 
     /// The elements, without the guard bands.
-    pub fn values(&self) -> &[f32] {
+    pub fn values(&self) -> &[T] {
         &self.data[self.guard..self.data.len() - self.guard]
     }
 
     /// The elements, without the guard bands.
-    pub fn values_mut(&mut self) -> &mut [f32] {
+    pub fn values_mut(&mut self) -> &mut [T] {
         let end = self.data.len() - self.guard;
         &mut self.data[self.guard..end]
     }
@@ -115,13 +109,13 @@ impl Tensor {
     }
 
     /// The `n2` elements at `[i0, i1]`.
-    pub fn lane(&self, i0: usize, i1: usize) -> &[f32] {
+    pub fn lane(&self, i0: usize, i1: usize) -> &[T] {
         let start = self.start(i0, i1);
         &self.data[start..start + self.shape[2]]
     }
 
     /// The `n2` elements at `[i0, i1]`.
-    pub fn lane_mut(&mut self, i0: usize, i1: usize) -> &mut [f32] {
+    pub fn lane_mut(&mut self, i0: usize, i1: usize) -> &mut [T] {
         let start = self.start(i0, i1);
         let n2 = self.shape[2];
         &mut self.data[start..start + n2]
@@ -130,7 +124,7 @@ impl Tensor {
     /// Guard elements that changed, one report for each band.
     pub fn damage(&self) -> Vec<Damage> {
         let end = self.data.len() - self.guard;
-        let changed = |index: &usize| self.data[*index].to_bits() != guard_pattern(*index).to_bits();
+        let changed = |index: &usize| self.data[*index].bits() != guard_pattern::<T>(*index).bits();
         let before: Vec<usize> =
             (0..self.guard).filter(changed).map(|index| self.guard - 1 - index).collect();
         let after: Vec<usize> = (end..self.data.len()).filter(changed).map(|index| index - end).collect();
@@ -138,18 +132,18 @@ impl Tensor {
             .into_iter()
             .filter_map(|(guard, found)| {
                 let distance = *found.iter().min()?;
-                Some(Damage { tensor: self.name, guard, distance, elements: found.len() })
+                Some(Damage { tensor: self.name.clone(), guard, distance, elements: found.len() })
             })
             .collect()
     }
 
     /// The elements as `[n0, n1, n2]`.
-    pub fn to_array3(&self) -> Array3<f32> {
+    pub fn to_array3(&self) -> Array3<T> {
         Array::from_shape_vec(self.shape, self.values().to_vec()).expect("the shape is the tensor's own")
     }
 
     /// The elements as `[n0, n1 · n2]`.
-    pub fn to_array2(&self) -> Array2<f32> {
+    pub fn to_array2(&self) -> Array2<T> {
         let [n0, n1, n2] = self.shape;
         Array::from_shape_vec([n0, n1 * n2], self.values().to_vec()).expect("the shape is the tensor's own")
     }
@@ -161,14 +155,14 @@ mod tests {
 
     #[test]
     fn a_fresh_tensor_is_unwritten_and_undamaged() {
-        let tensor = Tensor::unwritten("out", [3, 2, 4], Format::Bf16);
+        let tensor = Tensor::<f32>::unwritten("out", [3, 2, 4], Format::Bf16);
         assert!(tensor.values().iter().all(|&value| is_unwritten(value)));
         assert_eq!(tensor.damage(), []);
     }
 
     #[test]
     fn a_write_one_row_outside_is_seen_even_when_it_adds_zero() {
-        let mut tensor = Tensor::unwritten("out", [3, 2, 4], Format::Bf16);
+        let mut tensor = Tensor::<f32>::unwritten("out", [3, 2, 4], Format::Bf16);
         for value in tensor.lane_mut(3, 0) {
             *value += 0.0;
         }

@@ -18,6 +18,9 @@ pub enum BuildError {
     /// A side that cannot be cut.
     #[error(transparent)]
     Shard(#[from] ShardError),
+    /// An algorithm that has no builder.
+    #[error("this algorithm has no builder")]
+    NoBuilder,
     /// Query heads that cannot be dealt to ranks.
     #[error("{heads} query heads cannot be dealt to {ranks} ranks of an all-to-all; use a multiple")]
     QueryHeads {
@@ -107,6 +110,13 @@ impl Builder {
 
     pub(super) fn place(&mut self, placement: Placement) {
         self.schedule.placements.push(placement);
+    }
+
+    /// Marks the beginning of every rank's backward pass.
+    pub(super) fn begin_backward(&mut self) {
+        for program in &mut self.schedule.ranks {
+            program.backward = Some(program.operations.len());
+        }
     }
 
     /// Appends an operation to a rank's program.

@@ -15,7 +15,7 @@ mod single;
 
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Run, TensorName};
+use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
 
 pub use build::BuildError;
 pub use ring::ring;
@@ -219,18 +219,18 @@ pub enum Work {
         /// The rows.
         rows: Vec<Run>,
     },
-    /// The gradient of a learnable sink over a rank's rows, a partial sum: `dsink = −Σ e^(sink − lse)·⟨dout, out⟩`.
-    /// For algorithms whose backward launches do not hold every row of a rank exactly once.
+    /// The gradient of the learnable sink over the given rows: `dsink = −Σ exp(sink − lse) · ⟨dout, out⟩` for each
+    /// head, overwritten.
     SinkGradient {
-        /// The sink.
+        /// The learnable sink.
         sink: BufferId,
         /// Gradient of the output.
         dout: BufferId,
-        /// The output, after the last merge.
+        /// The final output.
         out: BufferId,
-        /// The LSE, the sink in it.
+        /// The final LSE, the sink included.
         lse: BufferId,
-        /// Overwritten, with zeros where there are no rows.
+        /// Written: a partial sum of the rank.
         dsink: BufferId,
         /// The rows.
         rows: Vec<Run>,
@@ -338,6 +338,9 @@ pub struct Operation {
 pub struct RankProgram {
     /// The operations.
     pub operations: Vec<Operation>,
+    /// Where the backward pass begins: a caller may hold, move and replay what the forward saved before it goes on.
+    /// Absent in a forward pass.
+    pub backward: Option<usize>,
 }
 
 /// Rows of a sequence in a rank's buffer: row i of `local` holds position `piece.start + i · piece.step`.
@@ -375,4 +378,15 @@ pub struct Schedule {
     pub communicators: Vec<Vec<usize>>,
     /// Inputs and results. dsink's placements on several ranks are partial sums.
     pub placements: Vec<Placement>,
+}
+
+/// The schedule of a problem's own algorithm, or why there can be none.
+pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
+    match problem.parallel.algorithm {
+        Algorithm::Single => single(problem),
+        Algorithm::Ring => ring(problem),
+        Algorithm::AllGather | Algorithm::AllToAll | Algorithm::Hierarchical { .. } => {
+            Err(BuildError::NoBuilder)
+        }
+    }
 }

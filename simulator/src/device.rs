@@ -1,0 +1,428 @@
+//! A [`Device`] executes one local operation on buffers. [`Cpu`] is the one without hardware: in f32 with the roundings
+//! of a real kernel, or in f64 without any.
+
+use std::marker::PhantomData;
+
+use seamproof_oracle::{Format, Run};
+
+use crate::emulated::{self, Tiles};
+use crate::schedule::{
+    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair,
+    Schedule, Work,
+};
+use crate::{Damage, Real, Tensor};
+
+/// Why an operation cannot be executed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// Rows, heads or a buffer that do not exist, or buffers that do not fit each other.
+    #[error("{0}")]
+    Shape(String),
+    /// Something that only an executor can do.
+    #[error("a device does not execute {0}")]
+    NotLocal(&'static str),
+}
+
+/// All buffers of a schedule.
+#[derive(Clone, Debug)]
+pub struct Buffers<T> {
+    tensors: Vec<Tensor<T>>,
+    axes: Vec<Axes>,
+    rows: Vec<usize>,
+    heads: Vec<usize>,
+}
+
+impl<T: Real> Buffers<T> {
+    /// Unwritten buffers, one for each of the schedule's.
+    pub fn unwritten(schedule: &Schedule) -> Buffers<T> {
+        let buffers = &schedule.buffers;
+        Buffers {
+            tensors: buffers.iter().map(|b| Tensor::unwritten(&b.name, b.shape(), b.format)).collect(),
+            axes: buffers.iter().map(|b| b.axes).collect(),
+            rows: buffers.iter().map(|b| b.rows).collect(),
+            heads: buffers.iter().map(|b| b.heads).collect(),
+        }
+    }
+
+    /// The tensor behind a buffer.
+    pub fn tensor(&self, id: BufferId) -> &Tensor<T> {
+        &self.tensors[id.0]
+    }
+
+    /// The elements of a row and head; a buffer without rows has row 0.
+    pub fn lane(&self, id: BufferId, row: usize, head: usize) -> &[T] {
+        match self.axes[id.0] {
+            Axes::Rows => self.tensors[id.0].lane(row, head),
+            Axes::Statistic => self.tensors[id.0].lane(head, row),
+            Axes::Heads => self.tensors[id.0].lane(head, 0),
+        }
+    }
+
+    /// The elements of a row and head.
+    pub fn lane_mut(&mut self, id: BufferId, row: usize, head: usize) -> &mut [T] {
+        match self.axes[id.0] {
+            Axes::Rows => self.tensors[id.0].lane_mut(row, head),
+            Axes::Statistic => self.tensors[id.0].lane_mut(head, row),
+            Axes::Heads => self.tensors[id.0].lane_mut(head, 0),
+        }
+    }
+
+    /// Guard bands that changed.
+    pub fn damage(&self) -> Vec<Damage> {
+        self.tensors.iter().flat_map(Tensor::damage).collect()
+    }
+
+    /// Checks that rows and heads exist.
+    fn check(&self, id: BufferId, rows: &[Run], heads: &std::ops::Range<usize>) -> Result<(), DeviceError> {
+        let Some(tensor) = self.tensors.get(id.0) else {
+            return Err(DeviceError::Shape(format!("there is no buffer {}", id.0)));
+        };
+        if heads.end > self.heads[id.0] {
+            let what = format!("{}: heads {heads:?} of {}", tensor.name(), self.heads[id.0]);
+            return Err(DeviceError::Shape(what));
+        }
+        if self.axes[id.0] == Axes::Heads {
+            return Ok(());
+        }
+        for run in rows {
+            run.check(self.rows[id.0])
+                .map_err(|error| DeviceError::Shape(format!("{}: {error}", tensor.name())))?;
+        }
+        Ok(())
+    }
+
+    /// The rows of a region, row 0 alone for a buffer without rows.
+    fn region_rows(&self, region: &Region) -> Vec<usize> {
+        if self.axes[region.buffer.0] == Axes::Heads { vec![0] } else { region.rows.real_rows().collect() }
+    }
+
+    /// The elements of a region, row after row.
+    pub fn read(&self, region: &Region) -> Result<Vec<T>, DeviceError> {
+        self.check(region.buffer, &[region.rows], &region.heads)?;
+        let mut values = Vec::new();
+        for row in self.region_rows(region) {
+            for head in region.heads.clone() {
+                values.extend_from_slice(self.lane(region.buffer, row, head));
+            }
+        }
+        Ok(values)
+    }
+
+    /// Writes the elements of a region, rounded to its buffer's format.
+    pub fn write(&mut self, region: &Region, values: &[T]) -> Result<(), DeviceError> {
+        self.check(region.buffer, &[region.rows], &region.heads)?;
+        let format = self.tensors[region.buffer.0].format();
+        let mut values = values.iter();
+        for row in self.region_rows(region) {
+            for head in region.heads.clone() {
+                for to in self.lane_mut(region.buffer, row, head) {
+                    let short = || DeviceError::Shape("a message is shorter than its region".into());
+                    *to = values.next().ok_or_else(short)?.round(format);
+                }
+            }
+        }
+        match values.next() {
+            None => Ok(()),
+            Some(_) => Err(DeviceError::Shape("a message is longer than its region".into())),
+        }
+    }
+
+    /// Takes a tensor out, so that others can be read while it is written.
+    fn take(&mut self, id: BufferId) -> Result<Tensor<T>, DeviceError> {
+        let missing = || DeviceError::Shape(format!("there is no buffer {}", id.0));
+        let tensor = self.tensors.get_mut(id.0).ok_or_else(missing)?;
+        Ok(std::mem::replace(tensor, Tensor::unwritten("taken", [0, 0, 0], Format::F32)))
+    }
+
+    fn put(&mut self, id: BufferId, tensor: Tensor<T>) {
+        self.tensors[id.0] = tensor;
+    }
+}
+
+/// Adds or compares members' values in order, rounding each sum as a collective in the buffer's format does.
+pub fn reduce<T: Real>(into: &mut [T], from: &[T], reduction: Reduction, format: Format) {
+    for (into, from) in into.iter_mut().zip(from) {
+        *into = match reduction {
+            Reduction::Sum => (*into + *from).round(format),
+            Reduction::Max => into.larger(*from),
+        };
+    }
+}
+
+/// Executes operations that stay on one rank.
+pub trait Device {
+    /// The numbers that it computes in.
+    type Real: Real;
+
+    /// Executes one operation that is neither a message, a collective nor an event.
+    fn execute(&self, work: &Work, buffers: &mut Buffers<Self::Real>) -> Result<(), DeviceError>;
+}
+
+/// The CPU device.
+#[derive(Clone, Copy, Debug)]
+pub struct Cpu<T> {
+    /// Tile sizes of the kernels.
+    pub tiles: Tiles,
+    /// What weights are rounded to before the product with the values.
+    pub p: Format,
+    /// What logit gradients are rounded to.
+    pub ds: Format,
+    real: PhantomData<T>,
+}
+
+impl<T: Real> Cpu<T> {
+    /// A device with the given tiles and roundings.
+    pub fn new(tiles: Tiles, p: Format, ds: Format) -> Cpu<T> {
+        Cpu { tiles, p, ds, real: PhantomData }
+    }
+
+    fn attend(&self, attend: &Attend, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
+        let q_rows = buffers.rows.get(attend.q.0).copied().unwrap_or(0);
+        let kv_rows = buffers.rows.get(attend.k.0).copied().unwrap_or(0);
+        attend.call.check(q_rows, kv_rows).map_err(|error| DeviceError::Shape(error.to_string()))?;
+        let mut out = buffers.take(attend.out)?;
+        let mut lse = buffers.take(attend.lse)?;
+        let mut max_logit = buffers.take(attend.max_logit)?;
+        let forward = emulated::Forward {
+            q: buffers.tensor(attend.q),
+            k: buffers.tensor(attend.k),
+            v: buffers.tensor(attend.v),
+            sink: attend.sink.map_or(&[], |sink| buffers.tensor(sink).values()),
+            out: &mut out,
+            lse: &mut lse,
+            max_logit: &mut max_logit,
+        };
+        emulated::forward(&attend.call, self.tiles, self.p, forward);
+        buffers.put(attend.out, out);
+        buffers.put(attend.lse, lse);
+        buffers.put(attend.max_logit, max_logit);
+        Ok(())
+    }
+
+    fn attend_backward(&self, attend: &AttendBackward, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
+        let q_rows = buffers.rows.get(attend.q.0).copied().unwrap_or(0);
+        let kv_rows = buffers.rows.get(attend.k.0).copied().unwrap_or(0);
+        attend.call.check(q_rows, kv_rows).map_err(|error| DeviceError::Shape(error.to_string()))?;
+        let mut dq = buffers.take(attend.dq)?;
+        let mut dk = buffers.take(attend.dk)?;
+        let mut dv = buffers.take(attend.dv)?;
+        let mut dsink = match attend.sink {
+            Some((_, dsink)) => buffers.take(dsink)?,
+            None => Tensor::unwritten("no sink", [0, 0, 0], Format::F32),
+        };
+        let backward = emulated::Backward {
+            q: buffers.tensor(attend.q),
+            k: buffers.tensor(attend.k),
+            v: buffers.tensor(attend.v),
+            sink: attend.sink.map_or(&[], |(sink, _)| buffers.tensor(sink).values()),
+            dout: buffers.tensor(attend.dout),
+            out: buffers.tensor(attend.out),
+            lse: buffers.tensor(attend.lse),
+            dq: &mut dq,
+            dk: &mut dk,
+            dv: &mut dv,
+            dsink: &mut dsink,
+        };
+        emulated::backward(&attend.call, self.tiles, self.p, self.ds, backward);
+        buffers.put(attend.dq, dq);
+        buffers.put(attend.dk, dk);
+        buffers.put(attend.dv, dv);
+        if let Some((_, id)) = attend.sink {
+            buffers.put(id, dsink);
+        }
+        Ok(())
+    }
+}
+
+impl<T: Real> Device for Cpu<T> {
+    type Real = T;
+
+    fn execute(&self, work: &Work, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
+        match work {
+            Work::Attend(attend) => self.attend(attend, buffers),
+            Work::AttendBackward(attend) => self.attend_backward(attend, buffers),
+            Work::Merge(merge) => self::merge(merge, buffers),
+            Work::ApplySink { sink, out, lse, rows } => apply_sink(*sink, *out, *lse, rows, buffers),
+            Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
+                sink_gradient([*sink, *dout, *out, *lse, *dsink], rows, buffers)
+            }
+            Work::Accumulate { from, to, rows } => {
+                each_lane(*from, *to, rows, buffers, |to, from, format| *to = (*to + from).round(format))
+            }
+            Work::Copy { from, to, rows } => {
+                each_lane(*from, *to, rows, buffers, |to, from, format| *to = from.round(format))
+            }
+            Work::Fill { to, rows, value } => fill(*to, rows, *value, buffers),
+            Work::Send { .. } | Work::Recv { .. } => Err(DeviceError::NotLocal("messages")),
+            Work::AllGather { .. }
+            | Work::ReduceScatter { .. }
+            | Work::AllToAll { .. }
+            | Work::AllReduce { .. } => Err(DeviceError::NotLocal("collectives")),
+            Work::RecordEvent(_) | Work::WaitEvent(_) | Work::HostRead(_) => {
+                Err(DeviceError::NotLocal("events"))
+            }
+        }
+    }
+}
+
+fn all_heads<T>(id: BufferId, buffers: &Buffers<T>) -> std::ops::Range<usize> {
+    0..buffers.heads.get(id.0).copied().unwrap_or(0)
+}
+
+fn check_rows<T: Real>(id: BufferId, rows: &[Run], buffers: &Buffers<T>) -> Result<(), DeviceError> {
+    buffers.check(id, rows, &all_heads(id, buffers))
+}
+
+/// Both sides of row pairs exist, pairs are of equal length, and the buffers have the same heads and lanes.
+fn check_pairs<T: Real>(
+    from: BufferId,
+    to: BufferId,
+    rows: &[RowPair],
+    buffers: &Buffers<T>,
+) -> Result<(), DeviceError> {
+    let (read, written): (Vec<Run>, Vec<Run>) = rows.iter().copied().unzip();
+    check_rows(from, &read, buffers)?;
+    check_rows(to, &written, buffers)?;
+    let dim = |id: BufferId| if buffers.axes[id.0] == Axes::Rows { buffers.tensor(id).shape()[2] } else { 1 };
+    let same = buffers.heads[from.0] == buffers.heads[to.0] && dim(from) == dim(to);
+    if !same || rows.iter().any(|(read, written)| read.len != written.len) {
+        let (from, to) = (buffers.tensor(from).name(), buffers.tensor(to).name());
+        return Err(DeviceError::Shape(format!("{from} and {to} do not fit each other")));
+    }
+    Ok(())
+}
+
+fn each_lane<T: Real>(
+    from: BufferId,
+    to: BufferId,
+    rows: &[RowPair],
+    buffers: &mut Buffers<T>,
+    mut combine: impl FnMut(&mut T, T, Format),
+) -> Result<(), DeviceError> {
+    check_pairs(from, to, rows, buffers)?;
+    let format = buffers.tensor(to).format();
+    for (read, written) in rows {
+        for (source, target) in read.real_rows().zip(written.real_rows()) {
+            for head in all_heads(from, buffers) {
+                let values = buffers.lane(from, source, head).to_vec();
+                for (to, from) in buffers.lane_mut(to, target, head).iter_mut().zip(values) {
+                    combine(to, from, format);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn fill<T: Real>(
+    to: BufferId,
+    rows: &[Run],
+    value: FillValue,
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    check_rows(to, rows, buffers)?;
+    let value = match value {
+        FillValue::Zero => T::ZERO,
+        FillValue::NegInfinity => T::NEG_INFINITY,
+    };
+    let all = if buffers.axes[to.0] == Axes::Heads { vec![Run::packed(0, 1, 1)] } else { rows.to_vec() };
+    for row in all.iter().flat_map(Run::real_rows) {
+        for head in all_heads(to, buffers) {
+            buffers.lane_mut(to, row, head).fill(value);
+        }
+    }
+    Ok(())
+}
+
+/// `ln(e^a + e^b)`; −∞ and −∞ make −∞, so that empty statistics are the identity.
+fn log_add<T: Real>(a: T, b: T) -> T {
+    let largest = a.larger(b);
+    if largest == T::NEG_INFINITY {
+        return T::NEG_INFINITY;
+    }
+    largest + ((a - largest).exp() + (b - largest).exp()).ln()
+}
+
+/// `e^(a − total)`, 0 for an empty a.
+fn share<T: Real>(a: T, total: T) -> T {
+    if a == T::NEG_INFINITY { T::ZERO } else { (a - total).exp() }
+}
+
+fn merge<T: Real>(merge: &Merge, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
+    check_pairs(merge.step_out, merge.out, &merge.rows, buffers)?;
+    check_pairs(merge.step_lse, merge.lse, &merge.rows, buffers)?;
+    let format = buffers.tensor(merge.out).format();
+    for (step, running) in &merge.rows {
+        for (source, target) in step.real_rows().zip(running.real_rows()) {
+            for head in all_heads(merge.out, buffers) {
+                let (old, new) =
+                    (buffers.lane(merge.lse, target, head)[0], buffers.lane(merge.step_lse, source, head)[0]);
+                let total = match merge.style {
+                    MergeStyle::Weighted { .. } => old,
+                    MergeStyle::Running | MergeStyle::Statistics => log_add(old, new),
+                };
+                let (keep, add, product) = match merge.style {
+                    MergeStyle::Running => (share(old, total), share(new, total), Format::F32),
+                    MergeStyle::Weighted { product_rounded } => {
+                        (T::ONE, share(new, total), if product_rounded { format } else { Format::F32 })
+                    }
+                    MergeStyle::Statistics => (T::ONE, T::ZERO, Format::F32),
+                };
+                buffers.lane_mut(merge.lse, target, head)[0] = total;
+                if merge.style != MergeStyle::Statistics {
+                    let values = buffers.lane(merge.step_out, source, head).to_vec();
+                    for (out, value) in buffers.lane_mut(merge.out, target, head).iter_mut().zip(values) {
+                        *out = (*out * keep + (value * add).round(product)).round(format);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn apply_sink<T: Real>(
+    sink: Option<BufferId>,
+    out: BufferId,
+    lse: BufferId,
+    rows: &[Run],
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    check_rows(out, rows, buffers)?;
+    check_rows(lse, rows, buffers)?;
+    let format = buffers.tensor(out).format();
+    for row in rows.iter().flat_map(Run::real_rows) {
+        for head in all_heads(out, buffers) {
+            let sink = sink.map_or(T::ZERO, |sink| buffers.lane(sink, 0, head)[0]);
+            let old = buffers.lane(lse, row, head)[0];
+            let total = log_add(old, sink);
+            let keep = share(old, total);
+            buffers.lane_mut(lse, row, head)[0] = total;
+            buffers.lane_mut(out, row, head).iter_mut().for_each(|out| *out = (*out * keep).round(format));
+        }
+    }
+    Ok(())
+}
+
+fn sink_gradient<T: Real>(
+    [sink, dout, out, lse, dsink]: [BufferId; 5],
+    rows: &[Run],
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    for id in [dout, out, lse] {
+        check_rows(id, rows, buffers)?;
+    }
+    for head in all_heads(dsink, buffers) {
+        let mut sum = T::ZERO;
+        for row in rows.iter().flat_map(Run::real_rows) {
+            let lse = buffers.lane(lse, row, head)[0];
+            if lse != T::NEG_INFINITY {
+                let lanes = buffers.lane(dout, row, head).iter().zip(buffers.lane(out, row, head));
+                let d = lanes.fold(T::ZERO, |sum, (a, b)| sum + *a * *b);
+                sum -= (buffers.lane(sink, 0, head)[0] - lse).exp() * d;
+            }
+        }
+        buffers.lane_mut(dsink, 0, head)[0] = sum;
+    }
+    Ok(())
+}

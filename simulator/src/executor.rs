@@ -1,0 +1,501 @@
+//! One executor runs any schedule on any device.
+//!
+//! Ranks' streams are *lanes*: lists of operations that run in order. Which lane goes next is a choice among those that
+//! can; a seed draws it, so that every legal interleaving can be had, and none may change a bit of the result. Messages
+//! and collectives complete when all their parties have arrived. When no lane can go on and some is not done, the
+//! schedule is stuck, and the error says where each rank stands.
+
+use std::collections::{HashMap, VecDeque};
+
+use seamproof_oracle::{Inputs, Problem, Run, TensorName};
+
+use crate::Real;
+use crate::device::{Buffers, Device, DeviceError, reduce};
+use crate::schedule::{
+    Axes, BufferId, Operation, Placement, RankProgram, Reduction, Region, Role, Schedule, Work,
+};
+
+/// Why a schedule did not run to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExecuteError {
+    /// An operation failed.
+    #[error("rank {rank}, operation {operation}: {error}")]
+    Device {
+        /// The rank, by its place in the group.
+        rank: usize,
+        /// The operation, by its place in the program.
+        operation: usize,
+        /// Why.
+        error: DeviceError,
+    },
+    /// No lane can go on.
+    #[error("stuck: {0}")]
+    Stuck(String),
+    /// Members of a communicator entered different collectives.
+    #[error("communicator {communicator}: its members entered different collectives")]
+    Mismatch {
+        /// Which.
+        communicator: usize,
+    },
+}
+
+/// Which part of a schedule runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Operations before [`RankProgram::backward`].
+    Forward,
+    /// Operations from there on.
+    Backward,
+    /// All.
+    Both,
+}
+
+impl Phase {
+    fn has(self, program: &RankProgram, operation: usize) -> bool {
+        let begin = program.backward.unwrap_or(program.operations.len());
+        match self {
+            Phase::Forward => operation < begin,
+            Phase::Backward => operation >= begin,
+            Phase::Both => true,
+        }
+    }
+}
+
+/// What a run counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Operations executed.
+    pub operations: usize,
+    /// Times that a host waited.
+    pub host_reads: usize,
+}
+
+/// The stream of one rank.
+#[derive(Debug)]
+struct Lane {
+    rank: usize,
+    /// The operations, by their places in the rank's program.
+    operations: Vec<usize>,
+    next: usize,
+    /// Messages of the launched group that have not met their peers; a collective counts as one.
+    waiting: usize,
+}
+
+/// A message that waits for its peer: lane and operation.
+type Posted = (usize, usize);
+
+struct Running<'a, D: Device> {
+    schedule: &'a Schedule,
+    device: &'a D,
+    lanes: Vec<Lane>,
+    done: Vec<Vec<bool>>,
+    /// For each rank and wait the record that it waits for: the event's last one before it in host order.
+    awaited: Vec<HashMap<usize, usize>>,
+    /// For each rank the host reads that are still ahead of it.
+    reads: Vec<VecDeque<usize>>,
+    sends: HashMap<(usize, usize), VecDeque<Posted>>,
+    recvs: HashMap<(usize, usize), VecDeque<Posted>>,
+    collectives: HashMap<usize, Vec<Posted>>,
+    counts: Counts,
+}
+
+/// Runs a phase of `schedule` on `device`; the phases of one run share their buffers. `choose` picks one of the `n` lanes that can go on; any answer below n is legal.
+pub fn execute<D: Device>(
+    schedule: &Schedule,
+    phase: Phase,
+    device: &D,
+    buffers: &mut Buffers<D::Real>,
+    mut choose: impl FnMut(usize) -> usize,
+) -> Result<Counts, ExecuteError> {
+    let mut run = Running {
+        schedule,
+        device,
+        lanes: lanes(schedule, phase),
+        done: schedule.ranks.iter().map(|program| vec![false; program.operations.len()]).collect(),
+        awaited: schedule.ranks.iter().map(|program| awaited(program, phase)).collect(),
+        reads: schedule.ranks.iter().map(|program| reads(program, phase)).collect(),
+        sends: HashMap::new(),
+        recvs: HashMap::new(),
+        collectives: HashMap::new(),
+        counts: Counts::default(),
+    };
+    loop {
+        let ready: Vec<usize> = (0..run.lanes.len()).filter(|&lane| run.can_go_on(lane)).collect();
+        if ready.is_empty() {
+            break;
+        }
+        let lane = ready[choose(ready.len()).min(ready.len() - 1)];
+        run.advance(lane, buffers)?;
+    }
+    if run.lanes.iter().any(|lane| lane.next < lane.operations.len()) {
+        return Err(ExecuteError::Stuck(run.where_lanes_stand()));
+    }
+    Ok(run.counts)
+}
+
+/// Every (rank, stream) with its operations.
+fn lanes(schedule: &Schedule, phase: Phase) -> Vec<Lane> {
+    let mut lanes: Vec<Lane> = Vec::new();
+    for (rank, program) in schedule.ranks.iter().enumerate() {
+        let mut of_stream: HashMap<usize, usize> = HashMap::new();
+        for (index, operation) in of_phase(program, phase) {
+            let lane = *of_stream.entry(operation.stream).or_insert_with(|| {
+                lanes.push(Lane { rank, operations: Vec::new(), next: 0, waiting: 0 });
+                lanes.len() - 1
+            });
+            lanes[lane].operations.push(index);
+        }
+    }
+    lanes
+}
+
+/// A phase's operations, with their places in the program.
+fn of_phase(program: &RankProgram, phase: Phase) -> impl Iterator<Item = (usize, &Operation)> {
+    program.operations.iter().enumerate().filter(move |(index, _)| phase.has(program, *index))
+}
+
+/// For each wait the record that it is for: the event's last one before it, in host order.
+fn awaited(program: &RankProgram, phase: Phase) -> HashMap<usize, usize> {
+    let mut last = HashMap::new();
+    let mut awaited = HashMap::new();
+    for (index, operation) in of_phase(program, phase) {
+        match operation.work {
+            Work::RecordEvent(event) => {
+                last.insert(event, index);
+            }
+            Work::WaitEvent(event) => {
+                awaited.extend(last.get(&event).map(|&record| (index, record)));
+            }
+            _ => {}
+        }
+    }
+    awaited
+}
+
+fn reads(program: &RankProgram, phase: Phase) -> VecDeque<usize> {
+    of_phase(program, phase)
+        .filter(|(_, operation)| matches!(operation.work, Work::HostRead(_)))
+        .map(|(index, _)| index)
+        .collect()
+}
+
+impl<D: Device> Running<'_, D> {
+    fn head(&self, lane: usize) -> Option<(usize, usize)> {
+        let lane = &self.lanes[lane];
+        Some((lane.rank, *lane.operations.get(lane.next)?))
+    }
+
+    fn work(&self, rank: usize, operation: usize) -> &Work {
+        &self.schedule.ranks[rank].operations[operation].work
+    }
+
+    fn can_go_on(&self, lane: usize) -> bool {
+        let Some((rank, operation)) = self.head(lane) else { return false };
+        if self.lanes[lane].waiting > 0 || self.host_waits(rank, operation) {
+            return false;
+        }
+        match self.work(rank, operation) {
+            Work::WaitEvent(_) => self.recorded(rank, operation),
+            _ => true,
+        }
+    }
+
+    /// Whether the host has not issued the operation yet, since it waits for an earlier read.
+    fn host_waits(&self, rank: usize, operation: usize) -> bool {
+        self.reads[rank].front().is_some_and(|&read| read < operation)
+    }
+
+    /// Whether the record that a wait is for has been reached; a wait without one does nothing.
+    fn recorded(&self, rank: usize, wait: usize) -> bool {
+        self.awaited[rank].get(&wait).is_none_or(|&record| self.done[rank][record])
+    }
+
+    fn advance(&mut self, lane: usize, buffers: &mut Buffers<D::Real>) -> Result<(), ExecuteError> {
+        let Some((rank, operation)) = self.head(lane) else { return Ok(()) };
+        let failed = |error| ExecuteError::Device { rank, operation, error };
+        match self.work(rank, operation) {
+            Work::Send { .. } | Work::Recv { .. } => self.launch_group(lane, buffers),
+            Work::AllGather { communicator, .. }
+            | Work::ReduceScatter { communicator, .. }
+            | Work::AllToAll { communicator, .. }
+            | Work::AllReduce { communicator, .. } => {
+                let communicator = *communicator;
+                self.enter(lane, operation, communicator, buffers)
+            }
+            Work::RecordEvent(_) | Work::WaitEvent(_) => {
+                self.finish(lane, 1);
+                Ok(())
+            }
+            Work::HostRead(region) => {
+                buffers.read(region).map_err(failed)?;
+                self.counts.host_reads += 1;
+                self.reads[rank].pop_front();
+                self.finish(lane, 1);
+                Ok(())
+            }
+            local => {
+                self.device.execute(local, buffers).map_err(failed)?;
+                self.finish(lane, 1);
+                Ok(())
+            }
+        }
+    }
+
+    /// Marks the lane's next `count` operations as done.
+    fn finish(&mut self, lane: usize, count: usize) {
+        let Lane { rank, operations, next, waiting } = &mut self.lanes[lane];
+        for &operation in &operations[*next..*next + count] {
+            self.done[*rank][operation] = true;
+        }
+        *next += count;
+        *waiting = 0;
+        self.counts.operations += count;
+    }
+
+    /// The messages that are launched together with the one at the lane's head.
+    fn group(&self, lane: usize) -> Vec<usize> {
+        let group_of = |operation: usize| match self.work(self.lanes[lane].rank, operation) {
+            Work::Send { group, .. } | Work::Recv { group, .. } => Some(*group),
+            _ => None,
+        };
+        let rest = &self.lanes[lane].operations[self.lanes[lane].next..];
+        match rest.first().and_then(|&first| group_of(first)) {
+            Some(Some(group)) => rest
+                .iter()
+                .copied()
+                .take_while(|&operation| group_of(operation) == Some(Some(group)))
+                .collect(),
+            _ => rest.first().copied().into_iter().collect(),
+        }
+    }
+
+    fn launch_group(&mut self, lane: usize, buffers: &mut Buffers<D::Real>) -> Result<(), ExecuteError> {
+        let (rank, group) = (self.lanes[lane].rank, self.group(lane));
+        self.lanes[lane].waiting = group.len();
+        let mut pairs = Vec::new();
+        for operation in group {
+            let (pair, queue) = match self.work(rank, operation) {
+                Work::Send { to, .. } => ((rank, *to), &mut self.sends),
+                Work::Recv { from, .. } => ((*from, rank), &mut self.recvs),
+                _ => continue,
+            };
+            queue.entry(pair).or_default().push_back((lane, operation));
+            pairs.push(pair);
+        }
+        for pair in pairs {
+            self.meet(pair, buffers)?;
+        }
+        Ok(())
+    }
+
+    /// Hands over messages between a pair of ranks while both sides are there.
+    fn meet(&mut self, pair: (usize, usize), buffers: &mut Buffers<D::Real>) -> Result<(), ExecuteError> {
+        while let (Some(&send), Some(&recv)) =
+            (self.sends.get(&pair).and_then(VecDeque::front), self.recvs.get(&pair).and_then(VecDeque::front))
+        {
+            let (Work::Send { regions: from, .. }, Work::Recv { regions: to, .. }) =
+                (self.work(pair.0, send.1), self.work(pair.1, recv.1))
+            else {
+                break;
+            };
+            if from.len() != to.len() {
+                let error = DeviceError::Shape("a message and its receiver have different regions".into());
+                return Err(ExecuteError::Device { rank: pair.1, operation: recv.1, error });
+            }
+            for (from, to) in from.iter().zip(to) {
+                let device = |rank, operation| move |error| ExecuteError::Device { rank, operation, error };
+                let values = buffers.read(from).map_err(device(pair.0, send.1))?;
+                buffers.write(to, &values).map_err(device(pair.1, recv.1))?;
+            }
+            self.sends.get_mut(&pair).map(VecDeque::pop_front);
+            self.recvs.get_mut(&pair).map(VecDeque::pop_front);
+            for (lane, _) in [send, recv] {
+                self.lanes[lane].waiting -= 1;
+                if self.lanes[lane].waiting == 0 {
+                    let launched = self.group(lane).len();
+                    self.finish(lane, launched);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn enter(
+        &mut self,
+        lane: usize,
+        operation: usize,
+        communicator: usize,
+        buffers: &mut Buffers<D::Real>,
+    ) -> Result<(), ExecuteError> {
+        let schedule = self.schedule;
+        let Some(members) = schedule.communicators.get(communicator) else {
+            return Err(ExecuteError::Mismatch { communicator });
+        };
+        self.lanes[lane].waiting = 1;
+        let posted = self.collectives.entry(communicator).or_default();
+        posted.push((lane, operation));
+        if posted.len() < members.len() {
+            return Ok(());
+        }
+        let posted = std::mem::take(posted);
+        let of_member =
+            |member: &usize| posted.iter().copied().find(|(lane, _)| self.lanes[*lane].rank == *member);
+        let ordered: Vec<Posted> = members.iter().filter_map(of_member).collect();
+        if ordered.len() != members.len() {
+            return Err(ExecuteError::Mismatch { communicator });
+        }
+        let works: Vec<&Work> =
+            ordered.iter().map(|&(lane, operation)| self.work(self.lanes[lane].rank, operation)).collect();
+        collective(&works, buffers).map_err(|error| match error {
+            Some(error) => ExecuteError::Device { rank: self.lanes[lane].rank, operation, error },
+            None => ExecuteError::Mismatch { communicator },
+        })?;
+        for (lane, _) in ordered {
+            self.finish(lane, 1);
+        }
+        Ok(())
+    }
+
+    fn where_lanes_stand(&self) -> String {
+        let stuck = (0..self.lanes.len()).filter_map(|lane| {
+            let (rank, operation) = self.head(lane)?;
+            let kind = match self.work(rank, operation) {
+                Work::Send { to, .. } => format!("sends to {to}"),
+                Work::Recv { from, .. } => format!("receives from {from}"),
+                Work::WaitEvent(event) => format!("waits for event {}", event.0),
+                _ => "waits in a collective".into(),
+            };
+            Some(format!("rank {rank} {kind} (operation {operation})"))
+        });
+        stuck.collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// Executes one collective, given each member's part in order of members. `None` where the parts do not belong together.
+fn collective<T: Real>(works: &[&Work], buffers: &mut Buffers<T>) -> Result<(), Option<DeviceError>> {
+    let mut writes: Vec<(Region, Vec<T>)> = Vec::new();
+    match works[0] {
+        Work::AllGather { .. } => {
+            for (member, work) in works.iter().enumerate() {
+                let Work::AllGather { from, .. } = work else { return Err(None) };
+                let values = buffers.read(from)?;
+                for peer in works {
+                    let Work::AllGather { to, .. } = peer else { return Err(None) };
+                    writes.push((to.get(member).ok_or(None)?.clone(), values.clone()));
+                }
+            }
+        }
+        Work::AllToAll { .. } => {
+            for (i, work) in works.iter().enumerate() {
+                let Work::AllToAll { send, .. } = work else { return Err(None) };
+                for (j, peer) in works.iter().enumerate() {
+                    let Work::AllToAll { recv, .. } = peer else { return Err(None) };
+                    let values = buffers.read(send.get(j).ok_or(None)?)?;
+                    writes.push((recv.get(i).ok_or(None)?.clone(), values));
+                }
+            }
+        }
+        Work::ReduceScatter { .. } => {
+            for (i, work) in works.iter().enumerate() {
+                let Work::ReduceScatter { to, .. } = work else { return Err(None) };
+                let parts = works.iter().map(|peer| match peer {
+                    Work::ReduceScatter { from, .. } => from.get(i).ok_or(None),
+                    _ => Err(None),
+                });
+                let parts: Vec<&Region> = parts.collect::<Result<_, _>>()?;
+                writes.push((to.clone(), reduced(&parts, Reduction::Sum, buffers)?));
+            }
+        }
+        Work::AllReduce { reduction, .. } => {
+            let parts = works.iter().map(|work| match work {
+                Work::AllReduce { region, reduction: other, .. } if other == reduction => Ok(region),
+                _ => Err(None),
+            });
+            let parts: Vec<&Region> = parts.collect::<Result<_, _>>()?;
+            let values = reduced(&parts, *reduction, buffers)?;
+            writes.extend(parts.into_iter().map(|region| (region.clone(), values.clone())));
+        }
+        _ => return Err(None),
+    }
+    for (region, values) in writes {
+        buffers.write(&region, &values)?;
+    }
+    Ok(())
+}
+
+fn reduced<T: Real>(
+    parts: &[&Region],
+    reduction: Reduction,
+    buffers: &Buffers<T>,
+) -> Result<Vec<T>, Option<DeviceError>> {
+    let Some((first, rest)) = parts.split_first() else { return Err(None) };
+    let mut sum = buffers.read(first)?;
+    let format = buffers.tensor(first.buffer).format();
+    for part in rest {
+        let values = buffers.read(part)?;
+        if values.len() != sum.len() {
+            return Err(None);
+        }
+        reduce(&mut sum, &values, reduction, format);
+    }
+    Ok(sum)
+}
+
+/// Fills the input buffers with the ranks' parts of `inputs`: padding rows with the problem's own, rows that no
+/// sequence owns with `slack`.
+pub fn load<T: Real>(schedule: &Schedule, problem: &Problem, inputs: &Inputs, slack: f32) -> Buffers<T> {
+    let mut buffers = Buffers::unwritten(schedule);
+    for placement in &schedule.placements {
+        let buffer = &schedule.buffers[placement.buffer.0];
+        if !matches!(buffer.role, Role::Input(_)) {
+            continue;
+        }
+        if buffer.axes == Axes::Heads {
+            for (head, &sink) in (0..buffer.heads).zip(inputs.sink.iter().skip(placement.heads.start)) {
+                buffers.lane_mut(placement.buffer, 0, head)[0] = T::from_f32(sink);
+            }
+            continue;
+        }
+        for (row, head) in (0..buffer.rows).flat_map(|row| (0..buffer.heads).map(move |head| (row, head))) {
+            buffers.lane_mut(placement.buffer, row, head).fill(T::from_f32(slack));
+        }
+        load_rows(problem, inputs, placement, buffer.heads, &mut buffers);
+    }
+    buffers
+}
+
+fn load_rows<T: Real>(
+    problem: &Problem,
+    inputs: &Inputs,
+    placement: &Placement,
+    heads: usize,
+    buffers: &mut Buffers<T>,
+) {
+    let (source, key_side) = match placement.tensor {
+        TensorName::Q => (&inputs.q, false),
+        TensorName::K => (&inputs.k, true),
+        TensorName::V => (&inputs.v, true),
+        _ => (&inputs.dout, false),
+    };
+    for placed in &placement.rows {
+        let sequence = &problem.sequences[placed.sequence];
+        let global: Run = if key_side { sequence.kv } else { sequence.q };
+        for i in 0..placed.piece.span {
+            let position = placed.piece.start + i * placed.piece.step;
+            for head in 0..heads {
+                let to = buffers.lane_mut(placement.buffer, placed.local.row(i), head);
+                for (lane, to) in to.iter_mut().enumerate() {
+                    *to = T::from_f32(source[[global.row(position), placement.heads.start + head, lane]]);
+                }
+            }
+        }
+    }
+}
+
+/// The buffer that holds a rank's part of a result.
+pub fn output(schedule: &Schedule, rank: usize, tensor: TensorName) -> Option<BufferId> {
+    let held = |placement: &&Placement| {
+        placement.tensor == tensor && schedule.buffers[placement.buffer.0].rank == rank
+    };
+    schedule.placements.iter().find(held).map(|placement| placement.buffer)
+}

@@ -1,0 +1,230 @@
+//! Every schedule, run in f64, gives the exact answer: the logic of a context-parallel algorithm, without rounding.
+
+use ndarray::{Array1, Array3, Axis};
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass,
+    Precision, Problem, ProblemFields, Rows, Run, Saved, Sequence, Sink, Softmax, TensorName, exact,
+};
+use seamproof_simulator::device::Cpu;
+use seamproof_simulator::emulated::Tiles;
+use seamproof_simulator::executor::{Phase, execute, load};
+use seamproof_simulator::schedule::{Axes, Schedule, build};
+use seamproof_simulator::shard::span_multiple;
+
+const TOLERANCE: f64 = 1e-10;
+
+/// splitmix64.
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+/// A random problem whose spans the balance divides.
+fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize) -> Problem {
+    let unit = span_multiple(balance, cp);
+    let mut rows = Rows { q: cp * draws.below(2), kv: cp * draws.below(3) };
+    let mut sequences = Vec::new();
+    for id in 0..draws.below(4) {
+        let square = draws.below(2) == 0;
+        let mut run = |end: &mut usize, like: Option<usize>| {
+            let span = unit * draws.below(4);
+            let len = like.unwrap_or_else(|| draws.below(span + 1)).min(span);
+            let run = Run::packed(*end + cp * draws.below(2), len, span);
+            *end = run.offset + span;
+            run
+        };
+        let q = run(&mut rows.q, None);
+        let kv = run(&mut rows.kv, square.then_some(q.len));
+        sequences.push(Sequence { id: id as u32, q, kv });
+    }
+    rows = Rows { q: rows.q + cp * draws.below(2), kv: rows.kv + cp * draws.below(2) };
+    let side = |draws: &mut Draws| match draws.below(3) {
+        0 => None,
+        1 => Some(draws.below(3) as u32),
+        _ => Some(draws.below(3 * unit + 1) as u32),
+    };
+    let kv_heads = match algorithm {
+        Algorithm::AllToAll => cp * (1 + draws.below(2)),
+        Algorithm::Hierarchical { all_to_all } => all_to_all,
+        _ => 1 + draws.below(2),
+    };
+    let fields = ProblemFields {
+        sequences,
+        rows,
+        heads: Heads { q: kv_heads * (1 + draws.below(3)), kv: kv_heads },
+        dims: Dims { qk: 1 + draws.below(4), v: 1 + draws.below(4) },
+        mask: Mask {
+            left: side(draws),
+            right: side(draws),
+            align: draws.pick(&[Alignment::TopLeft, Alignment::BottomRight]),
+        },
+        softmax: Softmax {
+            scale: 0.5,
+            softcap: draws.pick(&[None, Some(3.0)]),
+            sink: draws.pick(&[Sink::None, Sink::OffByOne, Sink::Learnable]),
+        },
+        precision: Precision::uniform(Format::Bf16),
+        parallel: ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect() },
+        mode: InputMode::Flat,
+        data_seed: 0,
+        pass: draws.pick(&[Pass::Forward, Pass::Backward, Pass::Backward]),
+    };
+    Problem::new(fields).unwrap()
+}
+
+/// Multiples of 2^-6; every row that is not real holds NaN.
+fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
+    let mut tensor = |shape: [usize; 3], side: fn(&Sequence) -> Run| {
+        let mut array = Array3::from_elem(shape, f32::NAN);
+        for row in problem.sequences.iter().flat_map(|sequence| side(sequence).real_rows()) {
+            let mut rows = array.index_axis_mut(Axis(0), row);
+            rows.mapv_inplace(|_| (draws.below(257) as f32 - 128.0) / 64.0);
+        }
+        array
+    };
+    let (q, k) = (tensor(problem.q_shape(), |s| s.q), tensor(problem.k_shape(), |s| s.kv));
+    let (v, dout) = (tensor(problem.v_shape(), |s| s.kv), tensor(problem.out_shape(), |s| s.q));
+    let sink = Array1::from_shape_fn(problem.learnable_sinks(), |head| head as f32 / 2.0 - 0.5);
+    Inputs { q, k, v, dout, sink }
+}
+
+/// Runs the schedule in f64, in an order drawn from `draws`, and compares every placed row with the exact answer.
+fn hold(problem: &Problem, schedule: &Schedule, draws: &mut Draws) {
+    let inputs = inputs(problem, draws);
+    let forward = exact::forward(problem, &inputs);
+    let gradients = exact::backward(problem, &inputs, &Saved::from(&forward));
+    let device =
+        Cpu::<f64>::new(Tiles { q: 2, kv: 3 }, problem.precision.p.format, problem.precision.ds.format);
+    let mut buffers = load::<f64>(schedule, problem, &inputs, f32::NAN);
+    let counts = execute(schedule, Phase::Both, &device, &mut buffers, |ready| draws.below(ready))
+        .unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
+    assert_eq!(counts.host_reads, 0);
+    assert_eq!(buffers.damage(), []);
+
+    let mut owned = 0;
+    let mut dsink = Array1::<f64>::zeros(problem.learnable_sinks());
+    for placement in &schedule.placements {
+        let check = |got: f64, right: f64, row: usize, head: usize| {
+            let close = got == right || (got - right).abs() <= TOLERANCE * (1.0 + right.abs());
+            let tensor = placement.tensor;
+            assert!(close, "{tensor} row {row} head {head}: {got} against {right}\n{problem:?}");
+        };
+        let exact_rows = match placement.tensor {
+            TensorName::Out => &forward.out,
+            TensorName::Dq => &gradients.dq,
+            TensorName::Dk => &gradients.dk,
+            TensorName::Dv => &gradients.dv,
+            _ => &inputs.q.mapv(f64::from),
+        };
+        for head in 0..placement.heads.len() {
+            let of_problem = placement.heads.start + head;
+            match placement.tensor {
+                TensorName::MaxLogit => {
+                    check(buffers.lane(placement.buffer, 0, head)[0], forward.max_logit[of_problem], 0, head);
+                }
+                TensorName::Dsink => dsink[of_problem] += buffers.lane(placement.buffer, 0, head)[0],
+                _ => {}
+            }
+            for placed in &placement.rows {
+                let sequence = problem.sequences[placed.sequence];
+                let key_side = matches!(
+                    placement.tensor,
+                    TensorName::K | TensorName::V | TensorName::Dk | TensorName::Dv
+                );
+                let run = if key_side { sequence.kv } else { sequence.q };
+                for i in 0..placed.local.span {
+                    let position = placed.piece.start + i * placed.piece.step;
+                    let (real, row) = (i < placed.local.len, run.row(position));
+                    let lanes = buffers.lane(placement.buffer, placed.local.row(i), head);
+                    match placement.tensor {
+                        TensorName::Lse => {
+                            let right = if real { forward.lse[[of_problem, row]] } else { f64::NEG_INFINITY };
+                            check(lanes[0], right, row, head);
+                        }
+                        TensorName::Out | TensorName::Dq | TensorName::Dk | TensorName::Dv => {
+                            for (lane, &got) in lanes.iter().enumerate() {
+                                let right = if real { exact_rows[[row, of_problem, lane]] } else { 0.0 };
+                                check(got, right, row, head);
+                            }
+                        }
+                        _ => {}
+                    }
+                    owned += usize::from(placement.tensor == TensorName::Out && real);
+                }
+            }
+        }
+    }
+    assert_eq!(owned, problem.tokens() * problem.heads.q, "each real row has one owner for each head");
+    for (head, (got, right)) in dsink.iter().zip(&gradients.dsink).enumerate() {
+        let held = problem.pass == Pass::Forward || (got - right).abs() <= TOLERANCE * (1.0 + right.abs());
+        assert!(held, "dsink of head {head}: {got} against {right}\n{problem:?}");
+    }
+    unowned_rows_are_untouched(schedule, &buffers);
+}
+
+fn unowned_rows_are_untouched(schedule: &Schedule, buffers: &seamproof_simulator::device::Buffers<f64>) {
+    use seamproof_simulator::{Real, schedule::Role};
+    for placement in &schedule.placements {
+        let buffer = &schedule.buffers[placement.buffer.0];
+        if !matches!(buffer.role, Role::Output(_)) || buffer.axes == Axes::Heads {
+            continue;
+        }
+        let mut owned = vec![false; buffer.rows];
+        for placed in &placement.rows {
+            (0..placed.local.span).for_each(|i| owned[placed.local.row(i)] = true);
+        }
+        for row in (0..buffer.rows).filter(|&row| !owned[row]) {
+            for head in 0..buffer.heads {
+                let lanes = buffers.lane(placement.buffer, row, head);
+                let untouched = lanes.iter().all(|value| value.bits() == f64::UNWRITTEN.bits());
+                assert!(untouched, "{} row {row}, which no sequence owns, was written", buffer.name);
+            }
+        }
+    }
+}
+
+fn every_balance(
+    algorithm: impl Fn(usize) -> Option<Algorithm>,
+    balances: &[Balance],
+    cp_max: usize,
+    cases: usize,
+) {
+    let mut draws = Draws(1);
+    for cp in 1..=cp_max {
+        let Some(algorithm) = algorithm(cp) else { continue };
+        for &balance in balances {
+            for _ in 0..cases {
+                let problem = problem(&mut draws, algorithm, balance, cp);
+                let schedule = build(&problem).unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
+                hold(&problem, &schedule, &mut draws);
+            }
+        }
+    }
+}
+
+const DUAL: Balance = Balance::DualChunk;
+const STRIPES: Balance = Balance::Striped { stripe: 1 };
+
+#[test]
+fn single_is_exact() {
+    every_balance(|cp| (cp == 1).then_some(Algorithm::Single), &[Balance::Contiguous], 1, 300);
+}
+
+#[test]
+fn the_ring_is_exact() {
+    every_balance(|_| Some(Algorithm::Ring), &[Balance::Contiguous, DUAL, STRIPES], 6, 60);
+}
