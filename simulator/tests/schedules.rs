@@ -33,6 +33,18 @@ impl Draws {
     }
 }
 
+/// KV heads, and query heads for each, that an all-to-all of `members` can deal: split or replicated.
+fn dealt(draws: &mut Draws, members: usize) -> (usize, usize) {
+    let divisors: Vec<usize> = (1..=members).filter(|n| members.is_multiple_of(*n)).collect();
+    match draws.below(2) {
+        0 => (members * (1 + draws.below(2)), 1 + draws.below(3)),
+        _ => {
+            let kv = draws.pick(&divisors);
+            (kv, members / kv * (1 + draws.below(2)))
+        }
+    }
+}
+
 /// A random problem whose spans the balance divides.
 fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize) -> Problem {
     let unit = span_multiple(balance, cp);
@@ -57,15 +69,15 @@ fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize)
         1 => Some(draws.below(3) as u32),
         _ => Some(draws.below(3 * unit + 1) as u32),
     };
-    let kv_heads = match algorithm {
-        Algorithm::AllToAll => cp * (1 + draws.below(2)),
-        Algorithm::Hierarchical { all_to_all } => all_to_all,
-        _ => 1 + draws.below(2),
+    let (kv_heads, group) = match algorithm {
+        Algorithm::AllToAll => dealt(draws, cp),
+        Algorithm::Hierarchical { all_to_all } => dealt(draws, all_to_all),
+        _ => (1 + draws.below(2), 1 + draws.below(3)),
     };
     let fields = ProblemFields {
         sequences,
         rows,
-        heads: Heads { q: kv_heads * (1 + draws.below(3)), kv: kv_heads },
+        heads: Heads { q: kv_heads * group, kv: kv_heads },
         dims: Dims { qk: 1 + draws.below(4), v: 1 + draws.below(4) },
         mask: Mask {
             left: side(draws),
@@ -227,4 +239,17 @@ fn single_is_exact() {
 #[test]
 fn the_ring_is_exact() {
     every_balance(|_| Some(Algorithm::Ring), &[Balance::Contiguous, DUAL, STRIPES], 6, 60);
+}
+
+const ALL: [Balance; 5] =
+    [Balance::Contiguous, DUAL, STRIPES, Balance::Striped { stripe: 2 }, Balance::Striped { stripe: 3 }];
+
+#[test]
+fn all_gather_is_exact() {
+    every_balance(|_| Some(Algorithm::AllGather), &ALL, 5, 60);
+}
+
+#[test]
+fn all_to_all_is_exact() {
+    every_balance(|_| Some(Algorithm::AllToAll), &ALL, 5, 60);
 }

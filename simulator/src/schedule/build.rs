@@ -195,9 +195,20 @@ impl Shards {
     }
 }
 
-/// Makes and places a rank's inputs and results, every head of them, cut as `shards` says. dsink belongs to `heads`
-/// of the rank's query heads' sums; statistics of whole heads are on every rank.
+/// Makes and places a rank's inputs and results, every head of them, cut as `shards` says; statistics of whole heads
+/// are on every rank.
 pub(super) fn local(builder: &mut Builder, problem: &Problem, shards: &Shards, rank: usize) -> Local {
+    local_with_sinks(builder, problem, shards, rank, 0..problem.learnable_sinks())
+}
+
+/// [`local`], of a rank that sees the learnable sinks of `sinks` alone: its sink and dsink are those heads of theirs.
+pub(super) fn local_with_sinks(
+    builder: &mut Builder,
+    problem: &Problem,
+    shards: &Shards,
+    rank: usize,
+    sinks: Range<usize>,
+) -> Local {
     let q_rows = placed(&shards.q, rank);
     let kv_rows = placed(&shards.kv, rank);
     let heads = problem.heads;
@@ -218,18 +229,22 @@ pub(super) fn local(builder: &mut Builder, problem: &Problem, shards: &Shards, r
             (_, TensorName::K | TensorName::V | TensorName::Dk | TensorName::Dv) => kv_rows.clone(),
             _ => q_rows.clone(),
         };
-        builder.place(Placement { tensor, buffer: id, heads: 0..heads, rows });
+        let heads = match tensor {
+            TensorName::Sink | TensorName::Dsink => sinks.clone(),
+            _ => 0..heads,
+        };
+        builder.place(Placement { tensor, buffer: id, heads, rows });
         id
     };
     let (tq, tkv) = (shards.q.rows, shards.kv.rows);
     let (dqk, dv) = (problem.dims.qk, problem.dims.v);
     let f32 = Format::F32;
-    let sinks = problem.learnable_sinks();
+    let learnable = (problem.learnable_sinks() > 0).then_some(sinks.len());
     let q = make(TensorName::Q, input(TensorName::Q), Axes::Rows, tq, heads.q, dqk, precision.q.format);
     let k = make(TensorName::K, input(TensorName::K), Axes::Rows, tkv, heads.kv, dqk, precision.k.format);
     let v = make(TensorName::V, input(TensorName::V), Axes::Rows, tkv, heads.kv, dv, precision.v.format);
     let sink =
-        (sinks > 0).then(|| make(TensorName::Sink, input(TensorName::Sink), Axes::Heads, 0, sinks, 1, f32));
+        learnable.map(|sinks| make(TensorName::Sink, input(TensorName::Sink), Axes::Heads, 0, sinks, 1, f32));
     let out =
         make(TensorName::Out, output(TensorName::Out), Axes::Rows, tq, heads.q, dv, precision.out.format);
     let lse = make(TensorName::Lse, output(TensorName::Lse), Axes::Statistic, tq, heads.q, 1, f32);
@@ -249,8 +264,9 @@ pub(super) fn local(builder: &mut Builder, problem: &Problem, shards: &Shards, r
             dq: make(TensorName::Dq, output(TensorName::Dq), Axes::Rows, tq, heads.q, dqk, format),
             dk: make(TensorName::Dk, output(TensorName::Dk), Axes::Rows, tkv, heads.kv, dqk, format),
             dv: make(TensorName::Dv, output(TensorName::Dv), Axes::Rows, tkv, heads.kv, dv, format),
-            dsink: (sinks > 0)
-                .then(|| make(TensorName::Dsink, output(TensorName::Dsink), Axes::Heads, 0, sinks, 1, f32)),
+            dsink: learnable.map(|sinks| {
+                make(TensorName::Dsink, output(TensorName::Dsink), Axes::Heads, 0, sinks, 1, f32)
+            }),
         }
     });
     Local { q, k, v, sink, out, lse, max_logit, backward }

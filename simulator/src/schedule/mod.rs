@@ -9,7 +9,11 @@
 //! *Placements* say which rows of the problem each input and output buffer holds: they are how inputs are dealt to
 //! ranks and how results are read back, and the only link between a schedule and its problem's memory.
 
+mod all_gather;
+mod all_to_all;
 mod build;
+mod collect;
+mod partition;
 mod ring;
 mod single;
 
@@ -17,6 +21,8 @@ use std::ops::Range;
 
 use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
 
+pub use all_gather::all_gather;
+pub use all_to_all::all_to_all;
 pub use build::BuildError;
 pub use ring::ring;
 pub use single::single;
@@ -384,9 +390,9 @@ pub struct Schedule {
 pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
     match problem.parallel.algorithm {
         Algorithm::Single => single(problem),
+        Algorithm::AllGather => all_gather(problem),
+        Algorithm::AllToAll => all_to_all(problem),
         Algorithm::Ring => ring(problem),
-        Algorithm::AllGather | Algorithm::AllToAll | Algorithm::Hierarchical { .. } => {
-            Err(BuildError::NoBuilder)
-        }
+        Algorithm::Hierarchical { .. } => Err(BuildError::NoBuilder),
     }
 }

@@ -1,0 +1,278 @@
+//! All-gather: every rank sees all keys and values and attends with its own queries.
+//!
+//! K and V are gathered in *rank order* and reordered into *sequence order* (see [`crate::shard`]). A piece of a rank's
+//! queries is one segment against the *visible prefix* of its sequence: the real keys up to the last one that the
+//! piece's last real query sees. The band follows from the piece's first position, for each sequence by itself
+//! (TransformerEngine shifts a window by one number for the whole batch and attends to wrong keys). A query meets all
+//! its keys in one launch, so nothing is merged and the kernel applies the sink itself.
+//!
+//! Backward, a launch overwrites dK and dV of the keys that it names, so that it may name a key once: the pieces of one
+//! sequence go to different launches, whose dK and dV add up in f32; sums over ranks are reduce-scattered. Queries with
+//! positions apart (stripes of 1) have a band only against keys equally far apart: they are one-row segments forward,
+//! and one launch for each residue of the key's position backward, whose dQ add up too.
+//!
+//! | refused | why |
+//! |---|---|
+//! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart |
+
+use seamproof_oracle::{Format, Problem, Run};
+
+use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
+use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part, rank_order};
+use super::{Attend, AttendBackward, BufferId, FillValue, PlacedRun, Reduction, RowPair, Schedule, Work};
+use crate::shard::Piece;
+use crate::{AttentionCall, RowPolicy, Segment};
+
+/// The all-gather schedule; see the module's text for what is refused.
+pub fn all_gather(problem: &Problem) -> Result<Schedule, BuildError> {
+    let shards = Shards::new(problem)?;
+    let ranks = problem.parallel.size();
+    let mut builder = Builder::new(ranks);
+    let order = rank_order(&shards.kv, 0..ranks);
+    for rank in 0..ranks {
+        let local = build::local(&mut builder, problem, &shards, rank);
+        let mut program =
+            Rank { problem, shards: &shards, order: &order, rank, local, builder: &mut builder };
+        let [k, v] = program.gather();
+        program.forward(k, v);
+        if let Some(backward) = local.backward {
+            program.backward(&backward, k, v);
+        }
+    }
+    Ok(builder.finish())
+}
+
+/// The communicator of all ranks.
+const GROUP: usize = 0;
+
+/// One rank's program in the making.
+struct Rank<'a> {
+    problem: &'a Problem,
+    shards: &'a Shards,
+    /// Keys' rows from rank order to sequence order.
+    order: &'a [RowPair],
+    rank: usize,
+    local: Local,
+    builder: &'a mut Builder,
+}
+
+impl Rank<'_> {
+    /// K and V of all ranks in sequence order; K is reordered while V is on its way.
+    fn gather(&mut self) -> [BufferId; 2] {
+        let gathered = [(self.local.k, "k"), (self.local.v, "v")].map(|(local, name)| {
+            let to = self.full(local, &format!("{name} in rank order"), None);
+            let rows = self.shards.kv.rows;
+            let regions = (0..self.shards.kv.cp).map(|member| part(self.builder, to, member, rows));
+            let work = Work::AllGather {
+                communicator: GROUP,
+                to: regions.collect(),
+                from: all(self.builder, local),
+            };
+            self.builder.push(self.rank, COMMUNICATION, work);
+            (to, self.builder.record(self.rank, COMMUNICATION), name)
+        });
+        gathered.map(|(from, arrived, name)| {
+            self.builder.wait(self.rank, COMPUTE, arrived);
+            let to = self.builder.like(from, name, self.builder.describe(from).format);
+            self.builder.copy(self.rank, COMPUTE, from, to, self.order);
+            to
+        })
+    }
+
+    fn forward(&mut self, k: BufferId, v: BufferId) {
+        let Local { q, sink, out, lse, max_logit, .. } = self.local;
+        self.builder.fill(self.rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
+        let call = self.call(self.forward_segments(), self.problem.softmax);
+        let attend = Attend { call, q, k, v, sink, out, lse, max_logit };
+        self.builder.push(self.rank, COMPUTE, Work::Attend(attend));
+        let attended = self.builder.record(self.rank, COMPUTE);
+        self.builder.wait(self.rank, COMMUNICATION, attended);
+        let region = every_head(self.builder, max_logit);
+        let work = Work::AllReduce { communicator: GROUP, region, reduction: Reduction::Max };
+        self.builder.push(self.rank, COMMUNICATION, work);
+    }
+
+    fn backward(&mut self, to: &LocalBackward, k: BufferId, v: BufferId) {
+        self.sink_gradient(to);
+        let launches = self.backward_launches();
+        let everything = [Run::packed(0, self.order_rows(), self.order_rows())];
+        let sums = [(self.local.k, "dk"), (self.local.v, "dv")].map(|(local, name)| {
+            let step = self.full(local, &format!("{name} of a launch"), Some(Format::F32));
+            let sum = self.full(local, &format!("{name} of all launches"), Some(Format::F32));
+            self.builder.fill(self.rank, COMPUTE, sum, &everything, FillValue::Zero);
+            (step, sum)
+        });
+        let dq = self.dq(to);
+        for segments in launches {
+            self.launch(to, segments, [k, v], dq, sums);
+        }
+        let slots = build::same_rows(&build::slots(&self.shards.q));
+        if let Some(sum) = dq.1 {
+            self.builder.copy(self.rank, COMPUTE, sum, to.dq, &slots);
+        }
+        self.scatter([(sums[0].1, to.dk), (sums[1].1, to.dv)]);
+    }
+
+    fn sink_gradient(&mut self, to: &LocalBackward) {
+        let Local { sink, out, lse, .. } = self.local;
+        if let Some((sink, dsink)) = sink.zip(to.dsink) {
+            let real = |placed: PlacedRun| Run { span: placed.local.len, ..placed.local };
+            let rows = self.placed().into_iter().map(real).filter(|run| run.len > 0).collect();
+            let work = Work::SinkGradient { sink, dout: to.dout, out, lse, dsink, rows };
+            self.builder.push(self.rank, COMPUTE, work);
+        }
+    }
+
+    /// Where a launch writes dQ, and the sum over launches where a query is in more than one.
+    fn dq(&mut self, to: &LocalBackward) -> (BufferId, Option<BufferId>) {
+        if !self.apart() {
+            return (to.dq, None);
+        }
+        let step = self.builder.like(to.dq, "dq of a launch", Format::F32);
+        let sum = self.builder.like(to.dq, "dq of all launches", Format::F32);
+        self.builder.fill(self.rank, COMPUTE, sum, &build::slots(&self.shards.q), FillValue::Zero);
+        (step, Some(sum))
+    }
+
+    /// One backward launch; what it wrote is added to the sums.
+    fn launch(
+        &mut self,
+        to: &LocalBackward,
+        segments: Vec<Segment>,
+        [k, v]: [BufferId; 2],
+        (dq, dq_sum): (BufferId, Option<BufferId>),
+        [(dk, dk_sum), (dv, dv_sum)]: [(BufferId, BufferId); 2],
+    ) {
+        let Local { q, out, lse, .. } = self.local;
+        let keys: Vec<Run> = segments.iter().flat_map(|s| s.kv.iter().copied()).collect();
+        let keys = build::same_rows(&keys);
+        let queries: Vec<Run> = segments.iter().map(|s| Run { len: s.q.span, ..s.q }).collect();
+        let call = self.call(segments, self.problem.softmax);
+        let dout = to.dout;
+        let work = AttendBackward { call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+        self.builder.push(self.rank, COMPUTE, Work::AttendBackward(work));
+        for (from, to) in [(dk, dk_sum), (dv, dv_sum)] {
+            let rows = keys.clone();
+            self.builder.push(self.rank, COMPUTE, Work::Accumulate { from, to, rows });
+        }
+        if let Some(to) = dq_sum {
+            let rows = build::same_rows(&queries);
+            self.builder.push(self.rank, COMPUTE, Work::Accumulate { from: dq, to, rows });
+        }
+    }
+
+    /// Sums over ranks: from sequence order to rank order, each rank's part to it, rounded into place.
+    fn scatter(&mut self, pairs: [(BufferId, BufferId); 2]) {
+        let back = inverse(self.order);
+        let rows = self.shards.kv.rows;
+        let arrived = pairs.map(|(sum, to)| {
+            let ordered = self.builder.like(sum, "gradient in rank order", Format::F32);
+            self.builder.copy(self.rank, COMPUTE, sum, ordered, &back);
+            let ready = self.builder.record(self.rank, COMPUTE);
+            self.builder.wait(self.rank, COMMUNICATION, ready);
+            let mine = self.builder.like(to, "gradient of all ranks", Format::F32);
+            let from =
+                (0..self.shards.kv.cp).map(|member| part(self.builder, ordered, member, rows)).collect();
+            let work = Work::ReduceScatter { communicator: GROUP, from, to: all(self.builder, mine) };
+            self.builder.push(self.rank, COMMUNICATION, work);
+            (mine, to, self.builder.record(self.rank, COMMUNICATION))
+        });
+        let slots = build::same_rows(&build::slots(&self.shards.kv));
+        for (mine, to, event) in arrived {
+            self.builder.wait(self.rank, COMPUTE, event);
+            self.builder.copy(self.rank, COMPUTE, mine, to, &slots);
+        }
+    }
+
+    /// A buffer of every rank's rows, otherwise like the local one.
+    fn full(&mut self, local: BufferId, name: &str, format: Option<Format>) -> BufferId {
+        let model = self.builder.describe(local);
+        let (shape, own) = ([self.order_rows(), model.heads, model.dim], model.format);
+        self.builder.scratch(self.rank, name, shape, format.unwrap_or(own))
+    }
+
+    fn order_rows(&self) -> usize {
+        self.shards.kv.rows * self.shards.kv.cp
+    }
+
+    fn call(&self, segments: Vec<Segment>, softmax: seamproof_oracle::Softmax) -> AttentionCall {
+        AttentionCall { segments, softmax, policy: RowPolicy::Overwrite }
+    }
+
+    /// Whether a piece's positions lie apart.
+    fn apart(&self) -> bool {
+        self.placed().iter().any(|placed| placed.piece.step > 1)
+    }
+
+    fn placed(&self) -> Vec<PlacedRun> {
+        build::placed(&self.shards.q, self.rank)
+    }
+
+    fn forward_segments(&self) -> Vec<Segment> {
+        let rows = self.placed().into_iter().flat_map(|placed| match placed.piece.step {
+            1 => vec![placed],
+            _ => one_by_one(&placed),
+        });
+        rows.map(|placed| self.segment(&placed, 0, 1)).collect()
+    }
+
+    /// The segments of each backward launch; every row of every piece is in a launch, and no launch names a key twice.
+    fn backward_launches(&self) -> Vec<Vec<Segment>> {
+        let placed = self.placed();
+        let ranks = self.shards.kv.cp;
+        if self.apart() {
+            let launch = |residue| placed.iter().map(|placed| self.segment(placed, residue, ranks)).collect();
+            return (0..ranks).map(launch).collect();
+        }
+        let mut launches: Vec<Vec<Segment>> = Vec::new();
+        let (mut sequence, mut index) = (None, 0);
+        for placed in &placed {
+            index = if sequence == Some(placed.sequence) { index + 1 } else { 0 };
+            sequence = Some(placed.sequence);
+            if index == launches.len() {
+                launches.push(Vec::new());
+            }
+            launches[index].push(self.segment(placed, 0, 1));
+        }
+        launches
+    }
+
+    /// A piece of queries against the keys `first, first + step, …` of the visible prefix.
+    fn segment(&self, q: &PlacedRun, first: usize, step: usize) -> Segment {
+        let sequence = &self.problem.sequences[q.sequence];
+        let (lq, lk) = (sequence.q.len, sequence.kv.len);
+        let gathered = self.shards.kv.gathered(q.sequence);
+        let keys = visible_prefix(self.problem, q).saturating_sub(first).div_ceil(step);
+        // An empty run lies at the sequence's first row, wherever `first` would be.
+        let offset = gathered.offset + if keys > 0 { first } else { 0 };
+        let rows = Run { offset, step, len: keys, span: keys };
+        let kv = Piece { start: first, step, span: keys, at: 0 };
+        let segment = build::segment(&self.problem.mask, (lq, lk), q, &kv, rows);
+        // Steps are equal by construction, or there is no key or no more than one query.
+        segment.unwrap_or(Segment { q: q.local, kv: vec![rows], lo: None, hi: None })
+    }
+}
+
+/// Keys of the sequence up to the last one that the piece's last real query sees; 0 for a piece of padding.
+fn visible_prefix(problem: &Problem, q: &PlacedRun) -> usize {
+    let sequence = &problem.sequences[q.sequence];
+    let (lq, lk) = (sequence.q.len, sequence.kv.len);
+    let Some(last) = q.local.len.checked_sub(1) else { return 0 };
+    let diagonal = (q.piece.start + last * q.piece.step) as i64 + problem.mask.shift(lq, lk);
+    match problem.mask.right {
+        None => lk,
+        Some(right) => (diagonal + i64::from(right) + 1).clamp(0, lk as i64) as usize,
+    }
+}
+
+/// Each real row as a piece of its own; the padding as one.
+fn one_by_one(placed: &PlacedRun) -> Vec<PlacedRun> {
+    let PlacedRun { sequence, piece, local } = *placed;
+    let cut = |index: usize, len: usize, span: usize| PlacedRun {
+        sequence,
+        piece: Piece { start: piece.start + index * piece.step, step: 1, span, at: piece.at + index },
+        local: Run::packed(local.offset + index, len, span),
+    };
+    let padding = (local.span > local.len).then(|| cut(local.len, 0, local.span - local.len));
+    (0..local.len).map(|index| cut(index, 1, 1)).chain(padding).collect()
+}

@@ -1,0 +1,255 @@
+//! What builders with collectives share: rank order and sequence order as row pairs, regions, and the *exchange*, the
+//! all-to-all that turns rows of a rank with every head into rows of every member with the rank's block of heads.
+//!
+//! An exchange has *members*, ranks of the group in order. Its buffers in *rank order* hold the members' rows one
+//! member after the other; *collected* buffers hold them in the order in which attention wants them. Collecting is an
+//! all-to-all and a reorder; dealing is a reorder and an all-to-all, and lands in a *landing* buffer from which the rows
+//! that a sequence owns are copied to the result, so that rows in no slot stay as they were. Where a KV head is
+//! *replicated* on several members, each has a partial gradient of it: they land apart and are added in f32.
+
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Heads, Run, Side};
+
+use super::build::{self, BuildError, Builder, Shards};
+use super::{Axes, Buffer, BufferId, EventId, Region, Role, RowPair, Work};
+use crate::shard::Shard;
+
+/// The stream of kernels and copies.
+pub(super) const COMPUTE: usize = 0;
+/// The stream of collectives.
+pub(super) const COMMUNICATION: usize = 2;
+
+/// Every row and head of a buffer.
+pub(super) fn all(builder: &Builder, buffer: BufferId) -> Region {
+    part(builder, buffer, 0, builder.describe(buffer).rows)
+}
+
+/// Every head of a buffer without rows.
+pub(super) fn every_head(builder: &Builder, buffer: BufferId) -> Region {
+    part(builder, buffer, 0, 0)
+}
+
+/// The `index`-th `rows` rows of a buffer, every head.
+pub(super) fn part(builder: &Builder, buffer: BufferId, index: usize, rows: usize) -> Region {
+    let heads = 0..builder.describe(buffer).heads;
+    Region { buffer, rows: Run::packed(index * rows, rows, rows), heads }
+}
+
+/// The rows of `members` one after the other, and their rows in sequence order.
+pub(super) fn rank_order(shard: &Shard, members: Range<usize>) -> Vec<RowPair> {
+    let first = members.start;
+    members
+        .flat_map(|rank| {
+            let before = (rank - first) * shard.rows;
+            let pairs = shard.reorder(rank).into_iter();
+            pairs.map(move |(here, there)| (Run { offset: before + here.offset, ..here }, there))
+        })
+        .collect()
+}
+
+/// The way back.
+pub(super) fn inverse(pairs: &[RowPair]) -> Vec<RowPair> {
+    pairs.iter().map(|&(from, to)| (to, from)).collect()
+}
+
+/// Heads in equal blocks, each on `replicas` members that follow each other.
+#[derive(Clone, Copy, Debug)]
+struct Blocks {
+    heads: usize,
+    replicas: usize,
+}
+
+impl Blocks {
+    fn of(&self, member: usize) -> Range<usize> {
+        let block = member / self.replicas;
+        block * self.heads..(block + 1) * self.heads
+    }
+}
+
+/// How an all-to-all deals heads to its members; query heads stay with the KV head that they read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadDeal {
+    q: Blocks,
+    kv: Blocks,
+}
+
+impl HeadDeal {
+    pub(super) fn new(heads: Heads, members: usize) -> Result<HeadDeal, BuildError> {
+        if !heads.q.is_multiple_of(members) {
+            return Err(BuildError::QueryHeads { heads: heads.q, ranks: members });
+        }
+        let q = Blocks { heads: heads.q / members, replicas: 1 };
+        let kv = if heads.kv.is_multiple_of(members) {
+            Blocks { heads: heads.kv / members, replicas: 1 }
+        } else if members.is_multiple_of(heads.kv) {
+            Blocks { heads: 1, replicas: members / heads.kv }
+        } else {
+            return Err(BuildError::KvHeads { heads: heads.kv, ranks: members });
+        };
+        Ok(HeadDeal { q, kv })
+    }
+
+    /// The query heads of a member.
+    pub(super) fn q(&self, member: usize) -> Range<usize> {
+        self.q.of(member)
+    }
+}
+
+/// The members of an all-to-all and the order in which attention wants their rows.
+pub(super) struct Exchange {
+    communicator: usize,
+    members: usize,
+    heads: HeadDeal,
+    q: SideOrder,
+    kv: SideOrder,
+}
+
+/// Rows of one side.
+struct SideOrder {
+    /// Of one member.
+    rows: usize,
+    /// From rank order to collected order.
+    collect: Vec<RowPair>,
+    /// From collected order to rank order.
+    deal: Vec<RowPair>,
+    /// The rows of a member that a sequence owns.
+    slots: Vec<RowPair>,
+}
+
+impl SideOrder {
+    fn new(shard: &Shard, collect: Vec<RowPair>) -> SideOrder {
+        let slots = build::same_rows(&build::slots(shard));
+        SideOrder { rows: shard.rows, deal: inverse(&collect), collect, slots }
+    }
+}
+
+/// One tensor on its way back: collected on this rank, and the local result that it goes to.
+pub(super) type Dealt = (Side, BufferId, BufferId);
+
+impl Exchange {
+    /// The exchange over `members` members with a communicator of theirs; the pairs go from their rank order to the
+    /// collected order of q and of kv.
+    pub(super) fn new(
+        communicator: usize,
+        members: usize,
+        heads: HeadDeal,
+        shards: &Shards,
+        [q, kv]: [Vec<RowPair>; 2],
+    ) -> Exchange {
+        let (q, kv) = (SideOrder::new(&shards.q, q), SideOrder::new(&shards.kv, kv));
+        Exchange { communicator, members, heads, q, kv }
+    }
+
+    fn side(&self, side: Side) -> (&SideOrder, &Blocks) {
+        match side {
+            Side::Q => (&self.q, &self.heads.q),
+            Side::Kv => (&self.kv, &self.heads.kv),
+        }
+    }
+
+    /// Members that hold one KV head.
+    pub(super) fn replicas(&self) -> usize {
+        self.heads.kv.replicas
+    }
+
+    /// Every member's rows of this rank's heads, for each local buffer; reorders overlap the next exchange.
+    pub(super) fn collect<const N: usize>(
+        &self,
+        builder: &mut Builder,
+        rank: usize,
+        local: [(Side, BufferId); N],
+    ) -> [BufferId; N] {
+        let arrived = local.map(|(side, from)| {
+            let (order, blocks) = self.side(side);
+            let name = format!("{} in rank order", builder.describe(from).name);
+            let to = resized(builder, from, &name, order.rows * self.members, blocks.heads);
+            let whole = all(builder, from);
+            let send = (0..self.members).map(|j| Region { heads: blocks.of(j), ..whole.clone() }).collect();
+            let recv = (0..self.members).map(|i| part(builder, to, i, order.rows)).collect();
+            let work = Work::AllToAll { communicator: self.communicator, send, recv };
+            builder.push(rank, COMMUNICATION, work);
+            (order, from, to, builder.record(rank, COMMUNICATION))
+        });
+        arrived.map(|(order, local, from, event)| {
+            builder.wait(rank, COMPUTE, event);
+            let name = format!("{} collected", builder.describe(local).name);
+            let to = builder.like(from, &name, builder.describe(from).format);
+            builder.copy(rank, COMPUTE, from, to, &order.collect);
+            to
+        })
+    }
+
+    /// Brings collected results back to the ranks that own their rows, all heads together.
+    pub(super) fn deal<const N: usize>(&self, builder: &mut Builder, rank: usize, results: [Dealt; N]) {
+        let arrived = results.map(|(side, collected, to)| {
+            let (order, _) = self.side(side);
+            let format = builder.describe(collected).format;
+            let name = format!("{} in rank order", builder.describe(to).name);
+            let from = builder.like(collected, &name, format);
+            builder.copy(rank, COMPUTE, collected, from, &order.deal);
+            let ready = builder.record(rank, COMPUTE);
+            builder.wait(rank, COMMUNICATION, ready);
+            let (landings, event) = self.send_back(builder, rank, side, from, to, format);
+            (order, landings, to, event)
+        });
+        for (order, landings, to, event) in arrived {
+            builder.wait(rank, COMPUTE, event);
+            let (sum, others) = (landings[0], &landings[1..]);
+            for &from in others {
+                let rows = order.slots.clone();
+                builder.push(rank, COMPUTE, Work::Accumulate { from, to: sum, rows });
+            }
+            builder.copy(rank, COMPUTE, sum, to, &order.slots);
+        }
+    }
+
+    /// The all-to-all of [`Exchange::deal`]: one landing buffer for each replica.
+    fn send_back(
+        &self,
+        builder: &mut Builder,
+        rank: usize,
+        side: Side,
+        from: BufferId,
+        to: BufferId,
+        format: Format,
+    ) -> (Vec<BufferId>, EventId) {
+        let (order, blocks) = self.side(side);
+        let name = format!("{} landing", builder.describe(to).name);
+        let landings: Vec<BufferId> = (0..blocks.replicas).map(|_| builder.like(to, &name, format)).collect();
+        let send = (0..self.members).map(|i| part(builder, from, i, order.rows)).collect();
+        let landing =
+            |j: usize| Region { heads: blocks.of(j), ..all(builder, landings[j % blocks.replicas]) };
+        let recv = (0..self.members).map(landing).collect();
+        let work = Work::AllToAll { communicator: self.communicator, send, recv };
+        builder.push(rank, COMMUNICATION, work);
+        (landings, builder.record(rank, COMMUNICATION))
+    }
+
+    /// A statistic of the rank's query heads becomes one of all heads on every member.
+    pub(super) fn gather_heads(&self, builder: &mut Builder, rank: usize, from: BufferId, to: BufferId) {
+        let ready = builder.record(rank, COMPUTE);
+        builder.wait(rank, COMMUNICATION, ready);
+        let whole = every_head(builder, to);
+        let regions = (0..self.members).map(|member| Region { heads: self.heads.q(member), ..whole.clone() });
+        let work = Work::AllGather {
+            communicator: self.communicator,
+            to: regions.collect(),
+            from: every_head(builder, from),
+        };
+        builder.push(rank, COMMUNICATION, work);
+    }
+}
+
+/// Scratch like `model` with other rows and heads.
+pub(super) fn resized(
+    builder: &mut Builder,
+    model: BufferId,
+    name: &str,
+    rows: usize,
+    heads: usize,
+) -> BufferId {
+    let model = builder.describe(model).clone();
+    let rows = if model.axes == Axes::Heads { model.rows } else { rows };
+    builder.buffer(Buffer { name: name.into(), role: Role::Scratch, rows, heads, ..model })
+}
