@@ -236,6 +236,11 @@ fn single_is_exact() {
     every_balance(|cp| (cp == 1).then_some(Algorithm::Single), &[Balance::Contiguous], 1, 300);
 }
 
+#[test]
+fn the_ring_is_exact() {
+    every_balance(|_| Some(Algorithm::Ring), &[Balance::Contiguous, DUAL, STRIPES], 6, 60);
+}
+
 const ALL: [Balance; 5] =
     [Balance::Contiguous, DUAL, STRIPES, Balance::Striped { stripe: 2 }, Balance::Striped { stripe: 3 }];
 

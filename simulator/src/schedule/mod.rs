@@ -12,8 +12,8 @@
 mod all_gather;
 mod all_to_all;
 mod build;
-mod partition;
 mod collect;
+mod partition;
 mod ring;
 mod single;
 

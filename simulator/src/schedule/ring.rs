@@ -22,7 +22,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Balance, Format, Mask, Problem, Run, Sink, Softmax};
+use seamproof_oracle::{Balance, Format, Mask, Pass, Problem, Run, Sink, Softmax};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::{
@@ -52,7 +52,10 @@ pub fn ring(problem: &Problem) -> Result<Schedule, BuildError> {
     let (mask, softmax) = (problem.mask, problem.softmax);
     let core = RingCore { mask, softmax, shards: &shards, members: &members, communicator: 0 };
     core.forward(&mut builder);
-    core.backward(&mut builder);
+    if problem.pass == Pass::Backward {
+        builder.begin_backward();
+        core.backward(&mut builder);
+    }
     Ok(builder.finish())
 }
 
@@ -412,11 +415,11 @@ fn exchange(
     builder.record(rank, COMMUNICATION)
 }
 
-/// Orders what the main stream has done before everything on the others.
+/// Orders what the main stream has done before all communication, and so before what the other stream computes: its
+/// first step waits for a KV that has arrived.
 fn fork(builder: &mut Builder, rank: usize, steps: usize) {
     if steps > 1 {
         let start = builder.record(rank, MAIN);
-        builder.wait(rank, COMPUTE[1], start);
         builder.wait(rank, COMMUNICATION, start);
     }
 }
@@ -447,3 +450,6 @@ fn owned(runs: impl Iterator<Item = Run>) -> Vec<RowPair> {
     });
     build::same_rows(&runs)
 }
+
+#[cfg(test)]
+mod tests;
