@@ -248,3 +248,17 @@ fn all_gather_is_exact() {
 fn all_to_all_is_exact() {
     every_balance(|_| Some(Algorithm::AllToAll), &ALL, 5, 60);
 }
+
+#[test]
+fn the_ring_is_exact() {
+    every_balance(|_| Some(Algorithm::Ring), &[Balance::Contiguous, DUAL, STRIPES], 6, 60);
+}
+
+#[test]
+fn hierarchical_is_exact() {
+    for members in 1..=4 {
+        let algorithm =
+            |cp: usize| cp.is_multiple_of(members).then_some(Algorithm::Hierarchical { all_to_all: members });
+        every_balance(algorithm, &[Balance::Contiguous, DUAL], 8, 40);
+    }
+}

@@ -22,7 +22,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Balance, Format, Mask, Problem, Run, Sink, Softmax};
+use seamproof_oracle::{Balance, Format, Mask, Pass, Problem, Run, Sink, Softmax};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::{
@@ -52,7 +52,10 @@ pub fn ring(problem: &Problem) -> Result<Schedule, BuildError> {
     let (mask, softmax) = (problem.mask, problem.softmax);
     let core = RingCore { mask, softmax, shards: &shards, members: &members, communicator: 0 };
     core.forward(&mut builder);
-    core.backward(&mut builder);
+    if problem.pass == Pass::Backward {
+        builder.begin_backward();
+        core.backward(&mut builder);
+    }
     Ok(builder.finish())
 }
 
