@@ -70,7 +70,7 @@ fn gemm_rate(threads: usize) -> f64 {
 
 /// The oracle's forward and backward, with the envelope of a subject that sums serially where `envelope` is set.
 fn run_oracle(problem: &Problem, inputs: &Inputs, envelope: bool) {
-    let tiles = Partition { q_tile: 128, kv_tile: 128 };
+    let tiles = Partition::single(128, 128);
     let model = envelope.then(|| Model::new(problem, Accumulation::F32Serial, tiles));
     let forward = blocked::forward(problem, inputs, model.as_ref());
     let saved = Saved::from(&forward.exact);

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod evaluate;
 pub mod generate;
 pub mod judge;
+pub mod layout;
 pub mod prose;
 pub mod record;
 pub mod shrink;

@@ -123,14 +123,52 @@ fn tree_roundings(n: usize, width: usize) -> usize {
     n.div_ceil(width) + width.next_power_of_two().trailing_zeros() as usize
 }
 
-/// How a subject cuts a problem's sums into separately rounded pieces. One rank and one kernel: tiles only. Pieces
-/// that are merged (ring steps, splits) come with context parallelism.
+/// How a subject cuts a problem's sums into separately rounded pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
     /// Query rows of a tile.
     pub q_tile: usize,
     /// Keys of a tile: the running maximum and sum change once a tile.
     pub kv_tile: usize,
+    /// How a row's partial results are merged.
+    pub merges: Merges,
+    /// How partial gradients are added up.
+    pub sums: Sums,
+}
+
+/// Partial outs and LSEs of one row, computed by separate launches and merged (ring steps, splits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Merges {
+    /// Merges that a row goes through at most; 0 where one launch makes the final row.
+    pub count: usize,
+    /// What a launch's partial out is stored in.
+    pub step: Format,
+    /// What the running out is stored in.
+    pub running: Format,
+    /// Whether the weighted partial out is rounded to the running format before it is added.
+    pub product_rounded: bool,
+}
+
+/// Partial gradients of one row, computed by separate launches, stored and added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sums {
+    /// Roundings of a partial sum on its way, in all; 0 where one launch makes the final gradient.
+    pub count: usize,
+    /// What they round to.
+    pub format: Format,
+}
+
+impl Partition {
+    /// One launch makes every row: tiles only.
+    pub fn single(q_tile: usize, kv_tile: usize) -> Partition {
+        let f32 = Format::F32;
+        Partition {
+            q_tile,
+            kv_tile,
+            merges: Merges { count: 0, step: f32, running: f32, product_rounded: false },
+            sums: Sums { count: 0, format: f32 },
+        }
+    }
 }
 
 /// The declared arithmetic of a subject on one problem: everything that the terms need besides exact quantities.
@@ -227,13 +265,58 @@ impl Model {
         keys.div_ceil(self.partition.kv_tile.max(1)) + 1
     }
 
+    /// Largest magnitude of an LSE of part of a row: every logit is at most `max_abs`, and there are `keys + 1` terms.
+    fn partial_lse(row: &Row) -> f64 {
+        row.max_abs + libm::log(row.keys as f64 + 1.0)
+    }
+
+    /// What merging adds to the relative error of a weight. A step's share of the final row is `e^(step lse − lse)`
+    /// times its normalised weights; the step's own row sum cancels between the two, and what is left is the error of
+    /// storing the step's LSE, and for each merge an exponential, its argument, a product and a sum.
+    fn merge_theta(&self, row: &Row) -> f64 {
+        let count = self.partition.merges.count as f64;
+        if count == 0.0 {
+            return 0.0;
+        }
+        let lse = Model::partial_lse(row);
+        let stored = F32_ROUNDOFF * (5.0 * lse + 4.0) + LOG_ERROR + LOG_RELATIVE_ERROR * lse;
+        let each = EXP_ERROR + F32_ROUNDOFF * (2.0 * lse + 4.0);
+        expm1_upper(stored + count * each)
+    }
+
+    /// What merging adds to the error of the LSE: each merge is an `ln(e^a + e^b)`.
+    fn merge_lse(&self, row: &Row) -> f64 {
+        let each = EXP_ERROR + LOG_ERROR + F32_ROUNDOFF * (4.0 * Model::partial_lse(row) + 4.0);
+        self.partition.merges.count as f64 * each
+    }
+
+    /// What storing partial outs adds to a row's error, relative to `Σ p|v|`: a rounding of each partial out, and for
+    /// each merge one of the running out and perhaps one of the product.
+    fn merge_out(&self) -> f64 {
+        let Merges { count, step, running, product_rounded } = self.partition.merges;
+        if count == 0 {
+            return 0.0;
+        }
+        // Where steps cancel, the f32 operations that normalise and weigh a partial out no longer shrink with the out.
+        let each = running.unit_roundoff() * if product_rounded { 2.0 } else { 1.0 } + 4.0 * F32_ROUNDOFF;
+        1.01 * (step.unit_roundoff() + 4.0 * F32_ROUNDOFF + count as f64 * each)
+    }
+
+    /// What adding partial gradients adds to their error, relative to the sum of magnitudes.
+    fn sum_error(&self) -> f64 {
+        1.01 * self.partition.sums.count as f64 * self.partition.sums.format.unit_roundoff()
+    }
+
     /// `θ`: relative error of an unrounded weight whose logit has the absolute error `logit_error`.
     fn theta(&self, row: &Row, logit: f64, logit_error: f64) -> f64 {
         let eta =
             logit_error + F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range);
         // R: how often the running maximum can grow, the sink's turn at the end included.
         let rescalings = self.tiles(row.keys) as f64;
-        expm1_upper(eta) + EXP_ERROR * (1.0 + rescalings) + 3.0 * F32_ROUNDOFF * rescalings
+        expm1_upper(eta)
+            + EXP_ERROR * (1.0 + rescalings)
+            + 3.0 * F32_ROUNDOFF * rescalings
+            + self.merge_theta(row)
     }
 
     /// The errors that one pair adds to its row. `p` is the exact weight, `g` is [`Model::value_sum`] of the row.
@@ -248,7 +331,7 @@ impl Model {
 
     /// `g(n)` of the product of weights and values for a row of `keys` visible keys.
     pub fn value_sum(&self, keys: usize) -> f64 {
-        self.accumulation.products(keys)
+        self.accumulation.products(keys) + self.merge_out()
     }
 
     /// Relative error of a row's denominator, given `Σ p·θ` over its keys.
@@ -256,7 +339,8 @@ impl Model {
         let sink = row
             .sink
             .map_or(0.0, |sink| libm::exp(sink - row.lse) * self.theta(row, sink, F32_ROUNDOFF * sink.abs()));
-        weight_errors + sink + self.accumulation.row_sum(row.keys + 1, self.tiles(row.keys))
+        let sum = self.accumulation.row_sum(row.keys + 1, self.tiles(row.keys));
+        weight_errors + sink + sum + self.merge_lse(row)
     }
 
     /// Bound of one element of out. `value_errors` is `Σ_j PairError::value·|v|`, `value_max` the largest `|v|` seen.
@@ -298,8 +382,8 @@ impl Model {
     /// The sums over queries and keys that [`Model::gradient_pair`] needs: `g` of dk and dv for `queries` rows in all
     /// (of every query head of the group), and `g` of dq for `keys` keys.
     pub fn gradient_sums(&self, queries: usize, keys: usize) -> (f64, f64) {
-        let by_query = self.accumulation.products(queries);
-        (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile))
+        let by_query = self.accumulation.products(queries) + self.sum_error();
+        (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error())
     }
 
     /// The errors that one pair adds to the gradients. `p` and `ds` are exact given the saved out and lse; `x` is

@@ -1,9 +1,9 @@
 //! Walking the real rows of a result, and keeping the worst element.
 
 use ndarray::{ArrayView1, ArrayView2, ArrayView3};
-use seamproof_oracle::{Problem, Run, Side};
+use seamproof_oracle::{Side, TensorName};
 
-use crate::backend::TensorName;
+use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding, Place};
 
 /// A result tensor of any of the shapes that results have.
@@ -18,12 +18,13 @@ pub(super) enum View<'a, T> {
 }
 
 impl<T: Copy> View<'_, T> {
-    fn side(&self) -> Side {
+    /// The side whose rows it has.
+    pub(super) fn side(&self) -> Side {
         if let View::Rows(_, side) = self { *side } else { Side::Q }
     }
 
     /// Heads and lanes of a row.
-    fn extent(&self) -> (usize, usize) {
+    pub(super) fn extent(&self) -> (usize, usize) {
         match self {
             View::Rows(array, _) => (array.shape()[1], array.shape()[2]),
             View::Statistic(array) => (array.shape()[0], 1),
@@ -40,8 +41,8 @@ impl<T: Copy> View<'_, T> {
         }
     }
 
-    /// Calls `visit(row, place)` for the first lane of every real row and head; lanes follow by [`View::lanes`].
-    pub(super) fn real(&self, problem: &Problem, mut visit: impl FnMut(usize, usize, Place)) {
+    /// Calls `visit(row, head, place)` for every real row and head of a layout; lanes follow by [`View::lanes`].
+    pub(super) fn real(&self, layout: &RankLayout, mut visit: impl FnMut(usize, usize, Place)) {
         let (heads, _) = self.extent();
         if let View::Heads(_) = self {
             for head in 0..heads {
@@ -49,12 +50,15 @@ impl<T: Copy> View<'_, T> {
             }
             return;
         }
-        for (index, sequence) in problem.sequences.iter().enumerate() {
-            let run: Run = if self.side() == Side::Q { sequence.q } else { sequence.kv };
-            for (position, row) in run.real_rows().enumerate() {
+        for placed in &layout.side(self.side()).runs {
+            for (i, row) in placed.local.real_rows().enumerate() {
                 for head in 0..heads {
-                    let place =
-                        Place { sequence: Some(index), head: Some(head), row: Some(position), lane: None };
+                    let place = Place {
+                        sequence: Some(placed.sequence),
+                        head: Some(head),
+                        row: Some(placed.piece.start + i * placed.piece.step),
+                        lane: None,
+                    };
                     visit(row, head, place);
                 }
             }

@@ -6,6 +6,7 @@ use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Side, blocked
 
 use super::compare::{View, Worst};
 use crate::backend::{Backend, RankGradients, RankOutputs, TensorName};
+use crate::layout::whole;
 use crate::verdict::{Check, Finding, Margin, Verdict};
 
 /// Judges the forward, LSE first, then the backward on the out and lse that the subject returned.
@@ -47,7 +48,7 @@ fn saved(problem: &Problem, rank: &RankOutputs, lse: &Array2<f32>) -> Saved {
         lse: Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY),
     };
     let out = View::Rows(rank.out.view(), Side::Q);
-    out.real(problem, |row, head, _| {
+    out.real(&whole(problem), |row, head, _| {
         saved.lse[[head, row]] = f64::from(lse[[head, row]]);
         for lane in 0..out.lanes() {
             saved.out[[row, head, lane]] = f64::from(rank.out[[row, head, lane]]);
@@ -113,7 +114,7 @@ fn compare(
 ) -> Option<Finding> {
     let mut worst =
         Worst::new(Check::Envelope, tensor, "further from the exact value than rounding explains");
-    got.real(problem, |row, head, place| {
+    got.real(&whole(problem), |row, head, place| {
         for lane in 0..got.lanes() {
             let (value, right, bound) =
                 (f64::from(got.at(row, head, lane)), exact.at(row, head, lane), bound.at(row, head, lane));

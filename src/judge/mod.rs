@@ -7,6 +7,7 @@
 //! each element within the largest honest error of the exact answer, the LSE first; the backward is judged on the out
 //! and lse that the subject itself returned.
 
+mod assemble;
 mod compare;
 mod envelope;
 mod poison;
@@ -18,6 +19,7 @@ use seamproof_oracle::{Inputs, Problem};
 
 use crate::backend::{Backend, Outputs, PaddingInputs, RunError};
 use crate::generate::Malformed;
+use crate::layout;
 use crate::values::{self, Poison};
 use crate::verdict::{Check, Finding, Place, Verdict};
 
@@ -44,20 +46,29 @@ pub fn judge(backend: &dyn Backend, problem: &Problem) -> Verdict {
         (Err(RunError::Refused(got)), Some(expected)) if got == expected => return Verdict::Refused(got),
         (result, expected) => return capability_verdict(result, expected),
     };
-    if let Some(finding) = structure::check(backend, problem, &first) {
+    let layouts = match layout::layouts(problem) {
+        Ok(layouts) => layouts,
+        Err(error) => return Verdict::Infrastructure(format!("the subject ran what cannot be cut: {error}")),
+    };
+    if let Some(finding) = structure::check(backend, problem, &layouts, &first) {
         return finding.into();
     }
     let second = match run(backend, problem, &poisoned(&inputs, problem, fills[1])) {
         Ok(outputs) => outputs,
         Err(error) => return capability_verdict(Err(error), None),
     };
-    if let Some(finding) = structure::check(backend, problem, &second) {
+    if let Some(finding) = structure::check(backend, problem, &layouts, &second) {
         return finding.into();
     }
-    if let Some(finding) = poison::check(problem, &first.ranks[0], &second.ranks[0]) {
+    let assembled = [first, second].map(|outputs| assemble::assemble(problem, &layouts, outputs.ranks));
+    let [first, second] = match assembled {
+        [Ok(first), Ok(second)] => [first, second],
+        [Err(finding), _] | [_, Err(finding)] => return (*finding).into(),
+    };
+    if let Some(finding) = poison::check(&layout::whole(problem), &first, &second) {
         return finding.into();
     }
-    envelope::check(backend, problem, &inputs, &first.ranks[0])
+    envelope::check(backend, problem, &inputs, &first)
 }
 
 /// Judges the validation: fields with one planted rule broken must be refused by exactly that rule.

@@ -1,18 +1,17 @@
 //! Poison: what padding and slack rows of the inputs hold must not change one bit of a real row.
 
-use seamproof_oracle::Problem;
-
 use super::compare::Worst;
 use super::structure::results;
 use crate::backend::RankOutputs;
+use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding};
 
 /// The first tensor in which two runs with different poison differ.
-pub(super) fn check(problem: &Problem, first: &RankOutputs, second: &RankOutputs) -> Option<Finding> {
+pub(super) fn check(layout: &RankLayout, first: &RankOutputs, second: &RankOutputs) -> Option<Finding> {
     results(first).into_iter().zip(results(second)).find_map(|((tensor, a), (_, b))| {
         let what = "a real row depends on what padding rows of the inputs hold";
         let mut worst = Worst::new(Check::Poison, tensor, what);
-        a.real(problem, |row, head, place| {
+        a.real(layout, |row, head, place| {
             for lane in 0..a.lanes() {
                 let (with, without) = (a.at(row, head, lane), b.at(row, head, lane));
                 worst.compared();

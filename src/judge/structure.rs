@@ -5,6 +5,7 @@ use seamproof_simulator::{Damage, is_unwritten};
 
 use super::compare::{View, Worst};
 use crate::backend::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
+use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding, Place};
 
 /// Every result of a rank with its name; those that the subject hides are left out.
@@ -22,34 +23,48 @@ pub(super) fn results(rank: &RankOutputs) -> Vec<(TensorName, View<'_, f32>)> {
 }
 
 /// The first structural fault of a run.
-pub(super) fn check(backend: &dyn Backend, problem: &Problem, outputs: &Outputs) -> Option<Finding> {
-    let [rank] = outputs.ranks.as_slice() else {
-        let what = format!("{} ranks answered; the problem has 1", outputs.ranks.len());
+pub(super) fn check(
+    backend: &dyn Backend,
+    problem: &Problem,
+    layouts: &[RankLayout],
+    outputs: &Outputs,
+) -> Option<Finding> {
+    if outputs.ranks.len() != layouts.len() {
+        let what = format!("{} ranks answered; the problem has {}", outputs.ranks.len(), layouts.len());
         return Some(super::whole_case(Check::Structure, what));
+    }
+    let contract = backend.padding().outputs;
+    let ranks = || layouts.iter().zip(&outputs.ranks).enumerate();
+    let on_rank = |rank: usize, finding: Finding| match layouts.len() {
+        1 => finding,
+        _ => Finding { what: format!("on rank {rank}: {}", finding.what), ..finding },
     };
-    if let Some(finding) = wrong_shape(problem, rank) {
+    if let Some(finding) = ranks().find_map(|(rank, (layout, outputs))| {
+        wrong_shape(problem, layout, outputs).map(|finding| on_rank(rank, finding))
+    }) {
         return Some(finding);
     }
     if let Some(damage) = outputs.damage.first() {
         return Some(guard_finding(damage));
     }
-    let contract = backend.padding().outputs;
-    results(rank).into_iter().find_map(|(tensor, view)| {
-        unwritten(problem, tensor, &view).or_else(|| padding(problem, contract, tensor, &view))
+    ranks().find_map(|(rank, (layout, outputs))| {
+        let finding = results(outputs).into_iter().find_map(|(tensor, view)| {
+            unwritten(layout, tensor, &view).or_else(|| padding(layout, contract, tensor, &view))
+        });
+        finding.map(|finding| on_rank(rank, finding))
     })
 }
 
-fn wrong_shape(problem: &Problem, rank: &RankOutputs) -> Option<Finding> {
-    let lse = problem.lse_shape();
-    let mut shapes = vec![(TensorName::Out, rank.out.shape(), problem.out_shape().to_vec())];
-    shapes.extend(rank.lse.iter().map(|array| (TensorName::Lse, array.shape(), lse.to_vec())));
-    shapes.extend(
-        rank.max_logit.iter().map(|array| (TensorName::MaxLogit, array.shape(), vec![problem.heads.q])),
-    );
+fn wrong_shape(problem: &Problem, layout: &RankLayout, rank: &RankOutputs) -> Option<Finding> {
+    let (q, kv) = (layout.q.rows, layout.kv.rows);
+    let (heads, dims) = (problem.heads, problem.dims);
+    let mut shapes = vec![(TensorName::Out, rank.out.shape(), vec![q, heads.q, dims.v])];
+    shapes.extend(rank.lse.iter().map(|array| (TensorName::Lse, array.shape(), vec![heads.q, q])));
+    shapes.extend(rank.max_logit.iter().map(|array| (TensorName::MaxLogit, array.shape(), vec![heads.q])));
     if let Some(gradients) = &rank.gradients {
-        shapes.push((TensorName::Dq, gradients.dq.shape(), problem.q_shape().to_vec()));
-        shapes.push((TensorName::Dk, gradients.dk.shape(), problem.k_shape().to_vec()));
-        shapes.push((TensorName::Dv, gradients.dv.shape(), problem.v_shape().to_vec()));
+        shapes.push((TensorName::Dq, gradients.dq.shape(), vec![q, heads.q, dims.qk]));
+        shapes.push((TensorName::Dk, gradients.dk.shape(), vec![kv, heads.kv, dims.qk]));
+        shapes.push((TensorName::Dv, gradients.dv.shape(), vec![kv, heads.kv, dims.v]));
         shapes.push((TensorName::Dsink, gradients.dsink.shape(), vec![problem.learnable_sinks()]));
     }
     let whole = |tensor, what| Finding { tensor, ..super::whole_case(Check::Structure, what) };
@@ -74,9 +89,9 @@ fn guard_finding(damage: &Damage) -> Finding {
     super::whole_case(Check::Structure, what)
 }
 
-fn unwritten(problem: &Problem, tensor: TensorName, view: &View<'_, f32>) -> Option<Finding> {
+fn unwritten(layout: &RankLayout, tensor: TensorName, view: &View<'_, f32>) -> Option<Finding> {
     let mut worst = Worst::new(Check::Structure, tensor, "a real row was never written");
-    view.real(problem, |row, head, place| {
+    view.real(layout, |row, head, place| {
         for lane in 0..view.lanes() {
             worst.compared();
             if is_unwritten(view.at(row, head, lane)) {
@@ -89,30 +104,18 @@ fn unwritten(problem: &Problem, tensor: TensorName, view: &View<'_, f32>) -> Opt
 
 /// Owned rows past the real ones follow the contract; rows that no sequence owns keep what they held.
 fn padding(
-    problem: &Problem,
+    layout: &RankLayout,
     contract: PaddingOutputs,
     tensor: TensorName,
     view: &View<'_, f32>,
 ) -> Option<Finding> {
-    let side = match view {
-        View::Heads(_) => return None,
-        View::Statistic(_) => Side::Q,
-        View::Rows(_, side) => *side,
-    };
-    let runs = || {
-        problem
-            .sequences
-            .iter()
-            .map(|sequence| if side == Side::Q { sequence.q } else { sequence.kv })
-            .enumerate()
-    };
+    if matches!(view, View::Heads(_)) {
+        return None;
+    }
+    let side = layout.side(view.side());
     let neutral = if tensor == TensorName::Lse { f32::NEG_INFINITY } else { 0.0 };
     let mut worst = Worst::new(Check::Structure, tensor, "a padding row breaks the contract");
-    let heads = match view {
-        View::Rows(array, _) => array.shape()[1],
-        View::Statistic(array) => array.shape()[0],
-        View::Heads(_) => 0,
-    };
+    let heads = view.extent().0;
     let mut visit = |row: usize, place: Place, contract: PaddingOutputs| {
         for (head, lane) in (0..heads).flat_map(|head| (0..view.lanes()).map(move |lane| (head, lane))) {
             let got = view.at(row, head, lane);
@@ -131,17 +134,17 @@ fn padding(
             }
         }
     };
-    let rows = if side == Side::Q { problem.rows.q } else { problem.rows.kv };
-    let mut owned = vec![false; rows];
-    for (index, run) in runs() {
-        run.real_rows().for_each(|row| owned[row] = true);
-        for (position, row) in (run.len..).zip(Run::padding_rows(&run)) {
+    let mut owned = vec![false; side.rows];
+    for placed in &side.runs {
+        placed.local.real_rows().for_each(|row| owned[row] = true);
+        for (i, row) in (placed.local.len..).zip(Run::padding_rows(&placed.local)) {
             owned[row] = true;
-            let place = Place { sequence: Some(index), row: Some(position), ..Place::default() };
+            let position = placed.piece.start + i * placed.piece.step;
+            let place = Place { sequence: Some(placed.sequence), row: Some(position), ..Place::default() };
             visit(row, place, contract);
         }
     }
-    for row in (0..rows).filter(|&row| !owned[row]) {
+    for row in (0..side.rows).filter(|&row| !owned[row]) {
         visit(row, Place { row: Some(row), ..Place::default() }, PaddingOutputs::Untouched);
     }
     worst.finding()

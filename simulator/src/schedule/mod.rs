@@ -12,6 +12,7 @@
 mod all_gather;
 mod all_to_all;
 mod build;
+mod partition;
 mod collect;
 mod exchange;
 mod hierarchical;

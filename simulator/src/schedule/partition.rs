@@ -1,0 +1,67 @@
+//! What a schedule's steps do to the envelope: how often partial results are merged and partial gradients are stored.
+
+use seamproof_oracle::Format;
+use seamproof_oracle::envelope::{Merges, Partition, Sums};
+
+use super::{MergeStyle, Schedule, Work};
+use crate::emulated::Tiles;
+
+impl Schedule {
+    /// The partition of a subject that runs this schedule on kernels with these tiles: for each kind of rounding the
+    /// largest count of any rank, and the coarsest format that any step stores.
+    pub fn partition(&self, tiles: Tiles) -> Partition {
+        let mut partition = Partition::single(tiles.q, tiles.kv);
+        for program in &self.ranks {
+            let (merges, sums) = self.roundings(program.operations.iter().map(|operation| &operation.work));
+            partition.merges = Merges {
+                count: partition.merges.count.max(merges.count),
+                step: coarser(partition.merges.step, merges.step),
+                running: coarser(partition.merges.running, merges.running),
+                product_rounded: partition.merges.product_rounded || merges.product_rounded,
+            };
+            partition.sums = Sums {
+                count: partition.sums.count.max(sums.count),
+                format: coarser(partition.sums.format, sums.format),
+            };
+        }
+        // Gradients that travel are added on every rank that they visit.
+        let travels = self.ranks.len() > 1 && partition.sums.count > 0;
+        partition.sums.count *= if travels { self.ranks.len() } else { 1 };
+        partition
+    }
+
+    /// One rank's merges and stored sums.
+    fn roundings<'a>(&self, works: impl Iterator<Item = &'a Work>) -> (Merges, Sums) {
+        let Partition { mut merges, mut sums, .. } = Partition::single(1, 1);
+        for work in works {
+            match work {
+                Work::Merge(merge) => {
+                    merges.count += 1;
+                    merges.step = coarser(merges.step, self.buffers[merge.step_out.0].format);
+                    merges.running = coarser(merges.running, self.buffers[merge.out.0].format);
+                    let rounded = MergeStyle::Weighted { product_rounded: true };
+                    merges.product_rounded |= merge.style == rounded;
+                }
+                Work::ApplySink { out, .. } => {
+                    merges.count += 1;
+                    merges.running = coarser(merges.running, self.buffers[out.0].format);
+                }
+                Work::Accumulate { from, to, .. } => {
+                    sums.count += 2;
+                    let (from, to) = (self.buffers[from.0].format, self.buffers[to.0].format);
+                    sums.format = coarser(sums.format, coarser(from, to));
+                }
+                Work::ReduceScatter { to, .. } => {
+                    sums.count += self.ranks.len();
+                    sums.format = coarser(sums.format, self.buffers[to.buffer.0].format);
+                }
+                _ => {}
+            }
+        }
+        (merges, sums)
+    }
+}
+
+fn coarser(a: Format, b: Format) -> Format {
+    if b.precision_bits() < a.precision_bits() { b } else { a }
+}
