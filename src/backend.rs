@@ -95,9 +95,6 @@ pub enum ParallelRule {
     /// Super-chunks exist for these cuts only.
     #[error("the hierarchical algorithm takes contiguous and dual-chunk balance only")]
     HierarchicalBalance,
-    /// No builder.
-    #[error("the algorithm has no builder")]
-    NoBuilder,
 }
 
 impl ParallelRule {
@@ -109,7 +106,6 @@ impl ParallelRule {
             ParallelRule::KvHeads => "kv heads",
             ParallelRule::RingStripe => "ring stripe",
             ParallelRule::HierarchicalBalance => "hierarchical balance",
-            ParallelRule::NoBuilder => "no builder",
         }
     }
 }
@@ -222,7 +218,9 @@ fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
         Balance::DualChunk => 2 * size,
         Balance::Striped { stripe } => size.saturating_mul(stripe),
     };
-    for run in [|s: &Sequence| s.q, |s: &Sequence| s.kv].iter().flat_map(|side| problem.sequences.iter().map(side)) {
+    for run in
+        [|s: &Sequence| s.q, |s: &Sequence| s.kv].iter().flat_map(|side| problem.sequences.iter().map(side))
+    {
         if run.step != 1 {
             return Some(ParallelRule::ConsecutiveRows);
         }

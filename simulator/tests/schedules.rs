@@ -236,11 +236,6 @@ fn single_is_exact() {
     every_balance(|cp| (cp == 1).then_some(Algorithm::Single), &[Balance::Contiguous], 1, 300);
 }
 
-#[test]
-fn the_ring_is_exact() {
-    every_balance(|_| Some(Algorithm::Ring), &[Balance::Contiguous, DUAL, STRIPES], 6, 60);
-}
-
 const ALL: [Balance; 5] =
     [Balance::Contiguous, DUAL, STRIPES, Balance::Striped { stripe: 2 }, Balance::Striped { stripe: 3 }];
 
@@ -252,4 +247,18 @@ fn all_gather_is_exact() {
 #[test]
 fn all_to_all_is_exact() {
     every_balance(|_| Some(Algorithm::AllToAll), &ALL, 5, 60);
+}
+
+#[test]
+fn the_ring_is_exact() {
+    every_balance(|_| Some(Algorithm::Ring), &[Balance::Contiguous, DUAL, STRIPES], 6, 60);
+}
+
+#[test]
+fn hierarchical_is_exact() {
+    for members in 1..=4 {
+        let algorithm =
+            |cp: usize| cp.is_multiple_of(members).then_some(Algorithm::Hierarchical { all_to_all: members });
+        every_balance(algorithm, &[Balance::Contiguous, DUAL], 8, 40);
+    }
 }

@@ -227,7 +227,6 @@ fn rule(error: &BuildError) -> ParallelRule {
         BuildError::KvHeads { .. } => ParallelRule::KvHeads,
         BuildError::RingStripe { .. } => ParallelRule::RingStripe,
         BuildError::HierarchicalBalance => ParallelRule::HierarchicalBalance,
-        BuildError::NoBuilder => ParallelRule::NoBuilder,
     }
 }
 

@@ -29,15 +29,22 @@ pub fn all_gather(problem: &Problem) -> Result<Schedule, BuildError> {
     let ranks = problem.parallel.size();
     let mut builder = Builder::new(ranks);
     let order = rank_order(&shards.kv, 0..ranks);
+    let mut gathered = Vec::new();
     for rank in 0..ranks {
         let local = build::local(&mut builder, problem, &shards, rank);
         let mut program =
             Rank { problem, shards: &shards, order: &order, rank, local, builder: &mut builder };
         let [k, v] = program.gather();
         program.forward(k, v);
-        if let Some(backward) = local.backward {
-            program.backward(&backward, k, v);
-        }
+        gathered.extend(local.backward.map(|to| (local, to, k, v)));
+    }
+    if !gathered.is_empty() {
+        builder.begin_backward();
+    }
+    for (rank, (local, to, k, v)) in gathered.into_iter().enumerate() {
+        let mut program =
+            Rank { problem, shards: &shards, order: &order, rank, local, builder: &mut builder };
+        program.backward(&to, k, v);
     }
     Ok(builder.finish())
 }
@@ -93,7 +100,6 @@ impl Rank<'_> {
     }
 
     fn backward(&mut self, to: &LocalBackward, k: BufferId, v: BufferId) {
-        self.builder.begin_backward(self.rank);
         self.sink_gradient(to);
         let launches = self.backward_launches();
         let everything = [Run::packed(0, self.order_rows(), self.order_rows())];

@@ -12,11 +12,12 @@
 //! | [`BuildError::KvHeads`] | KV heads that are neither a multiple nor a divisor of the ranks |
 //! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart |
 
-use seamproof_oracle::{Format, Problem, Side};
+use seamproof_oracle::Problem;
 
-use super::build::{self, BuildError, Builder, Local, Shards};
-use super::collect::{COMPUTE, Exchange, HeadDeal, rank_order, resized};
-use super::{Attend, AttendBackward, BufferId, FillValue, PlacedRun, Schedule, Work};
+use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
+use super::collect::{COMPUTE, rank_order};
+use super::exchange::{Exchange, HeadDeal};
+use super::{Attend, AttendBackward, FillValue, PlacedRun, Schedule, Work};
 use crate::shard::Piece;
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -29,22 +30,23 @@ pub fn all_to_all(problem: &Problem) -> Result<Schedule, BuildError> {
     let exchange = Exchange::new(0, ranks, heads, &shards, orders);
     let call = whole_sequences(problem, &shards);
     let mut builder = Builder::new(ranks);
+    let mut blocks = Vec::new();
     for rank in 0..ranks {
-        let sinks = if problem.learnable_sinks() > 0 { heads.q(rank) } else { 0..0 };
-        let local = build::local_with_sinks(&mut builder, problem, &shards, rank, sinks);
-        let block = forward(&mut builder, rank, &exchange, &local, &call);
-        backward(&mut builder, rank, &exchange, &local, &block, problem, &call);
+        let local = build::local_with_sinks(&mut builder, problem, &shards, rank, heads.sinks(problem, rank));
+        let block = exchange.begin(&mut builder, rank, &local);
+        forward(&mut builder, rank, &block, &call);
+        exchange.end(&mut builder, rank, &block, &local);
+        blocks.extend(local.backward.map(|to| (rank, block, to)));
+    }
+    if !blocks.is_empty() {
+        builder.begin_backward();
+    }
+    for (rank, block, to) in blocks {
+        let gradients = exchange.begin_backward(&mut builder, rank, &block, &to);
+        backward(&mut builder, rank, &block, &gradients, &call);
+        exchange.end_backward(&mut builder, rank, &gradients, &to);
     }
     Ok(builder.finish())
-}
-
-/// A rank's block of heads, all rows in sequence order.
-struct Block {
-    q: BufferId,
-    k: BufferId,
-    v: BufferId,
-    out: BufferId,
-    lse: BufferId,
 }
 
 /// Every sequence as one segment of the collected buffers.
@@ -59,50 +61,17 @@ fn whole_sequences(problem: &Problem, shards: &Shards) -> AttentionCall {
     AttentionCall { segments, softmax: problem.softmax, policy: RowPolicy::Overwrite }
 }
 
-fn forward(
-    builder: &mut Builder,
-    rank: usize,
-    exchange: &Exchange,
-    local: &Local,
-    call: &AttentionCall,
-) -> Block {
-    let inputs = [(Side::Q, local.q), (Side::Kv, local.k), (Side::Kv, local.v)];
-    let [q, k, v] = exchange.collect(builder, rank, inputs);
-    let (rows, heads) = (builder.describe(q).rows, builder.describe(q).heads);
-    let out = resized(builder, local.out, "out collected", rows, heads);
-    let lse = resized(builder, local.lse, "lse collected", rows, heads);
-    let max_logit = resized(builder, local.max_logit, "max_logit of the block", 0, heads);
+fn forward(builder: &mut Builder, rank: usize, block: &Local, call: &AttentionCall) {
+    let &Local { q, k, v, sink, out, lse, max_logit, .. } = block;
     builder.fill(rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
-    let attend = Attend { call: call.clone(), q, k, v, sink: local.sink, out, lse, max_logit };
+    let attend = Attend { call: call.clone(), q, k, v, sink, out, lse, max_logit };
     builder.push(rank, COMPUTE, Work::Attend(attend));
-    exchange.deal(builder, rank, [(Side::Q, out, local.out), (Side::Q, lse, local.lse)]);
-    exchange.gather_heads(builder, rank, max_logit, local.max_logit);
-    Block { q, k, v, out, lse }
 }
 
-/// Nothing for a problem without a backward.
-fn backward(
-    builder: &mut Builder,
-    rank: usize,
-    exchange: &Exchange,
-    local: &Local,
-    block: &Block,
-    problem: &Problem,
-    call: &AttentionCall,
-) {
-    let Some(to) = local.backward else { return };
-    builder.begin_backward(rank);
-    let &Block { q, k, v, out, lse } = block;
-    let [dout] = exchange.collect(builder, rank, [(Side::Q, to.dout)]);
-    let format = problem.precision.gradients.format;
-    let dq = builder.like(q, "dq collected", format);
-    // Partial gradients are rounded once, after they are added.
-    let format = if exchange.replicas() > 1 { Format::F32 } else { format };
-    let dk = builder.like(k, "dk collected", format);
-    let dv = builder.like(v, "dv collected", format);
-    let sink = local.sink.zip(to.dsink);
-    let call = call.clone();
+fn backward(builder: &mut Builder, rank: usize, block: &Local, to: &LocalBackward, call: &AttentionCall) {
+    let &Local { q, k, v, out, lse, .. } = block;
+    let &LocalBackward { dout, dq, dk, dv, dsink } = to;
+    let (call, sink) = (call.clone(), block.sink.zip(dsink));
     let work = AttendBackward { call, q, k, v, dout, out, lse, sink, dq, dk, dv };
     builder.push(rank, COMPUTE, Work::AttendBackward(work));
-    exchange.deal(builder, rank, [(Side::Q, dq, to.dq), (Side::Kv, dk, to.dk), (Side::Kv, dv, to.dv)]);
 }

@@ -18,9 +18,6 @@ pub enum BuildError {
     /// A side that cannot be cut.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// An algorithm that has no builder.
-    #[error("this algorithm has no builder")]
-    NoBuilder,
     /// Query heads that cannot be dealt to ranks.
     #[error("{heads} query heads cannot be dealt to {ranks} ranks of an all-to-all; use a multiple")]
     QueryHeads {
@@ -112,10 +109,11 @@ impl Builder {
         self.schedule.placements.push(placement);
     }
 
-    /// Marks the beginning of a rank's backward pass; the first mark counts.
-    pub(super) fn begin_backward(&mut self, rank: usize) {
-        let program = &mut self.schedule.ranks[rank];
-        program.backward.get_or_insert(program.operations.len());
+    /// Marks the beginning of every rank's backward pass.
+    pub(super) fn begin_backward(&mut self) {
+        for program in &mut self.schedule.ranks {
+            program.backward = Some(program.operations.len());
+        }
     }
 
     /// Appends an operation to a rank's program.

@@ -13,6 +13,8 @@ mod all_gather;
 mod all_to_all;
 mod build;
 mod collect;
+mod exchange;
+mod hierarchical;
 mod partition;
 mod ring;
 mod single;
@@ -24,6 +26,7 @@ use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
 pub use all_gather::all_gather;
 pub use all_to_all::all_to_all;
 pub use build::BuildError;
+pub use hierarchical::hierarchical;
 pub use ring::ring;
 pub use single::single;
 
@@ -390,9 +393,9 @@ pub struct Schedule {
 pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
     match problem.parallel.algorithm {
         Algorithm::Single => single(problem),
+        Algorithm::Ring => ring(problem),
         Algorithm::AllGather => all_gather(problem),
         Algorithm::AllToAll => all_to_all(problem),
-        Algorithm::Ring => ring(problem),
-        Algorithm::Hierarchical { .. } => Err(BuildError::NoBuilder),
+        Algorithm::Hierarchical { all_to_all } => hierarchical(problem, all_to_all),
     }
 }

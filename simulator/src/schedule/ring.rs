@@ -100,7 +100,6 @@ impl RingCore<'_> {
     pub(super) fn backward(&self, builder: &mut Builder) {
         for (place, member) in self.members.iter().enumerate() {
             if let Some(gradients) = member.local.backward {
-                builder.begin_backward(member.rank);
                 let step = BackwardStep::new(builder, self, place, gradients);
                 self.backward_of(builder, place, &step);
                 self.sink_gradient(builder, place, gradients);

@@ -35,7 +35,7 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
         }),
     );
     if let Some(backward) = local.backward {
-        builder.begin_backward(0);
+        builder.begin_backward();
         builder.push(
             0,
             STREAM,

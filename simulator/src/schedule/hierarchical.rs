@@ -1,0 +1,168 @@
+//! Hierarchical: all-to-all inside groups, a ring between them (`a2a+p2p`).
+//!
+//! Of `A·P` ranks, rank `g = p·A + a` is *member* a of *group* p. The members of a group exchange rows for heads, and
+//! what they collect is exactly what one rank of a ring of P would hold: chunks `p·A … p·A + A − 1` of `2·A·P` are chunk
+//! p of `2·P`, and so are their mirrors. Member a of every group then runs a ring with the a-th block of heads, and the
+//! results travel back. The order of the collected rows is the sequence order of all ranks, read back through the
+//! sequence order of the ring.
+//!
+//! | refused | why |
+//! |---|---|
+//! | [`BuildError::HierarchicalBalance`] | stripes: those of a group's members are no stripes of a ring's rank |
+//! | [`BuildError::QueryHeads`] | query heads that are no multiple of a group's members |
+//! | [`BuildError::KvHeads`] | KV heads that are neither a multiple nor a divisor of a group's members |
+//! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart |
+
+use std::ops::Range;
+
+use seamproof_oracle::{Balance, Problem, Run};
+
+use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
+use super::collect::rank_order;
+use super::exchange::{Exchange, HeadDeal};
+use super::ring::{Member, RingCore};
+use super::{RowPair, Schedule};
+use crate::shard::{Shard, Slot};
+
+/// The hierarchical schedule with groups of `members` ranks, a divisor of the CP size; see the module's text for what
+/// is refused.
+pub fn hierarchical(problem: &Problem, members: usize) -> Result<Schedule, BuildError> {
+    if matches!(problem.parallel.balance, Balance::Striped { .. }) {
+        return Err(BuildError::HierarchicalBalance);
+    }
+    let heads = HeadDeal::new(problem.heads, members)?;
+    let shards = Shards::new(problem)?;
+    let ranks = problem.parallel.size();
+    let mut builder = Builder::new(ranks);
+    let ring = Shards { q: joined(&shards.q, members), kv: joined(&shards.kv, members) };
+    let exchanges = (0..ranks / members).map(|group| {
+        let of_group = group * members..(group + 1) * members;
+        let communicator = builder.communicator(of_group.clone().collect());
+        let order = |all: &Shard, ring: &Shard| ring_order(all, ring, group, of_group.clone());
+        let orders = [order(&shards.q, &ring.q), order(&shards.kv, &ring.kv)];
+        Exchange::new(communicator, members, heads, &shards, orders)
+    });
+    let exchanges: Vec<Exchange> = exchanges.collect();
+    let rings: Vec<usize> =
+        (0..members).map(|a| builder.communicator((a..ranks).step_by(members).collect())).collect();
+    let locals: Vec<Local> = (0..ranks)
+        .map(|rank| {
+            let sinks = heads.sinks(problem, rank % members);
+            build::local_with_sinks(&mut builder, problem, &shards, rank, sinks)
+        })
+        .collect();
+    let world = World { problem, members, exchanges: &exchanges, rings: &rings, shards: &ring };
+    world.build(&mut builder, &locals);
+    Ok(builder.finish())
+}
+
+/// All groups and rings.
+struct World<'a> {
+    problem: &'a Problem,
+    /// Members of a group.
+    members: usize,
+    /// For each group its exchange.
+    exchanges: &'a [Exchange],
+    /// For each member of a group the communicator of its ring.
+    rings: &'a [usize],
+    /// Both sides cut over the ranks of a ring.
+    shards: &'a Shards,
+}
+
+impl World<'_> {
+    fn build(&self, builder: &mut Builder, locals: &[Local]) {
+        let mut blocks: Vec<Local> =
+            locals.iter().enumerate().map(|(g, local)| self.exchange(g).begin(builder, g, local)).collect();
+        self.on_rings(&blocks, |ring| ring.forward(builder));
+        for (g, (block, local)) in blocks.iter().zip(locals).enumerate() {
+            self.exchange(g).end(builder, g, block, local);
+        }
+        let results: Vec<LocalBackward> = locals.iter().filter_map(|local| local.backward).collect();
+        if results.is_empty() {
+            return;
+        }
+        builder.begin_backward();
+        let mut gradients = Vec::new();
+        for (g, (block, to)) in blocks.iter_mut().zip(&results).enumerate() {
+            let collected = self.exchange(g).begin_backward(builder, g, block, to);
+            *block = Local { backward: Some(collected), ..*block };
+            gradients.push(collected);
+        }
+        self.on_rings(&blocks, |ring| ring.backward(builder));
+        for (g, (from, to)) in gradients.iter().zip(&results).enumerate() {
+            self.exchange(g).end_backward(builder, g, from, to);
+        }
+    }
+
+    /// The exchange of a rank's group.
+    fn exchange(&self, rank: usize) -> &Exchange {
+        &self.exchanges[rank / self.members]
+    }
+
+    /// Does something on every ring of blocks.
+    fn on_rings(&self, blocks: &[Local], mut act: impl FnMut(&RingCore<'_>)) {
+        for (a, &communicator) in self.rings.iter().enumerate() {
+            let of_ring = blocks.iter().enumerate().skip(a).step_by(self.members);
+            let members: Vec<Member> = of_ring.map(|(rank, &local)| Member { rank, local }).collect();
+            let (mask, softmax) = (self.problem.mask, self.problem.softmax);
+            act(&RingCore { mask, softmax, shards: self.shards, members: &members, communicator });
+        }
+    }
+}
+
+/// What groups of `members` ranks hold together, as a cut over the groups.
+fn joined(shard: &Shard, members: usize) -> Shard {
+    let slot = |slot: &Slot| Slot { offset: slot.offset * members, span: slot.span * members, len: slot.len };
+    Shard {
+        cp: shard.cp / members,
+        balance: shard.balance,
+        rows: shard.rows * members,
+        slots: shard.slots.iter().map(slot).collect(),
+    }
+}
+
+/// The rows of a group's members one after the other, and their rows on the group's rank of a ring.
+fn ring_order(all: &Shard, ring: &Shard, group: usize, members: Range<usize>) -> Vec<RowPair> {
+    // Runs of sequence order, which both cuts share, with the first row of each on the ring's rank.
+    let mut runs: Vec<(Run, usize)> =
+        ring.reorder(group).into_iter().map(|(here, there)| (there, here.offset)).collect();
+    runs.sort_by_key(|(there, _)| there.offset);
+    let on_ring = |run: Run| {
+        let holder = runs.partition_point(|(there, _)| there.offset <= run.offset).checked_sub(1)?;
+        let (there, here) = runs[holder];
+        Some(Run { offset: here + run.offset - there.offset, ..run })
+    };
+    rank_order(all, members).into_iter().filter_map(|(from, run)| Some((from, on_ring(run)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_holds_what_a_rank_of_a_ring_would() {
+        for (groups, members) in (1..=4).flat_map(|p| (1..=4).map(move |a| (p, a))) {
+            for balance in [Balance::Contiguous, Balance::DualChunk] {
+                let ranks = groups * members;
+                let slot = |offset, span| Slot { offset, span, len: span * ranks };
+                let slots = vec![slot(7, 2), slot(1, 0), slot(2, 4)];
+                let all = Shard { cp: ranks, balance, rows: 11, slots };
+                let ring = joined(&all, members);
+                for group in 0..groups {
+                    let of_group = group * members..(group + 1) * members;
+                    let there = ring.partition_indices(group);
+                    let mut seen = vec![false; ring.rows];
+                    for (from, to) in ring_order(&all, &ring, group, of_group.clone()) {
+                        for (from, to) in from.real_rows().zip(to.real_rows()) {
+                            let (member, row) = (from / all.rows, from % all.rows);
+                            let position = all.partition_indices(of_group.start + member)[row];
+                            assert_eq!(there[to], position, "{all:?} group {group} of {members}");
+                            assert!(!std::mem::replace(&mut seen[to], true));
+                        }
+                    }
+                    assert!(seen.into_iter().all(|seen| seen));
+                }
+            }
+        }
+    }
+}
