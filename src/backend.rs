@@ -192,7 +192,7 @@ impl Capabilities {
 
 /// What a problem's algorithm needs and the problem has not: the mathematics of the algorithms, the same for every
 /// subject, and written without the builders that it is held against.
-fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
+pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
     let (parallel, heads) = (&problem.parallel, problem.heads);
     let (size, balance) = (parallel.size(), parallel.balance);
     let all_to_all = match parallel.algorithm {

@@ -5,18 +5,20 @@
 //! campaign counts as too little run. The floor is half of the expected count, and where that is small, as far below it
 //! as chance ever goes (see [`Class::floor`]); so it holds for every seed, and an empty generator can't pass.
 //!
-//! Classes are of *legal* problems only: those that one rank runs in one unscaled 16-bit format. Problems outside that
+//! Classes are of *legal* problems only: those in one unscaled 16-bit format that their algorithm can cut and deal. Problems outside that
 //! and malformed fields are counted by themselves, as refused.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use seamproof_oracle::{
-    Algorithm, Alignment, Format, InputMode, Mask, Pass, Problem, Run, Scaling, Sequence, Side, Sink,
+    Algorithm, Alignment, Balance, Format, InputMode, Mask, Pass, Problem, Run, Scaling, Sequence, Side, Sink,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::backend::broken_rule;
 use crate::generate::{Draw, Malformed, Profile};
+use crate::layout::{RankLayout, layouts};
 
 /// A kind of problem that campaigns must reach.
 pub struct Class {
@@ -58,7 +60,7 @@ const fn class(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> bool)
 }
 
 /// Every class, in the table's order.
-pub static CLASSES: [Class; 77] = [
+pub static CLASSES: [Class; 93] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [112, 112, 112], |p| p.sequences.len() == 1),
@@ -68,8 +70,8 @@ pub static CLASSES: [Class; 77] = [
     // Lengths.
     class("empty sequence", [513, 519, 512], |p| any(p, is_empty)),
     class("empty run at the head", [183, 186, 183], |p| is_seam_of_empties(p, p.sequences.first())),
-    class("empty run in the middle", [178, 182, 177], empties_inside),
-    class("empty run at the tail", [165, 165, 163], |p| is_seam_of_empties(p, p.sequences.last())),
+    class("empty run in the middle", [178, 181, 177], empties_inside),
+    class("empty run at the tail", [165, 166, 163], |p| is_seam_of_empties(p, p.sequences.last())),
     class("every sequence empty", [60, 61, 61], |p| {
         !p.sequences.is_empty() && p.sequences.iter().all(is_empty)
     }),
@@ -80,7 +82,7 @@ pub static CLASSES: [Class; 77] = [
     class("length a multiple of 16", [258, 101, 479], |p| any_run(p, |run| run.len > 0 && run.len % 16 == 0)),
     class("a giant among tiny ones", [47, 24, 63], giant),
     // Queries against keys.
-    class("q and kv equal", [621, 644, 611], |p| any(p, |s| s.q.len == s.kv.len && s.q.len > 0)),
+    class("q and kv equal", [621, 644, 612], |p| any(p, |s| s.q.len == s.kv.len && s.q.len > 0)),
     class("q shorter than kv", [347, 347, 346], |p| any(p, |s| s.q.len < s.kv.len)),
     class("q longer than kv", [305, 301, 306], |p| any(p, |s| s.q.len > s.kv.len)),
     class("q much shorter than kv", [116, 72, 154], |p| any(p, |s| s.q.len > 0 && s.q.len * 8 <= s.kv.len)),
@@ -89,26 +91,26 @@ pub static CLASSES: [Class; 77] = [
     class("queries without keys", [172, 179, 168], |p| any(p, |s| s.q.len > 0 && s.kv.len == 0)),
     class("keys without queries", [157, 158, 158], |p| any(p, |s| s.q.len == 0 && s.kv.len > 0)),
     // Padding and layout.
-    class("no padding", [400, 395, 389], |p| !any_run(p, |run| run.span > run.len)),
-    class("padding below a chunk", [162, 75, 260], |p| any_run(p, |run| padding_chunks(run) == Some(0))),
-    class("a chunk of padding", [217, 207, 159], |p| any_run(p, |run| padding_chunks(run) == Some(1))),
-    class("two or more chunks of padding", [362, 405, 337], |p| {
+    class("no padding", [252, 246, 250], |p| !any_run(p, |run| run.span > run.len)),
+    class("padding below a chunk", [292, 143, 441], |p| any_run(p, |run| padding_chunks(run) == Some(0))),
+    class("a chunk of padding", [283, 293, 165], |p| any_run(p, |run| padding_chunks(run) == Some(1))),
+    class("two or more chunks of padding", [404, 465, 355], |p| {
         any_run(p, |run| padding_chunks(run) >= Some(2))
     }),
-    class("padding only at the end", [88, 87, 85], |p| padded_places(p) == (false, true)),
-    class("padding only inside", [109, 106, 107], |p| padded_places(p) == (true, false)),
-    class("padding of an empty sequence", [281, 287, 289], |p| {
+    class("padding only at the end", [68, 66, 67], |p| padded_places(p) == (false, true)),
+    class("padding only inside", [109, 105, 110], |p| padded_places(p) == (true, false)),
+    class("padding of an empty sequence", [245, 250, 247], |p| {
         any_run(p, |run| run.len == 0 && run.span > 0)
     }),
-    class("padding differs, q and kv", [353, 348, 375], |p| any(p, |s| padding(&s.q) != padding(&s.kv))),
+    class("padding differs, q and kv", [434, 427, 453], |p| any(p, |s| padding(&s.q) != padding(&s.kv))),
     class("first offset above 0", [413, 384, 460], |p| first_offsets(p).0 > 0),
     class("first offsets differ, q and kv", [417, 386, 460], |p| first_offsets(p).0 != first_offsets(p).1),
-    class("gap between sequences", [112, 107, 108], gap_inside),
+    class("gap between sequences", [135, 132, 133], gap_inside),
     class("slack after the end", [470, 462, 475], |p| {
         end(p, Side::Q) < p.rows.q || end(p, Side::Kv) < p.rows.kv
     }),
-    class("equal spans (BSHD)", [132, 159, 124], equal_spans),
-    class("interleaved (SBHD)", [109, 117, 121], |p| p.sequences.len() > 1 && any(p, |s| s.q.step > 1)),
+    class("equal spans (BSHD)", [104, 161, 67], equal_spans),
+    class("interleaved (SBHD)", [54, 59, 58], |p| p.sequences.len() > 1 && any(p, |s| s.q.step > 1)),
     // Masks.
     class("full mask", [333, 331, 331], |p| unbounded(p.mask) == (true, true)),
     class("causal top-left", [186, 186, 188], |p| causal(p, Alignment::TopLeft)),
@@ -129,17 +131,17 @@ pub static CLASSES: [Class; 77] = [
     }),
     class("a query that sees no key", [63, 61, 65], |p| any(p, |s| blind_query(p.mask, s))),
     // Heads.
-    class("MHA, several heads", [159, 164, 163], |p| p.heads.kv > 1 && p.group() == 1),
-    class("GQA", [101, 104, 123], |p| p.heads.kv > 1 && p.group() > 1),
-    class("MQA", [324, 327, 300], |p| p.heads.kv == 1 && p.group() > 1),
+    class("MHA, several heads", [159, 163, 163], |p| p.heads.kv > 1 && p.group() == 1),
+    class("GQA", [100, 100, 123], |p| p.heads.kv > 1 && p.group() > 1),
+    class("MQA", [325, 328, 300], |p| p.heads.kv == 1 && p.group() > 1),
     class("group of 3 or 5", [152, 170, 163], |p| [3, 5].contains(&p.group())),
-    class("group of 8 and more", [58, 38, 47], |p| p.group() >= 8),
+    class("group of 8 and more", [58, 36, 47], |p| p.group() >= 8),
     class("head dim below 8", [103, 185, 0], |p| p.dims.qk.min(p.dims.v) < 8),
-    class("head dim not a multiple of 8", [284, 300, 179], |p| p.dims.qk % 8 != 0 || p.dims.v % 8 != 0),
-    class("head dim 64 and more", [180, 162, 331], |p| p.dims.qk >= 64),
-    class("head dim 128 and more", [68, 59, 160], |p| p.dims.qk.max(p.dims.v) >= 128),
-    class("dv below dqk", [162, 165, 151], |p| p.dims.v < p.dims.qk),
-    class("dv above dqk", [167, 169, 155], |p| p.dims.v > p.dims.qk),
+    class("head dim not a multiple of 8", [283, 298, 180], |p| p.dims.qk % 8 != 0 || p.dims.v % 8 != 0),
+    class("head dim 64 and more", [178, 154, 331], |p| p.dims.qk >= 64),
+    class("head dim 128 and more", [66, 54, 160], |p| p.dims.qk.max(p.dims.v) >= 128),
+    class("dv below dqk", [162, 163, 151], |p| p.dims.v < p.dims.qk),
+    class("dv above dqk", [167, 167, 155], |p| p.dims.v > p.dims.qk),
     // Softmax, numbers, direction.
     class("scale not 1/√dqk", [415, 412, 411], |p| {
         p.softmax.scale != (1.0 / (p.dims.qk as f64).sqrt()) as f32
@@ -159,6 +161,31 @@ pub static CLASSES: [Class; 77] = [
     class("values: equal", [66, 66, 66], |p| p.mode == InputMode::Equal),
     class("values: tiny", [68, 68, 68], |p| p.mode == InputMode::Tiny),
     class("forward and backward", [715, 715, 715], |p| p.pass == Pass::Backward),
+    // Context parallelism.
+    class("one rank", [480, 480, 480], |p| p.parallel.algorithm == Algorithm::Single),
+    class("ring", [117, 117, 118], |p| p.parallel.algorithm == Algorithm::Ring),
+    class("all-gather", [120, 119, 117], |p| p.parallel.algorithm == Algorithm::AllGather),
+    class("all-to-all", [117, 118, 120], |p| p.parallel.algorithm == Algorithm::AllToAll),
+    class("hierarchical", [118, 118, 117], |p| {
+        matches!(p.parallel.algorithm, Algorithm::Hierarchical { .. })
+    }),
+    class("cp 2", [121, 122, 122], |p| p.parallel.size() == 2),
+    class("cp 3, 5, 6 or 7", [107, 108, 107], |p| matches!(p.parallel.size(), 3 | 5 | 6 | 7)),
+    class("cp 4 or 8", [156, 154, 157], |p| matches!(p.parallel.size(), 4 | 8)),
+    class("dual-chunk", [178, 178, 177], |p| parallel(p) && p.parallel.balance == Balance::DualChunk),
+    class("contiguous", [94, 96, 98], |p| parallel(p) && p.parallel.balance == Balance::Contiguous),
+    class("striped", [112, 110, 111], |p| {
+        parallel(p) && matches!(p.parallel.balance, Balance::Striped { .. })
+    }),
+    class("group inside a larger world", [234, 234, 233], |p| p.parallel.world > p.parallel.size()),
+    class("ranks out of order", [156, 157, 158], |p| !p.parallel.ranks.is_sorted()),
+    class("a rank without real rows", [76, 130, 43], idle_rank),
+    class("length below 2·cp, several ranks", [244, 312, 173], |p| {
+        parallel(p) && any_run(p, |run| run.len > 0 && run.len < 2 * p.parallel.size())
+    }),
+    class("KV heads on several ranks", [35, 35, 35], |p| {
+        p.parallel.algorithm == Algorithm::AllToAll && p.heads.kv < p.parallel.size()
+    }),
 ];
 
 fn any(problem: &Problem, holds: impl Fn(&Sequence) -> bool) -> bool {
@@ -260,6 +287,16 @@ fn window_at_length(problem: &Problem) -> bool {
     edges(problem, |keys| any(problem, |s| s.kv.len > 2 && s.kv.len.abs_diff(keys) <= 1))
 }
 
+fn parallel(problem: &Problem) -> bool {
+    problem.parallel.size() > 1
+}
+
+/// Whether some rank owns padding alone while another has real queries.
+fn idle_rank(problem: &Problem) -> bool {
+    let real = |rank: &RankLayout| rank.q.runs.iter().any(|placed| placed.local.len > 0);
+    parallel(problem) && problem.tokens() > 0 && layouts(problem).is_ok_and(|ranks| !ranks.iter().all(real))
+}
+
 /// A sequence with keys in which some query sees none. Going down, the first and the last query decide: the intervals
 /// move to the right.
 fn blind_query(mask: Mask, sequence: &Sequence) -> bool {
@@ -268,7 +305,7 @@ fn blind_query(mask: Mask, sequence: &Sequence) -> bool {
     lq > 0 && lk > 0 && (blind(0) || blind(lq - 1))
 }
 
-/// Whether one rank runs the problem in one unscaled 16-bit format, with P in that or in f32.
+/// Whether the problem is in one unscaled 16-bit format, with P in that or in f32, and its algorithm can cut and deal it.
 pub fn is_legal(problem: &Problem) -> bool {
     let io = problem.precision.q.format;
     let inside = |(quantity, format, scaling): (&str, Format, Scaling)| {
@@ -276,8 +313,7 @@ pub fn is_legal(problem: &Problem) -> bool {
     };
     matches!(io, Format::Bf16 | Format::Fp16)
         && problem.precision.elements().into_iter().all(|(name, e)| inside((name, e.format, e.scaling)))
-        && problem.parallel.algorithm == Algorithm::Single
-        && problem.parallel.world == 1
+        && broken_rule(problem).is_none()
 }
 
 /// A class below its floor.

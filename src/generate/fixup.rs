@@ -9,16 +9,22 @@
 //!    `elements_max`: equal spans become packed ones where that saves half of the rows; then the larger head dimension
 //!    loses a third or, where they weigh more, the KV heads halve, then the group, down to one head of dimension 8;
 //!    then the sequence of the largest span halves; then gaps and slack go.
-//! 6. An index of an illegal case past its table's end means a legal case.
+//! 6. With several ranks, 1 to `ranks_max` of them: the layout is packed and every span becomes a multiple of what the
+//!    balance cuts it into; longer stripes become dual-chunk where the algorithm has no use for them; the ranks of an
+//!    all-to-all become the largest number, not above the one asked for, over which the heads can be dealt.
+//! 7. An index of an illegal case past its table's end means a legal case.
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX};
 use seamproof_oracle::{
-    Alignment, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
+    Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
 };
+
+use seamproof_simulator::shard::span_multiple;
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
+use crate::values;
 
 /// Scales other than 1/√dqk.
 pub(super) const SCALES: [f32; 7] = [1.0, 0.5, 0.125, 0.0625, 0.3, 0.01, 1.7];
@@ -70,7 +76,7 @@ fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
         mask: shape.mask,
         softmax: softmax(raw, shape.dims.qk),
         precision: precision(raw),
-        parallel: ContextParallel::single(),
+        parallel: shape.parallel.clone(),
         mode: wrapped(&InputMode::ALL, raw.mode),
         data_seed: raw.data_seed,
         pass: if raw.backward & 1 == 1 { Pass::Backward } else { Pass::Forward },
@@ -103,6 +109,8 @@ struct Piece {
     len: usize,
     padding: usize,
     gap: usize,
+    /// The span is a multiple of this.
+    unit: usize,
 }
 
 impl Piece {
@@ -111,7 +119,7 @@ impl Piece {
     }
 
     fn span(&self) -> usize {
-        self.len + self.padding
+        (self.len + self.padding).next_multiple_of(self.unit)
     }
 }
 
@@ -165,14 +173,87 @@ struct Shape {
     dims: Dims,
     mask: Mask,
     passes: u64,
+    /// The group that was asked for.
+    asked: ContextParallel,
+    /// The group that fits the heads.
+    parallel: ContextParallel,
+}
+
+/// Ranks of a group.
+const RANKS_MAX: usize = 8;
+/// Ranks of a world that are not in the group.
+const OTHERS_MAX: usize = 8;
+/// Rows of a stripe.
+const STRIPE_MAX: usize = 8;
+
+/// The algorithm, the cut and the group that the integers stand for.
+fn parallel(raw: &RawProblem) -> ContextParallel {
+    let ranks = (raw.ranks as usize).clamp(1, RANKS_MAX);
+    let balance = match raw.balance % 4 {
+        0 => Balance::Contiguous,
+        1 => Balance::DualChunk,
+        2 => Balance::Striped { stripe: 1 },
+        _ => Balance::Striped { stripe: (raw.stripe as usize).clamp(2, STRIPE_MAX) },
+    };
+    let algorithm = match raw.algorithm % 5 {
+        0 => return ContextParallel::single(),
+        1 => Algorithm::Ring,
+        2 => Algorithm::AllGather,
+        3 => Algorithm::AllToAll,
+        _ => Algorithm::Hierarchical { all_to_all: (raw.all_to_all as usize).clamp(1, ranks) },
+    };
+    let balance = match (algorithm, balance) {
+        (Algorithm::Ring, Balance::Striped { stripe }) if stripe > 1 => Balance::DualChunk,
+        (Algorithm::Hierarchical { .. }, Balance::Striped { .. }) => Balance::DualChunk,
+        _ => balance,
+    };
+    let world = ranks + (raw.others as usize).min(OTHERS_MAX);
+    ContextParallel { algorithm, balance, world, ranks: members(raw.order, world, ranks) }
+}
+
+/// The group's members: the first ranks of the world, or a shuffled choice of them.
+fn members(order: u32, world: usize, ranks: usize) -> Vec<usize> {
+    let mut all: Vec<usize> = (0..world).collect();
+    if order != 0 {
+        all.sort_by_key(|&rank| values::mix(u64::from(order) << 32 | rank as u64));
+    }
+    all.truncate(ranks);
+    all
 }
 
 impl Shape {
+    /// Makes the group fit the heads and the spans fit the group.
+    fn fit_parallel(&mut self) {
+        self.parallel = self.asked.clone();
+        let heads = self.heads();
+        let deals = |ranks: &usize| {
+            heads.q.is_multiple_of(*ranks)
+                && (heads.kv.is_multiple_of(*ranks) || ranks.is_multiple_of(heads.kv))
+        };
+        let size = self.parallel.size();
+        match &mut self.parallel.algorithm {
+            Algorithm::Single => return,
+            Algorithm::AllToAll => {
+                let ranks = (1..=size).rev().find(deals).unwrap_or(1);
+                self.parallel.ranks.truncate(ranks);
+            }
+            Algorithm::Hierarchical { all_to_all } => {
+                let fits = |ranks: &usize| size.is_multiple_of(*ranks) && deals(ranks);
+                *all_to_all = (1..=*all_to_all).rev().find(fits).unwrap_or(1);
+            }
+            Algorithm::Ring | Algorithm::AllGather => {}
+        }
+        self.layout = Layout::Packed;
+        let unit = span_multiple(self.parallel.balance, self.parallel.size());
+        self.q.iter_mut().chain(&mut self.kv).for_each(|piece| piece.unit = unit);
+    }
+
     fn clamped(raw: &RawProblem, limits: &Limits) -> Shape {
         let piece = |len: u32, padding: u32, gap: u32| Piece {
             len: len.min(limits.length_max) as usize,
             padding: padding.min(limits.padding_max) as usize,
             gap: gap.min(limits.gap_max) as usize,
+            unit: 1,
         };
         let kept =
             &raw.sequences[..raw.sequences.len().min(limits.sequences_max as usize).min(SEQUENCES_MAX)];
@@ -193,6 +274,8 @@ impl Shape {
             dims: Dims { qk: dim(raw.qk_dim), v: dim(raw.v_dim) },
             mask: mask(raw),
             passes: if raw.backward & 1 == 1 { 2 } else { 1 },
+            asked: parallel(raw),
+            parallel: ContextParallel::single(),
         }
     }
 
@@ -216,6 +299,7 @@ impl Shape {
     fn fit(&mut self, products_max: u64, elements_max: u64) {
         let mut pairs = self.pairs();
         loop {
+            self.fit_parallel();
             let products = pairs * self.heads().q as u64 * self.dims.qk.max(self.dims.v) as u64;
             if products <= products_max && self.elements() <= elements_max {
                 return;

@@ -5,6 +5,7 @@ use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Element, Format, Problem, ProblemError, ProblemFields, Run,
     RunError, Scaling, Sequence, Side,
 };
+use seamproof_simulator::shard::span_multiple;
 
 /// Fields that break exactly one rule.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,9 +48,9 @@ pub(super) const UNSUPPORTED: [Unsupport; 8] = [
     fp8_everywhere,
     fp8_somewhere,
     mixed_formats,
-    several_ranks,
-    several_ranks,
-    larger_world,
+    uncut_spans,
+    undealt_heads,
+    stripes_without_use,
 ];
 
 /// Order is a format: entries are added at the end and never removed. A count of sequences above the bound is left
@@ -114,35 +115,41 @@ fn mixed_formats(fields: &mut ProblemFields, detail: usize) {
     element(fields, which).format = other;
 }
 
-fn balance(detail: usize) -> Balance {
-    [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }, Balance::Striped { stripe: 16 }]
-        [detail % 4]
+fn parallel(algorithm: Algorithm, balance: Balance, size: usize) -> ContextParallel {
+    ContextParallel { algorithm, balance, world: size, ranks: (0..size).collect() }
 }
 
-/// The group's members, from the last rank of the world down.
-fn parallel(algorithm: Algorithm, detail: usize, world: usize, size: usize) -> ContextParallel {
-    ContextParallel {
-        algorithm,
-        balance: balance(detail),
-        world,
-        ranks: (0..world).rev().take(size).collect(),
+/// A group whose size does not divide some span; where there is none, stripes that no algorithm has a use for.
+fn uncut_spans(fields: &mut ProblemFields, detail: usize) {
+    let algorithm = [Algorithm::Ring, Algorithm::AllGather][detail % 2];
+    let balance = [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }][detail / 2 % 3];
+    let uncut = |size: &usize| {
+        let unit = span_multiple(balance, *size);
+        fields.sequences.iter().any(|s| [s.q, s.kv].iter().any(|run| !run.span.is_multiple_of(unit)))
+    };
+    match (2..=8).find(uncut) {
+        Some(size) => fields.parallel = parallel(algorithm, balance, size),
+        None => stripes_without_use(fields, detail),
     }
 }
 
-fn several_ranks(fields: &mut ProblemFields, detail: usize) {
-    let algorithm = match detail % 4 {
-        0 => Algorithm::Ring,
-        1 => Algorithm::AllGather,
-        2 => Algorithm::AllToAll,
-        _ => Algorithm::Hierarchical { all_to_all: 2 },
+/// An all-to-all over more ranks than there are query heads.
+fn undealt_heads(fields: &mut ProblemFields, detail: usize) {
+    let size = fields.heads.q + 1;
+    let algorithm = match detail % 2 {
+        0 => Algorithm::AllToAll,
+        _ => Algorithm::Hierarchical { all_to_all: size },
     };
-    let size = [2, 4, 8][detail / 4 % 3];
-    let world = if (detail / 12).is_multiple_of(4) { 2 * size } else { size };
-    fields.parallel = parallel(algorithm, detail / 48, world, size);
+    fields.parallel = parallel(algorithm, Balance::DualChunk, size);
 }
 
-fn larger_world(fields: &mut ProblemFields, detail: usize) {
-    fields.parallel = parallel(Algorithm::Single, detail, 2 + detail / 4 % 7, 1);
+/// Stripes where a step's mask would be no band, or where super-chunks would be none.
+fn stripes_without_use(fields: &mut ProblemFields, detail: usize) {
+    let (algorithm, stripe) = match detail % 2 {
+        0 => (Algorithm::Ring, 2 + detail / 2 % 3),
+        _ => (Algorithm::Hierarchical { all_to_all: 1 }, 1 + detail / 2 % 3),
+    };
+    fields.parallel = parallel(algorithm, Balance::Striped { stripe }, 2);
 }
 
 /// Fields, their ranges, and values outside them.
@@ -173,6 +180,7 @@ fn count_out_of_range(fields: &mut ProblemFields, detail: usize) -> ProblemError
 }
 
 fn parallel_out_of_range(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    fields.parallel = ContextParallel::single();
     let parallel = &mut fields.parallel;
     let (field, got, max) = match detail % 5 {
         0 => ("parallel.world", 0, WORLD_MAX),
@@ -284,14 +292,20 @@ fn not_positive(fields: &mut ProblemFields, detail: usize) -> ProblemError {
 fn rank_outside_world(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     let world = 2 + detail % 7;
     let rank = if (detail / 7).is_multiple_of(2) { world } else { usize::MAX };
-    fields.parallel = parallel(Algorithm::Ring, 0, world, 2);
+    fields.parallel = ContextParallel {
+        ranks: vec![world - 1, 0],
+        ..parallel(Algorithm::Ring, Balance::Contiguous, world)
+    };
     fields.parallel.ranks[1] = rank;
     ProblemError::RankOutsideWorld { index: 1, rank, world }
 }
 
 fn repeated_rank(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     let world = 2 + detail % 7;
-    fields.parallel = parallel(Algorithm::Ring, 0, world, 2);
+    fields.parallel = ContextParallel {
+        ranks: vec![world - 1, 0],
+        ..parallel(Algorithm::Ring, Balance::Contiguous, world)
+    };
     let rank = fields.parallel.ranks[0];
     fields.parallel.ranks[1] = rank;
     ProblemError::RepeatedRank { rank }
@@ -306,6 +320,6 @@ fn group_size(fields: &mut ProblemFields, detail: usize) -> ProblemError {
             (Algorithm::Hierarchical { all_to_all }, "hierarchical.all_to_all must divide the CP size")
         }
     };
-    fields.parallel = parallel(algorithm, 0, size, size);
+    fields.parallel = parallel(algorithm, Balance::Contiguous, size);
     ProblemError::GroupSize { size, rule }
 }

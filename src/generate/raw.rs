@@ -80,6 +80,20 @@ pub struct RawProblem {
     pub malformed: u32,
     /// Varies the two.
     pub detail: u32,
+    /// Single, ring, all-gather, all-to-all, hierarchical; modulo 5.
+    pub algorithm: u32,
+    /// Contiguous, dual-chunk, stripes of 1, longer stripes; modulo 4.
+    pub balance: u32,
+    /// Rows of a longer stripe.
+    pub stripe: u32,
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// Ranks of one all-to-all of the hierarchical algorithm.
+    pub all_to_all: u32,
+    /// Ranks of the world that are not in the group.
+    pub others: u32,
+    /// 0 for ranks in order; any other number shuffles them.
+    pub order: u32,
 }
 
 impl<'a> Arbitrary<'a> for RawProblem {
@@ -118,6 +132,8 @@ enum Feature {
     Many,
     Giant,
     Modes,
+    Parallel,
+    SubGroup,
 }
 
 /// Draws that never fail: bytes that ran out give the least number.
@@ -172,7 +188,26 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     numbers(choose, features, limits, &mut raw);
     sequences(choose, features, limits, &mut raw);
     window(choose, features, limits, &mut raw);
+    parallel(choose, features, &mut raw);
     raw
+}
+
+/// Group sizes: 1 is legal with every algorithm, and no power of two is special.
+const GROUP_SIZES: [u32; 12] = [2, 2, 2, 3, 4, 4, 4, 8, 8, 5, 6, 1];
+
+fn parallel(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawProblem) {
+    if !features.on(Feature::Parallel) {
+        return;
+    }
+    raw.algorithm = choose.range(1, 4);
+    raw.balance = choose.below(4);
+    raw.stripe = choose.range(2, 4);
+    raw.ranks = choose.of(&GROUP_SIZES);
+    raw.all_to_all = choose.range(1, raw.ranks);
+    if features.on(Feature::SubGroup) {
+        raw.others = choose.below(4);
+        raw.order = choose.word() as u32;
+    }
 }
 
 fn flaw(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
