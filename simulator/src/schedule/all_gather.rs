@@ -283,3 +283,74 @@ fn one_by_one(placed: &PlacedRun) -> Vec<PlacedRun> {
     let padding = (local.span > local.len).then(|| cut(local.len, 0, local.span - local.len));
     (0..local.len).map(|index| cut(index, 1, 1)).chain(padding).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seamproof_oracle::{
+        Algorithm, Alignment, Balance, ContextParallel, Dims, Heads, InputMode, Mask, Pass, Precision,
+        ProblemFields, Rows, Sequence, Sink, Softmax,
+    };
+
+    /// Packed sequences of (real, padded) rows on two ranks, dual-chunk.
+    fn problem(lengths: &[(usize, usize)], left: Option<u32>, right: Option<u32>) -> Problem {
+        let mut rows = 0;
+        let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
+            let run = Run::packed(rows, len, span);
+            rows += span;
+            Sequence { id: id as u32, q: run, kv: run }
+        });
+        let sequences = sequences.collect();
+        Problem::new(ProblemFields {
+            sequences,
+            rows: Rows { q: rows, kv: rows },
+            heads: Heads { q: 1, kv: 1 },
+            dims: Dims { qk: 1, v: 1 },
+            mask: Mask { left, right, align: Alignment::TopLeft },
+            softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
+            precision: Precision::uniform(Format::Bf16),
+            parallel: ContextParallel {
+                algorithm: Algorithm::AllGather,
+                balance: Balance::DualChunk,
+                world: 2,
+                ranks: vec![0, 1],
+            },
+            mode: InputMode::Flat,
+            data_seed: 0,
+            pass: Pass::Forward,
+        })
+        .unwrap()
+    }
+
+    /// Of each segment of a rank's forward launch: query rows, key rows and band.
+    fn segments(problem: &Problem, rank: usize) -> Vec<Segment> {
+        let schedule = all_gather(problem).unwrap();
+        let calls = schedule.ranks[rank].operations.iter().filter_map(|operation| match &operation.work {
+            Work::Attend(attend) => Some(attend.call.segments.clone()),
+            _ => None,
+        });
+        calls.flatten().collect()
+    }
+
+    #[test]
+    fn a_window_is_cut_for_each_sequence_by_itself() {
+        // TransformerEngine's smallest bad pack: 2 rows padded to 4, window (0, 8), here behind a longer sequence.
+        let problem = problem(&[(8, 8), (2, 4)], Some(0), Some(8));
+        let short = segments(&problem, 0)[2].clone();
+        assert_eq!(short.q, Run::packed(4, 1, 1));
+        assert_eq!(short.kv, [Run::packed(8, 2, 2)]);
+        assert_eq!((short.lo, short.hi), (Some(0), Some(8)));
+        // Rank 1 has the second position, which sees itself alone of two keys.
+        let short = segments(&problem, 1)[2].clone();
+        assert_eq!(short.kv, [Run::packed(8, 2, 2)]);
+        assert_eq!((short.lo, short.hi), (Some(1), Some(9)));
+    }
+
+    #[test]
+    fn keys_past_the_last_visible_one_are_not_named() {
+        let problem = problem(&[(7, 8)], None, Some(0));
+        let keys = |rank| segments(&problem, rank).iter().map(Segment::keys).collect::<Vec<_>>();
+        assert_eq!(keys(0), [2, 7], "chunks 0 and 3, its last row padding");
+        assert_eq!(keys(1), [4, 6], "chunks 1 and 2");
+    }
+}

@@ -18,9 +18,6 @@ pub enum BuildError {
     /// A side that cannot be cut.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// An algorithm that has no builder.
-    #[error("this algorithm has no builder")]
-    NoBuilder,
     /// Query heads that cannot be dealt to ranks.
     #[error("{heads} query heads cannot be dealt to {ranks} ranks of an all-to-all; use a multiple")]
     QueryHeads {
@@ -90,12 +87,6 @@ impl Builder {
         let [rows, heads, dim] = shape;
         let (axes, role) = (Axes::Rows, Role::Scratch);
         self.buffer(Buffer { name: name.into(), rank, axes, rows, heads, dim, format, role })
-    }
-
-    /// A scratch statistic `[heads, rows]` in f32.
-    pub(super) fn statistic(&mut self, rank: usize, name: &str, rows: usize, heads: usize) -> BufferId {
-        let (axes, role, format) = (Axes::Statistic, Role::Scratch, Format::F32);
-        self.buffer(Buffer { name: name.into(), rank, axes, rows, heads, dim: 1, format, role })
     }
 
     /// A copy of a buffer's description, for scratch of the same shape under another name and format.
@@ -344,11 +335,6 @@ pub(super) fn shows(segment: &Segment) -> bool {
     let first = segment.lo.unwrap_or(i64::MIN).max(1 - queries);
     let last = segment.hi.unwrap_or(i64::MAX).min(keys - 1);
     queries > 0 && keys > 0 && first <= last
-}
-
-/// The heads `first..first + count`.
-pub(super) fn heads(count: usize) -> Range<usize> {
-    0..count
 }
 
 #[cfg(test)]

@@ -12,10 +12,10 @@
 mod all_gather;
 mod all_to_all;
 mod build;
-mod partition;
 mod collect;
 mod exchange;
 mod hierarchical;
+mod partition;
 mod ring;
 mod single;
 
