@@ -9,9 +9,8 @@ use std::ops::RangeInclusive;
 use ndarray::{Array1, Array2, Array3};
 pub use seamproof_oracle::TensorName;
 use seamproof_oracle::envelope::{Accumulation, Partition};
-use seamproof_oracle::{Algorithm, Format, Inputs, Problem, Scaling, Sink};
+use seamproof_oracle::{Algorithm, Balance, Format, Inputs, Problem, Scaling, Sequence, Sink};
 use seamproof_simulator::Damage;
-use serde::{Deserialize, Serialize};
 
 /// Why a subject does not take a problem: the row of the capability table that says no.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
@@ -48,6 +47,9 @@ pub enum Refusal {
     /// A group smaller than its world.
     #[error("a group inside a larger world is not supported")]
     World,
+    /// What an algorithm cannot cut or deal.
+    #[error("{0}")]
+    Parallel(ParallelRule),
     /// A soft cap.
     #[error("softcap is not supported")]
     Softcap,
@@ -65,8 +67,45 @@ impl Refusal {
             Refusal::HeadDim { .. } => "head dim",
             Refusal::Algorithm(_) => "algorithm",
             Refusal::World => "world",
+            Refusal::Parallel(rule) => rule.row(),
             Refusal::Softcap => "softcap",
             Refusal::Sink => "sink",
+        }
+    }
+}
+
+/// What a context-parallel algorithm needs of a problem; a problem without it is refused because it is impossible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum ParallelRule {
+    /// Every span is a multiple of what the balance cuts it into.
+    #[error("a sequence's span is not a multiple of what the sharding cuts it into")]
+    SpanMultiple,
+    /// Only consecutive rows are cut.
+    #[error("rows with a step are not cut over ranks")]
+    ConsecutiveRows,
+    /// Query heads are dealt evenly.
+    #[error("the query heads are not a multiple of the all-to-all's ranks")]
+    QueryHeads,
+    /// KV heads are dealt evenly, or replicated evenly.
+    #[error("the kv heads are neither a multiple nor a divisor of the all-to-all's ranks")]
+    KvHeads,
+    /// A ring's step must be a band.
+    #[error("a ring does not take stripes of more than one row")]
+    RingStripe,
+    /// Super-chunks exist for these cuts only.
+    #[error("the hierarchical algorithm takes contiguous and dual-chunk balance only")]
+    HierarchicalBalance,
+}
+
+impl ParallelRule {
+    fn row(self) -> &'static str {
+        match self {
+            ParallelRule::SpanMultiple => "span multiple",
+            ParallelRule::ConsecutiveRows => "consecutive rows",
+            ParallelRule::QueryHeads => "query heads",
+            ParallelRule::KvHeads => "kv heads",
+            ParallelRule::RingStripe => "ring stripe",
+            ParallelRule::HierarchicalBalance => "hierarchical balance",
         }
     }
 }
@@ -89,6 +128,9 @@ pub struct Capabilities {
     /// The sinks taken.
     pub sinks: Vec<Sink>,
 }
+
+/// Every algorithm, by [`algorithm_name`].
+pub const ALGORITHMS: [&str; 5] = ["single", "ring", "all-gather", "all-to-all", "hierarchical"];
 
 /// The name of an algorithm, without its parameters.
 pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
@@ -138,11 +180,55 @@ impl Capabilities {
         if !self.sub_groups && problem.parallel.world != problem.parallel.size() {
             return Some(Refusal::World);
         }
+        if let Some(rule) = broken_rule(problem) {
+            return Some(Refusal::Parallel(rule));
+        }
         if problem.softmax.softcap.is_some() && !self.softcap {
             return Some(Refusal::Softcap);
         }
         (!self.sinks.contains(&problem.softmax.sink)).then_some(Refusal::Sink)
     }
+}
+
+/// What a problem's algorithm needs and the problem has not: the mathematics of the algorithms, the same for every
+/// subject, and written without the builders that it is held against.
+fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
+    let (parallel, heads) = (&problem.parallel, problem.heads);
+    let (size, balance) = (parallel.size(), parallel.balance);
+    let all_to_all = match parallel.algorithm {
+        Algorithm::Single => return None,
+        Algorithm::Ring if matches!(balance, Balance::Striped { stripe } if stripe > 1) => {
+            return Some(ParallelRule::RingStripe);
+        }
+        Algorithm::Hierarchical { .. } if matches!(balance, Balance::Striped { .. }) => {
+            return Some(ParallelRule::HierarchicalBalance);
+        }
+        Algorithm::Ring | Algorithm::AllGather => 1,
+        Algorithm::AllToAll => size,
+        Algorithm::Hierarchical { all_to_all } => all_to_all,
+    };
+    if heads.q % all_to_all != 0 {
+        return Some(ParallelRule::QueryHeads);
+    }
+    if heads.kv % all_to_all != 0 && all_to_all % heads.kv != 0 {
+        return Some(ParallelRule::KvHeads);
+    }
+    let unit = match balance {
+        Balance::Contiguous => size,
+        Balance::DualChunk => 2 * size,
+        Balance::Striped { stripe } => size.saturating_mul(stripe),
+    };
+    for run in
+        [|s: &Sequence| s.q, |s: &Sequence| s.kv].iter().flat_map(|side| problem.sequences.iter().map(side))
+    {
+        if run.step != 1 {
+            return Some(ParallelRule::ConsecutiveRows);
+        }
+        if run.span % unit != 0 {
+            return Some(ParallelRule::SpanMultiple);
+        }
+    }
+    None
 }
 
 /// What a subject lets padding and slack rows of its inputs hold.

@@ -53,16 +53,17 @@ pub fn whole(problem: &Problem) -> RankLayout {
 }
 
 fn whole_runs(problem: &Problem, side: Side) -> Vec<PlacedRun> {
-    let place = |(sequence, local): (usize, Run)| {
-        PlacedRun { sequence, piece: Piece { start: 0, step: 1, span: local.span, at: 0 }, local }
+    let place = |(sequence, local): (usize, Run)| PlacedRun {
+        sequence,
+        piece: Piece { start: 0, step: 1, span: local.span, at: 0 },
+        local,
     };
     problem.sequences.iter().map(|both| run_of(both, side)).enumerate().map(place).collect()
 }
 
 fn shard_runs(shard: &Shard, rank: usize) -> Vec<PlacedRun> {
-    let of_sequence = |sequence: usize| {
-        shard.pieces(sequence, rank).into_iter().map(move |piece| (sequence, piece))
-    };
+    let of_sequence =
+        |sequence: usize| shard.pieces(sequence, rank).into_iter().map(move |piece| (sequence, piece));
     (0..shard.slots.len())
         .flat_map(of_sequence)
         .map(|(sequence, piece)| PlacedRun { sequence, piece, local: shard.local(sequence, &piece) })

@@ -1,23 +1,30 @@
-//! The emulated kernel as a subject: one rank, one launch forward and one backward.
+//! The emulated kernel as a subject: the schedule of a problem's own algorithm, run on the CPU device with all ranks in
+//! one process.
 
 use std::collections::BTreeMap;
 
-use ndarray::{Array1, Axis};
+use ndarray::Array1;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
-use seamproof_oracle::{Algorithm, Format, Inputs, Pass, Problem, Scaling, Sink};
-use seamproof_simulator::emulated::{self, Tiles};
-use seamproof_simulator::{AttentionCall, Tensor};
+use seamproof_oracle::{Format, Inputs, Pass, Problem, Scaling, Sink, TensorName};
+use seamproof_simulator::Tensor;
+use seamproof_simulator::device::{Buffers, Cpu};
+use seamproof_simulator::emulated::Tiles;
+use seamproof_simulator::executor::{ExecuteError, Phase, execute, load, output};
+use seamproof_simulator::schedule::{BuildError, Schedule, build};
+use seamproof_simulator::shard::ShardError;
 
 use super::BackendError;
 use crate::backend::{
-    Backend, Capabilities, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, RankGradients,
-    RankOutputs, Refusal, RunError, algorithm_name,
+    ALGORITHMS, Backend, Capabilities, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule,
+    RankGradients, RankOutputs, Refusal, RunError,
 };
-use crate::values::{self, Poison};
+use crate::values;
 
 /// Tile sizes that a campaign draws from: the smallest, unequal ones, and sizes of real kernels' fractions.
 const TILE_SIZES: [usize; 6] = [1, 2, 4, 8, 16, 64];
+/// Orders of ranks and streams that a campaign draws from.
+const ORDERS: u64 = 1_000;
 /// Largest tile that an option may ask for.
 const TILE_MAX: usize = 1 << 12;
 
@@ -26,11 +33,13 @@ const TILE_MAX: usize = 1 << 12;
 pub struct Emulated {
     /// Tile sizes.
     pub tiles: Tiles,
+    /// Draws the order in which ranks and streams go on; no order may change a bit.
+    pub order: u64,
 }
 
 impl Default for Emulated {
     fn default() -> Emulated {
-        Emulated { tiles: Tiles { q: 4, kv: 4 } }
+        Emulated { tiles: Tiles { q: 4, kv: 4 }, order: 0 }
     }
 }
 
@@ -38,20 +47,33 @@ impl Default for Emulated {
 pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
     let size = |draw: u64| TILE_SIZES[(draw % TILE_SIZES.len() as u64) as usize].to_string();
     let draw = values::mix(seed);
-    BTreeMap::from([("q_tile".into(), size(draw)), ("kv_tile".into(), size(draw >> 32))])
+    BTreeMap::from([
+        ("q_tile".into(), size(draw)),
+        ("kv_tile".into(), size(draw >> 32)),
+        ("order".into(), (values::mix(draw) % ORDERS).to_string()),
+    ])
 }
 
 impl Emulated {
-    /// From `q_tile` and `kv_tile`, each 1 to 4096; 4 where absent.
+    /// From `q_tile` and `kv_tile`, each 1 to 4096, and `order`; 4, 4 and 0 where absent.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, BackendError> {
         let mut backend = Emulated::default();
         for (option, value) in options {
             let size = match option.as_str() {
                 "q_tile" => &mut backend.tiles.q,
                 "kv_tile" => &mut backend.tiles.kv,
+                "order" => {
+                    backend.order = value.parse().map_err(|_| BackendError::OptionValue {
+                        backend: "emulated",
+                        option: option.clone(),
+                        value: value.clone(),
+                        expected: "a whole number",
+                    })?;
+                    continue;
+                }
                 _ => {
                     let option = option.clone();
-                    let known = "q_tile, kv_tile";
+                    let known = "q_tile, kv_tile, order";
                     return Err(BackendError::UnknownOption { backend: "emulated", option, known });
                 }
             };
@@ -70,111 +92,102 @@ impl Emulated {
         Ok(backend)
     }
 
-    /// Runs one launch, and its backward where the problem asks for it. Padding rows of the saved out and lse are
-    /// poisoned between the two, as the contract allows.
-    pub(super) fn launch(
+    /// Runs a schedule in two phases, in an order of ranks and streams drawn from the backend's seed. Rows of the saved
+    /// out and lse that are not real are poisoned between the two, as the contract allows.
+    pub(super) fn run_schedule(
         &self,
         problem: &Problem,
         inputs: &Inputs,
-        call: &AttentionCall,
+        schedule: &Schedule,
     ) -> Result<Outputs, RunError> {
-        check_launch(problem)?;
-        call.check(problem.rows.q, problem.rows.kv)
-            .map_err(|error| RunError::Infrastructure(format!("launch: {error}")))?;
-        let device = Loaded::new(problem, inputs);
         let precision = problem.precision;
-        let mut out = Tensor::unwritten("out", problem.out_shape(), precision.out.format);
-        let mut lse = Tensor::unwritten("lse", [problem.heads.q, problem.rows.q, 1], Format::F32);
-        let mut max_logit = Tensor::unwritten("max_logit", [problem.heads.q, 1, 1], Format::F32);
-        let forward = emulated::Forward {
-            q: &device.q,
-            k: &device.k,
-            v: &device.v,
-            sink: &device.sink,
-            out: &mut out,
-            lse: &mut lse,
-            max_logit: &mut max_logit,
+        let device = Cpu::<f32>::new(self.tiles, precision.p.format, precision.ds.format);
+        let mut buffers = load::<f32>(schedule, problem, inputs, slack(problem, inputs));
+        let mut state = self.order;
+        let mut choose = |ready: usize| {
+            state = values::mix(state.wrapping_add(1));
+            (state % ready as u64) as usize
         };
-        emulated::forward(call, self.tiles, precision.p.format, forward);
-        let mut damage: Vec<_> = [&out, &lse, &max_logit].into_iter().flat_map(Tensor::damage).collect();
-        let gradients = (problem.pass == Pass::Backward).then(|| {
-            let (gradients, found) = self.launch_backward(problem, inputs, call, &device, (&out, &lse));
-            damage.extend(found);
-            gradients
-        });
-        damage.extend([&device.q, &device.k, &device.v].into_iter().flat_map(Tensor::damage));
-        let rank = RankOutputs {
-            out: out.to_array3(),
-            lse: Some(lse.to_array2()),
-            max_logit: Some(Array1::from_vec(max_logit.values().to_vec())),
-            gradients,
-        };
-        Ok(Outputs { ranks: vec![rank], damage })
-    }
-
-    fn launch_backward(
-        &self,
-        problem: &Problem,
-        inputs: &Inputs,
-        call: &AttentionCall,
-        device: &Loaded,
-        (out, lse): (&Tensor, &Tensor),
-    ) -> (RankGradients, Vec<seamproof_simulator::Damage>) {
-        let precision = problem.precision;
-        let dout = Tensor::from_array("dout", inputs.dout.view(), precision.dout.format);
-        let (mut out, mut lse) = (out.to_array3(), lse.to_array2());
-        let real = values::real_q_rows(problem);
-        values::poison_rows(out.view_mut(), Axis(0), &real, Poison::Nan);
-        values::poison_rows(lse.view_mut(), Axis(1), &real, Poison::Nan);
-        let out = Tensor::from_array("saved out", out.view(), precision.out.format);
-        let lse = Tensor::from_array("saved lse", lse.view(), Format::F32);
-        let format = precision.gradients.format;
-        let mut dq = Tensor::unwritten("dq", problem.q_shape(), format);
-        let mut dk = Tensor::unwritten("dk", problem.k_shape(), format);
-        let mut dv = Tensor::unwritten("dv", problem.v_shape(), format);
-        let mut dsink = Tensor::unwritten("dsink", [problem.learnable_sinks(), 1, 1], Format::F32);
-        let backward = emulated::Backward {
-            q: &device.q,
-            k: &device.k,
-            v: &device.v,
-            sink: &device.sink,
-            dout: &dout,
-            out: &out,
-            lse: &lse,
-            dq: &mut dq,
-            dk: &mut dk,
-            dv: &mut dv,
-            dsink: &mut dsink,
-        };
-        emulated::backward(call, self.tiles, precision.p.format, precision.ds.format, backward);
-        let tensors = [&dq, &dk, &dv, &dsink, &dout, &out, &lse];
-        let damage = tensors.into_iter().flat_map(Tensor::damage).collect();
-        let gradients = RankGradients {
-            dq: dq.to_array3(),
-            dk: dk.to_array3(),
-            dv: dv.to_array3(),
-            dsink: Array1::from_vec(dsink.values().to_vec()),
-        };
-        (gradients, damage)
+        let failed = |error: ExecuteError| RunError::Crash(error.to_string());
+        execute(schedule, Phase::Forward, &device, &mut buffers, &mut choose).map_err(failed)?;
+        let mut ranks = (0..schedule.ranks.len())
+            .map(|rank| forward_results(schedule, &buffers, rank))
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| RunError::Infrastructure("the schedule places no result".into()))?;
+        if problem.pass == Pass::Backward {
+            poison_saved(schedule, &mut buffers);
+            execute(schedule, Phase::Backward, &device, &mut buffers, &mut choose).map_err(failed)?;
+            for (rank, outputs) in ranks.iter_mut().enumerate() {
+                outputs.gradients = gradients(problem, schedule, &buffers, rank);
+            }
+        }
+        Ok(Outputs { ranks, damage: buffers.damage() })
     }
 }
 
-/// The inputs between guard bands.
-struct Loaded {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Vec<f32>,
+/// What rows hold that no sequence owns on a rank: what the problem's own such rows hold, NaN where it has none.
+fn slack(problem: &Problem, inputs: &Inputs) -> f32 {
+    let real = values::real_kv_rows(problem);
+    let row = real.iter().position(|&real| !real);
+    row.and_then(|row| inputs.k.get([row, 0, 0])).copied().unwrap_or(f32::NAN)
 }
 
-impl Loaded {
-    fn new(problem: &Problem, inputs: &Inputs) -> Loaded {
-        let precision = problem.precision;
-        Loaded {
-            q: Tensor::from_array("q", inputs.q.view(), precision.q.format),
-            k: Tensor::from_array("k", inputs.k.view(), precision.k.format),
-            v: Tensor::from_array("v", inputs.v.view(), precision.v.format),
-            sink: inputs.sink.to_vec(),
+fn tensor<'a>(
+    schedule: &Schedule,
+    buffers: &'a Buffers<f32>,
+    rank: usize,
+    name: TensorName,
+) -> Option<&'a Tensor<f32>> {
+    output(schedule, rank, name).map(|id| buffers.tensor(id))
+}
+
+fn forward_results(schedule: &Schedule, buffers: &Buffers<f32>, rank: usize) -> Option<RankOutputs> {
+    let of = |name| tensor(schedule, buffers, rank, name);
+    Some(RankOutputs {
+        out: of(TensorName::Out)?.to_array3(),
+        lse: Some(of(TensorName::Lse)?.to_array2()),
+        max_logit: Some(Array1::from_vec(of(TensorName::MaxLogit)?.values().to_vec())),
+        gradients: None,
+    })
+}
+
+fn gradients(
+    problem: &Problem,
+    schedule: &Schedule,
+    buffers: &Buffers<f32>,
+    rank: usize,
+) -> Option<RankGradients> {
+    let of = |name| tensor(schedule, buffers, rank, name);
+    // A rank's dsink may be that of some heads only; the others' partial sum is 0.
+    let mut dsink = Array1::zeros(problem.learnable_sinks());
+    for placement in &schedule.placements {
+        let here = schedule.buffers[placement.buffer.0].rank == rank;
+        if here && placement.tensor == TensorName::Dsink {
+            let values = buffers.tensor(placement.buffer).values();
+            placement.heads.clone().zip(values).for_each(|(head, value)| dsink[head] = *value);
+        }
+    }
+    Some(RankGradients {
+        dq: of(TensorName::Dq)?.to_array3(),
+        dk: of(TensorName::Dk)?.to_array3(),
+        dv: of(TensorName::Dv)?.to_array3(),
+        dsink,
+    })
+}
+
+/// NaN into every row of the saved out and lse that is not real.
+fn poison_saved(schedule: &Schedule, buffers: &mut Buffers<f32>) {
+    for placement in &schedule.placements {
+        if !matches!(placement.tensor, TensorName::Out | TensorName::Lse) {
+            continue;
+        }
+        let buffer = &schedule.buffers[placement.buffer.0];
+        let mut real = vec![false; buffer.rows];
+        for row in placement.rows.iter().flat_map(|placed| placed.local.real_rows()) {
+            real[row] = true;
+        }
+        for row in (0..buffer.rows).filter(|&row| !real[row]) {
+            (0..buffer.heads).for_each(|head| buffers.lane_mut(placement.buffer, row, head).fill(f32::NAN));
         }
     }
 }
@@ -196,10 +209,24 @@ fn check_launch(problem: &Problem) -> Result<(), Refusal> {
             return Err(Refusal::Format { quantity, format: format.name() });
         }
     }
-    match problem.parallel.algorithm {
-        Algorithm::Single if problem.parallel.world == 1 => Ok(()),
-        Algorithm::Single => Err(Refusal::World),
-        other => Err(Refusal::Algorithm(algorithm_name(other))),
+    Ok(())
+}
+
+/// The schedule of a problem, or the builder's refusal in the words of the capability table.
+pub(super) fn schedule(problem: &Problem) -> Result<Schedule, RunError> {
+    check_launch(problem)?;
+    build(problem).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
+}
+
+/// The rule of the capability table that a builder's refusal stands for.
+fn rule(error: &BuildError) -> ParallelRule {
+    match error {
+        BuildError::Shard(ShardError::Span { .. }) => ParallelRule::SpanMultiple,
+        BuildError::Shard(ShardError::Strided { .. }) => ParallelRule::ConsecutiveRows,
+        BuildError::QueryHeads { .. } => ParallelRule::QueryHeads,
+        BuildError::KvHeads { .. } => ParallelRule::KvHeads,
+        BuildError::RingStripe { .. } => ParallelRule::RingStripe,
+        BuildError::HierarchicalBalance => ParallelRule::HierarchicalBalance,
     }
 }
 
@@ -213,8 +240,8 @@ impl Backend for Emulated {
             formats: vec![Format::Bf16, Format::Fp16],
             weight_formats: vec![Format::F32, Format::Bf16, Format::Fp16],
             head_dims: 1..=HEAD_DIM_MAX,
-            algorithms: vec!["single"],
-            sub_groups: false,
+            algorithms: ALGORITHMS.to_vec(),
+            sub_groups: true,
             softcap: true,
             sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
         }
@@ -228,11 +255,12 @@ impl Backend for Emulated {
         Accumulation::F32Serial
     }
 
-    fn partition(&self, _problem: &Problem) -> Partition {
-        Partition { q_tile: self.tiles.q, kv_tile: self.tiles.kv }
+    fn partition(&self, problem: &Problem) -> Partition {
+        let single = Partition::single(self.tiles.q, self.tiles.kv);
+        build(problem).map_or(single, |schedule| schedule.partition(self.tiles))
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.launch(problem, inputs, &AttentionCall::whole(problem))
+        self.run_schedule(problem, inputs, &schedule(problem)?)
     }
 }

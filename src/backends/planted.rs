@@ -1,14 +1,14 @@
-//! The emulated kernel with a planted bug: the call is edited, the kernel is untouched.
+//! The emulated kernel with a planted bug: the calls of its schedule are edited, the kernel is untouched.
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Problem};
-use seamproof_simulator::AttentionCall;
 use seamproof_simulator::faults::Fault;
+use seamproof_simulator::schedule::Work;
 
 use super::Emulated;
 use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
 
-/// [`Emulated`] launched with calls that a fault has edited.
+/// [`Emulated`] on schedules whose calls a fault has edited.
 #[derive(Clone, Copy, Debug)]
 pub struct Planted {
     /// The kernel.
@@ -39,8 +39,14 @@ impl Backend for Planted {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let mut call = AttentionCall::whole(problem);
-        (self.fault.edit)(&mut call);
-        self.inner.launch(problem, inputs, &call)
+        let mut schedule = super::emulated::schedule(problem)?;
+        for operation in schedule.ranks.iter_mut().flat_map(|program| &mut program.operations) {
+            match &mut operation.work {
+                Work::Attend(attend) => (self.fault.edit)(&mut attend.call),
+                Work::AttendBackward(attend) => (self.fault.edit)(&mut attend.call),
+                _ => {}
+            }
+        }
+        self.inner.run_schedule(problem, inputs, &schedule)
     }
 }

@@ -24,7 +24,9 @@ pub(super) fn assemble(
         for (layout, rank) in layouts.iter().zip(&ranks) {
             let local = of(rank)?;
             each_row(problem, layout, side, |there, here| {
-                whole.index_axis_mut(ndarray::Axis(0), there).assign(&local.index_axis(ndarray::Axis(0), here));
+                whole
+                    .index_axis_mut(ndarray::Axis(0), there)
+                    .assign(&local.index_axis(ndarray::Axis(0), here));
             });
         }
         Some(whole)

@@ -6,6 +6,9 @@ use seamproof_oracle::envelope::{Merges, Partition, Sums};
 use super::{MergeStyle, Schedule, Work};
 use crate::emulated::Tiles;
 
+/// Most parts of a rank's slot that a launch tells apart: the two chunks of a dual-chunk slot.
+const PARTS_MAX: usize = 2;
+
 impl Schedule {
     /// The partition of a subject that runs this schedule on kernels with these tiles: for each kind of rounding the
     /// largest count of any rank, and the coarsest format that any step stores.
@@ -24,9 +27,6 @@ impl Schedule {
                 format: coarser(partition.sums.format, sums.format),
             };
         }
-        // Gradients that travel are added on every rank that they visit.
-        let travels = self.ranks.len() > 1 && partition.sums.count > 0;
-        partition.sums.count *= if travels { self.ranks.len() } else { 1 };
         partition
     }
 
@@ -47,7 +47,9 @@ impl Schedule {
                     merges.running = coarser(merges.running, self.buffers[out.0].format);
                 }
                 Work::Accumulate { from, to, .. } => {
-                    sums.count += 2;
+                    // A row is added to at most once for each part of the queries and each part of the keys, on each
+                    // rank that its gradient visits; a partial sum and the running sum are stored each time.
+                    sums.count = 2 * PARTS_MAX * PARTS_MAX * self.ranks.len();
                     let (from, to) = (self.buffers[from.0].format, self.buffers[to.0].format);
                     sums.format = coarser(sums.format, coarser(from, to));
                 }

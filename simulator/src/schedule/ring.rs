@@ -414,11 +414,11 @@ fn exchange(
     builder.record(rank, COMMUNICATION)
 }
 
-/// Orders what the main stream has done before everything on the others.
+/// Orders what the main stream has done before all communication, and so before what the other stream computes: its
+/// first step waits for a KV that has arrived.
 fn fork(builder: &mut Builder, rank: usize, steps: usize) {
     if steps > 1 {
         let start = builder.record(rank, MAIN);
-        builder.wait(rank, COMPUTE[1], start);
         builder.wait(rank, COMMUNICATION, start);
     }
 }
@@ -449,3 +449,6 @@ fn owned(runs: impl Iterator<Item = Run>) -> Vec<RowPair> {
     });
     build::same_rows(&runs)
 }
+
+#[cfg(test)]
+mod tests;
