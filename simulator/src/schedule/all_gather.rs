@@ -67,7 +67,8 @@ impl Rank<'_> {
     /// K and V of all ranks in sequence order; K is reordered while V is on its way.
     fn gather(&mut self) -> [BufferId; 2] {
         let gathered = [(self.local.k, "k"), (self.local.v, "v")].map(|(local, name)| {
-            let to = self.full(local, &format!("{name} in rank order"), None);
+            let format = self.builder.describe(local).format;
+            let to = self.full(local, &format!("{name} in rank order"), format);
             let rows = self.shards.kv.rows;
             let regions = (0..self.shards.kv.cp).map(|member| part(self.builder, to, member, rows));
             let work = Work::AllGather {
@@ -76,11 +77,11 @@ impl Rank<'_> {
                 from: all(self.builder, local),
             };
             self.builder.push(self.rank, COMMUNICATION, work);
-            (to, self.builder.record(self.rank, COMMUNICATION), name)
+            (to, format, self.builder.record(self.rank, COMMUNICATION), name)
         });
-        gathered.map(|(from, arrived, name)| {
+        gathered.map(|(from, format, arrived, name)| {
             self.builder.wait(self.rank, COMPUTE, arrived);
-            let to = self.builder.like(from, name, self.builder.describe(from).format);
+            let to = self.builder.like(from, &format!("{name} gathered"), format);
             self.builder.copy(self.rank, COMPUTE, from, to, self.order);
             to
         })
@@ -89,7 +90,7 @@ impl Rank<'_> {
     fn forward(&mut self, k: BufferId, v: BufferId) {
         let Local { q, sink, out, lse, max_logit, .. } = self.local;
         self.builder.fill(self.rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
-        let call = self.call(self.forward_segments(), self.problem.softmax);
+        let call = self.call(self.forward_segments());
         let attend = Attend { call, q, k, v, sink, out, lse, max_logit };
         self.builder.push(self.rank, COMPUTE, Work::Attend(attend));
         let attended = self.builder.record(self.rank, COMPUTE);
@@ -104,8 +105,8 @@ impl Rank<'_> {
         let launches = self.backward_launches();
         let everything = [Run::packed(0, self.order_rows(), self.order_rows())];
         let sums = [(self.local.k, "dk"), (self.local.v, "dv")].map(|(local, name)| {
-            let step = self.full(local, &format!("{name} of a launch"), Some(Format::F32));
-            let sum = self.full(local, &format!("{name} of all launches"), Some(Format::F32));
+            let step = self.full(local, &format!("{name} of a launch"), Format::F32);
+            let sum = self.full(local, &format!("{name} of all launches"), Format::F32);
             self.builder.fill(self.rank, COMPUTE, sum, &everything, FillValue::Zero);
             (step, sum)
         });
@@ -151,10 +152,10 @@ impl Rank<'_> {
         [(dk, dk_sum), (dv, dv_sum)]: [(BufferId, BufferId); 2],
     ) {
         let Local { q, out, lse, .. } = self.local;
-        let keys: Vec<Run> = segments.iter().flat_map(|s| s.kv.iter().copied()).collect();
-        let keys = build::same_rows(&keys);
+        let keys = segments.iter().flat_map(|s| s.kv.iter().copied()).filter(|run| run.len > 0);
+        let keys = build::same_rows(&keys.collect::<Vec<_>>());
         let queries: Vec<Run> = segments.iter().map(|s| Run { len: s.q.span, ..s.q }).collect();
-        let call = self.call(segments, self.problem.softmax);
+        let call = self.call(segments);
         let dout = to.dout;
         let work = AttendBackward { call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
         self.builder.push(self.rank, COMPUTE, Work::AttendBackward(work));
@@ -192,18 +193,18 @@ impl Rank<'_> {
     }
 
     /// A buffer of every rank's rows, otherwise like the local one.
-    fn full(&mut self, local: BufferId, name: &str, format: Option<Format>) -> BufferId {
+    fn full(&mut self, local: BufferId, name: &str, format: Format) -> BufferId {
         let model = self.builder.describe(local);
-        let (shape, own) = ([self.order_rows(), model.heads, model.dim], model.format);
-        self.builder.scratch(self.rank, name, shape, format.unwrap_or(own))
+        let shape = [self.order_rows(), model.heads, model.dim];
+        self.builder.scratch(self.rank, name, shape, format)
     }
 
     fn order_rows(&self) -> usize {
         self.shards.kv.rows * self.shards.kv.cp
     }
 
-    fn call(&self, segments: Vec<Segment>, softmax: seamproof_oracle::Softmax) -> AttentionCall {
-        AttentionCall { segments, softmax, policy: RowPolicy::Overwrite }
+    fn call(&self, segments: Vec<Segment>) -> AttentionCall {
+        AttentionCall { segments, softmax: self.problem.softmax, policy: RowPolicy::Overwrite }
     }
 
     /// Whether a piece's positions lie apart.
@@ -220,16 +221,20 @@ impl Rank<'_> {
             1 => vec![placed],
             _ => one_by_one(&placed),
         });
-        rows.map(|placed| self.segment(&placed, 0, 1)).collect()
+        rows.filter_map(|placed| self.segment(&placed, 0, 1)).collect()
     }
 
-    /// The segments of each backward launch; every row of every piece is in a launch, and no launch names a key twice.
+    /// The segments of each backward launch; no launch names a key twice. Where dQ has no sum that was filled with
+    /// zeros, every row is in a launch, whether it sees a key or not.
     fn backward_launches(&self) -> Vec<Vec<Segment>> {
         let placed = self.placed();
         let ranks = self.shards.kv.cp;
         if self.apart() {
-            let launch = |residue| placed.iter().map(|placed| self.segment(placed, residue, ranks)).collect();
-            return (0..ranks).map(launch).collect();
+            let launch = |residue| {
+                let segments = placed.iter().filter_map(|placed| self.segment(placed, residue, ranks));
+                segments.filter(build::shows).collect::<Vec<_>>()
+            };
+            return (0..ranks).map(launch).filter(|segments| !segments.is_empty()).collect();
         }
         let mut launches: Vec<Vec<Segment>> = Vec::new();
         let (mut sequence, mut index) = (None, 0);
@@ -239,13 +244,13 @@ impl Rank<'_> {
             if index == launches.len() {
                 launches.push(Vec::new());
             }
-            launches[index].push(self.segment(placed, 0, 1));
+            launches[index].extend(self.segment(placed, 0, 1));
         }
         launches
     }
 
-    /// A piece of queries against the keys `first, first + step, …` of the visible prefix.
-    fn segment(&self, q: &PlacedRun, first: usize, step: usize) -> Segment {
+    /// A piece of queries against the keys `first, first + step, …` of the visible prefix; the step is the piece's.
+    fn segment(&self, q: &PlacedRun, first: usize, step: usize) -> Option<Segment> {
         let sequence = &self.problem.sequences[q.sequence];
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
         let gathered = self.shards.kv.gathered(q.sequence);
@@ -254,9 +259,7 @@ impl Rank<'_> {
         let offset = gathered.offset + if keys > 0 { first } else { 0 };
         let rows = Run { offset, step, len: keys, span: keys };
         let kv = Piece { start: first, step, span: keys, at: 0 };
-        let segment = build::segment(&self.problem.mask, (lq, lk), q, &kv, rows);
-        // Steps are equal by construction, or there is no key or no more than one query.
-        segment.unwrap_or(Segment { q: q.local, kv: vec![rows], lo: None, hi: None })
+        build::segment(&self.problem.mask, (lq, lk), q, &kv, rows)
     }
 }
 
