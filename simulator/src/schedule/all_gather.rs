@@ -67,7 +67,8 @@ impl Rank<'_> {
     /// K and V of all ranks in sequence order; K is reordered while V is on its way.
     fn gather(&mut self) -> [BufferId; 2] {
         let gathered = [(self.local.k, "k"), (self.local.v, "v")].map(|(local, name)| {
-            let to = self.full(local, &format!("{name} in rank order"), None);
+            let format = self.builder.describe(local).format;
+            let to = self.full(local, &format!("{name} in rank order"), format);
             let rows = self.shards.kv.rows;
             let regions = (0..self.shards.kv.cp).map(|member| part(self.builder, to, member, rows));
             let work = Work::AllGather {
@@ -76,11 +77,11 @@ impl Rank<'_> {
                 from: all(self.builder, local),
             };
             self.builder.push(self.rank, COMMUNICATION, work);
-            (to, self.builder.record(self.rank, COMMUNICATION), name)
+            (to, format, self.builder.record(self.rank, COMMUNICATION), name)
         });
-        gathered.map(|(from, arrived, name)| {
+        gathered.map(|(from, format, arrived, name)| {
             self.builder.wait(self.rank, COMPUTE, arrived);
-            let to = self.builder.like(from, name, self.builder.describe(from).format);
+            let to = self.builder.like(from, &format!("{name} gathered"), format);
             self.builder.copy(self.rank, COMPUTE, from, to, self.order);
             to
         })
@@ -89,7 +90,7 @@ impl Rank<'_> {
     fn forward(&mut self, k: BufferId, v: BufferId) {
         let Local { q, sink, out, lse, max_logit, .. } = self.local;
         self.builder.fill(self.rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
-        let call = self.call(self.forward_segments(), self.problem.softmax);
+        let call = self.call(self.forward_segments());
         let attend = Attend { call, q, k, v, sink, out, lse, max_logit };
         self.builder.push(self.rank, COMPUTE, Work::Attend(attend));
         let attended = self.builder.record(self.rank, COMPUTE);
@@ -104,8 +105,8 @@ impl Rank<'_> {
         let launches = self.backward_launches();
         let everything = [Run::packed(0, self.order_rows(), self.order_rows())];
         let sums = [(self.local.k, "dk"), (self.local.v, "dv")].map(|(local, name)| {
-            let step = self.full(local, &format!("{name} of a launch"), Some(Format::F32));
-            let sum = self.full(local, &format!("{name} of all launches"), Some(Format::F32));
+            let step = self.full(local, &format!("{name} of a launch"), Format::F32);
+            let sum = self.full(local, &format!("{name} of all launches"), Format::F32);
             self.builder.fill(self.rank, COMPUTE, sum, &everything, FillValue::Zero);
             (step, sum)
         });
@@ -151,10 +152,10 @@ impl Rank<'_> {
         [(dk, dk_sum), (dv, dv_sum)]: [(BufferId, BufferId); 2],
     ) {
         let Local { q, out, lse, .. } = self.local;
-        let keys: Vec<Run> = segments.iter().flat_map(|s| s.kv.iter().copied()).collect();
-        let keys = build::same_rows(&keys);
+        let keys = segments.iter().flat_map(|s| s.kv.iter().copied()).filter(|run| run.len > 0);
+        let keys = build::same_rows(&keys.collect::<Vec<_>>());
         let queries: Vec<Run> = segments.iter().map(|s| Run { len: s.q.span, ..s.q }).collect();
-        let call = self.call(segments, self.problem.softmax);
+        let call = self.call(segments);
         let dout = to.dout;
         let work = AttendBackward { call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
         self.builder.push(self.rank, COMPUTE, Work::AttendBackward(work));
@@ -192,18 +193,18 @@ impl Rank<'_> {
     }
 
     /// A buffer of every rank's rows, otherwise like the local one.
-    fn full(&mut self, local: BufferId, name: &str, format: Option<Format>) -> BufferId {
+    fn full(&mut self, local: BufferId, name: &str, format: Format) -> BufferId {
         let model = self.builder.describe(local);
-        let (shape, own) = ([self.order_rows(), model.heads, model.dim], model.format);
-        self.builder.scratch(self.rank, name, shape, format.unwrap_or(own))
+        let shape = [self.order_rows(), model.heads, model.dim];
+        self.builder.scratch(self.rank, name, shape, format)
     }
 
     fn order_rows(&self) -> usize {
         self.shards.kv.rows * self.shards.kv.cp
     }
 
-    fn call(&self, segments: Vec<Segment>, softmax: seamproof_oracle::Softmax) -> AttentionCall {
-        AttentionCall { segments, softmax, policy: RowPolicy::Overwrite }
+    fn call(&self, segments: Vec<Segment>) -> AttentionCall {
+        AttentionCall { segments, softmax: self.problem.softmax, policy: RowPolicy::Overwrite }
     }
 
     /// Whether a piece's positions lie apart.
@@ -220,16 +221,20 @@ impl Rank<'_> {
             1 => vec![placed],
             _ => one_by_one(&placed),
         });
-        rows.map(|placed| self.segment(&placed, 0, 1)).collect()
+        rows.filter_map(|placed| self.segment(&placed, 0, 1)).collect()
     }
 
-    /// The segments of each backward launch; every row of every piece is in a launch, and no launch names a key twice.
+    /// The segments of each backward launch; no launch names a key twice. Where dQ has no sum that was filled with
+    /// zeros, every row is in a launch, whether it sees a key or not.
     fn backward_launches(&self) -> Vec<Vec<Segment>> {
         let placed = self.placed();
         let ranks = self.shards.kv.cp;
         if self.apart() {
-            let launch = |residue| placed.iter().map(|placed| self.segment(placed, residue, ranks)).collect();
-            return (0..ranks).map(launch).collect();
+            let launch = |residue| {
+                let segments = placed.iter().filter_map(|placed| self.segment(placed, residue, ranks));
+                segments.filter(build::shows).collect::<Vec<_>>()
+            };
+            return (0..ranks).map(launch).filter(|segments| !segments.is_empty()).collect();
         }
         let mut launches: Vec<Vec<Segment>> = Vec::new();
         let (mut sequence, mut index) = (None, 0);
@@ -239,13 +244,13 @@ impl Rank<'_> {
             if index == launches.len() {
                 launches.push(Vec::new());
             }
-            launches[index].push(self.segment(placed, 0, 1));
+            launches[index].extend(self.segment(placed, 0, 1));
         }
         launches
     }
 
-    /// A piece of queries against the keys `first, first + step, …` of the visible prefix.
-    fn segment(&self, q: &PlacedRun, first: usize, step: usize) -> Segment {
+    /// A piece of queries against the keys `first, first + step, …` of the visible prefix; the step is the piece's.
+    fn segment(&self, q: &PlacedRun, first: usize, step: usize) -> Option<Segment> {
         let sequence = &self.problem.sequences[q.sequence];
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
         let gathered = self.shards.kv.gathered(q.sequence);
@@ -254,9 +259,7 @@ impl Rank<'_> {
         let offset = gathered.offset + if keys > 0 { first } else { 0 };
         let rows = Run { offset, step, len: keys, span: keys };
         let kv = Piece { start: first, step, span: keys, at: 0 };
-        let segment = build::segment(&self.problem.mask, (lq, lk), q, &kv, rows);
-        // Steps are equal by construction, or there is no key or no more than one query.
-        segment.unwrap_or(Segment { q: q.local, kv: vec![rows], lo: None, hi: None })
+        build::segment(&self.problem.mask, (lq, lk), q, &kv, rows)
     }
 }
 
@@ -282,4 +285,75 @@ fn one_by_one(placed: &PlacedRun) -> Vec<PlacedRun> {
     };
     let padding = (local.span > local.len).then(|| cut(local.len, 0, local.span - local.len));
     (0..local.len).map(|index| cut(index, 1, 1)).chain(padding).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seamproof_oracle::{
+        Algorithm, Alignment, Balance, ContextParallel, Dims, Heads, InputMode, Mask, Pass, Precision,
+        ProblemFields, Rows, Sequence, Sink, Softmax,
+    };
+
+    /// Packed sequences of (real, padded) rows on two ranks, dual-chunk.
+    fn problem(lengths: &[(usize, usize)], left: Option<u32>, right: Option<u32>) -> Problem {
+        let mut rows = 0;
+        let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
+            let run = Run::packed(rows, len, span);
+            rows += span;
+            Sequence { id: id as u32, q: run, kv: run }
+        });
+        let sequences = sequences.collect();
+        Problem::new(ProblemFields {
+            sequences,
+            rows: Rows { q: rows, kv: rows },
+            heads: Heads { q: 1, kv: 1 },
+            dims: Dims { qk: 1, v: 1 },
+            mask: Mask { left, right, align: Alignment::TopLeft },
+            softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
+            precision: Precision::uniform(Format::Bf16),
+            parallel: ContextParallel {
+                algorithm: Algorithm::AllGather,
+                balance: Balance::DualChunk,
+                world: 2,
+                ranks: vec![0, 1],
+            },
+            mode: InputMode::Flat,
+            data_seed: 0,
+            pass: Pass::Forward,
+        })
+        .unwrap()
+    }
+
+    /// Of each segment of a rank's forward launch: query rows, key rows and band.
+    fn segments(problem: &Problem, rank: usize) -> Vec<Segment> {
+        let schedule = all_gather(problem).unwrap();
+        let calls = schedule.ranks[rank].operations.iter().filter_map(|operation| match &operation.work {
+            Work::Attend(attend) => Some(attend.call.segments.clone()),
+            _ => None,
+        });
+        calls.flatten().collect()
+    }
+
+    #[test]
+    fn a_window_is_cut_for_each_sequence_by_itself() {
+        // TransformerEngine's smallest bad pack: 2 rows padded to 4, window (0, 8), here behind a longer sequence.
+        let problem = problem(&[(8, 8), (2, 4)], Some(0), Some(8));
+        let short = segments(&problem, 0)[2].clone();
+        assert_eq!(short.q, Run::packed(4, 1, 1));
+        assert_eq!(short.kv, [Run::packed(8, 2, 2)]);
+        assert_eq!((short.lo, short.hi), (Some(0), Some(8)));
+        // Rank 1 has the second position, which sees itself alone of two keys.
+        let short = segments(&problem, 1)[2].clone();
+        assert_eq!(short.kv, [Run::packed(8, 2, 2)]);
+        assert_eq!((short.lo, short.hi), (Some(1), Some(9)));
+    }
+
+    #[test]
+    fn keys_past_the_last_visible_one_are_not_named() {
+        let problem = problem(&[(7, 8)], None, Some(0));
+        let keys = |rank| segments(&problem, rank).iter().map(Segment::keys).collect::<Vec<_>>();
+        assert_eq!(keys(0), [2, 7], "chunks 0 and 3, its last row padding");
+        assert_eq!(keys(1), [4, 6], "chunks 1 and 2");
+    }
 }
