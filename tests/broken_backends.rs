@@ -8,6 +8,7 @@ use seamproof::backends::{Emulated, Planted};
 use seamproof::campaign::same_failure;
 use seamproof::generate::{self, Draw, Limits};
 use seamproof::judge::judge;
+use seamproof::layout::layouts;
 use seamproof::shrink::{Shrunk, shrink};
 use seamproof::verdict::{Check, Finding, Verdict};
 use seamproof_oracle::envelope::{Accumulation, Partition};
@@ -85,20 +86,24 @@ fn dk_misses_a_head(inner: &Emulated, problem: &Problem, inputs: &Inputs, output
         without.dout.index_axis_mut(ndarray::Axis(1), head).fill(0.0);
     }
     let partial = inner.run(problem, &without).expect("the same problem runs again");
-    let dk = partial.ranks[0].gradients.as_ref().map(|gradients| gradients.dk.clone());
-    if let (Some(gradients), Some(dk)) = (&mut outputs.ranks[0].gradients, dk) {
-        gradients.dk = dk;
+    for (rank, partial) in outputs.ranks.iter_mut().zip(partial.ranks) {
+        if let (Some(gradients), Some(partial)) = (&mut rank.gradients, partial.gradients) {
+            gradients.dk = partial.dk;
+        }
     }
 }
 
 fn padding_unwritten(_: &Emulated, problem: &Problem, _: &Inputs, outputs: &mut Outputs) {
-    for row in problem.sequences.iter().flat_map(|sequence| sequence.q.padding_rows()) {
-        outputs.ranks[0].out.index_axis_mut(ndarray::Axis(0), row).fill(f32::from_bits(UNWRITTEN_BITS));
+    let layouts = layouts(problem).expect("it ran, so it can be cut");
+    for (layout, rank) in layouts.iter().zip(&mut outputs.ranks) {
+        for row in layout.q.runs.iter().flat_map(|placed| placed.local.padding_rows()) {
+            rank.out.index_axis_mut(ndarray::Axis(0), row).fill(f32::from_bits(UNWRITTEN_BITS));
+        }
     }
 }
 
 fn lse_in_base_two(_: &Emulated, _: &Problem, _: &Inputs, outputs: &mut Outputs) {
-    if let Some(lse) = &mut outputs.ranks[0].lse {
+    for lse in outputs.ranks.iter_mut().filter_map(|rank| rank.lse.as_mut()) {
         lse.mapv_inplace(|lse| lse + std::f32::consts::LN_2);
     }
 }
