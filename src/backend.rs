@@ -127,6 +127,9 @@ pub struct Capabilities {
     pub softcap: bool,
     /// The sinks taken.
     pub sinks: Vec<Sink>,
+    /// Which of lse and max_logit it returns, on every run: a statistic cannot be shown when it is right and hidden
+    /// when it is not.
+    pub statistics: Vec<TensorName>,
 }
 
 /// Every algorithm, by [`algorithm_name`].

@@ -12,7 +12,7 @@
 //! | term | what it bounds |
 //! |---|---|
 //! | `logit_error` | absolute error of a logit: `scale·A·(g(d) + 2ε)`, and the soft cap's tanh |
-//! | `theta` | relative error of an unrounded weight: the exponent's error, exp itself, `R` rescalings of a running max |
+//! | `weight_error` | error `p·θ` of an unrounded weight: the exponent's, exp's own, `R` rescalings of a running max, merges |
 //! | `weight_rounding` | absolute error of rounding P: `u·p`, or the format's floor, whichever is larger |
 //! | `gamma` | relative error of the row sum |
 //! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes |
@@ -36,10 +36,10 @@ pub const LOG_ERROR: f64 = 3.613_2e-7;
 const LOG_RELATIVE_ERROR: f64 = 3.0 / (1u64 << 23) as f64;
 /// Smallest normal f32: what a unit that flushes subnormals to zero may lose.
 const F32_NORMAL_MIN: f64 = f32::MIN_POSITIVE as f64;
-/// Half of the smallest subnormal f32, rounded up: what gradual underflow may lose.
+/// The smallest subnormal f32: more than gradual underflow may lose.
 const F32_SUBNORMAL_STEP: f64 = 1.401_298_464_324_817e-45;
-/// Past this exponent error a bound says nothing; it also keeps `exp` finite.
-const EXPONENT_ERROR_MAX: f64 = 60.0;
+/// Largest exponent of a bound: past it a bound says nothing, and it keeps `exp` finite.
+const EXPONENT_MAX: f64 = 60.0;
 /// Where the relative errors of a row add up to more than this, the first-order form no longer holds.
 const DENOMINATOR_ERROR_MAX: f64 = 0.5;
 
@@ -225,14 +225,22 @@ pub struct GradientPairError {
     pub dq: f64,
 }
 
-/// An upper bound of `e^x − 1` for x ≥ 0, without an exponential where x is small: `x + x²` holds up to 1.
-fn expm1_upper(x: f64) -> f64 {
-    if x <= 1.0 { x + x * x } else { libm::exp(x.min(EXPONENT_ERROR_MAX)) }
+/// How far `e^(log p ± error)` can be from `p = e^(log p)`, for an error ≥ 0 of the exponent: `p·(error + error²)` up to
+/// 1, since `e^x − 1 ≤ x + x²` there. Past that p itself may have underflowed while the computed weight has not, so
+/// the bound is the largest computed weight.
+fn exponential_error(p: f64, log_p: f64, error: f64) -> f64 {
+    if error <= 1.0 { p * (error + error * error) } else { libm::exp((log_p + error).min(EXPONENT_MAX)) }
 }
 
 /// Error of rounding a value of magnitude `magnitude` to `format`: relative `u`, or the floor of its subnormals.
 fn rounding(format: Format, magnitude: f64) -> f64 {
     (format.unit_roundoff() * magnitude).max(magnitude.min(format.tiny_half()))
+}
+
+/// Error of rounding a result of at most this magnitude, where it does not overflow: an infinity stands for any value
+/// past the format's largest, and is compared as such by the judge.
+fn final_rounding(format: Format, magnitude: f64) -> f64 {
+    format.half_spacing(magnitude.min(format.max_finite()))
 }
 
 impl Model {
@@ -255,9 +263,11 @@ impl Model {
     /// Absolute error of a logit. `a` is `Σ|q||k|`; `2ε·scale·a` covers the roundings of `scale·S`.
     pub fn logit_error(&self, a: f64, logit: f64) -> f64 {
         let scaled = self.scale * a * (self.accumulation.products(self.dims_qk) + 2.0 * F32_ROUNDOFF);
-        // tanh is 1-Lipschitz, so the scaled product's error passes through at most whole.
-        let capped = if self.softcap.is_some() { TANH_ERROR * logit.abs() } else { 0.0 };
-        scaled + capped + self.accumulation.underflow()
+        let underflow = self.accumulation.underflow();
+        // tanh is 1-Lipschitz, so the scaled product's error passes through at most whole; what the quotient by the cap
+        // loses to underflow comes back multiplied by it.
+        let capped = self.softcap.map_or(0.0, |cap| TANH_ERROR * logit.abs() + 2.0 * cap * underflow);
+        scaled + capped + underflow
     }
 
     /// Tiles that a row of `keys` visible keys can touch.
@@ -281,7 +291,7 @@ impl Model {
         let lse = Model::partial_lse(row);
         let stored = F32_ROUNDOFF * (5.0 * lse + 4.0) + LOG_ERROR + LOG_RELATIVE_ERROR * lse;
         let each = EXP_ERROR + F32_ROUNDOFF * (2.0 * lse + 4.0);
-        expm1_upper(stored + count * each)
+        2.0 * (stored + count * each)
     }
 
     /// What merging adds to the error of the LSE: each merge is an `ln(e^a + e^b)`.
@@ -307,26 +317,25 @@ impl Model {
         1.01 * self.partition.sums.count as f64 * self.partition.sums.format.unit_roundoff()
     }
 
-    /// `θ`: relative error of an unrounded weight whose logit has the absolute error `logit_error`.
-    fn theta(&self, row: &Row, logit: f64, logit_error: f64) -> f64 {
+    /// Error of an unrounded weight `p` whose logit has the absolute error `logit_error` (`p·θ`).
+    fn weight_error(&self, row: &Row, p: f64, logit: f64, logit_error: f64) -> f64 {
         let eta =
             logit_error + F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range);
         // R: how often the running maximum can grow, the sink's turn at the end included.
         let rescalings = self.tiles(row.keys) as f64;
-        expm1_upper(eta)
-            + EXP_ERROR * (1.0 + rescalings)
-            + 3.0 * F32_ROUNDOFF * rescalings
-            + self.merge_theta(row)
+        let relative =
+            EXP_ERROR * (1.0 + rescalings) + 3.0 * F32_ROUNDOFF * rescalings + self.merge_theta(row);
+        exponential_error(p, logit - row.lse, eta) * (1.0 + relative) + p * relative
     }
 
     /// The errors that one pair adds to its row. `p` is the exact weight, `g` is [`Model::value_sum`] of the row.
     pub fn pair(&self, row: &Row, logit: f64, p: f64, a: f64, g: f64) -> PairError {
-        let theta = self.theta(row, logit, self.logit_error(a, logit));
-        let computed = p * (1.0 + theta);
+        let error = self.weight_error(row, p, logit, self.logit_error(a, logit));
+        let computed = p + error;
         // The kernel rounds exp(s − running max), so the format's floor is relative to the row's sum.
         let floor = self.p.tiny_half().max(self.accumulation.underflow()) / row.sum;
         let rounded = (self.p.unit_roundoff() * computed).max(computed.min(floor));
-        PairError { weight: p * theta, value: p * theta + rounded + g * (computed + rounded) }
+        PairError { weight: error, value: error + rounded + g * (computed + rounded) }
     }
 
     /// `g(n)` of the product of weights and values for a row of `keys` visible keys.
@@ -336,9 +345,9 @@ impl Model {
 
     /// Relative error of a row's denominator, given `Σ p·θ` over its keys.
     pub fn denominator(&self, row: &Row, weight_errors: f64) -> f64 {
-        let sink = row
-            .sink
-            .map_or(0.0, |sink| libm::exp(sink - row.lse) * self.theta(row, sink, F32_ROUNDOFF * sink.abs()));
+        let sink = row.sink.map_or(0.0, |sink| {
+            self.weight_error(row, libm::exp(sink - row.lse), sink, F32_ROUNDOFF * sink.abs())
+        });
         let sum = self.accumulation.row_sum(row.keys + 1, self.tiles(row.keys));
         weight_errors + sink + sum + self.merge_lse(row)
     }
@@ -353,7 +362,7 @@ impl Model {
             // Whatever the weights, the output stays in the values' hull, but for roundings.
             (out.abs() + value_max) * (1.0 + 4.0 * self.p.unit_roundoff())
         };
-        error + self.out.half_spacing(out.abs() + error)
+        error + final_rounding(self.out, out.abs() + error)
     }
 
     /// Bound of one row's LSE.
@@ -367,10 +376,11 @@ impl Model {
             + LOG_RELATIVE_ERROR * log_sum.abs()
     }
 
-    /// `θ'` of the backward's recomputed weight `exp(s − lse)`: there is no running maximum.
-    fn theta_backward(&self, logit: f64, lse: f64, logit_error: f64) -> f64 {
+    /// Error of the backward's recomputed weight `exp(s − lse)` (`p·θ'`, and underflow): there is no running maximum.
+    fn backward_weight_error(&self, p: f64, logit: f64, lse: f64, logit_error: f64) -> f64 {
         let eta = logit_error + F32_ROUNDOFF * (3.0 * lse.abs() + (logit - lse).abs());
-        expm1_upper(eta) + EXP_ERROR
+        let exponent = exponential_error(p, logit - lse, eta);
+        exponent * (1.0 + EXP_ERROR) + p * EXP_ERROR + p.min(self.accumulation.underflow())
     }
 
     /// Error of `D = rowsum(dout · out)`; `magnitudes` is `Σ|dout||out|`.
@@ -403,7 +413,7 @@ impl Model {
         let (by_query, by_key) = sums;
         let underflow = self.accumulation.underflow();
         let logit_error = self.logit_error(a, logit);
-        let p_error = p * self.theta_backward(logit, lse, logit_error) + p.min(underflow);
+        let p_error = self.backward_weight_error(p, logit, lse, logit_error);
         let p_rounding = rounding(self.p, p + p_error);
 
         let x_error =
@@ -431,13 +441,13 @@ impl Model {
     /// Bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the rounding.
     pub fn gradient_bound(&self, exact: f64, errors: f64, terms: usize) -> f64 {
         let error = errors + (terms + 8) as f64 * self.accumulation.underflow();
-        error + self.gradients.half_spacing(exact.abs() + error)
+        error + final_rounding(self.gradients, exact.abs() + error)
     }
 
     /// What one row adds to the error of dsink: `p_sink = exp(sink − lse)` times D, both with their errors.
     pub fn sink_row(&self, sink: f64, lse: f64, d: f64, d_error: f64) -> (f64, f64) {
         let p = libm::exp(sink - lse);
-        let p_error = p * self.theta_backward(sink, lse, F32_ROUNDOFF * sink.abs());
+        let p_error = self.backward_weight_error(p, sink, lse, F32_ROUNDOFF * sink.abs());
         let term = p * d.abs();
         let error = p_error * d.abs() + (p + p_error) * d_error + F32_ROUNDOFF * term;
         (term, error)

@@ -12,3 +12,12 @@ pub const HEAD_DIM_MAX: usize = 256;
 pub const WORLD_MAX: usize = 1 << 12;
 /// Rows or columns of one scaling block.
 pub const SCALING_BLOCK_MAX: usize = 1 << 12;
+/// The softmax scale: with values of a 16-bit format's ordinary range, logits stay where an f32 statistic still has a
+/// fraction, and products with it neither vanish nor overflow.
+pub const SCALE_MIN: f32 = 1.0 / (1 << 20) as f32;
+/// See [`SCALE_MIN`].
+pub const SCALE_MAX: f32 = 64.0;
+/// The soft cap, for the same reason.
+pub const SOFTCAP_MIN: f32 = 1.0 / (1 << 10) as f32;
+/// See [`SOFTCAP_MIN`].
+pub const SOFTCAP_MAX: f32 = (1 << 20) as f32;

@@ -4,7 +4,10 @@ use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
+use crate::limits::{
+    HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALE_MIN, SEQUENCES_MAX, SOFTCAP_MAX, SOFTCAP_MIN,
+    WORLD_MAX,
+};
 use crate::{Algorithm, Balance, ContextParallel, InputMode, Mask, Precision, Run, RunError, Sink, Softmax};
 
 /// One sequence: its queries and its keys, of independent lengths.
@@ -153,13 +156,17 @@ pub enum ProblemError {
         /// The id.
         id: u32,
     },
-    /// A factor that is not a finite positive number.
-    #[error("softmax.{field} is {got}; use a finite number above 0")]
-    NotPositive {
+    /// A factor outside its range, or not a number.
+    #[error("softmax.{field} is {got:e}; use {min:e} to {max:e}")]
+    Factor {
         /// The field.
         field: &'static str,
         /// Its value.
         got: f32,
+        /// Least.
+        min: f32,
+        /// Most.
+        max: f32,
     },
     /// A rank of the group outside the world.
     #[error("parallel.ranks[{index}] is {rank}; the world has {world} ranks")]
@@ -311,10 +318,13 @@ fn check_counts(fields: &ProblemFields) -> Result<(), ProblemError> {
 }
 
 fn check_softmax(softmax: &Softmax) -> Result<(), ProblemError> {
-    let factors = [("scale", Some(softmax.scale)), ("softcap", softmax.softcap)];
-    for (field, got) in factors.into_iter().filter_map(|(field, got)| Some((field, got?))) {
-        if !(got.is_normal() && got > 0.0) {
-            return Err(ProblemError::NotPositive { field, got });
+    let factors = [
+        ("scale", Some(softmax.scale), SCALE_MIN, SCALE_MAX),
+        ("softcap", softmax.softcap, SOFTCAP_MIN, SOFTCAP_MAX),
+    ];
+    for (field, got, min, max) in factors {
+        if let Some(got) = got.filter(|got| !(min..=max).contains(got)) {
+            return Err(ProblemError::Factor { field, got, min, max });
         }
     }
     Ok(())

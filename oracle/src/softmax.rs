@@ -21,9 +21,9 @@ pub enum Sink {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Softmax {
-    /// Factor of the logits; finite and positive. A kernel receives exactly this f32.
+    /// Factor of the logits, within [`crate::limits`]. A kernel receives exactly this f32.
     pub scale: f32,
-    /// `cap` of `cap · tanh(s / cap)`; finite and positive where present.
+    /// `cap` of `cap · tanh(s / cap)`, within [`crate::limits`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f32>,
     /// The sink.

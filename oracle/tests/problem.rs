@@ -1,6 +1,9 @@
 //! What makes a [`Problem`], what is refused, and how one is written as JSON.
 
-use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
+use seamproof_oracle::limits::{
+    HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALE_MIN, SEQUENCES_MAX, SOFTCAP_MAX, SOFTCAP_MIN,
+    WORLD_MAX,
+};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
     Precision, Problem, ProblemError, ProblemFields, Rows, Run, RunError, Scaling, Sequence, Side, Sink,
@@ -113,15 +116,20 @@ fn query_heads_come_in_equal_groups() {
 }
 
 #[test]
-fn softmax_factors_are_finite_and_positive() {
-    for bad in [0.0, -0.0, -1.0, f32::INFINITY, f32::NEG_INFINITY] {
-        let scale = ProblemError::NotPositive { field: "scale", got: bad };
-        assert_eq!(error(|fields| fields.softmax.scale = bad), scale);
-        let softcap = ProblemError::NotPositive { field: "softcap", got: bad };
-        assert_eq!(error(|fields| fields.softmax.softcap = Some(bad)), softcap);
+fn softmax_factors_are_numbers_within_their_bounds() {
+    let factor = |field, got| {
+        let (min, max) = if field == "scale" { (SCALE_MIN, SCALE_MAX) } else { (SOFTCAP_MIN, SOFTCAP_MAX) };
+        ProblemError::Factor { field, got, min, max }
+    };
+    let far = [0.0, -0.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::MIN_POSITIVE, 1e30];
+    for bad in far.into_iter().chain([SCALE_MIN.next_down(), SCALE_MAX.next_up()]) {
+        assert_eq!(error(|fields| fields.softmax.scale = bad), factor("scale", bad));
+    }
+    for bad in far.into_iter().chain([SOFTCAP_MIN.next_down(), SOFTCAP_MAX.next_up()]) {
+        assert_eq!(error(|fields| fields.softmax.softcap = Some(bad)), factor("softcap", bad));
     }
     let nan = error(|fields| fields.softmax.scale = f32::NAN);
-    assert!(matches!(nan, ProblemError::NotPositive { field: "scale", got } if got.is_nan()));
+    assert!(matches!(nan, ProblemError::Factor { field: "scale", got, .. } if got.is_nan()));
 }
 
 #[test]

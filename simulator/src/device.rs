@@ -297,21 +297,35 @@ fn each_lane<T: Real>(
     to: BufferId,
     rows: &[RowPair],
     buffers: &mut Buffers<T>,
-    mut combine: impl FnMut(&mut T, T, Format),
+    combine: impl Fn(&mut T, T, Format),
 ) -> Result<(), DeviceError> {
     check_pairs(from, to, rows, buffers)?;
-    let format = buffers.tensor(to).format();
+    if from == to {
+        return Err(DeviceError::Shape("an operation reads the buffer that it writes".into()));
+    }
+    let mut target = buffers.take(to)?;
+    let (format, axes) = (target.format(), buffers.axes[to.0]);
     for (read, written) in rows {
-        for (source, target) in read.real_rows().zip(written.real_rows()) {
-            for head in all_heads(from, buffers) {
-                let values = buffers.lane(from, source, head).to_vec();
-                for (to, from) in buffers.lane_mut(to, target, head).iter_mut().zip(values) {
+        for (source, row) in read.real_rows().zip(written.real_rows()) {
+            for head in 0..buffers.heads[from.0] {
+                let values = buffers.lane(from, source, head);
+                for (to, &from) in lane_of(&mut target, axes, row, head).iter_mut().zip(values) {
                     combine(to, from, format);
                 }
             }
         }
     }
+    buffers.put(to, target);
     Ok(())
+}
+
+/// The elements of a row and head of a tensor that was taken out of its buffers.
+fn lane_of<T: Real>(tensor: &mut Tensor<T>, axes: Axes, row: usize, head: usize) -> &mut [T] {
+    match axes {
+        Axes::Rows => tensor.lane_mut(row, head),
+        Axes::Statistic => tensor.lane_mut(head, row),
+        Axes::Heads => tensor.lane_mut(head, 0),
+    }
 }
 
 fn fill<T: Real>(
@@ -351,34 +365,50 @@ fn share<T: Real>(a: T, total: T) -> T {
 fn merge<T: Real>(merge: &Merge, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
     check_pairs(merge.step_out, merge.out, &merge.rows, buffers)?;
     check_pairs(merge.step_lse, merge.lse, &merge.rows, buffers)?;
-    let format = buffers.tensor(merge.out).format();
+    let heads = all_heads(merge.out, buffers);
+    let mut out = buffers.take(merge.out)?;
+    let mut lse = buffers.take(merge.lse)?;
+    let format = out.format();
     for (step, running) in &merge.rows {
         for (source, target) in step.real_rows().zip(running.real_rows()) {
-            for head in all_heads(merge.out, buffers) {
-                let (old, new) =
-                    (buffers.lane(merge.lse, target, head)[0], buffers.lane(merge.step_lse, source, head)[0]);
-                let total = match merge.style {
-                    MergeStyle::Weighted { .. } => old,
-                    MergeStyle::Running | MergeStyle::Statistics => log_add(old, new),
-                };
-                let (keep, add, product) = match merge.style {
-                    MergeStyle::Running => (share(old, total), share(new, total), Format::F32),
-                    MergeStyle::Weighted { product_rounded } => {
-                        (T::ONE, share(new, total), if product_rounded { format } else { Format::F32 })
-                    }
-                    MergeStyle::Statistics => (T::ONE, T::ZERO, Format::F32),
-                };
-                buffers.lane_mut(merge.lse, target, head)[0] = total;
-                if merge.style != MergeStyle::Statistics {
-                    let values = buffers.lane(merge.step_out, source, head).to_vec();
-                    for (out, value) in buffers.lane_mut(merge.out, target, head).iter_mut().zip(values) {
-                        *out = (*out * keep + (value * add).round(product)).round(format);
-                    }
+            for head in heads.clone() {
+                let old = &mut lse.lane_mut(head, target)[0];
+                let new = buffers.lane(merge.step_lse, source, head)[0];
+                let Weights { total, keep, add } = weights(merge.style, *old, new);
+                *old = total;
+                if merge.style == MergeStyle::Statistics {
+                    continue;
+                }
+                let rounded = merge.style == MergeStyle::Weighted { product_rounded: true };
+                let product = if rounded { format } else { Format::F32 };
+                let step = buffers.lane(merge.step_out, source, head);
+                for (out, &step) in out.lane_mut(target, head).iter_mut().zip(step) {
+                    *out = (*out * keep + (step * add).round(product)).round(format);
                 }
             }
         }
     }
+    buffers.put(merge.out, out);
+    buffers.put(merge.lse, lse);
     Ok(())
+}
+
+/// What a merge makes of two statistics: the new one, and what both outs are multiplied by.
+struct Weights<T> {
+    total: T,
+    keep: T,
+    add: T,
+}
+
+fn weights<T: Real>(style: MergeStyle, old: T, new: T) -> Weights<T> {
+    match style {
+        MergeStyle::Running => {
+            let total = log_add(old, new);
+            Weights { total, keep: share(old, total), add: share(new, total) }
+        }
+        MergeStyle::Statistics => Weights { total: log_add(old, new), keep: T::ONE, add: T::ZERO },
+        MergeStyle::Weighted { .. } => Weights { total: old, keep: T::ONE, add: share(new, old) },
+    }
 }
 
 fn apply_sink<T: Real>(

@@ -244,6 +244,7 @@ impl Backend for Emulated {
             sub_groups: true,
             softcap: true,
             sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
+            statistics: vec![TensorName::Lse, TensorName::MaxLogit],
         }
     }
 

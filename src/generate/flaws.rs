@@ -1,6 +1,8 @@
 //! Illegal cases: what a subject must refuse, and what validation must.
 
-use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, WORLD_MAX};
+use seamproof_oracle::limits::{
+    HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALE_MIN, SOFTCAP_MAX, SOFTCAP_MIN, WORLD_MAX,
+};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Element, Format, Problem, ProblemError, ProblemFields, Run,
     RunError, Scaling, Sequence, Side,
@@ -64,7 +66,7 @@ pub(super) const MALFORMED: [(&str, Break); 12] = [
     ("Run", run_out_of_rows),
     ("Overlap", overlap),
     ("RepeatedId", repeated_id),
-    ("NotPositive", not_positive),
+    ("Factor", factor),
     ("RankOutsideWorld", rank_outside_world),
     ("RepeatedRank", repeated_rank),
     ("GroupSize", group_size),
@@ -276,17 +278,17 @@ fn repeated_id(fields: &mut ProblemFields, detail: usize) -> ProblemError {
 }
 
 /// Factors that are no positive normal numbers: the last one is the largest subnormal.
-const NOT_POSITIVE: [f32; 7] =
+const FACTORS: [f32; 7] =
     [0.0, -0.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::from_bits(0x007f_ffff)];
 
-fn not_positive(fields: &mut ProblemFields, detail: usize) -> ProblemError {
-    let got = NOT_POSITIVE[detail / 2 % NOT_POSITIVE.len()];
-    let field = if detail.is_multiple_of(2) { "scale" } else { "softcap" };
-    match field {
-        "scale" => fields.softmax.scale = got,
-        _ => fields.softmax.softcap = Some(got),
+fn factor(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let got = FACTORS[detail / 2 % FACTORS.len()];
+    if detail.is_multiple_of(2) {
+        fields.softmax.scale = got;
+        return ProblemError::Factor { field: "scale", got, min: SCALE_MIN, max: SCALE_MAX };
     }
-    ProblemError::NotPositive { field, got }
+    fields.softmax.softcap = Some(got);
+    ProblemError::Factor { field: "softcap", got, min: SOFTCAP_MIN, max: SOFTCAP_MAX }
 }
 
 fn rank_outside_world(fields: &mut ProblemFields, detail: usize) -> ProblemError {

@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, Array3};
 use seamproof_oracle::envelope::Model;
-use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Side, blocked};
+use seamproof_oracle::{Format, Forward, Gradients, Inputs, Problem, Saved, Side, blocked};
 
 use super::compare::{View, Worst};
 use crate::backend::{Backend, RankGradients, RankOutputs, TensorName};
@@ -112,13 +112,18 @@ fn compare(
     (got, exact, bound): Triple<'_>,
     margin: &mut f64,
 ) -> Option<Finding> {
+    let format = match tensor {
+        TensorName::Out => problem.precision.out.format,
+        TensorName::Dq | TensorName::Dk | TensorName::Dv => problem.precision.gradients.format,
+        _ => Format::F32,
+    };
     let mut worst =
         Worst::new(Check::Envelope, tensor, "further from the exact value than rounding explains");
     got.real(&whole(problem), |row, head, place| {
         for lane in 0..got.lanes() {
             let (value, right, bound) =
                 (f64::from(got.at(row, head, lane)), exact.at(row, head, lane), bound.at(row, head, lane));
-            let ratio = error_ratio(value, right, bound);
+            let ratio = error_ratio(value, right, bound, format);
             worst.compared();
             *margin = margin.max(ratio);
             if ratio > 1.0 {
@@ -136,7 +141,19 @@ fn compare(
 }
 
 /// Error ÷ bound; 0 for equal values (infinities too), infinite for NaN and for any error where none is allowed.
-fn error_ratio(got: f64, exact: f64, bound: f64) -> f64 {
+///
+/// An infinity that comes of overflow stands for any value that rounds to it, so it is as far off as the exact value
+/// lies below the format's threshold.
+fn error_ratio(got: f64, exact: f64, bound: f64, format: Format) -> f64 {
+    if got == exact {
+        return 0.0;
+    }
+    let threshold = format.max_finite() + format.half_spacing(format.max_finite());
+    let got = match got {
+        f64::INFINITY if exact.is_finite() => exact.max(threshold),
+        f64::NEG_INFINITY if exact.is_finite() => exact.min(-threshold),
+        _ => got,
+    };
     if got == exact {
         return 0.0;
     }
@@ -148,13 +165,15 @@ fn error_ratio(got: f64, exact: f64, bound: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::error_ratio;
+    use seamproof_oracle::Format;
 
     #[test]
     fn nothing_slips_through_the_ratio() {
         let (inf, nan) = (f64::INFINITY, f64::NAN);
-        assert_eq!(error_ratio(-inf, -inf, 0.0), 0.0);
-        assert_eq!(error_ratio(1.0, 1.0, 0.0), 0.0);
-        assert_eq!(error_ratio(1.5, 1.0, 1.0), 0.5);
+        let ratio = |got, exact, bound| error_ratio(got, exact, bound, Format::F32);
+        assert_eq!(ratio(-inf, -inf, 0.0), 0.0);
+        assert_eq!(ratio(1.0, 1.0, 0.0), 0.0);
+        assert_eq!(ratio(1.5, 1.0, 1.0), 0.5);
         for (got, exact, bound) in [
             (nan, 1.0, 1.0),
             (1.0, nan, 1.0),
@@ -165,7 +184,17 @@ mod tests {
             (1.0, 2.0, nan),
             (inf, -inf, inf),
         ] {
-            assert!(error_ratio(got, exact, bound) > 1.0, "{got} {exact} {bound}");
+            assert!(ratio(got, exact, bound) > 1.0, "{got} {exact} {bound}");
         }
+    }
+
+    #[test]
+    fn an_overflow_is_right_where_the_exact_value_may_overflow() {
+        let ratio = |got, exact, bound| error_ratio(got, exact, bound, Format::Fp16);
+        assert_eq!(ratio(f64::INFINITY, 71_146.0, 16.0), 0.0);
+        assert_eq!(ratio(f64::INFINITY, 65_512.0, 16.0), 0.5);
+        assert!(ratio(f64::INFINITY, 65_000.0, 16.0) > 1.0);
+        assert!(ratio(f64::NEG_INFINITY, 71_146.0, 16.0) > 1.0);
+        assert!(ratio(65_504.0, 71_146.0, 16.0) > 1.0);
     }
 }

@@ -39,8 +39,10 @@ pub(super) fn check(
         1 => finding,
         _ => Finding { what: format!("on rank {rank}: {}", finding.what), ..finding },
     };
+    let statistics = backend.capabilities().statistics;
     if let Some(finding) = ranks().find_map(|(rank, (layout, outputs))| {
-        wrong_shape(problem, layout, outputs).map(|finding| on_rank(rank, finding))
+        let wrong = wrong_statistics(&statistics, outputs).or_else(|| wrong_shape(problem, layout, outputs));
+        wrong.map(|finding| on_rank(rank, finding))
     }) {
         return Some(finding);
     }
@@ -53,6 +55,15 @@ pub(super) fn check(
         });
         finding.map(|finding| on_rank(rank, finding))
     })
+}
+
+/// A statistic that is declared and not returned, or the other way round.
+fn wrong_statistics(declared: &[TensorName], rank: &RankOutputs) -> Option<Finding> {
+    let returned = [(TensorName::Lse, rank.lse.is_some()), (TensorName::MaxLogit, rank.max_logit.is_some())];
+    let (tensor, is_returned) =
+        returned.into_iter().find(|(tensor, returned)| declared.contains(tensor) != *returned)?;
+    let what = if is_returned { "is returned, but not declared" } else { "is declared, but not returned" };
+    Some(Finding { tensor: Some(tensor), ..super::whole_case(Check::Structure, what.into()) })
 }
 
 fn wrong_shape(problem: &Problem, layout: &RankLayout, rank: &RankOutputs) -> Option<Finding> {

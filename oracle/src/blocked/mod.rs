@@ -24,6 +24,8 @@ const KEY_TILE: usize = 512;
 /// Fewest query rows of a piece, and most pieces of one head.
 const PIECE_ROWS_MIN: usize = 1024;
 const PIECES_MAX: usize = 8;
+/// Groups whose results are held at once before they are stored: what a group costs does not shrink with its rows.
+const GROUPS_HELD: usize = 1024;
 /// Problems with fewer visible pairs times heads run on the caller's thread: campaigns are parallel across cases.
 const PARALLEL_PAIRS_MIN: u64 = 1 << 18;
 
@@ -45,15 +47,16 @@ pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Ans
     };
     let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound: model.is_some().then(|| empty(0.0)) };
     let parallel = is_large(problem);
-    let groups = map(parallel, groups(problem), |group| {
+    let work = |group: Group| {
         let operands = Keys::gather(problem, inputs, &group, model.is_some());
         let pieces = map(parallel, pieces(problem, &group), |piece| {
             let result = forward::piece(problem, inputs, &group, &operands, &piece, model);
             (piece, result)
         });
         (group, pieces)
-    });
-    for (group, pieces) in groups {
+    };
+    let all = groups(problem);
+    for (group, pieces) in all.chunks(GROUPS_HELD).flat_map(|held| map(parallel, held.to_vec(), work)) {
         let run = problem.sequences[group.sequence].q;
         for (piece, result) in pieces {
             result.exact.store(&run, &piece, &mut answer.exact);
@@ -81,11 +84,12 @@ pub fn backward(
     let mut answer = Answer { exact: empty(), bound: model.is_some().then(empty) };
     let mut sinks = vec![backward::SinkSum::default(); problem.heads.q];
     let parallel = is_large(problem);
-    let groups = map(parallel, groups(problem), |group| {
+    let work = |group: Group| {
         let result = backward::group(problem, inputs, saved, &group, model, parallel);
         (group, result)
-    });
-    for (group, result) in groups {
+    };
+    let all = groups(problem);
+    for (group, result) in all.chunks(GROUPS_HELD).flat_map(|held| map(parallel, held.to_vec(), work)) {
         result.exact.store(problem, &group, &mut answer.exact);
         if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
             from.store(problem, &group, to);
