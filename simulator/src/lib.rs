@@ -5,6 +5,7 @@
 //! planted bugs, each an edit of a call.
 
 mod call;
+pub mod check;
 pub mod device;
 pub mod emulated;
 pub mod executor;

@@ -1,0 +1,401 @@
+//! The attention kernels, symbolically: a segment becomes patches of (query, key) positions.
+//!
+//! A segment's rows are read as pieces of real queries and of real keys, all of one sequence; every pair of pieces is a
+//! patch whose band is the segment's, moved to the pieces. Heads are cut so that within a cut every buffer has one
+//! symbol a row, and query heads are whole groups of KV heads or lie within one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::rc::Rc;
+
+use seamproof_oracle::{Run, Sink, TensorName};
+
+use super::content::{Cover, Piece, Symbol, Tokens, What, zip};
+use super::cover::{FAR, Patch};
+use super::error::{CheckError, Fault, Place};
+use super::execute::{Machine, Site, ranges, row_patch, too_many};
+use crate::schedule::{Attend, AttendBackward, BufferId};
+use crate::{AttentionCall, RowPolicy, Segment};
+
+/// Rows of a segment, from row `at` on, that are one piece.
+struct Rows {
+    at: usize,
+    len: usize,
+    tokens: Tokens,
+}
+
+/// Heads that a launch treats alike.
+struct Heads {
+    q: Range<usize>,
+    kv: Range<usize>,
+}
+
+/// Contributions to keys: by KV heads and row of the segment's keys.
+type KeyParts = BTreeMap<(usize, usize, usize), (usize, Tokens, Vec<Patch>)>;
+
+impl Machine<'_> {
+    /// Query heads of a launch, cut.
+    fn launch_heads(&self, q_side: &[BufferId], kv_side: &[BufferId]) -> Vec<Heads> {
+        let (heads, kv_heads) = (self.heads(q_side[0]), self.heads(kv_side[0]));
+        let group = heads / kv_heads;
+        let cuts = q_side.iter().flat_map(|buffer| self.contents[buffer.0].cuts());
+        let kv_cuts = kv_side.iter().flat_map(|buffer| self.contents[buffer.0].cuts());
+        let cuts: Vec<usize> = cuts.chain(kv_cuts.map(|cut| cut * group)).collect();
+        // A cut inside a group makes the groups around it stand alone.
+        let around = cuts.iter().flat_map(|&cut| [cut / group * group, cut.next_multiple_of(group), cut]);
+        let cut = |q: Range<usize>| Heads { kv: q.start / group..q.end.div_ceil(group), q };
+        ranges(around, heads).into_iter().map(cut).collect()
+    }
+
+    pub(super) fn attend(&mut self, place: Place, attend: &Attend) {
+        let Attend { call, q, k, v, sink, out, lse, max_logit } = attend;
+        let sinks = usize::from(call.softmax.sink != Sink::None);
+        if sinks > 0 {
+            self.applies_sink(place, call, *sink);
+        }
+        let side = [*q, *out, *lse, *max_logit];
+        let side: Vec<BufferId> = side.into_iter().chain(*sink).collect();
+        for heads in self.launch_heads(&side, &[*k, *v]) {
+            let own = if sinks > 0 { self.sink_head(place, *sink, &heads.q) } else { None };
+            let mut first = None;
+            for segment in &call.segments {
+                let site = Site {
+                    place: Some(place),
+                    tensor: TensorName::Q,
+                    buffer: *q,
+                    row: 0,
+                    heads: heads.q.clone(),
+                };
+                let queries = self.inputs(&site, &segment.q);
+                let keys = self.keys(place, segment, [*k, *v], &heads);
+                for piece in &queries {
+                    first = first.or(Some(piece.tokens.head));
+                    if own.is_some_and(|head| head != piece.tokens.head) {
+                        let symbol = Symbol::Tokens(piece.tokens.clone());
+                        self.mismatch(&site, &symbol, "the sink is of other heads".into());
+                    }
+                }
+                let patches = self.patches(place, segment, &queries, &keys, &heads);
+                for (piece, patches) in queries.iter().zip(patches) {
+                    let cover = Cover::new(patches, sinks);
+                    let what = What::Out { parts: cover.clone(), against: cover.clone() };
+                    let (at, len, tokens) = (piece.at, piece.len, &piece.tokens);
+                    self.set(*out, &segment.q, at, len, &heads.q, tokens.with(what));
+                    self.set(*lse, &segment.q, at, len, &heads.q, tokens.with(What::Lse(cover)));
+                }
+                self.pad(call, &segment.q, &heads.q, &[(*out, Symbol::Zero), (*lse, Symbol::NegInfinity)]);
+            }
+            if let Some(first) = first {
+                self.raise(place, *max_logit, &heads.q, first);
+            }
+        }
+    }
+
+    fn applies_sink(&mut self, place: Place, call: &AttentionCall, sink: Option<BufferId>) {
+        self.sink_is_right(place, sink);
+        if call.softmax.sink != self.problem.softmax.sink {
+            let fault = Fault::Plain("the launch's sink is not the problem's");
+            self.errors.push(CheckError::Malformed { at: place, fault });
+        }
+    }
+
+    /// Padding rows become what the policy says.
+    fn pad(&mut self, call: &AttentionCall, run: &Run, heads: &Range<usize>, to: &[(BufferId, Symbol)]) {
+        if call.policy == RowPolicy::Overwrite {
+            for (buffer, symbol) in to {
+                self.set(*buffer, run, run.len, run.span - run.len, heads, symbol.clone());
+            }
+        }
+    }
+
+    /// The rows of a run as pieces of the site's tensor; what is none is an error and left out.
+    fn inputs(&mut self, site: &Site, run: &Run) -> Vec<Rows> {
+        let pieces = self.read(site.buffer, std::slice::from_ref(run), &site.heads);
+        let rows = pieces.into_iter().filter_map(|Piece { at, len, symbol }| {
+            let site = Site { row: run.row(at), ..site.clone() };
+            Some(Rows { at, len, tokens: self.input(&site, &symbol)? })
+        });
+        rows.collect()
+    }
+
+    /// The keys of a segment: K and V of the same rows.
+    fn keys(&mut self, place: Place, segment: &Segment, buffers: [BufferId; 2], heads: &Heads) -> Vec<Rows> {
+        let lists = buffers.map(|buffer| self.read(buffer, &segment.kv, &heads.kv));
+        let mut rows: Vec<Rows> = Vec::new();
+        zip(&lists, |at, len, symbols| {
+            let names = [TensorName::K, TensorName::V];
+            let sites = [0, 1].map(|index| Site {
+                place: Some(place),
+                tensor: names[index],
+                buffer: buffers[index],
+                row: row_of(&segment.kv, at),
+                heads: heads.kv.clone(),
+            });
+            let k = self.input(&sites[0], &symbols[0]);
+            let v = self.input(&sites[1], &symbols[1]);
+            let (Some(k), Some(v)) = (k, v) else { return };
+            if !k.same_rows(&v, len) {
+                self.mismatch(&sites[1], &symbols[1], format!("the values of {} are needed", symbols[0]));
+            }
+            rows.push(Rows { at, len, tokens: k });
+        });
+        rows
+    }
+
+    /// For each piece of queries its patches; the other pairs of the segment are not visible.
+    fn patches(
+        &mut self,
+        place: Place,
+        segment: &Segment,
+        queries: &[Rows],
+        keys: &[Rows],
+        heads: &Heads,
+    ) -> Vec<Vec<Patch>> {
+        if too_many(queries.len(), keys.len()) {
+            let fault = Fault::TooMany {
+                what: "pieces of a segment",
+                got: queries.len(),
+                max: queries.len() / keys.len().max(1),
+            };
+            self.errors.push(CheckError::Malformed { at: place, fault });
+            return queries.iter().map(|_| Vec::new()).collect();
+        }
+        let (lo, hi) =
+            (segment.lo.unwrap_or(-FAR).clamp(-FAR, FAR), segment.hi.unwrap_or(FAR).clamp(-FAR, FAR));
+        let mut patches = Vec::with_capacity(queries.len());
+        for q in queries {
+            let mut mine = Vec::new();
+            for k in keys {
+                let offset = q.at as i64 - k.at as i64;
+                let Some(group) = self.pairing(place, segment, q, k, heads) else { continue };
+                let patch = Patch {
+                    place,
+                    sequence: q.tokens.sequence,
+                    group,
+                    rows: q.tokens.line(q.len),
+                    cols: k.tokens.line(k.len),
+                    lo: lo + offset,
+                    hi: hi + offset,
+                };
+                if !patch.is_empty() {
+                    mine.push(patch);
+                }
+            }
+            patches.push(mine);
+        }
+        patches
+    }
+
+    /// That queries and keys are of one sequence and of heads that belong together; the query heads within their group.
+    fn pairing(
+        &mut self,
+        place: Place,
+        segment: &Segment,
+        q: &Rows,
+        k: &Rows,
+        heads: &Heads,
+    ) -> Option<Range<usize>> {
+        let group = self.problem.group() as isize;
+        let (first, count, kv) = (q.tokens.head, heads.q.len() as isize, k.tokens.head);
+        let apart = if heads.kv.len() == 1 {
+            first.div_euclid(group) != kv || (first + count - 1).div_euclid(group) != kv
+        } else {
+            count != group * heads.kv.len() as isize || first != kv * group
+        };
+        if k.tokens.sequence != q.tokens.sequence || apart {
+            let needed = if apart {
+                format!("query heads from {first} on need keys of heads from {} on", first.div_euclid(group))
+            } else {
+                format!("the segment's queries are of sequence {}", q.tokens.sequence)
+            };
+            let (tensor, row) = (TensorName::K, row_of(&segment.kv, k.at));
+            let error = CheckError::Content {
+                at: place,
+                buffer: tensor.to_string(),
+                row,
+                heads: heads.kv.clone(),
+                found: Symbol::Tokens(k.tokens.clone()).to_string(),
+                needed,
+            };
+            self.errors.push(error);
+            return None;
+        }
+        let within = first.rem_euclid(group) as usize;
+        Some(if heads.kv.len() == 1 { within..within + heads.q.len() } else { 0..group as usize })
+    }
+
+    fn raise(&mut self, place: Place, max_logit: BufferId, heads: &Range<usize>, first: isize) {
+        let one = Run::packed(0, 1, 1);
+        let pieces = self.read(max_logit, &[one], heads);
+        let symbol = pieces.first().map_or(Symbol::Uninitialised, |piece| piece.symbol.clone());
+        let mut launches = match &symbol {
+            Symbol::NegInfinity => Rc::new(BTreeSet::new()),
+            Symbol::Tokens(Tokens { what: What::Largest(launches), head, .. }) if *head == first => {
+                launches.clone()
+            }
+            _ => {
+                let site = Site {
+                    place: Some(place),
+                    tensor: TensorName::MaxLogit,
+                    buffer: max_logit,
+                    row: 0,
+                    heads: heads.clone(),
+                };
+                self.mismatch(
+                    &site,
+                    &symbol,
+                    "it must have been filled with -inf, and be of the launch's heads".into(),
+                );
+                Rc::new(BTreeSet::new())
+            }
+        };
+        Rc::make_mut(&mut launches).insert(place);
+        let start = first.max(0) as usize;
+        self.launches.push((place, start..start + heads.len()));
+        let what = What::Largest(launches);
+        let symbol = Symbol::Tokens(Tokens { what, sequence: 0, head: first, start: 0, step: 1 });
+        self.set(max_logit, &one, 0, 1, heads, symbol);
+    }
+
+    pub(super) fn attend_backward(&mut self, place: Place, attend: &AttendBackward) {
+        let AttendBackward { call, q, k, v, dout, out, lse, sink, dq, dk, dv } = attend;
+        if let Some((sink, _)) = sink {
+            self.sink_is_right(place, Some(*sink));
+        }
+        let mut side = vec![*q, *dout, *out, *lse, *dq];
+        side.extend(sink.iter().flat_map(|(sink, dsink)| [*sink, *dsink]));
+        let mut parts: Vec<KeyParts> = call.segments.iter().map(|_| KeyParts::new()).collect();
+        for heads in self.launch_heads(&side, &[*k, *v, *dk, *dv]) {
+            let mut seen = Vec::new();
+            let head = sink.and_then(|(sink, _)| self.sink_head(place, Some(sink), &heads.q));
+            for (segment, parts) in call.segments.iter().zip(&mut parts) {
+                let queries = self.queries(place, segment, [*q, *dout, *out, *lse], &heads);
+                let keys = self.keys(place, segment, [*k, *v], &heads);
+                let patches = self.patches(place, segment, &queries, &keys, &heads);
+                collect_keys(parts, &keys, &patches, &heads);
+                for (piece, patches) in queries.iter().zip(patches) {
+                    let symbol = piece.tokens.with(What::Gradient(TensorName::Dq, Cover::new(patches, 0)));
+                    self.set(*dq, &segment.q, piece.at, piece.len, &heads.q, symbol);
+                    seen.push(row_patch(place, &piece.tokens, piece.len));
+                    if head.is_some_and(|head| head != piece.tokens.head) {
+                        let fault = Fault::Plain("the sink is of other heads than the queries");
+                        self.errors.push(CheckError::Malformed { at: place, fault });
+                    }
+                }
+                self.pad(call, &segment.q, &heads.q, &[(*dq, Symbol::Zero)]);
+            }
+            if let Some((_, dsink)) = sink {
+                self.write_sink_gradient(*dsink, &heads.q, head, seen);
+            }
+        }
+        for (segment, parts) in call.segments.iter().zip(parts) {
+            self.write_keys(call, segment, [*dk, *dv], parts);
+        }
+    }
+
+    /// The queries of a backward segment: q and dout of the same rows, out and LSE of theirs, whole.
+    fn queries(
+        &mut self,
+        place: Place,
+        segment: &Segment,
+        buffers: [BufferId; 4],
+        heads: &Heads,
+    ) -> Vec<Rows> {
+        let names = [TensorName::Q, TensorName::Dout, TensorName::Out, TensorName::Lse];
+        let lists = buffers.map(|buffer| self.read(buffer, std::slice::from_ref(&segment.q), &heads.q));
+        let mut rows = Vec::new();
+        zip(&lists, |at, len, symbols| {
+            let site = |index: usize| Site {
+                place: Some(place),
+                tensor: names[index],
+                buffer: buffers[index],
+                row: segment.q.row(at),
+                heads: heads.q.clone(),
+            };
+            let (q, dout) = (self.input(&site(0), &symbols[0]), self.input(&site(1), &symbols[1]));
+            let (Some(tokens), Some(dout)) = (q, dout) else { return };
+            if !tokens.same_rows(&dout, len) {
+                self.mismatch(&site(1), &symbols[1], format!("the dout of {} is needed", symbols[0]));
+            }
+            self.finished(&site(2), &tokens, len, &symbols[2]);
+            self.finished(&site(3), &tokens, len, &symbols[3]);
+            append(&mut rows, Rows { at, len, tokens });
+        });
+        rows
+    }
+
+    fn write_keys(
+        &mut self,
+        call: &AttentionCall,
+        segment: &Segment,
+        buffers: [BufferId; 2],
+        parts: KeyParts,
+    ) {
+        let mut touched = BTreeSet::new();
+        for ((first, end, at), (len, tokens, patches)) in parts {
+            let cover = Cover::new(patches, 0);
+            touched.insert((first, end));
+            for (run, within, index, rows) in split(&segment.kv, at, len) {
+                let part = Symbol::Tokens(tokens.clone()).advance(within);
+                let Some(part) = part.tokens() else { continue };
+                for (buffer, name) in buffers.into_iter().zip([TensorName::Dk, TensorName::Dv]) {
+                    self.set(
+                        buffer,
+                        &run,
+                        index,
+                        rows,
+                        &(first..end),
+                        part.with(What::Gradient(name, cover.clone())),
+                    );
+                }
+            }
+        }
+        let heads = 0..self.heads(buffers[0]);
+        for run in &segment.kv {
+            self.pad(call, run, &heads, &buffers.map(|buffer| (buffer, Symbol::Zero)));
+        }
+    }
+}
+
+/// Pieces that out and LSE cut, yet q does not, are one again.
+fn append(rows: &mut Vec<Rows>, next: Rows) {
+    if let Some(last) = rows.last_mut()
+        && last.tokens.sequence == next.tokens.sequence
+        && last.tokens.head == next.tokens.head
+        && last.len > 1
+        && (next.len == 1 || next.tokens.step == last.tokens.step)
+        && last.tokens.start + last.tokens.step * last.len == next.tokens.start
+    {
+        last.len += next.len;
+        return;
+    }
+    rows.push(next);
+}
+
+/// Every piece of keys gets the patches of all query pieces that meet it.
+fn collect_keys(parts: &mut KeyParts, keys: &[Rows], patches: &[Vec<Patch>], heads: &Heads) {
+    for key in keys {
+        let line = key.tokens.line(key.len);
+        let entry = parts.entry((heads.kv.start, heads.kv.end, key.at));
+        let (_, _, mine) = entry.or_insert_with(|| (key.len, key.tokens.clone(), Vec::new()));
+        mine.extend(patches.iter().flatten().filter(|patch| patch.cols == line).cloned());
+    }
+}
+
+/// `len` local keys from `at` on as rows of single runs: run, offset within the keys, first row of the run, rows.
+fn split(runs: &[Run], at: usize, len: usize) -> Vec<(Run, usize, usize, usize)> {
+    let (mut first, mut found) = (0, Vec::new());
+    for run in runs {
+        let (start, end) = (at.max(first), (at + len).min(first + run.len));
+        if start < end {
+            found.push((*run, start - at, start - first, end - start));
+        }
+        first += run.len;
+    }
+    found
+}
+
+/// The row of local key `at`.
+fn row_of(runs: &[Run], at: usize) -> usize {
+    split(runs, at, 1).first().map_or(0, |(run, _, index, _)| run.row(*index))
+}

@@ -1,0 +1,276 @@
+//! What a schedule does wrong, in the words of who reads a trace: rank, operation, stream, sequence, rows.
+
+use std::fmt;
+use std::ops::Range;
+
+use seamproof_oracle::{RunError, TensorName};
+
+/// Most errors of one check; the rest follow from them more often than not.
+pub const ERRORS_MAX: usize = 64;
+
+/// An operation, by its place in its rank's program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// The rank, by its place in the group.
+    pub rank: usize,
+    /// Index in the rank's program.
+    pub operation: usize,
+    /// The stream.
+    pub stream: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}, operation {} (stream {})", self.rank, self.operation, self.stream)
+    }
+}
+
+/// How a set of (query, key) pairs differs from what the mask shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CoverKind {
+    /// Visible pairs that no launch attends.
+    Missing,
+    /// Pairs that are attended twice.
+    Twice,
+    /// Pairs that the mask hides.
+    Invisible,
+    /// Positions whose steps fit no proof.
+    Irregular,
+}
+
+impl fmt::Display for CoverKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CoverKind::Missing => "are missing",
+            CoverKind::Twice => "count twice",
+            CoverKind::Invisible => "are invisible, yet count",
+            CoverKind::Irregular => "have steps too irregular to prove",
+        })
+    }
+}
+
+/// What makes an operation (or a buffer, or a placement) meaningless whatever the data.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// A buffer that does not exist.
+    #[error("there is no buffer {0}")]
+    NoBuffer(usize),
+    /// A rank outside the group.
+    #[error("there is no rank {0}")]
+    NoRank(usize),
+    /// Another rank's buffer.
+    #[error("{buffer} belongs to rank {owner}")]
+    Foreign {
+        /// The buffer.
+        buffer: String,
+        /// Its rank.
+        owner: usize,
+    },
+    /// Rows outside a buffer.
+    #[error("{buffer}: {error}")]
+    Rows {
+        /// The buffer.
+        buffer: String,
+        /// What is wrong.
+        error: RunError,
+    },
+    /// Heads outside a buffer.
+    #[error("{buffer} has {heads} heads, none of them {asked:?}")]
+    Heads {
+        /// The buffer.
+        buffer: String,
+        /// Heads that there are.
+        heads: usize,
+        /// Heads that are named.
+        asked: Range<usize>,
+    },
+    /// Buffers that do not fit each other.
+    #[error("{first} and {second} do not have the same {what}")]
+    Unlike {
+        /// A buffer.
+        first: String,
+        /// Another one.
+        second: String,
+        /// What differs.
+        what: &'static str,
+    },
+    /// A row that is written twice, or read and written, in any order.
+    #[error("row {row} of {buffer} is {what}")]
+    Row {
+        /// The buffer.
+        buffer: String,
+        /// The row.
+        row: usize,
+        /// What happens to it.
+        what: &'static str,
+    },
+    /// A count that is not what it must be.
+    #[error("{what}: {got}, not {expected}")]
+    Count {
+        /// Of what.
+        what: &'static str,
+        /// How many there are.
+        got: usize,
+        /// How many there must be.
+        expected: usize,
+    },
+    /// More than the checker takes on.
+    #[error("{what}: {got}; at most {max} are checked")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        got: usize,
+        /// The bound.
+        max: usize,
+    },
+    /// Whatever one sentence says.
+    #[error("{0}")]
+    Plain(&'static str),
+}
+
+/// One thing that is wrong with a schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckError {
+    /// Schedule-wide data that has no meaning.
+    #[error("{what} {index}: {fault}")]
+    Table {
+        /// `buffer`, `communicator`, `placement` or `rank`.
+        what: &'static str,
+        /// Which.
+        index: usize,
+        /// What is wrong.
+        fault: Fault,
+    },
+    /// An operation that has no meaning.
+    #[error("{at}: {fault}")]
+    Malformed {
+        /// The operation.
+        at: Place,
+        /// What is wrong.
+        fault: Fault,
+    },
+    /// A wait that never ends.
+    #[error("deadlock: {at} waits for {on}")]
+    Deadlock {
+        /// The operation.
+        at: Place,
+        /// For whom or what.
+        on: String,
+    },
+    /// Two ends of a message, or two members of a collective, that do not agree.
+    #[error("{at} and {peer} do not agree on {what}")]
+    Disagree {
+        /// One end.
+        at: Place,
+        /// The other.
+        peer: Place,
+        /// On what.
+        what: &'static str,
+    },
+    /// Unordered accesses to the same rows, one of them a write.
+    #[error("race on {buffer}, rows {rows:?}, heads {heads:?}: {first} and {second} are not ordered")]
+    Race {
+        /// The operation met first.
+        first: Place,
+        /// The other one.
+        second: Place,
+        /// The buffer.
+        buffer: String,
+        /// The rows.
+        rows: Range<usize>,
+        /// The heads.
+        heads: Range<usize>,
+    },
+    /// An operation on rows that do not hold what it needs.
+    #[error("{at}: row {row} of {buffer}, heads {heads:?}: holds {found}; {needed}")]
+    Content {
+        /// The operation.
+        at: Place,
+        /// The buffer.
+        buffer: String,
+        /// The first of the rows.
+        row: usize,
+        /// The heads.
+        heads: Range<usize>,
+        /// What the rows hold.
+        found: String,
+        /// What they should hold.
+        needed: String,
+    },
+    /// A result, or an input of the backward, that is not the sum over exactly the visible pairs.
+    #[error(
+        "{at}: {tensor} of sequence {sequence}, heads {heads:?}, positions {rows:?}: pairs with positions \
+         {others:?} {kind}{}", launch.map(|at| format!(" (launched by {at})")).unwrap_or_default()
+    )]
+    Cover {
+        /// `result on rank 2`, or the operation that needs the tensor.
+        at: String,
+        /// The tensor.
+        tensor: TensorName,
+        /// The sequence.
+        sequence: usize,
+        /// Heads of the tensor.
+        heads: Range<usize>,
+        /// Its positions.
+        rows: Range<usize>,
+        /// Positions of the other side.
+        others: Range<usize>,
+        /// What is wrong with the pairs.
+        kind: CoverKind,
+        /// The launch that adds them.
+        launch: Option<Place>,
+    },
+    /// A result that is not where, or not what, its placement says.
+    #[error(
+        "result {tensor} on rank {rank}, rows {rows:?} of {buffer}, heads {heads:?}: holds {found}; {needed}"
+    )]
+    Result {
+        /// The tensor.
+        tensor: TensorName,
+        /// The rank.
+        rank: usize,
+        /// The buffer.
+        buffer: String,
+        /// Its rows.
+        rows: Range<usize>,
+        /// Its heads.
+        heads: Range<usize>,
+        /// What they hold.
+        found: String,
+        /// What they should hold.
+        needed: String,
+    },
+    /// Rows of a result that no placement owns, or several.
+    #[error(
+        "{tensor} of sequence {sequence}, heads {heads:?}: positions {positions:?} {kind} in the placements"
+    )]
+    Ownership {
+        /// The tensor.
+        tensor: TensorName,
+        /// The sequence.
+        sequence: usize,
+        /// Heads of the tensor.
+        heads: Range<usize>,
+        /// The positions.
+        positions: Range<usize>,
+        /// Missing or twice.
+        kind: CoverKind,
+    },
+}
+
+/// The errors of a check, up to [`ERRORS_MAX`].
+#[derive(Debug, Default)]
+pub(super) struct Errors(pub(super) Vec<CheckError>);
+
+impl Errors {
+    pub(super) fn push(&mut self, error: CheckError) {
+        if self.0.len() < ERRORS_MAX && self.0.last() != Some(&error) {
+            self.0.push(error);
+        }
+    }
+
+    pub(super) fn full(&self) -> bool {
+        self.0.len() >= ERRORS_MAX
+    }
+}

@@ -1,0 +1,258 @@
+//! At the end: every result is whole, in its place, and owned once.
+
+use std::ops::Range;
+
+use seamproof_oracle::{Pass, Run, Sequence, Side, TensorName};
+
+use super::content::{Cover, Piece, Symbol, Tokens, What, zip};
+use super::cover::{FAR, Line, Patch, Wanted, prove};
+use super::error::{CheckError, Place};
+use super::execute::{Machine, Site, hole_kind, ranges};
+use super::shape::{side, tensor_heads};
+use crate::schedule::{BufferId, Placement, Role};
+
+impl Machine<'_> {
+    /// Looks at every result; the pairs that outs cover, each head counted.
+    pub(super) fn finish(&mut self) -> u64 {
+        let schedule = self.schedule;
+        let mut pairs = 0;
+        for placement in &schedule.placements {
+            if let Role::Output(tensor) = schedule.buffers[placement.buffer.0].role {
+                match side(tensor) {
+                    Some(_) => {
+                        let covered = self.rows_finished(placement);
+                        pairs += if tensor == TensorName::Out { covered } else { 0 };
+                        self.rest_untouched(placement);
+                    }
+                    None if tensor == TensorName::MaxLogit => self.max_logit(placement),
+                    None => {}
+                }
+            }
+        }
+        for &tensor in self.results() {
+            self.owned_once(tensor);
+        }
+        if self.problem.pass == Pass::Backward && self.problem.learnable_sinks() > 0 {
+            self.sink_gradients();
+        }
+        pairs
+    }
+
+    fn results(&self) -> &'static [TensorName] {
+        use TensorName::{Dk, Dq, Dv, Lse, Out};
+        if self.problem.pass == Pass::Backward { &[Out, Lse, Dq, Dk, Dv] } else { &[Out, Lse] }
+    }
+
+    fn result_bands(&self, buffer: BufferId) -> Vec<Range<usize>> {
+        ranges(self.contents[buffer.0].cuts(), self.heads(buffer))
+    }
+
+    /// Real rows are whole, padding rows zero (−∞).
+    fn rows_finished(&mut self, placement: &Placement) -> u64 {
+        let Placement { tensor, buffer, .. } = *placement;
+        let mut pairs = 0;
+        for heads in self.result_bands(buffer) {
+            for placed in &placement.rows {
+                let (start, step) = (placed.piece.start, placed.piece.step);
+                let head = (placement.heads.start + heads.start) as isize;
+                let what = What::Input(tensor);
+                let symbol = Symbol::Tokens(Tokens { what, sequence: placed.sequence, head, start, step });
+                let expected = vec![Piece { at: 0, len: placed.local.len, symbol }];
+                let lists = [expected, self.read(buffer, &[placed.local], &heads)];
+                if placed.local.len > 0 {
+                    zip(&lists, |at, len, symbols| {
+                        let row = placed.local.row(at);
+                        let site = Site { place: None, tensor, buffer, row, heads: heads.clone() };
+                        if let Some(rows) = symbols[0].tokens() {
+                            pairs += self.finished(&site, rows, len, &symbols[1]) * heads.len() as u64;
+                        }
+                    });
+                }
+                self.padding_finished(placement, &placed.local, &heads);
+            }
+        }
+        pairs
+    }
+
+    fn padding_finished(&mut self, placement: &Placement, run: &Run, heads: &Range<usize>) {
+        let Placement { tensor, buffer, .. } = *placement;
+        let rest = run.span - run.len;
+        let padding = Run { offset: run.offset + run.step * run.len, step: run.step, len: rest, span: rest };
+        let empty = if tensor == TensorName::Lse { Symbol::NegInfinity } else { Symbol::Zero };
+        for piece in self.read(buffer, &[padding], heads) {
+            if piece.symbol != empty {
+                let site =
+                    Site { place: None, tensor, buffer, row: padding.row(piece.at), heads: heads.clone() };
+                self.mismatch(&site, &piece.symbol, format!("padding rows of a result are {empty}"));
+            }
+        }
+    }
+
+    /// Rows that no sequence owns hold nothing, or what a fill says.
+    fn rest_untouched(&mut self, placement: &Placement) {
+        let Placement { tensor, buffer, .. } = *placement;
+        let rows = self.schedule.buffers[buffer.0].rows;
+        let mut owned: Vec<Range<usize>> = Vec::new();
+        for run in placement.rows.iter().map(|placed| placed.local) {
+            match run.step {
+                1 => owned.push(run.offset..run.offset + run.span),
+                _ => owned.extend((0..run.span).map(|index| run.row(index)).map(|row| row..row + 1)),
+            }
+        }
+        owned.retain(|rows| !rows.is_empty());
+        owned.push(rows..rows);
+        owned.sort_unstable_by_key(|rows| rows.start);
+        for heads in self.result_bands(buffer) {
+            let mut end = 0;
+            for range in &owned {
+                let gap = range.start.saturating_sub(end);
+                for piece in self.read(buffer, &[Run::packed(end, gap, gap)], &heads) {
+                    if !matches!(piece.symbol, Symbol::Uninitialised | Symbol::Zero | Symbol::NegInfinity) {
+                        let site =
+                            Site { place: None, tensor, buffer, row: end + piece.at, heads: heads.clone() };
+                        self.mismatch(
+                            &site,
+                            &piece.symbol,
+                            "no sequence owns these rows: nothing writes them".into(),
+                        );
+                    }
+                }
+                end = end.max(range.end);
+            }
+        }
+    }
+
+    /// The maximum over every launch of the placed heads.
+    fn max_logit(&mut self, placement: &Placement) {
+        let Placement { tensor, buffer, .. } = *placement;
+        let bands = self.result_bands(buffer);
+        for heads in bands {
+            let pieces = self.read(buffer, &[Run::packed(0, 1, 1)], &heads);
+            let symbol = pieces.first().map_or(Symbol::Uninitialised, |piece| piece.symbol.clone());
+            let first = placement.heads.start + heads.start;
+            let mine = first..first + heads.len();
+            let needed = |(_, launched): &&(Place, Range<usize>)| {
+                launched.start < mine.end && mine.start < launched.end
+            };
+            let launches: Vec<Place> = self.launches.iter().filter(needed).map(|(place, _)| *place).collect();
+            let missing = match &symbol {
+                Symbol::NegInfinity => launches.first().copied(),
+                Symbol::Tokens(Tokens { what: What::Largest(held), head, .. }) if *head == first as isize => {
+                    launches.into_iter().find(|place| !held.contains(place))
+                }
+                _ => {
+                    let site = Site { place: None, tensor, buffer, row: 0, heads };
+                    self.mismatch(&site, &symbol, format!("max_logit of heads from {first} on is needed"));
+                    continue;
+                }
+            };
+            if let Some(place) = missing {
+                let site = Site { place: None, tensor, buffer, row: 0, heads };
+                self.mismatch(&site, &symbol, format!("the maximum must include the launch of {place}"));
+            }
+        }
+    }
+
+    /// Every real row of a result, each head, is placed exactly once.
+    fn owned_once(&mut self, tensor: TensorName) {
+        let schedule = self.schedule;
+        let placements: Vec<&Placement> =
+            schedule.placements.iter().filter(|placed| placed.tensor == tensor).collect();
+        let cuts = placements.iter().flat_map(|placed| [placed.heads.start, placed.heads.end]);
+        for heads in ranges(cuts, tensor_heads(self.problem, tensor)) {
+            let mut lines: Vec<Vec<Patch>> = self.problem.sequences.iter().map(|_| Vec::new()).collect();
+            for placed in placements.iter().filter(|placed| placed.heads.contains(&heads.start)) {
+                for run in placed.rows.iter().filter(|run| run.local.len > 0) {
+                    let cols = Line { start: run.piece.start, step: run.piece.step, len: run.local.len };
+                    lines[run.sequence].push(whole(run.sequence, cols));
+                }
+            }
+            for (sequence, lines) in lines.iter().enumerate() {
+                let both = &self.problem.sequences[sequence];
+                let len = if side(tensor) == Some(Side::Kv) { both.kv.len } else { both.q.len };
+                if let Err(hole) = prove(Line::first(1), Wanted { lo: -FAR, hi: FAR, cols: len }, lines) {
+                    let (kind, positions, heads) = (hole_kind(hole.kind), hole.cols, heads.clone());
+                    self.errors.push(CheckError::Ownership { tensor, sequence, heads, positions, kind });
+                }
+            }
+        }
+    }
+
+    /// Over all ranks every query row that sees a key is in dsink exactly once.
+    fn sink_gradients(&mut self) {
+        let schedule = self.schedule;
+        let mut parts: Vec<(Range<usize>, Cover)> = Vec::new();
+        for placement in schedule.placements.iter().filter(|placed| placed.tensor == TensorName::Dsink) {
+            let Placement { tensor, buffer, .. } = *placement;
+            for heads in self.result_bands(buffer) {
+                let first = placement.heads.start + heads.start;
+                let pieces = self.read(buffer, &[Run::packed(0, 1, 1)], &heads);
+                let symbol = pieces.first().map_or(Symbol::Uninitialised, |piece| piece.symbol.clone());
+                match symbol.tokens() {
+                    Some(Tokens { what: What::SinkGradient(cover), head, .. }) if *head == first as isize => {
+                        parts.push((first..first + heads.len(), cover.clone()));
+                    }
+                    _ if symbol == Symbol::Zero => {}
+                    _ => {
+                        let site = Site { place: None, tensor, buffer, row: 0, heads };
+                        self.mismatch(&site, &symbol, format!("dsink of heads from {first} on is needed"));
+                    }
+                }
+            }
+        }
+        let cuts: Vec<usize> = parts.iter().flat_map(|(heads, _)| [heads.start, heads.end]).collect();
+        for heads in ranges(cuts.into_iter(), self.problem.heads.q) {
+            let mine = parts.iter().filter(|(range, _)| range.contains(&heads.start));
+            let mut rows: Vec<Vec<Patch>> = self.problem.sequences.iter().map(|_| Vec::new()).collect();
+            for patch in mine.flat_map(|(_, cover)| cover.patches()) {
+                rows[patch.sequence].push(patch);
+            }
+            for (sequence, patches) in rows.iter().enumerate() {
+                self.sink_rows(sequence, &heads, patches);
+            }
+        }
+    }
+
+    fn sink_rows(&mut self, sequence: usize, heads: &Range<usize>, patches: &[Patch]) {
+        let Sequence { q, kv, .. } = self.problem.sequences[sequence];
+        let seeing = seeing(&self.problem.mask, q.len, kv.len);
+        // Rows that see nothing add nothing: how often they are counted is all the same.
+        let patches: Vec<Patch> = patches.iter().filter_map(|patch| clip(patch, &seeing)).collect();
+        let wanted = Wanted { lo: -FAR, hi: FAR, cols: seeing.len() };
+        if let Err(hole) = prove(Line::first(1), wanted, &patches) {
+            self.errors.push(CheckError::Cover {
+                at: "the sum over all ranks".into(),
+                tensor: TensorName::Dsink,
+                sequence,
+                heads: heads.clone(),
+                rows: 0..1,
+                others: hole.cols.start + seeing.start..hole.cols.end + seeing.start,
+                kind: hole.kind,
+                launch: hole.launch,
+            });
+        }
+    }
+}
+
+/// The queries that see a key: an interval.
+fn seeing(mask: &seamproof_oracle::Mask, lq: usize, lk: usize) -> Range<usize> {
+    let shift = mask.shift(lq, lk);
+    let first = mask.right.map_or(0, |right| -shift - i64::from(right)).clamp(0, lq as i64);
+    let end = mask.left.map_or(lq as i64, |left| lk as i64 - shift + i64::from(left)).clamp(0, lq as i64);
+    if lk == 0 || first >= end { 0..0 } else { first as usize..end as usize }
+}
+
+/// The columns of a patch in a range, counted from its start.
+fn clip(patch: &Patch, to: &Range<usize>) -> Option<Patch> {
+    let Line { start, step, len } = patch.cols;
+    let skip = to.start.saturating_sub(start).div_ceil(step);
+    let end = to.end.saturating_sub(start).div_ceil(step).min(len);
+    let rest = end.checked_sub(skip).filter(|&rest| rest > 0)?;
+    let cols = Line { start: start + step * skip - to.start, step, len: rest };
+    Some(Patch { cols, ..patch.clone() })
+}
+
+fn whole(sequence: usize, cols: Line) -> Patch {
+    let place = Place { rank: 0, operation: 0, stream: 0 };
+    Patch { place, sequence, group: 0..1, rows: Line::first(1), cols, lo: -FAR, hi: FAR }
+}

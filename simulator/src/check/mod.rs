@@ -1,0 +1,79 @@
+//! The checker: proves a [`Schedule`] right, symbolically and on intervals, without arithmetic.
+//!
+//! Rows of buffers hold *symbols* instead of numbers: an input's row (tensor, sequence, position, head), padding,
+//! nothing yet, zero, or a sum of *patches*, the (query, key) pairs that a launch attends. Operations transform symbols.
+//! [`check`] proves, in this order:
+//!
+//! 1. *Form* ([`shape`]): every index, run, head range and shape is inside its bounds, on the operation's own rank;
+//!    no operation writes a row twice.
+//! 2. *Order* ([`order`]): sends meet receives, every member enters every collective, no wait is endless.
+//! 3. *Races* ([`race`]): conflicting accesses to a buffer are ordered by streams, events and messages.
+//! 4. *Content* ([`execute`], [`attend`]): every row that is read holds what its reader needs; in particular no
+//!    padding, uninitialised or foreign row reaches a real one, merges and sums add up what belongs together, and a
+//!    backward reads whole outs, the sink included.
+//! 5. *Results* ([`finish`], [`cover`]): every visible (query, key) pair is in out, LSE, dq, dk and dv exactly once and
+//!    no invisible one ever; dsink counts each query once over all ranks, max_logit every launch; padding rows are
+//!    zero, rows that nobody owns untouched, every real row is owned once.
+//!
+//! A later part runs only if form and order hold; all errors of the parts that run are returned, up to
+//! [`ERRORS_MAX`].
+//!
+//! What it does not prove: anything about numbers (formats, rounding, the scale of a gradient), that a kernel does what
+//! its call says, that memory is enough, how long anything takes. Between forward and backward it assumes no barrier.
+
+mod attend;
+mod content;
+mod cover;
+mod error;
+mod execute;
+mod finish;
+mod order;
+mod race;
+mod shape;
+
+use seamproof_oracle::Problem;
+
+pub use error::{CheckError, CoverKind, ERRORS_MAX, Fault, Place};
+
+use crate::schedule::{Schedule, Work};
+
+/// What was proved, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Proof {
+    /// Operations of all ranks.
+    pub operations: usize,
+    /// Segments of all launches.
+    pub segments: usize,
+    /// (query, key, query head) triples of the forward: all visible ones, each once.
+    pub pairs: u64,
+}
+
+/// Proves that a schedule computes its problem, or says what is wrong with it.
+pub fn check(problem: &Problem, schedule: &Schedule) -> Result<Proof, Vec<CheckError>> {
+    let mut errors = error::Errors::default();
+    shape::check(problem, schedule, &mut errors);
+    if !errors.0.is_empty() {
+        return Err(errors.0);
+    }
+    let Some(order) = order::order(schedule, &mut errors) else { return Err(errors.0) };
+    race::check(schedule, &order, &mut errors);
+    let mut machine = execute::Machine::new(problem, schedule, errors);
+    for step in &order.steps {
+        if machine.errors.full() {
+            break;
+        }
+        machine.step(step);
+    }
+    let pairs = machine.finish();
+    if machine.errors.0.is_empty() { Ok(proof(schedule, pairs)) } else { Err(machine.errors.0) }
+}
+
+fn proof(schedule: &Schedule, pairs: u64) -> Proof {
+    let operations = schedule.ranks.iter().flat_map(|program| &program.operations);
+    let segments = operations.clone().map(|operation| match &operation.work {
+        Work::Attend(attend) => attend.call.segments.len(),
+        Work::AttendBackward(attend) => attend.call.segments.len(),
+        _ => 0,
+    });
+    Proof { segments: segments.sum(), operations: operations.count(), pairs }
+}

@@ -1,0 +1,465 @@
+//! One legal order of all ranks' operations, and what happens before what.
+//!
+//! A *lane* is one stream of one rank; it runs its operations in host order. An operation is ready when it is first in
+//! its lane and what it waits for is there: an event's last record before the wait in host order; for sends and
+//! receives, which block only together with those that follow them in one group, each one's peer; for a collective,
+//! every member's collective of the same number on that communicator, its earlier ones done. The k-th send from a to b
+//! meets the k-th receive of b from a, in host order. Lanes run until none is ready: if any is left, that is a
+//! deadlock. Since nothing here depends on data or time, any other legal order has the same operations ready.
+//!
+//! A *clock* counts, for each lane, the operations that have surely ended. Operation a happens before b iff b's clock at
+//! its start counts a. The operations of a group share a number, so that they are unordered among themselves.
+//!
+//! Not modelled: how many messages a network can hold (a send waits for its receive), and who progresses first.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::error::{CheckError, Errors, Fault, Place};
+use crate::schedule::{Operation, Schedule, Work};
+
+/// Streams of one rank.
+const STREAMS_MAX: usize = 64;
+/// Counters of all clocks together.
+const COUNTERS_MAX: usize = 1 << 32;
+
+/// What is executed at once.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// An operation of one rank.
+    Local(Place),
+    /// A send and its receive.
+    Message(Place, Place),
+    /// A collective: each member's operation, in order of members.
+    Collective(Vec<Place>),
+}
+
+/// When an operation ran, as far as its own rank's lanes know.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Moment {
+    /// The lane, among the rank's.
+    pub(super) lane: usize,
+    /// Its number in the lane.
+    pub(super) number: u32,
+    /// For each lane of the rank the operations that ended before it.
+    pub(super) before: Box<[u32]>,
+}
+
+/// The order, and each operation's moment by rank and operation.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    pub(super) steps: Vec<Step>,
+    pub(super) moments: Vec<Vec<Moment>>,
+}
+
+/// Simulates the lanes; nothing if they do not come to their ends.
+pub(super) fn order(schedule: &Schedule, errors: &mut Errors) -> Option<Order> {
+    let before = errors.0.len();
+    let lanes = lanes(schedule, errors);
+    let operations: usize = schedule.ranks.iter().map(|program| program.operations.len()).sum();
+    if lanes.len().saturating_mul(operations) > COUNTERS_MAX {
+        let fault = Fault::TooMany {
+            what: "streams times operations",
+            got: operations,
+            max: COUNTERS_MAX / lanes.len(),
+        };
+        errors.push(CheckError::Table { what: "rank", index: 0, fault });
+    }
+    let events = events(schedule, errors);
+    if errors.0.len() > before {
+        return None;
+    }
+    let mut run = Simulation::new(schedule, lanes, events);
+    run.run();
+    run.deadlocks(errors);
+    (errors.0.len() == before).then_some(run.order)
+}
+
+/// One stream of one rank.
+#[derive(Debug)]
+struct Lane {
+    rank: usize,
+    stream: usize,
+    operations: Vec<usize>,
+    next: usize,
+    clock: Vec<u32>,
+    /// Sends and receives of the group in flight that have not met their peers; the lane's clock once they have.
+    pending: usize,
+    joined: Vec<u32>,
+}
+
+fn lanes(schedule: &Schedule, errors: &mut Errors) -> Vec<Lane> {
+    let mut lanes = Vec::new();
+    for (rank, program) in schedule.ranks.iter().enumerate() {
+        let mut streams: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (index, operation) in program.operations.iter().enumerate() {
+            streams.entry(operation.stream).or_default().push(index);
+        }
+        if streams.len() > STREAMS_MAX {
+            let fault = Fault::TooMany { what: "streams", got: streams.len(), max: STREAMS_MAX };
+            errors.push(CheckError::Table { what: "rank", index: rank, fault });
+        }
+        lanes.extend(streams.into_iter().take(STREAMS_MAX).map(|(stream, operations)| Lane {
+            rank,
+            stream,
+            operations,
+            next: 0,
+            clock: Vec::new(),
+            pending: 0,
+            joined: Vec::new(),
+        }));
+    }
+    let width = lanes.len();
+    lanes.iter_mut().for_each(|lane| lane.clock = vec![0; width]);
+    lanes
+}
+
+/// For each wait (rank, operation) its record.
+fn events(schedule: &Schedule, errors: &mut Errors) -> HashMap<(usize, usize), usize> {
+    let mut waits = HashMap::new();
+    for (rank, program) in schedule.ranks.iter().enumerate() {
+        let mut last = HashMap::new();
+        for (operation, Operation { stream, work }) in program.operations.iter().enumerate() {
+            match work {
+                Work::RecordEvent(event) => {
+                    last.insert(*event, operation);
+                }
+                Work::WaitEvent(event) => match last.get(event) {
+                    Some(&record) => {
+                        waits.insert((rank, operation), record);
+                    }
+                    None => {
+                        let fault = Fault::Plain("waits for an event that has no record before it");
+                        errors.push(CheckError::Malformed {
+                            at: Place { rank, operation, stream: *stream },
+                            fault,
+                        });
+                    }
+                },
+                _ => {}
+            }
+        }
+    }
+    waits
+}
+
+/// A collective of a communicator: which operation of each member, and the lanes that have reached it.
+#[derive(Debug, Default)]
+struct Meeting {
+    operations: Vec<Option<usize>>,
+    arrived: Vec<usize>,
+}
+
+struct Simulation<'a> {
+    schedule: &'a Schedule,
+    lanes: Vec<Lane>,
+    /// For each rank its first lane.
+    first_lane: Vec<usize>,
+    waits: HashMap<(usize, usize), usize>,
+    /// Clocks of records that some wait needs.
+    recorded: HashMap<(usize, usize), Option<Vec<u32>>>,
+    /// Lanes that wait for a record.
+    waiting: HashMap<(usize, usize), Vec<usize>>,
+    /// The other end of a send or receive.
+    peers: HashMap<(usize, usize), (usize, usize)>,
+    /// Sends and receives that are posted and not yet met: their lanes.
+    posted: HashMap<(usize, usize), usize>,
+    /// For each communicator its collectives, and how many are done.
+    meetings: Vec<(Vec<Meeting>, usize)>,
+    /// Which collective of its communicator an operation is.
+    numbers: HashMap<(usize, usize), (usize, usize)>,
+    ready: Vec<usize>,
+    order: Order,
+}
+
+impl<'a> Simulation<'a> {
+    fn new(
+        schedule: &'a Schedule,
+        lanes: Vec<Lane>,
+        waits: HashMap<(usize, usize), usize>,
+    ) -> Simulation<'a> {
+        let ranks = schedule.ranks.len();
+        let first_lane = (0..=ranks).map(|rank| lanes.partition_point(|lane| lane.rank < rank)).collect();
+        let recorded = waits.iter().map(|(&(rank, _), &record)| ((rank, record), None)).collect();
+        let moments =
+            schedule.ranks.iter().map(|program| vec![Moment::default(); program.operations.len()]).collect();
+        let (meetings, numbers) = meetings(schedule);
+        let ready = (0..lanes.len()).rev().collect();
+        Simulation {
+            schedule,
+            first_lane,
+            waits,
+            recorded,
+            waiting: HashMap::new(),
+            peers: peers(schedule),
+            posted: HashMap::new(),
+            meetings,
+            numbers,
+            ready,
+            lanes,
+            order: Order { steps: Vec::new(), moments },
+        }
+    }
+
+    fn run(&mut self) {
+        while let Some(lane) = self.ready.pop() {
+            while self.advance(lane) {}
+        }
+    }
+
+    fn work(&self, rank: usize, operation: usize) -> &'a Work {
+        &self.schedule.ranks[rank].operations[operation].work
+    }
+
+    fn place(&self, rank: usize, operation: usize) -> Place {
+        Place { rank, operation, stream: self.schedule.ranks[rank].operations[operation].stream }
+    }
+
+    /// Runs the first operation of a lane, or lets it wait; whether the lane may go on.
+    fn advance(&mut self, lane: usize) -> bool {
+        let Lane { rank, next, .. } = self.lanes[lane];
+        let Some(&operation) = self.lanes[lane].operations.get(next) else { return false };
+        match self.work(rank, operation) {
+            Work::RecordEvent(_) => {
+                self.finish(lane, operation);
+                let clock = &self.lanes[lane].clock;
+                if let Some(slot) = self.recorded.get_mut(&(rank, operation)) {
+                    *slot = Some(clock.clone());
+                }
+                self.ready.extend(self.waiting.remove(&(rank, operation)).unwrap_or_default());
+                true
+            }
+            Work::WaitEvent(_) => self.wait(lane, rank, operation),
+            Work::Send { .. } | Work::Recv { .. } => {
+                self.post(lane);
+                false
+            }
+            Work::AllGather { .. }
+            | Work::ReduceScatter { .. }
+            | Work::AllToAll { .. }
+            | Work::AllReduce { .. } => {
+                self.arrive(lane, rank, operation);
+                false
+            }
+            _ => {
+                self.order.steps.push(Step::Local(self.place(rank, operation)));
+                self.finish(lane, operation);
+                true
+            }
+        }
+    }
+
+    fn wait(&mut self, lane: usize, rank: usize, operation: usize) -> bool {
+        let Some(&record) = self.waits.get(&(rank, operation)) else { return false };
+        let Some(Some(clock)) = self.recorded.get(&(rank, record)) else {
+            self.waiting.entry((rank, record)).or_default().push(lane);
+            return false;
+        };
+        join(&mut self.lanes[lane].clock, clock);
+        self.finish(lane, operation);
+        true
+    }
+
+    /// Notes the moment of an operation that starts now.
+    fn start(&mut self, lane: usize, operation: usize) {
+        let rank = self.lanes[lane].rank;
+        let (first, end) = (self.first_lane[rank], self.first_lane[rank + 1]);
+        let clock = &self.lanes[lane].clock;
+        self.order.moments[rank][operation] =
+            Moment { lane: lane - first, number: clock[lane] + 1, before: clock[first..end].into() };
+    }
+
+    /// An operation that starts and ends now.
+    fn finish(&mut self, lane: usize, operation: usize) {
+        self.start(lane, operation);
+        self.lanes[lane].clock[lane] += 1;
+        self.lanes[lane].next += 1;
+    }
+
+    /// The operations of the group that begins at the lane's next one.
+    fn group(&self, lane: &Lane) -> Vec<usize> {
+        let group = |&operation: &usize| match self.work(lane.rank, operation) {
+            Work::Send { group, .. } | Work::Recv { group, .. } => *group,
+            _ => None,
+        };
+        let rest = &lane.operations[lane.next..];
+        let Some(first) = rest.first().and_then(group) else { return rest[..1].to_vec() };
+        rest.iter().take_while(|operation| group(operation) == Some(first)).copied().collect()
+    }
+
+    /// Posts a group of sends and receives; those whose peers are posted are met.
+    fn post(&mut self, lane: usize) {
+        let group = self.group(&self.lanes[lane]);
+        let rank = self.lanes[lane].rank;
+        self.lanes[lane].pending = group.len();
+        self.lanes[lane].joined = self.lanes[lane].clock.clone();
+        for &operation in &group {
+            self.start(lane, operation);
+            self.posted.insert((rank, operation), lane);
+        }
+        for operation in group {
+            let Some(&peer) = self.peers.get(&(rank, operation)) else { continue };
+            if let Some(&other) = self.posted.get(&peer) {
+                self.meet((lane, rank, operation), (other, peer.0, peer.1));
+            }
+        }
+    }
+
+    fn meet(&mut self, a: (usize, usize, usize), b: (usize, usize, usize)) {
+        let (here, there) = (self.place(a.1, a.2), self.place(b.1, b.2));
+        let sends = matches!(self.work(a.1, a.2), Work::Send { .. });
+        self.order.steps.push(if sends { Step::Message(here, there) } else { Step::Message(there, here) });
+        for ((lane, rank, operation), other) in [(a, b.0), (b, a.0)] {
+            self.posted.remove(&(rank, operation));
+            let clock = std::mem::take(&mut self.lanes[other].clock);
+            join(&mut self.lanes[lane].joined, &clock);
+            self.lanes[other].clock = clock;
+        }
+        for lane in [a.0, b.0] {
+            self.lanes[lane].pending -= 1;
+            if self.lanes[lane].pending == 0 {
+                let group = self.group(&self.lanes[lane]).len();
+                let lane_state = &mut self.lanes[lane];
+                lane_state.clock = std::mem::take(&mut lane_state.joined);
+                lane_state.clock[lane] += 1;
+                lane_state.next += group;
+                self.ready.push(lane);
+            }
+        }
+    }
+
+    /// A member reaches a collective; it takes place once all have, and the earlier ones are done.
+    fn arrive(&mut self, lane: usize, rank: usize, operation: usize) {
+        let Some(&(communicator, number)) = self.numbers.get(&(rank, operation)) else { return };
+        self.start(lane, operation);
+        self.meetings[communicator].0[number].arrived.push(lane);
+        loop {
+            let (meetings, done) = &mut self.meetings[communicator];
+            let Some(meeting) = meetings.get_mut(*done) else { return };
+            if meeting.arrived.len() < meeting.operations.len() {
+                return;
+            }
+            *done += 1;
+            let arrived = std::mem::take(&mut meeting.arrived);
+            let operations = std::mem::take(&mut meeting.operations);
+            let members = &self.schedule.communicators[communicator];
+            let places = members.iter().zip(operations);
+            let places = places.filter_map(|(&rank, operation)| Some(self.place(rank, operation?))).collect();
+            self.order.steps.push(Step::Collective(places));
+            let mut clock = self.lanes[lane].clock.clone();
+            arrived.iter().for_each(|&lane| join(&mut clock, &self.lanes[lane].clock));
+            for lane in arrived {
+                self.lanes[lane].clock.clone_from(&clock);
+                self.lanes[lane].clock[lane] += 1;
+                self.lanes[lane].next += 1;
+                self.ready.push(lane);
+            }
+        }
+    }
+
+    fn deadlocks(&self, errors: &mut Errors) {
+        for lane in self.lanes.iter().filter(|lane| lane.next < lane.operations.len()) {
+            let group = self.group(lane);
+            let blocked =
+                group.iter().copied().find(|&operation| self.posted.contains_key(&(lane.rank, operation)));
+            let operation = blocked.unwrap_or(group[0]);
+            let at = Place { rank: lane.rank, operation, stream: lane.stream };
+            errors.push(CheckError::Deadlock { at, on: self.reason(lane.rank, operation) });
+        }
+    }
+
+    /// For whom an operation waits.
+    fn reason(&self, rank: usize, operation: usize) -> String {
+        match self.work(rank, operation) {
+            Work::WaitEvent(event) => {
+                let record = self.waits.get(&(rank, operation)).copied().unwrap_or(operation);
+                format!("event {}, to be recorded by {}", event.0, self.place(rank, record))
+            }
+            Work::Send { to: peer, .. } | Work::Recv { from: peer, .. } => {
+                let end =
+                    if matches!(self.work(rank, operation), Work::Send { .. }) { "receive" } else { "send" };
+                match self.peers.get(&(rank, operation)) {
+                    Some(&(peer, operation)) => format!("the {end} of {}", self.place(peer, operation)),
+                    None => format!("a {end} of rank {peer}, which has none"),
+                }
+            }
+            _ => self.missing_members(rank, operation),
+        }
+    }
+
+    fn missing_members(&self, rank: usize, operation: usize) -> String {
+        let Some(&(communicator, number)) = self.numbers.get(&(rank, operation)) else {
+            return "nothing".into();
+        };
+        let (meetings, done) = &self.meetings[communicator];
+        if number > *done {
+            return format!("collective {done} of communicator {communicator} to be done first");
+        }
+        let here: Vec<usize> = meetings[number].arrived.iter().map(|&lane| self.lanes[lane].rank).collect();
+        let members = self.schedule.communicators[communicator].iter();
+        let missing: Vec<usize> = members.copied().filter(|member| !here.contains(member)).take(8).collect();
+        format!("collective {number} of communicator {communicator} to be entered by ranks {missing:?}")
+    }
+}
+
+fn join(clock: &mut [u32], other: &[u32]) {
+    for (mine, theirs) in clock.iter_mut().zip(other) {
+        *mine = (*mine).max(*theirs);
+    }
+}
+
+/// The k-th send from a to b and the k-th receive of b from a, both ways.
+fn peers(schedule: &Schedule) -> HashMap<(usize, usize), (usize, usize)> {
+    let mut ends: HashMap<(usize, usize), [Vec<usize>; 2]> = HashMap::new();
+    for (rank, program) in schedule.ranks.iter().enumerate() {
+        for (operation, step) in program.operations.iter().enumerate() {
+            match step.work {
+                Work::Send { to, .. } => ends.entry((rank, to)).or_default()[0].push(operation),
+                Work::Recv { from, .. } => ends.entry((from, rank)).or_default()[1].push(operation),
+                _ => {}
+            }
+        }
+    }
+    let mut peers = HashMap::new();
+    for ((from, to), [sends, receives]) in ends {
+        for (send, receive) in sends.into_iter().zip(receives) {
+            peers.insert((from, send), (to, receive));
+            peers.insert((to, receive), (from, send));
+        }
+    }
+    peers
+}
+
+type Numbers = HashMap<(usize, usize), (usize, usize)>;
+
+fn meetings(schedule: &Schedule) -> (Vec<(Vec<Meeting>, usize)>, Numbers) {
+    let mut meetings: Vec<(Vec<Meeting>, usize)> =
+        schedule.communicators.iter().map(|_| (Vec::new(), 0)).collect();
+    let mut numbers = HashMap::new();
+    let mut seats = HashMap::new();
+    for (communicator, members) in schedule.communicators.iter().enumerate() {
+        seats.extend(members.iter().enumerate().map(|(seat, &rank)| ((communicator, rank), seat)));
+    }
+    for (rank, program) in schedule.ranks.iter().enumerate() {
+        let mut counts = HashMap::new();
+        for (operation, step) in program.operations.iter().enumerate() {
+            let (Work::AllGather { communicator, .. }
+            | Work::ReduceScatter { communicator, .. }
+            | Work::AllToAll { communicator, .. }
+            | Work::AllReduce { communicator, .. }) = step.work
+            else {
+                continue;
+            };
+            let Some(&seat) = seats.get(&(communicator, rank)) else { continue };
+            let number = counts.entry(communicator).or_insert(0);
+            let members = schedule.communicators[communicator].len();
+            let list = &mut meetings[communicator].0;
+            if list.len() == *number {
+                list.push(Meeting { operations: vec![None; members], arrived: Vec::new() });
+            }
+            list[*number].operations[seat] = Some(operation);
+            numbers.insert((rank, operation), (communicator, *number));
+            *number += 1;
+        }
+    }
+    (meetings, numbers)
+}

@@ -1,0 +1,465 @@
+//! Well-formed: every operation names buffers of its own rank, rows and heads inside them, shapes that fit each other,
+//! and writes no row twice. What passes here can be simulated without a bounds check.
+
+use std::ops::Range;
+
+use seamproof_oracle::limits::{HEADS_MAX, ROWS_MAX, WORLD_MAX};
+use seamproof_oracle::{Problem, Run, Side, TensorName};
+
+use super::error::{CheckError, Errors, Fault, Place};
+use crate::schedule::{
+    Attend, AttendBackward, Axes, Buffer, BufferId, Merge, PlacedRun, Placement, Region, Role, RowPair,
+    Schedule, Work,
+};
+use crate::{AttentionCall, RowPolicy};
+
+type Checked = Result<(), Fault>;
+
+/// Collects what is malformed.
+pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors) {
+    let ranks = schedule.ranks.len();
+    let table = |what, index, checked: Checked, errors: &mut Errors| {
+        if let Err(fault) = checked {
+            errors.push(CheckError::Table { what, index, fault });
+        }
+    };
+    table("rank", ranks, count("ranks", ranks, problem.parallel.size()), errors);
+    table("rank", ranks, at_most("ranks", ranks, WORLD_MAX), errors);
+    for (index, buffer) in schedule.buffers.iter().enumerate() {
+        table("buffer", index, check_buffer(buffer, ranks), errors);
+    }
+    for (index, members) in schedule.communicators.iter().enumerate() {
+        table("communicator", index, check_members(members, ranks), errors);
+    }
+    for (index, placement) in schedule.placements.iter().enumerate() {
+        table("placement", index, check_placement(problem, schedule, placement), errors);
+    }
+    if !errors.0.is_empty() {
+        return;
+    }
+    for (rank, program) in schedule.ranks.iter().enumerate() {
+        let begins = program.backward.unwrap_or(0);
+        table("rank", rank, at_most("begin of the backward", begins, program.operations.len()), errors);
+        let shape = Shape { problem, schedule, rank };
+        for (operation, step) in program.operations.iter().enumerate() {
+            if let Err(fault) = shape.work(&step.work) {
+                errors.push(CheckError::Malformed {
+                    at: Place { rank, operation, stream: step.stream },
+                    fault,
+                });
+            }
+            if errors.full() {
+                return;
+            }
+        }
+    }
+}
+
+fn count(what: &'static str, got: usize, expected: usize) -> Checked {
+    if got == expected { Ok(()) } else { Err(Fault::Count { what, got, expected }) }
+}
+
+fn at_most(what: &'static str, got: usize, max: usize) -> Checked {
+    if got <= max { Ok(()) } else { Err(Fault::TooMany { what, got, max }) }
+}
+
+fn check_buffer(buffer: &Buffer, ranks: usize) -> Checked {
+    if buffer.rank >= ranks {
+        return Err(Fault::NoRank(buffer.rank));
+    }
+    at_most("heads", buffer.heads, HEADS_MAX)?;
+    // A gathered buffer holds what every rank holds, and its gaps.
+    at_most("rows", buffer.rows, ROWS_MAX.saturating_mul(2))
+}
+
+fn check_members(members: &[usize], ranks: usize) -> Checked {
+    let mut seen = vec![false; ranks];
+    for &member in members {
+        match seen.get_mut(member) {
+            None => return Err(Fault::NoRank(member)),
+            Some(true) => return Err(Fault::Plain("a rank is a member twice")),
+            Some(free) => *free = true,
+        }
+    }
+    Ok(())
+}
+
+/// The side whose rows a tensor has; `None` for one value a head.
+pub(super) fn side(tensor: TensorName) -> Option<Side> {
+    match tensor {
+        TensorName::K | TensorName::V | TensorName::Dk | TensorName::Dv => Some(Side::Kv),
+        TensorName::Sink | TensorName::Dsink | TensorName::MaxLogit => None,
+        _ => Some(Side::Q),
+    }
+}
+
+/// Heads of a tensor.
+pub(super) fn tensor_heads(problem: &Problem, tensor: TensorName) -> usize {
+    if side(tensor) == Some(Side::Kv) { problem.heads.kv } else { problem.heads.q }
+}
+
+fn check_placement(problem: &Problem, schedule: &Schedule, placement: &Placement) -> Checked {
+    let buffer = schedule.buffers.get(placement.buffer.0).ok_or(Fault::NoBuffer(placement.buffer.0))?;
+    let (Role::Input(role) | Role::Output(role)) = buffer.role else {
+        return Err(Fault::Plain("a scratch buffer is placed"));
+    };
+    if role != placement.tensor {
+        return Err(Fault::Plain("the buffer's role is another tensor"));
+    }
+    let heads = tensor_heads(problem, placement.tensor);
+    check_heads("the tensor", heads, &placement.heads)?;
+    count("heads", buffer.heads, placement.heads.len())?;
+    let Some(side) = side(placement.tensor) else {
+        let fits = buffer.axes == Axes::Heads && placement.rows.is_empty();
+        return if fits {
+            Ok(())
+        } else {
+            Err(Fault::Plain("a tensor without rows is placed as one with rows"))
+        };
+    };
+    let dims = match placement.tensor {
+        TensorName::Q | TensorName::K | TensorName::Dq | TensorName::Dk => problem.dims.qk,
+        TensorName::Lse => 1,
+        _ => problem.dims.v,
+    };
+    count("elements of a row", buffer.dim, dims)?;
+    for placed in &placement.rows {
+        check_placed(problem, side, placed)?;
+    }
+    let runs: Vec<Run> = placement.rows.iter().map(|placed| placed.local).collect();
+    check_rows(buffer, &runs)?;
+    disjoint(buffer, runs.iter().map(|run| (*run, run.span)), "placed twice")
+}
+
+/// The rows are real as far as the sequence goes, and no further.
+fn check_placed(problem: &Problem, side: Side, placed: &PlacedRun) -> Checked {
+    let sequence = problem.sequences.get(placed.sequence).ok_or(Fault::Plain("there is no such sequence"))?;
+    let real = if side == Side::Q { sequence.q.len } else { sequence.kv.len };
+    let (piece, local) = (placed.piece, placed.local);
+    if piece.step == 0 {
+        return Err(Fault::Plain("a piece of positions with step 0"));
+    }
+    let expected = real.saturating_sub(piece.start).div_ceil(piece.step).min(local.span);
+    count("real rows of a placed run", local.len, expected)
+}
+
+fn check_heads(name: &str, heads: usize, asked: &Range<usize>) -> Checked {
+    let inside = asked.start <= asked.end && asked.end <= heads;
+    if inside { Ok(()) } else { Err(Fault::Heads { buffer: name.into(), heads, asked: asked.clone() }) }
+}
+
+fn check_rows(buffer: &Buffer, runs: &[Run]) -> Checked {
+    for run in runs {
+        run.check(buffer.rows).map_err(|error| Fault::Rows { buffer: buffer.name.clone(), error })?;
+    }
+    Ok(())
+}
+
+/// That no row is in two of the runs, of which the first so many rows count. Sorted intervals where rows are
+/// consecutive; else row by row, up to the first that is met again.
+fn disjoint(buffer: &Buffer, runs: impl Iterator<Item = (Run, usize)>, what: &'static str) -> Checked {
+    let mut runs: Vec<(Run, usize)> = runs.filter(|(_, rows)| *rows > 0).collect();
+    runs.sort_unstable_by_key(|(run, _)| run.offset);
+    let fault = |row| Err(Fault::Row { buffer: buffer.name.clone(), row, what });
+    let hull = |(run, rows): &(Run, usize)| run.offset + run.step * (rows - 1) + 1;
+    let apart = runs.windows(2).all(|pair| hull(&pair[0]) <= pair[1].0.offset);
+    if apart {
+        return Ok(());
+    }
+    if let Some(pair) = runs.windows(2).find(|pair| {
+        pair.iter().all(|(run, rows)| run.step == 1 || *rows == 1) && hull(&pair[0]) > pair[1].0.offset
+    }) {
+        return fault(pair[1].0.offset);
+    }
+    let mut seen = std::collections::HashSet::new();
+    for row in runs.iter().flat_map(|(run, rows)| (0..*rows).map(|index| run.offset + run.step * index)) {
+        if !seen.insert(row) {
+            return fault(row);
+        }
+    }
+    Ok(())
+}
+
+/// One rank's operations.
+struct Shape<'a> {
+    problem: &'a Problem,
+    schedule: &'a Schedule,
+    rank: usize,
+}
+
+impl<'a> Shape<'a> {
+    fn work(&self, work: &Work) -> Checked {
+        match work {
+            Work::Attend(attend) => self.attend(attend),
+            Work::AttendBackward(attend) => self.attend_backward(attend),
+            Work::Merge(merge) => self.merge(merge),
+            Work::ApplySink { sink, out, lse, rows } => {
+                self.like(*out, *lse, false)?;
+                self.axes(*out, Axes::Rows)?;
+                self.axes(*lse, Axes::Statistic)?;
+                self.sink(*sink, *out)?;
+                self.written(*out, rows)
+            }
+            Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
+                self.like(*out, *lse, false)?;
+                self.like(*out, *dout, true)?;
+                self.sink(Some(*sink), *out)?;
+                self.sink(Some(*dsink), *out)?;
+                self.written(*out, rows)
+            }
+            Work::Accumulate { from, to, rows } | Work::Copy { from, to, rows } => {
+                self.pairs(*from, *to, rows)
+            }
+            Work::Fill { to, rows, .. } => self.fill(*to, rows),
+            Work::Send { to, regions, .. } => self.message(*to, regions),
+            Work::Recv { from, regions, .. } => {
+                self.message(*from, regions)?;
+                self.regions_apart(regions)
+            }
+            Work::AllGather { communicator, from, to } => {
+                self.members(*communicator, to.len())?;
+                self.region(from)?;
+                self.regions_apart(to)
+            }
+            Work::ReduceScatter { communicator, from, to } => {
+                self.members(*communicator, from.len())?;
+                from.iter().try_for_each(|region| self.region(region))?;
+                self.region(to)
+            }
+            Work::AllToAll { communicator, send, recv } => {
+                self.members(*communicator, send.len())?;
+                self.members(*communicator, recv.len())?;
+                send.iter().try_for_each(|region| self.region(region))?;
+                self.regions_apart(recv)
+            }
+            Work::AllReduce { communicator, region, .. } => {
+                let members = self.schedule.communicators.get(*communicator).map_or(0, Vec::len);
+                self.members(*communicator, members)?;
+                self.region(region)
+            }
+            Work::RecordEvent(_) | Work::WaitEvent(_) => Ok(()),
+            Work::HostRead(_) => Err(Fault::Plain("the host waits for the device and reads")),
+        }
+    }
+
+    /// A buffer of this rank.
+    fn buffer(&self, id: BufferId) -> Result<&'a Buffer, Fault> {
+        let buffer = self.schedule.buffers.get(id.0).ok_or(Fault::NoBuffer(id.0))?;
+        match buffer.rank == self.rank {
+            true => Ok(buffer),
+            false => Err(Fault::Foreign { buffer: buffer.name.clone(), owner: buffer.rank }),
+        }
+    }
+
+    fn axes(&self, id: BufferId, axes: Axes) -> Checked {
+        let buffer = self.buffer(id)?;
+        match buffer.axes == axes {
+            true => Ok(()),
+            false => Err(self.unlike(buffer, buffer, "axes as this operation needs")),
+        }
+    }
+
+    fn unlike(&self, first: &Buffer, second: &Buffer, what: &'static str) -> Fault {
+        Fault::Unlike { first: first.name.clone(), second: second.name.clone(), what }
+    }
+
+    /// The same rows and heads, and elements if asked.
+    fn like(&self, first: BufferId, second: BufferId, elements: bool) -> Checked {
+        let (first, second) = (self.buffer(first)?, self.buffer(second)?);
+        if (first.rows, first.heads) != (second.rows, second.heads) {
+            return Err(self.unlike(first, second, "rows and heads"));
+        }
+        if elements && (first.dim, first.axes) != (second.dim, second.axes) {
+            return Err(self.unlike(first, second, "elements of a row"));
+        }
+        Ok(())
+    }
+
+    /// A value for each head of `of`.
+    fn sink(&self, sink: Option<BufferId>, of: BufferId) -> Checked {
+        let Some(sink) = sink else { return Ok(()) };
+        self.axes(sink, Axes::Heads)?;
+        let (sink, of) = (self.buffer(sink)?, self.buffer(of)?);
+        if sink.heads == of.heads { Ok(()) } else { Err(self.unlike(sink, of, "heads")) }
+    }
+
+    /// Rows that are written, each once.
+    fn written(&self, id: BufferId, rows: &[Run]) -> Checked {
+        let buffer = self.buffer(id)?;
+        check_rows(buffer, rows)?;
+        disjoint(buffer, rows.iter().map(|run| (*run, run.len)), "named twice")
+    }
+
+    fn fill(&self, id: BufferId, rows: &[Run]) -> Checked {
+        match self.buffer(id)?.axes {
+            Axes::Heads => Ok(()),
+            _ => self.written(id, rows),
+        }
+    }
+
+    fn pairs(&self, from: BufferId, to: BufferId, rows: &[RowPair]) -> Checked {
+        let (source, target) = (self.buffer(from)?, self.buffer(to)?);
+        if (source.heads, source.dim, source.axes) != (target.heads, target.dim, target.axes) {
+            return Err(self.unlike(source, target, "heads, elements and axes"));
+        }
+        self.row_pairs(source, target, rows)?;
+        if from == to {
+            let both = rows.iter().flat_map(|(a, b)| [(*a, a.len), (*b, b.len)]);
+            disjoint(target, both, "read and written by one operation")?;
+        }
+        Ok(())
+    }
+
+    fn row_pairs(&self, source: &Buffer, target: &Buffer, rows: &[RowPair]) -> Checked {
+        for (from, to) in rows {
+            check_rows(source, std::slice::from_ref(from))?;
+            check_rows(target, std::slice::from_ref(to))?;
+            count("rows of a pair's second run", to.len, from.len)?;
+        }
+        disjoint(target, rows.iter().map(|(_, to)| (*to, to.len)), "written twice")
+    }
+
+    fn merge(&self, merge: &Merge) -> Checked {
+        self.like(merge.step_out, merge.step_lse, false)?;
+        self.like(merge.out, merge.lse, false)?;
+        for (out, lse) in [(merge.step_out, merge.step_lse), (merge.out, merge.lse)] {
+            self.axes(out, Axes::Rows)?;
+            self.axes(lse, Axes::Statistic)?;
+        }
+        let (step, running) = (self.buffer(merge.step_out)?, self.buffer(merge.out)?);
+        if (step.heads, step.dim) != (running.heads, running.dim) {
+            return Err(self.unlike(step, running, "heads and elements"));
+        }
+        if merge.step_out == merge.out || merge.step_lse == merge.lse {
+            return Err(Fault::Plain("a result is merged into itself"));
+        }
+        self.row_pairs(step, running, &merge.rows)
+    }
+
+    fn attend(&self, attend: &Attend) -> Checked {
+        self.operands(attend.q, attend.k, attend.v, attend.out)?;
+        self.like(attend.q, attend.lse, false)?;
+        self.axes(attend.lse, Axes::Statistic)?;
+        self.sink(attend.sink, attend.q)?;
+        self.sink(Some(attend.max_logit), attend.q)?;
+        self.call(&attend.call, attend.q, attend.k)
+    }
+
+    fn attend_backward(&self, attend: &AttendBackward) -> Checked {
+        self.operands(attend.q, attend.k, attend.v, attend.out)?;
+        self.like(attend.q, attend.lse, false)?;
+        self.axes(attend.lse, Axes::Statistic)?;
+        for (first, second) in
+            [(attend.dout, attend.out), (attend.dq, attend.q), (attend.dk, attend.k), (attend.dv, attend.v)]
+        {
+            self.like(first, second, true)?;
+        }
+        if let Some((sink, dsink)) = attend.sink {
+            self.sink(Some(sink), attend.q)?;
+            self.sink(Some(dsink), attend.q)?;
+        }
+        self.call(&attend.call, attend.q, attend.k)?;
+        let keys = attend.call.segments.iter().flat_map(|segment| segment.kv.iter());
+        let owned = keys.map(|run| (*run, owned(&attend.call, run)));
+        disjoint(
+            self.buffer(attend.dk)?,
+            owned,
+            "in two segments of one backward launch, which overwrites it",
+        )
+    }
+
+    /// q, k, v and out fit each other and the problem.
+    fn operands(&self, q: BufferId, k: BufferId, v: BufferId, out: BufferId) -> Checked {
+        [q, k, v, out].into_iter().try_for_each(|id| self.axes(id, Axes::Rows))?;
+        let [q, k, v, out] = [self.buffer(q)?, self.buffer(k)?, self.buffer(v)?, self.buffer(out)?];
+        let dims = self.problem.dims;
+        count("elements of a query", q.dim, dims.qk)?;
+        count("elements of a key", k.dim, dims.qk)?;
+        count("elements of a value", v.dim, dims.v)?;
+        count("elements of an output", out.dim, dims.v)?;
+        if (k.rows, k.heads) != (v.rows, v.heads) {
+            return Err(self.unlike(k, v, "rows and heads"));
+        }
+        if (q.rows, q.heads) != (out.rows, out.heads) {
+            return Err(self.unlike(q, out, "rows and heads"));
+        }
+        match k.heads > 0 && q.heads.is_multiple_of(k.heads) {
+            true => Ok(()),
+            false => Err(self.unlike(q, k, "groups of heads")),
+        }
+    }
+
+    fn call(&self, call: &AttentionCall, q: BufferId, k: BufferId) -> Checked {
+        let (q, k) = (self.buffer(q)?, self.buffer(k)?);
+        let softmax = &self.problem.softmax;
+        if (call.softmax.scale, call.softmax.softcap) != (softmax.scale, softmax.softcap) {
+            return Err(Fault::Plain("scale or soft cap is not the problem's"));
+        }
+        for segment in &call.segments {
+            check_rows(q, std::slice::from_ref(&segment.q))?;
+            check_rows(k, &segment.kv)?;
+        }
+        let rows = call.segments.iter().map(|segment| (segment.q, owned(call, &segment.q)));
+        disjoint(q, rows, "in two segments of one launch")
+    }
+
+    fn region(&self, region: &Region) -> Checked {
+        let buffer = self.buffer(region.buffer)?;
+        check_heads(&buffer.name, buffer.heads, &region.heads)?;
+        match buffer.axes {
+            Axes::Heads => Ok(()),
+            _ => check_rows(buffer, std::slice::from_ref(&region.rows)),
+        }
+    }
+
+    /// Regions that are written: no row and head in two of them.
+    fn regions_apart(&self, regions: &[Region]) -> Checked {
+        for region in regions {
+            self.region(region)?;
+        }
+        let mut cuts: Vec<(BufferId, usize)> =
+            regions.iter().map(|region| (region.buffer, region.heads.start)).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        for (id, head) in cuts {
+            let buffer = self.buffer(id)?;
+            let here = regions.iter().filter(|region| region.buffer == id && region.heads.contains(&head));
+            disjoint(
+                buffer,
+                here.map(|region| rows_of(buffer, region)).map(|run| (run, run.len)),
+                "written twice",
+            )?;
+        }
+        Ok(())
+    }
+
+    fn message(&self, peer: usize, regions: &[Region]) -> Checked {
+        if peer >= self.schedule.ranks.len() {
+            return Err(Fault::NoRank(peer));
+        }
+        if peer == self.rank {
+            return Err(Fault::Plain("a rank sends to itself"));
+        }
+        regions.iter().try_for_each(|region| self.region(region))
+    }
+
+    /// The rank is a member, and there is a region for each.
+    fn members(&self, communicator: usize, regions: usize) -> Checked {
+        let members = self.schedule.communicators.get(communicator);
+        let members = members.ok_or(Fault::Plain("there is no such communicator"))?;
+        if !members.contains(&self.rank) {
+            return Err(Fault::Plain("the rank is no member of the communicator"));
+        }
+        count("regions, one for each member", regions, members.len())
+    }
+}
+
+/// Rows of a run that a call writes.
+pub(super) fn owned(call: &AttentionCall, run: &Run) -> usize {
+    if call.policy == RowPolicy::Overwrite { run.span } else { run.len }
+}
+
+/// A region's rows; the one row of a buffer without rows.
+pub(super) fn rows_of(buffer: &Buffer, region: &Region) -> Run {
+    if buffer.axes == Axes::Heads { Run::packed(0, 1, 1) } else { region.rows }
+}

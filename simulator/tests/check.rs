@@ -1,0 +1,195 @@
+//! The checker accepts what the builders make and rejects what is wrong.
+
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
+    Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+};
+use seamproof_simulator::check::check;
+use seamproof_simulator::schedule::{BuildError, build};
+use seamproof_simulator::shard::span_multiple;
+
+/// splitmix64.
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+/// KV heads, and query heads for each, that an all-to-all of `members` can deal: split or replicated.
+fn dealt(draws: &mut Draws, members: usize) -> (usize, usize) {
+    let divisors: Vec<usize> = (1..=members).filter(|n| members.is_multiple_of(*n)).collect();
+    match draws.below(2) {
+        0 => (members * (1 + draws.below(2)), 1 + draws.below(3)),
+        _ => {
+            let kv = draws.pick(&divisors);
+            (kv, members / kv * (1 + draws.below(2)))
+        }
+    }
+}
+
+/// A random problem whose spans the balance divides.
+fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize) -> Problem {
+    let unit = span_multiple(balance, cp);
+    let mut rows = Rows { q: cp * draws.below(2), kv: cp * draws.below(3) };
+    let mut sequences = Vec::new();
+    for id in 0..draws.below(4) {
+        let square = draws.below(2) == 0;
+        let mut run = |end: &mut usize, like: Option<usize>| {
+            let span = unit * draws.below(4);
+            let len = like.unwrap_or_else(|| draws.below(span + 1)).min(span);
+            let run = Run::packed(*end + cp * draws.below(2), len, span);
+            *end = run.offset + span;
+            run
+        };
+        let q = run(&mut rows.q, None);
+        let kv = run(&mut rows.kv, square.then_some(q.len));
+        sequences.push(Sequence { id: id as u32, q, kv });
+    }
+    rows = Rows { q: rows.q + cp * draws.below(2), kv: rows.kv + cp * draws.below(2) };
+    let side = |draws: &mut Draws| match draws.below(3) {
+        0 => None,
+        1 => Some(draws.below(3) as u32),
+        _ => Some(draws.below(3 * unit + 1) as u32),
+    };
+    let (kv_heads, group) = match algorithm {
+        Algorithm::AllToAll => dealt(draws, cp),
+        Algorithm::Hierarchical { all_to_all } => dealt(draws, all_to_all),
+        _ => (1 + draws.below(2), 1 + draws.below(3)),
+    };
+    let fields = ProblemFields {
+        sequences,
+        rows,
+        heads: Heads { q: kv_heads * group, kv: kv_heads },
+        dims: Dims { qk: 1 + draws.below(4), v: 1 + draws.below(4) },
+        mask: Mask {
+            left: side(draws),
+            right: side(draws),
+            align: draws.pick(&[Alignment::TopLeft, Alignment::BottomRight]),
+        },
+        softmax: Softmax {
+            scale: 0.5,
+            softcap: draws.pick(&[None, Some(3.0)]),
+            sink: draws.pick(&[Sink::None, Sink::OffByOne, Sink::Learnable]),
+        },
+        precision: Precision::uniform(Format::Bf16),
+        parallel: ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect() },
+        mode: InputMode::Flat,
+        data_seed: 0,
+        pass: draws.pick(&[Pass::Forward, Pass::Backward, Pass::Backward]),
+    };
+    Problem::new(fields).unwrap()
+}
+
+/// Problems of each algorithm and cut.
+const PROBLEMS: usize = 400;
+
+fn accepts(algorithm: Algorithm, balances: &[Balance], sizes: std::ops::RangeInclusive<usize>) {
+    let mut draws = Draws(11);
+    let mut built = 0;
+    for number in 0..PROBLEMS {
+        let balance = draws.pick(balances);
+        let cp = sizes.start() + draws.below(sizes.end() - sizes.start() + 1);
+        let problem = problem(&mut draws, algorithm, balance, cp);
+        match build(&problem) {
+            Ok(schedule) => {
+                built += 1;
+                match check(&problem, &schedule) {
+                    Ok(proof) => assert_eq!(proof.pairs, problem.pairs() * problem.heads.q as u64),
+                    Err(errors) => {
+                        let lines: Vec<String> = errors.iter().take(8).map(ToString::to_string).collect();
+                        panic!("problem {number}: {}\n{problem:#?}", lines.join("\n"));
+                    }
+                }
+            }
+            Err(BuildError::NoBuilder) => return,
+            Err(_) => {}
+        }
+    }
+    assert!(built > PROBLEMS / 2);
+}
+
+const CUTS: [Balance; 4] =
+    [Balance::DualChunk, Balance::Contiguous, Balance::Striped { stripe: 1 }, Balance::Striped { stripe: 2 }];
+
+#[test]
+fn single_rank_schedules_are_right() {
+    accepts(Algorithm::Single, &CUTS[..2], 1..=1);
+}
+
+#[test]
+fn rings_are_right() {
+    accepts(Algorithm::Ring, &CUTS[..3], 1..=6);
+}
+
+#[test]
+fn all_gathers_are_right() {
+    accepts(Algorithm::AllGather, &CUTS, 1..=6);
+}
+
+#[test]
+fn all_to_alls_are_right() {
+    accepts(Algorithm::AllToAll, &CUTS, 1..=6);
+}
+
+/// One pack of a million tokens on 64 ranks.
+fn pack(algorithm: Algorithm, balance: Balance, mask: Mask) -> Problem {
+    let span = 1 << 14;
+    let sequences = (0..64).map(|id| {
+        let run = Run::packed(id * span, span - 37 * id, span);
+        Sequence { id: id as u32, q: run, kv: run }
+    });
+    Problem::new(ProblemFields {
+        sequences: sequences.collect(),
+        rows: Rows { q: 64 * span, kv: 64 * span },
+        heads: Heads { q: 64, kv: 8 },
+        dims: Dims { qk: 128, v: 128 },
+        mask,
+        softmax: Softmax { scale: 0.5, softcap: None, sink: Sink::Learnable },
+        precision: Precision::uniform(Format::Bf16),
+        parallel: ContextParallel { algorithm, balance, world: 64, ranks: (0..64).collect() },
+        mode: InputMode::Flat,
+        data_seed: 0,
+        pass: Pass::Backward,
+    })
+    .unwrap()
+}
+
+#[test]
+#[ignore = "seconds; prints figures"]
+fn a_million_tokens_on_64_ranks() {
+    let window = Mask { left: Some(4000), right: Some(100), align: Alignment::TopLeft };
+    for (algorithm, balance) in [
+        (Algorithm::Ring, Balance::DualChunk),
+        (Algorithm::Ring, Balance::Striped { stripe: 1 }),
+        (Algorithm::AllGather, Balance::DualChunk),
+        (Algorithm::AllGather, Balance::Striped { stripe: 128 }),
+        (Algorithm::AllToAll, Balance::DualChunk),
+    ] {
+        for mask in [Mask::CAUSAL, window] {
+            let problem = pack(algorithm, balance, mask);
+            let start = std::time::Instant::now();
+            let schedule = build(&problem).unwrap();
+            let built = start.elapsed();
+            let proof = check(&problem, &schedule).map_err(|errors| errors[0].clone());
+            let memory = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+            let peak = memory.lines().find(|line| line.starts_with("VmHWM")).unwrap_or("").to_owned();
+            let checked = start.elapsed() - built;
+            eprintln!(
+                "{algorithm:?} {balance:?} {mask:?}: built {built:?}, checked {checked:?}, {peak}, {proof:?}"
+            );
+        }
+    }
+}
