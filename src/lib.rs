@@ -12,6 +12,7 @@ pub mod generate;
 pub mod judge;
 pub mod layout;
 pub mod prose;
+pub mod prove;
 pub mod record;
 pub mod shrink;
 pub mod strategy;

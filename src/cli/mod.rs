@@ -10,6 +10,7 @@ mod junit;
 mod options;
 mod output;
 mod progress;
+mod prove;
 mod replay;
 mod run;
 mod shrink;
@@ -42,6 +43,8 @@ enum Command {
     Replay(replay::Args),
     /// Minimise a failing case
     Shrink(shrink::Args),
+    /// Check schedules symbolically, without arithmetic
+    Prove(prove::Args),
     /// Show what the generator produces, without running anything
     Census(census::Args),
     /// Measure
@@ -81,6 +84,7 @@ fn dispatch(cli: Cli) -> Exit {
         Command::Run(args) => run::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Shrink(args) => shrink::run(&args),
+        Command::Prove(args) => prove::run(&args),
         Command::Census(args) => census::run(&args),
         Command::Bench(args) => bench::run(&args),
     };

@@ -180,7 +180,7 @@ struct Shape {
 }
 
 /// Ranks of a group.
-const RANKS_MAX: usize = 8;
+const RANKS_MAX: usize = 16;
 /// Ranks of a world that are not in the group.
 const OTHERS_MAX: usize = 8;
 /// Rows of a stripe.

@@ -1,0 +1,87 @@
+//! `seamproof prove`: checks schedules symbolically.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use super::CliError;
+use super::exit::Exit;
+use super::options::seed;
+use super::output::print_line;
+use crate::case::Case;
+use crate::prose;
+use crate::prove::{Proved, prove, sweep};
+
+/// Problems of a sweep unless told otherwise.
+const PROBLEMS: u64 = 20_800;
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof prove case.json                       the schedule of a stored case
+  seamproof prove corpus/regressions/*.json
+  seamproof prove --sweep                         every algorithm, cut and group size up to 16
+  seamproof prove --sweep --problems 2080 --seed 7";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Case files
+    #[arg(value_name = "FILE", required_unless_present = "sweep", conflicts_with = "sweep")]
+    files: Vec<PathBuf>,
+    /// Prove every algorithm and cut over 1 to 16 ranks, on packs of the generator
+    #[arg(long)]
+    sweep: bool,
+    /// Problems of the sweep
+    #[arg(long, value_name = "N", default_value_t = PROBLEMS, requires = "sweep")]
+    problems: u64,
+    /// Seed of the sweep's packs
+    #[arg(long, value_name = "S", value_parser = seed, default_value = "0", requires = "sweep")]
+    seed: u64,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    if args.sweep { Ok(run_sweep(args.seed, args.problems)) } else { run_files(&args.files) }
+}
+
+fn run_files(files: &[PathBuf]) -> Result<Exit, CliError> {
+    let mut exit = Exit::Held;
+    for file in files {
+        let case = Case::load(file)?;
+        let (name, problem) = (file.display(), prose::describe(&case.problem));
+        match prove(&case.problem) {
+            Proved::Held(proof) => {
+                let (operations, pairs) = (proof.operations, proof.pairs);
+                print_line(&format_args!(
+                    "proved   {name} · {operations} operations, {pairs} pairs · {problem}"
+                ));
+            }
+            Proved::Refused(error) => print_line(&format_args!("refused  {name} · {error} · {problem}")),
+            Proved::Wrong(errors) => {
+                print_line(&format_args!("WRONG    {name} · {} errors · {problem}", errors.len()));
+                errors.iter().for_each(|error| print_line(&format_args!("         {error}")));
+                exit = Exit::Finding;
+            }
+        }
+    }
+    Ok(exit)
+}
+
+fn run_sweep(seed: u64, problems: u64) -> Exit {
+    let start = Instant::now();
+    let sweep = sweep(seed, problems);
+    for (problem, errors) in &sweep.wrong {
+        print_line(&format_args!("WRONG    {} errors · {}", errors.len(), prose::describe(problem)));
+        errors.iter().for_each(|error| print_line(&format_args!("         {error}")));
+    }
+    let (proved, refused, seconds) = (sweep.proved, sweep.refused, start.elapsed().as_secs_f64());
+    print_line(&format_args!(
+        "sweep    seed {seed:#x} · proved {proved} · refused {refused} · wrong {} · {} operations · {} pairs · {seconds:.1} s",
+        sweep.wrong.len(),
+        sweep.operations,
+        sweep.pairs
+    ));
+    match (sweep.wrong.is_empty(), proved) {
+        (false, _) => Exit::Finding,
+        (true, 0) => Exit::TooLittle,
+        (true, _) => Exit::Held,
+    }
+}
