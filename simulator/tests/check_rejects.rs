@@ -120,7 +120,6 @@ fn a_band_that_is_one_key_off() {
                 segment.hi = segment.hi.map(|hi| hi + by);
             });
             covers(&errors, kind, TensorName::Out);
-            covers(&errors, kind, TensorName::Lse);
         }
     }
     covers(
@@ -143,8 +142,8 @@ fn keys_of_another_sequence() {
     for subject in [SINGLE, ALL_GATHER, ALL_TO_ALL] {
         let errors = errors(subject, |schedule| {
             let segments = &mut call(schedule, 0, 0).segments;
-            let last = segments.len() - 1;
-            segments[0].kv = segments[last].kv.clone();
+            let other = segments.len() / 2;
+            segments[0].kv = segments[other].kv.clone();
         });
         content(&errors, "k of sequence 1");
     }
@@ -334,7 +333,7 @@ fn results_in_the_wrong_place() {
     let lost = errors(RING, |schedule| {
         let lse =
             schedule.placements.iter_mut().find(|placement| placement.tensor == TensorName::Lse).unwrap();
-        lse.rows.pop();
+        lse.rows.remove(0);
     });
     any(&lost, |error| {
         matches!(error, CheckError::Ownership { tensor: TensorName::Lse, .. })
