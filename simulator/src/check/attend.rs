@@ -249,6 +249,9 @@ impl Machine<'_> {
                 Rc::new(BTreeSet::new())
             }
         };
+        // The set must have one owner, or every launch would copy it.
+        drop((symbol, pieces));
+        self.set(max_logit, &one, 0, 1, heads, Symbol::NegInfinity);
         Rc::make_mut(&mut launches).insert(place);
         let start = first.max(0) as usize;
         self.launches.push((place, start..start + heads.len()));

@@ -31,7 +31,7 @@ pub(super) struct Machine<'a> {
     /// Launches of attention, with the query heads that they computed, for max_logit.
     pub(super) launches: Vec<(Place, Range<usize>)>,
     /// Covers that are proved of rows: pairs, or none if they are not exact.
-    proved: HashMap<(usize, bool, usize, usize, usize), (Cover, Option<u64>)>,
+    proved: HashMap<Claim, (Cover, Option<u64>)>,
 }
 
 /// Rows that hold something else than they should: of an operation, or of a result.
@@ -43,6 +43,9 @@ pub(super) struct Site {
     pub(super) row: usize,
     pub(super) heads: Range<usize>,
 }
+
+/// A cover, whether its rows are keys, and the rows' first position, step and number.
+type Claim = (usize, bool, usize, usize, usize);
 
 /// Pieces to be written to a run of a buffer.
 type Writing = (BufferId, Run, Range<usize>, Vec<Piece>);

@@ -4,14 +4,14 @@
 //! nothing yet, zero, or a sum of *patches*, the (query, key) pairs that a launch attends. Operations transform symbols.
 //! [`check`] proves, in this order:
 //!
-//! 1. *Form* ([`shape`]): every index, run, head range and shape is inside its bounds, on the operation's own rank;
+//! 1. *Form* (`shape.rs`): every index, run, head range and shape is inside its bounds, on the operation's own rank;
 //!    no operation writes a row twice.
-//! 2. *Order* ([`order`]): sends meet receives, every member enters every collective, no wait is endless.
-//! 3. *Races* ([`race`]): conflicting accesses to a buffer are ordered by streams, events and messages.
-//! 4. *Content* ([`execute`], [`attend`]): every row that is read holds what its reader needs; in particular no
+//! 2. *Order* (`order.rs`): sends meet receives, every member enters every collective, no wait is endless.
+//! 3. *Races* (`race.rs`): conflicting accesses to a buffer are ordered by streams, events and messages.
+//! 4. *Content* (`execute.rs`, `attend.rs`): every row that is read holds what its reader needs; in particular no
 //!    padding, uninitialised or foreign row reaches a real one, merges and sums add up what belongs together, and a
 //!    backward reads whole outs, the sink included.
-//! 5. *Results* ([`finish`], [`cover`]): every visible (query, key) pair is in out, LSE, dq, dk and dv exactly once and
+//! 5. *Results* (`finish.rs`, `cover.rs`): every visible (query, key) pair is in out, LSE, dq, dk and dv exactly once and
 //!    no invisible one ever; dsink counts each query once over all ranks, max_logit every launch; padding rows are
 //!    zero, rows that nobody owns untouched, every real row is owned once.
 //!

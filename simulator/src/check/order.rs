@@ -19,6 +19,8 @@ use crate::schedule::{Operation, Schedule, Work};
 
 /// Streams of one rank.
 const STREAMS_MAX: usize = 64;
+/// Sends and receives of one group.
+const GROUP_MAX: usize = 1 << 12;
 /// Counters of all clocks together.
 const COUNTERS_MAX: usize = 1 << 32;
 
@@ -65,6 +67,7 @@ pub(super) fn order(schedule: &Schedule, errors: &mut Errors) -> Option<Order> {
         errors.push(CheckError::Table { what: "rank", index: 0, fault });
     }
     let events = events(schedule, errors);
+    groups(schedule, errors);
     if errors.0.len() > before {
         return None;
     }
@@ -111,6 +114,25 @@ fn lanes(schedule: &Schedule, errors: &mut Errors) -> Vec<Lane> {
     let width = lanes.len();
     lanes.iter_mut().for_each(|lane| lane.clock = vec![0; width]);
     lanes
+}
+
+/// That no group is larger than what is checked; a group is counted whole, wherever its parts are.
+fn groups(schedule: &Schedule, errors: &mut Errors) {
+    for (rank, program) in schedule.ranks.iter().enumerate() {
+        let mut sizes = HashMap::new();
+        for (operation, Operation { stream, work }) in program.operations.iter().enumerate() {
+            let (Work::Send { group: Some(group), .. } | Work::Recv { group: Some(group), .. }) = work else {
+                continue;
+            };
+            let size = sizes.entry((*stream, *group)).or_insert(0usize);
+            *size += 1;
+            if *size > GROUP_MAX {
+                let fault = Fault::TooMany { what: "messages of a group", got: *size, max: GROUP_MAX };
+                errors.push(CheckError::Malformed { at: Place { rank, operation, stream: *stream }, fault });
+                return;
+            }
+        }
+    }
 }
 
 /// For each wait (rank, operation) its record.

@@ -31,7 +31,7 @@ pub(super) fn check(schedule: &Schedule, order: &Order, errors: &mut Errors) {
         match step {
             Step::Local(place) => races.operation(*place, errors),
             Step::Message(send, receive) => {
-                [send, receive].into_iter().for_each(|p| races.operation(*p, errors))
+                [send, receive].into_iter().for_each(|p| races.operation(*p, errors));
             }
             Step::Collective(places) => places.iter().for_each(|place| races.operation(*place, errors)),
         }
