@@ -28,6 +28,7 @@ pub const DEFAULT_DIR: &str = "seamproof.out";
 pub const EARLIER_RUNS_MAX: usize = 999;
 
 const LOCK: &str = "seamproof.lock";
+const FINDINGS: &str = "findings";
 const TEMPORARY_PREFIX: &str = ".tmp-";
 
 /// Why something could not be recorded.
@@ -101,7 +102,7 @@ impl RunDir {
 
     /// The directory of findings.
     pub fn findings(&self) -> Result<Findings, RecordError> {
-        Findings::create(&self.path.join("findings"))
+        Findings::create(&self.path.join(FINDINGS))
     }
 
     /// The directory of the canary's finding.
@@ -145,6 +146,11 @@ fn set_aside(path: &Path) -> Result<Option<File>, RecordError> {
     let place = free.ok_or_else(|| RecordError::TooManyEarlier { path: path.to_owned() })?;
     fs::rename(path, &place).at(path, "renamed")?;
     Ok(Some(old))
+}
+
+/// The directory of findings of a campaign's directory; none where `path` is no campaign's.
+pub fn findings_of(path: &Path) -> Option<PathBuf> {
+    path.join(LOCK).is_file().then(|| path.join(FINDINGS))
 }
 
 fn lock(dir: &Path) -> Result<File, RecordError> {

@@ -113,6 +113,16 @@ pub struct Finding {
     pub compared: usize,
 }
 
+/// Least and largest size of a number that is written without an exponent.
+const PLAIN: std::ops::Range<f64> = 1e-4..1e6;
+
+/// A value of a tensor as text: all of its digits, and an exponent where plain decimals would be a row of zeros.
+pub fn number<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp>(value: T) -> String {
+    let size = value.into().abs();
+    let plain = size == 0.0 || !size.is_finite() || PLAIN.contains(&size);
+    if plain { value.to_string() } else { format!("{value:e}") }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.check)?;
@@ -184,6 +194,24 @@ pub enum Verdict {
     Refused(Refusal),
     /// A check broke (a crash of the subject is a finding of check [`Check::Crash`]).
     Finding(Box<Finding>),
+    /// Larger than what is judged: nothing was run.
+    TooLarge(String),
     /// The harness failed, not the subject.
     Infrastructure(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number;
+
+    #[test]
+    fn a_number_keeps_its_digits_and_no_row_of_zeros() {
+        assert_eq!(number(0.1_f32), "0.1");
+        assert_eq!(number(-2.281_285_762_786_865_2), "-2.2812857627868652");
+        assert_eq!(number(0.0), "0");
+        assert_eq!(number(1e-4), "0.0001");
+        assert_eq!(number(-1.5e-30_f32), "-1.5e-30");
+        assert_eq!(number(f32::MIN), "-3.4028235e38");
+        assert_eq!([number(f32::NAN), number(f64::NEG_INFINITY)], ["NaN", "-inf"]);
+    }
 }

@@ -6,12 +6,20 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 
-use seamproof::campaign::{self, Control, Event, Observer, Plan, Shard, Sinks, Subjects, Summary};
+use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use seamproof::backends::{BackendError, Emulated};
+use seamproof::campaign::{
+    self, Control, Distinct, Event, Observer, Options, Plan, PlantedSubjects, Shard, Silent, Sinks, Subjects,
+    Summary,
+};
 use seamproof::case::Case;
 use seamproof::evaluate::evaluate;
 use seamproof::generate::Profile;
 use seamproof::record::Findings;
 use seamproof::verdict::{Check, Verdict};
+
+use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::{Inputs, Problem, Sink};
 
 use crashing::Crashing;
 
@@ -80,6 +88,101 @@ fn each_failure_is_kept_once_minimal_and_fails_again() {
         let words = fs::read_to_string(place.path().join(format!("{name}.txt"))).expect("words");
         assert!(words.contains("seamproof replay"));
     }
+}
+
+/// A frequent fault on out, and a rare one on out that no case of the frequent one shows.
+struct TwoFaults;
+
+struct Faulty(Emulated);
+
+impl Subjects for TwoFaults {
+    fn name(&self) -> &str {
+        "two-faults"
+    }
+
+    fn options(&self, _seed: u64) -> Options {
+        Options::new()
+    }
+
+    fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
+        Ok(Box::new(Faulty(Emulated::default())))
+    }
+}
+
+impl Backend for Faulty {
+    fn name(&self) -> &str {
+        "two-faults"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn padding(&self) -> PaddingContract {
+        self.0.padding()
+    }
+
+    fn accumulation(&self) -> Accumulation {
+        self.0.accumulation()
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        self.0.partition(problem)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut outputs = self.0.run(problem, inputs)?;
+        let frequent = problem.mask.left.is_some();
+        let rare = problem.softmax.sink == Sink::Learnable && problem.heads.q > problem.heads.kv;
+        if frequent || rare {
+            outputs.ranks.iter_mut().for_each(|rank| rank.out.mapv_inplace(shifted));
+        }
+        Ok(outputs)
+    }
+}
+
+/// Wrong by far, but not where nobody writes.
+fn shifted(value: f32) -> f32 {
+    if value == 0.0 || value.is_nan() { value } else { value + 8.0 }
+}
+
+#[test]
+fn a_rare_fault_is_not_lost_among_cases_of_a_frequent_one() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let findings = Findings::create(place.path()).expect("the directory is made");
+    let control = Control::default();
+    let sinks = Sinks { findings: &findings, observer: &Silent, control: &control };
+    let summary = campaign::run(&Plan { cases: Some(1000), ..plan(2) }, &TwoFaults, &sinks);
+    let has = |distinct: &Distinct, feature| distinct.key.features.contains(feature);
+    let of = |test: &dyn Fn(&Distinct) -> bool| summary.distinct.iter().any(test);
+    assert!(of(&|distinct| has(distinct, "left window") && !has(distinct, "sink")), "{summary}");
+    assert!(of(&|distinct| has(distinct, "sink") && !has(distinct, "left window")), "{summary}");
+    assert!(summary.not_shrunk > 0, "{summary}");
+    assert_eq!(cases(place.path()).len(), summary.distinct.len() + summary.kept as usize);
+}
+
+#[test]
+fn a_campaign_that_was_cut_short_is_too_little() {
+    /// Asks to stop when so many cases were judged.
+    struct Stopping<'a>(&'a Control, u64);
+    impl Observer for Stopping<'_> {
+        fn event(&self, event: &Event) {
+            if matches!(event, Event::Case(case) if case.index + 1 == self.1) {
+                self.0.stop();
+            }
+        }
+    }
+    let too_short = |last: u64| {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let findings = Findings::create(place.path()).expect("the directory is made");
+        let control = Control::default();
+        let sinks = Sinks { findings: &findings, observer: &Stopping(&control, last), control: &control };
+        let summary = campaign::run(&plan(1), &PlantedSubjects::default(), &sinks);
+        assert!(summary.interrupted);
+        summary.missed.iter().any(|missed| missed.contains("interrupted"))
+    };
+    assert!(too_short(CASES / 2));
+    assert!(!too_short(CASES), "whoever stops it after its last case has not cut it short");
 }
 
 #[test]

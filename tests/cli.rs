@@ -109,11 +109,17 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     refuses(dir, &["run", "--time", "60"], &["--time", "60s"]);
     refuses(dir, &["run", "--shard", "3/3"], &["--shard", "3/3"]);
     refuses(dir, &["run", "--seed", "x"], &["--seed", "commit"]);
+    refuses(dir, &["run", "--seed", "18446744073709551616"], &["--seed", "64 bits"]);
+    refuses(dir, &["bench"], &["bench", "oracle"]);
     refuses(dir, &["run", "--profile", "tiny"], &["--profile", "tiny"]);
     refuses(dir, &["run", "--jobs", "0"], &["--jobs"]);
-    refuses(dir, &["run", "--backend", "abacus"], &["--backend", "abacus"]);
+    refuses(dir, &["run", "--backend", "abacus"], &["--backend", "abacus", "emulated", "window-off-by-one"]);
     refuses(dir, &["replay"], &["FILE"]);
     assert!(!dir.join("seamproof.out").exists());
+    for arguments in [vec!["run", "--speed"], vec!["run", "--cases", "many"], vec!["replay"], vec!["bench"]] {
+        let said = stderr(&seamproof(dir, &arguments));
+        assert_eq!(said.matches("--help").count(), 1, "{arguments:?}: {said}");
+    }
 }
 
 #[test]
@@ -128,6 +134,11 @@ fn a_directory_that_cannot_be_written_is_known_before_any_case_runs() {
     refuses(dir, &["run", "--out", "/proc/none"], &["/proc/none"]);
     refuses(dir, &["run", "--out", "mine"], &["mine", "--out"]);
     refuses(dir, &["run", "--json", "nowhere/events"], &["nowhere/events"]);
+    if cfg!(target_os = "linux") {
+        refuses(dir, &["run", "--cases", "1", "--json", "/dev/full"], &["/dev/full"]);
+        let output = seamproof(dir, &["run", "--cases", "1", "--json", "/dev/full"]);
+        assert!(!stdout(&output).contains("canary"), "{}", stdout(&output));
+    }
     refuses(dir, &["run", "--junit", "nowhere/junit"], &["nowhere/junit"]);
 }
 
@@ -148,6 +159,13 @@ fn a_bad_case_file_is_one_line_that_names_file_and_field() {
     let zero_heads = format!("{before}{}0{}", &after[..kv], &after[end..]);
     let overflow = "\"sequences\": [{\"id\": 9, \"q\": {\"offset\": 18446744073709551615, \"len\": 9, \"span\": 9}, \
                     \"kv\": {\"offset\": 0, \"len\": 0, \"span\": 0}}], \"rows\"";
+    // Without a sequence, any number of rows is legal.
+    let large = {
+        let sequences = good.find("\"sequences\"").expect("a case has sequences");
+        let heads = good.find("\"heads\"").expect("a case has heads");
+        let rows = "\"sequences\": [], \"rows\": {\"q\": 67108864, \"kv\": 67108864}, ";
+        format!("{}{rows}{}", &good[..sequences], &good[heads..])
+    };
     let sequences = good.find("\"sequences\"").expect("a case has sequences");
     let rows = good.find("\"rows\"").expect("a case has rows") + "\"rows\"".len();
     let overflow = format!("{}{overflow}{}", &good[..sequences], &good[rows..]);
@@ -161,6 +179,8 @@ fn a_bad_case_file_is_one_line_that_names_file_and_field() {
         ("zero", zero_heads, "heads.kv is 0"),
         ("overflow", overflow, "sequences[0].q"),
         ("subject", replace("\"name\": \"", "\"name\": \"un"), "subject"),
+        ("escape", replace("\"name\": \"", "\"name\": \"\\u001b[2J\\nerror: "), "\\u{1b}[2J\\nerror: "),
+        ("large", large, "at most"),
         (
             "recorded",
             replace("\"generated\"", "{\"recorded\": {\"file\": \"f\", \"digest\": \"d\"}}"),
@@ -182,6 +202,7 @@ fn a_bad_case_file_is_one_line_that_names_file_and_field() {
     refuses(dir, &["replay", "binary.json"], &["binary.json", "UTF-8"]);
     refuses(dir, &["replay", "missing.json"], &["missing.json"]);
     refuses(dir, &["replay", "seamproof.out/findings"], &["seamproof.out/findings", "*.json"]);
+    refuses(dir, &["replay", "seamproof.out"], &["seamproof.out/findings", "*.json"]);
 }
 
 /// A limit on the address space is the shell's, so that this needs no unsafe code.
@@ -266,6 +287,27 @@ fn a_stored_finding_fails_again() {
     assert!(stdout(&output).contains("FAIL"));
 }
 
+/// Whoever names a campaign's directory means its findings, and not the summary that lies there too.
+#[test]
+fn a_campaign_s_directory_replays_its_findings() {
+    let place = place();
+    let output =
+        seamproof(place.path(), &["run", "--backend", "window-off-by-one", "--cases", "50", "--seed", "1"]);
+    assert_eq!(code(&output), 2, "{}{}", stdout(&output), stderr(&output));
+    let output = seamproof(place.path(), &["replay", "seamproof.out"]);
+    assert_eq!(code(&output), 2, "{}{}", stdout(&output), stderr(&output));
+    assert!(stdout(&output).contains("unreadable 0"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_campaign_that_is_too_small_says_so_in_few_lines() {
+    let place = place();
+    let output = seamproof(place.path(), &["run", "--cases", "5", "--seed", "1"]);
+    assert_eq!(code(&output), 4, "{}", stderr(&output));
+    assert!(stdout(&output).matches("too little run").count() <= 5, "{}", stdout(&output));
+    assert!(stdout(&output).contains("other floors"), "{}", stdout(&output));
+}
+
 #[test]
 fn a_case_that_fails_on_another_subject_is_shrunk_for_that_subject() {
     const CANARY: &str = "window-off-by-one";
@@ -330,8 +372,8 @@ fn a_signal_ends_the_campaign_with_its_summary() {
         let killed = Process::new("kill").args([signal, &child.id().to_string()]).status();
         assert!(killed.expect("kill runs").success());
         let output = child.wait_with_output().expect("the program ends");
-        assert!(NOTHING_FOUND.contains(&code(&output)), "{}", stderr(&output));
-        assert!(stdout(&output).contains("interrupted"), "{}", stdout(&output));
+        assert_eq!(code(&output), 4, "{}", stderr(&output));
+        assert!(stdout(&output).contains("too little run: interrupted"), "{}", stdout(&output));
         let events = events(&log);
         assert_eq!(events.last().map(|event| &event["interrupted"]), Some(&Value::Bool(true)));
         let text = fs::read_to_string(place.path().join("j.xml")).expect("the report is there");

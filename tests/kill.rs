@@ -9,16 +9,21 @@ use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use seamproof::campaign::{self, Control, Event, Observer, Plan, Shard, Sinks, Subjects};
+use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use seamproof::backends::BackendError;
+use seamproof::campaign::{self, Control, Event, Observer, Options, Plan, Shard, Sinks, Subjects};
 use seamproof::case::Case;
 use seamproof::evaluate::evaluate;
 use seamproof::generate::Profile;
 use seamproof::record::{EventLog, RunDir};
 use seamproof::verdict::Verdict;
+use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::{Inputs, Problem};
 
 use crashing::Crashing;
 
@@ -29,6 +34,9 @@ const MOMENT_MAX: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Where the child writes.
 const PLACE: &str = "SEAMPROOF_KILL_TEST_DIR";
+
+/// After how many crashes of the subject the second child ends itself.
+const CRASHES: &str = "SEAMPROOF_KILL_TEST_CRASHES";
 
 /// Keeps the events on disk.
 struct Log(std::sync::Mutex<EventLog>);
@@ -43,24 +51,33 @@ impl Observer for Log {
 #[test]
 #[ignore = "the child of the test below, not a test of its own"]
 fn child() {
+    campaign_of_a_child(&Crashing, 2);
+}
+
+fn campaign_of_a_child(subjects: &dyn Subjects, jobs: usize) {
     let Some(place) = env::var_os(PLACE) else { return };
     let dir = RunDir::create(Path::new(&place)).expect("the directory is made");
     let log = Log(dir.events().expect("the log is made").into());
     let findings = dir.findings().expect("the directory is made");
     let (control, shard) = (Control::default(), Shard::WHOLE);
-    let plan = Plan { seed: 1, profile: Profile::Quick, cases: None, time: Some(PATIENCE), shard, jobs: 2 };
-    campaign::run(&plan, &Crashing, &Sinks { findings: &findings, observer: &log, control: &control });
+    let plan = Plan { seed: 1, profile: Profile::Quick, cases: None, time: Some(PATIENCE), shard, jobs };
+    campaign::run(&plan, subjects, &Sinks { findings: &findings, observer: &log, control: &control });
+}
+
+fn spawn(test: &str, place: &Path, crashes: u64) -> Child {
+    Command::new(env::current_exe().expect("the test knows itself"))
+        .args(["--ignored", "--exact", test])
+        .env(PLACE, place)
+        .env(CRASHES, crashes.to_string())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the child starts")
 }
 
 /// Runs a child and kills it at the moment that this number draws.
 fn run_and_kill(number: u64, place: &Path) {
-    let mut child = Command::new(env::current_exe().expect("the test knows itself"))
-        .args(["--ignored", "--exact", "child"])
-        .env(PLACE, place)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the child starts");
+    let mut child = spawn("child", place, 0);
     let start = Instant::now();
     while !place.join("events.jsonl").exists() {
         assert!(start.elapsed() < PATIENCE, "the child shows no life");
@@ -112,4 +129,88 @@ fn a_killed_campaign_leaves_only_complete_findings_and_loses_none() {
         total += found;
     }
     assert!(total as u64 > KILLS, "only {total} findings in {KILLS} campaigns: nothing was tested");
+}
+
+/// The broken subject, which takes the process with it on the first call after so many crashes.
+struct Deadly {
+    crashes: AtomicU64,
+    most: u64,
+}
+
+struct DeadlyBackend<'a> {
+    inner: Box<dyn Backend + 'a>,
+    of: &'a Deadly,
+}
+
+impl Subjects for Deadly {
+    fn name(&self) -> &str {
+        Crashing.name()
+    }
+
+    fn options(&self, seed: u64) -> Options {
+        Crashing.options(seed)
+    }
+
+    fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
+        Ok(Box::new(DeadlyBackend { inner: Crashing.backend(options)?, of: self }))
+    }
+}
+
+impl Backend for DeadlyBackend<'_> {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn padding(&self) -> PaddingContract {
+        self.inner.padding()
+    }
+
+    fn accumulation(&self) -> Accumulation {
+        self.inner.accumulation()
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        self.inner.partition(problem)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        if self.of.crashes.load(Ordering::Relaxed) >= self.of.most {
+            std::process::abort();
+        }
+        let result = self.inner.run(problem, inputs);
+        if matches!(result, Err(RunError::Crash(_))) {
+            self.of.crashes.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+#[test]
+#[ignore = "the child of the test below, not a test of its own"]
+fn deadly_child() {
+    let Ok(most) = env::var(CRASHES) else { return };
+    let most = most.parse().expect("a number");
+    campaign_of_a_child(&Deadly { crashes: AtomicU64::new(0), most }, 1);
+}
+
+/// With one thread, the call after the first crash is the shrinker's first candidate of that very case (or, were nothing
+/// shrunk, the next case). The case must be on disk by then, as it was drawn, and until its smaller form is.
+#[test]
+fn a_failing_case_is_on_disk_before_the_subject_is_called_again() {
+    let parent = tempfile::tempdir().expect("a temporary directory");
+    for crashes in [1, 2, 3, 5, 10] {
+        let place = parent.path().join(crashes.to_string());
+        let status = spawn("deadly_child", &place, crashes).wait().expect("the child ends");
+        assert!(!status.success(), "the child was to end itself");
+        let dir = place.join("findings");
+        assert_eq!(check_findings(&dir), 1, "after {crashes} crashes");
+        let drawn = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("case-");
+        let mut entries =
+            fs::read_dir(&dir).expect("the directory is there").map(|entry| entry.expect("an entry"));
+        assert!(entries.any(|entry| drawn(&entry)), "after {crashes} crashes the case is not there as drawn");
+    }
 }

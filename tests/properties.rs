@@ -26,7 +26,7 @@ fn holds(backend: &dyn Backend, problem: &Problem) -> Result<bool, TestCaseError
             let problem = serde_json::to_string(problem).unwrap_or_default();
             Err(TestCaseError::fail(format!("{finding}\n{problem}")))
         }
-        Verdict::Infrastructure(what) => Err(TestCaseError::fail(what)),
+        Verdict::TooLarge(what) | Verdict::Infrastructure(what) => Err(TestCaseError::fail(what)),
     }
 }
 

@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 
 pub use emulated::Emulated;
 pub use planted::Planted;
+use seamproof_simulator::faults::WINDOW_OFF_BY_ONE;
 
 use crate::backend::Backend;
 
-/// The backends, as `--backend` takes them.
-pub const NAMES: [&str; 1] = ["emulated"];
+/// The backends, as `--backend` takes them: the emulated kernel, right and with the canary's fault planted in it.
+pub const NAMES: [&str; 2] = ["emulated", WINDOW_OFF_BY_ONE.name];
 
 /// Why no backend could be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,7 +51,7 @@ pub enum BackendError {
 pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
     match name {
         "emulated" => Ok(Box::new(Emulated::from_options(options)?)),
-        // Not in NAMES: nobody asks for it, but what a campaign's canary found must replay.
+        // What a campaign's canary found must replay.
         name if name == canary().name() && options.is_empty() => Ok(canary()),
         _ => Err(BackendError::Unknown { name: name.chars().take(40).collect() }),
     }
@@ -66,6 +67,5 @@ pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
 
 /// The emulated kernel with the campaign's canary planted in it.
 pub fn canary() -> Box<dyn Backend> {
-    let fault = seamproof_simulator::faults::WINDOW_OFF_BY_ONE;
-    Box::new(Planted { inner: Emulated::default(), fault })
+    Box::new(Planted { inner: Emulated::default(), fault: WINDOW_OFF_BY_ONE })
 }

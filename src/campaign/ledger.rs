@@ -2,13 +2,15 @@
 //!
 //! Not every failing case is shrunk: a subject that fails one case in three would spend the campaign on shrinking one
 //! fault. Each symptom is shrunk a bounded number of times, always its first cases, and of one [`FailureKey`] only the
-//! smallest case stays on disk. The rest is counted.
+//! smallest case stays on disk. A further case is only counted if it has every feature that a known failure of its
+//! symptom needs; one that has not may be another fault, and is shrunk, or stays on disk as it was drawn.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{self, AssertUnwindSafe};
+use std::time::Duration;
 
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Event};
-use super::failure::{FailureKey, Symptom};
+use super::failure::{FailureKey, Symptom, features};
 use super::minimise::{SHRINK_EVALUATIONS_MAX, minimise};
 use super::summary::{Distinct, Summary};
 use super::{Plan, Sinks, Subjects, storable};
@@ -19,10 +21,15 @@ use crate::record::RecordError;
 use crate::shrink;
 use crate::verdict::{Finding, Margin};
 
-/// Failing cases of one symptom that are shrunk.
+/// Failing cases of one symptom that are shrunk although they may be a known failure.
 pub const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
-/// Different failures that are kept.
+/// Different failures that are kept, and cases of one symptom that are shrunk at most.
 pub const DISTINCT_MAX: usize = 64;
+/// Failing cases that stay on disk as they were drawn.
+pub const KEPT_MAX: u64 = 1024;
+
+/// Features of a problem.
+type Features = BTreeSet<&'static str>;
 
 /// What became of one case.
 pub(super) struct Outcome {
@@ -92,12 +99,15 @@ pub(super) struct Ledger<'a> {
     summary: Summary,
     distinct: BTreeMap<FailureKey, Distinct>,
     shrinks: BTreeMap<Symptom, usize>,
+    /// What each known failure needs: features of its smallest case that all cases had which came to it. The others
+    /// were brought in by the shrinker (an empty sequence is simpler than a short one).
+    needs: BTreeMap<FailureKey, (Symptom, Features)>,
 }
 
 impl<'a> Ledger<'a> {
     pub(super) fn new(plan: &'a Plan, subjects: &'a dyn Subjects, sinks: &'a Sinks<'a>) -> Ledger<'a> {
-        let (distinct, shrinks) = (BTreeMap::new(), BTreeMap::new());
-        Ledger { plan, subjects, sinks, summary: Summary::default(), distinct, shrinks }
+        let (distinct, shrinks, needs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Ledger { plan, subjects, sinks, summary: Summary::default(), distinct, shrinks, needs }
     }
 
     /// Adds the next case; returns the number of different failures so far.
@@ -132,10 +142,10 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    pub(super) fn finish(mut self, census: Census) -> Summary {
+    pub(super) fn finish(mut self, census: Census, elapsed: Duration) -> Summary {
         self.summary.distinct = self.distinct.into_values().collect();
         self.summary.interrupted = self.sinks.control.stopped();
-        self.summary.close(census, self.plan.profile);
+        self.summary.close(census, self.plan, elapsed);
         self.summary
     }
 
@@ -163,14 +173,41 @@ impl<'a> Ledger<'a> {
         self.summary.failed(&failed.finding);
         failed.recorded?;
         let symptom = Symptom::of(&failed.finding);
+        let drawn = features(&failed.case.problem);
+        let known = self.knows(symptom, &drawn);
         let shrinks = self.shrinks.entry(symptom).or_default();
-        if *shrinks == SHRINKS_PER_SYMPTOM_MAX || self.distinct.len() == DISTINCT_MAX {
-            self.summary.not_shrunk += 1;
-            return self.sinks.findings.remove(&failed.name);
+        let most = if known { SHRINKS_PER_SYMPTOM_MAX } else { DISTINCT_MAX };
+        if *shrinks >= most || self.distinct.len() >= DISTINCT_MAX {
+            return self.count_only(known, &failed.name);
         }
         *shrinks += 1;
         let case = self.minimised(failed.case, &failed.finding);
+        self.learn(symptom, &drawn, &case);
         self.replace(index, symptom, &failed.name, &case)
+    }
+
+    /// Whether a known failure of this symptom needs nothing that a problem of these features lacks.
+    fn knows(&self, symptom: Symptom, drawn: &Features) -> bool {
+        self.needs.values().any(|(known, needs)| *known == symptom && needs.is_subset(drawn))
+    }
+
+    fn learn(&mut self, symptom: Symptom, drawn: &Features, case: &Case) {
+        let Some(found) = &case.found else { return };
+        let key = FailureKey::of(&found.finding, self.subjects.name(), &case.problem);
+        let (_, needs) = self.needs.entry(key.clone()).or_insert((symptom, key.features));
+        needs.retain(|feature| drawn.contains(feature));
+    }
+
+    /// A failing case that is not shrunk; it stays on disk where nothing known explains it.
+    fn count_only(&mut self, known: bool, name: &str) -> Result<(), RecordError> {
+        let kept = !known && self.summary.kept < KEPT_MAX;
+        let count = match (known, kept) {
+            (true, _) => &mut self.summary.not_shrunk,
+            (false, true) => &mut self.summary.kept,
+            (false, false) => &mut self.summary.dropped,
+        };
+        *count += 1;
+        if kept { Ok(()) } else { self.sinks.findings.remove(name) }
     }
 
     /// The smallest case that shows the same failure, within the budget; the case itself where shrinking fails.

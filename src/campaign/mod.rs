@@ -27,7 +27,7 @@ use seamproof_oracle::Problem;
 pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, Silent, Start};
 pub use failure::{FailureKey, SHRINK_RATIO, Symptom, features, same_failure};
 pub use histogram::{Histogram, Quantiles};
-pub use ledger::{DISTINCT_MAX, SHRINKS_PER_SYMPTOM_MAX};
+pub use ledger::{DISTINCT_MAX, KEPT_MAX, SHRINKS_PER_SYMPTOM_MAX};
 pub use minimise::{Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 pub use plan::{Control, Plan, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
@@ -91,9 +91,7 @@ fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Opti
         // A machine without room for threads still has this one.
         Err(_) => worker.work(&queue),
     };
-    let mut summary = queue.close().finish(census);
-    summary.seconds = start.elapsed().as_secs_f64();
-    summary
+    queue.close().finish(census, start.elapsed())
 }
 
 fn merged(parts: &[Census]) -> Census {
@@ -158,7 +156,8 @@ impl Worker<'_> {
         let judged = match evaluate(backend.as_ref(), &problem) {
             Verdict::Refused(refusal) => return Outcome::untouched(index, Judged::Refused(refusal.row())),
             Verdict::Pass(margin) => Judged::Held(margin),
-            Verdict::Infrastructure(what) => Judged::Infrastructure(what),
+            // The generator's limits are far below the judge's: a larger case is this program's fault.
+            Verdict::TooLarge(what) | Verdict::Infrastructure(what) => Judged::Infrastructure(what),
             Verdict::RefusedMalformed(rule) => {
                 Judged::internal(&format!("a legal problem was refused as malformed: {rule}"))
             }

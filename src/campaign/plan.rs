@@ -84,6 +84,13 @@ impl Plan {
         self.cases.map(|cases| cases.saturating_sub(self.shard.index).div_ceil(self.shard.count))
     }
 
+    /// Whether this many cases in this time are all that was asked for. A plan without limits ends when somebody says so.
+    pub(super) fn fulfilled(&self, cases: u64, elapsed: Duration) -> bool {
+        let enough = self.turns().is_some_and(|turns| cases >= turns);
+        let long_enough = self.time.is_some_and(|time| elapsed >= time);
+        enough || long_enough || (self.cases.is_none() && self.time.is_none())
+    }
+
     /// A number drawn from the seed, a case and a purpose: the purposes of one case share nothing.
     pub(super) fn draw(&self, index: u64, purpose: &str) -> u64 {
         let mut hasher = blake3::Hasher::new();
@@ -175,6 +182,17 @@ mod tests {
             assert!(wrong.parse::<Shard>().is_err(), "{wrong}");
         }
         assert_eq!(plan(None, "2/3").case(u64::MAX), None);
+    }
+
+    #[test]
+    fn a_plan_is_fulfilled_by_its_cases_or_its_time() {
+        let second = Duration::from_secs(1);
+        assert!(plan(Some(4), "0/2").fulfilled(2, Duration::ZERO));
+        assert!(!plan(Some(4), "0/2").fulfilled(1, second));
+        assert!(plan(None, "0/1").fulfilled(0, Duration::ZERO));
+        let timed = Plan { time: Some(second), ..plan(Some(4), "0/1") };
+        assert!(timed.fulfilled(1, second));
+        assert!(!timed.fulfilled(3, second / 2));
     }
 
     #[test]

@@ -5,6 +5,9 @@ use std::fmt::{self, Display, Formatter};
 
 use super::summary::{Canary, Distinct, Summary};
 
+/// What was too little is named up to this many times; the rest is counted.
+const MISSED_SHOWN_MAX: usize = 4;
+
 impl Display for Distinct {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let first = self.first_case;
@@ -39,11 +42,34 @@ impl Display for Summary {
         self.margins(f)?;
         self.counts(f)?;
         self.distinct.iter().try_for_each(|distinct| write!(f, "{distinct}"))?;
-        self.missed.iter().try_for_each(|missed| writeln!(f, "too little run: {missed}"))
+        self.missed(f)
     }
 }
 
 impl Summary {
+    /// The failing cases that no line above stands for.
+    fn not_shrunk(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let lines = [
+            (
+                self.not_shrunk,
+                "have the check, the tensor and all needed features of a failure below; only counted",
+            ),
+            (self.kept, "are like no failure below; kept as they were drawn"),
+            (self.dropped, "are like no failure below; only counted, as too many are kept already"),
+        ];
+        let mut told = lines.iter().filter(|(count, _)| *count > 0);
+        told.try_for_each(|(count, what)| writeln!(f, "          {count} more failing cases {what}"))
+    }
+
+    fn missed(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let shown = self.missed.len().min(MISSED_SHOWN_MAX);
+        self.missed[..shown].iter().try_for_each(|missed| writeln!(f, "too little run: {missed}"))?;
+        match self.missed.len() - shown {
+            0 => Ok(()),
+            others => writeln!(f, "too little run: {others} other floors; run.json names all"),
+        }
+    }
+
     fn margins(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "margin    error ÷ bound of the cases that held, where the error is not 0")?;
         writeln!(f, "          {:<10}{:>9}{:>10}{:>10}{:>10}", "tensor", "cases", "p50", "p99", "max")?;
@@ -75,13 +101,7 @@ impl Summary {
         )?;
         counted(f, "refused", &self.refused)?;
         counted(f, "malformed", &self.malformed)?;
-        if self.not_shrunk > 0 {
-            writeln!(
-                f,
-                "          {} failing cases are like those above and were only counted",
-                self.not_shrunk
-            )?;
-        }
+        self.not_shrunk(f)?;
         self.infrastructure.iter().try_for_each(|what| writeln!(f, "internal  {what}"))?;
         writeln!(
             f,

@@ -1,14 +1,15 @@
 //! What a campaign comes to: counts, distributions, and the different failures.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::Serialize;
 
 use super::failure::FailureKey;
 use super::histogram::{Histogram, Quantiles};
+use super::plan::Plan;
 use crate::backend::TensorName;
 use crate::census::Census;
-use crate::generate::Profile;
 use crate::shrink::Size;
 use crate::verdict::{Check, Finding, Margin};
 
@@ -68,8 +69,12 @@ pub struct Summary {
     pub malformed: BTreeMap<&'static str, u64>,
     /// Cases that failed, by check.
     pub failed: BTreeMap<Check, u64>,
-    /// Failing cases that were counted and not shrunk.
+    /// Failing cases that were only counted: each has all that a known failure of the same symptom needs.
     pub not_shrunk: u64,
+    /// Failing cases like no known failure, on disk as they were drawn: enough others were shrunk.
+    pub kept: u64,
+    /// The same, past those that are kept: only counted.
+    pub dropped: u64,
     /// The different failures.
     pub distinct: Vec<Distinct>,
     /// Faults of this program itself, the first ones in words.
@@ -117,9 +122,17 @@ impl Summary {
         }
     }
 
-    pub(super) fn close(&mut self, census: Census, profile: Profile) {
-        self.missed = census.missed(profile).iter().map(ToString::to_string).collect();
+    pub(super) fn close(&mut self, census: Census, plan: &Plan, elapsed: Duration) {
+        self.seconds = elapsed.as_secs_f64();
+        if self.interrupted && !plan.fulfilled(self.cases, elapsed) {
+            self.missed.push(format!("interrupted after {} cases, before its end", self.cases));
+        }
+        self.check_judged_share();
+        self.missed.extend(census.missed(plan.profile).iter().map(ToString::to_string));
         self.census = census;
+    }
+
+    fn check_judged_share(&mut self) {
         let malformed: u64 = self.malformed.values().sum();
         let drawn = (self.cases - malformed) as f64;
         let judged = (self.held + self.failed_count()) as f64;
@@ -150,6 +163,8 @@ impl Summary {
             failed: &self.failed,
             distinct: self.distinct.len(),
             not_shrunk: self.not_shrunk,
+            kept: self.kept,
+            dropped: self.dropped,
             infrastructure: &self.infrastructure,
             infrastructure_count: self.infrastructure_count,
             margins: self.margins.iter().filter_map(|(&tensor, m)| Some((tensor, m.quantiles()?))).collect(),
@@ -179,6 +194,8 @@ pub struct SummaryEvent<'a> {
     failed: &'a BTreeMap<Check, u64>,
     distinct: usize,
     not_shrunk: u64,
+    kept: u64,
+    dropped: u64,
     infrastructure: &'a [String],
     infrastructure_count: u64,
     margins: BTreeMap<TensorName, Quantiles>,

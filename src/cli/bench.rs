@@ -13,6 +13,7 @@ use crate::bench;
 const LENGTHS: [usize; 4] = [1024, 2048, 4096, 8192];
 
 #[derive(clap::Args, Debug)]
+#[command(arg_required_else_help = false)]
 pub(super) struct Args {
     #[command(subcommand)]
     what: What,

@@ -23,7 +23,7 @@ pub(super) struct Args {
     /// Cases to draw
     #[arg(long, value_name = "N", default_value_t = CASES)]
     cases: u64,
-    /// Seed of all cases: a number, 0x and hex digits, or a commit hash
+    /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash
     #[arg(long, value_name = "S", value_parser = seed, default_value = "0")]
     seed: u64,
     /// Sizes of the cases

@@ -23,8 +23,8 @@ Exit codes:
   0   everything held
   1   usage or input error
   2   a finding
-  3   the backend crashed or hung, and nothing else was found
-  4   too little was run to say anything
+  3   the backend crashed, and nothing else was found
+  4   too little was run to say anything, or it was interrupted
   5   the canary (a planted fault) was missed
   70  a fault of this program";
 

@@ -60,6 +60,8 @@ enum CliError {
     Case(#[from] CaseError),
     #[error("{file}: {source}")]
     Replay { file: String, source: ReplayError },
+    #[error("{file}: {what}")]
+    TooLarge { file: String, what: String },
     #[error("--backend: {0}")]
     Backend(#[from] crate::backends::BackendError),
     #[error(transparent)]
@@ -114,7 +116,9 @@ fn usage(error: &clap::Error) -> Exit {
         return Exit::Held;
     }
     let said = text.split("\nUsage:").next().unwrap_or_default();
-    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    // Where it shows no usage it says where help is, as the line does below.
+    let useful = |line: &&str| !line.is_empty() && !line.starts_with("For more information");
+    let lines: Vec<&str> = said.lines().map(str::trim).filter(useful).collect();
     let line = lines.join("; ").replace(":; ", ": ");
     complain(&format!("{}; see --help", line.trim_start_matches("error: ")));
     Exit::Input

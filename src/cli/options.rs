@@ -5,10 +5,8 @@ use std::time::Duration;
 
 /// Longest time that a campaign takes as its limit: a year.
 const SECONDS_MAX: f64 = 366.0 * 86400.0;
-/// Digits of a commit hash's least abbreviation.
-const HASH_DIGITS_MIN: usize = 7;
-/// Digits of the longest commit hash.
-const HASH_DIGITS_MAX: usize = 64;
+/// Digits of a commit hash: SHA-1, SHA-256. An abbreviated one could be a decimal number as well.
+const HASH_DIGITS: [usize; 2] = [40, 64];
 /// Digits of a hash that make the seed: 64 bits.
 const SEED_DIGITS: usize = 16;
 
@@ -20,16 +18,13 @@ pub(super) fn random_seed() -> u64 {
 /// A seed as a decimal number, as `0x` and hex digits, or as a commit hash (its first 16 digits count).
 pub(super) fn seed(text: &str) -> Result<u64, String> {
     let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
-    let hash = || {
-        let long_enough = (HASH_DIGITS_MIN..=HASH_DIGITS_MAX).contains(&text.len());
-        let digits = long_enough && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        digits.then(|| hex(&text[..text.len().min(SEED_DIGITS)])).flatten()
-    };
+    let is_hash = HASH_DIGITS.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let read = match text.strip_prefix("0x") {
         Some(digits) => hex(digits),
-        None => text.parse().ok().or_else(hash),
+        None if is_hash => hex(&text[..SEED_DIGITS]),
+        None => text.parse().ok(),
     };
-    read.ok_or_else(|| "write a number of 64 bits, 0x and hex digits, or a commit hash".to_owned())
+    read.ok_or_else(|| "write a number of 64 bits, 0x and hex digits, or a whole commit hash".to_owned())
 }
 
 /// A duration such as `500ms`, `60s`, `2m`, `1.5h`.
@@ -59,10 +54,12 @@ mod tests {
         assert_eq!(seed("17"), Ok(17));
         assert_eq!(seed("0xFf"), Ok(255));
         assert_eq!(seed("18446744073709551615"), Ok(u64::MAX));
-        assert_eq!(seed("e068292"), Ok(0xe06_8292));
-        assert_eq!(seed("e0682921234567890123456789012345678901234"), Ok(0xe068_2921_2345_6789));
+        assert_eq!(seed("e068292123456789012345678901234567890123"), Ok(0xe068_2921_2345_6789));
+        assert_eq!(seed(&"e068292123456789".repeat(4)), Ok(0xe068_2921_2345_6789));
         assert_eq!(seed("1844674407370955161600000000000000000000"), Ok(0x1844_6744_0737_0955));
-        for wrong in ["", "-1", "0x", "e06", "hello", "0x10000000000000000", "e068292é"] {
+        let overflow = "18446744073709551616";
+        for wrong in ["", "-1", "0x", "e06", "e068292", "hello", "0x10000000000000000", "e068292é", overflow]
+        {
             assert!(seed(wrong).is_err(), "{wrong}");
         }
     }

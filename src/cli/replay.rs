@@ -10,12 +10,13 @@ use super::{CliError, load};
 use crate::case::{Case, CaseError};
 use crate::evaluate::evaluate;
 use crate::prose;
+use crate::record::findings_of;
 use crate::verdict::{Check, Verdict};
 
 const EXAMPLES: &str = "\
 Examples:
   seamproof replay corpus/regressions             every *.json in a directory
-  seamproof replay seamproof.out/findings         what the last campaign found
+  seamproof replay seamproof.out                  what the last campaign found
   seamproof replay case.json --backend emulated   a case on another subject";
 
 #[derive(clap::Args, Debug)]
@@ -58,8 +59,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliError> {
     let (case, backend) = load(path, backend)?;
-    let verdict = evaluate(backend.as_ref(), &case.problem);
-    Ok((case, verdict))
+    match evaluate(backend.as_ref(), &case.problem) {
+        Verdict::TooLarge(what) => Err(CliError::TooLarge { file: path.display().to_string(), what }),
+        verdict => Ok((case, verdict)),
+    }
 }
 
 /// The files in the order given, those of a directory by name.
@@ -67,7 +70,7 @@ fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     let mut files = Vec::new();
     for path in paths {
         if path.is_dir() {
-            files.extend(files_in(path)?);
+            files.extend(files_in(&findings_of(path).unwrap_or_else(|| path.clone()))?);
         } else {
             files.push(path.clone());
         }
@@ -112,7 +115,7 @@ impl Tally {
                 self.internal += 1;
                 format!("internal {path} · refused as malformed: {rule} · {problem}")
             }
-            Verdict::Infrastructure(what) => {
+            Verdict::TooLarge(what) | Verdict::Infrastructure(what) => {
                 self.internal += 1;
                 format!("internal {path} · {what} · {problem}")
             }

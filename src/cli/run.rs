@@ -37,13 +37,14 @@ pub(super) struct Args {
     /// The subject; emulated if not given
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// End after this many cases (of all shards together)
+    /// End after this many cases (of all shards together); fewer than a hundred cannot meet the floors of the
+    /// census, and end with exit code 4
     #[arg(long, value_name = "N")]
     cases: Option<u64>,
     /// End after this long; 60s where --cases is not given either
     #[arg(long, value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
-    /// Seed of all cases: a number, 0x and hex digits, or a commit hash; random if not given
+    /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash; random if not given
     #[arg(long, value_name = "S", value_parser = seed)]
     seed: Option<u64>,
     /// Run only the cases whose index is I modulo N
@@ -92,6 +93,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let start = describe(&plan, subjects.name());
     let logs = Logs::new(logs.into_iter().flatten().collect(), &control);
     logs.event(&Event::Start(&start));
+    if let Some(error) = logs.trouble() {
+        return Err(error.into());
+    }
     announce(&start, &dir);
     let outcome = campaign(&plan, &subjects, &dir, &logs, &control)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
@@ -121,10 +125,13 @@ fn campaign(
 ) -> Result<Outcome, CliError> {
     let canary = campaign::canary(plan, &dir.canary()?, control);
     logs.event(&Event::Canary(&canary));
-    print_line(&canary);
+    let found = canary.finding.is_some();
+    // Whoever stops the search has not shown that there is nothing to find.
+    if found || !control.stopped() {
+        print_line(&canary);
+    }
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: logs, control };
-    let found = canary.finding.is_some();
     let summary = found.then(|| progress::shown(plan, control, || campaign::run(plan, subjects, &sinks)));
     Ok(Outcome { canary, summary, interrupted: control.stopped() })
 }
@@ -145,13 +152,16 @@ fn conclude(dir: &RunDir, start: &Start, outcome: &Outcome, logs: &Logs) -> Exit
             outcome.canary.infrastructure.iter().for_each(complain);
             Exit::Internal
         }
-        None if outcome.interrupted => Exit::TooLittle,
+        None if outcome.interrupted => {
+            print_line("too little run: interrupted before the canary was found");
+            Exit::TooLittle
+        }
         None => Exit::CanaryMissed,
     };
     match logs.trouble().or(described.err()) {
         Some(error) => {
             complain(&error);
-            if exit == Exit::Held { Exit::Internal } else { exit }
+            if matches!(exit, Exit::Finding | Exit::Crash) { exit } else { Exit::Input }
         }
         None => exit,
     }

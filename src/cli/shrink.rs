@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let (case, backend) = load(&args.file, args.backend.as_deref())?;
     let start = match evaluate(backend.as_ref(), &case.problem) {
         Verdict::Finding(finding) => *finding,
-        verdict => return Ok(nothing_to_do(args, &verdict)),
+        verdict => return nothing_to_do(args, &verdict),
     };
     let control = Arc::new(Control::default());
     stop_on_signal(&control)?;
@@ -53,7 +53,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     Ok(if start.check == Check::Crash { Exit::Crash } else { Exit::Finding })
 }
 
-fn nothing_to_do(args: &Args, verdict: &Verdict) -> Exit {
+fn nothing_to_do(args: &Args, verdict: &Verdict) -> Result<Exit, CliError> {
     let file = args.file.display();
     match verdict {
         Verdict::Refused(reason) => {
@@ -61,13 +61,16 @@ fn nothing_to_do(args: &Args, verdict: &Verdict) -> Exit {
         }
         Verdict::Infrastructure(what) => {
             print_line(&format_args!("internal {file}: {what}"));
-            return Exit::Internal;
+            return Ok(Exit::Internal);
+        }
+        Verdict::TooLarge(what) => {
+            return Err(CliError::TooLarge { file: file.to_string(), what: what.clone() });
         }
         Verdict::Pass(_) | Verdict::RefusedMalformed(_) | Verdict::Finding(_) => {
             print_line(&format_args!("{file} holds: nothing to shrink"));
         }
     }
-    Exit::Held
+    Ok(Exit::Held)
 }
 
 fn save(args: &Args, Minimised { case, accepted }: &Minimised) -> Result<(), CliError> {

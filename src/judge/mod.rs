@@ -31,7 +31,7 @@ pub const PRODUCTS_MAX: u64 = 1 << 41;
 /// Judges `backend` on `problem`, with the inputs that the problem's mode and data seed give.
 pub fn judge(backend: &dyn Backend, problem: &Problem) -> Verdict {
     if let Some(reason) = too_large(problem) {
-        return Verdict::Infrastructure(reason);
+        return Verdict::TooLarge(reason);
     }
     let inputs = values::inputs(problem);
     let fills = match backend.padding().inputs {

@@ -4,7 +4,7 @@ use super::compare::Worst;
 use super::structure::results;
 use crate::backend::RankOutputs;
 use crate::layout::RankLayout;
-use crate::verdict::{Check, Finding};
+use crate::verdict::{Check, Finding, number};
 
 /// The first tensor in which two runs with different poison differ.
 pub(super) fn check(layout: &RankLayout, first: &RankOutputs, second: &RankOutputs) -> Option<Finding> {
@@ -18,8 +18,8 @@ pub(super) fn check(layout: &RankLayout, first: &RankOutputs, second: &RankOutpu
                 if with.to_bits() != without.to_bits() {
                     worst.failed(0.0, |finding| {
                         finding.place = a.lane_place(place, lane);
-                        finding.got = Some(with.to_string());
-                        finding.expected = Some(format!("{without} as under other poison"));
+                        finding.got = Some(number(with));
+                        finding.expected = Some(format!("{} as under other poison", number(without)));
                     });
                 }
             }

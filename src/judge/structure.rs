@@ -6,7 +6,7 @@ use seamproof_simulator::{Damage, is_unwritten};
 use super::compare::{View, Worst};
 use crate::backend::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
 use crate::layout::RankLayout;
-use crate::verdict::{Check, Finding, Place};
+use crate::verdict::{Check, Finding, Place, number};
 
 /// Every result of a rank with its name; those that the subject hides are left out.
 pub(super) fn results(rank: &RankOutputs) -> Vec<(TensorName, View<'_, f32>)> {
@@ -131,7 +131,7 @@ fn padding(
         for (head, lane) in (0..heads).flat_map(|head| (0..view.lanes()).map(move |lane| (head, lane))) {
             let got = view.at(row, head, lane);
             let (holds, expected) = match contract {
-                PaddingOutputs::Zero => (got == neutral, neutral.to_string()),
+                PaddingOutputs::Zero => (got == neutral, number(neutral)),
                 PaddingOutputs::Untouched => (is_unwritten(got), "untouched".into()),
                 PaddingOutputs::Unspecified => (true, String::new()),
             };
@@ -139,7 +139,7 @@ fn padding(
             if !holds {
                 worst.failed(0.0, |finding| {
                     finding.place = view.lane_place(Place { head: Some(head), ..place }, lane);
-                    finding.got = Some(if is_unwritten(got) { "unwritten".into() } else { got.to_string() });
+                    finding.got = Some(if is_unwritten(got) { "unwritten".into() } else { number(got) });
                     finding.expected = Some(expected);
                 });
             }
