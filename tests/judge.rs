@@ -245,7 +245,7 @@ fn structure_shapes_and_guard_bands() {
     });
     seen(&problem(|_| {}), Check::Structure, "no gradients", |_, outputs| outputs.ranks[0].gradients = None);
     seen(&over_two_ranks(), Check::Structure, "ranks answered", |_, outputs| {
-        outputs.ranks.push(outputs.ranks[1].clone())
+        outputs.ranks.push(outputs.ranks[1].clone());
     });
     seen(&problem(|_| {}), Check::Structure, "written outside dk", |_, outputs| {
         outputs.damage.push(Damage { tensor: "dk".into(), guard: Guard::After, distance: 0, elements: 1 });
