@@ -114,7 +114,6 @@ fn accepts(algorithm: Algorithm, balances: &[Balance], sizes: std::ops::RangeInc
                     }
                 }
             }
-            Err(BuildError::NoBuilder) => return,
             Err(_) => {}
         }
     }
