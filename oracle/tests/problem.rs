@@ -341,8 +341,8 @@ fn an_illegal_problem_is_refused_when_read_and_the_field_is_named() {
     let illegal = [
         ("/heads/kv", json!(0), "heads.kv is 0; use 1 to 4096"),
         ("/rows/q", json!(ROWS_MAX + 1), "rows.q is 67108865; use 0 to 67108864"),
-        ("/softmax/scale", json!(0), "softmax.scale is 0; use a finite number above 0"),
-        ("/softmax/scale", json!(1e39), "softmax.scale is inf; use a finite number above 0"),
+        ("/softmax/scale", json!(0), "softmax.scale is 0e0; use 9.536743e-7 to 6.4e1"),
+        ("/softmax/scale", json!(1e39), "softmax.scale is inf; use 9.536743e-7 to 6.4e1"),
         ("/sequences/0/q/len", json!(5), "sequences[0].q: len 5 is more than span 4"),
         ("/sequences/1/id", json!(7), "sequences[1].id 7 is used twice"),
         ("/parallel/world", json!(0), "parallel.world is 0; use 1 to 4096"),
