@@ -11,6 +11,7 @@ pub use seamproof_oracle::TensorName;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Algorithm, Balance, Format, Inputs, Problem, Scaling, Sequence, Sink};
 use seamproof_simulator::Damage;
+use seamproof_simulator::schedule::{BuildError, Schedule, build};
 
 /// Why a subject does not take a problem: the row of the capability table that says no.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
@@ -329,6 +330,11 @@ pub trait Backend: Sync {
 
     /// How this problem's sums are cut into separately rounded pieces.
     fn partition(&self, problem: &Problem) -> Partition;
+
+    /// The schedule that it runs: the problem's own algorithm, unless the subject says otherwise.
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
+        build(problem)
+    }
 
     /// Runs the problem. Padding and slack rows of `inputs` hold what the padding contract allows.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError>;

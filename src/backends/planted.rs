@@ -3,7 +3,7 @@
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::faults::Fault;
-use seamproof_simulator::schedule::Work;
+use seamproof_simulator::schedule::{BuildError, Schedule, Work, build};
 
 use super::Emulated;
 use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
@@ -38,8 +38,21 @@ impl Backend for Planted {
         self.inner.partition(problem)
     }
 
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
+        let mut schedule = build(problem)?;
+        self.plant(&mut schedule);
+        Ok(schedule)
+    }
+
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let mut schedule = super::emulated::schedule(problem)?;
+        self.plant(&mut schedule);
+        self.inner.run_schedule(problem, inputs, &schedule)
+    }
+}
+
+impl Planted {
+    fn plant(&self, schedule: &mut Schedule) {
         for operation in schedule.ranks.iter_mut().flat_map(|program| &mut program.operations) {
             match &mut operation.work {
                 Work::Attend(attend) => (self.fault.edit)(&mut attend.call),
@@ -47,6 +60,5 @@ impl Backend for Planted {
                 _ => {}
             }
         }
-        self.inner.run_schedule(problem, inputs, &schedule)
     }
 }

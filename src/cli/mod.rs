@@ -6,6 +6,7 @@
 mod bench;
 mod census;
 mod exit;
+mod explain;
 mod junit;
 mod options;
 mod output;
@@ -45,6 +46,8 @@ enum Command {
     Shrink(shrink::Args),
     /// Check schedules symbolically, without arithmetic
     Prove(prove::Args),
+    /// Show a case: layout, launches, which queries see which keys, and where that is wrong
+    Explain(explain::Args),
     /// Show what the generator produces, without running anything
     Census(census::Args),
     /// Measure
@@ -87,6 +90,7 @@ fn dispatch(cli: Cli) -> Exit {
         Command::Replay(args) => replay::run(&args),
         Command::Shrink(args) => shrink::run(&args),
         Command::Prove(args) => prove::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Census(args) => census::run(&args),
         Command::Bench(args) => bench::run(&args),
     };

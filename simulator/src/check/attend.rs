@@ -25,9 +25,9 @@ struct Rows {
 }
 
 /// Heads that a launch treats alike.
-struct Heads {
-    q: Range<usize>,
-    kv: Range<usize>,
+pub(super) struct Heads {
+    pub(super) q: Range<usize>,
+    pub(super) kv: Range<usize>,
 }
 
 /// Contributions to keys: by KV heads and row of the segment's keys.
@@ -35,7 +35,7 @@ type KeyParts = BTreeMap<(usize, usize, usize), (usize, Tokens, Vec<Patch>)>;
 
 impl Machine<'_> {
     /// Query heads of a launch, cut.
-    fn launch_heads(&self, q_side: &[BufferId], kv_side: &[BufferId]) -> Vec<Heads> {
+    pub(super) fn launch_heads(&self, q_side: &[BufferId], kv_side: &[BufferId]) -> Vec<Heads> {
         let (heads, kv_heads) = (self.heads(q_side[0]), self.heads(kv_side[0]));
         let group = heads / kv_heads;
         let cuts = q_side.iter().flat_map(|buffer| self.contents[buffer.0].cuts());

@@ -30,10 +30,12 @@ mod finish;
 mod order;
 mod race;
 mod shape;
+mod trace;
 
 use seamproof_oracle::Problem;
 
 pub use error::{CheckError, CoverKind, ERRORS_MAX, Fault, Place};
+pub use trace::{Held, Holds, Launch, Reading, trace};
 
 use crate::schedule::{Schedule, Work};
 

@@ -1,0 +1,122 @@
+//! What launches read: the rows of every segment as positions of the problem's sequences.
+//!
+//! The same symbolic execution as the checker's, which also follows rows through messages, collectives and copies; this
+//! only looks, just before each launch, at what its queries and keys are. It judges nothing.
+
+use std::ops::Range;
+
+use seamproof_oracle::{Problem, Run, TensorName};
+
+use super::content::{Piece, What};
+use super::error::{CheckError, Errors, Place};
+use super::execute::Machine;
+use super::order::{Step, order};
+use super::shape;
+use crate::Segment;
+use crate::schedule::{BufferId, Schedule, Work};
+
+/// A launch of attention, forward or backward.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Where it is.
+    pub at: Place,
+    /// What its segments read, for each band of heads whose rows are alike.
+    pub readings: Vec<Reading>,
+}
+
+/// What one segment reads, for some heads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// Index of the segment in the call.
+    pub segment: usize,
+    /// Its queries, in order.
+    pub queries: Vec<Held>,
+    /// Its keys, in order, all runs counted.
+    pub keys: Vec<Held>,
+}
+
+/// Rows of a segment, from local row `at` on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The first, among the segment's real queries or keys.
+    pub at: usize,
+    /// Rows.
+    pub len: usize,
+    /// What they hold.
+    pub holds: Holds,
+}
+
+/// What rows hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// The positions `start, start + step, …` of a sequence.
+    Positions {
+        /// Index of the sequence.
+        sequence: usize,
+        /// The first.
+        start: usize,
+        /// From one to the next.
+        step: usize,
+        /// Heads of the problem's tensor.
+        heads: Range<usize>,
+    },
+    /// No real row of q (or k): padding, nothing yet, another tensor.
+    Other(String),
+}
+
+/// Every launch of a schedule, in an order in which they may run, or why it does not run.
+pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<Launch>, Vec<CheckError>> {
+    let mut errors = Errors::default();
+    shape::check(problem, schedule, &mut errors);
+    if !errors.0.is_empty() {
+        return Err(errors.0);
+    }
+    let Some(order) = order(schedule, &mut errors) else { return Err(errors.0) };
+    let mut machine = Machine::new(problem, schedule, errors);
+    let mut launches = Vec::new();
+    for step in &order.steps {
+        if let Step::Local(place) = step {
+            launches.extend(machine.launch(*place));
+        }
+        machine.step(step);
+    }
+    Ok(launches)
+}
+
+impl Machine<'_> {
+    fn launch(&self, at: Place) -> Option<Launch> {
+        let (segments, q, k) = match self.work(at) {
+            Work::Attend(attend) => (&attend.call.segments, attend.q, attend.k),
+            Work::AttendBackward(attend) => (&attend.call.segments, attend.q, attend.k),
+            _ => return None,
+        };
+        let bands = self.launch_heads(&[q], &[k]);
+        let of_band = bands.iter().flat_map(|heads| {
+            segments.iter().enumerate().map(|(segment, runs)| {
+                let Segment { q: queries, kv, .. } = runs;
+                Reading {
+                    segment,
+                    queries: self.held(TensorName::Q, q, std::slice::from_ref(queries), &heads.q),
+                    keys: self.held(TensorName::K, k, kv, &heads.kv),
+                }
+            })
+        });
+        Some(Launch { at, readings: of_band.collect() })
+    }
+
+    fn held(&self, tensor: TensorName, buffer: BufferId, runs: &[Run], heads: &Range<usize>) -> Vec<Held> {
+        let held = |Piece { at, len, symbol }: Piece| {
+            let holds = match symbol.tokens() {
+                Some(tokens) if tokens.what == What::Input(tensor) => {
+                    let (first, sequence) = (tokens.head.max(0) as usize, tokens.sequence);
+                    let line = tokens.line(len);
+                    let heads = first..first + heads.len();
+                    Holds::Positions { sequence, start: line.start, step: line.step, heads }
+                }
+                _ => Holds::Other(symbol.to_string()),
+            };
+            Held { at, len, holds }
+        };
+        self.read(buffer, runs, heads).into_iter().map(held).collect()
+    }
+}

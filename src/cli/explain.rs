@@ -1,0 +1,61 @@
+//! `seamproof explain`: shows a case as text.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use seamproof_oracle::Pass;
+
+use super::exit::Exit;
+use super::output::print;
+use super::{CliError, load};
+use crate::explain::{Options, explain};
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof explain case.json                          layout, launches, who sees what, and whether that is right
+  seamproof explain case.json --rank 1 --pass backward
+  seamproof explain case.json --operations             merges, messages, collectives and copies too";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Case file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Show this rank alone, by its place in the group
+    #[arg(long, value_name = "R")]
+    rank: Option<usize>,
+    /// Show this pass alone
+    #[arg(long, value_name = "PASS")]
+    pass: Option<PassName>,
+    /// Show every operation, one line each
+    #[arg(long)]
+    operations: bool,
+    /// Show this subject's schedule instead of that of the case's own
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+}
+
+/// A pass, as it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PassName {
+    Forward,
+    Backward,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    let (case, backend) = load(&args.file, args.backend.as_deref())?;
+    let (problem, file) = (&case.problem, args.file.display());
+    let ranks = problem.parallel.size();
+    if let Some(rank) = args.rank.filter(|rank| *rank >= ranks) {
+        return Err(CliError::Usage(format!("--rank is {rank}; the group has ranks 0 to {}", ranks - 1)));
+    }
+    let pass = args.pass.map(|name| if name == PassName::Forward { Pass::Forward } else { Pass::Backward });
+    if pass == Some(Pass::Backward) && problem.pass == Pass::Forward {
+        return Err(CliError::Usage(format!("{file}: --pass backward: the case has no backward pass")));
+    }
+    let schedule = backend.schedule(problem);
+    let schedule = schedule.map_err(|error| CliError::Usage(format!("{file}: no schedule: {error}")))?;
+    print(&explain(problem, &schedule, &Options { rank: args.rank, pass, operations: args.operations }));
+    Ok(Exit::Held)
+}

@@ -1,0 +1,413 @@
+//! A schedule in words: who holds what, which queries of each launch see which keys, and where that is not what the
+//! mask shows. For someone who has a wrong gradient and no idea why.
+//!
+//! *Positions* count the real rows of a sequence, *rows* those of a rank's buffer; `a..b` is without b. A *launch* is one
+//! call of an attention kernel; its *segments* pair query rows with key rows. What rows hold is followed through
+//! messages, collectives and copies by the checker's symbolic execution, so a key is named by its position and the rank
+//! that owns it, wherever it has travelled.
+//!
+//! Beside a query that sees something wrong stands what it *should see*: in a launch what the mask shows of the keys
+//! that the launch reads, in the sum over all launches what the mask shows. The text is bounded by the limits below, and
+//! says what it leaves out. It shows pairs; that they are also merged, summed and returned rightly is what the checker
+//! proves, and its verdict is the last part.
+
+mod line;
+mod operation;
+mod seen;
+mod sight;
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write};
+use std::ops::Range;
+
+use seamproof_oracle::{Pass, Problem, Run, Sequence, TensorName};
+use seamproof_simulator::Segment;
+use seamproof_simulator::check::{Held, Holds, Launch, Reading, check, trace};
+use seamproof_simulator::schedule::{BufferId, Operation, PlacedRun, Schedule, Work};
+
+use crate::prose;
+use line::{Line, tidy};
+use operation::{name, rows};
+use seen::{Queries, Sighting, differences, queries};
+use sight::{Sight, groups};
+
+/// Sequences of the layout, and of a rank's part of it.
+pub const SEQUENCES_SHOWN: usize = 16;
+/// Runs of one sequence on one rank.
+pub const RUNS_SHOWN: usize = 8;
+/// Ranks.
+pub const RANKS_SHOWN: usize = 16;
+/// Operations of a rank.
+pub const OPERATIONS_SHOWN: usize = 200;
+/// Segments of a launch.
+pub const SEGMENTS_SHOWN: usize = 32;
+/// Queries of a segment that are looked at.
+pub const QUERIES_SHOWN: usize = 1 << 14;
+/// Up to so many queries of a segment are told one by one.
+pub const SINGLE_MAX: usize = 8;
+/// Groups of queries of a segment.
+pub const GROUPS_SHOWN: usize = 12;
+/// Groups of queries that see something wrong.
+pub const DIFFERENCES_SHOWN: usize = 32;
+/// Errors of the checker.
+pub const ERRORS_SHOWN: usize = 8;
+
+/// What to show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Launches of this rank alone, by its place in the group.
+    pub rank: Option<usize>,
+    /// This pass alone.
+    pub pass: Option<Pass>,
+    /// Every operation, not launches alone.
+    pub operations: bool,
+}
+
+impl Options {
+    fn shows(&self, pass: Pass) -> bool {
+        self.pass.is_none_or(|only| only == pass)
+    }
+}
+
+/// A schedule of a problem, explained.
+pub fn explain(problem: &Problem, schedule: &Schedule, options: &Options) -> String {
+    let explainer = Explainer { problem, schedule, options };
+    let mut text = format!("problem   {}\n\n", prose::describe(problem));
+    text += &explainer.layout();
+    match trace(problem, schedule) {
+        Ok(launches) => {
+            let launches: BTreeMap<(usize, usize), Launch> =
+                launches.into_iter().map(|launch| ((launch.at.rank, launch.at.operation), launch)).collect();
+            text += &explainer.programs(&launches);
+            text += &explainer.verdicts(&launches);
+        }
+        Err(_) => text += "\nnothing can be followed: the schedule does not run\n",
+    }
+    text += &checked(problem, schedule);
+    text
+}
+
+/// Items with commas; of more than `most` the rest is counted.
+fn listed(items: impl IntoIterator<Item = impl Display>, most: usize) -> String {
+    let mut items = items.into_iter();
+    let mut shown: Vec<String> = items.by_ref().take(most).map(|item| item.to_string()).collect();
+    let left = items.count();
+    if left > 0 {
+        shown.push(format!("… and {left} more"));
+    }
+    if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
+}
+
+/// Lines of text, indented; of more than `most` the rest is counted.
+fn lines(items: impl IntoIterator<Item = String>, most: usize, indent: &str, what: &str) -> String {
+    let (mut text, mut left) = (String::new(), 0);
+    for (index, item) in items.into_iter().enumerate() {
+        if index < most {
+            let _ = writeln!(text, "{indent}{item}");
+        } else {
+            left += 1;
+        }
+    }
+    if left > 0 {
+        let _ = writeln!(text, "{indent}… and {left} more {what}");
+    }
+    text
+}
+
+/// What the checker says.
+fn checked(problem: &Problem, schedule: &Schedule) -> String {
+    match check(problem, schedule) {
+        Ok(proof) => format!("checked   proved: {} operations, {} pairs\n", proof.operations, proof.pairs),
+        Err(errors) => {
+            let text = lines(errors.iter().map(ToString::to_string), ERRORS_SHOWN, "  ", "errors");
+            format!("checked   WRONG: {} errors\n{text}", errors.len())
+        }
+    }
+}
+
+/// What is explained.
+struct Explainer<'a> {
+    problem: &'a Problem,
+    schedule: &'a Schedule,
+    options: &'a Options,
+}
+
+impl Explainer<'_> {
+    fn ranks(&self) -> Vec<usize> {
+        (0..self.schedule.ranks.len())
+            .filter(|rank| self.options.rank.is_none_or(|only| only == *rank))
+            .collect()
+    }
+
+    fn layout(&self) -> String {
+        let mut text = "layout    a..b is without b; positions count real rows of a sequence\n".to_owned();
+        let sequences = self.problem.sequences.iter().enumerate().map(|(index, both)| described(index, both));
+        text += &lines(sequences, SEQUENCES_SHOWN, "  ", "sequences");
+        let ranks = self.ranks();
+        for &rank in ranks.iter().take(RANKS_SHOWN) {
+            text += &self.layout_of(rank);
+        }
+        text + &lines(ranks.iter().skip(RANKS_SHOWN).map(|_| String::new()), 0, "  ", "ranks")
+    }
+
+    fn layout_of(&self, rank: usize) -> String {
+        let world = match self.problem.parallel.ranks.get(rank) {
+            Some(world) if *world != rank => format!(" (world rank {world})"),
+            _ => String::new(),
+        };
+        let (q, kv) = (self.placed(rank, TensorName::Q), self.placed(rank, TensorName::K));
+        let mut text = format!("  rank {rank}{world} owns\n");
+        let sides = if q == kv { vec![("", q)] } else { vec![("q ", q), ("kv ", kv)] };
+        for (side, runs) in sides {
+            let sequences = self.problem.sequences.iter().enumerate().filter_map(|(index, _)| {
+                let mine = runs.iter().filter(|run| run.sequence == index).map(owned);
+                let mine = listed(mine, RUNS_SHOWN);
+                (mine != "none").then(|| format!("{side}sequence {index}: {mine}"))
+            });
+            text += &lines(sequences, SEQUENCES_SHOWN, "    ", "sequences");
+        }
+        text
+    }
+
+    fn placed(&self, rank: usize, tensor: TensorName) -> Vec<PlacedRun> {
+        let placements = self.schedule.placements.iter();
+        let mine = placements.filter(|placement| {
+            let buffer = self.schedule.buffers.get(placement.buffer.0);
+            placement.tensor == tensor && buffer.is_some_and(|buffer| buffer.rank == rank)
+        });
+        mine.flat_map(|placement| placement.rows.iter().copied()).collect()
+    }
+
+    fn programs(&self, launches: &BTreeMap<(usize, usize), Launch>) -> String {
+        let ranks = self.ranks();
+        let mut text = String::new();
+        for &rank in ranks.iter().take(RANKS_SHOWN) {
+            text += &self.program(rank, launches);
+        }
+        text
+    }
+
+    /// The pass of an operation.
+    fn pass(&self, rank: usize, operation: usize) -> Pass {
+        let begins = self.schedule.ranks.get(rank).and_then(|program| program.backward);
+        if begins.is_some_and(|begins| begins <= operation) { Pass::Backward } else { Pass::Forward }
+    }
+
+    fn program(&self, rank: usize, launches: &BTreeMap<(usize, usize), Launch>) -> String {
+        let operations = self.schedule.ranks.get(rank).map_or(&[][..], |program| &program.operations);
+        let shown = operations.iter().enumerate().filter(|(index, operation)| {
+            let listed = self.options.operations || launches.contains_key(&(rank, *index));
+            listed
+                && self.options.shows(self.pass(rank, *index))
+                && (self.options.operations || !matches!(operation.work, Work::WaitEvent(_)))
+        });
+        let shown: Vec<(usize, &Operation)> = shown.collect();
+        let mut text = format!("\nrank {rank}\n");
+        if shown.is_empty() {
+            text += "  launches nothing\n";
+        }
+        for (index, operation) in shown.iter().take(OPERATIONS_SHOWN) {
+            let pass = if self.pass(rank, *index) == Pass::Forward { "forward" } else { "backward" };
+            let work = match self.reads(&operation.work) {
+                Some([q, k]) => format!("{pass} launch on {q} and {k}"),
+                None => operation::words(self.schedule, &operation.work),
+            };
+            let _ = writeln!(text, "  operation {index}, stream {}: {work}", operation.stream);
+            if let Some(launch) = launches.get(&(rank, *index)) {
+                text += &self.launch(launch, &operation.work);
+            }
+        }
+        text + &lines(shown.iter().skip(OPERATIONS_SHOWN).map(|_| String::new()), 0, "  ", "operations")
+    }
+
+    /// The names of a launch's q and k.
+    fn reads(&self, work: &Work) -> Option<[String; 2]> {
+        let [q, k] = buffers(work)?;
+        Some([q, k].map(|id| name(self.schedule, id)))
+    }
+
+    fn launch(&self, launch: &Launch, work: &Work) -> String {
+        let segments = segments(work);
+        let parts = launch.readings.iter().filter_map(|reading| {
+            let segment = segments.get(reading.segment)?;
+            Some(self.reading(Sighting { problem: self.problem, segment, reading }))
+        });
+        let parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
+        let left = parts.len().saturating_sub(SEGMENTS_SHOWN);
+        let mut text: String = parts.into_iter().take(SEGMENTS_SHOWN).collect();
+        if left > 0 {
+            let _ = writeln!(text, "    … and {left} more segments");
+        }
+        text
+    }
+
+    /// One segment: whose queries, whose keys, who sees what. Nothing of one without queries.
+    fn reading(&self, sighting: Sighting) -> String {
+        let Sighting { segment, reading, .. } = sighting;
+        let mut text = String::new();
+        for piece in queries(reading) {
+            let lines = tidy(vec![piece.positions]);
+            let query_rows = part(&segment.q, piece.at, piece.positions.len);
+            let heads = self.heads(&piece.heads);
+            let own = sighting.own_keys(&piece);
+            let _ = writeln!(
+                text,
+                "    sequence {}{heads}: queries {} (rows {}), {}",
+                piece.sequence,
+                listed(lines, RUNS_SHOWN),
+                rows(&[query_rows]),
+                self.keys(&piece, segment, reading, &own)
+            );
+            text += &sees(sighting, &piece, &own);
+        }
+        for Held { at, len, holds } in &reading.queries {
+            if let Holds::Other(what) = holds {
+                let _ = writeln!(text, "    rows {} of q hold {what}", rows(&[part(&segment.q, *at, *len)]));
+            }
+        }
+        text
+    }
+
+    /// Heads, where they are not all.
+    fn heads(&self, heads: &Range<usize>) -> String {
+        let all = *heads == (0..self.problem.heads.q);
+        if all { String::new() } else { format!(", heads {}..{}", heads.start, heads.end) }
+    }
+
+    fn keys(&self, queries: &Queries, segment: &Segment, reading: &Reading, own: &[Line]) -> String {
+        if reading.keys.is_empty() {
+            return "no keys".to_owned();
+        }
+        let owners = self.owners(queries.sequence, own);
+        let word = if owners.len() == 1 { "rank" } else { "ranks" };
+        format!(
+            "keys {} of {word} {} (rows {})",
+            listed(own, RUNS_SHOWN),
+            listed(owners, RANKS_SHOWN),
+            rows(&segment.kv)
+        )
+    }
+
+    /// The ranks that own any of these keys.
+    fn owners(&self, sequence: usize, keys: &[Line]) -> Vec<usize> {
+        let owns = |rank: &usize| {
+            let runs = self.placed(*rank, TensorName::K);
+            runs.iter().filter(|run| run.sequence == sequence).any(|run| {
+                let line = Line::new(run.piece.start, run.piece.step, run.local.len);
+                keys.iter().any(|keys| keys.meets(&line))
+            })
+        };
+        (0..self.schedule.ranks.len()).filter(owns).collect()
+    }
+
+    /// For each pass the sum over all launches of all ranks, beside the mask.
+    fn verdicts(&self, launches: &BTreeMap<(usize, usize), Launch>) -> String {
+        let mut text = "\nall ranks together\n".to_owned();
+        for (pass, word) in [(Pass::Forward, "forward"), (Pass::Backward, "backward")] {
+            let asked = pass == Pass::Forward || self.problem.pass == Pass::Backward;
+            if !asked || !self.options.shows(pass) {
+                continue;
+            }
+            let sightings: Vec<Sighting> = launches
+                .iter()
+                .filter(|((rank, operation), _)| self.pass(*rank, *operation) == pass)
+                .flat_map(|((rank, operation), launch)| self.sightings(*rank, *operation, launch))
+                .collect();
+            match differences(self.problem, &sightings) {
+                None => {
+                    let _ = writeln!(text, "  {word}: too large to compare query by query");
+                }
+                Some(found) if found.is_empty() => {
+                    let _ = writeln!(text, "  {word}: every query sees exactly what the mask shows");
+                }
+                Some(found) => {
+                    let _ = writeln!(text, "  {word}: not what the mask shows");
+                    text += &lines(found, DIFFERENCES_SHOWN, "    ", "differences");
+                }
+            }
+        }
+        text + "\n"
+    }
+
+    fn sightings<'b>(&'b self, rank: usize, operation: usize, launch: &'b Launch) -> Vec<Sighting<'b>> {
+        let operations = self.schedule.ranks.get(rank).map_or(&[][..], |program| &program.operations);
+        let segments = operations.get(operation).map_or(&[][..], |operation| segments(&operation.work));
+        let of_reading = launch.readings.iter().filter_map(|reading| {
+            let segment = segments.get(reading.segment)?;
+            Some(Sighting { problem: self.problem, segment, reading })
+        });
+        of_reading.collect()
+    }
+}
+
+/// A sequence's rows in the problem's own tensors.
+fn described(index: usize, both: &Sequence) -> String {
+    let side = |run: &Run| format!("{} real of {} rows from row {}", run.len, run.span, run.offset);
+    let (q, kv) = (side(&both.q), side(&both.kv));
+    let step = if both.q.step > 1 { format!(", every {} rows", both.q.step) } else { String::new() };
+    if q == kv {
+        format!("sequence {index}: {q}{step}")
+    } else {
+        format!("sequence {index}: q {q}{step}; kv {kv}")
+    }
+}
+
+/// A run of a rank: its real positions and rows, and its padding.
+fn owned(run: &PlacedRun) -> String {
+    let Run { len, span, .. } = run.local;
+    let real = Line::new(run.piece.start, run.piece.step, len);
+    let padding =
+        Run { offset: run.local.offset + run.local.step * len, len: span - len.min(span), ..run.local };
+    let real = format!("positions {real} in rows {}", rows(&[run.local]));
+    match (len, padding.len) {
+        (_, 0) => real,
+        (0, _) => format!("padding in rows {}", rows(&[padding])),
+        _ => format!("{real}, padding in rows {}", rows(&[padding])),
+    }
+}
+
+/// Some rows of a run.
+fn part(run: &Run, at: usize, len: usize) -> Run {
+    Run { offset: run.offset + run.step * at, len, span: len, step: run.step }
+}
+
+fn segments(work: &Work) -> &[Segment] {
+    match work {
+        Work::Attend(attend) => &attend.call.segments,
+        Work::AttendBackward(attend) => &attend.call.segments,
+        _ => &[],
+    }
+}
+
+/// The q and k of a launch.
+fn buffers(work: &Work) -> Option<[BufferId; 2]> {
+    match work {
+        Work::Attend(attend) => Some([attend.q, attend.k]),
+        Work::AttendBackward(attend) => Some([attend.q, attend.k]),
+        _ => None,
+    }
+}
+
+/// Which keys the queries of one piece see.
+fn sees(sighting: Sighting, piece: &Queries, own: &[Line]) -> String {
+    let count = piece.positions.len;
+    let mut sights =
+        (0..count.min(QUERIES_SHOWN)).map(|index| sighting.sight(piece, index, own)).collect::<Vec<Sight>>();
+    let indent = "      ";
+    if count <= QUERIES_SHOWN && sights.iter().all(|sight| sight.keys == own && sight.should.is_none()) {
+        return format!("{indent}every query sees every key\n");
+    }
+    let left = count - sights.len();
+    let wrong = sights.iter().any(|sight| sight.should.is_some());
+    let found = groups(sights.drain(..), count > SINGLE_MAX);
+    let words = found.iter().map(|group| group.words(""));
+    let mut text = if count <= SINGLE_MAX && !wrong {
+        format!("{indent}{}\n", words.collect::<Vec<_>>().join("; "))
+    } else {
+        lines(words, GROUPS_SHOWN, indent, "groups of queries")
+    };
+    if left > 0 {
+        let _ = writeln!(text, "{indent}… and {left} more queries");
+    }
+    text
+}

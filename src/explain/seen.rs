@@ -1,0 +1,184 @@
+//! What the queries of launches see, as positions, and how that compares with the mask.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use seamproof_oracle::{Mask, Problem};
+use seamproof_simulator::Segment;
+use seamproof_simulator::check::{Held, Holds, Reading};
+
+use super::line::{Line, tidy, union};
+use super::sight::{Group, Sight, groups};
+
+/// Pieces of keys, each counted for each query, that are compared with the mask query by query.
+const COMPARED_MAX: usize = 1 << 20;
+
+/// One piece of a reading's queries: positions of one sequence, for some heads.
+pub(super) struct Queries {
+    pub(super) at: usize,
+    pub(super) sequence: usize,
+    pub(super) positions: Line,
+    pub(super) heads: Range<usize>,
+}
+
+/// The pieces of a reading's queries that are queries.
+pub(super) fn queries(reading: &Reading) -> impl Iterator<Item = Queries> {
+    reading.queries.iter().filter_map(|held| match &held.holds {
+        Holds::Positions { sequence, start, step, heads } => Some(Queries {
+            at: held.at,
+            sequence: *sequence,
+            positions: Line::new(*start, *step, held.len),
+            heads: heads.clone(),
+        }),
+        Holds::Other(_) => None,
+    })
+}
+
+/// A reading of a segment, beside the problem.
+#[derive(Clone, Copy)]
+pub(super) struct Sighting<'a> {
+    pub(super) problem: &'a Problem,
+    pub(super) segment: &'a Segment,
+    pub(super) reading: &'a Reading,
+}
+
+impl Sighting<'_> {
+    /// The keys that are of the queries' sequence and heads.
+    pub(super) fn own_keys(&self, queries: &Queries) -> Vec<Line> {
+        let keys = self.reading.keys.iter().filter_map(|held| self.own(queries, held, 0..held.len));
+        tidy(keys.collect())
+    }
+
+    /// What query `index` of a piece sees; what it should see is what the mask shows it of `own`, these very keys.
+    pub(super) fn sight(&self, queries: &Queries, index: usize, own: &[Line]) -> Sight {
+        let query = queries.positions.at(index);
+        let (keys, foreign) = self.seen(queries, index);
+        let shown = shown(self.problem, queries.sequence, query);
+        let should = tidy(own.iter().map(|line| line.within(&shown)).collect());
+        let should = (should != keys || !foreign.is_empty()).then_some(should);
+        Sight { query, keys, twice: Vec::new(), foreign, should }
+    }
+
+    /// The keys that query `index` of a piece sees, and what else.
+    fn seen(&self, queries: &Queries, index: usize) -> (Vec<Line>, Vec<String>) {
+        let visible = self.segment.visible(queries.at + index);
+        let (mut keys, mut foreign) = (Vec::new(), Vec::new());
+        for held in &self.reading.keys {
+            let rows = clip(held, &visible);
+            match self.own(queries, held, rows.clone()) {
+                _ if rows.is_empty() => {}
+                Some(line) => keys.push(line),
+                None => foreign.push(stranger(held, rows)),
+            }
+        }
+        (tidy(keys), foreign)
+    }
+
+    /// Rows of a piece of keys as positions of the queries' own sequence and heads.
+    fn own(&self, queries: &Queries, held: &Held, rows: Range<usize>) -> Option<Line> {
+        let Holds::Positions { sequence, start, step, heads } = &held.holds else { return None };
+        let group = self.problem.group();
+        let needed = queries.heads.start / group..queries.heads.end.div_ceil(group);
+        let own = *sequence == queries.sequence && *heads == needed;
+        own.then(|| Line::new(start + step * rows.start, *step, rows.len()))
+    }
+}
+
+/// The part of a piece that lies in a range of local rows, from its own first row.
+fn clip(held: &Held, visible: &Range<usize>) -> Range<usize> {
+    let row = |at: usize| at.saturating_sub(held.at).min(held.len);
+    row(visible.start)..row(visible.end)
+}
+
+/// A piece of keys that is not the queries'.
+fn stranger(held: &Held, rows: Range<usize>) -> String {
+    match &held.holds {
+        Holds::Positions { sequence, start, step, heads } => {
+            let line = Line::new(start + step * rows.start, *step, rows.len());
+            format!("{line} of sequence {sequence}, kv heads {}..{}", heads.start, heads.end)
+        }
+        Holds::Other(what) => format!("{} rows of {what}", rows.len()),
+    }
+}
+
+/// The keys that the mask shows a query.
+fn shown(problem: &Problem, sequence: usize, query: usize) -> Range<usize> {
+    let mask: &Mask = &problem.mask;
+    let lengths = problem.sequences.get(sequence).map_or((0, 0), |both| (both.q.len, both.kv.len));
+    mask.visible(query, lengths.0, lengths.1)
+}
+
+/// What one reading shows one query.
+struct Share {
+    heads: Range<usize>,
+    keys: Vec<Line>,
+    foreign: Vec<String>,
+}
+
+/// Queries whose sum over all launches is not what the mask shows, in words; `None` where there is too much to compare.
+pub(super) fn differences(problem: &Problem, sightings: &[Sighting]) -> Option<Vec<String>> {
+    let cost = sightings
+        .iter()
+        .flat_map(|sighting| queries(sighting.reading).map(move |queries| cost_of(sighting, &queries)));
+    let rows = problem.tokens();
+    if cost.fold(rows, usize::saturating_add) > COMPARED_MAX {
+        return None;
+    }
+    let mut shares: BTreeMap<(usize, usize), Vec<Share>> = BTreeMap::new();
+    let mut cuts = vec![0, problem.heads.q];
+    for sighting in sightings {
+        for queries in queries(sighting.reading) {
+            cuts.extend([queries.heads.start, queries.heads.end]);
+            for index in 0..queries.positions.len {
+                let query = queries.positions.at(index);
+                let (keys, foreign) = sighting.seen(&queries, index);
+                let share = Share { heads: queries.heads.clone(), keys, foreign };
+                shares.entry((queries.sequence, query)).or_default().push(share);
+            }
+        }
+    }
+    cuts.sort_unstable();
+    cuts.dedup();
+    let mut found = Vec::new();
+    for (sequence, both) in problem.sequences.iter().enumerate() {
+        for heads in cuts.windows(2).map(|ends| ends[0]..ends[1]) {
+            let whole = heads == (0..problem.heads.q);
+            let band = if whole { String::new() } else { format!(", heads {}..{}", heads.start, heads.end) };
+            let wrong = (0..both.q.len).filter_map(|query| {
+                let of_query = shares.get(&(sequence, query)).map_or(&[][..], Vec::as_slice);
+                difference(problem, (sequence, query), &heads, of_query)
+            });
+            let of = format!(" of sequence {sequence}{band}");
+            found.extend(groups(wrong, true).iter().map(|group: &Group| group.words(&of)));
+        }
+    }
+    Some(found)
+}
+
+/// Lines, and single keys of lines with steps, times queries.
+fn cost_of(sighting: &Sighting, queries: &Queries) -> usize {
+    let of_key = |held: &Held| match held.holds {
+        Holds::Positions { step: 2.., .. } => held.len,
+        _ => 1,
+    };
+    let keys: usize = sighting.reading.keys.iter().map(of_key).sum();
+    keys.saturating_mul(queries.positions.len)
+}
+
+fn difference(
+    problem: &Problem,
+    (sequence, query): (usize, usize),
+    heads: &Range<usize>,
+    shares: &[Share],
+) -> Option<Sight> {
+    let mine: Vec<&Share> = shares
+        .iter()
+        .filter(|share| share.heads.start <= heads.start && heads.end <= share.heads.end)
+        .collect();
+    let lines: Vec<Line> = mine.iter().flat_map(|share| share.keys.iter().copied()).collect();
+    let foreign: Vec<String> = mine.iter().flat_map(|share| share.foreign.iter().cloned()).collect();
+    let [keys, twice] = union(&lines);
+    let should = tidy(vec![Line::range(shown(problem, sequence, query))]);
+    let right = keys == should && twice.is_empty() && foreign.is_empty();
+    (!right).then_some(Sight { query, keys, twice, foreign, should: Some(should) })
+}

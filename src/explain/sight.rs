@@ -1,0 +1,131 @@
+//! What queries see, in words: a [`Sight`] is one query's keys, a [`Group`] consecutive queries that are told at once.
+//!
+//! Queries are one group when each end of each range of keys either stays or moves as the query does: `queries 4..64: i
+//! sees i−3..i+1`.
+
+use std::fmt::Write;
+
+use super::line::Line;
+
+/// What one query sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sight {
+    /// Its position.
+    pub(super) query: usize,
+    /// The keys that it sees, of its own sequence.
+    pub(super) keys: Vec<Line>,
+    /// The keys that it sees more than once.
+    pub(super) twice: Vec<Line>,
+    /// What else it sees, in words.
+    pub(super) foreign: Vec<String>,
+    /// What it should see, where that is something else.
+    pub(super) should: Option<Vec<Line>>,
+}
+
+impl Sight {
+    fn lines(&self) -> impl Iterator<Item = &Line> {
+        self.keys.iter().chain(&self.twice).chain(self.should.iter().flatten())
+    }
+
+    fn ends(&self) -> impl Iterator<Item = usize> {
+        self.lines().flat_map(|line| [line.start, line.end()])
+    }
+
+    /// Whether the same words can tell both but for the ends of ranges.
+    fn alike(&self, other: &Sight) -> bool {
+        let counts =
+            |sight: &Sight| (sight.keys.len(), sight.twice.len(), sight.should.as_ref().map(Vec::len));
+        let steps = self.lines().map(|line| line.step).eq(other.lines().map(|line| line.step));
+        steps && counts(self) == counts(other) && self.foreign == other.foreign
+    }
+}
+
+/// Consecutive queries.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    first: Sight,
+    queries: Line,
+    /// For each end of a range whether it moves with the query.
+    moves: Vec<bool>,
+}
+
+impl Group {
+    fn new(first: Sight) -> Group {
+        let moves = first.ends().map(|_| false).collect();
+        Group { queries: Line::new(first.query, 1, 1), first, moves }
+    }
+
+    /// Takes the next query in, if it can be told with the others; `moving` ends are told as `i + …`.
+    fn take(&mut self, next: &Sight, moving: bool) -> bool {
+        let Some(by) = next.query.checked_sub(self.first.query).filter(|by| *by > 0) else { return false };
+        let second = self.queries.len == 1;
+        let step = if second { by } else { self.queries.step };
+        if self.queries.start + step * self.queries.len != next.query || !self.first.alike(next) {
+            return false;
+        }
+        let shifts = self.first.ends().zip(next.ends()).map(|(a, b)| b as i64 - a as i64);
+        let moves: Option<Vec<bool>> = shifts
+            .map(|shift| match shift {
+                0 => Some(false),
+                shift if moving && shift == by as i64 => Some(true),
+                _ => None,
+            })
+            .collect();
+        let Some(moves) = moves.filter(|moves| second || *moves == self.moves) else { return false };
+        self.moves = moves;
+        self.queries = Line::new(self.queries.start, step, self.queries.len + 1);
+        true
+    }
+
+    /// `query 2 sees 3..20, should see 4..20`.
+    pub(super) fn words(&self, of: &str) -> String {
+        let mut ends = self.first.ends().zip(&self.moves).map(|(end, moves)| self.end(end, *moves));
+        let mut ranges = |lines: &[Line]| {
+            let range = |line: &Line| {
+                let (start, end) = (ends.next().unwrap_or_default(), ends.next().unwrap_or_default());
+                let step = if line.step > 1 { format!(" step {}", line.step) } else { String::new() };
+                format!("{start}..{end}{step}")
+            };
+            let ranges: Vec<String> = lines.iter().map(range).collect();
+            if ranges.is_empty() { "nothing".to_owned() } else { ranges.join(", ") }
+        };
+        let Sight { keys, twice, foreign, should, .. } = &self.first;
+        let mut sees = ranges(keys);
+        if !twice.is_empty() {
+            let _ = write!(sees, ", {} more than once", ranges(twice));
+        }
+        if !foreign.is_empty() {
+            let others = foreign.join(", ");
+            sees = if keys.is_empty() { others } else { format!("{sees} and {others}") };
+        }
+        if let Some(should) = should {
+            let _ = write!(sees, ", should see {}", ranges(should));
+        }
+        let queries = self.queries;
+        match queries.len {
+            1 => format!("query {}{of} sees {sees}", queries.start),
+            _ if self.moves.contains(&true) => format!("queries {queries}{of}: i sees {sees}"),
+            _ => format!("queries {queries}{of} see {sees}"),
+        }
+    }
+
+    fn end(&self, end: usize, moves: bool) -> String {
+        match end as i64 - self.first.query as i64 {
+            _ if !moves => end.to_string(),
+            0 => "i".to_owned(),
+            by if by < 0 => format!("i−{}", -by),
+            by => format!("i+{by}"),
+        }
+    }
+}
+
+/// The groups of sights that are in order of queries.
+pub(super) fn groups(sights: impl IntoIterator<Item = Sight>, moving: bool) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for sight in sights {
+        if !groups.last_mut().is_some_and(|group| group.take(&sight, moving)) {
+            groups.push(Group::new(sight));
+        }
+    }
+    groups
+}
