@@ -4,6 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use seamproof::case::{CASE_VERSION, Case, InputSource};
+use seamproof::evaluate::replay;
+use seamproof::prove::{Proved, prove};
+use seamproof::verdict::Verdict;
 use serde_json::Value;
 
 fn files() -> Vec<PathBuf> {
@@ -50,5 +53,21 @@ fn names_are_plain() {
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         let stem = name.strip_suffix(".json").unwrap_or_else(|| panic!("{name} is no JSON file"));
         assert!(stem.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'), "{name}");
+    }
+}
+
+/// Every regression holds on its subject, and its schedule is proved.
+#[test]
+fn every_regression_replays() {
+    let files = files();
+    assert!(files.len() >= 40, "only {} regressions", files.len());
+    for path in files {
+        let name = path.display();
+        let case = Case::load(&path).unwrap_or_else(|error| panic!("{error}"));
+        match replay(&case) {
+            Ok(Verdict::Pass(_)) => {}
+            verdict => panic!("{name}: {verdict:?}"),
+        }
+        assert!(matches!(prove(&case.problem), Proved::Held(_)), "{name}: not proved");
     }
 }
