@@ -16,7 +16,7 @@ mod operation;
 mod seen;
 mod sight;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};
 use std::ops::Range;
 
@@ -71,7 +71,7 @@ impl Options {
 
 /// A schedule of a problem, explained.
 pub fn explain(problem: &Problem, schedule: &Schedule, options: &Options) -> String {
-    let explainer = Explainer { problem, schedule, options };
+    let explainer = Explainer { problem, schedule, options, owners: owners(schedule) };
     let mut text = format!("problem   {}\n\n", prose::describe(problem));
     text += &explainer.layout();
     match trace(problem, schedule) {
@@ -130,6 +130,22 @@ struct Explainer<'a> {
     problem: &'a Problem,
     schedule: &'a Schedule,
     options: &'a Options,
+    owners: Owners,
+}
+
+/// The ranks that own keys of a sequence, with the positions.
+type Owners = BTreeMap<usize, Vec<(usize, Line)>>;
+
+fn owners(schedule: &Schedule) -> Owners {
+    let mut owners = Owners::new();
+    for placement in schedule.placements.iter().filter(|placement| placement.tensor == TensorName::K) {
+        let Some(buffer) = schedule.buffers.get(placement.buffer.0) else { continue };
+        for run in &placement.rows {
+            let line = Line::new(run.piece.start, run.piece.step, run.local.len);
+            owners.entry(run.sequence).or_default().push((buffer.rank, line));
+        }
+    }
+    owners
 }
 
 impl Explainer<'_> {
@@ -140,7 +156,7 @@ impl Explainer<'_> {
     }
 
     fn layout(&self) -> String {
-        let mut text = "layout    a..b is without b; positions count real rows of a sequence\n".to_owned();
+        let mut text = "layout    a..b is without b; positions count real rows of a sequence; “all”: every query sees every key\n".to_owned();
         let sequences = self.problem.sequences.iter().enumerate().map(|(index, both)| described(index, both));
         text += &lines(sequences, SEQUENCES_SHOWN, "  ", "sequences");
         let ranks = self.ranks();
@@ -159,10 +175,10 @@ impl Explainer<'_> {
         let mut text = format!("  rank {rank}{world} owns\n");
         let sides = if q == kv { vec![("", q)] } else { vec![("q ", q), ("kv ", kv)] };
         for (side, runs) in sides {
-            let sequences = self.problem.sequences.iter().enumerate().filter_map(|(index, _)| {
-                let mine = runs.iter().filter(|run| run.sequence == index).map(owned);
-                let mine = listed(mine, RUNS_SHOWN);
-                (mine != "none").then(|| format!("{side}sequence {index}: {mine}"))
+            let mut by_sequence: BTreeMap<usize, Vec<PlacedRun>> = BTreeMap::new();
+            runs.into_iter().for_each(|run| by_sequence.entry(run.sequence).or_default().push(run));
+            let sequences = by_sequence.iter().map(|(index, runs)| {
+                format!("{side}sequence {index}: {}", listed(runs.iter().map(owned), RUNS_SHOWN))
             });
             text += &lines(sequences, SEQUENCES_SHOWN, "    ", "sequences");
         }
@@ -195,11 +211,9 @@ impl Explainer<'_> {
 
     fn program(&self, rank: usize, launches: &BTreeMap<(usize, usize), Launch>) -> String {
         let operations = self.schedule.ranks.get(rank).map_or(&[][..], |program| &program.operations);
-        let shown = operations.iter().enumerate().filter(|(index, operation)| {
+        let shown = operations.iter().enumerate().filter(|(index, _)| {
             let listed = self.options.operations || launches.contains_key(&(rank, *index));
-            listed
-                && self.options.shows(self.pass(rank, *index))
-                && (self.options.operations || !matches!(operation.work, Work::WaitEvent(_)))
+            listed && self.options.shows(self.pass(rank, *index))
         });
         let shown: Vec<(usize, &Operation)> = shown.collect();
         let mut text = format!("\nrank {rank}\n");
@@ -228,13 +242,13 @@ impl Explainer<'_> {
 
     fn launch(&self, launch: &Launch, work: &Work) -> String {
         let segments = segments(work);
-        let parts = launch.readings.iter().filter_map(|reading| {
-            let segment = segments.get(reading.segment)?;
-            Some(self.reading(Sighting { problem: self.problem, segment, reading }))
-        });
-        let parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
-        let left = parts.len().saturating_sub(SEGMENTS_SHOWN);
-        let mut text: String = parts.into_iter().take(SEGMENTS_SHOWN).collect();
+        let mut text = String::new();
+        for reading in launch.readings.iter().take(SEGMENTS_SHOWN) {
+            if let Some(segment) = segments.get(reading.segment) {
+                text += &self.reading(Sighting { problem: self.problem, segment, reading });
+            }
+        }
+        let left = launch.readings.len().saturating_sub(SEGMENTS_SHOWN);
         if left > 0 {
             let _ = writeln!(text, "    … and {left} more segments");
         }
@@ -250,13 +264,12 @@ impl Explainer<'_> {
             let query_rows = part(&segment.q, piece.at, piece.positions.len);
             let heads = self.heads(&piece.heads);
             let own = sighting.own_keys(&piece);
-            let _ = writeln!(
+            let (positions, keys) = (listed(lines, RUNS_SHOWN), self.keys(&piece, segment, reading, &own));
+            let _ = write!(
                 text,
-                "    sequence {}{heads}: queries {} (rows {}), {}",
+                "    sequence {}{heads}: queries {positions} (rows {}), {keys}",
                 piece.sequence,
-                listed(lines, RUNS_SHOWN),
-                rows(&[query_rows]),
-                self.keys(&piece, segment, reading, &own)
+                rows(&[query_rows])
             );
             text += &sees(sighting, &piece, &own);
         }
@@ -278,6 +291,9 @@ impl Explainer<'_> {
         if reading.keys.is_empty() {
             return "no keys".to_owned();
         }
+        if own.is_empty() {
+            return format!("no keys of theirs (rows {})", rows(&segment.kv));
+        }
         let owners = self.owners(queries.sequence, own);
         let word = if owners.len() == 1 { "rank" } else { "ranks" };
         format!(
@@ -289,15 +305,10 @@ impl Explainer<'_> {
     }
 
     /// The ranks that own any of these keys.
-    fn owners(&self, sequence: usize, keys: &[Line]) -> Vec<usize> {
-        let owns = |rank: &usize| {
-            let runs = self.placed(*rank, TensorName::K);
-            runs.iter().filter(|run| run.sequence == sequence).any(|run| {
-                let line = Line::new(run.piece.start, run.piece.step, run.local.len);
-                keys.iter().any(|keys| keys.meets(&line))
-            })
-        };
-        (0..self.schedule.ranks.len()).filter(owns).collect()
+    fn owners(&self, sequence: usize, keys: &[Line]) -> BTreeSet<usize> {
+        let of_sequence = self.owners.get(&sequence).map_or(&[][..], Vec::as_slice);
+        let mine = of_sequence.iter().filter(|(_, line)| keys.iter().any(|keys| keys.meets(line)));
+        mine.map(|(rank, _)| *rank).collect()
     }
 
     /// For each pass the sum over all launches of all ranks, beside the mask.
@@ -388,23 +399,23 @@ fn buffers(work: &Work) -> Option<[BufferId; 2]> {
     }
 }
 
-/// Which keys the queries of one piece see.
+/// Which keys the queries of one piece see: what follows the line that names both.
 fn sees(sighting: Sighting, piece: &Queries, own: &[Line]) -> String {
     let count = piece.positions.len;
-    let mut sights =
-        (0..count.min(QUERIES_SHOWN)).map(|index| sighting.sight(piece, index, own)).collect::<Vec<Sight>>();
-    let indent = "      ";
-    if count <= QUERIES_SHOWN && sights.iter().all(|sight| sight.keys == own && sight.should.is_none()) {
-        return format!("{indent}every query sees every key\n");
-    }
+    let sights = (0..count.min(QUERIES_SHOWN)).map(|index| sighting.sight(piece, index, own));
+    let sights: Vec<Sight> = sights.collect();
     let left = count - sights.len();
-    let wrong = sights.iter().any(|sight| sight.should.is_some());
-    let found = groups(sights.drain(..), count > SINGLE_MAX);
+    if left == 0 && sights.iter().all(|sight| sight.keys == own && sight.should.is_none()) {
+        return ": all\n".to_owned();
+    }
+    let one_line = count <= SINGLE_MAX && sights.iter().all(|sight| sight.should.is_none());
+    let found = groups(sights, count > SINGLE_MAX);
     let words = found.iter().map(|group| group.words(""));
-    let mut text = if count <= SINGLE_MAX && !wrong {
-        format!("{indent}{}\n", words.collect::<Vec<_>>().join("; "))
+    let indent = "      ";
+    let mut text = if one_line {
+        format!("\n{indent}{}\n", words.collect::<Vec<_>>().join("; "))
     } else {
-        lines(words, GROUPS_SHOWN, indent, "groups of queries")
+        format!("\n{}", lines(words, GROUPS_SHOWN, indent, "groups of queries"))
     };
     if left > 0 {
         let _ = writeln!(text, "{indent}… and {left} more queries");

@@ -106,7 +106,9 @@ pub(super) fn rows(runs: &[Run]) -> String {
 
 fn pairs(pairs: &[RowPair]) -> String {
     let (from, to) = (lines(pairs.iter().map(|pair| pair.0)), lines(pairs.iter().map(|pair| pair.1)));
-    let same = from == to && pairs.iter().all(|(from, to)| from == to);
-    let (from, to) = (listed(from, ROWS_SHOWN), listed(to, ROWS_SHOWN));
-    if same { format!("rows {from}") } else { format!("rows {from} to rows {to}") }
+    let same = pairs.iter().all(|(from, to)| from == to);
+    let moved =
+        if from == to { ", reordered".to_owned() } else { format!(" to rows {}", listed(to, ROWS_SHOWN)) };
+    let from = listed(from, ROWS_SHOWN);
+    if same { format!("rows {from}") } else { format!("rows {from}{moved}") }
 }
