@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 pub use emulated::Emulated;
 pub use planted::Planted;
+use seamproof_simulator::faults;
 
 use crate::backend::Backend;
 
@@ -50,9 +51,12 @@ pub enum BackendError {
 pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
     match name {
         "emulated" => Ok(Box::new(Emulated::from_options(options)?)),
-        // Not in NAMES: nobody asks for it, but what a campaign's canary found must replay.
+        // Not in NAMES: nobody asks for them, but what was found with a planted fault must replay.
         name if name == canary().name() && options.is_empty() => Ok(canary()),
-        _ => Err(BackendError::Unknown { name: name.chars().take(40).collect() }),
+        name => match name.strip_prefix(planted::PREFIX).and_then(faults::by_id) {
+            Some(fault) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
+            None => Err(BackendError::Unknown { name: name.chars().take(40).collect() }),
+        },
     }
 }
 
@@ -60,12 +64,12 @@ pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn
 pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
     match name {
         "emulated" => emulated::draw_options(seed),
+        name if name.starts_with(planted::PREFIX) => emulated::draw_options(seed),
         _ => BTreeMap::new(),
     }
 }
 
 /// The emulated kernel with the campaign's canary planted in it.
 pub fn canary() -> Box<dyn Backend> {
-    let fault = seamproof_simulator::faults::WINDOW_OFF_BY_ONE;
-    Box::new(Planted { inner: Emulated::default(), fault })
+    Box::new(Planted::canary(Emulated::default(), faults::WINDOW_OFF_BY_ONE))
 }

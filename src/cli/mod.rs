@@ -6,6 +6,7 @@
 mod bench;
 mod census;
 mod exit;
+mod faults;
 mod junit;
 mod options;
 mod output;
@@ -45,6 +46,8 @@ enum Command {
     Shrink(shrink::Args),
     /// Check schedules symbolically, without arithmetic
     Prove(prove::Args),
+    /// Plant the catalogue's faults and report what catches them
+    Faults(faults::Args),
     /// Show what the generator produces, without running anything
     Census(census::Args),
     /// Measure
@@ -85,6 +88,7 @@ fn dispatch(cli: Cli) -> Exit {
         Command::Replay(args) => replay::run(&args),
         Command::Shrink(args) => shrink::run(&args),
         Command::Prove(args) => prove::run(&args),
+        Command::Faults(args) => faults::run(&args),
         Command::Census(args) => census::run(&args),
         Command::Bench(args) => bench::run(&args),
     };

@@ -1,0 +1,222 @@
+//! Rings, gathers, all-to-alls and reorders: the wrong rows, the wrong heads, the wrong rank, or nothing.
+
+use seamproof_oracle::{Algorithm, TensorName};
+
+use super::edit::{attends, backwards, remove_last, rewrite, works};
+use super::{ANY, Fault};
+use crate::schedule::{Operation, RowPair, Schedule, Work};
+
+pub(super) const FAULTS: &[Fault] = &[
+    Fault {
+        id: "ring-step-skipped",
+        imitates: "the inequality that skips a ring's steps is off: the last step with work is left out",
+        source: "https://github.com/zhuzilin/ring-flash-attention/commit/63b1c31",
+        caught_by: ANY,
+        edit: |problem, schedule| {
+            if problem.parallel.algorithm == Algorithm::Ring {
+                remove_last(schedule, |work| matches!(work, Work::Attend(_)));
+                remove_last(schedule, |work| matches!(work, Work::Merge(_)));
+            }
+        },
+    },
+    Fault {
+        id: "backward-reads-its-own-kv",
+        imitates: "KV travels in local variables while each step of the backward reads what was saved at step 0",
+        source: "https://github.com/huggingface/diffusers/issues/14265",
+        caught_by: ANY,
+        edit: |_, schedule| {
+            let own = own_keys(schedule);
+            let rank_of: Vec<usize> = schedule.buffers.iter().map(|buffer| buffer.rank).collect();
+            let local = matches!(own.first(), Some(Some(_)));
+            for attend in backwards(schedule).filter(|_| local) {
+                (attend.k, attend.v) = own[rank_of[attend.k.0]].unwrap_or((attend.k, attend.v));
+            }
+        },
+    },
+    Fault {
+        id: "kv-of-another-step",
+        imitates: "the two slots of the travelling KV are swapped: a step works on another owner's keys",
+        source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
+        caught_by: ANY,
+        edit: |_, schedule| {
+            let mut last = None;
+            for attend in attends(schedule) {
+                let here = (attend.k, attend.v);
+                let rank_changed = last.is_some_and(|((q, _), _)| q != attend.q);
+                if let Some((_, (k, v))) = last.filter(|_| !rank_changed) {
+                    (attend.k, attend.v) = (k, v);
+                }
+                last = Some(((attend.q, attend.out), here));
+            }
+        },
+    },
+    Fault {
+        id: "chunks-swapped",
+        imitates: "head and tail chunk of a rank's keys are taken for each other",
+        source: "https://github.com/vllm-project/tpu-inference/pull/3241",
+        caught_by: ANY,
+        edit: |_, schedule| {
+            for placement in schedule.placements.iter_mut().filter(|p| p.tensor == TensorName::K) {
+                for index in 1..placement.rows.len() {
+                    let [first, second] = [placement.rows[index - 1], placement.rows[index]];
+                    let alike = first.sequence == second.sequence && first.local.len == second.local.len;
+                    if alike && first.local.len > 0 {
+                        placement.rows[index - 1].piece.start = second.piece.start;
+                        placement.rows[index].piece.start = first.piece.start;
+                    }
+                }
+            }
+        },
+    },
+    Fault {
+        id: "gathered-kv-in-rank-order",
+        imitates: "gathered rows are left in load-balanced order before the mask is applied",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/1282",
+        caught_by: ANY,
+        edit: |_, schedule| {
+            each_reorder(schedule, false, |rows| rows.iter_mut().for_each(|(from, to)| *to = *from));
+        },
+    },
+    Fault {
+        id: "gradients-in-sequence-order",
+        imitates: "gradients are not brought back to the load-balanced order before they are scattered",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/1282",
+        caught_by: ANY,
+        edit: |_, schedule| {
+            each_reorder(schedule, true, |rows| rows.iter_mut().for_each(|(from, to)| *from = *to));
+        },
+    },
+    Fault {
+        id: "reorder-writes-rows-twice",
+        imitates: "a buffer longer than its last offset: tail rows of a rank land on rows of a sequence (D9)",
+        source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu",
+        caught_by: ANY,
+        edit: |_, schedule| {
+            each_reorder(schedule, false, |rows| {
+                if let [.., (_, before), (_, last)] = rows.as_mut_slice() {
+                    last.offset = before.offset;
+                }
+            });
+        },
+    },
+    Fault {
+        id: "reorder-loses-rows",
+        imitates: "a length that is no multiple of 2·cp: some rows of the reorder are never written (D10)",
+        source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/thd_utils.cu",
+        caught_by: ANY,
+        edit: |_, schedule| each_reorder(schedule, false, |rows| rows.truncate(rows.len() - 1)),
+    },
+    Fault {
+        id: "sent-to-the-world-rank",
+        imitates: "a peer's place in the group is used as its rank in the world",
+        source: "https://github.com/SandAI-org/MagiAttention/pull/71",
+        caught_by: ANY,
+        edit: |problem, schedule| {
+            let ranks = &problem.parallel.ranks;
+            for work in works(schedule) {
+                if let Work::Send { to, .. } = work {
+                    *to = ranks[*to] % ranks.len();
+                }
+            }
+        },
+    },
+    Fault {
+        id: "gradient-lost-on-one-step",
+        imitates: "the gradient ring is one swap off: what the last step adds does not travel",
+        source: "https://github.com/zhuzilin/ring-flash-attention/commit/4072701",
+        caught_by: ANY,
+        edit: |_, schedule| remove_last(schedule, |work| matches!(work, Work::Accumulate { .. })),
+    },
+    Fault {
+        id: "gradient-overwritten",
+        imitates: "travelling gradients alias a step's scratch: they are overwritten instead of added to",
+        source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
+        caught_by: ANY,
+        edit: |_, schedule| {
+            for work in works(schedule) {
+                if let Work::Accumulate { from, to, rows } = work {
+                    *work = Work::Copy { from: *from, to: *to, rows: std::mem::take(rows) };
+                }
+            }
+        },
+    },
+    Fault {
+        id: "gradients-not-reduced",
+        imitates: "gradients are reduced over a group that leaves the CP ranks out",
+        source: "https://github.com/deepspeedai/DeepSpeed/issues/5248",
+        caught_by: ANY,
+        edit: |_, schedule| {
+            rewrite(schedule, |rank, Operation { stream, work }| {
+                let work = match work {
+                    Work::ReduceScatter { from, to, .. } => {
+                        let rows = vec![(from[rank].rows, to.rows)];
+                        Work::Copy { from: from[rank].buffer, to: to.buffer, rows }
+                    }
+                    other => other,
+                };
+                [Operation { stream, work }]
+            });
+        },
+    },
+    Fault {
+        id: "kv-heads-by-modulo",
+        imitates: "replicated KV heads are dealt round instead of in blocks: queries read another head",
+        source: "https://github.com/huggingface/diffusers/issues/14316",
+        caught_by: ANY,
+        edit: |_, schedule| {
+            each_all_to_all(schedule, |heads| {
+                let blocks = (heads.len() > 1).then(|| heads.iter().map(|h| h.end).max().unwrap_or(0));
+                for (member, own) in heads.iter_mut().enumerate().filter(|(_, own)| own.len() == 1) {
+                    let head = blocks.map_or(0, |blocks| member % blocks);
+                    *own = head..head + 1;
+                }
+            });
+        },
+    },
+    Fault {
+        id: "head-blocks-swapped",
+        imitates: "a flat buffer is cut along the wrong axis: two members get each other's heads",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/1896",
+        caught_by: ANY,
+        edit: |_, schedule| each_all_to_all(schedule, |heads| heads.swap(0, 1)),
+    },
+];
+
+/// Each rank's own keys and values, where it attends to them directly.
+fn own_keys(schedule: &Schedule) -> Vec<Option<(crate::schedule::BufferId, crate::schedule::BufferId)>> {
+    let first = |program: &crate::schedule::RankProgram| {
+        program.operations.iter().find_map(|operation| match &operation.work {
+            Work::AttendBackward(attend) => Some((attend.k, attend.v)),
+            _ => None,
+        })
+    };
+    schedule.ranks.iter().map(first).collect()
+}
+
+/// Edits the row pairs of every copy that moves rows, of the forward or of the backward.
+fn each_reorder(schedule: &mut Schedule, backward: bool, edit: impl Fn(&mut Vec<RowPair>)) {
+    for program in &mut schedule.ranks {
+        let begin = program.backward.unwrap_or(program.operations.len());
+        for (index, operation) in program.operations.iter_mut().enumerate() {
+            if let Work::Copy { rows, .. } = &mut operation.work
+                && (index >= begin) == backward
+                && rows.iter().any(|(from, to)| from != to)
+            {
+                edit(rows);
+            }
+        }
+    }
+}
+
+/// Edits the heads that each all-to-all sends to its members, where it sends different ones.
+fn each_all_to_all(schedule: &mut Schedule, edit: impl Fn(&mut [std::ops::Range<usize>])) {
+    for work in works(schedule) {
+        if let Work::AllToAll { send, .. } = work {
+            let mut heads: Vec<_> = send.iter().map(|region| region.heads.clone()).collect();
+            if heads.iter().any(|other| *other != heads[0]) {
+                edit(&mut heads);
+                send.iter_mut().zip(heads).for_each(|(region, heads)| region.heads = heads);
+            }
+        }
+    }
+}
