@@ -42,6 +42,14 @@ pub struct First {
     pub problem: Problem,
 }
 
+impl First {
+    /// By what and on which tensor, in words.
+    pub fn by(&self) -> String {
+        let tensor = self.tensor.map(|tensor| format!(" {tensor}")).unwrap_or_default();
+        format!("{}{tensor}", self.by.name())
+    }
+}
+
 /// How large a repro is.
 #[derive(Clone, Copy, Debug)]
 pub struct Repro {

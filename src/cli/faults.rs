@@ -1,11 +1,13 @@
 //! `seamproof faults`: plants the catalogue's faults and reports what catches them.
 
+use std::collections::BTreeSet;
+
 use seamproof_simulator::faults::{ABSENT, Fault, by_id, catalogue};
 
 use super::CliError;
 use super::exit::Exit;
 use super::output::print_line;
-use crate::faults::{CASES_MAX, Score, score_all};
+use crate::faults::{CASES_MAX, First, Score, score_all};
 
 /// Seeds of a score unless told otherwise.
 const SEEDS: u64 = 5;
@@ -60,12 +62,13 @@ fn list(faults: &[&Fault], absent: bool) {
 }
 
 fn print_score(score: &Score) {
-    let found = |firsts: &[crate::faults::First]| match (firsts.first(), Score::median(firsts)) {
-        (Some(first), Some((cases, seconds))) => {
-            let tensor = first.tensor.map(|tensor| format!(" {tensor}")).unwrap_or_default();
-            format!("{}{tensor} {cases}/{seconds:.3}s", first.by.name())
+    let found = |firsts: &[First]| match Score::median(firsts) {
+        Some((cases, seconds)) => {
+            let by: BTreeSet<String> = firsts.iter().map(First::by).collect();
+            let by: Vec<String> = by.into_iter().collect();
+            format!("{} {cases}/{seconds:.3}s", by.join(", "))
         }
-        _ => "-".to_owned(),
+        None => "-".to_owned(),
     };
     let repro = score.repro.map_or("-".to_owned(), |repro| {
         format!("{} seq, {} tokens, cp {}", repro.sequences, repro.tokens, repro.cp)

@@ -2,8 +2,9 @@
 
 use seamproof_oracle::{Run, Sink, TensorName};
 
+use super::Catcher::{Checker, Envelope};
+use super::Fault;
 use super::edit::{attends, backwards, rewrite, works};
-use super::{ANY, Fault};
 use crate::schedule::{BufferId, FillValue, Operation, Reduction, Region, Role, Schedule, Work};
 
 pub(super) const FAULTS: &[Fault] = &[
@@ -11,7 +12,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "sink-dropped",
         imitates: "the kind of softmax is not forwarded to the kernel: the sink is ignored",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/3551",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             super::edit::remove(schedule, |_, operation| matches!(operation.work, Work::ApplySink { .. }));
             for attend in attends(schedule) {
@@ -23,14 +24,14 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "sink-twice",
         imitates: "the sink enters a step and once more after the last merge",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2541",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: sink_twice,
     },
     Fault {
         id: "dsink-zero",
         imitates: "the sink's gradient is exactly 0: nothing computes it",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2541",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for work in works(schedule) {
                 if let Work::SinkGradient { dsink, .. } = work {
@@ -43,14 +44,14 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "dsink-counted-on-every-rank",
         imitates: "the sink's gradient is reduced over the CP ranks and summed over them again (D15)",
         source: "https://github.com/NVIDIA/Megatron-LM/commit/3bdcbbbe5d",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: dsink_reduced,
     },
     Fault {
         id: "dout-of-other-rows",
         imitates: "the incoming gradient is read with the strides of the output",
         source: "https://github.com/pytorch/pytorch/issues/176915",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for placement in schedule.placements.iter_mut().filter(|p| p.tensor == TensorName::Dout) {
                 if let [first, second, ..] = placement.rows.as_mut_slice()
@@ -65,7 +66,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "lse-of-a-step-in-backward",
         imitates: "the backward weighs pairs by the LSE of one step instead of the final one",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/498",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             let mut steps: Vec<(BufferId, BufferId)> = Vec::new();
             for work in works(schedule) {
@@ -83,14 +84,14 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "softcap-missing-in-backward",
         imitates: "the soft cap is not saved for the backward",
         source: "https://github.com/Dao-AILab/flash-attention/issues/2424",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| backwards(schedule).for_each(|attend| attend.call.softmax.softcap = None),
     },
     Fault {
         id: "scale-missing-in-backward",
         imitates: "the backward takes the default scale",
         source: "https://github.com/feifeibear/long-context-attention/issues/149",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| backwards(schedule).for_each(|attend| attend.call.softmax.scale = 1.0),
     },
 ];

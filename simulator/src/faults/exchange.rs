@@ -2,16 +2,17 @@
 
 use seamproof_oracle::{Algorithm, TensorName};
 
+use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
+use super::Fault;
 use super::edit::{attends, backwards, remove_last, rewrite, works};
-use super::{ANY, Fault};
-use crate::schedule::{Operation, RowPair, Schedule, Work};
+use crate::schedule::{BufferId, Operation, RowPair, Schedule, Work};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
         id: "ring-step-skipped",
         imitates: "the inequality that skips a ring's steps is off: the last step with work is left out",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/63b1c31",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             if problem.parallel.algorithm == Algorithm::Ring {
                 remove_last(schedule, |work| matches!(work, Work::Attend(_)));
@@ -23,30 +24,29 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "backward-reads-its-own-kv",
         imitates: "KV travels in local variables while each step of the backward reads what was saved at step 0",
         source: "https://github.com/huggingface/diffusers/issues/14265",
-        caught_by: ANY,
+        caught_by: &[Checker, Poison, Envelope],
         edit: |_, schedule| {
-            let own = own_keys(schedule);
-            let rank_of: Vec<usize> = schedule.buffers.iter().map(|buffer| buffer.rank).collect();
-            let local = matches!(own.first(), Some(Some(_)));
-            for attend in backwards(schedule).filter(|_| local) {
-                (attend.k, attend.v) = own[rank_of[attend.k.0]].unwrap_or((attend.k, attend.v));
+            let mut first: Option<(BufferId, [BufferId; 2])> = None;
+            for attend in backwards(schedule) {
+                let here = (attend.q, [attend.k, attend.v]);
+                let own = first.filter(|(q, _)| *q == attend.q).unwrap_or(here);
+                [attend.k, attend.v] = own.1;
+                first = Some(own);
             }
         },
     },
     Fault {
         id: "kv-of-another-step",
-        imitates: "the two slots of the travelling KV are swapped: a step works on another owner's keys",
+        imitates: "the swap of the travelling KV comes too late: a step works on the keys of the step before",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
-            let mut last = None;
+            let mut before: Option<(BufferId, [BufferId; 2])> = None;
             for attend in attends(schedule) {
-                let here = (attend.k, attend.v);
-                let rank_changed = last.is_some_and(|((q, _), _)| q != attend.q);
-                if let Some((_, (k, v))) = last.filter(|_| !rank_changed) {
-                    (attend.k, attend.v) = (k, v);
-                }
-                last = Some(((attend.q, attend.out), here));
+                let here = (attend.q, [attend.k, attend.v]);
+                let same_rank = before.filter(|(q, _)| *q == attend.q);
+                [attend.k, attend.v] = same_rank.unwrap_or(here).1;
+                before = Some(here);
             }
         },
     },
@@ -54,7 +54,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "chunks-swapped",
         imitates: "head and tail chunk of a rank's keys are taken for each other",
         source: "https://github.com/vllm-project/tpu-inference/pull/3241",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for placement in schedule.placements.iter_mut().filter(|p| p.tensor == TensorName::K) {
                 for index in 1..placement.rows.len() {
@@ -72,7 +72,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gathered-kv-in-rank-order",
         imitates: "gathered rows are left in load-balanced order before the mask is applied",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1282",
-        caught_by: ANY,
+        caught_by: &[Checker, Structure, Poison],
         edit: |_, schedule| {
             each_reorder(schedule, false, |rows| rows.iter_mut().for_each(|(from, to)| *to = *from));
         },
@@ -81,7 +81,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gradients-in-sequence-order",
         imitates: "gradients are not brought back to the load-balanced order before they are scattered",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1282",
-        caught_by: ANY,
+        caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             each_reorder(schedule, true, |rows| rows.iter_mut().for_each(|(from, to)| *from = *to));
         },
@@ -90,7 +90,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "reorder-writes-rows-twice",
         imitates: "a buffer longer than its last offset: tail rows of a rank land on rows of a sequence (D9)",
         source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu",
-        caught_by: ANY,
+        caught_by: &[Checker, Structure, Poison],
         edit: |_, schedule| {
             each_reorder(schedule, false, |rows| {
                 if let [.., (_, before), (_, last)] = rows.as_mut_slice() {
@@ -103,14 +103,14 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "reorder-loses-rows",
         imitates: "a length that is no multiple of 2·cp: some rows of the reorder are never written (D10)",
         source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/thd_utils.cu",
-        caught_by: ANY,
+        caught_by: &[Checker, Structure],
         edit: |_, schedule| each_reorder(schedule, false, |rows| rows.truncate(rows.len() - 1)),
     },
     Fault {
         id: "sent-to-the-world-rank",
         imitates: "a peer's place in the group is used as its rank in the world",
         source: "https://github.com/SandAI-org/MagiAttention/pull/71",
-        caught_by: ANY,
+        caught_by: &[Checker, Crash],
         edit: |problem, schedule| {
             let ranks = &problem.parallel.ranks;
             for work in works(schedule) {
@@ -124,14 +124,14 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gradient-lost-on-one-step",
         imitates: "the gradient ring is one swap off: what the last step adds does not travel",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/4072701",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| remove_last(schedule, |work| matches!(work, Work::Accumulate { .. })),
     },
     Fault {
         id: "gradient-overwritten",
         imitates: "travelling gradients alias a step's scratch: they are overwritten instead of added to",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for work in works(schedule) {
                 if let Work::Accumulate { from, to, rows } = work {
@@ -144,7 +144,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gradients-not-reduced",
         imitates: "gradients are reduced over a group that leaves the CP ranks out",
         source: "https://github.com/deepspeedai/DeepSpeed/issues/5248",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             rewrite(schedule, |rank, Operation { stream, work }| {
                 let work = match work {
@@ -162,13 +162,12 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "kv-heads-by-modulo",
         imitates: "replicated KV heads are dealt round instead of in blocks: queries read another head",
         source: "https://github.com/huggingface/diffusers/issues/14316",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             each_all_to_all(schedule, |heads| {
-                let blocks = (heads.len() > 1).then(|| heads.iter().map(|h| h.end).max().unwrap_or(0));
+                let count = heads.iter().map(|own| own.end).max().unwrap_or(1);
                 for (member, own) in heads.iter_mut().enumerate().filter(|(_, own)| own.len() == 1) {
-                    let head = blocks.map_or(0, |blocks| member % blocks);
-                    *own = head..head + 1;
+                    *own = member % count..member % count + 1;
                 }
             });
         },
@@ -177,21 +176,10 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "head-blocks-swapped",
         imitates: "a flat buffer is cut along the wrong axis: two members get each other's heads",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1896",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| each_all_to_all(schedule, |heads| heads.swap(0, 1)),
     },
 ];
-
-/// Each rank's own keys and values, where it attends to them directly.
-fn own_keys(schedule: &Schedule) -> Vec<Option<(crate::schedule::BufferId, crate::schedule::BufferId)>> {
-    let first = |program: &crate::schedule::RankProgram| {
-        program.operations.iter().find_map(|operation| match &operation.work {
-            Work::AttendBackward(attend) => Some((attend.k, attend.v)),
-            _ => None,
-        })
-    };
-    schedule.ranks.iter().map(first).collect()
-}
 
 /// Edits the row pairs of every copy that moves rows, of the forward or of the backward.
 fn each_reorder(schedule: &mut Schedule, backward: bool, edit: impl Fn(&mut Vec<RowPair>)) {

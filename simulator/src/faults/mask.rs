@@ -2,8 +2,9 @@
 
 use seamproof_oracle::{Algorithm, Alignment, Problem, ProblemFields};
 
+use super::Catcher::{Checker, Envelope};
+use super::Fault;
 use super::edit::{Passes, calls, rebuild, segments};
-use super::{ANY, Fault};
 use crate::Segment;
 use crate::schedule::Schedule;
 
@@ -12,7 +13,7 @@ pub const WINDOW_OFF_BY_ONE: Fault = Fault {
     id: "window-off-by-one",
     imitates: "the left bound of each window is one key too narrow",
     source: "https://github.com/NVIDIA/TransformerEngine/pull/1212",
-    caught_by: ANY,
+    caught_by: &[Checker, Envelope],
     edit: |_, schedule| segments(schedule, |segment| segment.lo = segment.lo.map(|lo| lo + 1)),
 };
 
@@ -22,21 +23,21 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "window-one-too-wide",
         imitates: "an inclusive bound is taken for an exclusive one: one key too many on the left",
         source: "https://github.com/huggingface/transformers/issues/29623",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| segments(schedule, |segment| segment.lo = segment.lo.map(|lo| lo - 1)),
     },
     Fault {
         id: "right-bound-one-short",
         imitates: "≥ for > at the right bound: the last visible key of each query is lost",
         source: "https://github.com/SandAI-org/MagiAttention/pull/117",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| segments(schedule, |segment| segment.hi = segment.hi.map(|hi| hi - 1)),
     },
     Fault {
         id: "bottom-right-for-top-left",
         imitates: "after an upgrade causal means the other corner: bottom-right where top-left was asked",
         source: "https://github.com/Dao-AILab/flash-attention/commit/9e5e8bc9",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Both, |f| f.mask.align = Alignment::BottomRight)
         },
@@ -45,7 +46,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "top-left-for-bottom-right",
         imitates: "the mask is aligned to the top left corner where bottom-right was asked",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/960",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Both, |f| f.mask.align = Alignment::TopLeft)
         },
@@ -54,21 +55,21 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "alignment-from-padded-lengths",
         imitates: "the bottom right corner is found from padded lengths, not from real ones",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1354",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| shifted_by_padding(problem, schedule),
     },
     Fault {
         id: "batch-wide-window-shift",
         imitates: "all-gather adjusts the window once for the batch, by its longest sequence (D1)",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: batch_wide_shift,
     },
     Fault {
         id: "adjusted-window-at-top-left",
         imitates: "all-gather hands a window adjusted to the bottom right corner to a kernel told top-left (D2)",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             if problem.parallel.algorithm == Algorithm::AllGather && problem.mask.right != Some(0) {
                 segments(schedule, |segment| {
@@ -83,7 +84,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "visible-prefix-stops-at-diagonal",
         imitates: "the gathered keys of a chunk end at its diagonal: the right half of the window is cut off",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             let right = i64::from(problem.mask.right.unwrap_or(0));
             segments(schedule, |segment| {
@@ -98,7 +99,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "bound-of-minus-one-opens",
         imitates: "a step's bound that comes out as −1 is the mark of an unlimited one (D5)",
         source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/jax/cpp_extensions/attention.py",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             segments(schedule, |segment| {
                 segment.lo = segment.lo.filter(|&lo| lo != 1);
@@ -110,28 +111,28 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "causal-dropped",
         imitates: "the causal flag has no effect",
         source: "https://github.com/jax-ml/jax/issues/19237",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, open_right),
     },
     Fault {
         id: "window-dropped",
         imitates: "windowed layers run without their window: an attribute was renamed",
         source: "https://github.com/PrimeIntellect-ai/prime-rl/pull/2828",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| f.mask.left = None),
     },
     Fault {
         id: "right-window-taken-for-causal",
         imitates: "a balanced schedule assumes causal skipping, whatever the mask shows to the right",
         source: "https://github.com/pytorch/pytorch/issues/141429",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| f.mask.right = Some(0)),
     },
     Fault {
         id: "backward-aligned-top-left",
         imitates: "the forward aligns bottom-right, the backward as though lengths were equal",
         source: "https://github.com/xlite-dev/ffpa-attn/issues/300",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Backward, |f| f.mask.align = Alignment::TopLeft)
         },
@@ -140,14 +141,14 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "backward-not-causal",
         imitates: "the causal flag is consulted in one direction only",
         source: "https://github.com/triton-lang/triton/issues/4541",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, open_right),
     },
     Fault {
         id: "backward-without-window",
         imitates: "arguments of the forward are neither saved nor forwarded: gradients ignore the user's mask",
         source: "https://github.com/Dao-AILab/flash-attention/issues/2424",
-        caught_by: ANY,
+        caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, |f| f.mask.left = None),
     },
 ];

@@ -94,14 +94,6 @@ pub fn by_id(id: &str) -> Option<&'static Fault> {
     catalogue().find(|fault| fault.id == id)
 }
 
-/// What sees a wrong value, whether or not it is the schedule that shows it.
-const ANY: &[Catcher] =
-    &[Catcher::Checker, Catcher::Crash, Catcher::Structure, Catcher::Poison, Catcher::Envelope];
-/// What sees a number that no schedule shows.
-const NUMBERS: &[Catcher] = &[Catcher::Envelope];
-/// What sees an order that no run need show.
-const PROOF: &[Catcher] = &[Catcher::Checker];
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

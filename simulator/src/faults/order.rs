@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Catcher::{Checker, Envelope, Poison, Structure};
+use super::Fault;
 use super::edit::{remove, rewrite, works};
-use super::{ANY, Fault, PROOF};
 use crate::schedule::{BufferId, EventId, Operation, RankProgram, Role, Schedule, Work};
 
 pub(super) const FAULTS: &[Fault] = &[
@@ -11,28 +12,28 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "kv-read-before-it-arrives",
         imitates: "a kernel is launched without a wait for the message that brings its keys",
         source: "https://github.com/SandAI-org/MagiAttention/pull/200",
-        caught_by: PROOF,
+        caught_by: &[Checker],
         edit: |_, schedule| drop_waits(schedule, false, true),
     },
     Fault {
         id: "sent-before-it-is-made",
         imitates: "what a kernel writes is sent, and what it reads overwritten, before the kernel is done",
         source: "https://github.com/SandAI-org/MagiAttention/pull/75",
-        caught_by: PROOF,
+        caught_by: &[Checker],
         edit: |_, schedule| drop_waits(schedule, true, false),
     },
     Fault {
         id: "merge-before-its-turn",
         imitates: "two streams fold their steps into one result without waiting for each other",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
-        caught_by: PROOF,
+        caught_by: &[Checker],
         edit: |_, schedule| drop_waits(schedule, true, true),
     },
     Fault {
         id: "merge-on-the-wrong-stream",
         imitates: "a step's LSE is worked on in the main stream while a side stream still makes it",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1624",
-        caught_by: PROOF,
+        caught_by: &[Checker],
         edit: |_, schedule| {
             rewrite(schedule, |_, mut operation| {
                 if matches!(operation.work, Work::Merge(_)) {
@@ -46,7 +47,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "one-slot-for-two",
         imitates: "a buffer is freed and taken again while a side stream still reads it",
         source: "https://github.com/Dao-AILab/flash-attention/issues/1085",
-        caught_by: ANY,
+        caught_by: &[Checker, Structure, Poison, Envelope],
         edit: one_slot,
     },
 ];
