@@ -9,6 +9,7 @@ pub mod census;
 pub mod cli;
 pub mod evaluate;
 pub mod explain;
+pub mod faults;
 pub mod generate;
 pub mod judge;
 pub mod layout;

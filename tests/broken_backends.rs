@@ -15,7 +15,8 @@ use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side, TensorName};
 use seamproof_simulator::UNWRITTEN_BITS;
 use seamproof_simulator::emulated::Tiles;
-use seamproof_simulator::faults::{Fault, WINDOW_OFF_BY_ONE};
+use seamproof_simulator::faults::{Catcher, Fault, WINDOW_OFF_BY_ONE};
+use seamproof_simulator::schedule::Work;
 
 /// Cases of one seed within which each bug must show.
 const CASES_MAX: u64 = 1_000;
@@ -65,12 +66,21 @@ fn emulated() -> Emulated {
 
 /// A kernel whose loop over key tiles ends one tile early when the length is 1 more than whole tiles.
 const LAST_KEY_TILE_SKIPPED: Fault = Fault {
-    name: "last-key-tile-skipped",
-    story: "the last tile is skipped when it holds one key",
-    edit: |call| {
-        for run in call.segments.iter_mut().flat_map(|segment| &mut segment.kv) {
-            if run.len % KEY_TILE == 1 {
-                run.len -= 1;
+    id: "last-key-tile-skipped",
+    imitates: "the last tile is skipped when it holds one key",
+    source: "https://github.com/Dao-AILab/flash-attention",
+    caught_by: &[Catcher::Envelope],
+    edit: |_, schedule| {
+        for operation in schedule.ranks.iter_mut().flat_map(|program| &mut program.operations) {
+            let call = match &mut operation.work {
+                Work::Attend(attend) => &mut attend.call,
+                Work::AttendBackward(attend) => &mut attend.call,
+                _ => continue,
+            };
+            for run in call.segments.iter_mut().flat_map(|segment| &mut segment.kv) {
+                if run.len % KEY_TILE == 1 {
+                    run.len -= 1;
+                }
             }
         }
     },
@@ -241,13 +251,13 @@ fn caught_and_shrunk(backend: &dyn Backend, check: Check, tensor: Option<TensorN
 
 #[test]
 fn a_window_off_by_one_is_caught() {
-    let backend = Planted { inner: emulated(), fault: WINDOW_OFF_BY_ONE };
+    let backend = Planted::new(emulated(), WINDOW_OFF_BY_ONE);
     caught_and_shrunk(&backend, Check::Envelope, None);
 }
 
 #[test]
 fn a_skipped_last_key_tile_is_caught() {
-    let backend = Planted { inner: emulated(), fault: LAST_KEY_TILE_SKIPPED };
+    let backend = Planted::new(emulated(), LAST_KEY_TILE_SKIPPED);
     caught_and_shrunk(&backend, Check::Envelope, None);
 }
 

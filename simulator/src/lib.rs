@@ -1,8 +1,8 @@
 //! What each rank does.
 //!
 //! Today: one rank. [`AttentionCall`] is what a kernel launch receives, [`Tensor`] a buffer with guard bands, and
-//! [`emulated`] a FlashAttention-style tiled kernel on the CPU with the rounding of the real ones. [`faults`] holds
-//! planted bugs, each an edit of a call.
+//! [`emulated`] a FlashAttention-style tiled kernel on the CPU with the rounding of the real ones. [`faults`] is
+//! the catalogue of planted bugs, each an edit of a schedule.
 
 mod call;
 pub mod check;

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 
 pub use emulated::Emulated;
 pub use planted::Planted;
-use seamproof_simulator::faults::WINDOW_OFF_BY_ONE;
+use seamproof_simulator::faults;
 
 use crate::backend::Backend;
 
 /// The backends, as `--backend` takes them: the emulated kernel, right and with the canary's fault planted in it.
-pub const NAMES: [&str; 2] = ["emulated", WINDOW_OFF_BY_ONE.name];
+pub const NAMES: [&str; 2] = ["emulated", faults::WINDOW_OFF_BY_ONE.id];
 
 /// Why no backend could be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,9 +51,12 @@ pub enum BackendError {
 pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
     match name {
         "emulated" => Ok(Box::new(Emulated::from_options(options)?)),
-        // What a campaign's canary found must replay.
+        // What was found with a planted fault must replay.
         name if name == canary().name() && options.is_empty() => Ok(canary()),
-        _ => Err(BackendError::Unknown { name: name.chars().take(40).collect() }),
+        name => match name.strip_prefix(planted::PREFIX).and_then(faults::by_id) {
+            Some(fault) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
+            None => Err(BackendError::Unknown { name: name.chars().take(40).collect() }),
+        },
     }
 }
 
@@ -61,11 +64,12 @@ pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn
 pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
     match name {
         "emulated" => emulated::draw_options(seed),
+        name if name.starts_with(planted::PREFIX) => emulated::draw_options(seed),
         _ => BTreeMap::new(),
     }
 }
 
 /// The emulated kernel with the campaign's canary planted in it.
 pub fn canary() -> Box<dyn Backend> {
-    Box::new(Planted { inner: Emulated::default(), fault: WINDOW_OFF_BY_ONE })
+    Box::new(Planted::canary(Emulated::default(), faults::WINDOW_OFF_BY_ONE))
 }

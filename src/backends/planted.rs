@@ -1,25 +1,41 @@
-//! The emulated kernel with a planted bug: the calls of its schedule are edited, the kernel is untouched.
+//! The emulated kernel with a planted bug: its schedule is edited, kernel and executor are untouched.
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::faults::Fault;
-use seamproof_simulator::schedule::{BuildError, Schedule, Work, build};
+use seamproof_simulator::schedule::{BuildError, Schedule, build};
 
 use super::Emulated;
 use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
 
-/// [`Emulated`] on schedules whose calls a fault has edited.
-#[derive(Clone, Copy, Debug)]
+/// Before the id of a fault: the name of the subject with that fault.
+pub(super) const PREFIX: &str = "emulated+";
+
+/// [`Emulated`] on schedules that a fault has edited.
+#[derive(Clone, Debug)]
 pub struct Planted {
     /// The kernel.
     pub inner: Emulated,
     /// The edit.
     pub fault: Fault,
+    name: String,
+}
+
+impl Planted {
+    /// The kernel with a fault, under the name `emulated+ID`.
+    pub fn new(inner: Emulated, fault: Fault) -> Planted {
+        Planted { inner, fault, name: format!("{PREFIX}{}", fault.id) }
+    }
+
+    /// The same, under the fault's id alone.
+    pub fn canary(inner: Emulated, fault: Fault) -> Planted {
+        Planted { name: fault.id.to_owned(), ..Planted::new(inner, fault) }
+    }
 }
 
 impl Backend for Planted {
     fn name(&self) -> &str {
-        self.fault.name
+        &self.name
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -40,25 +56,13 @@ impl Backend for Planted {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         let mut schedule = build(problem)?;
-        self.plant(&mut schedule);
+        self.fault.plant(problem, &mut schedule);
         Ok(schedule)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let mut schedule = super::emulated::schedule(problem)?;
-        self.plant(&mut schedule);
+        self.fault.plant(problem, &mut schedule);
         self.inner.run_schedule(problem, inputs, &schedule)
-    }
-}
-
-impl Planted {
-    fn plant(&self, schedule: &mut Schedule) {
-        for operation in schedule.ranks.iter_mut().flat_map(|program| &mut program.operations) {
-            match &mut operation.work {
-                Work::Attend(attend) => (self.fault.edit)(&mut attend.call),
-                Work::AttendBackward(attend) => (self.fault.edit)(&mut attend.call),
-                _ => {}
-            }
-        }
     }
 }

@@ -7,6 +7,7 @@ mod bench;
 mod census;
 mod exit;
 mod explain;
+mod faults;
 mod junit;
 mod options;
 mod output;
@@ -48,6 +49,8 @@ enum Command {
     Prove(prove::Args),
     /// Show a case: layout, launches, which queries see which keys, and where that is wrong
     Explain(explain::Args),
+    /// Plant the catalogue's faults and report what catches them
+    Faults(faults::Args),
     /// Show what the generator produces, without running anything
     Census(census::Args),
     /// Measure
@@ -91,6 +94,7 @@ fn dispatch(cli: Cli) -> Exit {
         Command::Shrink(args) => shrink::run(&args),
         Command::Prove(args) => prove::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Faults(args) => faults::run(&args),
         Command::Census(args) => census::run(&args),
         Command::Bench(args) => bench::run(&args),
     };

@@ -1,0 +1,102 @@
+//! What edits are made of: walks over calls, segments and operations, and schedules of a wrongly told builder.
+
+use std::mem;
+
+use seamproof_oracle::{Problem, ProblemFields};
+
+use crate::schedule::{Attend, AttendBackward, Operation, Schedule, Work, build};
+use crate::{AttentionCall, Segment};
+
+pub(super) fn works(schedule: &mut Schedule) -> impl Iterator<Item = &mut Work> {
+    let programs = schedule.ranks.iter_mut();
+    programs.flat_map(|program| &mut program.operations).map(|operation| &mut operation.work)
+}
+
+pub(super) fn attends(schedule: &mut Schedule) -> impl Iterator<Item = &mut Attend> {
+    works(schedule).filter_map(|work| if let Work::Attend(attend) = work { Some(attend) } else { None })
+}
+
+pub(super) fn backwards(schedule: &mut Schedule) -> impl Iterator<Item = &mut AttendBackward> {
+    works(schedule)
+        .filter_map(|work| if let Work::AttendBackward(attend) = work { Some(attend) } else { None })
+}
+
+/// The calls of both passes.
+pub(super) fn calls(schedule: &mut Schedule) -> impl Iterator<Item = &mut AttentionCall> {
+    works(schedule).filter_map(|work| match work {
+        Work::Attend(attend) => Some(&mut attend.call),
+        Work::AttendBackward(attend) => Some(&mut attend.call),
+        _ => None,
+    })
+}
+
+/// Edits every segment of both passes.
+pub(super) fn segments(schedule: &mut Schedule, edit: impl FnMut(&mut Segment)) {
+    calls(schedule).flat_map(|call| &mut call.segments).for_each(edit);
+}
+
+/// Puts what `edit` makes of each operation in its place; the backward begins where it began.
+pub(super) fn rewrite<O: IntoIterator<Item = Operation>>(
+    schedule: &mut Schedule,
+    mut edit: impl FnMut(usize, Operation) -> O,
+) {
+    for (rank, program) in schedule.ranks.iter_mut().enumerate() {
+        let (begin, mut operations) = (program.backward, Vec::new());
+        for (index, operation) in mem::take(&mut program.operations).into_iter().enumerate() {
+            if begin == Some(index) {
+                program.backward = Some(operations.len());
+            }
+            operations.extend(edit(rank, operation));
+        }
+        program.operations = operations;
+    }
+}
+
+/// Removes the operations that `bad` names, by rank.
+pub(super) fn remove(schedule: &mut Schedule, mut bad: impl FnMut(usize, &Operation) -> bool) {
+    rewrite(schedule, |rank, operation| (!bad(rank, &operation)).then_some(operation));
+}
+
+/// Removes the last operation of each rank that `pick` names.
+pub(super) fn remove_last(schedule: &mut Schedule, pick: impl Fn(&Work) -> bool) {
+    for program in &mut schedule.ranks {
+        let last = program.operations.iter().rposition(|operation| pick(&operation.work));
+        if let Some(index) = last {
+            program.operations.remove(index);
+            program.backward = program.backward.map(|begin| begin - usize::from(index < begin));
+        }
+    }
+}
+
+/// The passes of which a builder was told the wrong thing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Passes {
+    Both,
+    Backward,
+}
+
+/// The programs of a builder that took the problem for the one that `edit` makes of it, on the buffers and with the
+/// placements of the right one; nothing where the two do not fit.
+pub(super) fn rebuild(
+    problem: &Problem,
+    schedule: &mut Schedule,
+    passes: Passes,
+    edit: impl FnOnce(&mut ProblemFields),
+) {
+    let mut fields = ProblemFields::from(problem.clone());
+    edit(&mut fields);
+    let Some(other) = Problem::new(fields).ok().and_then(|other| build(&other).ok()) else { return };
+    if other.buffers != schedule.buffers {
+        return;
+    }
+    for (mine, mut other) in schedule.ranks.iter_mut().zip(other.ranks) {
+        match (passes, mine.backward, other.backward) {
+            (Passes::Both, ..) => *mine = other,
+            (Passes::Backward, Some(begin), Some(from)) => {
+                mine.operations.truncate(begin);
+                mine.operations.extend(other.operations.drain(from..));
+            }
+            _ => {}
+        }
+    }
+}

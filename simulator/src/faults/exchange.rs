@@ -1,0 +1,210 @@
+//! Rings, gathers, all-to-alls and reorders: the wrong rows, the wrong heads, the wrong rank, or nothing.
+
+use seamproof_oracle::{Algorithm, TensorName};
+
+use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
+use super::Fault;
+use super::edit::{attends, backwards, remove_last, rewrite, works};
+use crate::schedule::{BufferId, Operation, RowPair, Schedule, Work};
+
+pub(super) const FAULTS: &[Fault] = &[
+    Fault {
+        id: "ring-step-skipped",
+        imitates: "the inequality that skips a ring's steps is off: the last step with work is left out",
+        source: "https://github.com/zhuzilin/ring-flash-attention/commit/63b1c31",
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| {
+            if problem.parallel.algorithm == Algorithm::Ring {
+                remove_last(schedule, |work| matches!(work, Work::Attend(_)));
+                remove_last(schedule, |work| matches!(work, Work::Merge(_)));
+            }
+        },
+    },
+    Fault {
+        id: "backward-reads-its-own-kv",
+        imitates: "KV travels in local variables while each step of the backward reads what was saved at step 0",
+        source: "https://github.com/huggingface/diffusers/issues/14265",
+        caught_by: &[Checker, Poison, Envelope],
+        edit: |_, schedule| {
+            let mut first: Option<(BufferId, [BufferId; 2])> = None;
+            for attend in backwards(schedule) {
+                let here = (attend.q, [attend.k, attend.v]);
+                let own = first.filter(|(q, _)| *q == attend.q).unwrap_or(here);
+                [attend.k, attend.v] = own.1;
+                first = Some(own);
+            }
+        },
+    },
+    Fault {
+        id: "kv-of-another-step",
+        imitates: "the swap of the travelling KV comes too late: a step works on the keys of the step before",
+        source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| {
+            let mut before: Option<(BufferId, [BufferId; 2])> = None;
+            for attend in attends(schedule) {
+                let here = (attend.q, [attend.k, attend.v]);
+                let same_rank = before.filter(|(q, _)| *q == attend.q);
+                [attend.k, attend.v] = same_rank.unwrap_or(here).1;
+                before = Some(here);
+            }
+        },
+    },
+    Fault {
+        id: "chunks-swapped",
+        imitates: "head and tail chunk of a rank's keys are taken for each other",
+        source: "https://github.com/vllm-project/tpu-inference/pull/3241",
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| {
+            for placement in schedule.placements.iter_mut().filter(|p| p.tensor == TensorName::K) {
+                for index in 1..placement.rows.len() {
+                    let [first, second] = [placement.rows[index - 1], placement.rows[index]];
+                    let alike = first.sequence == second.sequence && first.local.len == second.local.len;
+                    if alike && first.local.len > 0 {
+                        placement.rows[index - 1].piece.start = second.piece.start;
+                        placement.rows[index].piece.start = first.piece.start;
+                    }
+                }
+            }
+        },
+    },
+    Fault {
+        id: "gathered-kv-in-rank-order",
+        imitates: "gathered rows are left in load-balanced order before the mask is applied",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/1282",
+        caught_by: &[Checker, Structure, Poison],
+        edit: |_, schedule| {
+            each_reorder(schedule, false, |rows| rows.iter_mut().for_each(|(from, to)| *to = *from));
+        },
+    },
+    Fault {
+        id: "gradients-in-sequence-order",
+        imitates: "gradients are not brought back to the load-balanced order before they are scattered",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/1282",
+        caught_by: &[Checker, Structure],
+        edit: |_, schedule| {
+            each_reorder(schedule, true, |rows| rows.iter_mut().for_each(|(from, to)| *from = *to));
+        },
+    },
+    Fault {
+        id: "reorder-writes-rows-twice",
+        imitates: "a buffer longer than its last offset: tail rows of a rank land on rows of a sequence (D9)",
+        source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu",
+        caught_by: &[Checker, Structure, Poison],
+        edit: |_, schedule| {
+            each_reorder(schedule, false, |rows| {
+                if let [.., (_, before), (_, last)] = rows.as_mut_slice() {
+                    last.offset = before.offset;
+                }
+            });
+        },
+    },
+    Fault {
+        id: "reorder-loses-rows",
+        imitates: "a length that is no multiple of 2·cp: some rows of the reorder are never written (D10)",
+        source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/thd_utils.cu",
+        caught_by: &[Checker, Structure],
+        edit: |_, schedule| each_reorder(schedule, false, |rows| rows.truncate(rows.len() - 1)),
+    },
+    Fault {
+        id: "sent-to-the-world-rank",
+        imitates: "a peer's place in the group is used as its rank in the world",
+        source: "https://github.com/SandAI-org/MagiAttention/pull/71",
+        caught_by: &[Checker, Crash],
+        edit: |problem, schedule| {
+            let ranks = &problem.parallel.ranks;
+            for work in works(schedule) {
+                if let Work::Send { to, .. } = work {
+                    *to = ranks[*to] % ranks.len();
+                }
+            }
+        },
+    },
+    Fault {
+        id: "gradient-lost-on-one-step",
+        imitates: "the gradient ring is one swap off: what the last step adds does not travel",
+        source: "https://github.com/zhuzilin/ring-flash-attention/commit/4072701",
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| remove_last(schedule, |work| matches!(work, Work::Accumulate { .. })),
+    },
+    Fault {
+        id: "gradient-overwritten",
+        imitates: "travelling gradients alias a step's scratch: they are overwritten instead of added to",
+        source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| {
+            for work in works(schedule) {
+                if let Work::Accumulate { from, to, rows } = work {
+                    *work = Work::Copy { from: *from, to: *to, rows: std::mem::take(rows) };
+                }
+            }
+        },
+    },
+    Fault {
+        id: "gradients-not-reduced",
+        imitates: "gradients are reduced over a group that leaves the CP ranks out",
+        source: "https://github.com/deepspeedai/DeepSpeed/issues/5248",
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| {
+            rewrite(schedule, |rank, Operation { stream, work }| {
+                let work = match work {
+                    Work::ReduceScatter { from, to, .. } => {
+                        let rows = vec![(from[rank].rows, to.rows)];
+                        Work::Copy { from: from[rank].buffer, to: to.buffer, rows }
+                    }
+                    other => other,
+                };
+                [Operation { stream, work }]
+            });
+        },
+    },
+    Fault {
+        id: "kv-heads-by-modulo",
+        imitates: "replicated KV heads are dealt round instead of in blocks: queries read another head",
+        source: "https://github.com/huggingface/diffusers/issues/14316",
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| {
+            each_all_to_all(schedule, |heads| {
+                let count = heads.iter().map(|own| own.end).max().unwrap_or(1);
+                for (member, own) in heads.iter_mut().enumerate().filter(|(_, own)| own.len() == 1) {
+                    *own = member % count..member % count + 1;
+                }
+            });
+        },
+    },
+    Fault {
+        id: "head-blocks-swapped",
+        imitates: "a flat buffer is cut along the wrong axis: two members get each other's heads",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/1896",
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| each_all_to_all(schedule, |heads| heads.swap(0, 1)),
+    },
+];
+
+/// Edits the row pairs of every copy that moves rows, of the forward or of the backward.
+fn each_reorder(schedule: &mut Schedule, backward: bool, edit: impl Fn(&mut Vec<RowPair>)) {
+    for program in &mut schedule.ranks {
+        let begin = program.backward.unwrap_or(program.operations.len());
+        for (index, operation) in program.operations.iter_mut().enumerate() {
+            if let Work::Copy { rows, .. } = &mut operation.work
+                && (index >= begin) == backward
+                && rows.iter().any(|(from, to)| from != to)
+            {
+                edit(rows);
+            }
+        }
+    }
+}
+
+/// Edits the heads that each all-to-all sends to its members, where it sends different ones.
+fn each_all_to_all(schedule: &mut Schedule, edit: impl Fn(&mut [std::ops::Range<usize>])) {
+    for work in works(schedule) {
+        if let Work::AllToAll { send, .. } = work {
+            let mut heads: Vec<_> = send.iter().map(|region| region.heads.clone()).collect();
+            if heads.iter().any(|other| *other != heads[0]) {
+                edit(&mut heads);
+                send.iter_mut().zip(heads).for_each(|(region, heads)| region.heads = heads);
+            }
+        }
+    }
+}

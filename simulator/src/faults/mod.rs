@@ -1,0 +1,113 @@
+//! The catalogue of planted bugs: each [`Fault`] is an edit of a right [`Schedule`], imitates a bug that was public, and
+//! names what must catch it. No production code knows of them.
+//!
+//! A fault *applies* to a problem whose schedule its edit changes; to any other it is *equivalent*: the real bug would
+//! not show there either. Some edits build the schedule of another problem (a wrong mask, wrong lengths) in the buffers
+//! of the right one: what a builder does that was told the wrong thing. [`ABSENT`] says which entries of the list of
+//! real bugs are not here, and why.
+
+mod absent;
+mod backward;
+mod edit;
+mod exchange;
+mod mask;
+mod merge;
+mod metadata;
+mod order;
+mod padding;
+
+use seamproof_oracle::Problem;
+
+use crate::schedule::Schedule;
+
+pub use absent::{ABSENT, Absent};
+pub use mask::WINDOW_OFF_BY_ONE;
+
+/// What catches a fault: the symbolic checker, or a check of the judge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Catcher {
+    /// The proof of the schedule.
+    Checker,
+    /// The schedule does not run to its end.
+    Crash,
+    /// Unwritten rows, the padding contract, rows that nobody owns.
+    Structure,
+    /// Padding or slack reaches a real row.
+    Poison,
+    /// A value outside its bound.
+    Envelope,
+}
+
+impl Catcher {
+    /// The name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Catcher::Checker => "checker",
+            Catcher::Crash => "crash",
+            Catcher::Structure => "structure",
+            Catcher::Poison => "poison",
+            Catcher::Envelope => "envelope",
+        }
+    }
+}
+
+/// A planted bug.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// Its name in reports.
+    pub id: &'static str,
+    /// What goes wrong.
+    pub imitates: &'static str,
+    /// Where that happened.
+    pub source: &'static str,
+    /// Any of these may be the first to see it; at least one must.
+    pub caught_by: &'static [Catcher],
+    /// The edit; it leaves alone what it has no meaning for.
+    pub edit: fn(&Problem, &mut Schedule),
+}
+
+impl Fault {
+    /// Plants the fault in the right schedule of a problem; says whether that changed anything.
+    pub fn plant(&self, problem: &Problem, schedule: &mut Schedule) -> bool {
+        let right = schedule.clone();
+        (self.edit)(problem, schedule);
+        *schedule != right
+    }
+}
+
+/// Every fault, by class.
+pub fn catalogue() -> impl Iterator<Item = &'static Fault> {
+    let classes = [
+        metadata::FAULTS,
+        padding::FAULTS,
+        mask::FAULTS,
+        exchange::FAULTS,
+        merge::FAULTS,
+        backward::FAULTS,
+        order::FAULTS,
+    ];
+    classes.into_iter().flatten()
+}
+
+/// The fault of this id.
+pub fn by_id(id: &str) -> Option<&'static Fault> {
+    catalogue().find(|fault| fault.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn ids_are_unique_and_every_source_is_an_address() {
+        let ids: BTreeSet<&str> = catalogue().map(|fault| fault.id).collect();
+        assert_eq!(ids.len(), catalogue().count());
+        assert!(ids.len() >= 45, "{}", ids.len());
+        for fault in catalogue() {
+            assert!(fault.source.starts_with("https://"), "{}", fault.id);
+            assert!(!fault.caught_by.is_empty() && fault.imitates.len() > 20, "{}", fault.id);
+        }
+    }
+}

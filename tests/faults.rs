@@ -1,0 +1,60 @@
+//! The fault catalogue: every fault applies to something, something that it names catches it, and nothing is wrong with
+//! the cases on which it is caught when it is not planted.
+
+use rayon::prelude::*;
+use seamproof::backends::{self, Emulated};
+use seamproof::faults::{by_campaign, by_checker, stream};
+use seamproof::judge::judge;
+use seamproof::verdict::Verdict;
+use seamproof_oracle::Problem;
+use seamproof_simulator::check::check;
+use seamproof_simulator::faults::{Catcher, Fault, catalogue};
+use seamproof_simulator::schedule::build;
+
+/// The stream that the tests draw from.
+const SEED: u64 = 1;
+
+fn faults() -> Vec<&'static Fault> {
+    catalogue().collect()
+}
+
+/// Without the fault the case holds: what was found is the fault.
+fn holds(problem: &Problem) -> bool {
+    let proved = build(problem).is_ok_and(|schedule| check(problem, &schedule).is_ok());
+    proved && matches!(judge(&Emulated::default(), problem), Verdict::Pass(_))
+}
+
+#[test]
+fn every_fault_that_the_checker_is_to_catch_is_rejected() {
+    let missed: Vec<&str> = faults()
+        .into_par_iter()
+        .filter(|fault| fault.caught_by.contains(&Catcher::Checker))
+        .filter(|fault| !by_checker(fault, SEED).is_some_and(|first| holds(&first.problem)))
+        .map(|fault| fault.id)
+        .collect();
+    assert!(missed.is_empty(), "{missed:?}");
+}
+
+#[test]
+fn every_fault_that_a_check_of_the_judge_is_to_catch_is_found() {
+    let missed: Vec<String> = faults()
+        .into_par_iter()
+        .filter(|fault| fault.caught_by != [Catcher::Checker])
+        .filter_map(|fault| match by_campaign(fault, SEED) {
+            Some((first, _)) if fault.caught_by.contains(&first.by) && holds(&first.problem) => None,
+            other => Some(format!("{}: {other:?}", fault.id)),
+        })
+        .collect();
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+#[test]
+fn every_fault_applies_and_replays_by_name() {
+    for fault in faults() {
+        assert!(stream(fault, SEED).next().is_some(), "{} changes no schedule", fault.id);
+        let name = format!("emulated+{}", fault.id);
+        let backend = backends::by_name(&name, &backends::draw_options(&name, 3)).expect("a backend");
+        assert_eq!(backend.name(), name);
+    }
+    assert!(backends::by_name("emulated+nothing", &Default::default()).is_err());
+}
