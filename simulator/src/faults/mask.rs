@@ -39,7 +39,7 @@ pub(super) const FAULTS: &[Fault] = &[
         source: "https://github.com/Dao-AILab/flash-attention/commit/9e5e8bc9",
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
-            rebuild(problem, schedule, Passes::Both, |f| f.mask.align = Alignment::BottomRight)
+            rebuild(problem, schedule, Passes::Both, |f| f.mask.align = Alignment::BottomRight);
         },
     },
     Fault {
@@ -48,7 +48,7 @@ pub(super) const FAULTS: &[Fault] = &[
         source: "https://github.com/NVIDIA/TransformerEngine/pull/960",
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
-            rebuild(problem, schedule, Passes::Both, |f| f.mask.align = Alignment::TopLeft)
+            rebuild(problem, schedule, Passes::Both, |f| f.mask.align = Alignment::TopLeft);
         },
     },
     Fault {
@@ -134,7 +134,7 @@ pub(super) const FAULTS: &[Fault] = &[
         source: "https://github.com/xlite-dev/ffpa-attn/issues/300",
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
-            rebuild(problem, schedule, Passes::Backward, |f| f.mask.align = Alignment::TopLeft)
+            rebuild(problem, schedule, Passes::Backward, |f| f.mask.align = Alignment::TopLeft);
         },
     },
     Fault {

@@ -50,13 +50,15 @@ pub(super) const FAULTS: &[Fault] = &[
         source: "https://github.com/NVIDIA/TransformerEngine/issues/3331",
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
-            let padded = problem.sequences.iter().map(|sequence| sequence.kv.len < sequence.kv.span);
-            let only_last =
-                padded.clone().filter(|&padded| padded).count() == 1 && padded.last() == Some(true);
-            if only_last {
-                let last = problem.sequences.last().map_or(Run::packed(0, 0, 0), |sequence| sequence.kv);
-                let end = last.offset + last.len;
-                segments(schedule, |segment| segment.kv.iter_mut().for_each(|run| clip(run, end)));
+            let parts = 2 * problem.parallel.size();
+            let Some((last, others)) = problem.sequences.split_last() else { return };
+            if others.iter().all(|sequence| sequence.kv.len == sequence.kv.span) && last.kv.len < last.kv.span
+            {
+                rebuild(problem, schedule, Passes::Both, |fields| {
+                    if let Some(Sequence { q, kv, .. }) = fields.sequences.last_mut() {
+                        (q.len, kv.len) = (q.len / parts * parts, kv.len / parts * parts);
+                    }
+                });
             }
         },
     },
@@ -165,8 +167,3 @@ pub(super) const FAULTS: &[Fault] = &[
         },
     },
 ];
-
-/// Cuts what a run has past row `end`.
-fn clip(run: &mut Run, end: usize) {
-    run.len = run.len.min(end.saturating_sub(run.offset));
-}

@@ -110,4 +110,13 @@ mod tests {
             assert!(!fault.caught_by.is_empty() && fault.imitates.len() > 20, "{}", fault.id);
         }
     }
+
+    #[test]
+    fn an_absent_entry_has_one_reason() {
+        let mut entries: Vec<u16> = ABSENT.iter().flat_map(|absent| absent.entries).copied().collect();
+        let count = entries.len();
+        entries.sort_unstable();
+        entries.dedup();
+        assert_eq!(entries.len(), count);
+    }
 }

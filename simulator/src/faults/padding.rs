@@ -131,7 +131,8 @@ pub(super) const FAULTS: &[Fault] = &[
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for segment in calls(schedule).flat_map(|call| &mut call.segments) {
-                if (0..segment.q.len).all(|query| segment.visible(query).is_empty()) {
+                let hidden = |query| segment.visible(query).is_empty();
+                if segment.q.len > 0 && segment.keys() > 0 && (0..segment.q.len).all(hidden) {
                     (segment.lo, segment.hi) = (None, None);
                 }
             }
