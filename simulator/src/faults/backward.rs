@@ -90,7 +90,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         id: "scale-missing-in-backward",
         imitates: "the backward takes the default scale",
-        source: "https://github.com/feifeibear/long-context-attention/issues/149",
+        source: "https://github.com/Dao-AILab/flash-attention/commit/386e3911",
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| backwards(schedule).for_each(|attend| attend.call.softmax.scale = 1.0),
     },

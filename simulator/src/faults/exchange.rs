@@ -102,7 +102,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         id: "reorder-loses-rows",
         imitates: "a length that is no multiple of 2·cp: some rows of the reorder are never written (D10)",
-        source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/thd_utils.cu",
+        source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu",
         caught_by: &[Checker, Structure],
         edit: |_, schedule| each_reorder(schedule, false, |rows| rows.truncate(rows.len() - 1)),
     },

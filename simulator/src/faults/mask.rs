@@ -131,7 +131,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         id: "backward-aligned-top-left",
         imitates: "the forward aligns bottom-right, the backward as though lengths were equal",
-        source: "https://github.com/xlite-dev/ffpa-attn/issues/300",
+        source: "https://github.com/ROCm/aotriton/issues/55",
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Backward, |f| f.mask.align = Alignment::TopLeft);
