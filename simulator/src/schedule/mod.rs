@@ -327,7 +327,8 @@ pub enum Work {
     },
     /// Marks the point that the stream has reached.
     RecordEvent(EventId),
-    /// Holds the stream until the event's last record in host order has been reached; nothing if it has none.
+    /// Holds the stream until the event's last record before it in host order has been reached. Without one a device does
+    /// not wait at all, which the checker calls an error.
     WaitEvent(EventId),
     /// The host waits for the stream and reads; forbidden in production schedules.
     HostRead(Region),
