@@ -7,9 +7,12 @@ use ndarray::{Array1, Array2, Array3, Zip};
 use rayon::prelude::*;
 use seamproof_oracle::envelope::{Accumulation, Model, Partition};
 use seamproof_oracle::{
-    ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem, ProblemError,
-    ProblemFields, Rows, Run, Saved, Sequence, Sink, Softmax, blocked,
+    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
+    Problem, ProblemError, ProblemFields, Rows, Run, Saved, Sequence, Sink, Softmax, blocked,
 };
+
+use seamproof_simulator::check::check;
+use seamproof_simulator::schedule::build;
 
 use crate::values;
 
@@ -140,6 +143,85 @@ pub fn oracle(lengths: &[usize], to: &mut dyn Write) -> io::Result<()> {
             rate / gemm,
             bounded_rate / gemm,
             dense / plain
+        )?;
+    }
+    Ok(())
+}
+
+/// Tokens of the pack that schedules are proved on.
+const PROVED_TOKENS: usize = 1 << 20;
+
+/// One causal pack of [`PROVED_TOKENS`] over `ranks` ranks, forward and backward; as many heads as ranks.
+fn pack(
+    sequences: usize,
+    ranks: usize,
+    algorithm: Algorithm,
+    balance: Balance,
+) -> Result<Problem, ProblemError> {
+    let span = PROVED_TOKENS / sequences;
+    // Every sequence ends in padding, so that real and owned rows differ.
+    let of = |id: usize| Run::packed(id * span, span - 5, span);
+    let sequences = (0..sequences).map(|id| Sequence { id: id as u32, q: of(id), kv: of(id) });
+    let parallel = ContextParallel { algorithm, balance, world: ranks, ranks: (0..ranks).collect() };
+    Problem::new(ProblemFields {
+        sequences: sequences.collect(),
+        rows: Rows { q: PROVED_TOKENS, kv: PROVED_TOKENS },
+        heads: Heads { q: ranks, kv: ranks },
+        parallel,
+        ..problem(1, 1)?.into()
+    })
+}
+
+/// Peak memory of this process so far, in GiB, where the system tells.
+fn peak_memory() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib / f64::from(1 << 20))
+}
+
+/// Prints how long it takes to build and prove each algorithm's schedule of a million tokens, and how that grows with
+/// ranks and sequences. Peak memory is the process's so far: it rises from line to line.
+pub fn prove(to: &mut dyn Write) -> io::Result<()> {
+    let stripes = |stripe: usize| Balance::Striped { stripe };
+    let dual = Balance::DualChunk;
+    let hierarchical = Algorithm::Hierarchical { all_to_all: 8 };
+    let lines = [
+        ("all-gather, stripes of 128", Algorithm::AllGather, stripes(128), 64, 64),
+        ("all-gather, stripes of 128", Algorithm::AllGather, stripes(128), 64, 16),
+        ("all-gather, stripes of 128", Algorithm::AllGather, stripes(128), 16, 64),
+        ("all-gather, dual-chunk", Algorithm::AllGather, dual, 64, 64),
+        ("ring, stripes of 1", Algorithm::Ring, stripes(1), 64, 64),
+        ("ring, dual-chunk", Algorithm::Ring, dual, 64, 64),
+        ("ring, dual-chunk", Algorithm::Ring, dual, 64, 16),
+        ("ring, dual-chunk", Algorithm::Ring, dual, 16, 64),
+        ("hierarchical 8 × 8, dual-chunk", hierarchical, dual, 64, 64),
+        ("all-to-all, dual-chunk", Algorithm::AllToAll, dual, 64, 64),
+    ];
+    writeln!(
+        to,
+        "bench prove: {PROVED_TOKENS} tokens, causal, forward + backward; aim: 10 s and 2 GiB each"
+    )?;
+    writeln!(
+        to,
+        "{:<32} {:>9} {:>5} {:>9} {:>9} {:>11} {:>9}",
+        "algorithm", "sequences", "ranks", "build s", "prove s", "operations", "peak GiB"
+    )?;
+    for (name, algorithm, balance, sequences, ranks) in lines {
+        let problem = pack(sequences, ranks, algorithm, balance).map_err(io::Error::other)?;
+        let start = Instant::now();
+        let schedule = build(&problem).map_err(io::Error::other)?;
+        let built = start.elapsed().as_secs_f64();
+        let result = check(&problem, &schedule);
+        let proved = start.elapsed().as_secs_f64() - built;
+        let operations = match result {
+            Ok(proof) => proof.operations.to_string(),
+            Err(errors) => format!("{} WRONG", errors.len()),
+        };
+        let peak = peak_memory().map_or("?".into(), |gib| format!("{gib:.2}"));
+        writeln!(
+            to,
+            "{name:<32} {sequences:>9} {ranks:>5} {built:>9.2} {proved:>9.2} {operations:>11} {peak:>9}"
         )?;
     }
     Ok(())

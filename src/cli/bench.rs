@@ -20,19 +20,24 @@ pub(super) struct Args {
 }
 
 const EXAMPLES: &str = "\
-Example:
-  seamproof bench oracle    (in a release build)";
+Examples, in a release build:
+  seamproof bench oracle
+  seamproof bench prove";
 
 #[derive(Debug, Subcommand)]
 enum What {
     /// The oracle, against the rate of its GEMM and against a naive reference
     #[command(after_help = EXAMPLES)]
     Oracle,
+    /// The checker, on a pack of a million tokens over up to 64 ranks
+    #[command(after_help = EXAMPLES)]
+    Prove,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let measured = match args.what {
         What::Oracle => bench::oracle(&LENGTHS, &mut io::stdout()),
+        What::Prove => bench::prove(&mut io::stdout()),
     };
     Ok(match measured {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
