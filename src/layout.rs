@@ -41,7 +41,7 @@ pub fn layouts(problem: &Problem) -> Result<Vec<RankLayout>, ShardError> {
         return Ok(vec![whole(problem)]);
     }
     let (q, kv) = (Shard::new(problem, Side::Q)?, Shard::new(problem, Side::Kv)?);
-    let on_rank = |shard: &Shard, rank: usize| SideLayout { rows: shard.rows, runs: shard_runs(shard, rank) };
+    let on_rank = |shard: &Shard, rank: usize| SideLayout { rows: shard.rows, runs: shard.placed(rank) };
     let ranks = 0..problem.parallel.size();
     Ok(ranks.map(|rank| RankLayout { q: on_rank(&q, rank), kv: on_rank(&kv, rank) }).collect())
 }
@@ -59,15 +59,6 @@ fn whole_runs(problem: &Problem, side: Side) -> Vec<PlacedRun> {
         local,
     };
     problem.sequences.iter().map(|both| run_of(both, side)).enumerate().map(place).collect()
-}
-
-fn shard_runs(shard: &Shard, rank: usize) -> Vec<PlacedRun> {
-    let of_sequence =
-        |sequence: usize| shard.pieces(sequence, rank).into_iter().map(move |piece| (sequence, piece));
-    (0..shard.slots.len())
-        .flat_map(of_sequence)
-        .map(|(sequence, piece)| PlacedRun { sequence, piece, local: shard.local(sequence, &piece) })
-        .collect()
 }
 
 /// A sequence's rows in the problem's own tensors.

@@ -123,6 +123,24 @@ pub fn number<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp>(value: T) -> S
     if plain { value.to_string() } else { format!("{value:e}") }
 }
 
+impl Finding {
+    /// A finding with nothing but its check, its tensor and what is wrong.
+    pub fn new(check: Check, tensor: Option<TensorName>, what: String) -> Finding {
+        Finding {
+            check,
+            tensor,
+            place: Place::default(),
+            what,
+            got: None,
+            expected: None,
+            bound: None,
+            ratio: None,
+            failed: 0,
+            compared: 0,
+        }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.check)?;

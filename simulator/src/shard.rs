@@ -21,6 +21,8 @@
 
 use seamproof_oracle::{Balance, Problem, Run, Side};
 
+use crate::schedule::PlacedRun;
+
 /// A run of positions, and where it lies in a rank's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
@@ -160,6 +162,14 @@ impl Shard {
     pub fn local(&self, sequence: usize, piece: &Piece) -> Run {
         let offset = self.slots[sequence].offset + piece.at;
         Run { offset, step: 1, len: self.real(sequence, piece), span: piece.span }
+    }
+
+    /// The pieces of every sequence on a rank, with their rows.
+    pub fn placed(&self, rank: usize) -> Vec<PlacedRun> {
+        (0..self.slots.len())
+            .flat_map(|sequence| self.pieces(sequence, rank).into_iter().map(move |piece| (sequence, piece)))
+            .map(|(sequence, piece)| PlacedRun { sequence, piece, local: self.local(sequence, &piece) })
+            .collect()
     }
 
     /// The rows of a sequence in a buffer in sequence order.

@@ -84,18 +84,7 @@ pub(super) struct Worst {
 
 impl Worst {
     pub(super) fn new(check: Check, tensor: TensorName, what: &str) -> Worst {
-        let finding = Finding {
-            check,
-            tensor: Some(tensor),
-            place: Place::default(),
-            what: what.into(),
-            got: None,
-            expected: None,
-            bound: None,
-            ratio: None,
-            failed: 0,
-            compared: 0,
-        };
+        let finding = Finding::new(check, Some(tensor), what.into());
         Worst { finding, rank: f64::NEG_INFINITY }
     }
 

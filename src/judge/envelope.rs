@@ -6,13 +6,14 @@ use seamproof_oracle::{Format, Forward, Gradients, Inputs, Problem, Saved, Side,
 
 use super::compare::{View, Worst};
 use crate::backend::{Backend, RankGradients, RankOutputs, TensorName};
-use crate::layout::whole;
+use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding, Margin, Verdict, number};
 
 /// Judges the forward, LSE first, then the backward on the out and lse that the subject returned.
 pub(super) fn check(
     backend: &dyn Backend,
     problem: &Problem,
+    layout: &RankLayout,
     inputs: &Inputs,
     rank: &RankOutputs,
 ) -> Verdict {
@@ -22,7 +23,7 @@ pub(super) fn check(
     let Some(bound) = &answer.bound else {
         return Verdict::Infrastructure("the forward came without its envelope".into());
     };
-    if let Some(finding) = forward(problem, rank, &answer.exact, bound, &mut margin) {
+    if let Some(finding) = forward(problem, layout, rank, &answer.exact, bound, &mut margin) {
         return finding.into();
     }
     let Some(gradients) = &rank.gradients else { return Verdict::Pass(margin) };
@@ -30,25 +31,25 @@ pub(super) fn check(
         let why = "the subject hides its LSE, and end-to-end bounds of the backward are not there yet";
         return Verdict::Infrastructure(why.into());
     };
-    let saved = saved(problem, rank, lse);
+    let saved = saved(problem, layout, rank, lse);
     let answer = blocked::backward(problem, inputs, &saved, Some(&model));
     let Some(bound) = &answer.bound else {
         return Verdict::Infrastructure("the backward came without its envelope".into());
     };
-    match backward(problem, gradients, &answer.exact, bound, &mut margin) {
+    match backward(problem, layout, gradients, &answer.exact, bound, &mut margin) {
         Some(finding) => finding.into(),
         None => Verdict::Pass(margin),
     }
 }
 
 /// The subject's own results on real rows, as the oracle's backward takes them.
-fn saved(problem: &Problem, rank: &RankOutputs, lse: &Array2<f32>) -> Saved {
+fn saved(problem: &Problem, layout: &RankLayout, rank: &RankOutputs, lse: &Array2<f32>) -> Saved {
     let mut saved = Saved {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY),
     };
     let out = View::Rows(rank.out.view(), Side::Q);
-    out.real(&whole(problem), |row, head, _| {
+    out.real(layout, |row, head, _| {
         saved.lse[[head, row]] = f64::from(lse[[head, row]]);
         for lane in 0..out.lanes() {
             saved.out[[row, head, lane]] = f64::from(rank.out[[row, head, lane]]);
@@ -59,6 +60,7 @@ fn saved(problem: &Problem, rank: &RankOutputs, lse: &Array2<f32>) -> Saved {
 
 fn forward(
     problem: &Problem,
+    layout: &RankLayout,
     rank: &RankOutputs,
     exact: &Forward,
     bound: &Forward,
@@ -67,22 +69,23 @@ fn forward(
     if let Some(lse) = &rank.lse {
         let (exact, bound) = (exact.lse.view(), bound.lse.view());
         let views = (View::Statistic(lse.view()), View::Statistic(exact), View::Statistic(bound));
-        if let Some(finding) = compare(problem, TensorName::Lse, views, &mut margin.lse) {
+        if let Some(finding) = compare(problem, layout, TensorName::Lse, views, &mut margin.lse) {
             return Some(finding);
         }
     }
     let views = rows(Side::Q, &rank.out, &exact.out, &bound.out);
-    if let Some(finding) = compare(problem, TensorName::Out, views, &mut margin.out) {
+    if let Some(finding) = compare(problem, layout, TensorName::Out, views, &mut margin.out) {
         return Some(finding);
     }
     let max_logit = rank.max_logit.as_ref()?;
     let (exact, bound) = (exact.max_logit.view(), bound.max_logit.view());
     let views = (View::Heads(max_logit.view()), View::Heads(exact), View::Heads(bound));
-    compare(problem, TensorName::MaxLogit, views, &mut margin.max_logit)
+    compare(problem, layout, TensorName::MaxLogit, views, &mut margin.max_logit)
 }
 
 fn backward(
     problem: &Problem,
+    layout: &RankLayout,
     got: &RankGradients,
     exact: &Gradients,
     bound: &Gradients,
@@ -93,10 +96,10 @@ fn backward(
     let dv = rows(Side::Kv, &got.dv, &exact.dv, &bound.dv);
     let dsink =
         (View::Heads(got.dsink.view()), View::Heads(exact.dsink.view()), View::Heads(bound.dsink.view()));
-    compare(problem, TensorName::Dv, dv, &mut margin.dv)
-        .or_else(|| compare(problem, TensorName::Dk, dk, &mut margin.dk))
-        .or_else(|| compare(problem, TensorName::Dq, dq, &mut margin.dq))
-        .or_else(|| compare(problem, TensorName::Dsink, dsink, &mut margin.dsink))
+    compare(problem, layout, TensorName::Dv, dv, &mut margin.dv)
+        .or_else(|| compare(problem, layout, TensorName::Dk, dk, &mut margin.dk))
+        .or_else(|| compare(problem, layout, TensorName::Dq, dq, &mut margin.dq))
+        .or_else(|| compare(problem, layout, TensorName::Dsink, dsink, &mut margin.dsink))
 }
 
 type Triple<'a> = (View<'a, f32>, View<'a, f64>, View<'a, f64>);
@@ -108,6 +111,7 @@ fn rows<'a>(side: Side, got: &'a Array3<f32>, exact: &'a Array3<f64>, bound: &'a
 /// Compares every real element; raises `margin` to the worst error ÷ bound.
 fn compare(
     problem: &Problem,
+    layout: &RankLayout,
     tensor: TensorName,
     (got, exact, bound): Triple<'_>,
     margin: &mut f64,
@@ -120,7 +124,7 @@ fn compare(
     };
     let mut worst =
         Worst::new(Check::Envelope, tensor, "further from the exact value than rounding explains");
-    got.real(&whole(problem), |row, head, place| {
+    got.real(layout, |row, head, place| {
         for lane in 0..got.lanes() {
             let (value, right, bound) =
                 (f64::from(got.at(row, head, lane)), exact.at(row, head, lane), bound.at(row, head, lane));

@@ -21,7 +21,7 @@ use crate::backend::{Backend, Outputs, PaddingInputs, RunError};
 use crate::generate::Malformed;
 use crate::layout;
 use crate::values::{self, Poison};
-use crate::verdict::{Check, Finding, Place, Verdict};
+use crate::verdict::{Check, Finding, Verdict};
 
 /// Most elements of all tensors that a case may have: about 50 bytes each in inputs, results, exact answer and bounds.
 pub const ELEMENTS_MAX: u64 = 1 << 27;
@@ -65,10 +65,11 @@ pub fn judge(backend: &dyn Backend, problem: &Problem) -> Verdict {
         [Ok(first), Ok(second)] => [first, second],
         [Err(finding), _] | [_, Err(finding)] => return (*finding).into(),
     };
-    if let Some(finding) = poison::check(&layout::whole(problem), &first, &second) {
+    let whole = layout::whole(problem);
+    if let Some(finding) = poison::check(&whole, &first, &second) {
         return finding.into();
     }
-    envelope::check(backend, problem, &inputs, &first)
+    envelope::check(backend, problem, &whole, &inputs, &first)
 }
 
 /// Judges the validation: fields with one planted rule broken must be refused by exactly that rule.
@@ -134,18 +135,7 @@ fn capability_verdict(
 
 /// A finding about the case as a whole.
 fn whole_case(check: Check, what: String) -> Finding {
-    Finding {
-        check,
-        tensor: None,
-        place: Place::default(),
-        what,
-        got: None,
-        expected: None,
-        bound: None,
-        ratio: None,
-        failed: 0,
-        compared: 0,
-    }
+    Finding::new(check, None, what)
 }
 
 impl From<Finding> for Verdict {

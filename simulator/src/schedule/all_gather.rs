@@ -213,7 +213,7 @@ impl Rank<'_> {
     }
 
     fn placed(&self) -> Vec<PlacedRun> {
-        build::placed(&self.shards.q, self.rank)
+        self.shards.q.placed(self.rank)
     }
 
     fn forward_segments(&self) -> Vec<Segment> {

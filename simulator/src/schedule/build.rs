@@ -200,8 +200,8 @@ pub(super) fn local_with_sinks(
     rank: usize,
     sinks: Range<usize>,
 ) -> Local {
-    let q_rows = placed(&shards.q, rank);
-    let kv_rows = placed(&shards.kv, rank);
+    let q_rows = shards.q.placed(rank);
+    let kv_rows = shards.kv.placed(rank);
     let heads = problem.heads;
     let precision = problem.precision;
     let input = |tensor: TensorName| Role::Input(tensor);
@@ -261,18 +261,6 @@ pub(super) fn local_with_sinks(
         }
     });
     Local { q, k, v, sink, out, lse, max_logit, backward }
-}
-
-/// The pieces of every sequence on a rank, with their rows.
-pub(super) fn placed(shard: &Shard, rank: usize) -> Vec<PlacedRun> {
-    (0..shard.slots.len())
-        .flat_map(|sequence| {
-            shard.pieces(sequence, rank).into_iter().map(move |piece| {
-                let local = shard.local(sequence, &piece);
-                PlacedRun { sequence, piece, local }
-            })
-        })
-        .collect()
 }
 
 /// The rows of every slot of a rank's tensor, padding included and counted as rows (`len = span`).

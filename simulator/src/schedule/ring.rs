@@ -25,16 +25,16 @@ use std::ops::Range;
 use seamproof_oracle::{Balance, Format, Mask, Pass, Problem, Run, Sink, Softmax};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
+use super::collect::{self, COMMUNICATION, all};
 use super::{
-    Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeStyle, PlacedRun, Reduction, Region,
-    RowPair, Schedule, Work,
+    Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeStyle, PlacedRun, Reduction, RowPair,
+    Schedule, Work,
 };
 use crate::{AttentionCall, RowPolicy, Segment};
 
 /// The streams that compute in turn; a ring begins and ends on the first.
 const COMPUTE: [usize; 2] = [MAIN, 1];
-const MAIN: usize = 0;
-const COMMUNICATION: usize = 2;
+const MAIN: usize = collect::COMPUTE;
 
 /// The ring schedule.
 pub fn ring(problem: &Problem) -> Result<Schedule, BuildError> {
@@ -147,7 +147,7 @@ impl RingCore<'_> {
         }
         builder.copy(rank, MAIN, out, local.out, &build::same_rows(&build::slots(&self.shards.q)));
         if self.members.len() > 1 {
-            let region = whole(builder, local.max_logit);
+            let region = all(builder, local.max_logit);
             let (communicator, reduction) = (self.communicator, Reduction::Max);
             builder.push(rank, MAIN, Work::AllReduce { communicator, region, reduction });
         }
@@ -160,7 +160,7 @@ impl RingCore<'_> {
         builder.fill(rank, MAIN, work.dq, &q_rows, FillValue::Zero);
         for buffer in work.dkv_at(0) {
             // Every row, because every row travels.
-            let rows = whole(builder, buffer).rows;
+            let rows = all(builder, buffer).rows;
             builder.fill(rank, MAIN, buffer, &[rows], FillValue::Zero);
         }
         fork(builder, rank, steps);
@@ -216,7 +216,7 @@ impl RingCore<'_> {
     }
 
     fn real_queries(&self, place: usize) -> Vec<Run> {
-        let runs = build::placed(&self.shards.q, place).into_iter().map(|placed| placed.local);
+        let runs = self.shards.q.placed(place).into_iter().map(|placed| placed.local);
         runs.filter(|run| run.len > 0).map(|run| Run { span: run.len, ..run }).collect()
     }
 
@@ -407,9 +407,9 @@ fn exchange(
     (from, received): (usize, [BufferId; 2]),
 ) -> EventId {
     let group = Some(builder.group());
-    let regions = sent.map(|buffer| whole(builder, buffer)).to_vec();
+    let regions = sent.map(|buffer| all(builder, buffer)).to_vec();
     builder.push(rank, COMMUNICATION, Work::Send { to, group, regions });
-    let regions = received.map(|buffer| whole(builder, buffer)).to_vec();
+    let regions = received.map(|buffer| all(builder, buffer)).to_vec();
     builder.push(rank, COMMUNICATION, Work::Recv { from, group, regions });
     builder.record(rank, COMMUNICATION)
 }
@@ -427,13 +427,6 @@ fn wait(builder: &mut Builder, rank: usize, stream: usize, event: Option<EventId
     if let Some(event) = event {
         builder.wait(rank, stream, event);
     }
-}
-
-/// All rows and heads of a buffer.
-fn whole(builder: &Builder, buffer: BufferId) -> Region {
-    let described = builder.describe(buffer);
-    let rows = Run::packed(0, described.rows, described.rows);
-    Region { buffer, rows, heads: 0..described.heads }
 }
 
 /// The rows that runs own, padding included, in as few runs as they make, with the same rows of another buffer.

@@ -9,7 +9,7 @@ use seamproof_oracle::{
 };
 
 use super::*;
-use crate::schedule::Role;
+use crate::schedule::{Region, Role};
 use crate::shard::{ShardError, span_multiple};
 
 /// Sequence, query, key; or the sink.
