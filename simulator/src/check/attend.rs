@@ -10,10 +10,11 @@ use std::rc::Rc;
 
 use seamproof_oracle::{Run, Sink, TensorName};
 
-use super::content::{Cover, Piece, Symbol, Tokens, What, zip};
 use super::cover::{FAR, Patch};
 use super::error::{CheckError, Fault, Place};
-use super::execute::{Machine, Site, ranges, row_patch, too_many};
+use super::execute::{Machine, Site, ranges};
+use super::sink::row_patch;
+use super::symbol::{Cover, PATCHES_MAX, Piece, Symbol, Tokens, What, zip};
 use crate::schedule::{Attend, AttendBackward, BufferId};
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -110,7 +111,7 @@ impl Machine<'_> {
 
     /// The rows of a run as pieces of the site's tensor; what is none is an error and left out.
     fn inputs(&mut self, site: &Site, run: &Run) -> Vec<Rows> {
-        let pieces = self.read(site.buffer, std::slice::from_ref(run), &site.heads);
+        let pieces = self.read_run(site.buffer, run, &site.heads);
         let rows = pieces.into_iter().filter_map(|Piece { at, len, symbol }| {
             let site = Site { row: run.row(at), ..site.clone() };
             Some(Rows { at, len, tokens: self.input(&site, &symbol)? })
@@ -122,7 +123,7 @@ impl Machine<'_> {
     fn keys(&mut self, place: Place, segment: &Segment, buffers: [BufferId; 2], heads: &Heads) -> Vec<Rows> {
         let lists = buffers.map(|buffer| self.read(buffer, &segment.kv, &heads.kv));
         let mut rows: Vec<Rows> = Vec::new();
-        zip(&lists, |at, len, symbols| {
+        zip(lists.each_ref().map(Vec::as_slice), |at, len, symbols| {
             let names = [TensorName::K, TensorName::V];
             let sites = [0, 1].map(|index| Site {
                 place: Some(place),
@@ -151,7 +152,7 @@ impl Machine<'_> {
         keys: &[Rows],
         heads: &Heads,
     ) -> Vec<Vec<Patch>> {
-        if too_many(queries.len(), keys.len()) {
+        if queries.len().saturating_mul(keys.len()) > PATCHES_MAX {
             let fault = Fault::TooMany {
                 what: "pieces of a segment",
                 got: queries.len(),
@@ -164,7 +165,7 @@ impl Machine<'_> {
             (segment.lo.unwrap_or(-FAR).clamp(-FAR, FAR), segment.hi.unwrap_or(FAR).clamp(-FAR, FAR));
         let mut patches = Vec::with_capacity(queries.len());
         for q in queries {
-            let mut mine = Vec::new();
+            let mut mine = Vec::with_capacity(keys.len());
             for k in keys {
                 let offset = q.at as i64 - k.at as i64;
                 let Some(group) = self.pairing(place, segment, q, k, heads) else { continue };
@@ -226,8 +227,7 @@ impl Machine<'_> {
 
     fn raise(&mut self, place: Place, max_logit: BufferId, heads: &Range<usize>, first: isize) {
         let one = Run::packed(0, 1, 1);
-        let pieces = self.read(max_logit, &[one], heads);
-        let symbol = pieces.first().map_or(Symbol::Uninitialised, |piece| piece.symbol.clone());
+        let symbol = self.value(max_logit, heads);
         let mut launches = match &symbol {
             Symbol::NegInfinity => Rc::new(BTreeSet::new()),
             Symbol::Tokens(Tokens { what: What::Largest(launches), head, .. }) if *head == first => {
@@ -250,7 +250,7 @@ impl Machine<'_> {
             }
         };
         // The set must have one owner, or every launch would copy it.
-        drop((symbol, pieces));
+        drop(symbol);
         self.set(max_logit, &one, 0, 1, heads, Symbol::NegInfinity);
         Rc::make_mut(&mut launches).insert(place);
         let start = first.max(0) as usize;
@@ -305,9 +305,9 @@ impl Machine<'_> {
         heads: &Heads,
     ) -> Vec<Rows> {
         let names = [TensorName::Q, TensorName::Dout, TensorName::Out, TensorName::Lse];
-        let lists = buffers.map(|buffer| self.read(buffer, std::slice::from_ref(&segment.q), &heads.q));
+        let lists = buffers.map(|buffer| self.read_run(buffer, &segment.q, &heads.q));
         let mut rows = Vec::new();
-        zip(&lists, |at, len, symbols| {
+        zip(lists.each_ref().map(Vec::as_slice), |at, len, symbols| {
             let site = |index: usize| Site {
                 place: Some(place),
                 tensor: names[index],
