@@ -128,55 +128,64 @@ impl Races<'_> {
         errors: &mut Errors,
     ) {
         let described = &self.schedule.buffers[buffer.0];
-        let all =
-            vec![(0..described.heads, BTreeMap::from([(0, (described.rows.max(1), Shadow::default()))]))];
-        let mut bands = self.shadows.remove(&buffer).unwrap_or(all);
-        split_heads(&mut bands, heads.start);
-        split_heads(&mut bands, heads.end);
-        for (band, map) in
-            bands.iter_mut().filter(|(band, _)| heads.start <= band.start && band.end <= heads.end)
-        {
+        let bands = self.shadows.entry(buffer).or_insert_with(|| {
+            let all = BTreeMap::from([(0, (described.rows.max(1), Shadow::default()))]);
+            vec![(0..described.heads, all)]
+        });
+        split_heads(bands, heads.start);
+        split_heads(bands, heads.end);
+        let inside = bands.iter_mut().filter(|(band, _)| heads.start <= band.start && band.end <= heads.end);
+        for (band, map) in inside {
             split_rows(map, rows.start);
             split_rows(map, rows.end);
             for (&start, (end, shadow)) in map.range_mut(rows.clone()) {
                 let before = shadow.before(kind).filter(|&other| !self.order.ordered(other, place));
-                for first in before.collect::<Vec<_>>() {
+                for first in before {
                     if self.met.insert((first, place, buffer)) {
                         let (rows, heads) = (start..*end, band.clone());
                         let buffer = described.name.clone();
                         errors.push(CheckError::Race { first, second: place, buffer, rows, heads });
                     }
                 }
-                self.enter(shadow, place, kind);
+                shadow.enter(self.order, place, kind);
             }
             if kind == Kind::Write {
-                let written = Shadow { write: Some(place), ..Shadow::default() };
-                let inside: Vec<usize> = map.range(rows.clone()).map(|(&start, _)| start).collect();
-                inside.into_iter().for_each(|start| drop(map.remove(&start)));
-                map.insert(rows.start, (rows.end, written));
+                unite(map, &rows);
             }
         }
-        self.shadows.insert(buffer, bands);
-    }
-
-    /// Notes a read or a raise; an earlier one of the same lane ended before it.
-    fn enter(&self, shadow: &mut Shadow, place: Place, kind: Kind) {
-        let list = match kind {
-            Kind::Read => &mut shadow.reads,
-            Kind::Raise => &mut shadow.raises,
-            Kind::Write => return,
-        };
-        list.retain(|&other| !self.order.ordered(other, place));
-        list.push(place);
     }
 }
 
 impl Shadow {
     /// What an access must come after.
     fn before(&self, kind: Kind) -> impl Iterator<Item = Place> {
-        let of = |list: &[Place], other: Kind| if kind.conflicts(other) { list.to_vec() } else { Vec::new() };
-        let (reads, raises) = (of(&self.reads, Kind::Read), of(&self.raises, Kind::Raise));
-        self.write.into_iter().chain(reads).chain(raises)
+        let of = |list, other| if kind.conflicts(other) { list } else { &[][..] };
+        let (reads, raises) = (of(&self.reads[..], Kind::Read), of(&self.raises[..], Kind::Raise));
+        self.write.into_iter().chain(reads.iter().chain(raises).copied())
+    }
+
+    /// Notes an access. A write stands for all before it; a read or a raise for earlier ones that ended before it.
+    fn enter(&mut self, order: &Order, place: Place, kind: Kind) {
+        let list = match kind {
+            Kind::Read => &mut self.reads,
+            Kind::Raise => &mut self.raises,
+            Kind::Write => {
+                *self = Shadow { write: Some(place), ..Shadow::default() };
+                return;
+            }
+        };
+        list.retain(|&other| !order.ordered(other, place));
+        list.push(place);
+    }
+}
+
+/// Makes one interval of all that are inside of rows, which begin and end one: they hold the same write.
+fn unite(map: &mut Rows, rows: &Range<usize>) {
+    while let Some((&next, _)) = map.range(rows.start + 1..rows.end).next() {
+        map.remove(&next);
+    }
+    if let Some((end, _)) = map.get_mut(&rows.start) {
+        *end = rows.end;
     }
 }
 
