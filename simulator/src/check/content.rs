@@ -241,3 +241,93 @@ fn overlay(old: Vec<Piece>, new: Vec<Piece>) -> Vec<Piece> {
     pieces.shrink_to_fit();
     pieces
 }
+
+#[cfg(test)]
+mod tests {
+    use seamproof_oracle::TensorName;
+
+    use super::super::symbol::{Tokens, What};
+    use super::*;
+
+    const ROWS: usize = 24;
+    const HEADS: usize = 4;
+
+    /// What each row and head holds: position and head of the tensor.
+    type Model = Vec<[Option<(usize, isize)>; HEADS]>;
+
+    fn tokens(start: usize, step: usize, head: isize) -> Symbol {
+        Symbol::Tokens(Tokens { what: What::Input(TensorName::Q), sequence: 0, head, start, step })
+    }
+
+    /// Reads row by row, and in one.
+    fn agree(content: &Content, model: &Model) {
+        for head in 0..HEADS {
+            let seen = |run: &Run| -> Vec<Option<(usize, isize)>> {
+                let pieces = content.read(std::slice::from_ref(run), &(head..head + 1));
+                let rows =
+                    pieces.iter().flat_map(|piece| (0..piece.len).map(|row| piece.symbol.advance(row)));
+                rows.map(|symbol| symbol.tokens().map(|tokens| (tokens.start, tokens.head))).collect()
+            };
+            let expected: Vec<_> = model.iter().map(|row| row[head]).collect();
+            assert_eq!(seen(&Run::packed(0, ROWS, ROWS)), expected);
+            let apart = Run { offset: 1, step: 3, len: 7, span: 7 };
+            assert_eq!(seen(&apart), apart.real_rows().map(|row| expected[row]).collect::<Vec<_>>());
+        }
+        for band in &content.bands {
+            let ends: Vec<usize> = band.pieces.iter().map(Piece::end).collect();
+            let begins: Vec<usize> = band.pieces.iter().map(|piece| piece.at).collect();
+            assert_eq!((begins[0], &begins[1..], ends.last()), (0, &ends[..ends.len() - 1], Some(&ROWS)));
+        }
+    }
+
+    /// Below `end`, from a counter.
+    fn draw(state: &mut u64, end: usize) -> usize {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) as usize % end
+    }
+
+    #[test]
+    fn lists_hold_what_a_table_holds() {
+        let mut state = 1;
+        for _ in 0..200 {
+            let mut content = [(); 2].map(|()| Content::new(ROWS, HEADS, Symbol::Uninitialised));
+            let mut model: [Model; 2] = [(); 2].map(|()| vec![[None; HEADS]; ROWS]);
+            for _ in 0..24 {
+                let which = draw(&mut state, 2);
+                let first = draw(&mut state, HEADS);
+                let heads = first..first + 1 + draw(&mut state, HEADS - first);
+                if draw(&mut state, 4) == 0 {
+                    // The other's heads from `from` on, all rows.
+                    let from = draw(&mut state, HEADS - heads.len() + 1);
+                    let bands = content[1 - which].bands(&(from..from + heads.len()), heads.start);
+                    content[which].replace(bands);
+                    for row in 0..ROWS {
+                        for (index, head) in heads.clone().enumerate() {
+                            model[which][row][head] = model[1 - which][row][from + index];
+                        }
+                    }
+                } else {
+                    let step = 1 + draw(&mut state, 2);
+                    let len = 1 + draw(&mut state, 10);
+                    let run = Run { offset: draw(&mut state, 4), step, len, span: len };
+                    // In pieces, so that lists are written singly and in one pass.
+                    let size = 1 + draw(&mut state, 4);
+                    let start = draw(&mut state, 3) * 10;
+                    let pieces = (0..len).step_by(size).map(|at| {
+                        let symbol = tokens(start + at, 1, 7);
+                        Piece { at, len: size.min(len - at), symbol }
+                    });
+                    content[which].write(&run, &heads, pieces.collect());
+                    for (index, row) in run.real_rows().enumerate() {
+                        for head in heads.clone() {
+                            // The first head that is written is the tensor's head 7.
+                            let of_tensor = 7 + (head - heads.start) as isize;
+                            model[which][row][head] = Some((start + index, of_tensor));
+                        }
+                    }
+                }
+                content.iter().zip(&model).for_each(|(content, model)| agree(content, model));
+            }
+        }
+    }
+}
