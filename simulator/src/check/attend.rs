@@ -336,7 +336,7 @@ impl Machine<'_> {
 
 /// What writing rows of a run does.
 fn rows_to(buffer: BufferId, run: &Run, heads: &Range<usize>, piece: Piece) -> Writing {
-    Writing::Rows(buffer, heads.clone(), on_rows(run, vec![piece]))
+    Writing::Rows(buffer, heads.clone(), on_rows(run, [piece]).collect())
 }
 
 /// What becomes of padding rows, as the policy says.

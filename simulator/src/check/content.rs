@@ -42,6 +42,12 @@ impl Band {
             written.into_iter().for_each(|piece| put(pieces, piece));
             return;
         }
+        if let Some(places) = fits(&self.pieces, &written) {
+            let pieces = Rc::make_mut(&mut self.pieces);
+            places.iter().zip(written).for_each(|(&place, piece)| pieces[place] = piece);
+            places.iter().rev().for_each(|&place| join_around(pieces, place));
+            return;
+        }
         let whole = written.iter().map(|piece| piece.len).sum::<usize>() == rows;
         let old = if whole { Rc::default() } else { std::mem::take(&mut self.pieces) };
         self.pieces = Rc::new(overlay(Rc::unwrap_or_clone(old), written));
@@ -108,7 +114,7 @@ impl Content {
 
     /// Writes pieces of a run, as they were read, to heads.
     pub(super) fn write(&mut self, run: &Run, heads: &Range<usize>, pieces: Vec<Piece>) {
-        self.write_rows(heads, on_rows(run, pieces));
+        self.write_rows(heads, on_rows(run, pieces).collect());
     }
 
     /// Writes pieces that name rows of the buffer, in any order. They are disjoint: no operation writes a row twice.
@@ -153,15 +159,17 @@ impl Content {
 }
 
 /// Pieces of a run as pieces with rows of the buffer.
-pub(super) fn on_rows(run: &Run, pieces: Vec<Piece>) -> Vec<Piece> {
-    let row = |index: usize| run.offset + run.step * index;
-    if run.step == 1 {
-        return pieces.into_iter().map(|piece| Piece { at: row(piece.at), ..piece }).collect();
-    }
-    let single = |Piece { at, len, symbol }| {
-        (0..len).map(move |index| Piece { at: row(at + index), len: 1, symbol: symbol.advance(index) })
-    };
-    pieces.into_iter().flat_map(single).collect()
+pub(super) fn on_rows(run: &Run, pieces: impl IntoIterator<Item = Piece>) -> impl Iterator<Item = Piece> {
+    let Run { offset, step, .. } = *run;
+    pieces.into_iter().flat_map(move |Piece { at, len, symbol }| {
+        // Rows that lie apart are one piece each.
+        let (count, size) = if step == 1 { (len.min(1), len) } else { (len, 1) };
+        (0..count).map(move |index| Piece {
+            at: offset + step * (at + index),
+            len: size,
+            symbol: symbol.advance(index),
+        })
+    })
 }
 
 /// Appends the rows of a run; its row 0 is row `at`.
@@ -195,10 +203,25 @@ fn put(pieces: &mut Vec<Piece>, piece: Piece) {
         pieces.splice(first..end, before.into_iter().chain([piece]).chain(after));
         first = index;
     }
-    join(pieces, first);
-    if let Some(before) = first.checked_sub(1) {
+    join_around(pieces, first);
+}
+
+/// Joins a piece with those beside it, if they are one.
+fn join_around(pieces: &mut Vec<Piece>, index: usize) {
+    join(pieces, index);
+    if let Some(before) = index.checked_sub(1) {
         join(pieces, before);
     }
+}
+
+/// Where the new pieces, sorted, have the rows of old ones; `None` if one of them has other rows.
+fn fits(old: &[Piece], new: &[Piece]) -> Option<Vec<usize>> {
+    let mut next = 0;
+    let place = |piece: &Piece| {
+        next += old[next..].partition_point(|other| other.at < piece.at);
+        old.get(next).filter(|other| (other.at, other.len) == (piece.at, piece.len)).map(|_| next)
+    };
+    new.iter().map(place).collect()
 }
 
 /// Makes one piece of two that follow each other, if they are one.

@@ -57,7 +57,7 @@ impl Machine<'_> {
         for band in self.bands(&[(from.0, from.2)], heads) {
             let pieces = self.read_run(from.0, &from.1, &(from.2 + band.start..from.2 + band.end));
             let heads = to.2 + band.start..to.2 + band.end;
-            writing.push(Writing::Rows(to.0, heads, on_rows(&to.1, pieces)));
+            writing.push(Writing::Rows(to.0, heads, on_rows(&to.1, pieces).collect()));
         }
     }
 

@@ -19,8 +19,8 @@ use crate::schedule::{BufferId, Merge, MergeStyle, Reduction, Region, RowPair, W
 const TOO_MANY: &str = "a sum has more parts than are checked";
 
 impl Machine<'_> {
-    /// For every cell of equally long runs of some operands, all heads, the symbols that replace theirs. What is written
-    /// is written after every cell of the runs has been looked at.
+    /// For every cell of equally long runs of some operands, all heads, the symbols that replace theirs. Form keeps apart
+    /// the rows that one operation reads and writes: what is written is written after all has been looked at.
     pub(super) fn cells<const N: usize>(
         &mut self,
         buffers: [BufferId; N],
@@ -28,22 +28,21 @@ impl Machine<'_> {
         mut each: impl FnMut(&mut Self, &Cell<'_, N>, [Symbol; N]) -> [Option<Symbol>; N],
     ) {
         for heads in self.bands(&buffers.map(|buffer| (buffer, 0)), self.heads(buffers[0])) {
+            let mut written: [Vec<Piece>; N] = std::array::from_fn(|_| Vec::new());
             for runs in rows.clone() {
                 let lists: [Vec<Piece>; N] =
                     std::array::from_fn(|operand| self.read_run(buffers[operand], &runs[operand], &heads));
-                let mut written: [Vec<Piece>; N] = std::array::from_fn(|_| Vec::new());
                 zip(lists.each_ref().map(Vec::as_slice), |at, len, symbols| {
                     let cell = Cell { buffers: &buffers, runs: &runs, heads: &heads, at, len };
                     let replaced = each(self, &cell, symbols);
-                    for (symbol, written) in replaced.into_iter().zip(&mut written) {
-                        if let Some(symbol) = symbol {
-                            append(written, Piece { at, len, symbol });
-                        }
+                    for (operand, symbol) in replaced.into_iter().enumerate() {
+                        let piece = symbol.map(|symbol| Piece { at, len, symbol });
+                        written[operand].extend(on_rows(&runs[operand], piece));
                     }
                 });
-                for (operand, pieces) in written.into_iter().enumerate() {
-                    self.contents[buffers[operand].0].write(&runs[operand], &heads, pieces);
-                }
+            }
+            for (buffer, pieces) in buffers.iter().zip(written) {
+                self.contents[buffer.0].write_rows(&heads, pieces);
             }
         }
     }
@@ -101,7 +100,11 @@ impl Machine<'_> {
         let (target, run, first) = self.end(to);
         for band in self.bands(&firsts, to.heads.len()) {
             let total = self.combined(places, &ends, &band, reduction);
-            writing.push(Writing::Rows(target, first + band.start..first + band.end, on_rows(&run, total)));
+            writing.push(Writing::Rows(
+                target,
+                first + band.start..first + band.end,
+                on_rows(&run, total).collect(),
+            ));
         }
     }
 

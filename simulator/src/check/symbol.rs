@@ -20,6 +20,8 @@ pub(super) const PATCHES_MAX: usize = 1 << 17;
 /// The patches of a sum, each as often as it was added.
 #[derive(Debug)]
 enum Parts {
+    /// Most leaves: no list of their own.
+    One(Patch),
     Leaf(Box<[Patch]>),
     /// Absent only while it is dropped.
     Sum(Option<[Cover; 2]>),
@@ -49,9 +51,13 @@ impl PartialEq for Cover {
 }
 
 impl Cover {
-    pub(super) fn new(patches: Vec<Patch>, sinks: usize) -> Cover {
+    pub(super) fn new(mut patches: Vec<Patch>, sinks: usize) -> Cover {
         let hash = patches.iter().flat_map(Patch::numbers).fold(0, mix);
-        let (count, parts) = (patches.len(), Parts::Leaf(patches.into_boxed_slice()));
+        let count = patches.len();
+        let parts = match patches.pop_if(|_| count == 1) {
+            Some(patch) => Parts::One(patch),
+            None => Parts::Leaf(patches.into_boxed_slice()),
+        };
         Cover { node: Rc::new(Node { parts, count, hash }), sinks }
     }
 
@@ -97,6 +103,7 @@ impl Cover {
         let (mut found, mut todo) = (Vec::with_capacity(self.node.count), vec![self]);
         while let Some(cover) = todo.pop() {
             match &cover.node.parts {
+                Parts::One(patch) => found.push(patch.clone()),
                 Parts::Leaf(patches) => found.extend_from_slice(patches),
                 Parts::Sum(both) => todo.extend(both.iter().flatten().rev()),
             }

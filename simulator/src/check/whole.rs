@@ -18,18 +18,22 @@ use super::symbol::{Cover, Symbol, Tokens, What};
 /// A cover's hash, whether its rows are keys, the sequence, and the rows' first position, step and number.
 type Claim = (u64, bool, usize, usize, usize, usize);
 
-/// Covers that have been looked at: pairs, or none if they are not exact.
+/// Covers that have been looked at.
 #[derive(Debug, Default)]
-pub(super) struct Proved(HashMap<Claim, Vec<(Cover, Option<u64>)>>);
+pub(super) struct Proved {
+    /// Exact ones, and their pairs. One for each claim: forgetting another costs a second proof, no more.
+    exact: HashMap<Claim, (Cover, u64)>,
+    /// The others: few, since each is an error.
+    wrong: Vec<(Claim, Cover)>,
+}
 
 impl Proved {
-    fn find(&self, claim: &Claim, cover: &Cover) -> Option<Option<u64>> {
-        let known = self.0.get(claim)?.iter();
-        let mut known = known.filter(|(other, pairs)| match pairs {
-            Some(_) => cover.alike(other),
-            None => cover.same(other),
-        });
-        known.next().map(|(_, pairs)| *pairs)
+    /// The pairs of a cover that has been looked at; 0 if it is not exact.
+    fn find(&self, claim: &Claim, cover: &Cover) -> Option<u64> {
+        if let Some((_, pairs)) = self.exact.get(claim).filter(|(other, _)| cover.alike(other)) {
+            return Some(*pairs);
+        }
+        self.wrong.iter().any(|(other, wrong)| other == claim && wrong.same(cover)).then_some(0)
     }
 }
 
@@ -109,20 +113,18 @@ impl Machine<'_> {
         let line = rows.line(len);
         let claim = (cover.hash(), keys, rows.sequence, line.start, line.step, line.len);
         if let Some(pairs) = self.proved.find(&claim, cover) {
-            return pairs.unwrap_or(0);
+            return pairs;
         }
-        let mut pairs = Some(0);
-        for proof in self.proofs(keys, rows.sequence, line, cover) {
-            match proof {
-                Ok(more) => pairs = pairs.map(|pairs: u64| pairs + more),
-                Err(hole) => {
-                    pairs = None;
-                    self.hole(site, rows, hole);
-                }
-            }
+        let proofs = self.proofs(keys, rows.sequence, line, cover);
+        let pairs = proofs.iter().map(|proof| *proof.as_ref().unwrap_or(&0)).sum();
+        let holes: Vec<Hole> = proofs.into_iter().filter_map(Result::err).collect();
+        if holes.is_empty() {
+            self.proved.exact.insert(claim, (cover.clone(), pairs));
+            return pairs;
         }
-        self.proved.0.entry(claim).or_default().push((cover.clone(), pairs));
-        pairs.unwrap_or(0)
+        holes.into_iter().for_each(|hole| self.hole(site, rows, hole));
+        self.proved.wrong.push((claim, cover.clone()));
+        0
     }
 
     /// The proof for each query head, or set of query heads alike, of a KV head; one for queries.
