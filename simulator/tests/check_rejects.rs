@@ -348,6 +348,19 @@ fn results_in_the_wrong_place() {
 }
 
 #[test]
+fn a_launch_that_writes_what_it_reads() {
+    malformed(&errors(SINGLE, |schedule| {
+        let Work::Attend(attend) = work(schedule, 0, 0, attends) else { panic!() };
+        attend.out = attend.q;
+    }));
+    malformed(&errors(SINGLE, |schedule| {
+        let is = |work: &Work| matches!(work, Work::AttendBackward(_));
+        let Work::AttendBackward(attend) = work(schedule, 0, 0, is) else { panic!() };
+        attend.dv = attend.dk;
+    }));
+}
+
+#[test]
 fn a_host_that_reads() {
     malformed(&errors(SINGLE, |schedule| {
         let region = Region { buffer: BufferId(0), rows: Run::packed(0, 1, 1), heads: 0..1 };

@@ -2,7 +2,8 @@
 //!
 //! A segment's rows are read as pieces of real queries and of real keys, all of one sequence; every pair of pieces is a
 //! patch whose band is the segment's, moved to the pieces. Heads are cut so that within a cut every buffer has one
-//! symbol a row, and query heads are whole groups of KV heads or lie within one.
+//! symbol a row, and query heads are whole groups of KV heads or lie within one. What a launch writes is written after
+//! all that it reads has been read: form keeps the two apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -10,10 +11,13 @@ use std::rc::Rc;
 
 use seamproof_oracle::{Run, Sink, TensorName};
 
-use super::content::{Cover, Piece, Symbol, Tokens, What, zip};
+use super::content::on_rows;
 use super::cover::{FAR, Patch};
 use super::error::{CheckError, Fault, Place};
-use super::execute::{Machine, Site, ranges, row_patch, too_many};
+use super::execute::{Machine, Site, ranges};
+use super::moves::Writing;
+use super::sink::row_patch;
+use super::symbol::{Cover, PATCHES_MAX, Piece, Symbol, Tokens, What, zip};
 use crate::schedule::{Attend, AttendBackward, BufferId};
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -55,6 +59,7 @@ impl Machine<'_> {
         }
         let side = [*q, *out, *lse, *max_logit];
         let side: Vec<BufferId> = side.into_iter().chain(*sink).collect();
+        let mut writing = Vec::new();
         for heads in self.launch_heads(&side, &[*k, *v]) {
             let own = if sinks > 0 { self.sink_head(place, *sink, &heads.q) } else { None };
             let mut first = None;
@@ -80,15 +85,19 @@ impl Machine<'_> {
                     let cover = Cover::new(patches, sinks);
                     let what = What::Out { parts: cover.clone(), against: cover.clone() };
                     let (at, len, tokens) = (piece.at, piece.len, &piece.tokens);
-                    self.set(*out, &segment.q, at, len, &heads.q, tokens.with(what));
-                    self.set(*lse, &segment.q, at, len, &heads.q, tokens.with(What::Lse(cover)));
+                    let lse_symbol = tokens.with(What::Lse(cover));
+                    for (buffer, symbol) in [(*out, tokens.with(what)), (*lse, lse_symbol)] {
+                        writing.push(rows_to(buffer, &segment.q, &heads.q, Piece { at, len, symbol }));
+                    }
                 }
-                self.pad(call, &segment.q, &heads.q, &[(*out, Symbol::Zero), (*lse, Symbol::NegInfinity)]);
+                let results = [(*out, Symbol::Zero), (*lse, Symbol::NegInfinity)];
+                writing.extend(padding(call, &segment.q, &heads.q, results));
             }
             if let Some(first) = first {
                 self.raise(place, *max_logit, &heads.q, first);
             }
         }
+        self.commit(writing);
     }
 
     fn applies_sink(&mut self, place: Place, call: &AttentionCall, sink: Option<BufferId>) {
@@ -99,18 +108,9 @@ impl Machine<'_> {
         }
     }
 
-    /// Padding rows become what the policy says.
-    fn pad(&mut self, call: &AttentionCall, run: &Run, heads: &Range<usize>, to: &[(BufferId, Symbol)]) {
-        if call.policy == RowPolicy::Overwrite {
-            for (buffer, symbol) in to {
-                self.set(*buffer, run, run.len, run.span - run.len, heads, symbol.clone());
-            }
-        }
-    }
-
     /// The rows of a run as pieces of the site's tensor; what is none is an error and left out.
     fn inputs(&mut self, site: &Site, run: &Run) -> Vec<Rows> {
-        let pieces = self.read(site.buffer, std::slice::from_ref(run), &site.heads);
+        let pieces = self.read_run(site.buffer, run, &site.heads);
         let rows = pieces.into_iter().filter_map(|Piece { at, len, symbol }| {
             let site = Site { row: run.row(at), ..site.clone() };
             Some(Rows { at, len, tokens: self.input(&site, &symbol)? })
@@ -122,7 +122,7 @@ impl Machine<'_> {
     fn keys(&mut self, place: Place, segment: &Segment, buffers: [BufferId; 2], heads: &Heads) -> Vec<Rows> {
         let lists = buffers.map(|buffer| self.read(buffer, &segment.kv, &heads.kv));
         let mut rows: Vec<Rows> = Vec::new();
-        zip(&lists, |at, len, symbols| {
+        zip(lists.each_ref().map(Vec::as_slice), |at, len, symbols| {
             let names = [TensorName::K, TensorName::V];
             let sites = [0, 1].map(|index| Site {
                 place: Some(place),
@@ -151,7 +151,7 @@ impl Machine<'_> {
         keys: &[Rows],
         heads: &Heads,
     ) -> Vec<Vec<Patch>> {
-        if too_many(queries.len(), keys.len()) {
+        if queries.len().saturating_mul(keys.len()) > PATCHES_MAX {
             let fault = Fault::TooMany {
                 what: "pieces of a segment",
                 got: queries.len(),
@@ -164,7 +164,7 @@ impl Machine<'_> {
             (segment.lo.unwrap_or(-FAR).clamp(-FAR, FAR), segment.hi.unwrap_or(FAR).clamp(-FAR, FAR));
         let mut patches = Vec::with_capacity(queries.len());
         for q in queries {
-            let mut mine = Vec::new();
+            let mut mine = Vec::with_capacity(keys.len());
             for k in keys {
                 let offset = q.at as i64 - k.at as i64;
                 let Some(group) = self.pairing(place, segment, q, k, heads) else { continue };
@@ -226,8 +226,7 @@ impl Machine<'_> {
 
     fn raise(&mut self, place: Place, max_logit: BufferId, heads: &Range<usize>, first: isize) {
         let one = Run::packed(0, 1, 1);
-        let pieces = self.read(max_logit, &[one], heads);
-        let symbol = pieces.first().map_or(Symbol::Uninitialised, |piece| piece.symbol.clone());
+        let symbol = self.value(max_logit, heads);
         let mut launches = match &symbol {
             Symbol::NegInfinity => Rc::new(BTreeSet::new()),
             Symbol::Tokens(Tokens { what: What::Largest(launches), head, .. }) if *head == first => {
@@ -250,7 +249,7 @@ impl Machine<'_> {
             }
         };
         // The set must have one owner, or every launch would copy it.
-        drop((symbol, pieces));
+        drop(symbol);
         self.set(max_logit, &one, 0, 1, heads, Symbol::NegInfinity);
         Rc::make_mut(&mut launches).insert(place);
         let start = first.max(0) as usize;
@@ -267,6 +266,7 @@ impl Machine<'_> {
         }
         let mut side = vec![*q, *dout, *out, *lse, *dq];
         side.extend(sink.iter().flat_map(|(sink, dsink)| [*sink, *dsink]));
+        let mut writing = Vec::new();
         let mut parts: Vec<KeyParts> = call.segments.iter().map(|_| KeyParts::new()).collect();
         for heads in self.launch_heads(&side, &[*k, *v, *dk, *dv]) {
             let mut seen = Vec::new();
@@ -278,22 +278,28 @@ impl Machine<'_> {
                 collect_keys(parts, &keys, &patches, &heads);
                 for (piece, patches) in queries.iter().zip(patches) {
                     let symbol = piece.tokens.with(What::Gradient(TensorName::Dq, Cover::new(patches, 0)));
-                    self.set(*dq, &segment.q, piece.at, piece.len, &heads.q, symbol);
+                    let rows = Piece { at: piece.at, len: piece.len, symbol };
+                    writing.push(rows_to(*dq, &segment.q, &heads.q, rows));
                     seen.push(row_patch(place, &piece.tokens, piece.len));
                     if head.is_some_and(|head| head != piece.tokens.head) {
                         let fault = Fault::Plain("the sink is of other heads than the queries");
                         self.errors.push(CheckError::Malformed { at: place, fault });
                     }
                 }
-                self.pad(call, &segment.q, &heads.q, &[(*dq, Symbol::Zero)]);
+                writing.extend(padding(call, &segment.q, &heads.q, [(*dq, Symbol::Zero)]));
             }
             if let Some((_, dsink)) = sink {
                 self.write_sink_gradient(*dsink, &heads.q, head, seen);
             }
         }
         for (segment, parts) in call.segments.iter().zip(parts) {
-            self.write_keys(call, segment, [*dk, *dv], parts);
+            write_keys(segment, [*dk, *dv], parts, &mut writing);
+            let heads = 0..self.heads(*dk);
+            for run in &segment.kv {
+                writing.extend(padding(call, run, &heads, [*dk, *dv].map(|buffer| (buffer, Symbol::Zero))));
+            }
         }
+        self.commit(writing);
     }
 
     /// The queries of a backward segment: q and dout of the same rows, out and LSE of theirs, whole.
@@ -305,9 +311,9 @@ impl Machine<'_> {
         heads: &Heads,
     ) -> Vec<Rows> {
         let names = [TensorName::Q, TensorName::Dout, TensorName::Out, TensorName::Lse];
-        let lists = buffers.map(|buffer| self.read(buffer, std::slice::from_ref(&segment.q), &heads.q));
+        let lists = buffers.map(|buffer| self.read_run(buffer, &segment.q, &heads.q));
         let mut rows = Vec::new();
-        zip(&lists, |at, len, symbols| {
+        zip(lists.each_ref().map(Vec::as_slice), |at, len, symbols| {
             let site = |index: usize| Site {
                 place: Some(place),
                 tensor: names[index],
@@ -326,36 +332,37 @@ impl Machine<'_> {
         });
         rows
     }
+}
 
-    fn write_keys(
-        &mut self,
-        call: &AttentionCall,
-        segment: &Segment,
-        buffers: [BufferId; 2],
-        parts: KeyParts,
-    ) {
-        let mut touched = BTreeSet::new();
-        for ((first, end, at), (len, tokens, patches)) in parts {
-            let cover = Cover::new(patches, 0);
-            touched.insert((first, end));
-            for (run, within, index, rows) in split(&segment.kv, at, len) {
-                let part = Symbol::Tokens(tokens.clone()).advance(within);
-                let Some(part) = part.tokens() else { continue };
-                for (buffer, name) in buffers.into_iter().zip([TensorName::Dk, TensorName::Dv]) {
-                    self.set(
-                        buffer,
-                        &run,
-                        index,
-                        rows,
-                        &(first..end),
-                        part.with(What::Gradient(name, cover.clone())),
-                    );
-                }
+/// What writing rows of a run does.
+fn rows_to(buffer: BufferId, run: &Run, heads: &Range<usize>, piece: Piece) -> Writing {
+    Writing::Rows(buffer, heads.clone(), on_rows(run, [piece]).collect())
+}
+
+/// What becomes of padding rows, as the policy says.
+fn padding<const N: usize>(
+    call: &AttentionCall,
+    run: &Run,
+    heads: &Range<usize>,
+    to: [(BufferId, Symbol); N],
+) -> impl Iterator<Item = Writing> {
+    let (run, heads, rest) = (*run, heads.clone(), run.span - run.len);
+    let written = rest > 0 && call.policy == RowPolicy::Overwrite;
+    to.into_iter()
+        .filter(move |_| written)
+        .map(move |(buffer, symbol)| rows_to(buffer, &run, &heads, Piece { at: run.len, len: rest, symbol }))
+}
+
+/// dk and dv of a segment's keys.
+fn write_keys(segment: &Segment, buffers: [BufferId; 2], parts: KeyParts, writing: &mut Vec<Writing>) {
+    for ((first, end, at), (len, tokens, patches)) in parts {
+        let cover = Cover::new(patches, 0);
+        for (run, within, index, rows) in split(&segment.kv, at, len) {
+            for (buffer, name) in buffers.into_iter().zip([TensorName::Dk, TensorName::Dv]) {
+                let symbol = tokens.with(What::Gradient(name, cover.clone())).advance(within);
+                let piece = Piece { at: index, len: rows, symbol };
+                writing.push(rows_to(buffer, &run, &(first..end), piece));
             }
-        }
-        let heads = 0..self.heads(buffers[0]);
-        for run in &segment.kv {
-            self.pad(call, run, &heads, &buffers.map(|buffer| (buffer, Symbol::Zero)));
         }
     }
 }

@@ -1,376 +1,356 @@
-//! What buffers hold: [`Symbol`]s on intervals of rows, for bands of heads.
+//! What buffers hold: [`Symbol`]s on intervals of rows, for *bands* of heads.
 //!
-//! A symbol stands for a row's value without its numbers: whose row it is (*tokens*: sequence, position, head) and what
-//! is known of it. Rows in sequence are one *piece* as long as positions advance by one step: row i of a piece holds
-//! position `start + step·i`; a piece of one row has any step. A value that grew out of launches carries a [`Cover`],
-//! the tree of the patches that were summed into it. Covers are shared and never copied; nothing here says whether one
-//! is right.
+//! The rows of a band are a sorted list of [`Piece`]s without a gap. Lists are shared: whoever takes every row of some
+//! heads takes the list as it is, and a list is copied only when one of its owners writes. Since the same list then
+//! serves heads of other numbers, a band has a *shift*: head h of the buffer is head `h + head + shift` of the tensor of
+//! a symbol of its list.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 
-use seamproof_oracle::{Run, TensorName};
+use seamproof_oracle::Run;
 
-use super::cover::{Line, Patch};
-use super::error::Place;
+use super::symbol::{Piece, Symbol, append};
 
-/// Patches of one cover; more are no proof but a runaway sum.
-pub(super) const PATCHES_MAX: usize = 1 << 17;
+/// Writing so few pieces is done one by one, more in one pass over the list.
+const SINGLY_MAX: usize = 4;
 
-/// The patches of a sum, each as often as it was added.
-#[derive(Debug)]
-enum Node {
-    Leaf(Vec<Patch>),
-    Sum(Cover, Cover),
-}
-
-/// A sum of launches' contributions, by identity: two covers are equal when they are the same sum.
+/// Heads whose rows are alike.
 #[derive(Clone, Debug)]
-pub(super) struct Cover {
-    node: Rc<Node>,
-    /// Patches, each as often as it was added.
-    pub(super) count: usize,
-    /// How often the sink was added.
-    pub(super) sinks: usize,
+pub(super) struct Band {
+    heads: Range<usize>,
+    shift: isize,
+    /// In order, without a gap: every row of the buffer is in one piece.
+    pieces: Rc<Vec<Piece>>,
 }
 
-impl PartialEq for Cover {
-    fn eq(&self, other: &Cover) -> bool {
-        Rc::ptr_eq(&self.node, &other.node) && self.sinks == other.sinks
-    }
-}
-
-impl Cover {
-    pub(super) fn new(patches: Vec<Patch>, sinks: usize) -> Cover {
-        Cover { count: patches.len(), node: Rc::new(Node::Leaf(patches)), sinks }
+impl Band {
+    /// The band as it is for some of its heads, which become those from `first` on.
+    fn moved(&self, heads: &Range<usize>, first: usize) -> Band {
+        let shift = self.shift + heads.start as isize - first as isize;
+        Band { heads: first..first + heads.len(), shift, pieces: self.pieces.clone() }
     }
 
-    /// Both; `None` when that is more than [`PATCHES_MAX`].
-    pub(super) fn plus(&self, other: &Cover) -> Option<Cover> {
-        let count = (self.count + other.count).max(1);
-        // A sum of empty ones counts too, so that a tree is never deeper than its count.
-        let node = Rc::new(Node::Sum(self.clone(), other.clone()));
-        (count <= PATCHES_MAX).then_some(Cover { node, count: count + 1, sinks: self.sinks + other.sinks })
-    }
-
-    pub(super) fn with_sink(&self) -> Cover {
-        Cover { sinks: self.sinks.saturating_add(1), ..self.clone() }
-    }
-
-    /// Names the cover among those that live.
-    pub(super) fn address(&self) -> usize {
-        Rc::as_ptr(&self.node) as usize
-    }
-
-    /// Every patch, without recursion: a chain of sums may be long.
-    pub(super) fn patches(&self) -> Vec<Patch> {
-        let (mut found, mut todo) = (Vec::new(), vec![self]);
-        while let Some(cover) = todo.pop() {
-            match &*cover.node {
-                Node::Leaf(patches) => found.extend_from_slice(patches),
-                Node::Sum(a, b) => todo.extend([b, a]),
-            }
+    /// Pieces with rows of the buffer, sorted and disjoint, take the place of what is there.
+    fn write(&mut self, mut written: Vec<Piece>, first: usize, rows: usize) {
+        for piece in &mut written {
+            let symbol = std::mem::replace(&mut piece.symbol, Symbol::Zero);
+            piece.symbol = symbol.shift_heads(first as isize + self.shift);
         }
-        found
-    }
-}
-
-/// Covers of a long chain are dropped without recursion.
-impl Drop for Node {
-    fn drop(&mut self) {
-        let mut todo = Vec::new();
-        let take = |node: &mut Node, todo: &mut Vec<Rc<Node>>| {
-            if let Node::Sum(a, b) = node {
-                for cover in [a, b] {
-                    let empty = Rc::new(Node::Leaf(Vec::new()));
-                    todo.push(std::mem::replace(&mut cover.node, empty));
-                }
-            }
-        };
-        take(self, &mut todo);
-        while let Some(node) = todo.pop() {
-            if let Some(mut node) = Rc::into_inner(node) {
-                take(&mut node, &mut todo);
-            }
+        if written.len() <= SINGLY_MAX {
+            let pieces = Rc::make_mut(&mut self.pieces);
+            written.into_iter().for_each(|piece| put(pieces, piece));
+            return;
         }
-    }
-}
-
-/// What is known of real rows.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum What {
-    Input(TensorName),
-    /// The LSE over the pairs of a cover.
-    Lse(Cover),
-    /// The sum over the pairs of `parts`, normalised by the LSE over the pairs of `against`.
-    Out {
-        parts: Cover,
-        against: Cover,
-    },
-    Gradient(TensorName, Cover),
-    /// The largest logit over these launches.
-    Largest(Rc<BTreeSet<Place>>),
-    /// dsink summed over the columns of the patches.
-    SinkGradient(Cover),
-}
-
-/// Real rows: those of a sequence's positions `start, start + step, …`. Head h of the buffer is head `h + head` of the
-/// tensor.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Tokens {
-    pub(super) what: What,
-    pub(super) sequence: usize,
-    pub(super) head: isize,
-    pub(super) start: usize,
-    pub(super) step: usize,
-}
-
-impl Tokens {
-    pub(super) fn line(&self, len: usize) -> Line {
-        Line { start: self.start, step: if len > 1 { self.step } else { 1 }, len }
-    }
-
-    /// Whether `len` rows of both are the same positions of one sequence and head.
-    pub(super) fn same_rows(&self, other: &Tokens, len: usize) -> bool {
-        self.sequence == other.sequence && self.head == other.head && self.line(len) == other.line(len)
-    }
-
-    pub(super) fn with(&self, what: What) -> Symbol {
-        Symbol::Tokens(Tokens { what, ..self.clone() })
-    }
-}
-
-/// What a row holds.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Symbol {
-    Uninitialised,
-    /// Anything: an input's padding, or what came of it.
-    Padding,
-    Zero,
-    NegInfinity,
-    /// An empty row's LSE, once the sink is in it; the head where the sink is learnable.
-    SinkAlone(Option<isize>),
-    Tokens(Tokens),
-}
-
-impl fmt::Display for Symbol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Symbol::Tokens(tokens) = self else {
-            return f.write_str(match self {
-                Symbol::Uninitialised => "nothing yet",
-                Symbol::Zero => "zeros",
-                Symbol::NegInfinity => "-inf",
-                Symbol::SinkAlone(_) => "the sink alone",
-                _ => "padding",
-            });
-        };
-        match &tokens.what {
-            What::Input(name) => write!(f, "{name}")?,
-            What::Lse(_) => f.write_str("lse")?,
-            What::Out { .. } => f.write_str("out")?,
-            What::Gradient(name, _) => write!(f, "partial {name}")?,
-            What::Largest(_) => return f.write_str("max_logit"),
-            What::SinkGradient(_) => return f.write_str("partial dsink"),
+        if let Some(places) = fits(&self.pieces, &written) {
+            let pieces = Rc::make_mut(&mut self.pieces);
+            places.iter().zip(written).for_each(|(&place, piece)| pieces[place] = piece);
+            places.iter().rev().for_each(|&place| join_around(pieces, place));
+            return;
         }
-        write!(f, " of sequence {}, position {}", tokens.sequence, tokens.start)
-    }
-}
-
-impl Symbol {
-    pub(super) fn tokens(&self) -> Option<&Tokens> {
-        if let Symbol::Tokens(tokens) = self { Some(tokens) } else { None }
-    }
-
-    /// What row `rows` of a piece holds.
-    pub(super) fn advance(&self, rows: usize) -> Symbol {
-        match self {
-            Symbol::Tokens(tokens) if rows > 0 => {
-                Symbol::Tokens(Tokens { start: tokens.start + tokens.step * rows, ..tokens.clone() })
-            }
-            other => other.clone(),
-        }
-    }
-
-    /// Every `stride`-th row.
-    fn every(self, stride: usize) -> Symbol {
-        match self {
-            Symbol::Tokens(tokens) => {
-                Symbol::Tokens(Tokens { step: tokens.step.saturating_mul(stride), ..tokens })
-            }
-            other => other,
-        }
-    }
-
-    /// The same for other numbers of heads: the buffer's head 0 is now its head `by`.
-    fn shift_heads(self, by: isize) -> Symbol {
-        match self {
-            Symbol::Tokens(tokens) => Symbol::Tokens(Tokens { head: tokens.head - by, ..tokens }),
-            Symbol::SinkAlone(head) => Symbol::SinkAlone(head.map(|head| head - by)),
-            other => other,
-        }
-    }
-
-    /// `len` rows of this and then rows of `next` as one piece.
-    fn join(&self, len: usize, next: &Symbol, next_len: usize) -> Option<Symbol> {
-        let (Symbol::Tokens(a), Symbol::Tokens(b)) = (self, next) else {
-            return (self == next).then(|| self.clone());
-        };
-        let step = if len > 1 { a.step } else { b.start.checked_sub(a.start)? };
-        let continues = step > 0 && b.start == a.start + step * len && (next_len == 1 || b.step == step);
-        let same = continues && a.sequence == b.sequence && a.head == b.head && a.what == b.what;
-        same.then(|| Symbol::Tokens(Tokens { step, ..a.clone() }))
-    }
-}
-
-/// `len` rows from row `at` of a run.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Piece {
-    pub(super) at: usize,
-    pub(super) len: usize,
-    pub(super) symbol: Symbol,
-}
-
-fn append(pieces: &mut Vec<Piece>, piece: Piece) {
-    if let Some(last) = pieces.last_mut()
-        && let Some(symbol) = last.symbol.join(last.len, &piece.symbol, piece.len)
-    {
-        *last = Piece { at: last.at, len: last.len + piece.len, symbol };
-    } else {
-        pieces.push(piece);
-    }
-}
-
-/// The rows of one band of heads: every row is in one piece.
-#[derive(Clone, Debug)]
-struct RowMap(BTreeMap<usize, (usize, Symbol)>);
-
-impl RowMap {
-    fn split(&mut self, row: usize) {
-        let Some((&start, (len, symbol))) = self.0.range_mut(..row).next_back() else { return };
-        let before = row - start;
-        if before < *len {
-            let tail = (*len - before, symbol.advance(before));
-            *len = before;
-            self.0.insert(row, tail);
-        }
-    }
-
-    fn write(&mut self, row: usize, len: usize, symbol: Symbol) {
-        self.split(row);
-        self.split(row + len);
-        while let Some((&start, _)) = self.0.range(row..row + len).next() {
-            self.0.remove(&start);
-        }
-        let (mut start, mut len, mut symbol) = (row, len, symbol);
-        if let Some((&before, (rows, earlier))) = self.0.range(..row).next_back()
-            && before + rows == row
-            && let Some(joined) = earlier.join(*rows, &symbol, len)
-        {
-            (start, len, symbol) = (before, rows + len, joined);
-        }
-        if let Some((rows, later)) = self.0.get(&(start + len))
-            && let Some(joined) = symbol.join(len, later, *rows)
-        {
-            let rows = *rows;
-            self.0.remove(&(start + len));
-            (len, symbol) = (len + rows, joined);
-        }
-        self.0.insert(start, (len, symbol));
-    }
-
-    /// Appends the rows of a run; its row 0 is row `at`.
-    fn read(&self, run: &Run, at: usize, to: &mut Vec<Piece>) {
-        let mut index = 0;
-        while index < run.len {
-            let row = run.offset + run.step * index;
-            let Some((start, (len, symbol))) = self.0.range(..=row).next_back() else { return };
-            let rows = ((start + len - row - 1) / run.step + 1).min(run.len - index);
-            let symbol = symbol.advance(row - start).every(run.step);
-            append(to, Piece { at: at + index, len: rows, symbol });
-            index += rows;
-        }
+        let whole = written.iter().map(|piece| piece.len).sum::<usize>() == rows;
+        let old = if whole { Rc::default() } else { std::mem::take(&mut self.pieces) };
+        self.pieces = Rc::new(overlay(Rc::unwrap_or_clone(old), written));
     }
 }
 
 /// What one buffer holds.
 #[derive(Clone, Debug)]
-pub(super) struct Content(Vec<(Range<usize>, RowMap)>);
+pub(super) struct Content {
+    rows: usize,
+    /// In order of heads, without a gap.
+    bands: Vec<Band>,
+}
 
 impl Content {
     pub(super) fn new(rows: usize, heads: usize, symbol: Symbol) -> Content {
-        let map = if rows > 0 { BTreeMap::from([(0, (rows, symbol))]) } else { BTreeMap::new() };
-        Content(vec![(0..heads, RowMap(map))])
+        let pieces = if rows > 0 { vec![Piece { at: 0, len: rows, symbol }] } else { Vec::new() };
+        Content { rows, bands: vec![Band { heads: 0..heads, shift: 0, pieces: Rc::new(pieces) }] }
     }
 
     /// The heads at which bands begin or end.
     pub(super) fn cuts(&self) -> impl Iterator<Item = usize> {
-        self.0.iter().map(|(heads, _)| heads.start)
+        self.bands.iter().map(|band| band.heads.start)
+    }
+
+    /// Whether a run is every row of the buffer, in order.
+    pub(super) fn is_whole(&self, run: &Run) -> bool {
+        run.offset == 0 && run.step == 1 && run.len == self.rows
     }
 
     /// The rows of runs, one after the other, for heads of one band; head 0 of the symbols is `heads.start`.
     pub(super) fn read(&self, runs: &[Run], heads: &Range<usize>) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        let band = self.0.partition_point(|(band, _)| band.end <= heads.start);
-        if let Some((_, map)) = self.0.get(band) {
+        if let Some(band) = self.bands.get(self.band_at(heads.start)) {
             let mut at = 0;
             for run in runs {
-                map.read(run, at, &mut pieces);
+                read(&band.pieces, run, at, &mut pieces);
                 at += run.len;
             }
-        }
-        for piece in &mut pieces {
-            let symbol = std::mem::replace(&mut piece.symbol, Symbol::Zero);
-            piece.symbol = symbol.shift_heads(-(heads.start as isize));
+            for piece in &mut pieces {
+                let symbol = std::mem::replace(&mut piece.symbol, Symbol::Zero);
+                piece.symbol = symbol.shift_heads(-(heads.start as isize + band.shift));
+            }
         }
         pieces
     }
 
-    /// Writes rows of a run, as they were read.
-    pub(super) fn write(&mut self, run: &Run, heads: &Range<usize>, piece: &Piece) {
-        if heads.is_empty() || piece.len == 0 {
+    /// Every row of some heads, as bands for [`Content::replace`], which begins at head `first`.
+    pub(super) fn bands(&self, heads: &Range<usize>, first: usize) -> Vec<Band> {
+        let inside = self.bands[self.band_at(heads.start)..].iter();
+        let clipped = inside.take_while(|band| band.heads.start < heads.end).map(|band| {
+            let mine = band.heads.start.max(heads.start)..band.heads.end.min(heads.end);
+            band.moved(&mine, first + mine.start - heads.start)
+        });
+        clipped.filter(|band| !band.heads.is_empty()).collect()
+    }
+
+    /// Every row of some heads becomes that of the bands.
+    pub(super) fn replace(&mut self, bands: Vec<Band>) {
+        let (Some(first), Some(last)) = (bands.first(), bands.last()) else { return };
+        let inside = self.inside(&(first.heads.start..last.heads.end));
+        self.bands.splice(inside, bands);
+    }
+
+    /// Writes pieces of a run, as they were read, to heads.
+    pub(super) fn write(&mut self, run: &Run, heads: &Range<usize>, pieces: Vec<Piece>) {
+        self.write_rows(heads, on_rows(run, pieces).collect());
+    }
+
+    /// Writes pieces that name rows of the buffer, in any order. They are disjoint: no operation writes a row twice.
+    pub(super) fn write_rows(&mut self, heads: &Range<usize>, mut pieces: Vec<Piece>) {
+        pieces.retain(|piece| piece.len > 0);
+        if heads.is_empty() || pieces.is_empty() {
             return;
         }
+        pieces.sort_by_key(|piece| piece.at);
+        if pieces.windows(2).any(|pair| pair[0].end() > pair[1].at) {
+            pieces.into_iter().for_each(|piece| self.write_rows(heads, vec![piece]));
+            return;
+        }
+        let inside = self.inside(heads);
+        let Some((last, others)) = self.bands[inside].split_last_mut() else { return };
+        for band in others {
+            band.write(pieces.clone(), heads.start, self.rows);
+        }
+        last.write(pieces, heads.start, self.rows);
+    }
+
+    /// The band of a head.
+    fn band_at(&self, head: usize) -> usize {
+        self.bands.partition_point(|band| band.heads.end <= head)
+    }
+
+    /// The bands of heads, which become bands of their own.
+    fn inside(&mut self, heads: &Range<usize>) -> Range<usize> {
         self.split(heads.start);
         self.split(heads.end);
-        let symbol = piece.symbol.clone().shift_heads(heads.start as isize);
-        let inside = self.0.iter_mut().filter(|(band, _)| heads.start <= band.start && band.end <= heads.end);
-        for (_, map) in inside {
-            if run.step == 1 {
-                map.write(run.offset + piece.at, piece.len, symbol.clone());
-                continue;
-            }
-            for index in 0..piece.len {
-                map.write(run.offset + run.step * (piece.at + index), 1, symbol.advance(index));
-            }
-        }
+        self.band_at(heads.start)..self.bands.partition_point(|band| band.heads.start < heads.end)
     }
 
     fn split(&mut self, head: usize) {
-        let Some(at) = self.0.iter().position(|(band, _)| band.start < head && head < band.end) else {
-            return;
-        };
-        let (band, map) = self.0[at].clone();
-        self.0[at].0.end = head;
-        self.0.insert(at + 1, (head..band.end, map));
+        let at = self.band_at(head);
+        if let Some(band) = self.bands.get_mut(at).filter(|band| band.heads.start < head) {
+            let later = Band { heads: head..band.heads.end, ..band.clone() };
+            band.heads.end = head;
+            self.bands.insert(at + 1, later);
+        }
     }
 }
 
-/// Cuts equally long lists of pieces at each other's ends: row, length and every list's symbol.
-pub(super) fn zip(lists: &[Vec<Piece>], mut each: impl FnMut(usize, usize, Vec<Symbol>)) {
-    let mut next = vec![0; lists.len()];
-    let mut at = 0;
-    loop {
-        let current: Option<Vec<&Piece>> =
-            lists.iter().zip(&next).map(|(list, &index)| list.get(index)).collect();
-        let Some(current) = current.filter(|current| !current.is_empty()) else { return };
-        let end = current.iter().map(|piece| piece.at + piece.len).min().unwrap_or(at);
-        let symbols = current.iter().map(|piece| piece.symbol.advance(at - piece.at)).collect();
-        each(at, end - at, symbols);
-        for (index, piece) in next.iter_mut().zip(current) {
-            *index += usize::from(piece.at + piece.len == end);
+/// Pieces of a run as pieces with rows of the buffer.
+pub(super) fn on_rows(run: &Run, pieces: impl IntoIterator<Item = Piece>) -> impl Iterator<Item = Piece> {
+    let Run { offset, step, .. } = *run;
+    pieces.into_iter().flat_map(move |Piece { at, len, symbol }| {
+        // Rows that lie apart are one piece each.
+        let (count, size) = if step == 1 { (len.min(1), len) } else { (len, 1) };
+        (0..count).map(move |index| Piece {
+            at: offset + step * (at + index),
+            len: size,
+            symbol: symbol.advance(index),
+        })
+    })
+}
+
+/// Appends the rows of a run; its row 0 is row `at`.
+fn read(pieces: &[Piece], run: &Run, at: usize, to: &mut Vec<Piece>) {
+    let (mut index, mut next) = (0, 0);
+    while index < run.len {
+        let row = run.offset + run.step * index;
+        if pieces.get(next).is_none_or(|piece| piece.end() <= row) {
+            next += pieces[next..].partition_point(|piece| piece.end() <= row);
         }
-        at = end;
+        let Some(piece) = pieces.get(next) else { return };
+        let rows = ((piece.end() - row - 1) / run.step + 1).min(run.len - index);
+        let symbol = piece.symbol.advance(row - piece.at).every(run.step);
+        append(to, Piece { at: at + index, len: rows, symbol });
+        index += rows;
+        next += usize::from(run.step == 1);
+    }
+}
+
+/// Puts one piece in the place of what is there.
+fn put(pieces: &mut Vec<Piece>, piece: Piece) {
+    let mut first = pieces.partition_point(|other| other.end() <= piece.at);
+    let Some(there) = pieces.get_mut(first) else { return };
+    if there.at == piece.at && there.len == piece.len {
+        there.symbol = piece.symbol;
+    } else {
+        let end = first + pieces[first..].partition_point(|other| other.at < piece.end());
+        let before = (pieces[first].at < piece.at).then(|| pieces[first].until(piece.at));
+        let after = (pieces[end - 1].end() > piece.end()).then(|| pieces[end - 1].from(piece.end()));
+        let index = first + usize::from(before.is_some());
+        pieces.splice(first..end, before.into_iter().chain([piece]).chain(after));
+        first = index;
+    }
+    join_around(pieces, first);
+}
+
+/// Joins a piece with those beside it, if they are one.
+fn join_around(pieces: &mut Vec<Piece>, index: usize) {
+    join(pieces, index);
+    if let Some(before) = index.checked_sub(1) {
+        join(pieces, before);
+    }
+}
+
+/// Where the new pieces, sorted, have the rows of old ones; `None` if one of them has other rows.
+fn fits(old: &[Piece], new: &[Piece]) -> Option<Vec<usize>> {
+    let mut next = 0;
+    let place = |piece: &Piece| {
+        next += old[next..].partition_point(|other| other.at < piece.at);
+        old.get(next).filter(|other| (other.at, other.len) == (piece.at, piece.len)).map(|_| next)
+    };
+    new.iter().map(place).collect()
+}
+
+/// Makes one piece of two that follow each other, if they are one.
+fn join(pieces: &mut Vec<Piece>, index: usize) {
+    if let Some([piece, next]) = pieces.get_mut(index..index + 2)
+        && piece.join(next)
+    {
+        pieces.remove(index + 1);
+    }
+}
+
+/// The old pieces with the new ones, sorted and disjoint, in place of what they lie on.
+fn overlay(old: Vec<Piece>, new: Vec<Piece>) -> Vec<Piece> {
+    let mut pieces = Vec::with_capacity(old.len() + new.len());
+    let mut old = old.into_iter();
+    let mut rest = old.next();
+    for piece in new {
+        while let Some(under) = rest.take_if(|under| under.at < piece.at) {
+            if under.end() > piece.at {
+                append(&mut pieces, under.until(piece.at));
+                rest = Some(under.from(piece.at));
+                break;
+            }
+            append(&mut pieces, under);
+            rest = old.next();
+        }
+        while let Some(under) = rest.take_if(|under| under.at < piece.end()) {
+            if under.end() > piece.end() {
+                rest = Some(under.from(piece.end()));
+                break;
+            }
+            rest = old.next();
+        }
+        append(&mut pieces, piece);
+    }
+    if let Some(rest) = rest {
+        append(&mut pieces, rest);
+    }
+    pieces.extend(old);
+    pieces.shrink_to_fit();
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use seamproof_oracle::TensorName;
+
+    use super::super::symbol::{Tokens, What};
+    use super::*;
+
+    const ROWS: usize = 24;
+    const HEADS: usize = 4;
+
+    /// What each row and head holds: position and head of the tensor.
+    type Model = Vec<[Option<(usize, isize)>; HEADS]>;
+
+    fn tokens(start: usize, step: usize, head: isize) -> Symbol {
+        Symbol::Tokens(Tokens { what: What::Input(TensorName::Q), sequence: 0, head, start, step })
+    }
+
+    /// Reads row by row, and in one.
+    fn agree(content: &Content, model: &Model) {
+        for head in 0..HEADS {
+            let seen = |run: &Run| -> Vec<Option<(usize, isize)>> {
+                let pieces = content.read(std::slice::from_ref(run), &(head..head + 1));
+                let rows =
+                    pieces.iter().flat_map(|piece| (0..piece.len).map(|row| piece.symbol.advance(row)));
+                rows.map(|symbol| symbol.tokens().map(|tokens| (tokens.start, tokens.head))).collect()
+            };
+            let expected: Vec<_> = model.iter().map(|row| row[head]).collect();
+            assert_eq!(seen(&Run::packed(0, ROWS, ROWS)), expected);
+            let apart = Run { offset: 1, step: 3, len: 7, span: 7 };
+            assert_eq!(seen(&apart), apart.real_rows().map(|row| expected[row]).collect::<Vec<_>>());
+        }
+        for band in &content.bands {
+            let ends: Vec<usize> = band.pieces.iter().map(Piece::end).collect();
+            let begins: Vec<usize> = band.pieces.iter().map(|piece| piece.at).collect();
+            assert_eq!((begins[0], &begins[1..], ends.last()), (0, &ends[..ends.len() - 1], Some(&ROWS)));
+        }
+    }
+
+    /// Below `end`, from a counter.
+    fn draw(state: &mut u64, end: usize) -> usize {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) as usize % end
+    }
+
+    #[test]
+    fn lists_hold_what_a_table_holds() {
+        let mut state = 1;
+        for _ in 0..200 {
+            let mut content = [(); 2].map(|()| Content::new(ROWS, HEADS, Symbol::Uninitialised));
+            let mut model: [Model; 2] = [(); 2].map(|()| vec![[None; HEADS]; ROWS]);
+            for _ in 0..24 {
+                let which = draw(&mut state, 2);
+                let first = draw(&mut state, HEADS);
+                let heads = first..first + 1 + draw(&mut state, HEADS - first);
+                if draw(&mut state, 4) == 0 {
+                    // The other's heads from `from` on, all rows.
+                    let from = draw(&mut state, HEADS - heads.len() + 1);
+                    let bands = content[1 - which].bands(&(from..from + heads.len()), heads.start);
+                    content[which].replace(bands);
+                    for row in 0..ROWS {
+                        for (index, head) in heads.clone().enumerate() {
+                            model[which][row][head] = model[1 - which][row][from + index];
+                        }
+                    }
+                } else {
+                    let step = 1 + draw(&mut state, 2);
+                    let len = 1 + draw(&mut state, 10);
+                    let run = Run { offset: draw(&mut state, 4), step, len, span: len };
+                    // In pieces, so that lists are written singly and in one pass.
+                    let size = 1 + draw(&mut state, 4);
+                    let start = draw(&mut state, 3) * 10;
+                    let pieces = (0..len).step_by(size).map(|at| {
+                        let symbol = tokens(start + at, 1, 7);
+                        Piece { at, len: size.min(len - at), symbol }
+                    });
+                    content[which].write(&run, &heads, pieces.collect());
+                    for (index, row) in run.real_rows().enumerate() {
+                        for head in heads.clone() {
+                            // The first head that is written is the tensor's head 7.
+                            let of_tensor = 7 + (head - heads.start) as isize;
+                            model[which][row][head] = Some((start + index, of_tensor));
+                        }
+                    }
+                }
+                content.iter().zip(&model).for_each(|(content, model)| agree(content, model));
+            }
+        }
     }
 }

@@ -64,6 +64,20 @@ impl Patch {
         Patch { rows: self.cols, cols: self.rows, lo: -self.hi, hi: -self.lo, ..self.clone() }
     }
 
+    /// All that a proof depends on: everything but the place, which only errors name.
+    pub(super) fn numbers(&self) -> [u64; 11] {
+        let Patch { sequence, group, rows, cols, lo, hi, .. } = self;
+        let lines = [rows.start, rows.step, rows.len, cols.start, cols.step, cols.len].map(|n| n as u64);
+        let [a, b, c, d, e, f] = lines;
+        let (first, end) = (group.start as u64, group.end as u64);
+        [*sequence as u64, first, end, a, b, c, d, e, f, *lo as u64, *hi as u64]
+    }
+
+    /// Whether both show the same pairs, in the same words.
+    pub(super) fn alike(&self, other: &Patch) -> bool {
+        self.numbers() == other.numbers()
+    }
+
     /// Whether no pair is in it.
     pub(super) fn is_empty(&self) -> bool {
         let (rows, cols) = (self.rows.len as i64, self.cols.len as i64);

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use seamproof_oracle::{Pass, Run, Sequence, Side, TensorName};
 
-use super::content::{Cover, Piece, Symbol, Tokens, What, zip};
 use super::cover::{FAR, Line, Patch, Wanted, prove};
-use super::error::{CheckError, Place};
-use super::execute::{Machine, Site, hole_kind, ranges};
+use super::error::{CheckError, CoverKind, Place};
+use super::execute::{Machine, Site, ranges};
 use super::shape::{side, tensor_heads};
+use super::symbol::{Cover, Piece, Symbol, Tokens, What, zip};
 use crate::schedule::{BufferId, Placement, Role};
 
 impl Machine<'_> {
@@ -57,10 +57,10 @@ impl Machine<'_> {
                 let head = (placement.heads.start + heads.start) as isize;
                 let what = What::Input(tensor);
                 let symbol = Symbol::Tokens(Tokens { what, sequence: placed.sequence, head, start, step });
-                let expected = vec![Piece { at: 0, len: placed.local.len, symbol }];
-                let lists = [expected, self.read(buffer, &[placed.local], &heads)];
+                let expected = [Piece { at: 0, len: placed.local.len, symbol }];
+                let found = self.read_run(buffer, &placed.local, &heads);
                 if placed.local.len > 0 {
-                    zip(&lists, |at, len, symbols| {
+                    zip([&expected, &found], |at, len, symbols| {
                         let row = placed.local.row(at);
                         let site = Site { place: None, tensor, buffer, row, heads: heads.clone() };
                         if let Some(rows) = symbols[0].tokens() {
@@ -127,8 +127,7 @@ impl Machine<'_> {
         let Placement { tensor, buffer, .. } = *placement;
         let bands = self.result_bands(buffer);
         for heads in bands {
-            let pieces = self.read(buffer, &[Run::packed(0, 1, 1)], &heads);
-            let symbol = pieces.first().map_or(Symbol::Uninitialised, |piece| piece.symbol.clone());
+            let symbol = self.value(buffer, &heads);
             let first = placement.heads.start + heads.start;
             let mine = first..first + heads.len();
             let needed = |(_, launched): &&(Place, Range<usize>)| {
@@ -186,8 +185,7 @@ impl Machine<'_> {
             let Placement { tensor, buffer, .. } = *placement;
             for heads in self.result_bands(buffer) {
                 let first = placement.heads.start + heads.start;
-                let pieces = self.read(buffer, &[Run::packed(0, 1, 1)], &heads);
-                let symbol = pieces.first().map_or(Symbol::Uninitialised, |piece| piece.symbol.clone());
+                let symbol = self.value(buffer, &heads);
                 match symbol.tokens() {
                     Some(Tokens { what: What::SinkGradient(cover), head, .. }) if *head == first as isize => {
                         parts.push((first..first + heads.len(), cover.clone()));
@@ -255,4 +253,9 @@ fn clip(patch: &Patch, to: &Range<usize>) -> Option<Patch> {
 fn whole(sequence: usize, cols: Line) -> Patch {
     let place = Place { rank: 0, operation: 0, stream: 0 };
     Patch { place, sequence, group: 0..1, rows: Line::first(1), cols, lo: -FAR, hi: FAR }
+}
+
+/// Kinds of holes in ownership, as they read there.
+fn hole_kind(kind: CoverKind) -> CoverKind {
+    if kind == CoverKind::Invisible { CoverKind::Twice } else { kind }
 }

@@ -8,7 +8,7 @@
 //!    no operation writes a row twice.
 //! 2. *Order* (`order.rs`): sends meet receives, every member enters every collective, no wait is endless.
 //! 3. *Races* (`race.rs`): conflicting accesses to a buffer are ordered by streams, events and messages.
-//! 4. *Content* (`execute.rs`, `attend.rs`): every row that is read holds what its reader needs; in particular no
+//! 4. *Content* (`execute.rs` and what it names): every row that is read holds what its reader needs; in particular no
 //!    padding, uninitialised or foreign row reaches a real one, merges and sums add up what belongs together, and a
 //!    backward reads whole outs, the sink included.
 //! 5. *Results* (`finish.rs`, `cover.rs`): every visible (query, key) pair is in out, LSE, dq, dk and dv exactly once and
@@ -27,10 +27,16 @@ mod cover;
 mod error;
 mod execute;
 mod finish;
+mod moves;
 mod order;
 mod race;
 mod shape;
+mod sink;
+mod sums;
+mod symbol;
+mod touch;
 mod trace;
+mod whole;
 
 use seamproof_oracle::Problem;
 
@@ -60,11 +66,13 @@ pub fn check(problem: &Problem, schedule: &Schedule) -> Result<Proof, Vec<CheckE
     let Some(order) = order::order(schedule, &mut errors) else { return Err(errors.0) };
     race::check(schedule, &order, &mut errors);
     let mut machine = execute::Machine::new(problem, schedule, errors);
-    for step in &order.steps {
+    let last = touch::last_touches(schedule, &order.steps);
+    for (step, done) in order.steps.iter().zip(&last) {
         if machine.errors.full() {
             break;
         }
         machine.step(step);
+        machine.forget(done);
     }
     let pairs = machine.finish();
     if machine.errors.0.is_empty() { Ok(proof(schedule, pairs)) } else { Err(machine.errors.0) }

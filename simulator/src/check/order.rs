@@ -35,6 +35,18 @@ pub(super) enum Step {
     Collective(Vec<Place>),
 }
 
+impl Step {
+    /// Its operations.
+    pub(super) fn places(&self) -> impl Iterator<Item = &Place> {
+        let (ends, members) = match self {
+            Step::Local(place) => ([Some(place), None], &[][..]),
+            Step::Message(send, receive) => ([Some(send), Some(receive)], &[][..]),
+            Step::Collective(places) => ([None, None], &places[..]),
+        };
+        ends.into_iter().flatten().chain(members)
+    }
+}
+
 /// When an operation ran, as far as its own rank's lanes know.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Moment {

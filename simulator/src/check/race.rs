@@ -1,10 +1,14 @@
 //! Races: any two operations of a rank that touch the same rows and heads of a buffer, one of them writing, are
 //! ordered.
 //!
-//! Operations come in one legal [`Order`]. For each interval of rows the *shadow* keeps the last write, the reads since,
-//! and the raises since (of max_logit, which commute and are atomic). A new access must come after those that it
-//! conflicts with, by the clocks. That is enough: what the last write itself must come after was asked when it came.
-//! Rows of runs with a step are looked at one by one, others as intervals.
+//! Operations come in one legal [`Order`]. First, buffers as wholes: an operation that comes after the last touch of
+//! every lane, of each kind that it conflicts with, comes after all of them, since the operations of a lane are ordered.
+//! A buffer on which all come so, whatever their rows, has no race. Only for the others are rows looked at.
+//!
+//! There, for each interval of rows the *shadow* keeps the last write, the reads since, and the raises since (of
+//! max_logit, which commute and are atomic). A new access must come after those that it conflicts with, by the clocks.
+//! That is enough: what the last write itself must come after was asked when it came. Rows of runs with a step are
+//! looked at one by one, others as intervals.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,34 +16,59 @@ use std::ops::Range;
 use seamproof_oracle::Run;
 
 use super::error::{CheckError, Errors, Place};
-use super::order::{Moment, Order, Step};
-use super::shape::{owned, rows_of};
-use crate::AttentionCall;
-use crate::schedule::{Axes, BufferId, Region, RowPair, Schedule, Work};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    Read,
-    Write,
-    Raise,
-}
+use super::order::{Moment, Order};
+use super::touch::{Kind, Rows as Touched, touches};
+use crate::schedule::{BufferId, Schedule, Work};
 
 /// Collects unordered conflicting accesses.
 pub(super) fn check(schedule: &Schedule, order: &Order, errors: &mut Errors) {
-    let mut races = Races { schedule, order, shadows: BTreeMap::new(), met: BTreeSet::new() };
-    for step in &order.steps {
-        match step {
-            Step::Local(place) => races.operation(*place, errors),
-            Step::Message(send, receive) => {
-                [send, receive].into_iter().for_each(|p| races.operation(*p, errors));
-            }
-            Step::Collective(places) => places.iter().for_each(|place| races.operation(*place, errors)),
+    let suspects = suspects(schedule, order);
+    if suspects.iter().all(|suspect| !suspect) {
+        return;
+    }
+    let mut races = Races { schedule, order, suspects, shadows: BTreeMap::new(), met: BTreeSet::new() };
+    for place in order.steps.iter().flat_map(|step| step.places()) {
+        races.operation(*place, errors);
+        if errors.full() {
+            return;
         }
     }
 }
 
-/// Rows and heads of a buffer that an operation touches in one way.
-type Touched = BTreeMap<(BufferId, usize, usize, Kind), Vec<Run>>;
+/// Whether some conflicting touches of a buffer, of whatever rows, are not ordered.
+fn suspects(schedule: &Schedule, order: &Order) -> Vec<bool> {
+    let mut suspects = vec![false; schedule.buffers.len()];
+    // For each buffer the last touch of each lane and kind.
+    let mut last: Vec<Vec<(usize, Kind, Place)>> = vec![Vec::new(); schedule.buffers.len()];
+    for &place in order.steps.iter().flat_map(|step| step.places()) {
+        let work = &schedule.ranks[place.rank].operations[place.operation].work;
+        let lane = order.moment(place).lane;
+        for (BufferId(buffer), kind, _) in touches(work) {
+            let touched = &mut last[buffer];
+            let unordered = |(_, other, first): &(usize, Kind, Place)| {
+                kind.conflicts(*other) && !order.ordered(*first, place)
+            };
+            suspects[buffer] = suspects[buffer] || touched.iter().any(unordered);
+            match touched.iter_mut().find(|(l, k, _)| (*l, *k) == (lane, kind)) {
+                Some((.., latest)) => *latest = place,
+                None => touched.push((lane, kind, place)),
+            }
+        }
+    }
+    suspects
+}
+
+impl Order {
+    fn moment(&self, place: Place) -> &Moment {
+        &self.moments[place.rank][place.operation]
+    }
+
+    /// Whether `first` surely ended before `second`, of the same rank, begins; or is the same.
+    fn ordered(&self, first: Place, second: Place) -> bool {
+        let (a, b) = (self.moment(first), self.moment(second));
+        first.operation == second.operation || b.before.get(a.lane).is_some_and(|&ended| ended >= a.number)
+    }
+}
 
 #[derive(Clone, Debug, Default)]
 struct Shadow {
@@ -54,6 +83,8 @@ type Rows = BTreeMap<usize, (usize, Shadow)>;
 struct Races<'a> {
     schedule: &'a Schedule,
     order: &'a Order,
+    /// By buffer: whether to look.
+    suspects: Vec<bool>,
     /// For each buffer its bands of heads.
     shadows: BTreeMap<BufferId, Vec<(Range<usize>, Rows)>>,
     /// Reported already.
@@ -63,7 +94,7 @@ struct Races<'a> {
 impl Races<'_> {
     fn operation(&mut self, place: Place, errors: &mut Errors) {
         let work = &self.schedule.ranks[place.rank].operations[place.operation].work;
-        for ((buffer, first, end, kind), runs) in touched(self.schedule, work) {
+        for ((buffer, first, end, kind), runs) in self.touched(work) {
             if first == end {
                 continue;
             }
@@ -73,14 +104,18 @@ impl Races<'_> {
         }
     }
 
-    fn moment(&self, place: Place) -> &Moment {
-        &self.order.moments[place.rank][place.operation]
-    }
-
-    /// Whether `first` surely ended before `second` begins.
-    fn ordered(&self, first: Place, second: Place) -> bool {
-        let (a, b) = (self.moment(first), self.moment(second));
-        first.operation == second.operation || b.before.get(a.lane).is_some_and(|&ended| ended >= a.number)
+    /// The rows of suspects that an operation touches, by buffer, heads and kind.
+    fn touched(&self, work: &Work) -> BTreeMap<(BufferId, usize, usize, Kind), Vec<Run>> {
+        let mut touched: BTreeMap<_, Vec<Run>> = BTreeMap::new();
+        for (id, kind, rows) in touches(work).into_iter().filter(|(id, ..)| self.suspects[id.0]) {
+            let buffer = &self.schedule.buffers[id.0];
+            let (first, end) = match rows {
+                Touched::Region(region) => (region.heads.start, region.heads.end),
+                _ => (0, buffer.heads),
+            };
+            touched.entry((id, first, end, kind)).or_default().extend(rows.runs(buffer));
+        }
+        touched
     }
 
     fn access(
@@ -93,50 +128,64 @@ impl Races<'_> {
         errors: &mut Errors,
     ) {
         let described = &self.schedule.buffers[buffer.0];
-        let all =
-            vec![(0..described.heads, BTreeMap::from([(0, (described.rows.max(1), Shadow::default()))]))];
-        let mut bands = self.shadows.remove(&buffer).unwrap_or(all);
-        split_heads(&mut bands, heads.start);
-        split_heads(&mut bands, heads.end);
-        for (band, map) in
-            bands.iter_mut().filter(|(band, _)| heads.start <= band.start && band.end <= heads.end)
-        {
+        let bands = self.shadows.entry(buffer).or_insert_with(|| {
+            let all = BTreeMap::from([(0, (described.rows.max(1), Shadow::default()))]);
+            vec![(0..described.heads, all)]
+        });
+        split_heads(bands, heads.start);
+        split_heads(bands, heads.end);
+        let inside = bands.iter_mut().filter(|(band, _)| heads.start <= band.start && band.end <= heads.end);
+        for (band, map) in inside {
             split_rows(map, rows.start);
             split_rows(map, rows.end);
             for (&start, (end, shadow)) in map.range_mut(rows.clone()) {
-                let conflicts =
-                    shadow.write.iter().chain(if kind == Kind::Read { &[] } else { &shadow.reads[..] });
-                let conflicts = conflicts.chain(if kind == Kind::Raise { &[] } else { &shadow.raises[..] });
-                let unordered: Vec<Place> =
-                    conflicts.copied().filter(|&other| !self.ordered(other, place)).collect();
-                for first in unordered {
+                let before = shadow.before(kind).filter(|&other| !self.order.ordered(other, place));
+                for first in before {
                     if self.met.insert((first, place, buffer)) {
                         let (rows, heads) = (start..*end, band.clone());
                         let buffer = described.name.clone();
                         errors.push(CheckError::Race { first, second: place, buffer, rows, heads });
                     }
                 }
-                self.enter(shadow, place, kind);
+                shadow.enter(self.order, place, kind);
             }
             if kind == Kind::Write {
-                let written = Shadow { write: Some(place), ..Shadow::default() };
-                let inside: Vec<usize> = map.range(rows.clone()).map(|(&start, _)| start).collect();
-                inside.into_iter().for_each(|start| drop(map.remove(&start)));
-                map.insert(rows.start, (rows.end, written));
+                unite(map, &rows);
             }
         }
-        self.shadows.insert(buffer, bands);
+    }
+}
+
+impl Shadow {
+    /// What an access must come after.
+    fn before(&self, kind: Kind) -> impl Iterator<Item = Place> {
+        let of = |list, other| if kind.conflicts(other) { list } else { &[][..] };
+        let (reads, raises) = (of(&self.reads[..], Kind::Read), of(&self.raises[..], Kind::Raise));
+        self.write.into_iter().chain(reads.iter().chain(raises).copied())
     }
 
-    /// Notes a read or a raise; an earlier one of the same lane ended before it.
-    fn enter(&self, shadow: &mut Shadow, place: Place, kind: Kind) {
+    /// Notes an access. A write stands for all before it; a read or a raise for earlier ones that ended before it.
+    fn enter(&mut self, order: &Order, place: Place, kind: Kind) {
         let list = match kind {
-            Kind::Read => &mut shadow.reads,
-            Kind::Raise => &mut shadow.raises,
-            Kind::Write => return,
+            Kind::Read => &mut self.reads,
+            Kind::Raise => &mut self.raises,
+            Kind::Write => {
+                *self = Shadow { write: Some(place), ..Shadow::default() };
+                return;
+            }
         };
-        list.retain(|&other| !self.ordered(other, place));
+        list.retain(|&other| !order.ordered(other, place));
         list.push(place);
+    }
+}
+
+/// Makes one interval of all that are inside of rows, which begin and end one: they hold the same write.
+fn unite(map: &mut Rows, rows: &Range<usize>) {
+    while let Some((&next, _)) = map.range(rows.start + 1..rows.end).next() {
+        map.remove(&next);
+    }
+    if let Some((end, _)) = map.get_mut(&rows.start) {
+        *end = rows.end;
     }
 }
 
@@ -176,107 +225,4 @@ fn intervals(runs: Vec<Run>) -> Vec<Range<usize>> {
         joins
     });
     rows
-}
-
-/// What an operation touches.
-fn touched(schedule: &Schedule, work: &Work) -> Touched {
-    let mut touched = Access { schedule, touched: Touched::new() };
-    match work {
-        Work::Attend(a) => {
-            let (q, kv, queries, _) = call_rows(&a.call);
-            touched.rows(a.q, &q, Kind::Read);
-            [a.k, a.v].into_iter().for_each(|id| touched.rows(id, &kv, Kind::Read));
-            [a.out, a.lse].into_iter().for_each(|id| touched.rows(id, &queries, Kind::Write));
-            a.sink.into_iter().for_each(|id| touched.rows(id, &[], Kind::Read));
-            touched.rows(a.max_logit, &[], Kind::Raise);
-        }
-        Work::AttendBackward(a) => {
-            let (q, kv, queries, keys) = call_rows(&a.call);
-            [a.q, a.dout, a.out, a.lse].into_iter().for_each(|id| touched.rows(id, &q, Kind::Read));
-            [a.k, a.v].into_iter().for_each(|id| touched.rows(id, &kv, Kind::Read));
-            touched.rows(a.dq, &queries, Kind::Write);
-            [a.dk, a.dv].into_iter().for_each(|id| touched.rows(id, &keys, Kind::Write));
-            if let Some((sink, dsink)) = a.sink {
-                touched.rows(sink, &[], Kind::Read);
-                touched.rows(dsink, &[], Kind::Write);
-            }
-        }
-        Work::Merge(m) => {
-            let (from, to) = sides(&m.rows);
-            [m.step_out, m.step_lse].into_iter().for_each(|id| touched.rows(id, &from, Kind::Read));
-            [m.out, m.lse].into_iter().for_each(|id| touched.rows(id, &to, Kind::Write));
-        }
-        Work::ApplySink { sink, out, lse, rows } => {
-            sink.iter().for_each(|&id| touched.rows(id, &[], Kind::Read));
-            [out, lse].into_iter().for_each(|&id| touched.rows(id, rows, Kind::Write));
-        }
-        Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
-            touched.rows(*sink, &[], Kind::Read);
-            [dout, out, lse].into_iter().for_each(|&id| touched.rows(id, rows, Kind::Read));
-            touched.rows(*dsink, &[], Kind::Write);
-        }
-        Work::Accumulate { from, to, rows } | Work::Copy { from, to, rows } => {
-            let (read, written) = sides(rows);
-            touched.rows(*from, &read, Kind::Read);
-            touched.rows(*to, &written, Kind::Write);
-        }
-        Work::Fill { to, rows, .. } => touched.rows(*to, rows, Kind::Write),
-        Work::Send { regions, .. } => touched.regions(regions, Kind::Read),
-        Work::Recv { regions, .. } => touched.regions(regions, Kind::Write),
-        Work::AllGather { from, to, .. } => {
-            touched.regions(std::slice::from_ref(from), Kind::Read);
-            touched.regions(to, Kind::Write);
-        }
-        Work::ReduceScatter { from, to, .. } => {
-            touched.regions(from, Kind::Read);
-            touched.regions(std::slice::from_ref(to), Kind::Write);
-        }
-        Work::AllToAll { send, recv, .. } => {
-            touched.regions(send, Kind::Read);
-            touched.regions(recv, Kind::Write);
-        }
-        Work::AllReduce { region, .. } | Work::HostRead(region) => {
-            touched.regions(std::slice::from_ref(region), Kind::Write);
-        }
-        Work::RecordEvent(_) | Work::WaitEvent(_) => {}
-    }
-    touched.touched
-}
-
-struct Access<'a> {
-    schedule: &'a Schedule,
-    touched: Touched,
-}
-
-impl Access<'_> {
-    /// Every head; every value of a buffer without rows.
-    fn rows(&mut self, id: BufferId, runs: &[Run], kind: Kind) {
-        let buffer = &self.schedule.buffers[id.0];
-        let list = self.touched.entry((id, 0, buffer.heads, kind)).or_default();
-        match buffer.axes {
-            Axes::Heads => list.push(Run::packed(0, 1, 1)),
-            _ => list.extend_from_slice(runs),
-        }
-    }
-
-    fn regions(&mut self, regions: &[Region], kind: Kind) {
-        for region in regions {
-            let run = rows_of(&self.schedule.buffers[region.buffer.0], region);
-            let key = (region.buffer, region.heads.start, region.heads.end, kind);
-            self.touched.entry(key).or_default().push(run);
-        }
-    }
-}
-
-fn sides(pairs: &[RowPair]) -> (Vec<Run>, Vec<Run>) {
-    pairs.iter().copied().unzip()
-}
-
-/// Queries and keys that a call reads, queries and keys that it owns.
-fn call_rows(call: &AttentionCall) -> (Vec<Run>, Vec<Run>, Vec<Run>, Vec<Run>) {
-    let writes = |run: &Run| Run { len: owned(call, run), ..*run };
-    let q: Vec<Run> = call.segments.iter().map(|segment| segment.q).collect();
-    let kv: Vec<Run> = call.segments.iter().flat_map(|segment| segment.kv.iter().copied()).collect();
-    let (queries, keys) = (q.iter().map(writes).collect(), kv.iter().map(writes).collect());
-    (q, kv, queries, keys)
 }

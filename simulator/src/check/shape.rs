@@ -342,6 +342,8 @@ impl<'a> Shape<'a> {
         self.axes(attend.lse, Axes::Statistic)?;
         self.sink(attend.sink, attend.q)?;
         self.sink(Some(attend.max_logit), attend.q)?;
+        let reads = [attend.q, attend.k, attend.v].into_iter().chain(attend.sink);
+        apart(reads, &[attend.out, attend.lse, attend.max_logit])?;
         self.call(&attend.call, attend.q, attend.k)
     }
 
@@ -358,6 +360,10 @@ impl<'a> Shape<'a> {
             self.sink(Some(sink), attend.q)?;
             self.sink(Some(dsink), attend.q)?;
         }
+        let reads = [attend.q, attend.k, attend.v, attend.dout, attend.out, attend.lse];
+        let (sink, dsink): (Option<BufferId>, Option<BufferId>) = attend.sink.unzip();
+        let writes: Vec<BufferId> = [attend.dq, attend.dk, attend.dv].into_iter().chain(dsink).collect();
+        apart(reads.into_iter().chain(sink), &writes)?;
         self.call(&attend.call, attend.q, attend.k)?;
         let keys = attend.call.segments.iter().flat_map(|segment| segment.kv.iter());
         let owned = keys.map(|run| (*run, owned(&attend.call, run)));
@@ -452,6 +458,15 @@ impl<'a> Shape<'a> {
         }
         count("regions, one for each member", regions, members.len())
     }
+}
+
+/// A launch writes each of its results to a buffer of its own, none of which it reads.
+fn apart(reads: impl IntoIterator<Item = BufferId>, writes: &[BufferId]) -> Checked {
+    let twice = writes.iter().enumerate().any(|(index, buffer)| writes[..index].contains(buffer));
+    if twice || reads.into_iter().any(|buffer| writes.contains(&buffer)) {
+        return Err(Fault::Plain("a launch writes to a buffer that it reads, or two results to one buffer"));
+    }
+    Ok(())
 }
 
 /// Rows of a run that a call writes.

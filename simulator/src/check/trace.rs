@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use seamproof_oracle::{Problem, Run, TensorName};
 
-use super::content::{Piece, What};
 use super::error::{CheckError, Errors, Place};
 use super::execute::Machine;
 use super::order::{Step, order};
 use super::shape;
+use super::symbol::{Piece, What};
 use crate::Segment;
 use crate::schedule::{BufferId, Schedule, Work};
 

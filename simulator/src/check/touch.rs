@@ -1,0 +1,145 @@
+//! What operations touch: buffers, which rows and heads of them, and how.
+
+use seamproof_oracle::Run;
+
+use super::order::Step;
+use super::shape::{owned, rows_of};
+use crate::AttentionCall;
+use crate::schedule::{Axes, Buffer, BufferId, Region, RowPair, Schedule, Work};
+
+/// How rows are touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    /// Of max_logit: raises commute and are atomic.
+    Raise,
+}
+
+impl Kind {
+    /// Whether two touches of these kinds must be ordered.
+    pub(super) fn conflicts(self, other: Kind) -> bool {
+        self == Kind::Write || self != other
+    }
+}
+
+/// Which rows of a buffer; every head, except of a region.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rows<'a> {
+    /// The first `len` of runs.
+    Runs(&'a [Run]),
+    /// The first runs of pairs.
+    From(&'a [RowPair]),
+    /// The second ones.
+    To(&'a [RowPair]),
+    /// The queries of a call; all that it owns, or the real ones.
+    Queries(&'a AttentionCall, bool),
+    /// Its keys.
+    Keys(&'a AttentionCall, bool),
+    Region(&'a Region),
+    /// The values of a buffer without rows.
+    Values,
+}
+
+impl Rows<'_> {
+    /// As runs whose first `len` rows count.
+    pub(super) fn runs(&self, buffer: &Buffer) -> Vec<Run> {
+        if buffer.axes == Axes::Heads {
+            return vec![Run::packed(0, 1, 1)];
+        }
+        let writes = |call: &AttentionCall, own: bool, run: &Run| match own {
+            true => Run { len: owned(call, run), ..*run },
+            false => *run,
+        };
+        match *self {
+            Rows::Runs(runs) => runs.to_vec(),
+            Rows::From(pairs) => pairs.iter().map(|(from, _)| *from).collect(),
+            Rows::To(pairs) => pairs.iter().map(|(_, to)| *to).collect(),
+            Rows::Queries(call, own) => {
+                call.segments.iter().map(|segment| writes(call, own, &segment.q)).collect()
+            }
+            Rows::Keys(call, own) => {
+                let keys = call.segments.iter().flat_map(|segment| &segment.kv);
+                keys.map(|run| writes(call, own, run)).collect()
+            }
+            Rows::Region(region) => vec![rows_of(buffer, region)],
+            Rows::Values => Vec::new(),
+        }
+    }
+}
+
+/// One touch: the buffer, how, which rows.
+pub(super) type Touch<'a> = (BufferId, Kind, Rows<'a>);
+
+/// Everything that an operation touches.
+pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
+    use Kind::{Raise, Read, Write};
+    match work {
+        Work::Attend(a) => {
+            let (q, kv, queries) =
+                (Rows::Queries(&a.call, false), Rows::Keys(&a.call, false), Rows::Queries(&a.call, true));
+            let reads = [(a.q, Read, q), (a.k, Read, kv), (a.v, Read, kv)];
+            let writes = [(a.out, Write, queries), (a.lse, Write, queries)];
+            let sink = a.sink.map(|sink| (sink, Read, Rows::Values));
+            let raise = (a.max_logit, Raise, Rows::Values);
+            reads.into_iter().chain(writes).chain(sink).chain([raise]).collect()
+        }
+        Work::AttendBackward(a) => {
+            let (q, kv) = (Rows::Queries(&a.call, false), Rows::Keys(&a.call, false));
+            let (queries, keys) = (Rows::Queries(&a.call, true), Rows::Keys(&a.call, true));
+            let reads = [a.q, a.dout, a.out, a.lse].map(|id| (id, Read, q)).into_iter();
+            let reads = reads.chain([a.k, a.v].map(|id| (id, Read, kv)));
+            let writes = [(a.dq, Write, queries), (a.dk, Write, keys), (a.dv, Write, keys)];
+            let sinks =
+                a.sink.map(|(sink, dsink)| [(sink, Read, Rows::Values), (dsink, Write, Rows::Values)]);
+            reads.chain(writes).chain(sinks.into_iter().flatten()).collect()
+        }
+        Work::Merge(m) => {
+            let reads = [m.step_out, m.step_lse].map(|id| (id, Read, Rows::From(&m.rows)));
+            let writes = [m.out, m.lse].map(|id| (id, Write, Rows::To(&m.rows)));
+            reads.into_iter().chain(writes).collect()
+        }
+        Work::ApplySink { sink, out, lse, rows } => {
+            let writes = [*out, *lse].map(|id| (id, Write, Rows::Runs(rows)));
+            sink.map(|sink| (sink, Read, Rows::Values)).into_iter().chain(writes).collect()
+        }
+        Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
+            let reads = [*dout, *out, *lse].map(|id| (id, Read, Rows::Runs(rows)));
+            let values = [(*sink, Read, Rows::Values), (*dsink, Write, Rows::Values)];
+            values.into_iter().chain(reads).collect()
+        }
+        Work::Accumulate { from, to, rows } | Work::Copy { from, to, rows } => {
+            vec![(*from, Read, Rows::From(rows)), (*to, Write, Rows::To(rows))]
+        }
+        Work::Fill { to, rows, .. } => vec![(*to, Write, Rows::Runs(rows))],
+        Work::Send { regions, .. } => every(regions, Read).collect(),
+        Work::Recv { regions, .. } => every(regions, Write).collect(),
+        Work::AllGather { from, to, .. } => every([from], Read).chain(every(to, Write)).collect(),
+        Work::ReduceScatter { from, to, .. } => every(from, Read).chain(every([to], Write)).collect(),
+        Work::AllToAll { send, recv, .. } => every(send, Read).chain(every(recv, Write)).collect(),
+        Work::AllReduce { region, .. } | Work::HostRead(region) => every([region], Write).collect(),
+        Work::RecordEvent(_) | Work::WaitEvent(_) => Vec::new(),
+    }
+}
+
+fn every<'a>(regions: impl IntoIterator<Item = &'a Region>, kind: Kind) -> impl Iterator<Item = Touch<'a>> {
+    regions.into_iter().map(move |region| (region.buffer, kind, Rows::Region(region)))
+}
+
+/// For each step the buffers that no later one touches.
+pub(super) fn last_touches(schedule: &Schedule, steps: &[Step]) -> Vec<Vec<BufferId>> {
+    let mut last: Vec<Option<usize>> = vec![None; schedule.buffers.len()];
+    for (index, step) in steps.iter().enumerate() {
+        for place in step.places() {
+            let work = &schedule.ranks[place.rank].operations[place.operation].work;
+            touches(work).iter().for_each(|(buffer, ..)| last[buffer.0] = Some(index));
+        }
+    }
+    let mut done = vec![Vec::new(); steps.len()];
+    for (buffer, step) in last.into_iter().enumerate() {
+        if let Some(step) = step {
+            done[step].push(BufferId(buffer));
+        }
+    }
+    done
+}

@@ -1,0 +1,174 @@
+//! Where a result must be whole: that what its rows hold is the sum over exactly the pairs that the mask shows them.
+//!
+//! The same cover of the same rows is proved once: out and LSE have one, dk and dv sums of one shape, and ranks that
+//! attend with other heads have covers that differ in their launches alone. A proof looks at patches, the sequence, the
+//! side and the rows, never at heads or at which launch a patch is of; that is why it holds for all covers that are
+//! [alike](Cover::alike). What is not proved is looked at for each cover itself, so that every error names its launch.
+
+use std::collections::HashMap;
+
+use seamproof_oracle::{Side, Sink, TensorName};
+
+use super::cover::{FAR, Hole, Line, Patch, Wanted, prove};
+use super::error::CheckError;
+use super::execute::{Machine, Site};
+use super::shape::side;
+use super::symbol::{Cover, Symbol, Tokens, What};
+
+/// A cover's hash, whether its rows are keys, the sequence, and the rows' first position, step and number.
+type Claim = (u64, bool, usize, usize, usize, usize);
+
+/// Covers that have been looked at.
+#[derive(Debug, Default)]
+pub(super) struct Proved {
+    /// Exact ones, and their pairs. One for each claim: forgetting another costs a second proof, no more.
+    exact: HashMap<Claim, (Cover, u64)>,
+    /// The others: few, since each is an error.
+    wrong: Vec<(Claim, Cover)>,
+}
+
+impl Proved {
+    /// The pairs of a cover that has been looked at; 0 if it is not exact.
+    fn find(&self, claim: &Claim, cover: &Cover) -> Option<u64> {
+        if let Some((_, pairs)) = self.exact.get(claim).filter(|(other, _)| cover.alike(other)) {
+            return Some(*pairs);
+        }
+        self.wrong.iter().any(|(other, wrong)| other == claim && wrong.same(cover)).then_some(0)
+    }
+}
+
+/// The covers that a symbol of a result stands for.
+enum Covers<'s> {
+    /// Rows that no pair was attended for, with the sink as often.
+    Nothing(usize),
+    These([&'s Cover; 2]),
+}
+
+impl Machine<'_> {
+    /// That a symbol is the whole out, lse or gradient of the given rows: every visible pair once, the sink once.
+    pub(super) fn finished(&mut self, site: &Site, rows: &Tokens, len: usize, symbol: &Symbol) -> u64 {
+        let statistic = matches!(site.tensor, TensorName::Out | TensorName::Lse);
+        let expected = if statistic { self.sinks() } else { 0 };
+        let Some(covers) = self.covers(site.tensor, rows, len, symbol) else {
+            let needed = format!(
+                "{} of sequence {}, position {}, head {} is needed",
+                site.tensor, rows.sequence, rows.start, rows.head
+            );
+            self.mismatch(site, symbol, needed);
+            return 0;
+        };
+        let sinks = match covers {
+            Covers::Nothing(sinks) => [sinks; 2],
+            Covers::These(covers) => covers.map(|cover| cover.sinks),
+        };
+        if let Some(sinks) = sinks.iter().find(|sinks| **sinks != expected) {
+            let needed = format!("{} needs the sink {expected} times, and has it {sinks} times", site.tensor);
+            self.mismatch(site, symbol, needed);
+            return 0;
+        }
+        match covers {
+            Covers::Nothing(_) => self.proved(site, rows, len, &Cover::new(Vec::new(), expected)),
+            Covers::These([parts, against]) => {
+                let pairs = self.proved(site, rows, len, parts);
+                if parts.same(against) { pairs } else { self.proved(site, rows, len, against) }
+            }
+        }
+    }
+
+    /// How often the sink is in an out and LSE.
+    fn sinks(&self) -> usize {
+        usize::from(self.problem.softmax.sink != Sink::None)
+    }
+
+    /// What must be exact for a symbol to be a tensor's rows; `None` if it can't be.
+    fn covers<'s>(
+        &self,
+        tensor: TensorName,
+        rows: &Tokens,
+        len: usize,
+        symbol: &'s Symbol,
+    ) -> Option<Covers<'s>> {
+        let sinks = self.sinks();
+        let alone = (self.problem.softmax.sink == Sink::Learnable).then_some(rows.head);
+        match (tensor, symbol) {
+            (TensorName::Out, Symbol::Zero) => Some(Covers::Nothing(sinks)),
+            (TensorName::Lse, Symbol::NegInfinity) if sinks == 0 => Some(Covers::Nothing(sinks)),
+            (TensorName::Lse, Symbol::SinkAlone(head)) if sinks == 1 && *head == alone => {
+                Some(Covers::Nothing(sinks))
+            }
+            (TensorName::Dq | TensorName::Dk | TensorName::Dv, Symbol::Zero) => Some(Covers::Nothing(0)),
+            (tensor, Symbol::Tokens(tokens)) if tokens.same_rows(rows, len) => match (tensor, &tokens.what) {
+                (TensorName::Out, What::Out { parts, against }) => Some(Covers::These([parts, against])),
+                (TensorName::Lse, What::Lse(cover)) => Some(Covers::These([cover; 2])),
+                (_, What::Gradient(name, cover)) if *name == tensor => Some(Covers::These([cover; 2])),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// That a cover is exactly what the mask shows; remembered.
+    fn proved(&mut self, site: &Site, rows: &Tokens, len: usize, cover: &Cover) -> u64 {
+        let keys = side(site.tensor) == Some(Side::Kv);
+        let line = rows.line(len);
+        let claim = (cover.hash(), keys, rows.sequence, line.start, line.step, line.len);
+        if let Some(pairs) = self.proved.find(&claim, cover) {
+            return pairs;
+        }
+        let proofs = self.proofs(keys, rows.sequence, line, cover);
+        let pairs = proofs.iter().map(|proof| *proof.as_ref().unwrap_or(&0)).sum();
+        let holes: Vec<Hole> = proofs.into_iter().filter_map(Result::err).collect();
+        if holes.is_empty() {
+            self.proved.exact.insert(claim, (cover.clone(), pairs));
+            return pairs;
+        }
+        holes.into_iter().for_each(|hole| self.hole(site, rows, hole));
+        self.proved.wrong.push((claim, cover.clone()));
+        0
+    }
+
+    /// The proof for each query head, or set of query heads alike, of a KV head; one for queries.
+    fn proofs(&self, keys: bool, sequence: usize, line: Line, cover: &Cover) -> Vec<Result<u64, Hole>> {
+        let mask = self.problem.mask;
+        let sequence = &self.problem.sequences[sequence];
+        let (lq, lk) = (sequence.q.len, sequence.kv.len);
+        let shift = mask.shift(lq, lk);
+        let lo = mask.left.map_or(-FAR, |left| shift - i64::from(left));
+        let hi = mask.right.map_or(FAR, |right| shift + i64::from(right));
+        if !keys {
+            return vec![prove(line, Wanted { lo, hi, cols: lk }, &cover.patches())];
+        }
+        let patches: Vec<Patch> = cover.patches().iter().map(Patch::transposed).collect();
+        let wanted = Wanted { lo: -hi, hi: -lo, cols: lq };
+        let cuts = patches.iter().flat_map(|patch| [patch.group.start, patch.group.end]);
+        let mut firsts: Vec<usize> = cuts.filter(|&head| head < self.problem.group()).chain([0]).collect();
+        firsts.sort_unstable();
+        firsts.dedup();
+        let proof = |head| {
+            if patches.iter().all(|patch| patch.group.contains(&head)) {
+                return prove(line, wanted, &patches);
+            }
+            let mine = patches.iter().filter(|patch| patch.group.contains(&head));
+            prove(line, wanted, &mine.cloned().collect::<Vec<_>>())
+        };
+        firsts.into_iter().map(proof).collect()
+    }
+
+    fn hole(&mut self, site: &Site, rows: &Tokens, hole: Hole) {
+        let at = match site.place {
+            Some(place) => place.to_string(),
+            None => format!("result on rank {}", self.schedule.buffers[site.buffer.0].rank),
+        };
+        let first = rows.head.max(0) as usize;
+        self.errors.push(CheckError::Cover {
+            at,
+            tensor: site.tensor,
+            sequence: rows.sequence,
+            heads: first..first + site.heads.len(),
+            rows: hole.rows,
+            others: hole.cols,
+            kind: hole.kind,
+            launch: hole.launch,
+        });
+    }
+}
