@@ -27,7 +27,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "fill-past-its-sequence",
         imitates: "the path that stores zeros is bounded by the tile's extent: it writes rows that are not its own",
         source: "https://github.com/Dao-AILab/flash-attention/commit/a3a257c7",
-        caught_by: &[Structure],
+        caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             let rows: Vec<usize> = schedule.buffers.iter().map(|buffer| buffer.rows).collect();
             for work in works(schedule) {
