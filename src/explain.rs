@@ -2,7 +2,7 @@
 //! mask shows. For someone who has a wrong gradient and no idea why.
 //!
 //! *Positions* count the real rows of a sequence, *rows* those of a rank's buffer; `a..b` is without b. A *launch* is one
-//! call of an attention kernel; its *segments* pair query rows with key rows. What rows hold is followed through
+//! call of an attention kernel, named by the step of its algorithm; its *segments* pair query rows with key rows. What rows hold is followed through
 //! messages, collectives and copies by the checker's symbolic execution, so a key is named by its position and the rank
 //! that owns it, wherever it has travelled.
 //!
@@ -223,7 +223,11 @@ impl Explainer<'_> {
         for (index, operation) in shown.iter().take(OPERATIONS_SHOWN) {
             let pass = if self.pass(rank, *index) == Pass::Forward { "forward" } else { "backward" };
             let work = match self.reads(&operation.work) {
-                Some([q, k]) => format!("{pass} launch on {q} and {k}"),
+                Some([q, k]) => {
+                    let step = label(&operation.work);
+                    let step = if step.is_empty() { String::new() } else { format!(", {step}") };
+                    format!("{pass} launch on {q} and {k}{step}")
+                }
                 None => operation::words(self.schedule, &operation.work),
             };
             let _ = writeln!(text, "  operation {index}, stream {}: {work}", operation.stream);
@@ -387,6 +391,15 @@ fn segments(work: &Work) -> &[Segment] {
         Work::Attend(attend) => &attend.call.segments,
         Work::AttendBackward(attend) => &attend.call.segments,
         _ => &[],
+    }
+}
+
+/// Which step of the algorithm a launch is.
+fn label(work: &Work) -> &str {
+    match work {
+        Work::Attend(attend) => &attend.label,
+        Work::AttendBackward(attend) => &attend.label,
+        _ => "",
     }
 }
 

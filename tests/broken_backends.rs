@@ -61,7 +61,7 @@ impl Backend for Spoilt {
 }
 
 fn emulated() -> Emulated {
-    Emulated { tiles: Tiles { q: 4, kv: KEY_TILE }, order: 7 }
+    Emulated { tiles: Tiles { q: 4, kv: KEY_TILE }, order: 7, ..Emulated::default() }
 }
 
 /// A kernel whose loop over key tiles ends one tile early when the length is 1 more than whole tiles.

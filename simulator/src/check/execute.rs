@@ -440,12 +440,17 @@ impl<'a> Machine<'a> {
             sink.map_or(Vec::new(), |sink| self.bands(&[(sink, 0)], self.heads(sink)));
         for run in rows {
             self.cells(&[(out, *run), (lse, *run)], |machine, heads, at, _, symbols| {
-                let mut own = None;
-                for band in sinks.iter().filter(|band| band.start < heads.end && heads.start < band.end) {
-                    let head = machine.sink_head(place, sink, band);
-                    own = head.map(|head| head + heads.start as isize - band.start as isize);
-                }
-                let applied = with_sink(&symbols, own);
+                let overlapping =
+                    sinks.iter().filter(|band| band.start < heads.end && heads.start < band.end);
+                let own: Vec<Option<isize>> = overlapping
+                    .map(|band| {
+                        let head = machine.sink_head(place, sink, band);
+                        head.map(|head| head + heads.start as isize - band.start as isize)
+                    })
+                    .collect();
+                let alike = own.windows(2).all(|pair| pair[0] == pair[1]);
+                let head = own.first().copied().flatten();
+                let applied = if alike { with_sink(&symbols, head) } else { Vec::new() };
                 if applied.is_empty() {
                     let tensor = TensorName::Out;
                     let site = Site { place: Some(place), tensor, buffer: out, row: run.row(at), heads };

@@ -61,17 +61,21 @@ fn whole_sequences(problem: &Problem, shards: &Shards) -> AttentionCall {
     AttentionCall { segments, softmax: problem.softmax, policy: RowPolicy::Overwrite }
 }
 
+/// What a rank's only launch is.
+const LABEL: &str = "all-to-all: whole sequences of the rank's heads";
+
 fn forward(builder: &mut Builder, rank: usize, block: &Local, call: &AttentionCall) {
     let &Local { q, k, v, sink, out, lse, max_logit, .. } = block;
     builder.fill(rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
-    let attend = Attend { call: call.clone(), q, k, v, sink, out, lse, max_logit };
+    let (label, call) = (LABEL.to_owned(), call.clone());
+    let attend = Attend { label, call, q, k, v, sink, out, lse, max_logit };
     builder.push(rank, COMPUTE, Work::Attend(attend));
 }
 
 fn backward(builder: &mut Builder, rank: usize, block: &Local, to: &LocalBackward, call: &AttentionCall) {
     let &Local { q, k, v, out, lse, .. } = block;
     let &LocalBackward { dout, dq, dk, dv, dsink } = to;
-    let (call, sink) = (call.clone(), block.sink.zip(dsink));
-    let work = AttendBackward { call, q, k, v, dout, out, lse, sink, dq, dk, dv };
+    let (label, call, sink) = (LABEL.to_owned(), call.clone(), block.sink.zip(dsink));
+    let work = AttendBackward { label, call, q, k, v, dout, out, lse, sink, dq, dk, dv };
     builder.push(rank, COMPUTE, Work::AttendBackward(work));
 }

@@ -112,6 +112,8 @@ pub type RowPair = (Run, Run);
 /// What an attention kernel is launched on: all heads of its buffers, addressed by the call's runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attend {
+    /// For people: which step of its algorithm it is (`ring step 2 of 4: lower section`); empty for the only one.
+    pub label: String,
     /// The launch.
     pub call: AttentionCall,
     /// Queries.
@@ -134,6 +136,8 @@ pub struct Attend {
 /// What a backward kernel is launched on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttendBackward {
+    /// See [`Attend::label`].
+    pub label: String,
     /// The launch; its policy says what becomes of padding rows of dq, dk and dv.
     pub call: AttentionCall,
     /// Queries.
@@ -170,6 +174,46 @@ pub enum MergeStyle {
         /// Whether the product is rounded to the running format before it is added (TransformerEngine's THD kernel).
         product_rounded: bool,
     },
+}
+
+/// When a ring folds its steps' outs together: both orders compute the same function and round it differently.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MergeOrder {
+    /// Each step's out and LSE enter the running ones ([`MergeStyle::Running`]), kept in f32 and rounded once.
+    #[default]
+    Running,
+    /// As TransformerEngine ships it: each step's LSE enters the running one ([`MergeStyle::Statistics`]), each step's out
+    /// is kept; when the LSE is final, the outs are added, weighed by it ([`MergeStyle::Weighted`]). Steps' outs and
+    /// their sum are kept in the result's own format, and each product is rounded to it. Scratch grows with the number of
+    /// members. Source: `cp_p2p_fwd_fused_attn` and `thd_out_correction` of
+    /// <https://github.com/NVIDIA/TransformerEngine>.
+    Deferred,
+}
+
+impl MergeOrder {
+    /// Both.
+    pub const ALL: [MergeOrder; 2] = [MergeOrder::Running, MergeOrder::Deferred];
+
+    /// The name in options and texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            MergeOrder::Running => "running",
+            MergeOrder::Deferred => "deferred",
+        }
+    }
+
+    /// The order of this name.
+    pub fn by_name(name: &str) -> Option<MergeOrder> {
+        MergeOrder::ALL.into_iter().find(|order| order.name() == name)
+    }
+
+    /// The orders in which an algorithm has different schedules: the default one alone where it merges nothing.
+    pub fn of(algorithm: Algorithm) -> &'static [MergeOrder] {
+        match algorithm {
+            Algorithm::Ring | Algorithm::Hierarchical { .. } => &MergeOrder::ALL,
+            _ => &[MergeOrder::Running],
+        }
+    }
 }
 
 /// Folds a step's out and LSE into the running ones. (out 0, lse −∞) is the identity.
@@ -392,11 +436,16 @@ pub struct Schedule {
 
 /// The schedule of a problem's own algorithm, or why there can be none.
 pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
+    build_with(problem, MergeOrder::default())
+}
+
+/// [`build`], with the order in which a ring merges.
+pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
     match problem.parallel.algorithm {
         Algorithm::Single => single(problem),
-        Algorithm::Ring => ring(problem),
+        Algorithm::Ring => ring(problem, order),
         Algorithm::AllGather => all_gather(problem),
         Algorithm::AllToAll => all_to_all(problem),
-        Algorithm::Hierarchical { all_to_all } => hierarchical(problem, all_to_all),
+        Algorithm::Hierarchical { all_to_all } => hierarchical(problem, all_to_all, order),
     }
 }

@@ -24,6 +24,7 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
         0,
         STREAM,
         Work::Attend(Attend {
+            label: String::new(),
             call: call.clone(),
             q: local.q,
             k: local.k,
@@ -40,6 +41,7 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
             0,
             STREAM,
             Work::AttendBackward(AttendBackward {
+                label: String::new(),
                 call,
                 q: local.q,
                 k: local.k,
