@@ -23,7 +23,7 @@ use std::ops::Range;
 use seamproof_oracle::{Pass, Problem, Run, Sequence, TensorName};
 use seamproof_simulator::Segment;
 use seamproof_simulator::check::{Held, Holds, Launch, Reading, check, trace};
-use seamproof_simulator::schedule::{BufferId, Operation, PlacedRun, Schedule, Work};
+use seamproof_simulator::schedule::{BufferId, Operation, PlacedRun, Schedule, Step, Work};
 
 use crate::prose;
 use line::{Line, tidy};
@@ -224,8 +224,8 @@ impl Explainer<'_> {
             let pass = if self.pass(rank, *index) == Pass::Forward { "forward" } else { "backward" };
             let work = match self.reads(&operation.work) {
                 Some([q, k]) => {
-                    let step = label(&operation.work);
-                    let step = if step.is_empty() { String::new() } else { format!(", {step}") };
+                    let step = step(&operation.work).filter(|step| *step != Step::Only);
+                    let step = step.map(|step| format!(", {step}")).unwrap_or_default();
                     format!("{pass} launch on {q} and {k}{step}")
                 }
                 None => operation::words(self.schedule, &operation.work),
@@ -395,11 +395,11 @@ fn segments(work: &Work) -> &[Segment] {
 }
 
 /// Which step of the algorithm a launch is.
-fn label(work: &Work) -> &str {
+fn step(work: &Work) -> Option<Step> {
     match work {
-        Work::Attend(attend) => &attend.label,
-        Work::AttendBackward(attend) => &attend.label,
-        _ => "",
+        Work::Attend(attend) => Some(attend.step),
+        Work::AttendBackward(attend) => Some(attend.step),
+        _ => None,
     }
 }
 

@@ -1,12 +1,11 @@
 //! The emulated kernel with a planted bug: its schedule is edited, kernel and executor are untouched.
 
-use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::faults::Fault;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
 use super::Emulated;
-use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use crate::backend::{Backend, Outputs, RunError, Wrapper};
 
 /// Before the id of a fault: the name of the subject with that fault.
 pub(super) const PREFIX: &str = "emulated+";
@@ -34,25 +33,13 @@ impl Planted {
     }
 }
 
-impl Backend for Planted {
+impl Wrapper for Planted {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
     fn name(&self) -> &str {
         &self.name
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.inner.padding()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.inner.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.inner.partition(problem)
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {

@@ -19,7 +19,9 @@ use seamproof_oracle::{Format, Problem, Run};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part, rank_order};
-use super::{Attend, AttendBackward, BufferId, FillValue, PlacedRun, Reduction, RowPair, Schedule, Work};
+use super::{
+    Attend, AttendBackward, BufferId, FillValue, PlacedRun, Reduction, RowPair, Schedule, Step, Work,
+};
 use crate::shard::Piece;
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -91,8 +93,7 @@ impl Rank<'_> {
         let Local { q, sink, out, lse, max_logit, .. } = self.local;
         self.builder.fill(self.rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
         let call = self.call(self.forward_segments());
-        let label = "all-gather: own queries against all keys".to_owned();
-        let attend = Attend { label, call, q, k, v, sink, out, lse, max_logit };
+        let attend = Attend { step: Step::Only, call, q, k, v, sink, out, lse, max_logit };
         self.builder.push(self.rank, COMPUTE, Work::Attend(attend));
         let attended = self.builder.record(self.rank, COMPUTE);
         self.builder.wait(self.rank, COMMUNICATION, attended);
@@ -112,11 +113,10 @@ impl Rank<'_> {
             (step, sum)
         });
         let dq = self.dq(to);
-        let count = launches.len();
+        let of = launches.len();
         for (index, segments) in launches.into_iter().enumerate() {
-            let what = if self.apart() { "keys of one residue" } else { "one piece of each sequence" };
-            let label = format!("all-gather: launch {} of {count}, {what}", index + 1);
-            self.launch(label, to, segments, [k, v], dq, sums);
+            let step = Step::Launch { index, of };
+            self.launch(step, to, segments, [k, v], dq, sums);
         }
         let slots = build::same_rows(&build::slots(&self.shards.q));
         if let Some(sum) = dq.1 {
@@ -149,7 +149,7 @@ impl Rank<'_> {
     /// One backward launch; what it wrote is added to the sums.
     fn launch(
         &mut self,
-        label: String,
+        step: Step,
         to: &LocalBackward,
         segments: Vec<Segment>,
         [k, v]: [BufferId; 2],
@@ -162,7 +162,7 @@ impl Rank<'_> {
         let queries: Vec<Run> = segments.iter().map(|s| Run { len: s.q.span, ..s.q }).collect();
         let call = self.call(segments);
         let dout = to.dout;
-        let work = AttendBackward { label, call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+        let work = AttendBackward { step, call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
         self.builder.push(self.rank, COMPUTE, Work::AttendBackward(work));
         for (from, to) in [(dk, dk_sum), (dv, dv_sum)] {
             let rows = keys.clone();

@@ -8,6 +8,10 @@
 //!
 //! *Placements* say which rows of the problem each input and output buffer holds: they are how inputs are dealt to
 //! ranks and how results are read back, and the only link between a schedule and its problem's memory.
+//!
+//! # Capabilities
+//!
+#![doc = include_str!("CAPABILITIES.md")]
 
 mod all_gather;
 mod all_to_all;
@@ -19,6 +23,7 @@ mod partition;
 mod ring;
 mod single;
 
+use std::fmt;
 use std::ops::Range;
 
 use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
@@ -109,11 +114,72 @@ pub struct Region {
 /// Rows of one buffer and the rows of another that they go to; both runs have the same `len`.
 pub type RowPair = (Run, Run);
 
+/// Which step of its algorithm a launch is. Devices, executor and checker don't read it; people do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Step {
+    /// The only launch of a pass.
+    #[default]
+    Only,
+    /// One of some launches of a pass on the same keys.
+    Launch {
+        /// From 0.
+        index: usize,
+        /// How many there are.
+        of: usize,
+    },
+    /// A launch of a ring's step.
+    Ring {
+        /// The step, from 0.
+        index: usize,
+        /// Steps of the ring.
+        of: usize,
+        /// The member that owns the keys, by its place in the ring.
+        owner: usize,
+        /// The part of the pair matrix.
+        section: Section,
+        /// The part of the owner's keys, from 0, and how many there are.
+        part: (usize, usize),
+    },
+}
+
+/// The part of the pair matrix that a ring's step covers, in TransformerEngine's words; chunks under a mask that ends at
+/// the diagonal have such parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Section {
+    /// Own keys.
+    Diagonal,
+    /// Keys of a member before: its first chunk is seen, its second is not.
+    Lower,
+    /// Keys of a member behind: the second chunk of the queries sees them, the first does not.
+    Upper,
+    /// Anything may be seen.
+    Full,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Step::Only => Ok(()),
+            Step::Launch { index, of } => write!(f, "launch {} of {of}", index + 1),
+            Step::Ring { index, of, section, part: (part, parts), .. } => {
+                let section = match section {
+                    Section::Diagonal => "diagonal",
+                    Section::Lower => "lower",
+                    Section::Upper => "upper",
+                    Section::Full => "full",
+                };
+                write!(f, "ring step {} of {of}: {section} section", index + 1)?;
+                if parts > 1 { write!(f, ", part {} of {parts} of the keys", part + 1) } else { Ok(()) }
+            }
+        }
+    }
+}
+
 /// What an attention kernel is launched on: all heads of its buffers, addressed by the call's runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attend {
-    /// For people: which step of its algorithm it is (`ring step 2 of 4: lower section`); empty for the only one.
-    pub label: String,
+    /// Which step of its algorithm it is.
+    pub step: Step,
     /// The launch.
     pub call: AttentionCall,
     /// Queries.
@@ -136,8 +202,8 @@ pub struct Attend {
 /// What a backward kernel is launched on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttendBackward {
-    /// See [`Attend::label`].
-    pub label: String,
+    /// Which step of its algorithm it is.
+    pub step: Step,
     /// The launch; its policy says what becomes of padding rows of dq, dk and dv.
     pub call: AttentionCall,
     /// Queries.

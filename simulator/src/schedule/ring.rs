@@ -30,7 +30,7 @@ use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::collect::{self, COMMUNICATION, all};
 use super::{
     Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeOrder, MergeStyle, PlacedRun,
-    Reduction, RowPair, Schedule, Work,
+    Reduction, RowPair, Schedule, Section, Step, Work,
 };
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -227,20 +227,16 @@ impl RingCore<'_> {
         runs.filter(|run| run.len > 0).map(|run| Run { span: run.len, ..run }).collect()
     }
 
-    /// A launch's step in words. Where ranks hold chunks and the mask ends at the diagonal, sections have their names.
-    fn label(&self, (place, owner): (usize, usize), step: usize, part: usize) -> String {
+    /// Which step a launch on part `part` of an owner's keys is.
+    fn step(&self, (place, owner): (usize, usize), index: usize, part: usize) -> Step {
         let section = match (self.shards.q.balance, self.mask.right, owner.cmp(&place)) {
-            (Balance::Striped { .. }, ..) => "striped",
-            (_, Some(0), Ordering::Less) => "lower",
-            (_, Some(0), Ordering::Equal) => "diagonal",
-            (_, Some(0), Ordering::Greater) => "upper",
-            _ => "full",
+            (Balance::Striped { .. }, ..) => Section::Full,
+            (_, Some(0), Ordering::Less) => Section::Lower,
+            (_, Some(0), Ordering::Equal) => Section::Diagonal,
+            (_, Some(0), Ordering::Greater) => Section::Upper,
+            _ => Section::Full,
         };
-        let of_parts = match self.parts() {
-            1 => String::new(),
-            parts => format!(", part {} of {parts} of the keys", part + 1),
-        };
-        format!("ring step {} of {}: {section} section{of_parts}", step + 1, self.steps())
+        Step::Ring { index, of: self.steps(), owner, section, part: (part, self.parts()) }
     }
 
     /// The launch of some parts of a member's queries against one part of an owner's keys; none where the mask shows
@@ -353,8 +349,8 @@ impl ForwardStep {
         for (part, call) in calls {
             let [step_out, step_lse] = self.partial(builder, step, part);
             let rows = owned(call.segments.iter().map(|segment| segment.q));
-            let (label, out) = (core.label(ends, step, part), step_out);
-            let attend = Attend { label, call, q, k, v, sink: None, out, lse: step_lse, max_logit };
+            let (step, out) = (core.step(ends, step, part), step_out);
+            let attend = Attend { step, call, q, k, v, sink: None, out, lse: step_lse, max_logit };
             builder.push(rank, stream, Work::Attend(attend));
             wait(builder, rank, stream, turn.take());
             let merge = Merge { style: MergeStyle::Running, step_out, step_lse, out: self.out, lse, rows };
@@ -455,8 +451,8 @@ impl BackwardStep {
         for (part, call) in pairs.filter_map(|(q, kv)| Some((kv, core.call(ends, q..q + 1, kv)?))) {
             let q_rows = owned(call.segments.iter().map(|segment| segment.q));
             let kv_rows = owned(call.segments.iter().flat_map(|segment| segment.kv.iter().copied()));
-            let label = core.label(ends, step, part);
-            let launch = AttendBackward { label, call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+            let step = core.step(ends, step, part);
+            let launch = AttendBackward { step, call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
             builder.push(rank, stream, Work::AttendBackward(launch));
             wait(builder, rank, stream, turn.take());
             let sums =
