@@ -168,8 +168,8 @@ pub static CLASSES: [Class; 101] = [
     class("values: equal", [66, 66, 66], |p| p.mode == InputMode::Equal),
     class("values: tiny", [68, 68, 68], |p| p.mode == InputMode::Tiny),
     class("forward and backward", [715, 715, 715], |p| p.pass == Pass::Backward),
-    class("forward only", [0, 0, 0], |p| p.pass == Pass::Forward),
-    class("gradient of the sink", [0, 0, 0], |p| {
+    class("forward only", [239, 239, 239], |p| p.pass == Pass::Forward),
+    class("gradient of the sink", [118, 118, 118], |p| {
         p.pass == Pass::Backward && p.softmax.sink == Sink::Learnable
     }),
     // Context parallelism.
@@ -180,13 +180,13 @@ pub static CLASSES: [Class; 101] = [
     class("hierarchical", [118, 118, 117], |p| {
         matches!(p.parallel.algorithm, Algorithm::Hierarchical { .. })
     }),
-    class("group of one rank", [0, 0, 0], |p| {
+    class("group of one rank", [90, 89, 89], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
     class("cp 2", [121, 122, 122], |p| p.parallel.size() == 2),
     class("cp 3, 5, 6 or 7", [107, 108, 107], |p| matches!(p.parallel.size(), 3 | 5 | 6 | 7)),
-    class("cp 3", [0, 0, 0], |p| p.parallel.size() == 3),
-    class("cp 8", [0, 0, 0], |p| p.parallel.size() == 8),
+    class("cp 3", [44, 45, 45], |p| p.parallel.size() == 3),
+    class("cp 8", [58, 57, 57], |p| p.parallel.size() == 8),
     class("cp 4 or 8", [156, 154, 157], |p| matches!(p.parallel.size(), 4 | 8)),
     class("dual-chunk", [178, 178, 177], |p| parallel(p) && p.parallel.balance == Balance::DualChunk),
     class("contiguous", [94, 96, 98], |p| parallel(p) && p.parallel.balance == Balance::Contiguous),
@@ -202,13 +202,13 @@ pub static CLASSES: [Class; 101] = [
     class("KV heads on several ranks", [35, 35, 35], |p| {
         p.parallel.algorithm == Algorithm::AllToAll && p.heads.kv < p.parallel.size()
     }),
-    class("right window, all-gather", [0, 0, 0], |p| {
+    class("right window, all-gather", [12, 12, 12], |p| {
         p.parallel.algorithm == Algorithm::AllGather && p.mask.right > Some(0)
     }),
-    refused("heads that cannot be dealt", [0, 0, 0], |p| {
+    refused("heads that cannot be dealt", [3, 3, 3], |p| {
         matches!(broken_rule(p), Some(ParallelRule::QueryHeads | ParallelRule::KvHeads))
     }),
-    refused("spans that cannot be cut", [0, 0, 0], |p| {
+    refused("spans that cannot be cut", [3, 3, 3], |p| {
         matches!(broken_rule(p), Some(ParallelRule::SpanMultiple))
     }),
 ];
