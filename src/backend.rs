@@ -339,3 +339,74 @@ pub trait Backend: Sync {
     /// Runs the problem. Padding and slack rows of `inputs` hold what the padding contract allows.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError>;
 }
+
+/// A subject that is another one but for what it says itself: each method of [`Backend`], forwarded unless written.
+pub trait Wrapper: Sync {
+    /// The other subject.
+    fn inner(&self) -> &dyn Backend;
+
+    /// See [`Backend::name`].
+    fn name(&self) -> &str {
+        self.inner().name()
+    }
+
+    /// See [`Backend::capabilities`].
+    fn capabilities(&self) -> Capabilities {
+        self.inner().capabilities()
+    }
+
+    /// See [`Backend::padding`].
+    fn padding(&self) -> PaddingContract {
+        self.inner().padding()
+    }
+
+    /// See [`Backend::accumulation`].
+    fn accumulation(&self) -> Accumulation {
+        self.inner().accumulation()
+    }
+
+    /// See [`Backend::partition`].
+    fn partition(&self, problem: &Problem) -> Partition {
+        self.inner().partition(problem)
+    }
+
+    /// See [`Backend::schedule`].
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
+        self.inner().schedule(problem)
+    }
+
+    /// See [`Backend::run`].
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.inner().run(problem, inputs)
+    }
+}
+
+impl<W: Wrapper> Backend for W {
+    fn name(&self) -> &str {
+        Wrapper::name(self)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Wrapper::capabilities(self)
+    }
+
+    fn padding(&self) -> PaddingContract {
+        Wrapper::padding(self)
+    }
+
+    fn accumulation(&self) -> Accumulation {
+        Wrapper::accumulation(self)
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        Wrapper::partition(self, problem)
+    }
+
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
+        Wrapper::schedule(self, problem)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        Wrapper::run(self, problem, inputs)
+    }
+}

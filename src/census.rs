@@ -5,8 +5,8 @@
 //! campaign counts as too little run. The floor is half of the expected count, and where that is small, as far below it
 //! as chance ever goes (see [`Class::floor`]); so it holds for every seed, and an empty generator can't pass.
 //!
-//! Classes are of *legal* problems only: those in one unscaled 16-bit format that their algorithm can cut and deal. Problems outside that
-//! and malformed fields are counted by themselves, as refused.
+//! Classes are of *legal* problems, those in one unscaled 16-bit format that their algorithm can cut and deal, unless
+//! they say that they are of refused ones. Problems outside that and malformed fields are also counted by themselves.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use seamproof_oracle::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::backend::broken_rule;
+use crate::backend::{ParallelRule, broken_rule};
 use crate::generate::{Draw, Malformed, Profile};
 use crate::layout::{RankLayout, layouts};
 
@@ -29,6 +29,8 @@ pub struct Class {
     /// Share of all cases in each profile, in the order of [`Profile::ALL`], in tenths of a percent; measured. 0 where
     /// the class is too rare to be asked for.
     rates: [u16; 3],
+    /// Whether its members are legal; otherwise they are problems that must be refused.
+    legal: bool,
 }
 
 /// Standard deviations below the expected count at which a floor lies at the highest. One campaign in fifty million
@@ -56,11 +58,16 @@ impl fmt::Debug for Class {
 }
 
 const fn class(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> bool) -> Class {
-    Class { name, holds, rates }
+    Class { name, holds, rates, legal: true }
+}
+
+/// A class of problems that must be refused.
+const fn refused(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> bool) -> Class {
+    Class { name, holds, rates, legal: false }
 }
 
 /// Every class, in the table's order.
-pub static CLASSES: [Class; 93] = [
+pub static CLASSES: [Class; 101] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [112, 112, 112], |p| p.sequences.len() == 1),
@@ -161,6 +168,10 @@ pub static CLASSES: [Class; 93] = [
     class("values: equal", [66, 66, 66], |p| p.mode == InputMode::Equal),
     class("values: tiny", [68, 68, 68], |p| p.mode == InputMode::Tiny),
     class("forward and backward", [715, 715, 715], |p| p.pass == Pass::Backward),
+    class("forward only", [239, 239, 239], |p| p.pass == Pass::Forward),
+    class("gradient of the sink", [118, 118, 118], |p| {
+        p.pass == Pass::Backward && p.softmax.sink == Sink::Learnable
+    }),
     // Context parallelism.
     class("one rank", [480, 480, 480], |p| p.parallel.algorithm == Algorithm::Single),
     class("ring", [117, 117, 118], |p| p.parallel.algorithm == Algorithm::Ring),
@@ -169,8 +180,13 @@ pub static CLASSES: [Class; 93] = [
     class("hierarchical", [118, 118, 117], |p| {
         matches!(p.parallel.algorithm, Algorithm::Hierarchical { .. })
     }),
+    class("group of one rank", [90, 89, 89], |p| {
+        p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
+    }),
     class("cp 2", [121, 122, 122], |p| p.parallel.size() == 2),
     class("cp 3, 5, 6 or 7", [107, 108, 107], |p| matches!(p.parallel.size(), 3 | 5 | 6 | 7)),
+    class("cp 3", [44, 45, 45], |p| p.parallel.size() == 3),
+    class("cp 8", [58, 57, 57], |p| p.parallel.size() == 8),
     class("cp 4 or 8", [156, 154, 157], |p| matches!(p.parallel.size(), 4 | 8)),
     class("dual-chunk", [178, 178, 177], |p| parallel(p) && p.parallel.balance == Balance::DualChunk),
     class("contiguous", [94, 96, 98], |p| parallel(p) && p.parallel.balance == Balance::Contiguous),
@@ -185,6 +201,15 @@ pub static CLASSES: [Class; 93] = [
     }),
     class("KV heads on several ranks", [35, 35, 35], |p| {
         p.parallel.algorithm == Algorithm::AllToAll && p.heads.kv < p.parallel.size()
+    }),
+    class("right window, all-gather", [12, 12, 12], |p| {
+        p.parallel.algorithm == Algorithm::AllGather && p.mask.right > Some(0)
+    }),
+    refused("heads that cannot be dealt", [3, 3, 3], |p| {
+        matches!(broken_rule(p), Some(ParallelRule::QueryHeads | ParallelRule::KvHeads))
+    }),
+    refused("spans that cannot be cut", [3, 3, 3], |p| {
+        matches!(broken_rule(p), Some(ParallelRule::SpanMultiple))
     }),
 ];
 
@@ -386,14 +411,15 @@ impl Census {
 
     /// Counts a well-formed problem.
     pub fn add(&mut self, problem: &Problem) {
-        if !is_legal(problem) {
+        let legal = is_legal(problem);
+        for class in CLASSES.iter().filter(|class| class.legal == legal && (class.holds)(problem)) {
+            increment(&mut self.classes, class.name, 1);
+        }
+        if !legal {
             self.outside += 1;
             return;
         }
         self.legal += 1;
-        for class in CLASSES.iter().filter(|class| (class.holds)(problem)) {
-            increment(&mut self.classes, class.name, 1);
-        }
         *self.tokens.entry(problem.tokens() as u64).or_default() += 1;
         self.products += problem.pairs() * (problem.heads.q * problem.dims.qk) as u64;
         self.elements += problem.elements();

@@ -2,7 +2,7 @@
 //! mask shows. For someone who has a wrong gradient and no idea why.
 //!
 //! *Positions* count the real rows of a sequence, *rows* those of a rank's buffer; `a..b` is without b. A *launch* is one
-//! call of an attention kernel; its *segments* pair query rows with key rows. What rows hold is followed through
+//! call of an attention kernel, named by the step of its algorithm; its *segments* pair query rows with key rows. What rows hold is followed through
 //! messages, collectives and copies by the checker's symbolic execution, so a key is named by its position and the rank
 //! that owns it, wherever it has travelled.
 //!
@@ -23,7 +23,7 @@ use std::ops::Range;
 use seamproof_oracle::{Pass, Problem, Run, Sequence, TensorName};
 use seamproof_simulator::Segment;
 use seamproof_simulator::check::{Held, Holds, Launch, Reading, check, trace};
-use seamproof_simulator::schedule::{BufferId, Operation, PlacedRun, Schedule, Work};
+use seamproof_simulator::schedule::{BufferId, Operation, PlacedRun, Schedule, Step, Work};
 
 use crate::prose;
 use line::{Line, tidy};
@@ -223,7 +223,11 @@ impl Explainer<'_> {
         for (index, operation) in shown.iter().take(OPERATIONS_SHOWN) {
             let pass = if self.pass(rank, *index) == Pass::Forward { "forward" } else { "backward" };
             let work = match self.reads(&operation.work) {
-                Some([q, k]) => format!("{pass} launch on {q} and {k}"),
+                Some([q, k]) => {
+                    let step = step(&operation.work).filter(|step| *step != Step::Only);
+                    let step = step.map(|step| format!(", {step}")).unwrap_or_default();
+                    format!("{pass} launch on {q} and {k}{step}")
+                }
                 None => operation::words(self.schedule, &operation.work),
             };
             let _ = writeln!(text, "  operation {index}, stream {}: {work}", operation.stream);
@@ -387,6 +391,15 @@ fn segments(work: &Work) -> &[Segment] {
         Work::Attend(attend) => &attend.call.segments,
         Work::AttendBackward(attend) => &attend.call.segments,
         _ => &[],
+    }
+}
+
+/// Which step of the algorithm a launch is.
+fn step(work: &Work) -> Option<Step> {
+    match work {
+        Work::Attend(attend) => Some(attend.step),
+        Work::AttendBackward(attend) => Some(attend.step),
+        _ => None,
     }
 }
 

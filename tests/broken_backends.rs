@@ -1,9 +1,7 @@
 //! Deliberately broken copies of the emulated backend: each is caught, and shrunk to a case that a person can read,
 //! the same one on every run.
 
-use seamproof::backend::{
-    Backend, Capabilities, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, RunError,
-};
+use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
 use seamproof::backends::{Emulated, Planted};
 use seamproof::campaign::same_failure;
 use seamproof::generate::{self, Draw, Limits};
@@ -11,7 +9,6 @@ use seamproof::judge::judge;
 use seamproof::layout::layouts;
 use seamproof::shrink::{Shrunk, shrink};
 use seamproof::verdict::{Check, Finding, Verdict};
-use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side, TensorName};
 use seamproof_simulator::UNWRITTEN_BITS;
 use seamproof_simulator::emulated::Tiles;
@@ -32,25 +29,13 @@ struct Spoilt {
     spoil: Spoil,
 }
 
-impl Backend for Spoilt {
+impl Wrapper for Spoilt {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
     fn name(&self) -> &str {
         "spoilt"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero }
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.inner.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.inner.partition(problem)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
@@ -61,7 +46,7 @@ impl Backend for Spoilt {
 }
 
 fn emulated() -> Emulated {
-    Emulated { tiles: Tiles { q: 4, kv: KEY_TILE }, order: 7 }
+    Emulated { tiles: Tiles { q: 4, kv: KEY_TILE }, order: 7, ..Emulated::default() }
 }
 
 /// A kernel whose loop over key tiles ends one tile early when the length is 1 more than whole tiles.
@@ -69,6 +54,7 @@ const LAST_KEY_TILE_SKIPPED: Fault = Fault {
     id: "last-key-tile-skipped",
     imitates: "the last tile is skipped when it holds one key",
     source: "https://github.com/Dao-AILab/flash-attention",
+    entries: &[],
     caught_by: &[Catcher::Envelope],
     edit: |_, schedule| {
         for operation in schedule.ranks.iter_mut().flat_map(|program| &mut program.operations) {

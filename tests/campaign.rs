@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 
-use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
 use seamproof::backends::{BackendError, Emulated};
 use seamproof::campaign::{
     self, Control, Distinct, Event, Observer, Options, Plan, PlantedSubjects, Shard, Silent, Sinks, Subjects,
@@ -18,7 +18,6 @@ use seamproof::generate::Profile;
 use seamproof::record::Findings;
 use seamproof::verdict::{Check, Verdict};
 
-use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Problem, Sink};
 
 use crashing::Crashing;
@@ -109,25 +108,13 @@ impl Subjects for TwoFaults {
     }
 }
 
-impl Backend for Faulty {
+impl Wrapper for Faulty {
+    fn inner(&self) -> &dyn Backend {
+        &self.0
+    }
+
     fn name(&self) -> &str {
         "two-faults"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.0.padding()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.0.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.0.partition(problem)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

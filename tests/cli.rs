@@ -334,6 +334,68 @@ fn the_census_needs_no_backend() {
     assert!(!place.path().join("seamproof.out").exists());
 }
 
+const DEFECTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/defects");
+
+#[test]
+fn the_catalogue_is_listed_and_a_fault_is_scored() {
+    let place = place();
+    let list = seamproof(place.path(), &["faults", "--list"]);
+    let said = stdout(&list);
+    assert_eq!((code(&list), stderr(&list).as_str()), (0, ""));
+    for text in ["window-off-by-one", "lengths-floored", "table-too-wide", "not here", "https://github.com/"]
+    {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+    let one = seamproof(place.path(), &["faults", "--only", "merge-twice"]);
+    assert_eq!((code(&one), stdout(&one).matches("https://").count()), (0, 1), "{}", stdout(&one));
+    let arguments = ["faults", "--score", "--only", "merge-twice", "--seeds", "1"];
+    let score = seamproof(place.path(), &arguments);
+    let said = stdout(&score);
+    assert_eq!(code(&score), 0, "{said}{}", stderr(&score));
+    for text in ["caught merge-twice", "checker", "envelope", "seq", "missed 0"] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+    refuses(place.path(), &["faults", "--only", "nothing"], &["--only", "nothing"]);
+    refuses(place.path(), &["faults", "--list", "--score"], &["--score"]);
+    refuses(place.path(), &["faults", "--score", "--seeds", "0"], &["--seeds"]);
+}
+
+/// Each stored defect: what is computed beside what should be, and the step in which it goes wrong.
+#[test]
+fn a_stored_defect_is_explained() {
+    let place = place();
+    for (name, texts) in [
+        ("te-all-gather-window-shift", ["should see", "checked   WRONG"]),
+        ("te-all-gather-real-offsets", ["should see", "checked   WRONG"]),
+        ("te-reorder-tail", ["checked   WRONG", "layout"]),
+        ("te-ring-floored-lengths", ["ring step 2 of 2: lower section", "checked   WRONG"]),
+        ("te-ring-window-opens", ["ring step 2 of 2: full section", "should see"]),
+    ] {
+        let file = format!("{DEFECTS}/{name}.json");
+        let output = seamproof(place.path(), &["explain", &file]);
+        let said = stdout(&output);
+        assert_eq!(code(&output), 0, "{name}: {}", stderr(&output));
+        for text in texts {
+            assert!(said.contains(text), "{name}: {text} is not in {said}");
+        }
+        let right = seamproof(place.path(), &["explain", &file, "--backend", "emulated"]);
+        assert!(stdout(&right).contains("checked   proved"), "{name}: {}", stdout(&right));
+        assert_eq!(
+            code(&seamproof(place.path(), &["prove", &file])),
+            0,
+            "{name}: the builder's own is right"
+        );
+        assert!([2, 3].contains(&code(&seamproof(place.path(), &["replay", &file]))), "{name}");
+    }
+    let file = format!("{DEFECTS}/te-ring-window-opens.json");
+    let one =
+        seamproof(place.path(), &["explain", &file, "--rank", "1", "--pass", "forward", "--operations"]);
+    assert!(stdout(&one).contains("merges") && !stdout(&one).contains("\nrank 0\n"), "{}", stdout(&one));
+    refuses(place.path(), &["explain", &file, "--rank", "2"], &["--rank", "0 to 1"]);
+    refuses(place.path(), &["explain", &file, "--pass", "sideways"], &["sideways"]);
+    refuses(place.path(), &["explain", "missing.json"], &["missing.json"]);
+}
+
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let place = place();

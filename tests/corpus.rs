@@ -7,6 +7,7 @@ use seamproof::case::{CASE_VERSION, Case, InputSource};
 use seamproof::evaluate::replay;
 use seamproof::prove::{Proved, prove};
 use seamproof::verdict::Verdict;
+use seamproof_simulator::schedule::MergeOrder;
 use serde_json::Value;
 
 fn files() -> Vec<PathBuf> {
@@ -68,6 +69,8 @@ fn every_regression_replays() {
             Ok(Verdict::Pass(_)) => {}
             verdict => panic!("{name}: {verdict:?}"),
         }
-        assert!(matches!(prove(&case.problem), Proved::Held(_)), "{name}: not proved");
+        for &order in MergeOrder::of(case.problem.parallel.algorithm) {
+            assert!(matches!(prove(&case.problem, order), Proved::Held(_)), "{name}: not proved");
+        }
     }
 }

@@ -93,30 +93,30 @@ layout    a..b is without b; positions count real rows of a sequence; “all”:
     sequence 1: positions 2..4 in rows 2..4, positions 4..6 in rows 4..6
 
 rank 0
-  operation 8, stream 0: forward launch on q and k
+  operation 8, stream 0: forward launch on q and k, ring step 1 of 2: diagonal section, part 1 of 2 of the keys
     sequence 0: queries 0..1 (rows 0..1), keys 0..1 of rank 0 (rows 0..1): all
     sequence 1: queries 0..2 (rows 2..4), keys 0..2 of rank 0 (rows 2..4)
       query 0 sees 0..1; query 1 sees 0..2
     sequence 1: queries 6..7 (rows 4..5), keys 0..2 of rank 0 (rows 2..4): all
-  operation 10, stream 0: forward launch on q and k
+  operation 10, stream 0: forward launch on q and k, ring step 1 of 2: diagonal section, part 2 of 2 of the keys
     sequence 1: queries 6..7 (rows 4..5), keys 6..7 of rank 0 (rows 4..5): all
-  operation 14, stream 1: forward launch on q and “k received, slot 0”
+  operation 14, stream 1: forward launch on q and “k received, slot 0”, ring step 2 of 2: upper section, part 1 of 2 of the keys
     sequence 1: queries 6..7 (rows 4..5), keys 2..4 of rank 1 (rows 2..4): all
-  operation 17, stream 1: forward launch on q and “k received, slot 0”
+  operation 17, stream 1: forward launch on q and “k received, slot 0”, ring step 2 of 2: upper section, part 2 of 2 of the keys
     sequence 1: queries 6..7 (rows 4..5), keys 4..6 of rank 1 (rows 4..6): all
 
 rank 1
-  operation 8, stream 0: forward launch on q and k
+  operation 8, stream 0: forward launch on q and k, ring step 1 of 2: diagonal section, part 1 of 2 of the keys
     sequence 0: queries 1..2 (rows 0..1), keys 1..2 of rank 1 (rows 0..1): all
     sequence 0: queries 2..3 (rows 1..2), keys 1..2 of rank 1 (rows 0..1): all
     sequence 1: queries 2..4 (rows 2..4), keys 2..4 of rank 1 (rows 2..4)
       query 2 sees 2..3; query 3 sees 2..4
     sequence 1: queries 4..6 (rows 4..6), keys 2..4 of rank 1 (rows 2..4): all
-  operation 10, stream 0: forward launch on q and k
+  operation 10, stream 0: forward launch on q and k, ring step 1 of 2: diagonal section, part 2 of 2 of the keys
     sequence 0: queries 2..3 (rows 1..2), keys 2..3 of rank 1 (rows 1..2): all
     sequence 1: queries 4..6 (rows 4..6), keys 4..6 of rank 1 (rows 4..6)
       query 4 sees 4..5; query 5 sees 4..6
-  operation 14, stream 1: forward launch on q and “k received, slot 0”
+  operation 14, stream 1: forward launch on q and “k received, slot 0”, ring step 2 of 2: lower section, part 1 of 2 of the keys
     sequence 0: queries 1..2 (rows 0..1), keys 0..1 of rank 0 (rows 0..1): all
     sequence 0: queries 2..3 (rows 1..2), keys 0..1 of rank 0 (rows 0..1): all
     sequence 1: queries 2..4 (rows 2..4), keys 0..2 of rank 0 (rows 2..4): all

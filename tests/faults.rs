@@ -1,14 +1,17 @@
 //! The fault catalogue: every fault applies to something, something that it names catches it, and nothing is wrong with
 //! the cases on which it is caught when it is not planted.
 
+use std::collections::BTreeSet;
+
 use rayon::prelude::*;
 use seamproof::backends::{self, Emulated};
-use seamproof::faults::{by_campaign, by_checker, stream};
+use seamproof::faults::{TABLE_FAULTS, Tabled, by_campaign, by_checker, stream};
+use seamproof::generate::{self, Draw, Limits};
 use seamproof::judge::judge;
-use seamproof::verdict::Verdict;
+use seamproof::verdict::{Check, Verdict};
 use seamproof_oracle::Problem;
 use seamproof_simulator::check::check;
-use seamproof_simulator::faults::{Catcher, Fault, catalogue};
+use seamproof_simulator::faults::{ABSENT, Catcher, Fault, PLANTABLE, catalogue};
 use seamproof_simulator::schedule::build;
 
 /// The stream that the tests draw from.
@@ -57,4 +60,34 @@ fn every_fault_applies_and_replays_by_name() {
         assert_eq!(backend.name(), name);
     }
     assert!(backends::by_name("emulated+nothing", &Default::default()).is_err());
+}
+
+#[test]
+fn a_capability_table_that_is_too_wide_or_too_narrow_is_found() {
+    let limits = Limits::quick();
+    for fault in TABLE_FAULTS {
+        let subject = Tabled::new(fault);
+        let found = (0..1_000).any(|index| match generate::draw(SEED, index, &limits) {
+            Draw::Problem(problem) => {
+                let verdict = judge(&subject, &problem);
+                matches!(verdict, Verdict::Finding(finding) if finding.check == Check::Capability)
+            }
+            Draw::Malformed(_) => false,
+        });
+        assert!(found, "{}", fault.id);
+    }
+}
+
+/// Every entry of the list of real bugs that can be planted without a GPU is planted, or absent for a reason, and not
+/// both.
+#[test]
+fn every_plantable_entry_is_planted_or_absent() {
+    let of_schedules = catalogue().flat_map(|fault| fault.entries);
+    let planted: BTreeSet<u16> =
+        of_schedules.chain(TABLE_FAULTS.iter().flat_map(|fault| fault.entries)).copied().collect();
+    let absent: BTreeSet<u16> = ABSENT.iter().flat_map(|absent| absent.entries).copied().collect();
+    let plantable: BTreeSet<u16> = PLANTABLE.iter().copied().collect();
+    assert_eq!(plantable.len(), 131);
+    assert_eq!(planted.intersection(&absent).collect::<Vec<_>>(), Vec::<&u16>::new());
+    assert_eq!(planted.union(&absent).copied().collect::<BTreeSet<_>>(), plantable);
 }

@@ -4,13 +4,12 @@
 use ndarray::Array1;
 use seamproof::backend::{
     Backend, Capabilities, Outputs, PaddingContract, PaddingOutputs, RankGradients, RankOutputs, Refusal,
-    RunError,
+    RunError, Wrapper,
 };
 use seamproof::backends::Emulated;
 use seamproof::generate::{self, Draw, Limits};
 use seamproof::judge::{judge, judge_malformed};
 use seamproof::verdict::{Check, Finding, Verdict};
-use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
     Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
@@ -58,6 +57,7 @@ type Spoil = Box<dyn Fn(&Inputs, &mut Outputs) + Sync>;
 
 /// The emulated backend, with spoilt results.
 struct Spoilt {
+    inner: Emulated,
     spoil: Spoil,
     capabilities: Capabilities,
     outputs: PaddingOutputs,
@@ -65,12 +65,17 @@ struct Spoilt {
 
 impl Spoilt {
     fn new(spoil: impl Fn(&Inputs, &mut Outputs) + Sync + 'static) -> Spoilt {
-        let capabilities = Emulated::default().capabilities();
-        Spoilt { spoil: Box::new(spoil), capabilities, outputs: PaddingOutputs::Zero }
+        let inner = Emulated::default();
+        let capabilities = inner.capabilities();
+        Spoilt { inner, spoil: Box::new(spoil), capabilities, outputs: PaddingOutputs::Zero }
     }
 }
 
-impl Backend for Spoilt {
+impl Wrapper for Spoilt {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
     fn name(&self) -> &str {
         "spoilt"
     }
@@ -80,19 +85,11 @@ impl Backend for Spoilt {
     }
 
     fn padding(&self) -> PaddingContract {
-        PaddingContract { outputs: self.outputs, ..Emulated::default().padding() }
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        Emulated::default().accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        Emulated::default().partition(problem)
+        PaddingContract { outputs: self.outputs, ..self.inner.padding() }
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let mut outputs = Emulated::default().run(problem, inputs)?;
+        let mut outputs = self.inner.run(problem, inputs)?;
         (self.spoil)(inputs, &mut outputs);
         Ok(outputs)
     }
@@ -180,31 +177,31 @@ fn capability_a_refusal_is_as_the_table_says() {
         "{ran}"
     );
 
-    struct Refusing(Refusal);
-    impl Backend for Refusing {
+    struct Refusing(Refusal, Emulated);
+    impl Wrapper for Refusing {
+        fn inner(&self) -> &dyn Backend {
+            &self.1
+        }
         fn name(&self) -> &str {
             "refusing"
         }
         fn capabilities(&self) -> Capabilities {
-            Capabilities { sinks: vec![Sink::None], ..Emulated::default().capabilities() }
-        }
-        fn padding(&self) -> PaddingContract {
-            Emulated::default().padding()
-        }
-        fn accumulation(&self) -> Accumulation {
-            Emulated::default().accumulation()
-        }
-        fn partition(&self, problem: &Problem) -> Partition {
-            Emulated::default().partition(problem)
+            Capabilities { sinks: vec![Sink::None], ..self.1.capabilities() }
         }
         fn run(&self, _: &Problem, _: &Inputs) -> Result<Outputs, RunError> {
             Err(self.0.clone().into())
         }
     }
-    assert!(matches!(judge(&Refusing(Refusal::Sink), &problem(|_| {})), Verdict::Refused(Refusal::Sink)));
-    let another = finding(&Refusing(Refusal::Softcap), &problem(|_| {}));
+    assert!(matches!(
+        judge(&Refusing(Refusal::Sink, Emulated::default()), &problem(|_| {})),
+        Verdict::Refused(Refusal::Sink)
+    ));
+    let another = finding(&Refusing(Refusal::Softcap, Emulated::default()), &problem(|_| {}));
     assert!(another.check == Check::Capability && another.what.contains("its table says"), "{another}");
-    let none = finding(&Refusing(Refusal::Softcap), &problem(|fields| fields.softmax.sink = Sink::None));
+    let none = finding(
+        &Refusing(Refusal::Softcap, Emulated::default()),
+        &problem(|fields| fields.softmax.sink = Sink::None),
+    );
     assert!(none.check == Check::Capability && none.what.contains("refused what its table takes"), "{none}");
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
 use seamproof::backends::BackendError;
 use seamproof::campaign::{self, Control, Event, Observer, Options, Plan, Shard, Sinks, Subjects};
 use seamproof::case::Case;
@@ -22,7 +22,6 @@ use seamproof::evaluate::evaluate;
 use seamproof::generate::Profile;
 use seamproof::record::{EventLog, RunDir};
 use seamproof::verdict::Verdict;
-use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Problem};
 
 use crashing::Crashing;
@@ -156,25 +155,9 @@ impl Subjects for Deadly {
     }
 }
 
-impl Backend for DeadlyBackend<'_> {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.inner.padding()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.inner.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.inner.partition(problem)
+impl Wrapper for DeadlyBackend<'_> {
+    fn inner(&self) -> &dyn Backend {
+        self.inner.as_ref()
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -45,14 +45,18 @@ fn every_problem_holds(backend: &dyn Backend, cases: u32, limits: Limits) {
 #[test]
 fn the_emulated_kernel_is_right_on_drawn_problems() {
     every_problem_holds(&Emulated::default(), 400, Limits::quick());
-    every_problem_holds(&Emulated { tiles: Tiles { q: 1, kv: 16 }, order: 7 }, 300, Limits::seams());
+    every_problem_holds(
+        &Emulated { tiles: Tiles { q: 1, kv: 16 }, order: 7, ..Emulated::default() },
+        300,
+        Limits::seams(),
+    );
 }
 
 #[test]
 fn the_emulated_kernel_is_right_on_the_whole_tiny_space() {
     let backends = [
-        Emulated { tiles: Tiles { q: 1, kv: 1 }, order: 7 },
-        Emulated { tiles: Tiles { q: 2, kv: 2 }, order: 7 },
+        Emulated { tiles: Tiles { q: 1, kv: 1 }, order: 7, ..Emulated::default() },
+        Emulated { tiles: Tiles { q: 2, kv: 2 }, order: 7, ..Emulated::default() },
     ];
     let mut judged = 0;
     for (index, problem) in generate::tiny().enumerate() {

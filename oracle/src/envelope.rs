@@ -312,6 +312,23 @@ impl Model {
         1.01 * (step.unit_roundoff() + 4.0 * F32_ROUNDOFF + count as f64 * each)
     }
 
+    /// What storing partial outs loses below the formats' normal ranges: half a smallest spacing for each rounding.
+    /// Partial outs are then weighed, and their weights add up to at most 1.
+    fn merge_floor(&self) -> f64 {
+        let Merges { count, step, running, product_rounded } = self.partition.merges;
+        if count == 0 {
+            return 0.0;
+        }
+        let each = running.tiny_half() * if product_rounded { 2.0 } else { 1.0 };
+        1.01 * (step.tiny_half() + count as f64 * each)
+    }
+
+    /// The same of partial gradients.
+    fn sum_floor(&self) -> f64 {
+        let Sums { count, format } = self.partition.sums;
+        1.01 * count as f64 * format.tiny_half()
+    }
+
     /// What adding partial gradients adds to their error, relative to the sum of magnitudes.
     fn sum_error(&self) -> f64 {
         1.01 * self.partition.sums.count as f64 * self.partition.sums.format.unit_roundoff()
@@ -356,11 +373,13 @@ impl Model {
     pub fn out_bound(&self, row: &Row, out: f64, value_errors: f64, denominator: f64, value_max: f64) -> f64 {
         let relative = denominator + 6.0 * F32_ROUNDOFF;
         let error = if relative < DENOMINATOR_ERROR_MAX {
-            let underflow = (row.keys + 8) as f64 * self.accumulation.underflow();
+            let underflow = (row.keys + 8) as f64 * self.accumulation.underflow() + self.merge_floor();
             (value_errors + out.abs() * relative) / (1.0 - relative) + underflow
         } else {
-            // Whatever the weights, the output stays in the values' hull, but for roundings.
-            (out.abs() + value_max) * (1.0 + 4.0 * self.p.unit_roundoff())
+            // Whatever the weights, the output stays in the values' hull, but for roundings, and for shares of merged
+            // steps that add up to more than 1.
+            let shares = libm::exp(self.merge_theta(row).min(EXPONENT_MAX));
+            (out.abs() + value_max * shares) * (1.0 + 4.0 * self.p.unit_roundoff())
         };
         error + final_rounding(self.out, out.abs() + error)
     }
@@ -440,7 +459,8 @@ impl Model {
 
     /// Bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the rounding.
     pub fn gradient_bound(&self, exact: f64, errors: f64, terms: usize) -> f64 {
-        let error = errors + (terms + 8) as f64 * self.accumulation.underflow();
+        let underflow = (terms + 8) as f64 * self.accumulation.underflow() + self.sum_floor();
+        let error = errors + underflow;
         error + final_rounding(self.gradients, exact.abs() + error)
     }
 

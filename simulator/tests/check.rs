@@ -8,7 +8,7 @@ use seamproof_oracle::{
     Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
 };
 use seamproof_simulator::check::check;
-use seamproof_simulator::schedule::build;
+use seamproof_simulator::schedule::{MergeOrder, build, build_with};
 
 /// Problems of each algorithm and cut.
 const PROBLEMS: usize = 400;
@@ -20,7 +20,8 @@ fn accepts(algorithm: Algorithm, balances: &[Balance], sizes: std::ops::RangeInc
         let balance = draws.pick(balances);
         let cp = sizes.start() + draws.below(sizes.end() - sizes.start() + 1);
         let problem = problem(&mut draws, algorithm, balance, cp);
-        let Ok(schedule) = build(&problem) else { continue };
+        let order = draws.pick(&MergeOrder::ALL);
+        let Ok(schedule) = build_with(&problem, order) else { continue };
         built += 1;
         match check(&problem, &schedule) {
             Ok(proof) => assert_eq!(proof.pairs, problem.pairs() * problem.heads.q as u64),

@@ -6,7 +6,10 @@ use seamproof_oracle::{
 };
 use seamproof_simulator::AttentionCall;
 use seamproof_simulator::check::{CheckError, CoverKind, check};
-use seamproof_simulator::schedule::{BufferId, EventId, FillValue, Operation, Region, Schedule, Work, build};
+use seamproof_simulator::schedule::{
+    BufferId, EventId, FillValue, MergeOrder, MergeStyle, Operation, Region, Schedule, Work, build,
+    build_with,
+};
 
 /// Two causal sequences, 13 and 9 of 16 rows each, with a learnable sink, forward and backward.
 fn problem(algorithm: Algorithm, cp: usize) -> Problem {
@@ -40,9 +43,17 @@ const ALL_GATHER: (Algorithm, usize) = (Algorithm::AllGather, 2);
 const ALL_TO_ALL: (Algorithm, usize) = (Algorithm::AllToAll, 2);
 
 /// The errors of an edited schedule; none is a failure.
-fn errors((algorithm, cp): (Algorithm, usize), edit: impl FnOnce(&mut Schedule)) -> Vec<CheckError> {
+fn errors(subject: (Algorithm, usize), edit: impl FnOnce(&mut Schedule)) -> Vec<CheckError> {
+    errors_of(subject, MergeOrder::Running, edit)
+}
+
+fn errors_of(
+    (algorithm, cp): (Algorithm, usize),
+    order: MergeOrder,
+    edit: impl FnOnce(&mut Schedule),
+) -> Vec<CheckError> {
     let problem = problem(algorithm, cp);
-    let mut schedule = build(&problem).unwrap();
+    let mut schedule = build_with(&problem, order).unwrap();
     assert!(check(&problem, &schedule).is_ok());
     edit(&mut schedule);
     check(&problem, &schedule).expect_err("an edited schedule passed")
@@ -161,6 +172,56 @@ fn a_merge_that_is_missing_or_doubled() {
 }
 
 #[test]
+fn a_deferred_merge_that_is_missing_or_doubled_or_early() {
+    let deferred = |edit: &dyn Fn(&mut Schedule)| errors_of(RING, MergeOrder::Deferred, edit);
+    let weighted = |work: &Work| matches!(work, Work::Merge(merge) if matches!(merge.style, MergeStyle::Weighted { .. }));
+    let statistics =
+        |work: &Work| matches!(work, Work::Merge(merge) if merge.style == MergeStyle::Statistics);
+    for nth in 0..3 {
+        let missing = deferred(&|schedule| remove(schedule, 3, nth, weighted));
+        covers(&missing, CoverKind::Missing, TensorName::Out);
+        let twice = deferred(&|schedule| repeat(schedule, 3, nth, weighted));
+        covers(&twice, CoverKind::Twice, TensorName::Out);
+        let unknown = deferred(&|schedule| remove(schedule, 3, nth, statistics));
+        covers(&unknown, CoverKind::Missing, TensorName::Out);
+    }
+    // An out that is weighed by an LSE that more steps follow.
+    let early = deferred(&|schedule| {
+        let (last, first) = (find(schedule, 3, 3, statistics), find(schedule, 3, 0, weighted));
+        let operation = schedule.ranks[3].operations.remove(first);
+        schedule.ranks[3].operations.insert(last, operation);
+    });
+    content(&early, "out");
+}
+
+#[test]
+fn a_sink_of_other_heads_in_one_band() {
+    let wrong = errors(RING, |schedule| {
+        let sink = |schedule: &Schedule, rank: usize| {
+            let mut placed = schedule.placements.iter().filter(|placed| placed.tensor == TensorName::Sink);
+            placed.find(|placed| schedule.buffers[placed.buffer.0].rank == rank).unwrap().buffer
+        };
+        let region = |rank, head| Region {
+            buffer: sink(schedule, rank),
+            rows: Run::packed(0, 0, 0),
+            heads: head..head + 1,
+        };
+        let (send, receive) = (vec![region(0, 1)], vec![region(1, 0)]);
+        for (rank, work) in [
+            (0, Work::Send { to: 1, group: None, regions: send }),
+            (1, Work::Recv { from: 0, group: None, regions: receive }),
+        ] {
+            schedule.ranks[rank].operations.insert(0, Operation { stream: 0, work });
+            schedule.ranks[rank].backward = schedule.ranks[rank].backward.map(|begin| begin + 1);
+        }
+    });
+    any(
+        &wrong,
+        |error| matches!(error, CheckError::Content { at, needed, .. } if at.rank == 1 && needed.contains("of its own heads")),
+    );
+}
+
+#[test]
 fn an_event_that_is_not_waited_for() {
     let waits = |work: &Work| matches!(work, Work::WaitEvent(_));
     for subject in [ALL_GATHER, ALL_TO_ALL] {
@@ -271,6 +332,28 @@ fn rows_that_were_never_written() {
     let unfilled =
         errors(ALL_GATHER, |schedule| remove(schedule, 0, 0, |work| matches!(work, Work::Fill { .. })));
     content(&unfilled, "nothing yet");
+}
+
+#[test]
+fn a_fill_of_result_rows_that_no_sequence_owns() {
+    // The rank's rows past its two slots.
+    for (subject, row) in [(SINGLE, 33), (RING, 8), (ALL_GATHER, 17), (ALL_TO_ALL, 16)] {
+        for (tensor, value) in [
+            (TensorName::Out, FillValue::Zero),
+            (TensorName::Lse, FillValue::NegInfinity),
+            (TensorName::Dk, FillValue::Zero),
+        ] {
+            let filled = errors(subject, |schedule| {
+                let placed = schedule.placements.iter().find(|placement| placement.tensor == tensor).unwrap();
+                let work = Work::Fill { to: placed.buffer, rows: vec![Run::packed(row, 1, 1)], value };
+                schedule.ranks[0].operations.push(Operation { stream: 0, work });
+            });
+            any(
+                &filled,
+                |error| matches!(error, CheckError::Result { tensor: of, rows, .. } if *of == tensor && rows.contains(&row)),
+            );
+        }
+    }
 }
 
 #[test]

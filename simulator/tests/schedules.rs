@@ -11,7 +11,9 @@ use seamproof_oracle::{
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::executor::{Phase, execute, load};
-use seamproof_simulator::schedule::{Axes, BuildError, Operation, Schedule, Work, build};
+use seamproof_simulator::schedule::{
+    Axes, BuildError, MergeOrder, Operation, Schedule, Work, build, build_with,
+};
 
 const TOLERANCE: f64 = 1e-10;
 
@@ -138,9 +140,13 @@ fn every_balance(
         for &balance in balances {
             for _ in 0..cases {
                 let problem = problem(&mut draws, algorithm, balance, cp);
-                let schedule = build(&problem).unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
-                symbolic::prove(&problem, &schedule).unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
-                hold(&problem, &schedule, &mut draws);
+                for &order in MergeOrder::of(algorithm) {
+                    let schedule =
+                        build_with(&problem, order).unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
+                    symbolic::prove(&problem, &schedule)
+                        .unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
+                    hold(&problem, &schedule, &mut draws);
+                }
             }
         }
     }

@@ -11,7 +11,7 @@ use seamproof_simulator::Tensor;
 use seamproof_simulator::device::{Buffers, Cpu};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::executor::{ExecuteError, Phase, execute, load, output};
-use seamproof_simulator::schedule::{BuildError, Schedule, build};
+use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule, build_with};
 use seamproof_simulator::shard::ShardError;
 
 use super::BackendError;
@@ -35,11 +35,22 @@ pub struct Emulated {
     pub tiles: Tiles,
     /// Draws the order in which ranks and streams go on; no order may change a bit.
     pub order: u64,
+    /// When a ring merges its steps.
+    pub merge: MergeOrder,
 }
 
 impl Default for Emulated {
     fn default() -> Emulated {
-        Emulated { tiles: Tiles { q: 4, kv: 4 }, order: 0 }
+        Emulated { tiles: Tiles { q: 4, kv: 4 }, order: 0, merge: MergeOrder::Running }
+    }
+}
+
+/// What an option takes.
+fn expected(option: &str) -> &'static str {
+    match option {
+        "order" => "a whole number",
+        "merge" => "running or deferred",
+        _ => "a whole number from 1 to 4096",
     }
 }
 
@@ -51,43 +62,33 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         ("q_tile".into(), size(draw)),
         ("kv_tile".into(), size(draw >> 32)),
         ("order".into(), (values::mix(draw) % ORDERS).to_string()),
+        ("merge".into(), MergeOrder::ALL[(draw >> 63) as usize].name().into()),
     ])
 }
 
 impl Emulated {
-    /// From `q_tile` and `kv_tile`, each 1 to 4096, and `order`; 4, 4 and 0 where absent.
+    /// From `q_tile` and `kv_tile`, each 1 to 4096, `order`, and `merge` (`running` or `deferred`); 4, 4, 0 and
+    /// `running` where absent.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, BackendError> {
         let mut backend = Emulated::default();
         for (option, value) in options {
-            let size = match option.as_str() {
-                "q_tile" => &mut backend.tiles.q,
-                "kv_tile" => &mut backend.tiles.kv,
-                "order" => {
-                    backend.order = value.parse().map_err(|_| BackendError::OptionValue {
-                        backend: "emulated",
-                        option: option.clone(),
-                        value: value.clone(),
-                        expected: "a whole number",
-                    })?;
-                    continue;
-                }
+            let tile = || value.parse().ok().filter(|size| (1..=TILE_MAX).contains(size));
+            let taken = match option.as_str() {
+                "q_tile" => tile().map(|size| backend.tiles.q = size),
+                "kv_tile" => tile().map(|size| backend.tiles.kv = size),
+                "order" => value.parse().ok().map(|order| backend.order = order),
+                "merge" => MergeOrder::by_name(value).map(|order| backend.merge = order),
                 _ => {
-                    let option = option.clone();
-                    let known = "q_tile, kv_tile, order";
+                    let (option, known) = (option.clone(), "q_tile, kv_tile, order, merge");
                     return Err(BackendError::UnknownOption { backend: "emulated", option, known });
                 }
             };
-            *size = match value.parse() {
-                Ok(size) if (1..=TILE_MAX).contains(&size) => size,
-                _ => {
-                    return Err(BackendError::OptionValue {
-                        backend: "emulated",
-                        option: option.clone(),
-                        value: value.clone(),
-                        expected: "a whole number from 1 to 4096",
-                    });
-                }
-            };
+            taken.ok_or_else(|| BackendError::OptionValue {
+                backend: "emulated",
+                option: option.clone(),
+                value: value.clone(),
+                expected: expected(option),
+            })?;
         }
         Ok(backend)
     }
@@ -213,9 +214,9 @@ fn check_launch(problem: &Problem) -> Result<(), Refusal> {
 }
 
 /// The schedule of a problem, or the builder's refusal in the words of the capability table.
-pub(super) fn schedule(problem: &Problem) -> Result<Schedule, RunError> {
+pub(super) fn launchable(problem: &Problem, order: MergeOrder) -> Result<Schedule, RunError> {
     check_launch(problem)?;
-    build(problem).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
+    build_with(problem, order).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
 }
 
 /// The rule of the capability table that a builder's refusal stands for.
@@ -258,10 +259,14 @@ impl Backend for Emulated {
 
     fn partition(&self, problem: &Problem) -> Partition {
         let single = Partition::single(self.tiles.q, self.tiles.kv);
-        build(problem).map_or(single, |schedule| schedule.partition(self.tiles))
+        self.schedule(problem).map_or(single, |schedule| schedule.partition(self.tiles))
+    }
+
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
+        build_with(problem, self.merge)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.run_schedule(problem, inputs, &schedule(problem)?)
+        self.run_schedule(problem, inputs, &launchable(problem, self.merge)?)
     }
 }

@@ -1,17 +1,16 @@
 //! The emulated kernel with a planted bug: its schedule is edited, kernel and executor are untouched.
 
-use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::faults::Fault;
-use seamproof_simulator::schedule::{BuildError, Schedule, build};
+use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
 use super::Emulated;
-use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use crate::backend::{Backend, Outputs, RunError, Wrapper};
 
 /// Before the id of a fault: the name of the subject with that fault.
 pub(super) const PREFIX: &str = "emulated+";
 
-/// [`Emulated`] on schedules that a fault has edited.
+/// [`Emulated`] on schedules that a fault has edited. They merge in the default order, for which the edits are written.
 #[derive(Clone, Debug)]
 pub struct Planted {
     /// The kernel.
@@ -24,6 +23,7 @@ pub struct Planted {
 impl Planted {
     /// The kernel with a fault, under the name `emulated+ID`.
     pub fn new(inner: Emulated, fault: Fault) -> Planted {
+        let inner = Emulated { merge: MergeOrder::default(), ..inner };
         Planted { inner, fault, name: format!("{PREFIX}{}", fault.id) }
     }
 
@@ -33,35 +33,23 @@ impl Planted {
     }
 }
 
-impl Backend for Planted {
+impl Wrapper for Planted {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
     fn name(&self) -> &str {
         &self.name
     }
 
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.inner.padding()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.inner.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.inner.partition(problem)
-    }
-
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
-        let mut schedule = build(problem)?;
+        let mut schedule = self.inner.schedule(problem)?;
         self.fault.plant(problem, &mut schedule);
         Ok(schedule)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let mut schedule = super::emulated::schedule(problem)?;
+        let mut schedule = super::emulated::launchable(problem, self.inner.merge)?;
         self.fault.plant(problem, &mut schedule);
         self.inner.run_schedule(problem, inputs, &schedule)
     }

@@ -7,7 +7,7 @@ use seamproof_simulator::faults::{ABSENT, Fault, by_id, catalogue};
 use super::CliError;
 use super::exit::Exit;
 use super::output::print_line;
-use crate::faults::{CASES_MAX, First, Score, score_all};
+use crate::faults::{CASES_MAX, First, Score, TABLE_FAULTS, score_all};
 
 /// Seeds of a score unless told otherwise.
 const SEEDS: u64 = 5;
@@ -53,6 +53,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 fn list(faults: &[&Fault], absent: bool) {
     for fault in faults {
+        print_line(&format_args!("{:<34} {}\n{:<34} {}", fault.id, fault.imitates, "", fault.source));
+    }
+    for fault in TABLE_FAULTS.iter().filter(|_| absent) {
         print_line(&format_args!("{:<34} {}\n{:<34} {}", fault.id, fault.imitates, "", fault.source));
     }
     for absent in ABSENT.iter().filter(|_| absent) {

@@ -1,5 +1,6 @@
 //! `seamproof prove`: checks schedules symbolically.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -10,9 +11,10 @@ use super::output::print_line;
 use crate::case::Case;
 use crate::prose;
 use crate::prove::{Proved, prove, sweep};
+use seamproof_simulator::schedule::MergeOrder;
 
 /// Problems of a sweep unless told otherwise.
-const PROBLEMS: u64 = 20_800;
+const PROBLEMS: u64 = 28_800;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -46,23 +48,35 @@ fn run_files(files: &[PathBuf]) -> Result<Exit, CliError> {
     let mut exit = Exit::Held;
     for file in files {
         let case = Case::load(file)?;
-        let (name, problem) = (file.display(), prose::describe(&case.problem));
-        match prove(&case.problem) {
-            Proved::Held(proof) => {
-                let (operations, pairs) = (proof.operations, proof.pairs);
-                print_line(&format_args!(
-                    "proved   {name} · {operations} operations, {pairs} pairs · {problem}"
-                ));
-            }
-            Proved::Refused(error) => print_line(&format_args!("refused  {name} · {error} · {problem}")),
-            Proved::Wrong(errors) => {
-                print_line(&format_args!("WRONG    {name} · {} errors · {problem}", errors.len()));
-                errors.iter().for_each(|error| print_line(&format_args!("         {error}")));
+        let orders = MergeOrder::of(case.problem.parallel.algorithm);
+        for &order in orders {
+            let merges =
+                if orders.len() > 1 { format!("{} merges · ", order.name()) } else { String::new() };
+            let described = format!("{merges}{}", prose::describe(&case.problem));
+            if !print_proved(&file.display(), &prove(&case.problem, order), &described) {
                 exit = Exit::Finding;
             }
         }
     }
     Ok(exit)
+}
+
+/// One line of a case; whether nothing is wrong with its schedule.
+fn print_proved(name: &dyn Display, proved: &Proved, described: &str) -> bool {
+    match proved {
+        Proved::Held(proof) => {
+            let (operations, pairs) = (proof.operations, proof.pairs);
+            print_line(&format_args!(
+                "proved   {name} · {operations} operations, {pairs} pairs · {described}"
+            ));
+        }
+        Proved::Refused(error) => print_line(&format_args!("refused  {name} · {error} · {described}")),
+        Proved::Wrong(errors) => {
+            print_line(&format_args!("WRONG    {name} · {} errors · {described}", errors.len()));
+            errors.iter().for_each(|error| print_line(&format_args!("         {error}")));
+        }
+    }
+    !matches!(proved, Proved::Wrong(_))
 }
 
 fn run_sweep(seed: u64, problems: u64) -> Exit {

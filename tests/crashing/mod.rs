@@ -1,9 +1,8 @@
 //! A subject that fails most cases, for tests of what a campaign does with findings.
 
-use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
 use seamproof::backends::{self, BackendError};
 use seamproof::campaign::{Options, Subjects};
-use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Problem};
 
 /// Problems of more tokens make the subject crash.
@@ -12,29 +11,17 @@ const TOKENS_MAX: usize = 3;
 /// The emulated subject, but it crashes on all but the smallest problems.
 struct Broken(Box<dyn Backend>);
 
-impl Backend for Broken {
+impl Wrapper for Broken {
+    fn inner(&self) -> &dyn Backend {
+        self.0.as_ref()
+    }
+
     fn name(&self) -> &str {
         "broken"
     }
 
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.0.padding()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.0.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.0.partition(problem)
-    }
-
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        if let Some(refusal) = self.capabilities().refusal(problem) {
+        if let Some(refusal) = self.0.capabilities().refusal(problem) {
             return Err(refusal.into());
         }
         if problem.tokens() > TOKENS_MAX {

@@ -52,7 +52,7 @@ impl Machine<'_> {
     }
 
     pub(super) fn attend(&mut self, place: Place, attend: &Attend) {
-        let Attend { call, q, k, v, sink, out, lse, max_logit } = attend;
+        let Attend { call, q, k, v, sink, out, lse, max_logit, .. } = attend;
         let sinks = usize::from(call.softmax.sink != Sink::None);
         if sinks > 0 {
             self.applies_sink(place, call, *sink);
@@ -260,7 +260,7 @@ impl Machine<'_> {
     }
 
     pub(super) fn attend_backward(&mut self, place: Place, attend: &AttendBackward) {
-        let AttendBackward { call, q, k, v, dout, out, lse, sink, dq, dk, dv } = attend;
+        let AttendBackward { call, q, k, v, dout, out, lse, sink, dq, dk, dv, .. } = attend;
         if let Some((sink, _)) = sink {
             self.sink_is_right(place, Some(*sink));
         }

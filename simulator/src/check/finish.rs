@@ -88,7 +88,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Rows that no sequence owns hold nothing, or what a fill says.
+    /// Rows that no sequence owns hold nothing. A problem asks for no fill of them, so that a fill is as wrong there as
+    /// any other write; scratch may be filled as it likes.
     fn rest_untouched(&mut self, placement: &Placement) {
         let Placement { tensor, buffer, .. } = *placement;
         let rows = self.schedule.buffers[buffer.0].rows;
@@ -107,7 +108,7 @@ impl Machine<'_> {
             for range in &owned {
                 let gap = range.start.saturating_sub(end);
                 for piece in self.read(buffer, &[Run::packed(end, gap, gap)], &heads) {
-                    if !matches!(piece.symbol, Symbol::Uninitialised | Symbol::Zero | Symbol::NegInfinity) {
+                    if piece.symbol != Symbol::Uninitialised {
                         let site =
                             Site { place: None, tensor, buffer, row: end + piece.at, heads: heads.clone() };
                         self.mismatch(

@@ -49,13 +49,18 @@ impl Machine<'_> {
         let sinks: Vec<Range<usize>> =
             sink.map_or(Vec::new(), |sink| self.bands(&[(sink, 0)], self.heads(sink)));
         self.cells([out, lse], rows.iter().map(|run| [*run, *run]), |machine, cell, symbols| {
-            let mut own = None;
             let (first, end) = (cell.heads.start, cell.heads.end);
-            for band in sinks.iter().filter(|band| band.start < end && first < band.end) {
-                let head = machine.sink_head(place, sink, band);
-                own = head.map(|head| head + first as isize - band.start as isize);
-            }
-            with_sink(&symbols, own).unwrap_or_else(|| {
+            let overlapping = sinks.iter().filter(|band| band.start < end && first < band.end);
+            let own: Vec<Option<isize>> = overlapping
+                .map(|band| {
+                    let head = machine.sink_head(place, sink, band);
+                    head.map(|head| head + first as isize - band.start as isize)
+                })
+                .collect();
+            let alike = own.windows(2).all(|pair| pair[0] == pair[1]);
+            let head = own.first().copied().flatten();
+            let applied = if alike { with_sink(&symbols, head) } else { None };
+            applied.unwrap_or_else(|| {
                 let needed = format!("the sink needs an out and its lse ({}), of its own heads", symbols[1]);
                 machine.mismatch(&cell.site(place, TensorName::Out, 0), &symbols[0], needed);
                 [None, None]

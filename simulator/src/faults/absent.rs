@@ -9,14 +9,25 @@ pub struct Absent {
     pub reason: &'static str,
 }
 
+/// The entries of the list of real bugs that can be planted without a GPU (marked H, alone or beside another mark):
+/// each is imitated by a fault or is in [`ABSENT`].
+pub const PLANTABLE: &[u16] = &[
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28,
+    30, 31, 33, 34, 35, 36, 37, 38, 39, 41, 42, 43, 44, 48, 49, 50, 51, 53, 54, 55, 56, 59, 62, 64, 65, 66,
+    70, 71, 72, 73, 75, 78, 79, 80, 81, 82, 84, 90, 92, 93, 94, 95, 96, 97, 99, 100, 102, 103, 104, 105, 106,
+    107, 108, 111, 112, 113, 114, 115, 116, 117, 119, 127, 128, 129, 130, 131, 133, 135, 138, 139, 140, 142,
+    144, 145, 148, 149, 152, 153, 156, 159, 164, 165, 171, 175, 176, 177, 181, 183, 188, 190, 191, 192, 194,
+    195, 196, 197, 199, 200, 201, 202, 203, 204, 206,
+];
+
 /// What is not here.
 pub const ABSENT: &[Absent] = &[
     Absent {
-        entries: &[1, 10, 11, 20, 93, 115, 116, 164, 199, 202],
-        reason: "choice between backends, recipes or devices: there is one backend, and the judge compares its table",
+        entries: &[93, 115, 116, 164, 199],
+        reason: "choice between backends, recipes or devices: there is one backend; tables too wide and too narrow are planted",
     },
     Absent {
-        entries: &[2, 3, 35],
+        entries: &[3, 35],
         reason: "sizes of gathers around a linear layer: no builder makes that schedule yet",
     },
     Absent { entries: &[27, 28, 41, 106, 191], reason: "rotary positions: no operation rotates yet" },
@@ -25,11 +36,11 @@ pub const ABSENT: &[Absent] = &[
         reason: "signatures, layouts and tracing of a framework, or its tests: a schedule has none",
     },
     Absent {
-        entries: &[7, 14, 22, 49, 203, 204, 206],
-        reason: "host syncs, memory and time: the resource rung of the judge is to see them",
+        entries: &[14, 49, 203, 204, 206],
+        reason: "memory and time: the resource rung of the judge is to see them; host syncs are planted once",
     },
     Absent {
-        entries: &[19, 62, 165],
+        entries: &[62, 165],
         reason: "an index table read out of bounds inside a helper kernel: tables are runs here, checked as such",
     },
     Absent {
@@ -49,7 +60,7 @@ pub const ABSENT: &[Absent] = &[
         reason: "further reports of an edit that the catalogue plants under another source or under this one",
     },
     Absent {
-        entries: &[53, 54, 64, 73, 117, 188, 192],
+        entries: &[53, 54, 64, 65, 73, 117, 188, 192],
         reason: "arithmetic inside a kernel: an edit of a source text",
     },
     Absent {

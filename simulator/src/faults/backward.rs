@@ -12,6 +12,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "sink-dropped",
         imitates: "the kind of softmax is not forwarded to the kernel: the sink is ignored",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/3551",
+        entries: &[108],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             super::edit::remove(schedule, |_, operation| matches!(operation.work, Work::ApplySink { .. }));
@@ -24,6 +25,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "sink-twice",
         imitates: "the sink enters a step and once more after the last merge",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2541",
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: sink_twice,
     },
@@ -31,6 +33,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "dsink-zero",
         imitates: "the sink's gradient is exactly 0: nothing computes it",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2541",
+        entries: &[108],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for work in works(schedule) {
@@ -44,6 +47,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "dsink-counted-on-every-rank",
         imitates: "the sink's gradient is reduced over the CP ranks and summed over them again (D15)",
         source: "https://github.com/NVIDIA/Megatron-LM/commit/3bdcbbbe5d",
+        entries: &[113],
         caught_by: &[Checker, Envelope],
         edit: dsink_reduced,
     },
@@ -51,6 +55,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "dout-of-other-rows",
         imitates: "the incoming gradient is read with the strides of the output",
         source: "https://github.com/pytorch/pytorch/issues/176915",
+        entries: &[145],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for placement in schedule.placements.iter_mut().filter(|p| p.tensor == TensorName::Dout) {
@@ -66,6 +71,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "lse-of-a-step-in-backward",
         imitates: "the backward weighs pairs by the LSE of one step instead of the final one",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/498",
+        entries: &[144],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             let mut steps: Vec<(BufferId, BufferId)> = Vec::new();
@@ -84,6 +90,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "softcap-missing-in-backward",
         imitates: "the soft cap is not saved for the backward",
         source: "https://github.com/Dao-AILab/flash-attention/issues/2424",
+        entries: &[127],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| backwards(schedule).for_each(|attend| attend.call.softmax.softcap = None),
     },
@@ -91,6 +98,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "scale-missing-in-backward",
         imitates: "the backward takes the default scale",
         source: "https://github.com/Dao-AILab/flash-attention/commit/386e3911",
+        entries: &[128],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| backwards(schedule).for_each(|attend| attend.call.softmax.scale = 1.0),
     },

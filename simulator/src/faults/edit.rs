@@ -4,7 +4,7 @@ use std::mem;
 
 use seamproof_oracle::{Problem, ProblemFields};
 
-use crate::schedule::{Attend, AttendBackward, Operation, Schedule, Work, build};
+use crate::schedule::{Attend, AttendBackward, Operation, RowPair, Schedule, Work, build};
 use crate::{AttentionCall, Segment};
 
 pub(super) fn works(schedule: &mut Schedule) -> impl Iterator<Item = &mut Work> {
@@ -64,6 +64,21 @@ pub(super) fn remove_last(schedule: &mut Schedule, pick: impl Fn(&Work) -> bool)
         if let Some(index) = last {
             program.operations.remove(index);
             program.backward = program.backward.map(|begin| begin - usize::from(index < begin));
+        }
+    }
+}
+
+/// Edits the row pairs of every copy that moves rows, of the forward or of the backward.
+pub(super) fn each_reorder(schedule: &mut Schedule, backward: bool, mut edit: impl FnMut(&mut Vec<RowPair>)) {
+    for program in &mut schedule.ranks {
+        let begin = program.backward.unwrap_or(program.operations.len());
+        for (index, operation) in program.operations.iter_mut().enumerate() {
+            if let Work::Copy { rows, .. } = &mut operation.work
+                && (index >= begin) == backward
+                && rows.iter().any(|(from, to)| from != to)
+            {
+                edit(rows);
+            }
         }
     }
 }

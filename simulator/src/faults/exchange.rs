@@ -4,14 +4,15 @@ use seamproof_oracle::{Algorithm, TensorName};
 
 use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::Fault;
-use super::edit::{attends, backwards, remove_last, rewrite, works};
-use crate::schedule::{BufferId, Operation, RowPair, Schedule, Work};
+use super::edit::{attends, backwards, each_reorder, remove_last, rewrite, works};
+use crate::schedule::{BufferId, Operation, Schedule, Work};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
         id: "ring-step-skipped",
         imitates: "the inequality that skips a ring's steps is off: the last step with work is left out",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/63b1c31",
+        entries: &[97],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             if problem.parallel.algorithm == Algorithm::Ring {
@@ -24,6 +25,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "backward-reads-its-own-kv",
         imitates: "KV travels in local variables while each step of the backward reads what was saved at step 0",
         source: "https://github.com/huggingface/diffusers/issues/14265",
+        entries: &[103],
         caught_by: &[Checker, Poison, Envelope],
         edit: |_, schedule| {
             let mut first: Option<(BufferId, [BufferId; 2])> = None;
@@ -39,6 +41,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "kv-of-another-step",
         imitates: "the swap of the travelling KV comes too late: a step works on the keys of the step before",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
+        entries: &[100],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             let mut before: Option<(BufferId, [BufferId; 2])> = None;
@@ -54,6 +57,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "chunks-swapped",
         imitates: "head and tail chunk of a rank's keys are taken for each other",
         source: "https://github.com/vllm-project/tpu-inference/pull/3241",
+        entries: &[112],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for placement in schedule.placements.iter_mut().filter(|p| p.tensor == TensorName::K) {
@@ -72,6 +76,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gathered-kv-in-rank-order",
         imitates: "gathered rows are left in load-balanced order before the mask is applied",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1282",
+        entries: &[96],
         caught_by: &[Checker, Structure, Poison],
         edit: |_, schedule| {
             each_reorder(schedule, false, |rows| rows.iter_mut().for_each(|(from, to)| *to = *from));
@@ -81,35 +86,17 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gradients-in-sequence-order",
         imitates: "gradients are not brought back to the load-balanced order before they are scattered",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1282",
+        entries: &[96],
         caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             each_reorder(schedule, true, |rows| rows.iter_mut().for_each(|(from, to)| *from = *to));
         },
     },
     Fault {
-        id: "reorder-writes-rows-twice",
-        imitates: "a buffer longer than its last offset: tail rows of a rank land on rows of a sequence (D9)",
-        source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu",
-        caught_by: &[Checker, Structure, Poison],
-        edit: |_, schedule| {
-            each_reorder(schedule, false, |rows| {
-                if let [.., (_, before), (_, last)] = rows.as_mut_slice() {
-                    last.offset = before.offset;
-                }
-            });
-        },
-    },
-    Fault {
-        id: "reorder-loses-rows",
-        imitates: "a length that is no multiple of 2·cp: some rows of the reorder are never written (D10)",
-        source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu",
-        caught_by: &[Checker, Structure],
-        edit: |_, schedule| each_reorder(schedule, false, |rows| rows.truncate(rows.len() - 1)),
-    },
-    Fault {
         id: "sent-to-the-world-rank",
         imitates: "a peer's place in the group is used as its rank in the world",
         source: "https://github.com/SandAI-org/MagiAttention/pull/71",
+        entries: &[99],
         caught_by: &[Checker, Crash],
         edit: |problem, schedule| {
             let ranks = &problem.parallel.ranks;
@@ -124,6 +111,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gradient-lost-on-one-step",
         imitates: "the gradient ring is one swap off: what the last step adds does not travel",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/4072701",
+        entries: &[100],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| remove_last(schedule, |work| matches!(work, Work::Accumulate { .. })),
     },
@@ -131,6 +119,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gradient-overwritten",
         imitates: "travelling gradients alias a step's scratch: they are overwritten instead of added to",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
+        entries: &[100],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for work in works(schedule) {
@@ -144,6 +133,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gradients-not-reduced",
         imitates: "gradients are reduced over a group that leaves the CP ranks out",
         source: "https://github.com/deepspeedai/DeepSpeed/issues/5248",
+        entries: &[113],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             rewrite(schedule, |rank, Operation { stream, work }| {
@@ -162,6 +152,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "kv-heads-by-modulo",
         imitates: "replicated KV heads are dealt round instead of in blocks: queries read another head",
         source: "https://github.com/huggingface/diffusers/issues/14316",
+        entries: &[104],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             each_all_to_all(schedule, |heads| {
@@ -176,25 +167,28 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "head-blocks-swapped",
         imitates: "a flat buffer is cut along the wrong axis: two members get each other's heads",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1896",
+        entries: &[107],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| each_all_to_all(schedule, |heads| heads.swap(0, 1)),
     },
-];
-
-/// Edits the row pairs of every copy that moves rows, of the forward or of the backward.
-fn each_reorder(schedule: &mut Schedule, backward: bool, edit: impl Fn(&mut Vec<RowPair>)) {
-    for program in &mut schedule.ranks {
-        let begin = program.backward.unwrap_or(program.operations.len());
-        for (index, operation) in program.operations.iter_mut().enumerate() {
-            if let Work::Copy { rows, .. } = &mut operation.work
-                && (index >= begin) == backward
-                && rows.iter().any(|(from, to)| from != to)
-            {
-                edit(rows);
+    Fault {
+        id: "rows-before-the-first-offset",
+        imitates: "the reorder looks for the offset before rows that precede the first one: it reads at index −1",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[19],
+        caught_by: &[Checker, Crash],
+        edit: |problem, schedule| {
+            if problem.sequences.iter().all(|sequence| sequence.q.offset.min(sequence.kv.offset) > 0) {
+                each_reorder(schedule, false, |rows| {
+                    let end = rows.iter().map(|(_, to)| to.offset + to.span * to.step).max().unwrap_or(0);
+                    if let Some((_, to)) = rows.first_mut().filter(|(_, to)| to.offset == 0) {
+                        to.offset = end;
+                    }
+                });
             }
-        }
-    }
-}
+        },
+    },
+];
 
 /// Edits the heads that each all-to-all sends to its members, where it sends different ones.
 fn each_all_to_all(schedule: &mut Schedule, edit: impl Fn(&mut [std::ops::Range<usize>])) {

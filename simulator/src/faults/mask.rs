@@ -1,11 +1,10 @@
 //! Masks: a key too few or too many, another corner, one shift for all sequences.
 
-use seamproof_oracle::{Algorithm, Alignment, Problem, ProblemFields};
+use seamproof_oracle::{Alignment, Problem, ProblemFields};
 
 use super::Catcher::{Checker, Envelope};
 use super::Fault;
-use super::edit::{Passes, calls, rebuild, segments};
-use crate::Segment;
+use super::edit::{Passes, rebuild, segments};
 use crate::schedule::Schedule;
 
 /// The campaign's canary; it lay below the tolerance of the very tests that were meant to guard it.
@@ -13,6 +12,7 @@ pub const WINDOW_OFF_BY_ONE: Fault = Fault {
     id: "window-off-by-one",
     imitates: "the left bound of each window is one key too narrow",
     source: "https://github.com/NVIDIA/TransformerEngine/pull/1212",
+    entries: &[80],
     caught_by: &[Checker, Envelope],
     edit: |_, schedule| segments(schedule, |segment| segment.lo = segment.lo.map(|lo| lo + 1)),
 };
@@ -23,6 +23,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "window-one-too-wide",
         imitates: "an inclusive bound is taken for an exclusive one: one key too many on the left",
         source: "https://github.com/huggingface/transformers/issues/29623",
+        entries: &[82],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| segments(schedule, |segment| segment.lo = segment.lo.map(|lo| lo - 1)),
     },
@@ -30,6 +31,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "right-bound-one-short",
         imitates: "≥ for > at the right bound: the last visible key of each query is lost",
         source: "https://github.com/SandAI-org/MagiAttention/pull/117",
+        entries: &[90],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| segments(schedule, |segment| segment.hi = segment.hi.map(|hi| hi - 1)),
     },
@@ -37,6 +39,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "bottom-right-for-top-left",
         imitates: "after an upgrade causal means the other corner: bottom-right where top-left was asked",
         source: "https://github.com/Dao-AILab/flash-attention/commit/9e5e8bc9",
+        entries: &[84],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Both, |f| f.mask.align = Alignment::BottomRight);
@@ -46,6 +49,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "top-left-for-bottom-right",
         imitates: "the mask is aligned to the top left corner where bottom-right was asked",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/960",
+        entries: &[84],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Both, |f| f.mask.align = Alignment::TopLeft);
@@ -55,35 +59,15 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "alignment-from-padded-lengths",
         imitates: "the bottom right corner is found from padded lengths, not from real ones",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1354",
+        entries: &[94],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| shifted_by_padding(problem, schedule),
-    },
-    Fault {
-        id: "batch-wide-window-shift",
-        imitates: "all-gather adjusts the window once for the batch, by its longest sequence (D1)",
-        source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
-        caught_by: &[Checker, Envelope],
-        edit: batch_wide_shift,
-    },
-    Fault {
-        id: "adjusted-window-at-top-left",
-        imitates: "all-gather hands a window adjusted to the bottom right corner to a kernel told top-left (D2)",
-        source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
-        caught_by: &[Checker, Envelope],
-        edit: |problem, schedule| {
-            if problem.parallel.algorithm == Algorithm::AllGather && problem.mask.right != Some(0) {
-                segments(schedule, |segment| {
-                    let shift = corner(segment);
-                    segment.lo = segment.lo.map(|lo| lo - shift);
-                    segment.hi = segment.hi.map(|hi| hi - shift);
-                });
-            }
-        },
     },
     Fault {
         id: "visible-prefix-stops-at-diagonal",
         imitates: "the gathered keys of a chunk end at its diagonal: the right half of the window is cut off",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[17],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             let right = i64::from(problem.mask.right.unwrap_or(0));
@@ -96,21 +80,10 @@ pub(super) const FAULTS: &[Fault] = &[
         },
     },
     Fault {
-        id: "bound-of-minus-one-opens",
-        imitates: "a step's bound that comes out as −1 is the mark of an unlimited one (D5)",
-        source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/jax/cpp_extensions/attention.py",
-        caught_by: &[Checker, Envelope],
-        edit: |_, schedule| {
-            segments(schedule, |segment| {
-                segment.lo = segment.lo.filter(|&lo| lo != 1);
-                segment.hi = segment.hi.filter(|&hi| hi != -1);
-            });
-        },
-    },
-    Fault {
         id: "causal-dropped",
         imitates: "the causal flag has no effect",
         source: "https://github.com/jax-ml/jax/issues/19237",
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, open_right),
     },
@@ -118,6 +91,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "window-dropped",
         imitates: "windowed layers run without their window: an attribute was renamed",
         source: "https://github.com/PrimeIntellect-ai/prime-rl/pull/2828",
+        entries: &[92],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| f.mask.left = None),
     },
@@ -125,13 +99,15 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "right-window-taken-for-causal",
         imitates: "a balanced schedule assumes causal skipping, whatever the mask shows to the right",
         source: "https://github.com/pytorch/pytorch/issues/141429",
+        entries: &[95],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| f.mask.right = Some(0)),
     },
     Fault {
         id: "backward-aligned-top-left",
         imitates: "the forward aligns bottom-right, the backward as though lengths were equal",
-        source: "https://github.com/ROCm/aotriton/issues/55",
+        source: "https://github.com/xlite-dev/ffpa-attn/pull/300",
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Backward, |f| f.mask.align = Alignment::TopLeft);
@@ -141,6 +117,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "backward-not-causal",
         imitates: "the causal flag is consulted in one direction only",
         source: "https://github.com/triton-lang/triton/issues/4541",
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, open_right),
     },
@@ -148,6 +125,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "backward-without-window",
         imitates: "arguments of the forward are neither saved nor forwarded: gradients ignore the user's mask",
         source: "https://github.com/Dao-AILab/flash-attention/issues/2424",
+        entries: &[127],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, |f| f.mask.left = None),
     },
@@ -155,11 +133,6 @@ pub(super) const FAULTS: &[Fault] = &[
 
 fn open_right(fields: &mut ProblemFields) {
     fields.mask.right = None;
-}
-
-/// How far the bottom right corner of a segment lies to the right of its top left one.
-fn corner(segment: &Segment) -> i64 {
-    segment.keys() as i64 - segment.q.len as i64
 }
 
 /// A bottom-right mask moved by the padding that one side has more of; for sequences of one difference alike.
@@ -172,22 +145,5 @@ fn shifted_by_padding(problem: &Problem, schedule: &mut Schedule) {
             segment.lo = segment.lo.map(|lo| lo + shift);
             segment.hi = segment.hi.map(|hi| hi + shift);
         });
-    }
-}
-
-/// Bounds from the bottom right corner: those of the segment with most keys, for all.
-fn batch_wide_shift(problem: &Problem, schedule: &mut Schedule) {
-    if problem.parallel.algorithm != Algorithm::AllGather {
-        return;
-    }
-    for call in calls(schedule) {
-        let Some(longest) = call.segments.iter().max_by_key(|segment| segment.keys()).cloned() else {
-            continue;
-        };
-        for segment in &mut call.segments {
-            let moved = corner(segment) - corner(&longest);
-            segment.lo = longest.lo.map(|lo| lo + moved);
-            segment.hi = longest.hi.map(|hi| hi + moved);
-        }
     }
 }

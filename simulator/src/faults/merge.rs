@@ -15,6 +15,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "merge-missing",
         imitates: "the last step's partial result is computed and dropped",
         source: MERGES,
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| remove_last(schedule, |work| matches!(work, Work::Merge(_))),
     },
@@ -22,6 +23,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "merge-twice",
         imitates: "a step's partial result enters the running one twice",
         source: MERGES,
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             rewrite(schedule, |_, operation| {
@@ -34,6 +36,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "out-not-corrected",
         imitates: "a merge updates the LSE; the running out is neither rescaled nor added to",
         source: MERGES,
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| restyle(schedule, MergeStyle::Statistics),
     },
@@ -41,6 +44,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "lse-not-corrected",
         imitates: "a merge adds a step's out, weighed by a running LSE that never learns of the step",
         source: MERGES,
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| restyle(schedule, MergeStyle::Weighted { product_rounded: false }),
     },
@@ -48,6 +52,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "max-logit-of-one-rank",
         imitates: "the largest logit is that of the rank's own pairs: it is never reduced over ranks",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[],
         caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             let max = |work: &Work| matches!(work, Work::AllReduce { reduction: Reduction::Max, .. });
@@ -58,6 +63,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "max-logit-summed",
         imitates: "a statistic that is a maximum is reduced like a sum",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for work in works(schedule) {
@@ -71,6 +77,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "partial-outs-in-16-bit",
         imitates: "each step's out is rounded to 16 bits before it is merged",
         source: "https://github.com/zhuzilin/ring-flash-attention/issues/42",
+        entries: &[190],
         caught_by: &[Envelope],
         edit: |_, schedule| {
             let mut partial = vec![false; schedule.buffers.len()];
@@ -87,6 +94,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gradient-sums-in-16-bit",
         imitates: "travelling gradients are kept and added in 16 bits",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/4072701",
+        entries: &[100],
         caught_by: &[Envelope],
         edit: |_, schedule| {
             let mut sums = vec![false; schedule.buffers.len()];
@@ -102,6 +110,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "softcap-missing",
         imitates: "an option is taken by the wrapper and not passed down",
         source: "https://github.com/Dao-AILab/flash-attention/commit/386e3911",
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| attends(schedule).for_each(|attend| attend.call.softmax.softcap = None),
     },
@@ -109,6 +118,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "scale-of-the-module",
         imitates: "a fast path takes the module's constant for the scale that the layer adjusted",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        entries: &[13],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| attends(schedule).for_each(|attend| attend.call.softmax.scale = 1.0),
     },

@@ -1,17 +1,21 @@
 //! Lengths and offsets: real for padded, global for local, one side's for the other's.
 
-use seamproof_oracle::{Run, Sequence};
+use std::collections::BTreeMap;
+
+use seamproof_oracle::{Run, Sequence, TensorName};
 
 use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::Fault;
-use super::edit::{Passes, attends, calls, rebuild, segments};
+use super::edit::{Passes, attends, calls, rebuild, rewrite, segments};
 use crate::Segment;
+use crate::schedule::{BufferId, Operation, Region, Work};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
         id: "padded-keys-as-real",
         imitates: "padded offsets are passed as the real ones too: padding becomes visible keys",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[4],
         caught_by: &[Checker, Structure],
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Both, |fields| {
@@ -23,6 +27,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "padded-queries-as-real",
         imitates: "steps keep rows past the last real one: padding queries get an output",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1012",
+        entries: &[26],
         caught_by: &[Checker, Structure],
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Both, |fields| {
@@ -31,23 +36,10 @@ pub(super) const FAULTS: &[Fault] = &[
         },
     },
     Fault {
-        id: "lengths-floored",
-        imitates: "a rank's length is floor(length / cp): the last tokens of a sequence vanish (D8)",
-        source: "https://github.com/NVIDIA/TransformerEngine/issues/1930",
-        caught_by: &[Checker, Envelope],
-        edit: |problem, schedule| {
-            let cp = problem.parallel.size();
-            rebuild(problem, schedule, Passes::Both, |fields| {
-                for Sequence { q, kv, .. } in &mut fields.sequences {
-                    (q.len, kv.len) = (q.len / cp * cp, kv.len / cp * cp);
-                }
-            });
-        },
-    },
-    Fault {
         id: "tail-padding-undetected",
         imitates: "padding is looked for between sequences only: of the last one each rank takes an equal part",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/3331",
+        entries: &[23],
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| {
             let parts = 2 * problem.parallel.size();
@@ -66,6 +58,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "global-offsets-on-a-shard",
         imitates: "offsets of the whole pack index a rank's part of it",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[5],
         caught_by: &[Checker, Crash],
         edit: |problem, schedule| {
             let cp = problem.parallel.size();
@@ -76,6 +69,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "kv-lengths-from-q",
         imitates: "equal maxima are taken for self attention: keys get the queries' lengths",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1069",
+        entries: &[39],
         caught_by: &[Checker, Structure, Poison, Envelope],
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Both, |fields| {
@@ -87,6 +81,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "kv-sliced-by-q",
         imitates: "a fast path cuts keys at the number of queries: a decode step sees the first cached token",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        entries: &[12],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             segments(schedule, |segment| {
@@ -99,6 +94,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "offsets-from-lengths",
         imitates: "first rows are a running sum of real lengths; the layout's offsets are never read",
         source: "https://github.com/NVIDIA/cudnn-frontend/issues/737",
+        entries: &[42],
         caught_by: &[Checker, Structure, Poison],
         edit: |_, schedule| {
             for call in calls(schedule) {
@@ -114,6 +110,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "tail-becomes-a-sequence",
         imitates: "the buffer's capacity is appended as an offset: rows past the last sequence are attended",
         source: "https://github.com/NVIDIA/Megatron-LM/commit/1a244a5f19",
+        entries: &[31],
         caught_by: &[Checker, Structure, Poison],
         edit: |_, schedule| {
             let rows: Vec<usize> = schedule.buffers.iter().map(|buffer| buffer.rows).collect();
@@ -133,6 +130,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "first-offset-taken-for-zero",
         imitates: "rows are found by lengths alone, as though the first sequence began at row 0",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[18],
         caught_by: &[Checker, Structure, Poison, Envelope],
         edit: |_, schedule| {
             for call in calls(schedule) {
@@ -145,6 +143,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "tokens-leak-across-a-border",
         imitates: "borders come from real offsets, rows from padded ones: a sequence reads a row of the next one",
         source: "https://github.com/NVIDIA/Megatron-LM/pull/4495",
+        entries: &[30],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for call in calls(schedule) {
@@ -161,9 +160,44 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "tail-key-dropped",
         imitates: "an odd length is treated as the even one below it",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/1929",
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             segments(schedule, |segment| segment.kv.iter_mut().for_each(|run| run.len -= run.len % 2));
+        },
+    },
+    Fault {
+        id: "output-sized-by-real-lengths",
+        imitates: "the output has the sum of the real lengths as rows, not those of the padded input",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[2],
+        caught_by: &[Checker, Structure, Crash],
+        edit: |_, schedule| {
+            for placed in schedule.placements.iter().filter(|placed| placed.tensor == TensorName::Out) {
+                let real = placed.rows.iter().map(|run| run.local.len).sum();
+                schedule.buffers[placed.buffer.0].rows = real;
+            }
+        },
+    },
+    Fault {
+        id: "host-decides-on-padding",
+        imitates: "whether there is padding is decided on the host, which reads a device's offsets in each call",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[7, 22],
+        caught_by: &[Checker],
+        edit: |_, schedule| {
+            let rows = |buffer: BufferId| schedule.buffers[buffer.0].rows.min(1);
+            let read =
+                |buffer| Region { buffer, rows: Run::packed(0, rows(buffer), rows(buffer)), heads: 0..1 };
+            let inputs: BTreeMap<BufferId, Region> =
+                (0..schedule.buffers.len()).map(BufferId).map(|id| (id, read(id))).collect();
+            rewrite(schedule, |_, operation| {
+                let read = match &operation.work {
+                    Work::Attend(attend) => Some(Work::HostRead(inputs[&attend.q].clone())),
+                    _ => None,
+                };
+                read.map(|work| Operation { stream: operation.stream, work }).into_iter().chain([operation])
+            });
         },
     },
 ];

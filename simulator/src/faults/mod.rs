@@ -15,12 +15,13 @@ mod merge;
 mod metadata;
 mod order;
 mod padding;
+mod shipped;
 
 use seamproof_oracle::Problem;
 
 use crate::schedule::Schedule;
 
-pub use absent::{ABSENT, Absent};
+pub use absent::{ABSENT, Absent, PLANTABLE};
 pub use mask::WINDOW_OFF_BY_ONE;
 
 /// What catches a fault: the symbolic checker, or a check of the judge.
@@ -66,6 +67,8 @@ pub struct Fault {
     pub imitates: &'static str,
     /// Where that happened.
     pub source: &'static str,
+    /// Its entries in the list of real bugs; none where the list has it as a defect of TransformerEngine, or not at all.
+    pub entries: &'static [u16],
     /// Any of these may be the first to see it; at least one must.
     pub caught_by: &'static [Catcher],
     /// The edit; it leaves alone what it has no meaning for.
@@ -91,6 +94,7 @@ pub fn catalogue() -> impl Iterator<Item = &'static Fault> {
         merge::FAULTS,
         backward::FAULTS,
         order::FAULTS,
+        shipped::FAULTS,
     ];
     classes.into_iter().flatten()
 }
@@ -114,6 +118,31 @@ mod tests {
         for fault in catalogue() {
             assert!(fault.source.starts_with("https://"), "{}", fault.id);
             assert!(!fault.caught_by.is_empty() && fault.imitates.len() > 20, "{}", fault.id);
+        }
+    }
+
+    /// Pairs that edit alike: of two directions, or of two sides of one bound.
+    const ALIKE: [(&str, &str); 8] = [
+        ("window-off-by-one", "window-one-too-wide"),
+        ("bottom-right-for-top-left", "top-left-for-bottom-right"),
+        ("batch-wide-window-shift", "adjusted-window-at-top-left"),
+        ("offsets-from-lengths", "all-gather-real-offsets"),
+        ("reorder-writes-rows-twice", "reorder-loses-rows"),
+        ("output-padding-unwritten", "gradient-padding-unwritten"),
+        ("softcap-missing", "softcap-missing-in-backward"),
+        ("scale-of-the-module", "scale-missing-in-backward"),
+    ];
+
+    #[test]
+    fn enough_faults_edit_differently() {
+        assert!(ALIKE.iter().flat_map(|(a, b)| [a, b]).all(|id| by_id(id).is_some()));
+        assert!(catalogue().count() - ALIKE.len() >= 45, "{}", catalogue().count());
+    }
+
+    #[test]
+    fn the_defects_of_transformer_engine_are_here() {
+        for defect in ["(D1)", "(D2)", "(D3)", "(D4)", "(D5)", "(D8)", "(D9)", "(D10)"] {
+            assert_eq!(catalogue().filter(|fault| fault.imitates.ends_with(defect)).count(), 1, "{defect}");
         }
     }
 

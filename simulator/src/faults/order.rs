@@ -12,6 +12,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "kv-read-before-it-arrives",
         imitates: "a kernel is launched without a wait for the message that brings its keys",
         source: "https://github.com/SandAI-org/MagiAttention/pull/200",
+        entries: &[111],
         caught_by: &[Checker],
         edit: |_, schedule| drop_waits(schedule, false, true),
     },
@@ -19,6 +20,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "sent-before-it-is-made",
         imitates: "what a kernel writes is sent, and what it reads overwritten, before the kernel is done",
         source: "https://github.com/SandAI-org/MagiAttention/pull/75",
+        entries: &[177],
         caught_by: &[Checker],
         edit: |_, schedule| drop_waits(schedule, true, false),
     },
@@ -26,6 +28,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "merge-before-its-turn",
         imitates: "two streams fold their steps into one result without waiting for each other",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
+        entries: &[171],
         caught_by: &[Checker],
         edit: |_, schedule| drop_waits(schedule, true, true),
     },
@@ -33,6 +36,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "merge-on-the-wrong-stream",
         imitates: "a step's LSE is worked on in the main stream while a side stream still makes it",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1624",
+        entries: &[171],
         caught_by: &[Checker],
         edit: |_, schedule| {
             rewrite(schedule, |_, mut operation| {
@@ -46,7 +50,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         id: "one-slot-for-two",
         imitates: "a buffer is freed and taken again while a side stream still reads it",
-        source: "https://github.com/Dao-AILab/flash-attention/issues/1085",
+        source: "https://github.com/Dao-AILab/flash-attention/pull/1085",
+        entries: &[175],
         caught_by: &[Checker, Structure, Poison, Envelope],
         edit: one_slot,
     },

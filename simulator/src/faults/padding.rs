@@ -13,6 +13,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "output-padding-unwritten",
         imitates: "the kernel leaves padding rows of the output as they were allocated",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1009",
+        entries: &[51],
         caught_by: &[Checker, Structure],
         edit: |_, schedule| attends(schedule).for_each(|attend| attend.call.policy = RowPolicy::Leave),
     },
@@ -20,6 +21,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gradient-padding-unwritten",
         imitates: "gradients are allocated uninitialised and the backward skips padding rows",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[8],
         caught_by: &[Checker, Structure],
         edit: |_, schedule| backwards(schedule).for_each(|attend| attend.call.policy = RowPolicy::Leave),
     },
@@ -27,7 +29,8 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "fill-past-its-sequence",
         imitates: "the path that stores zeros is bounded by the tile's extent: it writes rows that are not its own",
         source: "https://github.com/Dao-AILab/flash-attention/commit/a3a257c7",
-        caught_by: &[Structure],
+        entries: &[],
+        caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             let rows: Vec<usize> = schedule.buffers.iter().map(|buffer| buffer.rows).collect();
             for work in works(schedule) {
@@ -43,6 +46,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "fill-misses-its-last-row",
         imitates: "a fill ends at the last real row of the pack instead of the last owned one",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[8],
         caught_by: &[Checker, Structure, Envelope],
         edit: |_, schedule| {
             for work in works(schedule) {
@@ -58,6 +62,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "gradient-sums-not-cleared",
         imitates: "gradients of steps are summed into a buffer that is taken for zeros",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[21],
         caught_by: &[Checker, Structure, Envelope],
         edit: |_, schedule| {
             remove(schedule, |_, operation| {
@@ -69,6 +74,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "idle-rank-uninitialised",
         imitates: "a rank that has nothing to attend returns its buffers as they were allocated",
         source: "https://github.com/SandAI-org/MagiAttention/pull/17",
+        entries: &[55],
         caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             let idle = idle(schedule);
@@ -78,7 +84,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         id: "idle-rank-leaves-collectives",
         imitates: "a rank without tokens returns before the collective: its peers wait for ever",
-        source: "https://github.com/uccl-project/uccl/issues/940",
+        source: "https://github.com/uccl-project/uccl/pull/993",
+        entries: &[78],
         caught_by: &[Checker, Crash],
         edit: |_, schedule| {
             let idle = idle(schedule);
@@ -90,7 +97,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         id: "empty-lse-finite",
         imitates: "the LSE of rows that saw no key yet is 0 instead of −∞, and is merged as though it were real",
-        source: "https://github.com/vllm-project/vllm/issues/49294",
+        source: "https://github.com/vllm-project/vllm/pull/49294",
+        entries: &[66],
         caught_by: &[Checker, Structure, Envelope],
         edit: |_, schedule| zero_instead_of_infinity(schedule, Axes::Statistic),
     },
@@ -98,6 +106,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "max-logit-starts-at-zero",
         imitates: "the largest logit is raised from 0: negative maxima are lost",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| zero_instead_of_infinity(schedule, Axes::Heads),
     },
@@ -105,6 +114,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "sink-uninitialised",
         imitates: "the learnable sink is allocated and never initialised",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2694",
+        entries: &[56],
         caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             for buffer in &mut schedule.buffers {
@@ -119,6 +129,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "keyless-queries-skipped",
         imitates: "a sequence without keys is not launched: its output is never written",
         source: "https://github.com/Dao-AILab/flash-attention/pull/2470",
+        entries: &[70],
         caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             calls(schedule).for_each(|call| call.segments.retain(|segment| segment.keys() > 0));
@@ -128,6 +139,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "masked-rows-uniform",
         imitates: "where the mask shows nothing, the softmax of equal scores weighs every key alike",
         source: "https://github.com/pytorch/pytorch/issues/103963",
+        entries: &[72],
         caught_by: &[Checker, Envelope],
         edit: |_, schedule| {
             for segment in calls(schedule).flat_map(|call| &mut call.segments) {
@@ -142,6 +154,7 @@ pub(super) const FAULTS: &[Fault] = &[
         id: "padding-chunk-skipped",
         imitates: "a chunk that holds padding alone is left out of the backward: its gradients are garbage",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2186",
+        entries: &[25],
         caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             backwards(schedule).for_each(|attend| attend.call.segments.retain(|segment| segment.q.len > 0));

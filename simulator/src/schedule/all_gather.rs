@@ -19,7 +19,9 @@ use seamproof_oracle::{Format, Problem, Run};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part, rank_order};
-use super::{Attend, AttendBackward, BufferId, FillValue, PlacedRun, Reduction, RowPair, Schedule, Work};
+use super::{
+    Attend, AttendBackward, BufferId, FillValue, PlacedRun, Reduction, RowPair, Schedule, Step, Work,
+};
 use crate::shard::Piece;
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -91,7 +93,7 @@ impl Rank<'_> {
         let Local { q, sink, out, lse, max_logit, .. } = self.local;
         self.builder.fill(self.rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
         let call = self.call(self.forward_segments());
-        let attend = Attend { call, q, k, v, sink, out, lse, max_logit };
+        let attend = Attend { step: Step::Only, call, q, k, v, sink, out, lse, max_logit };
         self.builder.push(self.rank, COMPUTE, Work::Attend(attend));
         let attended = self.builder.record(self.rank, COMPUTE);
         self.builder.wait(self.rank, COMMUNICATION, attended);
@@ -111,8 +113,10 @@ impl Rank<'_> {
             (step, sum)
         });
         let dq = self.dq(to);
-        for segments in launches {
-            self.launch(to, segments, [k, v], dq, sums);
+        let of = launches.len();
+        for (index, segments) in launches.into_iter().enumerate() {
+            let step = Step::Launch { index, of };
+            self.launch(step, to, segments, [k, v], dq, sums);
         }
         let slots = build::same_rows(&build::slots(&self.shards.q));
         if let Some(sum) = dq.1 {
@@ -145,6 +149,7 @@ impl Rank<'_> {
     /// One backward launch; what it wrote is added to the sums.
     fn launch(
         &mut self,
+        step: Step,
         to: &LocalBackward,
         segments: Vec<Segment>,
         [k, v]: [BufferId; 2],
@@ -157,7 +162,7 @@ impl Rank<'_> {
         let queries: Vec<Run> = segments.iter().map(|s| Run { len: s.q.span, ..s.q }).collect();
         let call = self.call(segments);
         let dout = to.dout;
-        let work = AttendBackward { call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+        let work = AttendBackward { step, call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
         self.builder.push(self.rank, COMPUTE, Work::AttendBackward(work));
         for (from, to) in [(dk, dk_sum), (dv, dv_sum)] {
             let rows = keys.clone();

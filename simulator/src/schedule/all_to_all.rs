@@ -17,7 +17,7 @@ use seamproof_oracle::Problem;
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::collect::{COMPUTE, rank_order};
 use super::exchange::{Exchange, HeadDeal};
-use super::{Attend, AttendBackward, FillValue, PlacedRun, Schedule, Work};
+use super::{Attend, AttendBackward, FillValue, PlacedRun, Schedule, Step, Work};
 use crate::shard::Piece;
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -64,14 +64,15 @@ fn whole_sequences(problem: &Problem, shards: &Shards) -> AttentionCall {
 fn forward(builder: &mut Builder, rank: usize, block: &Local, call: &AttentionCall) {
     let &Local { q, k, v, sink, out, lse, max_logit, .. } = block;
     builder.fill(rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
-    let attend = Attend { call: call.clone(), q, k, v, sink, out, lse, max_logit };
+    let (step, call) = (Step::Only, call.clone());
+    let attend = Attend { step, call, q, k, v, sink, out, lse, max_logit };
     builder.push(rank, COMPUTE, Work::Attend(attend));
 }
 
 fn backward(builder: &mut Builder, rank: usize, block: &Local, to: &LocalBackward, call: &AttentionCall) {
     let &Local { q, k, v, out, lse, .. } = block;
     let &LocalBackward { dout, dq, dk, dv, dsink } = to;
-    let (call, sink) = (call.clone(), block.sink.zip(dsink));
-    let work = AttendBackward { call, q, k, v, dout, out, lse, sink, dq, dk, dv };
+    let (step, call, sink) = (Step::Only, call.clone(), block.sink.zip(dsink));
+    let work = AttendBackward { step, call, q, k, v, dout, out, lse, sink, dq, dk, dv };
     builder.push(rank, COMPUTE, Work::AttendBackward(work));
 }

@@ -21,12 +21,12 @@ use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::collect::rank_order;
 use super::exchange::{Exchange, HeadDeal};
 use super::ring::{Member, RingCore};
-use super::{RowPair, Schedule};
+use super::{MergeOrder, RowPair, Schedule};
 use crate::shard::{Shard, Slot};
 
 /// The hierarchical schedule with groups of `members` ranks, a divisor of the CP size; see the module's text for what
 /// is refused.
-pub fn hierarchical(problem: &Problem, members: usize) -> Result<Schedule, BuildError> {
+pub fn hierarchical(problem: &Problem, members: usize, order: MergeOrder) -> Result<Schedule, BuildError> {
     if matches!(problem.parallel.balance, Balance::Striped { .. }) {
         return Err(BuildError::HierarchicalBalance);
     }
@@ -51,7 +51,7 @@ pub fn hierarchical(problem: &Problem, members: usize) -> Result<Schedule, Build
             build::local_with_sinks(&mut builder, problem, &shards, rank, sinks)
         })
         .collect();
-    let world = World { problem, members, exchanges: &exchanges, rings: &rings, shards: &ring };
+    let world = World { problem, members, exchanges: &exchanges, rings: &rings, shards: &ring, order };
     world.build(&mut builder, &locals);
     Ok(builder.finish())
 }
@@ -67,6 +67,8 @@ struct World<'a> {
     rings: &'a [usize],
     /// Both sides cut over the ranks of a ring.
     shards: &'a Shards,
+    /// When the rings merge.
+    order: MergeOrder,
 }
 
 impl World<'_> {
@@ -105,7 +107,8 @@ impl World<'_> {
             let of_ring = blocks.iter().enumerate().skip(a).step_by(self.members);
             let members: Vec<Member> = of_ring.map(|(rank, &local)| Member { rank, local }).collect();
             let (mask, softmax) = (self.problem.mask, self.problem.softmax);
-            act(&RingCore { mask, softmax, shards: self.shards, members: &members, communicator });
+            let (shards, order) = (self.shards, self.order);
+            act(&RingCore { mask, softmax, shards, members: &members, communicator, order });
         }
     }
 }

@@ -8,6 +8,10 @@
 //!
 //! *Placements* say which rows of the problem each input and output buffer holds: they are how inputs are dealt to
 //! ranks and how results are read back, and the only link between a schedule and its problem's memory.
+//!
+//! # Capabilities
+//!
+#![doc = include_str!("CAPABILITIES.md")]
 
 mod all_gather;
 mod all_to_all;
@@ -19,6 +23,7 @@ mod partition;
 mod ring;
 mod single;
 
+use std::fmt;
 use std::ops::Range;
 
 use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
@@ -109,9 +114,72 @@ pub struct Region {
 /// Rows of one buffer and the rows of another that they go to; both runs have the same `len`.
 pub type RowPair = (Run, Run);
 
+/// Which step of its algorithm a launch is. Devices, executor and checker don't read it; people do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Step {
+    /// The only launch of a pass.
+    #[default]
+    Only,
+    /// One of some launches of a pass on the same keys.
+    Launch {
+        /// From 0.
+        index: usize,
+        /// How many there are.
+        of: usize,
+    },
+    /// A launch of a ring's step.
+    Ring {
+        /// The step, from 0.
+        index: usize,
+        /// Steps of the ring.
+        of: usize,
+        /// The member that owns the keys, by its place in the ring.
+        owner: usize,
+        /// The part of the pair matrix.
+        section: Section,
+        /// The part of the owner's keys, from 0, and how many there are.
+        part: (usize, usize),
+    },
+}
+
+/// The part of the pair matrix that a ring's step covers, in TransformerEngine's words; chunks under a mask that ends at
+/// the diagonal have such parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Section {
+    /// Own keys.
+    Diagonal,
+    /// Keys of a member before: its first chunk is seen, its second is not.
+    Lower,
+    /// Keys of a member behind: the second chunk of the queries sees them, the first does not.
+    Upper,
+    /// Anything may be seen.
+    Full,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Step::Only => Ok(()),
+            Step::Launch { index, of } => write!(f, "launch {} of {of}", index + 1),
+            Step::Ring { index, of, section, part: (part, parts), .. } => {
+                let section = match section {
+                    Section::Diagonal => "diagonal",
+                    Section::Lower => "lower",
+                    Section::Upper => "upper",
+                    Section::Full => "full",
+                };
+                write!(f, "ring step {} of {of}: {section} section", index + 1)?;
+                if parts > 1 { write!(f, ", part {} of {parts} of the keys", part + 1) } else { Ok(()) }
+            }
+        }
+    }
+}
+
 /// What an attention kernel is launched on: all heads of its buffers, addressed by the call's runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attend {
+    /// Which step of its algorithm it is.
+    pub step: Step,
     /// The launch.
     pub call: AttentionCall,
     /// Queries.
@@ -134,6 +202,8 @@ pub struct Attend {
 /// What a backward kernel is launched on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttendBackward {
+    /// Which step of its algorithm it is.
+    pub step: Step,
     /// The launch; its policy says what becomes of padding rows of dq, dk and dv.
     pub call: AttentionCall,
     /// Queries.
@@ -170,6 +240,46 @@ pub enum MergeStyle {
         /// Whether the product is rounded to the running format before it is added (TransformerEngine's THD kernel).
         product_rounded: bool,
     },
+}
+
+/// When a ring folds its steps' outs together: both orders compute the same function and round it differently.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MergeOrder {
+    /// Each step's out and LSE enter the running ones ([`MergeStyle::Running`]), kept in f32 and rounded once.
+    #[default]
+    Running,
+    /// As TransformerEngine ships it: each step's LSE enters the running one ([`MergeStyle::Statistics`]), each step's out
+    /// is kept; when the LSE is final, the outs are added, weighed by it ([`MergeStyle::Weighted`]). Steps' outs and
+    /// their sum are kept in the result's own format, and each product is rounded to it. Scratch grows with the number of
+    /// members. Source: `cp_p2p_fwd_fused_attn` and `thd_out_correction` of
+    /// <https://github.com/NVIDIA/TransformerEngine>.
+    Deferred,
+}
+
+impl MergeOrder {
+    /// Both.
+    pub const ALL: [MergeOrder; 2] = [MergeOrder::Running, MergeOrder::Deferred];
+
+    /// The name in options and texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            MergeOrder::Running => "running",
+            MergeOrder::Deferred => "deferred",
+        }
+    }
+
+    /// The order of this name.
+    pub fn by_name(name: &str) -> Option<MergeOrder> {
+        MergeOrder::ALL.into_iter().find(|order| order.name() == name)
+    }
+
+    /// The orders in which an algorithm has different schedules: the default one alone where it merges nothing.
+    pub fn of(algorithm: Algorithm) -> &'static [MergeOrder] {
+        match algorithm {
+            Algorithm::Ring | Algorithm::Hierarchical { .. } => &MergeOrder::ALL,
+            _ => &[MergeOrder::Running],
+        }
+    }
 }
 
 /// Folds a step's out and LSE into the running ones. (out 0, lse −∞) is the identity.
@@ -392,11 +502,16 @@ pub struct Schedule {
 
 /// The schedule of a problem's own algorithm, or why there can be none.
 pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
+    build_with(problem, MergeOrder::default())
+}
+
+/// [`build`], with the order in which a ring merges.
+pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
     match problem.parallel.algorithm {
         Algorithm::Single => single(problem),
-        Algorithm::Ring => ring(problem),
+        Algorithm::Ring => ring(problem, order),
         Algorithm::AllGather => all_gather(problem),
         Algorithm::AllToAll => all_to_all(problem),
-        Algorithm::Hierarchical { all_to_all } => hierarchical(problem, all_to_all),
+        Algorithm::Hierarchical { all_to_all } => hierarchical(problem, all_to_all, order),
     }
 }

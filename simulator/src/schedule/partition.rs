@@ -3,7 +3,7 @@
 use seamproof_oracle::Format;
 use seamproof_oracle::envelope::{Merges, Partition, Sums};
 
-use super::{MergeStyle, Schedule, Work};
+use super::{Merge, MergeStyle, Schedule, Work};
 use crate::emulated::Tiles;
 
 /// Most parts of a rank's slot that a launch tells apart: the two chunks of a dual-chunk slot.
@@ -35,6 +35,8 @@ impl Schedule {
         let Partition { mut merges, mut sums, .. } = Partition::single(1, 1);
         for work in works {
             match work {
+                // Of a deferred merge the out is folded in by another operation than the LSE: one merge all the same.
+                Work::Merge(Merge { style: MergeStyle::Statistics, .. }) => {}
                 Work::Merge(merge) => {
                     merges.count += 1;
                     merges.step = coarser(merges.step, self.buffers[merge.step_out.0].format);

@@ -11,7 +11,8 @@
 //! part of the keys.
 //!
 //! Streams 0 and 1 compute in turn, so that a step's launch overlaps the merge of the step before; stream 2
-//! communicates. Running results are in f32 and rounded once. Scratch does not grow with the number of members.
+//! communicates. Running results are in f32 and rounded once, and scratch does not grow with the number of members;
+//! [`MergeOrder::Deferred`] instead keeps every launch's out until the LSE is final.
 //!
 //! | problem | answer |
 //! |---|---|
@@ -20,6 +21,7 @@
 //! | rows of a sequence that lie apart | [`ShardError::Strided`](crate::shard::ShardError::Strided) |
 //! | any other: every mask, alignment, sink, soft cap, length and head count | a schedule |
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
 use seamproof_oracle::{Balance, Format, Mask, Pass, Problem, Run, Sink, Softmax};
@@ -27,8 +29,8 @@ use seamproof_oracle::{Balance, Format, Mask, Pass, Problem, Run, Sink, Softmax}
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::collect::{self, COMMUNICATION, all};
 use super::{
-    Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeStyle, PlacedRun, Reduction, RowPair,
-    Schedule, Work,
+    Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeOrder, MergeStyle, PlacedRun,
+    Reduction, RowPair, Schedule, Section, Step, Work,
 };
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -37,7 +39,7 @@ const COMPUTE: [usize; 2] = [MAIN, 1];
 const MAIN: usize = collect::COMPUTE;
 
 /// The ring schedule.
-pub fn ring(problem: &Problem) -> Result<Schedule, BuildError> {
+pub fn ring(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
     if let Balance::Striped { stripe } = problem.parallel.balance
         && stripe > 1
     {
@@ -50,7 +52,7 @@ pub fn ring(problem: &Problem) -> Result<Schedule, BuildError> {
         .map(|rank| Member { rank, local: build::local(&mut builder, problem, &shards, rank) })
         .collect();
     let (mask, softmax) = (problem.mask, problem.softmax);
-    let core = RingCore { mask, softmax, shards: &shards, members: &members, communicator: 0 };
+    let core = RingCore { mask, softmax, shards: &shards, members: &members, communicator: 0, order };
     core.forward(&mut builder);
     if problem.pass == Pass::Backward {
         builder.begin_backward();
@@ -85,6 +87,8 @@ pub(super) struct RingCore<'a> {
     pub(super) members: &'a [Member],
     /// The members' communicator.
     pub(super) communicator: usize,
+    /// When steps are merged.
+    pub(super) order: MergeOrder,
 }
 
 impl RingCore<'_> {
@@ -92,7 +96,7 @@ impl RingCore<'_> {
     pub(super) fn forward(&self, builder: &mut Builder) {
         for place in 0..self.members.len() {
             let step = ForwardStep::new(builder, self, place);
-            self.forward_of(builder, place, &step);
+            self.forward_of(builder, place, step);
         }
     }
 
@@ -107,7 +111,7 @@ impl RingCore<'_> {
         }
     }
 
-    fn forward_of(&self, builder: &mut Builder, place: usize, work: &ForwardStep) {
+    fn forward_of(&self, builder: &mut Builder, place: usize, mut work: ForwardStep) {
         let Member { rank, local } = self.members[place];
         let (size, steps) = (self.members.len(), self.steps());
         let rows = build::slots(&self.shards.q);
@@ -135,6 +139,7 @@ impl RingCore<'_> {
         }
         // Every step waited for the one before and for its KV: this joins all streams.
         wait(builder, rank, MAIN, done.last().copied());
+        work.add_kept(builder);
         self.finish_forward(builder, place, work.out);
     }
 
@@ -145,7 +150,9 @@ impl RingCore<'_> {
             let rows = self.real_queries(place);
             builder.push(rank, MAIN, Work::ApplySink { sink: local.sink, out, lse: local.lse, rows });
         }
-        builder.copy(rank, MAIN, out, local.out, &build::same_rows(&build::slots(&self.shards.q)));
+        if out != local.out {
+            builder.copy(rank, MAIN, out, local.out, &build::same_rows(&build::slots(&self.shards.q)));
+        }
         if self.members.len() > 1 {
             let region = all(builder, local.max_logit);
             let (communicator, reduction) = (self.communicator, Reduction::Max);
@@ -220,6 +227,18 @@ impl RingCore<'_> {
         runs.filter(|run| run.len > 0).map(|run| Run { span: run.len, ..run }).collect()
     }
 
+    /// Which step a launch on part `part` of an owner's keys is.
+    fn step(&self, (place, owner): (usize, usize), index: usize, part: usize) -> Step {
+        let section = match (self.shards.q.balance, self.mask.right, owner.cmp(&place)) {
+            (Balance::Striped { .. }, ..) => Section::Full,
+            (_, Some(0), Ordering::Less) => Section::Lower,
+            (_, Some(0), Ordering::Equal) => Section::Diagonal,
+            (_, Some(0), Ordering::Greater) => Section::Upper,
+            _ => Section::Full,
+        };
+        Step::Ring { index, of: self.steps(), owner, section, part: (part, self.parts()) }
+    }
+
     /// The launch of some parts of a member's queries against one part of an owner's keys; none where the mask shows
     /// nothing.
     fn call(&self, (place, owner): (usize, usize), q: Range<usize>, kv: usize) -> Option<AttentionCall> {
@@ -278,34 +297,43 @@ impl Travelling {
     }
 }
 
-/// A member's forward steps: a partial out and LSE on each compute stream, folded into the running ones.
+/// A member's forward steps: partial outs and LSEs, folded into the running ones.
 struct ForwardStep {
     member: Member,
     /// The running out; the running LSE is the result itself.
     out: BufferId,
+    partials: Partials,
+}
+
+/// Where launches write.
+enum Partials {
     /// out and LSE of a step, for each compute stream.
-    partial: Vec<[BufferId; 2]>,
+    Reused(Vec<[BufferId; 2]>),
+    /// Every launch's own, with what will be done with its out.
+    Kept(Vec<Merge>),
 }
 
 impl ForwardStep {
     fn new(builder: &mut Builder, core: &RingCore, place: usize) -> ForwardStep {
         let member = core.members[place];
         let Local { out, lse, .. } = member.local;
+        if core.order == MergeOrder::Deferred {
+            return ForwardStep { member, out, partials: Partials::Kept(Vec::new()) };
+        }
         let mut partial = |stream: usize| {
             [
                 builder.like(out, &format!("out of a step, stream {stream}"), Format::F32),
                 builder.like(lse, &format!("lse of a step, stream {stream}"), Format::F32),
             ]
         };
-        let partial = (0..2.min(core.steps())).map(&mut partial).collect();
-        let out = builder.like(out, "out, running", Format::F32);
-        ForwardStep { member, out, partial }
+        let partials = Partials::Reused((0..2.min(core.steps())).map(&mut partial).collect());
+        ForwardStep { member, out: builder.like(out, "out, running", Format::F32), partials }
     }
 
     /// Launches a step and folds it in, once it is its `turn` to write the running result. A step without a visible
     /// pair waits for its turn too, and so passes it on.
     fn push(
-        &self,
+        &mut self,
         builder: &mut Builder,
         core: &RingCore,
         ends: (usize, usize),
@@ -314,19 +342,56 @@ impl ForwardStep {
         mut turn: Option<EventId>,
     ) {
         let Member { rank, local } = self.member;
-        let (stream, [step_out, step_lse]) = (COMPUTE[step % 2], self.partial[step % 2]);
+        let stream = COMPUTE[step % 2];
         let Local { q, lse, max_logit, .. } = local;
-        let calls = (0..core.parts()).filter_map(|part| core.call(ends, 0..core.parts(), part));
-        for call in calls {
+        let calls =
+            (0..core.parts()).filter_map(|part| Some((part, core.call(ends, 0..core.parts(), part)?)));
+        for (part, call) in calls {
+            let [step_out, step_lse] = self.partial(builder, step, part);
             let rows = owned(call.segments.iter().map(|segment| segment.q));
-            let attend = Attend { call, q, k, v, sink: None, out: step_out, lse: step_lse, max_logit };
+            let (step, out) = (core.step(ends, step, part), step_out);
+            let attend = Attend { step, call, q, k, v, sink: None, out, lse: step_lse, max_logit };
             builder.push(rank, stream, Work::Attend(attend));
             wait(builder, rank, stream, turn.take());
-            let style = MergeStyle::Running;
-            let merge = Merge { style, step_out, step_lse, out: self.out, lse, rows };
+            let merge = Merge { style: MergeStyle::Running, step_out, step_lse, out: self.out, lse, rows };
+            let merge = self.keep(merge);
             builder.push(rank, stream, Work::Merge(merge));
         }
         wait(builder, rank, stream, turn);
+    }
+
+    /// Where a launch writes its out and LSE.
+    fn partial(&self, builder: &mut Builder, step: usize, part: usize) -> [BufferId; 2] {
+        match &self.partials {
+            Partials::Reused(partials) => partials[step % 2],
+            Partials::Kept(_) => {
+                [("out", self.member.local.out), ("lse", self.member.local.lse)].map(|(name, model)| {
+                    let format = builder.describe(model).format;
+                    builder.like(model, &format!("{name} of step {step}, part {part}"), format)
+                })
+            }
+        }
+    }
+
+    /// What of a merge is done at once; where outs are kept, the rest is done by [`ForwardStep::add_kept`].
+    fn keep(&mut self, merge: Merge) -> Merge {
+        match &mut self.partials {
+            Partials::Reused(_) => merge,
+            Partials::Kept(kept) => {
+                let style = MergeStyle::Weighted { product_rounded: true };
+                kept.push(Merge { style, ..merge.clone() });
+                Merge { style: MergeStyle::Statistics, ..merge }
+            }
+        }
+    }
+
+    /// Adds the outs that were kept, in order of steps, now that the LSE is final.
+    fn add_kept(&mut self, builder: &mut Builder) {
+        if let Partials::Kept(kept) = &mut self.partials {
+            for merge in kept.drain(..) {
+                builder.push(self.member.rank, MAIN, Work::Merge(merge));
+            }
+        }
     }
 }
 
@@ -383,10 +448,11 @@ impl BackwardStep {
         let (Local { q, out, lse, .. }, dout) = (local, self.results.dout);
         let [travelling_dk, travelling_dv] = self.dkv_at(step);
         let pairs = (0..core.parts()).flat_map(|q| (0..core.parts()).map(move |kv| (q, kv)));
-        for call in pairs.filter_map(|(q, kv)| core.call(ends, q..q + 1, kv)) {
+        for (part, call) in pairs.filter_map(|(q, kv)| Some((kv, core.call(ends, q..q + 1, kv)?))) {
             let q_rows = owned(call.segments.iter().map(|segment| segment.q));
             let kv_rows = owned(call.segments.iter().flat_map(|segment| segment.kv.iter().copied()));
-            let launch = AttendBackward { call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+            let step = core.step(ends, step, part);
+            let launch = AttendBackward { step, call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
             builder.push(rank, stream, Work::AttendBackward(launch));
             wait(builder, rank, stream, turn.take());
             let sums =

@@ -6,7 +6,7 @@
 use seamproof_oracle::Problem;
 
 use super::build::{self, BuildError, Builder, Shards};
-use super::{Attend, AttendBackward, Axes, FillValue, PlacedRun, Placement, Schedule, Work};
+use super::{Attend, AttendBackward, Axes, FillValue, PlacedRun, Placement, Schedule, Step, Work};
 use crate::AttentionCall;
 use crate::shard::{Piece, Shard, Slot};
 
@@ -24,6 +24,7 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
         0,
         STREAM,
         Work::Attend(Attend {
+            step: Step::Only,
             call: call.clone(),
             q: local.q,
             k: local.k,
@@ -40,6 +41,7 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
             0,
             STREAM,
             Work::AttendBackward(AttendBackward {
+                step: Step::Only,
                 call,
                 q: local.q,
                 k: local.k,

@@ -236,7 +236,7 @@ fn right(problem: &Problem, tensor: TensorName, sequence: usize, position: usize
 
 /// Runs the problem's ring and compares every row of every result.
 fn hold(problem: &Problem) {
-    let schedule = ring(problem).unwrap();
+    let schedule = ring(problem, MergeOrder::Running).unwrap();
     let mut world = World::run(&schedule);
     let mut real_rows: HashMap<TensorName, usize> = HashMap::new();
     for placement in &schedule.placements {
@@ -331,7 +331,9 @@ fn each_visible_pair_counts_once_forward_and_backward() {
 #[test]
 fn a_ring_of_one_neither_communicates_nor_forks() {
     for balance in BALANCES {
-        let schedule = ring(&problem(&[(5, 5)], 0, (1, balance), Mask::CAUSAL, Sink::None)).unwrap();
+        let schedule =
+            ring(&problem(&[(5, 5)], 0, (1, balance), Mask::CAUSAL, Sink::None), MergeOrder::Running)
+                .unwrap();
         let operations = &schedule.ranks[0].operations;
         assert!(operations.iter().all(|operation| operation.stream == MAIN), "{operations:?}");
     }
@@ -342,7 +344,7 @@ fn scratch_does_not_grow_with_the_ring() {
     let scratch = |cp: usize, balance: Balance| {
         // Every rank holds as many rows, whatever the size.
         let problem = problem(&[(6 * cp, 6 * cp)], 0, (cp, balance), Mask::FULL, Sink::None);
-        let schedule = ring(&problem).unwrap();
+        let schedule = ring(&problem, MergeOrder::Running).unwrap();
         let of_rank = schedule.buffers.iter().filter(|buffer| buffer.rank == 1);
         of_rank
             .filter(|buffer| buffer.role == Role::Scratch)
@@ -357,7 +359,9 @@ fn scratch_does_not_grow_with_the_ring() {
 #[test]
 fn every_member_exchanges_alike_and_never_blocks_on_one_side() {
     // Ranks 1 and 2 are idle: the sequence is shorter than the ring.
-    let schedule = ring(&problem(&[(1, 1)], 0, (3, Balance::DualChunk), Mask::CAUSAL, Sink::None)).unwrap();
+    let schedule =
+        ring(&problem(&[(1, 1)], 0, (3, Balance::DualChunk), Mask::CAUSAL, Sink::None), MergeOrder::Running)
+            .unwrap();
     let kinds = |rank: usize| -> Vec<&str> {
         let works = schedule.ranks[rank].operations.iter().map(|operation| &operation.work);
         let kind = |work: &Work| match work {
@@ -389,11 +393,11 @@ fn every_member_exchanges_alike_and_never_blocks_on_one_side() {
 fn what_has_no_band_or_no_cut_is_refused() {
     let cut = (2, Balance::Striped { stripe: 2 });
     let striped = problem(&[(4, 4)], 0, cut, Mask::FULL, Sink::None);
-    assert_eq!(ring(&striped), Err(BuildError::RingStripe { stripe: 2 }));
+    assert_eq!(ring(&striped, MergeOrder::Running), Err(BuildError::RingStripe { stripe: 2 }));
     let mut fields: ProblemFields =
         problem(&[(4, 4)], 0, (2, Balance::DualChunk), Mask::FULL, Sink::None).into();
     fields.sequences[0].q.span -= 1;
     fields.sequences[0].q.len = 3;
     let error = ShardError::Span { sequence: 0, side: "q", span: 3, multiple: 4 };
-    assert_eq!(ring(&Problem::new(fields).unwrap()), Err(error.into()));
+    assert_eq!(ring(&Problem::new(fields).unwrap(), MergeOrder::Running), Err(error.into()));
 }
