@@ -68,6 +68,7 @@ fn random_raw(seed: u64) -> RawProblem {
         all_to_all: number(),
         others: number(),
         order: number(),
+        exact: number(),
     }
 }
 
