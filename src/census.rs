@@ -17,6 +17,7 @@ use seamproof_oracle::{
 use serde::{Deserialize, Serialize};
 
 use crate::backend::broken_rule;
+use crate::exact::{Merging, eligible, parts};
 use crate::generate::{Draw, Malformed, Profile};
 use crate::layout::{RankLayout, layouts};
 
@@ -60,7 +61,7 @@ const fn class(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> bool)
 }
 
 /// Every class, in the table's order.
-pub static CLASSES: [Class; 93] = [
+pub static CLASSES: [Class; 105] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [112, 112, 112], |p| p.sequences.len() == 1),
@@ -160,6 +161,18 @@ pub static CLASSES: [Class; 93] = [
     class("values: heavy-tailed", [68, 68, 68], |p| p.mode == InputMode::HeavyTailed),
     class("values: equal", [66, 66, 66], |p| p.mode == InputMode::Equal),
     class("values: tiny", [68, 68, 68], |p| p.mode == InputMode::Tiny),
+    class("values: uniform-count", [1, 1, 1], |p| p.mode == InputMode::UniformCount),
+    class("values: endpoints", [1, 1, 1], |p| p.mode == InputMode::Endpoints),
+    class("values: routing", [1, 1, 1], |p| p.mode == InputMode::Routing),
+    class("values: pairs", [1, 1, 1], |p| p.mode == InputMode::Pairs),
+    class("values: staircase", [1, 1, 1], |p| p.mode == InputMode::Staircase),
+    class("exact backward: routing", [1, 1, 1], |p| exact_backward(p, InputMode::Routing)),
+    class("exact backward: pairs", [1, 1, 1], |p| exact_backward(p, InputMode::Pairs)),
+    class("several ranks: uniform-count", [1, 1, 1], |p| exact_ranks(p, InputMode::UniformCount)),
+    class("several ranks: endpoints", [1, 1, 1], |p| exact_ranks(p, InputMode::Endpoints)),
+    class("several ranks: routing", [1, 1, 1], |p| exact_ranks(p, InputMode::Routing)),
+    class("several ranks: pairs", [1, 1, 1], |p| exact_ranks(p, InputMode::Pairs)),
+    class("several ranks: staircase", [1, 1, 1], |p| exact_ranks(p, InputMode::Staircase)),
     class("forward and backward", [715, 715, 715], |p| p.pass == Pass::Backward),
     // Context parallelism.
     class("one rank", [480, 480, 480], |p| p.parallel.algorithm == Algorithm::Single),
@@ -285,6 +298,18 @@ fn edges(problem: &Problem, holds: impl Fn(usize) -> bool) -> bool {
 
 fn window_at_length(problem: &Problem) -> bool {
     edges(problem, |keys| any(problem, |s| s.kv.len > 2 && s.kv.len.abs_diff(keys) <= 1))
+}
+
+/// Whether the gradients of a case are known bit for bit, where no partial result is stored in 16 bits.
+fn exact_backward(problem: &Problem, mode: InputMode) -> bool {
+    let count = if parallel(problem) { problem.parallel.size() + 1 } else { 0 };
+    let merging = Merging { count, narrow_out: false, narrow_sums: false };
+    let seen = problem.pairs() > 0;
+    seen && problem.mode == mode && eligible(mode, problem).is_ok() && parts(mode, problem, merging).gradients
+}
+
+fn exact_ranks(problem: &Problem, mode: InputMode) -> bool {
+    parallel(problem) && problem.mode == mode
 }
 
 fn parallel(problem: &Problem) -> bool {

@@ -21,8 +21,8 @@
 //!
 //! What this does not do: scaled elements hold the values of their bare format; nothing runs them yet.
 
-use ndarray::{Array1, Array3, ArrayViewMut, Axis, RemoveAxis};
 use crate::exact;
+use ndarray::{Array1, Array3, ArrayViewMut, Axis, RemoveAxis};
 use seamproof_oracle::{Element, Format, InputMode, Inputs, Pass, Problem, Run, Sequence, Side};
 
 /// 2⁶⁴ ÷ the golden ratio, made odd: the step of SplitMix64.

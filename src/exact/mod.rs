@@ -35,6 +35,7 @@
 
 mod eligible;
 mod plan;
+mod table;
 
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{Format, Inputs, Pass, Problem, Side, Sink};
@@ -42,6 +43,7 @@ use seamproof_oracle::{Format, Inputs, Pass, Problem, Side, Sink};
 pub use eligible::{Merging, Parts, Why, eligible, fit_scale, keys_max, parts};
 pub(crate) use eligible::{backward_weight_error, lse_error, out_error};
 pub(crate) use plan::{Plan, has_codes, is_uniform};
+pub use table::table;
 
 /// How far, in nats, a key that is to have no weight lies below the others: `e^−104` is less than half of f32's
 /// smallest subnormal number, so that it becomes 0 whatever the rounding, and 16 more make the same of the merged weight
@@ -116,4 +118,3 @@ fn filled<'a>(
     }
     array
 }
-

@@ -88,8 +88,7 @@ impl Backward<'_> {
             }
         }
         let (_, wrong) = tally.worst?;
-        let what =
-            format!("sequence {}, key {}: not 0, but every query is", wrong.sequence, wrong.position);
+        let what = format!("sequence {}, key {}: not 0, but every query is", wrong.sequence, wrong.position);
         Some(tally.finding(wrong, what))
     }
 
@@ -229,7 +228,8 @@ impl Backward<'_> {
     fn terms(&self, plan: &Plan<'_>, tensor: TensorName, wrong: Wrong) -> Vec<Term> {
         let (problem, inputs) = (self.evidence.problem, self.evidence.inputs);
         let scale = f64::from(problem.softmax.scale);
-        let scaled = |row: ArrayView1<'_, f32>, factor: f64| row.iter().map(|x| f64::from(*x) * factor).collect();
+        let scaled =
+            |row: ArrayView1<'_, f32>, factor: f64| row.iter().map(|x| f64::from(*x) * factor).collect();
         if tensor == TensorName::Dq {
             let Some(given) = self.given(plan, wrong.position, wrong.head) else { return Vec::new() };
             let kv_head = wrong.head / problem.group();

@@ -131,14 +131,7 @@ impl Forward<'_> {
     }
 
     /// Whether the row is the exact one.
-    fn out(
-        &self,
-        plan: &Plan<'_>,
-        place: Wrong,
-        shown: &Shown,
-        right: &[f64],
-        tally: &mut Tally,
-    ) -> bool {
+    fn out(&self, plan: &Plan<'_>, place: Wrong, shown: &Shown, right: &[f64], tally: &mut Tally) -> bool {
         if !self.parts.out {
             return false;
         }
