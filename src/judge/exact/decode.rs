@@ -87,30 +87,27 @@ fn sets(right: &Keys, count: usize) -> impl Iterator<Item = Keys> {
     moved.chain(single).chain([Keys::all(0..0)]).chain(any)
 }
 
-/// What a wrong row shows, and what it should.
-pub(super) fn story(row: &Row<'_>, plans: &[Plan<'_>], right: &Keys) -> String {
+/// What a wrong row shows, and what it should; whether it is what some set of keys, or another key, shows.
+pub(super) fn story(row: &Row<'_>, plans: &[Plan<'_>], right: &Keys) -> (String, bool) {
     if let Some(saw) = row.saw(right) {
-        return format!("saw {saw}, should see {right}");
+        return (format!("saw {saw}, should see {right}"), true);
     }
     let mode = row.head.plan.problem.mode;
+    let chosen = Keys::all(row.head.plan.chosen(row.query, row.query_head));
     if mode == InputMode::Routing
         && let Some((sequence, head, key)) = row.read(plans)
     {
-        let chosen = row.head.plan.chosen(row.query, row.query_head);
-        return format!(
-            "read key {key} of sequence {sequence}, KV head {head}; should read {} of its own, KV head {}",
-            Keys::all(chosen),
-            row.head.kv_head
-        );
+        let (own, read) = (row.head.kv_head, format!("key {key} of sequence {sequence}, KV head {head}"));
+        return (format!("read {read}; should read {chosen} of its own, KV head {own}"), true);
     }
-    match row.count() {
+    let what = match row.count() {
         Some(count) if count != right.range.len() as f64 => {
             format!("saw {count} keys, should see {} ({right})", right.range.len())
         }
         _ if crate::exact::has_codes(mode) => {
-            let chosen = Keys::all(row.head.plan.chosen(row.query, row.query_head));
             format!("no set of keys shows this; should see {right} and read {chosen}")
         }
         _ => format!("no set of keys shows this; should see {right}"),
-    }
+    };
+    (what, false)
 }

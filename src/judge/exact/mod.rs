@@ -45,17 +45,29 @@ struct Wrong {
     lane: Option<usize>,
 }
 
+impl Wrong {
+    fn is_row_of(&self, other: &Wrong) -> bool {
+        let row = |wrong: &Wrong| (wrong.sequence, wrong.head, wrong.position);
+        row(self) == row(other)
+    }
+}
+
+/// Wrong rows that are kept beside the worst: not each of them shows a set of keys.
+const ROWS_KEPT: usize = 16;
+
 /// Compares the elements of one tensor.
 struct Tally {
     tensor: TensorName,
     failed: usize,
     compared: usize,
     worst: Option<(f64, Wrong)>,
+    /// The first wrong rows, each with its first wrong lane.
+    rows: Vec<Wrong>,
 }
 
 impl Tally {
     fn new(tensor: TensorName) -> Tally {
-        Tally { tensor, failed: 0, compared: 0, worst: None }
+        Tally { tensor, failed: 0, compared: 0, worst: None, rows: Vec::new() }
     }
 
     /// Counts an element; `distance` is how far off it is, NaN farther than all.
@@ -66,8 +78,16 @@ impl Tally {
         }
         self.failed += 1;
         let distance = if distance.is_nan() { f64::INFINITY } else { distance };
-        if self.worst.is_none_or(|(worst, _)| distance > worst) {
-            self.worst = Some((distance, place()));
+        let is_worst = self.worst.is_none_or(|(worst, _)| distance > worst);
+        if !is_worst && self.rows.len() == ROWS_KEPT {
+            return;
+        }
+        let place = place();
+        if is_worst {
+            self.worst = Some((distance, place));
+        }
+        if self.rows.len() < ROWS_KEPT && self.rows.last().is_none_or(|last| !last.is_row_of(&place)) {
+            self.rows.push(place);
         }
     }
 
@@ -155,14 +175,10 @@ impl Forward<'_> {
         lanes(&self.evidence.first.out, plan.run(Side::Q).row(place.position), place.head)
     }
 
-    /// What is wrong with a row, and what it shows.
-    fn finding(&self, plans: &[Plan<'_>], tally: &Tally, wrong: Wrong) -> Finding {
+    /// What a wrong row shows, and whether that is a set of keys.
+    fn story(&self, plans: &[Plan<'_>], wrong: Wrong) -> (String, bool) {
         let plan = &plans[wrong.sequence];
-        let problem = self.evidence.problem;
-        let of_head = Head::new(plan, self.evidence.inputs, wrong.head / problem.group());
-        let mut right = vec![0.0; problem.dims.v];
-        let keys = Keys::all(plan.visible(wrong.position));
-        let shown = of_head.row(wrong.position, wrong.head, &keys, &mut right);
+        let of_head = Head::new(plan, self.evidence.inputs, wrong.head / self.evidence.problem.group());
         let row = decode::Row {
             head: &of_head,
             query: wrong.position,
@@ -171,20 +187,35 @@ impl Forward<'_> {
             out: self.parts.out.then(|| self.got_out(plan, wrong)),
             merging: self.merging,
         };
-        let saw = decode::story(&row, plans, &keys);
+        decode::story(&row, plans, &Keys::all(plan.visible(wrong.position)))
+    }
+
+    /// The finding: of the worst row, or of the first that shows a set of keys where that one does not.
+    fn finding(&self, plans: &[Plan<'_>], tally: &Tally, worst: Wrong) -> Finding {
+        let stories = [worst].into_iter().chain(tally.rows.iter().copied());
+        let mut told = stories.map(|wrong| (wrong, self.story(plans, wrong)));
+        let (wrong, (saw, _)) =
+            told.find(|(_, (_, is_set))| *is_set).unwrap_or_else(|| (worst, self.story(plans, worst)));
         let what = format!("sequence {}, query {}: {saw}", wrong.sequence, wrong.position);
-        let mut finding = tally.finding(wrong, what);
-        if let Some(shown) = shown {
-            let allowed = Allowed::new(plan, &shown, self.merging);
-            (finding.got, finding.expected) = match wrong.lane {
-                None => (row.lse.map(number), Some(number(shown.lse()))),
-                Some(lane) => (
-                    Some(number(self.got_out(plan, wrong)[lane])),
-                    Some(allowed_text(allowed.out(right[lane]))),
-                ),
-            };
+        let (got, expected) = self.values(&plans[wrong.sequence], wrong);
+        Finding { got, expected, ..tally.finding(wrong, what) }
+    }
+
+    /// The subject's value of an element, and the right one.
+    fn values(&self, plan: &Plan<'_>, wrong: Wrong) -> (Option<String>, Option<String>) {
+        let problem = self.evidence.problem;
+        let of_head = Head::new(plan, self.evidence.inputs, wrong.head / problem.group());
+        let mut right = vec![0.0; problem.dims.v];
+        let keys = Keys::all(plan.visible(wrong.position));
+        let shown = of_head.row(wrong.position, wrong.head, &keys, &mut right);
+        let Some(shown) = shown else { return (None, None) };
+        match wrong.lane {
+            None => (self.got_lse(plan, wrong).map(number), Some(number(shown.lse()))),
+            Some(lane) => {
+                let allowed = Allowed::new(plan, &shown, self.merging).out(right[lane]);
+                (Some(number(self.got_out(plan, wrong)[lane])), Some(allowed_text(allowed)))
+            }
         }
-        finding
     }
 
     /// The largest logit of each head: a level or a code's, times the scale.
