@@ -189,7 +189,8 @@ fn amplitude(code: &Code, format: Format) -> Result<(), Why> {
 /// Which results of an eligible problem are exact, given how partial results are merged.
 ///
 /// - *Out*, merged in 16 bits: only where a partial out, weighted or not, is itself a number of the format, as in
-///   `pairs` and `routing`: there a step's out is the row's, half of it, or of no weight.
+///   `pairs` and `routing`: there a step's out is the row's, half of it, or of no weight,
+///   and only while errors stay below half an ulp, so that each store rounds them away.
 /// - *Gradients*: with P a power of two (2⁰, 2⁻¹) up to a relative error below half an ulp, its rounding is exact; so is D,
 ///   from an out that is exact; so is `dS = P · (dP − D)`, a multiple of ¼ of at most dv quarters; so are all sums of
 ///   such multiples while they have no more bits than what holds them.
@@ -204,10 +205,18 @@ pub fn parts(mode: InputMode, problem: &Problem, merging: Merging) -> Parts {
         let logit = Plan::of(mode, problem, sequence).code_logit();
         backward_weight_error(mode, logit, sequence.kv.len, merging) < half_ulp
     });
+    let out_half_ulp = 2f64.powi(-bits(precision.out) - 1);
+    let steady = problem.sequences.iter().all(|sequence| {
+        let logit = Plan::of(mode, problem, sequence).code_logit();
+        let (relative, merged) = out_error(mode, logit, 2, sequence.kv.len, merging);
+        relative + merged < out_half_ulp
+    });
+    let out = !merging.narrow_out || coded && steady;
+    let backward = problem.pass == Pass::Backward;
     Parts {
-        out: coded || !merging.narrow_out,
-        gradients: problem.pass == Pass::Backward && coded && problem.dims.v as f64 <= quarters && weights,
-        zero_dk: problem.pass == Pass::Backward && is_uniform(mode),
+        out,
+        gradients: backward && out && coded && problem.dims.v as f64 <= quarters && weights,
+        zero_dk: backward && is_uniform(mode),
     }
 }
 
