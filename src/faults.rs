@@ -143,7 +143,7 @@ pub struct Score {
 impl Score {
     /// Whether something that the fault names caught it.
     pub fn caught(&self) -> bool {
-        let named = |first: &First| self.fault.caught_by.contains(&first.by);
+        let named = |first: &First| self.fault.is_caught_by(first.by);
         self.checker.iter().chain(&self.campaign).any(named)
     }
 

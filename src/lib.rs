@@ -8,6 +8,7 @@ pub mod case;
 pub mod census;
 pub mod cli;
 pub mod evaluate;
+pub mod exact;
 pub mod explain;
 pub mod faults;
 pub mod generate;

@@ -219,7 +219,9 @@ fn caught_and_shrunk(backend: &dyn Backend, check: Check, tensor: Option<TensorN
     for seed in 1..=5 {
         let (problem, finding) =
             first_failure(backend, seed).unwrap_or_else(|| panic!("{name}: seed {seed}: not caught"));
-        assert_eq!(finding.check, check, "{name}: seed {seed}: {finding}");
+        // Inputs of an exact mode ask what the envelope asks, without a tolerance.
+        let sharper = check == Check::Envelope && finding.check == Check::Exact;
+        assert!(finding.check == check || sharper, "{name}: seed {seed}: {finding}");
         assert!(tensor.is_none() || finding.tensor == tensor, "{name}: seed {seed}: {finding}");
         let shrunk = minimise(backend, &problem, &finding);
         let (sequences, rows) = extent(&shrunk.problem);

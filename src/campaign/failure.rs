@@ -113,7 +113,7 @@ pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
         ("sink", problem.softmax.sink != Sink::None),
         ("not bf16", problem.precision.q.format != Format::Bf16),
         ("context parallel", problem.parallel.size() > 1),
-        ("real values", problem.mode != InputMode::Integers),
+        ("real values", problem.mode != InputMode::Integers && !problem.mode.is_exact()),
         ("backward", problem.pass == Pass::Backward),
     ];
     all.into_iter().filter_map(|(name, on)| on.then_some(name)).collect()

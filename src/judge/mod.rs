@@ -3,13 +3,15 @@
 //! A ladder of checks, the cheapest and sharpest first; the first one that breaks is the finding. *Capability*: it
 //! refuses what its table refuses, for that reason, and nothing else. *Structure*: shapes, guard bands, every real
 //! row written, padding rows as the subject's contract says, rows that nobody owns untouched. *Poison*: two runs that
-//! differ only in what padding and slack rows of the inputs hold agree in every bit of every real row. *Envelope*:
+//! differ only in what padding and slack rows of the inputs hold agree in every bit of every real row. *Exact*: inputs of
+//! an exact mode allow one result, and the set of keys that a wrong one shows is named. *Envelope*:
 //! each element within the largest honest error of the exact answer, the LSE first; the backward is judged on the out
 //! and lse that the subject itself returned.
 
 mod assemble;
 mod compare;
 mod envelope;
+mod exact;
 mod poison;
 mod structure;
 
@@ -118,6 +120,7 @@ impl Default for Judge {
             ratio: envelope::error_ratio,
             rungs: vec![
                 Rung { check: Check::Poison, look: poison::look },
+                Rung { check: Check::Exact, look: exact::look },
                 Rung { check: Check::Envelope, look: envelope::look },
             ],
         }

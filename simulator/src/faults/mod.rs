@@ -82,6 +82,13 @@ impl Fault {
         (self.edit)(problem, schedule);
         *schedule != right
     }
+
+    /// Whether the fault names this catcher. Inputs of an exact mode ask what the envelope asks, without a tolerance: a
+    /// fault that names the envelope may be met by them first.
+    pub fn is_caught_by(&self, catcher: Catcher) -> bool {
+        let sharper = catcher == Catcher::Exact && self.caught_by.contains(&Catcher::Envelope);
+        sharper || self.caught_by.contains(&catcher)
+    }
 }
 
 /// Every fault, by class.
