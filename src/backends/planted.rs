@@ -1,8 +1,9 @@
-//! The emulated kernel with a planted bug: its schedule is edited, kernel and executor are untouched.
+//! The emulated kernel with a planted bug: its schedule is edited, or stages of its kernel are exchanged; kernel and
+//! executor are untouched.
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Inputs, Problem};
-use seamproof_simulator::faults::Fault;
+use seamproof_simulator::faults::{Fault, Plant};
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
 
 use super::Emulated;
@@ -11,12 +12,12 @@ use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
 /// Before the id of a fault: the name of the subject with that fault.
 pub(super) const PREFIX: &str = "emulated+";
 
-/// [`Emulated`] on schedules that a fault has edited.
+/// [`Emulated`] on schedules that a fault has edited, or with a kernel that it has made wrong.
 #[derive(Clone, Debug)]
 pub struct Planted {
     /// The kernel.
     pub inner: Emulated,
-    /// The edit.
+    /// What is wrong.
     pub fault: Fault,
     name: String,
 }
@@ -63,6 +64,10 @@ impl Backend for Planted {
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let mut schedule = super::emulated::schedule(problem)?;
         self.fault.plant(problem, &mut schedule);
-        self.inner.run_schedule(problem, inputs, &schedule)
+        let device = match self.fault.edit {
+            Plant::Schedule(_) => self.inner.device(problem),
+            Plant::Kernel(kernel) => self.inner.variant(problem, kernel),
+        };
+        self.inner.run_schedule(problem, inputs, &schedule, &device)
     }
 }

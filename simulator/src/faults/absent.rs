@@ -48,10 +48,7 @@ pub const ABSENT: &[Absent] = &[
         entries: &[37, 81],
         reason: "further reports of an edit that the catalogue plants under another source or under this one",
     },
-    Absent {
-        entries: &[53, 54, 64, 73, 117, 188, 192],
-        reason: "arithmetic inside a kernel: an edit of a source text",
-    },
+    Absent { entries: &[54, 64, 73, 188], reason: "arithmetic inside a kernel: an edit of a source text" },
     Absent {
         entries: &[102, 119, 133, 140, 142],
         reason: "strides: buffers of a schedule are dense, and statistics have one layout",

@@ -3,11 +3,11 @@
 use seamproof_oracle::{Run, Sequence};
 
 use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
-use super::Fault;
 use super::edit::{Passes, attends, calls, rebuild, segments};
+use super::{Edit, Fault};
 use crate::Segment;
 
-pub(super) const FAULTS: &[Fault] = &[
+pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
         id: "padded-keys-as-real",
         imitates: "padded offsets are passed as the real ones too: padding becomes visible keys",
