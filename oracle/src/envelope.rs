@@ -15,14 +15,14 @@
 //! | `weight_error` | error `p·θ` of an unrounded weight: the exponent's, exp's own, `R` rescalings of a running max, merges |
 //! | `weight_rounding` | absolute error of rounding P: `u·p`, or the format's floor, whichever is larger |
 //! | `gamma` | relative error of the row sum |
-//! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes |
+//! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes; a tensor core cuts a subnormal factor off where it would a factor of its format's smallest exponent, so that counts as its magnitude there |
 //! | half spacing | the final rounding to the stored format |
 //!
 //! Used by the judge and nowhere else. Sources: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1
 //! (`γ_n = nε/(1 − nε)`); MMA-Sim (arXiv 2511.10909) and arXiv 2512.07004 for the tensor core's truncation; the PTX ISA
 //! for `ex2.approx` (2^-22 relative) and `lg2.approx`.
 
-use crate::{Format, Problem};
+use crate::{Format, Precision, Problem};
 
 /// Unit roundoff of f32, round to nearest: 2^-24.
 pub const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
@@ -60,6 +60,24 @@ pub enum Accumulation {
     Unknown,
 }
 
+/// Products of one step of Hopper's `wgmma`.
+const STEP: usize = 16;
+/// Error of one such step relative to the largest magnitude in it: (K + 1)·2^-F + 2^-23 with K = 16 products and
+/// F = 25 fractional bits.
+const KAPPA: f64 = 17.0 / (1u64 << 25) as f64 + 1.0 / (1u64 << 23) as f64;
+
+/// Steps that `n` neighbouring products touch, of sums that are cut into tiles and, from each tile's start, into steps:
+/// one more than they fill, since they may begin anywhere.
+fn steps(n: usize, tile: usize) -> usize {
+    let tile = tile.max(1);
+    let touched = if tile < STEP || tile.is_multiple_of(STEP) {
+        n.div_ceil(tile.min(STEP)) + 1
+    } else {
+        (n.div_ceil(tile) + 1) * tile.div_ceil(STEP)
+    };
+    touched.min(n)
+}
+
 /// `γ_n`: n roundings of f32.
 fn gamma(roundings: usize) -> f64 {
     let n = roundings as f64 * F32_ROUNDOFF;
@@ -72,14 +90,21 @@ impl Accumulation {
         match self {
             Accumulation::F32Serial => gamma(n + 1),
             Accumulation::F32Tree { width } => gamma(tree_roundings(n, width) + 1),
-            Accumulation::WgmmaTruncating => {
-                // (K + 1)·2^-F + 2^-23 with K = 16 products a step and F = 25 fractional bits.
-                let kappa = 17.0 / (1u64 << 25) as f64 + 1.0 / (1u64 << 23) as f64;
-                n.div_ceil(16) as f64 * kappa
-            }
+            Accumulation::WgmmaTruncating => n.div_ceil(STEP) as f64 * KAPPA,
             Accumulation::Unknown => {
                 Accumulation::F32Serial.products(n).max(Accumulation::WgmmaTruncating.products(n))
             }
+        }
+    }
+
+    /// `g` of a sum of `n` neighbouring products of a longer sum that is cut into tiles, and the tiles into steps of the
+    /// matrix unit.
+    pub fn cut_products(self, n: usize, tile: usize) -> f64 {
+        let steps = || KAPPA * steps(n, tile) as f64;
+        match self {
+            Accumulation::WgmmaTruncating => steps(),
+            Accumulation::Unknown => Accumulation::F32Serial.products(n).max(steps()),
+            _ => self.products(n),
         }
     }
 
@@ -104,9 +129,17 @@ impl Accumulation {
     /// `g` of dq: products over `n` keys, `tile` of them at a time, the tiles' results added in any order.
     pub fn tiled_products(self, n: usize, tile: usize) -> f64 {
         match self {
-            Accumulation::WgmmaTruncating => self.products(n.min(tile)) + gamma(n.div_ceil(tile.max(1)) + 1),
+            Accumulation::WgmmaTruncating => {
+                let steps = steps(n, tile).min(tile.div_ceil(STEP).max(1));
+                KAPPA * steps as f64 + gamma(n.div_ceil(tile.max(1)) + 1)
+            }
             _ => self.products(n) + gamma(n.div_ceil(tile.max(1)) + 1),
         }
+    }
+
+    /// Whether products are aligned by the exponents of their factors, of which a subnormal's is its format's smallest.
+    fn aligns(self) -> bool {
+        matches!(self, Accumulation::WgmmaTruncating | Accumulation::Unknown)
     }
 
     /// What one operation may lose to underflow.
@@ -184,6 +217,9 @@ pub struct Model {
     softcap: Option<f64>,
     dims_qk: usize,
     dims_v: usize,
+    group: usize,
+    /// What a non-zero input counts as at least where products are aligned by their factors' exponents.
+    input_floor: f64,
 }
 
 /// Per-row quantities of the forward bound.
@@ -237,6 +273,11 @@ fn rounding(format: Format, magnitude: f64) -> f64 {
     (format.unit_roundoff() * magnitude).max(magnitude.min(format.tiny_half()))
 }
 
+/// The smallest normal number of a format where products are aligned by their factors' exponents; 0 elsewhere.
+fn smallest_normal(accumulation: Accumulation, format: Format) -> f64 {
+    if accumulation.aligns() { libm::exp2(f64::from(format.exponent_min())) } else { 0.0 }
+}
+
 /// Error of rounding a result of at most this magnitude, where it does not overflow: an infinity stands for any value
 /// past the format's largest, and is compared as such by the judge.
 fn final_rounding(format: Format, magnitude: f64) -> f64 {
@@ -246,6 +287,7 @@ fn final_rounding(format: Format, magnitude: f64) -> f64 {
 impl Model {
     /// The model of a subject that declares `accumulation` and `partition` for `problem`.
     pub fn new(problem: &Problem, accumulation: Accumulation, partition: Partition) -> Model {
+        let Precision { q, k, v, dout, .. } = problem.precision;
         Model {
             accumulation,
             partition,
@@ -257,7 +299,23 @@ impl Model {
             softcap: problem.softmax.softcap.map(f64::from),
             dims_qk: problem.dims.qk,
             dims_v: problem.dims.v,
+            group: problem.group(),
+            input_floor: [q, k, v, dout]
+                .map(|input| smallest_normal(accumulation, input.format))
+                .into_iter()
+                .fold(0.0, f64::max),
         }
+    }
+
+    /// The magnitude of an input in sums of products.
+    pub fn magnitude(&self, input: f64) -> f64 {
+        if input == 0.0 { 0.0 } else { input.abs().max(self.input_floor) }
+    }
+
+    /// The magnitude of a weight or logit gradient in sums of products; all are relative to `unit`.
+    fn factor(&self, format: Format, magnitude: f64, unit: f64) -> f64 {
+        let floor = smallest_normal(self.accumulation, format) / unit;
+        if magnitude == 0.0 { 0.0 } else { magnitude.max(floor) }
     }
 
     /// Absolute error of a logit. `a` is `Σ|q||k|`; `2ε·scale·a` covers the roundings of `scale·S`.
@@ -352,12 +410,13 @@ impl Model {
         // The kernel rounds exp(s − running max), so the format's floor is relative to the row's sum.
         let floor = self.p.tiny_half().max(self.accumulation.underflow()) / row.sum;
         let rounded = (self.p.unit_roundoff() * computed).max(computed.min(floor));
-        PairError { weight: error, value: error + rounded + g * (computed + rounded) }
+        let factor = self.factor(self.p, computed + rounded, row.sum);
+        PairError { weight: error, value: error + rounded + g * factor }
     }
 
     /// `g(n)` of the product of weights and values for a row of `keys` visible keys.
     pub fn value_sum(&self, keys: usize) -> f64 {
-        self.accumulation.products(keys) + self.merge_out()
+        self.accumulation.cut_products(keys, self.partition.kv_tile) + self.merge_out()
     }
 
     /// Relative error of a row's denominator, given `Σ p·θ` over its keys.
@@ -411,7 +470,14 @@ impl Model {
     /// The sums over queries and keys that [`Model::gradient_pair`] needs: `g` of dk and dv for `queries` rows in all
     /// (of every query head of the group), and `g` of dq for `keys` keys.
     pub fn gradient_sums(&self, queries: usize, keys: usize) -> (f64, f64) {
-        let by_query = self.accumulation.products(queries) + self.sum_error();
+        let by_query = match self.accumulation {
+            // Each head of the group begins its own steps.
+            Accumulation::WgmmaTruncating | Accumulation::Unknown => {
+                let head = self.accumulation.cut_products(queries / self.group, self.partition.q_tile);
+                (head * self.group as f64).max(self.accumulation.products(queries))
+            }
+            _ => self.accumulation.products(queries),
+        } + self.sum_error();
         (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error())
     }
 
@@ -451,9 +517,9 @@ impl Model {
 
         let (p_total, ds_total) = (p_error + p_rounding, ds_error + ds_rounding);
         GradientPairError {
-            dv: p_total + by_query * (p + p_total),
-            dk: ds_total + (by_query + 3.0 * F32_ROUNDOFF) * (ds + ds_total),
-            dq: ds_total + (by_key + 3.0 * F32_ROUNDOFF) * (ds + ds_total),
+            dv: p_total + by_query * self.factor(self.p, p + p_total, 1.0),
+            dk: ds_total + (by_query + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds + ds_total, 1.0),
+            dq: ds_total + (by_key + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds + ds_total, 1.0),
         }
     }
 
@@ -478,5 +544,28 @@ impl Model {
         errors
             + self.accumulation.row_sum(rows, rows) * (terms + errors)
             + (rows + 8) as f64 * self.accumulation.underflow()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{STEP, steps};
+
+    #[test]
+    fn neighbours_touch_no_more_steps_than_counted_and_may_touch_as_many() {
+        for tile in 1..=50 {
+            for n in 0..=70 {
+                let step = |product: usize| (product / tile, product % tile / STEP);
+                let touched = |start: usize| {
+                    let mut places: Vec<(usize, usize)> = (start..start + n).map(step).collect();
+                    places.dedup();
+                    places.len()
+                };
+                let most = (0..tile).map(touched).max().unwrap_or(0);
+                assert!(most <= steps(n, tile), "{n} products in tiles of {tile}: {most}");
+                let whole = tile <= STEP || tile % STEP == 0;
+                assert!(!whole || n < 2 || most + 1 >= steps(n, tile), "{n} in tiles of {tile}: {most}");
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@ mod planted;
 
 use std::collections::BTreeMap;
 
-pub use emulated::Emulated;
+pub use emulated::{Arithmetic, Emulated};
 pub use planted::Planted;
 use seamproof_simulator::faults;
 
@@ -71,5 +71,5 @@ pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
 
 /// The emulated kernel with the campaign's canary planted in it.
 pub fn canary() -> Box<dyn Backend> {
-    Box::new(Planted::canary(Emulated::default(), faults::WINDOW_OFF_BY_ONE))
+    Box::new(Planted::canary(Emulated::default(), faults::WINDOW_OFF_BY_ONE.entry()))
 }

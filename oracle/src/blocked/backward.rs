@@ -89,7 +89,7 @@ pub(super) fn group(
     model: Option<&Model>,
     parallel: bool,
 ) -> GroupBackward {
-    let keys = Keys::gather(problem, inputs, group, model.is_some());
+    let keys = Keys::gather(problem, inputs, group, model);
     let results = map(parallel, pieces(problem, group), |piece| {
         let context = Context { problem, inputs, saved, group, keys: &keys, model };
         let (answer, sink) = context.piece(&piece);
@@ -232,11 +232,14 @@ impl Context<'_> {
         let (problem, keys) = (self.problem, self.keys);
         let mut p = product_transposed(&tile.q.view(), &keys.k.slice(s![columns.clone(), ..]));
         let mut ds = product_transposed(&tile.dout.view(), &keys.v.slice(s![columns.clone(), ..]));
-        let mut bound = self.model.map(|_| {
-            let a =
-                product_transposed(&tile.q.mapv(f64::abs).view(), &keys.k_abs.slice(s![columns.clone(), ..]));
+        let mut bound = self.model.map(|model| {
+            let magnitude = |input| model.magnitude(input);
+            let a = product_transposed(
+                &tile.q.mapv(magnitude).view(),
+                &keys.k_abs.slice(s![columns.clone(), ..]),
+            );
             let b = product_transposed(
-                &tile.dout.mapv(f64::abs).view(),
+                &tile.dout.mapv(magnitude).view(),
                 &keys.v_abs.slice(s![columns.clone(), ..]),
             );
             let c = Array2::zeros(a.raw_dim());
@@ -348,7 +351,8 @@ impl Context<'_> {
         let scale = f64::from(self.problem.softmax.scale);
         let local = columns.start - to.keys.start..columns.end - to.keys.start;
         let k = self.keys.k_abs.slice(s![columns.clone(), ..]);
-        let (q, dout) = (tile.q.mapv(f64::abs), tile.dout.mapv(f64::abs));
+        let magnitude = |input: f64| self.model.map_or(0.0, |model| model.magnitude(input));
+        let (q, dout) = (tile.q.mapv(magnitude), tile.dout.mapv(magnitude));
         general_mat_mul(scale, dq, &k, 1.0, &mut to.dq.slice_mut(s![at, ..]));
         general_mat_mul(scale, &dk.t(), &q, 1.0, &mut to.dk.slice_mut(s![local.clone(), ..]));
         general_mat_mul(1.0, &dv.t(), &dout, 1.0, &mut to.dv.slice_mut(s![local, ..]));

@@ -126,7 +126,7 @@ impl Tile {
         to: &mut PieceForward,
     ) {
         let k_abs = operands.k_abs.slice(s![self.keys.clone(), ..]);
-        let mut errors = product_transposed(&q.mapv(f64::abs).view(), &k_abs);
+        let mut errors = product_transposed(&q.mapv(|q| model.magnitude(q)).view(), &k_abs);
         let mut denominators = Vec::with_capacity(self.rows.len());
         for (local, row) in self.rows.iter().enumerate() {
             let g = model.value_sum(row.keys);

@@ -48,7 +48,7 @@ pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Ans
     let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound: model.is_some().then(|| empty(0.0)) };
     let parallel = is_large(problem);
     let work = |group: Group| {
-        let operands = Keys::gather(problem, inputs, &group, model.is_some());
+        let operands = Keys::gather(problem, inputs, &group, model);
         let pieces = map(parallel, pieces(problem, &group), |piece| {
             let result = forward::piece(problem, inputs, &group, &operands, &piece, model);
             (piece, result)
@@ -130,11 +130,14 @@ struct Keys {
 }
 
 impl Keys {
-    fn gather(problem: &Problem, inputs: &Inputs, group: &Group, magnitudes: bool) -> Keys {
+    fn gather(problem: &Problem, inputs: &Inputs, group: &Group, model: Option<&Model>) -> Keys {
         let run = problem.sequences[group.sequence].kv;
         let k = gather(&inputs.k, &run, 0..run.len, group.kv_head);
         let v = gather(&inputs.v, &run, 0..run.len, group.kv_head);
-        let abs = |m: &Array2<f64>| if magnitudes { m.mapv(f64::abs) } else { Array2::zeros((0, 0)) };
+        let abs = |m: &Array2<f64>| match model {
+            Some(model) => m.mapv(|input| model.magnitude(input)),
+            None => Array2::zeros((0, 0)),
+        };
         Keys { k_abs: abs(&k), v_abs: abs(&v), k, v }
     }
 }
