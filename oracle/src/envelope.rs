@@ -1,5 +1,5 @@
-//! For each element of the answer, the largest error that an honest subject can show: tier W, the worst case for any
-//! input.
+//! For each element of the answer, the largest error that an honest subject can show, in two tiers: W, the worst case
+//! for any input, and T, in which the roundings of dithered weights may cancel.
 //!
 //! An *honest subject* rounds its inputs, weights, logit gradients and results to the problem's formats, computes in
 //! f32 between, and sums as it declares ([`Accumulation`], [`Partition`]). The bound is a sum of named rounding terms
@@ -18,9 +18,16 @@
 //! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes |
 //! | half spacing | the final rounding to the stored format |
 //!
+//! Tier T differs from W in two terms, both for certified sums alone (`blocked/dither.rs`). Errors of rounding weights
+//! are independent there and of mean 0, so that their sum is within eight standard deviations ([`NOISE`]), or within
+//! the sum of all magnitudes where that is less. A row sum's roundings are bounded by a martingale's tail
+//! ([`ROW_SUM_TAIL`]). A truncating unit's error is biased and stays linear, and so does every other term.
+//!
 //! Used by the judge and nowhere else. Sources: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1
 //! (`γ_n = nε/(1 − nε)`); MMA-Sim (arXiv 2511.10909) and arXiv 2512.07004 for the tensor core's truncation; the PTX ISA
-//! for `ex2.approx` (2^-22 relative) and `lg2.approx`.
+//! for `ex2.approx` (2^-22 relative) and `lg2.approx`; Higham and Mary, "A New Approach to Probabilistic Rounding Error
+//! Analysis" (SIAM J. Sci. Comput. 41, 2019), and Ipsen and Zhou, "Probabilistic Error Analysis for Inner Products"
+//! (SIAM J. Matrix Anal. Appl. 41, 2020), for sums of independent roundings.
 
 use crate::{Format, Problem};
 
@@ -42,6 +49,14 @@ const F32_SUBNORMAL_STEP: f64 = 1.401_298_464_324_817e-45;
 const EXPONENT_MAX: f64 = 60.0;
 /// Where the relative errors of a row add up to more than this, the first-order form no longer holds.
 const DENOMINATOR_ERROR_MAX: f64 = 0.5;
+
+/// Eight standard deviations of rounding a weight to nearest, in its unit roundoffs: the error is uniform in a cell of
+/// half width `u·2^e`, and over significands m that are spread evenly in their logarithm the mean of 1/m² is
+/// `3/(8·ln 2) = 0.541`, hence `8·√(0.541/3)`. Eight, because 1.2e-15 of a normal law lies outside.
+pub const NOISE: f64 = 3.398;
+/// Azuma's `√(2·ln(2/δ))` for δ = 1e-15: a sum of n roundings, each at most a in magnitude and of mean 0 given the ones
+/// before, is within this times `a·√n`.
+pub const ROW_SUM_TAIL: f64 = 8.4;
 
 /// How a subject sums, as it declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,12 +98,26 @@ impl Accumulation {
         }
     }
 
-    /// Relative error of a row sum of `n` positive terms that are added tile by tile.
+    /// Relative error of a row sum of `n` positive terms that are added tile by tile. Ordinary units add them, which
+    /// round to nearest.
     pub fn row_sum(self, n: usize, tiles: usize) -> f64 {
+        gamma(self.row_sum_roundings(n, tiles))
+    }
+
+    /// The same in tier T.
+    pub fn row_sum_dithered(self, n: usize, tiles: usize) -> f64 {
+        let roundings = self.row_sum_roundings(n, tiles);
+        // Partial sums exceed the exact ones by `γ` at most.
+        let tail = ROW_SUM_TAIL * F32_ROUNDOFF * (roundings as f64).sqrt() * (1.0 + gamma(roundings));
+        tail.min(gamma(roundings))
+    }
+
+    /// Roundings that a term of a row sum passes through at most.
+    fn row_sum_roundings(self, n: usize, tiles: usize) -> usize {
         match self {
-            Accumulation::F32Serial | Accumulation::Unknown => gamma(n + tiles + 1),
-            Accumulation::F32Tree { width } => gamma(tree_roundings(n, width) + tiles + 1),
-            Accumulation::WgmmaTruncating => gamma(n.div_ceil(4) + tiles + 4),
+            Accumulation::F32Serial | Accumulation::Unknown => n + tiles + 1,
+            Accumulation::F32Tree { width } => tree_roundings(n, width) + tiles + 1,
+            Accumulation::WgmmaTruncating => n.div_ceil(4) + tiles + 4,
         }
     }
 
@@ -210,11 +239,31 @@ pub struct Row {
 pub struct PairError {
     /// `p·θ`, the weight's error before it is rounded.
     pub weight: f64,
-    /// Coefficient of `|v|` in the numerator's error.
+    /// Coefficient of `|v|` in the numerator's error, but for the rounding of P.
     pub value: f64,
+    /// The rounding of P, another coefficient of `|v|`.
+    pub rounding: Rounding,
 }
 
-/// Errors of the gradients' coefficients for one pair.
+/// The rounding of one weight.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounding {
+    /// Its largest magnitude.
+    pub most: f64,
+    /// Whether it may be taken as noise: below the normal range a value may vanish, which is no noise.
+    pub is_noise: bool,
+}
+
+/// Which row sums a tier counts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Any input.
+    Worst,
+    /// Certified as dithered.
+    Dithered,
+}
+
+/// Errors of the gradients' coefficients for one pair, but for the roundings of P and dS, which come apart.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientPairError {
     /// Coefficient of `|dout|` in dv.
@@ -223,6 +272,10 @@ pub struct GradientPairError {
     pub dk: f64,
     /// Coefficient of `|k|` in dq, without the scale.
     pub dq: f64,
+    /// The rounding of P: another coefficient of `|dout|` in dv.
+    pub p: Rounding,
+    /// The rounding of dS: another coefficient of `|q|` in dk and of `|k|` in dq.
+    pub ds: Rounding,
 }
 
 /// How far `e^(log p ± error)` can be from `p = e^(log p)`, for an error ≥ 0 of the exponent: `p·(error + error²)` up to
@@ -233,8 +286,9 @@ fn exponential_error(p: f64, log_p: f64, error: f64) -> f64 {
 }
 
 /// Error of rounding a value of magnitude `magnitude` to `format`: relative `u`, or the floor of its subnormals.
-fn rounding(format: Format, magnitude: f64) -> f64 {
-    (format.unit_roundoff() * magnitude).max(magnitude.min(format.tiny_half()))
+fn rounding(format: Format, magnitude: f64, floor: f64) -> Rounding {
+    let relative = format.unit_roundoff() * magnitude;
+    Rounding { most: relative.max(magnitude.min(floor)), is_noise: relative >= floor }
 }
 
 /// Error of rounding a result of at most this magnitude, where it does not overflow: an infinity stands for any value
@@ -334,8 +388,8 @@ impl Model {
         let computed = p + error;
         // The kernel rounds exp(s − running max), so the format's floor is relative to the row's sum.
         let floor = self.p.tiny_half().max(self.accumulation.underflow()) / row.sum;
-        let rounded = (self.p.unit_roundoff() * computed).max(computed.min(floor));
-        PairError { weight: error, value: error + rounded + g * (computed + rounded) }
+        let rounding = rounding(self.p, computed, floor);
+        PairError { weight: error, value: error + g * (computed + rounding.most), rounding }
     }
 
     /// `g(n)` of the product of weights and values for a row of `keys` visible keys.
@@ -344,15 +398,19 @@ impl Model {
     }
 
     /// Relative error of a row's denominator, given `Σ p·θ` over its keys.
-    pub fn denominator(&self, row: &Row, weight_errors: f64) -> f64 {
+    pub fn denominator(&self, row: &Row, weight_errors: f64, tier: Tier) -> f64 {
         let sink = row.sink.map_or(0.0, |sink| {
             self.weight_error(row, libm::exp(sink - row.lse), sink, F32_ROUNDOFF * sink.abs())
         });
-        let sum = self.accumulation.row_sum(row.keys + 1, self.tiles(row.keys));
+        let (terms, tiles) = (row.keys + 1, self.tiles(row.keys));
+        let sum = match tier {
+            Tier::Worst => self.accumulation.row_sum(terms, tiles),
+            Tier::Dithered => self.accumulation.row_sum_dithered(terms, tiles),
+        };
         weight_errors + sink + sum + self.merge_lse(row)
     }
 
-    /// Bound of one element of out. `value_errors` is `Σ_j PairError::value·|v|`, `value_max` the largest `|v|` seen.
+    /// Bound of one element of out. `value_errors` is `Σ_j (PairError::value + rounding)·|v|`, `value_max` the largest `|v|` seen.
     pub fn out_bound(&self, row: &Row, out: f64, value_errors: f64, denominator: f64, value_max: f64) -> f64 {
         let relative = denominator + 6.0 * F32_ROUNDOFF;
         let error = if relative < DENOMINATOR_ERROR_MAX {
@@ -414,7 +472,7 @@ impl Model {
         let underflow = self.accumulation.underflow();
         let logit_error = self.logit_error(a, logit);
         let p_error = self.backward_weight_error(p, logit, lse, logit_error);
-        let p_rounding = rounding(self.p, p + p_error);
+        let p_rounding = rounding(self.p, p + p_error, self.p.tiny_half());
 
         let x_error =
             self.accumulation.products(self.dims_v) * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
@@ -428,13 +486,16 @@ impl Model {
         let ds_error = px_error * (derivative + derivative_error)
             + p * x.abs() * derivative_error
             + 2.0 * F32_ROUNDOFF * ds;
-        let ds_rounding = rounding(self.ds, ds + ds_error);
+        let ds_rounding = rounding(self.ds, ds + ds_error, self.ds.tiny_half());
 
-        let (p_total, ds_total) = (p_error + p_rounding, ds_error + ds_rounding);
+        let p_rounded = p + p_error + p_rounding.most;
+        let ds_rounded = ds + ds_error + ds_rounding.most;
         GradientPairError {
-            dv: p_total + by_query * (p + p_total),
-            dk: ds_total + (by_query + 3.0 * F32_ROUNDOFF) * (ds + ds_total),
-            dq: ds_total + (by_key + 3.0 * F32_ROUNDOFF) * (ds + ds_total),
+            dv: p_error + by_query * p_rounded,
+            dk: ds_error + (by_query + 3.0 * F32_ROUNDOFF) * ds_rounded,
+            dq: ds_error + (by_key + 3.0 * F32_ROUNDOFF) * ds_rounded,
+            p: p_rounding,
+            ds: ds_rounding,
         }
     }
 

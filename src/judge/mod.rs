@@ -169,8 +169,8 @@ impl Judge {
         depth: Depth,
         meter: &Meter,
         findings: &mut Vec<Finding>,
-    ) -> Result<Verdict, Margin> {
-        let mut margin = Margin::default();
+    ) -> Result<Verdict, Box<Margin>> {
+        let mut margin = Box::<Margin>::default();
         if let Some(reason) = too_large(problem) {
             return Ok(Verdict::TooLarge(reason));
         }

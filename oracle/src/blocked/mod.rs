@@ -6,6 +6,7 @@
 //! depend on the number of threads. Held to [`crate::exact`] by a property test.
 
 mod backward;
+mod dither;
 mod exponential;
 mod forward;
 
@@ -35,7 +36,16 @@ pub struct Answer<T> {
     /// The exact values.
     pub exact: T,
     /// Bounds of the same shapes; 0 where the exact value is the only right one.
-    pub bound: Option<T>,
+    pub bound: Option<Bounds<T>>,
+}
+
+/// The envelope's tiers.
+#[derive(Clone, Debug)]
+pub struct Bounds<T> {
+    /// Tier W.
+    pub worst: T,
+    /// Tier T: never above W; infinite where nothing is certified, so that W speaks alone.
+    pub dithered: T,
 }
 
 /// The forward pass, with the envelope of `model`. `inputs` must have the problem's shapes ([`Inputs::check`]).
@@ -45,7 +55,8 @@ pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Ans
         lse: Array2::from_elem(problem.lse_shape(), lse),
         max_logit: Array1::from_elem(problem.heads.q, lse),
     };
-    let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound: model.is_some().then(|| empty(0.0)) };
+    let bound = model.map(|_| Bounds { worst: empty(0.0), dithered: empty(f64::INFINITY) });
+    let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound };
     let parallel = is_large(problem);
     let work = |group: Group| {
         let operands = Keys::gather(problem, inputs, &group, model.is_some());
@@ -61,7 +72,8 @@ pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Ans
         for (piece, result) in pieces {
             result.exact.store(&run, &piece, &mut answer.exact);
             if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
-                from.store(&run, &piece, to);
+                from.worst.store(&run, &piece, &mut to.worst);
+                from.dithered.store(&run, &piece, &mut to.dithered);
             }
         }
     }
@@ -81,7 +93,8 @@ pub fn backward(
         dv: Array3::zeros(problem.v_shape()),
         dsink: Array1::zeros(problem.learnable_sinks()),
     };
-    let mut answer = Answer { exact: empty(), bound: model.is_some().then(empty) };
+    let bound = model.map(|_| Bounds { worst: empty(), dithered: empty() });
+    let mut answer = Answer { exact: empty(), bound };
     let mut sinks = vec![backward::SinkSum::default(); problem.heads.q];
     let parallel = is_large(problem);
     let work = |group: Group| {
@@ -92,7 +105,8 @@ pub fn backward(
     for (group, result) in all.chunks(GROUPS_HELD).flat_map(|held| map(parallel, held.to_vec(), work)) {
         result.exact.store(problem, &group, &mut answer.exact);
         if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
-            from.store(problem, &group, to);
+            from.worst.store(problem, &group, &mut to.worst);
+            from.dithered.store(problem, &group, &mut to.dithered);
         }
         for (head, sink) in result.sinks {
             sinks[head].add(&sink);
@@ -101,7 +115,9 @@ pub fn backward(
     for head in 0..problem.learnable_sinks() {
         answer.exact.dsink[head] = -sinks[head].value;
         if let (Some(bound), Some(model)) = (&mut answer.bound, model) {
-            bound.dsink[head] = model.sink_bound(sinks[head].terms, sinks[head].errors, sinks[head].rows);
+            let sum = model.sink_bound(sinks[head].terms, sinks[head].errors, sinks[head].rows);
+            bound.worst.dsink[head] = sum;
+            bound.dithered.dsink[head] = f64::INFINITY;
         }
     }
     answer
@@ -127,6 +143,8 @@ struct Keys {
     v: Array2<f64>,
     k_abs: Array2<f64>,
     v_abs: Array2<f64>,
+    /// How often each key is there.
+    copies: Vec<f64>,
 }
 
 impl Keys {
@@ -135,7 +153,8 @@ impl Keys {
         let k = gather(&inputs.k, &run, 0..run.len, group.kv_head);
         let v = gather(&inputs.v, &run, 0..run.len, group.kv_head);
         let abs = |m: &Array2<f64>| if magnitudes { m.mapv(f64::abs) } else { Array2::zeros((0, 0)) };
-        Keys { k_abs: abs(&k), v_abs: abs(&v), k, v }
+        let copies = if magnitudes { dither::multiplicities(&k.view()) } else { Vec::new() };
+        Keys { k_abs: abs(&k), v_abs: abs(&v), copies, k, v }
     }
 }
 
