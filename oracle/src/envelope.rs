@@ -29,6 +29,7 @@
 //! Analysis" (SIAM J. Sci. Comput. 41, 2019), and Ipsen and Zhou, "Probabilistic Error Analysis for Inner Products"
 //! (SIAM J. Matrix Anal. Appl. 41, 2020), for sums of independent roundings.
 
+use crate::replay::Profile;
 use crate::{Format, Problem};
 
 /// Unit roundoff of f32, round to nearest: 2^-24.
@@ -263,6 +264,42 @@ pub enum Tier {
     Dithered,
 }
 
+/// The exact quantities of one pair in the backward.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientPair {
+    /// The logit.
+    pub logit: f64,
+    /// The saved LSE of the row.
+    pub lse: f64,
+    /// The weight, exact given the saved LSE.
+    pub p: f64,
+    /// `dP − D`.
+    pub x: f64,
+    /// The soft cap's derivative.
+    pub derivative: f64,
+    /// `Σ|q||k|`.
+    pub a: f64,
+    /// `Σ|dout||v|`.
+    pub b: f64,
+    /// [`Model::d_error`] of the row.
+    pub d_error: f64,
+}
+
+/// One pair of the backward, replayed.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplayedPair {
+    /// The rounded weight.
+    pub p: f64,
+    /// The rounded logit gradient.
+    pub ds: f64,
+    /// What is left as a coefficient of `|dout|` in dv.
+    pub dv: f64,
+    /// Of `|q|` in dk, without the scale.
+    pub dk: f64,
+    /// Of `|k|` in dq, without the scale.
+    pub dq: f64,
+}
+
 /// Errors of the gradients' coefficients for one pair, but for the roundings of P and dS, which come apart.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientPairError {
@@ -291,6 +328,13 @@ fn rounding(format: Format, magnitude: f64, floor: f64) -> Rounding {
     Rounding { most: relative.max(magnitude.min(floor)), is_noise: relative >= floor }
 }
 
+/// A value as it is rounded, and how far from that a value within `error` of it can be rounded: 0 but for near-ties.
+fn replayed(format: Format, value: f64, error: f64) -> (f64, f64) {
+    let rounded = format.round(value);
+    let apart = |other: f64| (format.round(other) - rounded).abs();
+    (rounded, apart(value + error).max(apart((value - error).max(0.0))))
+}
+
 /// Error of rounding a result of at most this magnitude, where it does not overflow: an infinity stands for any value
 /// past the format's largest, and is compared as such by the judge.
 fn final_rounding(format: Format, magnitude: f64) -> f64 {
@@ -312,6 +356,11 @@ impl Model {
             dims_qk: problem.dims.qk,
             dims_v: problem.dims.v,
         }
+    }
+
+    /// The same subject at another scale.
+    pub fn with_scale(self, scale: f64) -> Model {
+        Model { scale, ..self }
     }
 
     /// Absolute error of a logit. `a` is `Σ|q||k|`; `2ε·scale·a` covers the roundings of `scale·S`.
@@ -454,26 +503,13 @@ impl Model {
         (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error())
     }
 
-    /// The errors that one pair adds to the gradients. `p` and `ds` are exact given the saved out and lse; `x` is
-    /// `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative, `sums` [`Model::gradient_sums`].
-    pub fn gradient_pair(
-        &self,
-        logit: f64,
-        lse: f64,
-        p: f64,
-        x: f64,
-        derivative: f64,
-        a: f64,
-        b: f64,
-        d_error: f64,
-        sums: (f64, f64),
-    ) -> GradientPairError {
-        let (by_query, by_key) = sums;
+    /// Errors of `p` and `dS` before they are rounded, and the exact `|dS|`. `p` is exact given the saved out and lse;
+    /// `x` is `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative.
+    fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
+        let &GradientPair { logit, lse, p, x, derivative, a, b, d_error } = pair;
         let underflow = self.accumulation.underflow();
         let logit_error = self.logit_error(a, logit);
         let p_error = self.backward_weight_error(p, logit, lse, logit_error);
-        let p_rounding = rounding(self.p, p + p_error, self.p.tiny_half());
-
         let x_error =
             self.accumulation.products(self.dims_v) * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
         let px_error = p_error * x.abs() + (p + p_error) * x_error + underflow;
@@ -486,9 +522,17 @@ impl Model {
         let ds_error = px_error * (derivative + derivative_error)
             + p * x.abs() * derivative_error
             + 2.0 * F32_ROUNDOFF * ds;
+        (p_error, ds, ds_error)
+    }
+
+    /// The errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
+    pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
+        let (by_query, by_key) = sums;
+        let (p_error, ds, ds_error) = self.gradient_errors(pair);
+        let p_rounding = rounding(self.p, pair.p + p_error, self.p.tiny_half());
         let ds_rounding = rounding(self.ds, ds + ds_error, self.ds.tiny_half());
 
-        let p_rounded = p + p_error + p_rounding.most;
+        let p_rounded = pair.p + p_error + p_rounding.most;
         let ds_rounded = ds + ds_error + ds_rounding.most;
         GradientPairError {
             dv: p_error + by_query * p_rounded,
@@ -497,6 +541,61 @@ impl Model {
             p: p_rounding,
             ds: ds_rounding,
         }
+    }
+
+    /// What is left of one pair's errors when its roundings are replayed, and the rounded p and dS.
+    pub fn replayed_gradient_pair(
+        &self,
+        profile: &Profile,
+        pair: &GradientPair,
+        sums: (f64, f64),
+    ) -> ReplayedPair {
+        let (by_query, by_key) = sums;
+        let (p_error, ds, ds_error) = self.gradient_errors(pair);
+        let (p, p_left) = replayed(self.weight_format(profile), pair.p, p_error);
+        // What is rounded is dS times this; dividing by it again is exact enough in f64.
+        let scale = if profile.scales_logit_gradients { self.scale } else { 1.0 };
+        let (ds, ds_left) = replayed(self.ds, ds * scale, (ds_error + F32_ROUNDOFF * ds) * scale);
+        let (ds, ds_left) = (ds / scale, ds_left / scale);
+        ReplayedPair {
+            p,
+            ds: ds.copysign(pair.x),
+            dv: p_left + by_query * (p + p_left),
+            dk: ds_left + (by_query + 3.0 * F32_ROUNDOFF) * (ds + ds_left),
+            dq: ds_left + (by_key + 3.0 * F32_ROUNDOFF) * (ds + ds_left),
+        }
+    }
+
+    /// What weights are rounded to.
+    fn weight_format(&self, profile: &Profile) -> Format {
+        if profile.rounds_weights { self.p } else { Format::F32 }
+    }
+
+    /// The rounded `exp(logit − running max)`, and what near-ties leave of its error. `max_error` is the largest error of
+    /// any logit of the row, the running maximum's among them.
+    pub fn replayed_weight(
+        &self,
+        profile: &Profile,
+        row: &Row,
+        [logit, running_max]: [f64; 2],
+        [logit_error, max_error]: [f64; 2],
+    ) -> (f64, f64) {
+        let weight = libm::exp(logit - running_max);
+        let exponent = logit_error
+            + max_error
+            + F32_ROUNDOFF * (2.0 * logit.abs() + (running_max - logit) + 2.0 * row.max_abs);
+        let error = exponential_error(weight, logit - running_max, exponent) * (1.0 + EXP_ERROR)
+            + weight * EXP_ERROR
+            + weight.min(self.accumulation.underflow());
+        replayed(self.weight_format(profile), weight, error)
+    }
+
+    /// Relative error of a rounded weight on its way into the row: the running maximum's error, `tiles` rescalings of the
+    /// sum, and merges.
+    pub fn replayed_row_error(&self, row: &Row, max_error: f64, tiles: usize) -> f64 {
+        let shift = max_error + F32_ROUNDOFF * 2.0 * (row.max_abs + row.range);
+        let rescalings = (tiles + 1) as f64 * (EXP_ERROR + 3.0 * F32_ROUNDOFF);
+        exponential_error(1.0, 0.0, shift) + rescalings + self.merge_theta(row)
     }
 
     /// Bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the rounding.

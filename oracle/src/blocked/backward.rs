@@ -10,7 +10,8 @@ use super::{
     Bounds, Group, KEY_TILE, Keys, Piece, ROW_TILE, exponential, gather, map, pieces, product_transposed,
     row_mut, tiles, visible_union,
 };
-use crate::envelope::{Model, NOISE, Rounding};
+use crate::envelope::{GradientPair, Model, NOISE, Rounding};
+use crate::replay::Profile;
 use crate::{Gradients, Inputs, Problem, Saved};
 
 /// `Σ p_sink · D` of one head, with what its bound needs.
@@ -104,12 +105,13 @@ pub(super) fn group(
     saved: &Saved,
     group: &Group,
     model: Option<&Model>,
+    replay: Option<&Profile>,
     parallel: bool,
 ) -> GroupBackward {
     let keys = Keys::gather(problem, inputs, group, model.is_some());
     let copies = if model.is_some() { query_copies(problem, inputs, group) } else { Vec::new() };
     let results = map(parallel, pieces(problem, group), |piece| {
-        let context = Context { problem, inputs, saved, group, keys: &keys, copies: &copies, model };
+        let context = Context { problem, inputs, saved, group, keys: &keys, copies: &copies, model, replay };
         let (exact, errors, sink) = context.piece(&piece);
         (piece, exact, errors, sink)
     });
@@ -215,6 +217,8 @@ struct Context<'a> {
     /// [`query_copies`].
     copies: &'a [f64],
     model: Option<&'a Model>,
+    /// Where roundings are replayed: the bounds are then what is left.
+    replay: Option<&'a Profile>,
 }
 
 /// The query side of one tile of rows.
@@ -334,10 +338,28 @@ impl Context<'_> {
             seen.push(visible);
         }
         let bound = self.model.zip(hidden).map(|(model, magnitudes)| {
-            let certificate = Certificate::new(tile, &seen, &kept, &p);
+            let certificate = match self.replay {
+                None => Certificate::new(tile, &seen, &kept, &p),
+                Some(_) => Certificate { rows: vec![false; p.nrows()], columns: vec![false; p.ncols()] },
+            };
             let mut strips = BoundStrips::new(magnitudes, &certificate);
             for (local, (visible, kept)) in seen.into_iter().zip(&kept).enumerate() {
-                self.bound_row(model, tile, local, visible, kept, &p, &certificate, &mut strips);
+                let (pairs, sums) = self.pairs(tile, local, &visible, kept, &p, &strips);
+                match self.replay {
+                    None => bound_row(model, &pairs, sums, local, visible, &certificate, &mut strips),
+                    Some(profile) => {
+                        replay_row(
+                            model,
+                            profile,
+                            &pairs,
+                            sums,
+                            local,
+                            visible,
+                            [&mut p, &mut ds],
+                            &mut strips,
+                        );
+                    }
+                }
             }
             strips
         });
@@ -382,39 +404,28 @@ impl Context<'_> {
         kept
     }
 
-    /// One row of the bounds: magnitudes become errors.
-    fn bound_row(
+    /// What the bounds of one row need.
+    fn pairs(
         &self,
-        model: &Model,
         tile: &QueryTile,
         local: usize,
-        visible: Range<usize>,
+        visible: &Range<usize>,
         kept: &[(f64, f64)],
         p: &Array2<f64>,
-        certificate: &Certificate,
-        strips: &mut BoundStrips,
-    ) {
-        let softmax = &self.problem.softmax;
+        strips: &BoundStrips,
+    ) -> (Vec<GradientPair>, (f64, f64)) {
         let sequence = &self.problem.sequences[self.group.sequence];
-        let sums = model.gradient_sums(sequence.q.len * self.problem.group(), sequence.kv.len);
         let (lse, _, d_error) = tile.statistics[local];
-        let p = &p.row(local).to_slice().unwrap_or(&[])[visible.clone()];
-        let row = certificate.rows[local];
-        let columns = &certificate.columns[visible.clone()];
-        let [dv, dk, dq] = strips.linear.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
-        let [dv_rounding, dk_rounding, dq_rounding] =
-            strips.rounding.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
-        for (column, (&(logit, x), &p)) in kept.iter().zip(p).enumerate() {
-            let derivative = softmax.cap_derivative(logit);
-            let (a, b) = (dv[column], dk[column]);
-            let pair = model.gradient_pair(logit, lse, p, x, derivative, a, b, d_error, sums);
-            let split = |linear: f64, Rounding { most, is_noise }: Rounding, certified: bool| {
-                if is_noise && certified { (linear, most) } else { (linear + most, 0.0) }
-            };
-            (dv[column], dv_rounding[column]) = split(pair.dv, pair.p, columns[column]);
-            (dk[column], dk_rounding[column]) = split(pair.dk, pair.ds, columns[column]);
-            (dq[column], dq_rounding[column]) = split(pair.dq, pair.ds, row);
-        }
+        let pair = |(column, &(logit, x)): (usize, &(f64, f64))| {
+            let at = [local, visible.start + column];
+            let derivative = self.problem.softmax.cap_derivative(logit);
+            let (a, b) = (strips.linear[0][at], strips.linear[1][at]);
+            GradientPair { logit, lse, p: p[at], x, derivative, a, b, d_error }
+        };
+        let pairs = kept.iter().enumerate().map(pair).collect();
+        let sums =
+            |model: &Model| model.gradient_sums(sequence.q.len * self.problem.group(), sequence.kv.len);
+        (pairs, self.model.map_or((0.0, 0.0), sums))
     }
 
     fn add_exact(
@@ -462,6 +473,52 @@ impl Context<'_> {
         .map(|(factor, copies)| squares(&factor, copies));
         let factors = [dout.view(), q.view(), k.view()];
         add_products(&noise, &factors, scale * scale, columns, &at, &mut to.noise);
+    }
+}
+
+/// One row of the bounds: magnitudes become errors.
+fn bound_row(
+    model: &Model,
+    pairs: &[GradientPair],
+    sums: (f64, f64),
+    local: usize,
+    visible: Range<usize>,
+    certificate: &Certificate,
+    strips: &mut BoundStrips,
+) {
+    let row = certificate.rows[local];
+    let columns = &certificate.columns[visible.clone()];
+    let [dv, dk, dq] = strips.linear.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
+    let [dv_rounding, dk_rounding, dq_rounding] =
+        strips.rounding.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
+    let split = |linear: f64, Rounding { most, is_noise }: Rounding, certified: bool| {
+        if is_noise && certified { (linear, most) } else { (linear + most, 0.0) }
+    };
+    for (column, pair) in pairs.iter().enumerate() {
+        let error = model.gradient_pair(pair, sums);
+        (dv[column], dv_rounding[column]) = split(error.dv, error.p, columns[column]);
+        (dk[column], dk_rounding[column]) = split(error.dk, error.ds, columns[column]);
+        (dq[column], dq_rounding[column]) = split(error.dq, error.ds, row);
+    }
+}
+
+/// One row, replayed: weights and logit gradients are rounded, magnitudes become what is left of their errors.
+fn replay_row(
+    model: &Model,
+    profile: &Profile,
+    pairs: &[GradientPair],
+    sums: (f64, f64),
+    local: usize,
+    visible: Range<usize>,
+    [p, ds]: [&mut Array2<f64>; 2],
+    strips: &mut BoundStrips,
+) {
+    let [dv, dk, dq] = strips.linear.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
+    let (p, ds) = (&mut row_mut(p, local)[visible.clone()], &mut row_mut(ds, local)[visible]);
+    for (column, pair) in pairs.iter().enumerate() {
+        let replayed = model.replayed_gradient_pair(profile, pair, sums);
+        (p[column], ds[column]) = (replayed.p, replayed.ds);
+        (dv[column], dk[column], dq[column]) = (replayed.dv, replayed.dk, replayed.dq);
     }
 }
 

@@ -8,6 +8,7 @@ use super::{
     visible_union,
 };
 use crate::envelope::{Model, NOISE, PairError, Row, Tier};
+use crate::replay::{Launch, Replay};
 use crate::{Forward, Inputs, Problem, Run};
 
 /// Results, or bounds, of one piece.
@@ -42,6 +43,7 @@ pub(super) fn piece(
     keys: &Keys,
     piece: &Piece,
     model: Option<&Model>,
+    replay: Option<&Replay>,
 ) -> Answer<PieceForward> {
     let run = problem.sequences[group.sequence].q;
     let dim = problem.dims.v;
@@ -52,14 +54,19 @@ pub(super) fn piece(
             Bounds { worst: new(), dithered: PieceForward { max_logit: f64::INFINITY, ..new() } }
         }),
     };
+    let launches = replay.map_or(Vec::new(), |replay| replay.of_head(group.sequence, piece.head));
     for rows in tiles(piece.rows.clone(), ROW_TILE) {
         let at = rows.start - piece.rows.start;
         let q = gather(&inputs.q, &run, rows.clone(), piece.head);
         let sink = problem.sink(piece.head, inputs.sink.as_slice().unwrap_or(&[]));
-        let tile = Tile::new(problem, group, keys, &q, rows.clone(), sink);
+        let mut tile = Tile::new(problem, group, keys, &q, rows.clone(), sink);
+        let errors = model.map(|model| match replay {
+            None => tile.errors(keys, &q, model),
+            Some(replay) => tile.replay(keys, &q, model, (replay, &launches), rows.start),
+        });
         tile.write(keys, at, &mut answer.exact);
-        if let (Some(model), Some(bound)) = (model, &mut answer.bound) {
-            tile.write_bound(keys, &q, at, model, &answer.exact, bound);
+        if let (Some(model), Some(errors), Some(bound)) = (model, errors, &mut answer.bound) {
+            tile.write_bound(keys, at, model, &errors, &answer.exact, bound);
         }
     }
     answer
@@ -119,28 +126,102 @@ impl Tile {
         }
     }
 
-    /// The bounds of the tile's rows.
+    /// `Σ|q||k|` of the tile.
+    fn magnitudes(&self, operands: &Keys, q: &Array2<f64>) -> Array2<f64> {
+        let k_abs = operands.k_abs.slice(s![self.keys.clone(), ..]);
+        product_transposed(&q.mapv(f64::abs).view(), &k_abs)
+    }
+
+    /// The errors of the tile's weights.
+    fn errors(&self, operands: &Keys, q: &Array2<f64>, model: &Model) -> Errors {
+        let mut errors = Errors::new(self.magnitudes(operands, q));
+        let copies = &operands.copies[self.keys.clone()];
+        for local in 0..self.rows.len() {
+            errors.weights[local] = self.bound_row(local, model, copies, &mut errors);
+        }
+        errors
+    }
+
+    /// Rounds the tile's weights as the subject does, and gives what is left of their errors.
+    fn replay(
+        &mut self,
+        operands: &Keys,
+        q: &Array2<f64>,
+        model: &Model,
+        (replay, launches): (&Replay, &[&Launch]),
+        first: usize,
+    ) -> Errors {
+        let mut errors = Errors::new(self.magnitudes(operands, q));
+        for local in 0..self.rows.len() {
+            let visible = self.visible[local].clone();
+            let seen = self.keys.start + visible.start..self.keys.start + visible.end;
+            let walk = replay.walk(launches, first + local, &seen);
+            errors.is_known[local] = walk.is_some();
+            self.replay_row(local, model, replay, &walk.unwrap_or_default(), &mut errors);
+        }
+        errors
+    }
+
+    /// One row of [`Tile::replay`].
+    fn replay_row(
+        &mut self,
+        local: usize,
+        model: &Model,
+        replay: &Replay,
+        walk: &[Vec<Vec<usize>>],
+        errors: &mut Errors,
+    ) {
+        let (row, visible) = (&self.rows[local], self.visible[local].clone());
+        let logits = self.logits.row(local).to_slice().unwrap_or(&[]);
+        let weights = row_mut(&mut self.weights, local);
+        let left = row_mut(&mut errors.linear, local);
+        left[..visible.start].fill(0.0);
+        left[visible.end..].fill(0.0);
+        let g = model.value_sum(row.keys);
+        let mut max_error = 0.0f64;
+        for column in visible {
+            errors.weights[local] +=
+                model.pair(row, logits[column], weights[column] / row.sum, left[column], g).weight;
+            left[column] = model.logit_error(left[column], logits[column]);
+            max_error = max_error.max(left[column]);
+        }
+        let relative = model.replayed_row_error(row, max_error, walk.iter().map(Vec::len).sum());
+        for launch in walk {
+            let mut running_max = f64::NEG_INFINITY;
+            for tile in launch {
+                let columns = || tile.iter().map(|key| key - self.keys.start);
+                running_max = columns().map(|column| logits[column]).fold(running_max, f64::max);
+                let share = libm::exp(running_max - row.max);
+                for column in columns() {
+                    let at = [logits[column], running_max];
+                    let (weight, tie) =
+                        model.replayed_weight(&replay.profile, row, at, [left[column], max_error]);
+                    weights[column] = weight * share;
+                    let near = tie * share / row.sum;
+                    let weight = weight * share / row.sum;
+                    left[column] = near + (relative + g) * (weight + near);
+                }
+            }
+        }
+    }
+
+    /// The bounds of the tile's rows, from the errors of their weights.
     fn write_bound(
         &self,
         operands: &Keys,
-        q: &Array2<f64>,
         at: usize,
         model: &Model,
+        errors: &Errors,
         exact: &PieceForward,
         to: &mut Bounds<PieceForward>,
     ) {
-        let k_abs = operands.k_abs.slice(s![self.keys.clone(), ..]);
-        let mut errors = Errors::new(product_transposed(&q.mapv(f64::abs).view(), &k_abs));
-        let copies = &operands.copies[self.keys.clone()];
-        let weight_errors: Vec<f64> =
-            (0..self.rows.len()).map(|local| self.bound_row(local, model, copies, &mut errors)).collect();
         to.worst.max_logit = to.worst.max_logit.max(errors.max_logit);
         let v_abs = operands.v_abs.slice(s![self.keys.clone(), ..]);
         let value_max = v_abs.iter().copied().fold(0.0, f64::max);
         let [worst, dithered] = errors.sums(&v_abs);
         for (local, row) in self.rows.iter().enumerate() {
             let finish = |tier: Tier, sums: &Array2<f64>, bound: &mut PieceForward| {
-                let denominator = model.denominator(row, weight_errors[local], tier);
+                let denominator = model.denominator(row, errors.weights[local], tier);
                 let outs = exact.out.row(at + local).into_iter().zip(sums.row(local));
                 for (bound, (&out, &sum)) in bound.out.row_mut(at + local).iter_mut().zip(outs) {
                     let any = || model.out_bound(row, out, sum, denominator, value_max);
@@ -150,6 +231,9 @@ impl Tile {
                 bound.lse[at + local] = if sees_nothing { 0.0 } else { model.lse_bound(row, denominator) };
             };
             finish(Tier::Worst, &worst, &mut to.worst);
+            if !errors.is_known[local] {
+                to.worst.out.row_mut(at + local).fill(f64::INFINITY);
+            }
             if errors.is_dithered[local] {
                 finish(Tier::Dithered, &dithered, &mut to.dithered);
             } else {
@@ -200,7 +284,11 @@ struct Errors {
     rounding: Array2<f64>,
     /// The squares of eight of their standard deviations.
     noise: Array2<f64>,
+    /// `Σ p·θ` of each row.
+    weights: Vec<f64>,
     is_dithered: Vec<bool>,
+    /// Rows whose bounds are known: all but those that cannot be replayed.
+    is_known: Vec<bool>,
     /// The largest error of a logit.
     max_logit: f64,
 }
@@ -208,8 +296,16 @@ struct Errors {
 impl Errors {
     fn new(magnitudes: Array2<f64>) -> Errors {
         let zeros = || Array2::zeros(magnitudes.raw_dim());
-        let is_dithered = vec![false; magnitudes.nrows()];
-        Errors { rounding: zeros(), noise: zeros(), linear: magnitudes, is_dithered, max_logit: 0.0 }
+        let rows = magnitudes.nrows();
+        Errors {
+            rounding: zeros(),
+            noise: zeros(),
+            weights: vec![0.0; rows],
+            is_dithered: vec![false; rows],
+            is_known: vec![true; rows],
+            max_logit: 0.0,
+            linear: magnitudes,
+        }
     }
 
     /// Errors of the numerators, worst case and dithered.

@@ -16,6 +16,7 @@ use ndarray::{Array1, Array2, Array3, ArrayView2, s};
 use rayon::prelude::*;
 
 use crate::envelope::Model;
+use crate::replay::{Profile, Replay};
 use crate::{Forward, Gradients, Inputs, Problem, Run, Saved};
 
 /// Query rows of one matrix product. Larger wastes work on causal diagonals, smaller packs the keys too often.
@@ -50,6 +51,25 @@ pub struct Bounds<T> {
 
 /// The forward pass, with the envelope of `model`. `inputs` must have the problem's shapes ([`Inputs::check`]).
 pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Answer<Forward> {
+    all_forward(problem, inputs, model, None)
+}
+
+/// See [`crate::replay::forward`].
+pub(crate) fn replayed_forward(
+    problem: &Problem,
+    inputs: &Inputs,
+    model: &Model,
+    replay: &Replay,
+) -> Answer<Forward> {
+    all_forward(problem, inputs, Some(model), Some(replay))
+}
+
+fn all_forward(
+    problem: &Problem,
+    inputs: &Inputs,
+    model: Option<&Model>,
+    replay: Option<&Replay>,
+) -> Answer<Forward> {
     let empty = |lse: f64| Forward {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), lse),
@@ -61,7 +81,7 @@ pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Ans
     let work = |group: Group| {
         let operands = Keys::gather(problem, inputs, &group, model.is_some());
         let pieces = map(parallel, pieces(problem, &group), |piece| {
-            let result = forward::piece(problem, inputs, &group, &operands, &piece, model);
+            let result = forward::piece(problem, inputs, &group, &operands, &piece, model, replay);
             (piece, result)
         });
         (group, pieces)
@@ -87,6 +107,27 @@ pub fn backward(
     saved: &Saved,
     model: Option<&Model>,
 ) -> Answer<Gradients> {
+    all_backward(problem, inputs, saved, model, None)
+}
+
+/// See [`crate::replay::backward`].
+pub(crate) fn replayed_backward(
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    model: &Model,
+    profile: &Profile,
+) -> Answer<Gradients> {
+    all_backward(problem, inputs, saved, Some(model), Some(profile))
+}
+
+fn all_backward(
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    model: Option<&Model>,
+    replay: Option<&Profile>,
+) -> Answer<Gradients> {
     let empty = || Gradients {
         dq: Array3::zeros(problem.q_shape()),
         dk: Array3::zeros(problem.k_shape()),
@@ -98,7 +139,7 @@ pub fn backward(
     let mut sinks = vec![backward::SinkSum::default(); problem.heads.q];
     let parallel = is_large(problem);
     let work = |group: Group| {
-        let result = backward::group(problem, inputs, saved, &group, model, parallel);
+        let result = backward::group(problem, inputs, saved, &group, model, replay, parallel);
         (group, result)
     };
     let all = groups(problem);
