@@ -13,6 +13,7 @@ pub mod faults;
 pub mod generate;
 pub mod judge;
 pub mod layout;
+pub mod profile;
 pub mod prose;
 pub mod prove;
 pub mod record;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use ndarray::Array1;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
+use seamproof_oracle::replay::Launch;
 use seamproof_oracle::{Format, Inputs, Pass, Problem, Scaling, Sink, TensorName};
 use seamproof_simulator::Tensor;
 use seamproof_simulator::device::{Buffers, Cpu};
@@ -259,6 +260,10 @@ impl Backend for Emulated {
     fn partition(&self, problem: &Problem) -> Partition {
         let single = Partition::single(self.tiles.q, self.tiles.kv);
         build(problem).map_or(single, |schedule| schedule.partition(self.tiles))
+    }
+
+    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        build(problem).ok()?.launches(problem)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -1,6 +1,7 @@
 //! The emulated kernel with a planted bug: its schedule is edited, kernel and executor are untouched.
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::faults::Fault;
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
@@ -52,6 +53,10 @@ impl Backend for Planted {
 
     fn partition(&self, problem: &Problem) -> Partition {
         self.inner.partition(problem)
+    }
+
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        self.inner.replay(problem)
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {

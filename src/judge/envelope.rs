@@ -1,9 +1,11 @@
 //! Envelope: every element within the largest honest error of the exact answer, in tier W for any input and in tier T
-//! where the inputs are certified as dithered.
+//! where the inputs are certified as dithered; then within what is left of it once the roundings are replayed, in tier
+//! R, where the subject's numeric profile is locked.
 
 use ndarray::{Array1, Array2, Array3};
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
+use seamproof_oracle::replay;
 use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 
 use super::compare::{View, Worst};
@@ -22,6 +24,16 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     if let Some(finding) = forward(&compare, rank, &answer, margin) {
         return Some(finding).into();
     }
+    let replay = backend.replay(problem);
+    if let Some(replay) = &replay {
+        let answer = match evidence.oracle(|| replay::forward(problem, inputs, &model, replay)) {
+            Ok(answer) => answer,
+            Err(error) => return Look::Failed(format!("a replayed problem is none: {error}")),
+        };
+        if let Some(finding) = replayed_out(&compare, rank, &answer, margin) {
+            return Some(finding).into();
+        }
+    }
     let Some(gradients) = &rank.gradients else { return Look::Held };
     let Some(lse) = &rank.lse else {
         let why = "the subject hides its LSE, and end-to-end bounds of the backward are not there yet";
@@ -29,7 +41,38 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     };
     let saved = saved(problem, layout, rank, lse);
     let answer = evidence.oracle(|| blocked::backward(problem, inputs, &saved, Some(&model)));
-    backward(&compare, gradients, &answer, margin).into()
+    if let Some(finding) = backward(&compare, gradients, &answer, margin) {
+        return Some(finding).into();
+    }
+    let replayed = replay.and_then(|replay| {
+        evidence.oracle(|| replay::backward(problem, inputs, &saved, &model, &replay.profile))
+    });
+    replayed.and_then(|answer| replayed_gradients(&compare, gradients, &answer, margin)).into()
+}
+
+/// Tier R of out.
+fn replayed_out(
+    compare: &Comparison<'_>,
+    rank: &RankOutputs,
+    answer: &Answer<Forward>,
+    margin: &mut Margin,
+) -> Option<Finding> {
+    let left = &answer.bound.as_ref()?.worst;
+    compare.tensor(TensorName::Out, Tier::R, rows(Side::Q, &rank.out, &answer.exact.out, &left.out), margin)
+}
+
+/// Tier R of the gradients.
+fn replayed_gradients(
+    compare: &Comparison<'_>,
+    got: &RankGradients,
+    Answer { exact, bound }: &Answer<Gradients>,
+    margin: &mut Margin,
+) -> Option<Finding> {
+    let left = &bound.as_ref()?.worst;
+    let mut look = |tensor, views| compare.tensor(tensor, Tier::R, views, margin);
+    look(TensorName::Dv, rows(Side::Kv, &got.dv, &exact.dv, &left.dv))
+        .or_else(|| look(TensorName::Dk, rows(Side::Kv, &got.dk, &exact.dk, &left.dk)))
+        .or_else(|| look(TensorName::Dq, rows(Side::Q, &got.dq, &exact.dq, &left.dq)))
 }
 
 /// The subject's own results on real rows, as the oracle's backward takes them.
