@@ -3,6 +3,7 @@
 pub mod backend;
 pub mod backends;
 pub mod bench;
+pub mod calibrate;
 pub mod campaign;
 pub mod case;
 pub mod census;

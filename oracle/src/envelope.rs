@@ -271,6 +271,8 @@ pub struct GradientPair {
     pub logit: f64,
     /// The saved LSE of the row.
     pub lse: f64,
+    /// How far the LSE that the subject used may be from that; 0 where it is the subject's own.
+    pub lse_error: f64,
     /// The weight, exact given the saved LSE.
     pub p: f64,
     /// `dP − D`.
@@ -506,10 +508,10 @@ impl Model {
     /// Errors of `p` and `dS` before they are rounded, and the exact `|dS|`. `p` is exact given the saved out and lse;
     /// `x` is `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative.
     fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
-        let &GradientPair { logit, lse, p, x, derivative, a, b, d_error } = pair;
+        let &GradientPair { logit, lse, lse_error, p, x, derivative, a, b, d_error } = pair;
         let underflow = self.accumulation.underflow();
         let logit_error = self.logit_error(a, logit);
-        let p_error = self.backward_weight_error(p, logit, lse, logit_error);
+        let p_error = self.backward_weight_error(p, logit, lse, logit_error + lse_error);
         let x_error =
             self.accumulation.products(self.dims_v) * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
         let px_error = p_error * x.abs() + (p + p_error) * x_error + underflow;
@@ -604,10 +606,11 @@ impl Model {
         error + final_rounding(self.gradients, exact.abs() + error)
     }
 
-    /// What one row adds to the error of dsink: `p_sink = exp(sink − lse)` times D, both with their errors.
-    pub fn sink_row(&self, sink: f64, lse: f64, d: f64, d_error: f64) -> (f64, f64) {
+    /// What one row adds to the error of dsink: `p_sink = exp(sink − lse)` times D, both with their errors;
+    /// `lse_error` and `d_error` are those of the saved values.
+    pub fn sink_row(&self, sink: f64, (lse, lse_error): (f64, f64), (d, d_error): (f64, f64)) -> (f64, f64) {
         let p = libm::exp(sink - lse);
-        let p_error = self.backward_weight_error(p, sink, lse, F32_ROUNDOFF * sink.abs());
+        let p_error = self.backward_weight_error(p, sink, lse, F32_ROUNDOFF * sink.abs() + lse_error);
         let term = p * d.abs();
         let error = p_error * d.abs() + (p + p_error) * d_error + F32_ROUNDOFF * term;
         (term, error)

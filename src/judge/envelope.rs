@@ -9,49 +9,52 @@ use seamproof_oracle::replay;
 use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 
 use super::compare::{View, Worst};
-use super::{Evidence, Look, Ratio};
+use super::{Evidence, Look, Ratio, diagnosis};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
 use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding, Margin, Tier, number};
 
-/// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned.
+/// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned. Where it hides its
+/// LSE, the backward is judged on the exact one, and may be off by as much as the forward may.
 pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     let Evidence { backend, problem, layout, inputs, .. } = *evidence;
     let rank = evidence.first;
     let model = Model::new(problem, backend.accumulation(), backend.partition(problem));
     let answer = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
     let compare = Comparison { problem, layout, ratio: evidence.judge.ratio };
-    if let Some(finding) = forward(&compare, rank, &answer, margin) {
+    if let Some(mut finding) = forward(&compare, rank, &answer, margin) {
+        diagnosis::explain(problem, inputs, rank, &answer.exact, &mut finding);
         return Some(finding).into();
     }
     let replay = backend.replay(problem);
     if let Some(replay) = &replay {
-        let answer = match evidence.oracle(|| replay::forward(problem, inputs, &model, replay)) {
+        let replayed = match evidence.oracle(|| replay::forward(problem, inputs, &model, replay)) {
             Ok(answer) => answer,
             Err(error) => return Look::Failed(format!("a replayed problem is none: {error}")),
         };
-        if let Some(finding) = replayed_out(&compare, rank, &answer, margin) {
+        if let Some(mut finding) = replayed_out(&compare, rank, &replayed, margin) {
+            diagnosis::explain(problem, inputs, rank, &answer.exact, &mut finding);
             return Some(finding).into();
         }
     }
     let Some(gradients) = &rank.gradients else { return Look::Held };
-    let Some(lse) = &rank.lse else {
-        let why = "the subject hides its LSE, and end-to-end bounds of the backward are not there yet";
-        return Look::Failed(why.into());
-    };
-    let saved = saved(problem, layout, rank, lse);
-    let answer = evidence.oracle(|| blocked::backward(problem, inputs, &saved, Some(&model)));
+    let saved = saved(problem, layout, rank, &answer.exact.lse);
+    let lse_error = answer.bound.as_ref().map(|bound| &bound.worst.lse).filter(|_| rank.lse.is_none());
+    let answer = evidence.oracle(|| match lse_error {
+        None => blocked::backward(problem, inputs, &saved, Some(&model)),
+        Some(errors) => blocked::backward_of_hidden_lse(problem, inputs, &saved, errors, &model),
+    });
     if let Some(finding) = backward(&compare, gradients, &answer, margin) {
         return Some(finding).into();
     }
-    let replayed = replay.and_then(|replay| {
+    let replayed = replay.filter(|_| rank.lse.is_some()).and_then(|replay| {
         evidence.oracle(|| replay::backward(problem, inputs, &saved, &model, &replay.profile))
     });
     replayed.and_then(|answer| replayed_gradients(&compare, gradients, &answer, margin)).into()
 }
 
 /// Tier R of out.
-fn replayed_out(
+pub(super) fn replayed_out(
     compare: &Comparison<'_>,
     rank: &RankOutputs,
     answer: &Answer<Forward>,
@@ -62,7 +65,7 @@ fn replayed_out(
 }
 
 /// Tier R of the gradients.
-fn replayed_gradients(
+pub(super) fn replayed_gradients(
     compare: &Comparison<'_>,
     got: &RankGradients,
     Answer { exact, bound }: &Answer<Gradients>,
@@ -75,15 +78,21 @@ fn replayed_gradients(
         .or_else(|| look(TensorName::Dq, rows(Side::Q, &got.dq, &exact.dq, &left.dq)))
 }
 
-/// The subject's own results on real rows, as the oracle's backward takes them.
-fn saved(problem: &Problem, layout: &RankLayout, rank: &RankOutputs, lse: &Array2<f32>) -> Saved {
+/// The subject's own results on real rows, as the oracle's backward takes them; the exact LSE where it hides its own.
+pub(super) fn saved(
+    problem: &Problem,
+    layout: &RankLayout,
+    rank: &RankOutputs,
+    exact: &Array2<f64>,
+) -> Saved {
     let mut saved = Saved {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY),
     };
     let out = View::Rows(rank.out.view(), Side::Q);
     out.real(layout, |row, head, _| {
-        saved.lse[[head, row]] = f64::from(lse[[head, row]]);
+        let own = rank.lse.as_ref().map(|lse| f64::from(lse[[head, row]]));
+        saved.lse[[head, row]] = own.unwrap_or(exact[[head, row]]);
         for lane in 0..out.lanes() {
             saved.out[[row, head, lane]] = f64::from(rank.out[[row, head, lane]]);
         }
@@ -160,10 +169,10 @@ fn heads<'a>(got: &'a Array1<f32>, exact: &'a Array1<f64>, bound: &'a Array1<f64
 }
 
 /// Compares results with exact values under their bounds.
-struct Comparison<'a> {
-    problem: &'a Problem,
-    layout: &'a RankLayout,
-    ratio: Ratio,
+pub(super) struct Comparison<'a> {
+    pub(super) problem: &'a Problem,
+    pub(super) layout: &'a RankLayout,
+    pub(super) ratio: Ratio,
 }
 
 impl Comparison<'_> {

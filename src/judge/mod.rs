@@ -9,9 +9,11 @@
 
 mod assemble;
 mod compare;
+mod diagnosis;
 mod envelope;
 mod poison;
 mod structure;
+mod trial;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,6 +21,8 @@ use std::time::{Duration, Instant};
 
 use seamproof_oracle::{Format, Inputs, Problem};
 use seamproof_simulator::shard::ShardError;
+
+pub use trial::Trial;
 
 use crate::backend::{Backend, Outputs, PaddingInputs, RankOutputs, RunError};
 use crate::generate::Malformed;

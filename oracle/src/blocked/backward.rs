@@ -102,7 +102,7 @@ impl PieceGradients {
 pub(super) fn group(
     problem: &Problem,
     inputs: &Inputs,
-    saved: &Saved,
+    (saved, lse_error): (&Saved, Option<&Array2<f64>>),
     group: &Group,
     model: Option<&Model>,
     replay: Option<&Profile>,
@@ -111,7 +111,8 @@ pub(super) fn group(
     let keys = Keys::gather(problem, inputs, group, model.is_some());
     let copies = if model.is_some() { query_copies(problem, inputs, group) } else { Vec::new() };
     let results = map(parallel, pieces(problem, group), |piece| {
-        let context = Context { problem, inputs, saved, group, keys: &keys, copies: &copies, model, replay };
+        let context =
+            Context { problem, inputs, saved, lse_error, group, keys: &keys, copies: &copies, model, replay };
         let (exact, errors, sink) = context.piece(&piece);
         (piece, exact, errors, sink)
     });
@@ -212,6 +213,8 @@ struct Context<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
     saved: &'a Saved,
+    /// Errors of the saved LSE, where it is not the subject's own.
+    lse_error: Option<&'a Array2<f64>>,
     group: &'a Group,
     keys: &'a Keys,
     /// [`query_copies`].
@@ -221,13 +224,22 @@ struct Context<'a> {
     replay: Option<&'a Profile>,
 }
 
+/// What the backward knows of one row.
+#[derive(Clone, Copy)]
+struct Statistics {
+    lse: f64,
+    /// How far the subject's own LSE may be from that: 0 where it is the subject's own.
+    lse_error: f64,
+    d: f64,
+    d_error: f64,
+}
+
 /// The query side of one tile of rows.
 struct QueryTile {
     rows: Range<usize>,
     q: Array2<f64>,
     dout: Array2<f64>,
-    /// `[row]`: lse, D and the error of D.
-    statistics: Vec<(f64, f64, f64)>,
+    statistics: Vec<Statistics>,
     /// How often each query is there in its group.
     copies: Vec<f64>,
 }
@@ -292,7 +304,8 @@ impl Context<'_> {
                 let d = dout.dot(&out);
                 let magnitudes: f64 = dout.iter().zip(out).map(|(a, b)| (a * b).abs()).sum();
                 let d_error = self.model.map_or(0.0, |model| model.d_error(magnitudes));
-                (self.saved.lse[[head, row]], d, d_error)
+                let lse_error = self.lse_error.map_or(0.0, |errors| errors[[head, row]]);
+                Statistics { lse: self.saved.lse[[head, row]], lse_error, d, d_error }
             })
             .collect();
         let first = (head % self.problem.group()) * run.len;
@@ -302,11 +315,12 @@ impl Context<'_> {
 
     fn add_sink(&self, head: usize, tile: &QueryTile, to: &mut SinkSum) {
         let Some(&sink) = self.inputs.sink.get(head) else { return };
-        for &(lse, d, d_error) in tile.statistics.iter().filter(|(lse, ..)| *lse != f64::NEG_INFINITY) {
+        for row in tile.statistics.iter().filter(|row| row.lse != f64::NEG_INFINITY) {
+            let &Statistics { lse, lse_error, d, d_error } = row;
             to.value += libm::exp(f64::from(sink) - lse) * d;
             to.rows += 1;
             if let Some(model) = self.model {
-                let (term, error) = model.sink_row(f64::from(sink), lse, d, d_error);
+                let (term, error) = model.sink_row(f64::from(sink), (lse, lse_error), (d, d_error));
                 to.terms += term;
                 to.errors += error;
             }
@@ -326,7 +340,7 @@ impl Context<'_> {
             let visible = problem.mask.visible(i, lq, lk);
             let clip = |key: usize| key.clamp(columns.start, columns.end) - columns.start;
             let mut visible = clip(visible.start)..clip(visible.end);
-            if tile.statistics[local].0 == f64::NEG_INFINITY {
+            if tile.statistics[local].lse == f64::NEG_INFINITY {
                 visible = 0..0;
             }
             let rows = [&mut p, &mut ds].into_iter().chain(hidden.iter_mut().flatten());
@@ -386,7 +400,7 @@ impl Context<'_> {
     ) -> Vec<(f64, f64)> {
         let softmax = &self.problem.softmax;
         let scale = f64::from(softmax.scale);
-        let (lse, d, _) = tile.statistics[local];
+        let Statistics { lse, d, .. } = tile.statistics[local];
         let p = &mut row_mut(p, local)[visible.clone()];
         let ds = &mut row_mut(ds, local)[visible.clone()];
         p.iter_mut().for_each(|product| *product = softmax.cap(scale * *product));
@@ -415,12 +429,12 @@ impl Context<'_> {
         strips: &BoundStrips,
     ) -> (Vec<GradientPair>, (f64, f64)) {
         let sequence = &self.problem.sequences[self.group.sequence];
-        let (lse, _, d_error) = tile.statistics[local];
+        let Statistics { lse, lse_error, d_error, .. } = tile.statistics[local];
         let pair = |(column, &(logit, x)): (usize, &(f64, f64))| {
             let at = [local, visible.start + column];
             let derivative = self.problem.softmax.cap_derivative(logit);
             let (a, b) = (strips.linear[0][at], strips.linear[1][at]);
-            GradientPair { logit, lse, p: p[at], x, derivative, a, b, d_error }
+            GradientPair { logit, lse, lse_error, p: p[at], x, derivative, a, b, d_error }
         };
         let pairs = kept.iter().enumerate().map(pair).collect();
         let sums =
@@ -561,7 +575,7 @@ impl Certificate {
         let mut columns = vec![Spread::default(); p.ncols()];
         let mut rows = vec![Spread::default(); p.nrows()];
         for (local, (visible, kept)) in seen.iter().zip(kept).enumerate() {
-            let lse = tile.statistics[local].0;
+            let lse = tile.statistics[local].lse;
             for (column, (logit, _)) in visible.clone().zip(kept) {
                 columns[column].add(logit - lse);
                 rows[local].add(*logit);

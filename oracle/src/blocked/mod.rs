@@ -107,7 +107,19 @@ pub fn backward(
     saved: &Saved,
     model: Option<&Model>,
 ) -> Answer<Gradients> {
-    all_backward(problem, inputs, saved, model, None)
+    all_backward(problem, inputs, (saved, None), model, None)
+}
+
+/// The backward pass of a subject that hides its LSE: `saved.lse` is the exact one, and the subject's own may be
+/// `lse_error` from it, `[q heads, q rows]`.
+pub fn backward_of_hidden_lse(
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    lse_error: &Array2<f64>,
+    model: &Model,
+) -> Answer<Gradients> {
+    all_backward(problem, inputs, (saved, Some(lse_error)), Some(model), None)
 }
 
 /// See [`crate::replay::backward`].
@@ -118,13 +130,13 @@ pub(crate) fn replayed_backward(
     model: &Model,
     profile: &Profile,
 ) -> Answer<Gradients> {
-    all_backward(problem, inputs, saved, Some(model), Some(profile))
+    all_backward(problem, inputs, (saved, None), Some(model), Some(profile))
 }
 
 fn all_backward(
     problem: &Problem,
     inputs: &Inputs,
-    saved: &Saved,
+    saved: (&Saved, Option<&Array2<f64>>),
     model: Option<&Model>,
     replay: Option<&Profile>,
 ) -> Answer<Gradients> {
