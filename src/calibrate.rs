@@ -60,16 +60,18 @@ pub struct Calibration {
 }
 
 impl ForwardFacts {
+    /// Every candidate; a weight that is not rounded tells nothing of tiles and their order.
     fn all() -> impl Iterator<Item = ForwardFacts> {
         let tiles = [None].into_iter().chain(KV_TILES.map(Some));
-        tiles.flat_map(|kv_tile| {
+        let all = tiles.flat_map(|kv_tile| {
             (0..8u32).map(move |bits| ForwardFacts {
                 rounds_weights: bits & 1 == 0,
                 scales_queries: bits & 2 != 0,
                 kv_tile,
                 descending: bits & 4 != 0,
             })
-        })
+        });
+        all.filter(|facts| facts.rounds_weights || (facts.kv_tile.is_none() && !facts.descending))
     }
 
     fn profile(self, declared_tile: usize) -> Profile {
