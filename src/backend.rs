@@ -9,9 +9,12 @@ use std::ops::RangeInclusive;
 use ndarray::{Array1, Array2, Array3};
 pub use seamproof_oracle::TensorName;
 use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::replay::{Launch, Replay};
 use seamproof_oracle::{Algorithm, Balance, Format, Inputs, Problem, Scaling, Sequence, Sink};
 use seamproof_simulator::Damage;
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
+
+use crate::profile;
 
 /// Why a subject does not take a problem: the row of the capability table that says no.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
@@ -331,6 +334,17 @@ pub trait Backend: Sync {
     /// How this problem's sums are cut into separately rounded pieces.
     fn partition(&self, problem: &Problem) -> Partition;
 
+    /// Which keys its launches show together, for a replay of its roundings; `None` where that is not known.
+    fn launches(&self, _problem: &Problem) -> Option<Vec<Launch>> {
+        None
+    }
+
+    /// What tier R replays: the profile that was locked for a subject of this name, where its launches are known.
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        let profile = profile::locked(self.name())?.profile(self.partition(problem).kv_tile);
+        Some(Replay { profile, launches: self.launches(problem)? })
+    }
+
     /// The schedule that it runs: the problem's own algorithm, unless the subject says otherwise.
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         build(problem)
@@ -370,6 +384,17 @@ pub trait Wrapper: Sync {
         self.inner().partition(problem)
     }
 
+    /// See [`Backend::launches`].
+    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        self.inner().launches(problem)
+    }
+
+    /// See [`Backend::replay`]: a profile is locked for a name, and a wrapper has its own.
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        let profile = profile::locked(self.name())?.profile(self.partition(problem).kv_tile);
+        Some(Replay { profile, launches: self.launches(problem)? })
+    }
+
     /// See [`Backend::schedule`].
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         self.inner().schedule(problem)
@@ -400,6 +425,14 @@ impl<W: Wrapper> Backend for W {
 
     fn partition(&self, problem: &Problem) -> Partition {
         Wrapper::partition(self, problem)
+    }
+
+    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        Wrapper::launches(self, problem)
+    }
+
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        Wrapper::replay(self, problem)
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {

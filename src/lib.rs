@@ -3,6 +3,7 @@
 pub mod backend;
 pub mod backends;
 pub mod bench;
+pub mod calibrate;
 pub mod campaign;
 pub mod case;
 pub mod census;
@@ -14,6 +15,7 @@ pub mod faults;
 pub mod generate;
 pub mod judge;
 pub mod layout;
+pub mod profile;
 pub mod prose;
 pub mod prove;
 pub mod record;

@@ -1,5 +1,5 @@
-//! For each element of the answer, the largest error that an honest subject can show: tier W, the worst case for any
-//! input.
+//! For each element of the answer, the largest error that an honest subject can show, in two tiers: W, the worst case
+//! for any input, and T, in which the roundings of dithered weights may cancel.
 //!
 //! An *honest subject* rounds its inputs, weights, logit gradients and results to the problem's formats, computes in
 //! f32 between, and sums as it declares ([`Accumulation`], [`Partition`]). The bound is a sum of named rounding terms
@@ -18,10 +18,18 @@
 //! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes; a tensor core cuts a subnormal factor off where it would a factor of its format's smallest exponent, so that counts as its magnitude there |
 //! | half spacing | the final rounding to the stored format |
 //!
+//! Tier T differs from W in two terms, both for certified sums alone (`blocked/dither.rs`). Errors of rounding weights
+//! are independent there and of mean 0, so that their sum is within eight standard deviations ([`NOISE`]), or within
+//! the sum of all magnitudes where that is less. A row sum's roundings are bounded by a martingale's tail
+//! ([`ROW_SUM_TAIL`]). A truncating unit's error is biased and stays linear, and so does every other term.
+//!
 //! Used by the judge and nowhere else. Sources: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1
 //! (`γ_n = nε/(1 − nε)`); MMA-Sim (arXiv 2511.10909) and arXiv 2512.07004 for the tensor core's truncation; the PTX ISA
-//! for `ex2.approx` (2^-22 relative) and `lg2.approx`.
+//! for `ex2.approx` (2^-22 relative) and `lg2.approx`; Higham and Mary, "A New Approach to Probabilistic Rounding Error
+//! Analysis" (SIAM J. Sci. Comput. 41, 2019), and Ipsen and Zhou, "Probabilistic Error Analysis for Inner Products"
+//! (SIAM J. Matrix Anal. Appl. 41, 2020), for sums of independent roundings.
 
+use crate::replay::Profile;
 use crate::{Format, Precision, Problem};
 
 /// Unit roundoff of f32, round to nearest: 2^-24.
@@ -42,6 +50,14 @@ const F32_SUBNORMAL_STEP: f64 = 1.401_298_464_324_817e-45;
 const EXPONENT_MAX: f64 = 60.0;
 /// Where the relative errors of a row add up to more than this, the first-order form no longer holds.
 const DENOMINATOR_ERROR_MAX: f64 = 0.5;
+
+/// Eight standard deviations of rounding a weight to nearest, in its unit roundoffs: the error is uniform in a cell of
+/// half width `u·2^e`, and over significands m that are spread evenly in their logarithm the mean of 1/m² is
+/// `3/(8·ln 2) = 0.541`, hence `8·√(0.541/3)`. Eight, because 1.2e-15 of a normal law lies outside.
+pub const NOISE: f64 = 3.398;
+/// Azuma's `√(2·ln(2/δ))` for δ = 1e-15: a sum of n roundings, each at most a in magnitude and of mean 0 given the ones
+/// before, is within this times `a·√n`.
+pub const ROW_SUM_TAIL: f64 = 8.4;
 
 /// How a subject sums, as it declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,12 +124,26 @@ impl Accumulation {
         }
     }
 
-    /// Relative error of a row sum of `n` positive terms that are added tile by tile.
+    /// Relative error of a row sum of `n` positive terms that are added tile by tile. Ordinary units add them, which
+    /// round to nearest.
     pub fn row_sum(self, n: usize, tiles: usize) -> f64 {
+        gamma(self.row_sum_roundings(n, tiles))
+    }
+
+    /// The same in tier T.
+    pub fn row_sum_dithered(self, n: usize, tiles: usize) -> f64 {
+        let roundings = self.row_sum_roundings(n, tiles);
+        // Partial sums exceed the exact ones by `γ` at most.
+        let tail = ROW_SUM_TAIL * F32_ROUNDOFF * (roundings as f64).sqrt() * (1.0 + gamma(roundings));
+        tail.min(gamma(roundings))
+    }
+
+    /// Roundings that a term of a row sum passes through at most.
+    fn row_sum_roundings(self, n: usize, tiles: usize) -> usize {
         match self {
-            Accumulation::F32Serial | Accumulation::Unknown => gamma(n + tiles + 1),
-            Accumulation::F32Tree { width } => gamma(tree_roundings(n, width) + tiles + 1),
-            Accumulation::WgmmaTruncating => gamma(n.div_ceil(4) + tiles + 4),
+            Accumulation::F32Serial | Accumulation::Unknown => n + tiles + 1,
+            Accumulation::F32Tree { width } => tree_roundings(n, width) + tiles + 1,
+            Accumulation::WgmmaTruncating => n.div_ceil(4) + tiles + 4,
         }
     }
 
@@ -246,11 +276,69 @@ pub struct Row {
 pub struct PairError {
     /// `p·θ`, the weight's error before it is rounded.
     pub weight: f64,
-    /// Coefficient of `|v|` in the numerator's error.
+    /// Coefficient of `|v|` in the numerator's error, but for the rounding of P.
     pub value: f64,
+    /// The rounding of P, another coefficient of `|v|`.
+    pub rounding: Rounding,
 }
 
-/// Errors of the gradients' coefficients for one pair.
+/// The rounding of one weight.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounding {
+    /// Its largest magnitude.
+    pub most: f64,
+    /// Whether it may be taken as noise: below the normal range a value may vanish, which is no noise.
+    pub is_noise: bool,
+}
+
+/// Which row sums a tier counts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Any input.
+    Worst,
+    /// Certified as dithered.
+    Dithered,
+}
+
+/// The exact quantities of one pair in the backward.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientPair {
+    /// The logit.
+    pub logit: f64,
+    /// The saved LSE of the row.
+    pub lse: f64,
+    /// How far the LSE that the subject used may be from that; 0 where it is the subject's own.
+    pub lse_error: f64,
+    /// The weight, exact given the saved LSE.
+    pub p: f64,
+    /// `dP − D`.
+    pub x: f64,
+    /// The soft cap's derivative.
+    pub derivative: f64,
+    /// `Σ|q||k|`.
+    pub a: f64,
+    /// `Σ|dout||v|`.
+    pub b: f64,
+    /// [`Model::d_error`] of the row.
+    pub d_error: f64,
+}
+
+/// One pair of the backward, replayed.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplayedPair {
+    /// The rounded weight.
+    pub p: f64,
+    /// The rounded logit gradient.
+    pub ds: f64,
+    /// What is left as a coefficient of `|dout|` in dv.
+    pub dv: f64,
+    /// Of `|q|` in dk, without the scale.
+    pub dk: f64,
+    /// Of `|k|` in dq, without the scale.
+    pub dq: f64,
+}
+
+/// Errors of the gradients' coefficients for one pair, but for the roundings of P and dS, which come apart.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientPairError {
     /// Coefficient of `|dout|` in dv.
@@ -259,6 +347,10 @@ pub struct GradientPairError {
     pub dk: f64,
     /// Coefficient of `|k|` in dq, without the scale.
     pub dq: f64,
+    /// The rounding of P: another coefficient of `|dout|` in dv.
+    pub p: Rounding,
+    /// The rounding of dS: another coefficient of `|q|` in dk and of `|k|` in dq.
+    pub ds: Rounding,
 }
 
 /// How far `e^(log p ± error)` can be from `p = e^(log p)`, for an error ≥ 0 of the exponent: `p·(error + error²)` up to
@@ -269,8 +361,16 @@ fn exponential_error(p: f64, log_p: f64, error: f64) -> f64 {
 }
 
 /// Error of rounding a value of magnitude `magnitude` to `format`: relative `u`, or the floor of its subnormals.
-fn rounding(format: Format, magnitude: f64) -> f64 {
-    (format.unit_roundoff() * magnitude).max(magnitude.min(format.tiny_half()))
+fn rounding(format: Format, magnitude: f64, floor: f64) -> Rounding {
+    let relative = format.unit_roundoff() * magnitude;
+    Rounding { most: relative.max(magnitude.min(floor)), is_noise: relative >= floor }
+}
+
+/// A value as it is rounded, and how far from that a value within `error` of it can be rounded: 0 but for near-ties.
+fn replayed(format: Format, value: f64, error: f64) -> (f64, f64) {
+    let rounded = format.round(value);
+    let apart = |other: f64| (format.round(other) - rounded).abs();
+    (rounded, apart(value + error).max(apart((value - error).max(0.0))))
 }
 
 /// The smallest normal number of a format where products are aligned by their factors' exponents; 0 elsewhere.
@@ -316,6 +416,16 @@ impl Model {
     fn factor(&self, format: Format, magnitude: f64, unit: f64) -> f64 {
         let floor = smallest_normal(self.accumulation, format) / unit;
         if magnitude == 0.0 { 0.0 } else { magnitude.max(floor) }
+    }
+
+    /// What enters a sum of products for a weight of this magnitude, relative to a row's sum.
+    pub fn weight_factor(&self, magnitude: f64, row_sum: f64) -> f64 {
+        self.factor(self.p, magnitude, row_sum)
+    }
+
+    /// The same subject at another scale.
+    pub fn with_scale(self, scale: f64) -> Model {
+        Model { scale, ..self }
     }
 
     /// Absolute error of a logit. `a` is `Σ|q||k|`; `2ε·scale·a` covers the roundings of `scale·S`.
@@ -409,9 +519,9 @@ impl Model {
         let computed = p + error;
         // The kernel rounds exp(s − running max), so the format's floor is relative to the row's sum.
         let floor = self.p.tiny_half().max(self.accumulation.underflow()) / row.sum;
-        let rounded = (self.p.unit_roundoff() * computed).max(computed.min(floor));
-        let factor = self.factor(self.p, computed + rounded, row.sum);
-        PairError { weight: error, value: error + rounded + g * factor }
+        let rounding = rounding(self.p, computed, floor);
+        let factor = self.factor(self.p, computed + rounding.most, row.sum);
+        PairError { weight: error, value: error + g * factor, rounding }
     }
 
     /// `g(n)` of the product of weights and values for a row of `keys` visible keys.
@@ -420,15 +530,19 @@ impl Model {
     }
 
     /// Relative error of a row's denominator, given `Σ p·θ` over its keys.
-    pub fn denominator(&self, row: &Row, weight_errors: f64) -> f64 {
+    pub fn denominator(&self, row: &Row, weight_errors: f64, tier: Tier) -> f64 {
         let sink = row.sink.map_or(0.0, |sink| {
             self.weight_error(row, libm::exp(sink - row.lse), sink, F32_ROUNDOFF * sink.abs())
         });
-        let sum = self.accumulation.row_sum(row.keys + 1, self.tiles(row.keys));
+        let (terms, tiles) = (row.keys + 1, self.tiles(row.keys));
+        let sum = match tier {
+            Tier::Worst => self.accumulation.row_sum(terms, tiles),
+            Tier::Dithered => self.accumulation.row_sum_dithered(terms, tiles),
+        };
         weight_errors + sink + sum + self.merge_lse(row)
     }
 
-    /// Bound of one element of out. `value_errors` is `Σ_j PairError::value·|v|`, `value_max` the largest `|v|` seen.
+    /// Bound of one element of out. `value_errors` is `Σ_j (PairError::value + rounding)·|v|`, `value_max` the largest `|v|` seen.
     pub fn out_bound(&self, row: &Row, out: f64, value_errors: f64, denominator: f64, value_max: f64) -> f64 {
         let relative = denominator + 6.0 * F32_ROUNDOFF;
         let error = if relative < DENOMINATOR_ERROR_MAX {
@@ -481,26 +595,13 @@ impl Model {
         (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error())
     }
 
-    /// The errors that one pair adds to the gradients. `p` and `ds` are exact given the saved out and lse; `x` is
-    /// `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative, `sums` [`Model::gradient_sums`].
-    pub fn gradient_pair(
-        &self,
-        logit: f64,
-        lse: f64,
-        p: f64,
-        x: f64,
-        derivative: f64,
-        a: f64,
-        b: f64,
-        d_error: f64,
-        sums: (f64, f64),
-    ) -> GradientPairError {
-        let (by_query, by_key) = sums;
+    /// Errors of `p` and `dS` before they are rounded, and the exact `|dS|`. `p` is exact given the saved out and lse;
+    /// `x` is `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative.
+    fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
+        let &GradientPair { logit, lse, lse_error, p, x, derivative, a, b, d_error } = pair;
         let underflow = self.accumulation.underflow();
         let logit_error = self.logit_error(a, logit);
-        let p_error = self.backward_weight_error(p, logit, lse, logit_error);
-        let p_rounding = rounding(self.p, p + p_error);
-
+        let p_error = self.backward_weight_error(p, logit, lse, logit_error + lse_error);
         let x_error =
             self.accumulation.products(self.dims_v) * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
         let px_error = p_error * x.abs() + (p + p_error) * x_error + underflow;
@@ -513,14 +614,80 @@ impl Model {
         let ds_error = px_error * (derivative + derivative_error)
             + p * x.abs() * derivative_error
             + 2.0 * F32_ROUNDOFF * ds;
-        let ds_rounding = rounding(self.ds, ds + ds_error);
+        (p_error, ds, ds_error)
+    }
 
-        let (p_total, ds_total) = (p_error + p_rounding, ds_error + ds_rounding);
+    /// The errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
+    pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
+        let (by_query, by_key) = sums;
+        let (p_error, ds, ds_error) = self.gradient_errors(pair);
+        let p_rounding = rounding(self.p, pair.p + p_error, self.p.tiny_half());
+        let ds_rounding = rounding(self.ds, ds + ds_error, self.ds.tiny_half());
+
+        let p_rounded = pair.p + p_error + p_rounding.most;
+        let ds_rounded = ds + ds_error + ds_rounding.most;
         GradientPairError {
-            dv: p_total + by_query * self.factor(self.p, p + p_total, 1.0),
-            dk: ds_total + (by_query + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds + ds_total, 1.0),
-            dq: ds_total + (by_key + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds + ds_total, 1.0),
+            dv: p_error + by_query * self.factor(self.p, p_rounded, 1.0),
+            dk: ds_error + (by_query + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds_rounded, 1.0),
+            dq: ds_error + (by_key + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds_rounded, 1.0),
+            p: p_rounding,
+            ds: ds_rounding,
         }
+    }
+
+    /// What is left of one pair's errors when its roundings are replayed, and the rounded p and dS.
+    pub fn replayed_gradient_pair(
+        &self,
+        profile: &Profile,
+        pair: &GradientPair,
+        sums: (f64, f64),
+    ) -> ReplayedPair {
+        let (by_query, by_key) = sums;
+        let (p_error, ds, ds_error) = self.gradient_errors(pair);
+        let (p, p_left) = replayed(self.weight_format(profile), pair.p, p_error);
+        // What is rounded is dS times this; dividing by it again is exact enough in f64.
+        let scale = if profile.scales_logit_gradients { self.scale } else { 1.0 };
+        let (ds, ds_left) = replayed(self.ds, ds * scale, (ds_error + F32_ROUNDOFF * ds) * scale);
+        let (ds, ds_left) = (ds / scale, ds_left / scale);
+        ReplayedPair {
+            p,
+            ds: ds.copysign(pair.x),
+            dv: p_left + by_query * self.factor(self.p, p + p_left, 1.0),
+            dk: ds_left + (by_query + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds + ds_left, 1.0),
+            dq: ds_left + (by_key + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds + ds_left, 1.0),
+        }
+    }
+
+    /// What weights are rounded to.
+    fn weight_format(&self, profile: &Profile) -> Format {
+        if profile.rounds_weights { self.p } else { Format::F32 }
+    }
+
+    /// The rounded `exp(logit − running max)`, and what near-ties leave of its error. `max_error` is the largest error of
+    /// any logit of the row, the running maximum's among them.
+    pub fn replayed_weight(
+        &self,
+        profile: &Profile,
+        row: &Row,
+        [logit, running_max]: [f64; 2],
+        [logit_error, max_error]: [f64; 2],
+    ) -> (f64, f64) {
+        let weight = libm::exp(logit - running_max);
+        let exponent = logit_error
+            + max_error
+            + F32_ROUNDOFF * (2.0 * logit.abs() + (running_max - logit) + 2.0 * row.max_abs);
+        let error = exponential_error(weight, logit - running_max, exponent) * (1.0 + EXP_ERROR)
+            + weight * EXP_ERROR
+            + weight.min(self.accumulation.underflow());
+        replayed(self.weight_format(profile), weight, error)
+    }
+
+    /// Relative error of a rounded weight on its way into the row: the running maximum's error, `tiles` rescalings of the
+    /// sum, and merges.
+    pub fn replayed_row_error(&self, row: &Row, max_error: f64, tiles: usize) -> f64 {
+        let shift = max_error + F32_ROUNDOFF * 2.0 * (row.max_abs + row.range);
+        let rescalings = (tiles + 1) as f64 * (EXP_ERROR + 3.0 * F32_ROUNDOFF);
+        exponential_error(1.0, 0.0, shift) + rescalings + self.merge_theta(row)
     }
 
     /// Bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the rounding.
@@ -530,10 +697,11 @@ impl Model {
         error + final_rounding(self.gradients, exact.abs() + error)
     }
 
-    /// What one row adds to the error of dsink: `p_sink = exp(sink − lse)` times D, both with their errors.
-    pub fn sink_row(&self, sink: f64, lse: f64, d: f64, d_error: f64) -> (f64, f64) {
+    /// What one row adds to the error of dsink: `p_sink = exp(sink − lse)` times D, both with their errors;
+    /// `lse_error` and `d_error` are those of the saved values.
+    pub fn sink_row(&self, sink: f64, (lse, lse_error): (f64, f64), (d, d_error): (f64, f64)) -> (f64, f64) {
         let p = libm::exp(sink - lse);
-        let p_error = self.backward_weight_error(p, sink, lse, F32_ROUNDOFF * sink.abs());
+        let p_error = self.backward_weight_error(p, sink, lse, F32_ROUNDOFF * sink.abs() + lse_error);
         let term = p * d.abs();
         let error = p_error * d.abs() + (p + p_error) * d_error + F32_ROUNDOFF * term;
         (term, error)

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use ndarray::Array1;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
+use seamproof_oracle::replay::Launch;
 use seamproof_oracle::{Format, Inputs, Pass, Problem, Scaling, Sink, TensorName};
 use seamproof_simulator::Tensor;
 use seamproof_simulator::device::{Buffers, Cpu};
@@ -316,6 +317,10 @@ impl Backend for Emulated {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         build_with(problem, self.merge)
+    }
+
+    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        build_with(problem, self.merge).ok()?.launches(problem)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

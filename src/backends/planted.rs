@@ -1,6 +1,7 @@
 //! The emulated kernel with a planted bug: its schedule is edited, or stages of its kernel are exchanged; kernel and
 //! executor are untouched.
 
+use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::faults::{Fault, Plant};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
@@ -42,6 +43,10 @@ impl Wrapper for Planted {
 
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        self.inner.replay(problem)
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {

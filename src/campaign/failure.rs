@@ -157,7 +157,7 @@ mod tests {
         assert!(!same(&start, &finding(Check::Poison, TensorName::Out, Some(5.0))));
         let near = finding(Check::Envelope, TensorName::Out, Some(1.1));
         assert!(same(&near, &near));
-        assert_eq!(same_failure(&start, Verdict::Pass(crate::verdict::Margin::default())), None);
+        assert_eq!(same_failure(&start, Verdict::Pass(Box::default())), None);
         let nan = finding(Check::Envelope, TensorName::Out, None);
         assert!(!same(&nan, &near));
     }

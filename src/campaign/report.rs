@@ -72,16 +72,18 @@ impl Summary {
 
     fn margins(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "margin    error ÷ bound of the cases that held, where the error is not 0")?;
-        writeln!(f, "          {:<10}{:>9}{:>10}{:>10}{:>10}", "tensor", "cases", "p50", "p99", "max")?;
-        for (tensor, histogram) in &self.margins {
-            if let Some(quantiles) = histogram.quantiles() {
-                let [p50, p99, max] = [quantiles.p50, quantiles.p99, quantiles.max].map(two_digits);
-                writeln!(
-                    f,
-                    "          {:<10}{:>9}{p50:>10}{p99:>10}{max:>10}",
-                    tensor.name(),
-                    quantiles.count
-                )?;
+        writeln!(
+            f,
+            "          {:<10}{:>4}{:>9}{:>10}{:>10}{:>10}",
+            "tensor", "tier", "cases", "p50", "p99", "max"
+        )?;
+        for (tier, histograms) in &self.margins {
+            for (tensor, histogram) in histograms {
+                if let Some(quantiles) = histogram.quantiles() {
+                    let [p50, p99, max] = [quantiles.p50, quantiles.p99, quantiles.max].map(two_digits);
+                    let (name, count) = (tensor.name(), quantiles.count);
+                    writeln!(f, "          {name:<10}{tier:>4}{count:>9}{p50:>10}{p99:>10}{max:>10}")?;
+                }
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use super::plan::Plan;
 use crate::backend::TensorName;
 use crate::census::Census;
 use crate::shrink::Size;
-use crate::verdict::{Check, Finding, Margin};
+use crate::verdict::{Check, Finding, Margin, Tier};
 
 /// Least share of the cases that a subject must be judged on: one that refuses its way through is not verified.
 pub const JUDGED_SHARE_MIN: f64 = 0.5;
@@ -81,8 +81,8 @@ pub struct Summary {
     pub infrastructure: Vec<String>,
     /// How many they are.
     pub infrastructure_count: u64,
-    /// Error ÷ bound of each tensor, over the cases that held with an error above zero.
-    pub margins: BTreeMap<TensorName, Histogram>,
+    /// Error ÷ bound of each tensor in each tier, over the cases that held with an error above zero.
+    pub margins: BTreeMap<Tier, BTreeMap<TensorName, Histogram>>,
     /// Query tokens of the cases that a subject computed.
     pub token_count: u64,
     /// Their visible pairs · query heads · head dimension.
@@ -106,8 +106,11 @@ impl Summary {
 
     pub(super) fn held(&mut self, margin: &Margin) {
         self.held += 1;
-        for (tensor, ratio) in margin.named() {
-            self.margins.entry(tensor).or_default().add(ratio);
+        for tier in Tier::ALL {
+            let histograms = self.margins.entry(tier).or_default();
+            for (tensor, ratio) in margin.tier(tier).named() {
+                histograms.entry(tensor).or_default().add(ratio);
+            }
         }
     }
 
@@ -167,7 +170,7 @@ impl Summary {
             dropped: self.dropped,
             infrastructure: &self.infrastructure,
             infrastructure_count: self.infrastructure_count,
-            margins: self.margins.iter().filter_map(|(&tensor, m)| Some((tensor, m.quantiles()?))).collect(),
+            margins: self.margins.iter().map(|(&tier, histograms)| (tier, quantiles(histograms))).collect(),
             tokens_p50: self.census.tokens(0.5),
             tokens_p95: self.census.tokens(0.95),
             token_count: self.token_count,
@@ -184,6 +187,10 @@ impl Summary {
     }
 }
 
+fn quantiles(histograms: &BTreeMap<TensorName, Histogram>) -> BTreeMap<TensorName, Quantiles> {
+    histograms.iter().filter_map(|(&tensor, histogram)| Some((tensor, histogram.quantiles()?))).collect()
+}
+
 /// The last event.
 #[derive(Clone, Debug, Serialize)]
 pub struct SummaryEvent<'a> {
@@ -198,7 +205,7 @@ pub struct SummaryEvent<'a> {
     dropped: u64,
     infrastructure: &'a [String],
     infrastructure_count: u64,
-    margins: BTreeMap<TensorName, Quantiles>,
+    margins: BTreeMap<Tier, BTreeMap<TensorName, Quantiles>>,
     tokens_p50: u64,
     tokens_p95: u64,
     token_count: u64,

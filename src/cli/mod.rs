@@ -4,6 +4,7 @@
 //! stdout, progress and errors to stderr; an error is one line. A reader that goes away (a broken pipe) is no error.
 
 mod bench;
+mod calibrate;
 mod census;
 mod exit;
 mod explain;
@@ -53,6 +54,8 @@ enum Command {
     Faults(faults::Args),
     /// Show what the generator produces, without running anything
     Census(census::Args),
+    /// Find a subject's numeric profile, and lock it or hold it to the locked one
+    Calibrate(calibrate::Args),
     /// Measure
     Bench(bench::Args),
 }
@@ -72,6 +75,8 @@ enum CliError {
     Backend(#[from] crate::backends::BackendError),
     #[error(transparent)]
     Record(#[from] RecordError),
+    #[error("{file}: the profile cannot be written: {source}")]
+    Lock { file: String, source: std::io::Error },
     #[error("signals cannot be handled: {0}")]
     Signals(#[from] ctrlc::Error),
 }
@@ -96,6 +101,7 @@ fn dispatch(cli: Cli) -> Exit {
         Command::Explain(args) => explain::run(&args),
         Command::Faults(args) => faults::run(&args),
         Command::Census(args) => census::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
     result.unwrap_or_else(|error| {

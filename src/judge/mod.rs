@@ -10,10 +10,12 @@
 
 mod assemble;
 mod compare;
+mod diagnosis;
 mod envelope;
 mod exact;
 mod poison;
 mod structure;
+mod trial;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,6 +23,8 @@ use std::time::{Duration, Instant};
 
 use seamproof_oracle::{Format, Inputs, Problem};
 use seamproof_simulator::shard::ShardError;
+
+pub use trial::Trial;
 
 use crate::backend::{Backend, Outputs, PaddingInputs, RankOutputs, RunError};
 use crate::generate::Malformed;
@@ -172,8 +176,8 @@ impl Judge {
         depth: Depth,
         meter: &Meter,
         findings: &mut Vec<Finding>,
-    ) -> Result<Verdict, Margin> {
-        let mut margin = Margin::default();
+    ) -> Result<Verdict, Box<Margin>> {
+        let mut margin = Box::<Margin>::default();
         if let Some(reason) = too_large(problem) {
             return Ok(Verdict::TooLarge(reason));
         }
