@@ -6,7 +6,7 @@ use seamproof_simulator::faults::Fault;
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
 
 use super::Emulated;
-use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RunError};
 
 /// Before the id of a fault: the name of the subject with that fault.
 pub(super) const PREFIX: &str = "emulated+";
@@ -44,6 +44,10 @@ impl Backend for Planted {
 
     fn padding(&self) -> PaddingContract {
         self.inner.padding()
+    }
+
+    fn promises(&self) -> Promises {
+        self.inner.promises()
     }
 
     fn accumulation(&self) -> Accumulation {
