@@ -4,6 +4,8 @@
 //! problems of the stream up to the first that is caught. The checker looks at the edited schedule, the campaign judges
 //! the emulated kernel that runs it; the repro is shrunk as a campaign's findings are.
 
+mod call;
+
 use std::time::Instant;
 
 use rayon::prelude::*;
@@ -19,6 +21,8 @@ use crate::evaluate::evaluate;
 use crate::generate::{self, Draw, Limits};
 use crate::shrink;
 use crate::verdict::{Check, Finding, Verdict};
+
+pub use call::{CallScore, call_stream, miscalled, score_calls};
 
 /// Problems that are drawn for one fault and seed.
 pub const DRAWN_MAX: u64 = 20_000;

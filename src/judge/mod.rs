@@ -11,6 +11,7 @@
 mod assemble;
 mod compare;
 mod envelope;
+pub mod faults;
 pub mod identity;
 mod poison;
 mod structure;
