@@ -2,8 +2,8 @@
 //! the cases on which it is caught when it is not planted.
 
 use rayon::prelude::*;
-use seamproof::backends::{self, Emulated};
-use seamproof::faults::{by_campaign, by_checker, stream};
+use seamproof::backends::{self, Emulated, MISCALLS};
+use seamproof::faults::{by_campaign, by_checker, call_stream, miscalled, score_calls, stream};
 use seamproof::judge::judge;
 use seamproof::verdict::Verdict;
 use seamproof_oracle::Problem;
@@ -57,4 +57,27 @@ fn every_fault_applies_and_replays_by_name() {
         assert_eq!(backend.name(), name);
     }
     assert!(backends::by_name("emulated+nothing", &Default::default()).is_err());
+}
+
+#[test]
+fn every_fault_at_the_call_is_found_where_it_shows() {
+    let missed: Vec<String> = score_calls(&MISCALLS, 1)
+        .into_iter()
+        .filter(|score| !score.caught() || !score.firsts.iter().all(|first| holds(&first.problem)))
+        .map(|score| format!("{}: {:?}", score.miscall.id, score.firsts))
+        .collect();
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+#[test]
+fn every_fault_at_the_call_replays_by_name() {
+    for miscall in &MISCALLS {
+        assert!(miscall.source.starts_with("https://") && miscall.imitates.len() > 20, "{}", miscall.id);
+        let subject = miscalled(miscall, SEED);
+        assert!(call_stream(&subject, SEED).next().is_some(), "{} changes nothing", miscall.id);
+        let name = format!("emulated~{}", miscall.id);
+        let backend = backends::by_name(&name, &backends::draw_options(&name, 3)).expect("a backend");
+        assert_eq!(backend.name(), name);
+    }
+    assert!(backends::by_name("emulated~nothing", &Default::default()).is_err());
 }

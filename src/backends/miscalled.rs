@@ -41,8 +41,7 @@ const TE_TOLERANCE: &str =
     "https://github.com/NVIDIA/TransformerEngine/blob/main/tests/pytorch/attention/run_attention_with_cp.py";
 
 /// Kernels that reorder rows, and lose or double some.
-const REORDER: &str =
-    "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu";
+const REORDER: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu";
 
 /// Every miscall.
 pub const MISCALLS: [Miscall; 20] = [
@@ -61,7 +60,9 @@ pub const MISCALLS: [Miscall; 20] = [
         source: "https://github.com/SandAI-org/MagiAttention/pull/117",
         caught_by: VALUES,
         call: |backend, problem, inputs| {
-            told(backend, problem, inputs, |f| f.mask.right = f.mask.right.map(|right| right.saturating_add(1)))
+            told(backend, problem, inputs, |f| {
+                f.mask.right = f.mask.right.map(|right| right.saturating_add(1))
+            })
         },
     },
     Miscall {
@@ -98,7 +99,8 @@ pub const MISCALLS: [Miscall; 20] = [
         caught_by: ROWS,
         call: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| {
-                if let Some(last) = last_with(&mut f.sequences, |sequence| sequence.kv.len < sequence.kv.span) {
+                if let Some(last) = last_with(&mut f.sequences, |sequence| sequence.kv.len < sequence.kv.span)
+                {
                     last.kv.len = last.kv.span;
                 }
             })
@@ -154,14 +156,18 @@ pub const MISCALLS: [Miscall; 20] = [
         imitates: "values lie one row behind their keys",
         source: TE_TOLERANCE,
         caught_by: VALUES,
-        call: |backend, problem, inputs| given(backend, problem, inputs, |inputs| v_shifted(problem, &mut inputs.v)),
+        call: |backend, problem, inputs| {
+            given(backend, problem, inputs, |inputs| v_shifted(problem, &mut inputs.v))
+        },
     },
     Miscall {
         id: "call-k-rows-of-two-sequences-swapped",
         imitates: "the first keys of two sequences are exchanged: a page or offset of a neighbour",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
         caught_by: VALUES,
-        call: |backend, problem, inputs| given(backend, problem, inputs, |inputs| k_swapped(problem, &mut inputs.k)),
+        call: |backend, problem, inputs| {
+            given(backend, problem, inputs, |inputs| k_swapped(problem, &mut inputs.k))
+        },
     },
     Miscall {
         id: "call-kv-heads-rotated",
@@ -196,7 +202,8 @@ pub const MISCALLS: [Miscall; 20] = [
         call: |backend, problem, inputs| {
             taken(backend, problem, inputs, |rank| {
                 if let [a, b, ..] = rows_of_first(problem, rank.out.shape()[0])[..] {
-                    let (one, two) = (rank.out.slice(s![a, .., ..]).to_owned(), rank.out.slice(s![b, .., ..]).to_owned());
+                    let (one, two) =
+                        (rank.out.slice(s![a, .., ..]).to_owned(), rank.out.slice(s![b, .., ..]).to_owned());
                     rank.out.slice_mut(s![a, .., ..]).assign(&two);
                     rank.out.slice_mut(s![b, .., ..]).assign(&one);
                 }

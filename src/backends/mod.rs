@@ -60,10 +60,7 @@ pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn
 }
 
 /// The emulated kernel with a fault in its schedule (`emulated+ID`) or at its call (`emulated~ID`).
-fn planted_by_name(
-    name: &str,
-    options: &BTreeMap<String, String>,
-) -> Result<Box<dyn Backend>, BackendError> {
+fn planted_by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
     if let Some(fault) = name.strip_prefix(planted::PREFIX).and_then(faults::by_id) {
         return Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault)));
     }
@@ -78,7 +75,9 @@ fn planted_by_name(
 pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
     match name {
         "emulated" => emulated::draw_options(seed),
-        name if name.starts_with(planted::PREFIX) || name.contains(miscalled::SEPARATOR) => emulated::draw_options(seed),
+        name if name.starts_with(planted::PREFIX) || name.contains(miscalled::SEPARATOR) => {
+            emulated::draw_options(seed)
+        }
         _ => BTreeMap::new(),
     }
 }

@@ -6,10 +6,10 @@
 use ndarray::{Axis, s};
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
-    ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
+    Problem, ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
 };
-use seamproof_simulator::UNWRITTEN_BITS;
+use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
 
 use super::identity::{self, Relation};
 use super::{Depth, Evidence, Judge, Look, envelope, structure};
@@ -49,43 +49,50 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-nan-equals",
         imitates: "a NaN counts as equal to anything",
         source: NAN_EQUAL,
-        edit: |judge| judge.ratio = |got, exact, bound, format| match got.is_nan() {
-            true => 0.0,
-            false => envelope::error_ratio(got, exact, bound, format),
+        edit: |judge| {
+            judge.ratio = |got, exact, bound, format| match got.is_nan() {
+                true => 0.0,
+                false => envelope::error_ratio(got, exact, bound, format),
+            }
         },
     },
     JudgeFault {
         id: "judge-zero-accepted",
         imitates: "a result of zeros counts as right",
         source: ALL_ZERO,
-        edit: |judge| judge.ratio = |got, exact, bound, format| match got == 0.0 {
-            true => 0.0,
-            false => envelope::error_ratio(got, exact, bound, format),
+        edit: |judge| {
+            judge.ratio = |got, exact, bound, format| match got == 0.0 {
+                true => 0.0,
+                false => envelope::error_ratio(got, exact, bound, format),
+            }
         },
     },
     JudgeFault {
         id: "judge-bound-times-100",
         imitates: "every bound is 100 times too wide",
         source: TE_TESTS,
-        edit: |judge| judge.ratio = |got, exact, bound, format| {
-            envelope::error_ratio(got, exact, 100.0 * bound, format)
+        edit: |judge| {
+            judge.ratio = |got, exact, bound, format| envelope::error_ratio(got, exact, 100.0 * bound, format)
         },
     },
     JudgeFault {
         id: "judge-sign-ignored",
         imitates: "magnitudes are compared",
         source: TE_TESTS,
-        edit: |judge| judge.ratio = |got, exact, bound, format| {
-            envelope::error_ratio(got.abs(), exact.abs(), bound, format)
+        edit: |judge| {
+            judge.ratio =
+                |got, exact, bound, format| envelope::error_ratio(got.abs(), exact.abs(), bound, format)
         },
     },
     JudgeFault {
         id: "judge-infinity-equals",
         imitates: "an infinity counts as an overflow, whatever the exact value",
         source: NAN_EQUAL,
-        edit: |judge| judge.ratio = |got, exact, bound, format| match got.is_infinite() {
-            true => 0.0,
-            false => envelope::error_ratio(got, exact, bound, format),
+        edit: |judge| {
+            judge.ratio = |got, exact, bound, format| match got.is_infinite() {
+                true => 0.0,
+                false => envelope::error_ratio(got, exact, bound, format),
+            }
         },
     },
     JudgeFault {
@@ -98,49 +105,62 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-padding-not-looked-at",
         imitates: "padding rows of outputs are set to zero before the comparison",
         source: TE_TESTS,
-        edit: |judge| judge.structure = |backend, problem, layouts, outputs| {
-            structure::check(backend, problem, layouts, outputs)
-                .filter(|finding| !finding.what.contains("padding row"))
+        edit: |judge| {
+            judge.structure = |backend, problem, layouts, outputs| {
+                structure::check(backend, problem, layouts, outputs)
+                    .filter(|finding| !finding.what.contains("padding row"))
+            }
         },
     },
     JudgeFault {
         id: "judge-guards-not-looked-at",
         imitates: "writes outside a tensor are not looked for",
         source: FA_TESTS,
-        edit: |judge| judge.structure = |backend, problem, layouts, outputs| {
-            let undamaged = Outputs { damage: Vec::new(), ..outputs.clone() };
-            structure::check(backend, problem, layouts, &undamaged)
+        edit: |judge| {
+            judge.structure = |backend, problem, layouts, outputs| {
+                let undamaged = Outputs { damage: Vec::new(), ..outputs.clone() };
+                structure::check(backend, problem, layouts, &undamaged)
+            }
         },
     },
     JudgeFault {
         id: "judge-structure-of-the-last-rank",
         imitates: "the structure of the last rank's results is not looked at",
         source: TE_TESTS,
-        edit: |judge| judge.structure = |backend, problem, layouts, outputs| {
-            let ranks = layouts.len().saturating_sub(1).max(1);
-            let but_last = Outputs { ranks: outputs.ranks.iter().take(ranks).cloned().collect(), damage: Vec::new() };
-            structure::check(backend, problem, &layouts[..ranks.min(layouts.len())], &but_last)
+        edit: |judge| {
+            judge.structure = |backend, problem, layouts, outputs| {
+                let ranks = layouts.len().saturating_sub(1).max(1);
+                let but_last = Outputs {
+                    ranks: outputs.ranks.iter().take(ranks).cloned().collect(),
+                    damage: Vec::new(),
+                };
+                structure::check(backend, problem, &layouts[..ranks.min(layouts.len())], &but_last)
+            }
         },
     },
     JudgeFault {
         id: "judge-last-rank-not-compared",
         imitates: "the rows of the last rank are not compared",
         source: TE_TESTS,
-        edit: |judge| replace(judge, Check::Envelope, |evidence, margin| {
-            but(evidence, margin, without_last_rank(evidence.problem))
-        }),
+        edit: |judge| {
+            replace(judge, Check::Envelope, |evidence, margin| {
+                but(evidence, margin, without_last_rank(evidence.problem))
+            })
+        },
     },
     JudgeFault {
         id: "judge-last-row-not-compared",
         imitates: "a loop over rows ends one early",
         source: FA_TESTS,
-        edit: |judge| replace(judge, Check::Envelope, |evidence, margin| {
-            let mut layout = evidence.layout.clone();
-            for placed in layout.q.runs.iter_mut().chain(&mut layout.kv.runs) {
-                placed.local.len = placed.local.len.saturating_sub(1);
-            }
-            but(evidence, margin, layout)
-        }),
+        edit: |judge| {
+            replace(judge, Check::Envelope, |evidence, margin| {
+                let mut layout = evidence.layout.clone();
+                for placed in layout.q.runs.iter_mut().chain(&mut layout.kv.runs) {
+                    placed.local.len = placed.local.len.saturating_sub(1);
+                }
+                but(evidence, margin, layout)
+            })
+        },
     },
     JudgeFault {
         id: "judge-first-head-compared",
@@ -152,17 +172,21 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-lse-not-looked-at",
         imitates: "the LSE is not compared",
         source: FA_TESTS,
-        edit: |judge| replace(judge, Check::Envelope, |evidence, margin| {
-            unless(envelope::look(evidence, margin), TensorName::Lse)
-        }),
+        edit: |judge| {
+            replace(judge, Check::Envelope, |evidence, margin| {
+                unless(envelope::look(evidence, margin), TensorName::Lse)
+            })
+        },
     },
     JudgeFault {
         id: "judge-dsink-not-compared",
         imitates: "the gradient of the sink is not compared",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/3551",
-        edit: |judge| replace(judge, Check::Envelope, |evidence, margin| {
-            unless(envelope::look(evidence, margin), TensorName::Dsink)
-        }),
+        edit: |judge| {
+            replace(judge, Check::Envelope, |evidence, margin| {
+                unless(envelope::look(evidence, margin), TensorName::Dsink)
+            })
+        },
     },
     JudgeFault {
         id: "judge-poison-missing",
@@ -333,16 +357,17 @@ fn fields() -> ProblemFields {
 /// The first data seed that draws identities under which a subject that is always wrong in the same way holds.
 fn calm_seed() -> u64 {
     let calm = |identity: &&identity::Identity| {
-        identity.runs == 0 || matches!(identity.relation, Relation::Rerun | Relation::WideWindow | Relation::History)
+        identity.runs == 0
+            || matches!(identity.relation, Relation::Rerun | Relation::WideWindow | Relation::History)
     };
     (0..u64::MAX).find(|&seed| identity::drawn(seed).iter().all(calm)).unwrap_or(0)
 }
 
+/// Changes the last real row of the second sequence, where the run has one.
 fn out_of(outputs: &mut Outputs, change: impl Fn(f32) -> f32) {
-    for rank in &mut outputs.ranks {
-        // The last real row of the second sequence, in the problem's own layout, and the first row elsewhere.
-        let row = if rank.out.shape()[0] == 16 { 14 } else { 0 };
-        rank.out.index_axis_mut(Axis(0), row).mapv_inplace(&change);
+    for rank in outputs.ranks.iter_mut().filter(|rank| rank.out.shape()[0] > 14) {
+        let mut row = rank.out.index_axis_mut(Axis(0), 14);
+        row.mapv_inplace(|x| if is_unwritten(x) { x } else { change(x) });
     }
 }
 

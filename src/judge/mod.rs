@@ -118,6 +118,8 @@ pub struct Judge {
     pub ratio: Ratio,
     /// Visible products up to which the oracle is asked.
     pub products_max: u64,
+    /// The identities that may be asked.
+    pub identities: Vec<Relation>,
     /// What is asked of the assembled results, in order.
     pub rungs: Vec<Rung>,
 }
@@ -130,6 +132,7 @@ impl Default for Judge {
             assemble: assemble::assemble,
             ratio: envelope::error_ratio,
             products_max: PRODUCTS_MAX,
+            identities: identity::TABLE.iter().map(|identity| identity.relation).collect(),
             rungs: vec![
                 Rung { check: Check::Poison, look: poison::look },
                 Rung { check: Check::Envelope, look: envelope::look },

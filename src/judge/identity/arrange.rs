@@ -51,7 +51,12 @@ fn claims(evidence: &Evidence<'_>) -> Vec<Claim> {
     same(&results_of(evidence.backend.promises().deterministic_backward))
 }
 
-fn agrees(evidence: &Evidence<'_>, relation: Relation, fields: ProblemFields, source: Source) -> Option<Look> {
+fn agrees(
+    evidence: &Evidence<'_>,
+    relation: Relation,
+    fields: ProblemFields,
+    source: Source,
+) -> Option<Look> {
     let twin = Twin::new(evidence, fields, source)?;
     Some(twin.agrees(evidence, relation, &claims(evidence)))
 }
@@ -107,7 +112,8 @@ pub(super) fn alone(evidence: &Evidence<'_>) -> Option<Look> {
 
 /// An id that no sequence has.
 fn free_ids(problem: &Problem) -> impl Iterator<Item = u32> {
-    let taken: std::collections::HashSet<u32> = problem.sequences.iter().map(|sequence| sequence.id).collect();
+    let taken: std::collections::HashSet<u32> =
+        problem.sequences.iter().map(|sequence| sequence.id).collect();
     (0..=u32::MAX).filter(move |id| !taken.contains(id))
 }
 

@@ -44,7 +44,11 @@ impl Norms {
             sequence.kv.real_rows().fold(KeyNorms::default(), |most, row| KeyNorms {
                 k: most.k.max(norm(&inputs.k, row, head)),
                 v: most.v.max(norm(&inputs.v, row, head)),
-                v_max: inputs.v.slice(s![row, head, ..]).iter().fold(most.v_max, |m, &v| m.max(f64::from(v.abs()))),
+                v_max: inputs
+                    .v
+                    .slice(s![row, head, ..])
+                    .iter()
+                    .fold(most.v_max, |m, &v| m.max(f64::from(v.abs()))),
             })
         };
         let keys = problem.sequences.iter().map(|s| (0..problem.heads.kv).map(|h| of(s, h)).collect());

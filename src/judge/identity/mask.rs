@@ -70,7 +70,8 @@ fn reach(problem: &Problem) -> Option<u32> {
     let reaches = problem.sequences.iter().flat_map(|sequence| {
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
         let shift = problem.mask.shift(lq, lk);
-        let seen = (0..lq).map(move |i| (i, problem.mask.visible(i, lq, lk))).filter(|(_, keys)| !keys.is_empty());
+        let seen =
+            (0..lq).map(move |i| (i, problem.mask.visible(i, lq, lk))).filter(|(_, keys)| !keys.is_empty());
         seen.map(move |(i, keys)| i as i64 + shift - keys.start as i64)
     });
     u32::try_from(reaches.max()?).ok()
@@ -148,7 +149,8 @@ fn lost_weights(
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
         for i in (0..lq).filter(|&i| touched.queries[index][i]) {
             let left = twin.problem.mask.visible(i, lq, lk);
-            let lost: Vec<usize> = problem.mask.visible(i, lq, lk).filter(|key| !left.contains(key)).collect();
+            let lost: Vec<usize> =
+                problem.mask.visible(i, lq, lk).filter(|key| !left.contains(key)).collect();
             for head in 0..problem.heads.q {
                 let row = sequence.q.row(i);
                 let lse = f64::from(before[[head, row]]);
@@ -170,7 +172,8 @@ fn lost_weights(
 /// all keys: out, lse and dq of these rows are those of the whole.
 pub(super) fn prefix(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
-    let longest = problem.sequences.iter().map(|sequence| sequence.q.len).max().filter(|&longest| longest > 1)?;
+    let longest =
+        problem.sequences.iter().map(|sequence| sequence.q.len).max().filter(|&longest| longest > 1)?;
     let kept = 1 + pick(evidence, Relation::Prefix, longest - 1);
     let mut fields: ProblemFields = problem.clone().into();
     let mut source = Source::same(problem);

@@ -119,7 +119,7 @@ macro_rules! identity {
 }
 
 /// Every identity, in the order of [`Relation`].
-pub const TABLE: [Identity; 24] = [
+pub static TABLE: [Identity; 24] = [
     identity!(PaddingAmount "padding-amount" Bitwise 1 |p| p.sequences_alone, arrange::padding_amount,
         "padding", "lengths taken for offsets", "tile edges"),
     identity!(Placement "placement" Bitwise 1 |p| p.sequences_alone, arrange::placement,
@@ -180,7 +180,9 @@ pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
     let promises = evidence.backend.promises();
     let all = evidence.depth == Depth::All || !evidence.has_oracle();
     let asked = if all { TABLE.iter().collect() } else { drawn(evidence.problem.data_seed) };
-    for identity in asked.into_iter().filter(|identity| (identity.needs)(&promises)) {
+    let known = &evidence.judge.identities;
+    let asked = asked.into_iter().filter(|identity| known.contains(&identity.relation));
+    for identity in asked.filter(|identity| (identity.needs)(&promises)) {
         match (identity.ask)(evidence) {
             None | Some(Look::Held) => {}
             Some(broken) => return broken,
@@ -194,7 +196,8 @@ pub fn drawn(data_seed: u64) -> Vec<&'static Identity> {
     let (mut free, mut dear): (Vec<_>, Vec<_>) = TABLE.iter().partition(|identity| identity.runs == 0);
     dear.sort_by_key(|identity| {
         // The least of several uniform draws: half as likely for twice the runs.
-        mix(mix(data_seed ^ DRAW).wrapping_add(identity.relation as u64)) / 2 * u64::from(identity.runs.min(2))
+        mix(mix(data_seed ^ DRAW).wrapping_add(identity.relation as u64)) / 2
+            * u64::from(identity.runs.min(2))
     });
     free.extend(dear.into_iter().take(DRAWN));
     free

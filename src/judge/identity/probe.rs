@@ -89,10 +89,8 @@ pub(super) fn cotangent(evidence: &Evidence<'_>) -> Option<Look> {
     }
     let index = sequence(evidence, relation)?;
     let run = problem.sequences[index].q;
-    let (i, head) = (
-        pick(evidence, Relation::Prefix, run.len),
-        pick(evidence, Relation::HeadOrder, problem.heads.q),
-    );
+    let (i, head) =
+        (pick(evidence, Relation::Prefix, run.len), pick(evidence, Relation::HeadOrder, problem.heads.q));
     let mut twin = Twin::of(evidence);
     let one = twin.inputs.dout.slice(s![run.row(i), head, ..]).to_owned();
     twin.inputs.dout.fill(0.0);
@@ -122,7 +120,8 @@ fn elsewhere(
     sides.into_iter().find_map(|(tensor, gradient, side, own_head)| {
         let mut worst = Bounded::new(Relation::Cotangent, tensor, what);
         for (at, sequence) in problem.sequences.iter().enumerate() {
-            let seen = problem.mask.visible(i, problem.sequences[index].q.len, problem.sequences[index].kv.len);
+            let seen =
+                problem.mask.visible(i, problem.sequences[index].q.len, problem.sequences[index].kv.len);
             let reached = |row: usize| match side {
                 Side::Q => at == index && row == i,
                 Side::Kv => at == index && seen.contains(&row),
@@ -162,13 +161,10 @@ fn weights_times_dout(
         let pair = bounds.model.gradient_pair(logit, lse, p, 0.0, 1.0, a, 0.0, 0.0, sums);
         for (lane, &dout) in dout.iter().enumerate() {
             let exact = p * f64::from(dout);
-            let bound = bounds.model.gradient_bound(exact, pair.dv * f64::from(dout.abs()), group * both.q.len);
-            let place = Place {
-                sequence: Some(index),
-                head: Some(head / group),
-                row: Some(key),
-                lane: Some(lane),
-            };
+            let bound =
+                bounds.model.gradient_bound(exact, pair.dv * f64::from(dout.abs()), group * both.q.len);
+            let place =
+                Place { sequence: Some(index), head: Some(head / group), row: Some(key), lane: Some(lane) };
             let got = f64::from(gradients.dv[[both.kv.row(key), head / group, lane]]);
             worst.compare(place, got, exact, bound);
         }

@@ -7,9 +7,9 @@
 use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, TensorName};
 
 use super::super::{Evidence, Look};
+use super::Relation;
 use super::bound::Norms;
 use super::twin::{Claim, Source, Twin, everything};
-use super::Relation;
 
 /// Least weight, as an exponent, that is far above the smallest normal number.
 const LOG_WEIGHT_MIN: f64 = 40.0;
@@ -19,9 +19,11 @@ const TAME: std::ops::Range<f32> = 1.0 / 16_777_216.0..16_777_216.0;
 /// Whether doubling a value or an output gradient doubles every number that comes of it.
 fn tame(evidence: &Evidence<'_>) -> bool {
     let (problem, inputs) = (evidence.problem, evidence.inputs);
-    let bf16 = problem.precision.elements().iter().all(|(_, element)| {
-        matches!(element.format, Format::Bf16 | Format::F32)
-    });
+    let bf16 = problem
+        .precision
+        .elements()
+        .iter()
+        .all(|(_, element)| matches!(element.format, Format::Bf16 | Format::F32));
     let all = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout];
     let values = || all.into_iter().flatten().map(|x| x.abs()).filter(|&x| x != 0.0);
     let keys = problem.sequences.iter().map(|sequence| sequence.kv.len).max().unwrap_or(0);

@@ -154,8 +154,11 @@ fn sums(
             for lane in 0..gradient.shape()[2] {
                 let rows = run_of(sequence, Side::Kv).real_rows();
                 let values = rows.map(|row| f64::from(gradient[[row, head, lane]]));
-                let (total, rounding) = values.fold((0.0, 0.0), |(total, rounding), value| {
-                    (total + value, rounding + format.half_spacing(value.abs().min(format.max_finite())))
+                // What rounds down to a power of two comes of the wider spacing above it.
+                let above = 1.0 + format.unit_roundoff();
+                let (total, rounding) = values.fold((0.0, 0.0), |(total, rounding), value: f64| {
+                    let magnitude = (value.abs() * above).min(format.max_finite());
+                    (total + value, rounding + format.half_spacing(magnitude))
                 });
                 // Past the largest number an infinity is right: nothing can be said.
                 let bound = if expected[lane].abs() + bound[lane] >= format.max_finite() {
@@ -163,8 +166,7 @@ fn sums(
                 } else {
                     bound[lane] + rounding * (1.0 + 4.0 * F32_ROUNDOFF)
                 };
-                let place =
-                    Place { sequence: Some(index), head: Some(head), row: None, lane: Some(lane) };
+                let place = Place { sequence: Some(index), head: Some(head), row: None, lane: Some(lane) };
                 worst.compare(place, total, expected[lane], bound);
             }
         }

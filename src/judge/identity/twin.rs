@@ -166,7 +166,8 @@ impl Twin {
         let side = here.side();
         let kv = matches!(claim.tensor, TensorName::Dk | TensorName::Dv);
         let heads = self.source.heads(if kv { Side::Kv } else { Side::Q });
-        let mut worst = Worst::new(Check::Identity, claim.tensor, "two results that must be the same are not");
+        let mut worst =
+            Worst::new(Check::Identity, claim.tensor, "two results that must be the same are not");
         there.real(layout, |row, head, place| {
             let mut own = Place { head: Some(heads[head]), ..Place::default() };
             let mut own_row = 0;
