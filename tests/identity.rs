@@ -166,12 +166,12 @@ fn faults() -> Vec<Fault> {
         spoilt(Relation::Placement, |p, _, o| out_if(p.sequences.first().is_some_and(|s| s.q.offset > 0), o)),
         spoilt(Relation::SequenceOrder, |p, _, o| {
             let mut lengths = p.sequences.iter().map(|sequence| sequence.q.len);
-            out_if(lengths.next() < lengths.last(), o);
+            out_if(lengths.next() < lengths.next_back(), o);
         }),
         spoilt(Relation::Alone, |p, _, o| out_if(p.sequences.len() == 1, o)),
         spoilt(Relation::EmptySequence, |p, _, o| out_if(p.sequences.iter().any(|s| s.kv.len == 0), o)),
         spoilt(Relation::ClosingOffsets, |p, _, o| {
-            out_if(p.sequences.last().is_some_and(|s| s.q.span == 0), o)
+            out_if(p.sequences.last().is_some_and(|s| s.q.span == 0), o);
         }),
         spoilt(Relation::OneRank, |p, _, o| out_if(p.parallel.algorithm != Algorithm::Single, o)),
         spoilt(Relation::UnitValues, |_, _, o| out_if(true, o)),
@@ -183,7 +183,7 @@ fn faults() -> Vec<Fault> {
         }),
         spoilt(Relation::LinearInV, |_, _, o| each(o, |r| r.out.mapv_inplace(|x| written(x, f32::abs)))),
         spoilt(Relation::LinearInDout, |_, _, o| {
-            gradients(o, |g| g.dq.mapv_inplace(|x| written(x, f32::abs)))
+            gradients(o, |g| g.dq.mapv_inplace(|x| written(x, f32::abs)));
         }),
         told(Relation::ScaleFolding, |f| f.softmax.scale = 0.25),
         spoilt(Relation::Negation, |_, _, o| gradients(o, |g| g.dq.mapv_inplace(|x| written(x, f32::abs)))),
@@ -216,7 +216,7 @@ fn every_identity_sees_the_fault_that_it_is_there_for() {
                     _ => None,
                 }
             });
-            !found.is_some_and(|finding| finding.identity == Some(fault.relation))
+            found.is_none_or(|finding| finding.identity != Some(fault.relation))
         })
         .map(|fault| identity::identity(fault.relation).name)
         .collect();

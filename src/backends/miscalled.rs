@@ -61,7 +61,7 @@ pub const MISCALLS: [Miscall; 20] = [
         caught_by: VALUES,
         call: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| {
-                f.mask.right = f.mask.right.map(|right| right.saturating_add(1))
+                f.mask.right = f.mask.right.map(|right| right.saturating_add(1));
             })
         },
     },

@@ -72,7 +72,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         imitates: "every bound is 100 times too wide",
         source: TE_TESTS,
         edit: |judge| {
-            judge.ratio = |got, exact, bound, format| envelope::error_ratio(got, exact, 100.0 * bound, format)
+            judge.ratio =
+                |got, exact, bound, format| envelope::error_ratio(got, exact, 100.0 * bound, format);
         },
     },
     JudgeFault {
@@ -81,7 +82,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         source: TE_TESTS,
         edit: |judge| {
             judge.ratio =
-                |got, exact, bound, format| envelope::error_ratio(got.abs(), exact.abs(), bound, format)
+                |got, exact, bound, format| envelope::error_ratio(got.abs(), exact.abs(), bound, format);
         },
     },
     JudgeFault {
@@ -145,7 +146,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 but(evidence, margin, without_last_rank(evidence.problem))
-            })
+            });
         },
     },
     JudgeFault {
@@ -159,7 +160,7 @@ pub const FAULTS: [JudgeFault; 17] = [
                     placed.local.len = placed.local.len.saturating_sub(1);
                 }
                 but(evidence, margin, layout)
-            })
+            });
         },
     },
     JudgeFault {
@@ -175,7 +176,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 unless(envelope::look(evidence, margin), TensorName::Lse)
-            })
+            });
         },
     },
     JudgeFault {
@@ -185,7 +186,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 unless(envelope::look(evidence, margin), TensorName::Dsink)
-            })
+            });
         },
     },
     JudgeFault {
@@ -293,6 +294,9 @@ impl Probe {
 /// What is done to the results of a right run: the results, the inputs, and how often the subject was run before.
 type Spoil = fn(&Problem, &Inputs, usize, &mut Outputs);
 
+/// What makes a probe's case of [`fields`].
+type Edit = fn(&mut ProblemFields);
+
 /// The emulated kernel with spoilt results.
 struct Spoilt {
     inner: Emulated,
@@ -385,7 +389,7 @@ fn plain(_: &mut ProblemFields) {}
 
 /// The probes, each broken in one place; the right judge condemns all.
 pub fn probes() -> Result<Vec<Probe>, ProblemError> {
-    let table: [(&str, fn(&mut ProblemFields), Spoil); 14] = [
+    let table: [(&str, Edit, Spoil); 14] = [
         ("a NaN in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::NAN)),
         ("a row of out is 0", plain, |_, _, _, outputs| out_of(outputs, |_| 0.0)),
         ("an infinity in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::INFINITY)),
@@ -437,7 +441,7 @@ pub fn probes() -> Result<Vec<Probe>, ProblemError> {
             out_of(outputs, |x| if before % 3 == 2 { f32::from_bits(x.to_bits() ^ 0x1_0000) } else { x });
         }),
     ];
-    let probe = |(what, edit, spoil): (&'static str, fn(&mut ProblemFields), Spoil)| {
+    let probe = |(what, edit, spoil): (&'static str, Edit, Spoil)| {
         let mut fields = fields();
         edit(&mut fields);
         let subject = Box::new(Spoilt { inner: Emulated::default(), spoil, runs: Default::default() });
