@@ -6,7 +6,7 @@
 //! at `p = 1`, and what a format's floor adds is counted once for each key. A bound that would say nothing is infinite.
 
 use ndarray::{Array3, s};
-use seamproof_oracle::envelope::{F32_ROUNDOFF, Model, Row};
+use seamproof_oracle::envelope::{F32_ROUNDOFF, Merges, Model, Partition, Row, Sums};
 use seamproof_oracle::{Inputs, Problem};
 
 use super::super::Evidence;
@@ -86,6 +86,7 @@ pub(super) struct Bounds<'a> {
     inputs: &'a Inputs,
     norms: Norms,
     pub(super) model: Model,
+    partition: Partition,
     underflow: f64,
 }
 
@@ -100,8 +101,21 @@ struct Worst {
 impl<'a> Bounds<'a> {
     pub(super) fn new(evidence: &Evidence<'_>, problem: &'a Problem, inputs: &'a Inputs) -> Bounds<'a> {
         let (backend, norms) = (evidence.backend, Norms::new(problem, inputs));
-        let model = Model::new(problem, backend.accumulation(), backend.partition(problem));
-        Bounds { problem, inputs, norms, model, underflow: backend.accumulation().underflow() }
+        let partition = backend.partition(problem);
+        let model = Model::new(problem, backend.accumulation(), partition);
+        Bounds { problem, inputs, norms, model, partition, underflow: backend.accumulation().underflow() }
+    }
+
+    /// What roundings of partial gradients may lose below the normal range of their format.
+    pub(super) fn sum_floor(&self) -> f64 {
+        let Sums { count, format } = self.partition.sums;
+        count as f64 * format.tiny_half()
+    }
+
+    /// The same for partial outs and what they are merged into.
+    fn merge_floor(&self) -> f64 {
+        let Merges { count, step, running, .. } = self.partition.merges;
+        if count == 0 { 0.0 } else { step.tiny_half() + 2.0 * count as f64 * running.tiny_half() }
     }
 
     /// The norms of a sequence's keys and values.
@@ -138,7 +152,8 @@ impl<'a> Bounds<'a> {
         let values = (pair.value + keys as f64 * floor * (1.0 + g)) * norms.v_max;
         RowError {
             lse: self.model.lse_bound(&row, denominator),
-            out: self.model.out_bound(&row, norms.v_max, values, denominator, norms.v_max),
+            out: self.model.out_bound(&row, norms.v_max, values, denominator, norms.v_max)
+                + self.merge_floor(),
         }
     }
 

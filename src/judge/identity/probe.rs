@@ -162,7 +162,8 @@ fn weights_times_dout(
         for (lane, &dout) in dout.iter().enumerate() {
             let exact = p * f64::from(dout);
             let bound =
-                bounds.model.gradient_bound(exact, pair.dv * f64::from(dout.abs()), group * both.q.len);
+                bounds.model.gradient_bound(exact, pair.dv * f64::from(dout.abs()), group * both.q.len)
+                    + bounds.sum_floor();
             let place =
                 Place { sequence: Some(index), head: Some(head / group), row: Some(key), lane: Some(lane) };
             let got = f64::from(gradients.dv[[both.kv.row(key), head / group, lane]]);

@@ -142,7 +142,7 @@ struct Sum {
 fn sums(
     evidence: &Evidence<'_>,
     (relation, tensor): (Relation, TensorName),
-    gradient: &Array3<f32>,
+    (gradient, floor): (&Array3<f32>, f64),
     sum: impl Fn(usize, usize) -> Sum,
 ) -> Look {
     let problem = evidence.problem;
@@ -154,11 +154,11 @@ fn sums(
             for lane in 0..gradient.shape()[2] {
                 let rows = run_of(sequence, Side::Kv).real_rows();
                 let values = rows.map(|row| f64::from(gradient[[row, head, lane]]));
-                // What rounds down to a power of two comes of the wider spacing above it.
-                let above = 1.0 + format.unit_roundoff();
+                // The number before its rounding may be larger than the returned one.
+                let (unit, least) = (format.unit_roundoff(), format.tiny_half());
                 let (total, rounding) = values.fold((0.0, 0.0), |(total, rounding), value: f64| {
-                    let magnitude = (value.abs() * above).min(format.max_finite());
-                    (total + value, rounding + format.half_spacing(magnitude))
+                    let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
+                    (total + value, rounding + format.half_spacing(magnitude) + floor)
                 });
                 // Past the largest number an infinity is right: nothing can be said.
                 let bound = if expected[lane].abs() + bound[lane] >= format.max_finite() {
@@ -206,7 +206,7 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
         }
         sum
     };
-    Some(sums(evidence, (Relation::SumOfDv, TensorName::Dv), &gradients.dv, sum))
+    Some(sums(evidence, (Relation::SumOfDv, TensorName::Dv), (&gradients.dv, bounds.sum_floor()), sum))
 }
 
 /// The rows of dk add up to 0: one vector added to all keys moves every logit of a row alike (no soft cap, no sink).
@@ -232,5 +232,5 @@ pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
         }
         sum
     };
-    Some(sums(evidence, (Relation::SumOfDk, TensorName::Dk), &gradients.dk, sum))
+    Some(sums(evidence, (Relation::SumOfDk, TensorName::Dk), (&gradients.dk, bounds.sum_floor()), sum))
 }
