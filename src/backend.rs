@@ -317,6 +317,31 @@ pub enum RunError {
     Infrastructure(String),
 }
 
+/// What a subject promises of the bits of its results, beyond being right: what a right subject may leave open. Where
+/// it promises nothing, no relation that needs the promise is asked.
+///
+/// The forward gives the same bits for the same inputs without any promise: every subject must.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Promises {
+    /// The same inputs give the same bits of the gradients too: no sum in an order that chance decides.
+    pub deterministic_backward: bool,
+    /// The results of a sequence depend neither on other sequences nor on where rows lie: tiles and splits begin anew
+    /// with each sequence, and on several ranks follow from the span alone.
+    pub sequences_alone: bool,
+    /// The results of a head depend neither on its number nor on the heads of other groups.
+    pub heads_alone: bool,
+    /// out, lse and dq of a query row depend on the row, on the keys that it sees and on their positions in the
+    /// sequence alone: neither on other rows nor on the form in which the mask is given. dk and dv of a key depend in
+    /// the same way on the rows that see it.
+    pub rows_alone: bool,
+}
+
+impl Promises {
+    /// All of them.
+    pub const ALL: Promises =
+        Promises { deterministic_backward: true, sequences_alone: true, heads_alone: true, rows_alone: true };
+}
+
 /// A whole subject.
 pub trait Backend: Sync {
     /// The name, as `--backend` takes it.
@@ -327,6 +352,11 @@ pub trait Backend: Sync {
 
     /// The padding contract.
     fn padding(&self) -> PaddingContract;
+
+    /// What it promises of the bits of its results; nothing unless it says so.
+    fn promises(&self) -> Promises {
+        Promises::default()
+    }
 
     /// How sums are accumulated.
     fn accumulation(&self) -> Accumulation;
@@ -374,6 +404,11 @@ pub trait Wrapper: Sync {
         self.inner().padding()
     }
 
+    /// See [`Backend::promises`].
+    fn promises(&self) -> Promises {
+        self.inner().promises()
+    }
+
     /// See [`Backend::accumulation`].
     fn accumulation(&self) -> Accumulation {
         self.inner().accumulation()
@@ -417,6 +452,10 @@ impl<W: Wrapper> Backend for W {
 
     fn padding(&self) -> PaddingContract {
         Wrapper::padding(self)
+    }
+
+    fn promises(&self) -> Promises {
+        Wrapper::promises(self)
     }
 
     fn accumulation(&self) -> Accumulation {

@@ -5,6 +5,8 @@
 //! the edited schedule, the campaign judges the emulated kernel that runs it; the repro is shrunk as a campaign's
 //! findings are.
 
+mod call;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
@@ -22,6 +24,8 @@ use crate::generate::{self, Draw, Limits};
 use crate::shrink;
 use crate::values::{self, Poison};
 use crate::verdict::{Check, Finding, Verdict};
+
+pub use call::{CallScore, call_stream, miscalled, score_calls};
 
 /// A planted fault of a capability table: the subject runs and refuses as before, and declares something else.
 #[derive(Clone, Copy, Debug)]

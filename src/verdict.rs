@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::{Refusal, TensorName};
+pub use crate::judge::Relation;
 
 /// A rung of the judge's ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -97,6 +98,9 @@ impl fmt::Display for Place {
 pub struct Finding {
     /// The rung.
     pub check: Check,
+    /// The relation that does not hold, for check [`Check::Identity`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Relation>,
     /// The tensor; absent where the case as a whole is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorName>,
@@ -137,6 +141,7 @@ impl Finding {
     pub fn new(check: Check, tensor: Option<TensorName>, what: String) -> Finding {
         Finding {
             check,
+            identity: None,
             tensor,
             place: Place::default(),
             what,
@@ -153,6 +158,9 @@ impl Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.check)?;
+        if let Some(identity) = self.identity {
+            write!(f, " {identity}")?;
+        }
         if let Some(tensor) = self.tensor {
             write!(f, " · {tensor}")?;
         }
@@ -221,6 +229,9 @@ pub struct Margin {
     pub dithered: Ratios,
     /// Tier R.
     pub replayed: Ratios,
+    /// Tensors that the envelope compared; 0 where the oracle is too dear and the other rungs judged alone.
+    #[serde(default)]
+    pub compared: usize,
 }
 
 impl Margin {

@@ -35,7 +35,9 @@ fn digest(arithmetic: Arithmetic) -> String {
             [Tiles { q: 4, kv: 4 }, Tiles { q: 1, kv: 16 }, Tiles { q: 64, kv: 1 }][index as usize % 3];
         let mut inputs = values::inputs(&problem);
         values::poison(&mut inputs, &problem, Poison::Nan);
-        if let Ok(outputs) = (Emulated { tiles, order: index, arithmetic, ..Emulated::default() }).run(&problem, &inputs) {
+        if let Ok(outputs) =
+            (Emulated { tiles, order: index, arithmetic, ..Emulated::default() }).run(&problem, &inputs)
+        {
             absorb(&mut hasher, &outputs);
             ran += 1;
         }

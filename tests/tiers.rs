@@ -64,7 +64,11 @@ struct Changed {
 
 impl Changed {
     fn new(run: Change) -> Changed {
-        Changed { inner: Emulated { tiles: Tiles { q: 4, kv: 8 }, order: 0 }, run, hides_lse: false }
+        Changed {
+            inner: Emulated { tiles: Tiles { q: 4, kv: 8 }, ..Emulated::default() },
+            run,
+            hides_lse: false,
+        }
     }
 }
 
@@ -236,7 +240,7 @@ fn results(kernel: &Emulated, problem: &Problem) -> (Array3<f32>, Array2<f32>) {
 
 #[test]
 fn a_scaled_output_is_inside_the_worst_case_and_outside_the_replay() {
-    let kernel = Emulated { tiles: Tiles { q: 16, kv: 64 }, order: 0 };
+    let kernel = Emulated { tiles: Tiles { q: 16, kv: 64 }, ..Emulated::default() };
     let problem = edited(&problem(32, 1024), |fields| fields.pass = Pass::Forward);
     let (out, lse) = results(&kernel, &problem);
     let (right, right_lse) = seen(&kernel, &problem, &out, &lse);
@@ -255,7 +259,7 @@ fn a_scaled_output_is_inside_the_worst_case_and_outside_the_replay() {
 
 #[test]
 fn one_key_of_4096_is_inside_the_worst_case_and_outside_the_sharper_tiers() {
-    let kernel = Emulated { tiles: Tiles { q: 16, kv: 64 }, order: 0 };
+    let kernel = Emulated { tiles: Tiles { q: 16, kv: 64 }, ..Emulated::default() };
     let problem = edited(&problem(32, 4096), |fields| fields.pass = Pass::Forward);
     let one_less = edited(&problem, |fields| {
         fields.rows.kv = 4095;

@@ -18,7 +18,7 @@ use seamproof_simulator::shard::ShardError;
 use super::BackendError;
 use crate::backend::{
     ALGORITHMS, Backend, Capabilities, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule,
-    RankGradients, RankOutputs, Refusal, RunError,
+    Promises, RankGradients, RankOutputs, Refusal, RunError,
 };
 use crate::values;
 
@@ -301,6 +301,10 @@ impl Backend for Emulated {
 
     fn padding(&self) -> PaddingContract {
         PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero }
+    }
+
+    fn promises(&self) -> Promises {
+        Promises::ALL
     }
 
     fn accumulation(&self) -> Accumulation {

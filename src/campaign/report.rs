@@ -101,6 +101,13 @@ impl Summary {
             self.distinct.len(),
             self.infrastructure_count
         )?;
+        if self.without_envelope > 0 {
+            writeln!(
+                f,
+                "          {} of those held are too large for the oracle: judged without the envelope",
+                self.without_envelope
+            )?;
+        }
         counted(f, "refused", &self.refused)?;
         counted(f, "malformed", &self.malformed)?;
         self.not_shrunk(f)?;

@@ -63,6 +63,8 @@ pub struct Summary {
     pub cases: u64,
     /// Cases in which every check held.
     pub held: u64,
+    /// Those of them that the envelope did not look at: the oracle is too dear, the other rungs judged alone.
+    pub without_envelope: u64,
     /// Cases refused as the capability table says, by its row.
     pub refused: BTreeMap<&'static str, u64>,
     /// Malformed problems refused, by the rule that they break.
@@ -106,6 +108,7 @@ impl Summary {
 
     pub(super) fn held(&mut self, margin: &Margin) {
         self.held += 1;
+        self.without_envelope += u64::from(margin.compared == 0);
         for tier in Tier::ALL {
             let histograms = self.margins.entry(tier).or_default();
             for (tensor, ratio) in margin.tier(tier).named() {
@@ -161,6 +164,7 @@ impl Summary {
         SummaryEvent {
             cases: self.cases,
             held: self.held,
+            without_envelope: self.without_envelope,
             refused: &self.refused,
             malformed: &self.malformed,
             failed: &self.failed,
@@ -196,6 +200,7 @@ fn quantiles(histograms: &BTreeMap<TensorName, Histogram>) -> BTreeMap<TensorNam
 pub struct SummaryEvent<'a> {
     cases: u64,
     held: u64,
+    without_envelope: u64,
     refused: &'a BTreeMap<&'static str, u64>,
     malformed: &'a BTreeMap<&'static str, u64>,
     failed: &'a BTreeMap<Check, u64>,

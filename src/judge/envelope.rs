@@ -9,6 +9,7 @@ use seamproof_oracle::replay;
 use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 
 use super::compare::{View, Worst};
+use super::structure::results;
 use super::{Evidence, Look, Ratio, diagnosis};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
 use crate::layout::RankLayout;
@@ -17,8 +18,12 @@ use crate::verdict::{Check, Finding, Margin, Tier, number};
 /// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned. Where it hides its
 /// LSE, the backward is judged on the exact one, and may be off by as much as the forward may.
 pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
+    if !evidence.has_oracle() {
+        return Look::Held;
+    }
     let Evidence { backend, problem, layout, inputs, .. } = *evidence;
     let rank = evidence.first;
+    margin.compared = results(rank).len();
     let model = Model::new(problem, backend.accumulation(), backend.partition(problem));
     let answer = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
     let compare = Comparison { problem, layout, ratio: evidence.judge.ratio };
