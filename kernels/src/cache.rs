@@ -74,6 +74,11 @@ impl Cache {
         Ok((compiled, Origin::Compiled))
     }
 
+    /// What is on disk, for any version of NVRTC.
+    pub fn peek(&self, source: &Source) -> Option<Compiled> {
+        self.any_version(source)
+    }
+
     /// As [`Cache::get`], and it must end up on disk.
     pub fn fill(&self, source: &Source) -> Result<(Compiled, Origin), KernelError> {
         let version = nvrtc::version()?;

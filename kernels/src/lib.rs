@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
+pub mod bench;
 pub mod cache;
+pub mod check;
 pub mod error;
 pub mod gpu;
 pub mod merge;

@@ -9,6 +9,7 @@ mod exit;
 mod explain;
 mod faults;
 mod junit;
+mod kernels;
 mod options;
 mod output;
 mod progress;
@@ -55,6 +56,8 @@ enum Command {
     Census(census::Args),
     /// Measure
     Bench(bench::Args),
+    /// Compile the GPU kernels
+    Kernels(kernels::Args),
 }
 
 /// Why a command could not do its work. One line each.
@@ -72,6 +75,8 @@ enum CliError {
     Backend(#[from] crate::backends::BackendError),
     #[error(transparent)]
     Record(#[from] RecordError),
+    #[error(transparent)]
+    Kernel(#[from] seamproof_kernels::KernelError),
     #[error("signals cannot be handled: {0}")]
     Signals(#[from] ctrlc::Error),
 }
@@ -97,6 +102,7 @@ fn dispatch(cli: Cli) -> Exit {
         Command::Faults(args) => faults::run(&args),
         Command::Census(args) => census::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
     };
     result.unwrap_or_else(|error| {
         complain(&error);
