@@ -24,10 +24,11 @@ struct Slots {
     int rows;
 };
 
-// The last index below `count` with `value(index) <= row`, or -1; values do not decrease.
+// The last index below `count` with `value(index) <= row`, or -1; values do not decrease, and `low - 1` is such an index
+// or -1.
 template <class Value>
-__device__ __forceinline__ int last_at_most(int count, int row, Value value) {
-    int low = 0, high = count;
+__device__ __forceinline__ int last_at_most(int low, int count, i64 row, Value value) {
+    int high = count;
     while (low < high) {
         const int middle = low + (high - low) / 2;
         if (value(middle) <= row) low = middle + 1;
@@ -36,33 +37,49 @@ __device__ __forceinline__ int last_at_most(int count, int row, Value value) {
     return low - 1;
 }
 
-// The last slot that begins at `row` or before, or -1.
-__device__ __forceinline__ int slot_of(const Slots& slots, int row) {
-    return last_at_most(slots.count, row, [&](int s) { return __ldg(slots.offset + s); });
+// The same for the rows of a warp's lanes, which do not decrease, all lanes together: 32 guesses at a time for the first
+// lane's row, so that a thousand sequences take two rounds, and a step from there for the others.
+template <class Value>
+__device__ __forceinline__ int last_at_most_of_lanes(int count, i64 row, Value value) {
+    const int lane = threadIdx.x % 32;
+    const i64 first = __shfl_sync(0xffffffffu, row, 0);
+    int low = 0, high = count;
+    while (low < high) {
+        const int step = (high - low + 31) / 32, guess = low + lane * step;
+        const int below = __popc(__ballot_sync(0xffffffffu, guess < high && value(guess) <= first));
+        if (below == 0) break;
+        low += (below - 1) * step + 1;
+        high = min(high, low + step - 1);
+    }
+    return low < count && value(low) <= row ? last_at_most(low + 1, count, row, value) : low - 1;
 }
 
-// Whether `row` is a real one.
-__device__ __forceinline__ bool is_real(const Slots& slots, int row) {
-    const int s = slot_of(slots, row);
+// The last slot that begins at a lane's row or before, or -1; all lanes of the warp together, their rows in order.
+__device__ __forceinline__ int slot_of_lane(const Slots& slots, i64 row) {
+    return last_at_most_of_lanes(slots.count, row, [&](int s) { return (i64)__ldg(slots.offset + s); });
+}
+
+__device__ __forceinline__ bool is_real(const Slots& slots, int s, i64 row) {
     return s >= 0 && row - __ldg(slots.offset + s) < __ldg(slots.len + s);
 }
 
-// A row of a half of its slot: the slot's row, and how many rows into the half it is. `half_row` counts in the layout
-// of halves, in which every offset and span is divided by two. The row is -1 where no slot owns the half row.
+// A row of a half of its slot: the slot's row, the slot, and how many rows into the half it is. `half_row` counts in the
+// layout of halves, in which every offset and span is divided by two. The row is -1 where no slot owns the half row. All
+// lanes of the warp together.
 struct HalfRow {
     int row;
     int slot;
     int in_half;
 };
 
-__device__ __forceinline__ HalfRow half_row_of(const Slots& slots, int half, int half_row) {
-    const int s = last_at_most(slots.count, half_row, [&](int i) { return __ldg(slots.offset + i) >> 1; });
+__device__ __forceinline__ HalfRow half_row_of_lane(const Slots& slots, int half, i64 half_row) {
+    const int s =
+        last_at_most_of_lanes(slots.count, half_row, [&](int i) { return (i64)(__ldg(slots.offset + i) >> 1); });
     if (s < 0) return {-1, -1, 0};
     const int offset = __ldg(slots.offset + s), chunk = __ldg(slots.span + s) >> 1;
-    const int in_half = half_row - (offset >> 1);
-    const i64 row = (i64)offset + (i64)half * chunk + in_half;
+    const i64 in_half = half_row - (offset >> 1), row = (i64)offset + (i64)half * chunk + in_half;
     if (in_half >= chunk || row < 0 || row >= slots.rows) return {-1, -1, 0};
-    return {(int)row, s, in_half};
+    return {(int)row, s, (int)in_half};
 }
 
 // Formats: the launcher's Number has the same order.
@@ -103,26 +120,30 @@ __device__ __forceinline__ float rounded(float value) {
     return FORMAT == F32 ? value : decode<FORMAT>(encode<FORMAT>(value));
 }
 
-// N consecutive elements, 16 bytes at a time where N is 8 and one by one where it is 1.
+// N consecutive elements as they lie in memory: 16 bytes at a time where N is 8, one element where it is 1.
 template <int FORMAT, int N>
-__device__ __forceinline__ void load(const void* base, i64 element, float (&value)[N]) {
-    if constexpr (FORMAT == F32) {
-        const float* from = (const float*)base + element;
-        if constexpr (N == 1) value[0] = __ldcs(from);
-        else
-            for (int i = 0; i < N; i += 4) {
-                const float4 four = __ldcs((const float4*)(from + i));
-                value[i] = four.x, value[i + 1] = four.y, value[i + 2] = four.z, value[i + 3] = four.w;
-            }
+struct Packed {
+    u32 word[FORMAT == F32 || N == 1 ? N : N / 2];
+};
+
+template <int FORMAT, int N>
+__device__ __forceinline__ void load(const void* base, i64 element, Packed<FORMAT, N>& packed) {
+    if constexpr (N == 1) {
+        packed.word[0] = FORMAT == F32 ? __ldcs((const u32*)base + element) : __ldcs((const u16*)base + element);
     } else {
-        const u16* from = (const u16*)base + element;
-        if constexpr (N == 1) value[0] = decode<FORMAT>(__ldcs(from));
-        else {
-            const uint4 eight = __ldcs((const uint4*)from);
-            const u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
-            for (int i = 0; i < N; ++i) value[i] = decode<FORMAT>((u16)(pairs[i / 2] >> (16 * (i % 2))));
+        const uint4* from = (const uint4*)((const u8*)base + element * (FORMAT == F32 ? 4 : 2));
+#pragma unroll
+        for (int i = 0; i < (FORMAT == F32 ? N / 4 : N / 8); ++i) {
+            const uint4 four = __ldcs(from + i);
+            packed.word[4 * i] = four.x, packed.word[4 * i + 1] = four.y;
+            packed.word[4 * i + 2] = four.z, packed.word[4 * i + 3] = four.w;
         }
     }
+}
+
+template <int FORMAT, int N>
+__device__ __forceinline__ float unpacked(const Packed<FORMAT, N>& packed, int i) {
+    return FORMAT == F32 ? __uint_as_float(packed.word[i]) : decode<FORMAT>((u16)(packed.word[i / 2] >> (16 * (i % 2))));
 }
 
 template <int FORMAT, int N>

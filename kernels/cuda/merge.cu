@@ -26,14 +26,15 @@ __device__ __forceinline__ i64 part_rows(const Part& part) {
     return part.half == WHOLE ? part.slots.rows : part.half_rows;
 }
 
-// The rows that belong together, both -1 where there is no real row.
-__device__ __forceinline__ Pair pair_at(const Part& part, int row) {
-    if (part.half == WHOLE) return is_real(part.slots, row) ? Pair{row, row} : Pair{-1, -1};
-    const HalfRow found = half_row_of(part.slots, part.half, row);
-    if (found.row < 0) return {-1, -1};
-    const i64 in_slot = found.row - __ldg(part.slots.offset + found.slot);
-    if (in_slot >= __ldg(part.slots.len + found.slot)) return {-1, -1};
-    return {found.row, part.compact ? row : found.row};
+// The rows that belong together, both -1 where there is no real row. All lanes of the warp together, rows in order.
+__device__ __forceinline__ Pair pair_of_lane(const Part& part, i64 row) {
+    if (part.half == WHOLE) {
+        const int s = slot_of_lane(part.slots, row);
+        return row < part.slots.rows && is_real(part.slots, s, row) ? Pair{(int)row, (int)row} : Pair{-1, -1};
+    }
+    const HalfRow found = half_row_of_lane(part.slots, part.half, row);
+    if (found.row < 0 || row >= part.half_rows || !is_real(part.slots, found.slot, found.row)) return {-1, -1};
+    return {found.row, part.compact ? (int)row : found.row};
 }
 
 __device__ __forceinline__ float larger(float a, float b) { return b > a ? b : a; }
@@ -41,7 +42,8 @@ __device__ __forceinline__ float larger(float a, float b) { return b > a ? b : a
 __device__ __forceinline__ float log_add(float a, float b) {
     const float largest = larger(a, b);
     if (largest == neg_infinity()) return largest;
-    return largest + exact_ln(exact_exp(a - largest) + exact_exp(b - largest));
+    // e^0 is 1, and a sum has no order.
+    return largest + exact_ln(1.0f + exact_exp((a == largest ? b : a) - largest));
 }
 
 __device__ __forceinline__ float share(float a, float total) {
@@ -52,59 +54,59 @@ __device__ __forceinline__ float scaled(float value, float weight) {
     return weight == 0.0f ? 0.0f : value * weight;
 }
 
-// Statistics alone. A thread has one row and HEADS heads, so that a warp reads 32 neighbours.
-constexpr int HEADS = 4;
+// Statistics alone. A thread has one row and HEADS heads, AT_ONCE of them in flight, so that a warp reads 32 neighbours.
+constexpr int HEADS = 16;
+constexpr int AT_ONCE = 8;
 
-extern "C" __global__ void __launch_bounds__(THREADS) merge_statistics(
+extern "C" __global__ void __launch_bounds__(THREADS, 4) merge_statistics(
     const __grid_constant__ Part part, float* __restrict__ lse, const float* __restrict__ step_lse, int heads,
     i64 step_rows
 ) {
-    const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x;
-    if (row >= part_rows(part)) return;
-    const Pair pair = pair_at(part, (int)row);
+    const Pair pair = pair_of_lane(part, (i64)blockIdx.x * THREADS + threadIdx.x);
     if (pair.running < 0) return;
-    float old[HEADS], added[HEADS];
-    const int first = blockIdx.y * HEADS;
+    const int first = blockIdx.y * HEADS, end = min(first + HEADS, heads);
+    for (int head = first; head < end; head += AT_ONCE) {
+        float* const running = lse + (i64)head * part.slots.rows + pair.running;
+        const float* const step = step_lse + head * step_rows + pair.step;
+        float old[AT_ONCE], added[AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < HEADS; ++i) {
-        const i64 head = first + i;
-        if (head < heads) {
-            old[i] = lse[head * part.slots.rows + pair.running];
-            added[i] = step_lse[head * step_rows + pair.step];
-        }
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (head + i < end) old[i] = running[(i64)i * part.slots.rows], added[i] = step[i * step_rows];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (head + i < end) running[(i64)i * part.slots.rows] = log_add(old[i], added[i]);
     }
-#pragma unroll
-    for (int i = 0; i < HEADS; ++i)
-        if (first + i < heads) lse[(i64)(first + i) * part.slots.rows + pair.running] = log_add(old[i], added[i]);
 }
 
 // One half of a statistic to or from the layout of halves; whole halves, padding included.
-extern "C" __global__ void __launch_bounds__(THREADS) half_statistics(
-    const __grid_constant__ Part part, u32* __restrict__ whole, u32* __restrict__ halves, int heads, int write,
+extern "C" __global__ void __launch_bounds__(THREADS, 4) half_statistics(
+    const __grid_constant__ Part part, u32* whole, u32* halves, int heads, int write,
     int fill_rest, u32 pattern
 ) {
     const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x;
-    if (row >= part.half_rows) return;
-    const i64 there = half_row_of(part.slots, part.half, (int)row).row;
-    const int first = blockIdx.y * HEADS;
+    const i64 there = half_row_of_lane(part.slots, part.half, row).row;
+    if (row >= part.half_rows || (there < 0 && !fill_rest)) return;
+    const int first = blockIdx.y * HEADS, end = min(first + HEADS, heads);
+    const i64 from_rows = write ? part.half_rows : part.slots.rows, to_rows = write ? part.slots.rows : part.half_rows;
+    const u32* const from = (write ? halves : whole) + (write ? row : there);
+    u32* const to = (write ? whole : halves) + (write ? there : row);
+    for (i64 head = first; head < end; head += AT_ONCE) {
+        u32 value[AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < HEADS; ++i) {
-        const i64 head = first + i;
-        if (head >= heads) break;
-        u32* in_half = halves + head * part.half_rows + row;
-        if (there < 0) {
-            if (fill_rest) *in_half = pattern;
-        } else if (write) {
-            whole[head * part.slots.rows + there] = *in_half;
-        } else {
-            *in_half = whole[head * part.slots.rows + there];
-        }
+        for (int i = 0; i < AT_ONCE; ++i)
+            value[i] = head + i < end && there >= 0 ? __ldcs(from + (head + i) * from_rows) : pattern;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (head + i < end) __stcs(to + (head + i) * to_rows, value[i]);
     }
 }
 
-// Weights of a tile: a pair for each row and head.
+// Rows and heads of a tile have a pair of weights each. A thread has IN_FLIGHT vectors at once: two where f32 takes what
+// is 16-bit; where both are of one format, more threads at once do better than more vectors a thread.
 constexpr u32 WEIGHTS_MAX = 1024;
-constexpr u32 MERGE_ROWS_MAX = 64;
+constexpr u32 MERGE_ROWS_MAX = 32;
+template <int ACC, int STEP>
+constexpr u32 IN_FLIGHT = ACC == F32 && STEP != F32 ? 2 : 1;
 constexpr int RUNNING = 0, WEIGHTED = 1, WEIGHTED_ROUNDED = 2;
 
 struct Shape {
@@ -133,9 +135,40 @@ __device__ __forceinline__ Tile tile_of(const Part& part, const Shape& shape) {
     };
 }
 
-__device__ __forceinline__ void place_rows(const Part& part, const Tile& tile, Pair* pairs) {
-    if (threadIdx.x < tile.rows) pairs[threadIdx.x] = pair_at(part, (int)(tile.first + threadIdx.x));
-    __syncthreads();
+// A vector of a tile's elements: where it is, and of which row and head of the tile. `place` is -1 for none.
+struct Vector {
+    i64 place;
+    i64 step;
+    u32 row;
+    u32 head;
+};
+
+template <int N>
+__device__ __forceinline__ Vector vector_at(const Tile& tile, const Shape& shape, const Pair* pairs, u32 i) {
+    const u32 lanes = shape.dim / N, row_vectors = tile.heads * lanes, row = i / row_vectors;
+    if (row >= tile.rows || pairs[row].running < 0) return {-1, -1, 0, 0};
+    const u32 column = i - row * row_vectors;
+    const i64 width = (i64)shape.heads * shape.dim, base = (i64)tile.head * shape.dim + (i64)column * N;
+    return {pairs[row].running * width + base, pairs[row].step * width + base, row, column / lanes};
+}
+
+// Weights of a tile: what is kept of the running out, what is added of the step's.
+template <int STYLE>
+__device__ __forceinline__ void weigh(
+    const Part& part, const Shape& shape, const Tile& tile, const Pair* pairs, float* lse, const float* step_lse,
+    float* keep, float* add
+) {
+    for (u32 i = threadIdx.x; i < tile.rows * tile.heads; i += THREADS) {
+        const u32 row = i % tile.rows, head = i / tile.rows;
+        const Pair pair = pairs[row];
+        if (pair.running < 0) continue;
+        float* const statistic = lse + (i64)(tile.head + head) * part.slots.rows + pair.running;
+        const float old = *statistic, added = step_lse[(tile.head + head) * shape.step_rows + pair.step];
+        const float total = STYLE == RUNNING ? log_add(old, added) : old;
+        keep[row * tile.heads + head] = STYLE == RUNNING ? share(old, total) : 1.0f;
+        add[row * tile.heads + head] = share(added, total);
+        if (STYLE == RUNNING) *statistic = total;
+    }
 }
 
 // out and, with RUNNING, its statistic. RUNNING: both weighted by their shares of the new total. WEIGHTED: the step
@@ -148,43 +181,41 @@ __device__ __forceinline__ void merge_out(
     __shared__ float keep[WEIGHTS_MAX];
     __shared__ float add[WEIGHTS_MAX];
     const Tile tile = tile_of(part, shape);
-    place_rows(part, tile, pairs);
-    for (u32 i = threadIdx.x; i < tile.rows * tile.heads; i += THREADS) {
-        const u32 row = i % tile.rows, head = i / tile.rows;
-        const Pair pair = pairs[row];
-        if (pair.running < 0) continue;
-        float* const statistic = lse + (i64)(tile.head + head) * part.slots.rows + pair.running;
-        const float old = *statistic, added = step_lse[(tile.head + head) * shape.step_rows + pair.step];
-        const float total = STYLE == RUNNING ? log_add(old, added) : old;
-        keep[row * tile.heads + head] = STYLE == RUNNING ? share(old, total) : 1.0f;
-        add[row * tile.heads + head] = share(added, total);
-        if (STYLE == RUNNING) *statistic = total;
-    }
+    if (threadIdx.x < 32) pairs[threadIdx.x] = pair_of_lane(part, tile.first + threadIdx.x);
     __syncthreads();
-    const u32 lanes = shape.dim / N, row_vectors = tile.heads * lanes;
-    const i64 width = (i64)shape.heads * shape.dim, base = (i64)tile.head * shape.dim;
-    for (u32 i = threadIdx.x; i < tile.rows * row_vectors; i += THREADS) {
-        const u32 row = i / row_vectors, column = i - row * row_vectors;
-        const Pair pair = pairs[row];
-        if (pair.running < 0) continue;
-        const u32 weight = row * tile.heads + column / lanes;
-        const float kept = keep[weight], adding = add[weight];
-        const i64 place = pair.running * width + base + (i64)column * N;
-        float running[N], step[N];
-        load<ACC, N>(out, place, running);
-        load<STEP, N>(step_out, pair.step * width + base + (i64)column * N, step);
+    weigh<STYLE>(part, shape, tile, pairs, lse, step_lse, keep, add);
+    __syncthreads();
+    constexpr u32 FLIGHT = IN_FLIGHT<ACC, STEP>;
+    const u32 total = tile.rows * tile.heads * (shape.dim / N);
+    for (u32 base = threadIdx.x; base < total; base += THREADS * FLIGHT) {
+        Packed<ACC, N> running[FLIGHT];
+        Packed<STEP, N> step[FLIGHT];
+        Vector vector[FLIGHT];
 #pragma unroll
-        for (int lane = 0; lane < N; ++lane) {
-            const float product = scaled(step[lane], adding);
-            running[lane] = scaled(running[lane], kept)
-                + (STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product);
+        for (u32 j = 0; j < FLIGHT; ++j) {
+            vector[j] = vector_at<N>(tile, shape, pairs, base + j * THREADS);
+            if (vector[j].place < 0) continue;
+            load<ACC, N>(out, vector[j].place, running[j]);
+            load<STEP, N>(step_out, vector[j].step, step[j]);
         }
-        store<ACC, N>(out, place, running);
+#pragma unroll
+        for (u32 j = 0; j < FLIGHT; ++j) {
+            if (vector[j].place < 0) continue;
+            const u32 weight = vector[j].row * tile.heads + vector[j].head;
+            const float kept = keep[weight], adding = add[weight];
+            float merged[N];
+#pragma unroll
+            for (int lane = 0; lane < N; ++lane) {
+                const float product = scaled(unpacked(step[j], lane), adding);
+                merged[lane] = scaled(unpacked(running[j], lane), kept)
+                    + (STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product);
+            }
+            store<ACC, N>(out, vector[j].place, merged);
+        }
     }
 }
 
-// Gradients of a step copied or added, for each half by itself.
-// 0: left alone; 1: copied; 2: added.
+// Gradients of a step, for each half by itself: left alone, copied or added.
 constexpr int LEAVE = 0, ADD = 2;
 
 template <int ACC, int STEP, int N>
@@ -194,45 +225,56 @@ __device__ __forceinline__ void accumulate(
     __shared__ Pair pairs[MERGE_ROWS_MAX];
     __shared__ int operation[MERGE_ROWS_MAX];
     const Tile tile = tile_of(part, shape);
-    if (threadIdx.x < tile.rows) {
-        const int row = (int)(tile.first + threadIdx.x);
-        pairs[threadIdx.x] = pair_at(part, row);
+    if (threadIdx.x < 32) {
+        const i64 row = tile.first + threadIdx.x;
+        Pair pair = pair_of_lane(part, row);
         int half = part.half;
         if (half == WHOLE) {
-            const int s = slot_of(part.slots, row);
+            const int s = slot_of_lane(part.slots, row);
             half = s >= 0 && row - __ldg(part.slots.offset + s) >= __ldg(part.slots.span + s) / 2;
         }
         operation[threadIdx.x] = half ? second_op : first_op;
+        if (operation[threadIdx.x] == LEAVE) pair.running = -1;
+        pairs[threadIdx.x] = pair;
     }
     __syncthreads();
-    const u32 row_vectors = tile.heads * (shape.dim / N);
-    const i64 width = (i64)shape.heads * shape.dim, base = (i64)tile.head * shape.dim;
-#pragma unroll 2
-    for (u32 i = threadIdx.x; i < tile.rows * row_vectors; i += THREADS) {
-        const u32 row = i / row_vectors, column = i - row * row_vectors;
-        const Pair pair = pairs[row];
-        if (pair.running < 0 || operation[row] == LEAVE) continue;
-        const i64 place = pair.running * width + base + (i64)column * N;
-        float value[N], old[N];
-        load<STEP, N>(step, pair.step * width + base + (i64)column * N, value);
-        if (operation[row] == ADD) {
-            load<ACC, N>(sum, place, old);
+    constexpr u32 FLIGHT = STEP == F32 ? 1 : 2;
+    const u32 total = tile.rows * tile.heads * (shape.dim / N);
+    for (u32 base = threadIdx.x; base < total; base += THREADS * FLIGHT) {
+        Packed<STEP, N> value[FLIGHT];
+        Packed<ACC, N> old[FLIGHT];
+        Vector vector[FLIGHT];
 #pragma unroll
-            for (int lane = 0; lane < N; ++lane) value[lane] = old[lane] + value[lane];
+        for (u32 j = 0; j < FLIGHT; ++j) {
+            vector[j] = vector_at<N>(tile, shape, pairs, base + j * THREADS);
+            if (vector[j].place < 0) continue;
+            load<STEP, N>(step, vector[j].step, value[j]);
+            if (operation[vector[j].row] == ADD) load<ACC, N>(sum, vector[j].place, old[j]);
         }
-        store<ACC, N>(sum, place, value);
+#pragma unroll
+        for (u32 j = 0; j < FLIGHT; ++j) {
+            if (vector[j].place < 0) continue;
+            const bool added = operation[vector[j].row] == ADD;
+            float result[N];
+#pragma unroll
+            for (int lane = 0; lane < N; ++lane) {
+                const float of_step = unpacked(value[j], lane);
+                result[lane] = added ? unpacked(old[j], lane) + of_step : of_step;
+            }
+            store<ACC, N>(sum, vector[j].place, result);
+        }
     }
 }
 
 #define MERGE(style, STYLE, acc, ACC, step, STEP, n)                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS) merge_##style##_##acc##_##step##_##n(                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, ACC == F32 ? 4 : 1) merge_##style##_##acc##_##step##_##n(                     \
         const __grid_constant__ Part part, const __grid_constant__ Shape shape, void* __restrict__ out,             \
         const void* __restrict__ step_out, float* lse, const float* __restrict__ step_lse                           \
     ) {                                                                                                             \
         merge_out<ACC, STEP, STYLE, n>(part, shape, out, step_out, lse, step_lse);                                  \
     }
 #define ACCUMULATE(acc, ACC, step, STEP, n)                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS) accumulate_##acc##_##step##_##n(                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4) accumulate_##acc##_##step##_##n(                          \
         const __grid_constant__ Part part, const __grid_constant__ Shape shape, int first_op, int second_op,        \
         void* __restrict__ sum, const void* __restrict__ step_sum                                                   \
     ) {                                                                                                             \
@@ -253,8 +295,7 @@ FORMATS(fp16, FP16, fp16, FP16)
 
 // The largest logit of a head over valid rows, of one number for each head and row. Every order gives the same bits:
 // numbers are compared as integers, +0 above -0.
-constexpr int LOGIT_HEADS = 8;
-constexpr int LOGIT_ROWS = 4;
+constexpr int LOGIT_HEADS = 32;
 
 __device__ __forceinline__ int key_of(float value) {
     const int bits = __float_as_int(value);
@@ -267,24 +308,16 @@ __device__ __forceinline__ void raise(float* to, int key) {
     else atomicMin((u32*)to, (u32)bits);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     max_logit(const __grid_constant__ Slots slots, const float* __restrict__ rows_max, int heads, float* largest) {
     __shared__ int keys[LOGIT_HEADS][THREADS / 32];
-    const i64 first = (i64)blockIdx.x * THREADS * LOGIT_ROWS + threadIdx.x;
+    const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x;
     const int head = blockIdx.y * LOGIT_HEADS, lowest = key_of(neg_infinity());
-    bool real[LOGIT_ROWS];
-#pragma unroll
-    for (int i = 0; i < LOGIT_ROWS; ++i) {
-        const i64 row = first + i * THREADS;
-        real[i] = row < slots.rows && is_real(slots, (int)row);
-    }
-#pragma unroll
+    const bool real = is_real(slots, slot_of_lane(slots, row), row) && row < slots.rows;
+#pragma unroll 8
     for (int h = 0; h < LOGIT_HEADS; ++h) {
         int key = lowest;
-#pragma unroll
-        for (int i = 0; i < LOGIT_ROWS; ++i)
-            if (real[i] && head + h < heads)
-                key = max(key, key_of(__ldcs(rows_max + (i64)(head + h) * slots.rows + first + i * THREADS)));
+        if (real && head + h < heads) key = key_of(__ldcs(rows_max + (i64)(head + h) * slots.rows + row));
         key = __reduce_max_sync(0xffffffffu, key);
         if (threadIdx.x % 32 == 0) keys[h][threadIdx.x / 32] = key;
     }

@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) all_gather_segments(
 // Segment ids and positions → runs. A *run* is a longest stretch of rows of one batch row with the same id, not 0, and
 // positions that grow by one. Tiles count their runs, one block sums the counts up, tiles write; no atomics, so that the
 // runs come in order of rows.
-constexpr u32 TILE = 4096;
+constexpr u32 TILE = 1024;
 
 struct Ids {
     const int* id;

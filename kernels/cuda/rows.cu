@@ -25,9 +25,9 @@ struct Cut {
     int stripe;
 };
 
-// The row in sequence order of a row of a rank's tensor; rows that no slot owns have their share of the gathered gap.
-__device__ __forceinline__ i64 sequence_row(const Slots& slots, const Cut& cut, int rank, int row) {
-    const int s = slot_of(slots, row);
+// The row in sequence order of a row of a rank's tensor, whose slot is `s`; rows that no slot owns have their share of
+// the gathered gap.
+__device__ __forceinline__ i64 sequence_row(const Slots& slots, const Cut& cut, int rank, int s, i64 row) {
     const i64 offset = s < 0 ? 0 : __ldg(slots.offset + s), span = s < 0 ? 0 : __ldg(slots.span + s);
     const i64 x = row - offset;
     if (s < 0 || x >= span) {
@@ -43,16 +43,50 @@ __device__ __forceinline__ i64 sequence_row(const Slots& slots, const Cut& cut, 
     return base + (x / cut.stripe * cut.cp + rank) * cut.stripe + x % cut.stripe;
 }
 
+// The row in rank order of a row in sequence order: the way back.
+__device__ __forceinline__ i64 rank_order_row(const Slots& slots, const Cut& cut, int s, i64 row) {
+    const i64 offset = s < 0 ? 0 : __ldg(slots.offset + s), span = s < 0 ? 0 : __ldg(slots.span + s);
+    const i64 x = row - offset * cut.cp;
+    if (s < 0 || x >= span * cut.cp) {
+        const i64 from = offset + span, to = s + 1 < slots.count ? __ldg(slots.offset + s + 1) : slots.rows;
+        const i64 gap = max(to - from, (i64)1), y = row - from * cut.cp;
+        return y / gap * slots.rows + from + y % gap;
+    }
+    if (cut.balance == CONTIGUOUS) return x / span * slots.rows + offset + x % span;
+    if (cut.balance == DUAL_CHUNK) {
+        const i64 chunk = max(span / 2, (i64)1), id = x / chunk, within = x - id * chunk;
+        return id < cut.cp ? id * slots.rows + offset + within
+                           : (2 * cut.cp - 1 - id) * slots.rows + offset + chunk + within;
+    }
+    const i64 stripe = x / cut.stripe, round = stripe / cut.cp;
+    return (stripe - round * cut.cp) * slots.rows + offset + round * cut.stripe + x % cut.stripe;
+}
+
+// A map's `at` is called by all lanes of a warp together, with rows that do not decrease. Reordering goes over the rows
+// that are written, in order.
 struct Reorder {
     Slots slots;
     Cut cut;
     int to_sequence;
 
     __device__ Move at(i64 row) const {
-        const i64 rank = row / slots.rows;
-        const i64 there = sequence_row(slots, cut, (int)rank, (int)(row - rank * slots.rows));
-        if (there < 0 || there >= (i64)slots.rows * cut.cp) return {NONE, NONE};
-        return to_sequence ? Move{row, there} : Move{there, row};
+        const i64 rows = (i64)slots.rows * cut.cp, rank = row / max(slots.rows, 1);
+        // Lanes at a rank's end have rows of two ranks, which are not in order: each looks for itself.
+        const i64 local = row - rank * slots.rows;
+        i64 there;
+        if (to_sequence) {
+            const int s = last_at_most_of_lanes(slots.count, row, [&](int i) {
+                return (i64)__ldg(slots.offset + i) * cut.cp;
+            });
+            there = rank_order_row(slots, cut, s, row);
+        } else {
+            const bool one_rank = __all_sync(0xffffffffu, rank == __shfl_sync(0xffffffffu, rank, 0));
+            const int s = one_rank ? slot_of_lane(slots, local) : last_at_most(0, slots.count, local, [&](int i) {
+                return (i64)__ldg(slots.offset + i);
+            });
+            there = sequence_row(slots, cut, (int)rank, s, local);
+        }
+        return there < 0 || there >= rows ? Move{NONE, NONE} : Move{there, row};
     }
 };
 
@@ -61,7 +95,7 @@ struct CopyValid {
     int fill_rest;
 
     __device__ Move at(i64 row) const {
-        if (is_real(slots, (int)row)) return {row, row};
+        if (is_real(slots, slot_of_lane(slots, row), row)) return {row, row};
         return {NONE, fill_rest ? row : NONE};
     }
 };
@@ -69,7 +103,9 @@ struct CopyValid {
 struct FillPadding {
     Slots slots;
 
-    __device__ Move at(i64 row) const { return {NONE, is_real(slots, (int)row) ? NONE : row}; }
+    __device__ Move at(i64 row) const {
+        return {NONE, is_real(slots, slot_of_lane(slots, row), row) ? NONE : row};
+    }
 };
 
 struct Half {
@@ -79,7 +115,7 @@ struct Half {
     int fill_rest;
 
     __device__ Move at(i64 half_row) const {
-        const i64 row = half_row_of(slots, half, (int)half_row).row;
+        const i64 row = half_row_of_lane(slots, half, half_row).row;
         if (row < 0) return {NONE, fill_rest ? half_row : NONE};
         return write ? Move{half_row, row} : Move{row, half_row};
     }
@@ -116,7 +152,7 @@ __device__ __forceinline__ void move_rows(
     __shared__ i64 targets[TILE_ROWS_MAX];
     const i64 first = (i64)blockIdx.x * tile_rows;
     const u32 count = (u32)(rows - first < tile_rows ? rows - first : tile_rows);
-    if (threadIdx.x < count) {
+    if (threadIdx.x / 32 * 32 < count) {
         const Move move = map.at(first + threadIdx.x);
         sources[threadIdx.x] = move.from < 0 ? NONE : move.from * row_vectors;
         targets[threadIdx.x] = move.to < 0 ? NONE : move.to * row_vectors;
@@ -142,14 +178,77 @@ __device__ __forceinline__ void move_rows(
     }
 }
 
+// The same by the bulk copy engine: a warp has a tile of rows, or a piece of a longer row, in shared memory; lane r asks
+// for row r, waits, and sends it on. No thread touches the bytes, so that few warps keep much in flight. Rows and
+// addresses are multiples of 16 bytes.
+constexpr u32 BULK_BYTES = 8192;
+
+template <class Map>
+__device__ __forceinline__ void move_rows_in_bulk(
+    const Map& map, i64 rows, const u8* from, u8* to, u32 row_bytes, u32 tile_rows, u32 pattern
+) {
+    __shared__ alignas(128) u8 tile[BULK_BYTES];
+    __shared__ alignas(8) u64 arrived;
+    const u32 lane = threadIdx.x, column = blockIdx.y * BULK_BYTES;
+    const u32 bytes = min(row_bytes - column, BULK_BYTES);
+    const i64 row = (i64)blockIdx.x * tile_rows + lane;
+    const u32 barrier = (u32)__cvta_generic_to_shared(&arrived);
+    const u32 slot = (u32)__cvta_generic_to_shared(tile) + lane * bytes;
+    if (lane == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    Move move = map.at(row);
+    if (lane >= tile_rows || row >= rows) move = {NONE, NONE};
+    u8* const target = to + move.to * row_bytes + column;
+    const bool copied = move.to >= 0 && move.from >= 0;
+    const u32 copies = __popc(__ballot_sync(0xffffffffu, copied));
+    if (lane == 0 && copies > 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(copies * bytes)
+                     : "memory");
+    __syncwarp();
+    if (copied)
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(slot),
+            "l"(from + move.from * row_bytes + column), "r"(bytes), "r"(barrier)
+            : "memory"
+        );
+    for (u32 left = __ballot_sync(0xffffffffu, move.to >= 0 && move.from < 0); left; left &= left - 1) {
+        uint4* const row_target = (uint4*)__shfl_sync(0xffffffffu, (u64)target, __ffs(left) - 1);
+        for (u32 i = lane; i < bytes / 16; i += 32) __stcs(row_target + i, filled<uint4>(pattern));
+    }
+    if (copies == 0) return;
+    u32 done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier)
+                     : "memory");
+    if (copied) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(slot), "r"(bytes)
+                     : "memory");
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        // The tile is this block's until it has been read.
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    }
+}
+
+#define MOVE_IN_BULK(name, Map)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(32) name##_bulk(                                                   \
+        const __grid_constant__ Map map, i64 rows, const u8* from, u8* to, u32 row_bytes, u32 tile_rows,            \
+        u32 pattern                                                                                                 \
+    ) {                                                                                                             \
+        move_rows_in_bulk<Map>(map, rows, from, to, row_bytes, tile_rows, pattern);                                 \
+    }
 #define MOVE(name, Map, bytes, Vector)                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS) name##_##bytes(                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4) name##_##bytes(                                           \
         const __grid_constant__ Map map, i64 rows, const Vector* __restrict__ from, Vector* __restrict__ to,        \
         u32 row_vectors, u32 tile_rows, u32 pattern                                                                 \
     ) {                                                                                                             \
         move_rows<Vector, Map>(map, rows, from, to, row_vectors, tile_rows, pattern);                               \
     }
 #define MOVES(name, Map)                                                                                            \
+    MOVE_IN_BULK(name, Map)                                                                                         \
     MOVE(name, Map, 16, uint4)                                                                                      \
     MOVE(name, Map, 8, uint2)                                                                                       \
     MOVE(name, Map, 4, u32)                                                                                         \
@@ -166,13 +265,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) valid_mask(const __grid_co
     constexpr int EACH = 16;
     const i64 first = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH;
     if (first >= slots.rows) return;
-    int s = slot_of(slots, (int)first);
+    int s = last_at_most(0, slots.count, first, [&](int i) { return (i64)__ldg(slots.offset + i); });
     u8 bytes[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         const i64 row = first + i;
         while (s + 1 < slots.count && __ldg(slots.offset + s + 1) <= row) ++s;
-        bytes[i] = s >= 0 && row - __ldg(slots.offset + s) < __ldg(slots.len + s);
+        bytes[i] = is_real(slots, s, row);
     }
     if (first + EACH <= slots.rows && (u64)mask % EACH == 0) {
         u32 words[4];
@@ -191,5 +290,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) valid_mask(const __grid_co
 extern "C" __global__ void __launch_bounds__(THREADS)
     partition_indices(const __grid_constant__ Slots slots, const Cut cut, int rank, i64* indices) {
     const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x;
-    if (row < slots.rows) indices[row] = sequence_row(slots, cut, rank, (int)row);
+    const int s = slot_of_lane(slots, row);
+    if (row < slots.rows) indices[row] = sequence_row(slots, cut, rank, s, row);
 }

@@ -114,12 +114,18 @@ impl Cache {
         let path = self.entry(source, version).ok_or_else(no_folder)?;
         let folder = path.parent().ok_or_else(no_folder)?;
         std::fs::create_dir_all(folder)?;
-        let mut file = tempfile::Builder::new().prefix(".tmp-").tempfile_in(folder)?;
+        let mut file = tempfile::Builder::new().prefix(".tmp-").permissions(readable()).tempfile_in(folder)?;
         file.write_all(&encode(compiled))?;
         file.as_file().sync_all()?;
         file.persist(&path).map_err(|error| error.error)?;
         Ok(())
     }
+}
+
+/// A folder of compiled kernels may be carried to where others read it.
+fn readable() -> std::fs::Permissions {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::Permissions::from_mode(0o644)
 }
 
 /// magic, length of the cubin, length of the log, hash of all that follows, cubin, log.

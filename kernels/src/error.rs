@@ -43,6 +43,14 @@ pub enum KernelError {
         /// The warnings.
         lines: String,
     },
+    /// A log that names no kernel, so that nothing is known of the machine code.
+    #[error("{file}: the assembler said nothing of any kernel; its log: {log:?}")]
+    Unjudged {
+        /// The source.
+        file: String,
+        /// The log.
+        log: String,
+    },
     /// Registers that do not suffice.
     #[error("{file}: {kernel} spills {bytes} bytes of registers to memory")]
     Spills {

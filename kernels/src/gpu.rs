@@ -142,18 +142,21 @@ impl Gpu {
             let what = format!("{} bytes for an area of {}", contents.len(), to.bytes);
             return Err(KernelError::shape(what));
         }
-        self.finish()?;
-        // SAFETY: the area is that long, and its buffer is alive.
-        unsafe { result::memcpy_htod_sync(to.address, contents) }.map_err(failed("copy to the device"))
+        // On the launches' stream: the driver's other copy returns before the bytes are there, and no launch of another
+        // stream waits for them.
+        // SAFETY: the area is that long, its buffer is alive, and so are the contents until the stream is done.
+        unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
+            .map_err(failed("copy to the device"))?;
+        self.finish()
     }
 
     /// The contents of an area, after all that was launched.
     pub fn read(&self, from: Area) -> Result<Vec<u8>, KernelError> {
-        self.finish()?;
         let mut bytes = vec![0_u8; from.bytes];
-        // SAFETY: the area is that long, and its buffer is alive.
-        unsafe { result::memcpy_dtoh_sync(&mut bytes, from.address) }
+        // SAFETY: the area is that long, its buffer is alive, and so is the place until the stream is done.
+        unsafe { result::memcpy_dtoh_async(&mut bytes, from.address, self.stream.cu_stream()) }
             .map_err(failed("copy from the device"))?;
+        self.finish()?;
         Ok(bytes)
     }
 

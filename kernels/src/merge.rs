@@ -5,23 +5,24 @@
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
-use seamproof_simulator::helpers::{Half, Part, Style, Update, half_rows};
+use seamproof_simulator::helpers::{Half, Part, Rest, Style, Update, half_rows};
 
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
-use crate::rows::check_half_rows;
+use crate::rows::{Rows, check_half_rows};
 use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks};
 
 /// `HEADS` of the source.
-const STATISTIC_HEADS: usize = 4;
+const STATISTIC_HEADS: usize = 16;
 /// `WEIGHTS_MAX` of the source.
 const WEIGHTS_MAX: usize = 1024;
 /// `MERGE_ROWS_MAX` of the source.
-const MERGE_ROWS_MAX: usize = 64;
-/// Elements that a block works on, unless a row of heads is longer.
-const TILE_ELEMENTS: usize = THREADS * 8 * 4;
-/// `LOGIT_HEADS` and `LOGIT_ROWS` of the source.
-const LOGIT: (usize, usize) = (8, 4);
+const MERGE_ROWS_MAX: usize = 32;
+/// Elements that a block merges, and that it accumulates, unless a row of heads is longer.
+const MERGE_ELEMENTS: usize = THREADS * 8 * 4;
+const SUM_ELEMENTS: usize = THREADS * 8 * 2;
+/// `LOGIT_HEADS` of the source.
+const LOGIT_HEADS: usize = 32;
 /// Elements of a vector.
 const VECTOR: usize = 8;
 
@@ -120,6 +121,11 @@ impl Tensor<'_> {
         Ok(())
     }
 
+    fn as_rows(&self) -> Rows<'_> {
+        let row_bytes = self.heads * self.dim * self.format.bits() as usize / 8;
+        Rows { area: self.area, rows: self.rows, row_bytes }
+    }
+
     fn vector(&self) -> bool {
         self.dim.is_multiple_of(VECTOR) && self.area.address().is_multiple_of(16)
     }
@@ -150,9 +156,9 @@ fn check_steps(slots: &Slots, part: Part, running: Tensor, step: Tensor) -> Resu
 }
 
 /// A tile: rows and heads, so that its weights fit and its elements keep a block busy.
-fn shape(heads: usize, dim: usize, step_rows: usize) -> RawShape {
+fn shape(elements: usize, heads: usize, dim: usize, step_rows: usize) -> RawShape {
     let tile_heads = heads.clamp(1, WEIGHTS_MAX);
-    let rows = (TILE_ELEMENTS / (tile_heads * dim)).clamp(1, MERGE_ROWS_MAX).min(WEIGHTS_MAX / tile_heads);
+    let rows = (elements / (tile_heads * dim)).clamp(1, MERGE_ROWS_MAX).min(WEIGHTS_MAX / tile_heads);
     RawShape {
         heads: heads as i32,
         dim: dim as i32,
@@ -253,7 +259,7 @@ impl Gpu {
             Style::Weighted { product_rounded: false } => "weighted",
             Style::Weighted { product_rounded: true } => "weighted_rounded",
         };
-        let shape = shape(out.heads, out.dim, step_out.rows);
+        let shape = shape(MERGE_ELEMENTS, out.heads, out.dim, step_out.rows);
         let arguments: [&dyn Argument; 6] = [
             &raw_part(part, &slots)?,
             &shape,
@@ -276,7 +282,10 @@ impl Gpu {
         step: Tensor,
     ) -> Result<(), KernelError> {
         let formats = check_steps(&slots, part, sum, step)?;
-        let shape = shape(sum.heads, sum.dim, step.rows);
+        if matches!(part, Part::Whole) && [first, second] == [Update::Copy; 2] && sum.format == step.format {
+            return self.copy_valid(slots, step.as_rows(), sum.as_rows(), Rest::Leave);
+        }
+        let shape = shape(SUM_ELEMENTS, sum.heads, sum.dim, step.rows);
         let arguments: [&dyn Argument; 6] = [
             &raw_part(part, &slots)?,
             &shape,
@@ -306,7 +315,7 @@ impl Gpu {
         }
         let arguments: [&dyn Argument; 4] =
             [&slots.raw()?, &rows_max.area.address(), &(rows_max.heads as i32), &largest.address()];
-        let grid = (blocks(slots.rows, THREADS * LOGIT.1), blocks(rows_max.heads, LOGIT.0), THREADS);
+        let grid = (blocks(slots.rows, THREADS), blocks(rows_max.heads, LOGIT_HEADS), THREADS);
         self.launch("max_logit", grid, &arguments)
     }
 }

@@ -14,7 +14,7 @@ use crate::tables::{Cut, ROWS_MAX, Slots, blocks, holds_i32};
 /// `SCAN_THREADS` of the source.
 const SCAN_THREADS: usize = 1024;
 /// `TILE` of the source.
-const RUN_TILE: usize = 4096;
+const RUN_TILE: usize = 1024;
 /// Bytes of a segment: query offset and length, key offset and length as i32, the band's two ends as i64.
 pub const SEGMENT_BYTES: usize = 32;
 

@@ -14,6 +14,12 @@ use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, holds_i32};
 const TILE_BYTES: usize = THREADS * 16 * 4;
 /// `TILE_ROWS_MAX` of the source.
 const TILE_ROWS_MAX: usize = 256;
+/// `BULK_BYTES` of the source.
+const BULK_BYTES: usize = 8192;
+/// Rows that are worth a request of their own to the bulk copy engine.
+const BULK_ROW_BYTES_MIN: usize = 512;
+/// Threads of a warp.
+const WARP: usize = 32;
 /// Rows of the mask that a thread writes.
 const MASK_EACH: usize = 16;
 
@@ -97,17 +103,27 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         let bits = from.area.address() | to.area.address() | to.row_bytes as u64;
         let vector = 1_usize << bits.trailing_zeros().min(4);
-        let tile_rows = (TILE_BYTES / to.row_bytes).clamp(1, TILE_ROWS_MAX);
+        let in_bulk = vector == 16 && to.row_bytes >= BULK_ROW_BYTES_MIN;
+        let (unit, tile_bytes, tile_rows_max) = match in_bulk {
+            true => (1, BULK_BYTES, WARP),
+            false => (vector, TILE_BYTES, TILE_ROWS_MAX),
+        };
+        let tile_rows = (tile_bytes / to.row_bytes).clamp(1, tile_rows_max);
         let arguments: [&dyn Argument; 7] = [
             map,
             &(rows as i64),
             &from.area.address(),
             &to.area.address(),
-            &((to.row_bytes / vector) as u32),
+            &((to.row_bytes / unit) as u32),
             &(tile_rows as u32),
             &fill(rest).1,
         ];
-        self.launch(&format!("{kernel}_{vector}"), (blocks(rows, tile_rows), 1, THREADS), &arguments)
+        let tiles = blocks(rows, tile_rows);
+        if in_bulk {
+            let pieces = blocks(to.row_bytes, BULK_BYTES);
+            return self.launch(&format!("{kernel}_bulk"), (tiles, pieces, WARP), &arguments);
+        }
+        self.launch(&format!("{kernel}_{vector}"), (tiles, 1, THREADS), &arguments)
     }
 
     /// Ranks' rows one after the other ↔ whole sequences; `slots` are a rank's. Both tensors have `cp` times the rank's
