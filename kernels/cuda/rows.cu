@@ -180,8 +180,9 @@ __device__ __forceinline__ void move_rows(
 
 // The same by the bulk copy engine: a warp has a tile of rows, or a piece of a longer row, in shared memory; lane r asks
 // for row r, waits, and sends it on. No thread touches the bytes, so that few warps keep much in flight. Rows and
-// addresses are multiples of 16 bytes.
-constexpr u32 BULK_BYTES = 8192;
+// addresses are multiples of 16 bytes. The shared memory is twice a tile's on purpose: it keeps the blocks of a
+// multiprocessor few, and with more bytes in flight the memory's own locality suffers (NOTES.md).
+constexpr u32 BULK_BYTES = 24576;
 
 template <class Map>
 __device__ __forceinline__ void move_rows_in_bulk(

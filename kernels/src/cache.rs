@@ -114,7 +114,8 @@ impl Cache {
         let path = self.entry(source, version).ok_or_else(no_folder)?;
         let folder = path.parent().ok_or_else(no_folder)?;
         std::fs::create_dir_all(folder)?;
-        let mut file = tempfile::Builder::new().prefix(".tmp-").permissions(readable()).tempfile_in(folder)?;
+        let mut file =
+            tempfile::Builder::new().prefix(".tmp-").permissions(readable()).tempfile_in(folder)?;
         file.write_all(&encode(compiled))?;
         file.as_file().sync_all()?;
         file.persist(&path).map_err(|error| error.error)?;

@@ -15,7 +15,9 @@ const TILE_BYTES: usize = THREADS * 16 * 4;
 /// `TILE_ROWS_MAX` of the source.
 const TILE_ROWS_MAX: usize = 256;
 /// `BULK_BYTES` of the source.
-const BULK_BYTES: usize = 8192;
+const BULK_BYTES: usize = 24576;
+/// Bytes of a tile, unless a row is longer; see the source.
+const BULK_TILE_BYTES: usize = 12288;
 /// Rows that are worth a request of their own to the bulk copy engine.
 const BULK_ROW_BYTES_MIN: usize = 512;
 /// Threads of a warp.
@@ -105,7 +107,7 @@ impl Gpu {
         let vector = 1_usize << bits.trailing_zeros().min(4);
         let in_bulk = vector == 16 && to.row_bytes >= BULK_ROW_BYTES_MIN;
         let (unit, tile_bytes, tile_rows_max) = match in_bulk {
-            true => (1, BULK_BYTES, WARP),
+            true => (1, BULK_TILE_BYTES, WARP),
             false => (vector, TILE_BYTES, TILE_ROWS_MAX),
         };
         let tile_rows = (tile_bytes / to.row_bytes).clamp(1, tile_rows_max);

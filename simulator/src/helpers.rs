@@ -385,3 +385,157 @@ pub fn segment_runs(ids: &[i32], positions: &[i32], row_length: usize) -> Vec<Se
     }
     runs
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{Work, build};
+    use seamproof_oracle::{
+        Algorithm, Alignment, ContextParallel, Dims, Heads, InputMode, Pass, Precision, Problem,
+        ProblemFields, Rows, Sequence, Side, Sink, Softmax,
+    };
+
+    /// Sequences of (real, padded) rows, a gap of `2·cp` rows before each.
+    fn problem(
+        lengths: &[(usize, usize)],
+        cp: usize,
+        algorithm: Algorithm,
+        balance: Balance,
+        mask: Mask,
+    ) -> Problem {
+        let mut rows = 0;
+        let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
+            let run = Run::packed(rows + 2 * cp, len, span);
+            rows += 2 * cp + span;
+            Sequence { id: id as u32, q: run, kv: run }
+        });
+        let sequences = sequences.collect();
+        Problem::new(ProblemFields {
+            sequences,
+            rows: Rows { q: rows, kv: rows },
+            heads: Heads { q: 1, kv: 1 },
+            dims: Dims { qk: 1, v: 1 },
+            mask,
+            softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
+            precision: Precision::uniform(Format::Bf16),
+            parallel: ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect() },
+            mode: InputMode::Flat,
+            data_seed: 0,
+            pass: Pass::Forward,
+        })
+        .unwrap()
+    }
+
+    /// Whether any query of a row sees a key.
+    fn shows(row: &SegmentRow) -> bool {
+        let (queries, keys) = (row.q.1 as i64, row.kv.1 as i64);
+        let first = row.lo.unwrap_or(i64::MIN).max(1 - queries);
+        queries > 0 && keys > 0 && first <= row.hi.unwrap_or(i64::MAX).min(keys - 1)
+    }
+
+    /// The rows of every launch of a rank, sorted.
+    fn launched(problem: &Problem, rank: usize) -> Vec<SegmentRow> {
+        let schedule = build(problem).unwrap();
+        let calls = schedule.ranks[rank].operations.iter().filter_map(|operation| match &operation.work {
+            Work::Attend(attend) => Some(attend.call.segments.clone()),
+            _ => None,
+        });
+        let mut rows: Vec<SegmentRow> = calls
+            .flatten()
+            .map(|segment| SegmentRow {
+                q: (segment.q.offset, segment.q.len),
+                kv: (segment.kv[0].offset, segment.kv[0].len),
+                lo: segment.lo,
+                hi: segment.hi,
+            })
+            .filter(shows)
+            .collect();
+        rows.sort_unstable();
+        rows
+    }
+
+    #[test]
+    fn step_tables_are_what_the_schedules_launch() {
+        let lengths = [(48, 48), (0, 24), (1, 24), (25, 48), (0, 0), (23, 24)];
+        let side = |bound: u32| (bound < 100).then_some(bound);
+        for (cp, left, right) in
+            [1, 2, 3, 4].into_iter().flat_map(|cp| [(cp, 100, 0), (cp, 5, 0), (cp, 100, 100), (cp, 3, 7)])
+        {
+            for align in [Alignment::TopLeft, Alignment::BottomRight] {
+                let mask = Mask { left: side(left), right: side(right), align };
+                for balance in [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }] {
+                    let ring = problem(&lengths, cp, Algorithm::Ring, balance, mask);
+                    let gather = problem(&lengths, cp, Algorithm::AllGather, balance, mask);
+                    let [q, kv] = [Side::Q, Side::Kv].map(|side| Shard::new(&ring, side).unwrap());
+                    for rank in 0..cp {
+                        let sorted = |mut rows: Vec<SegmentRow>| {
+                            rows.retain(shows);
+                            rows.sort_unstable();
+                            rows
+                        };
+                        let steps =
+                            (0..cp).flat_map(|owner| ring_segments(&mask, [&q, &kv], rank, owner).unwrap());
+                        assert_eq!(
+                            sorted(steps.collect()),
+                            launched(&ring, rank),
+                            "{balance:?} {mask:?} {rank}/{cp}"
+                        );
+                        if let Some(rows) = all_gather_segments(&mask, [&q, &kv], rank) {
+                            assert_eq!(
+                                sorted(rows),
+                                launched(&gather, rank),
+                                "{balance:?} {mask:?} {rank}/{cp}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_halfs_pairs_are_its_chunk_and_stay_apart() {
+        let slots = [Run::packed(3, 5, 6), Run::packed(9, 0, 0), Run::packed(10, 1, 4)];
+        assert_eq!(half_pairs(&slots, Half::First), [(3, 1), (4, 2), (5, 3), (10, 5), (11, 6)]);
+        assert_eq!(half_pairs(&slots, Half::Second), [(6, 1), (7, 2), (8, 3), (12, 5), (13, 6)]);
+        assert_eq!(Part::Compact(Half::Second).pairs(&slots), [(6, 1), (7, 2)]);
+        assert_eq!(Part::HalfInPlace(Half::First).pairs(&slots), [(3, 3), (4, 4), (5, 5), (10, 10)]);
+    }
+
+    #[test]
+    fn an_empty_row_is_the_identity_of_a_merge_whatever_its_out_holds() {
+        let one = |lse: f32, out: f32| {
+            let numbers = Numbers { heads: 1, dim: 1, format: Format::F32, values: vec![out] };
+            (numbers, Statistic { rows: 1, values: vec![lse] })
+        };
+        for (a, b) in
+            [((0.5, 3.0), (f32::NEG_INFINITY, f32::NAN)), ((f32::NEG_INFINITY, f32::NAN), (0.5, 3.0))]
+        {
+            let ((mut out, mut lse), (step_out, step_lse)) = (one(a.0, a.1), one(b.0, b.1));
+            merge_out(&[(0, 0)], Style::Running, (&mut out, &mut lse), (&step_out, &step_lse));
+            assert_eq!((lse.values[0], out.values[0]), (0.5, 3.0));
+        }
+        let (mut empty, step) = (one(f32::NEG_INFINITY, 0.0).1, one(f32::NEG_INFINITY, 0.0).1);
+        merge_statistics(&[(0, 0)], &mut empty, &step);
+        assert_eq!(empty.values, [f32::NEG_INFINITY]);
+    }
+
+    #[test]
+    fn ids_and_positions_both_end_a_run() {
+        // Two segments whose positions happen to follow on: lengths and offsets from one of them alone would differ.
+        let (ids, positions) = ([1, 1, 2, 2, 0, 2, 3, 3], [0, 1, 2, 3, 4, 5, 0, 2]);
+        let runs: Vec<_> =
+            segment_runs(&ids, &positions, 8).iter().map(|run| (run.offset, run.len, run.id)).collect();
+        assert_eq!(runs, [(0, 2, 1), (2, 2, 2), (5, 1, 2), (6, 1, 3), (7, 1, 3)]);
+        let rows: Vec<_> = segment_runs(&[1; 4], &[0, 1, 2, 3], 2).iter().map(|run| run.offset).collect();
+        assert_eq!(rows, [0, 2], "no run crosses the end of a batch row");
+    }
+
+    #[test]
+    fn a_rank_has_its_share_of_real_rows() {
+        let runs = [Run::packed(4, 7, 8), Run::packed(12, 0, 0), Run::packed(16, 13, 16)];
+        let shard = Shard::of_runs(&runs, 36, 2, Balance::DualChunk);
+        assert_eq!(rank_slots(&shard, 0), [Run::packed(2, 3, 4), Run::packed(6, 0, 0), Run::packed(8, 5, 8)]);
+        assert_eq!(rank_slots(&shard, 1), [Run::packed(2, 4, 4), Run::packed(6, 0, 0), Run::packed(8, 8, 8)]);
+    }
+}
