@@ -115,7 +115,7 @@ fn a_cache_survives_company_and_damage() {
         "a folder that cannot be written"
     );
     let mut broken = source.clone();
-    broken.text.push_str("\nint broken(");
+    broken.text.push_str("\nint broken = missing;\n");
     assert!(
         matches!(cache.get(&broken), Err(KernelError::Compile { log, .. }) if log.contains("metadata.cu("))
     );
