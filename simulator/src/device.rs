@@ -345,7 +345,7 @@ fn fill<T: Real>(
 }
 
 /// `ln(e^a + e^b)`; −∞ and −∞ make −∞, so that empty statistics are the identity.
-fn log_add<T: Real>(a: T, b: T) -> T {
+pub(crate) fn log_add<T: Real>(a: T, b: T) -> T {
     let largest = a.larger(b);
     if largest == T::NEG_INFINITY {
         return T::NEG_INFINITY;
@@ -354,7 +354,7 @@ fn log_add<T: Real>(a: T, b: T) -> T {
 }
 
 /// `e^(a − total)`, 0 for an empty a.
-fn share<T: Real>(a: T, total: T) -> T {
+pub(crate) fn share<T: Real>(a: T, total: T) -> T {
     if a == T::NEG_INFINITY { T::ZERO } else { (a - total).exp() }
 }
 

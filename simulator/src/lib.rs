@@ -10,6 +10,7 @@ pub mod device;
 pub mod emulated;
 pub mod executor;
 pub mod faults;
+pub mod helpers;
 mod real;
 pub mod schedule;
 pub mod shard;

@@ -10,6 +10,7 @@ mod exit;
 mod explain;
 mod faults;
 mod junit;
+mod kernels;
 mod options;
 mod output;
 mod progress;
@@ -58,6 +59,8 @@ enum Command {
     Calibrate(calibrate::Args),
     /// Measure
     Bench(bench::Args),
+    /// Compile the GPU kernels
+    Kernels(kernels::Args),
 }
 
 /// Why a command could not do its work. One line each.
@@ -77,6 +80,8 @@ enum CliError {
     Record(#[from] RecordError),
     #[error("{file}: the profile cannot be written: {source}")]
     Lock { file: String, source: std::io::Error },
+    #[error(transparent)]
+    Kernel(#[from] seamproof_kernels::KernelError),
     #[error("signals cannot be handled: {0}")]
     Signals(#[from] ctrlc::Error),
 }
@@ -103,6 +108,7 @@ fn dispatch(cli: Cli) -> Exit {
         Command::Census(args) => census::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
     };
     result.unwrap_or_else(|error| {
         complain(&error);
