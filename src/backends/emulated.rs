@@ -304,7 +304,11 @@ impl Backend for Emulated {
     }
 
     fn promises(&self) -> Promises {
-        Promises::ALL
+        match self.arithmetic {
+            Arithmetic::F32 => Promises::ALL,
+            // The order of dq's tiles is drawn from the head and the tile of queries.
+            Arithmetic::Hopper => Promises { heads_alone: false, rows_alone: false, ..Promises::ALL },
+        }
     }
 
     fn accumulation(&self) -> Accumulation {
