@@ -52,9 +52,10 @@ const EXPONENT_MAX: f64 = 60.0;
 const DENOMINATOR_ERROR_MAX: f64 = 0.5;
 
 /// Eight standard deviations of rounding a weight to nearest, in its unit roundoffs: the error is uniform in a cell of
-/// half width `u·2^e`, and over significands m that are spread evenly in their logarithm the mean of 1/m² is
-/// `3/(8·ln 2) = 0.541`, hence `8·√(0.541/3)`. Eight, because 1.2e-15 of a normal law lies outside.
-pub const NOISE: f64 = 3.398;
+/// half width `u·2^e ≤ u·p`, whose deviation is that over √3, hence `8/√3`, wherever the weights lie in their binades.
+/// (Spread evenly in their logarithm they would need 3.4; those of a row whose logits differ little lie close together.)
+/// Eight, because 1.2e-15 of a normal law lies outside.
+pub const NOISE: f64 = 4.619;
 /// Azuma's `√(2·ln(2/δ))` for δ = 1e-15: a sum of n roundings, each at most a in magnitude and of mean 0 given the ones
 /// before, is within this times `a·√n`.
 pub const ROW_SUM_TAIL: f64 = 8.4;

@@ -13,8 +13,8 @@ use ndarray::ArrayView2;
 /// Least standard deviation of the logarithms of a sum's weights: 77 cells of bf16, whose cells are 2^-8 wide at least.
 const LOG_DEVIATION_MIN: f64 = 0.3;
 /// Fewest terms of a sum that are worth a certificate: of fewer, eight standard deviations are more than all of them
-/// (`(8·√(0.541/3))² = 11.5`).
-const TERMS_MIN: usize = 12;
+/// (`(8/√3)² = 21.3`).
+const TERMS_MIN: usize = 22;
 /// Largest share of weights whose significand another weight of the sum has too.
 const SHARED_SHARE_MAX: f64 = 1.0 / 8.0;
 /// Bits of a significand that are compared: far below the accuracy of an f64 logit, and enough that the weights of a row
