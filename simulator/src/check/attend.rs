@@ -10,10 +10,11 @@ use std::rc::Rc;
 
 use seamproof_oracle::{Run, Sink, TensorName};
 
-use super::content::{Cover, Piece, Symbol, Tokens, What, zip};
+use super::content::{Cover, Form, Piece, Symbol, Tokens, What, zip};
 use super::cover::{FAR, Patch};
 use super::error::{CheckError, Fault, Place};
 use super::execute::{Machine, Site, ranges, row_patch, too_many};
+use super::linear::form_inside;
 use crate::schedule::{Attend, AttendBackward, BufferId};
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -79,7 +80,7 @@ impl Machine<'_> {
                 for (piece, patches) in queries.iter().zip(patches) {
                     let cover = Cover::new(patches, sinks);
                     let what = What::Out { parts: cover.clone(), against: cover.clone() };
-                    let (at, len, tokens) = (piece.at, piece.len, &piece.tokens);
+                    let (at, len, tokens) = (piece.at, piece.len, piece.tokens.formed(Form::default()));
                     self.set(*out, &segment.q, at, len, &heads.q, tokens.with(what));
                     self.set(*lse, &segment.q, at, len, &heads.q, tokens.with(What::Lse(cover)));
                 }
@@ -256,7 +257,8 @@ impl Machine<'_> {
         let start = first.max(0) as usize;
         self.launches.push((place, start..start + heads.len()));
         let what = What::Largest(launches);
-        let symbol = Symbol::Tokens(Tokens { what, sequence: 0, head: first, start: 0, step: 1 });
+        let form = Form::default();
+        let symbol = Symbol::Tokens(Tokens { what, form, sequence: 0, head: first, start: 0, step: 1 });
         self.set(max_logit, &one, 0, 1, heads, symbol);
     }
 
@@ -341,7 +343,10 @@ impl Machine<'_> {
             for (run, within, index, rows) in split(&segment.kv, at, len) {
                 let part = Symbol::Tokens(tokens.clone()).advance(within);
                 let Some(part) = part.tokens() else { continue };
-                for (buffer, name) in buffers.into_iter().zip([TensorName::Dk, TensorName::Dv]) {
+                // A gradient is in the form of what it is the gradient of: dk in that of k, dv in that of v.
+                let value = part.formed(form_inside(self.schedule, TensorName::V));
+                let parts = [(TensorName::Dk, part), (TensorName::Dv, &value)];
+                for (buffer, (name, part)) in buffers.into_iter().zip(parts) {
                     self.set(
                         buffer,
                         &run,

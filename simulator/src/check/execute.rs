@@ -12,9 +12,10 @@ use std::rc::Rc;
 
 use seamproof_oracle::{Problem, Run, Sink, TensorName};
 
-use super::content::{Content, Cover, PATCHES_MAX, Piece, Symbol, Tokens, What, zip};
+use super::content::{Content, Cover, Form, PATCHES_MAX, Piece, Symbol, Tokens, What, zip};
 use super::cover::{FAR, Line, Patch, Wanted, prove};
 use super::error::{CheckError, CoverKind, Errors, Fault, Place};
+use super::linear::{form_inside, form_outside};
 use super::order::Step;
 use super::shape::{rows_of, side};
 use crate::schedule::{
@@ -74,6 +75,7 @@ impl<'a> Machine<'a> {
         let heads = 0..placement.heads.len();
         let tokens = Tokens {
             what: What::Input(tensor),
+            form: form_outside(self.schedule, tensor),
             sequence: 0,
             head: placement.heads.start as isize,
             start: 0,
@@ -140,6 +142,10 @@ impl<'a> Machine<'a> {
                     self.transfer((*from, *source, 0), (*to, *target, 0), self.heads(*from));
                 }
             }
+            Work::Linear { layer, heads, from, to, rows } => {
+                self.linear(place, *layer, heads, (*from, *to), rows);
+            }
+            Work::Rotate { buffer, rows, inverse } => self.rotate(*buffer, rows, *inverse),
             Work::Fill { to, rows, value } => self.fill(*to, rows, *value),
             _ => {}
         }
@@ -506,16 +512,21 @@ impl<'a> Machine<'a> {
         patches: Vec<Patch>,
     ) {
         let what = What::SinkGradient(Cover::new(patches, 0));
-        let symbol = Symbol::Tokens(Tokens { what, sequence: 0, head: head.unwrap_or(0), start: 0, step: 1 });
+        let (form, head) = (Form::default(), head.unwrap_or(0));
+        let symbol = Symbol::Tokens(Tokens { what, form, sequence: 0, head, start: 0, step: 1 });
         self.set(dsink, &Run::packed(0, 1, 1), 0, 1, heads, symbol);
     }
 
-    /// The tokens of a symbol that must be the site's tensor, an input.
+    /// The tokens of a symbol that must be the site's tensor, an input, as attention takes it.
     pub(super) fn input(&mut self, site: &Site, symbol: &Symbol) -> Option<Tokens> {
+        let form = form_inside(self.schedule, site.tensor);
         match symbol.tokens() {
-            Some(tokens) if tokens.what == What::Input(site.tensor) => Some(tokens.clone()),
+            Some(tokens) if tokens.what == What::Input(site.tensor) && tokens.form == form => {
+                Some(tokens.clone())
+            }
             _ => {
-                self.mismatch(site, symbol, format!("a real row of {} is needed", site.tensor));
+                let rotated = if form.turns > 0 { ", rotated by its position," } else { "" };
+                self.mismatch(site, symbol, format!("a real row of {}{rotated} is needed", site.tensor));
                 None
             }
         }
@@ -525,18 +536,24 @@ impl<'a> Machine<'a> {
     pub(super) fn finished(&mut self, site: &Site, rows: &Tokens, len: usize, symbol: &Symbol) -> u64 {
         let sinks = usize::from(self.problem.softmax.sink != Sink::None);
         let empty = Cover::new(Vec::new(), sinks);
+        let form =
+            if site.place.is_none() { form_outside(self.schedule, site.tensor) } else { Form::default() };
         let alone = if self.problem.softmax.sink == Sink::Learnable { Some(rows.head) } else { None };
         let covers = match (site.tensor, symbol) {
             (TensorName::Out, Symbol::Zero) => vec![empty],
             (TensorName::Lse, Symbol::NegInfinity) if sinks == 0 => vec![empty],
             (TensorName::Lse, Symbol::SinkAlone(head)) if sinks == 1 && *head == alone => vec![empty],
-            (tensor, Symbol::Tokens(tokens)) if tokens.same_rows(rows, len) => match (tensor, &tokens.what) {
-                (TensorName::Out, What::Out { parts, against }) if parts == against => vec![parts.clone()],
-                (TensorName::Out, What::Out { parts, against }) => vec![parts.clone(), against.clone()],
-                (TensorName::Lse, What::Lse(cover)) => vec![cover.clone()],
-                (_, What::Gradient(name, cover)) if *name == tensor => vec![cover.clone()],
-                _ => Vec::new(),
-            },
+            (tensor, Symbol::Tokens(tokens)) if tokens.form == form && tokens.same_rows(rows, len) => {
+                match (tensor, &tokens.what) {
+                    (TensorName::Out, What::Out { parts, against }) if parts == against => {
+                        vec![parts.clone()]
+                    }
+                    (TensorName::Out, What::Out { parts, against }) => vec![parts.clone(), against.clone()],
+                    (TensorName::Lse, What::Lse(cover)) => vec![cover.clone()],
+                    (_, What::Gradient(name, cover)) if *name == tensor => vec![cover.clone()],
+                    _ => Vec::new(),
+                }
+            }
             (TensorName::Dq | TensorName::Dk | TensorName::Dv, Symbol::Zero) => {
                 vec![Cover::new(Vec::new(), 0)]
             }
@@ -672,6 +689,9 @@ fn sum(a: &Symbol, b: &Symbol, len: usize) -> Combined {
     };
     if !x.same_rows(y, len) {
         return Err("rows of other positions, or heads, are added");
+    }
+    if x.form != y.form {
+        return Err("a row before a linear layer or a rotation and one after it are added");
     }
     match (&x.what, &y.what) {
         (What::Gradient(a, p), What::Gradient(b, q)) if a == b => {

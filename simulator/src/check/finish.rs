@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Pass, Run, Sequence, Side, TensorName};
 
-use super::content::{Cover, Piece, Symbol, Tokens, What, zip};
+use super::content::{Cover, Form, Piece, Symbol, Tokens, What, zip};
 use super::cover::{FAR, Line, Patch, Wanted, prove};
 use super::error::{CheckError, Place};
 use super::execute::{Machine, Site, hole_kind, ranges};
@@ -55,8 +55,9 @@ impl Machine<'_> {
             for placed in &placement.rows {
                 let (start, step) = (placed.piece.start, placed.piece.step);
                 let head = (placement.heads.start + heads.start) as isize;
-                let what = What::Input(tensor);
-                let symbol = Symbol::Tokens(Tokens { what, sequence: placed.sequence, head, start, step });
+                let (what, form) = (What::Input(tensor), Form::default());
+                let symbol =
+                    Symbol::Tokens(Tokens { what, form, sequence: placed.sequence, head, start, step });
                 let expected = vec![Piece { at: 0, len: placed.local.len, symbol }];
                 let lists = [expected, self.read(buffer, &[placed.local], &heads)];
                 if placed.local.len > 0 {

@@ -215,10 +215,16 @@ fn touched(schedule: &Schedule, work: &Work) -> Touched {
             [dout, out, lse].into_iter().for_each(|&id| touched.rows(id, rows, Kind::Read));
             touched.rows(*dsink, &[], Kind::Write);
         }
-        Work::Accumulate { from, to, rows } | Work::Copy { from, to, rows } => {
+        Work::Accumulate { from, to, rows }
+        | Work::Copy { from, to, rows }
+        | Work::Linear { from, to, rows, .. } => {
             let (read, written) = sides(rows);
             touched.rows(*from, &read, Kind::Read);
             touched.rows(*to, &written, Kind::Write);
+        }
+        Work::Rotate { buffer, rows, .. } => {
+            let rows: Vec<Run> = rows.iter().map(|rotated| rotated.rows).collect();
+            touched.rows(*buffer, &rows, Kind::Write);
         }
         Work::Fill { to, rows, .. } => touched.rows(*to, rows, Kind::Write),
         Work::Send { regions, .. } => touched.regions(regions, Kind::Read),
