@@ -47,18 +47,18 @@ impl Embedding {
 /// Every buffer that an operation names.
 fn buffers(work: &mut Work) -> Vec<&mut BufferId> {
     match work {
-        Work::Attend(Attend { call: _, q, k, v, sink, out, lse, max_logit }) => {
+        Work::Attend(Attend { q, k, v, sink, out, lse, max_logit, .. }) => {
             [q, k, v, out, lse, max_logit].into_iter().chain(sink).collect()
         }
-        Work::AttendBackward(AttendBackward { call: _, q, k, v, dout, out, lse, sink, dq, dk, dv }) => {
+        Work::AttendBackward(AttendBackward { q, k, v, dout, out, lse, sink, dq, dk, dv, .. }) => {
             let sinks = sink.iter_mut().flat_map(|(sink, dsink)| [sink, dsink]);
             [q, k, v, dout, out, lse, dq, dk, dv].into_iter().chain(sinks).collect()
         }
-        Work::Merge(Merge { style: _, step_out, step_lse, out, lse, rows: _ }) => {
+        Work::Merge(Merge { step_out, step_lse, out, lse, .. }) => {
             vec![step_out, step_lse, out, lse]
         }
-        Work::ApplySink { sink, out, lse, rows: _ } => [out, lse].into_iter().chain(sink).collect(),
-        Work::SinkGradient { sink, dout, out, lse, dsink, rows: _ } => vec![sink, dout, out, lse, dsink],
+        Work::ApplySink { sink, out, lse, .. } => [out, lse].into_iter().chain(sink).collect(),
+        Work::SinkGradient { sink, dout, out, lse, dsink, .. } => vec![sink, dout, out, lse, dsink],
         Work::Accumulate { from, to, .. } | Work::Copy { from, to, .. } | Work::Linear { from, to, .. } => {
             vec![from, to]
         }
