@@ -97,6 +97,8 @@ fn catcher(check: Check) -> Catcher {
         Check::Crash | Check::Capability | Check::Validation => Catcher::Crash,
         Check::Structure => Catcher::Structure,
         Check::Poison => Catcher::Poison,
+        Check::Exact => Catcher::Exact,
+        Check::Identity => Catcher::Identity,
         Check::Envelope => Catcher::Envelope,
     }
 }

@@ -1,6 +1,7 @@
 //! What the judge says of one case.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,10 @@ pub enum Check {
     Structure,
     /// Padding and slack of inputs reached a real row.
     Poison,
+    /// A result other than the one that inputs of an exact mode allow.
+    Exact,
+    /// Two runs that must agree, or one that must agree with itself, do not.
+    Identity,
     /// An element further from the exact answer than an honest subject can be.
     Envelope,
     /// A malformed problem was accepted, or refused for another reason than the one planted.
@@ -26,12 +31,14 @@ pub enum Check {
 
 impl Check {
     /// Every check, in the ladder's order.
-    pub const ALL: [Check; 6] = [
+    pub const ALL: [Check; 8] = [
         Check::Validation,
         Check::Capability,
         Check::Crash,
         Check::Structure,
         Check::Poison,
+        Check::Exact,
+        Check::Identity,
         Check::Envelope,
     ];
 
@@ -41,6 +48,8 @@ impl Check {
             Check::Capability => "capability",
             Check::Structure => "structure",
             Check::Poison => "poison",
+            Check::Exact => "exact",
+            Check::Identity => "identity",
             Check::Envelope => "envelope",
             Check::Validation => "validation",
             Check::Crash => "crash",
@@ -199,6 +208,17 @@ impl Margin {
     pub fn worst(&self) -> f64 {
         self.named().iter().map(|(_, margin)| *margin).fold(0.0, f64::max)
     }
+}
+
+/// Where the time of a case went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// In the subject.
+    pub subject: Duration,
+    /// In the oracle: exact values and their bounds.
+    pub oracle: Duration,
+    /// In the judge itself: inputs, poison, structure, comparisons.
+    pub judge: Duration,
 }
 
 /// What the judge says of one case.

@@ -2,44 +2,38 @@
 
 use ndarray::{Array2, Array3};
 use seamproof_oracle::envelope::Model;
-use seamproof_oracle::{Format, Forward, Gradients, Inputs, Problem, Saved, Side, blocked};
+use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side, blocked};
 
 use super::compare::{View, Worst};
-use crate::backend::{Backend, RankGradients, RankOutputs, TensorName};
+use super::{Evidence, Look, Ratio};
+use crate::backend::{RankGradients, RankOutputs, TensorName};
 use crate::layout::RankLayout;
-use crate::verdict::{Check, Finding, Margin, Verdict, number};
+use crate::verdict::{Check, Finding, Margin, number};
 
-/// Judges the forward, LSE first, then the backward on the out and lse that the subject returned.
-pub(super) fn check(
-    backend: &dyn Backend,
-    problem: &Problem,
-    layout: &RankLayout,
-    inputs: &Inputs,
-    rank: &RankOutputs,
-) -> Verdict {
+/// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned.
+pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
+    let Evidence { backend, problem, layout, inputs, .. } = *evidence;
+    let rank = evidence.first;
     let model = Model::new(problem, backend.accumulation(), backend.partition(problem));
-    let mut margin = Margin::default();
-    let answer = blocked::forward(problem, inputs, Some(&model));
+    let answer = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
     let Some(bound) = &answer.bound else {
-        return Verdict::Infrastructure("the forward came without its envelope".into());
+        return Look::Failed("the forward came without its envelope".into());
     };
-    if let Some(finding) = forward(problem, layout, rank, &answer.exact, bound, &mut margin) {
-        return finding.into();
+    let compare = Comparison { problem, layout, ratio: evidence.judge.ratio };
+    if let Some(finding) = forward(&compare, rank, &answer.exact, bound, margin) {
+        return Some(finding).into();
     }
-    let Some(gradients) = &rank.gradients else { return Verdict::Pass(margin) };
+    let Some(gradients) = &rank.gradients else { return Look::Held };
     let Some(lse) = &rank.lse else {
         let why = "the subject hides its LSE, and end-to-end bounds of the backward are not there yet";
-        return Verdict::Infrastructure(why.into());
+        return Look::Failed(why.into());
     };
     let saved = saved(problem, layout, rank, lse);
-    let answer = blocked::backward(problem, inputs, &saved, Some(&model));
+    let answer = evidence.oracle(|| blocked::backward(problem, inputs, &saved, Some(&model)));
     let Some(bound) = &answer.bound else {
-        return Verdict::Infrastructure("the backward came without its envelope".into());
+        return Look::Failed("the backward came without its envelope".into());
     };
-    match backward(problem, layout, gradients, &answer.exact, bound, &mut margin) {
-        Some(finding) => finding.into(),
-        None => Verdict::Pass(margin),
-    }
+    backward(&compare, gradients, &answer.exact, bound, margin).into()
 }
 
 /// The subject's own results on real rows, as the oracle's backward takes them.
@@ -59,8 +53,7 @@ fn saved(problem: &Problem, layout: &RankLayout, rank: &RankOutputs, lse: &Array
 }
 
 fn forward(
-    problem: &Problem,
-    layout: &RankLayout,
+    compare: &Comparison<'_>,
     rank: &RankOutputs,
     exact: &Forward,
     bound: &Forward,
@@ -69,23 +62,22 @@ fn forward(
     if let Some(lse) = &rank.lse {
         let (exact, bound) = (exact.lse.view(), bound.lse.view());
         let views = (View::Statistic(lse.view()), View::Statistic(exact), View::Statistic(bound));
-        if let Some(finding) = compare(problem, layout, TensorName::Lse, views, &mut margin.lse) {
+        if let Some(finding) = compare.tensor(TensorName::Lse, views, &mut margin.lse) {
             return Some(finding);
         }
     }
     let views = rows(Side::Q, &rank.out, &exact.out, &bound.out);
-    if let Some(finding) = compare(problem, layout, TensorName::Out, views, &mut margin.out) {
+    if let Some(finding) = compare.tensor(TensorName::Out, views, &mut margin.out) {
         return Some(finding);
     }
     let max_logit = rank.max_logit.as_ref()?;
     let (exact, bound) = (exact.max_logit.view(), bound.max_logit.view());
     let views = (View::Heads(max_logit.view()), View::Heads(exact), View::Heads(bound));
-    compare(problem, layout, TensorName::MaxLogit, views, &mut margin.max_logit)
+    compare.tensor(TensorName::MaxLogit, views, &mut margin.max_logit)
 }
 
 fn backward(
-    problem: &Problem,
-    layout: &RankLayout,
+    compare: &Comparison<'_>,
     got: &RankGradients,
     exact: &Gradients,
     bound: &Gradients,
@@ -96,10 +88,11 @@ fn backward(
     let dv = rows(Side::Kv, &got.dv, &exact.dv, &bound.dv);
     let dsink =
         (View::Heads(got.dsink.view()), View::Heads(exact.dsink.view()), View::Heads(bound.dsink.view()));
-    compare(problem, layout, TensorName::Dv, dv, &mut margin.dv)
-        .or_else(|| compare(problem, layout, TensorName::Dk, dk, &mut margin.dk))
-        .or_else(|| compare(problem, layout, TensorName::Dq, dq, &mut margin.dq))
-        .or_else(|| compare(problem, layout, TensorName::Dsink, dsink, &mut margin.dsink))
+    compare
+        .tensor(TensorName::Dv, dv, &mut margin.dv)
+        .or_else(|| compare.tensor(TensorName::Dk, dk, &mut margin.dk))
+        .or_else(|| compare.tensor(TensorName::Dq, dq, &mut margin.dq))
+        .or_else(|| compare.tensor(TensorName::Dsink, dsink, &mut margin.dsink))
 }
 
 type Triple<'a> = (View<'a, f32>, View<'a, f64>, View<'a, f64>);
@@ -108,48 +101,60 @@ fn rows<'a>(side: Side, got: &'a Array3<f32>, exact: &'a Array3<f64>, bound: &'a
     (View::Rows(got.view(), side), View::Rows(exact.view(), side), View::Rows(bound.view(), side))
 }
 
-/// Compares every real element; raises `margin` to the worst error ÷ bound.
-fn compare(
-    problem: &Problem,
-    layout: &RankLayout,
-    tensor: TensorName,
-    (got, exact, bound): Triple<'_>,
-    margin: &mut f64,
-) -> Option<Finding> {
-    let format = match tensor {
-        TensorName::Out => Some(problem.precision.out.format),
-        TensorName::Dq | TensorName::Dk | TensorName::Dv => Some(problem.precision.gradients.format),
-        // An infinite statistic says that there is no key: it is no overflow.
-        _ => None,
-    };
-    let mut worst =
-        Worst::new(Check::Envelope, tensor, "further from the exact value than rounding explains");
-    got.real(layout, |row, head, place| {
-        for lane in 0..got.lanes() {
-            let (value, right, bound) =
-                (f64::from(got.at(row, head, lane)), exact.at(row, head, lane), bound.at(row, head, lane));
-            let ratio = error_ratio(value, right, bound, format);
-            worst.compared();
-            *margin = margin.max(ratio);
-            if ratio > 1.0 {
-                worst.failed(ratio, |finding| {
-                    finding.place = got.lane_place(place, lane);
-                    finding.got = Some(number(value));
-                    finding.expected = Some(number(right));
-                    finding.bound = bound.is_finite().then_some(bound);
-                    finding.ratio = ratio.is_finite().then_some(ratio);
-                });
+/// Compares results with exact values under their bounds.
+struct Comparison<'a> {
+    problem: &'a Problem,
+    layout: &'a RankLayout,
+    ratio: Ratio,
+}
+
+impl Comparison<'_> {
+    /// Compares every real element; raises `margin` to the worst error ÷ bound.
+    fn tensor(
+        &self,
+        tensor: TensorName,
+        (got, exact, bound): Triple<'_>,
+        margin: &mut f64,
+    ) -> Option<Finding> {
+        let precision = &self.problem.precision;
+        let format = match tensor {
+            TensorName::Out => Some(precision.out.format),
+            TensorName::Dq | TensorName::Dk | TensorName::Dv => Some(precision.gradients.format),
+            // An infinite statistic says that there is no key: it is no overflow.
+            _ => None,
+        };
+        let what = "further from the exact value than rounding explains";
+        let mut worst = Worst::new(Check::Envelope, tensor, what);
+        got.real(self.layout, |row, head, place| {
+            for lane in 0..got.lanes() {
+                let (value, right, bound) = (
+                    f64::from(got.at(row, head, lane)),
+                    exact.at(row, head, lane),
+                    bound.at(row, head, lane),
+                );
+                let ratio = (self.ratio)(value, right, bound, format);
+                worst.compared();
+                *margin = margin.max(ratio);
+                if ratio > 1.0 {
+                    worst.failed(ratio, |finding| {
+                        finding.place = got.lane_place(place, lane);
+                        finding.got = Some(number(value));
+                        finding.expected = Some(number(right));
+                        finding.bound = bound.is_finite().then_some(bound);
+                        finding.ratio = ratio.is_finite().then_some(ratio);
+                    });
+                }
             }
-        }
-    });
-    worst.finding()
+        });
+        worst.finding()
+    }
 }
 
 /// Error ÷ bound; 0 for equal values (infinities too), infinite for NaN and for any error where none is allowed.
 ///
 /// Where the format can overflow, an infinity stands for any value that rounds to it, so it is as far off as the exact
 /// value lies below the format's threshold.
-fn error_ratio(got: f64, exact: f64, bound: f64, overflows: Option<Format>) -> f64 {
+pub(super) fn error_ratio(got: f64, exact: f64, bound: f64, overflows: Option<Format>) -> f64 {
     if got == exact {
         return 0.0;
     }

@@ -13,63 +13,269 @@ mod envelope;
 mod poison;
 mod structure;
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
-use seamproof_oracle::{Inputs, Problem};
+use seamproof_oracle::{Format, Inputs, Problem};
+use seamproof_simulator::shard::ShardError;
 
-use crate::backend::{Backend, Outputs, PaddingInputs, RunError};
+use crate::backend::{Backend, Outputs, PaddingInputs, RankOutputs, RunError};
 use crate::generate::Malformed;
-use crate::layout;
+use crate::layout::{self, RankLayout};
 use crate::values::{self, Poison};
-use crate::verdict::{Check, Finding, Verdict};
+use crate::verdict::{Check, Cost, Finding, Margin, Verdict};
 
 /// Most elements of all tensors that a case may have: about 50 bytes each in inputs, results, exact answer and bounds.
 pub const ELEMENTS_MAX: u64 = 1 << 27;
 /// Most visible pairs × query heads × head dimension: about ten minutes on two cores.
 pub const PRODUCTS_MAX: u64 = 1 << 41;
 
+/// What a rung looks at: a case, its runs, and the judge's own map of its rows.
+pub struct Evidence<'a> {
+    /// The subject; a rung that runs it again does so through [`Evidence::run`].
+    pub backend: &'a dyn Backend,
+    /// The problem.
+    pub problem: &'a Problem,
+    /// The problem's own layout, in which the results are.
+    pub layout: &'a RankLayout,
+    /// The inputs, their padding rows zero.
+    pub inputs: &'a Inputs,
+    /// The results under the first poison, assembled from the ranks.
+    pub first: &'a RankOutputs,
+    /// Under the second.
+    pub second: &'a RankOutputs,
+    /// The judge that asks.
+    pub judge: &'a Judge,
+    meter: &'a Meter,
+}
+
+impl Evidence<'_> {
+    /// Runs the subject on another problem, or on other inputs; its time counts as the subject's.
+    pub fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.meter.subject(|| run(self.backend, problem, inputs))
+    }
+
+    /// Asks the oracle; its time counts as the oracle's.
+    pub fn oracle<T>(&self, ask: impl FnOnce() -> T) -> T {
+        self.meter.oracle(ask)
+    }
+}
+
+/// What a rung says.
+pub enum Look {
+    /// It holds, or the rung has nothing to say of this case.
+    Held,
+    /// It is broken.
+    Broken(Box<Finding>),
+    /// The rung could not look: a fault of the harness.
+    Failed(String),
+}
+
+impl From<Option<Finding>> for Look {
+    fn from(finding: Option<Finding>) -> Look {
+        finding.map_or(Look::Held, |finding| Look::Broken(Box::new(finding)))
+    }
+}
+
+/// A rung: a check and how it looks. The envelope writes the margin, nobody else.
+#[derive(Clone, Copy)]
+pub struct Rung {
+    /// Its name.
+    pub check: Check,
+    /// Looks at the evidence.
+    pub look: fn(&Evidence<'_>, &mut Margin) -> Look,
+}
+
+/// Error ÷ bound of one element: what was got, the exact value, its bound, and the format where it can overflow.
+pub type Ratio = fn(f64, f64, f64, Option<Format>) -> f64;
+
+/// Makes one set of results, in the problem's own layout, of the ranks'.
+pub type Assemble = fn(&Problem, &[RankLayout], Vec<RankOutputs>) -> Result<RankOutputs, Box<Finding>>;
+
+/// The judge, as data: its parts can be looked at one by one, and exchanged for wrong ones to see whether that is
+/// noticed.
+#[derive(Clone)]
+pub struct Judge {
+    /// Who owns which row on each rank.
+    pub layouts: fn(&Problem) -> Result<Vec<RankLayout>, ShardError>,
+    /// The first structural fault of a run.
+    pub structure: fn(&dyn Backend, &Problem, &[RankLayout], &Outputs) -> Option<Finding>,
+    /// The ranks' results in the problem's own layout.
+    pub assemble: Assemble,
+    /// Error ÷ bound.
+    pub ratio: Ratio,
+    /// What is asked of the assembled results, in order.
+    pub rungs: Vec<Rung>,
+}
+
+impl Default for Judge {
+    fn default() -> Judge {
+        Judge {
+            layouts: layout::layouts,
+            structure: structure::check,
+            assemble: assemble::assemble,
+            ratio: envelope::error_ratio,
+            rungs: vec![
+                Rung { check: Check::Poison, look: poison::look },
+                Rung { check: Check::Envelope, look: envelope::look },
+            ],
+        }
+    }
+}
+
+/// How far down the ladder a case goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// To the first rung that breaks: a campaign.
+    First,
+    /// All rungs, whatever broke before: scoring.
+    All,
+}
+
+/// All that a judge found out about a case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Examination {
+    /// The first thing wrong, or that nothing is.
+    pub verdict: Verdict,
+    /// What each further rung found after the first ([`Depth::All`]).
+    pub further: Vec<Finding>,
+    /// Where the time went.
+    pub cost: Cost,
+}
+
 /// Judges `backend` on `problem`, with the inputs that the problem's mode and data seed give.
 pub fn judge(backend: &dyn Backend, problem: &Problem) -> Verdict {
-    if let Some(reason) = too_large(problem) {
-        return Verdict::TooLarge(reason);
+    Judge::default().examine(backend, problem, Depth::First).verdict
+}
+
+impl Judge {
+    /// Runs the subject under two poisons and asks each rung.
+    pub fn examine(&self, backend: &dyn Backend, problem: &Problem, depth: Depth) -> Examination {
+        let (start, meter) = (Instant::now(), Meter::default());
+        let mut findings = Vec::new();
+        let verdict = self.ladder(backend, problem, depth, &meter, &mut findings);
+        let mut findings = findings.into_iter();
+        let verdict =
+            verdict.unwrap_or_else(|margin| findings.next().map_or(Verdict::Pass(margin), Verdict::from));
+        Examination { verdict, further: findings.collect(), cost: meter.cost(start.elapsed()) }
     }
-    let inputs = values::inputs(problem);
-    let fills = match backend.padding().inputs {
-        PaddingInputs::Anything => [Poison::Nan, Poison::Large],
-        PaddingInputs::Finite => [Poison::Large, Poison::Zero],
-    };
-    let first = match (
-        run(backend, problem, &poisoned(&inputs, problem, fills[0])),
-        expected_refusal(backend, problem),
-    ) {
-        (Ok(outputs), None) => outputs,
-        (Err(RunError::Refused(got)), Some(expected)) if got == expected => return Verdict::Refused(got),
-        (result, expected) => return capability_verdict(result, expected),
-    };
-    let layouts = match layout::layouts(problem) {
-        Ok(layouts) => layouts,
-        Err(error) => return Verdict::Infrastructure(format!("the subject ran what cannot be cut: {error}")),
-    };
-    if let Some(finding) = structure::check(backend, problem, &layouts, &first) {
-        return finding.into();
+
+    /// The rungs, from the first run on. `Ok` is a verdict that ends the case, whatever was found before.
+    fn ladder(
+        &self,
+        backend: &dyn Backend,
+        problem: &Problem,
+        depth: Depth,
+        meter: &Meter,
+        findings: &mut Vec<Finding>,
+    ) -> Result<Verdict, Margin> {
+        let mut margin = Margin::default();
+        if let Some(reason) = too_large(problem) {
+            return Ok(Verdict::TooLarge(reason));
+        }
+        let inputs = values::inputs(problem);
+        let runs = match Judge::runs(backend, problem, &inputs, meter) {
+            Ok(runs) => runs,
+            Err(verdict) => return Ok(verdict),
+        };
+        let layouts = match (self.layouts)(problem) {
+            Ok(layouts) => layouts,
+            Err(error) => {
+                let what = format!("the subject ran what cannot be cut: {error}");
+                return Ok(Verdict::Infrastructure(what));
+            }
+        };
+        let broken = runs.iter().find_map(|outputs| (self.structure)(backend, problem, &layouts, outputs));
+        if let Some(finding) = broken {
+            // What is unwritten or of another shape cannot be looked at further.
+            findings.push(finding);
+            return Err(margin);
+        }
+        let assembled = runs.map(|outputs| (self.assemble)(problem, &layouts, outputs.ranks));
+        let [first, second] = match assembled {
+            [Ok(first), Ok(second)] => [first, second],
+            [Err(finding), _] | [_, Err(finding)] => return Ok((*finding).into()),
+        };
+        let layout = layout::whole(problem);
+        let evidence = Evidence {
+            backend,
+            problem,
+            layout: &layout,
+            inputs: &inputs,
+            first: &first,
+            second: &second,
+            judge: self,
+            meter,
+        };
+        for rung in &self.rungs {
+            match (rung.look)(&evidence, &mut margin) {
+                Look::Held => {}
+                Look::Broken(finding) => findings.push(*finding),
+                Look::Failed(what) if findings.is_empty() => return Ok(Verdict::Infrastructure(what)),
+                Look::Failed(_) => {}
+            }
+            if depth == Depth::First && !findings.is_empty() {
+                break;
+            }
+        }
+        Err(margin)
     }
-    let second = match run(backend, problem, &poisoned(&inputs, problem, fills[1])) {
-        Ok(outputs) => outputs,
-        Err(error) => return capability_verdict(Err(error), None),
-    };
-    if let Some(finding) = structure::check(backend, problem, &layouts, &second) {
-        return finding.into();
+
+    /// The two runs under different poison, or the verdict where there is none to compare.
+    fn runs(
+        backend: &dyn Backend,
+        problem: &Problem,
+        inputs: &Inputs,
+        meter: &Meter,
+    ) -> Result<[Outputs; 2], Verdict> {
+        let fills = match backend.padding().inputs {
+            PaddingInputs::Anything => [Poison::Nan, Poison::Large],
+            PaddingInputs::Finite => [Poison::Large, Poison::Zero],
+        };
+        let poisoned = fills.map(|fill| poisoned(inputs, problem, fill));
+        let first = meter.subject(|| run(backend, problem, &poisoned[0]));
+        let first = match (first, expected_refusal(backend, problem)) {
+            (Ok(outputs), None) => outputs,
+            (Err(RunError::Refused(got)), Some(expected)) if got == expected => {
+                return Err(Verdict::Refused(got));
+            }
+            (result, expected) => return Err(capability_verdict(result, expected)),
+        };
+        match meter.subject(|| run(backend, problem, &poisoned[1])) {
+            Ok(second) => Ok([first, second]),
+            Err(error) => Err(capability_verdict(Err(error), None)),
+        }
     }
-    let assembled = [first, second].map(|outputs| assemble::assemble(problem, &layouts, outputs.ranks));
-    let [first, second] = match assembled {
-        [Ok(first), Ok(second)] => [first, second],
-        [Err(finding), _] | [_, Err(finding)] => return (*finding).into(),
-    };
-    let whole = layout::whole(problem);
-    if let Some(finding) = poison::check(&whole, &first, &second) {
-        return finding.into();
+}
+
+/// Adds up where the time of a case goes.
+#[derive(Default)]
+struct Meter {
+    subject: Cell<Duration>,
+    oracle: Cell<Duration>,
+}
+
+impl Meter {
+    fn time<T>(sum: &Cell<Duration>, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = work();
+        sum.set(sum.get() + start.elapsed());
+        result
     }
-    envelope::check(backend, problem, &whole, &inputs, &first)
+
+    fn subject<T>(&self, work: impl FnOnce() -> T) -> T {
+        Meter::time(&self.subject, work)
+    }
+
+    fn oracle<T>(&self, work: impl FnOnce() -> T) -> T {
+        Meter::time(&self.oracle, work)
+    }
+
+    fn cost(&self, all: Duration) -> Cost {
+        let (subject, oracle) = (self.subject.get(), self.oracle.get());
+        Cost { subject, oracle, judge: all.saturating_sub(subject + oracle) }
+    }
 }
 
 /// Judges the validation: fields with one planted rule broken must be refused by exactly that rule.

@@ -2,12 +2,18 @@
 
 use super::compare::Worst;
 use super::structure::results;
+use super::{Evidence, Look};
 use crate::backend::RankOutputs;
 use crate::layout::RankLayout;
-use crate::verdict::{Check, Finding, number};
+use crate::verdict::{Check, Finding, Margin, number};
+
+/// The rung.
+pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
+    check(evidence.layout, evidence.first, evidence.second).into()
+}
 
 /// The first tensor in which two runs with different poison differ.
-pub(super) fn check(layout: &RankLayout, first: &RankOutputs, second: &RankOutputs) -> Option<Finding> {
+fn check(layout: &RankLayout, first: &RankOutputs, second: &RankOutputs) -> Option<Finding> {
     results(first).into_iter().zip(results(second)).find_map(|((tensor, a), (_, b))| {
         let what = "a real row depends on what padding rows of the inputs hold";
         let mut worst = Worst::new(Check::Poison, tensor, what);

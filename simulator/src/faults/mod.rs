@@ -35,6 +35,10 @@ pub enum Catcher {
     Structure,
     /// Padding or slack reaches a real row.
     Poison,
+    /// A result other than the one that exact inputs allow.
+    Exact,
+    /// Two runs that must agree do not.
+    Identity,
     /// A value outside its bound.
     Envelope,
 }
@@ -47,6 +51,8 @@ impl Catcher {
             Catcher::Crash => "crash",
             Catcher::Structure => "structure",
             Catcher::Poison => "poison",
+            Catcher::Exact => "exact",
+            Catcher::Identity => "identity",
             Catcher::Envelope => "envelope",
         }
     }
