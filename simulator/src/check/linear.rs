@@ -36,25 +36,20 @@ impl Machine<'_> {
     ) {
         let own = 0..heads.len();
         let (read, written) = match layer {
-            Layer::Column => (heads.clone(), own),
-            Layer::Row => (own, heads.clone()),
+            Layer::Column => (heads, &own),
+            Layer::Row => (&own, heads),
         };
         let every = 0..self.heads(to);
         for (source, target) in rows {
             self.set(to, target, 0, target.len, &every, Symbol::Zero);
-            for band in self.bands_of(from, &read) {
-                let heads = read.start + band.start..read.start + band.end;
-                let target_heads = written.start + band.start..written.start + band.end;
-                for Piece { at, len, symbol } in self.read(from, std::slice::from_ref(source), &heads) {
-                    let site = Site {
-                        place: Some(place),
-                        tensor: TensorName::Q,
-                        buffer: from,
-                        row: source.row(at),
-                        heads: heads.clone(),
-                    };
-                    let symbol = self.through(&site, layer, symbol);
-                    self.set(to, target, at, len, &target_heads, symbol);
+            for band in self.bands_of(from, read) {
+                let of = |heads: &Range<usize>| heads.start + band.start..heads.start + band.end;
+                for Piece { at, len, symbol } in self.read(from, std::slice::from_ref(source), &of(read)) {
+                    let (tensor, row) = (TensorName::Q, source.row(at));
+                    let site = Site { place: Some(place), tensor, buffer: from, row, heads: of(read) };
+                    let first = (heads.start + band.start) as isize;
+                    let symbol = self.through(&site, layer, first, symbol);
+                    self.set(to, target, at, len, &of(written), symbol);
                 }
             }
         }
@@ -66,8 +61,8 @@ impl Machine<'_> {
         ranges(cuts, heads.len())
     }
 
-    /// A row on the other side of a layer.
-    fn through(&mut self, site: &Site, layer: Layer, symbol: Symbol) -> Symbol {
+    /// A row on the other side of a layer of heads from `head` on.
+    fn through(&mut self, site: &Site, layer: Layer, head: isize, symbol: Symbol) -> Symbol {
         let Symbol::Tokens(tokens) = &symbol else { return symbol };
         let hidden = layer == Layer::Column;
         if tokens.form != (Form { hidden, ..Form::default() }) {
@@ -76,6 +71,13 @@ impl Machine<'_> {
                 Layer::Row => "a row-parallel layer needs a row of the rank's heads, not rotated",
             };
             self.mismatch(site, &symbol, needed.into());
+        }
+        if tokens.head != head {
+            self.mismatch(
+                site,
+                &symbol,
+                format!("the layer is of heads from {head} on, the row from {}", tokens.head),
+            );
         }
         Symbol::Tokens(tokens.formed(Form { hidden: !hidden, ..Form::default() }))
     }

@@ -12,6 +12,7 @@
 //! ```
 //!
 //! The backward is the mirror: dout is gathered, dq, dk and dv are scattered, dq and dk after they are rotated back.
+//! Gradients of the layers' weights are no part of the problem.
 //!
 //! Three lengths meet here, and none stands in for another. *Rows* of the buffer, padding and slack included, size the
 //! gather, the layers and the scatter; where T does not divide them, the shards are longer by the rows that are missing,
@@ -209,9 +210,9 @@ impl Inside<'_> {
         let rank = self.place();
         let others: BTreeSet<usize> =
             operations.iter().map(|operation| operation.stream).filter(|&stream| stream != COMPUTE).collect();
-        let begin = builder.record(rank, COMPUTE);
-        for &stream in &others {
-            builder.wait(rank, stream, begin);
+        if !others.is_empty() {
+            let begin = builder.record(rank, COMPUTE);
+            others.iter().for_each(|&stream| builder.wait(rank, stream, begin));
         }
         for operation in operations {
             builder.push(rank, operation.stream, self.member.embedding.work(&operation.work));
