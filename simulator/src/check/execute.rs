@@ -543,17 +543,14 @@ impl<'a> Machine<'a> {
             (TensorName::Out, Symbol::Zero) => vec![empty],
             (TensorName::Lse, Symbol::NegInfinity) if sinks == 0 => vec![empty],
             (TensorName::Lse, Symbol::SinkAlone(head)) if sinks == 1 && *head == alone => vec![empty],
-            (tensor, Symbol::Tokens(tokens)) if tokens.form == form && tokens.same_rows(rows, len) => {
-                match (tensor, &tokens.what) {
-                    (TensorName::Out, What::Out { parts, against }) if parts == against => {
-                        vec![parts.clone()]
-                    }
-                    (TensorName::Out, What::Out { parts, against }) => vec![parts.clone(), against.clone()],
-                    (TensorName::Lse, What::Lse(cover)) => vec![cover.clone()],
-                    (_, What::Gradient(name, cover)) if *name == tensor => vec![cover.clone()],
-                    _ => Vec::new(),
-                }
-            }
+            (_, Symbol::Tokens(tokens)) if tokens.form != form => Vec::new(),
+            (tensor, Symbol::Tokens(tokens)) if tokens.same_rows(rows, len) => match (tensor, &tokens.what) {
+                (TensorName::Out, What::Out { parts, against }) if parts == against => vec![parts.clone()],
+                (TensorName::Out, What::Out { parts, against }) => vec![parts.clone(), against.clone()],
+                (TensorName::Lse, What::Lse(cover)) => vec![cover.clone()],
+                (_, What::Gradient(name, cover)) if *name == tensor => vec![cover.clone()],
+                _ => Vec::new(),
+            },
             (TensorName::Dq | TensorName::Dk | TensorName::Dv, Symbol::Zero) => {
                 vec![Cover::new(Vec::new(), 0)]
             }
@@ -731,7 +728,7 @@ fn partial<'s>(out: &'s Symbol, lse: &'s Symbol, len: usize) -> Option<Option<(&
     let (a, b) = (out.tokens()?, lse.tokens()?);
     match (&a.what, &b.what) {
         (What::Out { parts, against }, What::Lse(cover))
-            if parts == against && parts == cover && a.same_rows(b, len) =>
+            if parts == against && parts == cover && a.form == b.form && a.same_rows(b, len) =>
         {
             Some(Some((a, cover)))
         }
@@ -805,7 +802,9 @@ fn merge_weighted(step: [&Symbol; 2], running: [&Symbol; 2], len: usize) -> Merg
     }
     let parts = match running[0] {
         Symbol::Zero => cover.clone(),
-        Symbol::Tokens(Tokens { what: What::Out { parts, against }, .. }) if against == whole => {
+        Symbol::Tokens(out @ Tokens { what: What::Out { parts, against }, .. })
+            if against == whole && out.form == last.form && out.same_rows(last, len) =>
+        {
             parts.plus(cover).ok_or((0, "a sum has more parts than are checked".to_owned()))?
         }
         _ => return needed("outs weighted against the same lse, or zeros, are needed"),
@@ -818,7 +817,9 @@ fn with_sink(symbols: &[Symbol], head: Option<isize>) -> Vec<(usize, Symbol)> {
     match symbols {
         [Symbol::Zero, Symbol::NegInfinity] => vec![(1, Symbol::SinkAlone(head))],
         [Symbol::Padding | Symbol::Uninitialised, _] => vec![(0, Symbol::Padding), (1, Symbol::Padding)],
-        [Symbol::Tokens(out), Symbol::Tokens(lse)] if head.is_none_or(|head| head == out.head) => {
+        [Symbol::Tokens(out), Symbol::Tokens(lse)]
+            if out.form == lse.form && head.is_none_or(|head| head == out.head) =>
+        {
             match (&out.what, &lse.what) {
                 (What::Out { parts, against }, What::Lse(cover)) => {
                     let what = What::Out { parts: parts.with_sink(), against: against.with_sink() };
