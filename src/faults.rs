@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use seamproof_oracle::{Format, Problem, TensorName};
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults::{Catcher, Fault};
-use seamproof_simulator::schedule::{Schedule, build};
+use seamproof_simulator::schedule::Schedule;
 
 use crate::backend::{Backend, Capabilities, Wrapper};
 use crate::backends::{Emulated, Planted};
@@ -171,7 +171,7 @@ fn catcher(check: Check) -> Catcher {
 
 /// The schedule of a problem with the fault in it; none where there is no schedule or the fault changes nothing.
 pub fn planted(fault: &Fault, problem: &Problem) -> Option<Schedule> {
-    let mut schedule = build(problem).ok()?;
+    let mut schedule = fault.schedule(problem)?;
     fault.plant(problem, &mut schedule).then_some(schedule)
 }
 

@@ -12,7 +12,6 @@ use seamproof::verdict::{Check, Verdict};
 use seamproof_oracle::Problem;
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults::{ABSENT, Catcher, Fault, PLANTABLE, catalogue};
-use seamproof_simulator::schedule::build;
 
 /// The stream that the tests draw from.
 const SEED: u64 = 1;
@@ -22,8 +21,8 @@ fn faults() -> Vec<&'static Fault> {
 }
 
 /// Without the fault the case holds: what was found is the fault.
-fn holds(problem: &Problem) -> bool {
-    let proved = build(problem).is_ok_and(|schedule| check(problem, &schedule).is_ok());
+fn holds(fault: &Fault, problem: &Problem) -> bool {
+    let proved = fault.schedule(problem).is_some_and(|schedule| check(problem, &schedule).is_ok());
     proved && matches!(judge(&Emulated::default(), problem), Verdict::Pass(_))
 }
 
@@ -32,7 +31,7 @@ fn every_fault_that_the_checker_is_to_catch_is_rejected() {
     let missed: Vec<&str> = faults()
         .into_par_iter()
         .filter(|fault| fault.caught_by.contains(&Catcher::Checker))
-        .filter(|fault| !by_checker(fault, SEED).is_some_and(|first| holds(&first.problem)))
+        .filter(|fault| !by_checker(fault, SEED).is_some_and(|first| holds(fault, &first.problem)))
         .map(|fault| fault.id)
         .collect();
     assert!(missed.is_empty(), "{missed:?}");
@@ -44,7 +43,7 @@ fn every_fault_that_a_check_of_the_judge_is_to_catch_is_found() {
         .into_par_iter()
         .filter(|fault| fault.caught_by != [Catcher::Checker])
         .filter_map(|fault| match by_campaign(fault, SEED) {
-            Some((first, _)) if fault.caught_by.contains(&first.by) && holds(&first.problem) => None,
+            Some((first, _)) if fault.caught_by.contains(&first.by) && holds(fault, &first.problem) => None,
             other => Some(format!("{}: {other:?}", fault.id)),
         })
         .collect();

@@ -15,11 +15,12 @@ mod merge;
 mod metadata;
 mod order;
 mod padding;
+mod region;
 mod shipped;
 
 use seamproof_oracle::Problem;
 
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, build};
 
 pub use absent::{ABSENT, Absent, PLANTABLE};
 pub use mask::WINDOW_OFF_BY_ONE;
@@ -76,6 +77,15 @@ pub struct Fault {
 }
 
 impl Fault {
+    /// The right schedule that the fault is planted in: the problem's own, for a fault of sequence-parallel regions one in
+    /// such a region. Absent where there is none.
+    pub fn schedule(&self, problem: &Problem) -> Option<Schedule> {
+        match region::FAULTS.iter().any(|fault| fault.id == self.id) {
+            true => region::schedule(problem),
+            false => build(problem).ok(),
+        }
+    }
+
     /// Plants the fault in the right schedule of a problem; says whether that changed anything.
     pub fn plant(&self, problem: &Problem, schedule: &mut Schedule) -> bool {
         let right = schedule.clone();
@@ -94,6 +104,7 @@ pub fn catalogue() -> impl Iterator<Item = &'static Fault> {
         merge::FAULTS,
         backward::FAULTS,
         order::FAULTS,
+        region::FAULTS,
         shipped::FAULTS,
     ];
     classes.into_iter().flatten()
