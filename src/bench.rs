@@ -12,7 +12,7 @@ use seamproof_oracle::{
 };
 
 use seamproof_simulator::check::check;
-use seamproof_simulator::schedule::build;
+use seamproof_simulator::schedule::{MergeOrder, RegionError, Schedule, build, sequence_parallel};
 
 use crate::values;
 
@@ -159,14 +159,16 @@ struct Pack {
     algorithm: Algorithm,
     balance: Balance,
     sequences: usize,
-    /// As many heads as ranks.
+    /// In all; as many heads.
     ranks: usize,
+    /// Ranks of a sequence-parallel region around each rank of the group; none if 1.
+    region: usize,
 }
 
 impl Pack {
     /// [`PROVED_TOKENS`] in 64 sequences on 64 ranks.
     fn new(name: &'static str, algorithm: Algorithm, balance: Balance) -> Pack {
-        Pack { name, algorithm, balance, sequences: 64, ranks: 64 }
+        Pack { name, algorithm, balance, sequences: 64, ranks: 64, region: 1 }
     }
 
     fn problem(&self) -> Result<Problem, ProblemError> {
@@ -175,7 +177,8 @@ impl Pack {
         // Every sequence ends in padding, so that real and owned rows differ.
         let of = |id: usize| Run::packed(id * span, span - 5, span);
         let sequences = (0..self.sequences).map(|id| Sequence { id: id as u32, q: of(id), kv: of(id) });
-        let parallel = ContextParallel { algorithm, balance, world: ranks, ranks: (0..ranks).collect() };
+        let world = ranks / self.region;
+        let parallel = ContextParallel { algorithm, balance, world, ranks: (0..world).collect() };
         Problem::new(ProblemFields {
             sequences: sequences.collect(),
             rows: Rows { q: PROVED_TOKENS, kv: PROVED_TOKENS },
@@ -185,13 +188,20 @@ impl Pack {
         })
     }
 
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, RegionError> {
+        match self.region {
+            1 => Ok(build(problem)?),
+            ranks => sequence_parallel(problem, ranks, MergeOrder::default()),
+        }
+    }
+
     /// Builds and proves it: one line of the table.
     fn prove(&self, to: &mut dyn Write) -> io::Result<()> {
         let Pack { name, sequences, ranks, .. } = *self;
         let problem = self.problem().map_err(io::Error::other)?;
         forget_peak();
         let start = Instant::now();
-        let schedule = build(&problem).map_err(io::Error::other)?;
+        let schedule = self.schedule(&problem).map_err(io::Error::other)?;
         let built = start.elapsed().as_secs_f64();
         let result = check(&problem, &schedule);
         let proved = start.elapsed().as_secs_f64() - built;
@@ -243,6 +253,7 @@ pub fn prove(to: &mut dyn Write) -> io::Result<()> {
         Pack { ranks: 16, ..ring },
         Pack::new("hierarchical 8 × 8, dual-chunk", hierarchical, dual),
         Pack::new("all-to-all, dual-chunk", Algorithm::AllToAll, dual),
+        Pack { region: 8, ..Pack::new("ring of 8, regions of 8", Algorithm::Ring, dual) },
     ];
     writeln!(
         to,

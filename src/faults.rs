@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use seamproof_oracle::{Format, Problem, TensorName};
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults::{Catcher, Fault, Plant};
-use seamproof_simulator::schedule::{Schedule, build};
+use seamproof_simulator::schedule::Schedule;
 
 use crate::backend::{Backend, Capabilities, Outputs, RankGradients, RankOutputs, Wrapper};
 use crate::backends::{Emulated, Planted};
@@ -178,7 +178,7 @@ fn catcher(check: Check) -> Catcher {
 
 /// The schedule of a problem with the fault in it; none where there is no schedule or the fault changes nothing.
 pub fn planted(fault: &Fault, problem: &Problem) -> Option<Schedule> {
-    let mut schedule = build(problem).ok()?;
+    let mut schedule = fault.schedule(problem)?;
     let applies = match fault.edit {
         Plant::Schedule(_) => fault.plant(problem, &mut schedule),
         Plant::Kernel(_) => changes_result(fault, problem),

@@ -1,9 +1,9 @@
 //! Proving schedules: the builders' schedules of problems, checked symbolically ([`seamproof_simulator::check`]).
 
 use rayon::prelude::*;
-use seamproof_oracle::Problem;
+use seamproof_oracle::{Heads, Problem, ProblemFields};
 use seamproof_simulator::check::{CheckError, Proof, check};
-use seamproof_simulator::schedule::{BuildError, MergeOrder, build_with};
+use seamproof_simulator::schedule::{MergeOrder, RegionError, Schedule, build_with, sequence_parallel};
 
 use crate::generate::{self, Draw, Limits, RawProblem};
 
@@ -16,14 +16,23 @@ pub enum Proved {
     /// The schedule is right.
     Held(Proof),
     /// There can be no schedule.
-    Refused(BuildError),
+    Refused(RegionError),
     /// The schedule is wrong.
     Wrong(Vec<CheckError>),
 }
 
 /// Builds and checks a problem's schedule that merges in the given order.
 pub fn prove(problem: &Problem, order: MergeOrder) -> Proved {
-    match build_with(problem, order) {
+    checked(problem, build_with(problem, order).map_err(RegionError::from))
+}
+
+/// [`prove`], inside sequence-parallel regions of `ranks` ranks.
+pub fn prove_region(problem: &Problem, order: MergeOrder, ranks: usize) -> Proved {
+    checked(problem, sequence_parallel(problem, ranks, order))
+}
+
+fn checked(problem: &Problem, schedule: Result<Schedule, RegionError>) -> Proved {
+    match schedule {
         Err(error) => Proved::Refused(error),
         Ok(schedule) => match check(problem, &schedule) {
             Ok(proof) => Proved::Held(proof),
@@ -32,8 +41,14 @@ pub fn prove(problem: &Problem, order: MergeOrder) -> Proved {
     }
 }
 
-/// Every algorithm with every cut that it takes (the raw problem's numbers of both) and order in which it merges.
-const CUTS: [(u32, u32, MergeOrder); 18] = {
+/// An algorithm, a cut (the raw problem's numbers of both) and an order of merging.
+type Cut = (u32, u32, MergeOrder);
+
+/// The single rank.
+const SINGLE: Cut = (0, 0, MergeOrder::Running);
+
+/// Every algorithm with every cut that it takes and order in which it merges.
+const CUTS: [Cut; 18] = {
     const RUNNING: MergeOrder = MergeOrder::Running;
     const DEFERRED: MergeOrder = MergeOrder::Deferred;
     [
@@ -58,13 +73,59 @@ const CUTS: [(u32, u32, MergeOrder); 18] = {
     ]
 };
 
-/// Problem `index` of a sweep and the order in which it merges: packs in turn, each over every algorithm, cut, order
-/// and group size. `None` for the packs that the generator keeps illegal.
-fn problem_of_sweep(seed: u64, index: u64) -> Option<(Problem, MergeOrder)> {
-    let variants = CUTS.len() as u64 * u64::from(SWEEP_RANKS_MAX);
-    let (pack, variant) = (index / variants, index % variants);
-    let (algorithm, balance, order) = CUTS[(variant % CUTS.len() as u64) as usize];
-    let ranks = 1 + (variant / CUTS.len() as u64) as u32;
+/// Kinds of schedules: the cuts, and a sequence-parallel region.
+const KINDS: u64 = CUTS.len() as u64 + 1;
+
+/// Schedules of one pack.
+const VARIANTS: u64 = KINDS * SWEEP_RANKS_MAX as u64;
+
+/// One schedule of a sweep.
+struct Item {
+    problem: Problem,
+    order: MergeOrder,
+    /// Ranks of its sequence-parallel regions.
+    region: Option<usize>,
+}
+
+impl Item {
+    fn prove(&self) -> Proved {
+        match self.region {
+            None => prove(&self.problem, self.order),
+            Some(ranks) => prove_region(&self.problem, self.order, ranks),
+        }
+    }
+}
+
+/// Item `index` of a sweep: packs in turn, each over every algorithm, cut, order and group size, and in a region of each
+/// size. `None` for the packs that the generator keeps illegal.
+fn item_of_sweep(seed: u64, index: u64) -> Option<Item> {
+    let (pack, variant) = (index / VARIANTS, index % VARIANTS);
+    let ranks = 1 + (variant / KINDS) as u32;
+    match CUTS.get((variant % KINDS) as usize) {
+        Some(cut) => {
+            let problem = drawn(seed, pack, cut, ranks)?;
+            Some(Item { problem, order: cut.2, region: None })
+        }
+        None => region_of_sweep(seed, pack, ranks),
+    }
+}
+
+/// A pack on one rank or on two, in a region of all ranks or of half of them, whose heads its ranks can hold.
+fn region_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
+    let halves = ranks.is_multiple_of(2) && (pack + u64::from(ranks) / 2).is_multiple_of(2);
+    let any = &CUTS[(pack + u64::from(ranks)) as usize % CUTS.len()];
+    let (cut, size) = if halves { (any, 2) } else { (&SINGLE, 1) };
+    let problem = drawn(seed, pack, cut, size)?;
+    let ranks = ranks as usize / problem.parallel.size();
+    let mut fields = ProblemFields::from(problem);
+    let Heads { q, kv } = fields.heads;
+    // KV heads are split, or one is replicated.
+    fields.heads = Heads { q: q * ranks, kv: if pack.is_multiple_of(2) { kv * ranks } else { 1 } };
+    Some(Item { problem: Problem::new(fields).ok()?, order: cut.2, region: Some(ranks) })
+}
+
+/// A pack over some ranks.
+fn drawn(seed: u64, pack: u64, &(algorithm, balance, _): &Cut, ranks: u32) -> Option<Problem> {
     let limits = Limits::seams();
     let drawn = generate::draw_raw(seed, pack, &limits);
     let all_to_all = 1 + (drawn.detail.max(drawn.all_to_all) + pack as u32) % ranks;
@@ -79,7 +140,7 @@ fn problem_of_sweep(seed: u64, index: u64) -> Option<(Problem, MergeOrder)> {
         ..drawn
     };
     match generate::fixup(&raw, &limits) {
-        Draw::Problem(problem) => Some((problem, order)),
+        Draw::Problem(problem) => Some(problem),
         Draw::Malformed(_) => None,
     }
 }
@@ -89,6 +150,8 @@ fn problem_of_sweep(seed: u64, index: u64) -> Option<(Problem, MergeOrder)> {
 pub struct Sweep {
     /// Problems whose schedules were proved; those of two orders of merging count twice.
     pub proved: u64,
+    /// Those of them in sequence-parallel regions.
+    pub regions: u64,
     /// Operations of their schedules.
     pub operations: u64,
     /// Visible (query, key, head) triples that they cover.
@@ -103,21 +166,23 @@ pub struct Sweep {
 const WRONG_KEPT: usize = 5;
 
 impl Sweep {
-    fn add(mut self, problem: Problem, proved: Proved) -> Sweep {
-        match proved {
+    fn add(mut self, item: Item) -> Sweep {
+        match item.prove() {
             Proved::Held(proof) => {
                 self.proved += 1;
+                self.regions += u64::from(item.region.is_some());
                 self.operations += proof.operations as u64;
                 self.pairs += proof.pairs;
             }
             Proved::Refused(_) => self.refused += 1,
-            Proved::Wrong(errors) => self.wrong.push((problem, errors)),
+            Proved::Wrong(errors) => self.wrong.push((item.problem, errors)),
         }
         self
     }
 
     fn merge(mut self, other: Sweep) -> Sweep {
         self.proved += other.proved;
+        self.regions += other.regions;
         self.operations += other.operations;
         self.pairs += other.pairs;
         self.refused += other.refused;
@@ -128,15 +193,12 @@ impl Sweep {
 }
 
 /// Proves the first `problems` problems of the sweep of `seed`: every algorithm, cut, order of merging and group
-/// size up to [`SWEEP_RANKS_MAX`], over packs of the generator.
+/// size up to [`SWEEP_RANKS_MAX`], over packs of the generator, and sequence-parallel regions around them.
 pub fn sweep(seed: u64, problems: u64) -> Sweep {
     (0..problems)
         .into_par_iter()
-        .filter_map(|index| problem_of_sweep(seed, index))
-        .fold(Sweep::default, |sweep, (problem, order)| {
-            let proved = prove(&problem, order);
-            sweep.add(problem, proved)
-        })
+        .filter_map(|index| item_of_sweep(seed, index))
+        .fold(Sweep::default, Sweep::add)
         .reduce(Sweep::default, Sweep::merge)
 }
 
@@ -146,9 +208,9 @@ mod tests {
 
     #[test]
     fn a_short_sweep_proves_every_builder() {
-        let sweep = sweep(1, 2 * CUTS.len() as u64 * u64::from(SWEEP_RANKS_MAX));
+        let sweep = sweep(1, 2 * VARIANTS);
         assert!(sweep.wrong.is_empty(), "{:?}", sweep.wrong);
         assert_eq!(sweep.refused, 0, "the generator makes what can be cut and dealt");
-        assert!(sweep.proved > 550, "{}", sweep.proved);
+        assert!(sweep.proved > 550 && sweep.regions > 25, "{} {}", sweep.proved, sweep.regions);
     }
 }

@@ -5,8 +5,8 @@ use seamproof_oracle::{Format, Run};
 
 use crate::emulated::{self, Kernel, Right, Serial, Tiled, Tiles};
 use crate::schedule::{
-    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair,
-    Schedule, Work,
+    Attend, AttendBackward, Axes, BufferId, FillValue, Layer, Merge, MergeStyle, Reduction, Region, Rotated,
+    RowPair, Schedule, Work,
 };
 use crate::{Damage, Real, Tensor};
 
@@ -248,6 +248,10 @@ impl<T: Real> Device for Cpu<T> {
             Work::Copy { from, to, rows } => {
                 each_lane(*from, *to, rows, buffers, |to, from, format| *to = from.round(format))
             }
+            Work::Linear { layer, heads, from, to, rows } => {
+                linear(*layer, heads, (*from, *to), rows, buffers)
+            }
+            Work::Rotate { buffer, rows, inverse } => rotate(*buffer, rows, *inverse, buffers),
             Work::Fill { to, rows, value } => fill(*to, rows, *value, buffers),
             Work::Send { .. } | Work::Recv { .. } => Err(DeviceError::NotLocal("messages")),
             Work::AllGather { .. }
@@ -321,6 +325,76 @@ fn lane_of<T: Real>(tensor: &mut Tensor<T>, axes: Axes, row: usize, head: usize)
         Axes::Rows => tensor.lane_mut(row, head),
         Axes::Statistic => tensor.lane_mut(head, row),
         Axes::Heads => tensor.lane_mut(head, 0),
+    }
+}
+
+/// Copies the rank's heads out of hidden rows, or into them and zeros to their other heads.
+fn linear<T: Real>(
+    layer: Layer,
+    heads: &std::ops::Range<usize>,
+    (from, to): (BufferId, BufferId),
+    rows: &[RowPair],
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    let own = 0..heads.len();
+    let (read, written) = match layer {
+        Layer::Column => (heads.clone(), own),
+        Layer::Row => (own, heads.clone()),
+    };
+    let (sources, targets): (Vec<Run>, Vec<Run>) = rows.iter().copied().unzip();
+    buffers.check(from, &sources, &read)?;
+    buffers.check(to, &targets, &written)?;
+    let format = buffers.tensor(to).format();
+    if layer == Layer::Row {
+        fill(to, &targets, FillValue::Zero, buffers)?;
+    }
+    for (source, target) in rows {
+        for (source, target) in source.real_rows().zip(target.real_rows()) {
+            for (head, to_head) in read.clone().zip(written.clone()) {
+                let lane = buffers.lane(from, source, head).to_vec();
+                for (to, from) in buffers.lane_mut(to, target, to_head).iter_mut().zip(lane) {
+                    *to = from.round(format);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The base of rotary frequencies.
+const ROTARY_BASE: f64 = 10_000.0;
+
+/// See [`Work::Rotate`].
+fn rotate<T: Real>(
+    id: BufferId,
+    rows: &[Rotated],
+    inverse: bool,
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    let runs: Vec<Run> = rows.iter().map(|rotated| rotated.rows).collect();
+    check_rows(id, &runs, buffers)?;
+    let format = buffers.tensor(id).format();
+    for Rotated { rows, position, step } in rows {
+        for (i, row) in rows.real_rows().enumerate() {
+            let position = (position + step * i) as f64;
+            for head in all_heads(id, buffers) {
+                turn(buffers.lane_mut(id, row, head), if inverse { -position } else { position }, format);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One row of one head.
+fn turn<T: Real>(lane: &mut [T], position: f64, format: Format) {
+    let half = lane.len() / 2;
+    for j in 0..half {
+        let frequency = libm::pow(ROTARY_BASE, -(j as f64) / half as f64);
+        let (sin, cos) = libm::sincos(position * frequency);
+        let (sin, cos) = (T::from_f64(sin), T::from_f64(cos));
+        let (a, b) = (lane[j], lane[j + half]);
+        lane[j] = (a * cos - b * sin).round(format);
+        lane[j + half] = (a * sin + b * cos).round(format);
     }
 }
 

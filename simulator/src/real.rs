@@ -37,6 +37,8 @@ pub trait Real:
 
     /// The value of an f32.
     fn from_f32(value: f32) -> Self;
+    /// The nearest value to an f64.
+    fn from_f64(value: f64) -> Self;
     /// The value as f64.
     fn to_f64(self) -> f64;
     /// The bits, widened.
@@ -65,6 +67,10 @@ impl Real for f32 {
 
     fn from_f32(value: f32) -> f32 {
         value
+    }
+
+    fn from_f64(value: f64) -> f32 {
+        value as f32
     }
 
     fn to_f64(self) -> f64 {
@@ -102,6 +108,10 @@ impl Real for f64 {
 
     fn from_f32(value: f32) -> f64 {
         f64::from(value)
+    }
+
+    fn from_f64(value: f64) -> f64 {
+        value
     }
 
     fn to_f64(self) -> f64 {

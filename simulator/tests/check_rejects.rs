@@ -86,6 +86,10 @@ fn attends(work: &Work) -> bool {
     matches!(work, Work::Attend(_))
 }
 
+fn weighted(work: &Work) -> bool {
+    matches!(work, Work::Merge(merge) if matches!(merge.style, MergeStyle::Weighted { .. }))
+}
+
 fn call(schedule: &mut Schedule, rank: usize, nth: usize) -> &mut AttentionCall {
     match work(schedule, rank, nth, attends) {
         Work::Attend(attend) => &mut attend.call,
@@ -174,7 +178,6 @@ fn a_merge_that_is_missing_or_doubled() {
 #[test]
 fn a_deferred_merge_that_is_missing_or_doubled_or_early() {
     let deferred = |edit: &dyn Fn(&mut Schedule)| errors_of(RING, MergeOrder::Deferred, edit);
-    let weighted = |work: &Work| matches!(work, Work::Merge(merge) if matches!(merge.style, MergeStyle::Weighted { .. }));
     let statistics =
         |work: &Work| matches!(work, Work::Merge(merge) if merge.style == MergeStyle::Statistics);
     for nth in 0..3 {
@@ -192,6 +195,69 @@ fn a_deferred_merge_that_is_missing_or_doubled_or_early() {
         schedule.ranks[3].operations.insert(last, operation);
     });
     content(&early, "out");
+}
+
+/// Puts copies of rows 0 and 1 before an operation.
+fn copy_before(schedule: &mut Schedule, rank: usize, at: usize, copies: &[(BufferId, BufferId, [usize; 2])]) {
+    let program = &mut schedule.ranks[rank];
+    let stream = program.operations[at].stream;
+    for &(from, to, rows) in copies.iter().rev() {
+        let row = |row| Run::packed(row, 1, 1);
+        let rows = vec![(row(0), row(rows[0])), (row(1), row(rows[1]))];
+        program.operations.insert(at, Operation { stream, work: Work::Copy { from, to, rows } });
+    }
+    program.backward = program.backward.map(|begin| begin + copies.len());
+}
+
+/// Rows 0 and 1 of a buffer change places before an operation.
+fn swap_before(schedule: &mut Schedule, rank: usize, at: usize, buffer: BufferId, scratch: BufferId) {
+    copy_before(schedule, rank, at, &[(buffer, scratch, [1, 0]), (scratch, buffer, [0, 1])]);
+}
+
+/// The out and LSE of a rank's first step, read by nobody after it is merged, and what they are merged into.
+fn merged(schedule: &Schedule, rank: usize, is: fn(&Work) -> bool) -> [BufferId; 4] {
+    let index = find(schedule, rank, 0, is);
+    match &schedule.ranks[rank].operations[index].work {
+        Work::Merge(merge) => [merge.step_out, merge.step_lse, merge.out, merge.lse],
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_step_that_is_weighed_into_the_out_of_another_row() {
+    // The rows have one cover, and the step and its final LSE are of the right row.
+    let wrong = errors_of(RING, MergeOrder::Deferred, |schedule| {
+        let [scratch, _, out, _] = merged(schedule, 3, weighted);
+        let second = find(schedule, 3, 1, weighted);
+        swap_before(schedule, 3, second, out, scratch);
+    });
+    any(
+        &wrong,
+        |error| matches!(error, CheckError::Content { at, needed, .. } if at.rank == 3 && needed.contains("outs weighted against the same lse")),
+    );
+}
+
+#[test]
+fn a_sink_that_is_applied_by_the_lse_of_other_rows_or_pairs() {
+    let applies = |work: &Work| matches!(work, Work::ApplySink { .. });
+    let refused = |wrong: &[CheckError]| {
+        any(
+            wrong,
+            |error| matches!(error, CheckError::Content { at, needed, .. } if at.rank == 3 && needed.contains("the sink needs an out and its lse")),
+        );
+    };
+    // There and back: at the end every row is in its place.
+    refused(&errors(RING, |schedule| {
+        let [_, scratch, _, lse] = merged(schedule, 3, |work| matches!(work, Work::Merge(_)));
+        let index = find(schedule, 3, 0, applies);
+        swap_before(schedule, 3, index + 1, lse, scratch);
+        swap_before(schedule, 3, index, lse, scratch);
+    }));
+    refused(&errors(RING, |schedule| {
+        let [_, step, _, lse] = merged(schedule, 3, |work| matches!(work, Work::Merge(_)));
+        let index = find(schedule, 3, 0, applies);
+        copy_before(schedule, 3, index, &[(step, lse, [0, 1])]);
+    }));
 }
 
 #[test]

@@ -10,18 +10,19 @@ use super::options::seed;
 use super::output::print_line;
 use crate::case::Case;
 use crate::prose;
-use crate::prove::{Proved, prove, sweep};
+use crate::prove::{Proved, prove, prove_region, sweep};
 use seamproof_simulator::schedule::MergeOrder;
 
 /// Problems of a sweep unless told otherwise.
-const PROBLEMS: u64 = 28_800;
+const PROBLEMS: u64 = 30_400;
 
 const EXAMPLES: &str = "\
 Examples:
   seamproof prove case.json                       the schedule of a stored case
   seamproof prove corpus/regressions/*.json
-  seamproof prove --sweep                         every algorithm, cut and group size up to 16
-  seamproof prove --sweep --problems 2080 --seed 7";
+  seamproof prove --region 4 case.json            the same inside a sequence-parallel region of 4 ranks
+  seamproof prove --sweep                         every algorithm, cut and group size up to 16, and regions
+  seamproof prove --sweep --problems 3040 --seed 7";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -29,6 +30,9 @@ pub(super) struct Args {
     /// Case files
     #[arg(value_name = "FILE", required_unless_present = "sweep", conflicts_with = "sweep")]
     files: Vec<PathBuf>,
+    /// Ranks of a sequence-parallel region to put each rank of a case in
+    #[arg(long, value_name = "RANKS", conflicts_with = "sweep")]
+    region: Option<usize>,
     /// Prove every algorithm and cut over 1 to 16 ranks, on packs of the generator
     #[arg(long)]
     sweep: bool,
@@ -41,10 +45,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    if args.sweep { Ok(run_sweep(args.seed, args.problems)) } else { run_files(&args.files) }
+    if args.sweep { Ok(run_sweep(args.seed, args.problems)) } else { run_files(&args.files, args.region) }
 }
 
-fn run_files(files: &[PathBuf]) -> Result<Exit, CliError> {
+fn run_files(files: &[PathBuf], region: Option<usize>) -> Result<Exit, CliError> {
     let mut exit = Exit::Held;
     for file in files {
         let case = Case::load(file)?;
@@ -53,7 +57,11 @@ fn run_files(files: &[PathBuf]) -> Result<Exit, CliError> {
             let merges =
                 if orders.len() > 1 { format!("{} merges · ", order.name()) } else { String::new() };
             let described = format!("{merges}{}", prose::describe(&case.problem));
-            if !print_proved(&file.display(), &prove(&case.problem, order), &described) {
+            let proved = match region {
+                None => prove(&case.problem, order),
+                Some(ranks) => prove_region(&case.problem, order, ranks),
+            };
+            if !print_proved(&file.display(), &proved, &described) {
                 exit = Exit::Finding;
             }
         }
@@ -88,7 +96,8 @@ fn run_sweep(seed: u64, problems: u64) -> Exit {
     }
     let (proved, refused, seconds) = (sweep.proved, sweep.refused, start.elapsed().as_secs_f64());
     print_line(&format_args!(
-        "sweep    seed {seed:#x} · proved {proved} · refused {refused} · wrong {} · {} operations · {} pairs · {seconds:.1} s",
+        "sweep    seed {seed:#x} · proved {proved} ({} in regions) · refused {refused} · wrong {} · {} operations · {} pairs · {seconds:.1} s",
+        sweep.regions,
         sweep.wrong.len(),
         sweep.operations,
         sweep.pairs

@@ -2,7 +2,7 @@
 
 use seamproof_oracle::Run;
 use seamproof_simulator::schedule::{
-    Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair, Schedule, Work,
+    Axes, BufferId, FillValue, Layer, Merge, MergeStyle, Reduction, Region, Rotated, RowPair, Schedule, Work,
 };
 
 use super::line::{Line, tidy};
@@ -29,6 +29,15 @@ pub(super) fn words(schedule: &Schedule, work: &Work) -> String {
             format!("adds {} to {}, {}", name(from), name(to), pairs(rows))
         }
         Work::Copy { from, to, rows } => format!("copies {} to {}, {}", name(from), name(to), pairs(rows)),
+        Work::Linear { layer, heads, from, to, rows } => {
+            let layer = if *layer == Layer::Column { "column-parallel" } else { "row-parallel" };
+            let (heads, rows) = (Line::range(heads.clone()), pairs(rows));
+            format!("{layer} layer of heads {heads}: {} to {}, {rows}", name(from), name(to))
+        }
+        Work::Rotate { buffer, rows, inverse } => {
+            let back = if *inverse { " back" } else { "" };
+            format!("rotates {}{back}, {}", name(buffer), listed(rows.iter().map(rotated), ROWS_SHOWN))
+        }
         Work::Fill { to, rows: runs, value } => {
             let value = if *value == FillValue::Zero { "0" } else { "−∞" };
             let by_head = schedule.buffers.get(to.0).is_some_and(|buffer| buffer.axes == Axes::Heads);
@@ -102,6 +111,12 @@ fn lines(runs: impl Iterator<Item = Run>) -> Vec<Line> {
 /// The real rows of runs.
 pub(super) fn rows(runs: &[Run]) -> String {
     listed(lines(runs.iter().copied()), ROWS_SHOWN)
+}
+
+fn rotated(rotated: &Rotated) -> String {
+    let Rotated { rows: run, position, step } = *rotated;
+    let positions = Line::new(position, step, run.len);
+    format!("rows {} by positions {positions}", rows(&[run]))
 }
 
 fn pairs(pairs: &[RowPair]) -> String {

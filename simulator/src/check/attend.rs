@@ -15,10 +15,11 @@ use super::content::on_rows;
 use super::cover::{FAR, Patch};
 use super::error::{CheckError, Fault, Place};
 use super::execute::{Machine, Site, ranges};
+use super::linear::form_inside;
 use super::moves::Writing;
 use super::sink::row_patch;
-use super::symbol::{Cover, PATCHES_MAX, Piece, Symbol, Tokens, What, zip};
-use crate::schedule::{Attend, AttendBackward, BufferId};
+use super::symbol::{Cover, Form, PATCHES_MAX, Piece, Symbol, Tokens, What, zip};
+use crate::schedule::{Attend, AttendBackward, BufferId, Schedule};
 use crate::{AttentionCall, RowPolicy, Segment};
 
 /// Rows of a segment, from row `at` on, that are one piece.
@@ -84,7 +85,7 @@ impl Machine<'_> {
                 for (piece, patches) in queries.iter().zip(patches) {
                     let cover = Cover::new(patches, sinks);
                     let what = What::Out { parts: cover.clone(), against: cover.clone() };
-                    let (at, len, tokens) = (piece.at, piece.len, &piece.tokens);
+                    let (at, len, tokens) = (piece.at, piece.len, piece.tokens.formed(Form::default()));
                     let lse_symbol = tokens.with(What::Lse(cover));
                     for (buffer, symbol) in [(*out, tokens.with(what)), (*lse, lse_symbol)] {
                         writing.push(rows_to(buffer, &segment.q, &heads.q, Piece { at, len, symbol }));
@@ -255,7 +256,8 @@ impl Machine<'_> {
         let start = first.max(0) as usize;
         self.launches.push((place, start..start + heads.len()));
         let what = What::Largest(launches);
-        let symbol = Symbol::Tokens(Tokens { what, sequence: 0, head: first, start: 0, step: 1 });
+        let form = Form::default();
+        let symbol = Symbol::Tokens(Tokens { what, form, sequence: 0, head: first, start: 0, step: 1 });
         self.set(max_logit, &one, 0, 1, heads, symbol);
     }
 
@@ -293,7 +295,7 @@ impl Machine<'_> {
             }
         }
         for (segment, parts) in call.segments.iter().zip(parts) {
-            write_keys(segment, [*dk, *dv], parts, &mut writing);
+            write_keys(self.schedule, segment, [*dk, *dv], parts, &mut writing);
             let heads = 0..self.heads(*dk);
             for run in &segment.kv {
                 writing.extend(padding(call, run, &heads, [*dk, *dv].map(|buffer| (buffer, Symbol::Zero))));
@@ -353,12 +355,20 @@ fn padding<const N: usize>(
         .map(move |(buffer, symbol)| rows_to(buffer, &run, &heads, Piece { at: run.len, len: rest, symbol }))
 }
 
-/// dk and dv of a segment's keys.
-fn write_keys(segment: &Segment, buffers: [BufferId; 2], parts: KeyParts, writing: &mut Vec<Writing>) {
+/// dk and dv of a segment's keys, each in the form of what it is the gradient of.
+fn write_keys(
+    schedule: &Schedule,
+    segment: &Segment,
+    buffers: [BufferId; 2],
+    parts: KeyParts,
+    writing: &mut Vec<Writing>,
+) {
+    let names = [TensorName::Dk, TensorName::Dv];
     for ((first, end, at), (len, tokens, patches)) in parts {
         let cover = Cover::new(patches, 0);
         for (run, within, index, rows) in split(&segment.kv, at, len) {
-            for (buffer, name) in buffers.into_iter().zip([TensorName::Dk, TensorName::Dv]) {
+            for (buffer, name) in buffers.into_iter().zip(names) {
+                let tokens = tokens.formed(form_inside(schedule, name));
                 let symbol = tokens.with(What::Gradient(name, cover.clone())).advance(within);
                 let piece = Piece { at: index, len: rows, symbol };
                 writing.push(rows_to(buffer, &run, &(first..end), piece));

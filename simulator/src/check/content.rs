@@ -269,7 +269,7 @@ fn overlay(old: Vec<Piece>, new: Vec<Piece>) -> Vec<Piece> {
 mod tests {
     use seamproof_oracle::TensorName;
 
-    use super::super::symbol::{Tokens, What};
+    use super::super::symbol::{Form, Tokens, What};
     use super::*;
 
     const ROWS: usize = 24;
@@ -279,7 +279,8 @@ mod tests {
     type Model = Vec<[Option<(usize, isize)>; HEADS]>;
 
     fn tokens(start: usize, step: usize, head: isize) -> Symbol {
-        Symbol::Tokens(Tokens { what: What::Input(TensorName::Q), sequence: 0, head, start, step })
+        let (what, form) = (What::Input(TensorName::Q), Form::default());
+        Symbol::Tokens(Tokens { what, form, sequence: 0, head, start, step })
     }
 
     /// Reads row by row, and in one.

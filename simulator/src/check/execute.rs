@@ -1,9 +1,9 @@
 //! Symbolic execution: each operation as a function of [`Symbol`]s.
 //!
 //! Reading rows that hold nothing fit is an error where it happens; what follows takes the fit rows as they were, so
-//! that one mistake is one error. Three kinds of work: *moves* (`moves.rs`) carry symbols, whatever they are; *launches*
-//! (`attend.rs`) make patches of them; *sums* (`sums.rs`, the sink's in `sink.rs`) only collect the patches of both
-//! sides. Whether these are exactly the visible pairs is proved where a result must be whole (`whole.rs`): by the
+//! that one mistake is one error. Four kinds of work: *moves* (`moves.rs`) carry symbols, whatever they are; *layers*
+//! and rotations (`linear.rs`) change the form of rows; *launches* (`attend.rs`) make patches of them; *sums* (`sums.rs`,
+//! the sink's in `sink.rs`) only collect the patches of both sides. Whether these are exactly the visible pairs is proved where a result must be whole (`whole.rs`): by the
 //! backward, and at the end.
 
 use std::ops::Range;
@@ -12,6 +12,7 @@ use seamproof_oracle::{Problem, Run, TensorName};
 
 use super::content::Content;
 use super::error::{CheckError, Errors, Place};
+use super::linear::{form_inside, form_outside};
 use super::order::Step;
 use super::shape::side;
 use super::symbol::{Piece, Symbol, Tokens, What};
@@ -61,8 +62,9 @@ impl<'a> Machine<'a> {
 
     fn place_input(&mut self, tensor: TensorName, placement: &Placement) {
         let heads = 0..placement.heads.len();
-        let (what, head) = (What::Input(tensor), placement.heads.start as isize);
-        let tokens = Tokens { what, sequence: 0, head, start: 0, step: 1 };
+        let (what, form) = (What::Input(tensor), form_outside(self.schedule, tensor));
+        let head = placement.heads.start as isize;
+        let tokens = Tokens { what, form, sequence: 0, head, start: 0, step: 1 };
         if side(tensor).is_none() {
             self.set(placement.buffer, &Run::packed(0, 1, 1), 0, 1, &heads, Symbol::Tokens(tokens));
             return;
@@ -97,6 +99,10 @@ impl<'a> Machine<'a> {
             }
             Work::Accumulate { from, to, rows } => self.accumulate(place, *from, *to, rows),
             Work::Copy { from, to, rows } => self.copy(*from, *to, rows),
+            Work::Linear { layer, heads, from, to, rows } => {
+                self.linear(place, *layer, heads, [*from, *to], rows);
+            }
+            Work::Rotate { buffer, rows, inverse } => self.rotate(*buffer, rows, *inverse),
             Work::Fill { to, rows, value } => self.fill(*to, rows, *value),
             _ => {}
         }
@@ -162,12 +168,16 @@ impl<'a> Machine<'a> {
         });
     }
 
-    /// The tokens of a symbol that must be the site's tensor, an input.
+    /// The tokens of a symbol that must be the site's tensor, an input, as attention takes it.
     pub(super) fn input(&mut self, site: &Site, symbol: &Symbol) -> Option<Tokens> {
+        let form = form_inside(self.schedule, site.tensor);
         match symbol.tokens() {
-            Some(tokens) if tokens.what == What::Input(site.tensor) => Some(tokens.clone()),
+            Some(tokens) if tokens.what == What::Input(site.tensor) && tokens.form == form => {
+                Some(tokens.clone())
+            }
             _ => {
-                self.mismatch(site, symbol, format!("a real row of {} is needed", site.tensor));
+                let rotated = if form.turns > 0 { ", rotated by its position," } else { "" };
+                self.mismatch(site, symbol, format!("a real row of {}{rotated} is needed", site.tensor));
                 None
             }
         }

@@ -8,7 +8,7 @@ use super::cover::{FAR, Line, Patch, Wanted, prove};
 use super::error::{CheckError, CoverKind, Place};
 use super::execute::{Machine, Site, ranges};
 use super::shape::{side, tensor_heads};
-use super::symbol::{Cover, Piece, Symbol, Tokens, What, zip};
+use super::symbol::{Cover, Form, Piece, Symbol, Tokens, What, zip};
 use crate::schedule::{BufferId, Placement, Role};
 
 impl Machine<'_> {
@@ -55,8 +55,9 @@ impl Machine<'_> {
             for placed in &placement.rows {
                 let (start, step) = (placed.piece.start, placed.piece.step);
                 let head = (placement.heads.start + heads.start) as isize;
-                let what = What::Input(tensor);
-                let symbol = Symbol::Tokens(Tokens { what, sequence: placed.sequence, head, start, step });
+                let (what, form) = (What::Input(tensor), Form::default());
+                let symbol =
+                    Symbol::Tokens(Tokens { what, form, sequence: placed.sequence, head, start, step });
                 let expected = [Piece { at: 0, len: placed.local.len, symbol }];
                 let found = self.read_run(buffer, &placed.local, &heads);
                 if placed.local.len > 0 {

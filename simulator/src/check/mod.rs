@@ -11,6 +11,8 @@
 //! 4. *Content* (`execute.rs` and what it names): every row that is read holds what its reader needs; in particular no
 //!    padding, uninitialised or foreign row reaches a real one, merges and sums add up what belongs together, and a
 //!    backward reads whole outs, the sink included.
+//!    In a sequence-parallel region (`linear.rs`) a row carries its *form*: which linear layer's side it is on, and by how
+//!    much it was rotated. Attention takes rows of the rank's heads, q and k rotated once, by their own positions.
 //! 5. *Results* (`finish.rs`, `cover.rs`): every visible (query, key) pair is in out, LSE, dq, dk and dv exactly once and
 //!    no invisible one ever; dsink counts each query once over all ranks, max_logit every launch; padding rows are
 //!    zero, rows that nobody owns untouched, every real row is owned once.
@@ -27,6 +29,7 @@ mod cover;
 mod error;
 mod execute;
 mod finish;
+mod linear;
 mod moves;
 mod order;
 mod race;

@@ -8,8 +8,8 @@ use seamproof_oracle::{Problem, Run, Side, TensorName};
 
 use super::error::{CheckError, Errors, Fault, Place};
 use crate::schedule::{
-    Attend, AttendBackward, Axes, Buffer, BufferId, Merge, PlacedRun, Placement, Region, Role, RowPair,
-    Schedule, Work,
+    Attend, AttendBackward, Axes, Buffer, BufferId, Layer, Merge, PlacedRun, Placement, Region, Role,
+    Rotated, RowPair, Schedule, Work,
 };
 use crate::{AttentionCall, RowPolicy};
 
@@ -23,7 +23,8 @@ pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors)
             errors.push(CheckError::Table { what, index, fault });
         }
     };
-    table("rank", ranks, count("ranks", ranks, problem.parallel.size()), errors);
+    let regions = schedule.sequence_parallel.unwrap_or(1);
+    table("rank", ranks, count("ranks", ranks, problem.parallel.size().saturating_mul(regions)), errors);
     table("rank", ranks, at_most("ranks", ranks, WORLD_MAX), errors);
     for (index, buffer) in schedule.buffers.iter().enumerate() {
         table("buffer", index, check_buffer(buffer, ranks), errors);
@@ -210,6 +211,8 @@ impl<'a> Shape<'a> {
             Work::Accumulate { from, to, rows } | Work::Copy { from, to, rows } => {
                 self.pairs(*from, *to, rows)
             }
+            Work::Linear { layer, heads, from, to, rows } => self.linear(*layer, heads, (*from, *to), rows),
+            Work::Rotate { buffer, rows, .. } => self.rotate(*buffer, rows),
             Work::Fill { to, rows, .. } => self.fill(*to, rows),
             Work::Send { to, regions, .. } => self.message(*to, regions),
             Work::Recv { from, regions, .. } => {
@@ -295,6 +298,33 @@ impl<'a> Shape<'a> {
             Axes::Heads => Ok(()),
             _ => self.written(id, rows),
         }
+    }
+
+    fn linear(
+        &self,
+        layer: Layer,
+        heads: &Range<usize>,
+        ends: (BufferId, BufferId),
+        rows: &[RowPair],
+    ) -> Checked {
+        let (from, to) = (self.buffer(ends.0)?, self.buffer(ends.1)?);
+        if (from.dim, from.axes, to.axes) != (to.dim, Axes::Rows, Axes::Rows) || ends.0 == ends.1 {
+            return Err(self.unlike(from, to, "elements and axes, or they are one buffer"));
+        }
+        let (hidden, own) = if layer == Layer::Column { (from, to) } else { (to, from) };
+        check_heads(&hidden.name, hidden.heads, heads)?;
+        count("heads of a linear layer's rank", own.heads, heads.len())?;
+        self.row_pairs(from, to, rows)
+    }
+
+    fn rotate(&self, id: BufferId, rows: &[Rotated]) -> Checked {
+        self.axes(id, Axes::Rows)?;
+        for Rotated { rows, position, step } in rows {
+            let end = step.saturating_mul(rows.len).saturating_add(*position);
+            at_most("positions of a rotation", end, 2 * ROWS_MAX)?;
+        }
+        let runs: Vec<Run> = rows.iter().map(|rotated| rotated.rows).collect();
+        self.written(id, &runs)
     }
 
     fn pairs(&self, from: BufferId, to: BufferId, rows: &[RowPair]) -> Checked {

@@ -7,7 +7,7 @@ use seamproof_oracle::{Run, Sink, TensorName};
 use super::cover::{FAR, Line, Patch};
 use super::error::{CheckError, Fault, Place};
 use super::execute::{Machine, Site};
-use super::symbol::{Cover, Symbol, Tokens, What, zip};
+use super::symbol::{Cover, Form, Symbol, Tokens, What, zip};
 use crate::schedule::BufferId;
 
 impl Machine<'_> {
@@ -59,7 +59,7 @@ impl Machine<'_> {
                 .collect();
             let alike = own.windows(2).all(|pair| pair[0] == pair[1]);
             let head = own.first().copied().flatten();
-            let applied = if alike { with_sink(&symbols, head) } else { None };
+            let applied = if alike { with_sink(&symbols, cell.len, head) } else { None };
             applied.unwrap_or_else(|| {
                 let needed = format!("the sink needs an out and its lse ({}), of its own heads", symbols[1]);
                 machine.mismatch(&cell.site(place, TensorName::Out, 0), &symbols[0], needed);
@@ -115,7 +115,8 @@ impl Machine<'_> {
         patches: Vec<Patch>,
     ) {
         let what = What::SinkGradient(Cover::new(patches, 0));
-        let symbol = Symbol::Tokens(Tokens { what, sequence: 0, head: head.unwrap_or(0), start: 0, step: 1 });
+        let (form, head) = (Form::default(), head.unwrap_or(0));
+        let symbol = Symbol::Tokens(Tokens { what, form, sequence: 0, head, start: 0, step: 1 });
         self.set(dsink, &Run::packed(0, 1, 1), 0, 1, heads, symbol);
     }
 }
@@ -130,16 +131,21 @@ pub(super) fn row_patch(place: Place, tokens: &Tokens, len: usize) -> Patch {
 }
 
 /// An out and its LSE with the sink of a head in them; nothing if they are not fit for it.
-fn with_sink(symbols: &[Symbol; 2], head: Option<isize>) -> Option<[Option<Symbol>; 2]> {
+fn with_sink(symbols: &[Symbol; 2], len: usize, head: Option<isize>) -> Option<[Option<Symbol>; 2]> {
     match symbols {
         [Symbol::Zero, Symbol::NegInfinity] => Some([None, Some(Symbol::SinkAlone(head))]),
         [Symbol::Padding | Symbol::Uninitialised, _] => Some([Some(Symbol::Padding), Some(Symbol::Padding)]),
-        [Symbol::Tokens(out), Symbol::Tokens(lse)] if head.is_none_or(|head| head == out.head) => {
+        [Symbol::Tokens(out), Symbol::Tokens(lse)]
+            if out.same_form(lse, len) && head.is_none_or(|head| head == out.head) =>
+        {
             let (What::Out { parts, against }, What::Lse(cover)) = (&out.what, &lse.what) else {
                 return None;
             };
-            let what = What::Out { parts: parts.with_sink(), against: against.with_sink() };
-            Some([Some(out.with(what)), Some(lse.with(What::Lse(cover.with_sink())))])
+            // The out is weighed anew by what the sink makes of this LSE.
+            (against == cover).then(|| {
+                let what = What::Out { parts: parts.with_sink(), against: against.with_sink() };
+                [Some(out.with(what)), Some(lse.with(What::Lse(cover.with_sink())))]
+            })
         }
         _ => None,
     }

@@ -190,6 +190,9 @@ fn sum(a: &Symbol, b: &Symbol, len: usize) -> Combined {
     if !x.same_rows(y, len) {
         return Err("rows of other positions, or heads, are added");
     }
+    if x.form != y.form {
+        return Err("a row before a linear layer or a rotation and one after it are added");
+    }
     match (&x.what, &y.what) {
         (What::Gradient(a, p), What::Gradient(b, q)) if a == b => {
             let both = q.plus(p).ok_or(TOO_MANY)?;
@@ -228,7 +231,7 @@ fn partial<'s>(out: &'s Symbol, lse: &'s Symbol, len: usize) -> Option<Option<(&
     let (a, b) = (out.tokens()?, lse.tokens()?);
     match (&a.what, &b.what) {
         (What::Out { parts, against }, What::Lse(cover))
-            if parts == against && parts == cover && a.same_rows(b, len) =>
+            if parts == against && parts == cover && a.same_form(b, len) =>
         {
             Some(Some((a, cover)))
         }
@@ -250,7 +253,7 @@ fn merge_running(step: [&Symbol; 2], running: [&Symbol; 2], len: usize) -> Merge
             Err((0, "steps are merged before the sink is applied, not after".into()))
         }
         (Some(Some(_)), Some(None)) => Ok([Some(step[0].clone()), Some(step[1].clone())]),
-        (Some(Some((a, p))), Some(Some((b, q)))) if a.same_rows(b, len) => {
+        (Some(Some((a, p))), Some(Some((b, q)))) if a.same_form(b, len) => {
             let both = q.plus(p).ok_or((0, TOO_MANY.to_owned()))?;
             let out = What::Out { parts: both.clone(), against: both.clone() };
             Ok([Some(b.with(out)), Some(b.with(What::Lse(both)))])
@@ -271,7 +274,7 @@ fn merge_running(step: [&Symbol; 2], running: [&Symbol; 2], len: usize) -> Merge
 fn merge_lse(step: &Symbol, running: &Symbol, len: usize) -> Result<Symbol, (usize, String)> {
     match (step, running) {
         (Symbol::NegInfinity, other) | (other, Symbol::NegInfinity) => Ok(other.clone()),
-        (Symbol::Tokens(a), Symbol::Tokens(b)) if a.same_rows(b, len) => match (&a.what, &b.what) {
+        (Symbol::Tokens(a), Symbol::Tokens(b)) if a.same_form(b, len) => match (&a.what, &b.what) {
             (What::Lse(p), What::Lse(q)) => {
                 let both = q.plus(p).ok_or((1, TOO_MANY.to_owned()))?;
                 Ok(b.with(What::Lse(both)))
@@ -297,12 +300,14 @@ fn merge_weighted(step: [&Symbol; 2], running: [&Symbol; 2], len: usize) -> Merg
     let Some((last, What::Lse(whole))) = running[1].tokens().map(|last| (last, &last.what)) else {
         return Err((3, "the final lse is needed".into()));
     };
-    if !last.same_rows(tokens, len) {
+    if !last.same_form(tokens, len) {
         return Err((3, "the final lse of the step's rows is needed".into()));
     }
     let parts = match running[0] {
         Symbol::Zero => cover.clone(),
-        Symbol::Tokens(Tokens { what: What::Out { parts, against }, .. }) if against == whole => {
+        Symbol::Tokens(out @ Tokens { what: What::Out { parts, against }, .. })
+            if against == whole && out.same_form(last, len) =>
+        {
             parts.plus(cover).ok_or((0, TOO_MANY.to_owned()))?
         }
         _ => return needed("outs weighted against the same lse, or zeros, are needed"),

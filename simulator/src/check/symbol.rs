@@ -148,11 +148,24 @@ pub(super) enum What {
     SinkGradient(Cover),
 }
 
+/// In which form rows are: what linear layers and rotations made of them.
+///
+/// Rotations add up, so that all of them together turn a row by `turns · position + offset`; a row that is rotated by
+/// its own position has one turn and no offset, one that is not rotated, or back again, neither.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Form {
+    /// A row outside a sequence-parallel region.
+    pub(super) hidden: bool,
+    pub(super) turns: i64,
+    pub(super) offset: i64,
+}
+
 /// Real rows: those of a sequence's positions `start, start + step, …`. Head h of the buffer is head `h + head` of the
 /// tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tokens {
     pub(super) what: What,
+    pub(super) form: Form,
     pub(super) sequence: usize,
     pub(super) head: isize,
     pub(super) start: usize,
@@ -169,9 +182,19 @@ impl Tokens {
         self.sequence == other.sequence && self.head == other.head && self.line(len) == other.line(len)
     }
 
+    /// Whether `len` rows of both are the same rows in the same form: what may be added, merged or weighed.
+    pub(super) fn same_form(&self, other: &Tokens, len: usize) -> bool {
+        self.form == other.form && self.same_rows(other, len)
+    }
+
+    /// The same rows in another form.
+    pub(super) fn formed(&self, form: Form) -> Tokens {
+        Tokens { form, ..self.clone() }
+    }
+
     pub(super) fn with(&self, what: What) -> Symbol {
-        let Tokens { sequence, head, start, step, .. } = *self;
-        Symbol::Tokens(Tokens { what, sequence, head, start, step })
+        let Tokens { form, sequence, head, start, step, .. } = *self;
+        Symbol::Tokens(Tokens { what, form, sequence, head, start, step })
     }
 }
 
@@ -207,7 +230,14 @@ impl fmt::Display for Symbol {
             What::Largest(_) => return f.write_str("max_logit"),
             What::SinkGradient(_) => return f.write_str("partial dsink"),
         }
-        write!(f, " of sequence {}, position {}", tokens.sequence, tokens.start)
+        write!(f, " of sequence {}, position {}", tokens.sequence, tokens.start)?;
+        let Form { hidden, turns, offset } = tokens.form;
+        match (turns, offset) {
+            (0, 0) => {}
+            (1, _) => write!(f, ", rotated by position {}", tokens.start as i64 + offset)?,
+            _ => write!(f, ", rotated {turns} times and by {offset}")?,
+        }
+        f.write_str(if hidden { ", hidden" } else { "" })
     }
 }
 
@@ -251,7 +281,8 @@ impl Symbol {
         let step = if len > 1 { Some(a.step) } else { b.start.checked_sub(a.start) };
         let Some(step) = step.filter(|&step| step > 0) else { return false };
         let continues = b.start == a.start + step * len && (next_len == 1 || b.step == step);
-        let same = continues && a.sequence == b.sequence && a.head == b.head && a.what == b.what;
+        let alike = a.form == b.form && a.sequence == b.sequence && a.head == b.head;
+        let same = continues && alike && a.what == b.what;
         if same {
             a.step = step;
         }

@@ -5,7 +5,7 @@ use seamproof_oracle::Run;
 use super::order::Step;
 use super::shape::{owned, rows_of};
 use crate::AttentionCall;
-use crate::schedule::{Axes, Buffer, BufferId, Region, RowPair, Schedule, Work};
+use crate::schedule::{Axes, Buffer, BufferId, Region, Rotated, RowPair, Schedule, Work};
 
 /// How rows are touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +32,8 @@ pub(super) enum Rows<'a> {
     From(&'a [RowPair]),
     /// The second ones.
     To(&'a [RowPair]),
+    /// Those of rotations.
+    Rotated(&'a [Rotated]),
     /// The queries of a call; all that it owns, or the real ones.
     Queries(&'a AttentionCall, bool),
     /// Its keys.
@@ -55,6 +57,7 @@ impl Rows<'_> {
             Rows::Runs(runs) => runs.to_vec(),
             Rows::From(pairs) => pairs.iter().map(|(from, _)| *from).collect(),
             Rows::To(pairs) => pairs.iter().map(|(_, to)| *to).collect(),
+            Rows::Rotated(rotated) => rotated.iter().map(|rotated| rotated.rows).collect(),
             Rows::Queries(call, own) => {
                 call.segments.iter().map(|segment| writes(call, own, &segment.q)).collect()
             }
@@ -108,9 +111,12 @@ pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
             let values = [(*sink, Read, Rows::Values), (*dsink, Write, Rows::Values)];
             values.into_iter().chain(reads).collect()
         }
-        Work::Accumulate { from, to, rows } | Work::Copy { from, to, rows } => {
+        Work::Accumulate { from, to, rows }
+        | Work::Copy { from, to, rows }
+        | Work::Linear { from, to, rows, .. } => {
             vec![(*from, Read, Rows::From(rows)), (*to, Write, Rows::To(rows))]
         }
+        Work::Rotate { buffer, rows, .. } => vec![(*buffer, Write, Rows::Rotated(rows))],
         Work::Fill { to, rows, .. } => vec![(*to, Write, Rows::Runs(rows))],
         Work::Send { regions, .. } => every(regions, Read).collect(),
         Work::Recv { regions, .. } => every(regions, Write).collect(),

@@ -2,7 +2,8 @@
 //!
 //! The same cover of the same rows is proved once: out and LSE have one, dk and dv sums of one shape, and ranks that
 //! attend with other heads have covers that differ in their launches alone. A proof looks at patches, the sequence, the
-//! side and the rows, never at heads or at which launch a patch is of; that is why it holds for all covers that are
+//! side and the rows, never at heads, the form of rows or at which launch a patch is of: heads and form are asked of each
+//! symbol before; that is why it holds for all covers that are
 //! [alike](Cover::alike). What is not proved is looked at for each cover itself, so that every error names its launch.
 
 use std::collections::HashMap;
@@ -12,8 +13,9 @@ use seamproof_oracle::{Side, Sink, TensorName};
 use super::cover::{FAR, Hole, Line, Patch, Wanted, prove};
 use super::error::CheckError;
 use super::execute::{Machine, Site};
+use super::linear::form_outside;
 use super::shape::side;
-use super::symbol::{Cover, Symbol, Tokens, What};
+use super::symbol::{Cover, Form, Symbol, Tokens, What};
 
 /// A cover's hash, whether its rows are keys, the sequence, and the rows' first position, step and number.
 type Claim = (u64, bool, usize, usize, usize, usize);
@@ -49,7 +51,9 @@ impl Machine<'_> {
     pub(super) fn finished(&mut self, site: &Site, rows: &Tokens, len: usize, symbol: &Symbol) -> u64 {
         let statistic = matches!(site.tensor, TensorName::Out | TensorName::Lse);
         let expected = if statistic { self.sinks() } else { 0 };
-        let Some(covers) = self.covers(site.tensor, rows, len, symbol) else {
+        let formed = self.formed(site, symbol);
+        let covers = if formed { self.covers(site.tensor, rows, len, symbol) } else { None };
+        let Some(covers) = covers else {
             let needed = format!(
                 "{} of sequence {}, position {}, head {} is needed",
                 site.tensor, rows.sequence, rows.start, rows.head
@@ -73,6 +77,14 @@ impl Machine<'_> {
                 if parts.same(against) { pairs } else { self.proved(site, rows, len, against) }
             }
         }
+    }
+
+    /// Whether a symbol has the form of the site's tensor: inside a region where an operation reads it, outside at the
+    /// end.
+    fn formed(&self, site: &Site, symbol: &Symbol) -> bool {
+        let outside = || form_outside(self.schedule, site.tensor);
+        let form = site.place.map_or_else(outside, |_| Form::default());
+        symbol.tokens().is_none_or(|tokens| tokens.form == form)
     }
 
     /// How often the sink is in an out and LSE.

@@ -27,10 +27,9 @@ pub const ABSENT: &[Absent] = &[
         reason: "choice between backends, recipes or devices: there is one backend; tables too wide and too narrow are planted",
     },
     Absent {
-        entries: &[3, 35],
-        reason: "sizes of gathers around a linear layer: no builder makes that schedule yet",
+        entries: &[106, 191],
+        reason: "tables of rotary angles: a rotation names positions, and makes its angles of them in f64",
     },
-    Absent { entries: &[27, 28, 41, 106, 191], reason: "rotary positions: no operation rotates yet" },
     Absent {
         entries: &[6, 9, 15, 16, 36, 44, 130, 131, 138],
         reason: "signatures, layouts and tracing of a framework, or its tests: a schedule has none",

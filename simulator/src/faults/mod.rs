@@ -17,6 +17,7 @@ mod merge;
 mod metadata;
 mod order;
 mod padding;
+mod region;
 mod shipped;
 
 use std::sync::LazyLock;
@@ -24,7 +25,7 @@ use std::sync::LazyLock;
 use seamproof_oracle::Problem;
 
 use crate::emulated::Variant;
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, build};
 
 pub use absent::{ABSENT, Absent, PLANTABLE};
 pub use mask::WINDOW_OFF_BY_ONE;
@@ -101,6 +102,15 @@ impl Fault<Edit> {
 }
 
 impl Fault {
+    /// The right schedule that the fault is planted in: the problem's own, for a fault of sequence-parallel regions one in
+    /// such a region. Absent where there is none.
+    pub fn schedule(&self, problem: &Problem) -> Option<Schedule> {
+        match region::FAULTS.iter().any(|fault| fault.id == self.id) {
+            true => region::schedule(problem),
+            false => build(problem).ok(),
+        }
+    }
+
     /// Plants the fault in the right schedule of a problem; says whether that changed anything. What is wrong in the
     /// kernel changes no schedule.
     pub fn plant(&self, problem: &Problem, schedule: &mut Schedule) -> bool {
@@ -127,6 +137,7 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         merge::FAULTS,
         backward::FAULTS,
         order::FAULTS,
+        region::FAULTS,
         shipped::FAULTS,
     ];
     let edits = classes.into_iter().flatten().map(|fault| fault.entry());

@@ -19,11 +19,11 @@ pub enum BuildError {
     #[error(transparent)]
     Shard(#[from] ShardError),
     /// Query heads that cannot be dealt to ranks.
-    #[error("{heads} query heads cannot be dealt to {ranks} ranks of an all-to-all; use a multiple")]
+    #[error("{heads} query heads cannot be dealt to {ranks} ranks; use a multiple")]
     QueryHeads {
         /// Query heads.
         heads: usize,
-        /// Ranks of the all-to-all.
+        /// Ranks of the all-to-all, or of the sequence-parallel region.
         ranks: usize,
     },
     /// KV heads that can neither be dealt to ranks nor replicated on them.
@@ -33,7 +33,7 @@ pub enum BuildError {
     KvHeads {
         /// KV heads.
         heads: usize,
-        /// Ranks of the all-to-all.
+        /// Ranks of the all-to-all, or of the sequence-parallel region.
         ranks: usize,
     },
     /// A ring step whose queries and keys have different steps.
@@ -63,8 +63,19 @@ impl Builder {
             ranks: vec![RankProgram::default(); ranks],
             communicators: vec![(0..ranks).collect()],
             placements: Vec::new(),
+            sequence_parallel: None,
         };
         Builder { schedule, events: 0, groups: 0 }
+    }
+
+    /// New events are not among the first `events`.
+    pub(super) fn reserve_events(&mut self, events: usize) {
+        self.events = self.events.max(events);
+    }
+
+    /// How many buffers there are.
+    pub(super) fn buffers(&self) -> usize {
+        self.schedule.buffers.len()
     }
 
     pub(super) fn finish(self) -> Schedule {
@@ -75,6 +86,11 @@ impl Builder {
     pub(super) fn communicator(&mut self, members: Vec<usize>) -> usize {
         self.schedule.communicators.push(members);
         self.schedule.communicators.len() - 1
+    }
+
+    /// How many communicators there are.
+    pub(super) fn communicators(&self) -> usize {
+        self.schedule.communicators.len()
     }
 
     pub(super) fn buffer(&mut self, buffer: Buffer) -> BufferId {

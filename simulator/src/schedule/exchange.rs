@@ -55,6 +55,14 @@ impl HeadDeal {
         Ok(HeadDeal { q, kv })
     }
 
+    /// A member's heads of a side.
+    pub(super) fn of(&self, side: Side, member: usize) -> Range<usize> {
+        match side {
+            Side::Q => self.q.of(member),
+            Side::Kv => self.kv.of(member),
+        }
+    }
+
     /// The learnable sinks of a member: those of its query heads.
     pub(super) fn sinks(&self, problem: &Problem, member: usize) -> Range<usize> {
         if problem.learnable_sinks() > 0 { self.q.of(member) } else { 0..0 }

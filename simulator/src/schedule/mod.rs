@@ -17,10 +17,12 @@ mod all_gather;
 mod all_to_all;
 mod build;
 mod collect;
+mod embed;
 mod exchange;
 mod hierarchical;
 mod partition;
 mod ring;
+mod sequence_parallel;
 mod single;
 
 use std::fmt;
@@ -34,6 +36,8 @@ pub use build::BuildError;
 pub(crate) use build::band;
 pub use hierarchical::hierarchical;
 pub use ring::ring;
+pub use sequence_parallel::{RegionError, sequence_parallel};
+pub(crate) use sequence_parallel::{hidden, rotates};
 pub use single::single;
 
 use crate::AttentionCall;
@@ -309,6 +313,26 @@ pub enum FillValue {
     NegInfinity,
 }
 
+/// Which side of a tensor-parallel linear layer is cut over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layer {
+    /// Column-parallel: hidden rows become rows of the rank's heads.
+    Column,
+    /// Row-parallel: rows of the rank's heads become the rank's summand of hidden rows, nothing for other heads.
+    Row,
+}
+
+/// Rows that are rotated: row i by position `position + step·i`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotated {
+    /// The rows, `rows.len` of them.
+    pub rows: Run,
+    /// Of the first row.
+    pub position: usize,
+    /// Positions from one row to the next.
+    pub step: usize,
+}
+
 /// How ranks' values are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
@@ -372,6 +396,31 @@ pub enum Work {
         to: BufferId,
         /// Rows of both.
         rows: Vec<RowPair>,
+    },
+    /// A linear layer, row by row: no row sees another. A *hidden* row holds every head of a tensor, as the side of the
+    /// layer that is not cut; the layer is opaque to the checker, and the CPU device's has weights of 0 and 1 that copy
+    /// each head.
+    Linear {
+        /// Which side is cut.
+        layer: Layer,
+        /// Heads of the hidden rows that are the rank's: all those of its buffer.
+        heads: Range<usize>,
+        /// Read.
+        from: BufferId,
+        /// Written, all heads.
+        to: BufferId,
+        /// Rows of both.
+        rows: Vec<RowPair>,
+    },
+    /// The rotary embedding in place, all heads: of a row of `2·n` elements `j` and `j + n` turn by the angle
+    /// `position · 10000^(−j/n)` ([RoFormer](https://arxiv.org/abs/2104.09864)); the last of an odd number stays.
+    Rotate {
+        /// Read and written.
+        buffer: BufferId,
+        /// The rows and their positions.
+        rows: Vec<Rotated>,
+        /// Turns back, as a gradient must.
+        inverse: bool,
     },
     /// Fills rows, all heads.
     Fill {
@@ -499,6 +548,10 @@ pub struct Schedule {
     pub communicators: Vec<Vec<usize>>,
     /// Inputs and results. dsink's placements on several ranks are partial sums.
     pub placements: Vec<Placement>,
+    /// Where present, the schedule is a *sequence-parallel region*: each rank of the problem's group is this many ranks
+    /// that follow each other, and q, k, v, dout, out, dq, dk and dv are placed as hidden rows, with linear layers, and
+    /// for q and k a rotation by the position in the sequence, between them and attention.
+    pub sequence_parallel: Option<usize>,
 }
 
 /// The schedule of a problem's own algorithm, or why there can be none.

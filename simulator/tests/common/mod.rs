@@ -1,6 +1,8 @@
 //! Random problems whose spans a balance divides, and the numbers that they are drawn from.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod hold;
+
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
     Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,

@@ -1,0 +1,134 @@
+//! Linear layers and rotations: what they make of the *form* of rows.
+//!
+//! A column-parallel layer takes hidden rows to rows of the rank's heads, a row-parallel one takes those to hidden rows
+//! that are zero in every other head. Both work row by row, and what they compute is opaque: a row stays the row of its
+//! tensor, sequence and position, on the other side of the layer. A rotation by the position of another row leaves a row
+//! that no attention takes.
+
+use std::ops::Range;
+
+use seamproof_oracle::TensorName;
+
+use super::content::on_rows;
+use super::error::Place;
+use super::execute::{Machine, Site};
+use super::symbol::{Form, Piece, Symbol, Tokens, What};
+use crate::schedule::{BufferId, Layer, Rotated, RowPair, Schedule, hidden, rotates};
+
+/// In which form a schedule's inputs and results are placed.
+pub(super) fn form_outside(schedule: &Schedule, tensor: TensorName) -> Form {
+    Form { hidden: schedule.sequence_parallel.is_some() && hidden(tensor).is_some(), ..Form::default() }
+}
+
+/// In which form attention takes a tensor, or makes the gradient of it.
+pub(super) fn form_inside(schedule: &Schedule, tensor: TensorName) -> Form {
+    let turns = i64::from(schedule.sequence_parallel.is_some() && rotates(tensor));
+    Form { turns, ..Form::default() }
+}
+
+impl Machine<'_> {
+    pub(super) fn linear(
+        &mut self,
+        place: Place,
+        layer: Layer,
+        heads: &Range<usize>,
+        [from, to]: [BufferId; 2],
+        rows: &[RowPair],
+    ) {
+        let own = 0..heads.len();
+        let (read, written) = match layer {
+            Layer::Column => (heads, &own),
+            Layer::Row => (&own, heads),
+        };
+        let every = 0..self.heads(to);
+        for (_, target) in rows {
+            self.set(to, target, 0, target.len, &every, Symbol::Zero);
+        }
+        for band in self.bands(&[(from, read.start)], read.len()) {
+            let of = |heads: &Range<usize>| heads.start + band.start..heads.start + band.end;
+            let first = (heads.start + band.start) as isize;
+            let mut through = Vec::new();
+            for (source, target) in rows {
+                for Piece { at, len, symbol } in self.read_run(from, source, &of(read)) {
+                    let (tensor, row) = (TensorName::Q, source.row(at));
+                    let site = Site { place: Some(place), tensor, buffer: from, row, heads: of(read) };
+                    let symbol = self.through(&site, layer, first, symbol);
+                    through.extend(on_rows(target, [Piece { at, len, symbol }]));
+                }
+            }
+            self.contents[to.0].write_rows(&of(written), through);
+        }
+    }
+
+    /// A row on the other side of a layer of heads from `head` on.
+    fn through(&mut self, site: &Site, layer: Layer, head: isize, symbol: Symbol) -> Symbol {
+        let Symbol::Tokens(tokens) = &symbol else { return linear(symbol) };
+        let hidden = layer == Layer::Column;
+        // Inputs come in and results go out: no row takes two layers, whose product would be another layer.
+        let (direction, needed) = match layer {
+            Layer::Column => (
+                matches!(tokens.what, What::Input(_)),
+                "a column-parallel layer needs a hidden row of an input",
+            ),
+            Layer::Row => (
+                matches!(tokens.what, What::Out { .. } | What::Gradient(..)),
+                "a row-parallel layer needs an out or gradient of the rank's heads, not rotated",
+            ),
+        };
+        if !direction || tokens.form != (Form { hidden, ..Form::default() }) {
+            self.mismatch(site, &symbol, needed.into());
+        }
+        if tokens.head != head {
+            self.mismatch(
+                site,
+                &symbol,
+                format!("the layer is of heads from {head} on, the row from {}", tokens.head),
+            );
+        }
+        Symbol::Tokens(tokens.formed(Form { hidden: !hidden, ..Form::default() }))
+    }
+
+    pub(super) fn rotate(&mut self, buffer: BufferId, rows: &[Rotated], inverse: bool) {
+        for heads in self.bands(&[(buffer, 0)], self.heads(buffer)) {
+            let pieces = rows.iter().flat_map(|rotated| {
+                let pieces = self.read_run(buffer, &rotated.rows, &heads).into_iter();
+                let pieces = pieces.flat_map(|piece| turned(piece, rotated, inverse));
+                on_rows(&rotated.rows, pieces).collect::<Vec<Piece>>()
+            });
+            let pieces = pieces.collect();
+            self.contents[buffer.0].write_rows(&heads, pieces);
+        }
+    }
+}
+
+/// What layers and rotations make of rows that are not real: zeros stay, an LSE's infinity is nothing they know.
+fn linear(symbol: Symbol) -> Symbol {
+    match symbol {
+        Symbol::NegInfinity | Symbol::SinkAlone(_) => Symbol::Padding,
+        other => other,
+    }
+}
+
+/// A piece after a rotation: one, or one a row where positions in the sequence and positions of the rotation drift apart.
+fn turned(piece: Piece, rotated: &Rotated, inverse: bool) -> Vec<Piece> {
+    let Piece { at, len, symbol } = piece;
+    let turn = |at: usize, tokens: &Tokens| {
+        let by = (rotated.position + rotated.step * at) as i64 - tokens.start as i64;
+        let sign = if inverse { -1 } else { 1 };
+        let Form { hidden, turns, offset } = tokens.form;
+        Symbol::Tokens(tokens.formed(Form { hidden, turns: turns + sign, offset: offset + sign * by }))
+    };
+    match &symbol {
+        Symbol::Tokens(tokens) if len == 1 || tokens.step == rotated.step => {
+            vec![Piece { at, len, symbol: turn(at, tokens) }]
+        }
+        Symbol::Tokens(_) => {
+            let each = (0..len).filter_map(|row| {
+                let one = symbol.advance(row);
+                Some(Piece { at: at + row, len: 1, symbol: turn(at + row, one.tokens()?) })
+            });
+            each.collect()
+        }
+        _ => vec![Piece { at, len, symbol: linear(symbol) }],
+    }
+}

@@ -1,0 +1,244 @@
+//! Sequence-parallel regions: gathers and scatters of the wrong size, rows rotated by another row's position.
+
+use std::collections::BTreeMap;
+
+use seamproof_oracle::{Problem, Run, Sequence};
+
+use super::Catcher::Checker;
+use super::edit::{rewrite, segments, works};
+use super::{Edit, Fault};
+use crate::schedule::{
+    BufferId, Layer, MergeOrder, Placement, Region, Rotated, Schedule, Work, sequence_parallel,
+};
+
+/// Largest region that a fault is planted in.
+const RANKS_MAX: usize = 4;
+
+pub(super) const FAULTS: &[Fault<Edit>] = &[
+    Fault {
+        id: "gather-sized-by-real-rows",
+        imitates: "the offsets that mask also size the gather before a linear layer, which expects padded rows",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[3],
+        caught_by: &[Checker],
+        edit: |_, schedule| {
+            let (ranks, mut cut) = (ranks(schedule), Vec::new());
+            each_part_by_real_rows(schedule, Exchange::Gather, |gathered, part| {
+                cut.extend(gathered.iter().map(|region| (region.buffer, part * ranks)));
+            });
+            for (buffer, rows) in cut {
+                schedule.buffers[buffer.0].rows = rows;
+            }
+        },
+    },
+    Fault {
+        id: "scatter-sized-by-real-rows",
+        imitates: "the output has the rows of the real lengths: the scatter after a linear layer deals too few",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[2],
+        caught_by: &[Checker],
+        edit: |_, schedule| {
+            each_part_by_real_rows(schedule, Exchange::Scatter, |_, _| {});
+        },
+    },
+    Fault {
+        id: "last-offset-not-rounded",
+        imitates: "the token count is rounded up for the ranks of a region, the last offset is not",
+        source: "https://github.com/NVIDIA/Megatron-LM/pull/2574",
+        entries: &[35],
+        caught_by: &[Checker],
+        edit: |_, schedule| {
+            let layers: Vec<(BufferId, BufferId)> = works(schedule)
+                .filter_map(|work| match work {
+                    Work::Linear { layer: Layer::Column, from: hidden, to: inside, .. }
+                    | Work::Linear { layer: Layer::Row, from: inside, to: hidden, .. } => {
+                        Some((*hidden, *inside))
+                    }
+                    _ => None,
+                })
+                .collect();
+            for (hidden, inside) in layers {
+                schedule.buffers[hidden.0].rows = schedule.buffers[inside.0].rows;
+            }
+        },
+    },
+    Fault {
+        id: "padded-lengths-in-a-region",
+        imitates: "padded offsets are passed in both roles, so that gather and linear layer fit: padding is attended",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[4],
+        caught_by: &[Checker],
+        edit: |_, schedule| {
+            segments(schedule, |segment| {
+                segment.q.len = segment.q.span;
+                segment.kv.iter_mut().for_each(|run| run.len = run.span);
+            });
+        },
+    },
+    Fault {
+        id: "positions-from-real-offsets",
+        imitates: "a row's position is its padded row less the real offset of its sequence: wrong after the first padding",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2077",
+        entries: &[27],
+        caught_by: &[Checker],
+        edit: |problem, schedule| {
+            rotations(schedule, |rows| {
+                let (first, mut real) = (rows.to_vec(), 0);
+                for (rotated, sequence) in rows.iter_mut().zip(sequences(problem, &first)) {
+                    rotated.position = rotated.rows.offset.saturating_sub(real);
+                    real += sequence.len;
+                }
+            });
+        },
+    },
+    Fault {
+        id: "rotation-at-real-offsets",
+        imitates: "the rotation walks the real offsets of a padded layout: it turns rows of other sequences, and padding",
+        source: "https://github.com/NVIDIA/Megatron-LM/commit/8e44748ee2",
+        entries: &[28],
+        caught_by: &[Checker],
+        edit: |problem, schedule| {
+            rotations(schedule, |rows| {
+                let (first, mut real) = (rows.to_vec(), 0);
+                for (rotated, sequence) in rows.iter_mut().zip(sequences(problem, &first)) {
+                    rotated.rows = Run { offset: real, step: 1, len: sequence.len, span: sequence.len };
+                    real += sequence.len;
+                }
+            });
+        },
+    },
+    Fault {
+        id: "positions-run-on",
+        imitates: "positions of the pack are counted through: no sequence after the first begins at 0",
+        source: "https://github.com/epfLLM/Megatron-LLM/issues/23",
+        entries: &[],
+        caught_by: &[Checker],
+        edit: |_, schedule| {
+            rotations(schedule, |rows| {
+                rows.iter_mut().for_each(|rotated| rotated.position = rotated.rows.offset);
+            });
+        },
+    },
+    Fault {
+        id: "rotated-twice",
+        imitates: "two callers rotate the same rows",
+        source: "https://github.com/labmlai/annotated_deep_learning_paper_implementations/issues/251",
+        entries: &[],
+        caught_by: &[Checker],
+        edit: |_, schedule| {
+            rewrite(schedule, |_, operation| {
+                let again = match &operation.work {
+                    Work::Rotate { rows, inverse: false, .. } if !rows.is_empty() => Some(operation.clone()),
+                    _ => None,
+                };
+                std::iter::once(operation).chain(again)
+            });
+        },
+    },
+    Fault {
+        id: "gradients-turned-on",
+        imitates: "the backward of the rotation is not its inverse: dq and dk stay turned",
+        source: "https://github.com/PaddlePaddle/Paddle/pull/74716",
+        entries: &[],
+        caught_by: &[Checker],
+        edit: |_, schedule| {
+            for work in works(schedule) {
+                if let Work::Rotate { rows, inverse, .. } = work {
+                    *inverse &= rows.is_empty();
+                }
+            }
+        },
+    },
+    Fault {
+        id: "positions-of-a-shard",
+        imitates: "a rank's part of a sequence is rotated as though it began at position 0",
+        source: "https://github.com/NVIDIA/Megatron-LM/pull/4075",
+        entries: &[41],
+        caught_by: &[Checker],
+        edit: |_, schedule| {
+            rotations(schedule, |rows| {
+                rows.iter_mut().for_each(|rotated| (rotated.position, rotated.step) = (0, 1));
+            });
+        },
+    },
+];
+
+/// The right schedule of a problem in the largest region, up to [`RANKS_MAX`], that holds its heads.
+pub(super) fn schedule(problem: &Problem) -> Option<Schedule> {
+    (1..=RANKS_MAX).rev().find_map(|ranks| sequence_parallel(problem, ranks, MergeOrder::default()).ok())
+}
+
+fn ranks(schedule: &Schedule) -> usize {
+    schedule.sequence_parallel.unwrap_or(1)
+}
+
+/// Edits the rows of every rotation, forward and back.
+fn rotations(schedule: &mut Schedule, mut edit: impl FnMut(&mut Vec<Rotated>)) {
+    for work in works(schedule) {
+        if let Work::Rotate { rows, .. } = work {
+            edit(rows);
+        }
+    }
+}
+
+/// The sequences, on one rank, whose rows are rotated; none for parts of sequences.
+fn sequences(problem: &Problem, rows: &[Rotated]) -> Vec<Run> {
+    let sides = [|sequence: &Sequence| sequence.q, |sequence: &Sequence| sequence.kv];
+    let whole = sides.into_iter().find_map(|side| {
+        let runs: Vec<Run> = problem.sequences.iter().map(side).filter(|run| run.span > 0).collect();
+        let place = |run: &Run| (run.offset, run.step, run.span);
+        let same = runs.iter().map(place).eq(rows.iter().map(|rotated| place(&rotated.rows)));
+        same.then_some(runs)
+    });
+    whole.filter(|_| problem.parallel.size() == 1).unwrap_or_default()
+}
+
+/// Which collective of a region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Exchange {
+    Gather,
+    Scatter,
+}
+
+/// Where the real rows of a region make shorter shards than its padded ones: exchanges those, and tells of the whole side
+/// and of the rows of a shard.
+fn each_part_by_real_rows(schedule: &mut Schedule, which: Exchange, mut tell: impl FnMut(&[Region], usize)) {
+    let (ranks, real) = (ranks(schedule), real_rows(schedule));
+    for work in works(schedule) {
+        let (shard, whole, kind) = match work {
+            Work::AllGather { from, to, .. } => (from, to, Exchange::Gather),
+            Work::ReduceScatter { from, to, .. } => (to, from, Exchange::Scatter),
+            _ => continue,
+        };
+        let part = real.get(&shard.buffer).map(|rows| rows.div_ceil(ranks));
+        if let Some(part) = part.filter(|&part| kind == which && part < shard.rows.len) {
+            shard.rows = Run::packed(0, part, part);
+            for (index, region) in whole.iter_mut().enumerate() {
+                region.rows = Run::packed(index * part, part, part);
+            }
+            tell(whole, part);
+        }
+    }
+}
+
+/// For each shard, and each buffer that a result's shard is copied from, the real rows of its region.
+fn real_rows(schedule: &Schedule) -> BTreeMap<BufferId, usize> {
+    let region = |placement: &Placement| {
+        (schedule.buffers[placement.buffer.0].rank / ranks(schedule), placement.tensor)
+    };
+    let mut real = BTreeMap::new();
+    for placement in &schedule.placements {
+        let rows: usize = placement.rows.iter().map(|placed| placed.local.len).sum();
+        *real.entry(region(placement)).or_insert(0) += rows;
+    }
+    let mut of_buffer: BTreeMap<BufferId, usize> =
+        schedule.placements.iter().map(|placement| (placement.buffer, real[&region(placement)])).collect();
+    for operation in schedule.ranks.iter().flat_map(|program| &program.operations) {
+        if let Work::Copy { from, to, .. } = &operation.work
+            && let Some(&rows) = of_buffer.get(to)
+        {
+            of_buffer.insert(*from, rows);
+        }
+    }
+    of_buffer
+}

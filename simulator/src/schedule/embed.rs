@@ -1,0 +1,78 @@
+//! Embedding: a schedule as part of a larger one, on other ranks, buffers and communicators.
+
+use super::{Attend, AttendBackward, BufferId, Merge, Work};
+
+/// Where the parts of a schedule go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Embedding {
+    /// Ranks of the larger schedule for each rank.
+    pub(super) ranks: usize,
+    /// Which of them it becomes.
+    pub(super) member: usize,
+    /// The place of its first buffer.
+    pub(super) buffers: usize,
+    /// The place of its first communicator.
+    pub(super) communicators: usize,
+}
+
+impl Embedding {
+    /// What a rank becomes.
+    pub(super) fn rank(&self, rank: usize) -> usize {
+        rank * self.ranks + self.member
+    }
+
+    /// What a buffer becomes.
+    pub(super) fn buffer(&self, buffer: BufferId) -> BufferId {
+        BufferId(buffer.0 + self.buffers)
+    }
+
+    /// What an operation becomes; events are a rank's own and stay.
+    pub(super) fn work(&self, work: &Work) -> Work {
+        let mut work = work.clone();
+        for id in buffers(&mut work) {
+            *id = self.buffer(*id);
+        }
+        match &mut work {
+            Work::Send { to: peer, .. } | Work::Recv { from: peer, .. } => *peer = self.rank(*peer),
+            Work::AllGather { communicator, .. }
+            | Work::ReduceScatter { communicator, .. }
+            | Work::AllToAll { communicator, .. }
+            | Work::AllReduce { communicator, .. } => *communicator += self.communicators,
+            _ => {}
+        }
+        work
+    }
+}
+
+/// Every buffer that an operation names.
+fn buffers(work: &mut Work) -> Vec<&mut BufferId> {
+    match work {
+        Work::Attend(Attend { q, k, v, sink, out, lse, max_logit, .. }) => {
+            [q, k, v, out, lse, max_logit].into_iter().chain(sink).collect()
+        }
+        Work::AttendBackward(AttendBackward { q, k, v, dout, out, lse, sink, dq, dk, dv, .. }) => {
+            let sinks = sink.iter_mut().flat_map(|(sink, dsink)| [sink, dsink]);
+            [q, k, v, dout, out, lse, dq, dk, dv].into_iter().chain(sinks).collect()
+        }
+        Work::Merge(Merge { step_out, step_lse, out, lse, .. }) => {
+            vec![step_out, step_lse, out, lse]
+        }
+        Work::ApplySink { sink, out, lse, .. } => [out, lse].into_iter().chain(sink).collect(),
+        Work::SinkGradient { sink, dout, out, lse, dsink, .. } => vec![sink, dout, out, lse, dsink],
+        Work::Accumulate { from, to, .. } | Work::Copy { from, to, .. } | Work::Linear { from, to, .. } => {
+            vec![from, to]
+        }
+        Work::Rotate { buffer, .. } | Work::Fill { to: buffer, .. } => vec![buffer],
+        Work::Send { regions, .. } | Work::Recv { regions, .. } => {
+            regions.iter_mut().map(|region| &mut region.buffer).collect()
+        }
+        Work::AllGather { from: one, to: many, .. } | Work::ReduceScatter { from: many, to: one, .. } => {
+            std::iter::once(one).chain(many).map(|region| &mut region.buffer).collect()
+        }
+        Work::AllToAll { send, recv, .. } => {
+            send.iter_mut().chain(recv).map(|region| &mut region.buffer).collect()
+        }
+        Work::AllReduce { region, .. } | Work::HostRead(region) => vec![&mut region.buffer],
+        Work::RecordEvent(_) | Work::WaitEvent(_) => Vec::new(),
+    }
+}

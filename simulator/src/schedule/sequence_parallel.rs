@@ -1,0 +1,399 @@
+//! Sequence parallelism: the gather and scatter of token rows around tensor-parallel linear layers, with rotary
+//! positions.
+//!
+//! A *region* of T ranks holds the token rows of one context-parallel rank. Outside the region rows are *hidden*: each
+//! is whole, with what the layers make every head of, and each rank has a *shard*, every T-th part of the rows. Inside,
+//! each rank has every row of its own heads:
+//!
+//! ```text
+//! q, k, v shards ─ all-gather ─ column-parallel linear ─ rotate q, k ─┐
+//!                                                       attention of the rank's heads
+//!      out shard ─ reduce-scatter ─ row-parallel linear ──────────────┘
+//! ```
+//!
+//! The backward is the mirror: dout is gathered, dq, dk and dv are scattered, dq and dk after they are rotated back.
+//! Gradients of the layers' weights are no part of the problem.
+//!
+//! Three lengths meet here, and none stands in for another. *Rows* of the buffer, padding and slack included, size the
+//! gather, the layers and the scatter; where T does not divide them, the shards are longer by the rows that are missing,
+//! which no sequence owns. *Padded offsets* say where a sequence's rows lie, in the shards too, whose borders know
+//! nothing of sequences. *Real lengths* are what attention masks by. A row's rotary position is its position in its
+//! sequence: not its row, and under context parallelism not its place in the rank's part.
+//!
+//! Attention is [`build_with`]'s schedule of the problem with a rank's heads, whatever its algorithm: rank c of the problem's
+//! group becomes ranks `c·T … c·T + T − 1`, member t of which runs it with the t-th block of heads. Where there are
+//! fewer KV heads than ranks they are replicated, and dk and dv of the replicas meet in the reduce-scatter.
+//!
+//! | refused | why |
+//! |---|---|
+//! | [`RegionError::Ranks`] | no rank, or more than a world may have |
+//! | [`BuildError::QueryHeads`] | query heads that are no multiple of T |
+//! | [`BuildError::KvHeads`] | KV heads that are neither a multiple nor a divisor of T |
+//! | any other | what the problem's own algorithm refuses of a rank's heads |
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use seamproof_oracle::limits::WORLD_MAX;
+use seamproof_oracle::{Heads, Pass, Problem, ProblemFields, Run, Side, TensorName};
+
+use super::build::{BuildError, Builder};
+use super::collect::{COMMUNICATION, COMPUTE, all, part};
+use super::embed::Embedding;
+use super::exchange::HeadDeal;
+use super::{
+    Buffer, BufferId, Layer, MergeOrder, Operation, PlacedRun, Placement, Role, Rotated, RowPair, Schedule,
+    Work, build_with,
+};
+use crate::shard::Piece;
+
+/// Why there can be no sequence-parallel region.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum RegionError {
+    /// No rank, or more than a schedule may have.
+    #[error("{got} ranks cannot hold a sequence-parallel region; use 1 to {max}")]
+    Ranks {
+        /// Ranks of the region.
+        got: usize,
+        /// Most.
+        max: usize,
+    },
+    /// Heads that cannot be dealt, or what the problem's own algorithm refuses.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+/// The problem's schedule inside sequence-parallel regions of `ranks` ranks, with the order in which a ring merges; see the
+/// module's text for what is refused.
+pub fn sequence_parallel(
+    problem: &Problem,
+    ranks: usize,
+    order: MergeOrder,
+) -> Result<Schedule, RegionError> {
+    let max = WORLD_MAX / problem.parallel.size();
+    if !(1..=max).contains(&ranks) {
+        return Err(RegionError::Ranks { got: ranks, max });
+    }
+    let heads = HeadDeal::new(problem.heads, ranks)?;
+    let inner: Result<Vec<Schedule>, BuildError> =
+        (0..ranks).map(|member| build_with(&of_member(problem, &heads, member)?, order)).collect();
+    let inner = inner?;
+    let mut builder = Builder::new(problem.parallel.size() * ranks);
+    let regions = (0..problem.parallel.size()).map(|c| (c * ranks..(c + 1) * ranks).collect());
+    let communicators: Vec<usize> = regions.map(|members| builder.communicator(members)).collect();
+    let members: Vec<Member> = inner
+        .iter()
+        .enumerate()
+        .map(|(member, schedule)| Member::embed(&mut builder, problem, &heads, schedule, member, ranks))
+        .collect();
+    let each = communicators.iter().enumerate().flat_map(|(rank, &communicator)| {
+        members.iter().map(move |member| Inside { member, rank, communicator })
+    });
+    let inside: Vec<Inside<'_>> = each.collect();
+    inside.iter().for_each(|rank| rank.forward(&mut builder));
+    if problem.pass == Pass::Backward {
+        builder.begin_backward();
+        inside.iter().for_each(|rank| rank.backward(&mut builder));
+    }
+    let mut schedule = builder.finish();
+    schedule.sequence_parallel = Some(ranks);
+    Ok(schedule)
+}
+
+/// The problem with the heads of one member.
+fn of_member(problem: &Problem, deal: &HeadDeal, member: usize) -> Result<Problem, BuildError> {
+    let heads = Heads { q: deal.of(Side::Q, member).len(), kv: deal.of(Side::Kv, member).len() };
+    let fields = ProblemFields { heads, ..ProblemFields::from(problem.clone()) };
+    Problem::new(fields).map_err(|_| BuildError::KvHeads { heads: heads.kv, ranks: heads.q })
+}
+
+/// The side of a tensor that is hidden outside a region; `None` for those that stay with their heads.
+pub(crate) fn hidden(tensor: TensorName) -> Option<Side> {
+    match tensor {
+        TensorName::Q | TensorName::Out | TensorName::Dout | TensorName::Dq => Some(Side::Q),
+        TensorName::K | TensorName::V | TensorName::Dk | TensorName::Dv => Some(Side::Kv),
+        TensorName::Lse | TensorName::MaxLogit | TensorName::Sink | TensorName::Dsink => None,
+    }
+}
+
+/// Whether a tensor is rotated inside a region, or is the gradient of one that is.
+pub(crate) fn rotates(tensor: TensorName) -> bool {
+    matches!(tensor, TensorName::Q | TensorName::K | TensorName::Dq | TensorName::Dk)
+}
+
+/// The same block of heads on every context-parallel rank.
+struct Member<'a> {
+    schedule: &'a Schedule,
+    embedding: Embedding,
+    /// Its query heads and its KV heads.
+    heads: [Range<usize>; 2],
+    /// All heads.
+    of_problem: Heads,
+}
+
+impl<'a> Member<'a> {
+    /// Adds the member's buffers and communicators; what is hidden outside the region becomes scratch.
+    fn embed(
+        builder: &mut Builder,
+        problem: &Problem,
+        deal: &HeadDeal,
+        schedule: &'a Schedule,
+        member: usize,
+        ranks: usize,
+    ) -> Member<'a> {
+        let buffers = builder.buffers();
+        let embedding = Embedding { ranks, member, buffers, communicators: builder.communicators() };
+        for members in &schedule.communicators {
+            builder.communicator(members.iter().map(|&rank| embedding.rank(rank)).collect());
+        }
+        let heads = [Side::Q, Side::Kv].map(|side| deal.of(side, member));
+        for buffer in &schedule.buffers {
+            let inside = match buffer.role {
+                Role::Input(tensor) | Role::Output(tensor) => hidden(tensor).is_some(),
+                Role::Scratch => false,
+            };
+            let role = if inside { Role::Scratch } else { buffer.role };
+            let name = if inside { format!("{} of own heads", buffer.name) } else { buffer.name.clone() };
+            builder.buffer(Buffer { name, role, rank: embedding.rank(buffer.rank), ..buffer.clone() });
+        }
+        for placement in schedule.placements.iter().filter(|placement| hidden(placement.tensor).is_none()) {
+            let Range { start, end } = placement.heads;
+            let heads = heads[0].start + start..heads[0].start + end;
+            builder.place(Placement {
+                buffer: embedding.buffer(placement.buffer),
+                heads,
+                ..placement.clone()
+            });
+        }
+        builder.reserve_events(events(schedule));
+        Member { schedule, embedding, heads, of_problem: problem.heads }
+    }
+}
+
+/// Events that a schedule uses.
+fn events(schedule: &Schedule) -> usize {
+    let operations = schedule.ranks.iter().flat_map(|program| &program.operations);
+    let used = operations.filter_map(|operation| match operation.work {
+        Work::RecordEvent(event) => Some(event.0 + 1),
+        _ => None,
+    });
+    used.max().unwrap_or(0)
+}
+
+/// One rank of a region.
+struct Inside<'a> {
+    member: &'a Member<'a>,
+    /// Its rank in the member's own schedule.
+    rank: usize,
+    /// That of the region.
+    communicator: usize,
+}
+
+impl Inside<'_> {
+    fn forward(&self, builder: &mut Builder) {
+        self.enter(builder, &[TensorName::Q, TensorName::K, TensorName::V]);
+        let program = &self.member.schedule.ranks[self.rank];
+        let end = program.backward.unwrap_or(program.operations.len());
+        self.attend(builder, &program.operations[..end]);
+        self.leave(builder, &[TensorName::Out]);
+    }
+
+    fn backward(&self, builder: &mut Builder) {
+        self.enter(builder, &[TensorName::Dout]);
+        let program = &self.member.schedule.ranks[self.rank];
+        let begin = program.backward.unwrap_or(program.operations.len());
+        self.attend(builder, &program.operations[begin..]);
+        self.leave(builder, &[TensorName::Dq, TensorName::Dk, TensorName::Dv]);
+    }
+
+    /// The rank in the larger schedule.
+    fn place(&self) -> usize {
+        self.member.embedding.rank(self.rank)
+    }
+
+    /// The member's operations: every stream of theirs begins when `COMPUTE` is here, and `COMPUTE` goes on when they end.
+    fn attend(&self, builder: &mut Builder, operations: &[Operation]) {
+        let rank = self.place();
+        let others: BTreeSet<usize> =
+            operations.iter().map(|operation| operation.stream).filter(|&stream| stream != COMPUTE).collect();
+        if !others.is_empty() {
+            let begin = builder.record(rank, COMPUTE);
+            others.iter().for_each(|&stream| builder.wait(rank, stream, begin));
+        }
+        for operation in operations {
+            builder.push(rank, operation.stream, self.member.embedding.work(&operation.work));
+        }
+        for stream in others {
+            let end = builder.record(rank, stream);
+            builder.wait(rank, COMPUTE, end);
+        }
+    }
+
+    /// Gathers hidden rows and makes the rank's heads of them.
+    fn enter(&self, builder: &mut Builder, tensors: &[TensorName]) {
+        let rank = self.place();
+        let gathers = self.tensors(tensors).map(|tensor| {
+            let from = tensor.shard(builder, Role::Input(tensor.name), &tensor.name.to_string());
+            let to = tensor.whole(builder, &format!("{} hidden", tensor.name));
+            let to_regions = (0..tensor.ranks).map(|i| part(builder, to, i, tensor.rows)).collect();
+            let work =
+                Work::AllGather { communicator: self.communicator, from: all(builder, from), to: to_regions };
+            builder.push(rank, COMMUNICATION, work);
+            (tensor, to, builder.record(rank, COMMUNICATION))
+        });
+        for (tensor, from, event) in gathers.collect::<Vec<_>>() {
+            builder.wait(rank, COMPUTE, event);
+            let (to, heads, rows) = (tensor.inside, tensor.heads.clone(), tensor.rows_inside(builder));
+            builder.push(rank, COMPUTE, Work::Linear { layer: Layer::Column, heads, from, to, rows });
+            tensor.rotate(builder, false);
+        }
+    }
+
+    /// Makes summands of hidden rows of the rank's heads, and scatters their sums.
+    fn leave(&self, builder: &mut Builder, tensors: &[TensorName]) {
+        let rank = self.place();
+        let scatters = self.tensors(tensors).map(|tensor| {
+            tensor.rotate(builder, true);
+            let from = tensor.whole(builder, &format!("{} hidden, partial", tensor.name));
+            let (heads, rows) = (tensor.heads.clone(), tensor.rows_inside(builder));
+            let work = Work::Linear { layer: Layer::Row, heads, from: tensor.inside, to: from, rows };
+            builder.push(rank, COMPUTE, work);
+            let ready = builder.record(rank, COMPUTE);
+            builder.wait(rank, COMMUNICATION, ready);
+            let landing = tensor.shard(builder, Role::Scratch, &format!("{} landing", tensor.name));
+            let parts = (0..tensor.ranks).map(|i| part(builder, from, i, tensor.rows)).collect();
+            let (communicator, to) = (self.communicator, all(builder, landing));
+            builder.push(rank, COMMUNICATION, Work::ReduceScatter { communicator, from: parts, to });
+            (tensor, landing, builder.record(rank, COMMUNICATION))
+        });
+        for (tensor, from, event) in scatters.collect::<Vec<_>>() {
+            builder.wait(rank, COMPUTE, event);
+            let to = tensor.shard(builder, Role::Output(tensor.name), &tensor.name.to_string());
+            // Rows that no sequence owns stay as they were.
+            let owned = tensor.cut().into_iter().map(|placed| Run { len: placed.local.span, ..placed.local });
+            let rows: Vec<RowPair> = owned.map(|run| (run, run)).collect();
+            builder.copy(rank, COMPUTE, from, to, &rows);
+        }
+    }
+
+    fn tensors(&self, names: &[TensorName]) -> impl Iterator<Item = Hidden<'_>> {
+        let Member { schedule, embedding, heads, of_problem } = self.member;
+        let mine = |placement: &&Placement| schedule.buffers[placement.buffer.0].rank == self.rank;
+        let placements = names.iter().filter_map(move |name| {
+            schedule.placements.iter().filter(mine).find(|placement| placement.tensor == *name)
+        });
+        placements.filter_map(move |placement| {
+            let (heads, of_problem) = match hidden(placement.tensor)? {
+                Side::Q => (heads[0].clone(), of_problem.q),
+                Side::Kv => (heads[1].clone(), of_problem.kv),
+            };
+            Some(Hidden {
+                name: placement.tensor,
+                inside: embedding.buffer(placement.buffer),
+                placed: &placement.rows,
+                heads,
+                of_problem,
+                ranks: embedding.ranks,
+                member: embedding.member,
+                rows: schedule.buffers[placement.buffer.0].rows.div_ceil(embedding.ranks),
+            })
+        })
+    }
+}
+
+/// A tensor of one rank of a region.
+struct Hidden<'a> {
+    name: TensorName,
+    /// Its buffer inside the region: the rank's heads.
+    inside: BufferId,
+    /// The rows of that.
+    placed: &'a [PlacedRun],
+    /// The rank's heads, of all heads.
+    heads: Range<usize>,
+    /// All heads.
+    of_problem: usize,
+    /// Ranks of the region.
+    ranks: usize,
+    /// Which of them this is.
+    member: usize,
+    /// Rows of a shard: those of the buffer inside, rounded up.
+    rows: usize,
+}
+
+impl Hidden<'_> {
+    /// A buffer of every head; a shard's rows.
+    fn buffer(&self, builder: &mut Builder, role: Role, name: &str, rows: usize) -> BufferId {
+        let inside = builder.describe(self.inside).clone();
+        builder.buffer(Buffer { name: name.to_owned(), role, rows, heads: self.of_problem, ..inside })
+    }
+
+    /// The rank's shard, placed where it is an input or a result.
+    fn shard(&self, builder: &mut Builder, role: Role, name: &str) -> BufferId {
+        let buffer = self.buffer(builder, role, name, self.rows);
+        if role != Role::Scratch {
+            let (tensor, heads, rows) = (self.name, 0..self.of_problem, self.cut());
+            builder.place(Placement { tensor, buffer, heads, rows });
+        }
+        buffer
+    }
+
+    /// A buffer of every rank's rows.
+    fn whole(&self, builder: &mut Builder, name: &str) -> BufferId {
+        self.buffer(builder, Role::Scratch, name, self.rows * self.ranks)
+    }
+
+    /// Every row inside the region, padding and slack too: a layer knows of neither.
+    fn rows_inside(&self, builder: &Builder) -> Vec<RowPair> {
+        let rows = builder.describe(self.inside).rows;
+        let all = Run::packed(0, rows, rows);
+        vec![(all, all)]
+    }
+
+    /// The rows of the rank's shard.
+    fn cut(&self) -> Vec<PlacedRun> {
+        let shard = self.member * self.rows..(self.member + 1) * self.rows;
+        self.placed.iter().filter_map(|placed| cut(placed, &shard)).collect()
+    }
+
+    /// Rotates the rows of every sequence by their positions in it, padding rows too, as the kernels of the field do.
+    fn rotate(&self, builder: &mut Builder, inverse: bool) {
+        if !rotates(self.name) {
+            return;
+        }
+        let owned = self.placed.iter().filter(|placed| placed.local.span > 0);
+        let rows = owned.map(|PlacedRun { piece, local, .. }| {
+            let rows = Run { len: local.span, ..*local };
+            Rotated { rows, position: piece.start, step: piece.step }
+        });
+        let work = Work::Rotate { buffer: self.inside, rows: rows.collect(), inverse };
+        let rank = builder.describe(self.inside).rank;
+        builder.push(rank, COMPUTE, work);
+    }
+}
+
+/// The part of a run that lies in rows `shard`, counted from its first.
+fn cut(placed: &PlacedRun, shard: &Range<usize>) -> Option<PlacedRun> {
+    let PlacedRun { sequence, piece, local } = *placed;
+    let index = |row: usize| row.saturating_sub(local.offset).div_ceil(local.step).min(local.span);
+    let (first, end) = (index(shard.start), index(shard.end));
+    let span = end.checked_sub(first).filter(|&span| span > 0)?;
+    let len = local.len.clamp(first, end) - first;
+    let offset = local.offset + local.step * first - shard.start;
+    let piece = Piece { start: piece.start + piece.step * first, span, at: piece.at + first, ..piece };
+    Some(PlacedRun { sequence, piece, local: Run { offset, step: local.step, len, span } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_knows_rows_not_sequences() {
+        let piece = Piece { start: 10, step: 2, span: 7, at: 0 };
+        let placed = PlacedRun { sequence: 3, piece, local: Run::packed(5, 4, 7) };
+        let shards = [0..4, 4..8, 8..12, 12..16].map(|shard| {
+            cut(&placed, &shard).map(|cut| (cut.piece.start, cut.local.offset, cut.local.len, cut.local.span))
+        });
+        assert_eq!(shards, [None, Some((10, 1, 3, 3)), Some((16, 0, 1, 4)), None]);
+    }
+}
