@@ -78,7 +78,8 @@ fn each_failure_is_kept_once_minimal_and_fails_again() {
     for case in &cases {
         let found = case.found.as_ref().expect("a finding says what was found");
         assert!(found.minimal);
-        assert_eq!(case.problem.tokens(), 4, "one token less and the subject holds");
+        // The subject crashes from 4 tokens on; an identity may ask it about a problem larger than the case.
+        assert!(case.problem.tokens() <= 4, "{}", case.problem.tokens());
         let subject = Crashing.backend(&case.subject.options).expect("the subject is made");
         assert!(matches!(evaluate(subject.as_ref(), &case.problem), Verdict::Finding(_)));
         let name = format!("crash-{}", case.id());
