@@ -327,7 +327,7 @@ fn the_finding_says_which_queries_a_key_received_from() {
 }
 
 /// Faults that the envelope catches, but no exact mode: what they change is not in them.
-const NOT_EXACT: [&str; 6] = [
+const NOT_EXACT: [&str; 7] = [
     // Logits of 0 or above, or a sink beside them.
     "max-logit-starts-at-zero",
     // Partial sums that any format holds.
@@ -338,6 +338,8 @@ const NOT_EXACT: [&str; 6] = [
     "dsink-zero",
     "dsink-counted-on-every-rank",
     "softcap-missing-in-backward",
+    // Too rare: none of the cases that are looked at is in an exact mode and shows it.
+    "striped-offsets-miss-a-run",
 ];
 
 #[test]
