@@ -14,8 +14,8 @@ use crate::backend::Backend;
 use crate::backends::{self, BackendError};
 use crate::case::{Case, InputSource, Subject};
 use crate::generate::Malformed;
-use crate::judge;
-use crate::verdict::Verdict;
+use crate::judge::{self, Depth, Judge};
+use crate::verdict::{Finding, Verdict};
 
 thread_local! {
     /// Whether a panic of this thread becomes a value here, so that the hook need not report it.
@@ -38,12 +38,22 @@ pub enum ReplayError {
 
 /// Judges one problem on one subject.
 pub fn evaluate(backend: &dyn Backend, problem: &Problem) -> Verdict {
-    caught(|| judge::judge(backend, problem))
+    caught(|| judge::judge(backend, problem)).unwrap_or_else(Verdict::Infrastructure)
+}
+
+/// What each rung of a judge finds on one problem, whatever the rungs before it found; nothing where the judge panics.
+pub fn findings(judge: &Judge, backend: &dyn Backend, problem: &Problem) -> Vec<Finding> {
+    let Ok(examination) = caught(|| judge.examine(backend, problem, Depth::All)) else { return Vec::new() };
+    let first = match examination.verdict {
+        Verdict::Finding(finding) => Some(*finding),
+        _ => None,
+    };
+    first.into_iter().chain(examination.further).collect()
 }
 
 /// Judges how this program takes a malformed problem.
 pub fn evaluate_malformed(malformed: &Malformed) -> Verdict {
-    caught(|| judge::judge_malformed(malformed))
+    caught(|| judge::judge_malformed(malformed)).unwrap_or_else(Verdict::Infrastructure)
 }
 
 /// The subject of a stored case, ready to run.
@@ -71,13 +81,13 @@ pub fn quiet_caught_panics() {
     }));
 }
 
-fn caught(judge: impl FnOnce() -> Verdict) -> Verdict {
+/// What the judge says, or how it panicked.
+fn caught<T>(judge: impl FnOnce() -> T) -> Result<T, String> {
     let outer = CAUGHT.replace(true);
-    let verdict = panic::catch_unwind(AssertUnwindSafe(judge)).unwrap_or_else(|payload| {
-        Verdict::Infrastructure(format!("the judge panicked: {}", message(payload.as_ref())))
-    });
+    let said = panic::catch_unwind(AssertUnwindSafe(judge))
+        .map_err(|payload| format!("the judge panicked: {}", message(payload.as_ref())));
     CAUGHT.set(outer);
-    verdict
+    said
 }
 
 fn message(payload: &(dyn Any + Send)) -> &str {

@@ -352,12 +352,42 @@ fn the_catalogue_is_listed_and_a_fault_is_scored() {
     let score = seamproof(place.path(), &arguments);
     let said = stdout(&score);
     assert_eq!(code(&score), 0, "{said}{}", stderr(&score));
-    for text in ["caught merge-twice", "checker", "envelope", "seq", "missed 0"] {
+    for text in ["caught merge-twice", "checker", "envelope", "seq", "seen by checker, ", "missed 0"] {
         assert!(said.contains(text), "{text} is not in {said}");
     }
     refuses(place.path(), &["faults", "--only", "nothing"], &["--only", "nothing"]);
     refuses(place.path(), &["faults", "--list", "--score"], &["--score"]);
     refuses(place.path(), &["faults", "--score", "--seeds", "0"], &["--seeds"]);
+    refuses(place.path(), &["faults", "--quick"], &["--score"]);
+    refuses(place.path(), &["faults", "--score", "--quick", "--seeds", "2"], &["--quick"]);
+}
+
+/// Faults of every kind by name, and the whole catalogue: each is caught, and the table has a line for each rung.
+#[test]
+fn the_whole_catalogue_is_scored_by_rung() {
+    let place = place();
+    for (id, rung) in [
+        ("table-too-wide", "seen by capability"),
+        ("call-lse-in-bf16", "envelope"),
+        ("row-not-rescaled", "identity"),
+        ("judge-nan-equals", "blinds envelope"),
+    ] {
+        let one = seamproof(place.path(), &["faults", "--score", "--quick", "--only", id]);
+        let said = stdout(&one);
+        assert_eq!(code(&one), 0, "{said}{}", stderr(&one));
+        assert!(said.contains(&format!("caught {id}")) && said.contains(rung), "{said}");
+    }
+    let whole = seamproof(place.path(), &["faults", "--score", "--quick"]);
+    let said = stdout(&whole);
+    assert_eq!(code(&whole), 0, "{said}{}", stderr(&whole));
+    let lines = |start: &str| said.lines().filter(|line| line.starts_with(start)).count();
+    for rung in ["checker", "capability", "crash", "structure", "poison", "exact", "envelope", "identity"] {
+        assert_eq!(lines(&format!("{rung} ")), 1, "{rung} in {said}");
+    }
+    assert!(lines("caught ") > 200 && lines("MISSED ") == 0, "{said}");
+    for text in ["missed 0", "those of the judge too", "at most 20: held", "kept because"] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
 }
 
 /// Each stored defect: what is computed beside what should be, and the step in which it goes wrong.

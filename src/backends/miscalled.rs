@@ -57,7 +57,7 @@ pub const MISCALLS: [Miscall; 20] = [
     Miscall {
         id: "call-window-wider",
         imitates: "the right window bound arrives one larger",
-        source: "https://github.com/SandAI-org/MagiAttention/pull/117",
+        source: "https://github.com/huggingface/transformers/issues/40163",
         caught_by: VALUES,
         call: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| {
@@ -122,7 +122,7 @@ pub const MISCALLS: [Miscall; 20] = [
     Miscall {
         id: "call-scale-off",
         imitates: "the scale is 2^-8 too large: it went through bf16",
-        source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        source: "https://github.com/ml-explore/mlx/pull/3119",
         caught_by: VALUES,
         call: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| f.softmax.scale *= 1.0 + 1.0 / 256.0)
@@ -131,7 +131,7 @@ pub const MISCALLS: [Miscall; 20] = [
     Miscall {
         id: "call-scale-of-head-dim",
         imitates: "the scale is 1/√d whatever was asked",
-        source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        source: "https://github.com/huggingface/pytorch-image-models/issues/2385",
         caught_by: VALUES,
         call: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| f.softmax.scale = 1.0 / (f.dims.qk as f32).sqrt())
@@ -154,7 +154,7 @@ pub const MISCALLS: [Miscall; 20] = [
     Miscall {
         id: "call-v-row-shifted",
         imitates: "values lie one row behind their keys",
-        source: TE_TOLERANCE,
+        source: "https://github.com/flagos-ai/FlagAttention/pull/46",
         caught_by: VALUES,
         call: |backend, problem, inputs| {
             given(backend, problem, inputs, |inputs| v_shifted(problem, &mut inputs.v))
@@ -172,7 +172,7 @@ pub const MISCALLS: [Miscall; 20] = [
     Miscall {
         id: "call-kv-heads-rotated",
         imitates: "query heads read the KV head after their own",
-        source: "https://github.com/NVIDIA/TransformerEngine/pull/1896",
+        source: "https://github.com/ekzhang/jax-js/pull/180",
         caught_by: VALUES,
         call: |backend, problem, inputs| {
             given(backend, problem, inputs, |inputs| {
@@ -213,7 +213,7 @@ pub const MISCALLS: [Miscall; 20] = [
     Miscall {
         id: "call-lse-in-bf16",
         imitates: "the LSE goes through bf16 on its way out",
-        source: "https://github.com/jax-ml/jax/issues/40140",
+        source: "https://github.com/tenstorrent/tt-metal/pull/41683",
         caught_by: VALUES,
         call: |backend, problem, inputs| {
             taken(backend, problem, inputs, |rank| {
@@ -226,7 +226,7 @@ pub const MISCALLS: [Miscall; 20] = [
     Miscall {
         id: "call-dk-off",
         imitates: "dk is 2^-6 too large: a factor kept in fp8",
-        source: "https://github.com/jax-ml/jax/issues/40140",
+        source: "https://github.com/ROCm/flash-attention/pull/162",
         caught_by: VALUES,
         call: |backend, problem, inputs| {
             gradients_taken(backend, problem, inputs, |gradients| {

@@ -1,25 +1,32 @@
 //! `seamproof faults`: plants the catalogue's faults and reports what catches them.
 
 use std::collections::BTreeSet;
-use std::slice;
 
-use seamproof_simulator::faults::{ABSENT, Fault, by_id, catalogue};
+use seamproof_simulator::faults::ABSENT;
 
 use super::CliError;
 use super::exit::Exit;
 use super::output::print_line;
-use crate::backends::{MISCALLS, Miscall, miscall};
-use crate::faults::{CASES_MAX, CallScore, First, Score, TABLE_FAULTS, score_all, score_calls};
-use crate::judge::faults as judge_faults;
+use crate::faults::{
+    CASES_MAX, Effort, First, MEDIAN_CASES_MAX, RungScore, Score, Scored, Suspect, reason, score_all,
+};
+use crate::judge::faults::{self as judge_faults, FAULTS as JUDGE_FAULTS, JudgeFault, JudgeScore};
 
 /// Seeds of a score unless told otherwise.
 const SEEDS: u64 = 5;
+/// Faults that one rung alone saw, up to which they are named.
+const NAMED_MAX: usize = 10;
 
 const EXAMPLES: &str = "\
 Examples:
   seamproof faults                                the list: what each fault imitates, and where that happened
-  seamproof faults --score                        plant each; what catches it, how soon, how small the repro is
-  seamproof faults --score --only merge-twice --seeds 1";
+  seamproof faults --score                        plant each; what catches it, how soon, how small the repro is; what
+                                                  each rung of the judge caught, and what only it caught
+  seamproof faults --score --quick                one stream of problems, one case for all rungs, no repro
+  seamproof faults --score --only merge-twice --seeds 1
+
+The score's exit code is 0 where every fault is caught by a rung that it names and, of the whole catalogue, the median of
+cases to the first finding is at most 20; otherwise 2.";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -27,9 +34,12 @@ pub(super) struct Args {
     /// List the faults, and the real bugs that are not among them (the default)
     #[arg(long, conflicts_with = "score")]
     list: bool,
-    /// Plant each fault and look for it with the checker and with the judge
+    /// Plant each fault and look for it with the checker and with every rung of the judge
     #[arg(long)]
     score: bool,
+    /// One stream of problems for each fault, and no repro
+    #[arg(long, requires = "score", conflicts_with = "seeds")]
+    quick: bool,
     /// One fault
     #[arg(long, value_name = "ID")]
     only: Option<String>,
@@ -39,57 +49,49 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    let (faults, miscalls): (Vec<&'static Fault>, &'static [Miscall]) = match &args.only {
-        None => (catalogue().collect(), &MISCALLS),
-        Some(id) => match (by_id(id), miscall(id)) {
-            (Some(fault), _) => (vec![fault], &[]),
-            (None, Some(miscall)) => (Vec::new(), slice::from_ref(miscall)),
-            (None, None) => return Err(CliError::Usage(format!("--only: there is no fault '{id}'"))),
-        },
-    };
+    let (suspects, judged) = chosen(args.only.as_deref())?;
     if !args.score {
-        list(&faults, miscalls, args.only.is_none());
+        list(&suspects, &judged, args.only.is_none());
         return Ok(Exit::Held);
     }
-    let scores = score_all(&faults, args.seeds);
-    scores.iter().for_each(print_score);
-    let mut held = faults.is_empty() || summarise(&scores) == Exit::Held;
-    held &= print_calls(&score_calls(miscalls, args.seeds));
+    let effort = if args.quick { Effort::QUICK } else { Effort::whole(args.seeds) };
+    let scored = Scored {
+        judge: judge_faults::score(&judged).map_err(CliError::Usage)?,
+        subjects: score_all(&suspects, effort),
+    };
+    scored.subjects.iter().for_each(print_score);
+    scored.judge.iter().for_each(print_judge_score);
     if args.only.is_none() {
-        held &= print_judge_faults()?;
+        print_rungs(&scored);
     }
-    Ok(if held { Exit::Held } else { Exit::Finding })
+    Ok(summarise(&scored, args.only.is_none()))
 }
 
-/// The table of faults at the call; whether all were caught.
-fn print_calls(scores: &[CallScore]) -> bool {
-    for score in scores {
-        let rungs: Vec<&str> = score.rungs.iter().map(|rung| rung.name()).collect();
-        print_line(&format_args!(
-            "{} {:<34} {:<40} {}",
-            mark(score.caught()),
-            score.miscall.id,
-            found(&score.firsts),
-            rungs.join(", ")
-        ));
+/// The faults in subjects and in the judge that are asked for.
+fn chosen(only: Option<&str>) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
+    let Some(id) = only else { return Ok((Suspect::all().collect(), JUDGE_FAULTS.to_vec())) };
+    let judged: Vec<JudgeFault> = JUDGE_FAULTS.into_iter().filter(|fault| fault.id == id).collect();
+    let suspects: Vec<Suspect> = Suspect::by_id(id).into_iter().collect();
+    if suspects.is_empty() && judged.is_empty() {
+        return Err(CliError::Usage(format!("--only: there is no fault '{id}'")));
     }
-    let missed = scores.iter().filter(|score| !score.caught()).count();
-    if !scores.is_empty() {
-        print_line(&format_args!("faults at the call {} · missed {missed}", scores.len()));
-    }
-    missed == 0
+    Ok((suspects, judged))
 }
 
-/// The table of faults in the judge: a fault is caught by the probes that the faulty judge lets pass.
-fn print_judge_faults() -> Result<bool, CliError> {
-    let scores = judge_faults::score().map_err(CliError::Usage)?;
-    for score in &scores {
-        let caught = mark(!score.missed.is_empty());
-        print_line(&format_args!("{caught} {:<34} lets pass: {}", score.fault.id, score.missed.join("; ")));
+fn list(suspects: &[Suspect], judged: &[JudgeFault], all: bool) {
+    let entry = |id: &str, imitates: &str, source: &str| {
+        print_line(&format_args!("{id:<34} {imitates}\n{:<34} {source}", ""));
+    };
+    for suspect in suspects {
+        entry(suspect.id(), suspect.imitates(), suspect.source());
     }
-    let missed = scores.iter().filter(|score| score.missed.is_empty()).count();
-    print_line(&format_args!("faults in the judge {} · missed {missed}", scores.len()));
-    Ok(missed == 0)
+    for fault in judged {
+        entry(fault.id, fault.imitates, fault.source);
+    }
+    for absent in ABSENT.iter().filter(|_| all) {
+        let entries: Vec<String> = absent.entries.iter().map(ToString::to_string).collect();
+        print_line(&format_args!("not here   {}: {}", entries.join(" "), absent.reason));
+    }
 }
 
 fn mark(caught: bool) -> &'static str {
@@ -104,63 +106,75 @@ fn found(firsts: &[First]) -> String {
     format!("{} {cases}/{seconds:.3}s", by.join(", "))
 }
 
-fn list(faults: &[&Fault], miscalls: &[Miscall], all: bool) {
-    for fault in faults {
-        print_line(&format_args!("{:<34} {}\n{:<34} {}", fault.id, fault.imitates, "", fault.source));
-    }
-    for fault in TABLE_FAULTS.iter().filter(|_| all) {
-        print_line(&format_args!("{:<34} {}\n{:<34} {}", fault.id, fault.imitates, "", fault.source));
-    }
-    for miscall in miscalls {
-        print_line(&format_args!("{:<34} {}\n{:<34} {}", miscall.id, miscall.imitates, "", miscall.source));
-    }
-    for fault in judge_faults::FAULTS.iter().filter(|_| all) {
-        print_line(&format_args!("{:<34} {}\n{:<34} {}", fault.id, fault.imitates, "", fault.source));
-    }
-    for absent in ABSENT.iter().filter(|_| all) {
-        let entries: Vec<String> = absent.entries.iter().map(ToString::to_string).collect();
-        print_line(&format_args!("not here   {}: {}", entries.join(" "), absent.reason));
-    }
-}
-
 fn print_score(score: &Score) {
     let repro = score.repro.map_or("-".to_owned(), |repro| {
         format!("{} seq, {} tokens, cp {}", repro.sequences, repro.tokens, repro.cp)
     });
-    let mark = mark(score.caught());
+    let rungs: Vec<&str> = score.rungs.iter().map(|rung| rung.name()).collect();
     print_line(&format_args!(
-        "{mark} {:<34} {:<22} {:<28} {repro}",
-        score.fault.id,
+        "{} {:<34} {:<22} {:<28} {repro:<26} seen by {}",
+        mark(score.caught()),
+        score.suspect.id(),
         found(&score.checker),
-        found(&score.campaign)
+        found(&score.campaign),
+        rungs.join(", ")
     ));
     if let Some(first) = score.checker.first() {
         print_line(&format_args!("       {}", first.what));
     }
 }
 
-fn summarise(scores: &[Score]) -> Exit {
-    let count = |has: &dyn Fn(&Score) -> bool| scores.iter().filter(|score| has(score)).count();
-    let missed: Vec<&str> =
-        scores.iter().filter(|score| !score.caught()).map(|score| score.fault.id).collect();
-    let (checker, campaign) = (count(&|s| !s.checker.is_empty()), count(&|s| !s.campaign.is_empty()));
-    let firsts = scores.iter().filter_map(|score| {
-        let both = [Score::median(&score.checker), Score::median(&score.campaign)];
-        both.into_iter().flatten().map(|(_, seconds)| seconds).min_by(f64::total_cmp)
-    });
-    let mut seconds: Vec<f64> = firsts.collect();
-    seconds.sort_unstable_by(f64::total_cmp);
-    let median = seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN);
+/// A fault in the judge is caught by the probes that the faulty judge lets pass.
+fn print_judge_score(score: &JudgeScore) {
+    let passed: Vec<String> = score.missed.iter().map(|(what, rung)| format!("{what} ({rung})")).collect();
     print_line(&format_args!(
-        "faults {} · checker {checker} · campaign {campaign} · missed {} · median {median:.3} s to the first finding, at \
-         most {CASES_MAX} cases each",
-        scores.len(),
-        missed.len()
+        "{} {:<34} blinds {}; lets pass: {}",
+        mark(score.caught()),
+        score.fault.id,
+        score.fault.rung,
+        passed.join("; ")
     ));
-    if missed.is_empty() {
-        Exit::Held
-    } else {
-        print_line(&format_args!("missed: {}", missed.join(" ")));
-        Exit::Finding
+}
+
+/// What each rung saw of the faults in subjects, and why it is kept where it alone saw none.
+fn print_rungs(scored: &Scored) {
+    let blinding = |rung: &str| scored.judge.iter().filter(|score| score.fault.rung.name() == rung).count();
+    print_line(&format_args!("\n{:<12}{:>6}{:>7}{:>7}{:>8}", "rung", "saw", "first", "alone", "blinded"));
+    for RungScore { rung, saw, first, alone } in RungScore::table(&scored.subjects) {
+        let said = match alone.len() {
+            0 => format!("kept because it {}", reason(rung)),
+            1..=NAMED_MAX => alone.join(" "),
+            _ => String::new(),
+        };
+        let counts = format!("{saw:>6}{first:>7}{:>7}{:>8}", alone.len(), blinding(rung.name()));
+        print_line(format!("{:<12}{counts}  {said}", rung.name()).trim_end());
     }
+    print_line(
+        "saw: it condemned an examined case; alone: no other rung did; blinded: faults in the judge that disable it\n",
+    );
+}
+
+fn summarise(scored: &Scored, whole: bool) -> Exit {
+    let missed = scored.missed();
+    let median = scored.median_cases().map_or("-".to_owned(), |cases| cases.to_string());
+    let slow = scored.subjects.iter().filter_map(Score::cases).max();
+    print_line(&format_args!(
+        "faults in subjects {} · in the judge {} · missed {} · cases to the first finding: median {median}, most {} (of at \
+         most {CASES_MAX})",
+        scored.subjects.len(),
+        scored.judge.len(),
+        missed.len(),
+        slow.map_or("-".to_owned(), |cases| cases.to_string()),
+    ));
+    if !missed.is_empty() {
+        print_line(&format_args!("missed: {}", missed.join(" ")));
+    }
+    let held = if whole { scored.holds() } else { missed.is_empty() };
+    if held && whole {
+        print_line(&format_args!(
+            "every fault is caught by a rung that it names, those of the judge too; median cases to the first finding at \
+             most {MEDIAN_CASES_MAX}: held"
+        ));
+    }
+    if held { Exit::Held } else { Exit::Finding }
 }

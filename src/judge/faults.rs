@@ -1,7 +1,8 @@
 //! Faults in the judge: a judge that does not look somewhere passes what it must not.
 //!
 //! A [`JudgeFault`] edits the judge's data. A [`Probe`] is a broken subject and a case on which the right judge condemns
-//! it. A fault in the judge is *caught* when some probe is not condemned by the faulty judge.
+//! it. A fault in the judge is *caught* when the faulty judge does not condemn a probe that the right one condemns by the
+//! rung that the fault blinds.
 
 use ndarray::{Axis, s};
 use seamproof_oracle::envelope::{Accumulation, Partition};
@@ -29,6 +30,8 @@ pub struct JudgeFault {
     pub imitates: &'static str,
     /// Where a judge did that.
     pub source: &'static str,
+    /// The rung that it blinds: it lets pass what the right judge condemns by that rung.
+    pub rung: Check,
     /// The edit.
     pub edit: fn(&mut Judge),
 }
@@ -49,6 +52,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-nan-equals",
         imitates: "a NaN counts as equal to anything",
         source: NAN_EQUAL,
+        rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format| match got.is_nan() {
                 true => 0.0,
@@ -60,6 +64,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-zero-accepted",
         imitates: "a result of zeros counts as right",
         source: ALL_ZERO,
+        rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format| match got == 0.0 {
                 true => 0.0,
@@ -71,6 +76,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-bound-times-100",
         imitates: "every bound is 100 times too wide",
         source: TE_TESTS,
+        rung: Check::Envelope,
         edit: |judge| {
             judge.ratio =
                 |got, exact, bound, format| envelope::error_ratio(got, exact, 100.0 * bound, format);
@@ -80,6 +86,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-sign-ignored",
         imitates: "magnitudes are compared",
         source: TE_TESTS,
+        rung: Check::Envelope,
         edit: |judge| {
             judge.ratio =
                 |got, exact, bound, format| envelope::error_ratio(got.abs(), exact.abs(), bound, format);
@@ -89,6 +96,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-infinity-equals",
         imitates: "an infinity counts as an overflow, whatever the exact value",
         source: NAN_EQUAL,
+        rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format| match got.is_infinite() {
                 true => 0.0,
@@ -100,12 +108,14 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-structure-not-looked-at",
         imitates: "nobody looks at unwritten rows, guards and padding",
         source: FA_TESTS,
+        rung: Check::Structure,
         edit: |judge| judge.structure = |_, _, _, _| None,
     },
     JudgeFault {
         id: "judge-padding-not-looked-at",
         imitates: "padding rows of outputs are set to zero before the comparison",
         source: TE_TESTS,
+        rung: Check::Structure,
         edit: |judge| {
             judge.structure = |backend, problem, layouts, outputs| {
                 structure::check(backend, problem, layouts, outputs)
@@ -117,6 +127,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-guards-not-looked-at",
         imitates: "writes outside a tensor are not looked for",
         source: FA_TESTS,
+        rung: Check::Structure,
         edit: |judge| {
             judge.structure = |backend, problem, layouts, outputs| {
                 let undamaged = Outputs { damage: Vec::new(), ..outputs.clone() };
@@ -128,6 +139,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-structure-of-the-last-rank",
         imitates: "the structure of the last rank's results is not looked at",
         source: TE_TESTS,
+        rung: Check::Structure,
         edit: |judge| {
             judge.structure = |backend, problem, layouts, outputs| {
                 let ranks = layouts.len().saturating_sub(1).max(1);
@@ -143,6 +155,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-last-rank-not-compared",
         imitates: "the rows of the last rank are not compared",
         source: TE_TESTS,
+        rung: Check::Envelope,
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 but(evidence, margin, without_last_rank(evidence.problem))
@@ -153,6 +166,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-last-row-not-compared",
         imitates: "a loop over rows ends one early",
         source: FA_TESTS,
+        rung: Check::Envelope,
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 let mut layout = evidence.layout.clone();
@@ -167,12 +181,14 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-first-head-compared",
         imitates: "the first KV head and its group are compared, no other",
         source: TE_TESTS,
+        rung: Check::Envelope,
         edit: |judge| replace(judge, Check::Envelope, first_head),
     },
     JudgeFault {
         id: "judge-lse-not-looked-at",
         imitates: "the LSE is not compared",
         source: FA_TESTS,
+        rung: Check::Envelope,
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 unless(envelope::look(evidence, margin), TensorName::Lse)
@@ -183,6 +199,7 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-dsink-not-compared",
         imitates: "the gradient of the sink is not compared",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/3551",
+        rung: Check::Envelope,
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 unless(envelope::look(evidence, margin), TensorName::Dsink)
@@ -193,18 +210,21 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-poison-missing",
         imitates: "what padding of the inputs holds is never varied",
         source: TE_TESTS,
+        rung: Check::Poison,
         edit: |judge| judge.rungs.retain(|rung| rung.check != Check::Poison),
     },
     JudgeFault {
         id: "judge-envelope-missing",
         imitates: "no result is compared with an exact answer",
         source: ALL_ZERO,
+        rung: Check::Envelope,
         edit: |judge| judge.rungs.retain(|rung| rung.check != Check::Envelope),
     },
     JudgeFault {
         id: "judge-identity-missing",
         imitates: "no run is compared with another",
         source: TE_TESTS,
+        rung: Check::Identity,
         edit: |judge| judge.rungs.retain(|rung| rung.check != Check::Identity),
     },
 ];
@@ -284,10 +304,12 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Whether a judge condemns the subject on the case.
-    pub fn condemned_by(&self, judge: &Judge) -> bool {
-        let verdict = judge.examine(self.subject.as_ref(), &self.problem, Depth::First).verdict;
-        matches!(verdict, Verdict::Finding(_))
+    /// The rung by which a judge condemns the subject on the case, where it does.
+    pub fn condemned_by(&self, judge: &Judge) -> Option<Check> {
+        match judge.examine(self.subject.as_ref(), &self.problem, Depth::First).verdict {
+            Verdict::Finding(finding) => Some(finding.check),
+            _ => None,
+        }
     }
 }
 
@@ -454,27 +476,38 @@ pub fn probes() -> Result<Vec<Probe>, ProblemError> {
 pub struct JudgeScore {
     /// The fault.
     pub fault: JudgeFault,
-    /// The probes that the faulty judge does not condemn.
-    pub missed: Vec<&'static str>,
+    /// The probes that the faulty judge does not condemn, and the rung by which the right one does.
+    pub missed: Vec<(&'static str, Check)>,
 }
 
-/// Scores every fault in the judge; an error where the right judge itself does not condemn a probe.
-pub fn score() -> Result<Vec<JudgeScore>, String> {
-    let condemned = |judge: &Judge| -> Result<Vec<(&'static str, bool)>, String> {
-        // A probe remembers how often it ran: each judge gets new ones.
-        let probes = probes().map_err(|error| error.to_string())?;
-        Ok(probes.iter().map(|probe| (probe.what, probe.condemned_by(judge))).collect())
-    };
-    if let Some((what, _)) = condemned(&Judge::default())?.into_iter().find(|(_, condemned)| !condemned) {
-        return Err(format!("the right judge does not condemn a probe: {what}"));
+impl JudgeScore {
+    /// Whether a probe of the rung that the fault blinds shows it.
+    pub fn caught(&self) -> bool {
+        self.missed.iter().any(|(_, rung)| *rung == self.fault.rung)
     }
+}
+
+/// Each probe with the rung by which a judge condemns it. A probe remembers how often it ran: each judge gets new ones.
+fn condemned(judge: &Judge) -> Result<Vec<(&'static str, Option<Check>)>, String> {
+    let probes = probes().map_err(|error| error.to_string())?;
+    Ok(probes.iter().map(|probe| (probe.what, probe.condemned_by(judge))).collect())
+}
+
+/// Scores faults in the judge; an error where the right judge itself does not condemn a probe.
+pub fn score(faults: &[JudgeFault]) -> Result<Vec<JudgeScore>, String> {
+    let by_right = |(what, rung): (&'static str, Option<Check>)| match rung {
+        Some(rung) => Ok((what, rung)),
+        None => Err(format!("the right judge does not condemn a probe: {what}")),
+    };
+    let right = condemned(&Judge::default())?.into_iter().map(by_right).collect::<Result<Vec<_>, _>>()?;
     let of = |fault: &JudgeFault| {
         let mut judge = Judge::default();
         (fault.edit)(&mut judge);
-        let missed = condemned(&judge)?.into_iter().filter(|(_, condemned)| !condemned);
-        Ok(JudgeScore { fault: *fault, missed: missed.map(|(what, _)| what).collect() })
+        let wrong = condemned(&judge)?.into_iter();
+        let missed = wrong.zip(&right).filter(|((_, rung), _)| rung.is_none()).map(|(_, right)| *right);
+        Ok(JudgeScore { fault: *fault, missed: missed.collect() })
     };
-    FAULTS.iter().map(of).collect()
+    faults.iter().map(of).collect()
 }
 
 #[cfg(test)]
@@ -483,9 +516,9 @@ mod tests {
 
     #[test]
     fn the_right_judge_condemns_every_probe_and_each_faulty_one_misses_some() {
-        let scores = score().expect("the right judge condemns every probe");
+        let scores = score(&FAULTS).expect("the right judge condemns every probe");
         let unseen: Vec<&str> =
-            scores.iter().filter(|score| score.missed.is_empty()).map(|score| score.fault.id).collect();
+            scores.iter().filter(|score| !score.caught()).map(|score| score.fault.id).collect();
         assert!(unseen.is_empty(), "{unseen:?}");
         assert!(FAULTS.iter().all(|fault| fault.source.starts_with("https://")));
     }

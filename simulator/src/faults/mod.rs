@@ -35,6 +35,8 @@ pub use mask::WINDOW_OFF_BY_ONE;
 pub enum Catcher {
     /// The proof of the schedule.
     Checker,
+    /// What a subject's table promises is not what it runs and refuses.
+    Capability,
     /// The schedule does not run to its end.
     Crash,
     /// Unwritten rows, the padding contract, rows that nobody owns.
@@ -50,10 +52,23 @@ pub enum Catcher {
 }
 
 impl Catcher {
+    /// Every catcher: the proof, then the judge's ladder in its order.
+    pub const ALL: [Catcher; 8] = [
+        Catcher::Checker,
+        Catcher::Capability,
+        Catcher::Crash,
+        Catcher::Structure,
+        Catcher::Poison,
+        Catcher::Exact,
+        Catcher::Envelope,
+        Catcher::Identity,
+    ];
+
     /// The name in texts.
     pub fn name(self) -> &'static str {
         match self {
             Catcher::Checker => "checker",
+            Catcher::Capability => "capability",
             Catcher::Crash => "crash",
             Catcher::Structure => "structure",
             Catcher::Poison => "poison",

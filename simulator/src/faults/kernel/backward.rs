@@ -10,13 +10,11 @@ use crate::faults::Fault;
 use crate::{Segment, Tensor};
 
 const OPTIONS: &str = "https://github.com/Dao-AILab/flash-attention/issues/2424";
-const SCALE: &str = "https://github.com/NVIDIA/TransformerEngine/pull/3063";
+const SCALE: &str = "https://github.com/Dao-AILab/flash-attention/issues/2651";
 const STRIDES: &str = "https://github.com/Dao-AILab/flash-attention/commit/9ee0ff1d";
 const DENSE: &str = "https://github.com/Dao-AILab/flash-attention/issues/355";
 const BLOCKS: &str = "https://github.com/Dao-AILab/flash-attention/issues/2623";
 const SUMS: &str = "https://github.com/NVIDIA/cudnn-frontend/issues/385";
-const GARBAGE: &str = "https://github.com/NVIDIA/TransformerEngine/pull/2829";
-const STATISTICS: &str = "https://github.com/NVIDIA/TransformerEngine/pull/1575";
 const SINKS: &str = "https://github.com/jax-ml/jax/issues/40140";
 
 pub(super) const FAULTS: &[Fault] = &[
@@ -27,7 +25,13 @@ pub(super) const FAULTS: &[Fault] = &[
         VALUES,
         &DOfAnotherRow,
     ),
-    fault("d-missing", "dS is taken without D", OPTIONS, VALUES, &DMissing),
+    fault(
+        "d-missing",
+        "dS is taken without D",
+        "https://github.com/huggingface/picotron/issues/37",
+        VALUES,
+        &DMissing,
+    ),
     fault(
         "dout-row-of-neighbour",
         "one row of dout is read from its neighbour",
@@ -62,20 +66,26 @@ pub(super) const FAULTS: &[Fault] = &[
         VALUES,
         &BackwardScale,
     ),
-    fault("stale-dq", "dq keeps 2^-8 of another row's sum", GARBAGE, VALUES, &StaleDq),
-    fault("dq-of-the-last-tile", "each tile of keys overwrites dq", GARBAGE, VALUES, &DqOverwritten),
+    fault(
+        "stale-dq",
+        "dq keeps 2^-8 of another row's sum",
+        "https://github.com/ROCm/flash-attention/pull/179",
+        VALUES,
+        &StaleDq,
+    ),
+    fault("dq-of-the-last-tile", "each tile of keys overwrites dq", SUMS, VALUES, &DqOverwritten),
     fault("dk-of-the-last-tile", "each tile of queries overwrites dk", SUMS, VALUES, &DkOverwritten),
     fault(
         "saved-lse-of-neighbour",
         "one row's saved LSE is read from its neighbour",
-        STATISTICS,
+        "https://github.com/Dao-AILab/flash-attention/pull/2573",
         VALUES,
         &LseOfNeighbour,
     ),
     fault(
         "dk-halved",
         "dk is half of what it should be: a mean over two heads where their sum is meant",
-        "https://github.com/Dao-AILab/flash-attention/pull/2301",
+        "https://github.com/marin-community/levanter/pull/449",
         VALUES,
         &DkHalved,
     ),
@@ -103,7 +113,13 @@ pub(super) const FAULTS: &[Fault] = &[
         &SinkInBf16,
     )
     .of(&[192]),
-    fault("ds-in-fp8", "dS is rounded to 8 bits before its products", SINKS, VALUES, &DsInFp8),
+    fault(
+        "ds-in-fp8",
+        "dS is rounded to 8 bits before its products",
+        "https://github.com/ROCm/flash-attention/pull/162",
+        VALUES,
+        &DsInFp8,
+    ),
     fault(
         "dk-in-bf16",
         "dk is kept in 16 bits from tile to tile",

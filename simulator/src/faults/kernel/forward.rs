@@ -9,8 +9,7 @@ use crate::faults::Fault;
 const LARGE_LOGITS: &str = "https://github.com/NVIDIA/TransformerEngine/pull/716";
 const ONLINE: &str = "https://arxiv.org/abs/1805.02867";
 const SLOTS: &str = "https://github.com/Dao-AILab/flash-attention/pull/2229";
-const STATISTICS: &str = "https://github.com/NVIDIA/TransformerEngine/pull/1575";
-const PARTIAL: &str = "https://github.com/zhuzilin/ring-flash-attention/issues/42";
+const PARTIAL: &str = "https://github.com/tenstorrent/tt-metal/pull/41683";
 const SINKS: &str = "https://github.com/NVIDIA/TransformerEngine/pull/3551";
 const SCALE: &str = "https://github.com/NVIDIA/TransformerEngine/pull/3063";
 
@@ -55,11 +54,17 @@ pub(super) const FAULTS: &[Fault] = &[
     fault(
         "lse-in-base-two",
         "the LSE is stored in the unit of the base-2 exponential",
-        STATISTICS,
+        "https://github.com/lightseekorg/tokenspeed/pull/571",
         VALUES,
         &LseBaseTwo,
     ),
-    fault("lse-of-neighbour", "one row's LSE is that of the row before it", SLOTS, VALUES, &LseOfNeighbour),
+    fault(
+        "lse-of-neighbour",
+        "one row's LSE is that of the row before it",
+        "https://github.com/Dao-AILab/flash-attention/pull/2573",
+        VALUES,
+        &LseOfNeighbour,
+    ),
     fault(
         "max-logit-of-the-last-tile",
         "each tile of queries overwrites the largest logit",
@@ -71,7 +76,7 @@ pub(super) const FAULTS: &[Fault] = &[
     fault(
         "sum-of-rounded-weights",
         "the row's sum is that of the rounded weights",
-        "https://github.com/Dao-AILab/flash-attention/pull/2717",
+        "https://github.com/Dao-AILab/flash-attention/pull/2721",
         VALUES,
         &SumOfRounded,
     ),
@@ -96,15 +101,27 @@ pub(super) const FAULTS: &[Fault] = &[
         VALUES,
         &LogitsInBf16,
     ),
-    fault("row-of-neighbour", "one output row is that of the row before it", SLOTS, VALUES, &RowOfNeighbour),
+    fault(
+        "row-of-neighbour",
+        "one output row is that of the row before it",
+        "https://github.com/lvyufeng/PocketLLM/pull/240",
+        VALUES,
+        &RowOfNeighbour,
+    ),
     fault(
         "stale-accumulator",
         "a row's accumulator starts with 2^-8 of another row's",
-        SLOTS,
+        "https://github.com/flashinfer-ai/flashinfer/pull/5029",
         VALUES,
         &StaleAccumulator,
     ),
-    fault("output-scaled", "the output is 1 + 2^-8 times what it should be", SCALE, VALUES, &OutputScaled),
+    fault(
+        "output-scaled",
+        "the output is 1 + 2^-8 times what it should be",
+        "https://github.com/Dao-AILab/flash-attention/pull/2721",
+        VALUES,
+        &OutputScaled,
+    ),
     fault(
         "scale-one-percent-off",
         "the forward's softmax scale is off by one percent",
@@ -112,11 +129,17 @@ pub(super) const FAULTS: &[Fault] = &[
         VALUES,
         &ScalePercent,
     ),
-    fault("scale-slightly-off", "the forward's softmax scale is off by 2^-8", SCALE, VALUES, &ScaleOff),
+    fault(
+        "scale-slightly-off",
+        "the forward's softmax scale is off by 2^-8",
+        "https://github.com/ml-explore/mlx/pull/3119",
+        VALUES,
+        &ScaleOff,
+    ),
     fault(
         "softcap-clamps-the-product",
         "the product is clamped at the cap before it is scaled and capped",
-        "https://github.com/Dao-AILab/flash-attention/commit/386e3911",
+        "https://github.com/Dao-AILab/flash-attention/pull/2402",
         VALUES,
         &CapFirst,
     ),

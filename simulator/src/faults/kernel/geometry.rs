@@ -16,7 +16,6 @@ const TE_WINDOW: &str = "https://github.com/NVIDIA/TransformerEngine/pull/1212";
 const SGLANG_WINDOW: &str = "https://github.com/sgl-project/sglang/issues/32087";
 const HF_WINDOW: &str = "https://github.com/huggingface/transformers/issues/40163";
 const TRITON_FLAG: &str = "https://github.com/triton-lang/triton/issues/4541";
-const FA_VARLEN: &str = "https://github.com/Dao-AILab/flash-attention/issues/1214";
 
 pub(super) const FAULTS: &[Fault] = &[
     fault(
@@ -51,14 +50,14 @@ pub(super) const FAULTS: &[Fault] = &[
     fault(
         "padding-key-seen",
         "one padding key is visible to every query that sees the last key",
-        FA_VARLEN,
+        "https://github.com/flashinfer-ai/flashinfer/pull/5090",
         READS,
         &PaddingKey,
     ),
     fault(
         "padding-key-seen-by-one",
         "one padding key is visible to the last query",
-        FA_VARLEN,
+        "https://github.com/flashinfer-ai/flashinfer/pull/5090",
         READS,
         &PaddingKeyOfOne,
     ),
@@ -108,7 +107,7 @@ pub(super) const FAULTS: &[Fault] = &[
     fault(
         "mask-of-two-rows",
         "two rows of a tile are masked as the second is",
-        "https://github.com/SandAI-org/MagiAttention/pull/117",
+        "https://github.com/Dao-AILab/flash-attention/pull/2528",
         VALUES,
         &MaskOfTile,
     ),
@@ -158,7 +157,7 @@ pub(super) const FAULTS: &[Fault] = &[
     fault(
         "kernel-backward-top-left",
         "the backward's diagonal starts at the first key, the forward's ends at the last",
-        "https://github.com/ROCm/aotriton/issues/55",
+        "https://github.com/xlite-dev/ffpa-attn/pull/300",
         VALUES,
         &BackwardTopLeft,
     ),
@@ -173,7 +172,7 @@ pub(super) const FAULTS: &[Fault] = &[
     fault(
         "last-key-tile-skipped",
         "the loop over tiles of keys ends one early",
-        FA_VARLEN,
+        "https://github.com/intel/sycl-tla/pull/489",
         VALUES,
         &LastTileSkipped,
     ),
@@ -198,25 +197,31 @@ pub(super) const FAULTS: &[Fault] = &[
         VALUES,
         &OneRowMisses,
     ),
-    fault("key-row-duplicated", "one key row is read from its neighbour", FA_VARLEN, VALUES, &KeyDuplicated),
+    fault(
+        "key-row-duplicated",
+        "one key row is read from its neighbour",
+        "https://github.com/mirage-project/mirage/issues/698",
+        VALUES,
+        &KeyDuplicated,
+    ),
     fault(
         "value-rows-swapped",
         "two neighbouring value rows are exchanged",
-        FA_VARLEN,
+        "https://github.com/flagos-ai/FlagAttention/pull/46",
         VALUES,
         &ValuesSwapped,
     ),
     fault(
         "value-rows-shifted",
         "the last tile's values are read one row early",
-        FA_VARLEN,
+        "https://github.com/flagos-ai/FlagAttention/pull/46",
         VALUES,
         &ValuesShifted,
     ),
     fault(
         "query-row-of-neighbour",
         "one query row is read from its neighbour",
-        FA_VARLEN,
+        "https://github.com/lvyufeng/PocketLLM/pull/240",
         VALUES,
         &QueryOfNeighbour,
     ),
@@ -237,14 +242,14 @@ pub(super) const FAULTS: &[Fault] = &[
     fault(
         "kv-head-of-neighbour",
         "a query head that starts a group reads the group before",
-        "https://github.com/Dao-AILab/flash-attention/pull/2301",
+        "https://github.com/FlashML-org/FreeToken/pull/177",
         VALUES,
         &KvHeadOfNeighbour,
     ),
     fault(
         "gqa-head-lost",
         "the last query head of a group has no backward: no share of dk and dv, no dq",
-        "https://github.com/Dao-AILab/flash-attention/pull/2301",
+        "https://github.com/XunhaoLai/native-sparse-attention-triton/issues/27",
         FORGETS,
         &HeadLost,
     ),

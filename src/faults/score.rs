@@ -1,0 +1,236 @@
+//! What comes of each fault, and of all.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use rayon::prelude::*;
+use seamproof_oracle::{Problem, TensorName};
+use seamproof_simulator::faults::Catcher;
+
+use super::rungs::{catcher, seen_by};
+use super::suspect::Suspect;
+use super::{by_checker, planted, rejection};
+use crate::backend::Backend;
+use crate::campaign::{SHRINK_EVALUATIONS_MAX, same_failure};
+use crate::evaluate::evaluate;
+use crate::judge::faults as judge_faults;
+use crate::judge::faults::{FAULTS as JUDGE_FAULTS, JudgeScore};
+use crate::shrink;
+use crate::verdict::{Finding, Verdict};
+
+/// Most cases to the first finding in the median over all faults.
+pub const MEDIAN_CASES_MAX: usize = 20;
+
+/// The first case that something caught.
+#[derive(Clone, Debug)]
+pub struct First {
+    /// By what.
+    pub by: Catcher,
+    /// The tensor that was wrong, where one was.
+    pub tensor: Option<TensorName>,
+    /// In which words.
+    pub what: String,
+    /// Cases up to it.
+    pub cases: usize,
+    /// Seconds up to it, those that drew cases included.
+    pub seconds: f64,
+    /// The case.
+    pub problem: Problem,
+}
+
+impl First {
+    /// By what and on which tensor, in words.
+    pub fn by(&self) -> String {
+        let tensor = self.tensor.map(|tensor| format!(" {tensor}")).unwrap_or_default();
+        format!("{}{tensor}", self.by.name())
+    }
+}
+
+/// How large a repro is.
+#[derive(Clone, Copy, Debug)]
+pub struct Repro {
+    /// Sequences.
+    pub sequences: usize,
+    /// Real queries.
+    pub tokens: usize,
+    /// Ranks.
+    pub cp: usize,
+}
+
+/// How much is done for each fault.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Streams on which it is looked for.
+    pub seeds: u64,
+    /// First cases of these that every rung looks at.
+    pub examined: usize,
+    /// Whether the repro is shrunk.
+    pub shrinks: bool,
+}
+
+impl Effort {
+    /// Whether each fault is caught, and by which rungs on one case.
+    pub const QUICK: Effort = Effort { seeds: 1, examined: 1, shrinks: false };
+
+    /// The whole score over some seeds.
+    pub fn whole(seeds: u64) -> Effort {
+        Effort { seeds, examined: 3, shrinks: true }
+    }
+}
+
+/// What came of one fault.
+#[derive(Clone, Debug)]
+pub struct Score {
+    /// The fault.
+    pub suspect: Suspect,
+    /// The checker's first rejection for each seed that had one.
+    pub checker: Vec<First>,
+    /// The judge's first finding for each seed that had one.
+    pub campaign: Vec<First>,
+    /// Every rung that saw it, on the cases that were examined.
+    pub rungs: BTreeSet<Catcher>,
+    /// The first seed's repro, shrunk: the campaign's, or the checker's where the campaign has none.
+    pub repro: Option<Repro>,
+}
+
+impl Score {
+    /// Whether something that the fault names caught it.
+    pub fn caught(&self) -> bool {
+        self.checker.iter().chain(&self.campaign).any(|first| self.suspect.is_caught_by(first.by))
+    }
+
+    /// What met the fault first on the first seed.
+    pub fn first(&self) -> Option<Catcher> {
+        let firsts = self.checker.first().into_iter().chain(self.campaign.first());
+        firsts.min_by_key(|first| first.cases).map(|first| first.by)
+    }
+
+    /// The rung that alone saw the fault.
+    pub fn only(&self) -> Option<Catcher> {
+        self.rungs.first().copied().filter(|_| self.rungs.len() == 1)
+    }
+
+    /// Cases and seconds to the first finding of either, in the median over seeds.
+    pub fn median(firsts: &[First]) -> Option<(usize, f64)> {
+        let cases = median(firsts.iter().map(|first| first.cases).collect(), usize::cmp)?;
+        let seconds = median(firsts.iter().map(|first| first.seconds).collect(), f64::total_cmp)?;
+        Some((cases, seconds))
+    }
+
+    /// Cases to the first finding of the checker or the judge, whichever is sooner in the median over seeds.
+    pub fn cases(&self) -> Option<usize> {
+        let both = [&self.checker, &self.campaign].into_iter().filter_map(|firsts| Score::median(firsts));
+        both.map(|(cases, _)| cases).min()
+    }
+}
+
+fn median<T: Copy>(mut values: Vec<T>, order: fn(&T, &T) -> std::cmp::Ordering) -> Option<T> {
+    values.sort_unstable_by(order);
+    values.get(values.len() / 2).copied()
+}
+
+/// What came of a whole catalogue.
+pub struct Scored {
+    /// Of the faults in subjects.
+    pub subjects: Vec<Score>,
+    /// Of the faults in the judge.
+    pub judge: Vec<JudgeScore>,
+}
+
+impl Scored {
+    /// Every fault of the catalogue; an error where the right judge passes what it must condemn.
+    pub fn catalogue(effort: Effort) -> Result<Scored, String> {
+        let suspects: Vec<Suspect> = Suspect::all().collect();
+        Ok(Scored { judge: judge_faults::score(&JUDGE_FAULTS)?, subjects: score_all(&suspects, effort) })
+    }
+
+    /// The faults that nothing caught which they name.
+    pub fn missed(&self) -> Vec<&'static str> {
+        let subjects = self.subjects.iter().filter(|score| !score.caught()).map(|score| score.suspect.id());
+        subjects
+            .chain(self.judge.iter().filter(|score| !score.caught()).map(|score| score.fault.id))
+            .collect()
+    }
+
+    /// Cases to the first finding, in the median over the faults in subjects that were found.
+    pub fn median_cases(&self) -> Option<usize> {
+        median(self.subjects.iter().filter_map(Score::cases).collect(), usize::cmp)
+    }
+
+    /// Whether every fault is caught by a rung that it names, and soon.
+    pub fn holds(&self) -> bool {
+        let soon =
+            self.subjects.is_empty() || self.median_cases().is_some_and(|cases| cases <= MEDIAN_CASES_MAX);
+        soon && self.missed().is_empty()
+    }
+}
+
+fn finding(subject: &dyn Backend, problem: &Problem) -> Option<Finding> {
+    match evaluate(subject, problem) {
+        Verdict::Finding(finding) => Some(*finding),
+        _ => None,
+    }
+}
+
+/// The first problem of a seed's stream on which the judge finds the subject wrong, and the finding.
+pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Option<(First, Finding)> {
+    let (start, suspect) = (Instant::now(), fault.into());
+    let subject = suspect.subject(seed);
+    suspect.stream(seed).enumerate().find_map(|(index, problem)| {
+        let finding = finding(subject.as_ref(), &problem)?;
+        let first = First {
+            by: catcher(finding.check),
+            tensor: finding.tensor,
+            what: finding.to_string(),
+            cases: index + 1,
+            seconds: start.elapsed().as_secs_f64(),
+            problem,
+        };
+        Some((first, finding))
+    })
+}
+
+/// The repro of the first seed.
+fn repro(suspect: Suspect, campaign: Option<&(First, Finding)>, checker: Option<&First>) -> Option<Repro> {
+    let small = |problem: &Problem, fails: &mut dyn FnMut(&Problem) -> bool| {
+        let small = shrink::shrink(problem, SHRINK_EVALUATIONS_MAX, fails).problem;
+        Repro { sequences: small.sequences.len(), tokens: small.tokens(), cp: small.parallel.size() }
+    };
+    if let Some((first, start)) = campaign {
+        let subject = suspect.subject(0);
+        let mut fails =
+            |candidate: &Problem| same_failure(start, evaluate(subject.as_ref(), candidate)).is_some();
+        return Some(small(&first.problem, &mut fails));
+    }
+    let (first, fault) = (checker?, suspect.edited()?);
+    let mut fails = |candidate: &Problem| {
+        planted(fault, candidate).is_some_and(|schedule| rejection(candidate, &schedule).is_some())
+    };
+    Some(small(&first.problem, &mut fails))
+}
+
+/// Scores a fault.
+pub fn score(suspect: Suspect, effort: Effort) -> Score {
+    let seeds = 0..effort.seeds;
+    let edited = suspect.edited();
+    let checker: Vec<First> =
+        seeds.clone().filter_map(|seed| edited.and_then(|fault| by_checker(fault, seed))).collect();
+    let judged = seeds.filter(|_| suspect.runs());
+    let campaign: Vec<(u64, (First, Finding))> =
+        judged.filter_map(|seed| Some((seed, by_campaign(suspect, seed)?))).collect();
+    let examined = campaign.iter().take(effort.examined);
+    let mut rungs: BTreeSet<Catcher> = examined
+        .flat_map(|(seed, (first, _))| seen_by(suspect.subject(*seed).as_ref(), &first.problem))
+        .collect();
+    rungs.extend(checker.iter().map(|first| first.by));
+    rungs.extend(campaign.iter().map(|(_, (first, _))| first.by));
+    let start = campaign.first().map(|(_, found)| found);
+    let repro = effort.shrinks.then(|| repro(suspect, start, checker.first())).flatten();
+    let campaign = campaign.into_iter().map(|(_, (first, _))| first).collect();
+    Score { suspect, checker, campaign, rungs, repro }
+}
+
+/// Scores faults, several at once.
+pub fn score_all(suspects: &[Suspect], effort: Effort) -> Vec<Score> {
+    suspects.par_iter().map(|&suspect| score(suspect, effort)).collect()
+}

@@ -1,0 +1,153 @@
+//! A fault of any kind: the subject that has it, and the problems on which it shows.
+
+use std::iter;
+
+use seamproof_oracle::Problem;
+use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
+
+use super::table::{TABLE_FAULTS, TableFault, Tabled};
+use super::{CASES_MAX, DRAWN_MAX, stream};
+use crate::backend::Backend;
+use crate::backends::{self, Emulated, MISCALLS, Miscall, Miscalled, Planted};
+use crate::generate::{self, Draw, Limits};
+use crate::values;
+
+/// A fault that the judge is to find in a subject.
+#[derive(Clone, Copy, Debug)]
+pub enum Suspect {
+    /// In the schedule or in the kernel.
+    Planted(&'static Fault),
+    /// At the call.
+    Call(&'static Miscall),
+    /// In the capability table.
+    Table(&'static TableFault),
+}
+
+impl From<&'static Fault> for Suspect {
+    fn from(fault: &'static Fault) -> Suspect {
+        Suspect::Planted(fault)
+    }
+}
+
+impl From<&'static Miscall> for Suspect {
+    fn from(miscall: &'static Miscall) -> Suspect {
+        Suspect::Call(miscall)
+    }
+}
+
+impl From<&'static TableFault> for Suspect {
+    fn from(fault: &'static TableFault) -> Suspect {
+        Suspect::Table(fault)
+    }
+}
+
+impl Suspect {
+    /// Every fault in a subject: of schedules, of the kernel, of tables, at the call.
+    pub fn all() -> impl Iterator<Item = Suspect> {
+        let planted = faults::catalogue().map(Suspect::from);
+        planted.chain(TABLE_FAULTS.iter().map(Suspect::from)).chain(MISCALLS.iter().map(Suspect::from))
+    }
+
+    /// The fault of this id.
+    pub fn by_id(id: &str) -> Option<Suspect> {
+        Suspect::all().find(|suspect| suspect.id() == id)
+    }
+
+    /// Its name in reports.
+    pub fn id(&self) -> &'static str {
+        match self {
+            Suspect::Planted(fault) => fault.id,
+            Suspect::Call(miscall) => miscall.id,
+            Suspect::Table(fault) => fault.id,
+        }
+    }
+
+    /// What goes wrong.
+    pub fn imitates(&self) -> &'static str {
+        match self {
+            Suspect::Planted(fault) => fault.imitates,
+            Suspect::Call(miscall) => miscall.imitates,
+            Suspect::Table(fault) => fault.imitates,
+        }
+    }
+
+    /// Where that happened.
+    pub fn source(&self) -> &'static str {
+        match self {
+            Suspect::Planted(fault) => fault.source,
+            Suspect::Call(miscall) => miscall.source,
+            Suspect::Table(fault) => fault.source,
+        }
+    }
+
+    /// Whether the fault names this rung as one that may be the first to see it.
+    pub fn is_caught_by(&self, rung: Catcher) -> bool {
+        match self {
+            Suspect::Planted(fault) => fault.is_caught_by(rung),
+            Suspect::Call(miscall) => miscall.caught_by.contains(&rung),
+            Suspect::Table(_) => rung == Catcher::Capability,
+        }
+    }
+
+    /// Whether there is a schedule with the fault in it, which the checker can look at.
+    pub(super) fn edited(&self) -> Option<&'static Fault> {
+        match self {
+            Suspect::Planted(fault) if matches!(fault.edit, Plant::Schedule(_)) => Some(*fault),
+            _ => None,
+        }
+    }
+
+    /// Whether a run can show the fault; what only the proof can see is not looked for elsewhere.
+    pub(super) fn runs(&self) -> bool {
+        !matches!(self, Suspect::Planted(fault) if fault.caught_by == [Catcher::Checker])
+    }
+
+    /// The emulated kernel with the fault, its streams in an order drawn from the seed.
+    pub fn subject(&self, seed: u64) -> Box<dyn Backend> {
+        match self {
+            Suspect::Planted(fault) => Box::new(Planted::new(emulated(seed), **fault)),
+            Suspect::Call(miscall) => Box::new(miscalled(miscall, seed)),
+            Suspect::Table(fault) => Box::new(Tabled::new(fault)),
+        }
+    }
+
+    /// The problems of a seed's stream on which the fault shows: on the others it is equivalent.
+    pub fn stream(&self, seed: u64) -> Box<dyn Iterator<Item = Problem>> {
+        match *self {
+            Suspect::Planted(fault) => Box::new(stream(fault, seed).map(|(problem, _)| problem)),
+            Suspect::Call(miscall) => Box::new(call_stream(miscalled(miscall, seed), seed)),
+            Suspect::Table(fault) => {
+                let subject = Tabled::new(fault);
+                Box::new(problems(seed).filter(move |problem| subject.shows(problem)).take(CASES_MAX))
+            }
+        }
+    }
+}
+
+fn emulated(seed: u64) -> Emulated {
+    Emulated { order: seed, ..Emulated::default() }
+}
+
+/// The legal problems that a seed draws.
+pub(super) fn problems(seed: u64) -> impl Iterator<Item = Problem> {
+    let limits = Limits::seams();
+    let mut indices = 0..DRAWN_MAX;
+    iter::from_fn(move || {
+        indices.find_map(|index| match generate::draw(seed, index, &limits) {
+            Draw::Problem(problem) => Some(problem),
+            Draw::Malformed(_) => None,
+        })
+    })
+}
+
+/// The emulated kernel, called wrongly.
+pub fn miscalled(miscall: &'static Miscall, seed: u64) -> backends::Miscalled<Emulated> {
+    Miscalled::new(emulated(seed), miscall)
+}
+
+/// The problems of a seed's stream on which the fault changes a bit: on the others it is equivalent.
+pub fn call_stream(subject: Miscalled<Emulated>, seed: u64) -> impl Iterator<Item = Problem> {
+    let taken = subject.capabilities();
+    let drawn = problems(seed).filter(move |problem| taken.refusal(problem).is_none());
+    drawn.filter(move |problem| subject.shows(problem, &values::inputs(problem))).take(CASES_MAX)
+}

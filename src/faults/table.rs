@@ -1,0 +1,77 @@
+//! Faults of capability tables.
+
+use seamproof_oracle::{Format, Problem};
+
+use crate::backend::{Backend, Capabilities, Wrapper};
+use crate::backends::Emulated;
+
+/// A planted fault of a capability table: the subject runs and refuses as before, and declares something else.
+#[derive(Clone, Copy, Debug)]
+pub struct TableFault {
+    /// Its name in reports.
+    pub id: &'static str,
+    /// What goes wrong.
+    pub imitates: &'static str,
+    /// Where that happened.
+    pub source: &'static str,
+    /// Its entries in the list of real bugs.
+    pub entries: &'static [u16],
+    /// The edit.
+    pub edit: fn(&mut Capabilities),
+}
+
+/// Tables that promise too much or too little: the judge's capability check is to see both.
+pub const TABLE_FAULTS: &[TableFault] = &[
+    TableFault {
+        id: "table-too-wide",
+        imitates: "a gate lists what a backend has no code for: dispatch reaches it all the same",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[1, 10],
+        edit: |table| {
+            table.formats.extend([Format::E4m3, Format::E5m2]);
+            table.weight_formats.extend([Format::E4m3, Format::E5m2]);
+        },
+    },
+    TableFault {
+        id: "table-too-narrow",
+        imitates: "a gate is keyed on one head dimension and refuses what the backend runs",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[11, 202],
+        edit: |table| table.head_dims = *table.head_dims.start()..=64,
+    },
+];
+
+/// The emulated kernel behind a planted table.
+#[derive(Debug)]
+pub struct Tabled {
+    inner: Emulated,
+    fault: &'static TableFault,
+}
+
+impl Tabled {
+    /// The kernel with a fault in its table.
+    pub fn new(fault: &'static TableFault) -> Tabled {
+        Tabled { inner: Emulated::default(), fault }
+    }
+
+    /// Whether the wrong table says something else of a problem than the right one.
+    pub fn shows(&self, problem: &Problem) -> bool {
+        Wrapper::capabilities(self).refusal(problem) != self.inner.capabilities().refusal(problem)
+    }
+}
+
+impl Wrapper for Tabled {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
+    fn name(&self) -> &str {
+        self.fault.id
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut table = self.inner.capabilities();
+        (self.fault.edit)(&mut table);
+        table
+    }
+}
