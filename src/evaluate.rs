@@ -15,7 +15,7 @@ use crate::backends::{self, BackendError};
 use crate::case::{Case, InputSource, Subject};
 use crate::generate::Malformed;
 use crate::judge::{self, Depth, Judge};
-use crate::verdict::{Finding, Verdict};
+use crate::verdict::{Cost, Finding, Verdict};
 
 thread_local! {
     /// Whether a panic of this thread becomes a value here, so that the hook need not report it.
@@ -38,7 +38,15 @@ pub enum ReplayError {
 
 /// Judges one problem on one subject.
 pub fn evaluate(backend: &dyn Backend, problem: &Problem) -> Verdict {
-    caught(|| judge::judge(backend, problem)).unwrap_or_else(Verdict::Infrastructure)
+    evaluate_timed(backend, problem).0
+}
+
+/// Judges one problem on one subject, and says where the time went; nothing is known of it after a panic.
+pub fn evaluate_timed(backend: &dyn Backend, problem: &Problem) -> (Verdict, Cost) {
+    match caught(|| judge::examine(backend, problem)) {
+        Ok(examination) => (examination.verdict, examination.cost),
+        Err(what) => (Verdict::Infrastructure(what), Cost::default()),
+    }
 }
 
 /// What each rung of a judge finds on one problem, whatever the rungs before it found; nothing where the judge panics.
