@@ -9,9 +9,12 @@ use std::ops::RangeInclusive;
 use ndarray::{Array1, Array2, Array3};
 pub use seamproof_oracle::TensorName;
 use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::replay::{Launch, Replay};
 use seamproof_oracle::{Algorithm, Balance, Format, Inputs, Problem, Scaling, Sequence, Sink};
 use seamproof_simulator::Damage;
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
+
+use crate::profile;
 
 /// Why a subject does not take a problem: the row of the capability table that says no.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
@@ -314,6 +317,31 @@ pub enum RunError {
     Infrastructure(String),
 }
 
+/// What a subject promises of the bits of its results, beyond being right: what a right subject may leave open. Where
+/// it promises nothing, no relation that needs the promise is asked.
+///
+/// The forward gives the same bits for the same inputs without any promise: every subject must.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Promises {
+    /// The same inputs give the same bits of the gradients too: no sum in an order that chance decides.
+    pub deterministic_backward: bool,
+    /// The results of a sequence depend neither on other sequences nor on where rows lie: tiles and splits begin anew
+    /// with each sequence, and on several ranks follow from the span alone.
+    pub sequences_alone: bool,
+    /// The results of a head depend neither on its number nor on the heads of other groups.
+    pub heads_alone: bool,
+    /// out, lse and dq of a query row depend on the row, on the keys that it sees and on their positions in the
+    /// sequence alone: neither on other rows nor on the form in which the mask is given. dk and dv of a key depend in
+    /// the same way on the rows that see it.
+    pub rows_alone: bool,
+}
+
+impl Promises {
+    /// All of them.
+    pub const ALL: Promises =
+        Promises { deterministic_backward: true, sequences_alone: true, heads_alone: true, rows_alone: true };
+}
+
 /// A whole subject.
 pub trait Backend: Sync {
     /// The name, as `--backend` takes it.
@@ -325,11 +353,27 @@ pub trait Backend: Sync {
     /// The padding contract.
     fn padding(&self) -> PaddingContract;
 
+    /// What it promises of the bits of its results; nothing unless it says so.
+    fn promises(&self) -> Promises {
+        Promises::default()
+    }
+
     /// How sums are accumulated.
     fn accumulation(&self) -> Accumulation;
 
     /// How this problem's sums are cut into separately rounded pieces.
     fn partition(&self, problem: &Problem) -> Partition;
+
+    /// Which keys its launches show together, for a replay of its roundings; `None` where that is not known.
+    fn launches(&self, _problem: &Problem) -> Option<Vec<Launch>> {
+        None
+    }
+
+    /// What tier R replays: the profile that was locked for a subject of this name, where its launches are known.
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        let profile = profile::locked(self.name())?.profile(self.partition(problem).kv_tile);
+        Some(Replay { profile, launches: self.launches(problem)? })
+    }
 
     /// The schedule that it runs: the problem's own algorithm, unless the subject says otherwise.
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
@@ -360,6 +404,11 @@ pub trait Wrapper: Sync {
         self.inner().padding()
     }
 
+    /// See [`Backend::promises`].
+    fn promises(&self) -> Promises {
+        self.inner().promises()
+    }
+
     /// See [`Backend::accumulation`].
     fn accumulation(&self) -> Accumulation {
         self.inner().accumulation()
@@ -368,6 +417,17 @@ pub trait Wrapper: Sync {
     /// See [`Backend::partition`].
     fn partition(&self, problem: &Problem) -> Partition {
         self.inner().partition(problem)
+    }
+
+    /// See [`Backend::launches`].
+    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        self.inner().launches(problem)
+    }
+
+    /// See [`Backend::replay`]: a profile is locked for a name, and a wrapper has its own.
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        let profile = profile::locked(self.name())?.profile(self.partition(problem).kv_tile);
+        Some(Replay { profile, launches: self.launches(problem)? })
     }
 
     /// See [`Backend::schedule`].
@@ -394,12 +454,24 @@ impl<W: Wrapper> Backend for W {
         Wrapper::padding(self)
     }
 
+    fn promises(&self) -> Promises {
+        Wrapper::promises(self)
+    }
+
     fn accumulation(&self) -> Accumulation {
         Wrapper::accumulation(self)
     }
 
     fn partition(&self, problem: &Problem) -> Partition {
         Wrapper::partition(self, problem)
+    }
+
+    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        Wrapper::launches(self, problem)
+    }
+
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        Wrapper::replay(self, problem)
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {

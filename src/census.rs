@@ -17,6 +17,7 @@ use seamproof_oracle::{
 use serde::{Deserialize, Serialize};
 
 use crate::backend::{ParallelRule, broken_rule};
+use crate::exact::{Merging, eligible, parts};
 use crate::generate::{Draw, Malformed, Profile};
 use crate::layout::{RankLayout, layouts};
 
@@ -67,7 +68,7 @@ const fn refused(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> boo
 }
 
 /// Every class, in the table's order.
-pub static CLASSES: [Class; 101] = [
+pub static CLASSES: [Class; 113] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [112, 112, 112], |p| p.sequences.len() == 1),
@@ -150,7 +151,7 @@ pub static CLASSES: [Class; 101] = [
     class("dv below dqk", [162, 163, 151], |p| p.dims.v < p.dims.qk),
     class("dv above dqk", [167, 167, 155], |p| p.dims.v > p.dims.qk),
     // Softmax, numbers, direction.
-    class("scale not 1/√dqk", [415, 412, 411], |p| {
+    class("scale not 1/√dqk", [457, 457, 452], |p| {
         p.softmax.scale != (1.0 / (p.dims.qk as f64).sqrt()) as f32
     }),
     class("softcap", [417, 417, 417], |p| p.softmax.softcap.is_some()),
@@ -159,14 +160,26 @@ pub static CLASSES: [Class; 101] = [
     class("bf16", [477, 477, 477], |p| p.precision.q.format == Format::Bf16),
     class("fp16", [477, 477, 477], |p| p.precision.q.format == Format::Fp16),
     class("P in f32", [239, 239, 239], |p| p.precision.p.format == Format::F32),
-    class("values: integers", [229, 229, 229], |p| p.mode == InputMode::Integers),
-    class("values: flat or peaked", [454, 454, 454], |p| {
+    class("values: integers", [128, 126, 128], |p| p.mode == InputMode::Integers),
+    class("values: flat or peaked", [253, 252, 253], |p| {
         matches!(p.mode, InputMode::Flat | InputMode::Peaked)
     }),
-    class("values: large", [66, 66, 66], |p| p.mode == InputMode::Large),
-    class("values: heavy-tailed", [68, 68, 68], |p| p.mode == InputMode::HeavyTailed),
-    class("values: equal", [66, 66, 66], |p| p.mode == InputMode::Equal),
-    class("values: tiny", [68, 68, 68], |p| p.mode == InputMode::Tiny),
+    class("values: large", [38, 38, 37], |p| p.mode == InputMode::Large),
+    class("values: heavy-tailed", [38, 38, 38], |p| p.mode == InputMode::HeavyTailed),
+    class("values: equal", [36, 37, 37], |p| p.mode == InputMode::Equal),
+    class("values: tiny", [38, 38, 37], |p| p.mode == InputMode::Tiny),
+    class("values: uniform-count", [136, 129, 137], |p| p.mode == InputMode::UniformCount),
+    class("values: endpoints", [124, 125, 128], |p| p.mode == InputMode::Endpoints),
+    class("values: routing", [49, 54, 44], |p| p.mode == InputMode::Routing),
+    class("values: pairs", [76, 81, 74], |p| p.mode == InputMode::Pairs),
+    class("values: staircase", [33, 31, 37], |p| p.mode == InputMode::Staircase),
+    class("exact backward: routing", [31, 35, 28], |p| exact_backward(p, InputMode::Routing)),
+    class("exact backward: pairs", [49, 52, 48], |p| exact_backward(p, InputMode::Pairs)),
+    class("several ranks: uniform-count", [54, 51, 55], |p| exact_ranks(p, InputMode::UniformCount)),
+    class("several ranks: endpoints", [50, 51, 51], |p| exact_ranks(p, InputMode::Endpoints)),
+    class("several ranks: routing", [21, 22, 18], |p| exact_ranks(p, InputMode::Routing)),
+    class("several ranks: pairs", [31, 32, 31], |p| exact_ranks(p, InputMode::Pairs)),
+    class("several ranks: staircase", [13, 13, 15], |p| exact_ranks(p, InputMode::Staircase)),
     class("forward and backward", [715, 715, 715], |p| p.pass == Pass::Backward),
     class("forward only", [239, 239, 239], |p| p.pass == Pass::Forward),
     class("gradient of the sink", [118, 118, 118], |p| {
@@ -310,6 +323,18 @@ fn edges(problem: &Problem, holds: impl Fn(usize) -> bool) -> bool {
 
 fn window_at_length(problem: &Problem) -> bool {
     edges(problem, |keys| any(problem, |s| s.kv.len > 2 && s.kv.len.abs_diff(keys) <= 1))
+}
+
+/// Whether the gradients of a case are known bit for bit, where no partial result is stored in 16 bits.
+fn exact_backward(problem: &Problem, mode: InputMode) -> bool {
+    let count = if parallel(problem) { problem.parallel.size() + 1 } else { 0 };
+    let merging = Merging { count, narrow_out: false, narrow_sums: false };
+    let seen = problem.pairs() > 0;
+    seen && problem.mode == mode && eligible(mode, problem).is_ok() && parts(mode, problem, merging).gradients
+}
+
+fn exact_ranks(problem: &Problem, mode: InputMode) -> bool {
+    parallel(problem) && problem.mode == mode
 }
 
 fn parallel(problem: &Problem) -> bool {

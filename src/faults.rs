@@ -1,24 +1,31 @@
 //! Scoring the catalogue of planted faults: what catches each, how soon, and how small the repro becomes.
 //!
-//! A fault is met on a seeded *stream* of the generator's problems, those whose schedule it changes. Its *cases* are the
-//! problems of the stream up to the first that is caught. The checker looks at the edited schedule, the campaign judges
-//! the emulated kernel that runs it; the repro is shrunk as a campaign's findings are.
+//! A fault is met on a seeded *stream* of the generator's problems, those whose schedule it changes, or whose result where
+//! it is in the kernel. Its *cases* are the problems of the stream up to the first that is caught. The checker looks at
+//! the edited schedule, the campaign judges the emulated kernel that runs it; the repro is shrunk as a campaign's
+//! findings are.
 
+mod call;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use rayon::prelude::*;
 use seamproof_oracle::{Format, Problem, TensorName};
 use seamproof_simulator::check::check;
-use seamproof_simulator::faults::{Catcher, Fault};
+use seamproof_simulator::faults::{Catcher, Fault, Plant};
 use seamproof_simulator::schedule::{Schedule, build};
 
-use crate::backend::{Backend, Capabilities, Wrapper};
+use crate::backend::{Backend, Capabilities, Outputs, RankGradients, RankOutputs, Wrapper};
 use crate::backends::{Emulated, Planted};
 use crate::campaign::{SHRINK_EVALUATIONS_MAX, same_failure};
 use crate::evaluate::evaluate;
 use crate::generate::{self, Draw, Limits};
 use crate::shrink;
+use crate::values::{self, Poison};
 use crate::verdict::{Check, Finding, Verdict};
+
+pub use call::{CallScore, call_stream, miscalled, score_calls};
 
 /// A planted fault of a capability table: the subject runs and refuses as before, and declares something else.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +150,7 @@ pub struct Score {
 impl Score {
     /// Whether something that the fault names caught it.
     pub fn caught(&self) -> bool {
-        let named = |first: &First| self.fault.caught_by.contains(&first.by);
+        let named = |first: &First| self.fault.is_caught_by(first.by);
         self.checker.iter().chain(&self.campaign).any(named)
     }
 
@@ -172,7 +179,42 @@ fn catcher(check: Check) -> Catcher {
 /// The schedule of a problem with the fault in it; none where there is no schedule or the fault changes nothing.
 pub fn planted(fault: &Fault, problem: &Problem) -> Option<Schedule> {
     let mut schedule = build(problem).ok()?;
-    fault.plant(problem, &mut schedule).then_some(schedule)
+    let applies = match fault.edit {
+        Plant::Schedule(_) => fault.plant(problem, &mut schedule),
+        Plant::Kernel(_) => changes_result(fault, problem),
+    };
+    applies.then_some(schedule)
+}
+
+/// Whether a fault in the kernel changes a bit of what the emulated subject makes of a problem, padding poisoned.
+fn changes_result(fault: &Fault, problem: &Problem) -> bool {
+    let mut inputs = values::inputs(problem);
+    values::poison(&mut inputs, problem, Poison::Nan);
+    let right = Emulated::default();
+    let run = |subject: &dyn Backend| {
+        catch_unwind(AssertUnwindSafe(|| subject.run(problem, &inputs))).ok().and_then(Result::ok)
+    };
+    let (right, wrong) = (run(&right), run(&Planted::new(right, *fault)));
+    match (right, wrong) {
+        (Some(right), Some(wrong)) => !same_bits(&right, &wrong),
+        (right, wrong) => right.is_some() != wrong.is_some(),
+    }
+}
+
+/// Whether two runs left the same bits.
+fn same_bits(a: &Outputs, b: &Outputs) -> bool {
+    let bits = |outputs: &Outputs| -> Vec<u32> {
+        let of = |rank: &RankOutputs| {
+            let mut values: Vec<f32> = rank.out.iter().copied().collect();
+            values.extend(rank.lse.iter().flatten().chain(rank.max_logit.iter().flatten()));
+            if let Some(RankGradients { dq, dk, dv, dsink }) = &rank.gradients {
+                values.extend(dq.iter().chain(dk).chain(dv).chain(dsink));
+            }
+            values
+        };
+        outputs.ranks.iter().flat_map(of).map(f32::to_bits).collect()
+    };
+    a.damage == b.damage && bits(a) == bits(b)
 }
 
 /// The problems of a seed's stream that the fault applies to, with their edited schedules.
@@ -237,7 +279,8 @@ fn repro(problem: &Problem, fails: impl FnMut(&Problem) -> bool) -> Repro {
 
 /// Scores a fault over `seeds` streams.
 pub fn score(fault: &'static Fault, seeds: u64) -> Score {
-    let checker: Vec<First> = (0..seeds).filter_map(|seed| by_checker(fault, seed)).collect();
+    let proved = if matches!(fault.edit, Plant::Kernel(_)) { 0 } else { seeds };
+    let checker: Vec<First> = (0..proved).filter_map(|seed| by_checker(fault, seed)).collect();
     // What only the proof can see is not looked for where it cannot be seen.
     let judged = if fault.caught_by == [Catcher::Checker] { 0 } else { seeds };
     let campaign: Vec<(First, Finding)> = (0..judged).filter_map(|seed| by_campaign(fault, seed)).collect();

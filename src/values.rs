@@ -21,6 +21,7 @@
 //!
 //! What this does not do: scaled elements hold the values of their bare format; nothing runs them yet.
 
+use crate::exact;
 use ndarray::{Array1, Array3, ArrayViewMut, Axis, RemoveAxis};
 use seamproof_oracle::{Element, Format, InputMode, Inputs, Pass, Problem, Run, Sequence, Side};
 
@@ -67,27 +68,31 @@ pub(crate) fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-fn absorb(state: u64, word: u64) -> u64 {
+pub(crate) fn absorb(state: u64, word: u64) -> u64 {
     mix((state ^ word).wrapping_add(GOLDEN))
 }
 
-fn lane_hash(row: u64, lane: usize) -> u64 {
+pub(crate) fn lane_hash(row: u64, lane: usize) -> u64 {
     mix(row.wrapping_add(GOLDEN.wrapping_mul(lane as u64 + 1)))
 }
 
 /// Uniform below `n`, from the hash's upper half (the bias is below n ÷ 2³²).
-fn below(n: u32, hash: u64) -> u32 {
+pub(crate) fn below(n: u32, hash: u64) -> u32 {
     (((hash >> 32) * u64::from(n)) >> 32) as u32
 }
 
+/// Numbers of the tensors in the hash.
 #[derive(Clone, Copy)]
-enum Tensor {
+pub(crate) enum Tensor {
     Q = 0,
     K = 1,
     V = 2,
     Dout = 3,
     Sink = 4,
 }
+
+/// What stands for a tensor in the hash where an exact mode draws something else.
+pub(crate) const CHOICE: u64 = 5;
 
 /// How a lane's hash h becomes a number, before it is rounded to its format.
 #[derive(Clone, Copy)]
@@ -160,6 +165,12 @@ impl Law {
             InputMode::Peaked => PEAKED_LOGITS,
             InputMode::Large => LARGE_LOGITS,
             InputMode::Equal => EQUAL_LOGITS,
+            // Not asked for: their values are made by `crate::exact`.
+            InputMode::UniformCount
+            | InputMode::Endpoints
+            | InputMode::Routing
+            | InputMode::Pairs
+            | InputMode::Staircase => return Law::Integers { max: INTEGER_SMALL },
         };
         let spread = f64::from(problem.softmax.scale) * (problem.dims.qk as f64).sqrt();
         Law::normal((logits / spread).sqrt().clamp(AMPLITUDE_MIN, AMPLITUDE_MAX))
@@ -223,6 +234,9 @@ fn run_of(sequence: &Sequence, side: Side) -> Run {
 
 /// The inputs of a problem: real rows drawn as its mode says, all other rows zero.
 pub fn inputs(problem: &Problem) -> Inputs {
+    if problem.mode.is_exact() {
+        return exact::inputs(problem);
+    }
     let (mode, precision) = (problem.mode, &problem.precision);
     let source = |tensor: Tensor, element: Element| Source {
         tensor,

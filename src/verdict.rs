@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::{Refusal, TensorName};
+pub use crate::judge::Relation;
 
 /// A rung of the judge's ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -97,6 +98,9 @@ impl fmt::Display for Place {
 pub struct Finding {
     /// The rung.
     pub check: Check,
+    /// The relation that does not hold, for check [`Check::Identity`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Relation>,
     /// The tensor; absent where the case as a whole is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorName>,
@@ -137,6 +141,7 @@ impl Finding {
     pub fn new(check: Check, tensor: Option<TensorName>, what: String) -> Finding {
         Finding {
             check,
+            identity: None,
             tensor,
             place: Place::default(),
             what,
@@ -153,6 +158,9 @@ impl Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.check)?;
+        if let Some(identity) = self.identity {
+            write!(f, " {identity}")?;
+        }
         if let Some(tensor) = self.tensor {
             write!(f, " · {tensor}")?;
         }
@@ -177,10 +185,32 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Worst error ÷ bound of each tensor of a case that held; 0 where nothing was compared.
+/// The envelope's tiers, from the weakest assumption to the tightest bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Tier {
+    /// The worst case, for any input.
+    W,
+    /// Only where the inputs are certified as dithered: roundings may cancel.
+    T,
+    /// Only for a subject whose numeric profile is locked: its roundings are replayed.
+    R,
+}
+
+impl Tier {
+    /// Every tier.
+    pub const ALL: [Tier; 3] = [Tier::W, Tier::T, Tier::R];
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// Worst error ÷ bound of each tensor in one tier; 0 where nothing was compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
-pub struct Margin {
+pub struct Ratios {
     pub lse: f64,
     pub out: f64,
     pub max_logit: f64,
@@ -190,8 +220,61 @@ pub struct Margin {
     pub dsink: f64,
 }
 
+/// How close a case that held came to its bounds, tier by tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Margin {
+    /// Tier W.
+    pub worst_case: Ratios,
+    /// Tier T, over the elements where it is tighter than W.
+    pub dithered: Ratios,
+    /// Tier R.
+    pub replayed: Ratios,
+    /// Tensors that the envelope compared; 0 where the oracle is too dear and the other rungs judged alone.
+    #[serde(default)]
+    pub compared: usize,
+}
+
 impl Margin {
-    /// Each tensor's margin with its name.
+    /// One tier.
+    pub fn tier(&self, tier: Tier) -> &Ratios {
+        match tier {
+            Tier::W => &self.worst_case,
+            Tier::T => &self.dithered,
+            Tier::R => &self.replayed,
+        }
+    }
+
+    /// One tier.
+    pub fn tier_mut(&mut self, tier: Tier) -> &mut Ratios {
+        match tier {
+            Tier::W => &mut self.worst_case,
+            Tier::T => &mut self.dithered,
+            Tier::R => &mut self.replayed,
+        }
+    }
+
+    /// The largest ratio of any tensor in any tier.
+    pub fn worst(&self) -> f64 {
+        Tier::ALL.iter().map(|tier| self.tier(*tier).worst()).fold(0.0, f64::max)
+    }
+}
+
+impl Ratios {
+    /// The ratio of a tensor.
+    pub fn of_mut(&mut self, tensor: TensorName) -> Option<&mut f64> {
+        match tensor {
+            TensorName::Lse => Some(&mut self.lse),
+            TensorName::Out => Some(&mut self.out),
+            TensorName::MaxLogit => Some(&mut self.max_logit),
+            TensorName::Dq => Some(&mut self.dq),
+            TensorName::Dk => Some(&mut self.dk),
+            TensorName::Dv => Some(&mut self.dv),
+            TensorName::Dsink => Some(&mut self.dsink),
+            _ => None,
+        }
+    }
+
+    /// Each tensor's ratio with its name.
     pub fn named(&self) -> [(TensorName, f64); 7] {
         [
             (TensorName::Lse, self.lse),
@@ -225,7 +308,7 @@ pub struct Cost {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// Every check held.
-    Pass(Margin),
+    Pass(Box<Margin>),
     /// Fields that make no problem were refused by the rule that they break.
     RefusedMalformed(&'static str),
     /// Refused, exactly as the capability table says.

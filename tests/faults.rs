@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 
 use rayon::prelude::*;
-use seamproof::backends::{self, Emulated};
-use seamproof::faults::{TABLE_FAULTS, Tabled, by_campaign, by_checker, stream};
+use seamproof::backends::{self, Emulated, MISCALLS};
+use seamproof::faults::{
+    TABLE_FAULTS, Tabled, by_campaign, by_checker, call_stream, miscalled, score_calls, stream,
+};
 use seamproof::generate::{self, Draw, Limits};
 use seamproof::judge::judge;
 use seamproof::verdict::{Check, Verdict};
@@ -44,7 +46,7 @@ fn every_fault_that_a_check_of_the_judge_is_to_catch_is_found() {
         .into_par_iter()
         .filter(|fault| fault.caught_by != [Catcher::Checker])
         .filter_map(|fault| match by_campaign(fault, SEED) {
-            Some((first, _)) if fault.caught_by.contains(&first.by) && holds(&first.problem) => None,
+            Some((first, _)) if fault.is_caught_by(first.by) && holds(&first.problem) => None,
             other => Some(format!("{}: {other:?}", fault.id)),
         })
         .collect();
@@ -90,4 +92,27 @@ fn every_plantable_entry_is_planted_or_absent() {
     assert_eq!(plantable.len(), 131);
     assert_eq!(planted.intersection(&absent).collect::<Vec<_>>(), Vec::<&u16>::new());
     assert_eq!(planted.union(&absent).copied().collect::<BTreeSet<_>>(), plantable);
+}
+
+#[test]
+fn every_fault_at_the_call_is_found_where_it_shows() {
+    let missed: Vec<String> = score_calls(&MISCALLS, 1)
+        .into_iter()
+        .filter(|score| !score.caught() || !score.firsts.iter().all(|first| holds(&first.problem)))
+        .map(|score| format!("{}: {:?}", score.miscall.id, score.firsts))
+        .collect();
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+#[test]
+fn every_fault_at_the_call_replays_by_name() {
+    for miscall in &MISCALLS {
+        assert!(miscall.source.starts_with("https://") && miscall.imitates.len() > 20, "{}", miscall.id);
+        let subject = miscalled(miscall, SEED);
+        assert!(call_stream(&subject, SEED).next().is_some(), "{} changes nothing", miscall.id);
+        let name = format!("emulated~{}", miscall.id);
+        let backend = backends::by_name(&name, &backends::draw_options(&name, 3)).expect("a backend");
+        assert_eq!(backend.name(), name);
+    }
+    assert!(backends::by_name("emulated~nothing", &Default::default()).is_err());
 }

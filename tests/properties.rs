@@ -4,7 +4,7 @@
 
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use seamproof::backend::Backend;
-use seamproof::backends::{self, Emulated};
+use seamproof::backends::{self, Arithmetic, Emulated};
 use seamproof::generate::{self, Limits};
 use seamproof::judge::judge;
 use seamproof::strategy::problems;
@@ -53,14 +53,26 @@ fn the_emulated_kernel_is_right_on_drawn_problems() {
 }
 
 #[test]
+fn the_tensor_core_model_is_right_on_drawn_problems() {
+    let hopper = Emulated { arithmetic: Arithmetic::Hopper, ..Emulated::default() };
+    every_problem_holds(&hopper, 300, Limits::quick());
+    every_problem_holds(
+        &Emulated { tiles: Tiles { q: 64, kv: 16 }, order: 7, ..hopper },
+        200,
+        Limits::seams(),
+    );
+}
+
+#[test]
 fn the_emulated_kernel_is_right_on_the_whole_tiny_space() {
     let backends = [
         Emulated { tiles: Tiles { q: 1, kv: 1 }, order: 7, ..Emulated::default() },
         Emulated { tiles: Tiles { q: 2, kv: 2 }, order: 7, ..Emulated::default() },
+        Emulated { arithmetic: Arithmetic::Hopper, ..Emulated::default() },
     ];
     let mut judged = 0;
     for (index, problem) in generate::tiny().enumerate() {
-        match judge(&backends[index % 2], &problem) {
+        match judge(&backends[index % backends.len()], &problem) {
             Verdict::Pass(_) => judged += 1,
             verdict => panic!("{verdict:?}\n{}", serde_json::to_string(&problem).unwrap()),
         }

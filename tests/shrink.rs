@@ -187,7 +187,7 @@ fn plain(lengths: &[(usize, usize)], change: impl FnOnce(&mut ProblemFields)) ->
         softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
         precision: Precision::uniform(Format::Bf16),
         parallel: ContextParallel::single(),
-        mode: InputMode::Integers,
+        mode: InputMode::ALL[0],
         data_seed: 0,
         pass: Pass::Forward,
     };

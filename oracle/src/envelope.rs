@@ -1,5 +1,5 @@
-//! For each element of the answer, the largest error that an honest subject can show: tier W, the worst case for any
-//! input.
+//! For each element of the answer, the largest error that an honest subject can show, in two tiers: W, the worst case
+//! for any input, and T, in which the roundings of dithered weights may cancel.
 //!
 //! An *honest subject* rounds its inputs, weights, logit gradients and results to the problem's formats, computes in
 //! f32 between, and sums as it declares ([`Accumulation`], [`Partition`]). The bound is a sum of named rounding terms
@@ -15,14 +15,22 @@
 //! | `weight_error` | error `p·θ` of an unrounded weight: the exponent's, exp's own, `R` rescalings of a running max, merges |
 //! | `weight_rounding` | absolute error of rounding P: `u·p`, or the format's floor, whichever is larger |
 //! | `gamma` | relative error of the row sum |
-//! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes |
+//! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes; a tensor core cuts a subnormal factor off where it would a factor of its format's smallest exponent, so that counts as its magnitude there |
 //! | half spacing | the final rounding to the stored format |
+//!
+//! Tier T differs from W in two terms, both for certified sums alone (`blocked/dither.rs`). Errors of rounding weights
+//! are independent there and of mean 0, so that their sum is within eight standard deviations ([`NOISE`]), or within
+//! the sum of all magnitudes where that is less. A row sum's roundings are bounded by a martingale's tail
+//! ([`ROW_SUM_TAIL`]). A truncating unit's error is biased and stays linear, and so does every other term.
 //!
 //! Used by the judge and nowhere else. Sources: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1
 //! (`γ_n = nε/(1 − nε)`); MMA-Sim (arXiv 2511.10909) and arXiv 2512.07004 for the tensor core's truncation; the PTX ISA
-//! for `ex2.approx` (2^-22 relative) and `lg2.approx`.
+//! for `ex2.approx` (2^-22 relative) and `lg2.approx`; Higham and Mary, "A New Approach to Probabilistic Rounding Error
+//! Analysis" (SIAM J. Sci. Comput. 41, 2019), and Ipsen and Zhou, "Probabilistic Error Analysis for Inner Products"
+//! (SIAM J. Matrix Anal. Appl. 41, 2020), for sums of independent roundings.
 
-use crate::{Format, Problem};
+use crate::replay::Profile;
+use crate::{Format, Precision, Problem};
 
 /// Unit roundoff of f32, round to nearest: 2^-24.
 pub const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
@@ -43,6 +51,14 @@ const EXPONENT_MAX: f64 = 60.0;
 /// Where the relative errors of a row add up to more than this, the first-order form no longer holds.
 const DENOMINATOR_ERROR_MAX: f64 = 0.5;
 
+/// Eight standard deviations of rounding a weight to nearest, in its unit roundoffs: the error is uniform in a cell of
+/// half width `u·2^e`, and over significands m that are spread evenly in their logarithm the mean of 1/m² is
+/// `3/(8·ln 2) = 0.541`, hence `8·√(0.541/3)`. Eight, because 1.2e-15 of a normal law lies outside.
+pub const NOISE: f64 = 3.398;
+/// Azuma's `√(2·ln(2/δ))` for δ = 1e-15: a sum of n roundings, each at most a in magnitude and of mean 0 given the ones
+/// before, is within this times `a·√n`.
+pub const ROW_SUM_TAIL: f64 = 8.4;
+
 /// How a subject sums, as it declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accumulation {
@@ -60,6 +76,24 @@ pub enum Accumulation {
     Unknown,
 }
 
+/// Products of one step of Hopper's `wgmma`.
+const STEP: usize = 16;
+/// Error of one such step relative to the largest magnitude in it: (K + 1)·2^-F + 2^-23 with K = 16 products and
+/// F = 25 fractional bits.
+const KAPPA: f64 = 17.0 / (1u64 << 25) as f64 + 1.0 / (1u64 << 23) as f64;
+
+/// Steps that `n` neighbouring products touch, of sums that are cut into tiles and, from each tile's start, into steps:
+/// one more than they fill, since they may begin anywhere.
+fn steps(n: usize, tile: usize) -> usize {
+    let tile = tile.max(1);
+    let touched = if tile < STEP || tile.is_multiple_of(STEP) {
+        n.div_ceil(tile.min(STEP)) + 1
+    } else {
+        (n.div_ceil(tile) + 1) * tile.div_ceil(STEP)
+    };
+    touched.min(n)
+}
+
 /// `γ_n`: n roundings of f32.
 fn gamma(roundings: usize) -> f64 {
     let n = roundings as f64 * F32_ROUNDOFF;
@@ -72,23 +106,44 @@ impl Accumulation {
         match self {
             Accumulation::F32Serial => gamma(n + 1),
             Accumulation::F32Tree { width } => gamma(tree_roundings(n, width) + 1),
-            Accumulation::WgmmaTruncating => {
-                // (K + 1)·2^-F + 2^-23 with K = 16 products a step and F = 25 fractional bits.
-                let kappa = 17.0 / (1u64 << 25) as f64 + 1.0 / (1u64 << 23) as f64;
-                n.div_ceil(16) as f64 * kappa
-            }
+            Accumulation::WgmmaTruncating => n.div_ceil(STEP) as f64 * KAPPA,
             Accumulation::Unknown => {
                 Accumulation::F32Serial.products(n).max(Accumulation::WgmmaTruncating.products(n))
             }
         }
     }
 
-    /// Relative error of a row sum of `n` positive terms that are added tile by tile.
-    pub fn row_sum(self, n: usize, tiles: usize) -> f64 {
+    /// `g` of a sum of `n` neighbouring products of a longer sum that is cut into tiles, and the tiles into steps of the
+    /// matrix unit.
+    pub fn cut_products(self, n: usize, tile: usize) -> f64 {
+        let steps = || KAPPA * steps(n, tile) as f64;
         match self {
-            Accumulation::F32Serial | Accumulation::Unknown => gamma(n + tiles + 1),
-            Accumulation::F32Tree { width } => gamma(tree_roundings(n, width) + tiles + 1),
-            Accumulation::WgmmaTruncating => gamma(n.div_ceil(4) + tiles + 4),
+            Accumulation::WgmmaTruncating => steps(),
+            Accumulation::Unknown => Accumulation::F32Serial.products(n).max(steps()),
+            _ => self.products(n),
+        }
+    }
+
+    /// Relative error of a row sum of `n` positive terms that are added tile by tile. Ordinary units add them, which
+    /// round to nearest.
+    pub fn row_sum(self, n: usize, tiles: usize) -> f64 {
+        gamma(self.row_sum_roundings(n, tiles))
+    }
+
+    /// The same in tier T.
+    pub fn row_sum_dithered(self, n: usize, tiles: usize) -> f64 {
+        let roundings = self.row_sum_roundings(n, tiles);
+        // Partial sums exceed the exact ones by `γ` at most.
+        let tail = ROW_SUM_TAIL * F32_ROUNDOFF * (roundings as f64).sqrt() * (1.0 + gamma(roundings));
+        tail.min(gamma(roundings))
+    }
+
+    /// Roundings that a term of a row sum passes through at most.
+    fn row_sum_roundings(self, n: usize, tiles: usize) -> usize {
+        match self {
+            Accumulation::F32Serial | Accumulation::Unknown => n + tiles + 1,
+            Accumulation::F32Tree { width } => tree_roundings(n, width) + tiles + 1,
+            Accumulation::WgmmaTruncating => n.div_ceil(4) + tiles + 4,
         }
     }
 
@@ -104,9 +159,17 @@ impl Accumulation {
     /// `g` of dq: products over `n` keys, `tile` of them at a time, the tiles' results added in any order.
     pub fn tiled_products(self, n: usize, tile: usize) -> f64 {
         match self {
-            Accumulation::WgmmaTruncating => self.products(n.min(tile)) + gamma(n.div_ceil(tile.max(1)) + 1),
+            Accumulation::WgmmaTruncating => {
+                let steps = steps(n, tile).min(tile.div_ceil(STEP).max(1));
+                KAPPA * steps as f64 + gamma(n.div_ceil(tile.max(1)) + 1)
+            }
             _ => self.products(n) + gamma(n.div_ceil(tile.max(1)) + 1),
         }
+    }
+
+    /// Whether products are aligned by the exponents of their factors, of which a subnormal's is its format's smallest.
+    fn aligns(self) -> bool {
+        matches!(self, Accumulation::WgmmaTruncating | Accumulation::Unknown)
     }
 
     /// What one operation may lose to underflow.
@@ -184,6 +247,9 @@ pub struct Model {
     softcap: Option<f64>,
     dims_qk: usize,
     dims_v: usize,
+    group: usize,
+    /// What a non-zero input counts as at least where products are aligned by their factors' exponents.
+    input_floor: f64,
 }
 
 /// Per-row quantities of the forward bound.
@@ -210,11 +276,69 @@ pub struct Row {
 pub struct PairError {
     /// `p·θ`, the weight's error before it is rounded.
     pub weight: f64,
-    /// Coefficient of `|v|` in the numerator's error.
+    /// Coefficient of `|v|` in the numerator's error, but for the rounding of P.
     pub value: f64,
+    /// The rounding of P, another coefficient of `|v|`.
+    pub rounding: Rounding,
 }
 
-/// Errors of the gradients' coefficients for one pair.
+/// The rounding of one weight.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounding {
+    /// Its largest magnitude.
+    pub most: f64,
+    /// Whether it may be taken as noise: below the normal range a value may vanish, which is no noise.
+    pub is_noise: bool,
+}
+
+/// Which row sums a tier counts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Any input.
+    Worst,
+    /// Certified as dithered.
+    Dithered,
+}
+
+/// The exact quantities of one pair in the backward.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientPair {
+    /// The logit.
+    pub logit: f64,
+    /// The saved LSE of the row.
+    pub lse: f64,
+    /// How far the LSE that the subject used may be from that; 0 where it is the subject's own.
+    pub lse_error: f64,
+    /// The weight, exact given the saved LSE.
+    pub p: f64,
+    /// `dP − D`.
+    pub x: f64,
+    /// The soft cap's derivative.
+    pub derivative: f64,
+    /// `Σ|q||k|`.
+    pub a: f64,
+    /// `Σ|dout||v|`.
+    pub b: f64,
+    /// [`Model::d_error`] of the row.
+    pub d_error: f64,
+}
+
+/// One pair of the backward, replayed.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplayedPair {
+    /// The rounded weight.
+    pub p: f64,
+    /// The rounded logit gradient.
+    pub ds: f64,
+    /// What is left as a coefficient of `|dout|` in dv.
+    pub dv: f64,
+    /// Of `|q|` in dk, without the scale.
+    pub dk: f64,
+    /// Of `|k|` in dq, without the scale.
+    pub dq: f64,
+}
+
+/// Errors of the gradients' coefficients for one pair, but for the roundings of P and dS, which come apart.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientPairError {
     /// Coefficient of `|dout|` in dv.
@@ -223,6 +347,10 @@ pub struct GradientPairError {
     pub dk: f64,
     /// Coefficient of `|k|` in dq, without the scale.
     pub dq: f64,
+    /// The rounding of P: another coefficient of `|dout|` in dv.
+    pub p: Rounding,
+    /// The rounding of dS: another coefficient of `|q|` in dk and of `|k|` in dq.
+    pub ds: Rounding,
 }
 
 /// How far `e^(log p ± error)` can be from `p = e^(log p)`, for an error ≥ 0 of the exponent: `p·(error + error²)` up to
@@ -233,8 +361,21 @@ fn exponential_error(p: f64, log_p: f64, error: f64) -> f64 {
 }
 
 /// Error of rounding a value of magnitude `magnitude` to `format`: relative `u`, or the floor of its subnormals.
-fn rounding(format: Format, magnitude: f64) -> f64 {
-    (format.unit_roundoff() * magnitude).max(magnitude.min(format.tiny_half()))
+fn rounding(format: Format, magnitude: f64, floor: f64) -> Rounding {
+    let relative = format.unit_roundoff() * magnitude;
+    Rounding { most: relative.max(magnitude.min(floor)), is_noise: relative >= floor }
+}
+
+/// A value as it is rounded, and how far from that a value within `error` of it can be rounded: 0 but for near-ties.
+fn replayed(format: Format, value: f64, error: f64) -> (f64, f64) {
+    let rounded = format.round(value);
+    let apart = |other: f64| (format.round(other) - rounded).abs();
+    (rounded, apart(value + error).max(apart((value - error).max(0.0))))
+}
+
+/// The smallest normal number of a format where products are aligned by their factors' exponents; 0 elsewhere.
+fn smallest_normal(accumulation: Accumulation, format: Format) -> f64 {
+    if accumulation.aligns() { libm::exp2(f64::from(format.exponent_min())) } else { 0.0 }
 }
 
 /// Error of rounding a result of at most this magnitude, where it does not overflow: an infinity stands for any value
@@ -246,6 +387,7 @@ fn final_rounding(format: Format, magnitude: f64) -> f64 {
 impl Model {
     /// The model of a subject that declares `accumulation` and `partition` for `problem`.
     pub fn new(problem: &Problem, accumulation: Accumulation, partition: Partition) -> Model {
+        let Precision { q, k, v, dout, .. } = problem.precision;
         Model {
             accumulation,
             partition,
@@ -257,7 +399,33 @@ impl Model {
             softcap: problem.softmax.softcap.map(f64::from),
             dims_qk: problem.dims.qk,
             dims_v: problem.dims.v,
+            group: problem.group(),
+            input_floor: [q, k, v, dout]
+                .map(|input| smallest_normal(accumulation, input.format))
+                .into_iter()
+                .fold(0.0, f64::max),
         }
+    }
+
+    /// The magnitude of an input in sums of products.
+    pub fn magnitude(&self, input: f64) -> f64 {
+        if input == 0.0 { 0.0 } else { input.abs().max(self.input_floor) }
+    }
+
+    /// The magnitude of a weight or logit gradient in sums of products; all are relative to `unit`.
+    fn factor(&self, format: Format, magnitude: f64, unit: f64) -> f64 {
+        let floor = smallest_normal(self.accumulation, format) / unit;
+        if magnitude == 0.0 { 0.0 } else { magnitude.max(floor) }
+    }
+
+    /// What enters a sum of products for a weight of this magnitude, relative to a row's sum.
+    pub fn weight_factor(&self, magnitude: f64, row_sum: f64) -> f64 {
+        self.factor(self.p, magnitude, row_sum)
+    }
+
+    /// The same subject at another scale.
+    pub fn with_scale(self, scale: f64) -> Model {
+        Model { scale, ..self }
     }
 
     /// Absolute error of a logit. `a` is `Σ|q||k|`; `2ε·scale·a` covers the roundings of `scale·S`.
@@ -351,25 +519,30 @@ impl Model {
         let computed = p + error;
         // The kernel rounds exp(s − running max), so the format's floor is relative to the row's sum.
         let floor = self.p.tiny_half().max(self.accumulation.underflow()) / row.sum;
-        let rounded = (self.p.unit_roundoff() * computed).max(computed.min(floor));
-        PairError { weight: error, value: error + rounded + g * (computed + rounded) }
+        let rounding = rounding(self.p, computed, floor);
+        let factor = self.factor(self.p, computed + rounding.most, row.sum);
+        PairError { weight: error, value: error + g * factor, rounding }
     }
 
     /// `g(n)` of the product of weights and values for a row of `keys` visible keys.
     pub fn value_sum(&self, keys: usize) -> f64 {
-        self.accumulation.products(keys) + self.merge_out()
+        self.accumulation.cut_products(keys, self.partition.kv_tile) + self.merge_out()
     }
 
     /// Relative error of a row's denominator, given `Σ p·θ` over its keys.
-    pub fn denominator(&self, row: &Row, weight_errors: f64) -> f64 {
+    pub fn denominator(&self, row: &Row, weight_errors: f64, tier: Tier) -> f64 {
         let sink = row.sink.map_or(0.0, |sink| {
             self.weight_error(row, libm::exp(sink - row.lse), sink, F32_ROUNDOFF * sink.abs())
         });
-        let sum = self.accumulation.row_sum(row.keys + 1, self.tiles(row.keys));
+        let (terms, tiles) = (row.keys + 1, self.tiles(row.keys));
+        let sum = match tier {
+            Tier::Worst => self.accumulation.row_sum(terms, tiles),
+            Tier::Dithered => self.accumulation.row_sum_dithered(terms, tiles),
+        };
         weight_errors + sink + sum + self.merge_lse(row)
     }
 
-    /// Bound of one element of out. `value_errors` is `Σ_j PairError::value·|v|`, `value_max` the largest `|v|` seen.
+    /// Bound of one element of out. `value_errors` is `Σ_j (PairError::value + rounding)·|v|`, `value_max` the largest `|v|` seen.
     pub fn out_bound(&self, row: &Row, out: f64, value_errors: f64, denominator: f64, value_max: f64) -> f64 {
         let relative = denominator + 6.0 * F32_ROUNDOFF;
         let error = if relative < DENOMINATOR_ERROR_MAX {
@@ -411,30 +584,24 @@ impl Model {
     /// The sums over queries and keys that [`Model::gradient_pair`] needs: `g` of dk and dv for `queries` rows in all
     /// (of every query head of the group), and `g` of dq for `keys` keys.
     pub fn gradient_sums(&self, queries: usize, keys: usize) -> (f64, f64) {
-        let by_query = self.accumulation.products(queries) + self.sum_error();
+        let by_query = match self.accumulation {
+            // Each head of the group begins its own steps.
+            Accumulation::WgmmaTruncating | Accumulation::Unknown => {
+                let head = self.accumulation.cut_products(queries / self.group, self.partition.q_tile);
+                (head * self.group as f64).max(self.accumulation.products(queries))
+            }
+            _ => self.accumulation.products(queries),
+        } + self.sum_error();
         (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error())
     }
 
-    /// The errors that one pair adds to the gradients. `p` and `ds` are exact given the saved out and lse; `x` is
-    /// `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative, `sums` [`Model::gradient_sums`].
-    pub fn gradient_pair(
-        &self,
-        logit: f64,
-        lse: f64,
-        p: f64,
-        x: f64,
-        derivative: f64,
-        a: f64,
-        b: f64,
-        d_error: f64,
-        sums: (f64, f64),
-    ) -> GradientPairError {
-        let (by_query, by_key) = sums;
+    /// Errors of `p` and `dS` before they are rounded, and the exact `|dS|`. `p` is exact given the saved out and lse;
+    /// `x` is `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative.
+    fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
+        let &GradientPair { logit, lse, lse_error, p, x, derivative, a, b, d_error } = pair;
         let underflow = self.accumulation.underflow();
         let logit_error = self.logit_error(a, logit);
-        let p_error = self.backward_weight_error(p, logit, lse, logit_error);
-        let p_rounding = rounding(self.p, p + p_error);
-
+        let p_error = self.backward_weight_error(p, logit, lse, logit_error + lse_error);
         let x_error =
             self.accumulation.products(self.dims_v) * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
         let px_error = p_error * x.abs() + (p + p_error) * x_error + underflow;
@@ -447,14 +614,80 @@ impl Model {
         let ds_error = px_error * (derivative + derivative_error)
             + p * x.abs() * derivative_error
             + 2.0 * F32_ROUNDOFF * ds;
-        let ds_rounding = rounding(self.ds, ds + ds_error);
+        (p_error, ds, ds_error)
+    }
 
-        let (p_total, ds_total) = (p_error + p_rounding, ds_error + ds_rounding);
+    /// The errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
+    pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
+        let (by_query, by_key) = sums;
+        let (p_error, ds, ds_error) = self.gradient_errors(pair);
+        let p_rounding = rounding(self.p, pair.p + p_error, self.p.tiny_half());
+        let ds_rounding = rounding(self.ds, ds + ds_error, self.ds.tiny_half());
+
+        let p_rounded = pair.p + p_error + p_rounding.most;
+        let ds_rounded = ds + ds_error + ds_rounding.most;
         GradientPairError {
-            dv: p_total + by_query * (p + p_total),
-            dk: ds_total + (by_query + 3.0 * F32_ROUNDOFF) * (ds + ds_total),
-            dq: ds_total + (by_key + 3.0 * F32_ROUNDOFF) * (ds + ds_total),
+            dv: p_error + by_query * self.factor(self.p, p_rounded, 1.0),
+            dk: ds_error + (by_query + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds_rounded, 1.0),
+            dq: ds_error + (by_key + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds_rounded, 1.0),
+            p: p_rounding,
+            ds: ds_rounding,
         }
+    }
+
+    /// What is left of one pair's errors when its roundings are replayed, and the rounded p and dS.
+    pub fn replayed_gradient_pair(
+        &self,
+        profile: &Profile,
+        pair: &GradientPair,
+        sums: (f64, f64),
+    ) -> ReplayedPair {
+        let (by_query, by_key) = sums;
+        let (p_error, ds, ds_error) = self.gradient_errors(pair);
+        let (p, p_left) = replayed(self.weight_format(profile), pair.p, p_error);
+        // What is rounded is dS times this; dividing by it again is exact enough in f64.
+        let scale = if profile.scales_logit_gradients { self.scale } else { 1.0 };
+        let (ds, ds_left) = replayed(self.ds, ds * scale, (ds_error + F32_ROUNDOFF * ds) * scale);
+        let (ds, ds_left) = (ds / scale, ds_left / scale);
+        ReplayedPair {
+            p,
+            ds: ds.copysign(pair.x),
+            dv: p_left + by_query * self.factor(self.p, p + p_left, 1.0),
+            dk: ds_left + (by_query + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds + ds_left, 1.0),
+            dq: ds_left + (by_key + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds + ds_left, 1.0),
+        }
+    }
+
+    /// What weights are rounded to.
+    fn weight_format(&self, profile: &Profile) -> Format {
+        if profile.rounds_weights { self.p } else { Format::F32 }
+    }
+
+    /// The rounded `exp(logit − running max)`, and what near-ties leave of its error. `max_error` is the largest error of
+    /// any logit of the row, the running maximum's among them.
+    pub fn replayed_weight(
+        &self,
+        profile: &Profile,
+        row: &Row,
+        [logit, running_max]: [f64; 2],
+        [logit_error, max_error]: [f64; 2],
+    ) -> (f64, f64) {
+        let weight = libm::exp(logit - running_max);
+        let exponent = logit_error
+            + max_error
+            + F32_ROUNDOFF * (2.0 * logit.abs() + (running_max - logit) + 2.0 * row.max_abs);
+        let error = exponential_error(weight, logit - running_max, exponent) * (1.0 + EXP_ERROR)
+            + weight * EXP_ERROR
+            + weight.min(self.accumulation.underflow());
+        replayed(self.weight_format(profile), weight, error)
+    }
+
+    /// Relative error of a rounded weight on its way into the row: the running maximum's error, `tiles` rescalings of the
+    /// sum, and merges.
+    pub fn replayed_row_error(&self, row: &Row, max_error: f64, tiles: usize) -> f64 {
+        let shift = max_error + F32_ROUNDOFF * 2.0 * (row.max_abs + row.range);
+        let rescalings = (tiles + 1) as f64 * (EXP_ERROR + 3.0 * F32_ROUNDOFF);
+        exponential_error(1.0, 0.0, shift) + rescalings + self.merge_theta(row)
     }
 
     /// Bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the rounding.
@@ -464,10 +697,11 @@ impl Model {
         error + final_rounding(self.gradients, exact.abs() + error)
     }
 
-    /// What one row adds to the error of dsink: `p_sink = exp(sink − lse)` times D, both with their errors.
-    pub fn sink_row(&self, sink: f64, lse: f64, d: f64, d_error: f64) -> (f64, f64) {
+    /// What one row adds to the error of dsink: `p_sink = exp(sink − lse)` times D, both with their errors;
+    /// `lse_error` and `d_error` are those of the saved values.
+    pub fn sink_row(&self, sink: f64, (lse, lse_error): (f64, f64), (d, d_error): (f64, f64)) -> (f64, f64) {
         let p = libm::exp(sink - lse);
-        let p_error = self.backward_weight_error(p, sink, lse, F32_ROUNDOFF * sink.abs());
+        let p_error = self.backward_weight_error(p, sink, lse, F32_ROUNDOFF * sink.abs() + lse_error);
         let term = p * d.abs();
         let error = p_error * d.abs() + (p + p_error) * d_error + F32_ROUNDOFF * term;
         (term, error)
@@ -478,5 +712,28 @@ impl Model {
         errors
             + self.accumulation.row_sum(rows, rows) * (terms + errors)
             + (rows + 8) as f64 * self.accumulation.underflow()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{STEP, steps};
+
+    #[test]
+    fn neighbours_touch_no_more_steps_than_counted_and_may_touch_as_many() {
+        for tile in 1..=50 {
+            for n in 0..=70 {
+                let step = |product: usize| (product / tile, product % tile / STEP);
+                let touched = |start: usize| {
+                    let mut places: Vec<(usize, usize)> = (start..start + n).map(step).collect();
+                    places.dedup();
+                    places.len()
+                };
+                let most = (0..tile).map(touched).max().unwrap_or(0);
+                assert!(most <= steps(n, tile), "{n} products in tiles of {tile}: {most}");
+                let whole = tile <= STEP || tile % STEP == 0;
+                assert!(!whole || n < 2 || most + 1 >= steps(n, tile), "{n} in tiles of {tile}: {most}");
+            }
+        }
     }
 }

@@ -18,6 +18,7 @@ pub mod names;
 mod parallel;
 mod precision;
 mod problem;
+pub mod replay;
 mod run;
 mod softmax;
 mod tensor_name;

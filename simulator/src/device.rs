@@ -1,11 +1,9 @@
 //! A [`Device`] executes one local operation on buffers. [`Cpu`] is the one without hardware: in f32 with the roundings
 //! of a real kernel, or in f64 without any.
 
-use std::marker::PhantomData;
-
 use seamproof_oracle::{Format, Run};
 
-use crate::emulated::{self, Tiles};
+use crate::emulated::{self, Kernel, Right, Serial, Tiled, Tiles};
 use crate::schedule::{
     Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair,
     Schedule, Work,
@@ -159,21 +157,19 @@ pub trait Device {
 }
 
 /// The CPU device.
-#[derive(Clone, Copy, Debug)]
 pub struct Cpu<T> {
-    /// Tile sizes of the kernels.
-    pub tiles: Tiles,
-    /// What weights are rounded to before the product with the values.
-    pub p: Format,
-    /// What logit gradients are rounded to.
-    pub ds: Format,
-    real: PhantomData<T>,
+    kernel: Box<dyn Kernel<T>>,
 }
 
 impl<T: Real> Cpu<T> {
-    /// A device with the given tiles and roundings.
+    /// A device with the right kernel in serial arithmetic, of the given tiles and roundings of P and dS.
     pub fn new(tiles: Tiles, p: Format, ds: Format) -> Cpu<T> {
-        Cpu { tiles, p, ds, real: PhantomData }
+        Cpu::with(Box::new(Tiled::new(tiles, p, ds, Serial, &Right)))
+    }
+
+    /// A device with this kernel.
+    pub fn with(kernel: Box<dyn Kernel<T>>) -> Cpu<T> {
+        Cpu { kernel }
     }
 
     fn attend(&self, attend: &Attend, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
@@ -192,7 +188,7 @@ impl<T: Real> Cpu<T> {
             lse: &mut lse,
             max_logit: &mut max_logit,
         };
-        emulated::forward(&attend.call, self.tiles, self.p, forward);
+        self.kernel.forward(&attend.call, forward);
         buffers.put(attend.out, out);
         buffers.put(attend.lse, lse);
         buffers.put(attend.max_logit, max_logit);
@@ -223,7 +219,7 @@ impl<T: Real> Cpu<T> {
             dv: &mut dv,
             dsink: &mut dsink,
         };
-        emulated::backward(&attend.call, self.tiles, self.p, self.ds, backward);
+        self.kernel.backward(&attend.call, backward);
         buffers.put(attend.dq, dq);
         buffers.put(attend.dk, dk);
         buffers.put(attend.dv, dv);
@@ -349,7 +345,7 @@ fn fill<T: Real>(
 }
 
 /// `ln(e^a + e^b)`; −∞ and −∞ make −∞, so that empty statistics are the identity.
-fn log_add<T: Real>(a: T, b: T) -> T {
+pub(crate) fn log_add<T: Real>(a: T, b: T) -> T {
     let largest = a.larger(b);
     if largest == T::NEG_INFINITY {
         return T::NEG_INFINITY;
@@ -358,7 +354,7 @@ fn log_add<T: Real>(a: T, b: T) -> T {
 }
 
 /// `e^(a − total)`, 0 for an empty a.
-fn share<T: Real>(a: T, total: T) -> T {
+pub(crate) fn share<T: Real>(a: T, total: T) -> T {
     if a == T::NEG_INFINITY { T::ZERO } else { (a - total).exp() }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Today: one rank. [`AttentionCall`] is what a kernel launch receives, [`Tensor`] a buffer with guard bands, and
 //! [`emulated`] a FlashAttention-style tiled kernel on the CPU with the rounding of the real ones. [`faults`] is
-//! the catalogue of planted bugs, each an edit of a schedule.
+//! the catalogue of planted bugs, edits of a schedule and kernels that are wrong in a stage.
 
 mod call;
 pub mod check;
@@ -10,6 +10,7 @@ pub mod device;
 pub mod emulated;
 pub mod executor;
 pub mod faults;
+pub mod helpers;
 mod real;
 pub mod schedule;
 pub mod shard;

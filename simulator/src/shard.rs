@@ -115,6 +115,12 @@ impl Shard {
                 return Err(ShardError::Span { sequence, side: name, span: run.span, multiple });
             }
         }
+        Ok(Shard::of_runs(&runs, total, cp, balance))
+    }
+
+    /// Cuts runs of a tensor of `total` rows. Nothing is checked: spans are multiples of [`span_multiple`], rows are
+    /// consecutive.
+    pub fn of_runs(runs: &[Run], total: usize, cp: usize, balance: Balance) -> Shard {
         let mut order: Vec<usize> = (0..runs.len()).collect();
         order.sort_by_key(|&index| (runs[index].offset, runs[index].span));
         let mut slots = vec![Slot { offset: 0, span: 0, len: 0 }; runs.len()];
@@ -128,28 +134,37 @@ impl Shard {
             end = end.max(run.offset + run.span);
         }
         rows += total.saturating_sub(end) / cp;
-        Ok(Shard { cp, balance, rows, slots })
+        Shard { cp, balance, rows, slots }
     }
 
     /// The pieces of a rank's slot, in order of rows; none for an empty slot.
     pub fn pieces(&self, sequence: usize, rank: usize) -> Vec<Piece> {
+        let pieces = (0..self.piece_count(sequence)).map(|part| self.piece(sequence, rank, part));
+        pieces.filter(|piece| piece.span > 0).collect()
+    }
+
+    fn piece_count(&self, sequence: usize) -> usize {
+        match self.balance {
+            Balance::Contiguous | Balance::Striped { stripe: 1 } => 1,
+            Balance::DualChunk => 2,
+            Balance::Striped { stripe } => self.slots[sequence].span / stripe,
+        }
+    }
+
+    /// One piece of a rank's slot, of an empty one too.
+    pub(crate) fn piece(&self, sequence: usize, rank: usize, part: usize) -> Piece {
         let (cp, span) = (self.cp, self.slots[sequence].span);
-        let all = match self.balance {
-            Balance::Contiguous => vec![Piece { start: rank * span, step: 1, span, at: 0 }],
+        match self.balance {
+            Balance::Contiguous => Piece { start: rank * span, step: 1, span, at: 0 },
             Balance::DualChunk => {
-                let chunk = span / 2;
-                [rank, 2 * cp - 1 - rank]
-                    .into_iter()
-                    .enumerate()
-                    .map(|(half, id)| Piece { start: id * chunk, step: 1, span: chunk, at: half * chunk })
-                    .collect()
+                let (chunk, id) = (span / 2, [rank, 2 * cp - 1 - rank][part]);
+                Piece { start: id * chunk, step: 1, span: chunk, at: part * chunk }
             }
-            Balance::Striped { stripe: 1 } => vec![Piece { start: rank, step: cp, span, at: 0 }],
-            Balance::Striped { stripe } => (0..span / stripe)
-                .map(|i| Piece { start: (i * cp + rank) * stripe, step: 1, span: stripe, at: i * stripe })
-                .collect(),
-        };
-        all.into_iter().filter(|piece| piece.span > 0).collect()
+            Balance::Striped { stripe: 1 } => Piece { start: rank, step: cp, span, at: 0 },
+            Balance::Striped { stripe } => {
+                Piece { start: (part * cp + rank) * stripe, step: 1, span: stripe, at: part * stripe }
+            }
+        }
     }
 
     /// Real positions of a piece.

@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use ndarray::Array1;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
+use seamproof_oracle::replay::Launch;
 use seamproof_oracle::{Format, Inputs, Pass, Problem, Scaling, Sink, TensorName};
 use seamproof_simulator::Tensor;
 use seamproof_simulator::device::{Buffers, Cpu};
-use seamproof_simulator::emulated::Tiles;
+use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
 use seamproof_simulator::executor::{ExecuteError, Phase, execute, load, output};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule, build_with};
 use seamproof_simulator::shard::ShardError;
@@ -17,7 +18,7 @@ use seamproof_simulator::shard::ShardError;
 use super::BackendError;
 use crate::backend::{
     ALGORITHMS, Backend, Capabilities, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule,
-    RankGradients, RankOutputs, Refusal, RunError,
+    Promises, RankGradients, RankOutputs, Refusal, RunError,
 };
 use crate::values;
 
@@ -37,11 +38,37 @@ pub struct Emulated {
     pub order: u64,
     /// When a ring merges its steps.
     pub merge: MergeOrder,
+    /// What the kernel computes on.
+    pub arithmetic: Arithmetic,
+}
+
+/// What the emulated kernel computes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Serial f32.
+    F32,
+    /// Hopper's tensor cores; [`Emulated::order`] draws the order of dq's tiles too.
+    Hopper,
+}
+
+impl Arithmetic {
+    fn by_name(name: &str) -> Option<Arithmetic> {
+        match name {
+            "f32" => Some(Arithmetic::F32),
+            "hopper" => Some(Arithmetic::Hopper),
+            _ => None,
+        }
+    }
 }
 
 impl Default for Emulated {
     fn default() -> Emulated {
-        Emulated { tiles: Tiles { q: 4, kv: 4 }, order: 0, merge: MergeOrder::Running }
+        Emulated {
+            tiles: Tiles { q: 4, kv: 4 },
+            order: 0,
+            merge: MergeOrder::Running,
+            arithmetic: Arithmetic::F32,
+        }
     }
 }
 
@@ -50,6 +77,7 @@ fn expected(option: &str) -> &'static str {
     match option {
         "order" => "a whole number",
         "merge" => "running or deferred",
+        "arithmetic" => "f32 or hopper",
         _ => "a whole number from 1 to 4096",
     }
 }
@@ -58,7 +86,10 @@ fn expected(option: &str) -> &'static str {
 pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
     let size = |draw: u64| TILE_SIZES[(draw % TILE_SIZES.len() as u64) as usize].to_string();
     let draw = values::mix(seed);
+    // The tensor core's model is slow: a case in eight.
+    let hopper = values::mix(draw ^ 1).is_multiple_of(8);
     BTreeMap::from([
+        ("arithmetic".into(), if hopper { "hopper" } else { "f32" }.into()),
         ("q_tile".into(), size(draw)),
         ("kv_tile".into(), size(draw >> 32)),
         ("order".into(), (values::mix(draw) % ORDERS).to_string()),
@@ -67,8 +98,8 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
 }
 
 impl Emulated {
-    /// From `q_tile` and `kv_tile`, each 1 to 4096, `order`, and `merge` (`running` or `deferred`); 4, 4, 0 and
-    /// `running` where absent.
+    /// From `q_tile` and `kv_tile`, each 1 to 4096, `order`, `merge` (`running` or `deferred`) and `arithmetic` (`f32` or
+    /// `hopper`); 4, 4, 0, `running` and `f32` where absent.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, BackendError> {
         let mut backend = Emulated::default();
         for (option, value) in options {
@@ -78,8 +109,9 @@ impl Emulated {
                 "kv_tile" => tile().map(|size| backend.tiles.kv = size),
                 "order" => value.parse().ok().map(|order| backend.order = order),
                 "merge" => MergeOrder::by_name(value).map(|order| backend.merge = order),
+                "arithmetic" => Arithmetic::by_name(value).map(|units| backend.arithmetic = units),
                 _ => {
-                    let (option, known) = (option.clone(), "q_tile, kv_tile, order, merge");
+                    let (option, known) = (option.clone(), "q_tile, kv_tile, order, merge, arithmetic");
                     return Err(BackendError::UnknownOption { backend: "emulated", option, known });
                 }
             };
@@ -93,6 +125,25 @@ impl Emulated {
         Ok(backend)
     }
 
+    /// The device of a problem with the right kernel.
+    pub(super) fn device(&self, problem: &Problem) -> Cpu<f32> {
+        let (p, ds) = (problem.precision.p.format, problem.precision.ds.format);
+        Cpu::with(self.units().kernel(self.tiles, p, ds, &Right))
+    }
+
+    /// The device of a problem with another kernel.
+    pub(super) fn variant(&self, problem: &Problem, kernel: &'static dyn Variant) -> Cpu<f32> {
+        let (p, ds) = (problem.precision.p.format, problem.precision.ds.format);
+        Cpu::with(self.units().kernel(self.tiles, p, ds, kernel))
+    }
+
+    fn units(&self) -> Units {
+        match self.arithmetic {
+            Arithmetic::F32 => Units::F32,
+            Arithmetic::Hopper => Units::Hopper(self.order),
+        }
+    }
+
     /// Runs a schedule in two phases, in an order of ranks and streams drawn from the backend's seed. Rows of the saved
     /// out and lse that are not real are poisoned between the two, as the contract allows.
     pub(super) fn run_schedule(
@@ -100,9 +151,8 @@ impl Emulated {
         problem: &Problem,
         inputs: &Inputs,
         schedule: &Schedule,
+        device: &Cpu<f32>,
     ) -> Result<Outputs, RunError> {
-        let precision = problem.precision;
-        let device = Cpu::<f32>::new(self.tiles, precision.p.format, precision.ds.format);
         let mut buffers = load::<f32>(schedule, problem, inputs, slack(problem, inputs));
         let mut state = self.order;
         let mut choose = |ready: usize| {
@@ -110,14 +160,14 @@ impl Emulated {
             (state % ready as u64) as usize
         };
         let failed = |error: ExecuteError| RunError::Crash(error.to_string());
-        execute(schedule, Phase::Forward, &device, &mut buffers, &mut choose).map_err(failed)?;
+        execute(schedule, Phase::Forward, device, &mut buffers, &mut choose).map_err(failed)?;
         let mut ranks = (0..schedule.ranks.len())
             .map(|rank| forward_results(schedule, &buffers, rank))
             .collect::<Option<Vec<_>>>()
             .ok_or_else(|| RunError::Infrastructure("the schedule places no result".into()))?;
         if problem.pass == Pass::Backward {
             poison_saved(schedule, &mut buffers);
-            execute(schedule, Phase::Backward, &device, &mut buffers, &mut choose).map_err(failed)?;
+            execute(schedule, Phase::Backward, device, &mut buffers, &mut choose).map_err(failed)?;
             for (rank, outputs) in ranks.iter_mut().enumerate() {
                 outputs.gradients = gradients(problem, schedule, &buffers, rank);
             }
@@ -253,8 +303,19 @@ impl Backend for Emulated {
         PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero }
     }
 
+    fn promises(&self) -> Promises {
+        match self.arithmetic {
+            Arithmetic::F32 => Promises::ALL,
+            // The order of dq's tiles is drawn from the head and the tile of queries.
+            Arithmetic::Hopper => Promises { heads_alone: false, rows_alone: false, ..Promises::ALL },
+        }
+    }
+
     fn accumulation(&self) -> Accumulation {
-        Accumulation::F32Serial
+        match self.arithmetic {
+            Arithmetic::F32 => Accumulation::F32Serial,
+            Arithmetic::Hopper => Accumulation::WgmmaTruncating,
+        }
     }
 
     fn partition(&self, problem: &Problem) -> Partition {
@@ -266,7 +327,11 @@ impl Backend for Emulated {
         build_with(problem, self.merge)
     }
 
+    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        build_with(problem, self.merge).ok()?.launches(problem)
+    }
+
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.run_schedule(problem, inputs, &launchable(problem, self.merge)?)
+        self.run_schedule(problem, inputs, &launchable(problem, self.merge)?, &self.device(problem))
     }
 }

@@ -1,11 +1,13 @@
 //! The subjects that this program knows, by name.
 
 mod emulated;
+mod miscalled;
 mod planted;
 
 use std::collections::BTreeMap;
 
-pub use emulated::Emulated;
+pub use emulated::{Arithmetic, Emulated};
+pub use miscalled::{MISCALLS, Miscall, Miscalled, miscall};
 pub use planted::Planted;
 use seamproof_simulator::faults;
 
@@ -53,10 +55,19 @@ pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn
         "emulated" => Ok(Box::new(Emulated::from_options(options)?)),
         // What was found with a planted fault must replay.
         name if name == canary().name() && options.is_empty() => Ok(canary()),
-        name => match name.strip_prefix(planted::PREFIX).and_then(faults::by_id) {
-            Some(fault) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
-            None => Err(BackendError::Unknown { name: name.chars().take(40).collect() }),
-        },
+        name => planted_by_name(name, options),
+    }
+}
+
+/// The emulated kernel with a fault in its schedule (`emulated+ID`) or at its call (`emulated~ID`).
+fn planted_by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
+    if let Some(fault) = name.strip_prefix(planted::PREFIX).and_then(faults::by_id) {
+        return Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault)));
+    }
+    let at_call = name.strip_prefix("emulated").and_then(|name| name.strip_prefix(miscalled::SEPARATOR));
+    match at_call.and_then(miscall) {
+        Some(miscall) => Ok(Box::new(Miscalled::new(Emulated::from_options(options)?, miscall))),
+        None => Err(BackendError::Unknown { name: name.chars().take(40).collect() }),
     }
 }
 
@@ -64,12 +75,14 @@ pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn
 pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
     match name {
         "emulated" => emulated::draw_options(seed),
-        name if name.starts_with(planted::PREFIX) => emulated::draw_options(seed),
+        name if name.starts_with(planted::PREFIX) || name.contains(miscalled::SEPARATOR) => {
+            emulated::draw_options(seed)
+        }
         _ => BTreeMap::new(),
     }
 }
 
 /// The emulated kernel with the campaign's canary planted in it.
 pub fn canary() -> Box<dyn Backend> {
-    Box::new(Planted::canary(Emulated::default(), faults::WINDOW_OFF_BY_ONE))
+    Box::new(Planted::canary(Emulated::default(), faults::WINDOW_OFF_BY_ONE.entry()))
 }

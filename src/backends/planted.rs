@@ -1,7 +1,9 @@
-//! The emulated kernel with a planted bug: its schedule is edited, kernel and executor are untouched.
+//! The emulated kernel with a planted bug: its schedule is edited, or stages of its kernel are exchanged; kernel and
+//! executor are untouched.
 
+use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem};
-use seamproof_simulator::faults::Fault;
+use seamproof_simulator::faults::{Fault, Plant};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
 use super::Emulated;
@@ -10,12 +12,13 @@ use crate::backend::{Backend, Outputs, RunError, Wrapper};
 /// Before the id of a fault: the name of the subject with that fault.
 pub(super) const PREFIX: &str = "emulated+";
 
-/// [`Emulated`] on schedules that a fault has edited. They merge in the default order, for which the edits are written.
+/// [`Emulated`] on schedules that a fault has edited, or with a kernel that it has made wrong. They merge in the default
+/// order, for which the edits are written.
 #[derive(Clone, Debug)]
 pub struct Planted {
     /// The kernel.
     pub inner: Emulated,
-    /// The edit.
+    /// What is wrong.
     pub fault: Fault,
     name: String,
 }
@@ -42,6 +45,10 @@ impl Wrapper for Planted {
         &self.name
     }
 
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        self.inner.replay(problem)
+    }
+
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         let mut schedule = self.inner.schedule(problem)?;
         self.fault.plant(problem, &mut schedule);
@@ -51,6 +58,10 @@ impl Wrapper for Planted {
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let mut schedule = super::emulated::launchable(problem, self.inner.merge)?;
         self.fault.plant(problem, &mut schedule);
-        self.inner.run_schedule(problem, inputs, &schedule)
+        let device = match self.fault.edit {
+            Plant::Schedule(_) => self.inner.device(problem),
+            Plant::Kernel(kernel) => self.inner.variant(problem, kernel),
+        };
+        self.inner.run_schedule(problem, inputs, &schedule, &device)
     }
 }

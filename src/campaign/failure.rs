@@ -1,6 +1,6 @@
 //! When two failures are the same one.
 //!
-//! While shrinking, a [`Symptom`] must stay: the same check on the same tensor, and for a bound check at least twice the
+//! While shrinking, a [`Symptom`] must stay: the same check (and identity) on the same tensor, and for a bound check at least twice the
 //! bound (or the starting ratio, where that was less), so that a real fault does not shrink into the grey zone of a
 //! bound. After shrinking, a [`FailureKey`] adds the features that the minimal case could not lose.
 
@@ -11,30 +11,30 @@ use seamproof_oracle::{Alignment, Format, InputMode, Pass, Problem, Sequence, Si
 use serde::Serialize;
 
 use crate::backend::TensorName;
-use crate::verdict::{Check, Finding, Verdict};
+use crate::verdict::{Check, Finding, Relation, Verdict};
 
 /// While shrinking a bound check, a candidate must stay this many times over the bound if the start was.
 pub const SHRINK_RATIO: f64 = 2.0;
 
-/// Which check broke on which tensor.
+/// Which check, and which identity of it, broke on which tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Symptom {
     check: Check,
+    identity: Option<Relation>,
     tensor: Option<TensorName>,
 }
 
 impl Symptom {
     /// The symptom of a finding.
     pub fn of(finding: &Finding) -> Symptom {
-        Symptom { check: finding.check, tensor: finding.tensor }
+        Symptom { check: finding.check, identity: finding.identity, tensor: finding.tensor }
     }
 
-    /// Check and tensor in one word, for names of files.
+    /// Check, identity and tensor in one word, for names of files.
     pub fn name(self) -> String {
-        match self.tensor {
-            Some(tensor) => format!("{}-{tensor}", self.check),
-            None => self.check.to_string(),
-        }
+        let identity = self.identity.map(|identity| format!("-{identity}")).unwrap_or_default();
+        let tensor = self.tensor.map(|tensor| format!("-{tensor}")).unwrap_or_default();
+        format!("{}{identity}{tensor}", self.check)
     }
 }
 
@@ -52,6 +52,9 @@ pub fn same_failure(start: &Finding, verdict: Verdict) -> Option<Finding> {
 pub struct FailureKey {
     /// The check.
     pub check: Check,
+    /// The identity, for that check.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Relation>,
     /// The subject.
     pub backend: String,
     /// The tensor.
@@ -70,6 +73,7 @@ impl FailureKey {
     pub fn without_problem(finding: &Finding, backend: &str) -> FailureKey {
         FailureKey {
             check: finding.check,
+            identity: finding.identity,
             backend: backend.to_owned(),
             tensor: finding.tensor,
             features: BTreeSet::new(),
@@ -79,7 +83,11 @@ impl FailureKey {
 
 impl fmt::Display for FailureKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} · {}", self.check, self.backend)?;
+        write!(f, "{}", self.check)?;
+        if let Some(identity) = self.identity {
+            write!(f, " {identity}")?;
+        }
+        write!(f, " · {}", self.backend)?;
         if let Some(tensor) = self.tensor {
             write!(f, " · {tensor}")?;
         }
@@ -113,7 +121,7 @@ pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
         ("sink", problem.softmax.sink != Sink::None),
         ("not bf16", problem.precision.q.format != Format::Bf16),
         ("context parallel", problem.parallel.size() > 1),
-        ("real values", problem.mode != InputMode::Integers),
+        ("real values", problem.mode != InputMode::Integers && !problem.mode.is_exact()),
         ("backward", problem.pass == Pass::Backward),
     ];
     all.into_iter().filter_map(|(name, on)| on.then_some(name)).collect()
@@ -126,21 +134,9 @@ const FULL_BOTTOM_RIGHT: seamproof_oracle::Mask =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verdict::Place;
 
     fn finding(check: Check, tensor: TensorName, ratio: Option<f64>) -> Finding {
-        Finding {
-            check,
-            tensor: Some(tensor),
-            place: Place::default(),
-            what: String::new(),
-            got: None,
-            expected: None,
-            bound: None,
-            ratio,
-            failed: 1,
-            compared: 1,
-        }
+        Finding { ratio, failed: 1, compared: 1, ..Finding::new(check, Some(tensor), String::new()) }
     }
 
     fn same(start: &Finding, got: &Finding) -> bool {
@@ -157,8 +153,19 @@ mod tests {
         assert!(!same(&start, &finding(Check::Poison, TensorName::Out, Some(5.0))));
         let near = finding(Check::Envelope, TensorName::Out, Some(1.1));
         assert!(same(&near, &near));
-        assert_eq!(same_failure(&start, Verdict::Pass(crate::verdict::Margin::default())), None);
+        assert_eq!(same_failure(&start, Verdict::Pass(Box::default())), None);
         let nan = finding(Check::Envelope, TensorName::Out, None);
         assert!(!same(&nan, &near));
+    }
+
+    #[test]
+    fn another_identity_is_another_failure() {
+        let of = |relation| Finding {
+            identity: Some(relation),
+            ..finding(Check::Identity, TensorName::Out, None)
+        };
+        assert!(same(&of(Relation::Alone), &of(Relation::Alone)));
+        assert!(!same(&of(Relation::Alone), &of(Relation::Rerun)));
+        assert_eq!(Symptom::of(&of(Relation::Alone)).name(), "identity-alone-out");
     }
 }

@@ -40,7 +40,7 @@ pub(super) struct Outcome {
 }
 
 pub(super) enum Judged {
-    Held(Margin),
+    Held(Box<Margin>),
     /// By a row of the capability table.
     Refused(&'static str),
     /// A malformed problem, refused by the rule that it breaks.

@@ -72,16 +72,18 @@ impl Summary {
 
     fn margins(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "margin    error ÷ bound of the cases that held, where the error is not 0")?;
-        writeln!(f, "          {:<10}{:>9}{:>10}{:>10}{:>10}", "tensor", "cases", "p50", "p99", "max")?;
-        for (tensor, histogram) in &self.margins {
-            if let Some(quantiles) = histogram.quantiles() {
-                let [p50, p99, max] = [quantiles.p50, quantiles.p99, quantiles.max].map(two_digits);
-                writeln!(
-                    f,
-                    "          {:<10}{:>9}{p50:>10}{p99:>10}{max:>10}",
-                    tensor.name(),
-                    quantiles.count
-                )?;
+        writeln!(
+            f,
+            "          {:<10}{:>4}{:>9}{:>10}{:>10}{:>10}",
+            "tensor", "tier", "cases", "p50", "p99", "max"
+        )?;
+        for (tier, histograms) in &self.margins {
+            for (tensor, histogram) in histograms {
+                if let Some(quantiles) = histogram.quantiles() {
+                    let [p50, p99, max] = [quantiles.p50, quantiles.p99, quantiles.max].map(two_digits);
+                    let (name, count) = (tensor.name(), quantiles.count);
+                    writeln!(f, "          {name:<10}{tier:>4}{count:>9}{p50:>10}{p99:>10}{max:>10}")?;
+                }
             }
         }
         Ok(())
@@ -99,6 +101,13 @@ impl Summary {
             self.distinct.len(),
             self.infrastructure_count
         )?;
+        if self.without_envelope > 0 {
+            writeln!(
+                f,
+                "          {} of those held are too large for the oracle: judged without the envelope",
+                self.without_envelope
+            )?;
+        }
         counted(f, "refused", &self.refused)?;
         counted(f, "malformed", &self.malformed)?;
         self.not_shrunk(f)?;

@@ -11,7 +11,7 @@ use super::plan::Plan;
 use crate::backend::TensorName;
 use crate::census::Census;
 use crate::shrink::Size;
-use crate::verdict::{Check, Finding, Margin};
+use crate::verdict::{Check, Finding, Margin, Tier};
 
 /// Least share of the cases that a subject must be judged on: one that refuses its way through is not verified.
 pub const JUDGED_SHARE_MIN: f64 = 0.5;
@@ -63,6 +63,8 @@ pub struct Summary {
     pub cases: u64,
     /// Cases in which every check held.
     pub held: u64,
+    /// Those of them that the envelope did not look at: the oracle is too dear, the other rungs judged alone.
+    pub without_envelope: u64,
     /// Cases refused as the capability table says, by its row.
     pub refused: BTreeMap<&'static str, u64>,
     /// Malformed problems refused, by the rule that they break.
@@ -81,8 +83,8 @@ pub struct Summary {
     pub infrastructure: Vec<String>,
     /// How many they are.
     pub infrastructure_count: u64,
-    /// Error ÷ bound of each tensor, over the cases that held with an error above zero.
-    pub margins: BTreeMap<TensorName, Histogram>,
+    /// Error ÷ bound of each tensor in each tier, over the cases that held with an error above zero.
+    pub margins: BTreeMap<Tier, BTreeMap<TensorName, Histogram>>,
     /// Query tokens of the cases that a subject computed.
     pub token_count: u64,
     /// Their visible pairs · query heads · head dimension.
@@ -106,8 +108,12 @@ impl Summary {
 
     pub(super) fn held(&mut self, margin: &Margin) {
         self.held += 1;
-        for (tensor, ratio) in margin.named() {
-            self.margins.entry(tensor).or_default().add(ratio);
+        self.without_envelope += u64::from(margin.compared == 0);
+        for tier in Tier::ALL {
+            let histograms = self.margins.entry(tier).or_default();
+            for (tensor, ratio) in margin.tier(tier).named() {
+                histograms.entry(tensor).or_default().add(ratio);
+            }
         }
     }
 
@@ -158,6 +164,7 @@ impl Summary {
         SummaryEvent {
             cases: self.cases,
             held: self.held,
+            without_envelope: self.without_envelope,
             refused: &self.refused,
             malformed: &self.malformed,
             failed: &self.failed,
@@ -167,7 +174,7 @@ impl Summary {
             dropped: self.dropped,
             infrastructure: &self.infrastructure,
             infrastructure_count: self.infrastructure_count,
-            margins: self.margins.iter().filter_map(|(&tensor, m)| Some((tensor, m.quantiles()?))).collect(),
+            margins: self.margins.iter().map(|(&tier, histograms)| (tier, quantiles(histograms))).collect(),
             tokens_p50: self.census.tokens(0.5),
             tokens_p95: self.census.tokens(0.95),
             token_count: self.token_count,
@@ -184,11 +191,16 @@ impl Summary {
     }
 }
 
+fn quantiles(histograms: &BTreeMap<TensorName, Histogram>) -> BTreeMap<TensorName, Quantiles> {
+    histograms.iter().filter_map(|(&tensor, histogram)| Some((tensor, histogram.quantiles()?))).collect()
+}
+
 /// The last event.
 #[derive(Clone, Debug, Serialize)]
 pub struct SummaryEvent<'a> {
     cases: u64,
     held: u64,
+    without_envelope: u64,
     refused: &'a BTreeMap<&'static str, u64>,
     malformed: &'a BTreeMap<&'static str, u64>,
     failed: &'a BTreeMap<Check, u64>,
@@ -198,7 +210,7 @@ pub struct SummaryEvent<'a> {
     dropped: u64,
     infrastructure: &'a [String],
     infrastructure_count: u64,
-    margins: BTreeMap<TensorName, Quantiles>,
+    margins: BTreeMap<Tier, BTreeMap<TensorName, Quantiles>>,
     tokens_p50: u64,
     tokens_p95: u64,
     token_count: u64,

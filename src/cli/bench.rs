@@ -8,6 +8,9 @@ use super::CliError;
 use super::exit::Exit;
 use super::output::complain;
 use crate::bench;
+use seamproof_kernels::Gpu;
+use seamproof_kernels::bench::{self as gpu_bench, BenchError};
+use seamproof_kernels::cache::Cache;
 
 /// Lengths of the sequences that the oracle is measured on.
 const LENGTHS: [usize; 4] = [1024, 2048, 4096, 8192];
@@ -22,7 +25,8 @@ pub(super) struct Args {
 const EXAMPLES: &str = "\
 Examples, in a release build:
   seamproof bench oracle
-  seamproof bench prove";
+  seamproof bench prove
+  seamproof bench thd";
 
 #[derive(Debug, Subcommand)]
 enum What {
@@ -32,12 +36,20 @@ enum What {
     /// The checker, on a pack of a million tokens over up to 64 ranks
     #[command(after_help = EXAMPLES)]
     Prove,
+    /// The packed-sequence kernels on a GPU, against device copies of the same bytes
+    #[command(after_help = EXAMPLES)]
+    Thd {
+        /// Which GPU
+        #[arg(long, default_value_t = 0)]
+        gpu: usize,
+    },
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let measured = match args.what {
         What::Oracle => bench::oracle(&LENGTHS, &mut io::stdout()),
         What::Prove => bench::prove(&mut io::stdout()),
+        What::Thd { gpu } => thd(gpu)?,
     };
     Ok(match measured {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -46,4 +58,13 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         }
         _ => Exit::Held,
     })
+}
+
+fn thd(gpu: usize) -> Result<io::Result<()>, CliError> {
+    let gpu = Gpu::open(gpu, &Cache::of_user())?;
+    match gpu_bench::thd(&gpu, &mut io::stdout()) {
+        Ok(()) => Ok(Ok(())),
+        Err(BenchError::Io(error)) => Ok(Err(error)),
+        Err(BenchError::Kernel(error)) => Err(error.into()),
+    }
 }

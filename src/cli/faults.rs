@@ -1,13 +1,16 @@
 //! `seamproof faults`: plants the catalogue's faults and reports what catches them.
 
 use std::collections::BTreeSet;
+use std::slice;
 
 use seamproof_simulator::faults::{ABSENT, Fault, by_id, catalogue};
 
 use super::CliError;
 use super::exit::Exit;
 use super::output::print_line;
-use crate::faults::{CASES_MAX, First, Score, TABLE_FAULTS, score_all};
+use crate::backends::{MISCALLS, Miscall, miscall};
+use crate::faults::{CASES_MAX, CallScore, First, Score, TABLE_FAULTS, score_all, score_calls};
+use crate::judge::faults as judge_faults;
 
 /// Seeds of a score unless told otherwise.
 const SEEDS: u64 = 5;
@@ -36,47 +39,95 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    let faults: Vec<&'static Fault> = match &args.only {
-        None => catalogue().collect(),
-        Some(id) => {
-            vec![by_id(id).ok_or_else(|| CliError::Usage(format!("--only: there is no fault '{id}'")))?]
-        }
+    let (faults, miscalls): (Vec<&'static Fault>, &'static [Miscall]) = match &args.only {
+        None => (catalogue().collect(), &MISCALLS),
+        Some(id) => match (by_id(id), miscall(id)) {
+            (Some(fault), _) => (vec![fault], &[]),
+            (None, Some(miscall)) => (Vec::new(), slice::from_ref(miscall)),
+            (None, None) => return Err(CliError::Usage(format!("--only: there is no fault '{id}'"))),
+        },
     };
     if !args.score {
-        list(&faults, args.only.is_none());
+        list(&faults, miscalls, args.only.is_none());
         return Ok(Exit::Held);
     }
     let scores = score_all(&faults, args.seeds);
     scores.iter().for_each(print_score);
-    Ok(summarise(&scores))
+    let mut held = faults.is_empty() || summarise(&scores) == Exit::Held;
+    held &= print_calls(&score_calls(miscalls, args.seeds));
+    if args.only.is_none() {
+        held &= print_judge_faults()?;
+    }
+    Ok(if held { Exit::Held } else { Exit::Finding })
 }
 
-fn list(faults: &[&Fault], absent: bool) {
+/// The table of faults at the call; whether all were caught.
+fn print_calls(scores: &[CallScore]) -> bool {
+    for score in scores {
+        let rungs: Vec<&str> = score.rungs.iter().map(|rung| rung.name()).collect();
+        print_line(&format_args!(
+            "{} {:<34} {:<40} {}",
+            mark(score.caught()),
+            score.miscall.id,
+            found(&score.firsts),
+            rungs.join(", ")
+        ));
+    }
+    let missed = scores.iter().filter(|score| !score.caught()).count();
+    if !scores.is_empty() {
+        print_line(&format_args!("faults at the call {} · missed {missed}", scores.len()));
+    }
+    missed == 0
+}
+
+/// The table of faults in the judge: a fault is caught by the probes that the faulty judge lets pass.
+fn print_judge_faults() -> Result<bool, CliError> {
+    let scores = judge_faults::score().map_err(CliError::Usage)?;
+    for score in &scores {
+        let caught = mark(!score.missed.is_empty());
+        print_line(&format_args!("{caught} {:<34} lets pass: {}", score.fault.id, score.missed.join("; ")));
+    }
+    let missed = scores.iter().filter(|score| score.missed.is_empty()).count();
+    print_line(&format_args!("faults in the judge {} · missed {missed}", scores.len()));
+    Ok(missed == 0)
+}
+
+fn mark(caught: bool) -> &'static str {
+    if caught { "caught" } else { "MISSED" }
+}
+
+/// What found a fault, and cases and seconds to it in the median.
+fn found(firsts: &[First]) -> String {
+    let Some((cases, seconds)) = Score::median(firsts) else { return "-".to_owned() };
+    let by: BTreeSet<String> = firsts.iter().map(First::by).collect();
+    let by: Vec<String> = by.into_iter().collect();
+    format!("{} {cases}/{seconds:.3}s", by.join(", "))
+}
+
+fn list(faults: &[&Fault], miscalls: &[Miscall], all: bool) {
     for fault in faults {
         print_line(&format_args!("{:<34} {}\n{:<34} {}", fault.id, fault.imitates, "", fault.source));
     }
-    for fault in TABLE_FAULTS.iter().filter(|_| absent) {
+    for fault in TABLE_FAULTS.iter().filter(|_| all) {
         print_line(&format_args!("{:<34} {}\n{:<34} {}", fault.id, fault.imitates, "", fault.source));
     }
-    for absent in ABSENT.iter().filter(|_| absent) {
+    for miscall in miscalls {
+        print_line(&format_args!("{:<34} {}\n{:<34} {}", miscall.id, miscall.imitates, "", miscall.source));
+    }
+    for fault in judge_faults::FAULTS.iter().filter(|_| all) {
+        print_line(&format_args!("{:<34} {}\n{:<34} {}", fault.id, fault.imitates, "", fault.source));
+    }
+    for absent in ABSENT.iter().filter(|_| all) {
         let entries: Vec<String> = absent.entries.iter().map(ToString::to_string).collect();
         print_line(&format_args!("not here   {}: {}", entries.join(" "), absent.reason));
     }
 }
 
 fn print_score(score: &Score) {
-    let found = |firsts: &[First]| match Score::median(firsts) {
-        Some((cases, seconds)) => {
-            let by: BTreeSet<String> = firsts.iter().map(First::by).collect();
-            let by: Vec<String> = by.into_iter().collect();
-            format!("{} {cases}/{seconds:.3}s", by.join(", "))
-        }
-        None => "-".to_owned(),
-    };
     let repro = score.repro.map_or("-".to_owned(), |repro| {
         format!("{} seq, {} tokens, cp {}", repro.sequences, repro.tokens, repro.cp)
     });
-    let mark = if score.caught() { "caught" } else { "MISSED" };
+    let mark = mark(score.caught());
     print_line(&format_args!(
         "{mark} {:<34} {:<22} {:<28} {repro}",
         score.fault.id,

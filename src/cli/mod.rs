@@ -4,11 +4,13 @@
 //! stdout, progress and errors to stderr; an error is one line. A reader that goes away (a broken pipe) is no error.
 
 mod bench;
+mod calibrate;
 mod census;
 mod exit;
 mod explain;
 mod faults;
 mod junit;
+mod kernels;
 mod options;
 mod output;
 mod progress;
@@ -53,8 +55,12 @@ enum Command {
     Faults(faults::Args),
     /// Show what the generator produces, without running anything
     Census(census::Args),
+    /// Find a subject's numeric profile, and lock it or hold it to the locked one
+    Calibrate(calibrate::Args),
     /// Measure
     Bench(bench::Args),
+    /// Compile the GPU kernels
+    Kernels(kernels::Args),
 }
 
 /// Why a command could not do its work. One line each.
@@ -72,6 +78,10 @@ enum CliError {
     Backend(#[from] crate::backends::BackendError),
     #[error(transparent)]
     Record(#[from] RecordError),
+    #[error("{file}: the profile cannot be written: {source}")]
+    Lock { file: String, source: std::io::Error },
+    #[error(transparent)]
+    Kernel(#[from] seamproof_kernels::KernelError),
     #[error("signals cannot be handled: {0}")]
     Signals(#[from] ctrlc::Error),
 }
@@ -96,7 +106,9 @@ fn dispatch(cli: Cli) -> Exit {
         Command::Explain(args) => explain::run(&args),
         Command::Faults(args) => faults::run(&args),
         Command::Census(args) => census::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
     };
     result.unwrap_or_else(|error| {
         complain(&error);

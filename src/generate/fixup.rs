@@ -12,7 +12,9 @@
 //! 6. With several ranks, 1 to `ranks_max` of them: the layout is packed and every span becomes a multiple of what the
 //!    balance cuts it into; longer stripes become dual-chunk where the algorithm has no use for them; the ranks of an
 //!    all-to-all become the largest number, not above the one asked for, over which the heads can be dealt.
-//! 7. An index of an illegal case past its table's end means a legal case.
+//! 7. An exact mode becomes the next of its table whose preconditions the problem meets, once its scale is the nearest
+//!    that the mode needs; counting keys needs nothing.
+//! 8. An index of an illegal case past its table's end means a legal case.
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX};
 use seamproof_oracle::{
@@ -24,6 +26,7 @@ use seamproof_simulator::shard::span_multiple;
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
+use crate::exact;
 use crate::values;
 
 /// Scales other than 1/√dqk.
@@ -32,6 +35,27 @@ pub(super) const SCALES: [f32; 7] = [1.0, 0.5, 0.125, 0.0625, 0.3, 0.01, 1.7];
 pub(super) const SOFTCAPS: [f32; 7] = [50.0, 30.0, 20.0, 10.0, 5.0, 1.0, 0.5];
 /// Sinks.
 pub(super) const SINKS: [Sink; 3] = [Sink::None, Sink::OffByOne, Sink::Learnable];
+/// Modes that are not exact.
+pub(super) const MODES: [InputMode; 7] = [
+    InputMode::Integers,
+    InputMode::Flat,
+    InputMode::Peaked,
+    InputMode::Large,
+    InputMode::HeavyTailed,
+    InputMode::Equal,
+    InputMode::Tiny,
+];
+/// Exact modes; those that need most are there most often.
+pub(super) const EXACT_MODES: [InputMode; 8] = [
+    InputMode::Pairs,
+    InputMode::UniformCount,
+    InputMode::Routing,
+    InputMode::Staircase,
+    InputMode::Pairs,
+    InputMode::Endpoints,
+    InputMode::Routing,
+    InputMode::Pairs,
+];
 /// Head dimensions are not shrunk below this; rows give way instead.
 const DIM_KEPT: usize = 8;
 /// A head dimension weighs more than the query heads when it is at least this many times their number.
@@ -44,10 +68,26 @@ pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
         let expects = plant(&mut fields, raw.detail as usize);
         return Draw::Malformed(Malformed { fields, rule, expects });
     }
+    make_exact(&mut fields, raw.exact);
     if let Some(plant) = entry(&UNSUPPORTED, raw.unsupported) {
         plant(&mut fields, raw.detail as usize);
     }
     Draw::Problem(Problem::new(fields).expect("every field was made legal above"))
+}
+
+/// Step 7 of the module's text.
+fn make_exact(fields: &mut ProblemFields, exact: u32) {
+    let Some(first) = exact.checked_sub(1) else { return };
+    for index in 0..EXACT_MODES.len() as u32 {
+        let mode = wrapped(&EXACT_MODES, first.wrapping_add(index));
+        let scale = exact::fit_scale(mode, fields.softmax.scale);
+        let softmax = Softmax { scale, ..fields.softmax };
+        let Ok(problem) = Problem::new(ProblemFields { mode, softmax, ..fields.clone() }) else { return };
+        if exact::eligible(mode, &problem).is_ok() {
+            *fields = problem.into();
+            return;
+        }
+    }
 }
 
 /// Entry `index − 1`; none for 0 and past the end.
@@ -77,7 +117,7 @@ fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
         softmax: softmax(raw, shape.dims.qk),
         precision: precision(raw),
         parallel: shape.parallel.clone(),
-        mode: wrapped(&InputMode::ALL, raw.mode),
+        mode: wrapped(&MODES, raw.mode),
         data_seed: raw.data_seed,
         pass: if raw.backward & 1 == 1 { Pass::Backward } else { Pass::Forward },
     }

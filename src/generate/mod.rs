@@ -14,6 +14,8 @@
 //! [`Problem::new`](seamproof_oracle::Problem::new). Everything else is inside the table: one 16-bit format throughout
 //! (P in it or in f32), one rank.
 //!
+//! Nine cases in twenty are in an exact mode ([`crate::exact`]), where the problem meets the preconditions of one.
+//!
 //! **The order of choices is a format.** A corpus of fuzzer bytes means something only as long as every choice stays
 //! where it is: choices and entries of tables are added at the end, and one that is retired leaves a hole (a repeat of
 //! its neighbour). Stored findings are problems, not bytes, and outlive any change here.

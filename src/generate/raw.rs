@@ -5,11 +5,10 @@
 //! ISSTA 2012). Then each choice aims at the seams, which uniform draws never hit.
 
 use arbitrary::{Arbitrary, Unstructured};
-use seamproof_oracle::InputMode;
 use serde::{Deserialize, Serialize};
 
 use super::Limits;
-use super::fixup::{SCALES, SINKS, SOFTCAPS};
+use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
 
 /// One sequence's rows: all counts, no positions.
@@ -66,7 +65,7 @@ pub struct RawProblem {
     pub fp16: u32,
     /// Odd for P in f32.
     pub weights_f32: u32,
-    /// An [`seamproof_oracle::InputMode`]; modulo their number.
+    /// An [`seamproof_oracle::InputMode`] that is not exact; modulo their number.
     pub mode: u32,
     /// Odd for forward and backward.
     pub backward: u32,
@@ -94,6 +93,10 @@ pub struct RawProblem {
     pub others: u32,
     /// 0 for ranks in order; any other number shuffles them.
     pub order: u32,
+    /// 0 for a mode that is not exact; else an entry of a table of those that are, or the next in which the problem can
+    /// be judged.
+    #[serde(default)]
+    pub exact: u32,
 }
 
 impl<'a> Arbitrary<'a> for RawProblem {
@@ -189,7 +192,19 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     sequences(choose, features, limits, &mut raw);
     window(choose, features, limits, &mut raw);
     parallel(choose, features, &mut raw);
+    exact(choose, &mut raw);
     raw
+}
+
+/// Of so many cases
+const EXACT_OF: u32 = 20;
+/// this many are in an exact mode.
+const EXACT: u32 = 9;
+
+fn exact(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
+    if choose.below(EXACT_OF) >= EXACT_OF - EXACT {
+        raw.exact = 1 + choose.below(EXACT_MODES.len() as u32);
+    }
 }
 
 /// Group sizes: 1 is legal with every algorithm, and no power of two is special.
@@ -247,7 +262,7 @@ const SIMPLE_MODES: u32 = 3;
 fn numbers(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw: &mut RawProblem) {
     raw.fp16 = u32::from(features.on(Feature::Fp16));
     raw.weights_f32 = u32::from(features.on(Feature::WeightsF32) && choose.one_in(2));
-    let modes = if features.on(Feature::Modes) { InputMode::ALL.len() as u32 } else { SIMPLE_MODES };
+    let modes = if features.on(Feature::Modes) { MODES.len() as u32 } else { SIMPLE_MODES };
     raw.mode = choose.below(modes);
     raw.backward = u32::from(!(features.on(Feature::ForwardOnly) && choose.one_in(2)));
     raw.budget = choose.below(limits.products.len() as u32);

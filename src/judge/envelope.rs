@@ -1,50 +1,103 @@
-//! Envelope: every element within the largest honest error of the exact answer.
+//! Envelope: every element within the largest honest error of the exact answer, in tier W for any input and in tier T
+//! where the inputs are certified as dithered; then within what is left of it once the roundings are replayed, in tier
+//! R, where the subject's numeric profile is locked.
 
-use ndarray::{Array2, Array3};
+use ndarray::{Array1, Array2, Array3};
+use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
-use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side, blocked};
+use seamproof_oracle::replay;
+use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 
 use super::compare::{View, Worst};
-use super::{Evidence, Look, Ratio};
+use super::structure::results;
+use super::{Evidence, Look, Ratio, diagnosis};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
 use crate::layout::RankLayout;
-use crate::verdict::{Check, Finding, Margin, number};
+use crate::verdict::{Check, Finding, Margin, Tier, number};
 
-/// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned.
+/// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned. Where it hides its
+/// LSE, the backward is judged on the exact one, and may be off by as much as the forward may.
 pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
+    if !evidence.has_oracle() {
+        return Look::Held;
+    }
     let Evidence { backend, problem, layout, inputs, .. } = *evidence;
     let rank = evidence.first;
+    margin.compared = results(rank).len();
     let model = Model::new(problem, backend.accumulation(), backend.partition(problem));
     let answer = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
-    let Some(bound) = &answer.bound else {
-        return Look::Failed("the forward came without its envelope".into());
-    };
     let compare = Comparison { problem, layout, ratio: evidence.judge.ratio };
-    if let Some(finding) = forward(&compare, rank, &answer.exact, bound, margin) {
+    if let Some(mut finding) = forward(&compare, rank, &answer, margin) {
+        diagnosis::explain(problem, inputs, rank, &answer.exact, &mut finding);
         return Some(finding).into();
     }
+    let replay = backend.replay(problem);
+    if let Some(replay) = &replay {
+        let replayed = match evidence.oracle(|| replay::forward(problem, inputs, &model, replay)) {
+            Ok(answer) => answer,
+            Err(error) => return Look::Failed(format!("a replayed problem is none: {error}")),
+        };
+        if let Some(mut finding) = replayed_out(&compare, rank, &replayed, margin) {
+            diagnosis::explain(problem, inputs, rank, &answer.exact, &mut finding);
+            return Some(finding).into();
+        }
+    }
     let Some(gradients) = &rank.gradients else { return Look::Held };
-    let Some(lse) = &rank.lse else {
-        let why = "the subject hides its LSE, and end-to-end bounds of the backward are not there yet";
-        return Look::Failed(why.into());
-    };
-    let saved = saved(problem, layout, rank, lse);
-    let answer = evidence.oracle(|| blocked::backward(problem, inputs, &saved, Some(&model)));
-    let Some(bound) = &answer.bound else {
-        return Look::Failed("the backward came without its envelope".into());
-    };
-    backward(&compare, gradients, &answer.exact, bound, margin).into()
+    let saved = saved(problem, layout, rank, &answer.exact.lse);
+    let lse_error = answer.bound.as_ref().map(|bound| &bound.worst.lse).filter(|_| rank.lse.is_none());
+    let answer = evidence.oracle(|| match lse_error {
+        None => blocked::backward(problem, inputs, &saved, Some(&model)),
+        Some(errors) => blocked::backward_of_hidden_lse(problem, inputs, &saved, errors, &model),
+    });
+    if let Some(finding) = backward(&compare, gradients, &answer, margin) {
+        return Some(finding).into();
+    }
+    let replayed = replay.filter(|_| rank.lse.is_some()).and_then(|replay| {
+        evidence.oracle(|| replay::backward(problem, inputs, &saved, &model, &replay.profile))
+    });
+    replayed.and_then(|answer| replayed_gradients(&compare, gradients, &answer, margin)).into()
 }
 
-/// The subject's own results on real rows, as the oracle's backward takes them.
-fn saved(problem: &Problem, layout: &RankLayout, rank: &RankOutputs, lse: &Array2<f32>) -> Saved {
+/// Tier R of out.
+pub(super) fn replayed_out(
+    compare: &Comparison<'_>,
+    rank: &RankOutputs,
+    answer: &Answer<Forward>,
+    margin: &mut Margin,
+) -> Option<Finding> {
+    let left = &answer.bound.as_ref()?.worst;
+    compare.tensor(TensorName::Out, Tier::R, rows(Side::Q, &rank.out, &answer.exact.out, &left.out), margin)
+}
+
+/// Tier R of the gradients.
+pub(super) fn replayed_gradients(
+    compare: &Comparison<'_>,
+    got: &RankGradients,
+    Answer { exact, bound }: &Answer<Gradients>,
+    margin: &mut Margin,
+) -> Option<Finding> {
+    let left = &bound.as_ref()?.worst;
+    let mut look = |tensor, views| compare.tensor(tensor, Tier::R, views, margin);
+    look(TensorName::Dv, rows(Side::Kv, &got.dv, &exact.dv, &left.dv))
+        .or_else(|| look(TensorName::Dk, rows(Side::Kv, &got.dk, &exact.dk, &left.dk)))
+        .or_else(|| look(TensorName::Dq, rows(Side::Q, &got.dq, &exact.dq, &left.dq)))
+}
+
+/// The subject's own results on real rows, as the oracle's backward takes them; the exact LSE where it hides its own.
+pub(super) fn saved(
+    problem: &Problem,
+    layout: &RankLayout,
+    rank: &RankOutputs,
+    exact: &Array2<f64>,
+) -> Saved {
     let mut saved = Saved {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY),
     };
     let out = View::Rows(rank.out.view(), Side::Q);
     out.real(layout, |row, head, _| {
-        saved.lse[[head, row]] = f64::from(lse[[head, row]]);
+        let own = rank.lse.as_ref().map(|lse| f64::from(lse[[head, row]]));
+        saved.lse[[head, row]] = own.unwrap_or(exact[[head, row]]);
         for lane in 0..out.lanes() {
             saved.out[[row, head, lane]] = f64::from(rank.out[[row, head, lane]]);
         }
@@ -55,44 +108,59 @@ fn saved(problem: &Problem, layout: &RankLayout, rank: &RankOutputs, lse: &Array
 fn forward(
     compare: &Comparison<'_>,
     rank: &RankOutputs,
-    exact: &Forward,
-    bound: &Forward,
+    answer: &Answer<Forward>,
     margin: &mut Margin,
 ) -> Option<Finding> {
-    if let Some(lse) = &rank.lse {
-        let (exact, bound) = (exact.lse.view(), bound.lse.view());
-        let views = (View::Statistic(lse.view()), View::Statistic(exact), View::Statistic(bound));
-        if let Some(finding) = compare.tensor(TensorName::Lse, views, &mut margin.lse) {
-            return Some(finding);
-        }
-    }
-    let views = rows(Side::Q, &rank.out, &exact.out, &bound.out);
-    if let Some(finding) = compare.tensor(TensorName::Out, views, &mut margin.out) {
-        return Some(finding);
-    }
-    let max_logit = rank.max_logit.as_ref()?;
-    let (exact, bound) = (exact.max_logit.view(), bound.max_logit.view());
-    let views = (View::Heads(max_logit.view()), View::Heads(exact), View::Heads(bound));
-    compare.tensor(TensorName::MaxLogit, views, &mut margin.max_logit)
+    let exact = &answer.exact;
+    let bounds = [
+        (Tier::W, answer.bound.as_ref().map(|b| &b.worst)),
+        (Tier::T, answer.bound.as_ref().map(|b| &b.dithered)),
+    ];
+    let look = |tensor: TensorName, margin: &mut Margin| {
+        let mut tiers = bounds.iter().filter_map(|(tier, bound)| Some((*tier, (*bound)?)));
+        tiers.find_map(|(tier, bound)| {
+            let views = match tensor {
+                TensorName::Lse => {
+                    let got = View::Statistic(rank.lse.as_ref()?.view());
+                    (got, View::Statistic(exact.lse.view()), View::Statistic(bound.lse.view()))
+                }
+                TensorName::MaxLogit => heads(rank.max_logit.as_ref()?, &exact.max_logit, &bound.max_logit),
+                _ => rows(Side::Q, &rank.out, &exact.out, &bound.out),
+            };
+            compare.tensor(tensor, tier, views, margin)
+        })
+    };
+    // The LSE is the sharpest observable of mask and scale.
+    [TensorName::Lse, TensorName::Out, TensorName::MaxLogit]
+        .into_iter()
+        .find_map(|tensor| look(tensor, margin))
 }
 
 fn backward(
     compare: &Comparison<'_>,
     got: &RankGradients,
-    exact: &Gradients,
-    bound: &Gradients,
+    answer: &Answer<Gradients>,
     margin: &mut Margin,
 ) -> Option<Finding> {
-    let dq = rows(Side::Q, &got.dq, &exact.dq, &bound.dq);
-    let dk = rows(Side::Kv, &got.dk, &exact.dk, &bound.dk);
-    let dv = rows(Side::Kv, &got.dv, &exact.dv, &bound.dv);
-    let dsink =
-        (View::Heads(got.dsink.view()), View::Heads(exact.dsink.view()), View::Heads(bound.dsink.view()));
-    compare
-        .tensor(TensorName::Dv, dv, &mut margin.dv)
-        .or_else(|| compare.tensor(TensorName::Dk, dk, &mut margin.dk))
-        .or_else(|| compare.tensor(TensorName::Dq, dq, &mut margin.dq))
-        .or_else(|| compare.tensor(TensorName::Dsink, dsink, &mut margin.dsink))
+    let exact = &answer.exact;
+    let bounds = [
+        (Tier::W, answer.bound.as_ref().map(|b| &b.worst)),
+        (Tier::T, answer.bound.as_ref().map(|b| &b.dithered)),
+    ];
+    let look = |tensor: TensorName, margin: &mut Margin| {
+        let mut tiers = bounds.iter().filter_map(|(tier, bound)| Some((*tier, (*bound)?)));
+        tiers.find_map(|(tier, bound)| {
+            let views = match tensor {
+                TensorName::Dq => rows(Side::Q, &got.dq, &exact.dq, &bound.dq),
+                TensorName::Dk => rows(Side::Kv, &got.dk, &exact.dk, &bound.dk),
+                TensorName::Dv => rows(Side::Kv, &got.dv, &exact.dv, &bound.dv),
+                _ => heads(&got.dsink, &exact.dsink, &bound.dsink),
+            };
+            compare.tensor(tensor, tier, views, margin)
+        })
+    };
+    let order = [TensorName::Dv, TensorName::Dk, TensorName::Dq, TensorName::Dsink];
+    order.into_iter().find_map(|tensor| look(tensor, margin))
 }
 
 type Triple<'a> = (View<'a, f32>, View<'a, f64>, View<'a, f64>);
@@ -101,20 +169,25 @@ fn rows<'a>(side: Side, got: &'a Array3<f32>, exact: &'a Array3<f64>, bound: &'a
     (View::Rows(got.view(), side), View::Rows(exact.view(), side), View::Rows(bound.view(), side))
 }
 
+fn heads<'a>(got: &'a Array1<f32>, exact: &'a Array1<f64>, bound: &'a Array1<f64>) -> Triple<'a> {
+    (View::Heads(got.view()), View::Heads(exact.view()), View::Heads(bound.view()))
+}
+
 /// Compares results with exact values under their bounds.
-struct Comparison<'a> {
-    problem: &'a Problem,
-    layout: &'a RankLayout,
-    ratio: Ratio,
+pub(super) struct Comparison<'a> {
+    pub(super) problem: &'a Problem,
+    pub(super) layout: &'a RankLayout,
+    pub(super) ratio: Ratio,
 }
 
 impl Comparison<'_> {
-    /// Compares every real element; raises `margin` to the worst error ÷ bound.
+    /// Compares every real element that the tier bounds; raises the tier's margin to the worst error ÷ bound.
     fn tensor(
         &self,
         tensor: TensorName,
+        tier: Tier,
         (got, exact, bound): Triple<'_>,
-        margin: &mut f64,
+        margin: &mut Margin,
     ) -> Option<Finding> {
         let precision = &self.problem.precision;
         let format = match tensor {
@@ -123,8 +196,8 @@ impl Comparison<'_> {
             // An infinite statistic says that there is no key: it is no overflow.
             _ => None,
         };
-        let what = "further from the exact value than rounding explains";
-        let mut worst = Worst::new(Check::Envelope, tensor, what);
+        let mut worst = Worst::new(Check::Envelope, tensor, wording(tier));
+        let mut largest = 0.0f64;
         got.real(self.layout, |row, head, place| {
             for lane in 0..got.lanes() {
                 let (value, right, bound) = (
@@ -132,9 +205,12 @@ impl Comparison<'_> {
                     exact.at(row, head, lane),
                     bound.at(row, head, lane),
                 );
+                if tier != Tier::W && bound == f64::INFINITY {
+                    continue;
+                }
                 let ratio = (self.ratio)(value, right, bound, format);
                 worst.compared();
-                *margin = margin.max(ratio);
+                largest = largest.max(ratio);
                 if ratio > 1.0 {
                     worst.failed(ratio, |finding| {
                         finding.place = got.lane_place(place, lane);
@@ -146,7 +222,21 @@ impl Comparison<'_> {
                 }
             }
         });
+        if let Some(margin) = margin.tier_mut(tier).of_mut(tensor) {
+            *margin = margin.max(largest);
+        }
         worst.finding()
+    }
+}
+
+/// What an error past a tier's bound is called.
+fn wording(tier: Tier) -> &'static str {
+    match tier {
+        Tier::W => "further from the exact value than rounding explains",
+        Tier::T => "further from the exact value than the roundings of dithered inputs explain (tier T)",
+        Tier::R => {
+            "numerics changed since the profile was locked: further from the replayed value than near-ties explain"
+        }
     }
 }
 

@@ -3,15 +3,22 @@
 //! A ladder of checks, the cheapest and sharpest first; the first one that breaks is the finding. *Capability*: it
 //! refuses what its table refuses, for that reason, and nothing else. *Structure*: shapes, guard bands, every real
 //! row written, padding rows as the subject's contract says, rows that nobody owns untouched. *Poison*: two runs that
-//! differ only in what padding and slack rows of the inputs hold agree in every bit of every real row. *Envelope*:
+//! differ only in what padding and slack rows of the inputs hold agree in every bit of every real row. *Exact*: inputs of
+//! an exact mode allow one result, and the set of keys that a wrong one shows is named. *Envelope*:
 //! each element within the largest honest error of the exact answer, the LSE first; the backward is judged on the out
-//! and lse that the subject itself returned.
+//! and lse that the subject itself returned; where the oracle is too dear this rung is silent. *Identity*: relations
+//! between results of the subject alone ([`identity`]); they come last because each runs the subject again.
 
 mod assemble;
 mod compare;
+mod diagnosis;
 mod envelope;
+mod exact;
+pub mod faults;
+pub mod identity;
 mod poison;
 mod structure;
+mod trial;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,15 +27,18 @@ use std::time::{Duration, Instant};
 use seamproof_oracle::{Format, Inputs, Problem};
 use seamproof_simulator::shard::ShardError;
 
+pub use trial::Trial;
+
 use crate::backend::{Backend, Outputs, PaddingInputs, RankOutputs, RunError};
 use crate::generate::Malformed;
 use crate::layout::{self, RankLayout};
 use crate::values::{self, Poison};
 use crate::verdict::{Check, Cost, Finding, Margin, Verdict};
+pub use identity::Relation;
 
 /// Most elements of all tensors that a case may have: about 50 bytes each in inputs, results, exact answer and bounds.
 pub const ELEMENTS_MAX: u64 = 1 << 27;
-/// Most visible pairs × query heads × head dimension: about ten minutes on two cores.
+/// Most visible pairs × query heads × head dimension for which the oracle is asked: about ten minutes on two cores.
 pub const PRODUCTS_MAX: u64 = 1 << 41;
 
 /// What a rung looks at: a case, its runs, and the judge's own map of its rows.
@@ -47,6 +57,8 @@ pub struct Evidence<'a> {
     pub second: &'a RankOutputs,
     /// The judge that asks.
     pub judge: &'a Judge,
+    /// How far down the ladder the case goes.
+    pub depth: Depth,
     meter: &'a Meter,
 }
 
@@ -54,6 +66,11 @@ impl Evidence<'_> {
     /// Runs the subject on another problem, or on other inputs; its time counts as the subject's.
     pub fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         self.meter.subject(|| run(self.backend, problem, inputs))
+    }
+
+    /// Whether the oracle can be asked about the case. Where it cannot, the other rungs carry the judgement alone.
+    pub fn has_oracle(&self) -> bool {
+        products(self.problem) <= self.judge.products_max
     }
 
     /// Asks the oracle; its time counts as the oracle's.
@@ -105,6 +122,10 @@ pub struct Judge {
     pub assemble: Assemble,
     /// Error ÷ bound.
     pub ratio: Ratio,
+    /// Visible products up to which the oracle is asked.
+    pub products_max: u64,
+    /// The identities that may be asked.
+    pub identities: Vec<Relation>,
     /// What is asked of the assembled results, in order.
     pub rungs: Vec<Rung>,
 }
@@ -116,9 +137,13 @@ impl Default for Judge {
             structure: structure::check,
             assemble: assemble::assemble,
             ratio: envelope::error_ratio,
+            products_max: PRODUCTS_MAX,
+            identities: identity::TABLE.iter().map(|identity| identity.relation).collect(),
             rungs: vec![
                 Rung { check: Check::Poison, look: poison::look },
+                Rung { check: Check::Exact, look: exact::look },
                 Rung { check: Check::Envelope, look: envelope::look },
+                Rung { check: Check::Identity, look: identity::look },
             ],
         }
     }
@@ -169,8 +194,8 @@ impl Judge {
         depth: Depth,
         meter: &Meter,
         findings: &mut Vec<Finding>,
-    ) -> Result<Verdict, Margin> {
-        let mut margin = Margin::default();
+    ) -> Result<Verdict, Box<Margin>> {
+        let mut margin = Box::<Margin>::default();
         if let Some(reason) = too_large(problem) {
             return Ok(Verdict::TooLarge(reason));
         }
@@ -206,6 +231,7 @@ impl Judge {
             first: &first,
             second: &second,
             judge: self,
+            depth,
             meter,
         };
         for rung in &self.rungs {
@@ -229,11 +255,7 @@ impl Judge {
         inputs: &Inputs,
         meter: &Meter,
     ) -> Result<[Outputs; 2], Verdict> {
-        let fills = match backend.padding().inputs {
-            PaddingInputs::Anything => [Poison::Nan, Poison::Large],
-            PaddingInputs::Finite => [Poison::Large, Poison::Zero],
-        };
-        let poisoned = fills.map(|fill| poisoned(inputs, problem, fill));
+        let poisoned = fills(backend).map(|fill| poisoned(inputs, problem, fill));
         let first = meter.subject(|| run(backend, problem, &poisoned[0]));
         let first = match (first, expected_refusal(backend, problem)) {
             (Ok(outputs), None) => outputs,
@@ -295,13 +317,22 @@ fn expected_refusal(backend: &dyn Backend, problem: &Problem) -> Option<crate::b
 
 fn too_large(problem: &Problem) -> Option<String> {
     let elements = problem.elements();
-    if elements > ELEMENTS_MAX {
-        return Some(format!("the case has {elements} tensor elements; at most {ELEMENTS_MAX} are judged"));
-    }
+    (elements > ELEMENTS_MAX)
+        .then(|| format!("the case has {elements} tensor elements; at most {ELEMENTS_MAX} are judged"))
+}
+
+/// Visible pairs × query heads × head dimension: what the oracle's time grows with.
+fn products(problem: &Problem) -> u64 {
     let width = (problem.heads.q * problem.dims.qk.max(problem.dims.v)) as u64;
-    let products = problem.pairs().saturating_mul(width);
-    (products > PRODUCTS_MAX)
-        .then(|| format!("the case has {products} visible products; at most {PRODUCTS_MAX} are judged"))
+    problem.pairs().saturating_mul(width)
+}
+
+/// The two fills that a subject's padding contract allows, the stronger one first.
+fn fills(backend: &dyn Backend) -> [Poison; 2] {
+    match backend.padding().inputs {
+        PaddingInputs::Anything => [Poison::Nan, Poison::Large],
+        PaddingInputs::Finite => [Poison::Large, Poison::Zero],
+    }
 }
 
 fn poisoned(inputs: &Inputs, problem: &Problem, poison: Poison) -> Inputs {

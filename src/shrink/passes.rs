@@ -344,7 +344,10 @@ fn values(best: &Problem, cursor: usize) -> Step {
 
 fn plain_values(fields: &mut ProblemFields) {
     fields.precision = Precision::uniform(Format::Bf16);
-    fields.mode = InputMode::ALL[0];
+    // What was found in an exact mode is seldom wrong in the same words outside of one.
+    if !fields.mode.is_exact() {
+        fields.mode = InputMode::Integers;
+    }
     fields.data_seed = 0;
     number_sequences(fields);
 }

@@ -3,13 +3,15 @@
 use std::ops::Range;
 
 use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, s};
+use ndarray::{Array2, ArrayView2, Axis, Zip, s};
 
+use super::dither::{Spread, multiplicities, significands_differ};
 use super::{
-    Answer, Group, KEY_TILE, Keys, Piece, ROW_TILE, exponential, gather, map, pieces, product_transposed,
+    Bounds, Group, KEY_TILE, Keys, Piece, ROW_TILE, exponential, gather, map, pieces, product_transposed,
     row_mut, tiles, visible_union,
 };
-use crate::envelope::Model;
+use crate::envelope::{GradientPair, Model, NOISE, Rounding};
+use crate::replay::Profile;
 use crate::{Gradients, Inputs, Problem, Saved};
 
 /// `Σ p_sink · D` of one head, with what its bound needs.
@@ -41,7 +43,7 @@ pub(super) struct GroupGradients {
 /// Everything that a group contributes.
 pub(super) struct GroupBackward {
     pub(super) exact: GroupGradients,
-    pub(super) bound: Option<GroupGradients>,
+    pub(super) bound: Option<Bounds<GroupGradients>>,
     pub(super) sinks: Vec<(usize, SinkSum)>,
 }
 
@@ -58,6 +60,22 @@ impl GroupGradients {
             to.dk.slice_mut(s![row, group.kv_head, ..]).assign(&self.dk.row(position));
             to.dv.slice_mut(s![row, group.kv_head, ..]).assign(&self.dv.row(position));
         }
+    }
+}
+
+/// What makes a group's bounds: coefficients times magnitudes, summed.
+struct Errors<T> {
+    /// What adds up.
+    linear: T,
+    /// Roundings of P and dS that are noise, added up.
+    rounding: T,
+    /// The sum of squares of eight of their standard deviations.
+    noise: T,
+}
+
+impl<T> Errors<T> {
+    fn of(make: impl Fn() -> T) -> Errors<T> {
+        Errors { linear: make(), rounding: make(), noise: make() }
     }
 }
 
@@ -84,16 +102,19 @@ impl PieceGradients {
 pub(super) fn group(
     problem: &Problem,
     inputs: &Inputs,
-    saved: &Saved,
+    (saved, lse_error): (&Saved, Option<&Array2<f64>>),
     group: &Group,
     model: Option<&Model>,
+    replay: Option<&Profile>,
     parallel: bool,
 ) -> GroupBackward {
-    let keys = Keys::gather(problem, inputs, group, model.is_some());
+    let keys = Keys::gather(problem, inputs, group, model);
+    let copies = if model.is_some() { query_copies(problem, inputs, group) } else { Vec::new() };
     let results = map(parallel, pieces(problem, group), |piece| {
-        let context = Context { problem, inputs, saved, group, keys: &keys, model };
-        let (answer, sink) = context.piece(&piece);
-        (piece, answer, sink)
+        let context =
+            Context { problem, inputs, saved, lse_error, group, keys: &keys, copies: &copies, model, replay };
+        let (exact, errors, sink) = context.piece(&piece);
+        (piece, exact, errors, sink)
     });
     let rows = keys.k.nrows();
     let empty = || GroupGradients {
@@ -101,18 +122,31 @@ pub(super) fn group(
         dk: Array2::zeros((rows, problem.dims.qk)),
         dv: Array2::zeros((rows, problem.dims.v)),
     };
-    let mut backward = GroupBackward { exact: empty(), bound: model.map(|_| empty()), sinks: Vec::new() };
-    for (piece, answer, sink) in results {
-        backward.sinks.push((piece.head, sink));
-        backward.exact.add(&piece, answer.exact);
-        if let (Some(to), Some(from)) = (&mut backward.bound, answer.bound) {
-            to.add(&piece, from);
+    let (mut exact, mut errors) = (empty(), model.map(|_| Errors::of(empty)));
+    let mut sinks = Vec::new();
+    for (piece, from, from_errors, sink) in results {
+        sinks.push((piece.head, sink));
+        exact.add(&piece, from);
+        if let (Some(to), Some(from)) = (&mut errors, from_errors) {
+            to.linear.add(&piece, from.linear);
+            to.rounding.add(&piece, from.rounding);
+            to.noise.add(&piece, from.noise);
         }
     }
-    if let (Some(model), Some(bound)) = (model, &mut backward.bound) {
-        finish_bounds(problem, group, model, &backward.exact, bound);
+    let bound = model.zip(errors).map(|(model, errors)| bounds(problem, group, model, &exact, errors));
+    GroupBackward { exact, bound, sinks }
+}
+
+/// How often each query of a group is there, head after head.
+fn query_copies(problem: &Problem, inputs: &Inputs, group: &Group) -> Vec<f64> {
+    let run = problem.sequences[group.sequence].q;
+    let heads = group.kv_head * problem.group()..(group.kv_head + 1) * problem.group();
+    let mut queries = Array2::zeros((0, problem.dims.qk));
+    for head in heads {
+        // Both have `dims.qk` columns.
+        let _ = queries.append(Axis(0), gather(&inputs.q, &run, 0..run.len, head).view());
     }
-    backward
+    multiplicities(&queries.view())
 }
 
 impl GroupGradients {
@@ -123,9 +157,36 @@ impl GroupGradients {
         dv += &from.dv;
         self.dq.push((piece.clone(), from.dq));
     }
+
+    /// Every matrix, in the same order for any gradients of one group.
+    fn matrices(&mut self) -> impl Iterator<Item = &mut Array2<f64>> {
+        [&mut self.dk, &mut self.dv].into_iter().chain(self.dq.iter_mut().map(|(_, dq)| dq))
+    }
 }
 
-/// Turns summed errors into bounds: underflow and the final rounding, which needs the whole sum.
+/// Turns summed errors into both tiers' bounds.
+fn bounds(
+    problem: &Problem,
+    group: &Group,
+    model: &Model,
+    exact: &GroupGradients,
+    errors: Errors<GroupGradients>,
+) -> Bounds<GroupGradients> {
+    let Errors { linear: mut worst, mut rounding, noise: mut dithered } = errors;
+    let sums = worst.matrices().zip(rounding.matrices()).zip(dithered.matrices());
+    for ((linear, rounding), noise) in sums {
+        Zip::from(noise).and(&mut *linear).and(&*rounding).for_each(|noise, linear, &rounding| {
+            *noise = if rounding == 0.0 { f64::INFINITY } else { *linear + noise.sqrt().min(rounding) };
+            *linear += rounding;
+        });
+    }
+    for bound in [&mut worst, &mut dithered] {
+        finish_bounds(problem, group, model, exact, bound);
+    }
+    Bounds { worst, dithered }
+}
+
+/// Underflow and the final rounding, which needs the whole sum.
 fn finish_bounds(
     problem: &Problem,
     group: &Group,
@@ -152,9 +213,25 @@ struct Context<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
     saved: &'a Saved,
+    /// Errors of the saved LSE, where it is not the subject's own.
+    lse_error: Option<&'a Array2<f64>>,
     group: &'a Group,
     keys: &'a Keys,
+    /// [`query_copies`].
+    copies: &'a [f64],
     model: Option<&'a Model>,
+    /// Where roundings are replayed: the bounds are then what is left.
+    replay: Option<&'a Profile>,
+}
+
+/// What the backward knows of one row.
+#[derive(Clone, Copy)]
+struct Statistics {
+    lse: f64,
+    /// How far the subject's own LSE may be from that: 0 where it is the subject's own.
+    lse_error: f64,
+    d: f64,
+    d_error: f64,
 }
 
 /// The query side of one tile of rows.
@@ -162,22 +239,41 @@ struct QueryTile {
     rows: Range<usize>,
     q: Array2<f64>,
     dout: Array2<f64>,
-    /// `[row]`: lse, D and the error of D.
-    statistics: Vec<(f64, f64, f64)>,
+    statistics: Vec<Statistics>,
+    /// How often each query is there in its group.
+    copies: Vec<f64>,
 }
 
 /// The strips of one tile: rows × keys.
 struct Strips {
     p: Array2<f64>,
     ds: Array2<f64>,
-    bound: Option<[Array2<f64>; 3]>,
+    bound: Option<BoundStrips>,
+}
+
+/// Errors of a tile's weights and logit gradients, for dv, dk and dq each.
+struct BoundStrips {
+    /// What adds up.
+    linear: [Array2<f64>; 3],
+    /// Roundings that are noise.
+    rounding: [Array2<f64>; 3],
+    /// Whether there is any noise.
+    is_dithered: bool,
+}
+
+/// Which sums over a tile are certified.
+struct Certificate {
+    /// Sums over keys, of each row.
+    rows: Vec<bool>,
+    /// Sums over queries, of each column.
+    columns: Vec<bool>,
 }
 
 impl Context<'_> {
-    fn piece(&self, piece: &Piece) -> (Answer<PieceGradients>, SinkSum) {
+    fn piece(&self, piece: &Piece) -> (PieceGradients, Option<Errors<PieceGradients>>, SinkSum) {
         let keys = visible_union(self.problem, self.group.sequence, piece.rows.clone());
         let new = || PieceGradients::new(self.problem, piece.rows.len(), keys.clone());
-        let mut answer = Answer { exact: new(), bound: self.model.map(|_| new()) };
+        let (mut exact, mut errors) = (new(), self.model.map(|_| Errors::of(new)));
         let mut sink = SinkSum::default();
         for rows in tiles(piece.rows.clone(), ROW_TILE) {
             let tile = self.query_tile(piece.head, rows.clone());
@@ -186,13 +282,13 @@ impl Context<'_> {
             let seen = visible_union(self.problem, self.group.sequence, rows);
             for columns in tiles(seen, KEY_TILE) {
                 let strips = self.strips(&tile, &columns);
-                self.add_exact(&tile, &strips, &columns, at.clone(), &mut answer.exact);
-                if let (Some(strips), Some(bound)) = (&strips.bound, &mut answer.bound) {
-                    self.add_bound(&tile, strips, &columns, at.clone(), bound);
+                self.add_exact(&tile, &strips, &columns, at.clone(), &mut exact);
+                if let (Some(strips), Some(errors)) = (strips.bound, &mut errors) {
+                    self.add_bound(&tile, strips, &columns, at.clone(), errors);
                 }
             }
         }
-        (answer, sink)
+        (exact, errors, sink)
     }
 
     fn query_tile(&self, head: usize, rows: Range<usize>) -> QueryTile {
@@ -208,19 +304,23 @@ impl Context<'_> {
                 let d = dout.dot(&out);
                 let magnitudes: f64 = dout.iter().zip(out).map(|(a, b)| (a * b).abs()).sum();
                 let d_error = self.model.map_or(0.0, |model| model.d_error(magnitudes));
-                (self.saved.lse[[head, row]], d, d_error)
+                let lse_error = self.lse_error.map_or(0.0, |errors| errors[[head, row]]);
+                Statistics { lse: self.saved.lse[[head, row]], lse_error, d, d_error }
             })
             .collect();
-        QueryTile { rows, q, dout, statistics }
+        let first = (head % self.problem.group()) * run.len;
+        let copies = self.copies.get(first + rows.start..first + rows.end).unwrap_or(&[]).to_vec();
+        QueryTile { rows, q, dout, statistics, copies }
     }
 
     fn add_sink(&self, head: usize, tile: &QueryTile, to: &mut SinkSum) {
         let Some(&sink) = self.inputs.sink.get(head) else { return };
-        for &(lse, d, d_error) in tile.statistics.iter().filter(|(lse, ..)| *lse != f64::NEG_INFINITY) {
+        for row in tile.statistics.iter().filter(|row| row.lse != f64::NEG_INFINITY) {
+            let &Statistics { lse, lse_error, d, d_error } = row;
             to.value += libm::exp(f64::from(sink) - lse) * d;
             to.rows += 1;
             if let Some(model) = self.model {
-                let (term, error) = model.sink_row(f64::from(sink), lse, d, d_error);
+                let (term, error) = model.sink_row(f64::from(sink), (lse, lse_error), (d, d_error));
                 to.terms += term;
                 to.errors += error;
             }
@@ -232,36 +332,61 @@ impl Context<'_> {
         let (problem, keys) = (self.problem, self.keys);
         let mut p = product_transposed(&tile.q.view(), &keys.k.slice(s![columns.clone(), ..]));
         let mut ds = product_transposed(&tile.dout.view(), &keys.v.slice(s![columns.clone(), ..]));
-        let mut bound = self.model.map(|_| {
-            let a =
-                product_transposed(&tile.q.mapv(f64::abs).view(), &keys.k_abs.slice(s![columns.clone(), ..]));
-            let b = product_transposed(
-                &tile.dout.mapv(f64::abs).view(),
-                &keys.v_abs.slice(s![columns.clone(), ..]),
-            );
-            let c = Array2::zeros(a.raw_dim());
-            [a, b, c]
-        });
+        let mut hidden = self.model.map(|_| self.magnitudes(tile, columns));
         let sequence = &problem.sequences[self.group.sequence];
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
+        let (mut seen, mut kept) = (Vec::new(), Vec::new());
         for (local, i) in tile.rows.clone().enumerate() {
-            let seen = problem.mask.visible(i, lq, lk);
+            let visible = problem.mask.visible(i, lq, lk);
             let clip = |key: usize| key.clamp(columns.start, columns.end) - columns.start;
-            let mut visible = clip(seen.start)..clip(seen.end);
-            if tile.statistics[local].0 == f64::NEG_INFINITY {
+            let mut visible = clip(visible.start)..clip(visible.end);
+            if tile.statistics[local].lse == f64::NEG_INFINITY {
                 visible = 0..0;
             }
-            let rows = [&mut p, &mut ds].into_iter().chain(bound.iter_mut().flatten());
+            let rows = [&mut p, &mut ds].into_iter().chain(hidden.iter_mut().flatten());
             for row in rows.map(|strip| row_mut(strip, local)) {
                 row[..visible.start].fill(0.0);
                 row[visible.end..].fill(0.0);
             }
-            let logits = self.weigh_row(tile, local, &visible, &mut p, &mut ds);
-            if let (Some(model), Some(bound)) = (self.model, &mut bound) {
-                self.bound_row(model, tile, local, visible, &logits, &p, bound);
-            }
+            kept.push(self.weigh_row(tile, local, &visible, &mut p, &mut ds));
+            seen.push(visible);
         }
+        let bound = self.model.zip(hidden).map(|(model, magnitudes)| {
+            let certificate = match self.replay {
+                None => Certificate::new(tile, &seen, &kept, &p),
+                Some(_) => Certificate { rows: vec![false; p.nrows()], columns: vec![false; p.ncols()] },
+            };
+            let mut strips = BoundStrips::new(magnitudes, &certificate);
+            for (local, (visible, kept)) in seen.into_iter().zip(&kept).enumerate() {
+                let (pairs, sums) = self.pairs(tile, local, &visible, kept, &p, &strips);
+                match self.replay {
+                    None => bound_row(model, &pairs, sums, local, visible, &certificate, &mut strips),
+                    Some(profile) => {
+                        replay_row(
+                            model,
+                            profile,
+                            &pairs,
+                            sums,
+                            local,
+                            visible,
+                            [&mut p, &mut ds],
+                            &mut strips,
+                        );
+                    }
+                }
+            }
+            strips
+        });
         Strips { p, ds, bound }
+    }
+
+    /// `Σ|q||k|` and `Σ|dout||v|` of a tile.
+    fn magnitudes(&self, tile: &QueryTile, columns: &Range<usize>) -> [Array2<f64>; 2] {
+        let (k, v) = (&self.keys.k_abs, &self.keys.v_abs);
+        let magnitude = |input: f64| self.model.map_or(0.0, |model| model.magnitude(input));
+        [(&tile.q, k), (&tile.dout, v)].map(|(rows, keys)| {
+            product_transposed(&rows.mapv(magnitude).view(), &keys.slice(s![columns.clone(), ..]))
+        })
     }
 
     /// One row of [`Context::strips`]: products become weights and logit gradients. Returns, for the visible columns,
@@ -276,7 +401,7 @@ impl Context<'_> {
     ) -> Vec<(f64, f64)> {
         let softmax = &self.problem.softmax;
         let scale = f64::from(softmax.scale);
-        let (lse, d, _) = tile.statistics[local];
+        let Statistics { lse, d, .. } = tile.statistics[local];
         let p = &mut row_mut(p, local)[visible.clone()];
         let ds = &mut row_mut(ds, local)[visible.clone()];
         p.iter_mut().for_each(|product| *product = softmax.cap(scale * *product));
@@ -294,31 +419,28 @@ impl Context<'_> {
         kept
     }
 
-    /// One row of the bounds: magnitudes become errors.
-    fn bound_row(
+    /// What the bounds of one row need.
+    fn pairs(
         &self,
-        model: &Model,
         tile: &QueryTile,
         local: usize,
-        visible: Range<usize>,
+        visible: &Range<usize>,
         kept: &[(f64, f64)],
         p: &Array2<f64>,
-        [a, b, c]: &mut [Array2<f64>; 3],
-    ) {
-        let softmax = &self.problem.softmax;
+        strips: &BoundStrips,
+    ) -> (Vec<GradientPair>, (f64, f64)) {
         let sequence = &self.problem.sequences[self.group.sequence];
-        let sums = model.gradient_sums(sequence.q.len * self.problem.group(), sequence.kv.len);
-        let (lse, _, d_error) = tile.statistics[local];
-        let p = &p.row(local).to_slice().unwrap_or(&[])[visible.clone()];
-        let a = &mut row_mut(a, local)[visible.clone()];
-        let b = &mut row_mut(b, local)[visible.clone()];
-        let c = &mut row_mut(c, local)[visible];
-        for (column, (&(logit, x), &p)) in kept.iter().zip(p).enumerate() {
-            let derivative = softmax.cap_derivative(logit);
-            let (a, b, c) = (&mut a[column], &mut b[column], &mut c[column]);
-            let pair = model.gradient_pair(logit, lse, p, x, derivative, *a, *b, d_error, sums);
-            (*a, *b, *c) = (pair.dv, pair.dk, pair.dq);
-        }
+        let Statistics { lse, lse_error, d_error, .. } = tile.statistics[local];
+        let pair = |(column, &(logit, x)): (usize, &(f64, f64))| {
+            let at = [local, visible.start + column];
+            let derivative = self.problem.softmax.cap_derivative(logit);
+            let (a, b) = (strips.linear[0][at], strips.linear[1][at]);
+            GradientPair { logit, lse, lse_error, p: p[at], x, derivative, a, b, d_error }
+        };
+        let pairs = kept.iter().enumerate().map(pair).collect();
+        let sums =
+            |model: &Model| model.gradient_sums(sequence.q.len * self.problem.group(), sequence.kv.len);
+        (pairs, self.model.map_or((0.0, 0.0), sums))
     }
 
     fn add_exact(
@@ -340,17 +462,145 @@ impl Context<'_> {
     fn add_bound(
         &self,
         tile: &QueryTile,
-        [dv, dk, dq]: &[Array2<f64>; 3],
+        strips: BoundStrips,
         columns: &Range<usize>,
         at: Range<usize>,
-        to: &mut PieceGradients,
+        to: &mut Errors<PieceGradients>,
     ) {
         let scale = f64::from(self.problem.softmax.scale);
-        let local = columns.start - to.keys.start..columns.end - to.keys.start;
         let k = self.keys.k_abs.slice(s![columns.clone(), ..]);
-        let (q, dout) = (tile.q.mapv(f64::abs), tile.dout.mapv(f64::abs));
-        general_mat_mul(scale, dq, &k, 1.0, &mut to.dq.slice_mut(s![at, ..]));
-        general_mat_mul(scale, &dk.t(), &q, 1.0, &mut to.dk.slice_mut(s![local.clone(), ..]));
-        general_mat_mul(1.0, &dv.t(), &dout, 1.0, &mut to.dv.slice_mut(s![local, ..]));
+        let magnitude = |input: f64| self.model.map_or(0.0, |model| model.magnitude(input));
+        let (q, dout) = (tile.q.mapv(magnitude), tile.dout.mapv(magnitude));
+        let factors = [dout.view(), q.view(), k];
+        add_products(&strips.linear, &factors, scale, columns, &at, &mut to.linear);
+        if !strips.is_dithered {
+            return;
+        }
+        add_products(&strips.rounding, &factors, scale, columns, &at, &mut to.rounding);
+        let noise = strips.rounding.map(|mut strip| {
+            strip.mapv_inplace(|rounding| (NOISE * rounding).powi(2));
+            strip
+        });
+        let [dout, q, k] = [
+            (dout.view(), &tile.copies[..]),
+            (q.view(), &tile.copies),
+            (k, &self.keys.copies[columns.clone()]),
+        ]
+        .map(|(factor, copies)| squares(&factor, copies));
+        let factors = [dout.view(), q.view(), k.view()];
+        add_products(&noise, &factors, scale * scale, columns, &at, &mut to.noise);
+    }
+}
+
+/// One row of the bounds: magnitudes become errors.
+fn bound_row(
+    model: &Model,
+    pairs: &[GradientPair],
+    sums: (f64, f64),
+    local: usize,
+    visible: Range<usize>,
+    certificate: &Certificate,
+    strips: &mut BoundStrips,
+) {
+    let row = certificate.rows[local];
+    let columns = &certificate.columns[visible.clone()];
+    let [dv, dk, dq] = strips.linear.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
+    let [dv_rounding, dk_rounding, dq_rounding] =
+        strips.rounding.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
+    let split = |linear: f64, Rounding { most, is_noise }: Rounding, certified: bool| {
+        if is_noise && certified { (linear, most) } else { (linear + most, 0.0) }
+    };
+    for (column, pair) in pairs.iter().enumerate() {
+        let error = model.gradient_pair(pair, sums);
+        (dv[column], dv_rounding[column]) = split(error.dv, error.p, columns[column]);
+        (dk[column], dk_rounding[column]) = split(error.dk, error.ds, columns[column]);
+        (dq[column], dq_rounding[column]) = split(error.dq, error.ds, row);
+    }
+}
+
+/// One row, replayed: weights and logit gradients are rounded, magnitudes become what is left of their errors.
+fn replay_row(
+    model: &Model,
+    profile: &Profile,
+    pairs: &[GradientPair],
+    sums: (f64, f64),
+    local: usize,
+    visible: Range<usize>,
+    [p, ds]: [&mut Array2<f64>; 2],
+    strips: &mut BoundStrips,
+) {
+    let [dv, dk, dq] = strips.linear.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
+    let (p, ds) = (&mut row_mut(p, local)[visible.clone()], &mut row_mut(ds, local)[visible]);
+    for (column, pair) in pairs.iter().enumerate() {
+        let replayed = model.replayed_gradient_pair(profile, pair, sums);
+        (p[column], ds[column]) = (replayed.p, replayed.ds);
+        (dv[column], dk[column], dq[column]) = (replayed.dv, replayed.dk, replayed.dq);
+    }
+}
+
+/// The squares of a matrix, each row times how often it is there.
+fn squares(factor: &ArrayView2<'_, f64>, copies: &[f64]) -> Array2<f64> {
+    let mut squares = factor.mapv(|x| x * x);
+    for (mut row, copies) in squares.outer_iter_mut().zip(copies) {
+        row *= *copies;
+    }
+    squares
+}
+
+/// Adds coefficients of dv, dk and dq times dout, q and k; those of dk and dq times the scale as well.
+fn add_products(
+    [dv, dk, dq]: &[Array2<f64>; 3],
+    [dout, q, k]: &[ArrayView2<'_, f64>; 3],
+    scale: f64,
+    columns: &Range<usize>,
+    at: &Range<usize>,
+    to: &mut PieceGradients,
+) {
+    let local = columns.start - to.keys.start..columns.end - to.keys.start;
+    general_mat_mul(scale, dq, k, 1.0, &mut to.dq.slice_mut(s![at.clone(), ..]));
+    general_mat_mul(scale, &dk.t(), q, 1.0, &mut to.dk.slice_mut(s![local.clone(), ..]));
+    general_mat_mul(1.0, &dv.t(), dout, 1.0, &mut to.dv.slice_mut(s![local, ..]));
+}
+
+/// Rows, or columns, of a tile whose significands are compared.
+const SAMPLES: usize = 8;
+
+impl Certificate {
+    /// Spread is measured for every sum. What shares significands does so everywhere: a law of the data, not of one row;
+    /// copies of one query or key are counted one by one elsewhere.
+    fn new(
+        tile: &QueryTile,
+        seen: &[Range<usize>],
+        kept: &[Vec<(f64, f64)>],
+        p: &Array2<f64>,
+    ) -> Certificate {
+        let mut columns = vec![Spread::default(); p.ncols()];
+        let mut rows = vec![Spread::default(); p.nrows()];
+        for (local, (visible, kept)) in seen.iter().zip(kept).enumerate() {
+            let lse = tile.statistics[local].lse;
+            for (column, (logit, _)) in visible.clone().zip(kept) {
+                columns[column].add(logit - lse);
+                rows[local].add(*logit);
+            }
+        }
+        let differ = |axis: Axis| {
+            let step = p.len_of(axis).div_ceil(SAMPLES).max(1);
+            p.axis_iter(axis).step_by(step).all(|line| significands_differ(&line.to_vec()))
+        };
+        let (by_row, by_column) = (differ(Axis(0)), differ(Axis(1)));
+        Certificate {
+            rows: rows.iter().map(|row| by_row && row.is_wide()).collect(),
+            columns: columns.iter().map(|column| by_column && column.is_wide()).collect(),
+        }
+    }
+}
+
+impl BoundStrips {
+    /// Magnitudes, which become errors row by row.
+    fn new([a, b]: [Array2<f64>; 2], certificate: &Certificate) -> BoundStrips {
+        let is_dithered = certificate.rows.contains(&true) || certificate.columns.contains(&true);
+        let zeros = || Array2::zeros(a.raw_dim());
+        let (rounding, c) = ([zeros(), zeros(), zeros()], zeros());
+        BoundStrips { rounding, linear: [a, b, c], is_dithered }
     }
 }

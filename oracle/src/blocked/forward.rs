@@ -1,12 +1,14 @@
 //! The forward pass of one piece.
 
-use ndarray::{Array2, s};
+use ndarray::{Array2, ArrayView2, Zip, s};
 
+use super::dither::{Spread, significands_differ};
 use super::{
-    Answer, Group, Keys, Piece, ROW_TILE, exponential, gather, product_transposed, row_mut, tiles,
+    Answer, Bounds, Group, Keys, Piece, ROW_TILE, exponential, gather, product_transposed, row_mut, tiles,
     visible_union,
 };
-use crate::envelope::{Model, Row};
+use crate::envelope::{Model, NOISE, PairError, Row, Tier};
+use crate::replay::{Launch, Replay};
 use crate::{Forward, Inputs, Problem, Run};
 
 /// Results, or bounds, of one piece.
@@ -41,21 +43,30 @@ pub(super) fn piece(
     keys: &Keys,
     piece: &Piece,
     model: Option<&Model>,
+    replay: Option<&Replay>,
 ) -> Answer<PieceForward> {
     let run = problem.sequences[group.sequence].q;
     let dim = problem.dims.v;
     let mut answer = Answer {
         exact: PieceForward::new(piece.rows.len(), dim, f64::NEG_INFINITY),
-        bound: model.map(|_| PieceForward::new(piece.rows.len(), dim, 0.0)),
+        bound: model.map(|_| {
+            let new = || PieceForward::new(piece.rows.len(), dim, 0.0);
+            Bounds { worst: new(), dithered: PieceForward { max_logit: f64::INFINITY, ..new() } }
+        }),
     };
+    let launches = replay.map_or(Vec::new(), |replay| replay.of_head(group.sequence, piece.head));
     for rows in tiles(piece.rows.clone(), ROW_TILE) {
         let at = rows.start - piece.rows.start;
         let q = gather(&inputs.q, &run, rows.clone(), piece.head);
         let sink = problem.sink(piece.head, inputs.sink.as_slice().unwrap_or(&[]));
-        let tile = Tile::new(problem, group, keys, &q, rows.clone(), sink);
+        let mut tile = Tile::new(problem, group, keys, &q, rows.clone(), sink);
+        let errors = model.map(|model| match replay {
+            None => tile.errors(keys, &q, model),
+            Some(replay) => tile.replay(keys, &q, model, (replay, &launches), rows.start),
+        });
         tile.write(keys, at, &mut answer.exact);
-        if let (Some(model), Some(bound)) = (model, &mut answer.bound) {
-            tile.write_bound(keys, &q, at, model, &answer.exact, bound);
+        if let (Some(model), Some(errors), Some(bound)) = (model, errors, &mut answer.bound) {
+            tile.write_bound(keys, at, model, &errors, &answer.exact, bound);
         }
     }
     answer
@@ -115,54 +126,202 @@ impl Tile {
         }
     }
 
-    /// The bounds of the tile's rows.
+    /// `Σ|q||k|` of the tile.
+    fn magnitudes(&self, operands: &Keys, q: &Array2<f64>, model: &Model) -> Array2<f64> {
+        let k_abs = operands.k_abs.slice(s![self.keys.clone(), ..]);
+        product_transposed(&q.mapv(|q| model.magnitude(q)).view(), &k_abs)
+    }
+
+    /// The errors of the tile's weights.
+    fn errors(&self, operands: &Keys, q: &Array2<f64>, model: &Model) -> Errors {
+        let mut errors = Errors::new(self.magnitudes(operands, q, model));
+        let copies = &operands.copies[self.keys.clone()];
+        for local in 0..self.rows.len() {
+            errors.weights[local] = self.bound_row(local, model, copies, &mut errors);
+        }
+        errors
+    }
+
+    /// Rounds the tile's weights as the subject does, and gives what is left of their errors.
+    fn replay(
+        &mut self,
+        operands: &Keys,
+        q: &Array2<f64>,
+        model: &Model,
+        (replay, launches): (&Replay, &[&Launch]),
+        first: usize,
+    ) -> Errors {
+        let mut errors = Errors::new(self.magnitudes(operands, q, model));
+        for local in 0..self.rows.len() {
+            let visible = self.visible[local].clone();
+            let seen = self.keys.start + visible.start..self.keys.start + visible.end;
+            let walk = replay.walk(launches, first + local, &seen);
+            errors.is_known[local] = walk.is_some();
+            self.replay_row(local, model, replay, &walk.unwrap_or_default(), &mut errors);
+        }
+        errors
+    }
+
+    /// One row of [`Tile::replay`].
+    fn replay_row(
+        &mut self,
+        local: usize,
+        model: &Model,
+        replay: &Replay,
+        walk: &[Vec<Vec<usize>>],
+        errors: &mut Errors,
+    ) {
+        let (row, visible) = (&self.rows[local], self.visible[local].clone());
+        let logits = self.logits.row(local).to_slice().unwrap_or(&[]);
+        let weights = row_mut(&mut self.weights, local);
+        let left = row_mut(&mut errors.linear, local);
+        left[..visible.start].fill(0.0);
+        left[visible.end..].fill(0.0);
+        let g = model.value_sum(row.keys);
+        let mut max_error = 0.0f64;
+        for column in visible {
+            errors.weights[local] +=
+                model.pair(row, logits[column], weights[column] / row.sum, left[column], g).weight;
+            left[column] = model.logit_error(left[column], logits[column]);
+            max_error = max_error.max(left[column]);
+        }
+        let relative = model.replayed_row_error(row, max_error, walk.iter().map(Vec::len).sum());
+        for launch in walk {
+            let mut running_max = f64::NEG_INFINITY;
+            for tile in launch {
+                let columns = || tile.iter().map(|key| key - self.keys.start);
+                running_max = columns().map(|column| logits[column]).fold(running_max, f64::max);
+                let share = libm::exp(running_max - row.max);
+                for column in columns() {
+                    let at = [logits[column], running_max];
+                    let (weight, tie) =
+                        model.replayed_weight(&replay.profile, row, at, [left[column], max_error]);
+                    weights[column] = weight * share;
+                    let near = tie * share / row.sum;
+                    let weight = weight * share / row.sum;
+                    left[column] =
+                        near + relative * (weight + near) + g * model.weight_factor(weight + near, row.sum);
+                }
+            }
+        }
+    }
+
+    /// The bounds of the tile's rows, from the errors of their weights.
     fn write_bound(
         &self,
         operands: &Keys,
-        q: &Array2<f64>,
         at: usize,
         model: &Model,
+        errors: &Errors,
         exact: &PieceForward,
-        to: &mut PieceForward,
+        to: &mut Bounds<PieceForward>,
     ) {
-        let k_abs = operands.k_abs.slice(s![self.keys.clone(), ..]);
-        let mut errors = product_transposed(&q.mapv(f64::abs).view(), &k_abs);
-        let mut denominators = Vec::with_capacity(self.rows.len());
-        for (local, row) in self.rows.iter().enumerate() {
-            let g = model.value_sum(row.keys);
-            let mut weight_errors = 0.0;
-            let visible = self.visible[local].clone();
-            let logits = self.logits.row(local).to_slice().unwrap_or(&[]);
-            let weights = self.weights.row(local).to_slice().unwrap_or(&[]);
-            let errors = row_mut(&mut errors, local);
-            errors[..visible.start].fill(0.0);
-            errors[visible.end..].fill(0.0);
-            for column in visible {
-                let (logit, a) = (logits[column], errors[column]);
-                to.max_logit = to.max_logit.max(model.logit_error(a, logit));
-                let pair = model.pair(row, logit, weights[column] / row.sum, a, g);
-                weight_errors += pair.weight;
-                errors[column] = pair.value;
-            }
-            denominators.push(model.denominator(row, weight_errors));
-        }
+        to.worst.max_logit = to.worst.max_logit.max(errors.max_logit);
         let v_abs = operands.v_abs.slice(s![self.keys.clone(), ..]);
         let value_max = v_abs.iter().copied().fold(0.0, f64::max);
-        let mut bounds = to.out.slice_mut(s![at..at + self.rows.len(), ..]);
-        ndarray::linalg::general_mat_mul(1.0, &errors, &v_abs, 0.0, &mut bounds);
+        let [worst, dithered] = errors.sums(&v_abs);
         for (local, row) in self.rows.iter().enumerate() {
-            let denominator = denominators[local];
-            let mut bounds = bounds.row_mut(local);
-            if row.keys == 0 {
-                bounds.fill(0.0);
-            } else {
-                for (bound, &out) in bounds.iter_mut().zip(exact.out.row(at + local)) {
-                    *bound = model.out_bound(row, out, *bound, denominator, value_max);
+            let finish = |tier: Tier, sums: &Array2<f64>, bound: &mut PieceForward| {
+                let denominator = model.denominator(row, errors.weights[local], tier);
+                let outs = exact.out.row(at + local).into_iter().zip(sums.row(local));
+                for (bound, (&out, &sum)) in bound.out.row_mut(at + local).iter_mut().zip(outs) {
+                    let any = || model.out_bound(row, out, sum, denominator, value_max);
+                    *bound = if row.keys == 0 { 0.0 } else { any() };
                 }
+                let sees_nothing = row.lse == f64::NEG_INFINITY;
+                bound.lse[at + local] = if sees_nothing { 0.0 } else { model.lse_bound(row, denominator) };
+            };
+            finish(Tier::Worst, &worst, &mut to.worst);
+            if !errors.is_known[local] {
+                to.worst.out.row_mut(at + local).fill(f64::INFINITY);
             }
-            let sees_nothing = row.lse == f64::NEG_INFINITY;
-            to.lse[at + local] = if sees_nothing { 0.0 } else { model.lse_bound(row, denominator) };
+            if errors.is_dithered[local] {
+                finish(Tier::Dithered, &dithered, &mut to.dithered);
+            } else {
+                to.dithered.out.row_mut(at + local).fill(f64::INFINITY);
+                to.dithered.lse[at + local] = f64::INFINITY;
+            }
         }
+    }
+
+    /// One row: magnitudes become errors. Returns `Σ p·θ`.
+    fn bound_row(&self, local: usize, model: &Model, copies: &[f64], errors: &mut Errors) -> f64 {
+        let row = &self.rows[local];
+        let visible = self.visible[local].clone();
+        let logits = &self.logits.row(local).to_slice().unwrap_or(&[])[visible.clone()];
+        let weights = &self.weights.row(local).to_slice().unwrap_or(&[])[visible.clone()];
+        let is_dithered = Spread::of(logits.iter().copied()).is_wide() && significands_differ(weights);
+        errors.is_dithered[local] = is_dithered;
+        let linear = row_mut(&mut errors.linear, local);
+        linear[..visible.start].fill(0.0);
+        linear[visible.end..].fill(0.0);
+        let linear = &mut linear[visible.clone()];
+        let rounded = &mut row_mut(&mut errors.rounding, local)[visible.clone()];
+        let noise = &mut row_mut(&mut errors.noise, local)[visible.clone()];
+        let g = model.value_sum(row.keys);
+        let mut weight_errors = 0.0;
+        for (column, (&logit, &weight)) in logits.iter().zip(weights).enumerate() {
+            let a = linear[column];
+            errors.max_logit = errors.max_logit.max(model.logit_error(a, logit));
+            let PairError { weight, value, rounding } = model.pair(row, logit, weight / row.sum, a, g);
+            weight_errors += weight;
+            if is_dithered && rounding.is_noise {
+                linear[column] = value;
+                rounded[column] = rounding.most;
+                noise[column] = (NOISE * rounding.most).powi(2) * copies[visible.start + column];
+            } else {
+                linear[column] = value + rounding.most;
+            }
+        }
+        weight_errors
+    }
+}
+
+/// Errors of a tile's weights: rows × keys, coefficients of `|v|`.
+struct Errors {
+    /// What adds up.
+    linear: Array2<f64>,
+    /// Roundings of P that are noise.
+    rounding: Array2<f64>,
+    /// The squares of eight of their standard deviations.
+    noise: Array2<f64>,
+    /// `Σ p·θ` of each row.
+    weights: Vec<f64>,
+    is_dithered: Vec<bool>,
+    /// Rows whose bounds are known: all but those that cannot be replayed.
+    is_known: Vec<bool>,
+    /// The largest error of a logit.
+    max_logit: f64,
+}
+
+impl Errors {
+    fn new(magnitudes: Array2<f64>) -> Errors {
+        let zeros = || Array2::zeros(magnitudes.raw_dim());
+        let rows = magnitudes.nrows();
+        Errors {
+            rounding: zeros(),
+            noise: zeros(),
+            weights: vec![0.0; rows],
+            is_dithered: vec![false; rows],
+            is_known: vec![true; rows],
+            max_logit: 0.0,
+            linear: magnitudes,
+        }
+    }
+
+    /// Errors of the numerators, worst case and dithered.
+    fn sums(&self, v_abs: &ArrayView2<'_, f64>) -> [Array2<f64>; 2] {
+        let mut worst = self.linear.dot(v_abs);
+        if !self.is_dithered.contains(&true) {
+            return [worst.clone(), worst];
+        }
+        let rounding = self.rounding.dot(v_abs);
+        let mut dithered = self.noise.dot(&v_abs.mapv(|v| v * v));
+        Zip::from(&mut dithered).and(&worst).and(&rounding).for_each(|dithered, linear, rounding| {
+            *dithered = linear + dithered.sqrt().min(*rounding);
+        });
+        worst += &rounding;
+        [worst, dithered]
     }
 }
 

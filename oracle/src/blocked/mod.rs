@@ -6,6 +6,7 @@
 //! depend on the number of threads. Held to [`crate::exact`] by a property test.
 
 mod backward;
+mod dither;
 mod exponential;
 mod forward;
 
@@ -15,6 +16,7 @@ use ndarray::{Array1, Array2, Array3, ArrayView2, s};
 use rayon::prelude::*;
 
 use crate::envelope::Model;
+use crate::replay::{Profile, Replay};
 use crate::{Forward, Gradients, Inputs, Problem, Run, Saved};
 
 /// Query rows of one matrix product. Larger wastes work on causal diagonals, smaller packs the keys too often.
@@ -35,22 +37,51 @@ pub struct Answer<T> {
     /// The exact values.
     pub exact: T,
     /// Bounds of the same shapes; 0 where the exact value is the only right one.
-    pub bound: Option<T>,
+    pub bound: Option<Bounds<T>>,
+}
+
+/// The envelope's tiers.
+#[derive(Clone, Debug)]
+pub struct Bounds<T> {
+    /// Tier W.
+    pub worst: T,
+    /// Tier T: never above W; infinite where nothing is certified, so that W speaks alone.
+    pub dithered: T,
 }
 
 /// The forward pass, with the envelope of `model`. `inputs` must have the problem's shapes ([`Inputs::check`]).
 pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Answer<Forward> {
+    all_forward(problem, inputs, model, None)
+}
+
+/// See [`crate::replay::forward`].
+pub(crate) fn replayed_forward(
+    problem: &Problem,
+    inputs: &Inputs,
+    model: &Model,
+    replay: &Replay,
+) -> Answer<Forward> {
+    all_forward(problem, inputs, Some(model), Some(replay))
+}
+
+fn all_forward(
+    problem: &Problem,
+    inputs: &Inputs,
+    model: Option<&Model>,
+    replay: Option<&Replay>,
+) -> Answer<Forward> {
     let empty = |lse: f64| Forward {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), lse),
         max_logit: Array1::from_elem(problem.heads.q, lse),
     };
-    let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound: model.is_some().then(|| empty(0.0)) };
+    let bound = model.map(|_| Bounds { worst: empty(0.0), dithered: empty(f64::INFINITY) });
+    let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound };
     let parallel = is_large(problem);
     let work = |group: Group| {
-        let operands = Keys::gather(problem, inputs, &group, model.is_some());
+        let operands = Keys::gather(problem, inputs, &group, model);
         let pieces = map(parallel, pieces(problem, &group), |piece| {
-            let result = forward::piece(problem, inputs, &group, &operands, &piece, model);
+            let result = forward::piece(problem, inputs, &group, &operands, &piece, model, replay);
             (piece, result)
         });
         (group, pieces)
@@ -61,7 +92,8 @@ pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Ans
         for (piece, result) in pieces {
             result.exact.store(&run, &piece, &mut answer.exact);
             if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
-                from.store(&run, &piece, to);
+                from.worst.store(&run, &piece, &mut to.worst);
+                from.dithered.store(&run, &piece, &mut to.dithered);
             }
         }
     }
@@ -75,24 +107,59 @@ pub fn backward(
     saved: &Saved,
     model: Option<&Model>,
 ) -> Answer<Gradients> {
+    all_backward(problem, inputs, (saved, None), model, None)
+}
+
+/// The backward pass of a subject that hides its LSE: `saved.lse` is the exact one, and the subject's own may be
+/// `lse_error` from it, `[q heads, q rows]`.
+pub fn backward_of_hidden_lse(
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    lse_error: &Array2<f64>,
+    model: &Model,
+) -> Answer<Gradients> {
+    all_backward(problem, inputs, (saved, Some(lse_error)), Some(model), None)
+}
+
+/// See [`crate::replay::backward`].
+pub(crate) fn replayed_backward(
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    model: &Model,
+    profile: &Profile,
+) -> Answer<Gradients> {
+    all_backward(problem, inputs, (saved, None), Some(model), Some(profile))
+}
+
+fn all_backward(
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: (&Saved, Option<&Array2<f64>>),
+    model: Option<&Model>,
+    replay: Option<&Profile>,
+) -> Answer<Gradients> {
     let empty = || Gradients {
         dq: Array3::zeros(problem.q_shape()),
         dk: Array3::zeros(problem.k_shape()),
         dv: Array3::zeros(problem.v_shape()),
         dsink: Array1::zeros(problem.learnable_sinks()),
     };
-    let mut answer = Answer { exact: empty(), bound: model.is_some().then(empty) };
+    let bound = model.map(|_| Bounds { worst: empty(), dithered: empty() });
+    let mut answer = Answer { exact: empty(), bound };
     let mut sinks = vec![backward::SinkSum::default(); problem.heads.q];
     let parallel = is_large(problem);
     let work = |group: Group| {
-        let result = backward::group(problem, inputs, saved, &group, model, parallel);
+        let result = backward::group(problem, inputs, saved, &group, model, replay, parallel);
         (group, result)
     };
     let all = groups(problem);
     for (group, result) in all.chunks(GROUPS_HELD).flat_map(|held| map(parallel, held.to_vec(), work)) {
         result.exact.store(problem, &group, &mut answer.exact);
         if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
-            from.store(problem, &group, to);
+            from.worst.store(problem, &group, &mut to.worst);
+            from.dithered.store(problem, &group, &mut to.dithered);
         }
         for (head, sink) in result.sinks {
             sinks[head].add(&sink);
@@ -101,7 +168,9 @@ pub fn backward(
     for head in 0..problem.learnable_sinks() {
         answer.exact.dsink[head] = -sinks[head].value;
         if let (Some(bound), Some(model)) = (&mut answer.bound, model) {
-            bound.dsink[head] = model.sink_bound(sinks[head].terms, sinks[head].errors, sinks[head].rows);
+            let sum = model.sink_bound(sinks[head].terms, sinks[head].errors, sinks[head].rows);
+            bound.worst.dsink[head] = sum;
+            bound.dithered.dsink[head] = f64::INFINITY;
         }
     }
     answer
@@ -127,15 +196,21 @@ struct Keys {
     v: Array2<f64>,
     k_abs: Array2<f64>,
     v_abs: Array2<f64>,
+    /// How often each key is there.
+    copies: Vec<f64>,
 }
 
 impl Keys {
-    fn gather(problem: &Problem, inputs: &Inputs, group: &Group, magnitudes: bool) -> Keys {
+    fn gather(problem: &Problem, inputs: &Inputs, group: &Group, model: Option<&Model>) -> Keys {
         let run = problem.sequences[group.sequence].kv;
         let k = gather(&inputs.k, &run, 0..run.len, group.kv_head);
         let v = gather(&inputs.v, &run, 0..run.len, group.kv_head);
-        let abs = |m: &Array2<f64>| if magnitudes { m.mapv(f64::abs) } else { Array2::zeros((0, 0)) };
-        Keys { k_abs: abs(&k), v_abs: abs(&v), k, v }
+        let abs = |m: &Array2<f64>| match model {
+            Some(model) => m.mapv(|input| model.magnitude(input)),
+            None => Array2::zeros((0, 0)),
+        };
+        let copies = if model.is_some() { dither::multiplicities(&k.view()) } else { Vec::new() };
+        Keys { k_abs: abs(&k), v_abs: abs(&v), copies, k, v }
     }
 }
 

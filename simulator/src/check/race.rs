@@ -27,7 +27,7 @@ pub(super) fn check(schedule: &Schedule, order: &Order, errors: &mut Errors) {
         return;
     }
     let mut races = Races { schedule, order, suspects, shadows: BTreeMap::new(), met: BTreeSet::new() };
-    for place in order.steps.iter().flat_map(|step| step.places()) {
+    for place in order.steps.iter().flat_map(super::order::Step::places) {
         races.operation(*place, errors);
         if errors.full() {
             return;
@@ -40,7 +40,7 @@ fn suspects(schedule: &Schedule, order: &Order) -> Vec<bool> {
     let mut suspects = vec![false; schedule.buffers.len()];
     // For each buffer the last touch of each lane and kind.
     let mut last: Vec<Vec<(usize, Kind, Place)>> = vec![Vec::new(); schedule.buffers.len()];
-    for &place in order.steps.iter().flat_map(|step| step.places()) {
+    for &place in order.steps.iter().flat_map(super::order::Step::places) {
         let work = &schedule.ranks[place.rank].operations[place.operation].work;
         let lane = order.moment(place).lane;
         for (BufferId(buffer), kind, _) in touches(work) {

@@ -159,7 +159,7 @@ impl<const N: usize> Cell<'_, N> {
 }
 
 /// What a collective takes from a member for member `index`.
-fn part<'w>(work: &'w Work, index: usize) -> Option<&'w Region> {
+fn part(work: &Work, index: usize) -> Option<&Region> {
     match work {
         Work::ReduceScatter { from, .. } => from.get(index),
         Work::AllReduce { region, .. } => Some(region),

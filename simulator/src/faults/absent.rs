@@ -60,7 +60,7 @@ pub const ABSENT: &[Absent] = &[
         reason: "further reports of an edit that the catalogue plants under another source or under this one",
     },
     Absent {
-        entries: &[53, 54, 64, 65, 73, 117, 188, 192],
+        entries: &[54, 64, 65, 73, 188],
         reason: "arithmetic inside a kernel: an edit of a source text",
     },
     Absent {

@@ -3,11 +3,11 @@
 use seamproof_oracle::{Run, Sink, TensorName};
 
 use super::Catcher::{Checker, Envelope};
-use super::Fault;
 use super::edit::{attends, backwards, rewrite, works};
+use super::{Edit, Fault};
 use crate::schedule::{BufferId, FillValue, Operation, Reduction, Region, Role, Schedule, Work};
 
-pub(super) const FAULTS: &[Fault] = &[
+pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
         id: "sink-dropped",
         imitates: "the kind of softmax is not forwarded to the kernel: the sink is ignored",

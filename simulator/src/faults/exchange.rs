@@ -3,11 +3,11 @@
 use seamproof_oracle::{Algorithm, TensorName};
 
 use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
-use super::Fault;
 use super::edit::{attends, backwards, each_reorder, remove_last, rewrite, works};
+use super::{Edit, Fault};
 use crate::schedule::{BufferId, Operation, Schedule, Work};
 
-pub(super) const FAULTS: &[Fault] = &[
+pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
         id: "ring-step-skipped",
         imitates: "the inequality that skips a ring's steps is off: the last step with work is left out",

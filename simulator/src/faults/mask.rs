@@ -3,12 +3,12 @@
 use seamproof_oracle::{Alignment, Problem, ProblemFields};
 
 use super::Catcher::{Checker, Envelope};
-use super::Fault;
 use super::edit::{Passes, rebuild, segments};
+use super::{Edit, Fault};
 use crate::schedule::Schedule;
 
 /// The campaign's canary; it lay below the tolerance of the very tests that were meant to guard it.
-pub const WINDOW_OFF_BY_ONE: Fault = Fault {
+pub const WINDOW_OFF_BY_ONE: Fault<Edit> = Fault {
     id: "window-off-by-one",
     imitates: "the left bound of each window is one key too narrow",
     source: "https://github.com/NVIDIA/TransformerEngine/pull/1212",
@@ -17,7 +17,7 @@ pub const WINDOW_OFF_BY_ONE: Fault = Fault {
     edit: |_, schedule| segments(schedule, |segment| segment.lo = segment.lo.map(|lo| lo + 1)),
 };
 
-pub(super) const FAULTS: &[Fault] = &[
+pub(super) const FAULTS: &[Fault<Edit>] = &[
     WINDOW_OFF_BY_ONE,
     Fault {
         id: "window-one-too-wide",

@@ -3,14 +3,14 @@
 use seamproof_oracle::Format;
 
 use super::Catcher::{Checker, Envelope, Structure};
-use super::Fault;
 use super::edit::{attends, remove_last, rewrite, works};
+use super::{Edit, Fault};
 use crate::schedule::{Buffer, MergeStyle, Reduction, Role, Schedule, Work};
 
 /// The public record of how partial results are merged, and of what goes wrong there.
 const MERGES: &str = "https://github.com/NVIDIA/cudnn-frontend/issues/752";
 
-pub(super) const FAULTS: &[Fault] = &[
+pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
         id: "merge-missing",
         imitates: "the last step's partial result is computed and dropped",

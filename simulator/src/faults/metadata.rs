@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use seamproof_oracle::{Run, Sequence, TensorName};
 
 use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
-use super::Fault;
 use super::edit::{Passes, attends, calls, rebuild, rewrite, segments};
+use super::{Edit, Fault};
 use crate::Segment;
 use crate::schedule::{BufferId, Operation, Region, Work};
 
-pub(super) const FAULTS: &[Fault] = &[
+pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
         id: "padded-keys-as-real",
         imitates: "padded offsets are passed as the real ones too: padding becomes visible keys",

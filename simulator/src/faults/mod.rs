@@ -1,15 +1,17 @@
-//! The catalogue of planted bugs: each [`Fault`] is an edit of a right [`Schedule`], imitates a bug that was public, and
-//! names what must catch it. No production code knows of them.
+//! The catalogue of planted bugs: each [`Fault`] is an edit of a right [`Schedule`] or a kernel that is wrong in a stage,
+//! imitates a bug that was public, and names what must catch it. No production code knows of them.
 //!
 //! A fault *applies* to a problem whose schedule its edit changes; to any other it is *equivalent*: the real bug would
 //! not show there either. Some edits build the schedule of another problem (a wrong mask, wrong lengths) in the buffers
-//! of the right one: what a builder does that was told the wrong thing. [`ABSENT`] says which entries of the list of
+//! of the right one: what a builder does that was told the wrong thing. A wrong kernel applies where it changes a result.
+//! [`ABSENT`] says which entries of the list of
 //! real bugs are not here, and why.
 
 mod absent;
 mod backward;
 mod edit;
 mod exchange;
+mod kernel;
 mod mask;
 mod merge;
 mod metadata;
@@ -17,8 +19,11 @@ mod order;
 mod padding;
 mod shipped;
 
+use std::sync::LazyLock;
+
 use seamproof_oracle::Problem;
 
+use crate::emulated::Variant;
 use crate::schedule::Schedule;
 
 pub use absent::{ABSENT, Absent, PLANTABLE};
@@ -58,9 +63,21 @@ impl Catcher {
     }
 }
 
+/// An edit of the right schedule of a problem; it leaves alone what it has no meaning for.
+pub type Edit = fn(&Problem, &mut Schedule);
+
+/// Where a fault is planted.
+#[derive(Clone, Copy, Debug)]
+pub enum Plant {
+    /// In the schedule.
+    Schedule(Edit),
+    /// In the kernel: stages of which some are wrong.
+    Kernel(&'static dyn Variant),
+}
+
 /// A planted bug.
 #[derive(Clone, Copy, Debug)]
-pub struct Fault {
+pub struct Fault<P = Plant> {
     /// Its name in reports.
     pub id: &'static str,
     /// What goes wrong.
@@ -71,21 +88,37 @@ pub struct Fault {
     pub entries: &'static [u16],
     /// Any of these may be the first to see it; at least one must.
     pub caught_by: &'static [Catcher],
-    /// The edit; it leaves alone what it has no meaning for.
-    pub edit: fn(&Problem, &mut Schedule),
+    /// What is done to plant it.
+    pub edit: P,
 }
 
-impl Fault {
-    /// Plants the fault in the right schedule of a problem; says whether that changed anything.
-    pub fn plant(&self, problem: &Problem, schedule: &mut Schedule) -> bool {
-        let right = schedule.clone();
-        (self.edit)(problem, schedule);
-        *schedule != right
+impl Fault<Edit> {
+    /// The same as an entry of the catalogue.
+    pub const fn entry(self) -> Fault {
+        let Fault { id, imitates, source, entries, caught_by, edit } = self;
+        Fault { id, imitates, source, entries, caught_by, edit: Plant::Schedule(edit) }
     }
 }
 
-/// Every fault, by class.
-pub fn catalogue() -> impl Iterator<Item = &'static Fault> {
+impl Fault {
+    /// Plants the fault in the right schedule of a problem; says whether that changed anything. What is wrong in the
+    /// kernel changes no schedule.
+    pub fn plant(&self, problem: &Problem, schedule: &mut Schedule) -> bool {
+        let Plant::Schedule(edit) = self.edit else { return false };
+        let right = schedule.clone();
+        edit(problem, schedule);
+        *schedule != right
+    }
+
+    /// Whether the fault names this catcher. Inputs of an exact mode ask what the envelope asks, without a tolerance: a
+    /// fault that names the envelope may be met by them first.
+    pub fn is_caught_by(&self, catcher: Catcher) -> bool {
+        let sharper = catcher == Catcher::Exact && self.caught_by.contains(&Catcher::Envelope);
+        sharper || self.caught_by.contains(&catcher)
+    }
+}
+
+static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
     let classes = [
         metadata::FAULTS,
         padding::FAULTS,
@@ -96,7 +129,13 @@ pub fn catalogue() -> impl Iterator<Item = &'static Fault> {
         order::FAULTS,
         shipped::FAULTS,
     ];
-    classes.into_iter().flatten()
+    let edits = classes.into_iter().flatten().map(|fault| fault.entry());
+    edits.chain(kernel::faults()).collect()
+});
+
+/// Every fault, by class; those of the schedule first.
+pub fn catalogue() -> impl Iterator<Item = &'static Fault> {
+    CATALOGUE.iter()
 }
 
 /// The fault of this id.
@@ -114,7 +153,7 @@ mod tests {
     fn ids_are_unique_and_every_source_is_an_address() {
         let ids: BTreeSet<&str> = catalogue().map(|fault| fault.id).collect();
         assert_eq!(ids.len(), catalogue().count());
-        assert!(ids.len() >= 45, "{}", ids.len());
+        assert!(ids.len() >= 80, "{}", ids.len());
         for fault in catalogue() {
             assert!(fault.source.starts_with("https://"), "{}", fault.id);
             assert!(!fault.caught_by.is_empty() && fault.imitates.len() > 20, "{}", fault.id);

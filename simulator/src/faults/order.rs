@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Catcher::{Checker, Envelope, Poison, Structure};
-use super::Fault;
 use super::edit::{remove, rewrite, works};
+use super::{Edit, Fault};
 use crate::schedule::{BufferId, EventId, Operation, RankProgram, Role, Schedule, Work};
 
-pub(super) const FAULTS: &[Fault] = &[
+pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
         id: "kv-read-before-it-arrives",
         imitates: "a kernel is launched without a wait for the message that brings its keys",

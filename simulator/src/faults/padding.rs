@@ -3,12 +3,12 @@
 use seamproof_oracle::{Run, TensorName};
 
 use super::Catcher::{Checker, Crash, Envelope, Structure};
-use super::Fault;
 use super::edit::{attends, backwards, calls, remove, works};
+use super::{Edit, Fault};
 use crate::RowPolicy;
 use crate::schedule::{Axes, FillValue, Role, Schedule, Work};
 
-pub(super) const FAULTS: &[Fault] = &[
+pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
         id: "output-padding-unwritten",
         imitates: "the kernel leaves padding rows of the output as they were allocated",

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use seamproof_oracle::{Algorithm, Balance, Problem, Run, Sequence};
 
 use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
-use super::Fault;
 use super::edit::{attends, each_reorder};
+use super::{Edit, Fault};
 use crate::schedule::{
     Attend, AttendBackward, BufferId, Operation, PlacedRun, RankProgram, Role, RowPair, Schedule, Section,
     Step, Work, build,
@@ -24,7 +24,7 @@ const REORDER: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/tra
 /// The helpers of its JAX side.
 const JAX: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/jax/cpp_extensions/attention.py";
 
-pub(super) const FAULTS: &[Fault] = &[
+pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
         id: "batch-wide-window-shift",
         imitates: "all-gather adjusts the window once for the batch, by its longest sequence (D1)",

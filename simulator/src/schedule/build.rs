@@ -284,7 +284,7 @@ pub(super) fn same_rows(rows: &[Run]) -> Vec<RowPair> {
 /// `−left ≤ key − query − shift ≤ right` becomes `⌈(c − left)/a⌉ ≤ j − i ≤ ⌊(c + right)/a⌋` with
 /// `c = q.start + shift − kv.start`. Pieces of different steps have no such band: `None`. A piece of one row has any
 /// step.
-pub(super) fn band(
+pub(crate) fn band(
     mask: &Mask,
     lq: usize,
     lk: usize,

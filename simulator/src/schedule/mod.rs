@@ -31,6 +31,7 @@ use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
 pub use all_gather::all_gather;
 pub use all_to_all::all_to_all;
 pub use build::BuildError;
+pub(crate) use build::band;
 pub use hierarchical::hierarchical;
 pub use ring::ring;
 pub use single::single;

@@ -1,9 +1,12 @@
-//! What a schedule's steps do to the envelope: how often partial results are merged and partial gradients are stored.
+//! What a schedule's steps do to the envelope: how often partial results are merged and partial gradients are stored,
+//! and which keys a launch shows its queries together.
 
-use seamproof_oracle::Format;
 use seamproof_oracle::envelope::{Merges, Partition, Sums};
+use seamproof_oracle::replay::{Launch, Line};
+use seamproof_oracle::{Format, Problem};
 
 use super::{Merge, MergeStyle, Schedule, Work};
+use crate::check::{Held, Holds, Reading, trace};
 use crate::emulated::Tiles;
 
 /// Most parts of a rank's slot that a launch tells apart: the two chunks of a dual-chunk slot.
@@ -28,6 +31,21 @@ impl Schedule {
             };
         }
         partition
+    }
+
+    /// What the forward's launches show, for a replay of their roundings; `None` where the schedule does not run.
+    pub fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        let is_forward = |rank: usize, operation: usize| {
+            self.ranks[rank].backward.is_none_or(|backward| operation < backward)
+        };
+        let traced = trace(problem, self).ok()?;
+        let forward = traced.into_iter().filter(|launch| is_forward(launch.at.rank, launch.at.operation));
+        Some(
+            forward
+                .flat_map(|launch| launch.readings)
+                .flat_map(|reading| launches(problem, &reading))
+                .collect(),
+        )
     }
 
     /// One rank's merges and stored sums.
@@ -64,6 +82,25 @@ impl Schedule {
         }
         (merges, sums)
     }
+}
+
+/// A reading's pieces of queries, each with those keys that are of its own sequence and heads.
+fn launches(problem: &Problem, reading: &Reading) -> Vec<Launch> {
+    let positions = |held: &Held| match &held.holds {
+        Holds::Positions { sequence, start, step, heads } => {
+            Some((*sequence, heads.clone(), Line { start: *start, step: *step, len: held.len }))
+        }
+        Holds::Other(_) => None,
+    };
+    let of_queries = |(sequence, heads, queries): (usize, std::ops::Range<usize>, Line)| {
+        let needed = heads.start / problem.group()..heads.end.div_ceil(problem.group());
+        let own = |held: &Held| {
+            let (of, kv_heads, line) = positions(held)?;
+            (of == sequence && kv_heads == needed).then_some((held.at, line))
+        };
+        Launch { sequence, heads, queries, keys: reading.keys.iter().filter_map(own).collect() }
+    };
+    reading.queries.iter().filter_map(positions).map(of_queries).collect()
 }
 
 fn coarser(a: Format, b: Format) -> Format {

@@ -1,0 +1,304 @@
+// The tables that a step's launch needs, made on the device from the tables of the whole batch.
+//
+// Here `len` of a slot counts the real positions of the whole *sequence*, on every rank; elsewhere a slot's own.
+// A *piece* is a run of positions in a rank's slot: the slot itself (contiguous, striped by one) or a chunk of it
+// (dual-chunk has two).
+#include "common.cuh"
+
+constexpr int CONTIGUOUS = 0, DUAL_CHUNK = 1;
+constexpr u32 SCAN_THREADS = 1024;
+
+// Two running sums of the block's threads, each without its own value; the whole sums in `total`.
+struct Two {
+    i64 a;
+    i64 b;
+};
+
+__device__ __forceinline__ Two scan(Two value, Two& total) {
+    __shared__ Two warps[SCAN_THREADS / 32];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Two sum = value;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const i64 a = __shfl_up_sync(0xffffffffu, sum.a, step), b = __shfl_up_sync(0xffffffffu, sum.b, step);
+        if (lane >= step) sum.a += a, sum.b += b;
+    }
+    if (lane == 31) warps[warp] = sum;
+    __syncthreads();
+    Two before = {0, 0};
+    total = {0, 0};
+    for (u32 i = 0; i < SCAN_THREADS / 32; ++i) {
+        if (i == warp) before = total;
+        total.a += warps[i].a, total.b += warps[i].b;
+    }
+    __syncthreads();
+    return {before.a + sum.a - value.a, before.b + sum.b - value.b};
+}
+
+// A rank's slots from those of the whole batch, which are in order of rows: offset and span divided by cp, gaps too,
+// and the real rows of the slot. One block; rows = the rank's rows.
+__device__ __forceinline__ i64 real_of(i64 start, i64 step, i64 span, i64 len) {
+    if (len <= start) return 0;
+    const i64 real = (len - start + step - 1) / step;
+    return real < span ? real : span;
+}
+
+struct Piece {
+    i64 start;
+    i64 step;
+    i64 span;
+    i64 at;
+};
+
+__device__ __forceinline__ Piece piece_of(int balance, int cp, int rank, int part, i64 span) {
+    if (balance == CONTIGUOUS) return {rank * span, 1, span, 0};
+    if (balance == DUAL_CHUNK) {
+        const i64 chunk = span / 2, id = part ? 2 * cp - 1 - rank : rank;
+        return {id * chunk, 1, chunk, part * chunk};
+    }
+    return {rank, cp, span, 0};
+}
+
+// Real rows of a striped slot: whole stripes before the one that the length ends in, and a part of it.
+__device__ __forceinline__ i64 real_striped(i64 len, int cp, int rank, i64 stripe, i64 span) {
+    const i64 round = stripe * cp, whole = len / round * stripe, rest = len % round - rank * stripe;
+    const i64 real = whole + (rest < 0 ? 0 : rest < stripe ? rest : stripe);
+    return real < span ? real : span;
+}
+
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS) rank_slots(
+    const __grid_constant__ Slots batch, int cp, int balance, int stripe, int rank, int* offset, int* span, int* len
+) {
+    i64 rows = 0;
+    for (int base = 0; base < batch.count; base += SCAN_THREADS) {
+        const int s = base + threadIdx.x;
+        i64 gap = 0, local = 0;
+        if (s < batch.count) {
+            const i64 end = s > 0 ? (i64)batch.offset[s - 1] + batch.span[s - 1] : 0;
+            gap = (batch.offset[s] - end) / cp;
+            local = batch.span[s] / cp;
+        }
+        Two total;
+        const Two before = scan({gap + local, 0}, total);
+        if (s < batch.count) {
+            const i64 real = batch.len[s];
+            offset[s] = (int)(rows + before.a + gap);
+            span[s] = (int)local;
+            if (balance <= DUAL_CHUNK) {
+                i64 sum = 0;
+                for (int part = 0; part <= balance; ++part) {
+                    const Piece piece = piece_of(balance, cp, rank, part, local);
+                    sum += real_of(piece.start, piece.step, piece.span, real);
+                }
+                len[s] = (int)sum;
+            } else {
+                len[s] = (int)real_striped(real, cp, rank, stripe, local);
+            }
+        }
+        rows += total.a;
+    }
+}
+
+// For each sequence the real rows in the first and the second chunk of a rank's slot, counted where asked for, summed
+// up from 0: count + 1 numbers. One block.
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS) cu_seqlens_on_rank(
+    const __grid_constant__ Slots slots, int cp, int rank, int first, int second, int* cu_seqlens
+) {
+    i64 sum = 0;
+    if (threadIdx.x == 0) cu_seqlens[0] = 0;
+    for (int base = 0; base < slots.count; base += SCAN_THREADS) {
+        const int s = base + threadIdx.x;
+        i64 real = 0;
+        if (s < slots.count)
+            for (int part = 0; part < 2; ++part) {
+                const Piece piece = piece_of(DUAL_CHUNK, cp, rank, part, slots.span[s]);
+                if (part ? second : first) real += real_of(piece.start, 1, piece.span, slots.len[s]);
+            }
+        Two total;
+        const Two before = scan({real, 0}, total);
+        if (s < slots.count) cu_seqlens[s + 1] = (int)(sum + before.a + real);
+        sum += total.a;
+    }
+}
+
+// What a launch of a step receives for one sequence, one piece of queries and one piece of keys. A band that is not
+// bounded holds the smallest or the largest number.
+struct alignas(16) Segment {
+    int q_offset;
+    int q_len;
+    int kv_offset;
+    int kv_len;
+    i64 lo;
+    i64 hi;
+};
+
+constexpr i64 UNBOUNDED_LOW = -0x7fffffffffffffffll - 1, UNBOUNDED_HIGH = 0x7fffffffffffffffll;
+
+struct Mask {
+    // Negative: unbounded.
+    i64 left;
+    i64 right;
+    int bottom_right;
+};
+
+__device__ __forceinline__ i64 floor_div(i64 a, i64 b) { return a / b - (a % b < 0); }
+
+__device__ __forceinline__ void band(const Mask& mask, i64 shift, const Piece& q, const Piece& kv, Segment& segment) {
+    const i64 c = q.start + shift - kv.start, step = q.step;
+    segment.lo = mask.left < 0 ? UNBOUNDED_LOW : -floor_div(mask.left - c, step);
+    segment.hi = mask.right < 0 ? UNBOUNDED_HIGH : floor_div(c + mask.right, step);
+}
+
+__device__ __forceinline__ i64 shift_of(const Mask& mask, i64 lq, i64 lk) { return mask.bottom_right ? lk - lq : 0; }
+
+__device__ __forceinline__ void place_queries(const Slots& slots, int s, const Piece& piece, Segment& segment) {
+    segment.q_offset = (int)(slots.offset[s] + piece.at);
+    segment.q_len = (int)real_of(piece.start, piece.step, piece.span, slots.len[s]);
+}
+
+// A step of the ring: the queries of `rank` against the keys of `owner`. segments: [query pieces, key pieces, sequences].
+extern "C" __global__ void __launch_bounds__(THREADS) ring_segments(
+    const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
+    int balance, int rank, int owner, Segment* segments
+) {
+    const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
+    const int parts = balance == DUAL_CHUNK ? 2 : 1;
+    if (i >= (i64)parts * parts * q.count) return;
+    const int s = (int)(i % q.count), kv_part = (int)(i / q.count % parts), q_part = (int)(i / q.count / parts);
+    const Piece queries = piece_of(balance, cp, rank, q_part, q.span[s]);
+    const Piece keys = piece_of(balance, cp, owner, kv_part, kv.span[s]);
+    Segment segment;
+    place_queries(q, s, queries, segment);
+    segment.kv_offset = (int)(kv.offset[s] + keys.at);
+    segment.kv_len = (int)real_of(keys.start, keys.step, keys.span, kv.len[s]);
+    band(mask, shift_of(mask, q.len[s], kv.len[s]), queries, keys, segment);
+    segments[i] = segment;
+}
+
+// All-gather: the queries of `rank` against the visible prefix of each sequence in sequence order. segments: [query
+// pieces, sequences].
+extern "C" __global__ void __launch_bounds__(THREADS) all_gather_segments(
+    const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
+    int balance, int rank, Segment* segments
+) {
+    const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
+    const int parts = balance == DUAL_CHUNK ? 2 : 1;
+    if (i >= (i64)parts * q.count) return;
+    const int s = (int)(i % q.count);
+    const Piece queries = piece_of(balance, cp, rank, (int)(i / q.count), q.span[s]);
+    const i64 lk = kv.len[s], shift = shift_of(mask, q.len[s], lk);
+    Segment segment;
+    place_queries(q, s, queries, segment);
+    i64 keys = 0;
+    if (segment.q_len > 0) {
+        const i64 past = queries.start + segment.q_len - 1 + shift + mask.right + 1;
+        keys = mask.right < 0 || past > lk ? lk : past < 0 ? 0 : past;
+    }
+    segment.kv_offset = kv.offset[s] * cp;
+    segment.kv_len = (int)keys;
+    band(mask, shift, queries, {0, 1, keys, 0}, segment);
+    segments[i] = segment;
+}
+
+// Segment ids and positions → runs. A *run* is a longest stretch of rows of one batch row with the same id, not 0, and
+// positions that grow by one. Tiles count their runs, one block sums the counts up, tiles write; no atomics, so that the
+// runs come in order of rows.
+constexpr u32 TILE = 1024;
+
+struct Ids {
+    const int* id;
+    const int* position;
+    int rows;
+    // Rows of a batch row.
+    int row_length;
+};
+
+__device__ __forceinline__ bool joined(const Ids& ids, int left) {
+    return __ldg(ids.id + left) == __ldg(ids.id + left + 1)
+        && (u32)__ldg(ids.position + left) + 1u == (u32)__ldg(ids.position + left + 1);
+}
+
+__device__ __forceinline__ bool starts_run(const Ids& ids, int row) {
+    return __ldg(ids.id + row) != 0 && (row % ids.row_length == 0 || !joined(ids, row - 1));
+}
+
+__device__ __forceinline__ bool ends_run(const Ids& ids, int row) {
+    return __ldg(ids.id + row) != 0 && ((row + 1) % ids.row_length == 0 || !joined(ids, row));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) count_runs(const __grid_constant__ Ids ids, int* tiles) {
+    int count = 0;
+    for (u32 i = threadIdx.x; i < TILE; i += THREADS) {
+        const i64 row = (i64)blockIdx.x * TILE + i;
+        count += __syncthreads_count(row < ids.rows && starts_run(ids, (int)row));
+    }
+    if (threadIdx.x == 0) tiles[blockIdx.x] = count;
+}
+
+// Runs before each tile, in place, and of all.
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS) sum_runs(int* tiles, int tile_count, int* runs) {
+    i64 sum = 0;
+    for (int base = 0; base < tile_count; base += SCAN_THREADS) {
+        const int tile = base + threadIdx.x;
+        Two total;
+        const Two before = scan({tile < tile_count ? tiles[tile] : 0, 0}, total);
+        if (tile < tile_count) tiles[tile] = (int)(sum + before.a);
+        sum += total.a;
+    }
+    if (threadIdx.x == 0) *runs = (int)sum;
+}
+
+struct Runs {
+    int* offset;
+    int* len;
+    int* id;
+    int* position;
+    // Room; further runs are counted and not written.
+    int room;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    write_runs(const __grid_constant__ Ids ids, const int* tiles, const __grid_constant__ Runs runs) {
+    __shared__ u32 starts[TILE / 32];
+    __shared__ u32 ends[TILE / 32];
+    __shared__ int before[TILE / 32];
+    const i64 first = (i64)blockIdx.x * TILE;
+    for (u32 i = threadIdx.x; i < TILE; i += THREADS) {
+        const i64 row = first + i;
+        const u32 start = __ballot_sync(0xffffffffu, row < ids.rows && starts_run(ids, (int)row));
+        const u32 end = __ballot_sync(0xffffffffu, row < ids.rows && ends_run(ids, (int)row));
+        if (i % 32 == 0) starts[i / 32] = start, ends[i / 32] = end;
+    }
+    __syncthreads();
+    if (threadIdx.x < TILE / 32) {
+        int sum = tiles[blockIdx.x];
+        for (u32 word = 0; word < threadIdx.x; ++word) sum += __popc(starts[word]);
+        before[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < TILE; i += THREADS) {
+        const u32 word = i / 32, bit = 1u << (i % 32), up_to = bit | (bit - 1);
+        const int run = before[word] + __popc(starts[word] & up_to) - 1, row = (int)(first + i);
+        if (run < 0 || run >= runs.room) continue;
+        if (starts[word] & bit) {
+            runs.offset[run] = row;
+            runs.id[run] = __ldg(ids.id + row);
+            runs.position[run] = __ldg(ids.position + row);
+        }
+        // The row past the last one, until the lengths are taken.
+        if (ends[word] & bit) runs.len[run] = row + 1;
+    }
+}
+
+// Lengths from ends; what lies behind the last run is empty, at the end.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    finish_runs(const int* count, int rows, const __grid_constant__ Runs runs) {
+    const i64 run = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (run >= runs.room) return;
+    if (run < *count) {
+        runs.len[run] -= runs.offset[run];
+    } else {
+        runs.offset[run] = rows;
+        runs.len[run] = runs.id[run] = runs.position[run] = 0;
+    }
+}

@@ -1,0 +1,524 @@
+//! How fast the helper kernels are, against a device copy of the same bytes in the same run.
+//!
+//! A figure is the median of repetitions of a recorded graph of launches; each launch works on buffers of its own, more
+//! of them than the L2 cache holds. *Bytes* are those that an operation must move: what it reads and what it writes, once
+//! each. The peer is the driver's own copy, moving as many bytes in the same way.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use seamproof_oracle::{Alignment, Balance, Format, Mask, Run};
+use seamproof_simulator::helpers::{Half, Order, Part, Rest, Style, Update, half_rows};
+use seamproof_simulator::shard::Shard;
+
+use crate::error::KernelError;
+use crate::gpu::{Area, Buffer, Gpu};
+use crate::merge::{Statistic, Tensor};
+use crate::metadata::{RunTables, SEGMENT_BYTES, SegmentIds, SlotTables};
+use crate::rows::Rows;
+use crate::tables::{Cut, Slots};
+
+/// Repetitions of a graph; the median counts.
+const REPETITIONS: usize = 15;
+/// Repetitions that do not count.
+const WARM_UP: usize = 3;
+/// Launches of a graph, at most.
+const LAUNCHES_MAX: usize = 24;
+/// Bytes of each pool of tensors and of statistics.
+const POOL_BYTES: usize = 2 << 30;
+/// What the peer's sizes are rounded up to; its time is scaled back.
+const COPY_UNIT: usize = 1 << 20;
+const STATISTICS_BYTES: usize = 128 << 20;
+/// Heads and elements of a head of every case: those of TransformerEngine pull request 2829, whose figures on an H100
+/// are 0.0954 to 0.109 ms for the reordering and 0.0911 to 0.105 ms for the copy.
+const HEADS: usize = 16;
+const DIM: usize = 64;
+const ROW_BYTES: usize = HEADS * DIM * 2;
+
+/// What a benchmark can fail at.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The GPU.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The place that figures are printed to.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// One figure.
+#[derive(Clone, Debug)]
+struct Line {
+    case: String,
+    kernel: String,
+    bytes: usize,
+    /// Microseconds of the kernel, and of a copy of the same bytes.
+    time: f64,
+    copy: f64,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Line { case, kernel, bytes, time, copy } = self;
+        let rate = |time: f64| *bytes as f64 / time / 1e6;
+        write!(
+            f,
+            "{case:<24} {kernel:<30} {:>9.1} MB {time:>9.2} µs {:>6.2} TB/s   copy {:>6.2} TB/s   ratio {:.3}",
+            *bytes as f64 / 1e6,
+            rate(*time),
+            rate(*copy),
+            copy / time
+        )
+    }
+}
+
+/// Packed sequences of a whole batch.
+struct Pack {
+    name: String,
+    runs: Vec<Run>,
+    rows: usize,
+}
+
+/// Tables of slots on the device.
+struct SlotBuffers {
+    tables: [Buffer; 3],
+    count: usize,
+    rows: usize,
+}
+
+impl SlotBuffers {
+    fn new(gpu: &Gpu, runs: &[Run], rows: usize) -> Result<SlotBuffers, KernelError> {
+        let table = |of: fn(&Run) -> usize| {
+            gpu.upload_i32(&runs.iter().map(|run| of(run) as i32).collect::<Vec<_>>())
+        };
+        let tables = [table(|run| run.offset)?, table(|run| run.span)?, table(|run| run.len)?];
+        Ok(SlotBuffers { tables, count: runs.len(), rows })
+    }
+
+    fn slots(&self) -> Slots<'_> {
+        let [offset, span, len] = &self.tables;
+        let (offset, span, len) = (offset.area(), span.area(), len.area());
+        Slots { offset, span, len, count: self.count, rows: self.rows }
+    }
+}
+
+/// The memory that launches work on in turn.
+struct Pools<'a> {
+    gpu: &'a Gpu,
+    from: Buffer,
+    to: Buffer,
+    statistics: [Buffer; 2],
+}
+
+/// A part of a pool for each launch, in turn.
+fn turn(pool: &Buffer, launch: usize, bytes: usize) -> Result<Area<'_>, KernelError> {
+    let stride = bytes.next_multiple_of(256);
+    let start = launch % (pool.area().bytes() / stride.max(1)).max(1) * stride;
+    pool.area().part(start..start + bytes)
+}
+
+impl<'a> Pools<'a> {
+    fn new(gpu: &'a Gpu) -> Result<Pools<'a>, KernelError> {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let block: Vec<u8> = (0..2 << 20).flat_map(|_| rng.next_u32().to_le_bytes()).collect();
+        // Numbers as logarithms have them.
+        let number = |_| (rng.next_u32() as f32 / 4e8).to_le_bytes();
+        let numbers: Vec<u8> = (0..2 << 20).flat_map(number).collect();
+        let pool = |bytes: usize, block: &[u8]| {
+            let buffer = gpu.allocate(bytes)?;
+            let first = gpu.upload(block)?;
+            for start in (0..bytes).step_by(block.len()) {
+                gpu.copy(first.area(), buffer.area().part(start..start + block.len())?)?;
+            }
+            gpu.finish()?;
+            Ok::<Buffer, KernelError>(buffer)
+        };
+        let statistics = [pool(STATISTICS_BYTES, &numbers)?, pool(STATISTICS_BYTES, &numbers)?];
+        Ok(Pools { gpu, from: pool(POOL_BYTES, &block)?, to: pool(POOL_BYTES, &block)?, statistics })
+    }
+
+    /// Median microseconds of one launch, of `launches` recorded ones.
+    fn measure(
+        &self,
+        launches: usize,
+        work: impl Fn(usize) -> Result<(), KernelError>,
+    ) -> Result<f64, KernelError> {
+        let graph = self.gpu.record(|| (0..launches).try_for_each(&work))?;
+        for _ in 0..WARM_UP {
+            graph.launch()?;
+        }
+        let mut times = Vec::new();
+        for _ in 0..REPETITIONS {
+            times.push(f64::from(graph.time()?) * 1e3 / launches as f64);
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[REPETITIONS / 2])
+    }
+
+    /// A kernel that moves `bytes`, the larger of its tensors of `tensor` bytes, and the copy that moves as many.
+    fn line(
+        &self,
+        (case, kernel): (&str, &str),
+        (bytes, tensor): (usize, usize),
+        work: impl Fn(usize) -> Result<(), KernelError>,
+    ) -> Result<Line, KernelError> {
+        let launches = (POOL_BYTES / tensor.max(1)).clamp(2, LAUNCHES_MAX);
+        let time = self.measure(launches, work)?;
+        // The driver's copy is slower where sizes or addresses are no multiples of large powers of two.
+        let half = (bytes / 2).next_multiple_of(if bytes > COPY_UNIT { COPY_UNIT } else { 512 });
+        let copy = self.measure((POOL_BYTES / half).clamp(2, LAUNCHES_MAX), |launch| {
+            self.gpu.copy(turn(&self.from, launch, half)?, turn(&self.to, launch, half)?)
+        })?;
+        let copy = copy * bytes as f64 / (2 * half) as f64;
+        Ok(Line { case: case.to_owned(), kernel: kernel.to_owned(), bytes, time, copy })
+    }
+
+    fn rows(&self, launch: usize, rows: usize) -> Result<Rows<'_>, KernelError> {
+        Ok(Rows { area: turn(&self.from, launch, rows * ROW_BYTES)?, rows, row_bytes: ROW_BYTES })
+    }
+
+    fn rows_to(&self, launch: usize, rows: usize) -> Result<Rows<'_>, KernelError> {
+        Ok(Rows { area: turn(&self.to, launch, rows * ROW_BYTES)?, rows, row_bytes: ROW_BYTES })
+    }
+
+    fn tensor(
+        &self,
+        running: bool,
+        launch: usize,
+        rows: usize,
+        format: Format,
+    ) -> Result<Tensor<'_>, KernelError> {
+        let bytes = rows * HEADS * DIM * format.bits() as usize / 8;
+        let pool = if running { &self.to } else { &self.from };
+        Ok(Tensor { area: turn(pool, launch, bytes)?, rows, heads: HEADS, dim: DIM, format })
+    }
+
+    fn statistic(
+        &self,
+        which: usize,
+        launch: usize,
+        heads: usize,
+        rows: usize,
+    ) -> Result<Statistic<'_>, KernelError> {
+        Ok(Statistic { area: turn(&self.statistics[which], launch, heads * rows * 4)?, heads, rows })
+    }
+}
+
+/// `count` sequences of `length` rows; with `ragged` of any length up to twice that, padded to a multiple of 16, with a
+/// first offset, gaps and slack.
+fn pack(name: &str, count: usize, length: usize, ragged: bool) -> Pack {
+    let mut rng = ChaCha8Rng::seed_from_u64(2);
+    let mut below = |end: usize| (rng.next_u64() % end as u64) as usize;
+    let (mut runs, mut end) = (Vec::new(), if ragged { 16 } else { 0 });
+    for _ in 0..count {
+        let len = if ragged { 1 + below(2 * length) } else { length };
+        let span = len.next_multiple_of(16);
+        runs.push(Run { offset: end, step: 1, len, span });
+        end += span + if ragged { 16 * below(3) } else { 0 };
+    }
+    let slack = if ragged { 160 } else { 0 };
+    Pack { name: name.to_owned(), runs, rows: end + slack }
+}
+
+/// Prints every figure.
+pub fn thd(gpu: &Gpu, to: &mut dyn Write) -> Result<(), BenchError> {
+    let pools = Pools::new(gpu)?;
+    writeln!(
+        to,
+        "{}: {HEADS} heads of {DIM} in bf16; medians of {REPETITIONS} graphs of launches",
+        gpu.name()?
+    )?;
+    let published = pack("16 × 4096", 16, 4096, false);
+    let ragged = pack("ragged, 16 × about 4096", 16, 4096, true);
+    let short = pack("1024 × 64", 1024, 64, false);
+    for cp in [2, 4, 8] {
+        reorder(&pools, &published, cp, to)?;
+    }
+    for pack in [&ragged, &short] {
+        reorder(&pools, pack, 4, to)?;
+    }
+    for pack in [&published, &ragged, &short] {
+        moves(&pools, pack, to)?;
+        merges(&pools, pack, to)?;
+        gradients(&pools, pack, to)?;
+        statistics(&pools, pack, to)?;
+    }
+    metadata(&pools, &published, to)?;
+    metadata(&pools, &short, to)?;
+    small(&pools, to)
+}
+
+fn reorder(pools: &Pools, pack: &Pack, cp: usize, to: &mut dyn Write) -> Result<(), BenchError> {
+    let cut = Cut { cp, balance: Balance::DualChunk };
+    let shard = Shard::of_runs(&pack.runs, pack.rows, cp, cut.balance);
+    let runs: Vec<Run> = shard.slots.iter().map(|slot| Run::packed(slot.offset, 0, slot.span)).collect();
+    let slots = SlotBuffers::new(pools.gpu, &runs, shard.rows)?;
+    let rows = shard.rows * cp;
+    for (order, name) in [(Order::ToRanks, "to rank order"), (Order::ToSequences, "to sequence order")] {
+        let bytes = rows * ROW_BYTES;
+        let line = pools.line((&format!("{}, cp {cp}", pack.name), name), (2 * bytes, bytes), |launch| {
+            let (from, to) = (pools.rows(launch, rows)?, pools.rows_to(launch, rows)?);
+            pools.gpu.reorder(slots.slots(), cut, order, from, to)
+        })?;
+        writeln!(to, "{line}")?;
+    }
+    Ok(())
+}
+
+fn real(runs: &[Run]) -> usize {
+    runs.iter().map(|run| run.len).sum()
+}
+
+fn moves(pools: &Pools, pack: &Pack, to: &mut dyn Write) -> Result<(), BenchError> {
+    let (gpu, rows, real) = (pools.gpu, pack.rows, real(&pack.runs));
+    let buffers = SlotBuffers::new(gpu, &pack.runs, rows)?;
+    let slots = buffers.slots();
+    let tensor = rows * ROW_BYTES;
+    let padding = (rows - real) * ROW_BYTES;
+    let copied = 2 * real * ROW_BYTES;
+    let line = pools.line((&pack.name, "copy valid rows"), (copied, tensor), |launch| {
+        gpu.copy_valid(slots, pools.rows(launch, rows)?, pools.rows_to(launch, rows)?, Rest::Leave)
+    })?;
+    writeln!(to, "{line}")?;
+    if padding > 0 {
+        let line =
+            pools.line((&pack.name, "copy valid rows, zero rest"), (copied + padding, tensor), |launch| {
+                gpu.copy_valid(slots, pools.rows(launch, rows)?, pools.rows_to(launch, rows)?, Rest::Fill(0))
+            })?;
+        writeln!(to, "{line}")?;
+        let line = pools.line((&pack.name, "fill padding"), (padding, tensor), |launch| {
+            gpu.fill_padding(slots, pools.rows_to(launch, rows)?, 0xff)
+        })?;
+        writeln!(to, "{line}")?;
+    }
+    let halves = half_rows(rows);
+    let owned: usize = pack.runs.iter().map(|run| run.span).sum();
+    let line = pools.line((&pack.name, "read second half"), (owned * ROW_BYTES, tensor), |launch| {
+        let (whole, half) = (pools.rows(launch, rows)?, pools.rows_to(launch, halves)?);
+        gpu.read_half(slots, Half::Second, whole, half, Rest::Leave)
+    })?;
+    writeln!(to, "{line}")?;
+    let line = pools.line((&pack.name, "write second half"), (owned * ROW_BYTES, tensor), |launch| {
+        gpu.write_half(slots, Half::Second, pools.rows(launch, halves)?, pools.rows_to(launch, rows)?)
+    })?;
+    writeln!(to, "{line}")?;
+    Ok(())
+}
+
+/// Bytes of real elements, of `each` bytes an element.
+fn elements(rows: usize, each: usize) -> usize {
+    rows * HEADS * DIM * each
+}
+
+fn merges(pools: &Pools, pack: &Pack, to: &mut dyn Write) -> Result<(), BenchError> {
+    let (gpu, rows, real) = (pools.gpu, pack.rows, real(&pack.runs));
+    let buffers = SlotBuffers::new(gpu, &pack.runs, rows)?;
+    let slots = buffers.slots();
+    let second: usize = pack.runs.iter().map(|run| run.len.saturating_sub(run.span / 2)).sum();
+    let weighted = Style::Weighted { product_rounded: true };
+    let (whole, half) = (Part::Whole, Part::Compact(Half::Second));
+    let (f32, bf16) = (Format::F32, Format::Bf16);
+    let cases = [
+        ("merge out, f32 += bf16", Style::Running, whole, f32, real, 10, 12),
+        ("merge out, bf16 += bf16", Style::Running, whole, bf16, real, 6, 12),
+        ("correct out, bf16 += bf16", weighted, whole, bf16, real, 6, 8),
+        ("correct second half, f32", weighted, half, f32, second, 10, 8),
+    ];
+    for (name, style, part, format, touched, each, statistic) in cases {
+        let bytes = elements(touched, each) + touched * HEADS * statistic;
+        let line = pools.line((&pack.name, name), (bytes, elements(rows, 4)), |launch| {
+            let step_rows = part.step_rows(rows);
+            let running =
+                (pools.tensor(true, launch, rows, format)?, pools.statistic(0, launch, HEADS, rows)?);
+            let step = (
+                pools.tensor(false, launch, step_rows, bf16)?,
+                pools.statistic(1, launch, HEADS, step_rows)?,
+            );
+            gpu.merge_out(slots, (part, style), running, step)
+        })?;
+        writeln!(to, "{line}")?;
+    }
+    Ok(())
+}
+
+fn gradients(pools: &Pools, pack: &Pack, to: &mut dyn Write) -> Result<(), BenchError> {
+    let (gpu, rows, real) = (pools.gpu, pack.rows, real(&pack.runs));
+    let buffers = SlotBuffers::new(gpu, &pack.runs, rows)?;
+    let slots = buffers.slots();
+    let (f32, bf16) = (Format::F32, Format::Bf16);
+    let cases = [
+        ("add gradient, f32 += bf16", [Update::Add; 2], f32, elements(real, 10)),
+        ("add gradient, bf16 += bf16", [Update::Add; 2], bf16, elements(real, 6)),
+        ("copy gradient, bf16", [Update::Copy; 2], bf16, elements(real, 4)),
+    ];
+    for (name, updates, format, bytes) in cases {
+        let line = pools.line((&pack.name, name), (bytes, elements(rows, 4)), |launch| {
+            let (sum, step) =
+                (pools.tensor(true, launch, rows, format)?, pools.tensor(false, launch, rows, bf16)?);
+            gpu.accumulate(slots, Part::Whole, updates, sum, step)
+        })?;
+        writeln!(to, "{line}")?;
+    }
+    Ok(())
+}
+
+fn statistics(pools: &Pools, pack: &Pack, to: &mut dyn Write) -> Result<(), BenchError> {
+    /// Heads enough for more bytes than a launch costs.
+    const MANY_HEADS: usize = 128;
+    let (gpu, rows, real) = (pools.gpu, pack.rows, real(&pack.runs));
+    let buffers = SlotBuffers::new(gpu, &pack.runs, rows)?;
+    let (slots, tensor) = (buffers.slots(), rows * MANY_HEADS * 4);
+    let number = real * MANY_HEADS * 4;
+    let line = pools.line((&pack.name, "merge 128 heads' statistics"), (3 * number, tensor), |launch| {
+        let (lse, step) =
+            (pools.statistic(0, launch, MANY_HEADS, rows)?, pools.statistic(1, launch, MANY_HEADS, rows)?);
+        gpu.merge_statistics(slots, Part::Whole, lse, step)
+    })?;
+    writeln!(to, "{line}")?;
+    let largest = gpu.allocate(MANY_HEADS * 4)?;
+    let line = pools.line((&pack.name, "largest logit of 128 heads"), (number, tensor), |launch| {
+        gpu.max_logit(slots, pools.statistic(0, launch, MANY_HEADS, rows)?, largest.area(), false)
+    })?;
+    writeln!(to, "{line}")?;
+    let owned: usize = pack.runs.iter().map(|run| run.span).sum();
+    let line = pools.line(
+        (&pack.name, "read second half, 128 stat."),
+        (owned * MANY_HEADS * 4, tensor),
+        |launch| {
+            let halves = pools.statistic(1, launch, MANY_HEADS, half_rows(rows))?;
+            let whole = pools.statistic(0, launch, MANY_HEADS, rows)?;
+            gpu.read_half_statistic(slots, Half::Second, whole, halves, None)
+        },
+    )?;
+    writeln!(to, "{line}")?;
+    Ok(())
+}
+
+/// Everything that a step's tables need: launch-bound, so that only the time counts.
+fn metadata(pools: &Pools, pack: &Pack, to: &mut dyn Write) -> Result<(), BenchError> {
+    let gpu = pools.gpu;
+    let cut = Cut { cp: 4, balance: Balance::DualChunk };
+    let shard = Shard::of_runs(&pack.runs, pack.rows, cut.cp, cut.balance);
+    let runs: Vec<Run> = shard
+        .slots
+        .iter()
+        .map(|slot| Run { offset: slot.offset, step: 1, len: slot.len, span: slot.span })
+        .collect();
+    let (batch, local) =
+        (SlotBuffers::new(gpu, &pack.runs, pack.rows)?, SlotBuffers::new(gpu, &runs, shard.rows)?);
+    let mask = Mask { left: None, right: Some(0), align: Alignment::TopLeft };
+    let (count, rows) = (runs.len(), pack.rows);
+    let out = gpu.allocate((rows * 8).max(count * 4 * SEGMENT_BYTES))?;
+    let tables = gpu.allocate(6 * 4 * (count + 64))?;
+    let table = |index: usize, length: usize| {
+        tables.area().part(index * 4 * (count + 64)..index * 4 * (count + 64) + length * 4)
+    };
+    let both = [local.slots(), local.slots()];
+    let mut print =
+        |kernel: &str, time: f64| writeln!(to, "{:<24} {kernel:<30} {:>12} {time:>9.2} µs", pack.name, "");
+    print(
+        "rank slots",
+        pools.measure(LAUNCHES_MAX, |_| {
+            let to = SlotTables { offset: table(0, count)?, span: table(1, count)?, len: table(2, count)? };
+            gpu.rank_slots(batch.slots(), cut, 1, to)
+        })?,
+    )?;
+    print(
+        "cu_seqlens on rank",
+        pools.measure(LAUNCHES_MAX, |_| {
+            gpu.cu_seqlens_on_rank(local.slots(), cut.cp, 1, [true, true], table(0, count + 1)?)
+        })?,
+    )?;
+    print(
+        "ring step",
+        pools.measure(LAUNCHES_MAX, |_| {
+            gpu.ring_segments(both, &mask, cut, [1, 0], out.area().part(0..4 * count * SEGMENT_BYTES)?)
+        })?,
+    )?;
+    print(
+        "all-gather steps",
+        pools.measure(LAUNCHES_MAX, |_| {
+            gpu.all_gather_segments(both, &mask, cut, 1, out.area().part(0..2 * count * SEGMENT_BYTES)?)
+        })?,
+    )?;
+    print(
+        "partition indices",
+        pools.measure(LAUNCHES_MAX, |_| {
+            gpu.partition_indices(local.slots(), cut, 1, out.area().part(0..shard.rows * 8)?)
+        })?,
+    )?;
+    print(
+        "mask of valid rows",
+        pools.measure(LAUNCHES_MAX, |_| gpu.valid_mask(batch.slots(), out.area().part(0..rows)?))?,
+    )?;
+    let id_of = |row: usize| pack.runs.iter().position(|run| row >= run.offset && row < run.offset + run.len);
+    let ids: Vec<i32> = (0..rows).map(|row| id_of(row).map_or(0, |id| id as i32 + 1)).collect();
+    let positions: Vec<i32> =
+        (0..rows).map(|row| id_of(row).map_or(0, |id| (row - pack.runs[id].offset) as i32)).collect();
+    let (ids, positions) = (gpu.upload_i32(&ids)?, gpu.upload_i32(&positions)?);
+    let ids = SegmentIds { id: ids.area(), position: positions.area(), rows, row_length: rows };
+    let scratch = gpu.allocate(ids.scratch_bytes())?;
+    print(
+        "runs from ids (4 launches)",
+        pools.measure(LAUNCHES_MAX, |_| {
+            let [offset, len, id, position] =
+                [table(0, count)?, table(1, count)?, table(2, count)?, table(3, count)?];
+            gpu.runs(
+                ids,
+                scratch.area(),
+                RunTables { offset, len, id, position, room: count, count: table(4, 1)? },
+            )
+        })?,
+    )?;
+    Ok(())
+}
+
+/// Cases that a launch costs more than their bytes do.
+fn small(pools: &Pools, to: &mut dyn Write) -> Result<(), BenchError> {
+    let gpu = pools.gpu;
+    let pack = pack("small: 8 × 64", 8, 64, false);
+    let cut = Cut { cp: 2, balance: Balance::DualChunk };
+    let buffers = SlotBuffers::new(gpu, &pack.runs, pack.rows)?;
+    let shard = Shard::of_runs(&pack.runs, pack.rows, 2, cut.balance);
+    let runs: Vec<Run> = shard.slots.iter().map(|slot| Run::packed(slot.offset, 0, slot.span)).collect();
+    let (rows, local) = (pack.rows, SlotBuffers::new(gpu, &runs, shard.rows)?);
+    let mut print =
+        |kernel: &str, time: f64| writeln!(to, "{:<24} {kernel:<30} {:>12} {time:>9.2} µs", pack.name, "");
+    print(
+        "device copy",
+        pools.measure(LAUNCHES_MAX, |launch| {
+            gpu.copy(pools.rows(launch, rows)?.area, pools.rows_to(launch, rows)?.area)
+        })?,
+    )?;
+    print(
+        "to rank order",
+        pools.measure(LAUNCHES_MAX, |launch| {
+            let (from, to) = (pools.rows(launch, rows)?, pools.rows_to(launch, rows)?);
+            gpu.reorder(local.slots(), cut, Order::ToRanks, from, to)
+        })?,
+    )?;
+    print(
+        "copy valid rows",
+        pools.measure(LAUNCHES_MAX, |launch| {
+            gpu.copy_valid(
+                buffers.slots(),
+                pools.rows(launch, rows)?,
+                pools.rows_to(launch, rows)?,
+                Rest::Leave,
+            )
+        })?,
+    )?;
+    print(
+        "merge out, f32 += bf16",
+        pools.measure(LAUNCHES_MAX, |launch| {
+            let running =
+                (pools.tensor(true, launch, rows, Format::F32)?, pools.statistic(0, launch, HEADS, rows)?);
+            let step =
+                (pools.tensor(false, launch, rows, Format::Bf16)?, pools.statistic(1, launch, HEADS, rows)?);
+            gpu.merge_out(buffers.slots(), (Part::Whole, Style::Running), running, step)
+        })?,
+    )?;
+    Ok(())
+}

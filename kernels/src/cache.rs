@@ -1,0 +1,228 @@
+//! Compiled kernels on disk.
+//!
+//! An entry's name is the hash of source and options and the version of NVRTC; its contents carry their own length and
+//! hash, so that a torn or damaged entry is not believed: it is compiled again. An entry is written beside its place and
+//! renamed into it: two processes that compile the same source both succeed, and a reader sees a whole entry or none.
+//! A cache that cannot be written costs time and nothing else. Without NVRTC, an entry of any version will do.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::error::KernelError;
+use crate::nvrtc::{self, Compiled, NvrtcVersion};
+use crate::source::Source;
+
+const MAGIC: &[u8; 8] = b"SEAMCUB1";
+const HASH_BYTES: usize = 32;
+
+/// Names the folder, before the user's cache directory.
+pub const FOLDER_VARIABLE: &str = "SEAMPROOF_KERNEL_CACHE";
+
+/// A folder of compiled kernels, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    folder: Option<PathBuf>,
+}
+
+/// Where machine code came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It was on disk.
+    Cache,
+    /// It was compiled.
+    Compiled,
+}
+
+impl Cache {
+    /// The user's: `$SEAMPROOF_KERNEL_CACHE`, `$XDG_CACHE_HOME/seamproof/kernels` or `~/.cache/seamproof/kernels`; none
+    /// where there is no such place.
+    pub fn of_user() -> Cache {
+        let named = |variable: &str| {
+            std::env::var_os(variable).map(PathBuf::from).filter(|path| !path.as_os_str().is_empty())
+        };
+        let below = |path: PathBuf| path.join("seamproof").join("kernels");
+        let folder = named(FOLDER_VARIABLE)
+            .or_else(|| named("XDG_CACHE_HOME").map(below))
+            .or_else(|| named("HOME").map(|home| below(home.join(".cache"))));
+        Cache { folder }
+    }
+
+    /// A folder; made when something is written.
+    pub fn at(folder: &Path) -> Cache {
+        Cache { folder: Some(folder.to_owned()) }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// The machine code of a source: from disk, or compiled and then stored if the folder lets us.
+    pub fn get(&self, source: &Source) -> Result<(Compiled, Origin), KernelError> {
+        let version = match nvrtc::version() {
+            Ok(version) => version,
+            Err(error) => {
+                return self.any_version(source).map(|found| (found, Origin::Cache)).ok_or(error);
+            }
+        };
+        if let Some(found) = self.entry(source, version).and_then(|path| read(&path)) {
+            return Ok((found, Origin::Cache));
+        }
+        let compiled = nvrtc::compile(source)?;
+        // Whoever comes next compiles again; nothing is wrong with what we have.
+        let _ = self.store(source, version, &compiled);
+        Ok((compiled, Origin::Compiled))
+    }
+
+    /// What is on disk, for any version of NVRTC.
+    pub fn peek(&self, source: &Source) -> Option<Compiled> {
+        self.any_version(source)
+    }
+
+    /// As [`Cache::get`], and it must end up on disk.
+    pub fn fill(&self, source: &Source) -> Result<(Compiled, Origin), KernelError> {
+        let version = nvrtc::version()?;
+        let (compiled, origin) = self.get(source)?;
+        let stored = self.entry(source, version).is_some_and(|path| path.exists());
+        if !stored {
+            let path = self.folder.clone().unwrap_or_default();
+            self.store(source, version, &compiled).map_err(|source| KernelError::Cache { path, source })?;
+        }
+        Ok((compiled, origin))
+    }
+
+    fn entry(&self, source: &Source, version: NvrtcVersion) -> Option<PathBuf> {
+        let name = format!("{}-nvrtc{version}.cubin", source.digest());
+        self.folder.as_ref().map(|folder| folder.join(name))
+    }
+
+    /// The whole entry with the last name in order.
+    fn any_version(&self, source: &Source) -> Option<Compiled> {
+        let begin = format!("{}-nvrtc", source.digest());
+        let entries = std::fs::read_dir(self.folder.as_ref()?).ok()?;
+        let mut names: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        names.retain(|path| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.starts_with(&begin) && name.ends_with(".cubin")
+        });
+        names.sort();
+        names.iter().rev().find_map(|path| read(path))
+    }
+
+    fn store(&self, source: &Source, version: NvrtcVersion, compiled: &Compiled) -> std::io::Result<()> {
+        let no_folder = || std::io::Error::other("there is no folder for compiled kernels");
+        let path = self.entry(source, version).ok_or_else(no_folder)?;
+        let folder = path.parent().ok_or_else(no_folder)?;
+        std::fs::create_dir_all(folder)?;
+        let mut file =
+            tempfile::Builder::new().prefix(".tmp-").permissions(readable()).tempfile_in(folder)?;
+        file.write_all(&encode(compiled))?;
+        file.as_file().sync_all()?;
+        file.persist(&path).map_err(|error| error.error)?;
+        Ok(())
+    }
+}
+
+/// A folder of compiled kernels may be carried to where others read it.
+fn readable() -> std::fs::Permissions {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::Permissions::from_mode(0o644)
+}
+
+/// magic, length of the cubin, length of the log, hash of all that follows, cubin, log.
+fn encode(compiled: &Compiled) -> Vec<u8> {
+    let body = [&compiled.cubin[..], compiled.log.as_bytes()].concat();
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend((compiled.cubin.len() as u64).to_le_bytes());
+    bytes.extend((compiled.log.len() as u64).to_le_bytes());
+    bytes.extend(blake3::hash(&body).as_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Option<Compiled> {
+    let (head, rest) = bytes.split_at_checked(MAGIC.len())?;
+    let (cubin, rest) = rest.split_first_chunk::<8>()?;
+    let (log, rest) = rest.split_first_chunk::<8>()?;
+    let (hash, body) = rest.split_first_chunk::<HASH_BYTES>()?;
+    let [cubin, log] = [cubin, log].map(|length| u64::from_le_bytes(*length) as usize);
+    let whole = head == MAGIC && Some(body.len()) == cubin.checked_add(log) && blake3::hash(body) == *hash;
+    whole.then(|| Compiled {
+        cubin: body[..cubin].to_vec(),
+        log: String::from_utf8_lossy(&body[cubin..]).into_owned(),
+    })
+}
+
+fn read(path: &Path) -> Option<Compiled> {
+    decode(&std::fs::read(path).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compiled() -> Compiled {
+        Compiled { cubin: vec![7; 300], log: "a line\n".into() }
+    }
+
+    fn source() -> Source {
+        Source { file: "x.cu", text: "extern \"C\" __global__ void x() {}".into() }
+    }
+
+    const VERSION: NvrtcVersion = NvrtcVersion { major: 13, minor: 0 };
+
+    #[test]
+    fn an_entry_reads_back_and_a_damaged_one_does_not() {
+        let bytes = encode(&compiled());
+        assert_eq!(decode(&bytes), Some(compiled()));
+        for length in 0..bytes.len() {
+            assert_eq!(decode(&bytes[..length]), None, "cut to {length} bytes");
+        }
+        for place in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[place] ^= 1;
+            assert_eq!(decode(&damaged), None, "byte {place}");
+        }
+        assert_eq!(decode(&[&bytes[..], b"x"].concat()), None);
+    }
+
+    #[test]
+    fn many_writers_of_one_entry_leave_a_whole_one_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&folder.path().join("deep").join("kernels"));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        cache.store(&source(), VERSION, &compiled()).unwrap();
+                        assert_eq!(cache.any_version(&source()), Some(compiled()));
+                    }
+                });
+            }
+        });
+        assert_eq!(std::fs::read_dir(cache.folder().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_truncated_entry_is_passed_over_and_a_folder_that_is_none_is_no_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        cache.store(&source(), VERSION, &compiled()).unwrap();
+        let newer = cache.entry(&source(), NvrtcVersion { major: 13, minor: 5 }).unwrap();
+        std::fs::write(newer, &encode(&compiled())[..100]).unwrap();
+        assert_eq!(cache.any_version(&source()), Some(compiled()), "the older one is whole");
+        // A file where the folder should be: nobody can write there, whatever their rights.
+        let file = folder.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        let cache = Cache::at(&file);
+        assert!(cache.store(&source(), VERSION, &compiled()).is_err());
+        assert_eq!(cache.any_version(&source()), None);
+    }
+
+    #[test]
+    fn a_digest_follows_the_text() {
+        let other = Source { text: "extern \"C\" __global__ void y() {}".into(), ..source() };
+        assert_ne!(source().digest(), other.digest());
+        assert_ne!(source().digest(), Source { file: "y.cu", ..source() }.digest());
+    }
+}

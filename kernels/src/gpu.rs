@@ -1,0 +1,296 @@
+//! A GPU: its memory, kernels, launches and times.
+//!
+//! A [`Buffer`] owns device memory, an [`Area`] is a part of one. Launches go to one stream in order and do not wait;
+//! [`Gpu::finish`] waits. After an error of the driver the context may be lost: the process should end.
+#![allow(unsafe_code, reason = "the CUDA driver is a C library")]
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
+use cudarc::nvrtc::Ptx;
+
+use crate::cache::Cache;
+use crate::error::{CUDA_MAJOR_MIN, KernelError};
+use crate::nvrtc::{self, NvrtcVersion};
+use crate::source::{Source, sources};
+
+/// Threads of a block: `THREADS` of the sources.
+pub(crate) const THREADS: usize = 256;
+/// The compute capability that the kernels are machine code for.
+const CAPABILITY: (i32, i32) = (9, 0);
+/// Most blocks in the first dimension of a grid.
+const BLOCKS_MAX: usize = i32::MAX as usize;
+
+/// An argument of a kernel: the same bytes here and there.
+///
+/// # Safety
+/// The type is `repr(C)` or a primitive, and means the same in the kernel.
+pub(crate) unsafe trait Argument {}
+// SAFETY: primitives.
+unsafe impl Argument for u32 {}
+// SAFETY: primitives.
+unsafe impl Argument for i32 {}
+// SAFETY: primitives.
+unsafe impl Argument for i64 {}
+// SAFETY: addresses are 64-bit numbers there too.
+unsafe impl Argument for u64 {}
+
+/// A GPU with all kernels loaded.
+#[derive(Debug)]
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    functions: BTreeMap<String, CudaFunction>,
+}
+
+/// Device memory.
+#[derive(Debug)]
+pub struct Buffer {
+    address: u64,
+    bytes: usize,
+    context: Arc<CudaContext>,
+}
+
+/// Part of a [`Buffer`].
+#[derive(Clone, Copy, Debug)]
+pub struct Area<'a> {
+    address: u64,
+    bytes: usize,
+    buffer: PhantomData<&'a Buffer>,
+}
+
+/// Launches that were recorded and can be repeated as one, as long as their buffers live.
+pub struct Graph<'a> {
+    graph: CudaGraph,
+    gpu: &'a Gpu,
+}
+
+fn failed(call: &str) -> impl Fn(DriverError) -> KernelError + '_ {
+    move |error| KernelError::Driver { call: call.to_owned(), error: error.to_string() }
+}
+
+/// The version of CUDA that the driver supports.
+pub fn driver_version() -> Result<NvrtcVersion, KernelError> {
+    // SAFETY: loads a library by its name.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(KernelError::DriverMissing);
+    }
+    let mut version = 0;
+    // SAFETY: a valid place for a number.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("driver version"))?;
+    Ok(NvrtcVersion { major: version / 1000, minor: version % 1000 / 10 })
+}
+
+impl Gpu {
+    /// Opens a GPU and loads the kernels, from `cache` where they are there.
+    pub fn open(ordinal: usize, cache: &Cache) -> Result<Gpu, KernelError> {
+        Gpu::with_sources(ordinal, cache, &sources())
+    }
+
+    /// The same with other sources: planted faults are edits of a source's text.
+    pub fn with_sources(ordinal: usize, cache: &Cache, sources: &[Source]) -> Result<Gpu, KernelError> {
+        let context = open_context(ordinal)?;
+        // SAFETY: everything runs on one stream, in order; no event need follow a buffer.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("stream"))?;
+        let mut functions = BTreeMap::new();
+        for source in sources {
+            let (compiled, _) = cache.get(source)?;
+            let module = context.load_module(Ptx::from_binary(compiled.cubin));
+            let module = module.map_err(failed(&format!("load {}", source.file)))?;
+            for kernel in nvrtc::resources(&compiled.log) {
+                let function = module.load_function(&kernel.kernel).map_err(failed(&kernel.kernel))?;
+                functions.insert(kernel.kernel, function);
+            }
+        }
+        Ok(Gpu { context, stream, functions })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> Result<String, KernelError> {
+        self.context.name().map_err(failed("name"))
+    }
+
+    /// Memory of which nothing is known.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer, KernelError> {
+        self.context.bind_to_thread().map_err(failed("context"))?;
+        // SAFETY: nobody reads it before it is written, kernels under test apart. An allocation is never empty.
+        let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(failed("allocate"))?;
+        Ok(Buffer { address, bytes, context: self.context.clone() })
+    }
+
+    /// Memory with these contents.
+    pub fn upload(&self, contents: &[u8]) -> Result<Buffer, KernelError> {
+        let buffer = self.allocate(contents.len())?;
+        self.write(buffer.area(), contents)?;
+        Ok(buffer)
+    }
+
+    /// Memory with these numbers.
+    pub fn upload_i32(&self, numbers: &[i32]) -> Result<Buffer, KernelError> {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        self.upload(&bytes)
+    }
+
+    /// Overwrites an area, after all that was launched.
+    pub fn write(&self, to: Area, contents: &[u8]) -> Result<(), KernelError> {
+        if to.bytes != contents.len() {
+            let what = format!("{} bytes for an area of {}", contents.len(), to.bytes);
+            return Err(KernelError::shape(what));
+        }
+        // On the launches' stream: the driver's other copy returns before the bytes are there, and no launch of another
+        // stream waits for them.
+        // SAFETY: the area is that long, its buffer is alive, and so are the contents until the stream is done.
+        unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
+            .map_err(failed("copy to the device"))?;
+        self.finish()
+    }
+
+    /// The contents of an area, after all that was launched.
+    pub fn read(&self, from: Area) -> Result<Vec<u8>, KernelError> {
+        let mut bytes = vec![0_u8; from.bytes];
+        // SAFETY: the area is that long, its buffer is alive, and so is the place until the stream is done.
+        unsafe { result::memcpy_dtoh_async(&mut bytes, from.address, self.stream.cu_stream()) }
+            .map_err(failed("copy from the device"))?;
+        self.finish()?;
+        Ok(bytes)
+    }
+
+    /// Copies an area by the driver's own means, as everything else without waiting.
+    pub fn copy(&self, from: Area, to: Area) -> Result<(), KernelError> {
+        if from.bytes != to.bytes || from.overlaps(to) {
+            return Err(KernelError::shape("a copy needs two areas of one length that lie apart"));
+        }
+        let stream = self.stream.cu_stream();
+        // SAFETY: both areas are that long, and their buffers are alive.
+        unsafe { result::memcpy_dtod_async(to.address, from.address, from.bytes, stream) }
+            .map_err(failed("copy"))
+    }
+
+    /// Waits for all that was launched; errors of kernels show here.
+    pub fn finish(&self) -> Result<(), KernelError> {
+        self.stream.synchronize().map_err(failed("finish"))
+    }
+
+    /// Launches a kernel on `blocks` times `rows_of_blocks` blocks; none is no launch.
+    pub(crate) fn launch(
+        &self,
+        kernel: &str,
+        (blocks, rows_of_blocks, threads): (usize, usize, usize),
+        arguments: &[&dyn Argument],
+    ) -> Result<(), KernelError> {
+        if blocks == 0 || rows_of_blocks == 0 {
+            return Ok(());
+        }
+        if blocks > BLOCKS_MAX || rows_of_blocks > usize::from(u16::MAX) {
+            return Err(KernelError::shape(format!("{kernel}: {blocks} × {rows_of_blocks} blocks")));
+        }
+        let function = self.functions.get(kernel);
+        let function = function.ok_or_else(|| KernelError::shape(format!("there is no kernel {kernel}")))?;
+        let mut pointers: Vec<*mut c_void> = arguments
+            .iter()
+            .map(|argument| std::ptr::from_ref(*argument).cast::<c_void>().cast_mut())
+            .collect();
+        let grid = (blocks as u32, rows_of_blocks as u32, 1);
+        self.context.bind_to_thread().map_err(failed("context"))?;
+        // SAFETY: the launchers check sizes against the kernels' contracts, and kernels compare rows with the tensors'.
+        let launched = unsafe {
+            let (function, stream) = (function.cu_function(), self.stream.cu_stream());
+            result::launch_kernel(function, grid, (threads as u32, 1, 1), 0, stream, &mut pointers)
+        };
+        launched.map_err(failed(kernel))
+    }
+
+    /// Records what `work` launches, as one thing to repeat.
+    pub fn record(&self, work: impl FnOnce() -> Result<(), KernelError>) -> Result<Graph<'_>, KernelError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(failed("record"))?;
+        let worked = work();
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(failed("record"));
+        worked?;
+        let nothing = || KernelError::shape("nothing was launched while recording");
+        Ok(Graph { graph: graph?.ok_or_else(nothing)?, gpu: self })
+    }
+}
+
+fn open_context(ordinal: usize) -> Result<Arc<CudaContext>, KernelError> {
+    let have = driver_version()?;
+    if have.major < CUDA_MAJOR_MIN {
+        return Err(KernelError::DriverTooOld { have, need: CUDA_MAJOR_MIN });
+    }
+    let count = match result::init().and_then(|()| CudaContext::device_count()) {
+        Ok(count) => count as usize,
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
+        Err(error) => return Err(failed("initialise")(error)),
+    };
+    if ordinal >= count {
+        return Err(KernelError::NoGpu { ordinal, count });
+    }
+    let context = CudaContext::new(ordinal).map_err(failed("context"))?;
+    let (major, minor) = context.compute_capability().map_err(failed("compute capability"))?;
+    if (major, minor) != CAPABILITY {
+        let name = context.name().map_err(failed("name"))?;
+        return Err(KernelError::Architecture { name, major, minor });
+    }
+    Ok(context)
+}
+
+impl Graph<'_> {
+    /// Repeats the launches once.
+    pub fn launch(&self) -> Result<(), KernelError> {
+        self.graph.launch().map_err(failed("repeat"))
+    }
+
+    /// Milliseconds of one repetition on the device.
+    pub fn time(&self) -> Result<f32, KernelError> {
+        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let start = self.gpu.stream.record_event(flags).map_err(failed("event"))?;
+        self.launch()?;
+        let end = self.gpu.stream.record_event(flags).map_err(failed("event"))?;
+        start.elapsed_ms(&end).map_err(failed("time"))
+    }
+}
+
+impl Buffer {
+    /// All of it.
+    pub fn area(&self) -> Area<'_> {
+        Area { address: self.address, bytes: self.bytes, buffer: PhantomData }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated once and freed once; freeing waits for kernels that use it. There is nobody to tell of a
+        // failure: it is one of an earlier launch, and shows at the next call.
+        let _ = self.context.bind_to_thread().and_then(|()| unsafe { result::free_sync(self.address) });
+    }
+}
+
+impl<'a> Area<'a> {
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A part of it.
+    pub fn part(self, bytes: Range<usize>) -> Result<Area<'a>, KernelError> {
+        if bytes.start > bytes.end || bytes.end > self.bytes {
+            return Err(KernelError::shape(format!("bytes {bytes:?} of an area of {}", self.bytes)));
+        }
+        Ok(Area { address: self.address + bytes.start as u64, bytes: bytes.len(), ..self })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Whether two areas share a byte.
+    pub(crate) fn overlaps(&self, other: Area) -> bool {
+        let (mine, theirs) = (self.address + self.bytes as u64, other.address + other.bytes as u64);
+        self.bytes > 0 && other.bytes > 0 && self.address < theirs && other.address < mine
+    }
+}

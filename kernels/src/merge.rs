@@ -1,0 +1,326 @@
+//! Partial results folded into running ones: statistics, out, gradients; the largest logit.
+//!
+//! out and gradients are `[rows, heads, dim]`, statistics `[heads, rows]` in f32. Only real rows are touched. Heads and
+//! dims are any; a dim that is a multiple of 8 with tensors on 16 bytes runs at full speed, any other element by element.
+#![allow(unsafe_code, reason = "says which types kernels receive")]
+
+use seamproof_oracle::Format;
+use seamproof_simulator::helpers::{Half, Part, Rest, Style, Update, half_rows};
+
+use crate::error::KernelError;
+use crate::gpu::{Area, Argument, Gpu, THREADS};
+use crate::rows::{Rows, check_half_rows};
+use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks};
+
+/// `HEADS` of the source.
+const STATISTIC_HEADS: usize = 16;
+/// `WEIGHTS_MAX` of the source.
+const WEIGHTS_MAX: usize = 1024;
+/// `MERGE_ROWS_MAX` of the source.
+const MERGE_ROWS_MAX: usize = 32;
+/// Elements that a block merges, and that it accumulates, unless a row of heads is longer.
+const MERGE_ELEMENTS: usize = THREADS * 8 * 4;
+const SUM_ELEMENTS: usize = THREADS * 8 * 2;
+/// `LOGIT_HEADS` of the source.
+const LOGIT_HEADS: usize = 32;
+/// Elements of a vector.
+const VECTOR: usize = 8;
+
+/// A tensor `[rows, heads, dim]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor<'a> {
+    /// Where it lies.
+    pub area: Area<'a>,
+    /// Rows.
+    pub rows: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Elements of a row and head.
+    pub dim: usize,
+    /// f32, bf16 or fp16.
+    pub format: Format,
+}
+
+/// A statistic `[heads, rows]` in f32.
+#[derive(Clone, Copy, Debug)]
+pub struct Statistic<'a> {
+    /// Where it lies.
+    pub area: Area<'a>,
+    /// Heads.
+    pub heads: usize,
+    /// Rows.
+    pub rows: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawPart {
+    slots: RawSlots,
+    half: i32,
+    compact: i32,
+    half_rows: i32,
+}
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawShape {
+    heads: i32,
+    dim: i32,
+    tile_rows: i32,
+    tile_heads: i32,
+    step_rows: i64,
+}
+// SAFETY: repr(C), the fields of `Part` in merge.cu.
+unsafe impl Argument for RawPart {}
+// SAFETY: repr(C), the fields of `Shape` in merge.cu.
+unsafe impl Argument for RawShape {}
+
+/// Rows that threads run over.
+fn threads_over(part: Part, rows: usize) -> usize {
+    if let Part::Whole = part { rows } else { half_rows(rows) }
+}
+
+fn raw_part(part: Part, slots: &Slots) -> Result<RawPart, KernelError> {
+    let (half, compact) = match part {
+        Part::Whole => (-1, 0),
+        Part::HalfInPlace(half) => (half as i32, 0),
+        Part::Compact(half) => (half as i32, 1),
+    };
+    Ok(RawPart { slots: slots.raw()?, half, compact, half_rows: half_rows(slots.rows) as i32 })
+}
+
+impl Statistic<'_> {
+    fn check(&self, name: &str, heads: usize, rows: usize) -> Result<(), KernelError> {
+        let bytes = heads.checked_mul(rows).and_then(|count| count.checked_mul(4));
+        if (self.heads, self.rows) != (heads, rows) || bytes != Some(self.area.bytes()) {
+            let (have, is) = (self.area.bytes(), (self.heads, self.rows));
+            let what = format!("{name}: {have} bytes as [{}, {}], not f32 [{heads}, {rows}]", is.0, is.1);
+            return Err(KernelError::shape(what));
+        }
+        if heads > ROWS_MAX || !self.area.address().is_multiple_of(4) {
+            return Err(KernelError::shape(format!("{name}: {heads} heads at {:#x}", self.area.address())));
+        }
+        Ok(())
+    }
+}
+
+impl Tensor<'_> {
+    fn check(&self, name: &str, rows: usize) -> Result<(), KernelError> {
+        let element = self.format.bits() as usize / 8;
+        let bytes = [rows, self.heads, self.dim, element].into_iter().try_fold(1_usize, usize::checked_mul);
+        if self.rows != rows || bytes != Some(self.area.bytes()) || self.dim == 0 {
+            let Tensor { rows: have, heads, dim, .. } = self;
+            let what =
+                format!("{name}: [{have}, {heads}, {dim}] in {} bytes, not {rows} rows", self.area.bytes());
+            return Err(KernelError::shape(what));
+        }
+        if self.heads.saturating_mul(self.dim) > ROWS_MAX
+            || !self.area.address().is_multiple_of(element as u64)
+        {
+            return Err(KernelError::shape(format!("{name}: {} heads of {}", self.heads, self.dim)));
+        }
+        Ok(())
+    }
+
+    fn as_rows(&self) -> Rows<'_> {
+        let row_bytes = self.heads * self.dim * self.format.bits() as usize / 8;
+        Rows { area: self.area, rows: self.rows, row_bytes }
+    }
+
+    fn vector(&self) -> bool {
+        self.dim.is_multiple_of(VECTOR) && self.area.address().is_multiple_of(16)
+    }
+}
+
+/// A running tensor and a step's, checked; the end of their kernels' names.
+fn check_steps(slots: &Slots, part: Part, running: Tensor, step: Tensor) -> Result<String, KernelError> {
+    running.check("running", slots.rows)?;
+    step.check("step", part.step_rows(slots.rows))?;
+    if (running.heads, running.dim) != (step.heads, step.dim) || running.area.overlaps(step.area) {
+        let what = "a step needs the heads and dim of the running tensor, and a place of its own";
+        return Err(KernelError::shape(what));
+    }
+    let known = match (running.format, step.format) {
+        (Format::F32, Format::F32 | Format::Bf16 | Format::Fp16) => true,
+        (running, step) => running == step && matches!(running, Format::Bf16 | Format::Fp16),
+    };
+    if !known {
+        let what = format!(
+            "{} added to {}; the running format is f32, or bf16 or fp16 and the step's",
+            step.format.name(),
+            running.format.name()
+        );
+        return Err(KernelError::shape(what));
+    }
+    let width = if running.vector() && step.vector() { VECTOR } else { 1 };
+    Ok(format!("{}_{}_{width}", running.format.name(), step.format.name()))
+}
+
+/// A tile: rows and heads, so that its weights fit and its elements keep a block busy.
+fn shape(elements: usize, heads: usize, dim: usize, step_rows: usize) -> RawShape {
+    let tile_heads = heads.clamp(1, WEIGHTS_MAX);
+    let rows = (elements / (tile_heads * dim)).clamp(1, MERGE_ROWS_MAX).min(WEIGHTS_MAX / tile_heads);
+    RawShape {
+        heads: heads as i32,
+        dim: dim as i32,
+        tile_rows: rows.max(1) as i32,
+        tile_heads: tile_heads as i32,
+        step_rows: step_rows as i64,
+    }
+}
+
+impl Gpu {
+    /// Folds a step's statistic into the running one: `ln(e^a + e^b)`, −∞ the identity.
+    pub fn merge_statistics(
+        &self,
+        slots: Slots,
+        part: Part,
+        lse: Statistic,
+        step: Statistic,
+    ) -> Result<(), KernelError> {
+        lse.check("lse", lse.heads, slots.rows)?;
+        step.check("step", lse.heads, part.step_rows(slots.rows))?;
+        if lse.area.overlaps(step.area) {
+            return Err(KernelError::shape("a step needs a place of its own"));
+        }
+        let arguments: [&dyn Argument; 5] = [
+            &raw_part(part, &slots)?,
+            &lse.area.address(),
+            &step.area.address(),
+            &(lse.heads as i32),
+            &(step.rows as i64),
+        ];
+        let grid =
+            (blocks(threads_over(part, slots.rows), THREADS), blocks(lse.heads, STATISTIC_HEADS), THREADS);
+        self.launch("merge_statistics", grid, &arguments)
+    }
+
+    /// One half of a statistic, padding included, to the layout of halves; `rest`, a f32, where no slot owns a row.
+    pub fn read_half_statistic(
+        &self,
+        slots: Slots,
+        half: Half,
+        whole: Statistic,
+        halves: Statistic,
+        rest: Option<f32>,
+    ) -> Result<(), KernelError> {
+        self.half_statistic(slots, half, [whole, halves], (0, rest))
+    }
+
+    /// The layout of halves back to one half of a statistic.
+    pub fn write_half_statistic(
+        &self,
+        slots: Slots,
+        half: Half,
+        halves: Statistic,
+        whole: Statistic,
+    ) -> Result<(), KernelError> {
+        self.half_statistic(slots, half, [whole, halves], (1, None))
+    }
+
+    fn half_statistic(
+        &self,
+        slots: Slots,
+        half: Half,
+        [whole, halves]: [Statistic; 2],
+        (write, rest): (i32, Option<f32>),
+    ) -> Result<(), KernelError> {
+        whole.check("whole", whole.heads, slots.rows)?;
+        halves.check("halves", whole.heads, half_rows(slots.rows))?;
+        check_half_rows(halves.rows)?;
+        if whole.area.overlaps(halves.area) {
+            return Err(KernelError::shape("halves need a place of their own"));
+        }
+        let arguments: [&dyn Argument; 7] = [
+            &raw_part(Part::Compact(half), &slots)?,
+            &whole.area.address(),
+            &halves.area.address(),
+            &(whole.heads as i32),
+            &write,
+            &i32::from(rest.is_some()),
+            &rest.unwrap_or_default().to_bits(),
+        ];
+        let grid = (blocks(halves.rows, THREADS), blocks(whole.heads, STATISTIC_HEADS), THREADS);
+        self.launch("half_statistics", grid, &arguments)
+    }
+
+    /// Folds a step's out into the running one. [`Style::Running`] updates the running statistic too.
+    pub fn merge_out(
+        &self,
+        slots: Slots,
+        (part, style): (Part, Style),
+        (out, lse): (Tensor, Statistic),
+        (step_out, step_lse): (Tensor, Statistic),
+    ) -> Result<(), KernelError> {
+        let formats = check_steps(&slots, part, out, step_out)?;
+        lse.check("lse", out.heads, slots.rows)?;
+        step_lse.check("step lse", out.heads, step_out.rows)?;
+        let style = match style {
+            Style::Running => "running",
+            Style::Weighted { product_rounded: false } => "weighted",
+            Style::Weighted { product_rounded: true } => "weighted_rounded",
+        };
+        let shape = shape(MERGE_ELEMENTS, out.heads, out.dim, step_out.rows);
+        let arguments: [&dyn Argument; 6] = [
+            &raw_part(part, &slots)?,
+            &shape,
+            &out.area.address(),
+            &step_out.area.address(),
+            &lse.area.address(),
+            &step_lse.area.address(),
+        ];
+        self.launch(&format!("merge_{style}_{formats}"), tiles(&slots, part, &shape), &arguments)
+    }
+
+    /// Copies or adds a step's gradient, each half of every slot by itself. A step of one half leaves the other alone,
+    /// whatever is said of it.
+    pub fn accumulate(
+        &self,
+        slots: Slots,
+        part: Part,
+        [first, second]: [Update; 2],
+        sum: Tensor,
+        step: Tensor,
+    ) -> Result<(), KernelError> {
+        let formats = check_steps(&slots, part, sum, step)?;
+        if matches!(part, Part::Whole) && [first, second] == [Update::Copy; 2] && sum.format == step.format {
+            return self.copy_valid(slots, step.as_rows(), sum.as_rows(), Rest::Leave);
+        }
+        let shape = shape(SUM_ELEMENTS, sum.heads, sum.dim, step.rows);
+        let arguments: [&dyn Argument; 6] = [
+            &raw_part(part, &slots)?,
+            &shape,
+            &(first as i32),
+            &(second as i32),
+            &sum.area.address(),
+            &step.area.address(),
+        ];
+        self.launch(&format!("accumulate_{formats}"), tiles(&slots, part, &shape), &arguments)
+    }
+
+    /// The largest logit of each head over real rows, of one number for each head and row; `fresh` starts from −∞ and not
+    /// from what `largest` holds.
+    pub fn max_logit(
+        &self,
+        slots: Slots,
+        rows_max: Statistic,
+        largest: Area,
+        fresh: bool,
+    ) -> Result<(), KernelError> {
+        rows_max.check("row maxima", rows_max.heads, slots.rows)?;
+        Statistic { area: largest, heads: rows_max.heads, rows: 1 }.check("largest", rows_max.heads, 1)?;
+        if fresh {
+            let (count, pattern) = (rows_max.heads as i64, f32::NEG_INFINITY.to_bits());
+            let grid = (blocks(rows_max.heads, THREADS), 1, THREADS);
+            self.launch("fill_words", grid, &[&largest.address(), &count, &pattern])?;
+        }
+        let arguments: [&dyn Argument; 4] =
+            [&slots.raw()?, &rows_max.area.address(), &(rows_max.heads as i32), &largest.address()];
+        let grid = (blocks(slots.rows, THREADS), blocks(rows_max.heads, LOGIT_HEADS), THREADS);
+        self.launch("max_logit", grid, &arguments)
+    }
+}
+
+fn tiles(slots: &Slots, part: Part, shape: &RawShape) -> (usize, usize, usize) {
+    let rows = blocks(threads_over(part, slots.rows), shape.tile_rows as usize);
+    (rows, blocks(shape.heads as usize, shape.tile_heads as usize), THREADS)
+}

@@ -1,0 +1,255 @@
+//! Compiles CUDA C++ to machine code (a *cubin*) without a GPU.
+//!
+//! The assembler runs inside NVRTC, because the target is a real architecture; so its warnings are here, and not lost in
+//! the driver. Two kinds are errors: what undoes a kernel's design (serialised wgmma, an ignored setmaxnreg), and
+//! registers spilled to memory.
+#![allow(unsafe_code, reason = "NVRTC is a C library")]
+
+use std::ffi::{CStr, CString, c_char};
+use std::fmt;
+
+use cudarc::nvrtc::{result, sys};
+
+use crate::error::{CUDA_MAJOR_MIN, KernelError};
+use crate::source::{HEADER, OPTIONS, Source};
+
+/// A version of CUDA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NvrtcVersion {
+    /// 13 of 13.0.
+    pub major: i32,
+    /// 0 of 13.0.
+    pub minor: i32,
+}
+
+impl fmt::Display for NvrtcVersion {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// Machine code and what the compiler said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// The cubin, an ELF file.
+    pub cubin: Vec<u8>,
+    /// The log.
+    pub log: String,
+}
+
+/// What a kernel takes, by the assembler's account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// The kernel.
+    pub kernel: String,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Static shared memory of a block, bytes.
+    pub shared: u32,
+    /// Bytes of registers stored to memory and loaded again.
+    pub spills: u32,
+    /// Bytes of a thread's stack.
+    pub stack: u32,
+}
+
+/// The installed NVRTC.
+pub fn version() -> Result<NvrtcVersion, KernelError> {
+    // SAFETY: loads a library by its name; NVRTC's initialisers have no preconditions.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(KernelError::NvrtcMissing);
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: two valid places for numbers.
+    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(|e| failed("version", e))?;
+    let version = NvrtcVersion { major, minor };
+    if major < CUDA_MAJOR_MIN { Err(KernelError::NvrtcTooOld(version)) } else { Ok(version) }
+}
+
+/// The first NVRTC that keeps a cache of its own.
+const OWN_CACHE_SINCE: NvrtcVersion = NvrtcVersion { major: 13, minor: 0 };
+
+/// NVRTC's own cache gives machine code without the assembler's log, which is what we judge it by.
+fn options(version: NvrtcVersion) -> Vec<&'static str> {
+    let own_cache = (version >= OWN_CACHE_SINCE).then_some("--no-cache");
+    OPTIONS.into_iter().chain(own_cache).collect()
+}
+
+/// Compiles a source; see the module's text for what is refused.
+pub fn compile(source: &Source) -> Result<Compiled, KernelError> {
+    let options = options(version()?);
+    let text = |text: &str| {
+        CString::new(text).map_err(|_| KernelError::shape(format!("{}: a NUL in a source", source.file)))
+    };
+    let (file, body) = (text(source.file)?, text(&source.text)?);
+    let (header_name, header) = (text(HEADER.0)?, text(HEADER.1)?);
+    let program = Program::new(&file, &body, (&header_name, &header))?;
+    // SAFETY: the program lives and its texts are alive.
+    let compiled = unsafe { result::compile_program(program.0, &options) };
+    let log = program.log()?;
+    if let Err(error) = compiled {
+        return Err(if error.0 == sys::nvrtcResult::NVRTC_ERROR_COMPILATION {
+            KernelError::Compile { file: source.file.to_owned(), log }
+        } else {
+            failed("compile", error)
+        });
+    }
+    accept(source.file, &log)?;
+    Ok(Compiled { cubin: program.cubin()?, log })
+}
+
+/// Assembler messages that make a kernel something else than its source says: C7508 (setmaxnreg ignored) and those about
+/// wgmma from C7510 on.
+fn undone(line: &str) -> bool {
+    let code = line.split("(C75").nth(1).or_else(|| line.split(" C75").nth(1));
+    let number = code.and_then(|rest| rest.get(..2)).and_then(|digits| digits.parse::<u32>().ok());
+    number.is_some_and(|number| number == 8 || number >= 10)
+        || (line.contains("wgmma") && line.contains("serializ"))
+        || (line.contains("setmaxnreg") && line.contains("ignored"))
+}
+
+fn accept(file: &str, log: &str) -> Result<(), KernelError> {
+    let lines: Vec<&str> = log.lines().filter(|line| undone(line)).collect();
+    if !lines.is_empty() {
+        return Err(KernelError::Undone { file: file.to_owned(), lines: lines.join("\n") });
+    }
+    let kernels = resources(log);
+    if kernels.is_empty() {
+        return Err(KernelError::Unjudged { file: file.to_owned(), log: log.to_owned() });
+    }
+    match kernels.into_iter().find(|kernel| kernel.spills > 0) {
+        None => Ok(()),
+        Some(kernel) => {
+            Err(KernelError::Spills { file: file.to_owned(), kernel: kernel.kernel, bytes: kernel.spills })
+        }
+    }
+}
+
+/// What each kernel takes, from a log of `ptxas -v`, in order of names.
+pub fn resources(log: &str) -> Vec<Resources> {
+    let before = |line: &str, what: &str| {
+        line.split(what).next()?.split([' ', ',']).rfind(|word| !word.is_empty())?.parse::<u32>().ok()
+    };
+    let number = |line: &str, what: &str| if line.contains(what) { before(line, what) } else { None };
+    let mut kernels: Vec<Resources> = Vec::new();
+    for line in log.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            kernels.push(Resources { kernel, registers: 0, shared: 0, spills: 0, stack: 0 });
+        } else if let Some(kernel) = kernels.last_mut() {
+            kernel.registers = number(line, " registers").unwrap_or(kernel.registers);
+            kernel.shared = number(line, " bytes smem").unwrap_or(kernel.shared);
+            kernel.stack = number(line, " bytes stack frame").unwrap_or(kernel.stack);
+            kernel.spills += number(line, " bytes spill stores").unwrap_or(0);
+            kernel.spills += number(line, " bytes spill loads").unwrap_or(0);
+        }
+    }
+    kernels.sort_by(|a, b| a.kernel.cmp(&b.kernel));
+    kernels
+}
+
+fn failed(call: &'static str, error: result::NvrtcError) -> KernelError {
+    KernelError::Nvrtc { call, error: error.to_string() }
+}
+
+/// A program of NVRTC, destroyed with it.
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    fn new(file: &CStr, text: &CStr, header: (&CStr, &CStr)) -> Result<Program, KernelError> {
+        let mut program = std::ptr::null_mut();
+        // SAFETY: all pointers are valid for the call; NVRTC copies what it keeps.
+        unsafe {
+            let (names, texts) = ([header.0.as_ptr()], [header.1.as_ptr()]);
+            sys::nvrtcCreateProgram(
+                &mut program,
+                text.as_ptr(),
+                file.as_ptr(),
+                1,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        }
+        .result()
+        .map_err(|error| failed("create program", error))?;
+        Ok(Program(program))
+    }
+
+    fn log(&self) -> Result<String, KernelError> {
+        // SAFETY: the program was created and not destroyed.
+        let log = unsafe { result::get_program_log(self.0) }.map_err(|error| failed("log", error))?;
+        let bytes: Vec<u8> =
+            log.iter().map(|&letter| letter as u8).take_while(|&letter| letter != 0).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn cubin(&self) -> Result<Vec<u8>, KernelError> {
+        let mut size = 0;
+        // SAFETY: the program was compiled; the place for the code is as long as NVRTC said.
+        unsafe {
+            sys::nvrtcGetCUBINSize(self.0, &mut size)
+                .result()
+                .map_err(|error| failed("cubin size", error))?;
+            let mut cubin = vec![0_u8; size];
+            sys::nvrtcGetCUBIN(self.0, cubin.as_mut_ptr().cast::<c_char>())
+                .result()
+                .map_err(|error| failed("cubin", error))?;
+            Ok(cubin)
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: created by NVRTC and destroyed once. There is nothing to do about a failure.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "\
+ptxas info    : 52 bytes gmem
+ptxas info    : Compiling entry function 'b' for 'sm_90a'
+ptxas info    : Function properties for b
+ptxas         .     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 28 registers, used 1 barriers, 1536 bytes smem
+ptxas info    : Compiling entry function 'a' for 'sm_90a'
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 14 registers, used 0 barriers
+";
+
+    const GOOD: &str = "ptxas info    : Compiling entry function 'a' for 'sm_90a'\n";
+
+    #[test]
+    fn a_log_without_kernels_says_nothing() {
+        assert!(accept("x.cu", GOOD).is_ok());
+        assert!(matches!(accept("x.cu", ""), Err(KernelError::Unjudged { .. })));
+    }
+
+    #[test]
+    fn a_log_says_what_each_kernel_takes() {
+        let a = Resources { kernel: "a".into(), registers: 14, shared: 0, spills: 0, stack: 0 };
+        let b = Resources { kernel: "b".into(), registers: 28, shared: 1536, spills: 20, stack: 16 };
+        assert_eq!(resources(LOG), [a, b]);
+        assert!(matches!(accept("x.cu", LOG), Err(KernelError::Spills { bytes: 20, .. })));
+    }
+
+    #[test]
+    fn what_undoes_a_kernel_is_an_error_and_other_messages_are_not() {
+        let bad = [
+            "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ...",
+            "ptxas warning : (C7515) Potential Performance Loss: wgmma ...",
+            "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register requirement",
+        ];
+        for line in bad {
+            assert!(matches!(accept("x.cu", line), Err(KernelError::Undone { .. })), "{line}");
+        }
+        let good =
+            ["ptxas info : (C7509) something", "warning #177-D: variable \"COPY\" was never referenced", ""];
+        for line in good {
+            assert!(accept("x.cu", &format!("{line}\n{GOOD}")).is_ok(), "{line}");
+        }
+    }
+}

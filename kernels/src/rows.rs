@@ -1,0 +1,226 @@
+//! Rows moved whole: rank order ↔ sequence order, valid rows, halves, padding; the mask of valid rows.
+//!
+//! A row is any number of bytes. Rows whose length and address are multiples of 16 move at full speed; others by 8, 4,
+//! 2 or 1 bytes at a time. The twins on the CPU are in `seamproof_simulator::helpers`.
+#![allow(unsafe_code, reason = "says which types kernels receive")]
+
+use seamproof_simulator::helpers::{Half, Order, Rest};
+
+use crate::error::KernelError;
+use crate::gpu::{Area, Argument, Gpu, THREADS};
+use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, holds_i32};
+
+/// Bytes that a block moves, unless a row is longer: four vectors of 16 bytes a thread.
+const TILE_BYTES: usize = THREADS * 16 * 4;
+/// `TILE_ROWS_MAX` of the source.
+const TILE_ROWS_MAX: usize = 256;
+/// `BULK_BYTES` of the source.
+const BULK_BYTES: usize = 24576;
+/// Bytes of a tile, unless a row is longer; see the source.
+const BULK_TILE_BYTES: usize = 12288;
+/// Rows that are worth a request of their own to the bulk copy engine.
+const BULK_ROW_BYTES_MIN: usize = 512;
+/// Threads of a warp.
+const WARP: usize = 32;
+/// Rows of the mask that a thread writes.
+const MASK_EACH: usize = 16;
+
+/// A tensor as rows of bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// Where it lies.
+    pub area: Area<'a>,
+    /// Rows.
+    pub rows: usize,
+    /// Bytes of a row, at least 1.
+    pub row_bytes: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ReorderMap(RawSlots, RawCut, i32);
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CopyValidMap(RawSlots, i32);
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FillPaddingMap(RawSlots);
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HalfMap(RawSlots, i32, i32, i32);
+// SAFETY: repr(C), the fields of the maps in rows.cu.
+unsafe impl Argument for ReorderMap {}
+// SAFETY: as above.
+unsafe impl Argument for CopyValidMap {}
+// SAFETY: as above.
+unsafe impl Argument for FillPaddingMap {}
+// SAFETY: as above.
+unsafe impl Argument for HalfMap {}
+
+impl Rows<'_> {
+    fn check(&self, name: &str) -> Result<(), KernelError> {
+        let Rows { area, rows, row_bytes } = *self;
+        if row_bytes == 0 || row_bytes > ROWS_MAX || rows.checked_mul(row_bytes) != Some(area.bytes()) {
+            let what = format!("{name}: {} bytes are not {rows} rows of {row_bytes}", area.bytes());
+            return Err(KernelError::shape(what));
+        }
+        Ok(())
+    }
+}
+
+/// Whether the rest is filled, and with which word.
+fn fill(rest: Rest) -> (i32, u32) {
+    match rest {
+        Rest::Leave => (0, 0),
+        Rest::Fill(byte) => (1, u32::from_ne_bytes([byte; 4])),
+    }
+}
+
+/// Two tensors of rows of one length that lie apart.
+fn check_pair(from: Rows, to: Rows) -> Result<(), KernelError> {
+    from.check("from")?;
+    to.check("to")?;
+    if from.row_bytes != to.row_bytes {
+        let what = format!("rows of {} bytes to rows of {}", from.row_bytes, to.row_bytes);
+        return Err(KernelError::shape(what));
+    }
+    if from.area.overlaps(to.area) {
+        return Err(KernelError::shape("rows are read and written in one place; the tensors must lie apart"));
+    }
+    Ok(())
+}
+
+fn same(name: &str, have: usize, want: usize) -> Result<(), KernelError> {
+    if have == want { Ok(()) } else { Err(KernelError::shape(format!("{name}: {have} rows, not {want}"))) }
+}
+
+impl Gpu {
+    fn move_rows(
+        &self,
+        kernel: &str,
+        map: &dyn Argument,
+        rows: usize,
+        [from, to]: [Rows; 2],
+        rest: Rest,
+    ) -> Result<(), KernelError> {
+        let bits = from.area.address() | to.area.address() | to.row_bytes as u64;
+        let vector = 1_usize << bits.trailing_zeros().min(4);
+        let in_bulk = vector == 16 && to.row_bytes >= BULK_ROW_BYTES_MIN;
+        let (unit, tile_bytes, tile_rows_max) = match in_bulk {
+            true => (1, BULK_TILE_BYTES, WARP),
+            false => (vector, TILE_BYTES, TILE_ROWS_MAX),
+        };
+        let tile_rows = (tile_bytes / to.row_bytes).clamp(1, tile_rows_max);
+        let arguments: [&dyn Argument; 7] = [
+            map,
+            &(rows as i64),
+            &from.area.address(),
+            &to.area.address(),
+            &((to.row_bytes / unit) as u32),
+            &(tile_rows as u32),
+            &fill(rest).1,
+        ];
+        let tiles = blocks(rows, tile_rows);
+        if in_bulk {
+            let pieces = blocks(to.row_bytes, BULK_BYTES);
+            return self.launch(&format!("{kernel}_bulk"), (tiles, pieces, WARP), &arguments);
+        }
+        self.launch(&format!("{kernel}_{vector}"), (tiles, 1, THREADS), &arguments)
+    }
+
+    /// Ranks' rows one after the other ↔ whole sequences; `slots` are a rank's. Both tensors have `cp` times the rank's
+    /// rows, every one of which is written, those that no sequence owns included: a bijection.
+    pub fn reorder(
+        &self,
+        slots: Slots,
+        cut: Cut,
+        order: Order,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), KernelError> {
+        check_pair(from, to)?;
+        let rows = slots.rows * cut.cp;
+        same("from", from.rows, rows)?;
+        same("to", to.rows, rows)?;
+        let map = ReorderMap(slots.raw()?, cut.raw()?, i32::from(order == Order::ToSequences));
+        self.move_rows("reorder", &map, rows, [from, to], Rest::Leave)
+    }
+
+    /// Copies real rows to the same rows of another tensor.
+    pub fn copy_valid(&self, slots: Slots, from: Rows, to: Rows, rest: Rest) -> Result<(), KernelError> {
+        check_pair(from, to)?;
+        same("from", from.rows, slots.rows)?;
+        same("to", to.rows, slots.rows)?;
+        let map = CopyValidMap(slots.raw()?, fill(rest).0);
+        self.move_rows("copy_valid", &map, slots.rows, [from, to], rest)
+    }
+
+    /// Fills every row that is not a real one.
+    pub fn fill_padding(&self, slots: Slots, to: Rows, byte: u8) -> Result<(), KernelError> {
+        to.check("to")?;
+        same("to", to.rows, slots.rows)?;
+        let map = FillPaddingMap(slots.raw()?);
+        self.move_rows("fill_padding", &map, slots.rows, [to, to], Rest::Fill(byte))
+    }
+
+    /// One half of every slot, padding included, to the layout of halves: offsets and spans divided by two, rounded
+    /// down. `rest` is about the rows of that layout that no slot owns.
+    pub fn read_half(
+        &self,
+        slots: Slots,
+        half: Half,
+        whole: Rows,
+        halves: Rows,
+        rest: Rest,
+    ) -> Result<(), KernelError> {
+        check_pair(whole, halves)?;
+        same("whole", whole.rows, slots.rows)?;
+        check_half_rows(halves.rows)?;
+        let map = HalfMap(slots.raw()?, half as i32, 0, fill(rest).0);
+        self.move_rows("half", &map, halves.rows, [whole, halves], rest)
+    }
+
+    /// The layout of halves back to one half of every slot; no other row changes.
+    pub fn write_half(&self, slots: Slots, half: Half, halves: Rows, whole: Rows) -> Result<(), KernelError> {
+        check_pair(halves, whole)?;
+        same("whole", whole.rows, slots.rows)?;
+        check_half_rows(halves.rows)?;
+        let map = HalfMap(slots.raw()?, half as i32, 1, 0);
+        self.move_rows("half", &map, halves.rows, [halves, whole], Rest::Leave)
+    }
+
+    /// For each row 1 where it is real, else 0; one byte a row.
+    pub fn valid_mask(&self, slots: Slots, mask: Area) -> Result<(), KernelError> {
+        same("mask", mask.bytes(), slots.rows)?;
+        let shape = (blocks(slots.rows, THREADS * MASK_EACH), 1, THREADS);
+        self.launch("valid_mask", shape, &[&slots.raw()?, &mask.address()])
+    }
+
+    /// For each row of a rank's tensor its row in sequence order, as i64.
+    pub fn partition_indices(
+        &self,
+        slots: Slots,
+        cut: Cut,
+        rank: usize,
+        indices: Area,
+    ) -> Result<(), KernelError> {
+        if indices.bytes() != slots.rows * 8 || !indices.address().is_multiple_of(8) {
+            return Err(KernelError::shape(format!("indices: {} bytes", indices.bytes())));
+        }
+        let rank = cut.check_rank(rank)?;
+        let arguments: [&dyn Argument; 4] = [&slots.raw()?, &cut.raw()?, &rank, &indices.address()];
+        self.launch("partition_indices", (blocks(slots.rows, THREADS), 1, THREADS), &arguments)
+    }
+}
+
+pub(crate) fn check_half_rows(rows: usize) -> Result<(), KernelError> {
+    if rows > ROWS_MAX {
+        return Err(KernelError::shape(format!("{rows} rows of halves; at most {ROWS_MAX}")));
+    }
+    Ok(())
+}
+
+/// The real rows of the four arrays of a run table, checked to be of one length.
+pub(crate) fn check_tables(tables: &[(&str, Area)], count: usize) -> Result<(), KernelError> {
+    tables.iter().try_for_each(|&(name, table)| holds_i32(name, table, count))
+}

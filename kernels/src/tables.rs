@@ -1,0 +1,127 @@
+//! The tables of packed sequences on the device, and how sequences are cut over ranks.
+
+#![allow(unsafe_code, reason = "says which types kernels receive")]
+
+use seamproof_oracle::Balance;
+
+use crate::error::KernelError;
+use crate::gpu::{Area, Argument};
+
+/// Most rows of a tensor: rows are numbered in 32 bits.
+pub const ROWS_MAX: usize = i32::MAX as usize;
+
+/// The slots of packed sequences: for each the first row, the rows that it owns and the real ones among them, as i32
+/// on the device.
+///
+/// The contract, which no launcher can check without waiting for the device: slots are in order of rows and do not
+/// overlap (`offset + span ≤` the next offset), `0 ≤ len ≤ span`, and all lie in the tensor. Empty slots, gaps, a first
+/// offset and rows behind the last slot are ordinary. Tables that break it give wrong rows and never an access outside
+/// of the tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots<'a> {
+    /// First rows, `[count]` i32.
+    pub offset: Area<'a>,
+    /// Rows, padding included, `[count]` i32.
+    pub span: Area<'a>,
+    /// Real rows, `[count]` i32.
+    pub len: Area<'a>,
+    /// Sequences.
+    pub count: usize,
+    /// Rows of the tensor.
+    pub rows: usize,
+}
+
+/// `Slots` of the sources.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawSlots {
+    offset: u64,
+    span: u64,
+    len: u64,
+    count: i32,
+    rows: i32,
+}
+// SAFETY: repr(C), the fields of `Slots` in common.cuh.
+unsafe impl Argument for RawSlots {}
+
+/// `Cut` of the sources.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawCut {
+    cp: i32,
+    balance: i32,
+    stripe: i32,
+}
+// SAFETY: repr(C), the fields of `Cut` in rows.cu.
+unsafe impl Argument for RawCut {}
+
+impl Slots<'_> {
+    pub(crate) fn raw(&self) -> Result<RawSlots, KernelError> {
+        for (name, table) in [("offset", self.offset), ("span", self.span), ("len", self.len)] {
+            holds_i32(name, table, self.count)?;
+        }
+        if self.rows > ROWS_MAX {
+            return Err(KernelError::shape(format!("{} rows; at most {ROWS_MAX}", self.rows)));
+        }
+        Ok(RawSlots {
+            offset: self.offset.address(),
+            span: self.span.address(),
+            len: self.len.address(),
+            count: self.count as i32,
+            rows: self.rows as i32,
+        })
+    }
+}
+
+/// A table of `count` i32.
+pub(crate) fn holds_i32(name: &str, table: Area, count: usize) -> Result<(), KernelError> {
+    if count > ROWS_MAX || table.bytes() != count * 4 || !table.address().is_multiple_of(4) {
+        let what = format!("{name}: {} bytes are no table of {count} i32", table.bytes());
+        return Err(KernelError::shape(what));
+    }
+    Ok(())
+}
+
+/// How sequences are cut over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Ranks.
+    pub cp: usize,
+    /// How a sequence is cut.
+    pub balance: Balance,
+}
+
+/// Most ranks of a group.
+const CP_MAX: usize = 1 << 16;
+
+impl Cut {
+    pub(crate) fn raw(&self) -> Result<RawCut, KernelError> {
+        let (balance, stripe) = match self.balance {
+            Balance::Contiguous => (0, 1),
+            Balance::DualChunk => (1, 1),
+            Balance::Striped { stripe } => (2, stripe),
+        };
+        if self.cp == 0 || self.cp > CP_MAX || stripe == 0 || stripe > ROWS_MAX {
+            return Err(KernelError::shape(format!("cuts over {} ranks by stripes of {stripe}", self.cp)));
+        }
+        Ok(RawCut { cp: self.cp as i32, balance, stripe: stripe as i32 })
+    }
+
+    /// The numbers of contiguous, dual-chunk and striped cuts, and the stripe.
+    pub(crate) fn numbers(&self) -> Result<[i32; 3], KernelError> {
+        let RawCut { cp, balance, stripe } = self.raw()?;
+        Ok([cp, balance, stripe])
+    }
+
+    pub(crate) fn check_rank(&self, rank: usize) -> Result<i32, KernelError> {
+        if rank >= self.cp {
+            return Err(KernelError::shape(format!("rank {rank} of {}", self.cp)));
+        }
+        Ok(rank as i32)
+    }
+}
+
+/// The blocks that cover `items`, `each` in a block.
+pub(crate) fn blocks(items: usize, each: usize) -> usize {
+    items.div_ceil(each)
+}

@@ -1,0 +1,185 @@
+//! Tier R: what a subject of known roundings computes, but for f32's own errors and near-ties.
+//!
+//! A [`Profile`] says what a subject rounds and in which order it takes the keys; [`Launch`]es say which keys the rows of
+//! a problem meet together. The oracle then rounds the exact weights and logit gradients itself. What is left between
+//! the replayed value and an honest result is the final rounding, f32's errors (as in tier W), and those weights that
+//! lie so near to the middle of two numbers that the subject may have rounded them the other way.
+//!
+//! A forward's weight is rounded relative to the running maximum, which starts anew with each launch and grows tile by
+//! tile; a backward's weight is absolute, so that its replay needs no order.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::blocked::{self, Answer};
+use crate::envelope::Model;
+use crate::{Forward, Gradients, Inputs, Problem, ProblemError, ProblemFields, Saved};
+
+/// What a subject rounds, and in which order it takes the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Whether weights are rounded to the format of P before the product with the values.
+    pub rounds_weights: bool,
+    /// Whether logit gradients are multiplied by the scale before they are rounded.
+    pub scales_logit_gradients: bool,
+    /// Whether queries are multiplied by the scale and rounded to their format before the product with the keys.
+    pub scales_queries: bool,
+    /// Keys of a tile.
+    pub kv_tile: usize,
+    /// In which order a launch takes its tiles.
+    pub kv_order: KeyOrder,
+}
+
+/// The order of a launch's tiles of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeyOrder {
+    /// From the first key to the last.
+    Ascending,
+    /// From the last tile to the first, as FlashAttention-3 does.
+    Descending,
+}
+
+/// Positions `start, start + step, …` of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// The first.
+    pub start: usize,
+    /// From one to the next; at least 1.
+    pub step: usize,
+    /// How many.
+    pub len: usize,
+}
+
+impl Line {
+    fn contains(&self, position: usize) -> bool {
+        position >= self.start
+            && (position - self.start).is_multiple_of(self.step)
+            && (position - self.start) / self.step < self.len
+    }
+}
+
+/// Queries of one sequence and keys of it that they meet in one launch; what the mask hides among them is not looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Index of the sequence.
+    pub sequence: usize,
+    /// Query heads.
+    pub heads: Range<usize>,
+    /// The queries.
+    pub queries: Line,
+    /// The keys, each line with the launch's own number of its first key: tiles are cut in these numbers.
+    pub keys: Vec<(usize, Line)>,
+}
+
+/// All that a replay needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replay {
+    /// What is rounded.
+    pub profile: Profile,
+    /// The forward's launches, of every row.
+    pub launches: Vec<Launch>,
+}
+
+impl Replay {
+    /// The launches that some rows of a head are in.
+    pub(crate) fn of_head(&self, sequence: usize, head: usize) -> Vec<&Launch> {
+        let here = |launch: &&Launch| launch.sequence == sequence && launch.heads.contains(&head);
+        self.launches.iter().filter(here).collect()
+    }
+
+    /// The visible keys of a query, tile by tile in the order in which its launches take them; each launch starts anew.
+    /// `None` where the launches do not show the query each of its keys once.
+    pub(crate) fn walk(
+        &self,
+        launches: &[&Launch],
+        query: usize,
+        seen: &Range<usize>,
+    ) -> Option<Vec<Vec<Vec<usize>>>> {
+        let mut walked = 0;
+        let mut walk = Vec::new();
+        for launch in launches.iter().filter(|launch| launch.queries.contains(query)) {
+            let numbered = launch.keys.iter().flat_map(|(first, line)| {
+                (0..line.len).map(move |index| (first + index, line.start + index * line.step))
+            });
+            let keys: Vec<(usize, usize)> = numbered.filter(|(_, key)| seen.contains(key)).collect();
+            walked += keys.len();
+            let tile = self.profile.kv_tile.max(1);
+            let tiles = keys.chunk_by(|a, b| a.0 / tile == b.0 / tile);
+            let mut tiles: Vec<Vec<usize>> =
+                tiles.map(|keys| keys.iter().map(|(_, key)| *key).collect()).collect();
+            if self.profile.kv_order == KeyOrder::Descending {
+                tiles.reverse();
+            }
+            walk.push(tiles);
+        }
+        (walked == seen.len()).then_some(walk)
+    }
+}
+
+/// The replayed forward: out alone is replayed, and [`Bounds::worst`](blocked::Bounds) is what may be left of its error.
+pub fn forward(
+    problem: &Problem,
+    inputs: &Inputs,
+    model: &Model,
+    replay: &Replay,
+) -> Result<Answer<Forward>, ProblemError> {
+    if !replay.profile.scales_queries {
+        return Ok(blocked::replayed_forward(problem, inputs, model, replay));
+    }
+    let (scale, format) = (problem.softmax.scale, problem.precision.q.format);
+    let mut fields = ProblemFields::from(problem.clone());
+    fields.softmax.scale = 1.0;
+    let unscaled = Problem::new(fields)?;
+    let mut inputs = inputs.clone();
+    inputs.q.mapv_inplace(|q| format.round_f32(q * scale));
+    Ok(blocked::replayed_forward(&unscaled, &inputs, &model.with_scale(1.0), replay))
+}
+
+/// The replayed backward; `None` for queries that are scaled first, whose gradients take another way.
+pub fn backward(
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    model: &Model,
+    profile: &Profile,
+) -> Option<Answer<Gradients>> {
+    (!profile.scales_queries).then(|| blocked::replayed_backward(problem, inputs, saved, model, profile))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(queries: Line, keys: Vec<(usize, Line)>) -> Launch {
+        Launch { sequence: 0, heads: 0..1, queries, keys }
+    }
+
+    fn line(start: usize, step: usize, len: usize) -> Line {
+        Line { start, step, len }
+    }
+
+    #[test]
+    fn a_walk_cuts_each_launch_at_its_own_tiles() {
+        let profile = Profile {
+            rounds_weights: true,
+            scales_logit_gradients: false,
+            scales_queries: false,
+            kv_tile: 2,
+            kv_order: KeyOrder::Ascending,
+        };
+        let launches = vec![
+            launch(line(0, 2, 4), vec![(0, line(0, 1, 3)), (3, line(6, 1, 2))]),
+            launch(line(0, 1, 8), vec![(0, line(3, 1, 3))]),
+        ];
+        let mut replay = Replay { profile, launches };
+        let walk = |replay: &Replay, query, seen| replay.walk(&replay.of_head(0, 0), query, &seen);
+        assert_eq!(walk(&replay, 2, 1..7), Some(vec![vec![vec![1], vec![2, 6]], vec![vec![3, 4], vec![5]]]));
+        assert_eq!(walk(&replay, 1, 3..6), Some(vec![vec![vec![3, 4], vec![5]]]));
+        assert_eq!(walk(&replay, 1, 2..6), None, "key 2 is nowhere");
+        replay.profile.kv_order = KeyOrder::Descending;
+        assert_eq!(walk(&replay, 1, 3..6), Some(vec![vec![vec![5], vec![3, 4]]]));
+    }
+}

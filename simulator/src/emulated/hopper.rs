@@ -1,0 +1,377 @@
+//! [`Hopper`]: the arithmetic of a FlashAttention-3-style kernel on Hopper's tensor cores, bit by bit where that is
+//! known.
+//!
+//! A `wgmma` step takes [`STEP`] exact products and an f32 addend. All are aligned to the largest exponent among them (a
+//! product's is the sum of its factors', not normalised; a subnormal factor has its format's smallest) and cut to
+//! [`FRACTION_BITS`] bits below it, towards zero; their sum is exact, and is cut to f32, again towards zero. Zeros take no
+//! part in the alignment. Source: MMA-Sim (<https://arxiv.org/abs/2511.10909>, <https://github.com/microsoft/MMA-Sim>),
+//! and the observation on an H200 that 1 + n·2^-24 gives 1 + ⌊n/2⌋ ulp, 1 + n·2^-25 gives 1 + ⌊n/4⌋ ulp, and
+//! 1 + n·2^-26 gives 1 for n up to 15.
+//!
+//! The rest follows FlashAttention-3 (<https://github.com/Dao-AILab/flash-attention/tree/main/hopper>): the maximum is
+//! taken of bare products, `scale · log2 e` is folded into the exponential's argument, a row's sum is kept by four threads
+//! that hold two columns in eight each, and each tile of keys has its own accumulator for dq, added in any order. The
+//! exponential is `ex2.approx.ftz`: wrong by up to 2 ulp (by how much is a hash of its argument here), results below
+//! 2^-126 flushed, exact at 0.
+
+use std::f32::consts::LOG2_E;
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Softmax};
+
+use super::arithmetic::{Arithmetic, RowSum, Rows, TileWeights, Weights};
+
+/// Products of one step of 16-bit factors.
+pub const STEP: usize = 16;
+/// Bits that are kept below the largest exponent of a step.
+pub const FRACTION_BITS: i32 = 25;
+/// Partial sums of a row's dot product on ordinary units.
+const DOT_THREADS: usize = 16;
+/// 2⁶⁴ ÷ the golden ratio, made odd: spreads the bits of what is hashed.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Tensor cores and `ex2.approx`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hopper {
+    /// Draws the order in which the tiles' shares of dq are added.
+    pub order: u64,
+}
+
+/// One step: `addend + Σ a[n] · b[n]`, at most [`STEP`] products of numbers of the two formats.
+///
+/// Where a factor or the addend is not finite, it is the plain sum.
+pub fn step(addend: f32, a: &[f32], b: &[f32], [a_format, b_format]: [Format; 2]) -> f32 {
+    let (a_min, b_min) = (a_format.exponent_min(), b_format.exponent_min());
+    let mut largest = if addend == 0.0 { i32::MIN } else { exponent(addend, Format::F32.exponent_min()) };
+    let mut plain = f64::from(addend);
+    for (&a, &b) in a.iter().zip(b) {
+        plain += f64::from(a) * f64::from(b);
+        if a != 0.0 && b != 0.0 {
+            largest = largest.max(exponent(a, a_min) + exponent(b, b_min));
+        }
+    }
+    if !plain.is_finite() {
+        return plain as f32;
+    }
+    if largest == i32::MIN {
+        return 0.0;
+    }
+    let (unit, units) = (power_of_two(largest - FRACTION_BITS), power_of_two(FRACTION_BITS - largest));
+    // Scaling by a power of two is exact, and so is a product of two f32 in f64; `as` cuts towards zero.
+    let cut = |value: f64| (value * units) as i64;
+    let products = a.iter().zip(b).map(|(&a, &b)| cut(f64::from(a) * f64::from(b)));
+    truncated((cut(f64::from(addend)) + products.sum::<i64>()) as f64 * unit)
+}
+
+/// The exponent of a number of a format whose smallest is `min`.
+fn exponent(value: f32, min: i32) -> i32 {
+    ((value.to_bits() >> 23 & 0xff) as i32 - 127).max(min)
+}
+
+/// 2^exponent, within f64's normal range.
+fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((1023 + i64::from(exponent)) as u64) << 52)
+}
+
+/// The f32 next to `value` towards zero.
+fn truncated(value: f64) -> f32 {
+    let nearest = value as f32;
+    let away = f64::from(nearest).abs() > value.abs();
+    let overflows = value.abs() >= power_of_two(128);
+    if away && !overflows { f32::from_bits(nearest.to_bits() - 1) } else { nearest }
+}
+
+/// `2^x` as `ex2.approx.ftz.f32` makes it.
+pub fn ex2(x: f32) -> f32 {
+    let exact = libm::exp2(f64::from(x));
+    if x == 0.0 || !exact.is_finite() || exact < f64::from(f32::MIN_POSITIVE) || exact > f64::from(f32::MAX) {
+        // Exact at 0, flushed below the normal range.
+        return if exact < f64::from(f32::MIN_POSITIVE) { 0.0 } else { exact as f32 };
+    }
+    // Cut off, it is wrong by less than one ulp downwards; −1, 0, 1 or 2 ulp more makes up to two either way.
+    let ulps = (mix(u64::from(x.to_bits())) >> 62) as u32;
+    let result = f32::from_bits(truncated(exact).to_bits() + ulps - 1);
+    if result < f32::MIN_POSITIVE { 0.0 } else { result }
+}
+
+fn mix(x: u64) -> u64 {
+    let x = (x ^ GOLDEN).wrapping_mul(GOLDEN);
+    (x ^ (x >> 29)).wrapping_mul(GOLDEN)
+}
+
+/// What a score is multiplied by to become a logit: the scale, or the cap of a capped product.
+fn factor(softmax: &Softmax) -> f32 {
+    softmax.softcap.unwrap_or(softmax.scale)
+}
+
+impl Arithmetic<f32> for Hopper {
+    fn products(&self, format: Format, a: &[f32], b: &[f32], to: &mut [f32]) {
+        to.fill(0.0);
+        let columns = to.len();
+        for (a, b) in a.chunks(STEP).zip(b.chunks(STEP * columns)) {
+            for (j, to) in to.iter_mut().enumerate() {
+                let mut column = [0.0; STEP];
+                column.iter_mut().zip(b[j..].iter().step_by(columns)).for_each(|(to, b)| *to = *b);
+                *to = step(*to, a, &column[..a.len()], [format; 2]);
+            }
+        }
+    }
+
+    fn add_rows(&self, to: &mut [f32], weights: Weights<'_, f32>, rows: Rows<'_, f32>) {
+        let formats = [weights.format, rows.tensor.format()];
+        let mut next = 0;
+        while next < weights.values.len() {
+            // Steps are aligned to the tile, whatever its first visible column.
+            let place = weights.first + next;
+            let end = weights.values.len().min(next + STEP - place % STEP);
+            let (weights, rows) = (&weights.values[next..end], rows.slice(next..end));
+            for (c, to) in to.iter_mut().enumerate() {
+                let mut column = [0.0; STEP];
+                column.iter_mut().zip(rows.lanes()).for_each(|(to, lane)| *to = lane[c]);
+                *to = step(*to, weights, &column[..weights.len()], formats);
+            }
+            next = end;
+        }
+    }
+
+    fn add_tile(&self, to: &mut [f32], weights: Weights<'_, f32>, rows: Rows<'_, f32>) {
+        let mut tile = vec![0.0; to.len()];
+        self.add_rows(&mut tile, weights, rows);
+        to.iter_mut().zip(tile).for_each(|(to, tile)| *to += tile);
+    }
+
+    fn add_columns(&self, to: &mut [f32], weights: &TileWeights<f32>, rows: Rows<'_, f32>) {
+        let dim = rows.tensor.shape()[2];
+        for (j, to) in to.chunks_exact_mut(dim).enumerate() {
+            let column: Vec<f32> = (0..weights.seen.len()).map(|i| weights.row(i)[j]).collect();
+            if column.iter().any(|weight| *weight != 0.0) {
+                self.add_rows(to, Weights { values: &column, format: weights.format, first: 0 }, rows);
+            }
+        }
+    }
+
+    fn order(&self, tile: [usize; 2], tiles: &mut [Range<usize>]) {
+        let mut state = tile.iter().fold(mix(self.order), |state, part| mix(state ^ *part as u64));
+        for last in (1..tiles.len()).rev() {
+            state = mix(state);
+            tiles.swap(last, (state >> 32) as usize % (last + 1));
+        }
+    }
+
+    fn add_weights(&self, sum: &mut RowSum<f32>, first: usize, weights: &[f32]) {
+        // A thread holds two neighbouring columns in eight of the accumulator.
+        for (place, weight) in (first..).zip(weights) {
+            sum[place % 8 / 2] += weight;
+        }
+    }
+
+    fn total(&self, sum: &RowSum<f32>) -> f32 {
+        (sum[0] + sum[2]) + (sum[1] + sum[3])
+    }
+
+    fn row_dot(&self, a: &[f32], b: &[f32]) -> f32 {
+        let mut sums = [0.0f32; DOT_THREADS];
+        for (c, (a, b)) in a.iter().zip(b).enumerate() {
+            sums[c % DOT_THREADS] = a.mul_add(*b, sums[c % DOT_THREADS]);
+        }
+        let mut width = DOT_THREADS;
+        while width > 1 {
+            width /= 2;
+            (0..width).for_each(|thread| sums[thread] += sums[thread + width]);
+        }
+        sums[0]
+    }
+
+    fn scores(&self, softmax: &Softmax, products: &mut [f32]) {
+        if let Some(cap) = softmax.softcap {
+            let scale = softmax.scale / cap;
+            products.iter_mut().for_each(|product| *product = libm::tanhf(*product * scale));
+        }
+    }
+
+    fn logit(&self, softmax: &Softmax, score: f32) -> f32 {
+        score * factor(softmax)
+    }
+
+    fn weight(&self, softmax: &Softmax, score: f32, max: f32) -> f32 {
+        let factor = factor(softmax) * LOG2_E;
+        ex2(score.mul_add(factor, -(max * factor)))
+    }
+
+    fn rescale(&self, softmax: &Softmax, old: f32, new: f32) -> f32 {
+        ex2((old - new) * (factor(softmax) * LOG2_E))
+    }
+
+    fn probability(&self, softmax: &Softmax, score: f32, lse: f32) -> f32 {
+        ex2(score.mul_add(factor(softmax) * LOG2_E, -(lse * LOG2_E)))
+    }
+
+    fn cap_derivative(&self, softmax: &Softmax, score: f32) -> f32 {
+        softmax.softcap.map_or(1.0, |_| 1.0 - score * score)
+    }
+
+    fn exp(&self, x: f32) -> f32 {
+        ex2(x * LOG2_E)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Tensor;
+    use crate::emulated::Serial;
+
+    /// What the hardware is said to do, restated on integers: 1 + n products of 2^(−e), the one in the addend.
+    fn ulps_above_one(n: usize, e: i32) -> u32 {
+        let half = [power_of_two(-e / 2) as f32; STEP - 1];
+        let other = [power_of_two(-e + e / 2) as f32; STEP - 1];
+        step(1.0, &half[..n], &other[..n], [Format::Bf16; 2]).to_bits() - 1.0f32.to_bits()
+    }
+
+    #[test]
+    fn what_lies_below_25_bits_is_lost() {
+        for n in 0..STEP {
+            assert_eq!(ulps_above_one(n, 24), n as u32 / 2);
+            assert_eq!(ulps_above_one(n, 25), n as u32 / 4);
+            assert_eq!(ulps_above_one(n, 26), 0);
+        }
+    }
+
+    /// Sign, exponent and significand (24 bits) of a number of a format.
+    fn parts(value: f32, format: Format) -> (i128, i32, i128) {
+        let bits = value.to_bits();
+        let field = (bits >> 23 & 0xff) as i32;
+        let (mut exponent, mut significand) = (field.max(1) - 127, i128::from(bits & 0x7f_ffff));
+        significand += if field > 0 { 1 << 23 } else { 0 };
+        while exponent < format.exponent_min() {
+            assert_eq!(significand % 2, 0, "not a number of the format");
+            (exponent, significand) = (exponent + 1, significand / 2);
+        }
+        (if bits >> 31 == 1 { -1 } else { 1 }, exponent, significand)
+    }
+
+    /// [`step`] on integers alone: shifts of significands, bit after bit.
+    fn restated(addend: f32, a: &[f32], b: &[f32], formats: [Format; 2]) -> f32 {
+        // (sign, exponent, significand with 46 fraction bits)
+        let mut terms = Vec::new();
+        let (sign, exponent, significand) = parts(addend, Format::F32);
+        terms.push((sign, exponent, significand << 23));
+        for (a, b) in a.iter().zip(b) {
+            let ((sa, ea, ma), (sb, eb, mb)) = (parts(*a, formats[0]), parts(*b, formats[1]));
+            terms.push((sa * sb, ea + eb, ma * mb));
+        }
+        terms.retain(|(_, _, significand)| *significand != 0);
+        let Some(largest) = terms.iter().map(|(_, exponent, _)| *exponent).max() else { return 0.0 };
+        let cut = |shift: i32, significand: i128| if shift > 100 { 0 } else { significand >> shift };
+        let sum: i128 = terms.iter().map(|&(s, e, m)| s * cut(largest - e + 46 - FRACTION_BITS, m)).sum();
+        let (mut exponent, mut magnitude) = (largest - FRACTION_BITS, sum.abs());
+        while magnitude >= 1 << 24 || (magnitude != 0 && exponent < -149) {
+            (exponent, magnitude) = (exponent + 1, magnitude >> 1);
+        }
+        (sum.signum() as f64 * magnitude as f64 * power_of_two(exponent)) as f32
+    }
+
+    struct Draws(u64);
+
+    impl Draws {
+        fn next(&mut self) -> u64 {
+            self.0 = self.0.wrapping_add(GOLDEN);
+            let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            x ^ (x >> 29)
+        }
+
+        fn number(&mut self, format: Format, spread: i32) -> f32 {
+            let (low, draw) = (format.exponent_min() - 12, self.next());
+            let exponent = match draw % 8 {
+                0 => return 0.0,
+                1 => low + (draw >> 8) as i32 % 16,
+                _ => (draw >> 8) as i32 % spread - spread / 2,
+            };
+            let sign = if draw >> 63 == 1 { -1.0 } else { 1.0 };
+            let fraction = 1.0 + (draw >> 32 & 0xffff) as f64 / 65536.0;
+            format.round(sign * fraction * power_of_two(exponent)) as f32
+        }
+    }
+
+    #[test]
+    fn a_step_agrees_with_its_restatement() {
+        let mut draws = Draws(1);
+        for case in 0..100_000 {
+            let format = if case % 2 == 0 { Format::Bf16 } else { Format::Fp16 };
+            let spread = [2, 8, 20, 28][case / 2 % 4];
+            let n = case % (STEP + 1);
+            let mut numbers = || (0..n).map(|_| draws.number(format, spread)).collect::<Vec<f32>>();
+            let (a, b) = (numbers(), numbers());
+            let addend = draws.number(Format::F32, spread);
+            let (got, right) = (step(addend, &a, &b, [format; 2]), restated(addend, &a, &b, [format; 2]));
+            assert_eq!(got.to_bits(), right.to_bits(), "{addend} + {a:?} · {b:?}: {got} {right}");
+        }
+    }
+
+    #[test]
+    fn an_exponential_is_wrong_by_two_ulp_at_most_and_by_more_than_one_somewhere() {
+        let mut worst = 0.0f64;
+        for n in 0..200_000 {
+            let x = -(n as f32) * 6.3e-4;
+            let (got, exact) = (f64::from(ex2(x)), libm::exp2(f64::from(x)));
+            if exact < 2.0 * f64::from(f32::MIN_POSITIVE) {
+                assert!((got - exact).abs() <= 2.0 * f64::from(f32::MIN_POSITIVE), "{x}");
+                continue;
+            }
+            let ulp = power_of_two(exponent(got.max(exact) as f32, -126) - 23);
+            worst = worst.max((got - exact).abs() / ulp);
+        }
+        assert!(worst > 1.5 && worst <= 2.0, "{worst}");
+        assert_eq!([ex2(0.0), ex2(-127.0), ex2(f32::NEG_INFINITY)], [1.0, 0.0, 0.0]);
+        assert!(ex2(f32::NAN).is_nan());
+    }
+
+    /// A tensor of one head with drawn rows.
+    fn drawn(rows: usize, dim: usize, draws: &mut Draws) -> Tensor<f32> {
+        let mut tensor = Tensor::unwritten("drawn", [rows, 1, dim], Format::Bf16);
+        tensor.values_mut().iter_mut().for_each(|value| *value = draws.number(Format::Bf16, 6));
+        tensor
+    }
+
+    #[test]
+    fn steps_are_aligned_to_the_tile() {
+        let mut draws = Draws(2);
+        let (tensor, hopper) = (drawn(40, 3, &mut draws), Hopper::default());
+        let all: Vec<usize> = (0..40).collect();
+        let (first, seen) = (5, 5..37);
+        let weights: Vec<f32> = seen.clone().map(|_| draws.number(Format::Bf16, 6)).collect();
+        let rows = Rows { tensor: &tensor, rows: &all, head: 0 }.slice(seen.clone());
+        let mut got = [0.5f32; 3];
+        hopper.add_rows(&mut got, Weights { values: &weights, format: Format::Bf16, first }, rows);
+        for (c, got) in got.iter().enumerate() {
+            let right = [5..16, 16..32, 32..37].into_iter().fold(0.5, |sum, group: Range<usize>| {
+                let column: Vec<f32> = group.clone().map(|row| tensor.lane(row, 0)[c]).collect();
+                restated(sum, &weights[group.start - 5..group.end - 5], &column, [Format::Bf16; 2])
+            });
+            assert_eq!(got.to_bits(), right.to_bits());
+        }
+    }
+
+    #[test]
+    fn units_agree_up_to_rounding() {
+        let mut draws = Draws(3);
+        let tensor = drawn(20, 70, &mut draws);
+        let (hopper, softmax) = (
+            Hopper::default(),
+            Softmax { scale: 0.3, softcap: Some(5.0), sink: seamproof_oracle::Sink::None },
+        );
+        let (a, b) = (tensor.lane(0, 0), tensor.lane(1, 0));
+        let close = |got: f32, right: f32| assert!((got - right).abs() <= 1e-4 * (1.0 + right.abs()));
+        close(hopper.row_dot(a, b), Serial.row_dot(a, b));
+        let (mut bare, mut plain) = ([1.5f32, -20.0, 3.0], [1.5f32, -20.0, 3.0]);
+        hopper.scores(&softmax, &mut bare);
+        Serial.scores(&softmax, &mut plain);
+        for (score, logit) in bare.into_iter().zip(plain) {
+            close(hopper.logit(&softmax, score), logit);
+            close(hopper.weight(&softmax, score, bare[2]), Serial.weight(&softmax, logit, plain[2]));
+            close(hopper.probability(&softmax, score, 2.0), Serial.probability(&softmax, logit, 2.0));
+            close(hopper.cap_derivative(&softmax, score), Serial.cap_derivative(&softmax, logit));
+            close(hopper.rescale(&softmax, score, bare[0]), Serial.rescale(&softmax, logit, plain[0]));
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! A FlashAttention-style tiled attention kernel on the CPU, with the roundings of the real ones.
+//!
+//! Inputs in a narrow format, products and sums in f32 one after the other, an online softmax over tiles of keys,
+//! P rounded before the product with the values; the backward recomputes P from the saved LSE, takes
+//! `D = rowsum(dout · out)` from the stored out, and rounds dS. Rows are addressed through runs alone (offset, step,
+//! real length, span): padding rows are never read, and are zeroed or left as the call says. It is the CPU twin that
+//! production kernels are held to, and itself held to the oracle; it shares no code with it.
+//!
+//! A [`Tiled`] kernel is a loop over tiles, made of [`Stages`] (what is done) and an [`Arithmetic`] (on which units).
+
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Pass, Run, Sink, TensorName};
+
+use crate::{AttentionCall, Real, RowPolicy, Segment, Tensor};
+
+mod arithmetic;
+pub mod hopper;
+mod stages;
+
+pub use arithmetic::{Arithmetic, RowSum, Rows, Serial, TileWeights, Weights};
+pub use hopper::Hopper;
+pub use stages::{Finished, Online, Pair, Right, Stages};
+
+/// Tile sizes; parameters, so that tile edges are hit with few tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiles {
+    /// Query rows of a tile; at least 1.
+    pub q: usize,
+    /// Keys of a tile; at least 1.
+    pub kv: usize,
+}
+
+/// Tensors of a forward launch. q, out `[rows, heads, dim]`; lse `[heads, rows, 1]`; max_logit `[heads, 1, 1]`.
+pub struct Forward<'a, T> {
+    /// Queries.
+    pub q: &'a Tensor<T>,
+    /// Keys.
+    pub k: &'a Tensor<T>,
+    /// Values.
+    pub v: &'a Tensor<T>,
+    /// Learnable sink of each query head; empty otherwise.
+    pub sink: &'a [T],
+    /// The output.
+    pub out: &'a mut Tensor<T>,
+    /// The log-sum-exp.
+    pub lse: &'a mut Tensor<T>,
+    /// The largest logit of each head: raised, never lowered; filled before.
+    pub max_logit: &'a mut Tensor<T>,
+}
+
+/// Tensors of a backward launch.
+pub struct Backward<'a, T> {
+    /// Queries.
+    pub q: &'a Tensor<T>,
+    /// Keys.
+    pub k: &'a Tensor<T>,
+    /// Values.
+    pub v: &'a Tensor<T>,
+    /// Learnable sink of each query head; empty otherwise.
+    pub sink: &'a [T],
+    /// Gradient of the output.
+    pub dout: &'a Tensor<T>,
+    /// The forward's output.
+    pub out: &'a Tensor<T>,
+    /// The forward's LSE.
+    pub lse: &'a Tensor<T>,
+    /// Gradient of the queries.
+    pub dq: &'a mut Tensor<T>,
+    /// Gradient of the keys.
+    pub dk: &'a mut Tensor<T>,
+    /// Gradient of the values.
+    pub dv: &'a mut Tensor<T>,
+    /// Gradient of the learnable sink, `[heads, 1, 1]`; no heads otherwise.
+    pub dsink: &'a mut Tensor<T>,
+}
+
+/// What a launch runs.
+pub trait Kernel<T: Real>: Sync {
+    /// The forward kernel.
+    fn forward(&self, call: &AttentionCall, tensors: Forward<'_, T>);
+    /// The backward kernel.
+    fn backward(&self, call: &AttentionCall, tensors: Backward<'_, T>);
+}
+
+/// Stages that run on either arithmetic in f32: the right kernel's, or another's that differs in some.
+pub trait Variant: Stages<f32, Serial> + Stages<f32, Hopper> + Debug {}
+
+impl<S: Stages<f32, Serial> + Stages<f32, Hopper> + Debug> Variant for S {}
+
+/// The units of a kernel in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Units {
+    /// [`Serial`].
+    F32,
+    /// [`Hopper`]; the number draws its order of dq.
+    Hopper(u64),
+}
+
+impl Units {
+    /// A kernel on these units; `p` and `ds` are the formats of the rounded weights and logit gradients.
+    pub fn kernel<S>(self, tiles: Tiles, p: Format, ds: Format, stages: &'static S) -> Box<dyn Kernel<f32>>
+    where
+        S: Stages<f32, Serial> + Stages<f32, Hopper> + ?Sized,
+    {
+        match self {
+            Units::F32 => Box::new(Tiled::new(tiles, p, ds, Serial, stages)),
+            Units::Hopper(order) => Box::new(Tiled::new(tiles, p, ds, Hopper { order }, stages)),
+        }
+    }
+}
+
+/// The tiled kernel.
+#[derive(Debug)]
+pub struct Tiled<'a, T, A, S: ?Sized> {
+    tiles: Tiles,
+    p: Format,
+    ds: Format,
+    units: A,
+    stages: &'a S,
+    real: PhantomData<fn() -> T>,
+}
+
+/// A segment with the rows that its operands are loaded from.
+struct Placed<'a> {
+    segment: &'a Segment,
+    q: Vec<usize>,
+    dout: Vec<usize>,
+    k: Vec<usize>,
+    v: Vec<usize>,
+}
+
+impl<T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tiled<'_, T, A, S> {
+    fn forward(&self, call: &AttentionCall, mut tensors: Forward<'_, T>) {
+        let heads = tensors.q.shape()[1];
+        for segment in &call.segments {
+            let placed = self.place(Pass::Forward, segment);
+            for head in 0..heads {
+                for rows in tiles_of(0..segment.q.len, self.tiles.q) {
+                    self.forward_tile(call, &placed, head, rows, &mut tensors);
+                }
+            }
+            if call.policy == RowPolicy::Overwrite {
+                self.clear_forward(segment, heads, &mut tensors);
+            }
+        }
+    }
+
+    fn backward(&self, call: &AttentionCall, mut tensors: Backward<'_, T>) {
+        let (heads, kv_heads) = (tensors.q.shape()[1], tensors.k.shape()[1]);
+        tensors.dsink.values_mut().fill(T::ZERO);
+        for segment in &call.segments {
+            let placed = self.place(Pass::Backward, segment);
+            for kv_head in 0..kv_heads {
+                self.backward_segment(call, &placed, kv_head, &mut tensors);
+            }
+            if call.policy == RowPolicy::Overwrite {
+                self.clear_backward(segment, (heads, kv_heads), &mut tensors);
+            }
+        }
+    }
+}
+
+impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S> {
+    /// A kernel of the given tiles; `p` and `ds` are the formats of the rounded weights and logit gradients.
+    pub fn new(tiles: Tiles, p: Format, ds: Format, units: A, stages: &'a S) -> Tiled<'a, T, A, S> {
+        Tiled { tiles, p, ds, units, stages, real: PhantomData }
+    }
+
+    fn place<'s>(&self, pass: Pass, segment: &'s Segment) -> Placed<'s> {
+        let rows = |tensor| self.stages.rows(pass, tensor, segment);
+        Placed {
+            segment,
+            q: rows(TensorName::Q),
+            dout: rows(TensorName::Dout),
+            k: rows(TensorName::K),
+            v: rows(TensorName::V),
+        }
+    }
+
+    fn clear_forward(&self, segment: &Segment, heads: usize, tensors: &mut Forward<'_, T>) {
+        for row in self.stages.padding(TensorName::Out, &segment.q) {
+            (0..heads).for_each(|head| tensors.out.lane_mut(row, head).fill(T::ZERO));
+        }
+        for row in self.stages.padding(TensorName::Lse, &segment.q) {
+            (0..heads).for_each(|head| tensors.lse.lane_mut(head, row).fill(T::NEG_INFINITY));
+        }
+    }
+
+    fn clear_backward(
+        &self,
+        segment: &Segment,
+        (heads, kv_heads): (usize, usize),
+        tensors: &mut Backward<'_, T>,
+    ) {
+        for row in self.stages.padding(TensorName::Dq, &segment.q) {
+            (0..heads).for_each(|head| tensors.dq.lane_mut(row, head).fill(T::ZERO));
+        }
+        for run in &segment.kv {
+            for row in self.stages.padding(TensorName::Dk, run) {
+                (0..kv_heads).for_each(|head| tensors.dk.lane_mut(row, head).fill(T::ZERO));
+            }
+            for row in self.stages.padding(TensorName::Dv, run) {
+                (0..kv_heads).for_each(|head| tensors.dv.lane_mut(row, head).fill(T::ZERO));
+            }
+        }
+    }
+
+    /// One tile of query rows against all keys that any of them sees.
+    fn forward_tile(
+        &self,
+        call: &AttentionCall,
+        placed: &Placed<'_>,
+        head: usize,
+        rows: Range<usize>,
+        tensors: &mut Forward<'_, T>,
+    ) {
+        let Tiled { units, stages, p, .. } = self;
+        let softmax = &call.softmax;
+        let kv_head = stages.kv_head(head, tensors.q.shape()[1] / tensors.k.shape()[1]);
+        let mut states = vec![Online::new(tensors.v.shape()[2]); rows.len()];
+        let mut scores = vec![T::ZERO; self.tiles.kv];
+        let mut largest = T::NEG_INFINITY;
+        for columns in stages.tiles(Pass::Forward, placed.segment, &rows, placed.k.len(), self.tiles.kv) {
+            let k = transposed(tensors.k, &placed.k[columns.clone()], kv_head);
+            let values = Rows { tensor: tensors.v, rows: &placed.v[columns.clone()], head: kv_head };
+            for (i, state) in rows.clone().zip(&mut states) {
+                let seen = clip(stages.visible(Pass::Forward, placed.segment, i), &columns);
+                if seen.is_empty() {
+                    continue;
+                }
+                let (q, format) = (tensors.q.lane(placed.q[i], head), tensors.q.format());
+                stages.products(units, Pass::Forward, format, q, &k, &mut scores[..columns.len()]);
+                let scores = &mut scores[seen.clone()];
+                stages.scores(units, Pass::Forward, softmax, scores);
+                let max = scores.iter().copied().fold(T::NEG_INFINITY, T::larger);
+                largest = largest.larger(max);
+                stages.grow(units, softmax, state, max);
+                scores.iter_mut().for_each(|score| *score = stages.weight(units, softmax, *score, state.max));
+                stages.add_weights(units, &mut state.sum, columns.start + seen.start, scores);
+                scores.iter_mut().for_each(|weight| *weight = stages.round(Pass::Forward, *weight, *p));
+                let weights = Weights { values: scores, format: *p, first: seen.start };
+                stages.add_values(units, &mut state.acc, weights, values.slice(seen));
+            }
+        }
+        let max_logit = &mut tensors.max_logit.lane_mut(head, 0)[0];
+        *max_logit = stages.max_logit(*max_logit, units.logit(softmax, largest));
+        self.finish_tile(call, placed, head, rows, states, tensors);
+    }
+
+    /// Writes the rows of a tile whose keys are done.
+    fn finish_tile(
+        &self,
+        call: &AttentionCall,
+        placed: &Placed<'_>,
+        head: usize,
+        rows: Range<usize>,
+        states: Vec<Online<T>>,
+        tensors: &mut Forward<'_, T>,
+    ) {
+        let Tiled { units, stages, .. } = self;
+        let finish = |Online { max, sum, acc }| {
+            let (max, sum) = (units.logit(&call.softmax, max), units.total(&sum));
+            let mut row = Finished { max, sum, acc };
+            if let Some(sink) = sink(call.softmax.sink, tensors.sink, head) {
+                stages.sink(units, &mut row, sink);
+            }
+            row
+        };
+        let tile: Vec<Finished<T>> = states.into_iter().map(finish).collect();
+        let format = tensors.out.format();
+        for (local, i) in rows.enumerate() {
+            let row = placed.segment.q.row(i);
+            stages.out(&tile, local, format, tensors.out.lane_mut(row, head));
+            tensors.lse.lane_mut(head, row)[0] = stages.lse(&tile, local);
+        }
+    }
+
+    /// All query heads of one KV head: dk and dv are summed over them and rounded once.
+    fn backward_segment(
+        &self,
+        call: &AttentionCall,
+        placed: &Placed<'_>,
+        kv_head: usize,
+        tensors: &mut Backward<'_, T>,
+    ) {
+        let stages = self.stages;
+        let group = tensors.q.shape()[1] / tensors.k.shape()[1];
+        let mut dk = vec![T::ZERO; placed.k.len() * tensors.k.shape()[2]];
+        let mut dv = vec![T::ZERO; placed.v.len() * tensors.v.shape()[2]];
+        for head in stages.query_heads(kv_head, group) {
+            for rows in tiles_of(0..placed.segment.q.len, self.tiles.q) {
+                self.backward_tile(call, placed, (head, kv_head), rows, [&mut dk, &mut dv], tensors);
+            }
+        }
+        let keys = placed.segment.kv.iter().flat_map(Run::real_rows);
+        for (j, row) in keys.enumerate() {
+            for (name, sums, to) in
+                [(TensorName::Dk, &dk, &mut *tensors.dk), (TensorName::Dv, &dv, &mut *tensors.dv)]
+            {
+                let (factor, format) = (stages.factor(name, &call.softmax), to.format());
+                stages.store(name, factor, sums, j, format, to.lane_mut(row, kv_head));
+            }
+        }
+    }
+
+    fn backward_tile(
+        &self,
+        call: &AttentionCall,
+        placed: &Placed<'_>,
+        (head, kv_head): (usize, usize),
+        rows: Range<usize>,
+        [dk, dv]: [&mut [T]; 2],
+        tensors: &mut Backward<'_, T>,
+    ) {
+        let Tiled { units, stages, .. } = self;
+        let (dim_qk, dim_v) = (tensors.k.shape()[2], tensors.v.shape()[2]);
+        let real = &placed.q[rows.clone()];
+        let q = Rows { tensor: tensors.q, rows: real, head };
+        let dout = Rows { tensor: tensors.dout, rows: &placed.dout[rows.clone()], head };
+        let row_dots = stages.row_dots(units, dout, Rows { tensor: tensors.out, rows: real, head });
+        let lse = stages.saved_lse(tensors.lse, head, real);
+        let mut dq = vec![T::ZERO; rows.len() * dim_qk];
+        let (segment, keys) = (placed.segment, placed.k.len());
+        let mut tiles = stages.tiles(Pass::Backward, segment, &rows, keys, self.tiles.kv);
+        units.order([head, rows.start], &mut tiles);
+        for columns in tiles {
+            let k = Rows { tensor: tensors.k, rows: &placed.k[columns.clone()], head: kv_head };
+            let v = Rows { tensor: tensors.v, rows: &placed.v[columns.clone()], head: kv_head };
+            let [p, ds] =
+                self.weigh_tile(call, segment, rows.clone(), &columns, [q, k, dout, v], &row_dots, &lse);
+            stages.add_dq(units, &mut dq, &ds, k);
+            stages.add_dk(units, &mut dk[columns.start * dim_qk..columns.end * dim_qk], &ds, q);
+            stages.add_dv(units, &mut dv[columns.start * dim_v..columns.end * dim_v], &p, dout);
+        }
+        let (factor, format) = (stages.factor(TensorName::Dq, &call.softmax), tensors.dq.format());
+        for (local, i) in rows.enumerate() {
+            let to = tensors.dq.lane_mut(segment.q.row(i), head);
+            stages.store(TensorName::Dq, factor, &dq, local, format, to);
+            let lse = lse[local];
+            if let Some(dsink) = tensors.dsink.values_mut().get_mut(head).filter(|_| lse != T::NEG_INFINITY) {
+                *dsink -= stages.sink_gradient(units, tensors.sink[head], lse, row_dots[local]);
+            }
+        }
+    }
+
+    /// P and dS of a tile, rounded.
+    fn weigh_tile(
+        &self,
+        call: &AttentionCall,
+        segment: &Segment,
+        rows: Range<usize>,
+        columns: &Range<usize>,
+        [q, k, dout, v]: [Rows<'_, T>; 4],
+        row_dots: &[T],
+        lse: &[T],
+    ) -> [TileWeights<T>; 2] {
+        let Tiled { units, stages, .. } = self;
+        let (pass, softmax, format) = (Pass::Backward, &call.softmax, q.tensor.format());
+        let new = |format| TileWeights::new(rows.len(), columns.len(), format);
+        let (mut p, mut ds) = (new(self.p), new(self.ds));
+        let (mut scores, mut dp) = (vec![T::ZERO; columns.len()], vec![T::ZERO; columns.len()]);
+        let (k, v) = (transposed(k.tensor, k.rows, k.head), transposed(v.tensor, v.rows, v.head));
+        for (local, i) in rows.clone().enumerate() {
+            let seen = clip(stages.visible(pass, segment, i), columns);
+            if seen.is_empty() {
+                continue;
+            }
+            stages.products(units, pass, format, q.lane(local), &k, &mut scores);
+            stages.products(units, pass, format, dout.lane(local), &v, &mut dp);
+            stages.scores(units, pass, softmax, &mut scores[seen.clone()]);
+            let (p_row, ds_row) = (p.row_mut(local), ds.row_mut(local));
+            for j in seen.clone() {
+                let weight = stages.probability(units, softmax, scores[j], lse[local]);
+                let pair = Pair { weight, dp: dp[j], d: row_dots[local], score: scores[j] };
+                p_row[j] = stages.round(pass, weight, self.p);
+                ds_row[j] = stages.round(pass, stages.logit_gradient(units, softmax, pair), self.ds);
+            }
+            (p.seen[local], ds.seen[local]) = (seen.clone(), seen);
+        }
+        [p, ds]
+    }
+}
+
+fn tiles_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(size.max(1)).map(move |start| start..end.min(start + size.max(1)))
+}
+
+/// `keys` as columns of the tile `columns`.
+fn clip(keys: Range<usize>, columns: &Range<usize>) -> Range<usize> {
+    let place = |key: usize| key.clamp(columns.start, columns.end) - columns.start;
+    place(keys.start)..place(keys.end)
+}
+
+/// `[dim][rows]`: the given rows of one head with the lane outermost, so that products run along keys.
+fn transposed<T: Real>(tensor: &Tensor<T>, rows: &[usize], head: usize) -> Vec<T> {
+    let dim = tensor.shape()[2];
+    let mut columns = vec![T::ZERO; dim * rows.len()];
+    for (j, &row) in rows.iter().enumerate() {
+        for (c, &value) in tensor.lane(row, head).iter().enumerate() {
+            columns[c * rows.len() + j] = value;
+        }
+    }
+    columns
+}
+
+fn sink<T: Real>(kind: Sink, learnable: &[T], head: usize) -> Option<T> {
+    match kind {
+        Sink::None => None,
+        Sink::OffByOne => Some(T::ZERO),
+        Sink::Learnable => learnable.get(head).copied(),
+    }
+}

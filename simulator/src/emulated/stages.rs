@@ -1,0 +1,248 @@
+//! [`Stages`]: what a tiled kernel does, stage by stage. The provided methods are the right kernel ([`Right`]); whatever
+//! differs in one stage overrides that one.
+//!
+//! Rows of a tile are *local*: 0 is the tile's first query. Tables of rows are a segment's: entry `i` of `Q` is where
+//! local query `i` lies, entry `j` of `K` where local key `j` lies.
+
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Pass, Run, Softmax, TensorName};
+
+use super::arithmetic::{Arithmetic, RowSum, Rows, TileWeights, Weights};
+use crate::{Real, Segment, Tensor};
+
+/// Running state of one query row.
+#[derive(Clone, Debug)]
+pub struct Online<T> {
+    /// The largest score so far; −∞ before the first.
+    pub max: T,
+    /// `Σ e^(logit − max)` so far.
+    pub sum: RowSum<T>,
+    /// `Σ e^(logit − max) · value` so far.
+    pub acc: Vec<T>,
+}
+
+impl<T: Real> Online<T> {
+    /// Before the first key, for values of `dim` lanes.
+    pub fn new(dim: usize) -> Online<T> {
+        Online { max: T::NEG_INFINITY, sum: [T::ZERO; 4], acc: vec![T::ZERO; dim] }
+    }
+}
+
+/// One query row when its keys are done.
+#[derive(Clone, Debug)]
+pub struct Finished<T> {
+    /// The largest logit, the sink included.
+    pub max: T,
+    /// `Σ e^(logit − max)`, the sink included.
+    pub sum: T,
+    /// `Σ e^(logit − max) · value`.
+    pub acc: Vec<T>,
+}
+
+impl<T: Real> Finished<T> {
+    /// Makes room for the sink and adds it.
+    pub fn add_sink<A: Arithmetic<T>>(&mut self, units: &A, sink: T) {
+        if sink > self.max {
+            let factor = units.exp(self.max - sink);
+            self.sum *= factor;
+            self.acc.iter_mut().for_each(|acc| *acc *= factor);
+            self.max = sink;
+        }
+        self.sum += units.exp(sink - self.max);
+    }
+}
+
+/// One (query, key) pair of the backward.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair<T> {
+    /// The recomputed weight, unrounded.
+    pub weight: T,
+    /// `⟨dout, v⟩`.
+    pub dp: T,
+    /// `⟨dout, out⟩` of the row.
+    pub d: T,
+    /// The score.
+    pub score: T,
+}
+
+/// The stages of a kernel. `units` are its arithmetic.
+pub trait Stages<T: Real, A: Arithmetic<T>>: Sync {
+    /// The row of each local query or key in the tensor that is loaded (q, k, v or dout).
+    fn rows(&self, _pass: Pass, tensor: TensorName, segment: &Segment) -> Vec<usize> {
+        match tensor {
+            TensorName::K | TensorName::V => segment.kv.iter().flat_map(Run::real_rows).collect(),
+            _ => segment.q.real_rows().collect(),
+        }
+    }
+
+    /// The local keys that local query `i` sees.
+    fn visible(&self, _pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        segment.visible(i)
+    }
+
+    /// Tiles of `keys` local keys, cut at multiples of `size`, that some query of `rows` sees.
+    fn tiles(
+        &self,
+        pass: Pass,
+        segment: &Segment,
+        rows: &Range<usize>,
+        keys: usize,
+        size: usize,
+    ) -> Vec<Range<usize>> {
+        let seen: Vec<Range<usize>> =
+            rows.clone().map(|i| self.visible(pass, segment, i)).filter(|keys| !keys.is_empty()).collect();
+        let first = seen.iter().map(|keys| keys.start).min().unwrap_or(0);
+        let end = seen.iter().map(|keys| keys.end).max().unwrap_or(0);
+        super::tiles_of(0..keys, size).filter(|tile| tile.start < end && first < tile.end).collect()
+    }
+
+    /// The KV head of a query head; `group` query heads share one.
+    fn kv_head(&self, head: usize, group: usize) -> usize {
+        head / group
+    }
+
+    /// `to[j] = ⟨a, column j of b⟩`: queries with keys, or dout with values.
+    fn products(&self, units: &A, _pass: Pass, format: Format, a: &[T], b: &[T], to: &mut [T]) {
+        units.products(format, a, b, to);
+    }
+
+    /// Turns products into scores.
+    fn scores(&self, units: &A, _pass: Pass, softmax: &Softmax, products: &mut [T]) {
+        units.scores(softmax, products);
+    }
+
+    /// Makes room for scores up to `max`.
+    fn grow(&self, units: &A, softmax: &Softmax, state: &mut Online<T>, max: T) {
+        if max > state.max {
+            let factor = units.rescale(softmax, state.max, max);
+            state.sum.iter_mut().for_each(|sum| *sum *= factor);
+            state.acc.iter_mut().for_each(|acc| *acc *= factor);
+            state.max = max;
+        }
+    }
+
+    /// The unrounded weight of a score.
+    fn weight(&self, units: &A, softmax: &Softmax, score: T, max: T) -> T {
+        units.weight(softmax, score, max)
+    }
+
+    /// Adds a tile's weights to the row's sum; the first is of local key `first`.
+    fn add_weights(&self, units: &A, sum: &mut RowSum<T>, first: usize, weights: &[T]) {
+        units.add_weights(sum, first, weights);
+    }
+
+    /// Rounds P, or dS, before it enters a product.
+    fn round(&self, _pass: Pass, value: T, format: Format) -> T {
+        value.round(format)
+    }
+
+    /// Adds a tile's weighted values to a row.
+    fn add_values(&self, units: &A, acc: &mut [T], weights: Weights<'_, T>, values: Rows<'_, T>) {
+        units.add_rows(acc, weights, values);
+    }
+
+    /// The sink enters a row's denominator.
+    fn sink(&self, units: &A, row: &mut Finished<T>, sink: T) {
+        row.add_sink(units, sink);
+    }
+
+    /// Writes the output of local row `local`; the whole tile is there, as in a thread block's registers.
+    fn out(&self, tile: &[Finished<T>], local: usize, format: Format, to: &mut [T]) {
+        let Finished { sum, acc, .. } = &tile[local];
+        let inverse = if *sum == T::ZERO { T::ZERO } else { T::ONE / *sum };
+        for (to, acc) in to.iter_mut().zip(acc) {
+            *to = (*acc * inverse).round(format);
+        }
+    }
+
+    /// The LSE of local row `local`.
+    fn lse(&self, tile: &[Finished<T>], local: usize) -> T {
+        let Finished { max, sum, .. } = &tile[local];
+        if *sum == T::ZERO { T::NEG_INFINITY } else { *max + sum.ln() }
+    }
+
+    /// A head's largest logit after one more tile of queries.
+    fn max_logit(&self, before: T, tile: T) -> T {
+        before.larger(tile)
+    }
+
+    /// The query heads whose gradients make up that of a KV head.
+    fn query_heads(&self, kv_head: usize, group: usize) -> Range<usize> {
+        kv_head * group..(kv_head + 1) * group
+    }
+
+    /// `D = ⟨dout, out⟩` of each of a tile's rows.
+    fn row_dots(&self, units: &A, dout: Rows<'_, T>, out: Rows<'_, T>) -> Vec<T> {
+        dout.lanes().zip(out.lanes()).map(|(dout, out)| units.row_dot(dout, out)).collect()
+    }
+
+    /// The saved LSE of each of a tile's rows.
+    fn saved_lse(&self, lse: &Tensor<T>, head: usize, rows: &[usize]) -> Vec<T> {
+        rows.iter().map(|&row| lse.lane(head, row)[0]).collect()
+    }
+
+    /// The recomputed weight of a score.
+    fn probability(&self, units: &A, softmax: &Softmax, score: T, lse: T) -> T {
+        units.probability(softmax, score, lse)
+    }
+
+    /// dS of a pair, without the scale.
+    fn logit_gradient(&self, units: &A, softmax: &Softmax, pair: Pair<T>) -> T {
+        pair.weight * (pair.dp - pair.d) * units.cap_derivative(softmax, pair.score)
+    }
+
+    /// Adds a tile's share of dq; `to` is `[rows][dim]`.
+    fn add_dq(&self, units: &A, to: &mut [T], ds: &TileWeights<T>, keys: Rows<'_, T>) {
+        for (i, to) in to.chunks_exact_mut(keys.tensor.shape()[2]).enumerate() {
+            units.add_tile(to, ds.weights(i), keys.slice(ds.seen[i].clone()));
+        }
+    }
+
+    /// Adds a tile's share of dk; `to` is `[columns][dim]`.
+    fn add_dk(&self, units: &A, to: &mut [T], ds: &TileWeights<T>, queries: Rows<'_, T>) {
+        units.add_columns(to, ds, queries);
+    }
+
+    /// Adds a tile's share of dv; `to` is `[columns][dim]`.
+    fn add_dv(&self, units: &A, to: &mut [T], p: &TileWeights<T>, dout: Rows<'_, T>) {
+        units.add_columns(to, p, dout);
+    }
+
+    /// What a summed gradient is multiplied by at the end.
+    fn factor(&self, gradient: TensorName, softmax: &Softmax) -> T {
+        if gradient == TensorName::Dv { T::ONE } else { T::from_f32(softmax.scale) }
+    }
+
+    /// Writes row `index` of the summed gradients `sums`, `[rows][dim]`.
+    fn store(
+        &self,
+        _gradient: TensorName,
+        factor: T,
+        sums: &[T],
+        index: usize,
+        format: Format,
+        to: &mut [T],
+    ) {
+        let dim = to.len();
+        for (to, sum) in to.iter_mut().zip(&sums[index * dim..(index + 1) * dim]) {
+            *to = (factor * *sum).round(format);
+        }
+    }
+
+    /// What a row with a finite LSE takes from dsink.
+    fn sink_gradient(&self, units: &A, sink: T, lse: T, d: T) -> T {
+        units.exp(sink - lse) * d
+    }
+
+    /// The rows that become zero (−∞ in the LSE) because they are padding.
+    fn padding(&self, _tensor: TensorName, run: &Run) -> Vec<usize> {
+        run.padding_rows().collect()
+    }
+}
+
+/// The right kernel: every stage as provided.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Right;
+
+impl<T: Real, A: Arithmetic<T>> Stages<T, A> for Right {}

@@ -1,0 +1,541 @@
+//! The packed-sequence helper operations on plain slices: what the CUDA kernels must give, bit for bit.
+//!
+//! Tables of slots are [`Run`]s in order of rows that do not overlap: `span` rows from `offset`, of which `len` are real.
+//! The *layout of halves* has every offset and span divided by two, rounded down: one half of each slot, packed closer.
+//! out and gradients are `[rows, heads, dim]`, statistics `[heads, rows]`. Everything goes slot by slot, while a kernel
+//! finds the slot of a row: the two share no index arithmetic.
+
+use seamproof_oracle::{Balance, Format, Mask, Run};
+
+use crate::device::{log_add, share};
+use crate::schedule::band;
+use crate::shard::{Piece, Shard};
+
+/// Which way rows are reordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// From ranks' rows one after the other to whole sequences.
+    ToSequences,
+    /// From whole sequences to ranks' rows one after the other.
+    ToRanks,
+}
+
+/// What happens to the rows that an operation does not write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// Not one bit changes.
+    Leave,
+    /// Every byte becomes this one: 0 for zeros, 0xff for NaN in f32, bf16 and fp16.
+    Fill(u8),
+}
+
+/// A half of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// The first.
+    First = 0,
+    /// The second.
+    Second = 1,
+}
+
+/// Which rows a step worked on, and how its tensors lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All, in the layout of the running tensors.
+    Whole,
+    /// One half of each slot, in the layout of the running tensors.
+    HalfInPlace(Half),
+    /// One half of each slot, in the layout of halves.
+    Compact(Half),
+}
+
+/// How a step's out enters the running one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Both weighted by their shares of the new total, which the running statistic becomes.
+    Running,
+    /// The step weighted by its share of a total that is known: TransformerEngine's correction after the last step.
+    Weighted {
+        /// The product is rounded to the running format before it is added.
+        product_rounded: bool,
+    },
+}
+
+/// What happens to one half of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// Not one bit changes.
+    Leave = 0,
+    /// The step's gradient in its place.
+    Copy = 1,
+    /// The step's gradient added.
+    Add = 2,
+}
+
+/// Rows of the layout of halves.
+pub fn half_rows(rows: usize) -> usize {
+    rows.div_ceil(2)
+}
+
+impl Part {
+    /// Rows of a step's tensors.
+    pub fn step_rows(self, rows: usize) -> usize {
+        if let Part::Compact(_) = self { half_rows(rows) } else { rows }
+    }
+
+    /// The real rows of the running tensors with those of the step.
+    pub fn pairs(self, slots: &[Run]) -> Vec<(usize, usize)> {
+        let (half, compact) = match self {
+            Part::Whole => return slots.iter().flat_map(Run::real_rows).map(|row| (row, row)).collect(),
+            Part::HalfInPlace(half) => (half, false),
+            Part::Compact(half) => (half, true),
+        };
+        let real: Vec<usize> = slots.iter().flat_map(Run::real_rows).collect();
+        half_pairs(slots, half)
+            .into_iter()
+            .filter(|(row, _)| real.binary_search(row).is_ok())
+            .map(|(row, half_row)| (row, if compact { half_row } else { row }))
+            .collect()
+    }
+}
+
+/// The rows of one half of every slot, padding included, with their rows in the layout of halves.
+pub fn half_pairs(slots: &[Run], half: Half) -> Vec<(usize, usize)> {
+    let pairs = slots.iter().flat_map(|slot| {
+        let chunk = slot.span / 2;
+        let first = slot.offset + half as usize * chunk;
+        (0..chunk).map(move |i| (first + i, slot.offset / 2 + i))
+    });
+    pairs.collect()
+}
+
+/// For each row in rank order its row in sequence order.
+pub fn rank_order(shard: &Shard) -> Vec<usize> {
+    (0..shard.cp).flat_map(|rank| shard.partition_indices(rank)).collect()
+}
+
+/// A rank's slots with the real rows that lie in them.
+pub fn rank_slots(shard: &Shard, rank: usize) -> Vec<Run> {
+    let slots = shard.slots.iter().enumerate().map(|(sequence, slot)| {
+        let len = shard.pieces(sequence, rank).iter().map(|piece| shard.real(sequence, piece)).sum();
+        Run { offset: slot.offset, step: 1, len, span: slot.span }
+    });
+    slots.collect()
+}
+
+/// Whether each row is a real one.
+pub fn valid_mask(slots: &[Run], rows: usize) -> Vec<bool> {
+    let mut mask = vec![false; rows];
+    slots.iter().flat_map(Run::real_rows).for_each(|row| mask[row] = true);
+    mask
+}
+
+/// Copies rows of `row_bytes`, each pair a row of `from` and one of `to`; the rest of `to` as told.
+pub fn move_rows(pairs: &[(usize, usize)], from: &[u8], to: &mut [u8], row_bytes: usize, rest: Rest) {
+    if let Rest::Fill(byte) = rest {
+        to.fill(byte);
+    }
+    let bytes = |row: usize| row * row_bytes..(row + 1) * row_bytes;
+    for &(source, target) in pairs {
+        to[bytes(target)].copy_from_slice(&from[bytes(source)]);
+    }
+}
+
+/// Fills every row that is not a real one.
+pub fn fill_padding(slots: &[Run], to: &mut [u8], row_bytes: usize, byte: u8) {
+    let rows = to.len() / row_bytes;
+    for (row, _) in valid_mask(slots, rows).iter().enumerate().filter(|(_, real)| !**real) {
+        to[row * row_bytes..(row + 1) * row_bytes].fill(byte);
+    }
+}
+
+/// `value · weight`, 0 whatever the value is where the weight is 0: an empty row's out may be anything.
+fn scaled(value: f32, weight: f32) -> f32 {
+    if weight == 0.0 { 0.0 } else { value * weight }
+}
+
+/// A statistic, `[heads, rows]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statistic {
+    /// Rows.
+    pub rows: usize,
+    /// The numbers, head after head.
+    pub values: Vec<f32>,
+}
+
+impl Statistic {
+    fn at(&mut self, head: usize, row: usize) -> &mut f32 {
+        &mut self.values[head * self.rows + row]
+    }
+
+    fn get(&self, head: usize, row: usize) -> f32 {
+        self.values[head * self.rows + row]
+    }
+
+    /// Heads; a statistic without rows has none.
+    pub fn heads(&self) -> usize {
+        self.values.len().checked_div(self.rows).unwrap_or(0)
+    }
+}
+
+/// Folds a step's statistic into the running one.
+pub fn merge_statistics(pairs: &[(usize, usize)], lse: &mut Statistic, step: &Statistic) {
+    for head in 0..lse.heads() {
+        for &(running, row) in pairs {
+            *lse.at(head, running) = log_add(lse.get(head, running), step.get(head, row));
+        }
+    }
+}
+
+/// A tensor `[rows, heads, dim]` whose numbers are of a format.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Numbers {
+    /// Heads.
+    pub heads: usize,
+    /// Elements of a row and head.
+    pub dim: usize,
+    /// The format.
+    pub format: Format,
+    /// The numbers.
+    pub values: Vec<f32>,
+}
+
+impl Numbers {
+    fn first(&self, row: usize, head: usize) -> usize {
+        (row * self.heads + head) * self.dim
+    }
+}
+
+/// Folds a step's out into the running one; [`Style::Running`] the statistic too.
+pub fn merge_out(
+    pairs: &[(usize, usize)],
+    style: Style,
+    (out, lse): (&mut Numbers, &mut Statistic),
+    (step_out, step_lse): (&Numbers, &Statistic),
+) {
+    let format = out.format;
+    let rounded = style == Style::Weighted { product_rounded: true };
+    for &(running, row) in pairs {
+        for head in 0..out.heads {
+            let (old, added) = (lse.get(head, running), step_lse.get(head, row));
+            let (total, keep) = match style {
+                Style::Running => {
+                    let total = log_add(old, added);
+                    (total, share(old, total))
+                }
+                Style::Weighted { .. } => (old, 1.0),
+            };
+            let add = share(added, total);
+            *lse.at(head, running) = total;
+            let (place, source) = (out.first(running, head), step_out.first(row, head));
+            for lane in 0..out.dim {
+                let product = scaled(step_out.values[source + lane], add);
+                let product = if rounded { format.round_f32(product) } else { product };
+                let value = &mut out.values[place + lane];
+                *value = format.round_f32(scaled(*value, keep) + product);
+            }
+        }
+    }
+}
+
+/// Copies or adds a step's gradient, each half of every slot by itself.
+pub fn accumulate(
+    slots: &[Run],
+    part: Part,
+    [first, second]: [Update; 2],
+    sum: &mut Numbers,
+    step: &Numbers,
+) {
+    let seconds: Vec<usize> = half_pairs(slots, Half::Second).into_iter().map(|(row, _)| row).collect();
+    let format = sum.format;
+    for (running, row) in part.pairs(slots) {
+        let update = if seconds.binary_search(&running).is_ok() { second } else { first };
+        let (place, source) = (sum.first(running, 0), step.first(row, 0));
+        for lane in 0..sum.heads * sum.dim {
+            let (value, step) = (&mut sum.values[place + lane], step.values[source + lane]);
+            match update {
+                Update::Leave => {}
+                Update::Copy => *value = format.round_f32(step),
+                Update::Add => *value = format.round_f32(*value + step),
+            }
+        }
+    }
+}
+
+/// The largest number of each head over real rows, −∞ where there is none. +0 is larger than −0, so that no order of
+/// comparisons shows.
+pub fn max_logit(slots: &[Run], rows_max: &Statistic) -> Vec<f32> {
+    let real: Vec<usize> = slots.iter().flat_map(Run::real_rows).collect();
+    let largest = |head: usize| {
+        let values = real.iter().map(|&row| rows_max.get(head, row));
+        values.max_by(f32::total_cmp).unwrap_or(f32::NEG_INFINITY)
+    };
+    (0..rows_max.heads()).map(largest).collect()
+}
+
+/// Pieces of any slot; none where their number follows from the span.
+fn pieces_of(balance: Balance) -> Option<usize> {
+    match balance {
+        Balance::Contiguous | Balance::Striped { stripe: 1 } => Some(1),
+        Balance::DualChunk => Some(2),
+        Balance::Striped { .. } => None,
+    }
+}
+
+/// What a launch of a step receives for one sequence, one piece of queries and one piece of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SegmentRow {
+    /// First row and real rows of the queries.
+    pub q: (usize, usize),
+    /// First row and real rows of the keys.
+    pub kv: (usize, usize),
+    /// Smallest visible `j − i`; absent means unbounded.
+    pub lo: Option<i64>,
+    /// Largest visible `j − i`; absent means unbounded.
+    pub hi: Option<i64>,
+}
+
+/// A step of the ring: the queries of `rank` against the keys of `owner`, for each piece of queries, piece of keys and
+/// sequence, the last fastest. The schedule launches those that show a pair. None where pieces have no common band.
+pub fn ring_segments(
+    mask: &Mask,
+    [q, kv]: [&Shard; 2],
+    rank: usize,
+    owner: usize,
+) -> Option<Vec<SegmentRow>> {
+    let parts = pieces_of(q.balance)?;
+    let sequences = 0..q.slots.len();
+    let mut segments = Vec::new();
+    for (q_part, kv_part) in (0..parts).flat_map(|a| (0..parts).map(move |b| (a, b))) {
+        for sequence in sequences.clone() {
+            let queries = q.piece(sequence, rank, q_part);
+            let keys = kv.piece(sequence, owner, kv_part);
+            let rows = kv.local(sequence, &keys);
+            segments.push(segment(mask, [q, kv], sequence, (queries, keys), (rows.offset, rows.len))?);
+        }
+    }
+    Some(segments)
+}
+
+/// All-gather: the queries of `rank` against the visible prefix of each sequence in sequence order, for each piece of
+/// queries and sequence, the last fastest. None for striped cuts, whose pieces have no band against whole sequences.
+pub fn all_gather_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usize) -> Option<Vec<SegmentRow>> {
+    let parts = pieces_of(q.balance).filter(|_| !matches!(q.balance, Balance::Striped { .. }))?;
+    let mut segments = Vec::new();
+    for (part, sequence) in (0..parts).flat_map(|part| (0..q.slots.len()).map(move |s| (part, s))) {
+        let queries = q.piece(sequence, rank, part);
+        let (lq, lk) = (q.slots[sequence].len, kv.slots[sequence].len);
+        let last = (queries.start + q.real(sequence, &queries)) as i64 - 1 + mask.shift(lq, lk);
+        let keys = match mask.right {
+            _ if q.real(sequence, &queries) == 0 => 0,
+            None => lk,
+            Some(right) => (last + i64::from(right) + 1).clamp(0, lk as i64) as usize,
+        };
+        let rows = (kv.gathered(sequence).offset, keys);
+        let piece = Piece { start: 0, step: 1, span: keys, at: 0 };
+        segments.push(segment(mask, [q, kv], sequence, (queries, piece), rows)?);
+    }
+    Some(segments)
+}
+
+fn segment(
+    mask: &Mask,
+    [q, kv]: [&Shard; 2],
+    sequence: usize,
+    (queries, keys): (Piece, Piece),
+    kv_rows: (usize, usize),
+) -> Option<SegmentRow> {
+    let lengths = (q.slots[sequence].len, kv.slots[sequence].len);
+    let (lo, hi) = band(mask, lengths.0, lengths.1, &queries, &keys)?;
+    let rows = q.local(sequence, &queries);
+    Some(SegmentRow { q: (rows.offset, rows.len), kv: kv_rows, lo, hi })
+}
+
+/// A longest stretch of rows of one batch row with one segment id, not 0, and positions that grow by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentRun {
+    /// First row.
+    pub offset: usize,
+    /// Rows.
+    pub len: usize,
+    /// The id.
+    pub id: i32,
+    /// Position of the first row.
+    pub position: i32,
+}
+
+/// The runs of batch rows of `row_length`, in order of rows. Ids and positions both end a run: looking at one of them for
+/// the lengths and at the other for the offsets gives lists of different lengths
+/// (<https://github.com/NVIDIA/TransformerEngine>, `transformer_engine/jax/attention.py`, striped all-gather).
+pub fn segment_runs(ids: &[i32], positions: &[i32], row_length: usize) -> Vec<SegmentRun> {
+    let mut runs: Vec<SegmentRun> = Vec::new();
+    for (row, (&id, &position)) in ids.iter().zip(positions).enumerate() {
+        match runs.last_mut() {
+            _ if id == 0 => {}
+            Some(run)
+                if row % row_length != 0
+                    && run.offset + run.len == row
+                    && run.id == id
+                    && positions[row - 1].wrapping_add(1) == position =>
+            {
+                run.len += 1;
+            }
+            _ => runs.push(SegmentRun { offset: row, len: 1, id, position }),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{Work, build};
+    use seamproof_oracle::{
+        Algorithm, Alignment, ContextParallel, Dims, Heads, InputMode, Pass, Precision, Problem,
+        ProblemFields, Rows, Sequence, Side, Sink, Softmax,
+    };
+
+    /// Sequences of (real, padded) rows, a gap of `2·cp` rows before each.
+    fn problem(
+        lengths: &[(usize, usize)],
+        cp: usize,
+        algorithm: Algorithm,
+        balance: Balance,
+        mask: Mask,
+    ) -> Problem {
+        let mut rows = 0;
+        let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
+            let run = Run::packed(rows + 2 * cp, len, span);
+            rows += 2 * cp + span;
+            Sequence { id: id as u32, q: run, kv: run }
+        });
+        let sequences = sequences.collect();
+        Problem::new(ProblemFields {
+            sequences,
+            rows: Rows { q: rows, kv: rows },
+            heads: Heads { q: 1, kv: 1 },
+            dims: Dims { qk: 1, v: 1 },
+            mask,
+            softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
+            precision: Precision::uniform(Format::Bf16),
+            parallel: ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect() },
+            mode: InputMode::Flat,
+            data_seed: 0,
+            pass: Pass::Forward,
+        })
+        .unwrap()
+    }
+
+    /// Whether any query of a row sees a key.
+    fn shows(row: &SegmentRow) -> bool {
+        let (queries, keys) = (row.q.1 as i64, row.kv.1 as i64);
+        let first = row.lo.unwrap_or(i64::MIN).max(1 - queries);
+        queries > 0 && keys > 0 && first <= row.hi.unwrap_or(i64::MAX).min(keys - 1)
+    }
+
+    /// The rows of every launch of a rank, sorted.
+    fn launched(problem: &Problem, rank: usize) -> Vec<SegmentRow> {
+        let schedule = build(problem).unwrap();
+        let calls = schedule.ranks[rank].operations.iter().filter_map(|operation| match &operation.work {
+            Work::Attend(attend) => Some(attend.call.segments.clone()),
+            _ => None,
+        });
+        let mut rows: Vec<SegmentRow> = calls
+            .flatten()
+            .map(|segment| SegmentRow {
+                q: (segment.q.offset, segment.q.len),
+                kv: (segment.kv[0].offset, segment.kv[0].len),
+                lo: segment.lo,
+                hi: segment.hi,
+            })
+            .filter(shows)
+            .collect();
+        rows.sort_unstable();
+        rows
+    }
+
+    #[test]
+    fn step_tables_are_what_the_schedules_launch() {
+        let lengths = [(48, 48), (0, 24), (1, 24), (25, 48), (0, 0), (23, 24)];
+        let side = |bound: u32| (bound < 100).then_some(bound);
+        for (cp, left, right) in
+            [1, 2, 3, 4].into_iter().flat_map(|cp| [(cp, 100, 0), (cp, 5, 0), (cp, 100, 100), (cp, 3, 7)])
+        {
+            for align in [Alignment::TopLeft, Alignment::BottomRight] {
+                let mask = Mask { left: side(left), right: side(right), align };
+                for balance in [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }] {
+                    let ring = problem(&lengths, cp, Algorithm::Ring, balance, mask);
+                    let gather = problem(&lengths, cp, Algorithm::AllGather, balance, mask);
+                    let [q, kv] = [Side::Q, Side::Kv].map(|side| Shard::new(&ring, side).unwrap());
+                    for rank in 0..cp {
+                        let sorted = |mut rows: Vec<SegmentRow>| {
+                            rows.retain(shows);
+                            rows.sort_unstable();
+                            rows
+                        };
+                        let steps =
+                            (0..cp).flat_map(|owner| ring_segments(&mask, [&q, &kv], rank, owner).unwrap());
+                        assert_eq!(
+                            sorted(steps.collect()),
+                            launched(&ring, rank),
+                            "{balance:?} {mask:?} {rank}/{cp}"
+                        );
+                        if let Some(rows) = all_gather_segments(&mask, [&q, &kv], rank) {
+                            assert_eq!(
+                                sorted(rows),
+                                launched(&gather, rank),
+                                "{balance:?} {mask:?} {rank}/{cp}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_halfs_pairs_are_its_chunk_and_stay_apart() {
+        let slots = [Run::packed(3, 5, 6), Run::packed(9, 0, 0), Run::packed(10, 1, 4)];
+        assert_eq!(half_pairs(&slots, Half::First), [(3, 1), (4, 2), (5, 3), (10, 5), (11, 6)]);
+        assert_eq!(half_pairs(&slots, Half::Second), [(6, 1), (7, 2), (8, 3), (12, 5), (13, 6)]);
+        assert_eq!(Part::Compact(Half::Second).pairs(&slots), [(6, 1), (7, 2)]);
+        assert_eq!(Part::HalfInPlace(Half::First).pairs(&slots), [(3, 3), (4, 4), (5, 5), (10, 10)]);
+    }
+
+    #[test]
+    fn an_empty_row_is_the_identity_of_a_merge_whatever_its_out_holds() {
+        let one = |lse: f32, out: f32| {
+            let numbers = Numbers { heads: 1, dim: 1, format: Format::F32, values: vec![out] };
+            (numbers, Statistic { rows: 1, values: vec![lse] })
+        };
+        for (a, b) in
+            [((0.5, 3.0), (f32::NEG_INFINITY, f32::NAN)), ((f32::NEG_INFINITY, f32::NAN), (0.5, 3.0))]
+        {
+            let ((mut out, mut lse), (step_out, step_lse)) = (one(a.0, a.1), one(b.0, b.1));
+            merge_out(&[(0, 0)], Style::Running, (&mut out, &mut lse), (&step_out, &step_lse));
+            assert_eq!((lse.values[0], out.values[0]), (0.5, 3.0));
+        }
+        let (mut empty, step) = (one(f32::NEG_INFINITY, 0.0).1, one(f32::NEG_INFINITY, 0.0).1);
+        merge_statistics(&[(0, 0)], &mut empty, &step);
+        assert_eq!(empty.values, [f32::NEG_INFINITY]);
+    }
+
+    #[test]
+    fn ids_and_positions_both_end_a_run() {
+        // Two segments whose positions happen to follow on: lengths and offsets from one of them alone would differ.
+        let (ids, positions) = ([1, 1, 2, 2, 0, 2, 3, 3], [0, 1, 2, 3, 4, 5, 0, 2]);
+        let runs: Vec<_> =
+            segment_runs(&ids, &positions, 8).iter().map(|run| (run.offset, run.len, run.id)).collect();
+        assert_eq!(runs, [(0, 2, 1), (2, 2, 2), (5, 1, 2), (6, 1, 3), (7, 1, 3)]);
+        let rows: Vec<_> = segment_runs(&[1; 4], &[0, 1, 2, 3], 2).iter().map(|run| run.offset).collect();
+        assert_eq!(rows, [0, 2], "no run crosses the end of a batch row");
+    }
+
+    #[test]
+    fn a_rank_has_its_share_of_real_rows() {
+        let runs = [Run::packed(4, 7, 8), Run::packed(12, 0, 0), Run::packed(16, 13, 16)];
+        let shard = Shard::of_runs(&runs, 36, 2, Balance::DualChunk);
+        assert_eq!(rank_slots(&shard, 0), [Run::packed(2, 3, 4), Run::packed(6, 0, 0), Run::packed(8, 5, 8)]);
+        assert_eq!(rank_slots(&shard, 1), [Run::packed(2, 4, 4), Run::packed(6, 0, 0), Run::packed(8, 8, 8)]);
+    }
+}

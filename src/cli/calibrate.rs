@@ -1,0 +1,86 @@
+//! `seamproof calibrate`: finds a subject's numeric profile.
+
+use std::path::PathBuf;
+
+use super::CliError;
+use super::exit::Exit;
+use super::options::seed;
+use super::output::{print, print_line};
+use crate::backend::RunError;
+use crate::backends;
+use crate::calibrate::{CASES, Calibration, Outcome};
+use crate::profile::{Lock, locked};
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof calibrate emulated                                         the table alone
+  seamproof calibrate emulated --lock corpus/profiles/emulated.json    and the file, to be committed
+  seamproof calibrate emulated --check                                 whether the locked profile still holds";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// The subject
+    backend: String,
+    /// Dithered cases to run
+    #[arg(long, value_name = "N", default_value_t = CASES, value_parser = clap::value_parser!(u64).range(1..))]
+    cases: u64,
+    /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash
+    #[arg(long, value_name = "S", value_parser = seed, default_value = "1")]
+    seed: u64,
+    /// Write the profile here, where it is unique
+    #[arg(long, value_name = "FILE", conflicts_with = "check")]
+    lock: Option<PathBuf>,
+    /// Compare with the locked profile
+    #[arg(long)]
+    check: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    let make = |index: u64| backends::by_name(&args.backend, &backends::draw_options(&args.backend, index));
+    // An unknown name is an error before anything runs.
+    make(0)?;
+    let instance = |index: u64| make(index).map_err(|error| RunError::Infrastructure(error.to_string()));
+    let calibration = Calibration::run(instance, args.cases, args.seed)
+        .map_err(|error| CliError::Usage(format!("{}: {error}", args.backend)))?;
+    print(&calibration);
+    let outcome = calibration.outcome(&args.backend, args.seed);
+    match &outcome {
+        Outcome::Unique(_) => print_line("profile   one candidate explains every case"),
+        Outcome::None => print_line("profile   no candidate explains every case: tiers W and T only"),
+        Outcome::Several(several) => print_line(&format_args!(
+            "profile   {several} candidates explain every case: run more cases to tell them apart"
+        )),
+    }
+    match (&args.lock, outcome) {
+        (Some(file), Outcome::Unique(lock)) => write(file, &lock).map(|()| Exit::Held),
+        (Some(_), _) => Ok(Exit::TooLittle),
+        (None, outcome) if args.check => Ok(check(&args.backend, &outcome)),
+        (None, _) => Ok(Exit::Held),
+    }
+}
+
+fn write(file: &PathBuf, lock: &Lock) -> Result<(), CliError> {
+    let failed = |source| CliError::Lock { file: file.display().to_string(), source };
+    let text = serde_json::to_string_pretty(lock).map_err(|error| failed(error.into()))?;
+    std::fs::write(file, text + "\n").map_err(failed)?;
+    print_line(&format_args!("locked    {}", file.display()));
+    Ok(())
+}
+
+/// Whether what was found is what is locked, whatever the cases that found it.
+fn check(backend: &str, outcome: &Outcome) -> Exit {
+    let same =
+        |found: &Lock, lock: &Lock| Lock { seed: lock.seed, cases: lock.cases, ..found.clone() } == *lock;
+    let held = match (locked(backend), outcome) {
+        (Some(lock), Outcome::Unique(found)) => same(found, &lock),
+        (None, Outcome::None) => true,
+        _ => false,
+    };
+    print_line(if held {
+        "check     as locked"
+    } else {
+        "check     numerics changed since the profile was locked"
+    });
+    if held { Exit::Held } else { Exit::Finding }
+}

@@ -1,0 +1,158 @@
+//! `seamproof kernels`: compiles the GPU kernels, and compares them with their twins on the CPU.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use seamproof_kernels::cache::{Cache, Origin};
+use seamproof_kernels::nvrtc::{self, Resources};
+use seamproof_kernels::source::{Source, sources};
+use seamproof_kernels::{Gpu, KernelError, check};
+
+use super::CliError;
+use super::exit::Exit;
+use super::output::{note, print_line};
+
+/// Threads, registers and shared memory of a Hopper multiprocessor, and threads of our blocks.
+const SM_THREADS: u32 = 2048;
+const SM_REGISTERS: u32 = 65_536;
+const SM_SHARED: u32 = 233_472;
+const BLOCK_THREADS: u32 = 256;
+/// Shared memory that a block takes besides its own.
+const BLOCK_SHARED: u32 = 1024;
+
+#[derive(clap::Args, Debug)]
+#[command(arg_required_else_help = false)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof kernels build                  fills the user's cache; needs NVRTC, no GPU
+  seamproof kernels build --out kernels    fills a folder, to be named by SEAMPROOF_KERNEL_CACHE elsewhere
+  seamproof kernels info";
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Compile every kernel for Hopper (sm_90a) and store the machine code; prints what each kernel takes
+    #[command(after_help = EXAMPLES)]
+    Build {
+        /// Folder of compiled kernels, in place of the user's cache
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+    /// Show NVRTC, driver, GPU and cache
+    #[command(after_help = EXAMPLES)]
+    Info,
+    /// Compare every kernel with its twin on the CPU, bit for bit
+    #[command(hide = true)]
+    Check {
+        /// Random cases, the operations in turn
+        #[arg(long, default_value_t = 1700)]
+        cases: u64,
+        /// Seed of the cases
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Which GPU
+        #[arg(long, default_value_t = 0)]
+        gpu: usize,
+    },
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    match &args.what {
+        What::Build { out } => build(&out.as_deref().map_or_else(Cache::of_user, Cache::at)),
+        What::Info => info(),
+        What::Check { cases, seed, gpu } => compare(*gpu, *cases, *seed),
+    }
+}
+
+fn build(cache: &Cache) -> Result<Exit, CliError> {
+    print_line(&format_args!("NVRTC {}, into {}", nvrtc::version()?, folder(cache)));
+    print_line(&format_args!(
+        "{:<12} {:<36} {:>9} {:>8} {:>7} {:>7} {:>10}",
+        "source", "kernel", "registers", "shared", "spills", "stack", "warps"
+    ));
+    let sources = sources();
+    // Each takes a second or two, and NVRTC compiles on as many threads as call it.
+    let built: Vec<Result<_, KernelError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = sources.iter().map(|source| scope.spawn(move || cache.fill(source))).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    if built.len() < sources.len() {
+        return Ok(Exit::Internal);
+    }
+    for (source, built) in sources.iter().zip(built) {
+        let (compiled, origin) = built?;
+        table(source, &nvrtc::resources(&compiled.log));
+        let how = if origin == Origin::Cache { "was there" } else { "compiled" };
+        note(&format_args!("{}: {how}, {} bytes", source.file, compiled.cubin.len()));
+    }
+    Ok(Exit::Held)
+}
+
+fn table(source: &Source, kernels: &[Resources]) {
+    for Resources { kernel, registers, shared, spills, stack } in kernels {
+        let warps = warps(*registers, *shared);
+        print_line(&format_args!(
+            "{:<12} {kernel:<36} {registers:>9} {shared:>8} {spills:>7} {stack:>7} {warps:>4} of 64",
+            source.file
+        ));
+    }
+}
+
+/// Warps of our blocks that a multiprocessor holds at once.
+fn warps(registers: u32, shared: u32) -> u32 {
+    let by_registers = SM_REGISTERS / (registers.next_multiple_of(8).max(8) * BLOCK_THREADS);
+    let by_shared = SM_SHARED / (shared + BLOCK_SHARED);
+    by_registers.min(by_shared).min(SM_THREADS / BLOCK_THREADS) * BLOCK_THREADS / 32
+}
+
+fn folder(cache: &Cache) -> String {
+    cache.folder().map_or_else(|| "no folder".to_owned(), |folder| folder.display().to_string())
+}
+
+fn info() -> Result<Exit, CliError> {
+    let said = |result: Result<String, KernelError>| result.unwrap_or_else(|error| error.to_string());
+    print_line(&format_args!("NVRTC   {}", said(nvrtc::version().map(|version| version.to_string()))));
+    let driver = seamproof_kernels::gpu::driver_version().map(|version| format!("CUDA {version}"));
+    print_line(&format_args!("driver  {}", said(driver)));
+    let cache = Cache::of_user();
+    print_line(&format_args!("GPU     {}", said(Gpu::open(0, &cache).and_then(|gpu| gpu.name()))));
+    print_line(&format_args!("cache   {}", folder(&cache)));
+    for source in sources() {
+        match cache.peek(&source) {
+            Some(compiled) => table(&source, &nvrtc::resources(&compiled.log)),
+            None => print_line(&format_args!("{:<12} not compiled yet", source.file)),
+        }
+    }
+    Ok(Exit::Held)
+}
+
+fn compare(gpu: usize, cases: u64, seed: u64) -> Result<Exit, CliError> {
+    let gpu = Gpu::open(gpu, &Cache::of_user())?;
+    let start = std::time::Instant::now();
+    let outcome = check::check(&gpu, cases, seed)?;
+    for tally in &outcome.tallies {
+        print_line(&format_args!(
+            "{:<24} {:>8} cases, {:>8} of them write",
+            tally.operation, tally.cases, tally.wrote
+        ));
+    }
+    for mismatch in &outcome.mismatches {
+        print_line(mismatch);
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    print_line(&format_args!(
+        "{cases} cases, seed {seed}, on {}: {} wrong ({:.0} cases a second)",
+        gpu.name()?,
+        outcome.mismatches.len(),
+        cases as f64 / seconds
+    ));
+    Ok(match outcome {
+        _ if !outcome.mismatches.is_empty() => Exit::Finding,
+        _ if outcome.tallies.iter().any(|tally| tally.wrote == 0) => Exit::TooLittle,
+        _ => Exit::Held,
+    })
+}

@@ -1,0 +1,293 @@
+//! Where the modes' preconditions hold, and how far from the exact value a right result can be.
+//!
+//! # Errors
+//!
+//! With ε = 2⁻²⁴, for any order of sums, f32 that rounds or cuts off, an exponential of 2 ulp:
+//!
+//! - *Weights.* All logits 0: `exp(0) = 1`, no error. Else the exponent is a difference of products whose roundings are
+//!   `4 ε |logit|` in all, and each rescaling of the staircase (at most one a level) multiplies by another exponential.
+//! - *Row sum.* With weights that are exactly 1 a sum of integers below 2²⁴: exact. Else the weights' error and one of
+//!   `2 ε` for each addition that adds anything.
+//! - *Out.* Reciprocal, product and their arguments: 2⁻²¹. The numerator of all-zero logits is a sum of integers: exact.
+//!   Else values are not negative or there is one term, so errors of terms are relative to the sum; an addition in a
+//!   tensor core errs by at most `(17 / 4 + 1) · 2⁻²³`. Then one rounding to the format.
+//! - *LSE.* The row sum's error, roundings of the maximum's product and of the sum, and the logarithm's.
+//! - *Merges.* A step's weight is `exp(its LSE − the LSE)`: the errors of storing both, and of each exponential.
+//!
+//! A result is right when it is one of the format's numbers from `RN(x − error)` to `RN(x + error)`: almost always one,
+//! or the two next to a tie.
+
+use seamproof_oracle::envelope::Partition;
+use seamproof_oracle::{Element, Format, InputMode, Pass, Problem, Scaling};
+
+use super::plan::{Code, Plan, code_lanes, has_codes, is_uniform};
+use super::{DEAD_LEVEL, LEVEL_MAX, TABLE_MAX};
+
+/// ε.
+const EPSILON: f64 = 1.0 / (1 << 24) as f64;
+/// Relative error of an exponential: 2.06 ulp (measured of `ex2.approx.ftz.f32` on Hopper) and its argument's constant.
+const EXPONENTIAL: f64 = 8.0 * EPSILON;
+/// Absolute error of a logarithm near 1, and relative error elsewhere.
+const LOGARITHM: f64 = 8.0 * EPSILON;
+/// Relative error of dividing by the row sum.
+const NORMALISED: f64 = 8.0 * EPSILON;
+/// Relative error of one addition in a tensor core: 17 addends cut off at 2⁻²⁵ of the largest, and the result at 2⁻²³.
+const ADDITION: f64 = 10.5 * EPSILON;
+/// Rescalings of a staircase.
+const RESCALINGS: f64 = 13.0;
+
+/// Why a mode's preconditions do not hold.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Why {
+    /// Not one of [`InputMode::EXACT`].
+    #[error("the mode is not exact")]
+    Mode,
+    /// A format that integers of the mode need not be exact in.
+    #[error("{quantity} is {element}; exact modes take unscaled bf16 and fp16, and P in f32")]
+    Format {
+        /// The quantity.
+        quantity: &'static str,
+        /// Its element.
+        element: Element,
+    },
+    /// A soft cap, which draws logits together.
+    #[error("a soft cap leaves no gap between logits")]
+    Softcap,
+    /// Too many keys in a sequence.
+    #[error("a sequence has {keys} keys; the head dimension has codes for {most}")]
+    Keys {
+        /// Keys.
+        keys: usize,
+        /// Most keys.
+        most: usize,
+    },
+    /// A scale with which logits are not what the mode needs.
+    #[error("the scale is {got}; the mode needs {needs}")]
+    Scale {
+        /// The scale.
+        got: f32,
+        /// What it needs.
+        needs: &'static str,
+    },
+    /// A query that its format cannot hold.
+    #[error("queries hold {0:e}, which is no number of their format")]
+    Amplitude(f64),
+}
+
+/// What of a problem's softmax merges do, as far as exactness depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Merging {
+    /// Merges of a row.
+    pub count: usize,
+    /// Whether partial outs are stored in 16 bits.
+    pub narrow_out: bool,
+    /// Whether partial gradients are stored in 16 bits.
+    pub narrow_sums: bool,
+}
+
+impl From<Partition> for Merging {
+    fn from(partition: Partition) -> Merging {
+        let Partition { merges, sums, .. } = partition;
+        let narrow = |format: Format| format != Format::F32;
+        Merging {
+            count: merges.count,
+            narrow_out: merges.count > 0 && (narrow(merges.step) || narrow(merges.running)),
+            narrow_sums: sums.count > 0 && narrow(sums.format),
+        }
+    }
+}
+
+/// Which results are exact in a mode; the LSE always is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// The output.
+    pub out: bool,
+    /// dq, dk, dv and dsink.
+    pub gradients: bool,
+    /// dk alone, which is 0 because all queries are.
+    pub zero_dk: bool,
+}
+
+/// Most keys of a sequence.
+pub fn keys_max(mode: InputMode, dim: usize) -> usize {
+    let codes = 1_usize << code_lanes(dim).min(24);
+    match mode {
+        // Sums of values stay below 2²⁴.
+        InputMode::UniformCount | InputMode::Endpoints => (1 << 24) / TABLE_MAX as usize,
+        InputMode::Pairs => 2 * codes - 1,
+        InputMode::Routing => codes,
+        _ => 1 << 20,
+    }
+}
+
+/// Whether a mode's preconditions hold, whatever the problem's own mode.
+pub fn eligible(mode: InputMode, problem: &Problem) -> Result<(), Why> {
+    if !mode.is_exact() {
+        return Err(Why::Mode);
+    }
+    formats(problem)?;
+    let most = keys_max(mode, problem.dims.qk);
+    let keys = problem.sequences.iter().map(|sequence| sequence.kv.len).max().unwrap_or(0);
+    if keys > most {
+        return Err(Why::Keys { keys, most });
+    }
+    if is_uniform(mode) {
+        return Ok(());
+    }
+    if problem.softmax.softcap.is_some() {
+        return Err(Why::Softcap);
+    }
+    scale(mode, problem.softmax.scale)?;
+    codes(mode, problem).into_iter().try_for_each(|code| amplitude(&code, problem.precision.q.format))
+}
+
+fn formats(problem: &Problem) -> Result<(), Why> {
+    let exact = |quantity: &str, element: Element| {
+        let p = quantity == "p" && element.format == Format::F32;
+        element.scaling == Scaling::None && (p || matches!(element.format, Format::Bf16 | Format::Fp16))
+    };
+    match problem.precision.elements().into_iter().find(|(quantity, element)| !exact(quantity, *element)) {
+        None => Ok(()),
+        Some((quantity, element)) => Err(Why::Format { quantity, element }),
+    }
+}
+
+/// The scale that a mode needs, the nearest to the given one; where any will do, that.
+pub fn fit_scale(mode: InputMode, scale: f32) -> f32 {
+    match mode {
+        InputMode::Staircase => std::f32::consts::LN_2,
+        // Without its significand, in the range of the usual ones.
+        InputMode::Pairs => f32::from_bits(scale.to_bits() & f32::INFINITY.to_bits()).clamp(0.0625, 1.0),
+        _ => scale,
+    }
+}
+
+fn scale(mode: InputMode, got: f32) -> Result<(), Why> {
+    let needs = match mode {
+        InputMode::Staircase if got != std::f32::consts::LN_2 => "ln 2",
+        InputMode::Pairs if got.to_bits() & 0x007f_ffff != 0 => "a power of two",
+        _ => return Ok(()),
+    };
+    Err(Why::Scale { got, needs })
+}
+
+/// The codes of each sequence that has keys.
+fn codes(mode: InputMode, problem: &Problem) -> Vec<Code> {
+    let plans = problem.sequences.iter().filter(|s| s.kv.len > 0 && has_codes(mode));
+    plans.map(|sequence| Plan::of(mode, problem, sequence).code).collect()
+}
+
+/// What queries hold has few enough bits, and is within the format's range.
+fn amplitude(code: &Code, format: Format) -> Result<(), Why> {
+    let held = [code.amplitude, code.amplitude * code.bias() as f64];
+    match held.into_iter().find(|held| format.round(*held) != *held || held.abs() > format.max_finite()) {
+        None => Ok(()),
+        Some(held) => Err(Why::Amplitude(held)),
+    }
+}
+
+/// Which results of an eligible problem are exact, given how partial results are merged.
+///
+/// - *Out*, merged in 16 bits: only where a partial out, weighted or not, is itself a number of the format, as in
+///   `pairs` and `routing`: there a step's out is the row's, half of it, or of no weight,
+///   and only while errors stay below half an ulp, so that each store rounds them away.
+/// - *Gradients*: with P a power of two (2⁰, 2⁻¹) up to a relative error below half an ulp, its rounding is exact; so is D,
+///   from an out that is exact; so is `dS = P · (dP − D)`, a multiple of ¼ of at most dv quarters; so are all sums of
+///   such multiples while they have no more bits than what holds them.
+pub fn parts(mode: InputMode, problem: &Problem, merging: Merging) -> Parts {
+    let coded = has_codes(mode);
+    let precision = &problem.precision;
+    let bits = |element: Element| element.format.precision_bits();
+    let quarters = 2f64.powi(bits(precision.ds));
+    let p_bits = if precision.p.format == Format::F32 { bits(precision.ds) } else { bits(precision.p) };
+    let half_ulp = 2f64.powi(-p_bits.max(bits(precision.ds)) - 1);
+    let weights = problem.sequences.iter().all(|sequence| {
+        let logit = Plan::of(mode, problem, sequence).code_logit();
+        backward_weight_error(mode, logit, sequence.kv.len, merging) < half_ulp
+    });
+    let out_half_ulp = 2f64.powi(-bits(precision.out) - 1);
+    let steady = problem.sequences.iter().all(|sequence| {
+        let logit = Plan::of(mode, problem, sequence).code_logit();
+        let (relative, merged) = out_error(mode, logit, 2, sequence.kv.len, merging);
+        relative + merged < out_half_ulp
+    });
+    let out = !merging.narrow_out || coded && steady;
+    let backward = problem.pass == Pass::Backward;
+    Parts {
+        out,
+        gradients: backward && out && coded && problem.dims.v as f64 <= quarters && weights,
+        zero_dk: backward && is_uniform(mode),
+    }
+}
+
+/// Relative error of a row's unrounded weight; `logit` is the row's largest.
+fn weight_error(mode: InputMode, logit: f64) -> f64 {
+    let exponent = EXPONENTIAL + 4.0 * EPSILON * logit.abs();
+    match mode {
+        _ if is_uniform(mode) => 0.0,
+        InputMode::Staircase => {
+            let top = f64::from(LEVEL_MAX);
+            exponent + (RESCALINGS + 1.0) * (EXPONENTIAL + EPSILON * (3.0 + 4.0 * top))
+        }
+        _ => exponent,
+    }
+}
+
+/// Relative error of a row sum of `active` keys with a weight.
+fn sum_error(mode: InputMode, logit: f64, active: usize) -> f64 {
+    if is_uniform(mode) { 0.0 } else { weight_error(mode, logit) + 2.0 * EPSILON * active as f64 }
+}
+
+/// What merges add to the relative error of a weight; `lse` bounds the magnitude of a partial LSE.
+fn merge_error(lse: f64, merging: Merging) -> f64 {
+    if merging.count == 0 {
+        return 0.0;
+    }
+    let stored = EPSILON * (5.0 * lse + 4.0) + LOGARITHM * (1.0 + lse.ln_1p());
+    let each = EXPONENTIAL + EPSILON * (2.0 * lse + 4.0);
+    2.0 * (stored + merging.count as f64 * each)
+}
+
+fn partial_lse(logit: f64, keys: usize) -> f64 {
+    logit.abs() + (keys as f64 + 1.0).ln()
+}
+
+/// Relative error of an element of out before its rounding; of what the second adds, `uniform` modes count relative to
+/// their largest value, because their values cancel.
+pub(crate) fn out_error(
+    mode: InputMode,
+    logit: f64,
+    active: usize,
+    keys: usize,
+    merging: Merging,
+) -> (f64, f64) {
+    let merged = merge_error(partial_lse(logit, keys), merging);
+    let terms = if is_uniform(mode) { 0.0 } else { weight_error(mode, logit) + ADDITION * active as f64 };
+    (NORMALISED + sum_error(mode, logit, active) + terms, merged)
+}
+
+/// Absolute error of an LSE of `active` keys with a weight among `keys` visible ones.
+pub(crate) fn lse_error(
+    mode: InputMode,
+    logit: f64,
+    lse: f64,
+    active: usize,
+    keys: usize,
+    merging: Merging,
+) -> f64 {
+    let rounded = EPSILON * (4.0 * logit.abs() + lse.abs() + 4.0);
+    let logarithm = LOGARITHM * (1.0 + (lse - logit).abs());
+    let partial = partial_lse(logit, keys);
+    let each = EXPONENTIAL + LOGARITHM + EPSILON * (4.0 * partial + 4.0);
+    sum_error(mode, logit, active) + rounded + logarithm + merging.count as f64 * each
+}
+
+/// Relative error of the backward's weight `exp(s − LSE)` in `routing` and `pairs`.
+pub(crate) fn backward_weight_error(mode: InputMode, logit: f64, keys: usize, merging: Merging) -> f64 {
+    let lse = logit + std::f64::consts::LN_2;
+    let exponent = EPSILON * (3.0 * logit.abs() + 3.0 * lse.abs() + 2.0);
+    EXPONENTIAL + exponent + lse_error(mode, logit, lse, 2, keys, merging)
+}
+
+/// The lowest logit of a staircase is as exact as the highest: its level has 8 bits in every format.
+const _: () = assert!(DEAD_LEVEL % 8 == 0 && DEAD_LEVEL / 8 > -128);

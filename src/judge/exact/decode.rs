@@ -1,0 +1,113 @@
+//! What a wrong row shows: the set of keys that explains it, nearest to the right one first.
+
+use ndarray::ArrayView1;
+use seamproof_oracle::InputMode;
+
+use super::row::{Allowed, Head, Keys};
+use crate::exact::{Merging, Plan};
+
+/// Work that a story is worth: sets of keys times lanes.
+const WORK_MAX: usize = 1 << 24;
+
+/// A row of results.
+pub(super) struct Row<'a> {
+    pub(super) head: &'a Head<'a>,
+    pub(super) query: usize,
+    pub(super) query_head: usize,
+    pub(super) lse: Option<f32>,
+    pub(super) out: Option<ArrayView1<'a, f32>>,
+    pub(super) merging: Merging,
+}
+
+impl Row<'_> {
+    /// Whether the row is what a query that sees `keys` shows.
+    fn is_of(&self, keys: &Keys, scratch: &mut [f64]) -> bool {
+        let plan = self.head.plan;
+        let Some(shown) = self.head.row(self.query, self.query_head, keys, scratch) else { return false };
+        let allowed = Allowed::new(plan, &shown, self.merging);
+        let lse = self.lse.is_none_or(|lse| allowed.holds_lse(lse, shown.lse()));
+        let out = |out: &ArrayView1<'_, f32>| {
+            out.iter().zip(&*scratch).all(|(got, right)| allowed.holds_out(*got, *right))
+        };
+        lse && self.out.as_ref().is_none_or(out)
+    }
+
+    /// The set of keys nearest to `right` that explains the row.
+    fn saw(&self, right: &Keys) -> Option<Keys> {
+        let mut scratch = vec![0.0; self.head.plan.problem.dims.v];
+        let most = WORK_MAX / scratch.len().max(1);
+        sets(right, self.head.plan.keys()).take(most).find(|keys| self.is_of(keys, &mut scratch))
+    }
+
+    /// The number of keys that the LSE counts, where all weigh the same.
+    fn count(&self) -> Option<f64> {
+        let mode = self.head.plan.problem.mode;
+        let sink = crate::exact::sink(self.head.plan.problem).map_or(0.0, |_| 1.0);
+        let lse = f64::from(self.lse.filter(|_| crate::exact::is_uniform(mode))?);
+        Some(lse.exp().round() - sink).filter(|count| count.is_finite())
+    }
+
+    /// The key whose value the row holds, anywhere in the problem.
+    fn read(&self, plans: &[Plan<'_>]) -> Option<(usize, usize, usize)> {
+        let out = self.out.as_ref()?;
+        let kv_heads = self.head.plan.problem.heads.kv;
+        let places = plans.iter().enumerate().flat_map(|(sequence, plan)| {
+            (0..kv_heads).flat_map(move |head| (0..plan.keys()).map(move |key| (sequence, head, key)))
+        });
+        let holds = |&(sequence, head, key): &(usize, usize, usize)| {
+            let plan = &plans[sequence];
+            let row = plan.run(seamproof_oracle::Side::Kv).row(key);
+            let inputs = self.head.inputs;
+            out.iter().enumerate().all(|(lane, got)| *got == inputs.v[[row, head, lane]])
+        };
+        places.take(WORK_MAX / out.len().max(1)).find(holds)
+    }
+}
+
+/// Sets of keys of a sequence other than `right`: moved edges, nearer ones first, single keys, moved intervals.
+fn sets(right: &Keys, count: usize) -> impl Iterator<Item = Keys> {
+    let (start, end) = (right.range.start, right.range.end);
+    let moved = (1..=count).flat_map(move |by| {
+        let edges = [
+            (start.checked_sub(by), Some(end)),
+            (start.checked_add(by), Some(end)),
+            (Some(start), end.checked_sub(by)),
+            (Some(start), end.checked_add(by)),
+            (start.checked_sub(by), end.checked_sub(by)),
+            (start.checked_add(by), end.checked_add(by)),
+        ];
+        let range = move |(start, end): (Option<usize>, Option<usize>)| {
+            let (start, end) = (start?, end?);
+            (start < end && end <= count).then(|| Keys::all(start..end))
+        };
+        edges.into_iter().filter_map(range)
+    });
+    let single = (0..count).map(move |key| Keys { range: start..end, flipped: Some(key) });
+    let any = (0..count).flat_map(move |start| (start + 1..=count).map(move |end| Keys::all(start..end)));
+    moved.chain(single).chain([Keys::all(0..0)]).chain(any)
+}
+
+/// What a wrong row shows, and what it should; whether it is what some set of keys, or another key, shows.
+pub(super) fn story(row: &Row<'_>, plans: &[Plan<'_>], right: &Keys) -> (String, bool) {
+    if let Some(saw) = row.saw(right) {
+        return (format!("saw {saw}, should see {right}"), true);
+    }
+    let mode = row.head.plan.problem.mode;
+    let chosen = Keys::all(row.head.plan.chosen(row.query, row.query_head));
+    if mode == InputMode::Routing
+        && let Some((sequence, head, key)) = row.read(plans)
+    {
+        let (own, read) = (row.head.kv_head, format!("key {key} of sequence {sequence}, KV head {head}"));
+        return (format!("read {read}; should read {chosen} of its own, KV head {own}"), true);
+    }
+    let what = match row.count() {
+        Some(count) if count != right.range.len() as f64 => {
+            format!("saw {count} keys, should see {} ({right})", right.range.len())
+        }
+        _ if crate::exact::has_codes(mode) => {
+            format!("no set of keys shows this; should see {right} and read {chosen}")
+        }
+        _ => format!("no set of keys shows this; should see {right}"),
+    };
+    (what, false)
+}

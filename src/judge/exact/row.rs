@@ -1,0 +1,269 @@
+//! What a query must show for any set of keys that it might have seen.
+
+use std::ops::Range;
+
+use ndarray::{Array3, ArrayView1, s};
+use seamproof_oracle::{Format, Inputs, Side};
+
+use crate::exact::{self, DEAD_LEVEL, Merging, Plan, has_codes, is_uniform};
+
+/// A set of keys: an interval, and perhaps one key that is in the set when it is not in the interval, or the other way
+/// round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub(super) range: Range<usize>,
+    pub(super) flipped: Option<usize>,
+}
+
+impl Keys {
+    pub(super) fn all(range: Range<usize>) -> Keys {
+        Keys { range, flipped: None }
+    }
+
+    fn contains(&self, key: usize) -> bool {
+        self.range.contains(&key) != (self.flipped == Some(key))
+    }
+
+    fn len(&self) -> usize {
+        match self.flipped {
+            None => self.range.len(),
+            Some(key) if self.range.contains(&key) => self.range.len() - 1,
+            Some(_) => self.range.len() + 1,
+        }
+    }
+}
+
+impl std::fmt::Display for Keys {
+    /// Ranges, the end not included.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Range { start, end } = self.range.clone();
+        match self.flipped {
+            None if start == end => write!(f, "no key"),
+            None => write!(f, "keys {start}..{end}"),
+            Some(key) if !self.range.contains(&key) => write!(f, "keys {start}..{end} and {key}"),
+            Some(key) => write!(f, "keys {start}..{key} and {}..{end}", key + 1),
+        }
+    }
+}
+
+/// What a row of weights comes to, besides its output.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Shown {
+    /// The largest logit, the sink included.
+    pub(super) logit: f64,
+    /// The largest logit of a key; −∞ without keys.
+    pub(super) key_logit: f64,
+    /// Weights relative to the largest, added; 0 for a row without keys and sink.
+    pub(super) sum: f64,
+    /// Keys that have a weight.
+    pub(super) active: usize,
+    /// Keys in all.
+    pub(super) keys: usize,
+}
+
+impl Shown {
+    /// The LSE.
+    pub(super) fn lse(&self) -> f64 {
+        if self.sum == 0.0 { f64::NEG_INFINITY } else { self.logit + self.sum.ln() }
+    }
+}
+
+/// Sums over the first keys of a sequence, for one weighting of them.
+struct Sums {
+    /// `[keys + 1, dv]`, row after row.
+    values: Vec<f64>,
+    weights: Vec<f64>,
+    counts: Vec<usize>,
+}
+
+/// One KV head of a sequence.
+pub(super) struct Head<'a> {
+    pub(super) plan: &'a Plan<'a>,
+    pub(super) inputs: &'a Inputs,
+    pub(super) kv_head: usize,
+    levels: Vec<i32>,
+    /// Every key counts 1.
+    plain: Option<Sums>,
+    /// Keys of the staircase count `2^level`, the others nothing.
+    stairs: Option<Sums>,
+    sink: Option<f64>,
+}
+
+impl<'a> Head<'a> {
+    pub(super) fn new(plan: &'a Plan<'a>, inputs: &'a Inputs, kv_head: usize) -> Head<'a> {
+        let mode = plan.problem.mode;
+        let levels: Vec<i32> = match has_codes(mode) || is_uniform(mode) {
+            true => Vec::new(),
+            false => (0..plan.keys()).map(|key| plan.level(kv_head, key)).collect(),
+        };
+        let sink = exact::sink(plan.problem).map(f64::from);
+        let mut head = Head { plan, inputs, kv_head, levels, plain: None, stairs: None, sink };
+        head.plain = (!has_codes(mode)).then(|| head.sums(|_| 1.0));
+        let weight = |key: usize| if head.is_step(key) { head.weight(key) } else { 0.0 };
+        head.stairs = (!head.levels.is_empty()).then(|| head.sums(weight));
+        head
+    }
+
+    fn is_step(&self, key: usize) -> bool {
+        self.levels.get(key).is_some_and(|level| *level != DEAD_LEVEL)
+    }
+
+    /// `2^level` of a step.
+    fn weight(&self, key: usize) -> f64 {
+        self.levels.get(key).map_or(1.0, |level| 2f64.powi(*level))
+    }
+
+    pub(super) fn value(&self, key: usize) -> ArrayView1<'a, f32> {
+        lanes(&self.inputs.v, self.plan.run(Side::Kv).row(key), self.kv_head)
+    }
+
+    fn sums(&self, weight: impl Fn(usize) -> f64) -> Sums {
+        let dim = self.plan.problem.dims.v;
+        let mut sums = Sums { values: vec![0.0; dim], weights: vec![0.0], counts: vec![0] };
+        for key in 0..self.plan.keys() {
+            let weight = weight(key);
+            sums.weights.push(sums.weights[key] + weight);
+            sums.counts.push(sums.counts[key] + usize::from(weight != 0.0));
+            for (lane, value) in self.value(key).iter().enumerate() {
+                sums.values.push(sums.values[key * dim + lane] + weight * f64::from(*value));
+            }
+        }
+        sums
+    }
+
+    /// What a query of a head shows that sees `keys`; the output goes to `out`. None where nothing exact can be said.
+    pub(super) fn row(&self, query: usize, head: usize, keys: &Keys, out: &mut [f64]) -> Option<Shown> {
+        out.fill(0.0);
+        let count = keys.len();
+        let empty = Shown {
+            logit: self.sink.unwrap_or(f64::NEG_INFINITY),
+            key_logit: f64::NEG_INFINITY,
+            sum: if self.sink.is_some() { 1.0 } else { 0.0 },
+            active: 0,
+            keys: count,
+        };
+        match (count, &self.plain, &self.stairs) {
+            (0, ..) => Some(empty),
+            (_, None, _) => self.coded(query, head, keys, out),
+            (_, Some(plain), None) => Some(self.uniform(plain, keys, out)),
+            (_, Some(plain), Some(stairs)) => Some(self.stairs(plain, stairs, keys, empty, out)),
+        }
+    }
+
+    fn coded(&self, query: usize, head: usize, keys: &Keys, out: &mut [f64]) -> Option<Shown> {
+        let chosen = self.plan.chosen(query, head);
+        let active = chosen.clone().filter(|key| keys.contains(*key)).count();
+        if active == 0 {
+            return None;
+        }
+        for key in chosen.filter(|key| keys.contains(*key)) {
+            for (out, value) in out.iter_mut().zip(self.value(key)) {
+                *out += f64::from(*value) / active as f64;
+            }
+        }
+        let logit = self.plan.code_logit();
+        Some(Shown { logit, key_logit: logit, sum: active as f64, active, keys: keys.len() })
+    }
+
+    fn uniform(&self, plain: &Sums, keys: &Keys, out: &mut [f64]) -> Shown {
+        let count = keys.len();
+        let sum = count as f64 + if self.sink.is_some() { 1.0 } else { 0.0 };
+        self.gather(plain, keys, |_| 1.0, sum, out);
+        Shown { logit: 0.0, key_logit: 0.0, sum, active: count, keys: count }
+    }
+
+    fn stairs(&self, plain: &Sums, stairs: &Sums, keys: &Keys, empty: Shown, out: &mut [f64]) -> Shown {
+        let scale = f64::from(self.plan.problem.softmax.scale);
+        let spread = keys.range.start..keys.range.end.max(keys.flipped.map_or(0, |key| key + 1));
+        let spread = spread.start.min(keys.flipped.unwrap_or(spread.start))..spread.end;
+        let level = |key: usize| Some(self.levels[key]).filter(|_| keys.contains(key));
+        let top = spread.filter_map(level).max().unwrap_or(DEAD_LEVEL);
+        let key_logit = scale * f64::from(top);
+        if top == DEAD_LEVEL {
+            if self.sink.is_some() {
+                return Shown { key_logit, ..empty };
+            }
+            let count = keys.len();
+            self.gather(plain, keys, |_| 1.0, count as f64, out);
+            return Shown { logit: key_logit, key_logit, sum: count as f64, active: count, keys: count };
+        }
+        // A sink is a key of level 0 without a value.
+        let logit = self.sink.map_or(key_logit, |sink| sink.max(key_logit));
+        let range = keys.range.clone();
+        let flipped = keys.flipped.filter(|key| self.is_step(*key));
+        let sign = |key: usize| if keys.contains(key) { 1.0 } else { -1.0 };
+        let weights = stairs.weights[range.end] - stairs.weights[range.start]
+            + flipped.map_or(0.0, |key| sign(key) * self.weight(key));
+        let total = weights + if self.sink.is_some() { 1.0 } else { 0.0 };
+        let weight = |key: usize| if self.is_step(key) { self.weight(key) } else { 0.0 };
+        self.gather(stairs, keys, weight, total, out);
+        let active = stairs.counts[range.end] - stairs.counts[range.start] + 1;
+        Shown { logit, key_logit, sum: total / 2f64.powi(top.max(0)), active, keys: keys.len() }
+    }
+
+    /// `Σ weight · v / total` over the keys.
+    fn gather(&self, sums: &Sums, keys: &Keys, weight: impl Fn(usize) -> f64, total: f64, out: &mut [f64]) {
+        let dim = out.len();
+        let (first, end) = (keys.range.start * dim, keys.range.end * dim);
+        let sums = sums.values[end..end + dim].iter().zip(&sums.values[first..first + dim]);
+        out.iter_mut().zip(sums).for_each(|(out, (end, first))| *out = end - first);
+        if let Some(key) = keys.flipped {
+            let factor = if keys.contains(key) { weight(key) } else { -weight(key) };
+            out.iter_mut().zip(self.value(key)).for_each(|(out, v)| *out += factor * f64::from(*v));
+        }
+        out.iter_mut().for_each(|out| *out /= total);
+    }
+}
+
+/// The right results of one row: an interval around each exact value.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowed {
+    /// Error of an element of out, relative to it,
+    relative: f64,
+    /// and beside that.
+    absolute: f64,
+    format: Format,
+    /// Error of the LSE.
+    lse: f64,
+}
+
+impl Allowed {
+    pub(super) fn new(plan: &Plan<'_>, shown: &Shown, merging: Merging) -> Allowed {
+        let (mode, format) = (plan.problem.mode, plan.problem.precision.out.format);
+        let Shown { logit, active, keys, .. } = *shown;
+        if shown.sum == 0.0 {
+            return Allowed { relative: 0.0, absolute: 0.0, format, lse: 0.0 };
+        }
+        let (relative, merged) = exact::out_error(mode, logit, active, keys, merging);
+        let largest = f64::from(exact::COUNT_VALUE.max(exact::TABLE_MAX));
+        let (relative, absolute) =
+            if is_uniform(mode) { (relative, merged * largest) } else { (relative + merged, 0.0) };
+        Allowed {
+            relative,
+            absolute,
+            format,
+            lse: exact::lse_error(mode, logit, shown.lse(), active, keys, merging),
+        }
+    }
+
+    /// The least and the largest right element of out.
+    pub(super) fn out(&self, exact: f64) -> (f64, f64) {
+        let error = self.relative * exact.abs() + self.absolute;
+        (self.format.round(exact - error), self.format.round(exact + error))
+    }
+
+    pub(super) fn holds_out(&self, got: f32, exact: f64) -> bool {
+        let (least, largest) = self.out(exact);
+        (least..=largest).contains(&f64::from(got))
+    }
+
+    pub(super) fn holds_lse(&self, got: f32, exact: f64) -> bool {
+        let got = f64::from(got);
+        got == exact || (got - exact).abs() <= self.lse
+    }
+}
+
+/// The lanes of a row and head.
+pub(super) fn lanes(array: &Array3<f32>, row: usize, head: usize) -> ArrayView1<'_, f32> {
+    array.slice(s![row, head, ..])
+}

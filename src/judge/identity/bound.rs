@@ -1,0 +1,246 @@
+//! Bounds of a row's results without the exact answer: the envelope's own terms, evaluated with norms of the inputs.
+//!
+//! For query row i and the keys of its sequence `Σ_c |q_ic||k_jc| ≤ |q_i|·max_j |k_j|` (Cauchy and Schwarz), so no
+//! logit exceeds `M = scale · |q_i| · max_j |k_j|` (or the soft cap, or the sink), none lies further than `2·M` from
+//! another, and the weights of a row add up to 1 at most: a term that is linear in the weight `p` is at most its value
+//! at `p = 1`, and what a format's floor adds is counted once for each key. A bound that would say nothing is infinite.
+
+use ndarray::{Array3, s};
+use seamproof_oracle::envelope::{F32_ROUNDOFF, GradientPair, Merges, Model, Partition, Row, Sums, Tier};
+use seamproof_oracle::{Inputs, Problem};
+
+use super::super::Evidence;
+use crate::layout::run_of;
+
+/// Errors of an exponent past this are not bounded to first order.
+const EXPONENT_ERROR_MAX: f64 = 0.25;
+
+/// Largest norms of the keys and values of a sequence and KV head.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct KeyNorms {
+    /// `max_j |k_j|`.
+    pub(super) k: f64,
+    /// `max_j |v_j|`.
+    pub(super) v: f64,
+    /// The largest `|v_jc|`.
+    pub(super) v_max: f64,
+}
+
+/// Norms of all keys of a problem.
+pub(super) struct Norms {
+    keys: Vec<Vec<KeyNorms>>,
+    q: Vec<f64>,
+}
+
+/// The Euclidean norm of a lane vector.
+pub(super) fn norm(tensor: &Array3<f32>, row: usize, head: usize) -> f64 {
+    let squares = tensor.slice(s![row, head, ..]).iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
+    squares.sqrt()
+}
+
+impl Norms {
+    pub(super) fn new(problem: &Problem, inputs: &Inputs) -> Norms {
+        let of = |sequence: &seamproof_oracle::Sequence, head: usize| {
+            sequence.kv.real_rows().fold(KeyNorms::default(), |most, row| KeyNorms {
+                k: most.k.max(norm(&inputs.k, row, head)),
+                v: most.v.max(norm(&inputs.v, row, head)),
+                v_max: inputs
+                    .v
+                    .slice(s![row, head, ..])
+                    .iter()
+                    .fold(most.v_max, |m, &v| m.max(f64::from(v.abs()))),
+            })
+        };
+        let keys = problem.sequences.iter().map(|s| (0..problem.heads.kv).map(|h| of(s, h)).collect());
+        let q = (0..problem.heads.q).map(|head| {
+            let rows = problem.sequences.iter().flat_map(|sequence| sequence.q.real_rows());
+            rows.map(|row| norm(&inputs.q, row, head)).fold(0.0, f64::max)
+        });
+        Norms { keys: keys.collect(), q: q.collect() }
+    }
+
+    /// No logit of the problem is larger.
+    pub(super) fn largest_logit(&self, problem: &Problem) -> f64 {
+        let q = self.q.iter().copied().fold(0.0, f64::max);
+        let k = self.keys.iter().flatten().map(|keys| keys.k).fold(0.0, f64::max);
+        capped(problem, f64::from(problem.softmax.scale) * q * k)
+    }
+}
+
+fn capped(problem: &Problem, logit: f64) -> f64 {
+    problem.softmax.softcap.map_or(logit, |cap| logit.min(f64::from(cap)))
+}
+
+/// The errors of one row of one head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowError {
+    /// Of its LSE.
+    pub(super) lse: f64,
+    /// Of an element of out.
+    pub(super) out: f64,
+}
+
+/// What bounds the rows of a problem on given inputs.
+pub(super) struct Bounds<'a> {
+    problem: &'a Problem,
+    inputs: &'a Inputs,
+    norms: Norms,
+    pub(super) model: Model,
+    partition: Partition,
+    underflow: f64,
+}
+
+/// A row as the envelope's terms take it, with the errors of its logits and the number of its keys.
+struct Worst {
+    row: Row,
+    a: f64,
+    keys: usize,
+    norms: KeyNorms,
+}
+
+impl<'a> Bounds<'a> {
+    pub(super) fn new(evidence: &Evidence<'_>, problem: &'a Problem, inputs: &'a Inputs) -> Bounds<'a> {
+        let (backend, norms) = (evidence.backend, Norms::new(problem, inputs));
+        let partition = backend.partition(problem);
+        let model = Model::new(problem, backend.accumulation(), partition);
+        Bounds { problem, inputs, norms, model, partition, underflow: backend.accumulation().underflow() }
+    }
+
+    /// What roundings of partial gradients may lose below the normal range of their format.
+    pub(super) fn sum_floor(&self) -> f64 {
+        let Sums { count, format } = self.partition.sums;
+        count as f64 * format.tiny_half()
+    }
+
+    /// The same for partial outs and what they are merged into.
+    fn merge_floor(&self) -> f64 {
+        let Merges { count, step, running, .. } = self.partition.merges;
+        if count == 0 { 0.0 } else { step.tiny_half() + 2.0 * count as f64 * running.tiny_half() }
+    }
+
+    /// The norms of a sequence's keys and values.
+    pub(super) fn keys(&self, sequence: usize, head: usize) -> KeyNorms {
+        self.norms.keys[sequence][head / self.problem.group()]
+    }
+
+    /// What an aligning unit adds to a norm at most: it takes no factor for less than its format's smallest normal one.
+    fn raise(&self, lanes: usize) -> f64 {
+        self.model.magnitude(f64::MIN_POSITIVE) * (lanes as f64).sqrt()
+    }
+
+    fn raised(&self, KeyNorms { k, v, v_max }: KeyNorms) -> KeyNorms {
+        let dims = self.problem.dims;
+        KeyNorms { k: k + self.raise(dims.qk), v: v + self.raise(dims.v), v_max: v_max + self.raise(1) }
+    }
+
+    /// The worst that a row can be; none where its exponents' errors are not bounded to first order.
+    fn worst(&self, sequence: usize, position: usize, head: usize) -> Option<Worst> {
+        let both = &self.problem.sequences[sequence];
+        let keys = self.problem.mask.visible(position, both.q.len, both.kv.len).len();
+        let norms = self.raised(self.keys(sequence, head));
+        let q = norm(&self.inputs.q, both.q.row(position), head) + self.raise(self.problem.dims.qk);
+        let a = q * norms.k;
+        let sink = self.problem.sink(head, self.inputs.sink.as_slice().unwrap_or(&[]));
+        let logit = capped(self.problem, f64::from(self.problem.softmax.scale) * a);
+        let max = logit.max(sink.map_or(0.0, f64::abs));
+        let log_keys = libm::log(keys as f64 + 1.0);
+        let exponent = self.model.logit_error(a, max) + F32_ROUNDOFF * 8.0 * (max + log_keys);
+        let sum = keys as f64 + 1.0;
+        // The sink's own error is no larger than a key's, whose share the terms below take at 1.
+        let row = Row { keys, max, max_abs: max, range: 2.0 * max, sum, lse: max + log_keys, sink: None };
+        (exponent <= EXPONENT_ERROR_MAX).then_some(Worst { row, a, keys, norms })
+    }
+
+    /// The errors of a row.
+    pub(super) fn row(&self, sequence: usize, position: usize, head: usize) -> RowError {
+        let Some(Worst { row, a, keys, norms }) = self.worst(sequence, position, head) else {
+            return RowError { lse: f64::INFINITY, out: f64::INFINITY };
+        };
+        let g = self.model.value_sum(keys);
+        let pair = self.model.pair(&row, -row.max, 1.0, a, g);
+        let denominator = self.model.denominator(&row, pair.weight + F32_ROUNDOFF * row.max, Tier::Worst);
+        let floor = self.problem.precision.p.format.tiny_half().max(self.underflow);
+        let values = (pair.value + pair.rounding.most + keys as f64 * floor * (1.0 + g)) * norms.v_max;
+        RowError {
+            lse: self.model.lse_bound(&row, denominator),
+            out: self.model.out_bound(&row, norms.v_max, values, denominator, norms.v_max)
+                + self.merge_floor(),
+        }
+    }
+
+    /// Error of `Σ_j p_ij` as it enters `Σ_j dv_j`, relative to dout: of recomputed weights that the row's own LSE
+    /// normalises, rounded and summed.
+    pub(super) fn weights_in_dv(&self, sequence: usize, position: usize, head: usize) -> f64 {
+        let Some(Worst { row, a, keys, .. }) = self.worst(sequence, position, head) else {
+            return f64::INFINITY;
+        };
+        let sums = self.sums(sequence, keys);
+        let pair = self.model.gradient_pair(&whole_weight(&row, a), sums);
+        let floor = self.problem.precision.p.format.tiny_half() + 2.0 * self.underflow;
+        1.01 * (pair.dv + pair.p.most)
+            + keys as f64 * floor
+            + libm::expm1(self.row(sequence, position, head).lse)
+    }
+
+    /// The largest `|Σ_j dS_ij|` of a right subject, from the norms of the row's dout and of the out that it returned.
+    pub(super) fn residue_in_dk(
+        &self,
+        sequence: usize,
+        position: usize,
+        head: usize,
+        (dout, dout_sum, out): (f64, f64, f64),
+    ) -> f64 {
+        let Some(Worst { row, a, keys, norms }) = self.worst(sequence, position, head) else {
+            return f64::INFINITY;
+        };
+        let (x, b) = (dout * (norms.v + out), dout * norms.v);
+        let error = self.row(sequence, position, head);
+        let sums = self.sums(sequence, keys);
+        let d_error = self.model.d_error(dout * out);
+        let pair = GradientPair { x, b, d_error, ..whole_weight(&row, a) };
+        let pair = self.model.gradient_pair(&pair, sums);
+        let floor = self.problem.precision.ds.format.tiny_half() + 4.0 * self.underflow * (1.0 + x);
+        let total = libm::exp(error.lse);
+        // With exact arithmetic D would be that of the exact out; it is that of the returned one.
+        total * (1.01 * (pair.dk + pair.ds.most) + dout_sum * error.out) + keys as f64 * floor
+    }
+
+    fn sums(&self, sequence: usize, keys: usize) -> (f64, f64) {
+        self.model.gradient_sums(self.problem.group() * self.problem.sequences[sequence].q.len, keys)
+    }
+
+    /// The exact logit of a pair, and `Σ_c |q_ic||k_jc|`.
+    pub(super) fn logit(&self, sequence: usize, position: usize, key: usize, head: usize) -> (f64, f64) {
+        let both = &self.problem.sequences[sequence];
+        let q = self.inputs.q.slice(s![run_of(both, seamproof_oracle::Side::Q).row(position), head, ..]);
+        let k = self.inputs.k.slice(s![both.kv.row(key), head / self.problem.group(), ..]);
+        let products = q.iter().zip(k).map(|(&q, &k)| (f64::from(q), f64::from(k)));
+        let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, all), (q, k)| {
+            (sum + q * k, all + self.model.magnitude(q) * self.model.magnitude(k))
+        });
+        (self.problem.softmax.cap(f64::from(self.problem.softmax.scale) * sum), magnitude)
+    }
+}
+
+/// The pair of a row that has all of its weight on one key.
+fn whole_weight(row: &Row, a: f64) -> GradientPair {
+    GradientPair {
+        logit: -row.max,
+        lse: row.lse,
+        lse_error: 0.0,
+        p: 1.0,
+        x: 0.0,
+        derivative: 1.0,
+        a,
+        b: 0.0,
+        d_error: 0.0,
+    }
+}
+
+/// How far `ln(1 + share)` can be off where the share, a difference of weights, comes of an LSE with this error; none
+/// where the row is nearly empty afterwards, or the weights say nothing.
+pub(super) fn moved_lse(share: f64, lse_error: f64) -> Option<(f64, f64)> {
+    let (rest, error) = (1.0 + share, share.abs() * libm::expm1(lse_error));
+    let known = share.is_finite() && rest >= 0.25 && error <= rest / 2.0;
+    known.then(|| (libm::log(rest), error / (rest - error)))
+}

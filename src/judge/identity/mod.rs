@@ -1,0 +1,246 @@
+//! Identities: relations between results of the subject alone, without the oracle and at any size.
+//!
+//! An identity asks the subject a second question whose answer follows from the first: a *twin*, another problem or
+//! other inputs ([`TABLE`]). It is *bitwise* where a right kernel that keeps the promises it names ([`Promises`]) does
+//! the very same roundings in both runs, whatever its tiles, and zeros of either sign are the same; it is *bounded* where it does others,
+//! and the bound is then the sum of both runs' rounding terms, evaluated with norms of the inputs (`bound`), never a
+//! tolerance. The content of padding is a rung of its own (poison), and every twin's padding is poisoned too.
+//!
+//! Which identities a case meets follows from its data seed alone, so that a finding stays in sight of its identity
+//! while the geometry shrinks. Those without a run of their own are always asked; scoring, and a case that is too
+//! large for the oracle, ask all.
+
+mod arrange;
+mod bound;
+mod heads;
+mod mask;
+mod probe;
+mod repeat;
+mod scale;
+mod sums;
+mod twin;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Depth, Evidence, Look};
+use crate::backend::{Promises, TensorName};
+use crate::values::mix;
+use crate::verdict::{Check, Finding, Margin};
+
+/// Identities with runs of their own that a case of a campaign meets.
+const DRAWN: usize = 2;
+/// Sets the draw of identities apart from other uses of the data seed.
+const DRAW: u64 = 0x1de7_7177;
+
+/// Names an identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum Relation {
+    PaddingAmount,
+    Placement,
+    SequenceOrder,
+    Alone,
+    EmptySequence,
+    ClosingOffsets,
+    OneRank,
+    UnitValues,
+    SumOfDv,
+    SumOfDk,
+    LinearInV,
+    LinearInDout,
+    ScaleFolding,
+    Negation,
+    RepeatedKvHeads,
+    HeadOrder,
+    WideWindow,
+    MaskForm,
+    NarrowerWindow,
+    Prefix,
+    Influence,
+    Cotangent,
+    Rerun,
+    History,
+}
+
+impl fmt::Display for Relation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(identity(*self).name)
+    }
+}
+
+/// How near the two sides of an identity are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exactness {
+    /// The same bits; zeros of either sign are the same.
+    Bitwise,
+    /// Within a derived bound.
+    Bounded,
+    /// Bitwise where nothing may change, within a derived bound where something must.
+    Both,
+}
+
+/// An identity: what is asked, how near the answer is, and what for.
+pub struct Identity {
+    /// Which one.
+    pub relation: Relation,
+    /// Its name in texts and files.
+    pub name: &'static str,
+    /// How near the two sides are.
+    pub exactness: Exactness,
+    /// Fault classes that it is there for.
+    pub sees: &'static [&'static str],
+    /// What a subject must promise for it to be asked.
+    pub needs: fn(&Promises) -> bool,
+    /// Runs of the subject that it takes.
+    pub runs: u32,
+    /// Asks; nothing where it says nothing about the case.
+    pub ask: fn(&Evidence<'_>) -> Option<Look>,
+}
+
+const fn free(_: &Promises) -> bool {
+    true
+}
+
+macro_rules! identity {
+    ($relation:ident $name:literal $exactness:ident $runs:literal $needs:expr, $ask:path, $($sees:literal),+) => {
+        Identity {
+            relation: Relation::$relation,
+            name: $name,
+            exactness: Exactness::$exactness,
+            sees: &[$($sees),+],
+            needs: $needs,
+            runs: $runs,
+            ask: $ask,
+        }
+    };
+}
+
+/// Every identity, in the order of [`Relation`].
+pub static TABLE: [Identity; 24] = [
+    identity!(PaddingAmount "padding-amount" Bitwise 1 |p| p.sequences_alone, arrange::padding_amount,
+        "padding", "lengths taken for offsets", "tile edges"),
+    identity!(Placement "placement" Bitwise 1 |p| p.sequences_alone, arrange::placement,
+        "base and slack", "offsets", "strides"),
+    identity!(SequenceOrder "sequence-order" Bitwise 1 |p| p.sequences_alone, arrange::order,
+        "metadata of the wrong sequence", "schedulers"),
+    identity!(Alone "alone" Bitwise 1 |p| p.sequences_alone, arrange::alone,
+        "neighbours in a batch", "maxima over the batch", "cross-talk"),
+    identity!(EmptySequence "empty-sequence" Bitwise 1 |p| p.sequences_alone, arrange::empty_sequence,
+        "empty sequences", "metadata shifted by one"),
+    identity!(ClosingOffsets "closing-offsets" Bitwise 1 |p| p.sequences_alone, arrange::closing_offsets,
+        "repeated closing offsets", "batch size taken from offsets"),
+    identity!(OneRank "one-rank" Bounded 1 free, sums::one_rank,
+        "coverage over ranks", "merges", "chunk order"),
+    identity!(UnitValues "unit-values" Bounded 1 free, sums::unit_values,
+        "normalisation", "merge weights", "lost partial results"),
+    identity!(SumOfDv "sum-of-dv" Bounded 0 free, sums::sum_of_dv,
+        "lost or doubled query blocks", "lost partial gradients"),
+    identity!(SumOfDk "sum-of-dk" Bounded 0 free, sums::sum_of_dk,
+        "missing rowsum of dout and out", "lse of another row"),
+    identity!(LinearInV "linear-in-v" Bitwise 1 free, scale::linear_in_v,
+        "state kept between calls", "saturation", "constants added to results"),
+    identity!(LinearInDout "linear-in-dout" Bitwise 1 |p| p.deterministic_backward, scale::linear_in_dout,
+        "gradients that do not start at zero", "saturation"),
+    identity!(ScaleFolding "scale-folding" Bitwise 1 free, scale::scale_folding,
+        "scale ignored, fixed or applied twice"),
+    identity!(Negation "negation" Bitwise 1 free, scale::negation,
+        "sign asymmetry", "constants added to logits"),
+    identity!(RepeatedKvHeads "repeated-kv-heads" Bitwise 1 |p| p.heads_alone, heads::repeated_kv_heads,
+        "head to KV head mapping", "packing of grouped heads"),
+    identity!(HeadOrder "head-order" Bitwise 1 |p| p.heads_alone, heads::head_order,
+        "head indexing", "statistics or sinks of another head"),
+    identity!(WideWindow "wide-window" Bitwise 1 |p| p.rows_alone, mask::wide_window,
+        "window bounds", "paths for special masks"),
+    identity!(MaskForm "mask-form" Bitwise 1 |p| p.rows_alone, mask::other_form,
+        "diagonal alignment", "paths for special masks"),
+    identity!(NarrowerWindow "narrower-window" Both 1 |p| p.rows_alone, mask::narrower_window,
+        "window off by one", "ignored windows"),
+    identity!(Prefix "prefix" Bitwise 1 |p| p.rows_alone, mask::prefix,
+        "look-ahead", "skipped blocks", "lengths of the tail"),
+    identity!(Influence "influence" Both 1 |p| p.rows_alone, probe::influence,
+        "any wrong pair of query and key"),
+    identity!(Cotangent "cotangent" Both 1 free, probe::cotangent,
+        "any wrong pair in the backward", "gradients of another row"),
+    identity!(Rerun "rerun" Bitwise 1 free, repeat::rerun,
+        "races", "uninitialised memory"),
+    identity!(History "history" Bitwise 2 free, repeat::history,
+        "state kept between calls", "metadata of an earlier call"),
+];
+
+/// The identity of a relation.
+pub fn identity(relation: Relation) -> &'static Identity {
+    &TABLE[relation as usize]
+}
+
+/// The rung: asks the identities of a case, the first broken one is the finding.
+pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
+    let promises = evidence.backend.promises();
+    let all = evidence.depth == Depth::All || !evidence.has_oracle();
+    let asked = if all { TABLE.iter().collect() } else { drawn(evidence.problem.data_seed) };
+    let known = &evidence.judge.identities;
+    let asked = asked.into_iter().filter(|identity| known.contains(&identity.relation));
+    for identity in asked.filter(|identity| (identity.needs)(&promises)) {
+        match (identity.ask)(evidence) {
+            None | Some(Look::Held) => {}
+            Some(broken) => return broken,
+        }
+    }
+    Look::Held
+}
+
+/// The identities of a data seed: those without runs, then [`DRAWN`] others, dear ones less often.
+pub fn drawn(data_seed: u64) -> Vec<&'static Identity> {
+    let (mut free, mut dear): (Vec<_>, Vec<_>) = TABLE.iter().partition(|identity| identity.runs == 0);
+    dear.sort_by_key(|identity| {
+        // The least of several uniform draws: half as likely for twice the runs.
+        mix(mix(data_seed ^ DRAW).wrapping_add(identity.relation as u64)) / 2
+            * u64::from(identity.runs.min(2))
+    });
+    free.extend(dear.into_iter().take(DRAWN));
+    free
+}
+
+/// A finding of a relation.
+fn broken(relation: Relation, tensor: Option<TensorName>, what: String) -> Finding {
+    Finding { identity: Some(relation), ..Finding::new(Check::Identity, tensor, what) }
+}
+
+/// A number below `n` (at least 1) that follows from the case's data seed and a relation.
+fn pick(evidence: &Evidence<'_>, relation: Relation, n: usize) -> usize {
+    let hash = mix(mix(evidence.problem.data_seed).wrapping_add(relation as u64));
+    (hash % n.max(1) as u64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_relations_and_names_are_theirs() {
+        for (index, identity) in TABLE.iter().enumerate() {
+            assert_eq!(identity.relation as usize, index);
+            let json = serde_json::to_string(&identity.relation).expect("a name");
+            assert_eq!(json, format!("\"{}\"", identity.name));
+            assert!(!identity.sees.is_empty());
+        }
+    }
+
+    #[test]
+    fn every_identity_is_drawn_and_cheap_ones_more_often() {
+        let mut counts = [0; TABLE.len()];
+        for identity in (0..20_000).flat_map(drawn) {
+            counts[identity.relation as usize] += 1;
+        }
+        let history = counts[Relation::History as usize];
+        for (identity, count) in TABLE.iter().zip(counts) {
+            match identity.runs {
+                0 => assert_eq!(count, 20_000),
+                1 => assert!(count > 1_200 && count > history * 3 / 2, "{} {count}", identity.name),
+                _ => assert!(count > 300, "{} {count}", identity.name),
+            }
+        }
+    }
+}

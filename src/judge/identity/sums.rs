@@ -1,0 +1,236 @@
+//! Bounded identities: sums that are known, and the same problem on one rank.
+
+use ndarray::{Array3, s};
+use seamproof_oracle::envelope::F32_ROUNDOFF;
+use seamproof_oracle::{Algorithm, ContextParallel, ProblemFields, Side, Sink};
+
+use super::super::compare::Worst;
+use super::super::{Evidence, Look};
+use super::Relation;
+use super::bound::{Bounds, norm};
+use super::twin::{Source, Twin};
+use crate::backend::{RankGradients, RankOutputs, TensorName};
+use crate::layout::run_of;
+use crate::verdict::{Check, Finding, Place, number};
+
+/// Collects elements that are further from what they must be than their bound.
+pub(super) struct Bounded {
+    relation: Relation,
+    worst: Worst,
+}
+
+impl Bounded {
+    pub(super) fn new(relation: Relation, tensor: TensorName, what: &str) -> Bounded {
+        Bounded { relation, worst: Worst::new(Check::Identity, tensor, what) }
+    }
+
+    /// Compares one element; a NaN is further off than anything.
+    pub(super) fn compare(&mut self, place: Place, got: f64, expected: f64, bound: f64) {
+        self.worst.compared();
+        let error = if got == expected { 0.0 } else { (got - expected).abs() };
+        if bound == f64::INFINITY || error <= bound {
+            return;
+        }
+        let ratio = error / bound;
+        let relation = self.relation;
+        self.worst.failed(ratio, |finding| {
+            finding.identity = Some(relation);
+            finding.place = place;
+            finding.got = Some(number(got));
+            finding.expected = Some(number(expected));
+            finding.bound = Some(bound);
+            finding.ratio = ratio.is_finite().then_some(ratio);
+        });
+    }
+
+    pub(super) fn finding(self) -> Option<Finding> {
+        self.worst.finding()
+    }
+}
+
+/// Calls `visit(sequence, position, head)` for every real query row of the case.
+fn each_query(evidence: &Evidence<'_>, mut visit: impl FnMut(usize, usize, usize)) {
+    for (index, sequence) in evidence.problem.sequences.iter().enumerate() {
+        for position in 0..sequence.q.len {
+            (0..evidence.problem.heads.q).for_each(|head| visit(index, position, head));
+        }
+    }
+}
+
+fn query_place(sequence: usize, row: usize, head: usize) -> Place {
+    Place { sequence: Some(sequence), head: Some(head), row: Some(row), lane: None }
+}
+
+/// The same problem on one rank: lse and out agree within both errors.
+pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
+    let relation = Relation::OneRank;
+    if evidence.problem.parallel.algorithm == Algorithm::Single {
+        return None;
+    }
+    let mut fields: ProblemFields = evidence.problem.clone().into();
+    fields.parallel = ContextParallel::single();
+    fields.pass = seamproof_oracle::Pass::Forward;
+    let twin = Twin::new(evidence, fields, Source::same(evidence.problem))?;
+    let answer = match twin.answer(evidence, relation) {
+        Ok(answer) => answer,
+        Err(look) => return Some(look),
+    };
+    let here = Bounds::new(evidence, evidence.problem, evidence.inputs);
+    let there = Bounds::new(evidence, &twin.problem, &twin.inputs);
+    let what = "further from the result of one rank than both roundings explain";
+    let (mut lse, mut out) =
+        (Bounded::new(relation, TensorName::Lse, what), Bounded::new(relation, TensorName::Out, what));
+    each_query(evidence, |sequence, position, head| {
+        let place = query_place(sequence, position, head);
+        let (a, b) = (here.row(sequence, position, head), there.row(sequence, position, head));
+        let row = evidence.problem.sequences[sequence].q.row(position);
+        if let (Some(got), Some(one)) = (&evidence.first.lse, &answer.lse) {
+            lse.compare(place, got[[head, row]].into(), one[[head, row]].into(), a.lse + b.lse);
+        }
+        for lane in 0..evidence.problem.dims.v {
+            let at = [row, head, lane];
+            let place = Place { lane: Some(lane), ..place };
+            out.compare(place, evidence.first.out[at].into(), answer.out[at].into(), a.out + b.out);
+        }
+    });
+    Some(lse.finding().or_else(|| out.finding()).into())
+}
+
+/// All values 1: out is 1, or what the sink leaves of it, or 0 where no key is seen.
+pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
+    let relation = Relation::UnitValues;
+    let mut twin = Twin::forward_of(evidence)?;
+    twin.inputs.v.fill(1.0);
+    let answer = match twin.answer(evidence, relation) {
+        Ok(answer) => answer,
+        Err(look) => return Some(look),
+    };
+    let problem = evidence.problem;
+    let sinks = twin.inputs.sink.as_slice().unwrap_or(&[]);
+    if answer.lse.is_none() && problem.softmax.sink != Sink::None {
+        return None;
+    }
+    let bounds = Bounds::new(evidence, &twin.problem, &twin.inputs);
+    let mut out = Bounded::new(relation, TensorName::Out, "not what weights that add up to 1 make of ones");
+    each_query(evidence, |sequence, position, head| {
+        let both = &problem.sequences[sequence];
+        let (row, place) = (both.q.row(position), query_place(sequence, position, head));
+        let (expected, bound) = if problem.mask.visible(position, both.q.len, both.kv.len).is_empty() {
+            (0.0, 0.0)
+        } else {
+            let error = bounds.row(sequence, position, head);
+            let lse = answer.lse.as_ref().map_or(0.0, |lse| f64::from(lse[[head, row]]));
+            let mass = problem.sink(head, sinks).map_or(0.0, |sink| libm::exp(sink - lse));
+            let of_sink = if mass == 0.0 { 0.0 } else { mass * libm::expm1(error.lse) };
+            (1.0 - mass, error.out + of_sink)
+        };
+        for lane in 0..problem.dims.v {
+            let got = f64::from(answer.out[[row, head, lane]]);
+            out.compare(Place { lane: Some(lane), ..place }, got, expected, bound);
+        }
+    });
+    Some(out.finding().into())
+}
+
+/// A sum over the rows of one KV head: its value lane by lane, and its bound.
+struct Sum {
+    expected: Vec<f64>,
+    bound: Vec<f64>,
+}
+
+/// Compares, for each sequence and KV head, the sums of a gradient's rows with what they must be.
+fn sums(
+    evidence: &Evidence<'_>,
+    (relation, tensor): (Relation, TensorName),
+    (gradient, floor): (&Array3<f32>, f64),
+    sum: impl Fn(usize, usize) -> Sum,
+) -> Look {
+    let problem = evidence.problem;
+    let format = problem.precision.gradients.format;
+    let mut worst = Bounded::new(relation, tensor, "the rows do not add up to what they must");
+    for (index, sequence) in problem.sequences.iter().enumerate().filter(|(_, s)| s.kv.len > 0) {
+        for head in 0..problem.heads.kv {
+            let Sum { expected, bound } = sum(index, head);
+            for lane in 0..gradient.shape()[2] {
+                let rows = run_of(sequence, Side::Kv).real_rows();
+                let values = rows.map(|row| f64::from(gradient[[row, head, lane]]));
+                // The number before its rounding may be larger than the returned one.
+                let (unit, least) = (format.unit_roundoff(), format.tiny_half());
+                let (total, rounding) = values.fold((0.0, 0.0), |(total, rounding), value: f64| {
+                    let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
+                    (total + value, rounding + format.half_spacing(magnitude) + floor)
+                });
+                // Past the largest number an infinity is right: nothing can be said.
+                let bound = if expected[lane].abs() + bound[lane] >= format.max_finite() {
+                    f64::INFINITY
+                } else {
+                    bound[lane] + rounding * (1.0 + 4.0 * F32_ROUNDOFF)
+                };
+                let place = Place { sequence: Some(index), head: Some(head), row: None, lane: Some(lane) };
+                worst.compare(place, total, expected[lane], bound);
+            }
+        }
+    }
+    worst.finding().into()
+}
+
+/// The query heads and positions of a sequence that read a KV head and see a key.
+fn readers(evidence: &Evidence<'_>, sequence: usize, kv_head: usize) -> Vec<(usize, usize)> {
+    let problem = evidence.problem;
+    let (both, group) = (problem.sequences[sequence], problem.group());
+    let seeing = (0..both.q.len).filter(|&i| !problem.mask.visible(i, both.q.len, both.kv.len).is_empty());
+    seeing.flat_map(|i| (kv_head * group..(kv_head + 1) * group).map(move |head| (i, head))).collect()
+}
+
+fn gradients<'a>(evidence: &Evidence<'a>) -> Option<(&'a RankGradients, &'a RankOutputs)> {
+    evidence.first.gradients.as_ref().map(|gradients| (gradients, evidence.first))
+}
+
+/// The rows of dv add up to those of dout whose queries see a key: the weights of each add up to 1 (no sink).
+pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
+    let (gradients, _) = gradients(evidence)?;
+    if evidence.problem.softmax.sink != Sink::None {
+        return None;
+    }
+    let bounds = Bounds::new(evidence, evidence.problem, evidence.inputs);
+    let sum = |sequence: usize, kv_head: usize| {
+        let lanes = evidence.problem.dims.v;
+        let mut sum = Sum { expected: vec![0.0; lanes], bound: vec![0.0; lanes] };
+        for (position, head) in readers(evidence, sequence, kv_head) {
+            let row = evidence.problem.sequences[sequence].q.row(position);
+            let error = bounds.weights_in_dv(sequence, position, head);
+            for (lane, &dout) in evidence.inputs.dout.slice(s![row, head, ..]).iter().enumerate() {
+                sum.expected[lane] += f64::from(dout);
+                sum.bound[lane] += f64::from(dout.abs()) * error + f64::from(f32::MIN_POSITIVE);
+            }
+        }
+        sum
+    };
+    Some(sums(evidence, (Relation::SumOfDv, TensorName::Dv), (&gradients.dv, bounds.sum_floor()), sum))
+}
+
+/// The rows of dk add up to 0: one vector added to all keys moves every logit of a row alike (no soft cap, no sink).
+pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
+    let (gradients, rank) = gradients(evidence)?;
+    let (problem, inputs) = (evidence.problem, evidence.inputs);
+    if problem.softmax.sink != Sink::None || problem.softmax.softcap.is_some() {
+        return None;
+    }
+    let bounds = Bounds::new(evidence, problem, inputs);
+    let sum = |sequence: usize, kv_head: usize| {
+        let lanes = problem.dims.qk;
+        let mut sum = Sum { expected: vec![0.0; lanes], bound: vec![0.0; lanes] };
+        for (position, head) in readers(evidence, sequence, kv_head) {
+            let row = problem.sequences[sequence].q.row(position);
+            let dout = inputs.dout.slice(s![row, head, ..]).iter().map(|&x| f64::from(x.abs())).sum();
+            let norms = (norm(&inputs.dout, row, head), dout, norm(&rank.out, row, head));
+            let residue = bounds.residue_in_dk(sequence, position, head, norms);
+            let residue = residue * f64::from(problem.softmax.scale) * (1.0 + 8.0 * F32_ROUNDOFF);
+            for (lane, &q) in inputs.q.slice(s![row, head, ..]).iter().enumerate() {
+                sum.bound[lane] += f64::from(q.abs()) * residue + f64::from(f32::MIN_POSITIVE);
+            }
+        }
+        sum
+    };
+    Some(sums(evidence, (Relation::SumOfDk, TensorName::Dk), (&gradients.dk, bounds.sum_floor()), sum))
+}

@@ -1,0 +1,70 @@
+//! A locked numeric profile: what a subject was found to round, and in which order, kept as a file.
+//!
+//! [`crate::calibrate`] finds a profile; the file is committed under `corpus/profiles/` and built into this program.
+//! From then on the judge replays the subject's roundings (tier R), and a result outside them means that its numerics
+//! changed. A subject without a file is judged by the tiers W and T alone.
+
+use seamproof_oracle::replay::{KeyOrder, Profile};
+use serde::{Deserialize, Serialize};
+
+/// The version that this program reads and writes.
+pub const LOCK_VERSION: u32 = 1;
+
+/// The files, by the name of the subject.
+const LOCKED: [(&str, &str); 1] = [("emulated", include_str!("../corpus/profiles/emulated.json"))];
+
+/// A profile as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lock {
+    /// [`LOCK_VERSION`].
+    pub version: u32,
+    /// The subject's name.
+    pub backend: String,
+    /// See [`Profile::rounds_weights`].
+    pub rounds_weights: bool,
+    /// See [`Profile::scales_logit_gradients`].
+    pub scales_logit_gradients: bool,
+    /// See [`Profile::scales_queries`].
+    pub scales_queries: bool,
+    /// Keys of a tile; `null` where each instance declares its own (the emulated backend's options choose it).
+    pub kv_tile: Option<usize>,
+    /// See [`Profile::kv_order`].
+    pub kv_order: KeyOrder,
+    /// The seed of the calibration.
+    pub seed: u64,
+    /// Its cases.
+    pub cases: u64,
+}
+
+impl Lock {
+    /// The profile of an instance that declares tiles of so many keys.
+    pub fn profile(&self, declared: usize) -> Profile {
+        Profile {
+            rounds_weights: self.rounds_weights,
+            scales_logit_gradients: self.scales_logit_gradients,
+            scales_queries: self.scales_queries,
+            kv_tile: self.kv_tile.unwrap_or(declared),
+            kv_order: self.kv_order,
+        }
+    }
+}
+
+/// The locked profile of a subject of this name. A file of another version counts as none; a test reads them all.
+pub fn locked(backend: &str) -> Option<Lock> {
+    let (_, text) = LOCKED.iter().find(|(name, _)| *name == backend)?;
+    let lock: Lock = serde_json::from_str(text).ok()?;
+    (lock.version == LOCK_VERSION && lock.backend == backend).then_some(lock)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_locked_profile_can_be_read() {
+        for (name, _) in LOCKED {
+            assert!(locked(name).is_some(), "{name}");
+        }
+    }
+}

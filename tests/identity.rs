@@ -1,0 +1,283 @@
+//! The identity rung: silent on the right kernel, and each identity sees the fault that is planted for it.
+
+use std::sync::Mutex;
+
+use rayon::prelude::*;
+use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RankOutputs, RunError};
+use seamproof::backends::{self, Emulated};
+use seamproof::campaign::same_failure;
+use seamproof::generate::{self, Draw, Limits};
+use seamproof::judge::identity::{self, Identity, TABLE};
+use seamproof::judge::{Depth, Judge, Rung};
+use seamproof::shrink::shrink;
+use seamproof::verdict::{Check, Finding, Relation, Verdict};
+use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::{Algorithm, Alignment, Inputs, Mask, Pass, Problem, ProblemFields};
+
+/// Cases of the emulated kernel that no identity may break on, all algorithms and modes, tiles drawn; small ones, and
+/// ones around the edges of chunks and tiles.
+const RIGHT_CASES: [(u64, fn() -> Limits); 2] = [(8_500, Limits::quick), (1_500, Limits::seams)];
+/// Of the identities each case is asked every one of this many, in turn.
+const TURNS: usize = 4;
+/// Cases within which a planted fault must be seen by its identity.
+const CASES_MAX: u64 = 2_000;
+
+/// A judge that asks identities alone: the oracle is never asked, so every identity is.
+fn identities_alone() -> Judge {
+    let judge = Judge::default();
+    let rungs: Vec<Rung> = judge.rungs.iter().filter(|rung| rung.check == Check::Identity).copied().collect();
+    Judge { products_max: 0, rungs, ..judge }
+}
+
+/// Every [`TURNS`]th identity alone.
+fn asked_in_turn(turn: usize) -> Judge {
+    let relations = TABLE.iter().skip(turn).step_by(TURNS);
+    Judge { identities: relations.map(|identity| identity.relation).collect(), ..identities_alone() }
+}
+
+fn problems(seed: u64, limits: Limits, cases: u64) -> impl ParallelIterator<Item = (u64, Problem)> {
+    let drawn = move |index| match generate::draw(seed, index, &limits) {
+        Draw::Problem(problem) => Some((index, problem)),
+        Draw::Malformed(_) => None,
+    };
+    (0..cases).into_par_iter().filter_map(drawn)
+}
+
+#[test]
+fn no_identity_breaks_on_the_right_kernel() {
+    let judges: Vec<Judge> = (0..TURNS).map(asked_in_turn).collect();
+    let alarms: Vec<String> = RIGHT_CASES
+        .into_iter()
+        .enumerate()
+        .flat_map(|(seed, (count, limits))| {
+            let cases = problems(seed as u64, limits(), count);
+            let alarm = |(index, problem): (u64, Problem)| {
+                let judge = &judges[index as usize % TURNS];
+                let options = backends::draw_options("emulated", index);
+                let backend = backends::by_name("emulated", &options).expect("a backend");
+                match judge.examine(backend.as_ref(), &problem, Depth::First).verdict {
+                    Verdict::Pass(margin) if margin.compared == 0 => None,
+                    Verdict::Refused(_) => None,
+                    verdict => Some(format!("case {index} {options:?}: {verdict:?}\n{problem:?}")),
+                }
+            };
+            cases.filter_map(alarm).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(alarms.is_empty(), "{} alarms, the first: {}", alarms.len(), alarms[0]);
+}
+
+/// What is done to the results of a run: of which problem, how many runs there were before, and the results.
+type Spoil = fn(&Problem, usize, &mut Outputs);
+
+/// The emulated kernel with spoilt results, or told another problem.
+struct Spoilt {
+    inner: Emulated,
+    spoil: Spoil,
+    told: fn(&mut ProblemFields),
+    runs: Mutex<usize>,
+}
+
+impl Spoilt {
+    fn new(fault: &Fault) -> Spoilt {
+        Spoilt { inner: Emulated::default(), spoil: fault.spoil, told: fault.told, runs: Mutex::new(0) }
+    }
+}
+
+impl Backend for Spoilt {
+    fn name(&self) -> &str {
+        "spoilt"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn padding(&self) -> PaddingContract {
+        self.inner.padding()
+    }
+
+    fn promises(&self) -> Promises {
+        Promises::ALL
+    }
+
+    fn accumulation(&self) -> Accumulation {
+        self.inner.accumulation()
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        self.inner.partition(problem)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut fields: ProblemFields = problem.clone().into();
+        (self.told)(&mut fields);
+        let told = Problem::new(fields).expect("a small edit is legal");
+        let mut outputs = self.inner.run(&told, inputs)?;
+        let mut runs = self.runs.lock().expect("nobody panics with the lock");
+        (self.spoil)(problem, *runs, &mut outputs);
+        *runs += 1;
+        Ok(outputs)
+    }
+}
+
+/// A fault that one identity is there for.
+struct Fault {
+    relation: Relation,
+    spoil: Spoil,
+    told: fn(&mut ProblemFields),
+}
+
+fn each(outputs: &mut Outputs, change: impl Fn(&mut RankOutputs)) {
+    outputs.ranks.iter_mut().for_each(change);
+}
+
+/// Half as much again in out, where a condition holds: zeros in padding stay.
+fn out_if(condition: bool, outputs: &mut Outputs) {
+    if condition {
+        each(outputs, |rank| rank.out.mapv_inplace(|x| written(x, |x| 1.5 * x)));
+    }
+}
+
+fn written(x: f32, change: impl Fn(f32) -> f32) -> f32 {
+    if seamproof_simulator::is_unwritten(x) { x } else { change(x) }
+}
+
+fn gradients(outputs: &mut Outputs, change: impl Fn(&mut seamproof::backend::RankGradients)) {
+    each(outputs, |rank| {
+        if let Some(gradients) = &mut rank.gradients {
+            change(gradients);
+        }
+    });
+}
+
+fn spoilt(relation: Relation, spoil: Spoil) -> Fault {
+    Fault { relation, spoil, told: |_| {} }
+}
+
+fn told(relation: Relation, told: fn(&mut ProblemFields)) -> Fault {
+    Fault { relation, spoil: |_, _, _| {}, told }
+}
+
+/// A fault for every identity.
+fn faults() -> Vec<Fault> {
+    vec![
+        spoilt(Relation::PaddingAmount, |p, _, o| out_if(p.sequences.iter().any(|s| s.q.span > s.q.len), o)),
+        spoilt(Relation::Placement, |p, _, o| out_if(p.sequences.first().is_some_and(|s| s.q.offset > 0), o)),
+        spoilt(Relation::SequenceOrder, |p, _, o| {
+            let mut lengths = p.sequences.iter().map(|sequence| sequence.q.len);
+            out_if(lengths.next() < lengths.next_back(), o);
+        }),
+        spoilt(Relation::Alone, |p, _, o| out_if(p.sequences.len() == 1, o)),
+        spoilt(Relation::EmptySequence, |p, _, o| out_if(p.sequences.iter().any(|s| s.kv.len == 0), o)),
+        spoilt(Relation::ClosingOffsets, |p, _, o| {
+            out_if(p.sequences.last().is_some_and(|s| s.q.span == 0), o);
+        }),
+        spoilt(Relation::OneRank, |p, _, o| out_if(p.parallel.algorithm != Algorithm::Single, o)),
+        spoilt(Relation::UnitValues, |_, _, o| out_if(true, o)),
+        spoilt(Relation::SumOfDv, |_, _, o| {
+            gradients(o, |g| g.dv.mapv_inplace(|x| written(x, |x| 1.5 * x)));
+        }),
+        spoilt(Relation::SumOfDk, |_, _, o| {
+            gradients(o, |g| g.dk.mapv_inplace(|x| written(x, f32::abs)));
+        }),
+        spoilt(Relation::LinearInV, |_, _, o| each(o, |r| r.out.mapv_inplace(|x| written(x, f32::abs)))),
+        spoilt(Relation::LinearInDout, |_, _, o| {
+            gradients(o, |g| g.dq.mapv_inplace(|x| written(x, f32::abs)));
+        }),
+        told(Relation::ScaleFolding, |f| f.softmax.scale = 0.25),
+        spoilt(Relation::Negation, |_, _, o| gradients(o, |g| g.dq.mapv_inplace(|x| written(x, f32::abs)))),
+        spoilt(Relation::RepeatedKvHeads, |p, _, o| out_if(p.heads.kv < p.heads.q, o)),
+        spoilt(Relation::HeadOrder, |_, _, o| {
+            each(o, |r| r.out.index_axis_mut(ndarray::Axis(1), 0).mapv_inplace(|x| written(x, |x| 1.5 * x)));
+        }),
+        spoilt(Relation::WideWindow, |p, _, o| out_if(p.mask.left.is_none(), o)),
+        spoilt(Relation::MaskForm, |p, _, o| out_if(p.mask.align == Alignment::BottomRight, o)),
+        told(Relation::NarrowerWindow, |f| f.mask = Mask { left: None, ..f.mask }),
+        spoilt(Relation::Prefix, |p, _, o| out_if(p.tokens() % 2 == 1, o)),
+        told(Relation::Influence, |f| f.mask.right = f.mask.right.map(|right| right.saturating_add(1))),
+        told(Relation::Cotangent, |f| f.mask.right = f.mask.right.map(|right| right.saturating_add(1))),
+        spoilt(Relation::Rerun, |_, before, o| out_if(before == 2, o)),
+        spoilt(Relation::History, |_, before, o| out_if(before == 3, o)),
+    ]
+}
+
+#[test]
+fn every_identity_sees_the_fault_that_it_is_there_for() {
+    let faults = faults();
+    assert!(faults.iter().map(|fault| fault.relation).eq(TABLE.iter().map(|identity| identity.relation)));
+    let missed: Vec<&str> = faults
+        .iter()
+        .filter(|fault| {
+            let judge = Judge { identities: vec![fault.relation], ..identities_alone() };
+            let found = problems(5, Limits::quick(), CASES_MAX).find_map_any(|(_, problem)| {
+                match judge.examine(&Spoilt::new(fault), &problem, Depth::First).verdict {
+                    Verdict::Finding(finding) if finding.check == Check::Identity => Some(finding),
+                    _ => None,
+                }
+            });
+            found.is_none_or(|finding| finding.identity != Some(fault.relation))
+        })
+        .map(|fault| identity::identity(fault.relation).name)
+        .collect();
+    assert!(missed.is_empty(), "{missed:?}");
+}
+
+/// The LSE of a sequence that is alone differs in its last bit: far inside every bound.
+const LAST_BIT: Fault = Fault {
+    relation: Relation::Alone,
+    spoil: |problem, _, outputs| {
+        if problem.sequences.len() == 1 {
+            each(outputs, |rank| {
+                if let Some(lse) = &mut rank.lse {
+                    lse.mapv_inplace(
+                        |lse| if lse.is_finite() { f32::from_bits(lse.to_bits() ^ 1) } else { lse },
+                    );
+                }
+            });
+        }
+    },
+    told: |_| {},
+};
+
+#[test]
+fn a_broken_identity_shrinks_and_keeps_its_name() {
+    let judge = Judge { identities: vec![Relation::Alone], ..identities_alone() };
+    let verdict = |problem: &Problem| judge.examine(&Spoilt::new(&LAST_BIT), problem, Depth::First).verdict;
+    let found: Option<(Problem, Finding)> = (0..CASES_MAX).find_map(|index| {
+        let Draw::Problem(problem) = generate::draw(7, index, &Limits::quick()) else { return None };
+        match verdict(&problem) {
+            Verdict::Finding(finding) => Some((problem, *finding)),
+            _ => None,
+        }
+    });
+    let (problem, finding) = found.expect("an identity sees one bit");
+    assert_eq!((finding.check, finding.identity), (Check::Identity, Some(Relation::Alone)));
+    assert!(finding.to_string().starts_with("identity alone · lse · "), "{finding}");
+    let shrunk = shrink(&problem, 400, |candidate| same_failure(&finding, verdict(candidate)).is_some());
+    let tokens = shrunk.problem.tokens();
+    assert!(shrunk.complete && shrunk.problem.sequences.len() == 2 && tokens <= 2, "{shrunk:?}");
+}
+
+#[test]
+fn a_campaign_asks_few_identities_and_an_unknown_subject_none_that_need_a_promise() {
+    let needs: Vec<&Identity> =
+        TABLE.iter().filter(|identity| !(identity.needs)(&Promises::default())).collect();
+    assert!(needs.len() > 10);
+    let runs = |seed: u64| identity::drawn(seed).iter().map(|identity| identity.runs).sum::<u32>();
+    assert!((0..1_000).all(|seed| runs(seed) <= 4));
+}
+
+#[test]
+fn without_the_oracle_the_verdict_says_that_no_tensor_was_compared() {
+    let right = Emulated::default();
+    let (_, problem) = problems(3, Limits::quick(), 50)
+        .find_any(|(_, problem)| problem.pass == Pass::Backward && problem.tokens() > 4)
+        .expect("a backward problem");
+    let compared = |judge: Judge| match judge.examine(&right, &problem, Depth::First).verdict {
+        Verdict::Pass(margin) => margin.compared,
+        verdict => panic!("{verdict:?}"),
+    };
+    assert_eq!(compared(Judge { products_max: 0, ..Judge::default() }), 0);
+    assert_eq!(compared(Judge::default()), 7);
+}
