@@ -2,7 +2,7 @@
 //!
 //! For each fault of a fixed table two *pools* of cases are made, all of them cases where the fault changes a bit of the
 //! results. The judge's pool is drawn over the campaign's own mix of input modes; the other has the near-normal inputs
-//! that the suites of the field use, flat and peaked in turn, with ordinary numbers in padding rows. A *draw* is
+//! of the suites of the field, flat and peaked in turn, with ordinary numbers in padding rows. A *draw* is
 //! [`DRAW`] cases of a pool, with repeats; it catches the fault when one of its cases does. The figure is the number of
 //! [`DRAWS`] seeded draws that do: for the judge, for the tolerance rule and for the rule of twice the error of a
 //! same-precision reference ([`rules`]). The row without a fault counts false alarms.
@@ -31,6 +31,9 @@ use rules::Tensors;
 pub const DRAW: usize = 20;
 /// Draws of a figure.
 pub const DRAWS: usize = 1000;
+/// The modes of the other pool: logits of deviation ½, near what the suites of the field have, and of deviation 3, with
+/// which each row depends on few keys and their rules see more.
+const NEAR_NORMAL: [InputMode; 2] = [InputMode::Flat, InputMode::Peaked];
 /// Candidates for one case of a pool: those on which the fault does not show are discarded.
 const CANDIDATES: usize = 8;
 
@@ -43,14 +46,24 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// Which cases of a pool were caught.
+/// The cases of a pool: the mode of each, and whether it was caught.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Caught(pub Vec<bool>);
+pub struct Caught(pub Vec<(InputMode, bool)>);
 
 impl Caught {
     /// How many cases were.
     pub fn cases(&self) -> usize {
-        self.0.iter().filter(|caught| **caught).count()
+        self.0.iter().filter(|(_, caught)| *caught).count()
+    }
+
+    /// The cases of one mode.
+    pub fn in_mode(&self, mode: InputMode) -> Caught {
+        Caught(self.0.iter().copied().filter(|(of, _)| *of == mode).collect())
+    }
+
+    /// Cases caught of all.
+    fn share(&self) -> String {
+        format!("{} of {}", self.cases(), self.0.len())
     }
 
     /// In how many of [`DRAWS`] draws at least one case was.
@@ -58,7 +71,7 @@ impl Caught {
         let Self(pool) = self;
         let case = |draw: usize, case: usize| {
             let hash = values::absorb(values::absorb(seed, draw as u64), case as u64);
-            pool.get((hash % pool.len().max(1) as u64) as usize).copied().unwrap_or(false)
+            pool.get((hash % pool.len().max(1) as u64) as usize).is_some_and(|(_, caught)| *caught)
         };
         (0..DRAWS).filter(|draw| (0..DRAW).any(|index| case(*draw, index))).count()
     }
@@ -87,17 +100,15 @@ pub fn table(plan: &Plan, to: &mut dyn Write, mut begin: impl FnMut(&str)) -> io
         let Measured { judge, tolerance, twice } = &measured;
         let wanted = if matches!(row.subject, Subject::Right) { 0 } else { DRAWS };
         held &= judge.draws(plan.seed) == wanted && judge.0.len() == plan.cases;
-        let cell = |caught: &Caught| {
-            format!("{} ({} of {})", caught.draws(plan.seed), caught.cases(), caught.0.len())
+        let field = |caught: &Caught| {
+            let [flat, peaked] = NEAR_NORMAL.map(|mode| caught.in_mode(mode).share());
+            format!("{} (flat {flat}, peaked {peaked})", caught.draws(plan.seed))
         };
-        writeln!(to, "| {} | {} | {} | {} |", row.name, cell(judge), cell(tolerance), cell(twice))?;
+        let ours = format!("{} ({})", judge.draws(plan.seed), judge.share());
+        writeln!(to, "| {} | {ours} | {} | {} |", row.name, field(tolerance), field(twice))?;
         to.flush()?;
     }
-    writeln!(to)?;
-    writeln!(
-        to,
-        "Draws of {DRAW} cases, of {DRAWS}, that catch the fault; in brackets how many cases of the pool do."
-    )?;
+    writeln!(to, "\nDraws of {DRAW} cases that catch the fault, of {DRAWS}; in brackets the cases that do.")?;
     Ok(held)
 }
 
@@ -112,9 +123,8 @@ pub fn measure(row: &Row, plan: &Plan) -> io::Result<Measured> {
     };
     let modes = campaign_modes(plan);
     let judge = pool(plan, |index| case(index, modes[index])?.judged());
-    let near_normal = [InputMode::Flat, InputMode::Peaked];
-    let field = pool(plan, |index| case(index, near_normal[index / row.shapes.len() % 2])?.by_rules());
-    let column = |rule: usize| Caught(field.iter().map(|caught| caught[rule]).collect());
+    let field = pool(plan, |index| case(index, NEAR_NORMAL[index / row.shapes.len() % 2])?.by_rules());
+    let column = |rule: usize| Caught(field.iter().map(|(mode, caught)| (*mode, caught[rule])).collect());
     Ok(Measured { judge: Caught(judge), tolerance: column(0), twice: column(1) })
 }
 
@@ -150,7 +160,7 @@ struct Case<'a> {
 
 impl Case<'_> {
     /// Whether the judge finds the fault; `None` where the mode is not for this shape, or the fault does not show.
-    fn judged(&self) -> Option<bool> {
+    fn judged(&self) -> Option<(InputMode, bool)> {
         let mode = self.problem.mode;
         if mode.is_exact() && exact::eligible(mode, &self.problem).is_err() {
             return None;
@@ -158,14 +168,16 @@ impl Case<'_> {
         let mut inputs = values::inputs(&self.problem);
         values::poison(&mut inputs, &self.problem, Poison::Nan);
         self.outputs(&inputs)?;
-        Some(matches!(evaluate(self.subject, &self.problem), Verdict::Finding(_)))
+        Some((mode, matches!(evaluate(self.subject, &self.problem), Verdict::Finding(_))))
     }
 
     /// Whether each of the two rules of the field rejects the results.
-    fn by_rules(&self) -> Option<[bool; 2]> {
+    fn by_rules(&self) -> Option<(InputMode, [bool; 2])> {
         let (problem, inputs) = (&self.problem, ordinary(&self.problem)?);
         let got = self.outputs(&inputs)?;
-        let Some(got) = got.and_then(|outputs| whole(problem, outputs)) else { return Some([true; 2]) };
+        let Some(got) = got.and_then(|outputs| whole(problem, outputs)) else {
+            return Some((problem.mode, [true; 2]));
+        };
         let got = Tensors::of(&got);
         let gradients = problem.pass == Pass::Backward;
         let exact = Tensors::exact(problem, &inputs, gradients);
@@ -174,7 +186,7 @@ impl Case<'_> {
             rules::within_tolerance(&got, &exact, problem),
             rules::within_twice_reference(&got, &same, &exact, problem),
         ];
-        Some(accepted.map(|accepted| !accepted))
+        Some((problem.mode, accepted.map(|accepted| !accepted)))
     }
 
     /// What the subject makes of the inputs, `Some(None)` where it does not run; `None` where there is a fault and it
