@@ -15,6 +15,7 @@ pub mod faults;
 pub mod generate;
 pub mod judge;
 pub mod layout;
+pub mod power;
 pub mod profile;
 pub mod prose;
 pub mod prove;

@@ -452,7 +452,7 @@ fn dv_of_half(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) -> Resu
 }
 
 /// Whether two results agree in every bit, padding included.
-fn same_bits(a: &Outputs, b: &Outputs) -> bool {
+pub(crate) fn same_bits(a: &Outputs, b: &Outputs) -> bool {
     fn same<'a>(a: impl IntoIterator<Item = &'a f32>, b: impl IntoIterator<Item = &'a f32>) -> bool {
         a.into_iter().map(|x| x.to_bits()).eq(b.into_iter().map(|x| x.to_bits()))
     }

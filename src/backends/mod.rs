@@ -7,6 +7,7 @@ mod planted;
 use std::collections::BTreeMap;
 
 pub use emulated::{Arithmetic, Emulated};
+pub(crate) use miscalled::same_bits;
 pub use miscalled::{MISCALLS, Miscall, Miscalled, miscall};
 pub use planted::Planted;
 use seamproof_simulator::faults;

@@ -1,0 +1,313 @@
+//! The faults whose detection is measured, each with the shape of the cases that it is met on.
+//!
+//! Shapes are fixed; the values of the inputs, their mode, and where a fault strikes are drawn. Sizes are those at which
+//! the suites of the field test, or as small as keeps the fault as subtle.
+
+use seamproof_oracle::{
+    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
+    ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+};
+use seamproof_simulator::Segment;
+use seamproof_simulator::emulated::{Arithmetic, Right, Stages, Tiles};
+use seamproof_simulator::faults::{Catcher, Edit, Fault, Plant};
+use seamproof_simulator::schedule::{MergeStyle, Schedule, Work};
+
+use crate::backend::Backend;
+use crate::backends::{self, BackendError, Emulated, Planted};
+use crate::exact;
+use crate::values;
+
+/// Rows of queries, and of keys, of a tile.
+const TILE: usize = 64;
+/// Keys in which [`ONE_KEY`] loses one.
+const MANY_KEYS: usize = 4096;
+/// Real keys of the padded sequence: what TransformerEngine's context-parallel suite has at its size.
+const PADDED_KEYS: usize = 3301;
+/// Padding keys that leak.
+const LEAKED: usize = 3;
+
+/// The shape of a case: one sequence, bf16.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Real queries.
+    pub queries: usize,
+    /// Real keys.
+    pub keys: usize,
+    /// Padding rows behind the keys.
+    pub padding: usize,
+    /// Heads of queries and of keys.
+    pub heads: usize,
+    /// Lanes of a head; the scale is one over the root of it, or the nearest that the mode takes.
+    pub dim: usize,
+    /// The mask.
+    pub mask: Mask,
+    /// The pass.
+    pub pass: Pass,
+    /// Ranks of a ring; 1 is no ring.
+    pub ranks: usize,
+}
+
+impl Shape {
+    const fn forward(queries: usize, keys: usize, mask: Mask) -> Shape {
+        Shape { queries, keys, padding: 0, heads: 1, dim: 16, mask, pass: Pass::Forward, ranks: 1 }
+    }
+
+    const fn backward(length: usize) -> Shape {
+        Shape { heads: 2, pass: Pass::Backward, ..Shape::forward(length, length, Mask::CAUSAL) }
+    }
+
+    /// The problem of this shape with the values of a mode and a seed.
+    pub fn problem(&self, seed: u64, mode: InputMode) -> Result<Problem, ProblemError> {
+        let kv = Run::packed(0, self.keys, self.keys + self.padding);
+        let q = Run::packed(0, self.queries, self.queries);
+        let scale = exact::fit_scale(mode, 1.0 / (self.dim as f32).sqrt());
+        Problem::new(ProblemFields {
+            sequences: vec![Sequence { id: 0, q, kv }],
+            rows: Rows { q: q.span, kv: kv.span },
+            heads: Heads { q: self.heads, kv: self.heads },
+            dims: Dims { qk: self.dim, v: self.dim },
+            mask: self.mask,
+            softmax: Softmax { scale, softcap: None, sink: Sink::None },
+            precision: Precision::uniform(Format::Bf16),
+            parallel: self.parallel(),
+            mode,
+            data_seed: seed,
+            pass: self.pass,
+        })
+    }
+
+    fn parallel(&self) -> ContextParallel {
+        let ranks = (0..self.ranks).collect();
+        match self.ranks {
+            1 => ContextParallel::single(),
+            world => {
+                ContextParallel { algorithm: Algorithm::Ring, balance: Balance::DualChunk, world, ranks }
+            }
+        }
+    }
+}
+
+/// The subject of a row.
+#[derive(Clone, Copy, Debug)]
+pub enum Subject {
+    /// The right kernel.
+    Right,
+    /// A subject by its name on the command line.
+    Named(&'static str),
+    /// The emulated kernel with a fault of this table's own.
+    Planted(Fault),
+}
+
+impl Subject {
+    /// The right kernel, of which every faulty subject is an edit.
+    pub fn right() -> Emulated {
+        Emulated { tiles: Tiles { q: TILE, kv: TILE }, ..Emulated::default() }
+    }
+
+    /// The subject, ready to run.
+    pub fn backend(self) -> Result<Box<dyn Backend>, BackendError> {
+        let tile = |name: &str| (name.to_owned(), TILE.to_string());
+        match self {
+            Subject::Right => Ok(Box::new(Subject::right())),
+            Subject::Named(name) => {
+                backends::by_name(name, &[tile("q_tile"), tile("kv_tile")].into_iter().collect())
+            }
+            Subject::Planted(fault) => Ok(Box::new(Planted::new(Subject::right(), fault))),
+        }
+    }
+}
+
+/// One fault of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Its name in the table.
+    pub name: &'static str,
+    /// Shapes that cases take in turn.
+    pub shapes: &'static [Shape],
+    /// What is measured.
+    pub subject: Subject,
+}
+
+const FULL: Mask = Mask { left: None, right: None, ..Mask::CAUSAL };
+const ONE_KEY: Shape = Shape::forward(64, MANY_KEYS, FULL);
+const WINDOW: Shape = Shape::forward(1024, 1024, Mask { left: Some(512), ..Mask::CAUSAL });
+const PADDED: Shape = Shape { padding: LEAKED, ..Shape::forward(128, PADDED_KEYS, FULL) };
+const SQUARE: Shape = Shape::forward(1024, 1024, FULL);
+const CAUSAL: Shape = Shape::forward(256, 256, Mask::CAUSAL);
+const RING: Shape = Shape { ranks: 4, ..Shape::forward(512, 512, Mask::CAUSAL) };
+const GRADIENTS: Shape = Shape::backward(256);
+
+/// Every row; the last is no fault.
+pub const ROWS: [Row; 12] = [
+    Row {
+        name: "one key of 4096 masked, for one query",
+        shapes: &[ONE_KEY],
+        subject: planted("one-key-of-one-query", one_key_of_one_query),
+    },
+    Row {
+        name: "one key of 4096 masked, for every query",
+        shapes: &[ONE_KEY],
+        subject: planted("one-key-of-every-query", one_key_of_every_query),
+    },
+    Row {
+        name: "window 512 → 511",
+        shapes: &[WINDOW],
+        subject: Subject::Named("emulated+window-off-by-one"),
+    },
+    Row {
+        name: "3 padding keys leak into 3301",
+        shapes: &[PADDED],
+        subject: planted("three-padding-keys", three_padding_keys),
+    },
+    Row {
+        name: "an eighth of the keys lost for the last eighth of the queries",
+        shapes: &[SQUARE],
+        subject: planted("an-eighth-lost", an_eighth_lost),
+    },
+    Row {
+        name: "scale off by 2⁻⁸",
+        shapes: &[CAUSAL],
+        subject: Subject::Named("emulated+scale-slightly-off"),
+    },
+    Row {
+        name: "LSE correction of one ring step missing",
+        shapes: &[RING],
+        subject: planted("one-step-uncorrected", one_step_uncorrected),
+    },
+    Row {
+        name: "dk of one head halved",
+        shapes: &[GRADIENTS],
+        subject: Subject::Named("emulated~call-dk-of-a-head-halved"),
+    },
+    Row {
+        name: "dS without scale",
+        shapes: &[GRADIENTS],
+        subject: Subject::Named("emulated+ds-without-scale"),
+    },
+    Row {
+        name: "one V row read from its neighbour",
+        shapes: &[SQUARE],
+        subject: Subject::Planted(own("one-value-row-shifted", Plant::Kernel(&OneValueRowShifted))),
+    },
+    Row {
+        name: "accumulator keeps 2⁻⁸ of another row",
+        shapes: &[CAUSAL],
+        subject: Subject::Named("emulated+stale-accumulator"),
+    },
+    Row {
+        name: "no fault",
+        shapes: &[ONE_KEY, WINDOW, PADDED, SQUARE, CAUSAL, RING, GRADIENTS],
+        subject: Subject::Right,
+    },
+];
+
+/// The suite whose tests let faults of this kind pass.
+const SOURCE: &str =
+    "https://github.com/NVIDIA/TransformerEngine/blob/main/tests/pytorch/attention/run_attention_with_cp.py";
+
+const fn own(id: &'static str, edit: Plant) -> Fault {
+    let caught_by = &[Catcher::Exact, Catcher::Identity, Catcher::Envelope];
+    Fault { id, imitates: "see the table's row", source: SOURCE, entries: &[], caught_by, edit }
+}
+
+const fn planted(id: &'static str, edit: Edit) -> Subject {
+    Subject::Planted(own(id, Plant::Schedule(edit)))
+}
+
+/// Edits the segments of each forward launch; all of them are under a full mask.
+fn edit_segments(schedule: &mut Schedule, edit: impl Fn(Segment) -> Vec<Segment>) {
+    let operations = schedule.ranks.iter_mut().flat_map(|program| &mut program.operations);
+    for operation in operations {
+        if let Work::Attend(attend) = &mut operation.work {
+            attend.call.segments =
+                std::mem::take(&mut attend.call.segments).into_iter().flat_map(&edit).collect();
+        }
+    }
+}
+
+/// The first `at` rows of a run, and the others with its padding.
+fn cut(run: Run, at: usize) -> [Run; 2] {
+    let at = at.min(run.len);
+    let after = Run { offset: run.row(at), len: run.len - at, span: run.span - at, ..run };
+    [Run { len: at, span: at, ..run }, after]
+}
+
+/// A segment's first `at` queries, and the others.
+fn cut_queries(segment: Segment, at: usize) -> [Segment; 2] {
+    let [before, after] = cut(segment.q, at);
+    [Segment { q: before, ..segment.clone() }, Segment { q: after, ..segment }]
+}
+
+/// A segment without one key.
+fn without_key(segment: Segment, key: usize) -> Segment {
+    let runs = segment.kv.iter().flat_map(|run| {
+        let [before, rest] = cut(*run, key);
+        [before, cut(rest, 1)[1]]
+    });
+    Segment { kv: runs.collect(), ..segment }
+}
+
+/// A place below `n` drawn from the problem's seed.
+fn place(problem: &Problem, tensor: TensorName, n: usize) -> usize {
+    (values::mix(problem.data_seed ^ (tensor as u64) << 32) % n.max(1) as u64) as usize
+}
+
+fn one_key_of_every_query(problem: &Problem, schedule: &mut Schedule) {
+    edit_segments(schedule, |segment| {
+        let key = place(problem, TensorName::K, segment.keys());
+        vec![without_key(segment, key)]
+    });
+}
+
+fn one_key_of_one_query(problem: &Problem, schedule: &mut Schedule) {
+    edit_segments(schedule, |segment| {
+        let key = place(problem, TensorName::K, segment.keys());
+        let query = place(problem, TensorName::Q, segment.q.len);
+        let [before, rest] = cut_queries(segment, query);
+        let [one, after] = cut_queries(rest, 1);
+        vec![before, without_key(one, key), after]
+    });
+}
+
+fn three_padding_keys(_: &Problem, schedule: &mut Schedule) {
+    edit_segments(schedule, |mut segment| {
+        segment.kv.iter_mut().for_each(|run| run.len = run.span.min(run.len + LEAKED));
+        vec![segment]
+    });
+}
+
+fn an_eighth_lost(_: &Problem, schedule: &mut Schedule) {
+    edit_segments(schedule, |segment| {
+        let last = segment.q.len - segment.q.len / 8;
+        let [before, mut after] = cut_queries(segment, last);
+        after.kv.iter_mut().for_each(|run| run.len -= run.len / 8);
+        vec![before, after]
+    });
+}
+
+/// The last merge of the last rank weighs the step's out by an LSE that never learns of the step.
+fn one_step_uncorrected(_: &Problem, schedule: &mut Schedule) {
+    let works = schedule.ranks.iter_mut().flat_map(|program| &mut program.operations);
+    let merges = works.filter_map(|operation| match &mut operation.work {
+        Work::Merge(merge) => Some(merge),
+        _ => None,
+    });
+    if let Some(merge) = merges.last() {
+        merge.style = MergeStyle::Weighted { product_rounded: false };
+    }
+}
+
+/// The middle value row is the one before it.
+#[derive(Debug)]
+struct OneValueRowShifted;
+
+impl<A: Arithmetic<f32>> Stages<f32, A> for OneValueRowShifted {
+    fn rows(&self, pass: Pass, tensor: TensorName, segment: &Segment) -> Vec<usize> {
+        let mut rows = Stages::<f32, A>::rows(&Right, pass, tensor, segment);
+        let middle = rows.len() / 2;
+        if tensor == TensorName::V && middle > 0 {
+            rows[middle] = rows[middle - 1];
+        }
+        rows
+    }
+}

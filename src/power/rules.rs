@@ -1,0 +1,181 @@
+//! The acceptance rules of the field, to measure what they see: an absolute and relative tolerance, and twice the error
+//! of a reference in the same precision.
+//!
+//! Both are given the best reference that they could have, the exact answer; the suites that use them have less.
+
+use ndarray::{Array3, ArrayView1, s};
+use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, Side, blocked};
+
+use crate::backend::RankOutputs;
+use crate::layout::run_of;
+
+/// The tolerance of TransformerEngine's context-parallel suite in bf16, absolute and relative.
+/// Source: `get_tols` of `tests/pytorch/attention/run_attention_with_cp.py`.
+pub const TOLERANCE: f64 = 2.5e-2;
+/// The factor of flash-attention's rule. Source: `rtol` of `hopper/test_flash_attn.py`.
+pub const FACTOR: f64 = 2.0;
+
+/// What both rules compare: out and the gradients, in the problem's own layout.
+#[derive(Clone, Debug)]
+pub struct Tensors {
+    out: Array3<f64>,
+    gradients: Option<[Array3<f64>; 3]>,
+}
+
+impl Tensors {
+    /// A subject's results.
+    pub fn of(results: &RankOutputs) -> Tensors {
+        let wide = |array: &Array3<f32>| array.mapv(f64::from);
+        let gradients = results.gradients.as_ref().map(|g| [wide(&g.dq), wide(&g.dk), wide(&g.dv)]);
+        Tensors { out: wide(&results.out), gradients }
+    }
+
+    /// The exact answer; gradients where the pass asks for them.
+    pub fn exact(problem: &Problem, inputs: &Inputs, gradients: bool) -> Tensors {
+        let Forward { out, lse, .. } = blocked::forward(problem, inputs, None).exact;
+        let backward = |saved: &Saved| {
+            let Gradients { dq, dk, dv, .. } = blocked::backward(problem, inputs, saved, None).exact;
+            [dq, dk, dv]
+        };
+        let saved = Saved { out, lse };
+        let gradients = gradients.then(|| backward(&saved));
+        Tensors { out: saved.out, gradients }
+    }
+
+    /// The tensors with the side whose rows they have.
+    fn sides(&self) -> Vec<(Side, &Array3<f64>)> {
+        let mut all = vec![(Side::Q, &self.out)];
+        if let Some([dq, dk, dv]) = &self.gradients {
+            all.extend([(Side::Q, dq), (Side::Kv, dk), (Side::Kv, dv)]);
+        }
+        all
+    }
+
+    /// Calls `visit(tensor, got, right)` for every element of every real row.
+    fn each(&self, right: &Tensors, problem: &Problem, mut visit: impl FnMut(usize, f64, f64)) {
+        for (tensor, ((side, got), (_, right))) in self.sides().into_iter().zip(right.sides()).enumerate() {
+            for sequence in &problem.sequences {
+                for row in run_of(sequence, side).real_rows() {
+                    let lanes = got.slice(s![row, .., ..]).into_iter();
+                    for (got, right) in lanes.zip(right.slice(s![row, .., ..])) {
+                        visit(tensor, *got, *right);
+                    }
+                }
+            }
+        }
+    }
+
+    /// For each tensor the largest error against `right`.
+    fn largest_errors(&self, right: &Tensors, problem: &Problem) -> [f64; 4] {
+        let mut largest = [0.0; 4];
+        self.each(right, problem, |tensor, got, right| {
+            let error = (got - right).abs();
+            largest[tensor] = if error.is_nan() { f64::INFINITY } else { f64::max(largest[tensor], error) };
+        });
+        largest
+    }
+}
+
+/// Whether every element is within [`TOLERANCE`], absolute plus relative.
+pub fn within_tolerance(got: &Tensors, exact: &Tensors, problem: &Problem) -> bool {
+    let mut within = true;
+    got.each(exact, problem, |_, got, right| {
+        within &= (got - right).abs() <= TOLERANCE + TOLERANCE * right.abs();
+    });
+    within
+}
+
+/// Whether each tensor's largest error is at most [`FACTOR`] times that of the same computation in the storage format,
+/// plus twice what adding and taking away 0.3 in f32 loses.
+pub fn within_twice_reference(got: &Tensors, same: &Tensors, exact: &Tensors, problem: &Problem) -> bool {
+    let (errors, allowed) = (got.largest_errors(exact, problem), same.largest_errors(exact, problem));
+    let mut floor = [0.0_f64; 4];
+    exact.each(exact, problem, |tensor, value, _| {
+        let value = value as f32;
+        floor[tensor] = floor[tensor].max(f64::from((value + 0.3 - 0.3 - value).abs()));
+    });
+    (0..4).all(|tensor| errors[tensor] <= FACTOR * allowed[tensor] + 2.0 * floor[tensor])
+}
+
+/// Attention as a framework computes it without a fused kernel: every product, the weights and the logit gradients are
+/// stored in the format of the inputs.
+pub fn same_precision(problem: &Problem, inputs: &Inputs, gradients: bool) -> Tensors {
+    let mut out = Array3::zeros(problem.out_shape());
+    let shapes = [problem.q_shape(), problem.k_shape(), problem.v_shape()];
+    let mut sums = shapes.map(Array3::zeros);
+    for sequence in &problem.sequences {
+        for head in 0..problem.heads.q {
+            for i in 0..sequence.q.len {
+                let row = Row { problem, inputs, sequence, head, i };
+                row.compute(&mut out, gradients.then_some(&mut sums));
+            }
+        }
+    }
+    let format = problem.precision.out.format;
+    sums.iter_mut().for_each(|sum| sum.mapv_inplace(|value| format.round(value)));
+    Tensors { out, gradients: gradients.then_some(sums) }
+}
+
+/// One query row of one head.
+struct Row<'a> {
+    problem: &'a Problem,
+    inputs: &'a Inputs,
+    sequence: &'a Sequence,
+    head: usize,
+    i: usize,
+}
+
+impl Row<'_> {
+    fn round(&self, value: f64) -> f64 {
+        self.problem.precision.out.format.round(value)
+    }
+
+    fn compute(&self, out: &mut Array3<f64>, gradients: Option<&mut [Array3<f64>; 3]>) {
+        let (problem, inputs, sequence) = (self.problem, self.inputs, self.sequence);
+        let (row, kv_head) = (sequence.q.row(self.i), self.head / problem.group());
+        let visible = problem.mask.visible(self.i, sequence.q.len, sequence.kv.len);
+        let keys: Vec<usize> = visible.map(|j| sequence.kv.row(j)).collect();
+        let q = inputs.q.slice(s![row, self.head, ..]);
+        let scale = f64::from(problem.softmax.scale);
+        let logit = |key: &usize| {
+            let product = dot(q, inputs.k.slice(s![*key, kv_head, ..]));
+            problem.softmax.cap(self.round(scale * product))
+        };
+        let weights = self.softmax(&keys.iter().map(logit).collect::<Vec<f64>>());
+        let mut lanes = out.slice_mut(s![row, self.head, ..]);
+        for (key, p) in keys.iter().zip(&weights) {
+            let v = inputs.v.slice(s![*key, kv_head, ..]);
+            lanes.iter_mut().zip(v).for_each(|(out, v)| *out += p * f64::from(*v));
+        }
+        lanes.mapv_inplace(|value| self.round(value));
+        let Some([dq, dk, dv]) = gradients else { return };
+        let dout = inputs.dout.slice(s![row, self.head, ..]);
+        let dp: Vec<f64> =
+            keys.iter().map(|key| self.round(dot(dout, inputs.v.slice(s![*key, kv_head, ..])))).collect();
+        let mean: f64 = weights.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+        for ((key, p), dp) in keys.iter().zip(&weights).zip(&dp) {
+            let ds = self.round(p * (dp - mean)) * scale;
+            add(dq, [row, self.head], ds, inputs.k.slice(s![*key, kv_head, ..]));
+            add(dk, [*key, kv_head], ds, q);
+            add(dv, [*key, kv_head], *p, dout);
+        }
+    }
+
+    /// The weights of a row's logits, rounded.
+    fn softmax(&self, logits: &[f64]) -> Vec<f64> {
+        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = logits.iter().map(|logit| libm::exp(logit - largest)).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|weight| self.round(weight / sum)).collect()
+    }
+}
+
+fn dot(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+fn add(to: &mut Array3<f64>, [row, head]: [usize; 2], factor: f64, lane: ArrayView1<'_, f32>) {
+    for (to, value) in to.slice_mut(s![row, head, ..]).iter_mut().zip(lane) {
+        *to += factor * f64::from(*value);
+    }
+}

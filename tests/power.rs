@@ -1,0 +1,84 @@
+//! The power table in small: what the judge catches, and what the rules of the field let pass.
+
+use seamproof::power::rows::{ROWS, Row, Shape};
+use seamproof::power::{Caught, DRAWS, Measured, Plan, measure};
+use seamproof_oracle::InputMode;
+
+const PLAN: Plan = Plan { cases: 6, seed: 1 };
+
+fn row(name: &str) -> Row {
+    *ROWS.iter().find(|row| row.name == name).unwrap()
+}
+
+fn measured(name: &str, smaller: fn(Shape) -> Shape) -> Measured {
+    let row = row(name);
+    let shapes: &'static [Shape] = row.shapes.iter().copied().map(smaller).collect::<Vec<Shape>>().leak();
+    let measured = measure(&Row { shapes, ..row }, &PLAN).unwrap();
+    assert_eq!(measured.judge.0.len(), PLAN.cases, "{name}: the fault shows in too few cases");
+    assert_eq!(measured.twice.0.len(), PLAN.cases, "{name}: the fault shows in too few near-normal cases");
+    measured
+}
+
+/// What these faults change at the lengths that TransformerEngine tests is below its tolerance, unless logits are made
+/// peaked.
+#[test]
+fn faults_of_masks_below_the_tolerance_are_caught_by_the_judge_alone() {
+    let one_key = measured("one key of 4096 masked, for one query", |shape| Shape { queries: 16, ..shape });
+    let leak = measured("3 padding keys leak into 3301", |shape| Shape { queries: 16, ..shape });
+    for measured in [one_key, leak] {
+        assert_eq!(measured.judge.draws(PLAN.seed), DRAWS);
+        let flat = measured.tolerance.in_mode(InputMode::Flat);
+        assert_eq!((flat.0.len(), flat.cases()), (PLAN.cases / 2, 0), "{measured:?}");
+    }
+}
+
+/// No tolerance of a hundredth sees a scale that is off by less, whatever the inputs.
+#[test]
+fn a_scale_that_is_slightly_off_is_caught_by_the_judge_alone() {
+    let scale = measured("scale off by 2⁻⁸", |shape| Shape { queries: 64, keys: 64, ..shape });
+    assert_eq!(scale.judge.draws(PLAN.seed), DRAWS);
+    assert_eq!((scale.tolerance.cases(), scale.twice.cases()), (0, 0));
+}
+
+/// 2⁻⁸ of a row is one rounding of it.
+#[test]
+fn a_stale_accumulator_is_below_the_tolerance() {
+    let stale = measured("accumulator keeps 2⁻⁸ of another row", |shape| Shape {
+        queries: 64,
+        keys: 64,
+        ..shape
+    });
+    assert_eq!(stale.judge.draws(PLAN.seed), DRAWS);
+    assert_eq!(stale.tolerance.cases(), 0);
+}
+
+/// The rules are no straw men: a gradient that is wrong by a factor is caught by all three.
+#[test]
+fn a_gradient_without_its_scale_is_caught_by_all_three() {
+    let unscaled = measured("dS without scale", |shape| Shape { queries: 64, keys: 64, ..shape });
+    let caught = [&unscaled.judge, &unscaled.tolerance, &unscaled.twice];
+    assert_eq!(caught.map(|caught| caught.draws(PLAN.seed)), [DRAWS; 3]);
+}
+
+#[test]
+fn the_right_kernel_is_never_rejected() {
+    let right = measured("no fault", |shape| Shape {
+        queries: shape.queries.min(64),
+        keys: shape.keys.min(64),
+        mask: shape.mask,
+        ..shape
+    });
+    let caught = [&right.judge, &right.tolerance, &right.twice];
+    assert_eq!(caught.map(Caught::cases), [0; 3]);
+}
+
+/// A draw is as good as its cases: none where none is caught, some where one is.
+#[test]
+fn draws_count_what_the_pool_holds() {
+    let pool = |caught: usize| {
+        Caught((0..40).map(|case| (InputMode::Flat, case < caught)).collect()).draws(PLAN.seed)
+    };
+    assert_eq!((pool(0), pool(40)), (0, DRAWS));
+    // 1 − (39/40)²⁰ = 0.397.
+    assert!((340..450).contains(&pool(1)), "{}", pool(1));
+}
