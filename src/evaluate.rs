@@ -15,7 +15,7 @@ use crate::backends::{self, BackendError};
 use crate::case::{Case, InputSource, Subject};
 use crate::generate::Malformed;
 use crate::judge;
-use crate::verdict::Verdict;
+use crate::verdict::{Cost, Verdict};
 
 thread_local! {
     /// Whether a panic of this thread becomes a value here, so that the hook need not report it.
@@ -38,7 +38,18 @@ pub enum ReplayError {
 
 /// Judges one problem on one subject.
 pub fn evaluate(backend: &dyn Backend, problem: &Problem) -> Verdict {
-    caught(|| judge::judge(backend, problem))
+    evaluate_timed(backend, problem).0
+}
+
+/// Judges one problem on one subject, and says where the time went; nothing is known of it after a panic.
+pub fn evaluate_timed(backend: &dyn Backend, problem: &Problem) -> (Verdict, Cost) {
+    let mut cost = Cost::default();
+    let verdict = caught(|| {
+        let examination = judge::examine(backend, problem);
+        cost = examination.cost;
+        examination.verdict
+    });
+    (verdict, cost)
 }
 
 /// Judges how this program takes a malformed problem.

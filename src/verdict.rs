@@ -304,6 +304,14 @@ pub struct Cost {
     pub judge: Duration,
 }
 
+impl std::ops::AddAssign for Cost {
+    fn add_assign(&mut self, other: Cost) {
+        self.subject += other.subject;
+        self.oracle += other.oracle;
+        self.judge += other.judge;
+    }
+}
+
 /// What the judge says of one case.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {

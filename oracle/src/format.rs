@@ -39,6 +39,7 @@ impl Format {
     }
 
     /// Bits of precision, the implicit one included: 24, 8, 11, 4, 3.
+    #[inline]
     pub fn precision_bits(self) -> i32 {
         match self {
             Format::F32 => 24,
@@ -50,6 +51,7 @@ impl Format {
     }
 
     /// Exponent of the smallest normal number: −126, −126, −14, −6, −14.
+    #[inline]
     pub fn exponent_min(self) -> i32 {
         match self {
             Format::F32 | Format::Bf16 => -126,
@@ -59,6 +61,7 @@ impl Format {
     }
 
     /// Exponent of the largest finite number: 127, 127, 15, 8, 15.
+    #[inline]
     pub fn exponent_max(self) -> i32 {
         match self {
             Format::F32 | Format::Bf16 => 127,
@@ -77,6 +80,7 @@ impl Format {
     }
 
     /// The largest finite number: of 8 exponent bits 2^128 − 2^(128 − precision), 65504, 448, 57344.
+    #[inline]
     pub fn max_finite(self) -> f64 {
         // E4M3 gives the top code of its top binade to NaN.
         let steps_below = if self == Format::E4m3 { 2.0 } else { 1.0 };
@@ -85,16 +89,19 @@ impl Format {
     }
 
     /// Whether conversions give the largest finite number where IEEE 754 gives an infinity.
+    #[inline]
     pub fn saturates(self) -> bool {
         matches!(self, Format::E4m3 | Format::E5m2)
     }
 
     /// The unit roundoff, 2^−precision: the largest relative error of rounding a number of the normal range.
+    #[inline]
     pub fn unit_roundoff(self) -> f64 {
         power_of_two(-self.precision_bits())
     }
 
     /// Half the smallest subnormal number: the largest error of rounding a number below the normal range.
+    #[inline]
     pub fn tiny_half(self) -> f64 {
         power_of_two(self.exponent_min() - self.precision_bits())
     }
@@ -164,6 +171,7 @@ impl Format {
     /// neighbours lies below `magnitude`: at and just above a power of two, and below [`Format::tiny_half`]. Where
     /// rounding can overflow it is infinite; in a format that saturates it grows with the distance to the largest
     /// finite number. NaN gives NaN, so that a comparison with it fails.
+    #[inline]
     pub fn half_spacing(self, magnitude: f64) -> f64 {
         let (lowest, highest) = (power_of_two(self.exponent_min()), power_of_two(self.exponent_max()));
         if magnitude < lowest {

@@ -65,18 +65,21 @@ impl Run {
     }
 
     /// The row that holds position `position` (below `span`).
+    #[inline]
     pub fn row(&self, position: usize) -> usize {
         debug_assert!(position < self.span);
         self.offset + self.step * position
     }
 
     /// The real rows, in order of position.
+    #[inline]
     pub fn real_rows(&self) -> impl ExactSizeIterator<Item = usize> + Clone + use<> {
         let run = *self;
         (0..run.len).map(move |position| run.offset + run.step * position)
     }
 
     /// The owned rows past the real ones.
+    #[inline]
     pub fn padding_rows(&self) -> impl ExactSizeIterator<Item = usize> + Clone + use<> {
         let run = *self;
         (run.len..run.span).map(move |position| run.offset + run.step * position)

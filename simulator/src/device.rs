@@ -48,6 +48,7 @@ impl<T: Real> Buffers<T> {
     }
 
     /// The elements of a row and head; a buffer without rows has row 0.
+    #[inline]
     pub fn lane(&self, id: BufferId, row: usize, head: usize) -> &[T] {
         match self.axes[id.0] {
             Axes::Rows => self.tensors[id.0].lane(row, head),
@@ -57,6 +58,7 @@ impl<T: Real> Buffers<T> {
     }
 
     /// The elements of a row and head.
+    #[inline]
     pub fn lane_mut(&mut self, id: BufferId, row: usize, head: usize) -> &mut [T] {
         match self.axes[id.0] {
             Axes::Rows => self.tensors[id.0].lane_mut(row, head),
@@ -110,19 +112,20 @@ impl<T: Real> Buffers<T> {
     pub fn write(&mut self, region: &Region, values: &[T]) -> Result<(), DeviceError> {
         self.check(region.buffer, &[region.rows], &region.heads)?;
         let format = self.tensors[region.buffer.0].format();
-        let mut values = values.iter();
+        let short = || DeviceError::Shape("a message is shorter than its region".into());
+        let mut rest = values;
         for row in self.region_rows(region) {
             for head in region.heads.clone() {
-                for to in self.lane_mut(region.buffer, row, head) {
-                    let short = || DeviceError::Shape("a message is shorter than its region".into());
-                    *to = values.next().ok_or_else(short)?.round(format);
-                }
+                let lane = self.lane_mut(region.buffer, row, head);
+                let (values, after) = rest.split_at_checked(lane.len()).ok_or_else(short)?;
+                lane.iter_mut().zip(values).for_each(|(to, value)| *to = value.round(format));
+                rest = after;
             }
         }
-        match values.next() {
-            None => Ok(()),
-            Some(_) => Err(DeviceError::Shape("a message is longer than its region".into())),
+        if rest.is_empty() {
+            return Ok(());
         }
+        Err(DeviceError::Shape("a message is longer than its region".into()))
     }
 
     /// Takes a tensor out, so that others can be read while it is written.

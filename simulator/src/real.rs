@@ -63,26 +63,32 @@ impl Real for f32 {
     const UNWRITTEN: f32 = f32::from_bits(crate::UNWRITTEN_BITS);
     const GUARD: [f32; 2] = [f32::from_bits(0x8000_0000), f32::from_bits(0x7fa5_5a11)];
 
+    #[inline]
     fn from_f32(value: f32) -> f32 {
         value
     }
 
+    #[inline]
     fn to_f64(self) -> f64 {
         f64::from(self)
     }
 
+    #[inline]
     fn bits(self) -> u64 {
         u64::from(self.to_bits())
     }
 
+    #[inline]
     fn exp(self) -> f32 {
         libm::expf(self)
     }
 
+    #[inline]
     fn ln(self) -> f32 {
         libm::logf(self)
     }
 
+    #[inline]
     fn tanh(self) -> f32 {
         libm::tanhf(self)
     }
@@ -100,14 +106,17 @@ impl Real for f64 {
     const UNWRITTEN: f64 = f64::from_bits(0x7ffc_bd42_2000_0000);
     const GUARD: [f64; 2] = [f64::from_bits(0x8000_0000_0000_0000), f64::from_bits(0x7ff4_ab42_2000_0000)];
 
+    #[inline]
     fn from_f32(value: f32) -> f64 {
         f64::from(value)
     }
 
+    #[inline]
     fn to_f64(self) -> f64 {
         self
     }
 
+    #[inline]
     fn bits(self) -> u64 {
         self.to_bits()
     }

@@ -17,6 +17,7 @@ pub const UNWRITTEN_BITS: u32 = 0x7fe5_ea11;
 const GUARD_ELEMENTS_MIN: usize = 64;
 
 /// Whether an element still holds the pattern that it was born with.
+#[inline]
 pub fn is_unwritten(value: f32) -> bool {
     value.to_bits() == UNWRITTEN_BITS
 }
@@ -53,6 +54,7 @@ pub struct Tensor<T = f32> {
     data: Vec<T>,
 }
 
+#[inline]
 fn guard_pattern<T: Real>(index: usize) -> T {
     T::GUARD[index % 2]
 }
@@ -62,8 +64,8 @@ impl<T: Real> Tensor<T> {
     pub fn unwritten(name: &str, shape: [usize; 3], format: Format) -> Tensor<T> {
         let guard = GUARD_ELEMENTS_MIN.max(shape[1] * shape[2]);
         let len: usize = shape.iter().product();
-        let mut data: Vec<T> = (0..2 * guard + len).map(guard_pattern).collect();
-        data[guard..guard + len].fill(T::UNWRITTEN);
+        let mut data = vec![T::UNWRITTEN; 2 * guard + len];
+        (0..guard).chain(guard + len..2 * guard + len).for_each(|index| data[index] = guard_pattern(index));
         Tensor { name: name.to_owned(), shape, format, guard, data }
     }
 
@@ -84,37 +86,44 @@ impl<T: Real> Tensor<T> {
     }
 
     /// `[n0, n1, n2]`.
+    #[inline]
     pub fn shape(&self) -> [usize; 3] {
         self.shape
     }
 
     /// The storage format.
+    #[inline]
     pub fn format(&self) -> Format {
         self.format
     }
 
     /// The elements, without the guard bands.
+    #[inline]
     pub fn values(&self) -> &[T] {
         &self.data[self.guard..self.data.len() - self.guard]
     }
 
     /// The elements, without the guard bands.
+    #[inline]
     pub fn values_mut(&mut self) -> &mut [T] {
         let end = self.data.len() - self.guard;
         &mut self.data[self.guard..end]
     }
 
+    #[inline]
     fn start(&self, i0: usize, i1: usize) -> usize {
         self.guard + (i0 * self.shape[1] + i1) * self.shape[2]
     }
 
     /// The `n2` elements at `[i0, i1]`.
+    #[inline]
     pub fn lane(&self, i0: usize, i1: usize) -> &[T] {
         let start = self.start(i0, i1);
         &self.data[start..start + self.shape[2]]
     }
 
     /// The `n2` elements at `[i0, i1]`.
+    #[inline]
     pub fn lane_mut(&mut self, i0: usize, i1: usize) -> &mut [T] {
         let start = self.start(i0, i1);
         let n2 = self.shape[2];

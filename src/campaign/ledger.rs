@@ -19,7 +19,7 @@ use crate::census::Census;
 use crate::prose;
 use crate::record::RecordError;
 use crate::shrink;
-use crate::verdict::{Finding, Margin};
+use crate::verdict::{Cost, Finding, Margin};
 
 /// Failing cases of one symptom that are shrunk although they may be a known failure.
 pub const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
@@ -36,6 +36,9 @@ pub(super) struct Outcome {
     pub(super) index: u64,
     pub(super) tokens: u64,
     pub(super) products: u64,
+    /// Elements of the results.
+    pub(super) elements: u64,
+    pub(super) cost: Cost,
     pub(super) judged: Judged,
 }
 
@@ -62,7 +65,7 @@ pub(super) struct Failed {
 impl Outcome {
     /// A case that no subject computed anything for.
     pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
-        Outcome { index, tokens: 0, products: 0, judged }
+        Outcome { index, tokens: 0, products: 0, elements: 0, cost: Cost::default(), judged }
     }
 
     fn event(&self) -> CaseEvent<'_> {
@@ -116,6 +119,7 @@ impl<'a> Ledger<'a> {
             self.sinks.observer.event(&Event::Case(outcome.event()));
         }
         self.summary.count(outcome.tokens, outcome.products);
+        self.summary.spent(outcome.elements, outcome.cost);
         match outcome.judged {
             Judged::Held(margin) => self.summary.held(&margin),
             Judged::Refused(row) => *self.summary.refused.entry(row).or_default() += 1,

@@ -22,7 +22,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use seamproof_oracle::Problem;
+use seamproof_oracle::{Pass, Problem};
 
 pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, Silent, Start};
 pub use failure::{FailureKey, SHRINK_RATIO, Symptom, features, same_failure};
@@ -36,7 +36,7 @@ pub use summary::{Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MI
 
 use crate::case::{Case, Found, Subject};
 use crate::census::Census;
-use crate::evaluate::{evaluate, evaluate_malformed};
+use crate::evaluate::{evaluate_malformed, evaluate_timed};
 use crate::generate::{self, Draw, Limits, Malformed};
 use crate::record::Findings;
 use crate::verdict::{Finding, Verdict};
@@ -153,7 +153,9 @@ impl Worker<'_> {
             Err(error) => return Outcome::untouched(index, Judged::internal(&error)),
         };
         let (tokens, products) = (problem.tokens() as u64, products(&problem));
-        let judged = match evaluate(backend.as_ref(), &problem) {
+        let elements = result_elements(&problem);
+        let (verdict, cost) = evaluate_timed(backend.as_ref(), &problem);
+        let judged = match verdict {
             Verdict::Refused(refusal) => return Outcome::untouched(index, Judged::Refused(refusal.row())),
             Verdict::Pass(margin) => Judged::Held(margin),
             // The generator's limits are far below the judge's: a larger case is this program's fault.
@@ -167,7 +169,7 @@ impl Worker<'_> {
                 Judged::Failed(Box::new(self.record(index, case, *finding)))
             }
         };
-        Outcome { index, tokens, products, judged }
+        Outcome { index, tokens, products, elements, cost, judged }
     }
 
     fn malformed(&self, index: u64, malformed: &Malformed) -> Outcome {
@@ -195,6 +197,22 @@ fn storable(mut finding: Finding) -> Finding {
     finding.ratio = finding.ratio.filter(|ratio| ratio.is_finite());
     finding.bound = finding.bound.filter(|bound| bound.is_finite());
     finding
+}
+
+/// Elements of all results: out and lse, and dq, dk and dv of a backward.
+fn result_elements(problem: &Problem) -> u64 {
+    let size = |shape: &[usize]| shape.iter().product::<usize>() as u64;
+    let forward = size(&problem.out_shape()) + size(&problem.lse_shape());
+    match problem.pass {
+        Pass::Forward => forward,
+        Pass::Backward => {
+            forward
+                + [problem.q_shape(), problem.k_shape(), problem.v_shape()]
+                    .iter()
+                    .map(|s| size(s))
+                    .sum::<u64>()
+        }
+    }
 }
 
 /// Visible pairs · query heads · head dimension: the size of one of the products of a case.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 
 use super::summary::{Canary, Distinct, Summary};
+use crate::verdict::Cost;
 
 /// What was too little is named up to this many times; the rest is counted.
 const MISSED_SHOWN_MAX: usize = 4;
@@ -120,6 +121,13 @@ impl Summary {
             self.per_second(self.product_count),
             self.seconds,
             if self.interrupted { " · interrupted" } else { "" }
+        )?;
+        let Cost { subject, oracle, judge } = self.cost;
+        let [subject, oracle, judge] = [subject, oracle, judge].map(|part| self.case_microseconds(part));
+        let element = self.judge_nanoseconds();
+        writeln!(
+            f,
+            "cost      a case: subject {subject:.0} µs · oracle {oracle:.0} µs · judge {judge:.0} µs · judge {element:.1} ns/element"
         )
     }
 }

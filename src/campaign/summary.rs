@@ -11,7 +11,7 @@ use super::plan::Plan;
 use crate::backend::TensorName;
 use crate::census::Census;
 use crate::shrink::Size;
-use crate::verdict::{Check, Finding, Margin, Tier};
+use crate::verdict::{Check, Cost, Finding, Margin, Tier};
 
 /// Least share of the cases that a subject must be judged on: one that refuses its way through is not verified.
 pub const JUDGED_SHARE_MIN: f64 = 0.5;
@@ -85,10 +85,16 @@ pub struct Summary {
     pub infrastructure_count: u64,
     /// Error ÷ bound of each tensor in each tier, over the cases that held with an error above zero.
     pub margins: BTreeMap<Tier, BTreeMap<TensorName, Histogram>>,
+    /// Cases that a subject computed.
+    pub computed: u64,
     /// Query tokens of the cases that a subject computed.
     pub token_count: u64,
     /// Their visible pairs · query heads · head dimension.
     pub product_count: u64,
+    /// Elements of their results: out, lse, dq, dk and dv.
+    pub element_count: u64,
+    /// Where the time of these cases went, over all threads.
+    pub cost: Cost,
     /// What was generated.
     pub census: Census,
     /// What was too little, one line each.
@@ -104,6 +110,12 @@ impl Summary {
         self.cases += 1;
         self.token_count += tokens;
         self.product_count = self.product_count.saturating_add(products);
+    }
+
+    pub(super) fn spent(&mut self, elements: u64, cost: Cost) {
+        self.computed += u64::from(elements > 0);
+        self.element_count += elements;
+        self.cost += cost;
     }
 
     pub(super) fn held(&mut self, margin: &Margin) {
@@ -159,6 +171,16 @@ impl Summary {
         if self.seconds > 0.0 { count as f64 / self.seconds } else { 0.0 }
     }
 
+    /// Mean microseconds of a case that the subject computed, of some part of its time.
+    pub fn case_microseconds(&self, part: Duration) -> f64 {
+        part.as_secs_f64() * 1e6 / self.computed.max(1) as f64
+    }
+
+    /// Nanoseconds of the judge itself for each element of the results.
+    pub fn judge_nanoseconds(&self) -> f64 {
+        self.cost.judge.as_secs_f64() * 1e9 / self.element_count.max(1) as f64
+    }
+
     /// The summary as an event.
     pub fn event(&self) -> SummaryEvent<'_> {
         SummaryEvent {
@@ -179,6 +201,7 @@ impl Summary {
             tokens_p95: self.census.tokens(0.95),
             token_count: self.token_count,
             product_count: self.product_count,
+            element_count: self.element_count,
             missed: &self.missed,
             interrupted: self.interrupted,
             times: Times {
@@ -186,6 +209,10 @@ impl Summary {
                 cases_per_second: self.per_second(self.cases),
                 tokens_per_second: self.per_second(self.token_count),
                 products_per_second: self.per_second(self.product_count),
+                subject_microseconds: self.case_microseconds(self.cost.subject),
+                oracle_microseconds: self.case_microseconds(self.cost.oracle),
+                judge_microseconds: self.case_microseconds(self.cost.judge),
+                judge_nanoseconds_per_element: self.judge_nanoseconds(),
             },
         }
     }
@@ -215,6 +242,7 @@ pub struct SummaryEvent<'a> {
     tokens_p95: u64,
     token_count: u64,
     product_count: u64,
+    element_count: u64,
     missed: &'a [String],
     interrupted: bool,
     times: Times,
@@ -227,4 +255,8 @@ struct Times {
     cases_per_second: f64,
     tokens_per_second: f64,
     products_per_second: f64,
+    subject_microseconds: f64,
+    oracle_microseconds: f64,
+    judge_microseconds: f64,
+    judge_nanoseconds_per_element: f64,
 }

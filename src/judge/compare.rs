@@ -1,6 +1,6 @@
 //! Walking the real rows of a result, and keeping the worst element.
 
-use ndarray::{ArrayView1, ArrayView2, ArrayView3};
+use ndarray::{ArrayView1, ArrayView2, ArrayView3, Axis, s};
 use seamproof_oracle::{Side, TensorName};
 
 use crate::layout::RankLayout;
@@ -17,7 +17,7 @@ pub(super) enum View<'a, T> {
     Heads(ArrayView1<'a, T>),
 }
 
-impl<T: Copy> View<'_, T> {
+impl<'a, T: Copy> View<'a, T> {
     /// The side whose rows it has.
     pub(super) fn side(&self) -> Side {
         if let View::Rows(_, side) = self { *side } else { Side::Q }
@@ -32,12 +32,12 @@ impl<T: Copy> View<'_, T> {
         }
     }
 
-    /// The element of a row, head and lane; a view of heads has one row.
-    pub(super) fn at(&self, row: usize, head: usize, lane: usize) -> T {
-        match self {
-            View::Rows(array, _) => array[[row, head, lane]],
-            View::Statistic(array) => array[[head, row]],
-            View::Heads(array) => array[head],
+    /// All lanes of a row and head; a view of heads has one row.
+    pub(super) fn lane(&self, row: usize, head: usize) -> ArrayView1<'a, T> {
+        match *self {
+            View::Rows(array, _) => array.index_axis_move(Axis(0), row).index_axis_move(Axis(0), head),
+            View::Statistic(array) => array.index_axis_move(Axis(0), head).slice_move(s![row..=row]),
+            View::Heads(array) => array.slice_move(s![head..=head]),
         }
     }
 
@@ -63,11 +63,6 @@ impl<T: Copy> View<'_, T> {
                 }
             }
         }
-    }
-
-    /// Lanes of a row.
-    pub(super) fn lanes(&self) -> usize {
-        self.extent().1
     }
 
     /// The place of a lane, where lanes mean anything.

@@ -2,7 +2,7 @@
 //! where the inputs are certified as dithered; then within what is left of it once the roundings are replayed, in tier
 //! R, where the subject's numeric profile is locked.
 
-use ndarray::{Array1, Array2, Array3};
+use ndarray::{Array1, Array2, Array3, s};
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay;
@@ -98,9 +98,10 @@ pub(super) fn saved(
     out.real(layout, |row, head, _| {
         let own = rank.lse.as_ref().map(|lse| f64::from(lse[[head, row]]));
         saved.lse[[head, row]] = own.unwrap_or(exact[[head, row]]);
-        for lane in 0..out.lanes() {
-            saved.out[[row, head, lane]] = f64::from(rank.out[[row, head, lane]]);
-        }
+        saved
+            .out
+            .slice_mut(s![row, head, ..])
+            .zip_mut_with(&out.lane(row, head), |to, out| *to = f64::from(*out));
     });
     saved
 }
@@ -199,12 +200,9 @@ impl Comparison<'_> {
         let mut worst = Worst::new(Check::Envelope, tensor, wording(tier));
         let mut largest = 0.0f64;
         got.real(self.layout, |row, head, place| {
-            for lane in 0..got.lanes() {
-                let (value, right, bound) = (
-                    f64::from(got.at(row, head, lane)),
-                    exact.at(row, head, lane),
-                    bound.at(row, head, lane),
-                );
+            let right = exact.lane(row, head).into_iter().zip(bound.lane(row, head));
+            for (lane, (&value, (&right, &bound))) in got.lane(row, head).into_iter().zip(right).enumerate() {
+                let value = f64::from(value);
                 if tier != Tier::W && bound == f64::INFINITY {
                     continue;
                 }
@@ -248,6 +246,7 @@ pub(super) fn error_ratio(got: f64, exact: f64, bound: f64, overflows: Option<Fo
     if got == exact {
         return 0.0;
     }
+    let overflows = overflows.filter(|_| got.is_infinite());
     let got = overflows.map_or(got, |format| overflowed(got, exact, format));
     if got == exact {
         return 0.0;

@@ -171,7 +171,12 @@ pub struct Examination {
 
 /// Judges `backend` on `problem`, with the inputs that the problem's mode and data seed give.
 pub fn judge(backend: &dyn Backend, problem: &Problem) -> Verdict {
-    Judge::default().examine(backend, problem, Depth::First).verdict
+    examine(backend, problem).verdict
+}
+
+/// The same, with where the time went.
+pub fn examine(backend: &dyn Backend, problem: &Problem) -> Examination {
+    Judge::default().examine(backend, problem, Depth::First)
 }
 
 impl Judge {

@@ -18,8 +18,8 @@ fn check(layout: &RankLayout, first: &RankOutputs, second: &RankOutputs) -> Opti
         let what = "a real row depends on what padding rows of the inputs hold";
         let mut worst = Worst::new(Check::Poison, tensor, what);
         a.real(layout, |row, head, place| {
-            for lane in 0..a.lanes() {
-                let (with, without) = (a.at(row, head, lane), b.at(row, head, lane));
+            let lanes = a.lane(row, head).into_iter().zip(b.lane(row, head));
+            for (lane, (&with, &without)) in lanes.enumerate() {
                 worst.compared();
                 if with.to_bits() != without.to_bits() {
                     worst.failed(0.0, |finding| {

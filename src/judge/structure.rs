@@ -103,9 +103,9 @@ fn guard_finding(damage: &Damage) -> Finding {
 fn unwritten(layout: &RankLayout, tensor: TensorName, view: &View<'_, f32>) -> Option<Finding> {
     let mut worst = Worst::new(Check::Structure, tensor, "a real row was never written");
     view.real(layout, |row, head, place| {
-        for lane in 0..view.lanes() {
+        for (lane, &value) in view.lane(row, head).iter().enumerate() {
             worst.compared();
-            if is_unwritten(view.at(row, head, lane)) {
+            if is_unwritten(value) {
                 worst.failed(0.0, |finding| finding.place = view.lane_place(place, lane));
             }
         }
@@ -128,19 +128,21 @@ fn padding(
     let mut worst = Worst::new(Check::Structure, tensor, "a padding row breaks the contract");
     let heads = view.extent().0;
     let mut visit = |row: usize, place: Place, contract: PaddingOutputs| {
-        for (head, lane) in (0..heads).flat_map(|head| (0..view.lanes()).map(move |lane| (head, lane))) {
-            let got = view.at(row, head, lane);
-            let (holds, expected) = match contract {
-                PaddingOutputs::Zero => (got == neutral, number(neutral)),
-                PaddingOutputs::Untouched => (is_unwritten(got), "untouched".into()),
-                PaddingOutputs::Unspecified => (true, String::new()),
+        let lanes = (0..heads)
+            .flat_map(|head| view.lane(row, head).into_iter().enumerate().map(move |of| (head, of)));
+        for (head, (lane, &got)) in lanes {
+            let holds = match contract {
+                PaddingOutputs::Zero => got == neutral,
+                PaddingOutputs::Untouched => is_unwritten(got),
+                PaddingOutputs::Unspecified => true,
             };
             worst.compared();
             if !holds {
                 worst.failed(0.0, |finding| {
                     finding.place = view.lane_place(Place { head: Some(head), ..place }, lane);
                     finding.got = Some(if is_unwritten(got) { "unwritten".into() } else { number(got) });
-                    finding.expected = Some(expected);
+                    let is_zero = contract == PaddingOutputs::Zero;
+                    finding.expected = Some(if is_zero { number(neutral) } else { "untouched".into() });
                 });
             }
         }

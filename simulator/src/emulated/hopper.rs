@@ -43,12 +43,13 @@ pub struct Hopper {
 pub fn step(addend: f32, a: &[f32], b: &[f32], [a_format, b_format]: [Format; 2]) -> f32 {
     let (a_min, b_min) = (a_format.exponent_min(), b_format.exponent_min());
     let mut largest = if addend == 0.0 { i32::MIN } else { exponent(addend, Format::F32.exponent_min()) };
-    let mut plain = f64::from(addend);
-    for (&a, &b) in a.iter().zip(b) {
-        plain += f64::from(a) * f64::from(b);
-        if a != 0.0 && b != 0.0 {
-            largest = largest.max(exponent(a, a_min) + exponent(b, b_min));
-        }
+    let (mut plain, mut products) = (f64::from(addend), [0.0; STEP]);
+    for (product, (&a, &b)) in products.iter_mut().zip(a.iter().zip(b)) {
+        *product = f64::from(a) * f64::from(b);
+        plain += *product;
+        // f64 holds the product of two f32 exactly: it is 0 where a factor is.
+        let place = exponent(a, a_min) + exponent(b, b_min);
+        largest = largest.max(if *product == 0.0 { i32::MIN } else { place });
     }
     if !plain.is_finite() {
         return plain as f32;
@@ -57,18 +58,29 @@ pub fn step(addend: f32, a: &[f32], b: &[f32], [a_format, b_format]: [Format; 2]
         return 0.0;
     }
     let (unit, units) = (power_of_two(largest - FRACTION_BITS), power_of_two(FRACTION_BITS - largest));
-    // Scaling by a power of two is exact, and so is a product of two f32 in f64; `as` cuts towards zero.
-    let cut = |value: f64| (value * units) as i64;
-    let products = a.iter().zip(b).map(|(&a, &b)| cut(f64::from(a) * f64::from(b)));
-    truncated((cut(f64::from(addend)) + products.sum::<i64>()) as f64 * unit)
+    // Scaling by a power of two is exact, and so are sums of whole numbers that are far below 2^52.
+    let products = products.iter().fold(0.0, |sum, product| sum + cut(product * units));
+    let sum = products + cut(f64::from(addend) * units);
+    truncated(sum * unit)
+}
+
+/// The whole number next to `value`, of magnitude below 2^51, towards zero.
+#[inline(always)]
+fn cut(value: f64) -> f64 {
+    const WHOLE: f64 = (1u64 << 52) as f64;
+    let magnitude = value.abs();
+    let nearest = magnitude + WHOLE - WHOLE;
+    (if nearest > magnitude { nearest - 1.0 } else { nearest }).copysign(value)
 }
 
 /// The exponent of a number of a format whose smallest is `min`.
+#[inline(always)]
 fn exponent(value: f32, min: i32) -> i32 {
     ((value.to_bits() >> 23 & 0xff) as i32 - 127).max(min)
 }
 
 /// 2^exponent, within f64's normal range.
+#[inline(always)]
 fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((1023 + i64::from(exponent)) as u64) << 52)
 }

@@ -179,9 +179,9 @@ impl Twin {
                 own = Place { sequence: Some(sequence), row: Some(position), ..own };
                 own_row = run_of(&evidence.problem.sequences[sequence], side).row(position);
             }
-            for lane in 0..there.lanes() {
-                let expected = claim.factor * here.at(own_row, heads[head], lane);
-                let got = there.at(row, head, lane);
+            let lanes = there.lane(row, head).into_iter().zip(here.lane(own_row, heads[head]));
+            for (lane, (&got, &own_value)) in lanes.enumerate() {
+                let expected = claim.factor * own_value;
                 worst.compared();
                 if got != expected && !(got.is_nan() && expected.is_nan()) {
                     worst.failed(0.0, |finding| {
