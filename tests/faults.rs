@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use rayon::prelude::*;
 use seamproof::backends::{self, Emulated, MISCALLS};
 use seamproof::faults::{
-    Effort, First, MEDIAN_CASES_MAX, Score, Scored, Suspect, TABLE_FAULTS, Tabled, by_campaign, by_checker,
+    Effort, First, MEDIAN_CASES_MAX, Score, Scored, Suspect, TABLE_FAULTS, by_campaign, by_checker,
     call_stream, miscalled, score, score_all, stream,
 };
 use seamproof::judge::faults::JudgeScore;
