@@ -13,8 +13,7 @@ use super::{by_checker, planted, rejection};
 use crate::backend::Backend;
 use crate::campaign::{SHRINK_EVALUATIONS_MAX, same_failure};
 use crate::evaluate::evaluate;
-use crate::judge::faults as judge_faults;
-use crate::judge::faults::{FAULTS as JUDGE_FAULTS, JudgeScore};
+use crate::judge::faults::JudgeScore;
 use crate::shrink;
 use crate::verdict::{Finding, Verdict};
 
@@ -138,12 +137,6 @@ pub struct Scored {
 }
 
 impl Scored {
-    /// Every fault of the catalogue; an error where the right judge passes what it must condemn.
-    pub fn catalogue(effort: Effort) -> Result<Scored, String> {
-        let suspects: Vec<Suspect> = Suspect::all().collect();
-        Ok(Scored { judge: judge_faults::score(&JUDGE_FAULTS)?, subjects: score_all(&suspects, effort) })
-    }
-
     /// The faults that nothing caught which they name.
     pub fn missed(&self) -> Vec<&'static str> {
         let subjects = self.subjects.iter().filter(|score| !score.caught()).map(|score| score.suspect.id());

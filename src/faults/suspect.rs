@@ -8,7 +8,7 @@ use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
 use super::table::{TABLE_FAULTS, TableFault, Tabled};
 use super::{CASES_MAX, DRAWN_MAX, stream};
 use crate::backend::Backend;
-use crate::backends::{self, Emulated, MISCALLS, Miscall, Miscalled, Planted};
+use crate::backends::{Emulated, MISCALLS, Miscall, Miscalled, Planted};
 use crate::generate::{self, Draw, Limits};
 use crate::values;
 
@@ -141,7 +141,7 @@ pub(super) fn problems(seed: u64) -> impl Iterator<Item = Problem> {
 }
 
 /// The emulated kernel, called wrongly.
-pub fn miscalled(miscall: &'static Miscall, seed: u64) -> backends::Miscalled<Emulated> {
+pub fn miscalled(miscall: &'static Miscall, seed: u64) -> Miscalled<Emulated> {
     Miscalled::new(emulated(seed), miscall)
 }
 
