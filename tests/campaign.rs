@@ -10,7 +10,7 @@ use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
 use seamproof::backends::{BackendError, Emulated};
 use seamproof::campaign::{
     self, Control, Distinct, Event, Observer, Options, Plan, PlantedSubjects, Shard, Silent, Sinks, Subjects,
-    Summary,
+    Summary, Symptom,
 };
 use seamproof::case::Case;
 use seamproof::evaluate::evaluate;
@@ -82,7 +82,7 @@ fn each_failure_is_kept_once_minimal_and_fails_again() {
         assert!(case.problem.tokens() <= 4, "{}", case.problem.tokens());
         let subject = Crashing.backend(&case.subject.options).expect("the subject is made");
         assert!(matches!(evaluate(subject.as_ref(), &case.problem), Verdict::Finding(_)));
-        let name = format!("crash-{}", case.id());
+        let name = format!("{}-{}", Symptom::of(&found.finding).name(), case.id());
         let test = fs::read_to_string(place.path().join(format!("{name}.rs"))).expect("a test to paste");
         assert!(test.contains(&case.to_json()));
         let words = fs::read_to_string(place.path().join(format!("{name}.txt"))).expect("words");
