@@ -371,8 +371,7 @@ pub trait Backend: Sync {
 
     /// What tier R replays: the profile that was locked for a subject of this name, where its launches are known.
     fn replay(&self, problem: &Problem) -> Option<Replay> {
-        let profile = profile::locked(self.name())?.profile(self.partition(problem).kv_tile);
-        Some(Replay { profile, launches: self.launches(problem)? })
+        profile::replay(self.name(), problem, self.partition(problem), || self.launches(problem))
     }
 
     /// The schedule that it runs: the problem's own algorithm, unless the subject says otherwise.
@@ -426,8 +425,7 @@ pub trait Wrapper: Sync {
 
     /// See [`Backend::replay`]: a profile is locked for a name, and a wrapper has its own.
     fn replay(&self, problem: &Problem) -> Option<Replay> {
-        let profile = profile::locked(self.name())?.profile(self.partition(problem).kv_tile);
-        Some(Replay { profile, launches: self.launches(problem)? })
+        profile::replay(self.name(), problem, self.partition(problem), || self.launches(problem))
     }
 
     /// See [`Backend::schedule`].

@@ -5,14 +5,18 @@
 //! own profile stays at 1 or below, a wrong one is off by orders of magnitude. Exactly one candidate that explains
 //! everything is a profile worth locking; with none, the subject is judged by the tiers W and T alone.
 //!
-//! Merges of partial results are not among the candidates: they follow from the schedule that a subject declares.
+//! How partial results are merged changes bounds alone, and the orders' bounds lie one in the other. Of candidates that
+//! differ in that alone and explain everything, the profile is the tightest: merges kept in f32 before what the subject
+//! declares, and that before merges rounded to the result's format.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use rayon::prelude::*;
+use seamproof_oracle::envelope::Merges;
 use seamproof_oracle::replay::{KeyOrder, Profile};
 use seamproof_oracle::{InputMode, Pass, Problem};
+use seamproof_simulator::schedule::MergeOrder;
 
 use crate::backend::{Backend, RunError};
 use crate::generate::{self, Draw, Limits};
@@ -37,6 +41,8 @@ pub struct ForwardFacts {
     pub kv_tile: Option<usize>,
     /// Whether tiles are taken from the last to the first.
     pub descending: bool,
+    /// See [`Lock::merge`].
+    pub merge: Option<MergeOrder>,
 }
 
 /// What the backward shows of a profile.
@@ -55,12 +61,14 @@ pub struct Calibration {
     pub cases: u64,
     /// Of out.
     pub forward: BTreeMap<ForwardFacts, f64>,
+    /// The orders of merging that in some case are not as the subject declares.
+    pub other_orders: BTreeSet<MergeOrder>,
     /// Of dq, dk and dv; empty where the subject shows no LSE.
     pub backward: BTreeMap<BackwardFacts, f64>,
 }
 
 impl ForwardFacts {
-    /// Every candidate; a weight that is not rounded tells nothing of tiles and their order.
+    /// Every candidate that merges as declared; a weight that is not rounded tells nothing of tiles and their order.
     fn all() -> impl Iterator<Item = ForwardFacts> {
         let tiles = [None].into_iter().chain(KV_TILES.map(Some));
         let all = tiles.flat_map(|kv_tile| {
@@ -69,6 +77,7 @@ impl ForwardFacts {
                 scales_queries: bits & 2 != 0,
                 kv_tile,
                 descending: bits & 4 != 0,
+                merge: None,
             })
         });
         all.filter(|facts| facts.rounds_weights || (facts.kv_tile.is_none() && !facts.descending))
@@ -133,9 +142,22 @@ impl Calibration {
         }
         let Some(trial) = Trial::run(backend, problem)? else { return Ok(Calibration::default()) };
         let tile = trial.declared_tile();
+        let others =
+            MergeOrder::ALL.into_iter().filter_map(|order| Some((order, trial.other_merges(order)?)));
+        let others: BTreeMap<MergeOrder, Merges> = others.collect();
+        let mut forward = BTreeMap::new();
+        for facts in ForwardFacts::all() {
+            let declared = trial.out(facts.profile(tile), None);
+            forward.insert(facts, declared);
+            for order in MergeOrder::ALL {
+                let other = others.get(&order).map(|merges| trial.out(facts.profile(tile), Some(*merges)));
+                forward.insert(ForwardFacts { merge: Some(order), ..facts }, other.unwrap_or(declared));
+            }
+        }
         Ok(Calibration {
             cases: 1,
-            forward: ForwardFacts::all().map(|facts| (facts, trial.out(facts.profile(tile)))).collect(),
+            forward,
+            other_orders: others.into_keys().collect(),
             backward: BackwardFacts::all()
                 .filter_map(|facts| Some((facts, trial.gradients(facts.profile())?)))
                 .collect(),
@@ -144,20 +166,24 @@ impl Calibration {
 
     fn worse(mut self, other: Calibration) -> Calibration {
         self.cases += other.cases;
-        for (facts, score) in other.forward {
-            let worst = self.forward.entry(facts).or_default();
-            *worst = worst.max(score);
-        }
-        for (facts, score) in other.backward {
-            let worst = self.backward.entry(facts).or_default();
-            *worst = worst.max(score);
-        }
+        raise(&mut self.forward, other.forward);
+        raise(&mut self.backward, other.backward);
+        self.other_orders.extend(other.other_orders);
         self
+    }
+
+    /// A candidate that explains out in every case, with the tightest merges that do.
+    fn tightest(&self, facts: ForwardFacts) -> Option<ForwardFacts> {
+        let known = |merge: &Option<MergeOrder>| merge.is_none_or(|order| self.other_orders.contains(&order));
+        let by_bound = [Some(MergeOrder::Running), None, Some(MergeOrder::Deferred)];
+        let candidates = by_bound.into_iter().filter(known).map(|merge| ForwardFacts { merge, ..facts });
+        let explains = |facts: &ForwardFacts| self.forward.get(facts).is_some_and(|score| *score <= 1.0);
+        candidates.into_iter().find(explains)
     }
 
     /// The one profile that explains everything, if there is one.
     pub fn outcome(&self, backend: &str, seed: u64) -> Outcome {
-        let forward = self.forward.iter().filter(|(_, score)| **score <= 1.0).map(|(facts, _)| *facts);
+        let forward = ForwardFacts::all().filter_map(|facts| self.tightest(facts));
         let fits = forward.flat_map(|forward| {
             let agree = self.backward.iter().filter(move |(facts, score)| {
                 **score <= 1.0 && facts.rounds_weights == forward.rounds_weights && !forward.scales_queries
@@ -175,11 +201,20 @@ impl Calibration {
                 scales_queries: forward.scales_queries,
                 kv_tile: forward.kv_tile,
                 kv_order: forward.profile(1).kv_order,
+                merge: forward.merge,
                 seed,
                 cases: self.cases,
             })),
             _ => Outcome::Several(fits.len()),
         }
+    }
+}
+
+/// Keeps the larger score of each candidate.
+fn raise<Facts: Ord>(scores: &mut BTreeMap<Facts, f64>, others: BTreeMap<Facts, f64>) {
+    for (facts, score) in others {
+        let worst = scores.entry(facts).or_default();
+        *worst = worst.max(score);
     }
 }
 
@@ -198,17 +233,21 @@ impl fmt::Display for Calibration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let yes = |is: bool| if is { "yes" } else { "no" };
         writeln!(f, "cases     {} dithered ones; the largest error ÷ bound of each candidate", self.cases)?;
-        writeln!(f, "{:<10}{:<10}{:<10}{:<12}{:>12}", "rounds P", "scales q", "kv tile", "order", "out")?;
-        for (facts, score) in &self.forward {
+        let head = ["rounds P", "scales q", "kv tile", "order", "merges"];
+        head.iter().try_for_each(|head| write!(f, "{head:<12}"))?;
+        writeln!(f, "{:>12}", "out")?;
+        let shown = |facts: &ForwardFacts| facts.merge.is_none_or(|order| self.other_orders.contains(&order));
+        for (facts, score) in self.forward.iter().filter(|(facts, _)| shown(facts)) {
             let tile = facts.kv_tile.map_or("declared".to_owned(), |tile| tile.to_string());
             let order = if facts.descending { "descending" } else { "ascending" };
             let (rounds, scales) = (yes(facts.rounds_weights), yes(facts.scales_queries));
-            writeln!(f, "{rounds:<10}{scales:<10}{tile:<10}{order:<12}{score:>12.3}")?;
+            let merge = facts.merge.map_or("declared", MergeOrder::name);
+            writeln!(f, "{rounds:<12}{scales:<12}{tile:<12}{order:<12}{merge:<12}{score:>12.3}")?;
         }
-        writeln!(f, "{:<10}{:<32}{:>12}", "rounds P", "scales dS before rounding", "gradients")?;
+        writeln!(f, "{:<12}{:<48}{:>12}", "rounds P", "scales dS before rounding", "gradients")?;
         for (facts, score) in &self.backward {
             let (rounds, scales) = (yes(facts.rounds_weights), yes(facts.scales_logit_gradients));
-            writeln!(f, "{rounds:<10}{scales:<32}{score:>12.3}")?;
+            writeln!(f, "{rounds:<12}{scales:<48}{score:>12.3}")?;
         }
         Ok(())
     }

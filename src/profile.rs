@@ -4,11 +4,15 @@
 //! From then on the judge replays the subject's roundings (tier R), and a result outside them means that its numerics
 //! changed. A subject without a file is judged by the tiers W and T alone.
 
-use seamproof_oracle::replay::{KeyOrder, Profile};
+use seamproof_oracle::Problem;
+use seamproof_oracle::envelope::{Merges, Partition};
+use seamproof_oracle::replay::{KeyOrder, Launch, Profile, Replay};
+use seamproof_simulator::emulated::Tiles;
+use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};
 
 /// The version that this program reads and writes.
-pub const LOCK_VERSION: u32 = 1;
+pub const LOCK_VERSION: u32 = 2;
 
 /// The files, by the name of the subject.
 const LOCKED: [(&str, &str); 1] = [("emulated", include_str!("../corpus/profiles/emulated.json"))];
@@ -31,6 +35,9 @@ pub struct Lock {
     pub kv_tile: Option<usize>,
     /// See [`Profile::kv_order`].
     pub kv_order: KeyOrder,
+    /// When partial results of several launches are merged, and so what is rounded on the way; `null` where each instance
+    /// declares it.
+    pub merge: Option<MergeOrder>,
     /// The seed of the calibration.
     pub seed: u64,
     /// Its cases.
@@ -48,6 +55,23 @@ impl Lock {
             kv_order: self.kv_order,
         }
     }
+}
+
+/// How the schedule of a problem merges in this order; `None` where there is no such schedule.
+pub fn merges(problem: &Problem, order: MergeOrder) -> Option<Merges> {
+    Some(build_with(problem, order).ok()?.partition(Tiles { q: 1, kv: 1 }).merges)
+}
+
+/// What tier R replays of a subject of this name, partition and launches: nothing without a locked profile.
+pub fn replay(
+    backend: &str,
+    problem: &Problem,
+    partition: Partition,
+    launches: impl FnOnce() -> Option<Vec<Launch>>,
+) -> Option<Replay> {
+    let lock = locked(backend)?;
+    let merges = lock.merge.and_then(|order| merges(problem, order));
+    Some(Replay { profile: lock.profile(partition.kv_tile), launches: launches()?, merges })
 }
 
 /// The locked profile of a subject of this name. A file of another version counts as none; a test reads them all.

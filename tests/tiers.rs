@@ -16,6 +16,7 @@ use seamproof_oracle::{
     Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName, blocked,
 };
 use seamproof_simulator::emulated::Tiles;
+use seamproof_simulator::schedule::MergeOrder;
 
 /// Lanes of a head.
 const DIM: usize = 64;
@@ -70,6 +71,14 @@ impl Changed {
             hides_lse: false,
         }
     }
+}
+
+fn merges_running(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+    Emulated { merge: MergeOrder::Running, ..*kernel }.run(problem, inputs)
+}
+
+fn merges_deferred(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+    Emulated { merge: MergeOrder::Deferred, ..*kernel }.run(problem, inputs)
 }
 
 impl Backend for Changed {
@@ -332,6 +341,25 @@ fn calibration_tells_other_numerics_apart() {
         !fits.is_empty() && fits.iter().all(|facts| facts.scales_queries && facts.kv_tile.is_none()),
         "{fits:?}"
     );
+}
+
+#[test]
+fn calibration_finds_merges_that_are_not_as_declared() {
+    let outcome = |declared: MergeOrder, run: Change| {
+        let subject = move || {
+            let mut subject = Changed::new(run);
+            subject.inner.merge = declared;
+            subject
+        };
+        let calibration = Calibration::run(|_| Ok(Box::new(subject()) as Box<dyn Backend>), 30, 4);
+        match calibration.expect("the kernel runs").outcome("changed", 4) {
+            Outcome::Unique(lock) => lock.merge,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(outcome(MergeOrder::Running, merges_deferred), Some(MergeOrder::Deferred));
+    assert_eq!(outcome(MergeOrder::Deferred, merges_running), Some(MergeOrder::Running));
+    assert_eq!(outcome(MergeOrder::Running, merges_running), None, "as declared");
 }
 
 #[test]

@@ -429,6 +429,11 @@ impl Model {
         Model { scale, ..self }
     }
 
+    /// The same model with other merges of partial results.
+    pub fn with_merges(self, merges: Merges) -> Model {
+        Model { partition: Partition { merges, ..self.partition }, ..self }
+    }
+
     /// Absolute error of a logit. `a` is `Σ|q||k|`; `2ε·scale·a` covers the roundings of `scale·S`.
     pub fn logit_error(&self, a: f64, logit: f64) -> f64 {
         let scaled = self.scale * a * (self.accumulation.products(self.dims_qk) + 2.0 * F32_ROUNDOFF);

@@ -13,7 +13,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::blocked::{self, Answer};
-use crate::envelope::Model;
+use crate::envelope::{Merges, Model};
 use crate::{Forward, Gradients, Inputs, Problem, ProblemError, ProblemFields, Saved};
 
 /// What a subject rounds, and in which order it takes the keys.
@@ -81,6 +81,8 @@ pub struct Replay {
     pub profile: Profile,
     /// The forward's launches, of every row.
     pub launches: Vec<Launch>,
+    /// How partial results are merged, where the profile knows better than the subject's own partition.
+    pub merges: Option<Merges>,
 }
 
 impl Replay {
@@ -126,6 +128,7 @@ pub fn forward(
     model: &Model,
     replay: &Replay,
 ) -> Result<Answer<Forward>, ProblemError> {
+    let model = &replay.merges.map_or(*model, |merges| model.with_merges(merges));
     if !replay.profile.scales_queries {
         return Ok(blocked::replayed_forward(problem, inputs, model, replay));
     }
@@ -174,7 +177,7 @@ mod tests {
             launch(line(0, 2, 4), vec![(0, line(0, 1, 3)), (3, line(6, 1, 2))]),
             launch(line(0, 1, 8), vec![(0, line(3, 1, 3))]),
         ];
-        let mut replay = Replay { profile, launches };
+        let mut replay = Replay { profile, launches, merges: None };
         let walk = |replay: &Replay, query, seen| replay.walk(&replay.of_head(0, 0), query, &seen);
         assert_eq!(walk(&replay, 2, 1..7), Some(vec![vec![vec![1], vec![2, 6]], vec![vec![3, 4], vec![5]]]));
         assert_eq!(walk(&replay, 1, 3..6), Some(vec![vec![vec![3, 4], vec![5]]]));

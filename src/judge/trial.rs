@@ -2,14 +2,16 @@
 
 use ndarray::Array2;
 use seamproof_oracle::blocked;
-use seamproof_oracle::envelope::Model;
+use seamproof_oracle::envelope::{Merges, Model};
 use seamproof_oracle::replay::{self, Launch, Profile, Replay};
 use seamproof_oracle::{Inputs, Problem, Saved};
+use seamproof_simulator::schedule::MergeOrder;
 
 use super::envelope::Comparison;
 use super::{assemble, envelope, poisoned};
 use crate::backend::{Backend, RankOutputs, RunError};
 use crate::layout::{self, RankLayout};
+use crate::profile;
 use crate::values::{self, Poison};
 use crate::verdict::{Margin, Tier};
 
@@ -22,6 +24,7 @@ pub struct Trial {
     model: Model,
     launches: Vec<Launch>,
     declared_tile: usize,
+    declared_merges: Merges,
     saved: Option<Saved>,
 }
 
@@ -40,6 +43,7 @@ impl Trial {
         Ok(Some(Trial {
             model: Model::new(problem, backend.accumulation(), partition),
             declared_tile: partition.kv_tile,
+            declared_merges: partition.merges,
             problem: problem.clone(),
             layout,
             inputs,
@@ -54,9 +58,14 @@ impl Trial {
         self.declared_tile
     }
 
-    /// Error ÷ bound of out where the roundings of `profile` are replayed.
-    pub fn out(&self, profile: Profile) -> f64 {
-        let replay = Replay { profile, launches: self.launches.clone() };
+    /// How partial results are merged in this order, where that is not as the instance that ran declares it.
+    pub fn other_merges(&self, order: MergeOrder) -> Option<Merges> {
+        profile::merges(&self.problem, order).filter(|merges| *merges != self.declared_merges)
+    }
+
+    /// Error ÷ bound of out where the roundings of `profile` are replayed, with these merges or the declared ones.
+    pub fn out(&self, profile: Profile, merges: Option<Merges>) -> f64 {
+        let replay = Replay { profile, launches: self.launches.clone(), merges };
         let mut margin = Margin::default();
         match replay::forward(&self.problem, &self.inputs, &self.model, &replay) {
             Ok(answer) => envelope::replayed_out(&self.comparison(), &self.results, &answer, &mut margin),

@@ -29,6 +29,7 @@ use std::fmt;
 use std::ops::Range;
 
 use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
+use serde::{Deserialize, Serialize};
 
 pub use all_gather::all_gather;
 pub use all_to_all::all_to_all;
@@ -248,7 +249,8 @@ pub enum MergeStyle {
 }
 
 /// When a ring folds its steps' outs together: both orders compute the same function and round it differently.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum MergeOrder {
     /// Each step's out and LSE enter the running ones ([`MergeStyle::Running`]), kept in f32 and rounded once.
     #[default]
