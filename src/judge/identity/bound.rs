@@ -101,7 +101,8 @@ struct Worst {
 impl<'a> Bounds<'a> {
     pub(super) fn new(evidence: &Evidence<'_>, problem: &'a Problem, inputs: &'a Inputs) -> Bounds<'a> {
         let (backend, norms) = (evidence.backend, Norms::new(problem, inputs));
-        let partition = backend.partition(problem);
+        let own = std::ptr::eq(problem, evidence.problem);
+        let partition = if own { evidence.partition() } else { evidence.partition_of(problem) };
         let model = Model::new(problem, backend.accumulation(), partition);
         Bounds { problem, inputs, norms, model, partition, underflow: backend.accumulation().underflow() }
     }
