@@ -296,16 +296,19 @@ impl Ratios {
 /// Where the time of a case went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// In the subject.
+    /// Drawing inputs, and filling their padding.
+    pub inputs: Duration,
+    /// In the subject: its runs, and what it says of its sums and launches.
     pub subject: Duration,
     /// In the oracle: exact values and their bounds.
     pub oracle: Duration,
-    /// In the judge itself: inputs, poison, structure, comparisons.
+    /// In the judge itself, which is everything else: layouts, structure, comparisons, identities.
     pub judge: Duration,
 }
 
 impl std::ops::AddAssign for Cost {
     fn add_assign(&mut self, other: Cost) {
+        self.inputs += other.inputs;
         self.subject += other.subject;
         self.oracle += other.oracle;
         self.judge += other.judge;

@@ -174,6 +174,7 @@ impl Accumulation {
     }
 
     /// What one operation may lose to underflow.
+    #[inline]
     pub fn underflow(self) -> f64 {
         match self {
             Accumulation::F32Serial | Accumulation::F32Tree { .. } => F32_SUBNORMAL_STEP,
@@ -246,11 +247,16 @@ pub struct Model {
     gradients: Format,
     scale: f64,
     softcap: Option<f64>,
-    dims_qk: usize,
     dims_v: usize,
     group: usize,
     /// What a non-zero input counts as at least where products are aligned by their factors' exponents.
     input_floor: f64,
+    /// The same of a weight, and of a logit gradient.
+    p_floor: f64,
+    ds_floor: f64,
+    /// `g` of a product of a query with a key, and of dout with a value.
+    products_qk: f64,
+    products_v: f64,
 }
 
 /// Per-row quantities of the forward bound.
@@ -357,17 +363,20 @@ pub struct GradientPairError {
 /// How far `e^(log p ± error)` can be from `p = e^(log p)`, for an error ≥ 0 of the exponent: `p·(error + error²)` up to
 /// 1, since `e^x − 1 ≤ x + x²` there. Past that p itself may have underflowed while the computed weight has not, so
 /// the bound is the largest computed weight.
+#[inline]
 fn exponential_error(p: f64, log_p: f64, error: f64) -> f64 {
     if error <= 1.0 { p * (error + error * error) } else { libm::exp((log_p + error).min(EXPONENT_MAX)) }
 }
 
 /// Error of rounding a value of magnitude `magnitude` to `format`: relative `u`, or the floor of its subnormals.
+#[inline]
 fn rounding(format: Format, magnitude: f64, floor: f64) -> Rounding {
     let relative = format.unit_roundoff() * magnitude;
     Rounding { most: relative.max(magnitude.min(floor)), is_noise: relative >= floor }
 }
 
 /// A value as it is rounded, and how far from that a value within `error` of it can be rounded: 0 but for near-ties.
+#[inline]
 fn replayed(format: Format, value: f64, error: f64) -> (f64, f64) {
     let rounded = format.round(value);
     let apart = |other: f64| (format.round(other) - rounded).abs();
@@ -379,10 +388,51 @@ fn smallest_normal(accumulation: Accumulation, format: Format) -> f64 {
     if accumulation.aligns() { libm::exp2(f64::from(format.exponent_min())) } else { 0.0 }
 }
 
+/// The magnitude of a weight or logit gradient in sums of products, where its format has a floor.
+#[inline]
+fn factor(magnitude: f64, floor: f64) -> f64 {
+    if magnitude == 0.0 { 0.0 } else { magnitude.max(floor) }
+}
+
 /// Error of rounding a result of at most this magnitude, where it does not overflow: an infinity stands for any value
 /// past the format's largest, and is compared as such by the judge.
+#[inline]
 fn final_rounding(format: Format, magnitude: f64) -> f64 {
     format.half_spacing(magnitude.min(format.max_finite()))
+}
+
+/// [`Model`] for the weights of one row.
+#[derive(Clone, Copy, Debug)]
+pub struct RowModel<'a> {
+    model: &'a Model,
+    row: &'a Row,
+    /// Relative error of every weight, beside that of its exponent.
+    relative: f64,
+    /// What rounding a weight may lose below the normal range.
+    rounding_floor: f64,
+    /// What a weight counts as at least in sums of products.
+    factor_floor: f64,
+}
+
+impl RowModel<'_> {
+    /// Error of an unrounded weight `p` whose logit has the absolute error `logit_error` (`p·θ`).
+    #[inline]
+    fn weight_error(&self, p: f64, logit: f64, logit_error: f64) -> f64 {
+        let row = self.row;
+        let eta =
+            logit_error + F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range);
+        exponential_error(p, logit - row.lse, eta) * (1.0 + self.relative) + p * self.relative
+    }
+
+    /// The errors that one pair adds to its row. `p` is the exact weight, `g` is [`Model::value_sum`] of the row.
+    #[inline]
+    pub fn pair(&self, logit: f64, p: f64, a: f64, g: f64) -> PairError {
+        let error = self.weight_error(p, logit, self.model.logit_error(a, logit));
+        let computed = p + error;
+        let rounding = rounding(self.model.p, computed, self.rounding_floor);
+        let factor = factor(computed + rounding.most, self.factor_floor);
+        PairError { weight: error, value: error + g * factor, rounding }
+    }
 }
 
 impl Model {
@@ -398,30 +448,29 @@ impl Model {
             gradients: problem.precision.gradients.format,
             scale: f64::from(problem.softmax.scale),
             softcap: problem.softmax.softcap.map(f64::from),
-            dims_qk: problem.dims.qk,
             dims_v: problem.dims.v,
             group: problem.group(),
             input_floor: [q, k, v, dout]
                 .map(|input| smallest_normal(accumulation, input.format))
                 .into_iter()
                 .fold(0.0, f64::max),
+            p_floor: smallest_normal(accumulation, problem.precision.p.format),
+            ds_floor: smallest_normal(accumulation, problem.precision.ds.format),
+            products_qk: accumulation.products(problem.dims.qk),
+            products_v: accumulation.products(problem.dims.v),
         }
     }
 
     /// The magnitude of an input in sums of products.
+    #[inline]
     pub fn magnitude(&self, input: f64) -> f64 {
         if input == 0.0 { 0.0 } else { input.abs().max(self.input_floor) }
     }
 
-    /// The magnitude of a weight or logit gradient in sums of products; all are relative to `unit`.
-    fn factor(&self, format: Format, magnitude: f64, unit: f64) -> f64 {
-        let floor = smallest_normal(self.accumulation, format) / unit;
-        if magnitude == 0.0 { 0.0 } else { magnitude.max(floor) }
-    }
-
     /// What enters a sum of products for a weight of this magnitude, relative to a row's sum.
+    #[inline]
     pub fn weight_factor(&self, magnitude: f64, row_sum: f64) -> f64 {
-        self.factor(self.p, magnitude, row_sum)
+        factor(magnitude, self.p_floor / row_sum)
     }
 
     /// The same subject at another scale.
@@ -435,8 +484,9 @@ impl Model {
     }
 
     /// Absolute error of a logit. `a` is `Σ|q||k|`; `2ε·scale·a` covers the roundings of `scale·S`.
+    #[inline]
     pub fn logit_error(&self, a: f64, logit: f64) -> f64 {
-        let scaled = self.scale * a * (self.accumulation.products(self.dims_qk) + 2.0 * F32_ROUNDOFF);
+        let scaled = self.scale * a * (self.products_qk + 2.0 * F32_ROUNDOFF);
         let underflow = self.accumulation.underflow();
         // tanh is 1-Lipschitz, so the scaled product's error passes through at most whole; what the quotient by the cap
         // loses to underflow comes back multiplied by it.
@@ -488,6 +538,7 @@ impl Model {
 
     /// What storing partial outs loses below the formats' normal ranges: half a smallest spacing for each rounding.
     /// Partial outs are then weighed, and their weights add up to at most 1.
+    #[inline]
     fn merge_floor(&self) -> f64 {
         let Merges { count, step, running, product_rounded } = self.partition.merges;
         if count == 0 {
@@ -498,6 +549,7 @@ impl Model {
     }
 
     /// The same of partial gradients.
+    #[inline]
     fn sum_floor(&self) -> f64 {
         let Sums { count, format } = self.partition.sums;
         1.01 * count as f64 * format.tiny_half()
@@ -508,26 +560,20 @@ impl Model {
         1.01 * self.partition.sums.count as f64 * self.partition.sums.format.unit_roundoff()
     }
 
-    /// Error of an unrounded weight `p` whose logit has the absolute error `logit_error` (`p·θ`).
-    fn weight_error(&self, row: &Row, p: f64, logit: f64, logit_error: f64) -> f64 {
-        let eta =
-            logit_error + F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range);
+    /// What the errors of a row's weights have in common.
+    pub fn of_row<'a>(&'a self, row: &'a Row) -> RowModel<'a> {
         // R: how often the running maximum can grow, the sink's turn at the end included.
         let rescalings = self.tiles(row.keys) as f64;
-        let relative =
-            EXP_ERROR * (1.0 + rescalings) + 3.0 * F32_ROUNDOFF * rescalings + self.merge_theta(row);
-        exponential_error(p, logit - row.lse, eta) * (1.0 + relative) + p * relative
-    }
-
-    /// The errors that one pair adds to its row. `p` is the exact weight, `g` is [`Model::value_sum`] of the row.
-    pub fn pair(&self, row: &Row, logit: f64, p: f64, a: f64, g: f64) -> PairError {
-        let error = self.weight_error(row, p, logit, self.logit_error(a, logit));
-        let computed = p + error;
-        // The kernel rounds exp(s − running max), so the format's floor is relative to the row's sum.
-        let floor = self.p.tiny_half().max(self.accumulation.underflow()) / row.sum;
-        let rounding = rounding(self.p, computed, floor);
-        let factor = self.factor(self.p, computed + rounding.most, row.sum);
-        PairError { weight: error, value: error + g * factor, rounding }
+        RowModel {
+            model: self,
+            row,
+            relative: EXP_ERROR * (1.0 + rescalings)
+                + 3.0 * F32_ROUNDOFF * rescalings
+                + self.merge_theta(row),
+            // The kernel rounds exp(s − running max), so the formats' floors are relative to the row's sum.
+            rounding_floor: self.p.tiny_half().max(self.accumulation.underflow()) / row.sum,
+            factor_floor: self.p_floor / row.sum,
+        }
     }
 
     /// `g(n)` of the product of weights and values for a row of `keys` visible keys.
@@ -538,7 +584,7 @@ impl Model {
     /// Relative error of a row's denominator, given `Σ p·θ` over its keys.
     pub fn denominator(&self, row: &Row, weight_errors: f64, tier: Tier) -> f64 {
         let sink = row.sink.map_or(0.0, |sink| {
-            self.weight_error(row, libm::exp(sink - row.lse), sink, F32_ROUNDOFF * sink.abs())
+            self.of_row(row).weight_error(libm::exp(sink - row.lse), sink, F32_ROUNDOFF * sink.abs())
         });
         let (terms, tiles) = (row.keys + 1, self.tiles(row.keys));
         let sum = match tier {
@@ -549,6 +595,7 @@ impl Model {
     }
 
     /// Bound of one element of out. `value_errors` is `Σ_j (PairError::value + rounding)·|v|`, `value_max` the largest `|v|` seen.
+    #[inline]
     pub fn out_bound(&self, row: &Row, out: f64, value_errors: f64, denominator: f64, value_max: f64) -> f64 {
         let relative = denominator + 6.0 * F32_ROUNDOFF;
         let error = if relative < DENOMINATOR_ERROR_MAX {
@@ -575,6 +622,7 @@ impl Model {
     }
 
     /// Error of the backward's recomputed weight `exp(s − lse)` (`p·θ'`, and underflow): there is no running maximum.
+    #[inline]
     fn backward_weight_error(&self, p: f64, logit: f64, lse: f64, logit_error: f64) -> f64 {
         let eta = logit_error + F32_ROUNDOFF * (3.0 * lse.abs() + (logit - lse).abs());
         let exponent = exponential_error(p, logit - lse, eta);
@@ -603,13 +651,13 @@ impl Model {
 
     /// Errors of `p` and `dS` before they are rounded, and the exact `|dS|`. `p` is exact given the saved out and lse;
     /// `x` is `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative.
+    #[inline]
     fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
         let &GradientPair { logit, lse, lse_error, p, x, derivative, a, b, d_error } = pair;
         let underflow = self.accumulation.underflow();
         let logit_error = self.logit_error(a, logit);
         let p_error = self.backward_weight_error(p, logit, lse, logit_error + lse_error);
-        let x_error =
-            self.accumulation.products(self.dims_v) * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
+        let x_error = self.products_v * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
         let px_error = p_error * x.abs() + (p + p_error) * x_error + underflow;
         let derivative_error = self.softcap.map_or(0.0, |cap| {
             let t = (logit / cap).abs();
@@ -624,6 +672,7 @@ impl Model {
     }
 
     /// The errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
+    #[inline]
     pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
         let (by_query, by_key) = sums;
         let (p_error, ds, ds_error) = self.gradient_errors(pair);
@@ -633,15 +682,16 @@ impl Model {
         let p_rounded = pair.p + p_error + p_rounding.most;
         let ds_rounded = ds + ds_error + ds_rounding.most;
         GradientPairError {
-            dv: p_error + by_query * self.factor(self.p, p_rounded, 1.0),
-            dk: ds_error + (by_query + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds_rounded, 1.0),
-            dq: ds_error + (by_key + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds_rounded, 1.0),
+            dv: p_error + by_query * factor(p_rounded, self.p_floor),
+            dk: ds_error + (by_query + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, self.ds_floor),
+            dq: ds_error + (by_key + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, self.ds_floor),
             p: p_rounding,
             ds: ds_rounding,
         }
     }
 
     /// What is left of one pair's errors when its roundings are replayed, and the rounded p and dS.
+    #[inline]
     pub fn replayed_gradient_pair(
         &self,
         profile: &Profile,
@@ -658,19 +708,21 @@ impl Model {
         ReplayedPair {
             p,
             ds: ds.copysign(pair.x),
-            dv: p_left + by_query * self.factor(self.p, p + p_left, 1.0),
-            dk: ds_left + (by_query + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds + ds_left, 1.0),
-            dq: ds_left + (by_key + 3.0 * F32_ROUNDOFF) * self.factor(self.ds, ds + ds_left, 1.0),
+            dv: p_left + by_query * factor(p + p_left, self.p_floor),
+            dk: ds_left + (by_query + 3.0 * F32_ROUNDOFF) * factor(ds + ds_left, self.ds_floor),
+            dq: ds_left + (by_key + 3.0 * F32_ROUNDOFF) * factor(ds + ds_left, self.ds_floor),
         }
     }
 
     /// What weights are rounded to.
+    #[inline]
     fn weight_format(&self, profile: &Profile) -> Format {
         if profile.rounds_weights { self.p } else { Format::F32 }
     }
 
     /// The rounded `exp(logit − running max)`, and what near-ties leave of its error. `max_error` is the largest error of
     /// any logit of the row, the running maximum's among them.
+    #[inline]
     pub fn replayed_weight(
         &self,
         profile: &Profile,
@@ -697,6 +749,7 @@ impl Model {
     }
 
     /// Bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the rounding.
+    #[inline]
     pub fn gradient_bound(&self, exact: f64, errors: f64, terms: usize) -> f64 {
         let underflow = (terms + 8) as f64 * self.accumulation.underflow() + self.sum_floor();
         let error = errors + underflow;

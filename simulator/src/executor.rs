@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use ndarray::Axis;
 use seamproof_oracle::{Inputs, Problem, Run, TensorName};
 
 use crate::Real;
@@ -482,11 +483,11 @@ fn load_rows<T: Real>(
         let global: Run = if key_side { sequence.kv } else { sequence.q };
         for i in 0..placed.piece.span {
             let position = placed.piece.start + i * placed.piece.step;
+            let of_row = source.index_axis(Axis(0), global.row(position));
             for head in 0..heads {
                 let to = buffers.lane_mut(placement.buffer, placed.local.row(i), head);
-                for (lane, to) in to.iter_mut().enumerate() {
-                    *to = T::from_f32(source[[global.row(position), placement.heads.start + head, lane]]);
-                }
+                let lanes = of_row.row(placement.heads.start + head);
+                to.iter_mut().zip(lanes).for_each(|(to, lane)| *to = T::from_f32(*lane));
             }
         }
     }

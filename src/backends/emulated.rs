@@ -7,7 +7,7 @@ use ndarray::Array1;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::Launch;
-use seamproof_oracle::{Format, Inputs, Pass, Problem, Scaling, Sink, TensorName};
+use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Scaling, Sink, TensorName};
 use seamproof_simulator::Tensor;
 use seamproof_simulator::device::{Buffers, Cpu};
 use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
@@ -176,6 +176,13 @@ impl Emulated {
     }
 }
 
+/// The problem without its backward.
+fn forward_of(problem: &Problem) -> Option<Problem> {
+    let mut fields: ProblemFields = problem.clone().into();
+    fields.pass = Pass::Forward;
+    Problem::new(fields).ok()
+}
+
 /// What rows hold that no sequence owns on a rank: what the problem's own such rows hold, NaN where it has none.
 fn slack(problem: &Problem, inputs: &Inputs) -> f32 {
     let real = values::real_kv_rows(problem);
@@ -328,7 +335,8 @@ impl Backend for Emulated {
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
-        build_with(problem, self.merge).ok()?.launches(problem)
+        let forward = forward_of(problem)?;
+        build_with(&forward, self.merge).ok()?.launches(&forward)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -122,12 +122,13 @@ impl Summary {
             self.seconds,
             if self.interrupted { " · interrupted" } else { "" }
         )?;
-        let Cost { subject, oracle, judge } = self.cost;
-        let [subject, oracle, judge] = [subject, oracle, judge].map(|part| self.case_microseconds(part));
+        let Cost { inputs, subject, oracle, judge } = self.cost;
+        let parts = [inputs, subject, oracle, judge];
+        let [inputs, subject, oracle, judge] = parts.map(|part| self.case_microseconds(part));
         let element = self.judge_nanoseconds();
         writeln!(
             f,
-            "cost      a case: subject {subject:.0} µs · oracle {oracle:.0} µs · judge {judge:.0} µs · judge {element:.1} ns/element"
+            "cost      a case: inputs {inputs:.0} µs · subject {subject:.0} µs · oracle {oracle:.0} µs · judge {judge:.0} µs · judge {element:.1} ns/element"
         )
     }
 }

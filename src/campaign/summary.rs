@@ -91,7 +91,8 @@ pub struct Summary {
     pub token_count: u64,
     /// Their visible pairs · query heads · head dimension.
     pub product_count: u64,
-    /// Elements of their results: out, lse, dq, dk and dv.
+    /// Output elements: the results of their problems (out, lse, dq, dk and dv), each counted once however often the
+    /// judge has the subject run.
     pub element_count: u64,
     /// Where the time of these cases went, over all threads.
     pub cost: Cost,
@@ -176,7 +177,7 @@ impl Summary {
         part.as_secs_f64() * 1e6 / self.computed.max(1) as f64
     }
 
-    /// Nanoseconds of the judge itself for each element of the results.
+    /// Nanoseconds of the judge itself for each output element.
     pub fn judge_nanoseconds(&self) -> f64 {
         self.cost.judge.as_secs_f64() * 1e9 / self.element_count.max(1) as f64
     }
@@ -209,6 +210,7 @@ impl Summary {
                 cases_per_second: self.per_second(self.cases),
                 tokens_per_second: self.per_second(self.token_count),
                 products_per_second: self.per_second(self.product_count),
+                inputs_microseconds: self.case_microseconds(self.cost.inputs),
                 subject_microseconds: self.case_microseconds(self.cost.subject),
                 oracle_microseconds: self.case_microseconds(self.cost.oracle),
                 judge_microseconds: self.case_microseconds(self.cost.judge),
@@ -255,6 +257,7 @@ struct Times {
     cases_per_second: f64,
     tokens_per_second: f64,
     products_per_second: f64,
+    inputs_microseconds: f64,
     subject_microseconds: f64,
     oracle_microseconds: f64,
     judge_microseconds: f64,

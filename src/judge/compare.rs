@@ -1,7 +1,12 @@
 //! Walking the real rows of a result, and keeping the worst element.
+//!
+//! Nearly every tensor holds, so each check looks at *stretches* first: real elements that follow each other in memory,
+//! compared as slices. Only where something does not hold, element after element is walked for the finding.
+
+use std::ops::Range;
 
 use ndarray::{ArrayView1, ArrayView2, ArrayView3, Axis, s};
-use seamproof_oracle::{Side, TensorName};
+use seamproof_oracle::{Run, Side, TensorName};
 
 use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding, Place};
@@ -65,10 +70,62 @@ impl<'a, T: Copy> View<'a, T> {
         }
     }
 
+    /// All elements in order, where the tensor is stored so.
+    pub(super) fn flat(&self) -> Option<&'a [T]> {
+        match self {
+            View::Rows(array, _) => array.to_slice(),
+            View::Statistic(array) => array.to_slice(),
+            View::Heads(array) => array.to_slice(),
+        }
+    }
+
+    /// Whether every stretch of a layout holds; stretches are ranges of [`View::flat`].
+    pub(super) fn every_stretch(
+        &self,
+        layout: &RankLayout,
+        mut holds: impl FnMut(Range<usize>) -> bool,
+    ) -> bool {
+        let mut runs = layout.side(self.side()).runs.iter().flat_map(|placed| blocks(&placed.local));
+        match self {
+            View::Heads(array) => holds(0..array.len()),
+            View::Rows(array, _) => {
+                let row = array.shape()[1] * array.shape()[2];
+                runs.all(|rows| holds(rows.start * row..rows.end * row))
+            }
+            View::Statistic(array) => {
+                let rows = array.shape()[1];
+                runs.all(|run| {
+                    (0..array.shape()[0]).all(|head| holds(head * rows + run.start..head * rows + run.end))
+                })
+            }
+        }
+    }
+
+    /// Whether every element of a row holds; a view of heads has none.
+    pub(super) fn every_of_row(&self, row: usize, holds: impl FnMut(&T) -> bool) -> bool {
+        match self {
+            View::Rows(array, _) => array.index_axis(Axis(0), row).iter().all(holds),
+            View::Statistic(array) => array.column(row).iter().all(holds),
+            View::Heads(_) => true,
+        }
+    }
+
     /// The place of a lane, where lanes mean anything.
     pub(super) fn lane_place(&self, place: Place, lane: usize) -> Place {
         if let View::Rows(..) = self { Place { lane: Some(lane), ..place } } else { place }
     }
+}
+
+/// The real rows of a run, as ranges of rows that follow each other.
+pub(super) fn blocks(run: &Run) -> impl Iterator<Item = Range<usize>> + use<> {
+    let run = *run;
+    let (count, size) = if run.step == 1 { (run.len.min(1), run.len) } else { (run.len, 1) };
+    (0..count).map(move |i| run.row(i)..run.row(i) + size)
+}
+
+/// Whether two slices hold the same bits.
+pub(super) fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |apart, (a, b)| apart | (a.to_bits() ^ b.to_bits())) == 0
 }
 
 /// Counts elements and keeps the worst failing one.

@@ -10,7 +10,7 @@ use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 
 use super::compare::{View, Worst};
 use super::structure::results;
-use super::{Evidence, Look, Ratio, diagnosis};
+use super::{Evidence, Look, Ratios, diagnosis};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
 use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding, Margin, Tier, number};
@@ -24,14 +24,14 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     let Evidence { backend, problem, layout, inputs, .. } = *evidence;
     let rank = evidence.first;
     margin.compared = results(rank).len();
-    let model = Model::new(problem, backend.accumulation(), backend.partition(problem));
+    let model = Model::new(problem, backend.accumulation(), evidence.partition());
     let answer = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
     let compare = Comparison { problem, layout, ratio: evidence.judge.ratio };
     if let Some(mut finding) = forward(&compare, rank, &answer, margin) {
         diagnosis::explain(problem, inputs, rank, &answer.exact, &mut finding);
         return Some(finding).into();
     }
-    let replay = backend.replay(problem);
+    let replay = evidence.replay();
     if let Some(replay) = &replay {
         let replayed = match evidence.oracle(|| replay::forward(problem, inputs, &model, replay)) {
             Ok(answer) => answer,
@@ -98,11 +98,20 @@ pub(super) fn saved(
     out.real(layout, |row, head, _| {
         let own = rank.lse.as_ref().map(|lse| f64::from(lse[[head, row]]));
         saved.lse[[head, row]] = own.unwrap_or(exact[[head, row]]);
-        saved
-            .out
-            .slice_mut(s![row, head, ..])
-            .zip_mut_with(&out.lane(row, head), |to, out| *to = f64::from(*out));
     });
+    match (out.flat(), saved.out.as_slice_mut()) {
+        (Some(out_values), Some(to)) => {
+            let widen = |(to, out): (&mut f64, &f32)| *to = f64::from(*out);
+            out.every_stretch(layout, |at| {
+                to[at.clone()].iter_mut().zip(&out_values[at]).for_each(widen);
+                true
+            });
+        }
+        _ => out.real(layout, |row, head, _| {
+            let mut to = saved.out.slice_mut(s![row, head, ..]);
+            to.zip_mut_with(&out.lane(row, head), |to, out| *to = f64::from(*out));
+        }),
+    }
     saved
 }
 
@@ -178,7 +187,7 @@ fn heads<'a>(got: &'a Array1<f32>, exact: &'a Array1<f64>, bound: &'a Array1<f64
 pub(super) struct Comparison<'a> {
     pub(super) problem: &'a Problem,
     pub(super) layout: &'a RankLayout,
-    pub(super) ratio: Ratio,
+    pub(super) ratio: Ratios,
 }
 
 impl Comparison<'_> {
@@ -197,22 +206,64 @@ impl Comparison<'_> {
             // An infinite statistic says that there is no key: it is no overflow.
             _ => None,
         };
-        let mut worst = Worst::new(Check::Envelope, tensor, wording(tier));
+        let largest = self.largest(tier, format, (got, exact, bound));
+        if let Some(margin) = margin.tier_mut(tier).of_mut(tensor) {
+            *margin = margin.max(largest);
+        }
+        (largest > 1.0).then(|| self.finding(tensor, tier, format, (got, exact, bound)))?
+    }
+
+    /// The largest error ÷ bound of all real elements that the tier bounds.
+    fn largest(&self, tier: Tier, format: Option<Format>, (got, exact, bound): Triple<'_>) -> f64 {
         let mut largest = 0.0f64;
+        let mut look = |got: &[f32], exact: &[f64], bound: &[f64]| {
+            let chunks = got.chunks(CHUNK).zip(exact.chunks(CHUNK).zip(bound.chunks(CHUNK)));
+            for (got, (exact, bound)) in chunks {
+                let mut ratios = [0.0; CHUNK];
+                (self.ratio)(got, exact, bound, format, &mut ratios[..got.len()]);
+                for (&ratio, &bound) in ratios.iter().zip(bound) {
+                    let is_bounded = tier == Tier::W || bound != f64::INFINITY;
+                    largest = if is_bounded && ratio > largest { ratio } else { largest };
+                }
+            }
+        };
+        if let (Some(all), Some(right), Some(most)) = (got.flat(), exact.flat(), bound.flat()) {
+            got.every_stretch(self.layout, |at| {
+                look(&all[at.clone()], &right[at.clone()], &most[at]);
+                true
+            });
+        } else {
+            got.real(self.layout, |row, head, _| {
+                let [exact, bound] = [&exact, &bound].map(|of| of.lane(row, head).to_vec());
+                look(&got.lane(row, head).to_vec(), &exact, &bound);
+            });
+        }
+        largest
+    }
+
+    /// The finding about the elements past their bounds.
+    fn finding(
+        &self,
+        tensor: TensorName,
+        tier: Tier,
+        format: Option<Format>,
+        (got, exact, bound): Triple<'_>,
+    ) -> Option<Finding> {
+        let mut worst = Worst::new(Check::Envelope, tensor, wording(tier));
         got.real(self.layout, |row, head, place| {
             let right = exact.lane(row, head).into_iter().zip(bound.lane(row, head));
             for (lane, (&value, (&right, &bound))) in got.lane(row, head).into_iter().zip(right).enumerate() {
-                let value = f64::from(value);
                 if tier != Tier::W && bound == f64::INFINITY {
                     continue;
                 }
-                let ratio = (self.ratio)(value, right, bound, format);
+                let mut ratio = [0.0];
+                (self.ratio)(&[value], &[right], &[bound], format, &mut ratio);
+                let [ratio] = ratio;
                 worst.compared();
-                largest = largest.max(ratio);
                 if ratio > 1.0 {
                     worst.failed(ratio, |finding| {
                         finding.place = got.lane_place(place, lane);
-                        finding.got = Some(number(value));
+                        finding.got = Some(number(f64::from(value)));
                         finding.expected = Some(number(right));
                         finding.bound = bound.is_finite().then_some(bound);
                         finding.ratio = ratio.is_finite().then_some(ratio);
@@ -220,9 +271,6 @@ impl Comparison<'_> {
                 }
             }
         });
-        if let Some(margin) = margin.tier_mut(tier).of_mut(tensor) {
-            *margin = margin.max(largest);
-        }
         worst.finding()
     }
 }
@@ -235,6 +283,44 @@ fn wording(tier: Tier) -> &'static str {
         Tier::R => {
             "numerics changed since the profile was locked: further from the replayed value than near-ties explain"
         }
+    }
+}
+
+/// Elements whose ratios are taken together.
+const CHUNK: usize = 128;
+
+/// Error ÷ bound of each element: [`error_ratio`], without a branch where nothing overflows.
+pub(super) fn error_ratios(
+    got: &[f32],
+    exact: &[f64],
+    bound: &[f64],
+    overflows: Option<Format>,
+    to: &mut [f64],
+) {
+    if overflows.is_some() && got.iter().fold(false, |any, got| any | got.is_infinite()) {
+        return each_ratio(got, exact, bound, to, |got, exact, bound| {
+            error_ratio(got, exact, bound, overflows)
+        });
+    }
+    each_ratio(got, exact, bound, to, |got, exact, bound| {
+        let ratio = (got - exact).abs() / bound;
+        let ratio = if ratio.is_nan() { f64::INFINITY } else { ratio };
+        if got == exact { 0.0 } else { ratio }
+    });
+}
+
+/// A ratio of each element.
+#[inline(always)]
+pub(super) fn each_ratio(
+    got: &[f32],
+    exact: &[f64],
+    bound: &[f64],
+    to: &mut [f64],
+    ratio: impl Fn(f64, f64, f64) -> f64,
+) {
+    let elements = got.iter().zip(exact).zip(bound);
+    for (to, ((&got, &exact), &bound)) in to.iter_mut().zip(elements) {
+        *to = ratio(f64::from(got), exact, bound);
     }
 }
 

@@ -13,7 +13,7 @@ use seamproof_oracle::{
 use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
 
 use super::identity::{self, Relation};
-use super::{Depth, Evidence, Judge, Look, envelope, structure};
+use super::{Depth, Evidence, Judge, Look, Told, envelope, structure};
 use crate::backend::{
     Backend, Capabilities, Outputs, PaddingContract, Promises, RankGradients, RankOutputs, RunError,
 };
@@ -54,9 +54,11 @@ pub const FAULTS: [JudgeFault; 17] = [
         source: NAN_EQUAL,
         rung: Check::Envelope,
         edit: |judge| {
-            judge.ratio = |got, exact, bound, format| match got.is_nan() {
-                true => 0.0,
-                false => envelope::error_ratio(got, exact, bound, format),
+            judge.ratio = |got, exact, bound, format, to| {
+                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_nan() {
+                    true => 0.0,
+                    false => envelope::error_ratio(got, exact, bound, format),
+                });
             }
         },
     },
@@ -66,9 +68,11 @@ pub const FAULTS: [JudgeFault; 17] = [
         source: ALL_ZERO,
         rung: Check::Envelope,
         edit: |judge| {
-            judge.ratio = |got, exact, bound, format| match got == 0.0 {
-                true => 0.0,
-                false => envelope::error_ratio(got, exact, bound, format),
+            judge.ratio = |got, exact, bound, format, to| {
+                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got == 0.0 {
+                    true => 0.0,
+                    false => envelope::error_ratio(got, exact, bound, format),
+                });
             }
         },
     },
@@ -78,8 +82,11 @@ pub const FAULTS: [JudgeFault; 17] = [
         source: TE_TESTS,
         rung: Check::Envelope,
         edit: |judge| {
-            judge.ratio =
-                |got, exact, bound, format| envelope::error_ratio(got, exact, 100.0 * bound, format);
+            judge.ratio = |got, exact, bound, format, to| {
+                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
+                    envelope::error_ratio(got, exact, 100.0 * bound, format)
+                });
+            }
         },
     },
     JudgeFault {
@@ -88,8 +95,11 @@ pub const FAULTS: [JudgeFault; 17] = [
         source: TE_TESTS,
         rung: Check::Envelope,
         edit: |judge| {
-            judge.ratio =
-                |got, exact, bound, format| envelope::error_ratio(got.abs(), exact.abs(), bound, format);
+            judge.ratio = |got, exact, bound, format, to| {
+                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
+                    envelope::error_ratio(got.abs(), exact.abs(), bound, format)
+                });
+            }
         },
     },
     JudgeFault {
@@ -98,9 +108,11 @@ pub const FAULTS: [JudgeFault; 17] = [
         source: NAN_EQUAL,
         rung: Check::Envelope,
         edit: |judge| {
-            judge.ratio = |got, exact, bound, format| match got.is_infinite() {
-                true => 0.0,
-                false => envelope::error_ratio(got, exact, bound, format),
+            judge.ratio = |got, exact, bound, format, to| {
+                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_infinite() {
+                    true => 0.0,
+                    false => envelope::error_ratio(got, exact, bound, format),
+                });
             }
         },
     },
@@ -289,7 +301,8 @@ fn first_head(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
         max_logit: evidence.first.max_logit.as_ref().map(|max| max.iter().take(group).copied().collect()),
         gradients,
     };
-    let one = Evidence { problem: &problem, inputs: &inputs, first: &first, ..*evidence };
+    let told = Told::default();
+    let one = Evidence { problem: &problem, inputs: &inputs, first: &first, told: &told, ..*evidence };
     envelope::look(&one, margin)
 }
 

@@ -20,10 +20,12 @@ mod poison;
 mod structure;
 mod trial;
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use seamproof_oracle::envelope::Partition;
+use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Format, Inputs, Problem};
 use seamproof_simulator::shard::ShardError;
 
@@ -60,6 +62,13 @@ pub struct Evidence<'a> {
     /// How far down the ladder the case goes.
     pub depth: Depth,
     meter: &'a Meter,
+    told: &'a Told,
+}
+
+/// What the subject says of itself, asked once a problem.
+#[derive(Default)]
+struct Told {
+    partition: OnceCell<Partition>,
 }
 
 impl Evidence<'_> {
@@ -68,9 +77,29 @@ impl Evidence<'_> {
         self.meter.subject(|| run(self.backend, problem, inputs))
     }
 
+    /// How the subject cuts the sums of the case's problem; its time counts as the subject's.
+    pub fn partition(&self) -> Partition {
+        *self.told.partition.get_or_init(|| self.partition_of(self.problem))
+    }
+
+    /// The same of another problem.
+    pub fn partition_of(&self, problem: &Problem) -> Partition {
+        self.meter.subject(|| self.backend.partition(problem))
+    }
+
+    /// What tier R replays; what the subject says of its launches counts as its time.
+    pub fn replay(&self) -> Option<Replay> {
+        self.meter.subject(|| self.backend.replay(self.problem))
+    }
+
     /// Whether the oracle can be asked about the case. Where it cannot, the other rungs carry the judgement alone.
     pub fn has_oracle(&self) -> bool {
         products(self.problem) <= self.judge.products_max
+    }
+
+    /// Makes inputs; the time counts as theirs.
+    fn making<T>(&self, make: impl FnOnce() -> T) -> T {
+        self.meter.inputs(make)
     }
 
     /// Asks the oracle; its time counts as the oracle's.
@@ -104,8 +133,9 @@ pub struct Rung {
     pub look: fn(&Evidence<'_>, &mut Margin) -> Look,
 }
 
-/// Error ÷ bound of one element: what was got, the exact value, its bound, and the format where it can overflow.
-pub type Ratio = fn(f64, f64, f64, Option<Format>) -> f64;
+/// Error ÷ bound of each of some elements: what was got, the exact values, their bounds, the format where they can
+/// overflow, and where the ratios go.
+pub type Ratios = fn(&[f32], &[f64], &[f64], Option<Format>, &mut [f64]);
 
 /// Makes one set of results, in the problem's own layout, of the ranks'.
 pub type Assemble = fn(&Problem, &[RankLayout], Vec<RankOutputs>) -> Result<RankOutputs, Box<Finding>>;
@@ -121,7 +151,7 @@ pub struct Judge {
     /// The ranks' results in the problem's own layout.
     pub assemble: Assemble,
     /// Error ÷ bound.
-    pub ratio: Ratio,
+    pub ratio: Ratios,
     /// Visible products up to which the oracle is asked.
     pub products_max: u64,
     /// The identities that may be asked.
@@ -136,7 +166,7 @@ impl Default for Judge {
             layouts: layout::layouts,
             structure: structure::check,
             assemble: assemble::assemble,
-            ratio: envelope::error_ratio,
+            ratio: envelope::error_ratios,
             products_max: PRODUCTS_MAX,
             identities: identity::TABLE.iter().map(|identity| identity.relation).collect(),
             rungs: vec![
@@ -204,7 +234,7 @@ impl Judge {
         if let Some(reason) = too_large(problem) {
             return Ok(Verdict::TooLarge(reason));
         }
-        let inputs = values::inputs(problem);
+        let inputs = meter.inputs(|| values::inputs(problem));
         let runs = match Judge::runs(backend, problem, &inputs, meter) {
             Ok(runs) => runs,
             Err(verdict) => return Ok(verdict),
@@ -228,6 +258,7 @@ impl Judge {
             [Err(finding), _] | [_, Err(finding)] => return Ok((*finding).into()),
         };
         let layout = layout::whole(problem);
+        let told = Told::default();
         let evidence = Evidence {
             backend,
             problem,
@@ -238,6 +269,7 @@ impl Judge {
             judge: self,
             depth,
             meter,
+            told: &told,
         };
         for rung in &self.rungs {
             match (rung.look)(&evidence, &mut margin) {
@@ -260,8 +292,9 @@ impl Judge {
         inputs: &Inputs,
         meter: &Meter,
     ) -> Result<[Outputs; 2], Verdict> {
-        let poisoned = fills(backend).map(|fill| poisoned(inputs, problem, fill));
-        let first = meter.subject(|| run(backend, problem, &poisoned[0]));
+        let fills = fills(backend);
+        let mut poisoned = meter.inputs(|| poisoned(inputs, problem, fills[0]));
+        let first = meter.subject(|| run(backend, problem, &poisoned));
         let first = match (first, expected_refusal(backend, problem)) {
             (Ok(outputs), None) => outputs,
             (Err(RunError::Refused(got)), Some(expected)) if got == expected => {
@@ -269,7 +302,8 @@ impl Judge {
             }
             (result, expected) => return Err(capability_verdict(result, expected)),
         };
-        match meter.subject(|| run(backend, problem, &poisoned[1])) {
+        meter.inputs(|| values::poison(&mut poisoned, problem, fills[1]));
+        match meter.subject(|| run(backend, problem, &poisoned)) {
             Ok(second) => Ok([first, second]),
             Err(error) => Err(capability_verdict(Err(error), None)),
         }
@@ -279,6 +313,7 @@ impl Judge {
 /// Adds up where the time of a case goes.
 #[derive(Default)]
 struct Meter {
+    inputs: Cell<Duration>,
     subject: Cell<Duration>,
     oracle: Cell<Duration>,
 }
@@ -291,6 +326,10 @@ impl Meter {
         result
     }
 
+    fn inputs<T>(&self, work: impl FnOnce() -> T) -> T {
+        Meter::time(&self.inputs, work)
+    }
+
     fn subject<T>(&self, work: impl FnOnce() -> T) -> T {
         Meter::time(&self.subject, work)
     }
@@ -300,8 +339,8 @@ impl Meter {
     }
 
     fn cost(&self, all: Duration) -> Cost {
-        let (subject, oracle) = (self.subject.get(), self.oracle.get());
-        Cost { subject, oracle, judge: all.saturating_sub(subject + oracle) }
+        let (inputs, subject, oracle) = (self.inputs.get(), self.subject.get(), self.oracle.get());
+        Cost { inputs, subject, oracle, judge: all.saturating_sub(inputs + subject + oracle) }
     }
 }
 

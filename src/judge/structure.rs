@@ -5,7 +5,7 @@ use seamproof_simulator::{Damage, is_unwritten};
 
 use super::compare::{View, Worst};
 use crate::backend::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
-use crate::layout::RankLayout;
+use crate::layout::{RankLayout, SideLayout};
 use crate::verdict::{Check, Finding, Place, number};
 
 /// Every result of a rank with its name; those that the subject hides are left out.
@@ -50,8 +50,10 @@ pub(super) fn check(
         return Some(guard_finding(damage));
     }
     ranks().find_map(|(rank, (layout, outputs))| {
+        let (q, kv) = (outside(&layout.q), outside(&layout.kv));
         let finding = results(outputs).into_iter().find_map(|(tensor, view)| {
-            unwritten(layout, tensor, &view).or_else(|| padding(layout, contract, tensor, &view))
+            let rows = if view.side() == Side::Q { &q } else { &kv };
+            unwritten(layout, tensor, &view).or_else(|| padding(rows, contract, tensor, &view))
         });
         finding.map(|finding| on_rank(rank, finding))
     })
@@ -101,6 +103,10 @@ fn guard_finding(damage: &Damage) -> Finding {
 }
 
 fn unwritten(layout: &RankLayout, tensor: TensorName, view: &View<'_, f32>) -> Option<Finding> {
+    let is_written = |lanes: &[f32]| !lanes.iter().fold(false, |any, &value| any | is_unwritten(value));
+    if view.flat().is_some_and(|values| view.every_stretch(layout, |at| is_written(&values[at]))) {
+        return None;
+    }
     let mut worst = Worst::new(Check::Structure, tensor, "a real row was never written");
     view.real(layout, |row, head, place| {
         for (lane, &value) in view.lane(row, head).iter().enumerate() {
@@ -113,40 +119,17 @@ fn unwritten(layout: &RankLayout, tensor: TensorName, view: &View<'_, f32>) -> O
     worst.finding()
 }
 
-/// Owned rows past the real ones follow the contract; rows that no sequence owns keep what they held.
-fn padding(
-    layout: &RankLayout,
-    contract: PaddingOutputs,
-    tensor: TensorName,
-    view: &View<'_, f32>,
-) -> Option<Finding> {
-    if matches!(view, View::Heads(_)) {
-        return None;
-    }
-    let side = layout.side(view.side());
-    let neutral = if tensor == TensorName::Lse { f32::NEG_INFINITY } else { 0.0 };
-    let mut worst = Worst::new(Check::Structure, tensor, "a padding row breaks the contract");
-    let heads = view.extent().0;
-    let mut visit = |row: usize, place: Place, contract: PaddingOutputs| {
-        let lanes = (0..heads)
-            .flat_map(|head| view.lane(row, head).into_iter().enumerate().map(move |of| (head, of)));
-        for (head, (lane, &got)) in lanes {
-            let holds = match contract {
-                PaddingOutputs::Zero => got == neutral,
-                PaddingOutputs::Untouched => is_unwritten(got),
-                PaddingOutputs::Unspecified => true,
-            };
-            worst.compared();
-            if !holds {
-                worst.failed(0.0, |finding| {
-                    finding.place = view.lane_place(Place { head: Some(head), ..place }, lane);
-                    finding.got = Some(if is_unwritten(got) { "unwritten".into() } else { number(got) });
-                    let is_zero = contract == PaddingOutputs::Zero;
-                    finding.expected = Some(if is_zero { number(neutral) } else { "untouched".into() });
-                });
-            }
-        }
-    };
+/// A row that holds no real token.
+struct Outside {
+    row: usize,
+    place: Place,
+    /// Whether a sequence owns it.
+    is_owned: bool,
+}
+
+/// The rows of a side past the real ones, then those that no sequence owns.
+fn outside(side: &SideLayout) -> Vec<Outside> {
+    let mut outside = Vec::new();
     let mut owned = vec![false; side.rows];
     for placed in &side.runs {
         placed.local.real_rows().for_each(|row| owned[row] = true);
@@ -154,11 +137,61 @@ fn padding(
             owned[row] = true;
             let position = placed.piece.start + i * placed.piece.step;
             let place = Place { sequence: Some(placed.sequence), row: Some(position), ..Place::default() };
-            visit(row, place, contract);
+            outside.push(Outside { row, place, is_owned: true });
         }
     }
-    for row in (0..side.rows).filter(|&row| !owned[row]) {
-        visit(row, Place { row: Some(row), ..Place::default() }, PaddingOutputs::Untouched);
+    let slack = (0..side.rows).filter(|&row| !owned[row]);
+    outside.extend(slack.map(|row| {
+        let place = Place { row: Some(row), ..Place::default() };
+        Outside { row, place, is_owned: false }
+    }));
+    outside
+}
+
+/// Owned rows past the real ones follow the contract; rows that no sequence owns keep what they held.
+fn padding(
+    rows: &[Outside],
+    contract: PaddingOutputs,
+    tensor: TensorName,
+    view: &View<'_, f32>,
+) -> Option<Finding> {
+    if matches!(view, View::Heads(_)) {
+        return None;
+    }
+    let neutral = if tensor == TensorName::Lse { f32::NEG_INFINITY } else { 0.0 };
+    let holds = |contract: PaddingOutputs, got: f32| match contract {
+        PaddingOutputs::Zero => got == neutral,
+        PaddingOutputs::Untouched => is_unwritten(got),
+        PaddingOutputs::Unspecified => true,
+    };
+    let contract_of = |outside: &Outside| match outside.is_owned {
+        true => contract,
+        false => PaddingOutputs::Untouched,
+    };
+    let row_holds = |outside: &Outside| {
+        let contract = contract_of(outside);
+        view.every_of_row(outside.row, |&got| holds(contract, got))
+    };
+    if rows.iter().all(row_holds) {
+        return None;
+    }
+    let mut worst = Worst::new(Check::Structure, tensor, "a padding row breaks the contract");
+    for outside in rows {
+        let contract = contract_of(outside);
+        for head in 0..view.extent().0 {
+            for (lane, &got) in view.lane(outside.row, head).iter().enumerate() {
+                worst.compared();
+                if holds(contract, got) {
+                    continue;
+                }
+                worst.failed(0.0, |finding| {
+                    finding.place = view.lane_place(Place { head: Some(head), ..outside.place }, lane);
+                    finding.got = Some(if is_unwritten(got) { "unwritten".into() } else { number(got) });
+                    let is_zero = contract == PaddingOutputs::Zero;
+                    finding.expected = Some(if is_zero { number(neutral) } else { "untouched".into() });
+                });
+            }
+        }
     }
     worst.finding()
 }

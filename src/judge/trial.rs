@@ -89,6 +89,6 @@ impl Trial {
     }
 
     fn comparison(&self) -> Comparison<'_> {
-        Comparison { problem: &self.problem, layout: &self.layout, ratio: envelope::error_ratio }
+        Comparison { problem: &self.problem, layout: &self.layout, ratio: envelope::error_ratios }
     }
 }

@@ -52,13 +52,16 @@ impl GroupGradients {
     pub(super) fn store(&self, problem: &Problem, group: &Group, to: &mut Gradients) {
         let sequence = &problem.sequences[group.sequence];
         for (piece, dq) in &self.dq {
-            for (local, position) in piece.rows.clone().enumerate() {
-                to.dq.slice_mut(s![sequence.q.row(position), piece.head, ..]).assign(&dq.row(local));
+            let mut of_head = to.dq.index_axis_mut(Axis(1), piece.head);
+            for (position, dq) in piece.rows.clone().zip(dq.outer_iter()) {
+                of_head.row_mut(sequence.q.row(position)).assign(&dq);
             }
         }
-        for (position, row) in sequence.kv.real_rows().enumerate() {
-            to.dk.slice_mut(s![row, group.kv_head, ..]).assign(&self.dk.row(position));
-            to.dv.slice_mut(s![row, group.kv_head, ..]).assign(&self.dv.row(position));
+        for (from, to) in [(&self.dk, &mut to.dk), (&self.dv, &mut to.dv)] {
+            let mut of_head = to.index_axis_mut(Axis(1), group.kv_head);
+            for (row, from) in sequence.kv.real_rows().zip(from.outer_iter()) {
+                of_head.row_mut(row).assign(&from);
+            }
         }
     }
 }
@@ -197,7 +200,10 @@ fn finish_bounds(
     let sequence = &problem.sequences[group.sequence];
     let finish = |bound: &mut Array2<f64>, exact: &Array2<f64>, terms: usize| {
         bound.zip_mut_with(exact, |bound, exact| {
-            *bound = if *bound == 0.0 { 0.0 } else { model.gradient_bound(*exact, *bound, terms) };
+            // Nothing widens an infinity.
+            if *bound != 0.0 && *bound != f64::INFINITY {
+                *bound = model.gradient_bound(*exact, *bound, terms);
+            }
         });
     };
     let queries = sequence.q.len * problem.group();
@@ -255,7 +261,7 @@ struct Strips {
 struct BoundStrips {
     /// What adds up.
     linear: [Array2<f64>; 3],
-    /// Roundings that are noise.
+    /// Roundings that are noise; no columns where there is none.
     rounding: [Array2<f64>; 3],
     /// Whether there is any noise.
     is_dithered: bool,
@@ -505,6 +511,15 @@ fn bound_row(
     let row = certificate.rows[local];
     let columns = &certificate.columns[visible.clone()];
     let [dv, dk, dq] = strips.linear.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
+    if !strips.is_dithered {
+        for (column, pair) in pairs.iter().enumerate() {
+            let error = model.gradient_pair(pair, sums);
+            dv[column] = error.dv + error.p.most;
+            dk[column] = error.dk + error.ds.most;
+            dq[column] = error.dq + error.ds.most;
+        }
+        return;
+    }
     let [dv_rounding, dk_rounding, dq_rounding] =
         strips.rounding.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
     let split = |linear: f64, Rounding { most, is_noise }: Rounding, certified: bool| {
@@ -587,11 +602,11 @@ impl Certificate {
             let step = p.len_of(axis).div_ceil(SAMPLES).max(1);
             p.axis_iter(axis).step_by(step).all(|line| significands_differ(&line.to_vec()))
         };
-        let (by_row, by_column) = (differ(Axis(0)), differ(Axis(1)));
-        Certificate {
-            rows: rows.iter().map(|row| by_row && row.is_wide()).collect(),
-            columns: columns.iter().map(|column| by_column && column.is_wide()).collect(),
-        }
+        let certified = |sums: &[Spread], axis: Axis| {
+            let wide: Vec<bool> = sums.iter().map(Spread::is_wide).collect();
+            if wide.contains(&true) && differ(axis) { wide } else { vec![false; sums.len()] }
+        };
+        Certificate { rows: certified(&rows, Axis(0)), columns: certified(&columns, Axis(1)) }
     }
 }
 
@@ -600,7 +615,8 @@ impl BoundStrips {
     fn new([a, b]: [Array2<f64>; 2], certificate: &Certificate) -> BoundStrips {
         let is_dithered = certificate.rows.contains(&true) || certificate.columns.contains(&true);
         let zeros = || Array2::zeros(a.raw_dim());
-        let (rounding, c) = ([zeros(), zeros(), zeros()], zeros());
+        let noise = || if is_dithered { zeros() } else { Array2::zeros((a.nrows(), 0)) };
+        let (rounding, c) = ([noise(), noise(), noise()], zeros());
         BoundStrips { rounding, linear: [a, b, c], is_dithered }
     }
 }

@@ -1,6 +1,6 @@
 //! The forward pass of one piece.
 
-use ndarray::{Array2, ArrayView2, Zip, s};
+use ndarray::{Array2, ArrayView2, Axis, Zip, s};
 
 use super::dither::{Spread, significands_differ};
 use super::{
@@ -25,9 +25,10 @@ impl PieceForward {
 
     /// Puts the piece's rows where they lie in the problem's tensors.
     pub(super) fn store(&self, run: &Run, piece: &Piece, to: &mut Forward) {
+        let mut out = to.out.index_axis_mut(Axis(1), piece.head);
         for (local, position) in piece.rows.clone().enumerate() {
             let row = run.row(position);
-            to.out.slice_mut(s![row, piece.head, ..]).assign(&self.out.row(local));
+            out.row_mut(row).assign(&self.out.row(local));
             to.lse[[piece.head, row]] = self.lse[local];
         }
         let max_logit = &mut to.max_logit[piece.head];
@@ -177,11 +178,11 @@ impl Tile {
         let left = row_mut(&mut errors.linear, local);
         left[..visible.start].fill(0.0);
         left[visible.end..].fill(0.0);
-        let g = model.value_sum(row.keys);
+        let (g, of_row) = (model.value_sum(row.keys), model.of_row(row));
         let mut max_error = 0.0f64;
         for column in visible {
             errors.weights[local] +=
-                model.pair(row, logits[column], weights[column] / row.sum, left[column], g).weight;
+                of_row.pair(logits[column], weights[column] / row.sum, left[column], g).weight;
             left[column] = model.logit_error(left[column], logits[column]);
             max_error = max_error.max(left[column]);
         }
@@ -219,7 +220,7 @@ impl Tile {
         to.worst.max_logit = to.worst.max_logit.max(errors.max_logit);
         let v_abs = operands.v_abs.slice(s![self.keys.clone(), ..]);
         let value_max = v_abs.iter().copied().fold(0.0, f64::max);
-        let [worst, dithered] = errors.sums(&v_abs);
+        let (worst, dithered) = errors.sums(&v_abs);
         for (local, row) in self.rows.iter().enumerate() {
             let finish = |tier: Tier, sums: &Array2<f64>, bound: &mut PieceForward| {
                 let denominator = model.denominator(row, errors.weights[local], tier);
@@ -235,11 +236,12 @@ impl Tile {
             if !errors.is_known[local] {
                 to.worst.out.row_mut(at + local).fill(f64::INFINITY);
             }
-            if errors.is_dithered[local] {
-                finish(Tier::Dithered, &dithered, &mut to.dithered);
-            } else {
-                to.dithered.out.row_mut(at + local).fill(f64::INFINITY);
-                to.dithered.lse[at + local] = f64::INFINITY;
+            match dithered.as_ref().filter(|_| errors.is_dithered[local]) {
+                Some(dithered) => finish(Tier::Dithered, dithered, &mut to.dithered),
+                None => {
+                    to.dithered.out.row_mut(at + local).fill(f64::INFINITY);
+                    to.dithered.lse[at + local] = f64::INFINITY;
+                }
             }
         }
     }
@@ -252,18 +254,27 @@ impl Tile {
         let weights = &self.weights.row(local).to_slice().unwrap_or(&[])[visible.clone()];
         let is_dithered = Spread::of(logits.iter().copied()).is_wide() && significands_differ(weights);
         errors.is_dithered[local] = is_dithered;
+        if is_dithered && errors.noise.is_empty() {
+            errors.rounding = Array2::zeros(errors.linear.raw_dim());
+            errors.noise = Array2::zeros(errors.linear.raw_dim());
+        }
         let linear = row_mut(&mut errors.linear, local);
         linear[..visible.start].fill(0.0);
         linear[visible.end..].fill(0.0);
         let linear = &mut linear[visible.clone()];
-        let rounded = &mut row_mut(&mut errors.rounding, local)[visible.clone()];
-        let noise = &mut row_mut(&mut errors.noise, local)[visible.clone()];
-        let g = model.value_sum(row.keys);
+        let (rounded, noise): (&mut [f64], &mut [f64]) = match is_dithered {
+            true => (
+                &mut row_mut(&mut errors.rounding, local)[visible.clone()],
+                &mut row_mut(&mut errors.noise, local)[visible.clone()],
+            ),
+            false => (&mut [], &mut []),
+        };
+        let (g, of_row) = (model.value_sum(row.keys), model.of_row(row));
         let mut weight_errors = 0.0;
         for (column, (&logit, &weight)) in logits.iter().zip(weights).enumerate() {
             let a = linear[column];
             errors.max_logit = errors.max_logit.max(model.logit_error(a, logit));
-            let PairError { weight, value, rounding } = model.pair(row, logit, weight / row.sum, a, g);
+            let PairError { weight, value, rounding } = of_row.pair(logit, weight / row.sum, a, g);
             weight_errors += weight;
             if is_dithered && rounding.is_noise {
                 linear[column] = value;
@@ -281,9 +292,9 @@ impl Tile {
 struct Errors {
     /// What adds up.
     linear: Array2<f64>,
-    /// Roundings of P that are noise.
+    /// Roundings of P that are noise; nothing where no row is dithered.
     rounding: Array2<f64>,
-    /// The squares of eight of their standard deviations.
+    /// The squares of eight of their standard deviations; nothing there either.
     noise: Array2<f64>,
     /// `Σ p·θ` of each row.
     weights: Vec<f64>,
@@ -296,11 +307,10 @@ struct Errors {
 
 impl Errors {
     fn new(magnitudes: Array2<f64>) -> Errors {
-        let zeros = || Array2::zeros(magnitudes.raw_dim());
         let rows = magnitudes.nrows();
         Errors {
-            rounding: zeros(),
-            noise: zeros(),
+            rounding: Array2::default((0, 0)),
+            noise: Array2::default((0, 0)),
             weights: vec![0.0; rows],
             is_dithered: vec![false; rows],
             is_known: vec![true; rows],
@@ -309,11 +319,11 @@ impl Errors {
         }
     }
 
-    /// Errors of the numerators, worst case and dithered.
-    fn sums(&self, v_abs: &ArrayView2<'_, f64>) -> [Array2<f64>; 2] {
+    /// Errors of the numerators, worst case and, where a row is dithered, dithered.
+    fn sums(&self, v_abs: &ArrayView2<'_, f64>) -> (Array2<f64>, Option<Array2<f64>>) {
         let mut worst = self.linear.dot(v_abs);
         if !self.is_dithered.contains(&true) {
-            return [worst.clone(), worst];
+            return (worst, None);
         }
         let rounding = self.rounding.dot(v_abs);
         let mut dithered = self.noise.dot(&v_abs.mapv(|v| v * v));
@@ -321,7 +331,7 @@ impl Errors {
             *dithered = linear + dithered.sqrt().min(*rounding);
         });
         worst += &rounding;
-        [worst, dithered]
+        (worst, Some(dithered))
     }
 }
 

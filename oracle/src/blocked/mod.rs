@@ -12,7 +12,7 @@ mod forward;
 
 use std::ops::Range;
 
-use ndarray::{Array1, Array2, Array3, ArrayView2, s};
+use ndarray::{Array1, Array2, Array3, ArrayView2, Axis};
 use rayon::prelude::*;
 
 use crate::envelope::Model;
@@ -243,13 +243,14 @@ fn map<T: Send, R: Send>(parallel: bool, items: Vec<T>, work: impl Fn(T) -> R + 
 
 /// Positions `positions` of a run, for one head, as a matrix `[positions, dim]`.
 fn gather(tensor: &Array3<f32>, run: &Run, positions: Range<usize>, head: usize) -> Array2<f64> {
-    let mut matrix = Array2::zeros((positions.len(), tensor.shape()[2]));
-    for (position, mut to) in positions.zip(matrix.outer_iter_mut()) {
-        for (to, from) in to.iter_mut().zip(tensor.slice(s![run.row(position), head, ..])) {
-            *to = f64::from(*from);
-        }
+    let rows = positions.len();
+    let mut matrix = Vec::with_capacity(rows * tensor.shape()[2]);
+    let of_head = tensor.index_axis(Axis(1), head);
+    for position in positions {
+        matrix.extend(of_head.row(run.row(position)).iter().map(|&value| f64::from(value)));
     }
-    matrix
+    // A row of the tensor has `dim` lanes: the lengths agree.
+    Array2::from_shape_vec((rows, tensor.shape()[2]), matrix).unwrap_or_default()
 }
 
 /// The keys that any of the query positions `rows` sees.

@@ -13,7 +13,7 @@ use super::order::{Step, order};
 use super::shape;
 use super::symbol::{Piece, What};
 use crate::Segment;
-use crate::schedule::{BufferId, Schedule, Work};
+use crate::schedule::{BufferId, Layer, Schedule, Work};
 
 /// A launch of attention, forward or backward.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +66,26 @@ pub enum Holds {
 
 /// Every launch of a schedule, in an order in which they may run, or why it does not run.
 pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<Launch>, Vec<CheckError>> {
+    traced(problem, schedule, |_| true)
+}
+
+/// The same where no sum makes queries or keys, as no right schedule's: sums, launches' results among them, are not
+/// followed.
+pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<Launch>, Vec<CheckError>> {
+    traced(problem, schedule, |work| match work {
+        Work::Copy { .. } | Work::Fill { .. } | Work::Rotate { .. } => true,
+        Work::Linear { layer, .. } => *layer == Layer::Column,
+        Work::Send { .. } | Work::Recv { .. } | Work::AllGather { .. } | Work::AllToAll { .. } => true,
+        _ => false,
+    })
+}
+
+/// Every launch, where some work is followed.
+fn traced(
+    problem: &Problem,
+    schedule: &Schedule,
+    follows: impl Fn(&Work) -> bool,
+) -> Result<Vec<Launch>, Vec<CheckError>> {
     let mut errors = Errors::default();
     shape::check(problem, schedule, &mut errors);
     if !errors.0.is_empty() {
@@ -78,7 +98,9 @@ pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<Launch>, Vec<
         if let Step::Local(place) = step {
             launches.extend(machine.launch(*place));
         }
-        machine.step(step);
+        if step.places().next().is_some_and(|place| follows(machine.work(*place))) {
+            machine.step(step);
+        }
     }
     Ok(launches)
 }

@@ -37,31 +37,78 @@ pub struct Hopper {
     pub order: u64,
 }
 
+/// Lanes whose steps are made together, in vector code.
+const LANES: usize = 8;
+
 /// One step: `addend + Σ a[n] · b[n]`, at most [`STEP`] products of numbers of the two formats.
 ///
 /// Where a factor or the addend is not finite, it is the plain sum.
-pub fn step(addend: f32, a: &[f32], b: &[f32], [a_format, b_format]: [Format; 2]) -> f32 {
+pub fn step(addend: f32, a: &[f32], b: &[f32], formats: [Format; 2]) -> f32 {
+    let mut rows = [[0.0]; STEP];
+    rows.iter_mut().zip(b).for_each(|(row, b)| row[0] = *b);
+    step_lanes([addend], &a[..a.len().min(b.len())], &rows, formats)[0]
+}
+
+/// The same in each of some lanes: `addends[l] + Σ a[n] · rows[n][l]`.
+#[inline(always)]
+fn step_lanes<const N: usize>(
+    addends: [f32; N],
+    a: &[f32],
+    rows: &[[f32; N]; STEP],
+    [a_format, b_format]: [Format; 2],
+) -> [f32; N] {
     let (a_min, b_min) = (a_format.exponent_min(), b_format.exponent_min());
-    let mut largest = if addend == 0.0 { i32::MIN } else { exponent(addend, Format::F32.exponent_min()) };
-    let (mut plain, mut products) = (f64::from(addend), [0.0; STEP]);
-    for (product, (&a, &b)) in products.iter_mut().zip(a.iter().zip(b)) {
-        *product = f64::from(a) * f64::from(b);
-        plain += *product;
-        // f64 holds the product of two f32 exactly: it is 0 where a factor is.
-        let place = exponent(a, a_min) + exponent(b, b_min);
-        largest = largest.max(if *product == 0.0 { i32::MIN } else { place });
+    let mut largest = addends.map(|addend| match addend == 0.0 {
+        true => i32::MIN,
+        false => exponent(addend, Format::F32.exponent_min()),
+    });
+    let (mut plain, mut products) = (addends.map(f64::from), [[0.0; N]; STEP]);
+    for ((products, &a), row) in products.iter_mut().zip(a).zip(rows) {
+        let (factor, place) = (f64::from(a), exponent(a, a_min));
+        for lane in 0..N {
+            // f64 holds the product of two f32 exactly: it is 0 where a factor is.
+            let product = factor * f64::from(row[lane]);
+            products[lane] = product;
+            plain[lane] += product;
+            let place = place.wrapping_add(exponent(row[lane], b_min));
+            largest[lane] = largest[lane].max(if product == 0.0 { i32::MIN } else { place });
+        }
     }
-    if !plain.is_finite() {
-        return plain as f32;
-    }
-    if largest == i32::MIN {
-        return 0.0;
-    }
-    let (unit, units) = (power_of_two(largest - FRACTION_BITS), power_of_two(FRACTION_BITS - largest));
+    // A lane of zeros has no exponent; any will do.
+    let exponents = largest.map(|largest| if largest == i32::MIN { 0 } else { largest });
+    let units = exponents.map(|largest| power_of_two(FRACTION_BITS.wrapping_sub(largest)));
     // Scaling by a power of two is exact, and so are sums of whole numbers that are far below 2^52.
-    let products = products.iter().fold(0.0, |sum, product| sum + cut(product * units));
-    let sum = products + cut(f64::from(addend) * units);
-    truncated(sum * unit)
+    let mut sums = [0.0; N];
+    for products in &products[..a.len()] {
+        for lane in 0..N {
+            sums[lane] += cut(products[lane] * units[lane]);
+        }
+    }
+    let mut results = [0.0; N];
+    for lane in 0..N {
+        let sum = sums[lane] + cut(f64::from(addends[lane]) * units[lane]);
+        results[lane] = match largest[lane] {
+            _ if !plain[lane].is_finite() => plain[lane] as f32,
+            i32::MIN => 0.0,
+            largest => truncated(sum * power_of_two(largest - FRACTION_BITS)),
+        };
+    }
+    results
+}
+
+/// A step in every lane: `to[l] += Σ a[n] · rows[n][l]`.
+fn steps(to: &mut [f32], a: &[f32], rows: &[&[f32]], formats: [Format; 2]) {
+    for first in (0..to.len()).step_by(LANES) {
+        let lanes = first..to.len().min(first + LANES);
+        let mut block = [[0.0; LANES]; STEP];
+        for (block, row) in block.iter_mut().zip(rows) {
+            block[..lanes.len()].copy_from_slice(&row[lanes.clone()]);
+        }
+        let mut addends = [0.0; LANES];
+        addends[..lanes.len()].copy_from_slice(&to[lanes.clone()]);
+        let results = step_lanes(addends, a, &block, formats);
+        to[lanes.clone()].copy_from_slice(&results[..lanes.len()]);
+    }
 }
 
 /// The whole number next to `value`, of magnitude below 2^51, towards zero.
@@ -121,11 +168,9 @@ impl Arithmetic<f32> for Hopper {
         to.fill(0.0);
         let columns = to.len();
         for (a, b) in a.chunks(STEP).zip(b.chunks(STEP * columns)) {
-            for (j, to) in to.iter_mut().enumerate() {
-                let mut column = [0.0; STEP];
-                column.iter_mut().zip(b[j..].iter().step_by(columns)).for_each(|(to, b)| *to = *b);
-                *to = step(*to, a, &column[..a.len()], [format; 2]);
-            }
+            let mut rows: [&[f32]; STEP] = [&[]; STEP];
+            rows.iter_mut().zip(b.chunks(columns)).for_each(|(row, b)| *row = b);
+            steps(to, a, &rows[..a.len()], [format; 2]);
         }
     }
 
@@ -137,11 +182,9 @@ impl Arithmetic<f32> for Hopper {
             let place = weights.first + next;
             let end = weights.values.len().min(next + STEP - place % STEP);
             let (weights, rows) = (&weights.values[next..end], rows.slice(next..end));
-            for (c, to) in to.iter_mut().enumerate() {
-                let mut column = [0.0; STEP];
-                column.iter_mut().zip(rows.lanes()).for_each(|(to, lane)| *to = lane[c]);
-                *to = step(*to, weights, &column[..weights.len()], formats);
-            }
+            let mut lanes: [&[f32]; STEP] = [&[]; STEP];
+            lanes.iter_mut().zip(rows.lanes()).for_each(|(to, lane)| *to = lane);
+            steps(to, weights, &lanes[..weights.len()], formats);
             next = end;
         }
     }

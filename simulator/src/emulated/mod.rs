@@ -137,9 +137,11 @@ impl<T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tiled<'_
         let heads = tensors.q.shape()[1];
         for segment in &call.segments {
             let placed = self.place(Pass::Forward, segment);
+            let mut keys = Columns::new(self.tiles.kv);
             for head in 0..heads {
+                keys.of(self.stages.kv_head(head, heads / tensors.k.shape()[1]));
                 for rows in tiles_of(0..segment.q.len, self.tiles.q) {
-                    self.forward_tile(call, &placed, head, rows, &mut tensors);
+                    self.forward_tile(call, &placed, head, rows, &mut keys, &mut tensors);
                 }
             }
             if call.policy == RowPolicy::Overwrite {
@@ -215,16 +217,17 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         placed: &Placed<'_>,
         head: usize,
         rows: Range<usize>,
+        keys: &mut Columns<T>,
         tensors: &mut Forward<'_, T>,
     ) {
         let Tiled { units, stages, p, .. } = self;
         let softmax = &call.softmax;
-        let kv_head = stages.kv_head(head, tensors.q.shape()[1] / tensors.k.shape()[1]);
+        let kv_head = keys.head;
         let mut states = vec![Online::new(tensors.v.shape()[2]); rows.len()];
         let mut scores = vec![T::ZERO; self.tiles.kv];
         let mut largest = T::NEG_INFINITY;
         for columns in stages.tiles(Pass::Forward, placed.segment, &rows, placed.k.len(), self.tiles.kv) {
-            let k = transposed(tensors.k, &placed.k[columns.clone()], kv_head);
+            let k = keys.tile(tensors.k, &placed.k, &columns);
             let values = Rows { tensor: tensors.v, rows: &placed.v[columns.clone()], head: kv_head };
             for (i, state) in rows.clone().zip(&mut states) {
                 let seen = clip(stages.visible(Pass::Forward, placed.segment, i), &columns);
@@ -232,7 +235,7 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
                     continue;
                 }
                 let (q, format) = (tensors.q.lane(placed.q[i], head), tensors.q.format());
-                stages.products(units, Pass::Forward, format, q, &k, &mut scores[..columns.len()]);
+                stages.products(units, Pass::Forward, format, q, k, &mut scores[..columns.len()]);
                 let scores = &mut scores[seen.clone()];
                 stages.scores(units, Pass::Forward, softmax, scores);
                 let max = scores.iter().copied().fold(T::NEG_INFINITY, T::larger);
@@ -290,9 +293,12 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         let group = tensors.q.shape()[1] / tensors.k.shape()[1];
         let mut dk = vec![T::ZERO; placed.k.len() * tensors.k.shape()[2]];
         let mut dv = vec![T::ZERO; placed.v.len() * tensors.v.shape()[2]];
+        let mut columns = [(); 2].map(|()| Columns::new(self.tiles.kv));
+        columns.iter_mut().for_each(|columns| columns.of(kv_head));
         for head in stages.query_heads(kv_head, group) {
             for rows in tiles_of(0..placed.segment.q.len, self.tiles.q) {
-                self.backward_tile(call, placed, (head, kv_head), rows, [&mut dk, &mut dv], tensors);
+                let sums = [&mut dk[..], &mut dv[..]];
+                self.backward_tile(call, placed, (head, kv_head), rows, &mut columns, sums, tensors);
             }
         }
         let keys = placed.segment.kv.iter().flat_map(Run::real_rows);
@@ -312,6 +318,7 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         placed: &Placed<'_>,
         (head, kv_head): (usize, usize),
         rows: Range<usize>,
+        [keys, values]: &mut [Columns<T>; 2],
         [dk, dv]: [&mut [T]; 2],
         tensors: &mut Backward<'_, T>,
     ) {
@@ -323,14 +330,15 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         let row_dots = stages.row_dots(units, dout, Rows { tensor: tensors.out, rows: real, head });
         let lse = stages.saved_lse(tensors.lse, head, real);
         let mut dq = vec![T::ZERO; rows.len() * dim_qk];
-        let (segment, keys) = (placed.segment, placed.k.len());
-        let mut tiles = stages.tiles(Pass::Backward, segment, &rows, keys, self.tiles.kv);
+        let segment = placed.segment;
+        let mut tiles = stages.tiles(Pass::Backward, segment, &rows, placed.k.len(), self.tiles.kv);
         units.order([head, rows.start], &mut tiles);
         for columns in tiles {
             let k = Rows { tensor: tensors.k, rows: &placed.k[columns.clone()], head: kv_head };
-            let v = Rows { tensor: tensors.v, rows: &placed.v[columns.clone()], head: kv_head };
+            let operands =
+                [keys.tile(tensors.k, &placed.k, &columns), values.tile(tensors.v, &placed.v, &columns)];
             let [p, ds] =
-                self.weigh_tile(call, segment, rows.clone(), &columns, [q, k, dout, v], &row_dots, &lse);
+                self.weigh_tile(call, segment, rows.clone(), &columns, [q, dout], operands, &row_dots, &lse);
             stages.add_dq(units, &mut dq, &ds, k);
             stages.add_dk(units, &mut dk[columns.start * dim_qk..columns.end * dim_qk], &ds, q);
             stages.add_dv(units, &mut dv[columns.start * dim_v..columns.end * dim_v], &p, dout);
@@ -353,7 +361,8 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         segment: &Segment,
         rows: Range<usize>,
         columns: &Range<usize>,
-        [q, k, dout, v]: [Rows<'_, T>; 4],
+        [q, dout]: [Rows<'_, T>; 2],
+        [k, v]: [&[T]; 2],
         row_dots: &[T],
         lse: &[T],
     ) -> [TileWeights<T>; 2] {
@@ -362,14 +371,13 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         let new = |format| TileWeights::new(rows.len(), columns.len(), format);
         let (mut p, mut ds) = (new(self.p), new(self.ds));
         let (mut scores, mut dp) = (vec![T::ZERO; columns.len()], vec![T::ZERO; columns.len()]);
-        let (k, v) = (transposed(k.tensor, k.rows, k.head), transposed(v.tensor, v.rows, v.head));
         for (local, i) in rows.clone().enumerate() {
             let seen = clip(stages.visible(pass, segment, i), columns);
             if seen.is_empty() {
                 continue;
             }
-            stages.products(units, pass, format, q.lane(local), &k, &mut scores);
-            stages.products(units, pass, format, dout.lane(local), &v, &mut dp);
+            stages.products(units, pass, format, q.lane(local), k, &mut scores);
+            stages.products(units, pass, format, dout.lane(local), v, &mut dp);
             stages.scores(units, pass, softmax, &mut scores[seen.clone()]);
             let (p_row, ds_row) = (p.row_mut(local), ds.row_mut(local));
             for j in seen.clone() {
@@ -381,6 +389,43 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
             (p.seen[local], ds.seen[local]) = (seen.clone(), seen);
         }
         [p, ds]
+    }
+}
+
+/// Tiles of keys or values of one head, transposed: made once for all tiles of queries that meet them.
+struct Columns<T> {
+    head: usize,
+    /// Keys of a tile.
+    size: usize,
+    /// In order; nothing in those that nobody met yet.
+    tiles: Vec<Vec<T>>,
+}
+
+impl<T: Real> Columns<T> {
+    /// No tile yet, of tiles of so many keys.
+    fn new(size: usize) -> Columns<T> {
+        Columns { head: 0, size: size.max(1), tiles: Vec::new() }
+    }
+
+    /// The next tiles are of this head.
+    fn of(&mut self, head: usize) {
+        if head != self.head {
+            self.tiles.clear();
+        }
+        self.head = head;
+    }
+
+    /// The tile of these columns, of the segment whose rows are `rows`.
+    fn tile(&mut self, tensor: &Tensor<T>, rows: &[usize], columns: &Range<usize>) -> &[T] {
+        let index = columns.start / self.size;
+        if self.tiles.len() <= index {
+            self.tiles.resize_with(index + 1, Vec::new);
+        }
+        let tile = &mut self.tiles[index];
+        if tile.is_empty() {
+            *tile = transposed(tensor, &rows[columns.clone()], self.head);
+        }
+        tile
     }
 }
 

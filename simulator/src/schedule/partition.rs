@@ -6,7 +6,7 @@ use seamproof_oracle::replay::{Launch, Line};
 use seamproof_oracle::{Format, Problem};
 
 use super::{Merge, MergeStyle, Schedule, Work};
-use crate::check::{Held, Holds, Reading, trace};
+use crate::check::{Held, Holds, Reading, trace_moves};
 use crate::emulated::Tiles;
 
 /// Most parts of a rank's slot that a launch tells apart: the two chunks of a dual-chunk slot.
@@ -38,7 +38,7 @@ impl Schedule {
         let is_forward = |rank: usize, operation: usize| {
             self.ranks[rank].backward.is_none_or(|backward| operation < backward)
         };
-        let traced = trace(problem, self).ok()?;
+        let traced = trace_moves(problem, self).ok()?;
         let forward = traced.into_iter().filter(|launch| is_forward(launch.at.rank, launch.at.operation));
         Some(
             forward

@@ -23,7 +23,7 @@ pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {
     if eligible(problem.mode, problem).is_err() {
         return Look::Held;
     }
-    let merging = Merging::from(evidence.backend.partition(problem));
+    let merging = Merging::from(evidence.partition());
     let parts = parts(problem.mode, problem, merging);
     let plans: Vec<Plan<'_>> = (0..problem.sequences.len()).map(|index| Plan::new(problem, index)).collect();
     let forward = Forward { evidence, merging, parts };

@@ -101,7 +101,8 @@ struct Worst {
 impl<'a> Bounds<'a> {
     pub(super) fn new(evidence: &Evidence<'_>, problem: &'a Problem, inputs: &'a Inputs) -> Bounds<'a> {
         let (backend, norms) = (evidence.backend, Norms::new(problem, inputs));
-        let partition = backend.partition(problem);
+        let own = std::ptr::eq(problem, evidence.problem);
+        let partition = if own { evidence.partition() } else { evidence.partition_of(problem) };
         let model = Model::new(problem, backend.accumulation(), partition);
         Bounds { problem, inputs, norms, model, partition, underflow: backend.accumulation().underflow() }
     }
@@ -157,7 +158,7 @@ impl<'a> Bounds<'a> {
             return RowError { lse: f64::INFINITY, out: f64::INFINITY };
         };
         let g = self.model.value_sum(keys);
-        let pair = self.model.pair(&row, -row.max, 1.0, a, g);
+        let pair = self.model.of_row(&row).pair(-row.max, 1.0, a, g);
         let denominator = self.model.denominator(&row, pair.weight + F32_ROUNDOFF * row.max, Tier::Worst);
         let floor = self.problem.precision.p.format.tiny_half().max(self.underflow);
         let values = (pair.value + pair.rounding.most + keys as f64 * floor * (1.0 + g)) * norms.v_max;

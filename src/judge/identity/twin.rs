@@ -5,11 +5,10 @@ use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side};
 
 use super::super::compare::{View, Worst};
 use super::super::structure::results;
-use super::super::{ELEMENTS_MAX, Evidence, Look, fills};
+use super::super::{ELEMENTS_MAX, Evidence, Look, fills, poisoned};
 use super::{Relation, broken};
 use crate::backend::{RankOutputs, RunError, TensorName};
 use crate::layout::{self, RankLayout, run_of};
-use crate::values;
 use crate::verdict::{Check, Finding, Place, number};
 
 /// Where the rows and heads of a twin come from.
@@ -93,13 +92,13 @@ impl Twin {
         if !taken || problem.elements() > ELEMENTS_MAX {
             return None;
         }
-        let inputs = gather(evidence.problem, evidence.inputs, &problem, &source);
+        let inputs = evidence.making(|| gather(evidence.problem, evidence.inputs, &problem, &source));
         Some(Twin { problem, inputs, source })
     }
 
     /// The problem itself, for other inputs.
     pub(super) fn of(evidence: &Evidence<'_>) -> Twin {
-        let (problem, inputs) = (evidence.problem.clone(), evidence.inputs.clone());
+        let (problem, inputs) = (evidence.problem.clone(), evidence.making(|| evidence.inputs.clone()));
         Twin { source: Source::same(&problem), problem, inputs }
     }
 
@@ -114,8 +113,7 @@ impl Twin {
     /// The subject's answer in the twin's own layout, its padding poisoned; else what is wrong with it.
     pub(super) fn answer(&self, evidence: &Evidence<'_>, relation: Relation) -> Result<RankOutputs, Look> {
         let wrong = |what: String| Look::from(Some(broken(relation, None, format!("in the twin: {what}"))));
-        let mut inputs = self.inputs.clone();
-        values::poison(&mut inputs, &self.problem, fills(evidence.backend)[0]);
+        let inputs = evidence.making(|| poisoned(&self.inputs, &self.problem, fills(evidence.backend)[0]));
         let outputs = match evidence.run(&self.problem, &inputs) {
             Ok(outputs) => outputs,
             Err(RunError::Infrastructure(what)) => return Err(Look::Failed(what)),
