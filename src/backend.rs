@@ -10,34 +10,44 @@ use ndarray::{Array1, Array2, Array3};
 pub use seamproof_oracle::TensorName;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::{Launch, Replay};
-use seamproof_oracle::{Algorithm, Balance, Format, Inputs, Problem, Scaling, Sequence, Sink};
+use seamproof_oracle::{Algorithm, Balance, Format, Inputs, Precision, Problem, Scaling, Sequence, Sink};
 use seamproof_simulator::Damage;
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::profile;
+use crate::verdict::Ending;
+
+/// A word of this program.
+pub type Word = &'static str;
 
 /// Why a subject does not take a problem: the row of the capability table that says no.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize)]
 pub enum Refusal {
     /// A format that the subject has no code for, or a mix of formats.
     #[error("{quantity} in {format} is not supported")]
     Format {
         /// The quantity of `Precision`.
-        quantity: &'static str,
+        #[serde(deserialize_with = "known_word")]
+        quantity: Word,
         /// Its format.
-        format: &'static str,
+        #[serde(deserialize_with = "known_word")]
+        format: Word,
     },
     /// Scaled codes.
     #[error("{quantity} is scaled; only unscaled formats are supported")]
     Scaling {
         /// The quantity of `Precision`.
-        quantity: &'static str,
+        #[serde(deserialize_with = "known_word")]
+        quantity: Word,
     },
     /// A head dimension outside the range.
     #[error("head dimension {dim} of {which} is outside {min} to {max}")]
     HeadDim {
         /// `qk` or `v`.
-        which: &'static str,
+        #[serde(deserialize_with = "known_word")]
+        which: Word,
         /// The dimension.
         dim: usize,
         /// Least.
@@ -47,7 +57,7 @@ pub enum Refusal {
     },
     /// A context-parallel algorithm that the subject does not run.
     #[error("context-parallel algorithm {0} is not supported")]
-    Algorithm(&'static str),
+    Algorithm(#[serde(deserialize_with = "known_word")] Word),
     /// A group smaller than its world.
     #[error("a group inside a larger world is not supported")]
     World,
@@ -60,6 +70,15 @@ pub enum Refusal {
     /// A sink.
     #[error("this kind of sink is not supported")]
     Sink,
+}
+
+/// The words that refusals are made of: a refusal that comes from another process has no others.
+fn known_word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
+    let word = String::deserialize(deserializer)?;
+    let quantities = Precision::uniform(Format::F32).elements().map(|(name, _)| name);
+    let mut known =
+        quantities.into_iter().chain(Format::ALL.map(Format::name)).chain(ALGORITHMS).chain(["qk", "v"]);
+    known.find(|known| *known == word).ok_or_else(|| D::Error::custom("a word that no refusal has"))
 }
 
 impl Refusal {
@@ -79,7 +98,9 @@ impl Refusal {
 }
 
 /// What a context-parallel algorithm needs of a problem; a problem without it is refused because it is impossible.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize,
+)]
 pub enum ParallelRule {
     /// Every span is a multiple of what the balance cuts it into.
     #[error("a sequence's span is not a multiple of what the sharding cuts it into")]
@@ -309,12 +330,31 @@ pub enum RunError {
     /// The subject does not take this problem.
     #[error("refused: {0}")]
     Refused(#[from] Refusal),
-    /// The subject died.
+    /// The subject died, by its own word.
     #[error("crashed: {0}")]
     Crash(String),
+    /// The subject ran out of memory, by its own word.
+    #[error("out of memory: {0}")]
+    OutOfMemory(String),
+    /// The subject's process died, hung, or answered what is no answer.
+    #[error("{0}")]
+    Ended(Box<Ended>),
+    /// The sentinel (a run whose results are known) came out differently: the process or its device went bad.
+    #[error("the sentinel: {0}")]
+    Sentinel(String),
     /// The harness failed, not the subject.
     #[error("infrastructure: {0}")]
     Infrastructure(String),
+}
+
+/// How a subject's process ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{ending}: {what}")]
+pub struct Ended {
+    /// What makes it the same as another one.
+    pub ending: Ending,
+    /// What was tried to confirm it, and what the process said.
+    pub what: String,
 }
 
 /// What a subject promises of the bits of its results, beyond being right: what a right subject may leave open. Where
@@ -379,6 +419,11 @@ pub trait Backend: Sync {
         build(problem)
     }
 
+    /// Makes ready what runs need, where that takes more than this process: an error says why it cannot be had.
+    fn ready(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Runs the problem. Padding and slack rows of `inputs` hold what the padding contract allows.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError>;
 }
@@ -433,6 +478,11 @@ pub trait Wrapper: Sync {
         self.inner().schedule(problem)
     }
 
+    /// See [`Backend::ready`].
+    fn ready(&self) -> Result<(), String> {
+        self.inner().ready()
+    }
+
     /// See [`Backend::run`].
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         self.inner().run(problem, inputs)
@@ -474,6 +524,10 @@ impl<W: Wrapper> Backend for W {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         Wrapper::schedule(self, problem)
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        Wrapper::ready(self)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -24,3 +24,4 @@ pub mod shrink;
 pub mod strategy;
 pub mod values;
 pub mod verdict;
+pub mod worker;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::{Refusal, TensorName};
 pub use crate::judge::Relation;
+use crate::worker::Phase;
 
 /// A rung of the judge's ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -28,14 +29,20 @@ pub enum Check {
     Validation,
     /// The subject died.
     Crash,
+    /// The subject did not come to an end in its time.
+    Timeout,
+    /// A run whose results are known came out differently: what ran it went bad.
+    Sentinel,
 }
 
 impl Check {
     /// Every check, in the ladder's order.
-    pub const ALL: [Check; 8] = [
+    pub const ALL: [Check; 10] = [
         Check::Validation,
         Check::Capability,
         Check::Crash,
+        Check::Timeout,
+        Check::Sentinel,
         Check::Structure,
         Check::Poison,
         Check::Exact,
@@ -54,7 +61,14 @@ impl Check {
             Check::Envelope => "envelope",
             Check::Validation => "validation",
             Check::Crash => "crash",
+            Check::Timeout => "timeout",
+            Check::Sentinel => "sentinel",
         }
+    }
+
+    /// Whether the subject gave no results: it died or hung.
+    pub fn is_end(self) -> bool {
+        matches!(self, Check::Crash | Check::Timeout)
     }
 }
 
@@ -92,6 +106,74 @@ impl fmt::Display for Place {
     }
 }
 
+/// What ended a subject's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// A signal that nobody here sent.
+    Signal(i32),
+    /// It ended itself with this exit code.
+    Exit(i32),
+    /// It answered that it failed, by a driver's error or one of its own.
+    Failed,
+    /// It answered that memory ran out.
+    OutOfMemory,
+    /// It wrote what is no answer.
+    Garbage,
+    /// It wrote an answer whose digest is wrong.
+    Digest,
+    /// A deadline passed.
+    Hang,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Signal(number) => match SIGNALS.iter().find(|(known, _)| known == number) {
+                Some((_, name)) => f.write_str(name),
+                None => write!(f, "signal {number}"),
+            },
+            Cause::Exit(code) => write!(f, "exit code {code}"),
+            Cause::Failed => f.write_str("failed"),
+            Cause::OutOfMemory => f.write_str("out of memory"),
+            Cause::Garbage => f.write_str("garbage"),
+            Cause::Digest => f.write_str("wrong digest"),
+            Cause::Hang => f.write_str("hung"),
+        }
+    }
+}
+
+/// Signals that end a process by themselves, where all systems agree on their numbers.
+const SIGNALS: [(i32, &str); 6] =
+    [(4, "SIGILL"), (6, "SIGABRT"), (8, "SIGFPE"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM")];
+
+/// How a subject's process ended a run: what makes two crashes the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ending {
+    /// What ended it.
+    pub cause: Cause,
+    /// The last phase that the run reached; absent where it reached none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Phase>,
+}
+
+impl Ending {
+    /// The check that it breaks.
+    pub fn check(self) -> Check {
+        if self.cause == Cause::Hang { Check::Timeout } else { Check::Crash }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.after {
+            Some(phase) => write!(f, "{} after {phase}", self.cause),
+            None => write!(f, "{} before the run was received", self.cause),
+        }
+    }
+}
+
 /// One broken check, with its worst element.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -101,6 +183,9 @@ pub struct Finding {
     /// The relation that does not hold, for check [`Check::Identity`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Relation>,
+    /// How the subject's process ended, for checks [`Check::Crash`] and [`Check::Timeout`] of one that has a process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ending: Option<Ending>,
     /// The tensor; absent where the case as a whole is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorName>,
@@ -142,6 +227,7 @@ impl Finding {
         Finding {
             check,
             identity: None,
+            ending: None,
             tensor,
             place: Place::default(),
             what,
@@ -324,7 +410,7 @@ pub enum Verdict {
     RefusedMalformed(&'static str),
     /// Refused, exactly as the capability table says.
     Refused(Refusal),
-    /// A check broke (a crash of the subject is a finding of check [`Check::Crash`]).
+    /// A check broke (a crash of the subject is a finding of check [`Check::Crash`], a hang one of [`Check::Timeout`]).
     Finding(Box<Finding>),
     /// Larger than what is judged: nothing was run.
     TooLarge(String),

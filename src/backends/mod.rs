@@ -13,8 +13,9 @@ pub use planted::Planted;
 use seamproof_simulator::faults;
 
 use crate::backend::Backend;
+use crate::worker::{self, Remote, Served, mock};
 
-/// The backends, as `--backend` takes them: the emulated kernel, right and with the canary's fault planted in it.
+/// The backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, right and with the canary's fault planted in it.
 pub const NAMES: [&str; 2] = ["emulated", faults::WINDOW_OFF_BY_ONE.id];
 
 /// Why no backend could be made.
@@ -36,6 +37,12 @@ pub enum BackendError {
         /// Its options.
         known: &'static str,
     },
+    /// A list of options that is none.
+    #[error("'{text}' is no list of options; write OPTION=VALUE,…")]
+    Options {
+        /// The list.
+        text: String,
+    },
     /// An option's value that is not usable.
     #[error("option {option} of backend {backend} is '{value}'; use {expected}")]
     OptionValue {
@@ -50,8 +57,37 @@ pub enum BackendError {
     },
 }
 
-/// Makes a backend from its name and options.
+/// After the name of a subject of this process: the same subject behind worker processes.
+pub const AT_WORKER: &str = "@worker";
+
+/// Makes a backend from its name and options: a subject of this process, `NAME@worker` for the same behind the worker
+/// processes of [`worker::shared`], or one that runs in workers alone.
 pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
+    match served(name, options)? {
+        Some(served) => Ok(Box::new(Remote::new(name, served, worker::shared()))),
+        None => in_process(name, options),
+    }
+}
+
+/// What a pool needs to serve a subject; none for one that runs in this process. A subject that needs a device of its own
+/// is an arm here, with its declaration; its runner is one in [`worker::open`].
+fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Served>, BackendError> {
+    if name == mock::NAME {
+        return mock::served(options).map(Some);
+    }
+    let Some(inner) = name.strip_suffix(AT_WORKER) else { return Ok(None) };
+    let fixed = BTreeMap::new();
+    Ok(Some(Served {
+        declaration: in_process(inner, options)?,
+        subject: worker::subject(inner, options),
+        sentinel: worker::subject(inner, &fixed),
+        sentinel_declaration: in_process(inner, &fixed)?,
+        arguments: vec!["worker".into()],
+    }))
+}
+
+/// Makes a backend that runs in this process.
+pub fn in_process(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
     match name {
         "emulated" => Ok(Box::new(Emulated::from_options(options)?)),
         // What was found with a planted fault must replay.
@@ -74,13 +110,23 @@ fn planted_by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box
 
 /// Options for a case of a campaign, from its seed: tile sizes vary, so that every edge is met with few tokens.
 pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
-    match name {
+    match name.strip_suffix(AT_WORKER).unwrap_or(name) {
         "emulated" => emulated::draw_options(seed),
         name if name.starts_with(planted::PREFIX) || name.contains(miscalled::SEPARATOR) => {
             emulated::draw_options(seed)
         }
         _ => BTreeMap::new(),
     }
+}
+
+/// A subject with options as the command line names it: `NAME`, or `NAME:OPTION=VALUE,…`.
+pub fn parse(text: &str) -> Result<(String, BTreeMap<String, String>), BackendError> {
+    let (name, listed) = text.split_once(':').unwrap_or((text, ""));
+    let option = |item: &str| item.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let items = listed.split(',').filter(|item| !item.is_empty());
+    let options = items.map(option).collect::<Option<_>>();
+    let wrong = || BackendError::Options { text: listed.chars().take(40).collect() };
+    Ok((name.to_owned(), options.ok_or_else(wrong)?))
 }
 
 /// The emulated kernel with the campaign's canary planted in it.

@@ -1,6 +1,7 @@
 //! When two failures are the same one.
 //!
-//! While shrinking, a [`Symptom`] must stay: the same check (and identity) on the same tensor, and for a bound check at least twice the
+//! While shrinking, a [`Symptom`] must stay: the same check (and identity, and end of the
+//! subject's process) on the same tensor, and for a bound check at least twice the
 //! bound (or the starting ratio, where that was less), so that a real fault does not shrink into the grey zone of a
 //! bound. After shrinking, a [`FailureKey`] adds the features that the minimal case could not lose.
 
@@ -11,30 +12,36 @@ use seamproof_oracle::{Alignment, Format, InputMode, Pass, Problem, Sequence, Si
 use serde::Serialize;
 
 use crate::backend::TensorName;
-use crate::verdict::{Check, Finding, Relation, Verdict};
+use crate::verdict::{Check, Ending, Finding, Relation, Verdict};
 
 /// While shrinking a bound check, a candidate must stay this many times over the bound if the start was.
 pub const SHRINK_RATIO: f64 = 2.0;
 
-/// Which check, and which identity of it, broke on which tensor.
+/// Which check, and which identity of it, broke on which tensor; for the end of a process, how it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Symptom {
     check: Check,
     identity: Option<Relation>,
+    ending: Option<Ending>,
     tensor: Option<TensorName>,
 }
 
 impl Symptom {
     /// The symptom of a finding.
     pub fn of(finding: &Finding) -> Symptom {
-        Symptom { check: finding.check, identity: finding.identity, tensor: finding.tensor }
+        let Finding { check, identity, ending, tensor, .. } = *finding;
+        Symptom { check, identity, ending, tensor }
     }
 
-    /// Check, identity and tensor in one word, for names of files.
+    /// Check, identity, ending and tensor in one word, for names of files.
     pub fn name(self) -> String {
+        let ending = self
+            .ending
+            .map(|ending| format!("-{ending}").to_lowercase().replace(' ', "-"))
+            .unwrap_or_default();
         let identity = self.identity.map(|identity| format!("-{identity}")).unwrap_or_default();
         let tensor = self.tensor.map(|tensor| format!("-{tensor}")).unwrap_or_default();
-        format!("{}{identity}{tensor}", self.check)
+        format!("{}{identity}{ending}{tensor}", self.check)
     }
 }
 
@@ -55,6 +62,9 @@ pub struct FailureKey {
     /// The identity, for that check.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<Relation>,
+    /// How the subject's process ended, where it has one and that is the failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ending: Option<Ending>,
     /// The subject.
     pub backend: String,
     /// The tensor.
@@ -74,6 +84,7 @@ impl FailureKey {
         FailureKey {
             check: finding.check,
             identity: finding.identity,
+            ending: finding.ending,
             backend: backend.to_owned(),
             tensor: finding.tensor,
             features: BTreeSet::new(),
@@ -88,6 +99,9 @@ impl fmt::Display for FailureKey {
             write!(f, " {identity}")?;
         }
         write!(f, " · {}", self.backend)?;
+        if let Some(ending) = self.ending {
+            write!(f, " · {ending}")?;
+        }
         if let Some(tensor) = self.tensor {
             write!(f, " · {tensor}")?;
         }

@@ -22,27 +22,41 @@ pub trait Subjects: Sync {
 
 /// A subject that the command line knows by name.
 #[derive(Clone, Debug)]
-pub struct Registered(String);
+pub struct Registered {
+    name: String,
+    /// Options that are the same for every case; the others are drawn.
+    fixed: Options,
+}
 
 impl Registered {
-    /// The subject of this name, if there is one and it can be made.
-    pub fn new(name: &str) -> Result<Registered, BackendError> {
-        backends::by_name(name, &backends::draw_options(name, 0))?;
-        Ok(Registered(name.to_owned()))
+    /// The subject that `NAME` or `NAME:OPTION=VALUE,…` says, if there is one and it can be made.
+    pub fn new(text: &str) -> Result<Registered, BackendError> {
+        let (name, fixed) = backends::parse(text)?;
+        let subject = Registered { name, fixed };
+        subject.backend(&subject.options(0))?;
+        Ok(subject)
+    }
+
+    /// Makes ready what the subject's runs need, or says why it cannot be had.
+    pub fn ready(&self) -> Result<(), String> {
+        let backend = self.backend(&self.options(0)).map_err(|error| error.to_string())?;
+        backend.ready()
     }
 }
 
 impl Subjects for Registered {
     fn name(&self) -> &str {
-        &self.0
+        &self.name
     }
 
     fn options(&self, seed: u64) -> Options {
-        backends::draw_options(&self.0, seed)
+        let mut options = backends::draw_options(&self.name, seed);
+        options.extend(self.fixed.clone());
+        options
     }
 
     fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
-        backends::by_name(&self.0, options)
+        backends::by_name(&self.name, options)
     }
 }
 

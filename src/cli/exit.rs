@@ -1,7 +1,6 @@
 //! Exit codes, all of them.
 
 use crate::campaign::Summary;
-use crate::verdict::Check;
 
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +12,8 @@ pub(super) enum Exit {
     TooLittle,
     CanaryMissed,
     Internal,
+    /// A worker's own, for its supervisor alone.
+    Worker(u8),
 }
 
 /// The same, for `--help`.
@@ -23,7 +24,7 @@ Exit codes:
   0   everything held
   1   usage or input error
   2   a finding
-  3   the backend crashed, and nothing else was found
+  3   the backend crashed or hung, and nothing else was found
   4   too little was run to say anything, or it was interrupted
   5   the canary (a planted fault) was missed
   70  a fault of this program";
@@ -39,15 +40,15 @@ impl Exit {
             Exit::TooLittle => 4,
             Exit::CanaryMissed => 5,
             Exit::Internal => 70,
+            Exit::Worker(code) => code,
         }
     }
 
     /// What a campaign's sum means: findings before everything, then what makes them doubtful.
     pub(super) fn of(summary: &Summary) -> Exit {
-        let crashed = summary.failed.contains_key(&Check::Crash);
-        if summary.failed.keys().any(|check| *check != Check::Crash) {
+        if summary.failed.keys().any(|check| !check.is_end()) {
             Exit::Finding
-        } else if crashed {
+        } else if !summary.failed.is_empty() {
             Exit::Crash
         } else if summary.infrastructure_count > 0 {
             Exit::Internal
@@ -62,6 +63,7 @@ impl Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::Check;
 
     #[test]
     fn a_finding_outweighs_a_crash_and_both_whatever_makes_the_campaign_doubtful() {
@@ -72,6 +74,8 @@ mod tests {
         summary.infrastructure_count = 1;
         assert_eq!(Exit::of(&summary).code(), 70);
         summary.failed.insert(Check::Crash, 1);
+        assert_eq!(Exit::of(&summary).code(), 3);
+        summary.failed.insert(Check::Timeout, 1);
         assert_eq!(Exit::of(&summary).code(), 3);
         summary.failed.insert(Check::Envelope, 1);
         assert_eq!(Exit::of(&summary).code(), 2);

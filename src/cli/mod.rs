@@ -18,14 +18,15 @@ mod prove;
 mod replay;
 mod run;
 mod shrink;
+mod worker;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use crate::backend::Backend;
+use crate::backends;
 use crate::case::{Case, CaseError, Subject};
 use crate::evaluate::{ReplayError, quiet_caught_panics, subject_of};
 use crate::record::RecordError;
@@ -61,6 +62,9 @@ enum Command {
     Bench(bench::Args),
     /// Compile the GPU kernels
     Kernels(kernels::Args),
+    /// The subject's process; not for people
+    #[command(hide = true)]
+    Worker(worker::Args),
 }
 
 /// Why a command could not do its work. One line each.
@@ -76,6 +80,8 @@ enum CliError {
     TooLarge { file: String, what: String },
     #[error("--backend: {0}")]
     Backend(#[from] crate::backends::BackendError),
+    #[error("backend {name} cannot be started: {what}")]
+    Start { name: String, what: String },
     #[error(transparent)]
     Record(#[from] RecordError),
     #[error("{file}: the profile cannot be written: {source}")]
@@ -109,6 +115,7 @@ fn dispatch(cli: Cli) -> Exit {
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Kernels(args) => kernels::run(&args),
+        Command::Worker(args) => return worker::run(&args),
     };
     result.unwrap_or_else(|error| {
         complain(&error);
@@ -116,11 +123,12 @@ fn dispatch(cli: Cli) -> Exit {
     })
 }
 
-/// A stored case and its subject, or the subject of this name with its default options in its place.
+/// A stored case and its subject, or the subject that `backend` names, with the options that it names, in its place.
 fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), CliError> {
     let mut case = Case::load(file)?;
-    if let Some(name) = backend {
-        case.subject = Subject { name: name.to_owned(), options: BTreeMap::new() };
+    if let Some(text) = backend {
+        let (name, options) = backends::parse(text)?;
+        case.subject = Subject { name, options };
     }
     match subject_of(&case) {
         Ok(backend) => Ok((case, backend)),

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use super::{CliError, load};
+use super::{CliError, load, worker};
 use crate::case::{Case, CaseError};
 use crate::evaluate::evaluate;
 use crate::prose;
 use crate::record::findings_of;
-use crate::verdict::{Check, Verdict};
+use crate::verdict::Verdict;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,6 +28,8 @@ pub(super) struct Args {
     /// Judge this subject instead of each case's own
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
+    #[command(flatten)]
+    workers: worker::Options,
 }
 
 /// How many cases came to what.
@@ -42,6 +44,7 @@ struct Tally {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    args.workers.configure();
     let mut tally = Tally::default();
     for path in files(&args.paths)? {
         match judged(&path, args.backend.as_deref()) {
@@ -107,7 +110,7 @@ impl Tally {
                 format!("refused  {path} · {reason} · {problem}")
             }
             Verdict::Finding(finding) => {
-                *(if finding.check == Check::Crash { &mut self.crashed } else { &mut self.failed }) += 1;
+                *(if finding.check.is_end() { &mut self.crashed } else { &mut self.failed }) += 1;
                 format!("FAIL     {path} · {finding} · {problem}")
             }
             // Only fields that make no problem are malformed, and a stored case holds a problem.

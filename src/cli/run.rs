@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::exit::Exit;
 use super::options::{duration, random_seed, seed};
 use super::output::{complain, note, print_line};
-use super::{CliError, junit, progress};
+use super::{CliError, junit, progress, worker};
 use crate::campaign::{
     self, Canary, Control, Event, Observer, Plan, Registered, Shard, Sinks, Start, Subjects, Summary,
 };
@@ -34,7 +34,7 @@ Examples:
 #[derive(clap::Args, Debug, Default)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The subject; emulated if not given
+    /// The subject; emulated if not given. NAME:OPTION=VALUE,… fixes options that are drawn for each case otherwise
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
     /// End after this many cases (of all shards together); fewer than a hundred cannot meet the floors of the
@@ -65,6 +65,8 @@ pub(super) struct Args {
     /// Threads; all cores if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(JOBS_MAX)))]
     jobs: Option<u32>,
+    #[command(flatten)]
+    workers: worker::Options,
 }
 
 impl Args {
@@ -82,7 +84,9 @@ impl Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    args.workers.configure();
     let subjects = Registered::new(args.backend.as_deref().unwrap_or(DEFAULT_BACKEND))?;
+    subjects.ready().map_err(|what| CliError::Start { name: subjects.name().to_owned(), what })?;
     let plan = args.plan();
     let dir = RunDir::create(args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR)))?;
     let logs = [Some(dir.events()?), args.json.as_deref().map(EventLog::create).transpose()?];

@@ -8,13 +8,13 @@ use seamproof_oracle::Problem;
 use super::exit::Exit;
 use super::output::print_line;
 use super::run::stop_on_signal;
-use super::{CliError, load};
+use super::{CliError, load, worker};
 use crate::campaign::{Control, Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 use crate::case::Found;
 use crate::evaluate::evaluate;
 use crate::prose;
 use crate::record::write_whole;
-use crate::verdict::{Check, Verdict};
+use crate::verdict::Verdict;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,9 +35,12 @@ pub(super) struct Args {
     /// Evaluations at most
     #[arg(long, value_name = "N", default_value_t = SHRINK_EVALUATIONS_MAX)]
     budget: usize,
+    #[command(flatten)]
+    workers: worker::Options,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    args.workers.configure();
     let (case, backend) = load(&args.file, args.backend.as_deref())?;
     let start = match evaluate(backend.as_ref(), &case.problem) {
         Verdict::Finding(finding) => *finding,
@@ -50,7 +53,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let step = |candidate: &Problem| print_line(&format_args!("step     {}", prose::describe(candidate)));
     let small = minimise(&case, &start, backend.as_ref(), args.budget, &control, step);
     save(args, &small)?;
-    Ok(if start.check == Check::Crash { Exit::Crash } else { Exit::Finding })
+    Ok(if start.check.is_end() { Exit::Crash } else { Exit::Finding })
 }
 
 fn nothing_to_do(args: &Args, verdict: &Verdict) -> Result<Exit, CliError> {

@@ -19,7 +19,7 @@ use crate::verdict::Check;
 pub(super) fn catcher(check: Check) -> Catcher {
     match check {
         Check::Capability => Catcher::Capability,
-        Check::Crash | Check::Validation => Catcher::Crash,
+        Check::Crash | Check::Timeout | Check::Sentinel | Check::Validation => Catcher::Crash,
         Check::Structure => Catcher::Structure,
         Check::Poison => Catcher::Poison,
         Check::Exact => Catcher::Exact,

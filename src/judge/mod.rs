@@ -402,16 +402,28 @@ fn capability_verdict(
     expected: Option<crate::backend::Refusal>,
 ) -> Verdict {
     let what = match (result, expected) {
-        (Err(RunError::Crash(what)), _) => return whole_case(Check::Crash, what).into(),
         (Err(RunError::Infrastructure(what)), _) => return Verdict::Infrastructure(what),
         (Err(RunError::Refused(got)), None) => format!("refused what its table takes: {got}"),
         (Err(RunError::Refused(got)), Some(expected)) => {
             format!("refused because «{got}»; its table says «{expected}»")
         }
+        (Err(error), _) => return death(error).into(),
         (Ok(_), Some(expected)) => format!("ran what its table refuses: {expected}"),
         (Ok(_), None) => return Verdict::Infrastructure("a run was judged twice".into()),
     };
     whole_case(Check::Capability, what).into()
+}
+
+/// The finding of a run that ended without results, whatever was asked of it.
+fn death(error: RunError) -> Finding {
+    match error {
+        RunError::Crash(what) => whole_case(Check::Crash, what),
+        RunError::Sentinel(what) => whole_case(Check::Sentinel, what),
+        RunError::Ended(ended) => {
+            Finding { ending: Some(ended.ending), ..whole_case(ended.ending.check(), ended.to_string()) }
+        }
+        error => whole_case(Check::Crash, error.to_string()),
+    }
 }
 
 /// A finding about the case as a whole.

@@ -5,7 +5,7 @@ use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side};
 
 use super::super::compare::{View, Worst};
 use super::super::structure::results;
-use super::super::{ELEMENTS_MAX, Evidence, Look, fills, poisoned};
+use super::super::{ELEMENTS_MAX, Evidence, Look, death, fills, poisoned};
 use super::{Relation, broken};
 use crate::backend::{RankOutputs, RunError, TensorName};
 use crate::layout::{self, RankLayout, run_of};
@@ -117,6 +117,12 @@ impl Twin {
         let outputs = match evidence.run(&self.problem, &inputs) {
             Ok(outputs) => outputs,
             Err(RunError::Infrastructure(what)) => return Err(Look::Failed(what)),
+            // A process that ended is its own failure, whoever asked it.
+            Err(error @ (RunError::Ended(_) | RunError::Sentinel(_))) => {
+                let finding = death(error);
+                let what = format!("in the twin of {relation}: {}", finding.what);
+                return Err(Look::Broken(Box::new(Finding { what, ..finding })));
+            }
             Err(error) => return Err(wrong(error.to_string())),
         };
         let judge = evidence.judge;

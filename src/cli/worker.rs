@@ -1,0 +1,50 @@
+//! `seamproof worker`: the subject's process; and the options of commands that start some.
+
+use std::time::Duration;
+
+use super::exit::Exit;
+use super::options::duration;
+use crate::worker::{self, Deadlines, Settings, mock};
+
+#[derive(clap::Args, Debug)]
+pub(super) struct Args {
+    /// Run the subject that fails as it is told
+    #[arg(long)]
+    mock: bool,
+}
+
+pub(super) fn run(args: &Args) -> Exit {
+    Exit::Worker(if args.mock { mock::live() } else { worker::live() })
+}
+
+/// Workers that may be asked for.
+const WORKERS_MAX: u32 = 1024;
+
+/// How subjects behind worker processes are run.
+#[derive(clap::Args, Debug, Default)]
+pub(super) struct Options {
+    /// Worker processes of a subject that has its own, all on the first device; one on each device if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    workers: Option<u32>,
+    /// Longest time for each phase of a run in a worker; one or two minutes if not given
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    deadline: Option<Duration>,
+    /// Longest time for the start of a worker; two minutes if not given
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    start_deadline: Option<Duration>,
+}
+
+impl Options {
+    /// Sets up the workers of this process, before the first one is asked for.
+    pub(super) fn configure(&self) {
+        let usual = Settings::default();
+        let start = self.start_deadline.unwrap_or(usual.deadlines.start);
+        let deadlines = match self.deadline {
+            Some(phase) => Deadlines::new(start, phase),
+            None => Deadlines { start, ..usual.deadlines },
+        };
+        let workers = self.workers.map(|count| count as usize);
+        // A command does this once, before anything runs.
+        worker::configure(Settings { workers, deadlines, ..usual });
+    }
+}

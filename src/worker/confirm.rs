@@ -1,0 +1,153 @@
+//! What a failure of a worker really was.
+//!
+//! A run that ended its worker is repeated *alone*, in a fresh worker. If it fails there too, it is that run's failure.
+//! If not, the worker's *history* (the runs since its start) is run again before it; where that shows the failure, the
+//! history is cut down to the few runs that it needs. Otherwise the failure could not be reproduced, and how often it was
+//! tried is said. A sentinel that came out differently is followed up in the same way: what fails is its digest.
+
+use super::history::{Entry, History, smallest};
+use super::message;
+use super::pool::{Launch, Settings};
+use super::sentinel;
+use super::session::{Death, Session, StartError};
+use crate::backend::{Ended, Outputs, RunError};
+use crate::case::Subject;
+use crate::prose;
+
+/// Times that a failure which does not show at once is tried again, and that one which is found is repeated.
+const TRIES: usize = 3;
+/// Fresh workers that one search may use.
+const SEARCH_MAX: usize = 64;
+/// Needed runs that are written out.
+const SHOWN_MAX: usize = 3;
+
+/// Where fresh workers come from.
+pub(super) struct Bench<'a> {
+    pub(super) launch: Launch,
+    pub(super) device: usize,
+    pub(super) pool: &'a Settings,
+}
+
+impl Bench<'_> {
+    /// A fresh worker with a subject open.
+    pub(super) fn session(&self, subject: &Subject) -> Result<Session, StartError> {
+        let mut session = Session::start(&self.launch, self.device, self.pool.deadlines)?;
+        session.open(subject)?;
+        Ok(session)
+    }
+
+    /// Runs `before`, then the target, in a fresh worker.
+    fn trial(&self, before: &[Entry], target: &Entry) -> Trial {
+        let run = || -> Result<Trial, StartError> {
+            let first = before.first().unwrap_or(target);
+            let mut session = self.session(&first.subject)?;
+            for entry in before {
+                session.open(&entry.subject)?;
+                if let Err(death) = session.run(&entry.body) {
+                    return Err(format!("an earlier run failed: {}{}", death.ending, death.said));
+                }
+            }
+            session.open(&target.subject)?;
+            Ok(session.run(&target.body).map_or_else(Trial::Died, Trial::Answered))
+        };
+        run().unwrap_or_else(Trial::Lost)
+    }
+}
+
+/// What came of a run in a fresh worker.
+enum Trial {
+    Answered(Result<Outputs, RunError>),
+    Died(Death),
+    /// It was not reached.
+    Lost(String),
+}
+
+/// A run that failed, and all that its worker did before.
+pub(super) struct Suspicion<'a> {
+    pub(super) bench: Bench<'a>,
+    pub(super) history: History,
+    pub(super) target: Entry,
+}
+
+impl Suspicion<'_> {
+    /// What a death is, once it was tried to confirm it.
+    pub(super) fn confirmed(self, first: Death) -> Ended {
+        let ended =
+            |death: &Death, how: &str| Ended { ending: death.ending, what: format!("{how}{}", death.said) };
+        match self.bench.trial(&[], &self.target) {
+            Trial::Died(again) if again.ending == first.ending => {
+                ended(&again, "and again alone in a fresh worker")
+            }
+            Trial::Died(again) => {
+                ended(&again, &format!("alone in a fresh worker; the first time {}", first.ending))
+            }
+            Trial::Lost(what) => ended(&first, &format!("could not be confirmed ({what})")),
+            Trial::Answered(_) => {
+                let died =
+                    |before: &[Entry]| matches!(self.bench.trial(before, &self.target), Trial::Died(_));
+                let how = self.in_company(&self.history.entries(), died);
+                ended(&first, &format!("alone in a fresh worker it does not fail; {how}"))
+            }
+        }
+    }
+
+    /// What a sentinel with other results than the known ones is.
+    pub(super) fn drifted(self, known: &[u8; blake3::OUT_LEN]) -> String {
+        let differs = |before: &[Entry]| match self.bench.trial(before, &self.target) {
+            Trial::Answered(Ok(outputs)) => sentinel::digest(&outputs) != *known,
+            Trial::Answered(Err(_)) | Trial::Died(_) => true,
+            Trial::Lost(_) => false,
+        };
+        // The last entry is the sentinel itself, which came out differently.
+        let mut entries = self.history.entries();
+        entries.pop();
+        let doubtful = self.history.doubtful().saturating_sub(1);
+        let what = format!(
+            "its results changed; the {doubtful} runs of this worker since it last came out right are doubtful"
+        );
+        if differs(&[]) {
+            return format!("{what}; in a fresh worker it is wrong as well: the device went bad");
+        }
+        let suspects = &entries[entries.len().saturating_sub(doubtful)..];
+        format!("{what}; in a fresh worker it is right; {}", self.in_company(suspects, differs))
+    }
+
+    /// Which of the runs before it a failure needs that does not show alone.
+    fn in_company(&self, before: &[Entry], fails: impl Fn(&[Entry]) -> bool) -> String {
+        let forgotten = match self.history.forgotten() {
+            0 => String::new(),
+            count => format!(" ({count} still earlier ones are not kept)"),
+        };
+        let count = before.len();
+        if count == 0 {
+            return format!("no run came before it{forgotten}: not reproduced, 1 of 2 times in all");
+        }
+        let Some(tried) = (1..=TRIES).find(|_| fails(before)) else {
+            return format!(
+                "nor does it after the {count} runs before it{forgotten}: not reproduced, 1 of {} times in all",
+                TRIES + 2
+            );
+        };
+        let needed = smallest(before, SEARCH_MAX, &fails);
+        let again = (0..TRIES).filter(|_| fails(&needed)).count();
+        let seldom = if tried > 1 { format!(" (seen at try {tried})") } else { String::new() };
+        format!(
+            "it fails after {} of the {count} runs before it, {again} of {TRIES} times{seldom}{forgotten}: {}",
+            needed.len(),
+            shown(&needed)
+        )
+    }
+}
+
+/// Runs in words.
+fn shown(entries: &[Entry]) -> String {
+    let words = |entry: &Entry| match message::decode_run(&entry.body) {
+        Ok((problem, _)) => format!("«{}»", prose::describe(&problem)),
+        Err(error) => error.to_string(),
+    };
+    let mut texts: Vec<String> = entries.iter().take(SHOWN_MAX).map(words).collect();
+    if entries.len() > SHOWN_MAX {
+        texts.push(format!("{} others", entries.len() - SHOWN_MAX));
+    }
+    texts.join(", then ")
+}

@@ -1,0 +1,188 @@
+//! Frames: what goes through the pipes between supervisor and worker.
+//!
+//! A *frame* is a head of fixed size (magic, kind, sequence number, length of the body, digest) and a body. The digest
+//! covers all of it. Nothing that comes in is trusted: a length is held against its limit before it is believed, and
+//! memory grows with the bytes that arrive, not with those that are announced.
+
+use std::io::{self, Read, Write};
+
+/// The first bytes of every frame; the last one is the version.
+const MAGIC: [u8; 4] = *b"SMP\x01";
+/// Magic, kind, three zeros, sequence number, length.
+const PREFIX: usize = 24;
+const DIGEST: usize = blake3::OUT_LEN;
+/// Bytes of a head.
+pub const HEAD: usize = PREFIX + DIGEST;
+/// The largest body: twice what the tensors of the largest judged case take.
+pub const BODY_MAX: u64 = 1 << 30;
+/// Room that is made for a body before its bytes are there.
+const ROOM: u64 = 1 << 20;
+/// Frames up to this size are written at once.
+const AT_ONCE: usize = 1 << 16;
+
+/// What a frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// To the worker: open a subject.
+    Open = 1,
+    /// To the worker: run a problem.
+    Run = 2,
+    /// To the supervisor: the subject is open.
+    Ready = 3,
+    /// To the supervisor: a run has reached a phase.
+    Phase = 4,
+    /// To the supervisor: a run's results.
+    Outputs = 5,
+    /// To the supervisor: why there are none.
+    Failed = 6,
+}
+
+impl Kind {
+    const ALL: [Kind; 6] = [Kind::Open, Kind::Run, Kind::Ready, Kind::Phase, Kind::Outputs, Kind::Failed];
+
+    fn of(byte: u8) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// What it says.
+    pub kind: Kind,
+    /// The request that it is, or answers.
+    pub sequence: u64,
+    /// The rest.
+    pub body: Vec<u8>,
+}
+
+/// Why no frame came.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// The other side is gone.
+    #[error("the pipe ended")]
+    Ended,
+    /// What came is no frame.
+    #[error("no frame: {0}")]
+    Garbage(String),
+    /// A frame whose bytes are not those that were sent.
+    #[error("the frame's digest is wrong")]
+    Digest,
+    /// The pipe is broken.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// Writes a frame and flushes it.
+pub fn write(out: &mut dyn Write, kind: Kind, sequence: u64, body: &[u8]) -> io::Result<()> {
+    let head = head(kind, sequence, body);
+    if HEAD + body.len() <= AT_ONCE {
+        out.write_all(&[&head, body].concat())?;
+    } else {
+        out.write_all(&head)?;
+        out.write_all(body)?;
+    }
+    out.flush()
+}
+
+fn head(kind: Kind, sequence: u64, body: &[u8]) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..4].copy_from_slice(&MAGIC);
+    head[4] = kind as u8;
+    head[8..16].copy_from_slice(&sequence.to_le_bytes());
+    head[16..PREFIX].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    let digest = digest(&head[..PREFIX], body);
+    head[PREFIX..].copy_from_slice(&digest);
+    head
+}
+
+fn digest(prefix: &[u8], body: &[u8]) -> [u8; DIGEST] {
+    *blake3::Hasher::new().update(prefix).update(body).finalize().as_bytes()
+}
+
+/// Reads the next frame, whose body has at most `limit` bytes.
+pub fn read(input: &mut dyn Read, limit: u64) -> Result<Frame, FrameError> {
+    let mut head = [0; HEAD];
+    input.read_exact(&mut head).map_err(ended)?;
+    let (prefix, expected) = head.split_at(PREFIX);
+    if prefix[..4] != MAGIC || prefix[5..8] != [0; 3] {
+        return Err(FrameError::Garbage(format!(
+            "it begins with {:?}",
+            prefix[..8].escape_ascii().to_string()
+        )));
+    }
+    let kind = Kind::of(prefix[4]).ok_or_else(|| FrameError::Garbage(format!("kind {}", prefix[4])))?;
+    let (sequence, length) = (number(&prefix[8..16]), number(&prefix[16..]));
+    if length > limit {
+        return Err(FrameError::Garbage(format!("a body of {length} bytes; at most {limit} are taken")));
+    }
+    let mut body = Vec::with_capacity(length.min(ROOM) as usize);
+    let got = input.take(length).read_to_end(&mut body)? as u64;
+    if got < length {
+        return Err(FrameError::Ended);
+    }
+    if digest(prefix, &body) != expected {
+        return Err(FrameError::Digest);
+    }
+    Ok(Frame { kind, sequence, body })
+}
+
+fn ended(error: io::Error) -> FrameError {
+    if error.kind() == io::ErrorKind::UnexpectedEof { FrameError::Ended } else { FrameError::Io(error) }
+}
+
+/// Eight bytes, the least first.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes(kind: Kind, sequence: u64, body: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(&mut bytes, kind, sequence, body).expect("a vector takes everything");
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(sequence: u64, body in proptest::collection::vec(any::<u8>(), 0..2000)) {
+            let bytes = bytes(Kind::Outputs, sequence, &body);
+            let frame = read(&mut &bytes[..], BODY_MAX).expect("a frame");
+            prop_assert_eq!(frame, Frame { kind: Kind::Outputs, sequence, body });
+        }
+
+        #[test]
+        fn no_byte_can_change_unseen(at in 0..HEAD + 40, change in 1..=255_u8) {
+            let mut bytes = bytes(Kind::Run, 7, &[3; 40]);
+            bytes[at] ^= change;
+            prop_assert!(read(&mut &bytes[..], BODY_MAX).is_err());
+        }
+
+        #[test]
+        fn a_cut_frame_is_no_frame(kept in 0..HEAD + 40) {
+            let bytes = bytes(Kind::Run, 7, &[3; 40]);
+            prop_assert!(matches!(read(&mut &bytes[..kept], BODY_MAX), Err(FrameError::Ended)));
+        }
+
+        #[test]
+        fn noise_is_no_frame(noise in proptest::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(read(&mut &noise[..], BODY_MAX).is_err());
+        }
+    }
+
+    /// A frame that announces more than it brings takes no more memory than what it brings asks for.
+    #[test]
+    fn an_announced_length_takes_no_memory() {
+        let mut head = head(Kind::Run, 1, &[]);
+        head[16..PREFIX].copy_from_slice(&BODY_MAX.to_le_bytes());
+        assert!(matches!(read(&mut &head[..], BODY_MAX), Err(FrameError::Ended)));
+        head[16..PREFIX].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(matches!(read(&mut &head[..], BODY_MAX), Err(FrameError::Garbage(_))));
+    }
+}

@@ -1,0 +1,377 @@
+//! What the bodies of frames hold: a head in JSON (a problem in the form of case files), then the elements of its tensors
+//! as raw little-endian f32, one tensor after the other.
+//!
+//! Decoding trusts nothing: every shape is held against the bytes that are there before anything is allocated for it.
+
+use std::collections::BTreeMap;
+
+use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension};
+use seamproof_oracle::limits::WORLD_MAX;
+use seamproof_oracle::{Inputs, Pass, Problem};
+use seamproof_simulator::{Damage, Guard};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::Phase;
+use crate::backend::{Outputs, RankGradients, RankOutputs, Refusal, RunError};
+
+/// A body that is not what its kind says.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct MessageError(String);
+
+fn wrong<T>(what: impl Into<String>) -> Result<T, MessageError> {
+    Err(MessageError(what.into()))
+}
+
+/// The request to open a subject.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenRequest {
+    /// The subject's name, as the worker knows it.
+    pub name: String,
+    /// Its options.
+    pub options: BTreeMap<String, String>,
+    /// The device.
+    pub device: usize,
+}
+
+/// That a subject is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// Devices that there are for it.
+    pub devices: usize,
+}
+
+/// A request or an answer without tensors.
+pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    // Maps with text keys and numbers: nothing that JSON cannot hold.
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+/// The same, read.
+pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, MessageError> {
+    serde_json::from_slice(body).map_err(|error| MessageError(error.to_string()))
+}
+
+/// The body of [`super::frame::Kind::Phase`].
+pub fn encode_phase(phase: Phase) -> [u8; 1] {
+    [phase as u8]
+}
+
+/// The same, read.
+pub fn decode_phase(body: &[u8]) -> Result<Phase, MessageError> {
+    match body {
+        [byte] => Phase::ALL.get(usize::from(*byte)).copied(),
+        _ => None,
+    }
+    .ok_or_else(|| MessageError("no such phase".into()))
+}
+
+/// The body of [`super::frame::Kind::Run`].
+pub fn encode_run(problem: &Problem, inputs: &Inputs) -> Vec<u8> {
+    let mut body = Body::new(problem);
+    body.array(inputs.q.view());
+    body.array(inputs.k.view());
+    body.array(inputs.v.view());
+    body.array(inputs.dout.view());
+    body.array(inputs.sink.view());
+    body.0
+}
+
+/// The same, read: a valid problem, and inputs of its shapes.
+pub fn decode_run(body: &[u8]) -> Result<(Problem, Inputs), MessageError> {
+    let (problem, mut tensors) = split::<Problem>(body)?;
+    let dout = match problem.pass {
+        Pass::Forward => [0, problem.heads.q, problem.dims.v],
+        Pass::Backward => problem.out_shape(),
+    };
+    let inputs = Inputs {
+        q: tensors.array(problem.q_shape())?,
+        k: tensors.array(problem.k_shape())?,
+        v: tensors.array(problem.v_shape())?,
+        dout: tensors.array(dout)?,
+        sink: tensors.array([problem.learnable_sinks()])?,
+    };
+    tensors.end()?;
+    Ok((problem, inputs))
+}
+
+/// Shapes of one rank's results.
+#[derive(Serialize, Deserialize)]
+struct RankShapes {
+    out: [usize; 3],
+    lse: Option<[usize; 2]>,
+    max_logit: Option<[usize; 1]>,
+    gradients: Option<GradientShapes>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct GradientShapes {
+    dq: [usize; 3],
+    dk: [usize; 3],
+    dv: [usize; 3],
+    dsink: [usize; 1],
+}
+
+#[derive(Serialize, Deserialize)]
+struct OutputsHead {
+    ranks: Vec<RankShapes>,
+    damage: Vec<DamageHead>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct DamageHead {
+    tensor: String,
+    before: bool,
+    distance: usize,
+    elements: usize,
+}
+
+/// The body of [`super::frame::Kind::Outputs`].
+pub fn encode_outputs(outputs: &Outputs) -> Vec<u8> {
+    let shapes = |rank: &RankOutputs| RankShapes {
+        out: rank.out.dim().into(),
+        lse: rank.lse.as_ref().map(|lse| lse.dim().into()),
+        max_logit: rank.max_logit.as_ref().map(|max| [max.len()]),
+        gradients: rank.gradients.as_ref().map(|of| GradientShapes {
+            dq: of.dq.dim().into(),
+            dk: of.dk.dim().into(),
+            dv: of.dv.dim().into(),
+            dsink: [of.dsink.len()],
+        }),
+    };
+    let damage = |damage: &Damage| DamageHead {
+        tensor: damage.tensor.clone(),
+        before: damage.guard == Guard::Before,
+        distance: damage.distance,
+        elements: damage.elements,
+    };
+    let ranks = outputs.ranks.iter().map(shapes).collect();
+    let mut body = Body::new(&OutputsHead { ranks, damage: outputs.damage.iter().map(damage).collect() });
+    for rank in &outputs.ranks {
+        body.array(rank.out.view());
+        rank.lse.iter().for_each(|lse| body.array(lse.view()));
+        rank.max_logit.iter().for_each(|max| body.array(max.view()));
+        if let Some(of) = &rank.gradients {
+            body.array(of.dq.view());
+            body.array(of.dk.view());
+            body.array(of.dv.view());
+            body.array(of.dsink.view());
+        }
+    }
+    body.0
+}
+
+/// The same, read. Shapes are any that the bytes fill exactly: whether they are the right ones is the judge's question.
+pub fn decode_outputs(body: &[u8]) -> Result<Outputs, MessageError> {
+    let (head, mut tensors) = split::<OutputsHead>(body)?;
+    if head.ranks.len() > WORLD_MAX {
+        return wrong(format!("{} ranks; at most {WORLD_MAX} are taken", head.ranks.len()));
+    }
+    let ranks = head.ranks.iter().map(|shapes| tensors.rank(shapes)).collect::<Result<_, _>>()?;
+    tensors.end()?;
+    let damage = head.damage.into_iter().map(|damage| Damage {
+        tensor: damage.tensor,
+        guard: if damage.before { Guard::Before } else { Guard::After },
+        distance: damage.distance,
+        elements: damage.elements,
+    });
+    Ok(Outputs { ranks, damage: damage.collect() })
+}
+
+/// Why a run gave no outputs, as a worker says it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Failure {
+    /// The subject does not take the problem; the worker goes on.
+    Refused(Refusal),
+    /// The subject failed, by a driver's error or one of its own; the worker ends.
+    Crash(String),
+    /// The subject ran out of memory; the worker ends.
+    OutOfMemory(String),
+    /// Not the subject but its worker failed; the worker goes on.
+    Infrastructure(String),
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Failure {
+        match error {
+            RunError::Refused(refusal) => Failure::Refused(refusal),
+            RunError::Crash(what) => Failure::Crash(what),
+            RunError::OutOfMemory(what) => Failure::OutOfMemory(what),
+            RunError::Infrastructure(what) => Failure::Infrastructure(what),
+            // Only a supervisor says these.
+            RunError::Ended(ended) => Failure::Crash(ended.to_string()),
+            RunError::Sentinel(what) => Failure::Crash(what),
+        }
+    }
+}
+
+impl Failure {
+    /// Whether the worker that says so ends.
+    pub fn ends_worker(&self) -> bool {
+        matches!(self, Failure::Crash(_) | Failure::OutOfMemory(_))
+    }
+}
+
+/// A body in the making.
+struct Body(Vec<u8>);
+
+impl Body {
+    fn new<T: Serialize>(head: &T) -> Body {
+        let head = encode(head);
+        let mut body = (head.len() as u32).to_le_bytes().to_vec();
+        body.extend(head);
+        Body(body)
+    }
+
+    fn array<D: Dimension>(&mut self, array: ArrayView<'_, f32, D>) {
+        let bytes = &mut self.0;
+        bytes.reserve(4 * array.len());
+        match array.as_slice() {
+            Some(values) => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            None => bytes.extend(array.iter().flat_map(|value| value.to_le_bytes())),
+        }
+    }
+}
+
+/// The head of a body, and its tensors.
+fn split<T: DeserializeOwned>(body: &[u8]) -> Result<(T, Tensors<'_>), MessageError> {
+    let short = || MessageError("shorter than its head".into());
+    let (length, rest) = body.split_first_chunk::<4>().ok_or_else(short)?;
+    let (head, tensors) = rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(short)?;
+    Ok((decode(head)?, Tensors(tensors)))
+}
+
+/// The rest of a body.
+struct Tensors<'a>(&'a [u8]);
+
+impl Tensors<'_> {
+    fn array<S: IntoDimension + AsRef<[usize]>>(
+        &mut self,
+        shape: S,
+    ) -> Result<Array<f32, S::Dim>, MessageError> {
+        let bytes = shape.as_ref().iter().try_fold(4_usize, |bytes, axis| bytes.checked_mul(*axis));
+        let Some((mine, rest)) = bytes.and_then(|bytes| self.0.split_at_checked(bytes)) else {
+            return wrong(format!("a tensor of shape {:?} in {} bytes", shape.as_ref(), self.0.len()));
+        };
+        self.0 = rest;
+        let (elements, _) = mine.as_chunks::<4>();
+        let values = elements.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        Array::from_shape_vec(shape.into_dimension(), values).map_err(|error| MessageError(error.to_string()))
+    }
+
+    fn rank(&mut self, shapes: &RankShapes) -> Result<RankOutputs, MessageError> {
+        let out: Array3<f32> = self.array(shapes.out)?;
+        let lse: Option<Array2<f32>> = shapes.lse.map(|shape| self.array(shape)).transpose()?;
+        let max_logit: Option<Array1<f32>> = shapes.max_logit.map(|shape| self.array(shape)).transpose()?;
+        let gradients = shapes.gradients.as_ref().map(|of| {
+            Ok(RankGradients {
+                dq: self.array(of.dq)?,
+                dk: self.array(of.dk)?,
+                dv: self.array(of.dv)?,
+                dsink: self.array(of.dsink)?,
+            })
+        });
+        Ok(RankOutputs { out, lse, max_logit, gradients: gradients.transpose()? })
+    }
+
+    fn end(&self) -> Result<(), MessageError> {
+        if self.0.is_empty() { Ok(()) } else { wrong(format!("{} bytes too many", self.0.len())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::backend::Backend;
+    use crate::backends::Emulated;
+    use crate::generate::{self, Draw, Limits};
+    use crate::values;
+
+    fn drawn() -> impl Iterator<Item = Problem> {
+        (0..200).filter_map(|index| match generate::draw(3, index, &Limits::seams()) {
+            Draw::Problem(problem) => Some(problem),
+            Draw::Malformed(_) => None,
+        })
+    }
+
+    fn bits<'a>(values: impl IntoIterator<Item = &'a f32>) -> Vec<u32> {
+        values.into_iter().map(|value| value.to_bits()).collect()
+    }
+
+    #[test]
+    fn requests_and_results_arrive_bit_for_bit() {
+        let mut refused = 0;
+        for problem in drawn() {
+            let mut inputs = values::inputs(&problem);
+            values::poison(&mut inputs, &problem, values::Poison::Nan);
+            let (there, got) = decode_run(&encode_run(&problem, &inputs)).expect("it is read");
+            assert_eq!(there, problem);
+            assert_eq!(bits(&got.q), bits(&inputs.q));
+            assert_eq!(bits(&got.dout), bits(&inputs.dout));
+            match Emulated::default().run(&problem, &inputs) {
+                Ok(outputs) => {
+                    let body = encode_outputs(&outputs);
+                    let got = decode_outputs(&body).expect("it is read");
+                    assert_eq!(got.ranks.len(), outputs.ranks.len());
+                    assert_eq!(encode_outputs(&got), body);
+                }
+                Err(RunError::Refused(refusal)) => {
+                    refused += 1;
+                    let failure = Failure::Refused(refusal);
+                    assert_eq!(decode(&encode(&failure)), Ok(failure));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(refused > 0);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_decoded_without_a_panic(
+            length in 0..64_u32,
+            noise in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let body = [&length.to_le_bytes()[..], &noise].concat();
+            for bytes in [&body[..], &noise] {
+                prop_assert!(decode_run(bytes).is_err());
+                let _ = (decode_outputs(bytes), decode::<Failure>(bytes), decode_phase(bytes));
+            }
+        }
+
+        /// A whole message with some bytes changed, cut or added: never a panic, and never more elements than bytes.
+        #[test]
+        fn a_changed_message_is_decoded_without_a_panic(
+            changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+            kept in 0..4000_usize,
+        ) {
+            let problem = drawn().find(|problem| problem.tokens() > 8).expect("one of them");
+            let inputs = values::inputs(&problem);
+            let outputs = Emulated::default().run(&problem, &inputs).expect("it runs");
+            for mut body in [encode_run(&problem, &inputs), encode_outputs(&outputs)] {
+                changes.iter().for_each(|(at, byte)| { let at = at.index(body.len()); body[at] = *byte; });
+                body.truncate(kept.max(8));
+                let elements = |got: &Outputs| got.ranks.iter().map(|rank| rank.out.len()).sum::<usize>();
+                if let Ok(got) = decode_outputs(&body) {
+                    prop_assert!(4 * elements(&got) <= body.len());
+                }
+                let _ = decode_run(&body);
+            }
+        }
+    }
+
+    #[test]
+    fn a_shape_that_its_bytes_do_not_fill_is_refused() {
+        let shapes = |out: [usize; 3]| {
+            let ranks = vec![RankShapes { out, lse: None, max_logit: None, gradients: None }];
+            decode_outputs(&Body::new(&OutputsHead { ranks, damage: Vec::new() }).0)
+        };
+        assert!(shapes([0, 1, 1]).is_ok());
+        for huge in [[usize::MAX; 3], [1 << 40, 1, 1], [0, usize::MAX, usize::MAX], [1, 1, 1]] {
+            assert!(shapes(huge).is_err(), "{huge:?}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! A subject that fails as it is told: what tests of the supervisor run instead of a GPU.
+//!
+//! It is the emulated kernel in a worker of its own kind (`worker --mock`), with failures planted around it: in its runner
+//! where a subject fails, and in the pipe where a worker does. Its options say which:
+//!
+//! | option | what happens | value |
+//! |---|---|---|
+//! | `crash` | the process gets a SIGSEGV after the launch | when |
+//! | `exit` | the process ends with code 7 | when |
+//! | `oom` | the runner answers that memory ran out | when |
+//! | `oom-killed` | the process gets a SIGKILL after the upload | when |
+//! | `hang` | nothing more is heard after the launch | when |
+//! | `garbage` | the answer is no frame | when |
+//! | `wrong-digest` | a byte of the answer changes on its way | when |
+//! | `print` | the runner writes to stdout | when |
+//! | `history` | as `crash`, on a problem with a sink that follows one with a soft cap, at any distance | `always` |
+//! | `drift` | from this run on the sentinel's results are others | number of a run |
+//! | `slow-start` | opening it takes this long | milliseconds |
+//!
+//! *when* is `always`, the number of a run of the process (1 is the first; the sentinel counts too), or `sink` or
+//! `softcap`: the runs whose problem has one.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Signal, getpid, kill_process};
+use seamproof_oracle::{Inputs, Problem, Sink};
+
+use super::sentinel::SENTINEL_SEED;
+use super::serve::{self, leashed, pipes};
+use super::{OpenError, Opened, Phase, Runner, Served};
+use crate::backend::{Backend, Outputs, RunError};
+use crate::backends::{BackendError, Emulated};
+
+/// The subject's name.
+pub const NAME: &str = "mock";
+const KNOWN: &str =
+    "crash, exit, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, slow-start";
+/// The code of a mock that exits.
+const EXIT: i32 = 7;
+
+/// The mock as a pool serves it.
+pub fn served(options: &BTreeMap<String, String>) -> Result<Served, BackendError> {
+    Plan::of(options)?;
+    let subject = super::subject(NAME, options);
+    Ok(Served {
+        declaration: Box::new(Emulated::default()),
+        sentinel: subject.clone(),
+        sentinel_declaration: Box::new(Emulated::default()),
+        subject,
+        arguments: vec!["worker".into(), "--mock".into()],
+    })
+}
+
+/// The life of a mock's worker. The exit code.
+pub fn live() -> u8 {
+    let life = || {
+        let (requests, answers) = pipes()?;
+        serve::serve(leashed(requests), &mut Wire(answers), open)
+    };
+    serve::end(life())
+}
+
+/// When something happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Always,
+    Run(u64),
+    Sink,
+    Softcap,
+}
+
+impl When {
+    fn of(text: &str) -> Option<When> {
+        match text {
+            "always" => Some(When::Always),
+            "sink" => Some(When::Sink),
+            "softcap" => Some(When::Softcap),
+            number => number.parse().ok().map(When::Run),
+        }
+    }
+
+    fn is_now(self, run: u64, problem: &Problem) -> bool {
+        match self {
+            When::Always => true,
+            When::Run(at) => run == at,
+            When::Sink => problem.softmax.sink != Sink::None,
+            When::Softcap => problem.softmax.softcap.is_some(),
+        }
+    }
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Crash,
+    Exit,
+    OutOfMemory,
+    Killed,
+    Hang,
+    Garbage,
+    Digest,
+    Print,
+    History,
+    Drift,
+}
+
+const FAULTS: [(&str, Fault); 10] = [
+    ("crash", Fault::Crash),
+    ("exit", Fault::Exit),
+    ("oom", Fault::OutOfMemory),
+    ("oom-killed", Fault::Killed),
+    ("hang", Fault::Hang),
+    ("garbage", Fault::Garbage),
+    ("wrong-digest", Fault::Digest),
+    ("print", Fault::Print),
+    ("history", Fault::History),
+    ("drift", Fault::Drift),
+];
+
+#[derive(Debug, Default)]
+struct Plan {
+    faults: Vec<(Fault, When)>,
+    slow_start: Duration,
+}
+
+impl Plan {
+    fn of(options: &BTreeMap<String, String>) -> Result<Plan, BackendError> {
+        let mut plan = Plan::default();
+        for (option, value) in options {
+            let fault = FAULTS.iter().find(|(name, _)| name == option).map(|(_, fault)| *fault);
+            let taken = match fault {
+                Some(fault) => When::of(value).map(|when| plan.faults.push((fault, when))),
+                None if option == "slow-start" => {
+                    value.parse().ok().map(|time| plan.slow_start = Duration::from_millis(time))
+                }
+                None => {
+                    let option = option.clone();
+                    return Err(BackendError::UnknownOption { backend: NAME, option, known: KNOWN });
+                }
+            };
+            taken.ok_or_else(|| BackendError::OptionValue {
+                backend: NAME,
+                option: option.clone(),
+                value: value.clone(),
+                expected: "always, the number of a run, sink or softcap",
+            })?;
+        }
+        Ok(plan)
+    }
+}
+
+fn open(name: &str, options: &BTreeMap<String, String>, _device: usize) -> Result<Opened, OpenError> {
+    if name != NAME {
+        return Err(OpenError(format!("a mock's worker runs {NAME} alone, not {name}")));
+    }
+    let plan = Plan::of(options).map_err(|error| OpenError(error.to_string()))?;
+    thread::sleep(plan.slow_start);
+    Ok(Opened { runner: Box::new(Mock { plan, runs: 0, capped: false }), devices: 1 })
+}
+
+struct Mock {
+    plan: Plan,
+    runs: u64,
+    /// Whether a problem with a soft cap came before.
+    capped: bool,
+}
+
+impl Mock {
+    fn has(&self, fault: Fault, problem: &Problem) -> bool {
+        self.plan.faults.iter().any(|&(planned, when)| planned == fault && when.is_now(self.runs, problem))
+    }
+
+    fn drifts(&self, problem: &Problem) -> bool {
+        let past = |&(fault, when): &(Fault, When)| {
+            fault == Fault::Drift && matches!(when, When::Run(from) if self.runs >= from)
+        };
+        problem.data_seed == SENTINEL_SEED && self.plan.faults.iter().any(past)
+    }
+
+    /// Whether the sink after the soft cap is there.
+    fn meets(&mut self, problem: &Problem) -> bool {
+        let meets = self.capped && When::Sink.is_now(self.runs, problem);
+        self.capped |= When::Softcap.is_now(self.runs, problem);
+        meets && self.has(Fault::History, problem)
+    }
+}
+
+impl Runner for Mock {
+    fn run(
+        &mut self,
+        problem: &Problem,
+        inputs: &Inputs,
+        reached: &mut dyn FnMut(Phase),
+    ) -> Result<Outputs, RunError> {
+        self.runs += 1;
+        let meets = self.meets(problem);
+        if self.has(Fault::Print, problem) {
+            let _ = writeln!(io::stdout(), "a subject prints").and_then(|()| io::stdout().flush());
+        }
+        reached(Phase::Uploaded);
+        if self.has(Fault::Killed, problem) {
+            die(Signal::KILL);
+        }
+        if self.has(Fault::OutOfMemory, problem) {
+            return Err(RunError::OutOfMemory("the mock wants more".into()));
+        }
+        reached(Phase::Launched);
+        if meets || self.has(Fault::Crash, problem) {
+            die(Signal::SEGV);
+        }
+        if self.has(Fault::Exit, problem) {
+            std::process::exit(EXIT);
+        }
+        if self.has(Fault::Hang, problem) {
+            hang();
+        }
+        let mut outputs = Emulated::default().run(problem, inputs)?;
+        if self.drifts(problem) {
+            outputs.ranks.iter_mut().for_each(|rank| rank.out.mapv_inplace(|value| -value));
+        }
+        reached(Phase::Done);
+        for (fault, tampering) in [(Fault::Garbage, GARBAGE), (Fault::Digest, DIGEST)] {
+            if self.has(fault, problem) {
+                NEXT.store(tampering, Ordering::Relaxed);
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+/// The runtime takes the first SIGSEGV for an overflow of the stack and lets the instruction fail again; nothing fails
+/// again here, so a second one is sent.
+fn die(signal: Signal) -> ! {
+    loop {
+        let _ = kill_process(getpid(), signal);
+    }
+}
+
+fn hang() -> ! {
+    loop {
+        thread::park();
+    }
+}
+
+/// What happens to the next frame on the wire.
+static NEXT: AtomicU8 = AtomicU8::new(WHOLE);
+const WHOLE: u8 = 0;
+const GARBAGE: u8 = 1;
+const DIGEST: u8 = 2;
+
+/// The pipe of a worker that does not keep to the protocol.
+struct Wire<W>(W);
+
+impl<W: Write> Write for Wire<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut bytes = bytes.to_vec();
+        match NEXT.swap(WHOLE, Ordering::Relaxed) {
+            GARBAGE => bytes.fill(b'?'),
+            DIGEST => bytes.iter_mut().next_back().into_iter().for_each(|last| *last ^= 1),
+            _ => {}
+        }
+        self.0.write_all(&bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}

@@ -1,0 +1,295 @@
+//! The supervisor: a [`Pool`] of workers, each on its *seat*.
+//!
+//! A seat is a place at a device that one worker at a time may have. A thread that has something to run waits for a free
+//! seat, and has its worker for itself meanwhile. A worker that dies, hangs or writes garbage is replaced; what the
+//! failure was is found out first, on the same seat ([`super::confirm`]). Workers are started when they are first needed and
+//! die with the pool, or with the supervisor.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use seamproof_oracle::{Inputs, Problem};
+
+use super::confirm::{Bench, Suspicion};
+use super::history::{Entry, History};
+use super::session::{Deadlines, Session, StartError};
+use super::{Served, message, sentinel};
+use crate::backend::{Outputs, RunError};
+use crate::case::Subject;
+
+/// Runs of a worker between two sentinels.
+pub const SENTINEL_EVERY: u64 = 256;
+/// Workers that fail to start, one after the other, until a seat is given up.
+pub const STARTS_MAX: u32 = 2;
+
+/// What is started as a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+}
+
+/// How a pool is set up.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The program that is started as `PROGRAM worker`: this one.
+    pub program: PathBuf,
+    /// So many workers, all on the first device; one on each device of the subject where absent.
+    pub workers: Option<usize>,
+    /// How long a worker may take.
+    pub deadlines: Deadlines,
+    /// Runs of a worker between two sentinels.
+    pub sentinel_every: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            // Where the program does not know its own place, the start of a worker says so.
+            program: std::env::current_exe().unwrap_or_default(),
+            workers: None,
+            deadlines: Deadlines::default(),
+            sentinel_every: SENTINEL_EVERY,
+        }
+    }
+}
+
+/// Workers, and threads that wait for one.
+#[derive(Debug)]
+pub struct Pool {
+    settings: Settings,
+    seats: Mutex<Seats>,
+    free: Condvar,
+    /// What the sentinel's results are, by subject; none where the judge does not find them right.
+    known: Mutex<HashMap<String, Option<Digest>>>,
+}
+
+type Digest = [u8; blake3::OUT_LEN];
+
+#[derive(Debug)]
+struct Seats {
+    /// None while a thread has it.
+    all: Vec<Option<Seat>>,
+    /// Whether their number is final.
+    counted: bool,
+}
+
+/// A place at a device.
+#[derive(Debug, Default)]
+struct Seat {
+    device: usize,
+    session: Option<Session>,
+    history: History,
+    since_sentinel: u64,
+    failed_starts: u32,
+}
+
+static SHARED: OnceLock<Arc<Pool>> = OnceLock::new();
+
+/// The pool of this process, with default settings unless [`configure`] came first.
+pub fn shared() -> Arc<Pool> {
+    Arc::clone(SHARED.get_or_init(|| Arc::new(Pool::new(Settings::default()))))
+}
+
+/// Sets up the pool of this process. False once it is in use: nothing changes then.
+pub fn configure(settings: Settings) -> bool {
+    SHARED.set(Arc::new(Pool::new(settings))).is_ok()
+}
+
+impl Pool {
+    /// A pool without a worker yet.
+    pub fn new(settings: Settings) -> Pool {
+        let count = settings.workers.unwrap_or(1).max(1);
+        let all = (0..count).map(|_| Some(Seat::default())).collect();
+        let seats = Mutex::new(Seats { all, counted: settings.workers.is_some() });
+        Pool { settings, seats, free: Condvar::new(), known: Mutex::default() }
+    }
+
+    /// Runs a problem on a worker, when one is free. Whatever ends the worker is confirmed before this returns.
+    pub fn run(&self, served: &Served, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut taken = self.take();
+        taken.seat.run(self, served, message::encode_run(problem, inputs))
+    }
+
+    /// Starts a worker with this subject, unless there is one; why that cannot be done.
+    pub fn start(&self, served: &Served) -> Result<(), StartError> {
+        self.take().seat.ready(self, served).map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    /// Processes of the workers that wait for work now.
+    pub fn idle_processes(&self) -> Vec<u32> {
+        let seats = lock(&self.seats);
+        seats.all.iter().flatten().filter_map(|seat| seat.session.as_ref()?.id()).collect()
+    }
+
+    fn take(&self) -> Taken<'_> {
+        let mut seats = lock(&self.seats);
+        loop {
+            // A thread goes back to the seat that it had, so that a case's runs stay on one worker.
+            let first = rayon::current_thread_index().unwrap_or(0) % seats.all.len();
+            let order = (first..seats.all.len()).chain(0..first);
+            for index in order {
+                if let Some(seat) = seats.all[index].take() {
+                    return Taken { pool: self, index, seat };
+                }
+            }
+            seats = self.free.wait(seats).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Makes a seat for each device, once somebody knows how many there are.
+    fn count(&self, devices: usize) {
+        let mut seats = lock(&self.seats);
+        if !seats.counted {
+            seats.counted = true;
+            seats.all.extend((1..devices).map(|device| Some(Seat { device, ..Seat::default() })));
+            self.free.notify_all();
+        }
+    }
+
+    /// What the sentinel's results are; judged when it is first asked for, on a worker of its own.
+    fn known(&self, served: &Served, bench: &Bench<'_>) -> Option<Digest> {
+        let mut known = lock(&self.known);
+        let key = format!("{:?}", served.sentinel);
+        *known.entry(key).or_insert_with(|| {
+            let mut session = bench.session(&served.sentinel).ok()?;
+            if !sentinel::is_right(served.sentinel_declaration.as_ref(), &mut session) {
+                return None;
+            }
+            let outputs = session.run(&sentinel::body().ok()?).ok()?.ok()?;
+            Some(sentinel::digest(&outputs))
+        })
+    }
+}
+
+/// A seat in a thread's hands.
+struct Taken<'a> {
+    pool: &'a Pool,
+    index: usize,
+    seat: Seat,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        lock(&self.pool.seats).all[self.index] = Some(std::mem::take(&mut self.seat));
+        self.pool.free.notify_one();
+    }
+}
+
+impl Seat {
+    fn run(&mut self, pool: &Pool, served: &Served, body: Vec<u8>) -> Result<Outputs, RunError> {
+        self.ready(pool, served)?;
+        if self.since_sentinel >= pool.settings.sentinel_every {
+            self.watch(pool, served)?;
+        }
+        self.since_sentinel += 1;
+        let entry = Entry { subject: Arc::clone(&served.subject), body: Arc::new(body) };
+        self.attempt(pool, served, entry)
+    }
+
+    /// A worker with the subject open.
+    fn ready(&mut self, pool: &Pool, served: &Served) -> Result<(), RunError> {
+        let launch = served.launch(&pool.settings);
+        if self.session.as_ref().is_some_and(|session| *session.launch() != launch) {
+            self.replace();
+        }
+        if self.session.is_none() {
+            if self.failed_starts >= STARTS_MAX {
+                return Err(RunError::Infrastructure("no worker can be started any more".into()));
+            }
+            self.begin(pool, served)?;
+        }
+        self.open(pool, &served.subject)
+    }
+
+    /// Starts a worker; its first run is the sentinel.
+    fn begin(&mut self, pool: &Pool, served: &Served) -> Result<(), RunError> {
+        let bench =
+            Bench { launch: served.launch(&pool.settings), device: self.device, pool: &pool.settings };
+        let known = pool.known(served, &bench);
+        self.session =
+            Some(self.started(Session::start(&bench.launch, self.device, pool.settings.deadlines))?);
+        if known.is_some() { self.watch(pool, served) } else { Ok(()) }
+    }
+
+    fn open(&mut self, pool: &Pool, subject: &Subject) -> Result<(), RunError> {
+        let Some(session) = &mut self.session else {
+            return Err(RunError::Infrastructure("there is no worker".into()));
+        };
+        let opened = session.open(subject);
+        if let Some(devices) = self.started(opened)? {
+            self.failed_starts = 0;
+            pool.count(devices);
+        }
+        Ok(())
+    }
+
+    fn started<T>(&mut self, result: Result<T, StartError>) -> Result<T, RunError> {
+        result.map_err(|what| {
+            self.failed_starts += 1;
+            self.replace();
+            RunError::Infrastructure(what)
+        })
+    }
+
+    /// The next worker starts afresh.
+    fn replace(&mut self) {
+        self.session = None;
+        self.history = History::default();
+        self.since_sentinel = 0;
+    }
+
+    /// One run, kept in the worker's history; if it ends the worker, what that was.
+    fn attempt(&mut self, pool: &Pool, served: &Served, entry: Entry) -> Result<Outputs, RunError> {
+        self.open(pool, &entry.subject)?;
+        let Some(session) = &mut self.session else {
+            return Err(RunError::Infrastructure("there is no worker".into()));
+        };
+        match session.run(&entry.body) {
+            Ok(answer) => {
+                self.history.push(entry);
+                answer
+            }
+            Err(death) => {
+                let history = std::mem::take(&mut self.history);
+                self.replace();
+                let bench = Bench {
+                    launch: served.launch(&pool.settings),
+                    device: self.device,
+                    pool: &pool.settings,
+                };
+                Err(RunError::Ended(Box::new(Suspicion { bench, history, target: entry }.confirmed(death))))
+            }
+        }
+    }
+
+    /// Runs the sentinel, where it has known results; an error says that the worker went bad.
+    fn watch(&mut self, pool: &Pool, served: &Served) -> Result<(), RunError> {
+        self.since_sentinel = 0;
+        let bench =
+            Bench { launch: served.launch(&pool.settings), device: self.device, pool: &pool.settings };
+        let Some(known) = pool.known(served, &bench) else { return Ok(()) };
+        let body = sentinel::body().map_err(|error| RunError::Infrastructure(error.to_string()))?;
+        let target = Entry { subject: Arc::clone(&served.sentinel), body: Arc::new(body) };
+        // The results of the run that finds it out do not count: the judge sees the error alone.
+        match self.attempt(pool, served, target.clone()) {
+            Ok(outputs) if sentinel::digest(&outputs) == known => {
+                self.history.trust();
+                Ok(())
+            }
+            Ok(_) => {
+                let history = std::mem::take(&mut self.history);
+                self.replace();
+                Err(RunError::Sentinel(Suspicion { bench, history, target }.drifted(&known)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,50 @@
+//! A subject behind worker processes, as a backend.
+
+use std::sync::Arc;
+
+use seamproof_oracle::replay::Replay;
+use seamproof_oracle::{Inputs, Problem};
+
+use super::Served;
+use super::pool::Pool;
+use crate::backend::{Backend, Outputs, RunError, Wrapper};
+
+/// A declaration that is made here, and runs that are made in a worker of a pool.
+///
+/// Everything that a [`Backend`] says of itself is computed by the supervisor; what is run there is the request alone.
+pub struct Remote {
+    name: String,
+    served: Served,
+    pool: Arc<Pool>,
+}
+
+impl Remote {
+    /// A subject under its name, behind the workers of a pool.
+    pub fn new(name: &str, served: Served, pool: Arc<Pool>) -> Remote {
+        Remote { name: name.to_owned(), served, pool }
+    }
+}
+
+impl Wrapper for Remote {
+    fn inner(&self) -> &dyn Backend {
+        self.served.declaration.as_ref()
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same kernel, wherever it runs.
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        self.inner().replay(problem)
+    }
+
+    /// A worker with the subject.
+    fn ready(&self) -> Result<(), String> {
+        self.pool.start(&self.served)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.pool.run(&self.served, problem, inputs)
+    }
+}

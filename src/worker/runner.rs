@@ -1,0 +1,103 @@
+//! What runs inside a worker process: a [`Runner`] is a subject without its declaration.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZero;
+use std::thread::available_parallelism;
+
+use seamproof_oracle::{Inputs, Problem};
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Backend, Outputs, RunError};
+use crate::backends;
+
+/// How far a run has come. The last phase that was reached says where a dead worker stood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// The worker has the whole request.
+    Received,
+    /// The inputs are on the device.
+    Uploaded,
+    /// Everything is launched; what follows waits for the device.
+    Launched,
+    /// The results are back.
+    Done,
+}
+
+impl Phase {
+    /// Every phase, in order.
+    pub const ALL: [Phase; 4] = [Phase::Received, Phase::Uploaded, Phase::Launched, Phase::Done];
+
+    /// The name in texts and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Received => "received",
+            Phase::Uploaded => "uploaded",
+            Phase::Launched => "launched",
+            Phase::Done => "done",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A subject as a worker process holds it.
+///
+/// `run` calls `reached` with each phase after [`Phase::Received`], in order, as soon as it is reached. After a
+/// [`RunError::Crash`] or [`RunError::OutOfMemory`] the runner is not asked again: the worker ends.
+pub trait Runner {
+    /// Runs the problem.
+    fn run(
+        &mut self,
+        problem: &Problem,
+        inputs: &Inputs,
+        reached: &mut dyn FnMut(Phase),
+    ) -> Result<Outputs, RunError>;
+}
+
+/// A runner, and how many devices there are for it.
+pub struct Opened {
+    /// The runner, on the device that was asked for.
+    pub runner: Box<dyn Runner>,
+    /// Devices that it could have been opened on: ordinals below this.
+    pub devices: usize,
+}
+
+/// Why a runner cannot be opened, in words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct OpenError(pub String);
+
+/// Opens a subject by its name and options on the device of an ordinal.
+pub type Open = fn(&str, &BTreeMap<String, String>, usize) -> Result<Opened, OpenError>;
+
+/// Opens the runner of a subject. A runner that needs a device of its own (a GPU) is an arm here; every other name is
+/// that of a subject of this process, for which a core is as good as a device.
+pub fn open(name: &str, options: &BTreeMap<String, String>, _device: usize) -> Result<Opened, OpenError> {
+    let backend = backends::in_process(name, options).map_err(|error| OpenError(error.to_string()))?;
+    let devices = available_parallelism().map_or(1, NonZero::get);
+    Ok(Opened { runner: Box::new(InProcess(backend)), devices })
+}
+
+/// A backend of this process.
+pub struct InProcess(pub Box<dyn Backend>);
+
+impl Runner for InProcess {
+    fn run(
+        &mut self,
+        problem: &Problem,
+        inputs: &Inputs,
+        reached: &mut dyn FnMut(Phase),
+    ) -> Result<Outputs, RunError> {
+        reached(Phase::Uploaded);
+        reached(Phase::Launched);
+        let outputs = self.0.run(problem, inputs)?;
+        reached(Phase::Done);
+        Ok(outputs)
+    }
+}

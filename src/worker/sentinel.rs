@@ -1,0 +1,86 @@
+//! The sentinel: a fixed problem that a worker runs now and then between the others. The judge has found its results right
+//! once; from then on they must be the same bits. Where they are not, the worker, or its device, has gone bad, and
+//! whatever it ran since the last good sentinel is doubtful.
+//!
+//! It is a forward pass: its bits follow from its inputs for every subject, whatever it promises.
+
+use std::sync::Mutex;
+
+use seamproof_oracle::{
+    Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
+    ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+};
+
+use super::message;
+use super::session::Session;
+use crate::backend::{Backend, Outputs, RunError, Wrapper};
+use crate::judge::{Depth, Judge};
+use crate::values;
+use crate::verdict::Verdict;
+
+/// Lengths of the sentinel's sequences.
+const LENGTHS: [usize; 3] = [65, 3, 60];
+/// Its seed, by which a reader of a log knows it.
+pub const SENTINEL_SEED: u64 = 0x5e17_1e1d;
+
+/// The fixed problem.
+pub fn problem() -> Result<Problem, ProblemError> {
+    let mut offset = 0;
+    let sequences = LENGTHS.iter().enumerate().map(|(id, &len)| {
+        let run = Run { offset, step: 1, len, span: len };
+        offset += len;
+        Sequence { id: id as u32, q: run, kv: run }
+    });
+    Problem::new(ProblemFields {
+        sequences: sequences.collect(),
+        rows: Rows { q: LENGTHS.iter().sum(), kv: LENGTHS.iter().sum() },
+        heads: Heads { q: 2, kv: 1 },
+        dims: Dims { qk: 64, v: 64 },
+        mask: Mask { left: None, right: Some(0), align: Alignment::TopLeft },
+        softmax: Softmax { scale: 0.125, softcap: None, sink: Sink::None },
+        precision: Precision { p: Format::F32.into(), ..Precision::uniform(Format::Bf16) },
+        parallel: ContextParallel::single(),
+        mode: InputMode::Peaked,
+        data_seed: SENTINEL_SEED,
+        pass: Pass::Forward,
+    })
+}
+
+/// The request that runs it.
+pub(super) fn body() -> Result<Vec<u8>, ProblemError> {
+    let problem = problem()?;
+    Ok(message::encode_run(&problem, &values::inputs(&problem)))
+}
+
+/// What is compared.
+pub(super) fn digest(outputs: &Outputs) -> [u8; blake3::OUT_LEN] {
+    *blake3::hash(&message::encode_outputs(outputs)).as_bytes()
+}
+
+/// Whether the judge finds the results of a fresh worker right, without the relations that ask for further runs.
+pub(super) fn is_right(declaration: &dyn Backend, session: &mut Session) -> bool {
+    let direct = Direct { declaration, session: Mutex::new(session) };
+    let judge = Judge { identities: Vec::new(), ..Judge::default() };
+    let judged = problem().map(|problem| judge.examine(&direct, &problem, Depth::First).verdict);
+    matches!(judged, Ok(Verdict::Pass(_)))
+}
+
+/// One worker as a backend.
+struct Direct<'a> {
+    declaration: &'a dyn Backend,
+    session: Mutex<&'a mut Session>,
+}
+
+impl Wrapper for Direct<'_> {
+    fn inner(&self) -> &dyn Backend {
+        self.declaration
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let Ok(mut session) = self.session.lock() else {
+            return Err(RunError::Infrastructure("a run of the sentinel panicked".into()));
+        };
+        let run = session.run(&message::encode_run(problem, inputs));
+        run.unwrap_or_else(|death| Err(RunError::Crash(death.said)))
+    }
+}

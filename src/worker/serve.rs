@@ -1,0 +1,166 @@
+//! The worker's side: requests in, answers out, one after the other.
+//!
+//! What a driver says last is what counts: after an error of the runner the worker answers and ends, since a context that
+//! failed once fails everything that follows. A *leash* keeps the worker from outliving its supervisor: a thread reads
+//! the requests, and when they end, however that came about, it kills the worker's process group, whatever the main
+//! thread waits for.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+
+use rustix::process::{Signal, getpgrp, getpid, kill_process_group};
+use rustix::stdio::{dup2_stdin, dup2_stdout};
+
+use super::frame::{self, BODY_MAX, Frame, FrameError, Kind};
+use super::message::{self, Failure, MessageError, OpenRequest, Ready};
+use super::runner::{Open, Opened, Phase, Runner};
+use crate::backend::RunError;
+
+/// Exit code of a worker that ended because its subject failed, or because its supervisor wrote what is no request.
+pub const EXIT_FAILED: u8 = 3;
+
+/// Why a worker ends by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The subject failed; the supervisor was told.
+    #[error("the subject failed: {0:?}")]
+    Subject(Failure),
+    /// What came is no request.
+    #[error("no request: {0}")]
+    Request(#[from] MessageError),
+    /// The pipes.
+    #[error("{0}")]
+    Pipe(#[from] FrameError),
+}
+
+impl From<io::Error> for ServeError {
+    fn from(error: io::Error) -> ServeError {
+        ServeError::Pipe(error.into())
+    }
+}
+
+/// The two ends of the pipes, taken away from everybody else: stdin is empty afterwards and stdout goes to stderr, so that
+/// nothing a subject reads or prints can touch a frame.
+pub fn pipes() -> io::Result<(File, File)> {
+    let requests = io::stdin().as_fd().try_clone_to_owned()?.into();
+    let answers = io::stdout().as_fd().try_clone_to_owned()?.into();
+    dup2_stdin(OpenOptions::new().read(true).open("/dev/null")?)?;
+    dup2_stdout(io::stderr())?;
+    Ok((requests, answers))
+}
+
+/// Requests, read by the thread that is the leash.
+pub fn leashed(requests: impl Read + Send + 'static) -> Receiver<Frame> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    thread::spawn(move || {
+        let mut requests = BufReader::new(requests);
+        let error = loop {
+            match frame::read(&mut requests, BODY_MAX) {
+                Ok(frame) => {
+                    if sender.send(frame).is_err() {
+                        break FrameError::Ended;
+                    }
+                }
+                Err(error) => break error,
+            }
+        };
+        // Where the pipe merely ended there is nobody left to read this.
+        let _ = writeln!(io::stderr(), "the worker ends: {error}");
+        end_group();
+    });
+    receiver
+}
+
+/// Kills this process and all that it started. One that somebody started by hand leads no group, and ends alone.
+fn end_group() {
+    if getpgrp() == getpid() {
+        let _ = kill_process_group(getpgrp(), Signal::KILL);
+    }
+    std::process::exit(EXIT_FAILED.into());
+}
+
+/// The exit code of a worker's life, whose error goes to stderr: the supervisor shows the end of it.
+pub(super) fn end(life: Result<(), ServeError>) -> u8 {
+    match life {
+        Ok(()) => 0,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "the worker ends: {error}");
+            EXIT_FAILED
+        }
+    }
+}
+
+/// Answers requests until there are no more, or until the subject fails.
+pub fn serve(
+    requests: impl IntoIterator<Item = Frame>,
+    answers: &mut dyn Write,
+    open: Open,
+) -> Result<(), ServeError> {
+    let mut server = Server { answers, open, runner: None };
+    requests.into_iter().try_for_each(|request| server.answer(&request))
+}
+
+struct Server<'a> {
+    answers: &'a mut dyn Write,
+    open: Open,
+    runner: Option<Box<dyn Runner>>,
+}
+
+impl Server<'_> {
+    fn answer(&mut self, request: &Frame) -> Result<(), ServeError> {
+        match request.kind {
+            Kind::Open => self.open(request),
+            Kind::Run => self.run(request),
+            other => Err(FrameError::Garbage(format!("{other:?} is no request")).into()),
+        }
+    }
+
+    fn open(&mut self, request: &Frame) -> Result<(), ServeError> {
+        let OpenRequest { name, options, device } = message::decode(&request.body)?;
+        // What was open goes first: two of a kind may not fit a device.
+        self.runner = None;
+        match (self.open)(&name, &options, device) {
+            Ok(Opened { runner, devices }) => {
+                self.runner = Some(runner);
+                self.say(request, Kind::Ready, &message::encode(&Ready { devices }))
+            }
+            Err(error) => {
+                let failure = Failure::Infrastructure(error.to_string());
+                self.say(request, Kind::Failed, &message::encode(&failure))
+            }
+        }
+    }
+
+    fn run(&mut self, request: &Frame) -> Result<(), ServeError> {
+        let (problem, inputs) = message::decode_run(&request.body)?;
+        self.say(request, Kind::Phase, &message::encode_phase(Phase::Received))?;
+        let Server { answers, runner, .. } = self;
+        let mut broken = None;
+        let mut reached = |phase: Phase| {
+            let written = frame::write(answers, Kind::Phase, request.sequence, &message::encode_phase(phase));
+            broken = broken.take().or(written.err());
+        };
+        let result = match runner {
+            Some(runner) => runner.run(&problem, &inputs, &mut reached),
+            None => Err(RunError::Infrastructure("nothing is open".into())),
+        };
+        if let Some(error) = broken {
+            return Err(error.into());
+        }
+        match result {
+            Ok(outputs) => self.say(request, Kind::Outputs, &message::encode_outputs(&outputs)),
+            Err(error) => {
+                let failure = Failure::from(error);
+                self.say(request, Kind::Failed, &message::encode(&failure))?;
+                if failure.ends_worker() { Err(ServeError::Subject(failure)) } else { Ok(()) }
+            }
+        }
+    }
+
+    fn say(&mut self, request: &Frame, kind: Kind, body: &[u8]) -> Result<(), ServeError> {
+        Ok(frame::write(self.answers, kind, request.sequence, body)?)
+    }
+}

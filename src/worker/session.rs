@@ -1,0 +1,208 @@
+//! A [`Session`]: a started worker, asked one thing at a time.
+
+use std::time::Duration;
+
+use super::Phase;
+use super::frame::{FrameError, Kind};
+use super::message::{self, Failure, MessageError, OpenRequest, Ready};
+use super::pool::Launch;
+use super::process::Process;
+use crate::backend::{Outputs, RunError};
+use crate::case::Subject;
+use crate::verdict::{Cause, Ending};
+
+/// How long a worker may take for each step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// From its start, or from the request to open another subject, until the subject is open: a driver and a device are
+    /// set up, kernels may be compiled.
+    pub start: Duration,
+    /// From a request until its inputs are on the device.
+    pub upload: Duration,
+    /// From then until everything is launched.
+    pub launch: Duration,
+    /// From then until the results are here: the kernels themselves.
+    pub finish: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Deadlines {
+        let minute = Duration::from_secs(60);
+        Deadlines { start: 2 * minute, upload: minute, launch: 2 * minute, finish: minute }
+    }
+}
+
+impl Deadlines {
+    /// One time for each phase of a run, and one for the start.
+    pub fn new(start: Duration, phase: Duration) -> Deadlines {
+        Deadlines { start, upload: phase, launch: phase, finish: phase }
+    }
+
+    /// The time until the phase after this one.
+    fn after(&self, phase: Option<Phase>) -> Duration {
+        match phase {
+            None | Some(Phase::Received) => self.upload,
+            Some(Phase::Uploaded) => self.launch,
+            Some(Phase::Launched | Phase::Done) => self.finish,
+        }
+    }
+}
+
+/// A worker that is no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Death {
+    pub(super) ending: Ending,
+    /// What it said last: its answer, what was wrong with it, the end of its stderr.
+    pub(super) said: String,
+}
+
+/// Why a worker cannot begin.
+pub(super) type StartError = String;
+
+#[derive(Debug)]
+pub(super) struct Session {
+    /// Absent once it has died.
+    process: Option<Process>,
+    launch: Launch,
+    deadlines: Deadlines,
+    device: usize,
+    sequence: u64,
+    open: Option<Subject>,
+}
+
+impl Session {
+    /// Starts a worker for a device; nothing is asked of it yet.
+    pub(super) fn start(launch: &Launch, device: usize, deadlines: Deadlines) -> Result<Session, StartError> {
+        let process = Process::spawn(launch)
+            .map_err(|error| format!("the worker {} cannot be started: {error}", launch.program.display()))?;
+        process.arm(deadlines.start);
+        let (launch, process) = (launch.clone(), Some(process));
+        Ok(Session { process, launch, deadlines, device, sequence: 0, open: None })
+    }
+
+    pub(super) fn launch(&self) -> &Launch {
+        &self.launch
+    }
+
+    /// The process, while there is one.
+    pub(super) fn id(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::id)
+    }
+
+    /// Opens a subject, unless it is open; the number of its devices where it was not.
+    pub(super) fn open(&mut self, subject: &Subject) -> Result<Option<usize>, StartError> {
+        if self.open.as_ref() == Some(subject) {
+            return Ok(None);
+        }
+        let Subject { name, options } = subject.clone();
+        let body = message::encode(&OpenRequest { name, options, device: self.device });
+        let answer = self.ask(Kind::Open, &body).map_err(|death| {
+            let Death { ending: Ending { cause, .. }, said } = death;
+            match cause {
+                Cause::Hang => format!("the worker did not start in {:?}{said}", self.deadlines.start),
+                cause => format!("the worker did not start: {cause}{said}"),
+            }
+        })?;
+        match answer {
+            Answer::Ready(ready) => {
+                self.open = Some(subject.clone());
+                Ok(Some(ready.devices))
+            }
+            Answer::Failed(Failure::Infrastructure(what)) => Err(what),
+            _ => Err("the worker answered something else than that the subject is open".into()),
+        }
+    }
+
+    /// Runs an encoded run on the subject that is open. The inner error is a refusal or the harness's failure.
+    pub(super) fn run(&mut self, body: &[u8]) -> Result<Result<Outputs, RunError>, Death> {
+        Ok(match self.ask(Kind::Run, body)? {
+            Answer::Outputs(outputs) => Ok(*outputs),
+            Answer::Failed(Failure::Refused(refusal)) => Err(RunError::Refused(refusal)),
+            Answer::Failed(failure) => Err(RunError::Infrastructure(format!("{failure:?}"))),
+            Answer::Ready(_) => Err(RunError::Infrastructure("the worker opened what it was to run".into())),
+        })
+    }
+
+    /// Sends a request and waits for its answer, phase by phase.
+    fn ask(&mut self, kind: Kind, body: &[u8]) -> Result<Answer, Death> {
+        self.sequence += 1;
+        let mut after = None;
+        match self.exchange(kind, body, &mut after) {
+            Ok(Answer::Failed(failure)) if failure.ends_worker() => Err(self.dismissed(after, failure)),
+            Ok(answer) => {
+                self.process.iter().for_each(Process::rest);
+                Ok(answer)
+            }
+            Err(error) => Err(self.died(after, &error)),
+        }
+    }
+
+    fn exchange(&mut self, kind: Kind, body: &[u8], after: &mut Option<Phase>) -> Result<Answer, FrameError> {
+        let process = self.process.as_mut().ok_or(FrameError::Ended)?;
+        let time =
+            |after| if kind == Kind::Open { self.deadlines.start } else { self.deadlines.after(after) };
+        process.arm(time(*after));
+        process.write(kind, self.sequence, body)?;
+        loop {
+            let frame = process.read()?;
+            if frame.sequence != self.sequence {
+                let (got, expected) = (frame.sequence, self.sequence);
+                return Err(FrameError::Garbage(format!("an answer to request {got} instead of {expected}")));
+            }
+            let garbage = |error: MessageError| FrameError::Garbage(error.to_string());
+            match frame.kind {
+                Kind::Phase => {
+                    let phase = message::decode_phase(&frame.body).map_err(garbage)?;
+                    if after.is_some_and(|last| phase <= last) {
+                        return Err(FrameError::Garbage(format!("phase {phase} a second time")));
+                    }
+                    *after = Some(phase);
+                    process.arm(time(*after));
+                }
+                Kind::Outputs => {
+                    let outputs = message::decode_outputs(&frame.body).map_err(garbage)?;
+                    return Ok(Answer::Outputs(Box::new(outputs)));
+                }
+                Kind::Failed => return message::decode(&frame.body).map(Answer::Failed).map_err(garbage),
+                Kind::Ready => return message::decode(&frame.body).map(Answer::Ready).map_err(garbage),
+                Kind::Open | Kind::Run => return Err(FrameError::Garbage("a request for an answer".into())),
+            }
+        }
+    }
+
+    /// The death of a worker that said why.
+    fn dismissed(&mut self, after: Option<Phase>, failure: Failure) -> Death {
+        let stderr = self.process.take().map(Process::dismiss).unwrap_or_default();
+        let (cause, what) = match failure {
+            Failure::OutOfMemory(what) => (Cause::OutOfMemory, what),
+            Failure::Crash(what) | Failure::Infrastructure(what) => (Cause::Failed, what),
+            Failure::Refused(refusal) => (Cause::Failed, refusal.to_string()),
+        };
+        Death { ending: Ending { cause, after }, said: said(&what, &stderr) }
+    }
+
+    fn died(&mut self, after: Option<Phase>, error: &FrameError) -> Death {
+        let Some(process) = self.process.take() else {
+            return Death { ending: Ending { cause: Cause::Garbage, after }, said: "; it was dead".into() };
+        };
+        let (cause, stderr) = process.end(error);
+        let what = match (cause, error) {
+            (Cause::Hang, _) => format!("no sign of life for {:?}", self.deadlines.after(after)),
+            (_, FrameError::Garbage(what)) => what.clone(),
+            _ => String::new(),
+        };
+        Death { ending: Ending { cause, after }, said: said(&what, &stderr) }
+    }
+}
+
+/// What a worker answered.
+enum Answer {
+    Ready(Ready),
+    Outputs(Box<Outputs>),
+    Failed(Failure),
+}
+
+fn said(what: &str, stderr: &str) -> String {
+    let what = if what.is_empty() { String::new() } else { format!("; {what}") };
+    if stderr.is_empty() { what } else { format!("{what}; its stderr ends: {stderr}") }
+}
