@@ -218,3 +218,32 @@ __device__ __forceinline__ float exact_ln(float x) {
     const float r = t2 + t1, half_square = 0.5f * f * f, dk = (float)k;
     return s * (half_square + r) + dk * 9.0580006145e-06f - half_square + f + dk * 6.9313812256e-01f;
 }
+
+// A tensor addressed by row and head, however it lies: [rows, heads, dim], [heads, rows] or [heads]. Strides count
+// elements; the lanes of a row and head are neighbours.
+struct View {
+    u64 base;
+    i64 row;
+    i64 head;
+    int format;
+};
+
+__device__ __forceinline__ i64 place_of(const View& view, i64 row, i64 head) {
+    return row * view.row + head * view.head;
+}
+
+__device__ __forceinline__ float get(const View& view, i64 place) {
+    if (view.format == F32) return ((const float*)view.base)[place];
+    const u16 code = ((const u16*)view.base)[place];
+    return view.format == BF16 ? bf16_to_f32(code) : fp16_to_f32(code);
+}
+
+__device__ __forceinline__ void put(const View& view, i64 place, float value) {
+    if (view.format == F32) ((float*)view.base)[place] = value;
+    else ((u16*)view.base)[place] = view.format == BF16 ? f32_to_bf16(value) : f32_to_fp16(value);
+}
+
+__device__ __forceinline__ float rounded_to(int format, float value) {
+    if (format == F32) return value;
+    return format == BF16 ? rounded<BF16>(value) : rounded<FP16>(value);
+}

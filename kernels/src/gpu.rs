@@ -150,6 +150,32 @@ impl Gpu {
         self.finish()
     }
 
+    /// Overwrites the beginning of an area, after all that was launched, without waiting: the driver has taken pageable
+    /// contents over when it returns.
+    pub(crate) fn send(&self, to: Area, contents: &[u8]) -> Result<(), KernelError> {
+        let to = to.part(0..contents.len())?;
+        if contents.is_empty() {
+            return Ok(());
+        }
+        self.context.bind_to_thread().map_err(failed("context"))?;
+        // SAFETY: the area is that long and its buffer is alive; pageable contents are staged before the call returns.
+        unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
+            .map_err(failed("copy to the device"))
+    }
+
+    /// Reads the beginning of an area, after all that was launched.
+    pub(crate) fn receive(&self, from: Area, bytes: &mut [u8]) -> Result<(), KernelError> {
+        let from = from.part(0..bytes.len())?;
+        if bytes.is_empty() {
+            return self.finish();
+        }
+        self.context.bind_to_thread().map_err(failed("context"))?;
+        // SAFETY: the area is that long, its buffer is alive, and so is the place until the stream is done.
+        unsafe { result::memcpy_dtoh_async(bytes, from.address, self.stream.cu_stream()) }
+            .map_err(failed("copy from the device"))?;
+        self.finish()
+    }
+
     /// The contents of an area, after all that was launched.
     pub fn read(&self, from: Area) -> Result<Vec<u8>, KernelError> {
         let mut bytes = vec![0_u8; from.bytes];

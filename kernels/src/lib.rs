@@ -1,16 +1,21 @@
 #![doc = include_str!("../README.md")]
 
+pub mod attend;
 pub mod bench;
 pub mod cache;
 pub mod check;
+pub mod device;
 pub mod error;
 pub mod gpu;
 pub mod merge;
 pub mod metadata;
 pub mod nvrtc;
+pub mod pairs;
 pub mod rows;
 pub mod source;
 pub mod tables;
+pub mod view;
 
+pub use device::CudaDevice;
 pub use error::KernelError;
 pub use gpu::Gpu;

@@ -89,7 +89,7 @@ fn raw_part(part: Part, slots: &Slots) -> Result<RawPart, KernelError> {
 }
 
 impl Statistic<'_> {
-    fn check(&self, name: &str, heads: usize, rows: usize) -> Result<(), KernelError> {
+    pub(crate) fn check(&self, name: &str, heads: usize, rows: usize) -> Result<(), KernelError> {
         let bytes = heads.checked_mul(rows).and_then(|count| count.checked_mul(4));
         if (self.heads, self.rows) != (heads, rows) || bytes != Some(self.area.bytes()) {
             let (have, is) = (self.area.bytes(), (self.heads, self.rows));
@@ -104,7 +104,7 @@ impl Statistic<'_> {
 }
 
 impl Tensor<'_> {
-    fn check(&self, name: &str, rows: usize) -> Result<(), KernelError> {
+    pub(crate) fn check(&self, name: &str, rows: usize) -> Result<(), KernelError> {
         let element = self.format.bits() as usize / 8;
         let bytes = [rows, self.heads, self.dim, element].into_iter().try_fold(1_usize, usize::checked_mul);
         if self.rows != rows || bytes != Some(self.area.bytes()) || self.dim == 0 {
@@ -121,7 +121,7 @@ impl Tensor<'_> {
         Ok(())
     }
 
-    fn as_rows(&self) -> Rows<'_> {
+    pub(crate) fn as_rows(&self) -> Rows<'_> {
         let row_bytes = self.heads * self.dim * self.format.bits() as usize / 8;
         Rows { area: self.area, rows: self.rows, row_bytes }
     }

@@ -23,10 +23,12 @@ pub const OPTIONS: [&str; 6] = [
     "--ptxas-options=-v",
 ];
 
-const TEXTS: [(&str, &str); 3] = [
+const TEXTS: [(&str, &str); 5] = [
     ("rows.cu", include_str!("../cuda/rows.cu")),
     ("merge.cu", include_str!("../cuda/merge.cu")),
     ("metadata.cu", include_str!("../cuda/metadata.cu")),
+    ("pairs.cu", include_str!("../cuda/pairs.cu")),
+    ("attend.cu", include_str!("../cuda/attend.cu")),
 ];
 
 /// Every source, as it is built.

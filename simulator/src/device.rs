@@ -1,5 +1,8 @@
-//! A [`Device`] executes one local operation on buffers. [`Cpu`] is the one without hardware: in f32 with the roundings
-//! of a real kernel, or in f64 without any.
+//! A [`Device`] owns a run's memory, executes local operations on it and moves regions between ranks. [`Cpu`] is the one
+//! without hardware: in f32 with the roundings of a real kernel, or in f64 without any.
+//!
+//! A run begins with an *image* of all buffers on the host and ends with one; what lies between is the device's own. A
+//! device may work behind its host: [`Device::submit`] sends off what was asked so far, [`Device::download`] waits for it.
 
 use seamproof_oracle::{Format, Run};
 
@@ -19,6 +22,9 @@ pub enum DeviceError {
     /// Something that only an executor can do.
     #[error("a device does not execute {0}")]
     NotLocal(&'static str),
+    /// The device itself failed; whatever it held is lost.
+    #[error("the device failed: {0}")]
+    Failed(String),
 }
 
 /// All buffers of a schedule.
@@ -67,13 +73,48 @@ impl<T: Real> Buffers<T> {
         }
     }
 
+    /// The tensor behind a buffer, for a device that brings its memory back.
+    pub fn tensor_mut(&mut self, id: BufferId) -> &mut Tensor<T> {
+        &mut self.tensors[id.0]
+    }
+
+    /// The tensors, in order of buffers.
+    pub fn tensors(&self) -> &[Tensor<T>] {
+        &self.tensors
+    }
+
+    /// What a buffer's axes mean.
+    pub fn axes(&self, id: BufferId) -> Axes {
+        self.axes[id.0]
+    }
+
+    /// Rows of a buffer; 0 where there is no such buffer.
+    pub fn rows(&self, id: BufferId) -> usize {
+        self.rows.get(id.0).copied().unwrap_or(0)
+    }
+
+    /// Heads of a buffer; 0 where there is no such buffer.
+    pub fn heads(&self, id: BufferId) -> usize {
+        self.heads.get(id.0).copied().unwrap_or(0)
+    }
+
+    /// Elements of a row and head.
+    pub fn dim(&self, id: BufferId) -> usize {
+        if self.axes[id.0] == Axes::Rows { self.tensors[id.0].shape()[2] } else { 1 }
+    }
+
     /// Guard bands that changed.
     pub fn damage(&self) -> Vec<Damage> {
         self.tensors.iter().flat_map(Tensor::damage).collect()
     }
 
     /// Checks that rows and heads exist.
-    fn check(&self, id: BufferId, rows: &[Run], heads: &std::ops::Range<usize>) -> Result<(), DeviceError> {
+    pub fn check(
+        &self,
+        id: BufferId,
+        rows: &[Run],
+        heads: &std::ops::Range<usize>,
+    ) -> Result<(), DeviceError> {
         let Some(tensor) = self.tensors.get(id.0) else {
             return Err(DeviceError::Shape(format!("there is no buffer {}", id.0)));
         };
@@ -150,13 +191,51 @@ pub fn reduce<T: Real>(into: &mut [T], from: &[T], reduction: Reduction, format:
     }
 }
 
-/// Executes operations that stay on one rank.
+/// Regions whose elements, lane after lane, are combined in order and written to others. One part is a copy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transfer<'a> {
+    /// Read.
+    pub from: Vec<&'a Region>,
+    /// How several parts are combined; a sum is rounded to the first part's format at each step.
+    pub reduction: Reduction,
+    /// Written, each rounded to its buffer's format.
+    pub to: Vec<&'a Region>,
+}
+
+impl<'a> Transfer<'a> {
+    /// A copy.
+    pub fn copy(from: &'a Region, to: &'a Region) -> Transfer<'a> {
+        Transfer { from: vec![from], reduction: Reduction::Sum, to: vec![to] }
+    }
+}
+
+/// Memory, and what can be done in it.
 pub trait Device {
     /// The numbers that it computes in.
     type Real: Real;
+    /// A run's buffers. A device may have room for one run at a time.
+    type Memory;
+
+    /// Memory that holds what the image holds, guard bands included.
+    fn upload(&self, image: Buffers<Self::Real>) -> Result<Self::Memory, DeviceError>;
+
+    /// What the memory holds, after all that was asked for.
+    fn download<'m>(&self, memory: &'m mut Self::Memory) -> Result<&'m Buffers<Self::Real>, DeviceError>;
+
+    /// Begins all that was asked for, without waiting for it.
+    fn submit(&self, memory: &mut Self::Memory) -> Result<(), DeviceError>;
 
     /// Executes one operation that is neither a message, a collective nor an event.
-    fn execute(&self, work: &Work, buffers: &mut Buffers<Self::Real>) -> Result<(), DeviceError>;
+    fn execute(&self, work: &Work, memory: &mut Self::Memory) -> Result<(), DeviceError>;
+
+    /// Carries out transfers; all of them read before any writes.
+    fn transfer(&self, transfers: &[Transfer<'_>], memory: &mut Self::Memory) -> Result<(), DeviceError>;
+
+    /// NaN into rows, all heads.
+    fn poison(&self, to: BufferId, rows: &[Run], memory: &mut Self::Memory) -> Result<(), DeviceError>;
+
+    /// The host waits until a region can be read.
+    fn host_read(&self, region: &Region, memory: &mut Self::Memory) -> Result<(), DeviceError>;
 }
 
 /// The CPU device.
@@ -176,8 +255,7 @@ impl<T: Real> Cpu<T> {
     }
 
     fn attend(&self, attend: &Attend, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
-        let q_rows = buffers.rows.get(attend.q.0).copied().unwrap_or(0);
-        let kv_rows = buffers.rows.get(attend.k.0).copied().unwrap_or(0);
+        let (q_rows, kv_rows) = (buffers.rows(attend.q), buffers.rows(attend.k));
         attend.call.check(q_rows, kv_rows).map_err(|error| DeviceError::Shape(error.to_string()))?;
         let mut out = buffers.take(attend.out)?;
         let mut lse = buffers.take(attend.lse)?;
@@ -199,8 +277,7 @@ impl<T: Real> Cpu<T> {
     }
 
     fn attend_backward(&self, attend: &AttendBackward, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
-        let q_rows = buffers.rows.get(attend.q.0).copied().unwrap_or(0);
-        let kv_rows = buffers.rows.get(attend.k.0).copied().unwrap_or(0);
+        let (q_rows, kv_rows) = (buffers.rows(attend.q), buffers.rows(attend.k));
         attend.call.check(q_rows, kv_rows).map_err(|error| DeviceError::Shape(error.to_string()))?;
         let mut dq = buffers.take(attend.dq)?;
         let mut dk = buffers.take(attend.dk)?;
@@ -235,6 +312,36 @@ impl<T: Real> Cpu<T> {
 
 impl<T: Real> Device for Cpu<T> {
     type Real = T;
+    type Memory = Buffers<T>;
+
+    fn upload(&self, image: Buffers<T>) -> Result<Buffers<T>, DeviceError> {
+        Ok(image)
+    }
+
+    fn download<'m>(&self, buffers: &'m mut Buffers<T>) -> Result<&'m Buffers<T>, DeviceError> {
+        Ok(buffers)
+    }
+
+    fn submit(&self, _: &mut Buffers<T>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn transfer(&self, transfers: &[Transfer<'_>], buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
+        let read = |transfer: &Transfer<'_>| combined(transfer, buffers);
+        let values: Vec<Vec<T>> = transfers.iter().map(read).collect::<Result<_, _>>()?;
+        for (transfer, values) in transfers.iter().zip(values) {
+            transfer.to.iter().try_for_each(|to| buffers.write(to, &values))?;
+        }
+        Ok(())
+    }
+
+    fn poison(&self, to: BufferId, rows: &[Run], buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
+        fill_with(to, rows, T::from_f32(f32::NAN), buffers)
+    }
+
+    fn host_read(&self, region: &Region, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
+        buffers.read(region).map(drop)
+    }
 
     fn execute(&self, work: &Work, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
         match work {
@@ -268,31 +375,44 @@ impl<T: Real> Device for Cpu<T> {
     }
 }
 
-fn all_heads<T>(id: BufferId, buffers: &Buffers<T>) -> std::ops::Range<usize> {
-    0..buffers.heads.get(id.0).copied().unwrap_or(0)
-}
-
-fn check_rows<T: Real>(id: BufferId, rows: &[Run], buffers: &Buffers<T>) -> Result<(), DeviceError> {
-    buffers.check(id, rows, &all_heads(id, buffers))
-}
-
-/// Both sides of row pairs exist, pairs are of equal length, and the buffers have the same heads and lanes.
-fn check_pairs<T: Real>(
-    from: BufferId,
-    to: BufferId,
-    rows: &[RowPair],
-    buffers: &Buffers<T>,
-) -> Result<(), DeviceError> {
-    let (read, written): (Vec<Run>, Vec<Run>) = rows.iter().copied().unzip();
-    check_rows(from, &read, buffers)?;
-    check_rows(to, &written, buffers)?;
-    let dim = |id: BufferId| if buffers.axes[id.0] == Axes::Rows { buffers.tensor(id).shape()[2] } else { 1 };
-    let same = buffers.heads[from.0] == buffers.heads[to.0] && dim(from) == dim(to);
-    if !same || rows.iter().any(|(read, written)| read.len != written.len) {
-        let (from, to) = (buffers.tensor(from).name(), buffers.tensor(to).name());
-        return Err(DeviceError::Shape(format!("{from} and {to} do not fit each other")));
+/// The elements that a transfer writes.
+fn combined<T: Real>(transfer: &Transfer<'_>, buffers: &Buffers<T>) -> Result<Vec<T>, DeviceError> {
+    let nothing = || DeviceError::Shape("a transfer of nothing".into());
+    let (first, rest) = transfer.from.split_first().ok_or_else(nothing)?;
+    let mut sum = buffers.read(first)?;
+    let format = buffers.tensor(first.buffer).format();
+    for part in rest {
+        let values = buffers.read(part)?;
+        if values.len() != sum.len() {
+            return Err(DeviceError::Shape("parts of different sizes are combined".into()));
+        }
+        reduce(&mut sum, &values, transfer.reduction, format);
     }
-    Ok(())
+    Ok(sum)
+}
+
+impl<T: Real> Buffers<T> {
+    /// Checks that rows exist.
+    pub fn check_rows(&self, id: BufferId, rows: &[Run]) -> Result<(), DeviceError> {
+        self.check(id, rows, &(0..self.heads(id)))
+    }
+
+    /// Checks that both sides of row pairs exist, in buffers apart, that pairs are of equal length, and that the buffers
+    /// have the same heads and lanes.
+    pub fn check_pairs(&self, from: BufferId, to: BufferId, rows: &[RowPair]) -> Result<(), DeviceError> {
+        let (read, written): (Vec<Run>, Vec<Run>) = rows.iter().copied().unzip();
+        self.check_rows(from, &read)?;
+        self.check_rows(to, &written)?;
+        if from == to {
+            return Err(DeviceError::Shape("an operation reads the buffer that it writes".into()));
+        }
+        let same = self.heads(from) == self.heads(to) && self.dim(from) == self.dim(to);
+        if !same || rows.iter().any(|(read, written)| read.len != written.len) {
+            let (from, to) = (self.tensor(from).name(), self.tensor(to).name());
+            return Err(DeviceError::Shape(format!("{from} and {to} do not fit each other")));
+        }
+        Ok(())
+    }
 }
 
 fn each_lane<T: Real>(
@@ -302,10 +422,7 @@ fn each_lane<T: Real>(
     buffers: &mut Buffers<T>,
     combine: impl Fn(&mut T, T, Format),
 ) -> Result<(), DeviceError> {
-    check_pairs(from, to, rows, buffers)?;
-    if from == to {
-        return Err(DeviceError::Shape("an operation reads the buffer that it writes".into()));
-    }
+    buffers.check_pairs(from, to, rows)?;
     let mut target = buffers.take(to)?;
     let (format, axes) = (target.format(), buffers.axes[to.0]);
     for (read, written) in rows {
@@ -375,12 +492,12 @@ fn rotate<T: Real>(
     buffers: &mut Buffers<T>,
 ) -> Result<(), DeviceError> {
     let runs: Vec<Run> = rows.iter().map(|rotated| rotated.rows).collect();
-    check_rows(id, &runs, buffers)?;
+    buffers.check_rows(id, &runs)?;
     let format = buffers.tensor(id).format();
     for Rotated { rows, position, step } in rows {
         for (i, row) in rows.real_rows().enumerate() {
             let position = (position + step * i) as f64;
-            for head in all_heads(id, buffers) {
+            for head in 0..buffers.heads(id) {
                 turn(buffers.lane_mut(id, row, head), if inverse { -position } else { position }, format);
             }
         }
@@ -407,14 +524,23 @@ fn fill<T: Real>(
     value: FillValue,
     buffers: &mut Buffers<T>,
 ) -> Result<(), DeviceError> {
-    check_rows(to, rows, buffers)?;
     let value = match value {
         FillValue::Zero => T::ZERO,
         FillValue::NegInfinity => T::NEG_INFINITY,
     };
+    fill_with(to, rows, value, buffers)
+}
+
+fn fill_with<T: Real>(
+    to: BufferId,
+    rows: &[Run],
+    value: T,
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    buffers.check_rows(to, rows)?;
     let all = if buffers.axes[to.0] == Axes::Heads { vec![Run::packed(0, 1, 1)] } else { rows.to_vec() };
     for row in all.iter().flat_map(Run::real_rows) {
-        for head in all_heads(to, buffers) {
+        for head in 0..buffers.heads(to) {
             buffers.lane_mut(to, row, head).fill(value);
         }
     }
@@ -436,9 +562,9 @@ pub(crate) fn share<T: Real>(a: T, total: T) -> T {
 }
 
 fn merge<T: Real>(merge: &Merge, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
-    check_pairs(merge.step_out, merge.out, &merge.rows, buffers)?;
-    check_pairs(merge.step_lse, merge.lse, &merge.rows, buffers)?;
-    let heads = all_heads(merge.out, buffers);
+    buffers.check_pairs(merge.step_out, merge.out, &merge.rows)?;
+    buffers.check_pairs(merge.step_lse, merge.lse, &merge.rows)?;
+    let heads = 0..buffers.heads(merge.out);
     let mut out = buffers.take(merge.out)?;
     let mut lse = buffers.take(merge.lse)?;
     let format = out.format();
@@ -491,11 +617,11 @@ fn apply_sink<T: Real>(
     rows: &[Run],
     buffers: &mut Buffers<T>,
 ) -> Result<(), DeviceError> {
-    check_rows(out, rows, buffers)?;
-    check_rows(lse, rows, buffers)?;
+    buffers.check_rows(out, rows)?;
+    buffers.check_rows(lse, rows)?;
     let format = buffers.tensor(out).format();
     for row in rows.iter().flat_map(Run::real_rows) {
-        for head in all_heads(out, buffers) {
+        for head in 0..buffers.heads(out) {
             let sink = sink.map_or(T::ZERO, |sink| buffers.lane(sink, 0, head)[0]);
             let old = buffers.lane(lse, row, head)[0];
             let total = log_add(old, sink);
@@ -513,9 +639,9 @@ fn sink_gradient<T: Real>(
     buffers: &mut Buffers<T>,
 ) -> Result<(), DeviceError> {
     for id in [dout, out, lse] {
-        check_rows(id, rows, buffers)?;
+        buffers.check_rows(id, rows)?;
     }
-    for head in all_heads(dsink, buffers) {
+    for head in 0..buffers.heads(dsink) {
         let mut sum = T::ZERO;
         for row in rows.iter().flat_map(Run::real_rows) {
             let lse = buffers.lane(lse, row, head)[0];

@@ -11,7 +11,7 @@ use ndarray::Axis;
 use seamproof_oracle::{Inputs, Problem, Run, TensorName};
 
 use crate::Real;
-use crate::device::{Buffers, Device, DeviceError, reduce};
+use crate::device::{Buffers, Device, DeviceError, Transfer};
 use crate::schedule::{
     Axes, BufferId, Operation, Placement, RankProgram, Reduction, Region, Role, Schedule, Work,
 };
@@ -100,12 +100,12 @@ struct Running<'a, D: Device> {
     counts: Counts,
 }
 
-/// Runs a phase of `schedule` on `device`; the phases of one run share their buffers. `choose` picks one of the `n` lanes that can go on; any answer below n is legal.
+/// Runs a phase of `schedule` on `device`; the phases of one run share their memory. `choose` picks one of the `n` lanes that can go on; any answer below n is legal.
 pub fn execute<D: Device>(
     schedule: &Schedule,
     phase: Phase,
     device: &D,
-    buffers: &mut Buffers<D::Real>,
+    memory: &mut D::Memory,
     mut choose: impl FnMut(usize) -> usize,
 ) -> Result<Counts, ExecuteError> {
     let mut run = Running {
@@ -126,7 +126,7 @@ pub fn execute<D: Device>(
             break;
         }
         let lane = ready[choose(ready.len()).min(ready.len() - 1)];
-        run.advance(lane, buffers)?;
+        run.advance(lane, memory)?;
     }
     if run.lanes.iter().any(|lane| lane.next < lane.operations.len()) {
         return Err(ExecuteError::Stuck(run.where_lanes_stand()));
@@ -211,31 +211,31 @@ impl<D: Device> Running<'_, D> {
         self.awaited[rank].get(&wait).is_none_or(|&record| self.done[rank][record])
     }
 
-    fn advance(&mut self, lane: usize, buffers: &mut Buffers<D::Real>) -> Result<(), ExecuteError> {
+    fn advance(&mut self, lane: usize, memory: &mut D::Memory) -> Result<(), ExecuteError> {
         let Some((rank, operation)) = self.head(lane) else { return Ok(()) };
         let failed = |error| ExecuteError::Device { rank, operation, error };
         match self.work(rank, operation) {
-            Work::Send { .. } | Work::Recv { .. } => self.launch_group(lane, buffers),
+            Work::Send { .. } | Work::Recv { .. } => self.launch_group(lane, memory),
             Work::AllGather { communicator, .. }
             | Work::ReduceScatter { communicator, .. }
             | Work::AllToAll { communicator, .. }
             | Work::AllReduce { communicator, .. } => {
                 let communicator = *communicator;
-                self.enter(lane, operation, communicator, buffers)
+                self.enter(lane, operation, communicator, memory)
             }
             Work::RecordEvent(_) | Work::WaitEvent(_) => {
                 self.finish(lane, 1);
                 Ok(())
             }
             Work::HostRead(region) => {
-                buffers.read(region).map_err(failed)?;
+                self.device.host_read(region, memory).map_err(failed)?;
                 self.counts.host_reads += 1;
                 self.reads[rank].pop_front();
                 self.finish(lane, 1);
                 Ok(())
             }
             local => {
-                self.device.execute(local, buffers).map_err(failed)?;
+                self.device.execute(local, memory).map_err(failed)?;
                 self.finish(lane, 1);
                 Ok(())
             }
@@ -270,7 +270,7 @@ impl<D: Device> Running<'_, D> {
         }
     }
 
-    fn launch_group(&mut self, lane: usize, buffers: &mut Buffers<D::Real>) -> Result<(), ExecuteError> {
+    fn launch_group(&mut self, lane: usize, memory: &mut D::Memory) -> Result<(), ExecuteError> {
         let (rank, group) = (self.lanes[lane].rank, self.group(lane));
         self.lanes[lane].waiting = group.len();
         let mut pairs = Vec::new();
@@ -284,13 +284,13 @@ impl<D: Device> Running<'_, D> {
             pairs.push(pair);
         }
         for pair in pairs {
-            self.meet(pair, buffers)?;
+            self.meet(pair, memory)?;
         }
         Ok(())
     }
 
     /// Hands over messages between a pair of ranks while both sides are there.
-    fn meet(&mut self, pair: (usize, usize), buffers: &mut Buffers<D::Real>) -> Result<(), ExecuteError> {
+    fn meet(&mut self, pair: (usize, usize), memory: &mut D::Memory) -> Result<(), ExecuteError> {
         while let (Some(&send), Some(&recv)) =
             (self.sends.get(&pair).and_then(VecDeque::front), self.recvs.get(&pair).and_then(VecDeque::front))
         {
@@ -303,11 +303,13 @@ impl<D: Device> Running<'_, D> {
                 let error = DeviceError::Shape("a message and its receiver have different regions".into());
                 return Err(ExecuteError::Device { rank: pair.1, operation: recv.1, error });
             }
-            for (from, to) in from.iter().zip(to) {
-                let device = |rank, operation| move |error| ExecuteError::Device { rank, operation, error };
-                let values = buffers.read(from).map_err(device(pair.0, send.1))?;
-                buffers.write(to, &values).map_err(device(pair.1, recv.1))?;
-            }
+            let transfers: Vec<Transfer> =
+                from.iter().zip(to).map(|(from, to)| Transfer::copy(from, to)).collect();
+            self.device.transfer(&transfers, memory).map_err(|error| ExecuteError::Device {
+                rank: pair.1,
+                operation: recv.1,
+                error,
+            })?;
             self.sends.get_mut(&pair).map(VecDeque::pop_front);
             self.recvs.get_mut(&pair).map(VecDeque::pop_front);
             for (lane, _) in [send, recv] {
@@ -326,7 +328,7 @@ impl<D: Device> Running<'_, D> {
         lane: usize,
         operation: usize,
         communicator: usize,
-        buffers: &mut Buffers<D::Real>,
+        memory: &mut D::Memory,
     ) -> Result<(), ExecuteError> {
         let schedule = self.schedule;
         let Some(members) = schedule.communicators.get(communicator) else {
@@ -347,9 +349,12 @@ impl<D: Device> Running<'_, D> {
         }
         let works: Vec<&Work> =
             ordered.iter().map(|&(lane, operation)| self.work(self.lanes[lane].rank, operation)).collect();
-        collective(&works, buffers).map_err(|error| match error {
-            Some(error) => ExecuteError::Device { rank: self.lanes[lane].rank, operation, error },
-            None => ExecuteError::Mismatch { communicator },
+        let transfers = collective(&works).ok_or(ExecuteError::Mismatch { communicator })?;
+        let rank = self.lanes[lane].rank;
+        self.device.transfer(&transfers, memory).map_err(|error| ExecuteError::Device {
+            rank,
+            operation,
+            error,
         })?;
         for (lane, _) in ordered {
             self.finish(lane, 1);
@@ -372,74 +377,54 @@ impl<D: Device> Running<'_, D> {
     }
 }
 
-/// Executes one collective, given each member's part in order of members. `None` where the parts do not belong together.
-fn collective<T: Real>(works: &[&Work], buffers: &mut Buffers<T>) -> Result<(), Option<DeviceError>> {
-    let mut writes: Vec<(Region, Vec<T>)> = Vec::new();
+/// What one collective moves, given each member's part in order of members. `None` where the parts do not belong
+/// together.
+fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
     match works[0] {
         Work::AllGather { .. } => {
-            for (member, work) in works.iter().enumerate() {
-                let Work::AllGather { from, .. } = work else { return Err(None) };
-                let values = buffers.read(from)?;
-                for peer in works {
-                    let Work::AllGather { to, .. } = peer else { return Err(None) };
-                    writes.push((to.get(member).ok_or(None)?.clone(), values.clone()));
-                }
-            }
+            let gathered = |(member, work): (usize, &&'a Work)| {
+                let Work::AllGather { from, .. } = work else { return None };
+                let of_peer = |peer: &&'a Work| match peer {
+                    Work::AllGather { to, .. } => to.get(member),
+                    _ => None,
+                };
+                let to = works.iter().map(of_peer).collect::<Option<_>>()?;
+                Some(Transfer { from: vec![from], reduction: Reduction::Sum, to })
+            };
+            works.iter().enumerate().map(gathered).collect()
         }
         Work::AllToAll { .. } => {
-            for (i, work) in works.iter().enumerate() {
-                let Work::AllToAll { send, .. } = work else { return Err(None) };
-                for (j, peer) in works.iter().enumerate() {
-                    let Work::AllToAll { recv, .. } = peer else { return Err(None) };
-                    let values = buffers.read(send.get(j).ok_or(None)?)?;
-                    writes.push((recv.get(i).ok_or(None)?.clone(), values));
+            let pairs = (0..works.len()).flat_map(|i| (0..works.len()).map(move |j| (i, j)));
+            let exchanged = |(i, j): (usize, usize)| match (works[i], works[j]) {
+                (Work::AllToAll { send, .. }, Work::AllToAll { recv, .. }) => {
+                    Some(Transfer::copy(send.get(j)?, recv.get(i)?))
                 }
-            }
+                _ => None,
+            };
+            pairs.map(exchanged).collect()
         }
         Work::ReduceScatter { .. } => {
-            for (i, work) in works.iter().enumerate() {
-                let Work::ReduceScatter { to, .. } = work else { return Err(None) };
-                let parts = works.iter().map(|peer| match peer {
-                    Work::ReduceScatter { from, .. } => from.get(i).ok_or(None),
-                    _ => Err(None),
-                });
-                let parts: Vec<&Region> = parts.collect::<Result<_, _>>()?;
-                writes.push((to.clone(), reduced(&parts, Reduction::Sum, buffers)?));
-            }
+            let summed = |(i, work): (usize, &&'a Work)| {
+                let Work::ReduceScatter { to, .. } = work else { return None };
+                let of_peer = |peer: &&'a Work| match peer {
+                    Work::ReduceScatter { from, .. } => from.get(i),
+                    _ => None,
+                };
+                let from = works.iter().map(of_peer).collect::<Option<_>>()?;
+                Some(Transfer { from, reduction: Reduction::Sum, to: vec![to] })
+            };
+            works.iter().enumerate().map(summed).collect()
         }
         Work::AllReduce { reduction, .. } => {
-            let parts = works.iter().map(|work| match work {
-                Work::AllReduce { region, reduction: other, .. } if other == reduction => Ok(region),
-                _ => Err(None),
-            });
-            let parts: Vec<&Region> = parts.collect::<Result<_, _>>()?;
-            let values = reduced(&parts, *reduction, buffers)?;
-            writes.extend(parts.into_iter().map(|region| (region.clone(), values.clone())));
+            let of_member = |work: &&'a Work| match work {
+                Work::AllReduce { region, reduction: other, .. } if other == reduction => Some(region),
+                _ => None,
+            };
+            let regions: Vec<&Region> = works.iter().map(of_member).collect::<Option<_>>()?;
+            Some(vec![Transfer { from: regions.clone(), reduction: *reduction, to: regions }])
         }
-        _ => return Err(None),
+        _ => None,
     }
-    for (region, values) in writes {
-        buffers.write(&region, &values)?;
-    }
-    Ok(())
-}
-
-fn reduced<T: Real>(
-    parts: &[&Region],
-    reduction: Reduction,
-    buffers: &Buffers<T>,
-) -> Result<Vec<T>, Option<DeviceError>> {
-    let Some((first, rest)) = parts.split_first() else { return Err(None) };
-    let mut sum = buffers.read(first)?;
-    let format = buffers.tensor(first.buffer).format();
-    for part in rest {
-        let values = buffers.read(part)?;
-        if values.len() != sum.len() {
-            return Err(None);
-        }
-        reduce(&mut sum, &values, reduction, format);
-    }
-    Ok(sum)
 }
 
 /// Fills the input buffers with the ranks' parts of `inputs`: padding rows with the problem's own, rows that no

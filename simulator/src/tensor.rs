@@ -110,6 +110,21 @@ impl<T: Real> Tensor<T> {
         &mut self.data[self.guard..end]
     }
 
+    /// The elements with the guard bands around them, for a device that holds both.
+    pub fn raw(&self) -> &[T] {
+        &self.data
+    }
+
+    /// The elements with the guard bands around them.
+    pub fn raw_mut(&mut self) -> &mut [T] {
+        &mut self.data
+    }
+
+    /// Elements of one guard band.
+    pub fn guard(&self) -> usize {
+        self.guard
+    }
+
     #[inline]
     fn start(&self, i0: usize, i1: usize) -> usize {
         self.guard + (i0 * self.shape[1] + i1) * self.shape[2]

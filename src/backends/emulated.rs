@@ -3,22 +3,19 @@
 
 use std::collections::BTreeMap;
 
-use ndarray::Array1;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::Launch;
 use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Scaling, Sink, TensorName};
-use seamproof_simulator::Tensor;
-use seamproof_simulator::device::{Buffers, Cpu};
+use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
-use seamproof_simulator::executor::{ExecuteError, Phase, execute, load, output};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule, build_with};
 use seamproof_simulator::shard::ShardError;
 
-use super::BackendError;
+use super::{BackendError, on_device};
 use crate::backend::{
     ALGORITHMS, Backend, Capabilities, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule,
-    Promises, RankGradients, RankOutputs, Refusal, RunError,
+    Promises, Refusal, RunError,
 };
 use crate::values;
 
@@ -144,8 +141,7 @@ impl Emulated {
         }
     }
 
-    /// Runs a schedule in two phases, in an order of ranks and streams drawn from the backend's seed. Rows of the saved
-    /// out and lse that are not real are poisoned between the two, as the contract allows.
+    /// Runs a schedule in an order of ranks and streams drawn from the backend's seed.
     pub(super) fn run_schedule(
         &self,
         problem: &Problem,
@@ -153,26 +149,7 @@ impl Emulated {
         schedule: &Schedule,
         device: &Cpu<f32>,
     ) -> Result<Outputs, RunError> {
-        let mut buffers = load::<f32>(schedule, problem, inputs, slack(problem, inputs));
-        let mut state = self.order;
-        let mut choose = |ready: usize| {
-            state = values::mix(state.wrapping_add(1));
-            (state % ready as u64) as usize
-        };
-        let failed = |error: ExecuteError| RunError::Crash(error.to_string());
-        execute(schedule, Phase::Forward, device, &mut buffers, &mut choose).map_err(failed)?;
-        let mut ranks = (0..schedule.ranks.len())
-            .map(|rank| forward_results(schedule, &buffers, rank))
-            .collect::<Option<Vec<_>>>()
-            .ok_or_else(|| RunError::Infrastructure("the schedule places no result".into()))?;
-        if problem.pass == Pass::Backward {
-            poison_saved(schedule, &mut buffers);
-            execute(schedule, Phase::Backward, device, &mut buffers, &mut choose).map_err(failed)?;
-            for (rank, outputs) in ranks.iter_mut().enumerate() {
-                outputs.gradients = gradients(problem, schedule, &buffers, rank);
-            }
-        }
-        Ok(Outputs { ranks, damage: buffers.damage() })
+        on_device::run_schedule(device, problem, inputs, schedule, self.order, &mut |_| {})
     }
 }
 
@@ -181,73 +158,6 @@ fn forward_of(problem: &Problem) -> Option<Problem> {
     let mut fields: ProblemFields = problem.clone().into();
     fields.pass = Pass::Forward;
     Problem::new(fields).ok()
-}
-
-/// What rows hold that no sequence owns on a rank: what the problem's own such rows hold, NaN where it has none.
-fn slack(problem: &Problem, inputs: &Inputs) -> f32 {
-    let real = values::real_kv_rows(problem);
-    let row = real.iter().position(|&real| !real);
-    row.and_then(|row| inputs.k.get([row, 0, 0])).copied().unwrap_or(f32::NAN)
-}
-
-fn tensor<'a>(
-    schedule: &Schedule,
-    buffers: &'a Buffers<f32>,
-    rank: usize,
-    name: TensorName,
-) -> Option<&'a Tensor<f32>> {
-    output(schedule, rank, name).map(|id| buffers.tensor(id))
-}
-
-fn forward_results(schedule: &Schedule, buffers: &Buffers<f32>, rank: usize) -> Option<RankOutputs> {
-    let of = |name| tensor(schedule, buffers, rank, name);
-    Some(RankOutputs {
-        out: of(TensorName::Out)?.to_array3(),
-        lse: Some(of(TensorName::Lse)?.to_array2()),
-        max_logit: Some(Array1::from_vec(of(TensorName::MaxLogit)?.values().to_vec())),
-        gradients: None,
-    })
-}
-
-fn gradients(
-    problem: &Problem,
-    schedule: &Schedule,
-    buffers: &Buffers<f32>,
-    rank: usize,
-) -> Option<RankGradients> {
-    let of = |name| tensor(schedule, buffers, rank, name);
-    // A rank's dsink may be that of some heads only; the others' partial sum is 0.
-    let mut dsink = Array1::zeros(problem.learnable_sinks());
-    for placement in &schedule.placements {
-        let here = schedule.buffers[placement.buffer.0].rank == rank;
-        if here && placement.tensor == TensorName::Dsink {
-            let values = buffers.tensor(placement.buffer).values();
-            placement.heads.clone().zip(values).for_each(|(head, value)| dsink[head] = *value);
-        }
-    }
-    Some(RankGradients {
-        dq: of(TensorName::Dq)?.to_array3(),
-        dk: of(TensorName::Dk)?.to_array3(),
-        dv: of(TensorName::Dv)?.to_array3(),
-        dsink,
-    })
-}
-
-/// NaN into every row of the saved out and lse that is not real.
-fn poison_saved(schedule: &Schedule, buffers: &mut Buffers<f32>) {
-    for placement in &schedule.placements {
-        if !matches!(placement.tensor, TensorName::Out | TensorName::Lse) {
-            continue;
-        }
-        let buffer = &schedule.buffers[placement.buffer.0];
-        let mut real = vec![false; buffer.rows];
-        for row in placement.rows.iter().flat_map(|placed| placed.local.real_rows()) {
-            real[row] = true;
-        }
-        for row in (0..buffer.rows).filter(|&row| !real[row]) {
-            (0..buffer.heads).for_each(|head| buffers.lane_mut(placement.buffer, row, head).fill(f32::NAN));
-        }
-    }
 }
 
 /// What the launcher itself refuses. It is written without the capability table on purpose: the judge compares the

@@ -1,11 +1,14 @@
 //! The subjects that this program knows, by name.
 
+mod cuda;
 mod emulated;
 mod miscalled;
+mod on_device;
 mod planted;
 
 use std::collections::BTreeMap;
 
+pub use cuda::{Cuda, CudaRunner, Phase, difference};
 pub use emulated::{Arithmetic, Emulated};
 pub(crate) use miscalled::same_bits;
 pub use miscalled::{MISCALLS, Miscall, Miscalled, miscall};
@@ -15,8 +18,9 @@ use seamproof_simulator::faults;
 use crate::backend::Backend;
 use crate::worker::{self, Remote, Served, mock};
 
-/// The backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, right and with the canary's fault planted in it.
-pub const NAMES: [&str; 2] = ["emulated", faults::WINDOW_OFF_BY_ONE.id];
+/// The backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, the kernels on a GPU, and the
+/// emulated kernel with the canary's fault planted in it.
+pub const NAMES: [&str; 3] = ["emulated", "cuda", faults::WINDOW_OFF_BY_ONE.id];
 
 /// Why no backend could be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +31,9 @@ pub enum BackendError {
         /// The name.
         name: String,
     },
+    /// What the backend runs on is not there.
+    #[error("backend cuda: {0}")]
+    Unavailable(String),
     /// An option that the backend does not have.
     #[error("backend {backend} has no option '{option}'; it has: {known}")]
     UnknownOption {
@@ -90,6 +97,10 @@ fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Serve
 pub fn in_process(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
     match name {
         "emulated" => Ok(Box::new(Emulated::from_options(options)?)),
+        "cuda" => {
+            let subject = Cuda::from_options(options)?;
+            cuda::open().map(|()| Box::new(subject) as Box<dyn Backend>)
+        }
         // What was found with a planted fault must replay.
         name if name == canary().name() && options.is_empty() => Ok(canary()),
         name => planted_by_name(name, options),
@@ -112,6 +123,7 @@ fn planted_by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box
 pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
     match name.strip_suffix(AT_WORKER).unwrap_or(name) {
         "emulated" => emulated::draw_options(seed),
+        "cuda" => cuda::draw_options(seed),
         name if name.starts_with(planted::PREFIX) || name.contains(miscalled::SEPARATOR) => {
             emulated::draw_options(seed)
         }

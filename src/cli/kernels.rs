@@ -1,12 +1,19 @@
 //! `seamproof kernels`: compiles the GPU kernels, and compares them with their twins on the CPU.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use clap::Subcommand;
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::nvrtc::{self, Resources};
 use seamproof_kernels::source::{Source, sources};
 use seamproof_kernels::{Gpu, KernelError, check};
+
+use crate::backend::{Backend, RunError};
+use crate::backends::{Cuda, CudaRunner, difference};
+use crate::generate::{self, Draw, Profile};
+use crate::values::{self, Poison};
+use seamproof_simulator::schedule::MergeOrder;
 
 use super::CliError;
 use super::exit::Exit;
@@ -58,6 +65,22 @@ enum What {
         #[arg(long, default_value_t = 0)]
         gpu: usize,
     },
+    /// Compare the CUDA device with the CPU device, bit for bit, on random problems; says which kernels ran
+    #[command(hide = true)]
+    Twins {
+        /// Random problems
+        #[arg(long, default_value_t = 1000)]
+        cases: u64,
+        /// Seed of the problems
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Sizes of the problems
+        #[arg(long, default_value = "quick")]
+        profile: Profile,
+        /// Which GPU
+        #[arg(long, default_value_t = 0)]
+        gpu: usize,
+    },
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
@@ -65,6 +88,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Build { out } => build(&out.as_deref().map_or_else(Cache::of_user, Cache::at)),
         What::Info => info(),
         What::Check { cases, seed, gpu } => compare(*gpu, *cases, *seed),
+        What::Twins { cases, seed, profile, gpu } => twins(*gpu, *cases, *seed, *profile),
     }
 }
 
@@ -153,6 +177,50 @@ fn compare(gpu: usize, cases: u64, seed: u64) -> Result<Exit, CliError> {
     Ok(match outcome {
         _ if !outcome.mismatches.is_empty() => Exit::Finding,
         _ if outcome.tallies.iter().any(|tally| tally.wrote == 0) => Exit::TooLittle,
+        _ => Exit::Held,
+    })
+}
+
+/// Differences that are shown.
+const SHOWN_MAX: usize = 20;
+
+fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, CliError> {
+    let mut runner = CudaRunner::open(gpu)?;
+    let limits = profile.limits();
+    let (mut compared, mut wrong, mut time) = (0_u64, 0_usize, Duration::ZERO);
+    for case in 0..cases {
+        let Draw::Problem(problem) = generate::draw(seed, case, &limits) else { continue };
+        let subject = Cuda { order: case, merge: MergeOrder::ALL[(case % 2) as usize] };
+        let mut inputs = values::inputs(&problem);
+        values::poison(&mut inputs, &problem, Poison::Nan);
+        let want = match subject.twin().run(&problem, &inputs) {
+            Ok(outputs) => outputs,
+            Err(RunError::Refused(_)) => continue,
+            Err(error) => return Err(CliError::Twins(error)),
+        };
+        let start = Instant::now();
+        let got = runner.run(&subject, &problem, &inputs, &mut |_| {}).map_err(CliError::Twins)?;
+        time += start.elapsed();
+        compared += 1;
+        if let Some(what) = difference(&got, &want) {
+            wrong += 1;
+            if wrong <= SHOWN_MAX {
+                print_line(&format_args!("case {case}: {what}"));
+                print_line(&format_args!("  {:?} {:?}", problem.parallel, problem.mask));
+            }
+        }
+    }
+    for (way, count) in runner.counts() {
+        print_line(&format_args!("{count:>9}  {way}"));
+    }
+    let each = time.as_secs_f64() * 1e6 / compared.max(1) as f64;
+    print_line(&format_args!(
+        "{compared} of {cases} problems, seed {seed}, on {}: {wrong} differ ({each:.0} µs a run)",
+        runner.name()?
+    ));
+    Ok(match compared {
+        _ if wrong > 0 => Exit::Finding,
+        0 => Exit::TooLittle,
         _ => Exit::Held,
     })
 }

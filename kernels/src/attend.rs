@@ -1,0 +1,309 @@
+//! Attention for everything that an [`AttentionCall`] can say: simple kernels, right first (see `attend.cu`).
+//!
+//! q, k, v, dout, out and gradients are `[rows, heads, dim]` in bf16, fp16 or f32; lse is `[heads, rows]`, max_logit, sink
+//! and dsink one number a head, all f32. Head dims go up to [`DIM_MAX`]; KV heads divide query heads. Sums are serial, in
+//! the order of the CPU device with tiles of [`KEY_TILE`] keys, and so are its bits.
+#![allow(unsafe_code, reason = "says which types kernels receive")]
+
+use seamproof_oracle::{Format, Run, Sink, Softmax};
+use seamproof_simulator::{AttentionCall, RowPolicy};
+
+use crate::error::KernelError;
+use crate::gpu::{Area, Argument, Gpu, THREADS};
+use crate::tables::{ROWS_MAX, blocks};
+use crate::view::{RawView, Table, View, format_number};
+
+/// The largest head dimension.
+pub const DIM_MAX: usize = 256;
+/// Keys whose scores share a maximum.
+pub const KEY_TILE: usize = 32;
+/// Rows that a block works on at once: one a warp.
+const WARPS: usize = THREADS / 32;
+/// Stands for an unbounded side of a band; no row is so far away.
+const UNBOUNDED: i64 = 1 << 40;
+/// Bytes of `Segment` of the source.
+const SEGMENT_BYTES: usize = 9 * 8;
+
+/// The tables of a call, to be put where a GPU reads them.
+#[derive(Clone, Debug)]
+pub struct CallTables {
+    pub(crate) bytes: Vec<u8>,
+    segments: usize,
+    runs: usize,
+    /// Rows that the call owns, of queries and of keys.
+    owned: [usize; 2],
+    softmax: Softmax,
+    policy: RowPolicy,
+}
+
+/// Formats that P and dS are rounded to before they enter a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightFormats {
+    /// Of P.
+    pub p: Format,
+    /// Of dS.
+    pub ds: Format,
+}
+
+/// Tensors of a forward launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Forward<'a> {
+    /// Queries.
+    pub q: View<'a>,
+    /// Keys.
+    pub k: View<'a>,
+    /// Values.
+    pub v: View<'a>,
+    /// The learnable sink, where the call applies one.
+    pub sink: Option<View<'a>>,
+    /// Written.
+    pub out: View<'a>,
+    /// Written.
+    pub lse: View<'a>,
+    /// Raised, never lowered.
+    pub max_logit: View<'a>,
+}
+
+/// Tensors of a backward launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Backward<'a> {
+    /// Queries.
+    pub q: View<'a>,
+    /// Keys.
+    pub k: View<'a>,
+    /// Values.
+    pub v: View<'a>,
+    /// Gradient of the output.
+    pub dout: View<'a>,
+    /// The output.
+    pub out: View<'a>,
+    /// The LSE.
+    pub lse: View<'a>,
+    /// Written.
+    pub dq: View<'a>,
+    /// Written.
+    pub dk: View<'a>,
+    /// Written.
+    pub dv: View<'a>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawCall {
+    segments: u64,
+    runs: u64,
+    segment_count: i32,
+    run_count: i32,
+    q_rows: i64,
+    kv_rows: i64,
+    heads: i32,
+    group: i32,
+    dim: i32,
+    dim_v: i32,
+    scale: f32,
+    softcap: f32,
+    p_format: i32,
+    ds_format: i32,
+    clear: i32,
+}
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawForward {
+    call: RawCall,
+    /// q, k, v, sink, out, lse, max_logit.
+    views: [RawView; 7],
+    sink_kind: i32,
+}
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawBackward {
+    call: RawCall,
+    /// q, k, v, dout, out, lse, dq, dk, dv.
+    views: [RawView; 9],
+    row_dots: u64,
+}
+// SAFETY: repr(C), the fields of `Forward` in attend.cu.
+unsafe impl Argument for RawForward {}
+// SAFETY: repr(C), the fields of `Backward` in attend.cu.
+unsafe impl Argument for RawBackward {}
+
+impl CallTables {
+    /// The tables of a call on tensors of so many rows. A call of a backward pass names each key once.
+    pub fn new(
+        call: &AttentionCall,
+        [q_rows, kv_rows]: [usize; 2],
+        backward: bool,
+    ) -> Result<CallTables, KernelError> {
+        if q_rows.max(kv_rows) > ROWS_MAX {
+            return Err(KernelError::shape(format!("{q_rows} and {kv_rows} rows; at most {ROWS_MAX}")));
+        }
+        call.check(q_rows, kv_rows).map_err(|error| KernelError::shape(error.to_string()))?;
+        if backward {
+            check_keys_once(call, kv_rows)?;
+        }
+        let (mut segments, mut runs) = (Table::default(), Table::default());
+        let (mut count, mut owned) = (0, [0; 2]);
+        for (index, segment) in call.segments.iter().enumerate() {
+            let bound = |side: Option<i64>, none: i64| side.unwrap_or(none).clamp(-UNBOUNDED, UNBOUNDED);
+            let q = segment.q;
+            segments.rows(&[q.offset, q.step, q.len, owned[0], segment.keys()]);
+            segments.i64(&[bound(segment.lo, -UNBOUNDED), bound(segment.hi, UNBOUNDED)]);
+            segments.rows(&[count, segment.kv.len()]);
+            let mut first_key = 0;
+            for run in &segment.kv {
+                runs.rows(&[run.offset, run.step, run.len, owned[1], first_key, index]);
+                owned[1] += run.span;
+                first_key += run.len;
+            }
+            owned[0] += q.span;
+            count += segment.kv.len();
+        }
+        let mut bytes = segments.0;
+        bytes.append(&mut runs.0);
+        let (segments, softmax, policy) = (call.segments.len(), call.softmax, call.policy);
+        Ok(CallTables { bytes, segments, runs: count, owned, softmax, policy })
+    }
+
+    /// Bytes of the scratch that a backward launch needs.
+    pub fn scratch_bytes(&self, heads: usize) -> usize {
+        heads * self.owned[0] * 4
+    }
+
+    fn raw(
+        &self,
+        tables: Area,
+        [q, k, v]: [&View; 3],
+        formats: WeightFormats,
+    ) -> Result<RawCall, KernelError> {
+        let ([_, heads, dim], [_, kv_heads, k_dim], [_, v_heads, dim_v]) = (q.shape(), k.shape(), v.shape());
+        if tables.bytes() != self.bytes.len() || !tables.address().is_multiple_of(8) {
+            return Err(KernelError::shape(format!("{} bytes are not the call's tables", tables.bytes())));
+        }
+        if kv_heads == 0 || kv_heads != v_heads || heads % kv_heads != 0 || k_dim != dim {
+            let what = format!("q {:?}, k {:?} and v {:?} do not fit", q.shape(), k.shape(), v.shape());
+            return Err(KernelError::shape(what));
+        }
+        if dim == 0 || dim_v == 0 || dim.max(dim_v) > DIM_MAX {
+            return Err(KernelError::shape(format!("head dims {dim} and {dim_v}; 1 to {DIM_MAX}")));
+        }
+        let segments = tables.address();
+        Ok(RawCall {
+            segments,
+            runs: segments + (self.segments * SEGMENT_BYTES) as u64,
+            segment_count: self.segments as i32,
+            run_count: self.runs as i32,
+            q_rows: self.owned[0] as i64,
+            kv_rows: self.owned[1] as i64,
+            heads: heads as i32,
+            group: (heads / kv_heads) as i32,
+            dim: dim as i32,
+            dim_v: dim_v as i32,
+            scale: self.softmax.scale,
+            softcap: self.softmax.softcap.unwrap_or(0.0),
+            p_format: format_number("P", formats.p)?,
+            ds_format: format_number("dS", formats.ds)?,
+            clear: i32::from(self.policy == RowPolicy::Overwrite),
+        })
+    }
+}
+
+/// No key row is owned twice: its gradients would be of either launch.
+fn check_keys_once(call: &AttentionCall, kv_rows: usize) -> Result<(), KernelError> {
+    let mut owned = vec![false; kv_rows];
+    let runs = call.segments.iter().flat_map(|segment| &segment.kv);
+    for row in runs.flat_map(|run: &Run| run.real_rows().chain(run.padding_rows())) {
+        if std::mem::replace(&mut owned[row], true) {
+            return Err(KernelError::shape(format!("key row {row} is in two runs of one backward launch")));
+        }
+    }
+    Ok(())
+}
+
+fn same(name: &str, view: &View, shape: [usize; 3]) -> Result<(), KernelError> {
+    if view.shape() == shape {
+        return Ok(());
+    }
+    Err(KernelError::shape(format!("{name}: {:?}, not {shape:?}", view.shape())))
+}
+
+/// A statistic: of the shape, in f32.
+fn statistic(name: &str, view: &View, shape: [usize; 3]) -> Result<(), KernelError> {
+    same(name, view, shape)?;
+    if view.format() == Format::F32 {
+        return Ok(());
+    }
+    Err(KernelError::shape(format!("{name}: {}, not f32", view.format())))
+}
+
+impl Gpu {
+    /// Launches the forward; `tables` holds the call's tables.
+    pub fn attend(
+        &self,
+        call: &CallTables,
+        tables: Area,
+        formats: WeightFormats,
+        tensors: &Forward,
+    ) -> Result<(), KernelError> {
+        let Forward { q, k, v, sink, out, lse, max_logit } = tensors;
+        let raw = call.raw(tables, [q, k, v], formats)?;
+        let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
+        same("out", out, [q_rows, heads, dim_v])?;
+        statistic("lse", lse, [q_rows, heads, 1])?;
+        statistic("max_logit", max_logit, [1, heads, 1])?;
+        let (sink_kind, sink) = match (call.softmax.sink, sink) {
+            (Sink::None, _) => (0, max_logit),
+            (Sink::OffByOne, _) => (1, max_logit),
+            (Sink::Learnable, Some(sink)) => (2, sink),
+            (Sink::Learnable, None) => return Err(KernelError::shape("a learnable sink is missing")),
+        };
+        statistic("sink", sink, [1, heads, 1])?;
+        let views = [
+            q.raw("q")?,
+            k.raw("k")?,
+            v.raw("v")?,
+            sink.raw("sink")?,
+            out.raw("out")?,
+            lse.raw("lse")?,
+            max_logit.raw("max_logit")?,
+        ];
+        let arguments = RawForward { call: raw, views, sink_kind };
+        self.launch("attend", (blocks(call.owned[0] * heads, WARPS), 1, THREADS), &[&arguments])
+    }
+
+    /// Launches the backward. `scratch` has [`CallTables::scratch_bytes`]; dsink is [`Gpu::sink_gradient`]'s.
+    pub fn attend_backward(
+        &self,
+        call: &CallTables,
+        [tables, scratch]: [Area; 2],
+        formats: WeightFormats,
+        tensors: &Backward,
+    ) -> Result<(), KernelError> {
+        let Backward { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
+        let raw = call.raw(tables, [q, k, v], formats)?;
+        let ([q_rows, heads, _], [_, kv_heads, _], [_, _, dim_v]) = (q.shape(), k.shape(), v.shape());
+        same("dout", dout, [q_rows, heads, dim_v])?;
+        same("out", out, [q_rows, heads, dim_v])?;
+        statistic("lse", lse, [q_rows, heads, 1])?;
+        same("dq", dq, q.shape())?;
+        same("dk", dk, k.shape())?;
+        same("dv", dv, v.shape())?;
+        if scratch.bytes() < call.scratch_bytes(heads) || !scratch.address().is_multiple_of(4) {
+            return Err(KernelError::shape(format!("{} bytes of scratch", scratch.bytes())));
+        }
+        let views = [
+            q.raw("q")?,
+            k.raw("k")?,
+            v.raw("v")?,
+            dout.raw("dout")?,
+            out.raw("out")?,
+            lse.raw("lse")?,
+            dq.raw("dq")?,
+            dk.raw("dk")?,
+            dv.raw("dv")?,
+        ];
+        let arguments = RawBackward { call: raw, views, row_dots: scratch.address() };
+        let grid = |rows: usize, heads: usize| (blocks(rows * heads, WARPS), 1, THREADS);
+        self.launch("attend_queries", grid(call.owned[0], heads), &[&arguments])?;
+        self.launch("attend_keys", grid(call.owned[1], kv_heads), &[&arguments])
+    }
+}

@@ -1,0 +1,262 @@
+//! The CUDA [`Device`]: a schedule's buffers in one stretch of device memory, all ranks on one GPU.
+//!
+//! Buffers have their true storage formats, guard bands around each and the unwritten pattern in every fresh element (see
+//! [`image`]). Nothing waits for the GPU before results are asked for: operations are *recorded*, with their tables in one
+//! array, and [`Device::submit`] sends the tables and launches everything in order on one stream. So a run is an upload,
+//! its launches and a download, however small its operations are; memory is kept from run to run.
+//!
+//! Where an operation has the form that a kernel for packed slots takes, that kernel runs; else a kernel on tables of rows
+//! that takes everything. [`Workspace::counts`] says which went which way.
+
+mod image;
+mod operations;
+mod production;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use seamproof_oracle::Run;
+use seamproof_simulator::device::{Buffers, Device, DeviceError, Transfer};
+use seamproof_simulator::schedule::{BufferId, Region, Work};
+
+use crate::attend::WeightFormats;
+use crate::error::KernelError;
+use crate::gpu::{Area, Buffer, Gpu};
+use image::Placed;
+
+/// What tables begin at multiples of.
+const ALIGNMENT: usize = 16;
+
+/// A GPU with memory for one run at a time.
+#[derive(Debug)]
+pub struct Workspace {
+    gpu: Gpu,
+    memory: Stretch,
+    tables: Stretch,
+    scratch: Stretch,
+    /// Which run the memory is of.
+    run: Cell<u64>,
+    bytes: RefCell<Vec<u8>>,
+    counts: RefCell<BTreeMap<&'static str, u64>>,
+}
+
+/// Device memory that grows and is kept.
+#[derive(Debug, Default)]
+struct Stretch(RefCell<Option<Buffer>>);
+
+/// The device, for problems of these roundings.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaDevice<'w> {
+    workspace: &'w Workspace,
+    formats: WeightFormats,
+}
+
+/// A run's buffers on the device, and what was asked for and is not launched yet.
+pub struct CudaMemory {
+    image: Buffers<f32>,
+    places: Vec<Placed>,
+    bytes: usize,
+    run: u64,
+    tables: Vec<u8>,
+    scratch: usize,
+    commands: Vec<Command>,
+    /// Whether `image` is what the device holds.
+    current: bool,
+}
+
+/// A recorded operation.
+type Command = Box<dyn Fn(&Gpu, &Frame) -> Result<(), KernelError>>;
+
+/// Where a run's memory lies.
+struct Frame<'a> {
+    memory: Area<'a>,
+    tables: Area<'a>,
+    scratch: Area<'a>,
+}
+
+impl Stretch {
+    /// Makes room, at least twice as much as there was; what was there is lost if it must grow.
+    fn reserve(&self, gpu: &Gpu, bytes: usize) -> Result<(), KernelError> {
+        let mut buffer = self.0.borrow_mut();
+        let have = buffer.as_ref().map_or(0, |buffer| buffer.area().bytes());
+        if buffer.is_none() || have < bytes {
+            // Freed first: the two need not fit together.
+            *buffer = None;
+            *buffer = Some(gpu.allocate(bytes.max(2 * have).max(1 << 20))?);
+        }
+        Ok(())
+    }
+
+    fn with<T>(&self, work: impl FnOnce(Area) -> Result<T, KernelError>) -> Result<T, KernelError> {
+        match &*self.0.borrow() {
+            Some(buffer) => work(buffer.area()),
+            None => Err(KernelError::shape("no memory was reserved")),
+        }
+    }
+}
+
+impl Workspace {
+    /// A workspace on a GPU.
+    pub fn new(gpu: Gpu) -> Workspace {
+        Workspace {
+            gpu,
+            memory: Stretch::default(),
+            tables: Stretch::default(),
+            scratch: Stretch::default(),
+            run: Cell::new(0),
+            bytes: RefCell::default(),
+            counts: RefCell::default(),
+        }
+    }
+
+    /// The device for problems whose P and dS are rounded so.
+    pub fn device(&self, formats: WeightFormats) -> CudaDevice<'_> {
+        CudaDevice { workspace: self, formats }
+    }
+
+    /// The GPU's name.
+    pub fn name(&self) -> Result<String, KernelError> {
+        self.gpu.name()
+    }
+
+    /// How many operations of each kind went to which kernel.
+    pub fn counts(&self) -> BTreeMap<&'static str, u64> {
+        self.counts.borrow().clone()
+    }
+
+    fn count(&self, way: &'static str) {
+        *self.counts.borrow_mut().entry(way).or_default() += 1;
+    }
+
+    fn frame<T>(&self, work: impl FnOnce(&Frame) -> Result<T, KernelError>) -> Result<T, KernelError> {
+        let all = |memory: Area| {
+            self.tables.with(|tables| self.scratch.with(|scratch| work(&Frame { memory, tables, scratch })))
+        };
+        self.memory.with(all)
+    }
+}
+
+fn failed(error: KernelError) -> DeviceError {
+    match error {
+        KernelError::Shape(what) => DeviceError::Shape(what),
+        error => DeviceError::Failed(error.to_string()),
+    }
+}
+
+impl CudaMemory {
+    /// Keeps a table for the launches; where it will lie among the tables.
+    fn table(&mut self, table: &[u8]) -> std::ops::Range<usize> {
+        let start = self.tables.len().next_multiple_of(ALIGNMENT);
+        self.tables.resize(start, 0);
+        self.tables.extend_from_slice(table);
+        start..start + table.len()
+    }
+
+    fn record(&mut self, command: impl Fn(&Gpu, &Frame) -> Result<(), KernelError> + 'static) {
+        self.commands.push(Box::new(command));
+        self.current = false;
+    }
+
+    fn place(&self, id: BufferId) -> Result<Placed, KernelError> {
+        self.places
+            .get(id.0)
+            .copied()
+            .ok_or_else(|| KernelError::shape(format!("there is no buffer {}", id.0)))
+    }
+}
+
+impl CudaDevice<'_> {
+    fn check_run(&self, memory: &CudaMemory) -> Result<(), KernelError> {
+        if memory.run == self.workspace.run.get() {
+            return Ok(());
+        }
+        Err(KernelError::shape("the memory of an earlier run; the workspace has room for one"))
+    }
+
+    fn send_image(&self, memory: &CudaMemory) -> Result<(), KernelError> {
+        let Workspace { gpu, bytes, .. } = self.workspace;
+        let mut bytes = bytes.borrow_mut();
+        bytes.resize(memory.bytes, 0);
+        for (place, tensor) in memory.places.iter().zip(memory.image.tensors()) {
+            image::encode(place, tensor.raw(), &mut bytes);
+        }
+        self.workspace.memory.reserve(gpu, memory.bytes)?;
+        self.workspace.memory.with(|area| gpu.send(area, &bytes))
+    }
+
+    fn launch(&self, memory: &mut CudaMemory) -> Result<(), KernelError> {
+        self.check_run(memory)?;
+        let Workspace { gpu, tables, scratch, .. } = self.workspace;
+        tables.reserve(gpu, memory.tables.len())?;
+        scratch.reserve(gpu, memory.scratch)?;
+        self.workspace.frame(|frame| {
+            gpu.send(frame.tables, &memory.tables)?;
+            memory.commands.iter().try_for_each(|command| command(gpu, frame))
+        })?;
+        memory.tables.clear();
+        memory.commands.clear();
+        Ok(())
+    }
+
+    fn receive_image(&self, memory: &mut CudaMemory) -> Result<(), KernelError> {
+        let Workspace { gpu, bytes, .. } = self.workspace;
+        let mut bytes = bytes.borrow_mut();
+        bytes.resize(memory.bytes, 0);
+        self.workspace.memory.with(|area| gpu.receive(area, &mut bytes))?;
+        for (index, place) in memory.places.iter().enumerate() {
+            image::decode(place, &bytes, memory.image.tensor_mut(BufferId(index)).raw_mut());
+        }
+        memory.current = true;
+        Ok(())
+    }
+}
+
+impl Device for CudaDevice<'_> {
+    type Real = f32;
+    type Memory = CudaMemory;
+
+    fn upload(&self, image: Buffers<f32>) -> Result<CudaMemory, DeviceError> {
+        let (places, bytes) = image::place(&image).map_err(failed)?;
+        let run = self.workspace.run.get() + 1;
+        self.workspace.run.set(run);
+        let memory = CudaMemory {
+            image,
+            places,
+            bytes,
+            run,
+            tables: Vec::new(),
+            scratch: 0,
+            commands: Vec::new(),
+            current: true,
+        };
+        self.send_image(&memory).map_err(failed)?;
+        Ok(memory)
+    }
+
+    fn download<'m>(&self, memory: &'m mut CudaMemory) -> Result<&'m Buffers<f32>, DeviceError> {
+        if !memory.current {
+            self.launch(memory).and_then(|()| self.receive_image(memory)).map_err(failed)?;
+        }
+        Ok(&memory.image)
+    }
+
+    fn submit(&self, memory: &mut CudaMemory) -> Result<(), DeviceError> {
+        self.launch(memory).map_err(failed)
+    }
+
+    fn execute(&self, work: &Work, memory: &mut CudaMemory) -> Result<(), DeviceError> {
+        self.record_work(work, memory)
+    }
+
+    fn transfer(&self, transfers: &[Transfer<'_>], memory: &mut CudaMemory) -> Result<(), DeviceError> {
+        self.record_transfers(transfers, memory)
+    }
+
+    fn poison(&self, to: BufferId, rows: &[Run], memory: &mut CudaMemory) -> Result<(), DeviceError> {
+        self.record_fill(to, rows, f32::NAN, memory)
+    }
+
+    fn host_read(&self, region: &Region, memory: &mut CudaMemory) -> Result<(), DeviceError> {
+        self.download(memory)?.read(region).map(drop)
+    }
+}

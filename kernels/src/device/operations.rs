@@ -1,0 +1,346 @@
+//! Each operation as launches, recorded.
+
+use seamproof_oracle::{Run, Sink};
+use seamproof_simulator::device::{DeviceError, Transfer};
+use seamproof_simulator::helpers::{Part as SlotPart, Rest, Style, Update};
+use seamproof_simulator::schedule::{
+    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair, Work,
+};
+
+use super::production::{self, SlotTables};
+use super::{CudaDevice, CudaMemory, Placed, failed};
+use crate::attend::{Backward, CallTables, Forward};
+use crate::error::KernelError;
+use crate::gpu::Area;
+use crate::pairs::{Part, RowTable, TransferTable, Written};
+use crate::tables::Slots;
+
+type Range = std::ops::Range<usize>;
+
+/// A region of a buffer, whose rows mean nothing where it has none.
+fn part<'a>(place: &Placed, rows: Run, heads: Range, memory: Area<'a>) -> Result<Part<'a>, KernelError> {
+    let rows = if place.axes == Axes::Heads { Run::packed(0, 1, 1) } else { rows };
+    Ok(Part { view: place.view(memory)?, rows, heads })
+}
+
+/// Slots among the tables, of a tensor of `rows` rows.
+fn slots_at<'a>(at: &Range, count: usize, rows: usize, tables: Area<'a>) -> Result<Slots<'a>, KernelError> {
+    let column = |index: usize| {
+        let start = at.start + index * count * 4;
+        tables.part(start..start + count * 4)
+    };
+    Ok(Slots { offset: column(0)?, span: column(1)?, len: column(2)?, count, rows })
+}
+
+impl CudaDevice<'_> {
+    pub(super) fn record_work(&self, work: &Work, memory: &mut CudaMemory) -> Result<(), DeviceError> {
+        match work {
+            Work::Attend(attend) => self.attend(attend, memory).map_err(failed),
+            Work::AttendBackward(attend) => self.attend_backward(attend, memory).map_err(failed),
+            Work::Merge(merge) => self.merge(merge, memory),
+            Work::ApplySink { sink, out, lse, rows } => self.apply_sink(*sink, [*out, *lse], rows, memory),
+            Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
+                for id in [*dout, *out, *lse] {
+                    memory.image.check_rows(id, rows)?;
+                }
+                self.sink_gradient([*sink, *dsink], [*dout, *out, *lse], rows, memory).map_err(failed)
+            }
+            Work::Accumulate { from, to, rows } => self.pairs([*from, *to], rows, true, memory),
+            Work::Copy { from, to, rows } => self.pairs([*from, *to], rows, false, memory),
+            Work::Fill { to, rows, value } => {
+                let value = match value {
+                    FillValue::Zero => 0.0,
+                    FillValue::NegInfinity => f32::NEG_INFINITY,
+                };
+                self.record_fill(*to, rows, value, memory)
+            }
+            Work::Linear { .. } => Err(DeviceError::NotLocal("linear layers")),
+            Work::Rotate { .. } => Err(DeviceError::NotLocal("rotations")),
+            Work::Send { .. } | Work::Recv { .. } => Err(DeviceError::NotLocal("messages")),
+            Work::AllGather { .. }
+            | Work::ReduceScatter { .. }
+            | Work::AllToAll { .. }
+            | Work::AllReduce { .. } => Err(DeviceError::NotLocal("collectives")),
+            Work::RecordEvent(_) | Work::WaitEvent(_) | Work::HostRead(_) => {
+                Err(DeviceError::NotLocal("events"))
+            }
+        }
+    }
+
+    fn attend(&self, attend: &Attend, memory: &mut CudaMemory) -> Result<(), KernelError> {
+        let [q, k, v, out, lse, max_logit] =
+            places(memory, [attend.q, attend.k, attend.v, attend.out, attend.lse, attend.max_logit])?;
+        let sink = attend.sink.map(|sink| memory.place(sink)).transpose()?;
+        let call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
+        let (at, formats) = (memory.table(&call.bytes), self.formats);
+        self.workspace.count("attend: attend");
+        memory.record(move |gpu, frame| {
+            let view = |place: Placed| place.view(frame.memory);
+            let tensors = Forward {
+                q: view(q)?,
+                k: view(k)?,
+                v: view(v)?,
+                sink: sink.map(view).transpose()?,
+                out: view(out)?,
+                lse: view(lse)?,
+                max_logit: view(max_logit)?,
+            };
+            gpu.attend(&call, frame.tables.part(at.clone())?, formats, &tensors)
+        });
+        Ok(())
+    }
+
+    fn attend_backward(&self, attend: &AttendBackward, memory: &mut CudaMemory) -> Result<(), KernelError> {
+        let AttendBackward { q, k, v, dout, out, lse, dq, dk, dv, .. } = *attend;
+        let [q, k, v, dout_at, out_at, lse_at, dq, dk, dv] =
+            places(memory, [q, k, v, dout, out, lse, dq, dk, dv])?;
+        let call = CallTables::new(&attend.call, [q.rows, k.rows], true)?;
+        memory.scratch = memory.scratch.max(call.scratch_bytes(q.heads));
+        let (at, formats) = (memory.table(&call.bytes), self.formats);
+        self.workspace.count("attend backward: attend_queries, attend_keys");
+        memory.record(move |gpu, frame| {
+            let view = |place: Placed| place.view(frame.memory);
+            let tensors = Backward {
+                q: view(q)?,
+                k: view(k)?,
+                v: view(v)?,
+                dout: view(dout_at)?,
+                out: view(out_at)?,
+                lse: view(lse_at)?,
+                dq: view(dq)?,
+                dk: view(dk)?,
+                dv: view(dv)?,
+            };
+            gpu.attend_backward(&call, [frame.tables.part(at.clone())?, frame.scratch], formats, &tensors)
+        });
+        match attend.sink {
+            Some(sink) if attend.call.softmax.sink == Sink::Learnable => {
+                let segments = &attend.call.segments;
+                let rows: Vec<Run> = segments.iter().map(|segment| segment.q).collect();
+                self.sink_gradient([sink.0, sink.1], [dout, out, lse], &rows, memory)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn merge(&self, merge: &Merge, memory: &mut CudaMemory) -> Result<(), DeviceError> {
+        let Merge { style, step_out, step_lse, out, lse, .. } = *merge;
+        memory.image.check_pairs(step_out, out, &merge.rows)?;
+        memory.image.check_pairs(step_lse, lse, &merge.rows)?;
+        let at = places(memory, [out, lse, step_out, step_lse]).map_err(failed)?;
+        let fits = production::adds(&at[0], &at[2]) || style == MergeStyle::Statistics;
+        match production::slots(&merge.rows).filter(|_| fits && at[1].rows == at[3].rows) {
+            Some(slots) => self.merge_slots(style, at, &slots, memory),
+            None => self.merge_pairs(style, at, &merge.rows, memory),
+        }
+        Ok(())
+    }
+
+    fn merge_slots(&self, style: MergeStyle, at: [Placed; 4], slots: &SlotTables, memory: &mut CudaMemory) {
+        let (table, count) = (memory.table(&slots.table.0), slots.count);
+        let (way, style) = match style {
+            MergeStyle::Statistics => ("merge: merge_statistics", None),
+            MergeStyle::Running => ("merge: merge_running", Some(Style::Running)),
+            MergeStyle::Weighted { product_rounded } => {
+                ("merge: merge_weighted", Some(Style::Weighted { product_rounded }))
+            }
+        };
+        self.workspace.count(way);
+        memory.record(move |gpu, frame| {
+            let [out, lse, step_out, step_lse] = at;
+            let slots = slots_at(&table, count, lse.rows, frame.tables)?;
+            let (lse, step_lse) = (lse.statistic(frame.memory)?, step_lse.statistic(frame.memory)?);
+            match style {
+                None => gpu.merge_statistics(slots, SlotPart::Whole, lse, step_lse),
+                Some(style) => {
+                    let (out, step_out) = (out.tensor(frame.memory)?, step_out.tensor(frame.memory)?);
+                    gpu.merge_out(slots, (SlotPart::Whole, style), (out, lse), (step_out, step_lse))
+                }
+            }
+        });
+    }
+
+    fn merge_pairs(&self, style: MergeStyle, at: [Placed; 4], rows: &[RowPair], memory: &mut CudaMemory) {
+        let rows = RowTable::pairs(rows);
+        let table = memory.table(&rows.table.0);
+        self.workspace.count("merge: merge_pairs");
+        memory.record(move |gpu, frame| {
+            let [out, lse, step_out, step_lse] = views(&at, frame.memory)?;
+            let table = frame.tables.part(table.clone())?;
+            gpu.merge_pairs(&rows, table, style, [&out, &lse], [&step_out, &step_lse])
+        });
+    }
+
+    fn apply_sink(
+        &self,
+        sink: Option<BufferId>,
+        [out, lse]: [BufferId; 2],
+        rows: &[Run],
+        memory: &mut CudaMemory,
+    ) -> Result<(), DeviceError> {
+        memory.image.check_rows(out, rows)?;
+        memory.image.check_rows(lse, rows)?;
+        let at = places(memory, [out, lse]).map_err(failed)?;
+        let sink = sink.map(|sink| memory.place(sink)).transpose().map_err(failed)?;
+        let rows = RowTable::rows(rows);
+        let table = memory.table(&rows.table.0);
+        self.workspace.count("apply sink: apply_sink");
+        memory.record(move |gpu, frame| {
+            let [out, lse] = views(&at, frame.memory)?;
+            let sink = sink.map(|sink| sink.view(frame.memory)).transpose()?;
+            gpu.apply_sink(&rows, frame.tables.part(table.clone())?, sink.as_ref(), [&out, &lse])
+        });
+        Ok(())
+    }
+
+    fn sink_gradient(
+        &self,
+        sinks: [BufferId; 2],
+        tensors: [BufferId; 3],
+        rows: &[Run],
+        memory: &mut CudaMemory,
+    ) -> Result<(), KernelError> {
+        let (sinks, tensors) = (places(memory, sinks)?, places(memory, tensors)?);
+        let rows = RowTable::rows(rows);
+        let table = memory.table(&rows.table.0);
+        self.workspace.count("sink gradient: sink_gradient");
+        memory.record(move |gpu, frame| {
+            let [sink, dsink] = views(&sinks, frame.memory)?;
+            let [dout, out, lse] = views(&tensors, frame.memory)?;
+            let table = frame.tables.part(table.clone())?;
+            gpu.sink_gradient(&rows, table, [&sink, &dsink], [&dout, &out, &lse])
+        });
+        Ok(())
+    }
+
+    /// A copy, or a sum, of rows.
+    fn pairs(
+        &self,
+        [from, to]: [BufferId; 2],
+        rows: &[RowPair],
+        add: bool,
+        memory: &mut CudaMemory,
+    ) -> Result<(), DeviceError> {
+        memory.image.check_pairs(from, to, rows)?;
+        let at = places(memory, [from, to]).map_err(failed)?;
+        let fits = production::adds(&at[1], &at[0]) && (add || at[0].format == at[1].format);
+        if let Some(slots) = production::slots(rows).filter(|_| fits) {
+            self.slot_rows(at, &slots, add, memory);
+            return Ok(());
+        }
+        self.workspace.count(if add { "accumulate: transfer_elements" } else { "copy: transfer_elements" });
+        let (heads, reduction) = (0..at[0].heads, Reduction::Sum);
+        self.with_transfers(memory, |table, area| {
+            for &(read, written) in rows {
+                let from = part(&at[0], read, heads.clone(), area)?;
+                let to = part(&at[1], written, heads.clone(), area)?;
+                let parts = if add { vec![to.clone(), from] } else { vec![from] };
+                table.push(&Written::Parts(reduction, parts), &[to])?;
+            }
+            Ok(())
+        })
+    }
+
+    fn slot_rows(&self, at: [Placed; 2], slots: &SlotTables, add: bool, memory: &mut CudaMemory) {
+        let (table, count) = (memory.table(&slots.table.0), slots.count);
+        self.workspace.count(if add { "accumulate: accumulate" } else { "copy: copy_valid" });
+        memory.record(move |gpu, frame| {
+            let [from, to] = at;
+            let slots = slots_at(&table, count, to.rows, frame.tables)?;
+            if !add {
+                let (from, to) = (from.as_rows(frame.memory)?, to.as_rows(frame.memory)?);
+                return gpu.copy_valid(slots, from, to, Rest::Leave);
+            }
+            let (from, to) = (from.tensor(frame.memory)?, to.tensor(frame.memory)?);
+            gpu.accumulate(slots, SlotPart::Whole, [Update::Add; 2], to, from)
+        });
+    }
+
+    pub(super) fn record_fill(
+        &self,
+        to: BufferId,
+        rows: &[Run],
+        value: f32,
+        memory: &mut CudaMemory,
+    ) -> Result<(), DeviceError> {
+        memory.image.check_rows(to, rows)?;
+        let [at] = places(memory, [to]).map_err(failed)?;
+        self.workspace.count("fill: transfer_elements");
+        let whole = [Run::packed(0, 1, 1)];
+        let rows = if at.axes == Axes::Heads { &whole } else { rows };
+        self.with_transfers(memory, |table, area| {
+            rows.iter().try_for_each(|&rows| {
+                table.push(&Written::Value(value), &[part(&at, rows, 0..at.heads, area)?])
+            })
+        })
+    }
+
+    pub(super) fn record_transfers(
+        &self,
+        transfers: &[Transfer<'_>],
+        memory: &mut CudaMemory,
+    ) -> Result<(), DeviceError> {
+        check_apart(transfers)?;
+        let regions = transfers.iter().flat_map(|transfer| transfer.from.iter().chain(&transfer.to));
+        for region in regions {
+            memory.image.check(region.buffer, &[region.rows], &region.heads)?;
+        }
+        let places = memory.places.clone();
+        self.workspace.count("messages and collectives: transfer_elements");
+        self.with_transfers(memory, |table, area| {
+            let parts = |regions: &[&Region]| -> Result<Vec<Part>, KernelError> {
+                let region = |region: &&Region| {
+                    part(&places[region.buffer.0], region.rows, region.heads.clone(), area)
+                };
+                regions.iter().map(region).collect()
+            };
+            transfers.iter().try_for_each(|transfer| {
+                let from = Written::Parts(transfer.reduction, parts(&transfer.from)?);
+                table.push(&from, &parts(&transfer.to)?)
+            })
+        })
+    }
+
+    /// Records transfers that are launched as one.
+    fn with_transfers(
+        &self,
+        memory: &mut CudaMemory,
+        fill: impl FnOnce(&mut TransferTable, Area) -> Result<(), KernelError>,
+    ) -> Result<(), DeviceError> {
+        let mut table = TransferTable::default();
+        self.workspace.memory.with(|area| fill(&mut table, area)).map_err(failed)?;
+        if !table.is_empty() {
+            let at = memory.table(&table.bytes());
+            memory.record(move |gpu, frame| gpu.transfer(&table, frame.tables.part(at.clone())?));
+        }
+        Ok(())
+    }
+}
+
+/// Transfers run at once, so that none may read a buffer that another writes; one may write what it reads.
+fn check_apart(transfers: &[Transfer<'_>]) -> Result<(), DeviceError> {
+    let writes = |transfer: &Transfer<'_>, buffer: BufferId| transfer.to.iter().any(|to| to.buffer == buffer);
+    for (index, transfer) in transfers.iter().enumerate() {
+        let others = transfers.iter().enumerate().filter(|(other, _)| *other != index);
+        for (_, other) in others {
+            if let Some(read) = transfer.from.iter().find(|from| writes(other, from.buffer)) {
+                let what = format!("buffer {} is read and written by one message", read.buffer.0);
+                return Err(DeviceError::Shape(what));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn places<const N: usize>(memory: &CudaMemory, ids: [BufferId; N]) -> Result<[Placed; N], KernelError> {
+    let found = ids.iter().map(|&id| memory.place(id)).collect::<Result<Vec<_>, _>>()?;
+    found.try_into().map_err(|_| KernelError::shape("buffers were lost"))
+}
+
+fn views<'a, const N: usize>(
+    places: &[Placed; N],
+    memory: Area<'a>,
+) -> Result<[crate::view::View<'a>; N], KernelError> {
+    let found = places.iter().map(|place| place.view(memory)).collect::<Result<Vec<_>, _>>()?;
+    found.try_into().map_err(|_| KernelError::shape("buffers were lost"))
+}

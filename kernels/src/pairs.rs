@@ -1,0 +1,297 @@
+//! Operations on tables of rows: transfers of regions, merges, the sink. Right for every table (see `pairs.cu`).
+//!
+//! Tables are made on the host ([`RowTable`], [`TransferTable`]) and put where the GPU reads them.
+#![allow(unsafe_code, reason = "says which types kernels receive")]
+
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Run};
+use seamproof_simulator::schedule::{MergeStyle, Reduction, RowPair};
+
+use crate::error::KernelError;
+use crate::gpu::{Area, Argument, Gpu, THREADS};
+use crate::tables::blocks;
+use crate::view::{RawView, Table, View};
+
+/// Rows that a block works on at once: one a warp.
+const WARPS: usize = THREADS / 32;
+/// Bytes of `Transfer` of the source.
+const TRANSFER_BYTES: usize = 40;
+
+/// Rows and heads of a tensor.
+#[derive(Clone, Debug)]
+pub struct Part<'a> {
+    /// The tensor.
+    pub view: View<'a>,
+    /// Rows; `len` of them.
+    pub rows: Run,
+    /// Heads.
+    pub heads: Range<usize>,
+}
+
+/// What is written to regions.
+#[derive(Clone, Debug)]
+pub enum Written<'a> {
+    /// One value everywhere.
+    Value(f32),
+    /// The elements of one part, or of several combined in order.
+    Parts(Reduction, Vec<Part<'a>>),
+}
+
+/// The tables of transfers that are launched together; none reads what another writes.
+#[derive(Clone, Debug, Default)]
+pub struct TransferTable {
+    transfers: Table,
+    regions: Table,
+    count: usize,
+    region_count: usize,
+    elements: usize,
+}
+
+/// Rows of two tensors that belong together, or of one.
+#[derive(Clone, Debug, Default)]
+pub struct RowTable {
+    pub(crate) table: Table,
+    count: usize,
+    rows: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawMerge {
+    pairs: u64,
+    count: i32,
+    heads: i32,
+    rows: i64,
+    dim: i32,
+    style: i32,
+    /// out, lse, step out, step lse.
+    views: [RawView; 4],
+}
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawSinkGradient {
+    pairs: u64,
+    count: i32,
+    heads: i32,
+    rows: i64,
+    dim: i32,
+    /// sink, dout, out, lse, dsink.
+    views: [RawView; 5],
+}
+// SAFETY: repr(C), the fields of `Merge` in pairs.cu.
+unsafe impl Argument for RawMerge {}
+// SAFETY: repr(C), the fields of `SinkGradient` in pairs.cu.
+unsafe impl Argument for RawSinkGradient {}
+
+impl Part<'_> {
+    /// Lanes and their elements, where the region lies in its tensor.
+    fn lanes(&self) -> Result<[usize; 2], KernelError> {
+        let [rows, heads, dim] = self.view.shape();
+        let inside = self.rows.check(rows).is_ok() && self.heads.end <= heads;
+        if !inside || self.heads.start > self.heads.end {
+            let what =
+                format!("rows {:?}, heads {:?} of a tensor {:?}", self.rows, self.heads, self.view.shape());
+            return Err(KernelError::shape(what));
+        }
+        Ok([self.rows.len * self.heads.len(), dim])
+    }
+}
+
+impl TransferTable {
+    /// Adds a transfer; nothing where its regions are empty.
+    pub fn push(&mut self, written: &Written, to: &[Part]) -> Result<(), KernelError> {
+        let (operation, value, from): (i32, f32, &[Part]) = match written {
+            Written::Value(value) => (2, *value, &[]),
+            Written::Parts(Reduction::Sum, parts) => (0, 0.0, parts),
+            Written::Parts(Reduction::Max, parts) => (1, 0.0, parts),
+        };
+        let mut sizes = from.iter().chain(to).map(Part::lanes);
+        let first = sizes.next().unwrap_or(Ok([0, 0]))?;
+        for size in sizes {
+            if size? != first {
+                return Err(KernelError::shape("regions of a transfer have different sizes"));
+            }
+        }
+        let [lanes, dim] = first;
+        if lanes == 0 || dim == 0 || to.is_empty() {
+            return Ok(());
+        }
+        self.transfers.rows(&[self.elements]);
+        let counts = [dim, self.region_count, from.len(), self.region_count + from.len(), to.len()];
+        self.transfers.i32(&counts.map(|count| count as i32));
+        // The struct's size is a multiple of its alignment.
+        self.transfers.i32(&[operation, value.to_bits() as i32, 0]);
+        for part in from.iter().chain(to) {
+            self.regions.view(part.view.raw("region")?);
+            self.regions.rows(&[part.rows.offset, part.rows.step]);
+            self.regions.i32(&[part.heads.start as i32, part.heads.len() as i32]);
+        }
+        self.count += 1;
+        self.region_count += from.len() + to.len();
+        self.elements += lanes * dim;
+        Ok(())
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        [self.transfers.0.as_slice(), &self.regions.0].concat()
+    }
+}
+
+impl RowTable {
+    /// Pairs of rows.
+    pub fn pairs(pairs: &[RowPair]) -> RowTable {
+        let mut rows = RowTable::default();
+        for (from, to) in pairs.iter().filter(|(from, _)| from.len > 0) {
+            rows.table.rows(&[from.offset, from.step, to.offset, to.step, rows.rows]);
+            rows.count += 1;
+            rows.rows += from.len;
+        }
+        rows
+    }
+
+    /// Rows of one tensor.
+    pub fn rows(rows: &[Run]) -> RowTable {
+        let same: Vec<RowPair> = rows.iter().map(|&run| (run, run)).collect();
+        RowTable::pairs(&same)
+    }
+
+    fn check(&self, tables: Area) -> Result<(), KernelError> {
+        if tables.bytes() == self.table.0.len() && tables.address().is_multiple_of(8) {
+            return Ok(());
+        }
+        Err(KernelError::shape(format!("{} bytes are not the table of rows", tables.bytes())))
+    }
+}
+
+/// Statistics are f32 numbers of the heads and rows.
+fn statistic(name: &str, view: &View, heads: usize) -> Result<RawView, KernelError> {
+    let [_, have, dim] = view.shape();
+    if have != heads || dim != 1 || view.format() != Format::F32 {
+        let what = format!("{name}: {:?} in {}, not f32 of {heads} heads", view.shape(), view.format());
+        return Err(KernelError::shape(what));
+    }
+    view.raw(name)
+}
+
+fn tensor(name: &str, view: &View, heads: usize, dim: usize) -> Result<RawView, KernelError> {
+    let [_, have_heads, have_dim] = view.shape();
+    if (have_heads, have_dim) != (heads, dim) {
+        return Err(KernelError::shape(format!("{name}: {:?}, not {heads} heads of {dim}", view.shape())));
+    }
+    view.raw(name)
+}
+
+impl Gpu {
+    /// Carries out transfers; `tables` holds them.
+    pub fn transfer(&self, table: &TransferTable, tables: Area) -> Result<(), KernelError> {
+        let transfers = table.count * TRANSFER_BYTES;
+        if tables.bytes() != transfers + table.regions.0.len() || !tables.address().is_multiple_of(8) {
+            return Err(KernelError::shape(format!("{} bytes are not the transfers", tables.bytes())));
+        }
+        let arguments: [&dyn Argument; 4] = [
+            &tables.address(),
+            &(table.count as i32),
+            &(tables.address() + transfers as u64),
+            &(table.elements as i64),
+        ];
+        self.launch("transfer_elements", (blocks(table.elements, THREADS), 1, THREADS), &arguments)
+    }
+
+    /// Folds a step's out and LSE into the running ones, for pairs of rows of the step and the running tensors. The
+    /// caller has checked that the rows exist.
+    pub fn merge_pairs(
+        &self,
+        rows: &RowTable,
+        tables: Area,
+        style: MergeStyle,
+        [out, lse]: [&View; 2],
+        [step_out, step_lse]: [&View; 2],
+    ) -> Result<(), KernelError> {
+        rows.check(tables)?;
+        let [_, heads, dim] = out.shape();
+        let style = match style {
+            MergeStyle::Running => 0,
+            MergeStyle::Statistics => 1,
+            MergeStyle::Weighted { product_rounded: false } => 2,
+            MergeStyle::Weighted { product_rounded: true } => 3,
+        };
+        let views = [
+            out.raw("out")?,
+            statistic("lse", lse, heads)?,
+            tensor("step out", step_out, heads, dim)?,
+            statistic("step lse", step_lse, heads)?,
+        ];
+        self.rows_of_merge("merge_pairs", rows, tables, (heads, dim, style), views)
+    }
+
+    /// Adds the sink's term to final statistics; without a sink that of 0.
+    pub fn apply_sink(
+        &self,
+        rows: &RowTable,
+        tables: Area,
+        sink: Option<&View>,
+        [out, lse]: [&View; 2],
+    ) -> Result<(), KernelError> {
+        rows.check(tables)?;
+        let [_, heads, dim] = out.shape();
+        let lse = statistic("lse", lse, heads)?;
+        let learnable = sink.map(|sink| statistic("sink", sink, heads)).transpose()?;
+        let views = [out.raw("out")?, lse, lse, learnable.unwrap_or(lse)];
+        let style = i32::from(learnable.is_some());
+        self.rows_of_merge("apply_sink", rows, tables, (heads, dim, style), views)
+    }
+
+    fn rows_of_merge(
+        &self,
+        kernel: &str,
+        rows: &RowTable,
+        tables: Area,
+        (heads, dim, style): (usize, usize, i32),
+        views: [RawView; 4],
+    ) -> Result<(), KernelError> {
+        let arguments = RawMerge {
+            pairs: tables.address(),
+            count: rows.count as i32,
+            heads: heads as i32,
+            rows: rows.rows as i64,
+            dim: dim as i32,
+            style,
+            views,
+        };
+        self.launch(kernel, (blocks(rows.rows * heads, WARPS), 1, THREADS), &[&arguments])
+    }
+
+    /// The gradient of the sink over rows: `dsink = −Σ exp(sink − lse) · ⟨dout, out⟩` of each head, overwritten.
+    pub fn sink_gradient(
+        &self,
+        rows: &RowTable,
+        tables: Area,
+        [sink, dsink]: [&View; 2],
+        [dout, out, lse]: [&View; 3],
+    ) -> Result<(), KernelError> {
+        rows.check(tables)?;
+        let [_, heads, dim] = out.shape();
+        let views = [
+            statistic("sink", sink, heads)?,
+            tensor("dout", dout, heads, dim)?,
+            out.raw("out")?,
+            statistic("lse", lse, heads)?,
+            statistic("dsink", dsink, heads)?,
+        ];
+        let arguments = RawSinkGradient {
+            pairs: tables.address(),
+            count: rows.count as i32,
+            heads: heads as i32,
+            rows: rows.rows as i64,
+            dim: dim as i32,
+            views,
+        };
+        self.launch("sink_gradient", (heads, 1, 32), &[&arguments])
+    }
+}

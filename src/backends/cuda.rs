@@ -1,0 +1,238 @@
+//! The kernels of this project on an H100 or H200 as a subject: the schedule of a problem's own algorithm, run on the CUDA
+//! device with all ranks on one GPU.
+//!
+//! [`Cuda`] is what the subject declares, and needs no CUDA: its table, its contract, its schedule, how it cuts its sums.
+//! [`CudaRunner`] runs problems on one GPU. The attention kernels are the simple ones, whose sums are serial; what they
+//! compute is bit for bit what the emulated kernel computes with tiles of [`KEY_TILE`] keys.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
+use seamproof_kernels::cache::Cache;
+use seamproof_kernels::device::Workspace;
+use seamproof_kernels::{Gpu, KernelError};
+use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::replay::Launch;
+use seamproof_oracle::{Inputs, Problem};
+use seamproof_simulator::emulated::Tiles;
+use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule, build_with};
+
+use super::emulated::launchable;
+use super::on_device::{self, Reached};
+use super::{BackendError, Emulated};
+use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RankOutputs, RunError};
+use crate::values;
+
+/// The tiles that sums are cut into: a query row is alone, and its sums over keys have one accumulator whose maximum
+/// changes from tile to tile.
+const TILES: Tiles = Tiles { q: 1, kv: KEY_TILE };
+
+/// The subject.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cuda {
+    /// Draws the order in which ranks and streams go on; no order may change a bit.
+    pub order: u64,
+    /// When a ring merges its steps.
+    pub merge: MergeOrder,
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The problem is here.
+    Received,
+    /// Its inputs are on their way to the device.
+    Uploaded,
+    /// A pass was launched.
+    Launched,
+    /// Its results are here.
+    Done,
+}
+
+/// A GPU that runs problems, one after the other. After an error of the driver it is of no more use.
+#[derive(Debug)]
+pub struct CudaRunner {
+    workspace: Workspace,
+}
+
+/// Options for one case of a campaign.
+pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
+    let draw = values::mix(seed);
+    BTreeMap::from([
+        ("order".into(), (draw % 1000).to_string()),
+        ("merge".into(), MergeOrder::ALL[(draw >> 63) as usize].name().into()),
+    ])
+}
+
+impl Cuda {
+    /// From `order` and `merge` (`running` or `deferred`); 0 and `running` where absent.
+    pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, BackendError> {
+        let mut subject = Cuda::default();
+        for (option, value) in options {
+            let (taken, expected) = match option.as_str() {
+                "order" => (value.parse().ok().map(|order| subject.order = order), "a whole number"),
+                "merge" => {
+                    (MergeOrder::by_name(value).map(|order| subject.merge = order), "running or deferred")
+                }
+                _ => {
+                    let (option, known) = (option.clone(), "order, merge");
+                    return Err(BackendError::UnknownOption { backend: "cuda", option, known });
+                }
+            };
+            taken.ok_or_else(|| BackendError::OptionValue {
+                backend: "cuda",
+                option: option.clone(),
+                value: value.clone(),
+                expected,
+            })?;
+        }
+        Ok(subject)
+    }
+
+    /// The emulated kernel that gives the same bits.
+    pub fn twin(&self) -> Emulated {
+        Emulated { tiles: TILES, order: self.order, merge: self.merge, ..Emulated::default() }
+    }
+}
+
+impl CudaRunner {
+    /// Opens a GPU; the kernels come from the user's cache, or are compiled.
+    pub fn open(ordinal: usize) -> Result<CudaRunner, KernelError> {
+        Ok(CudaRunner { workspace: Workspace::new(Gpu::open(ordinal, &Cache::of_user())?) })
+    }
+
+    /// Runs a problem.
+    pub fn run(
+        &mut self,
+        subject: &Cuda,
+        problem: &Problem,
+        inputs: &Inputs,
+        reached: &mut dyn FnMut(Phase),
+    ) -> Result<Outputs, RunError> {
+        reached(Phase::Received);
+        let schedule = launchable(problem, subject.merge)?;
+        let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
+        let device = self.workspace.device(formats);
+        let mut on_way = |stage: Reached| {
+            reached(match stage {
+                Reached::Uploaded => Phase::Uploaded,
+                Reached::Launched => Phase::Launched,
+            });
+        };
+        let outputs =
+            on_device::run_schedule(&device, problem, inputs, &schedule, subject.order, &mut on_way)?;
+        reached(Phase::Done);
+        Ok(outputs)
+    }
+
+    /// The GPU's name.
+    pub fn name(&self) -> Result<String, KernelError> {
+        self.workspace.name()
+    }
+
+    /// How many operations of each kind went to which kernel.
+    pub fn counts(&self) -> BTreeMap<&'static str, u64> {
+        self.workspace.counts()
+    }
+}
+
+/// Runners that are not at work. Each thread of a campaign takes one, so that the GPU always has work.
+static IDLE: Mutex<Vec<CudaRunner>> = Mutex::new(Vec::new());
+
+fn idle<T>(work: impl FnOnce(&mut Vec<CudaRunner>) -> T) -> T {
+    work(&mut IDLE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Opens the GPU, unless that was done: whether there is one is said before any case runs.
+pub(super) fn open() -> Result<(), BackendError> {
+    if idle(|runners| runners.is_empty()) {
+        let runner = CudaRunner::open(0).map_err(|error| BackendError::Unavailable(error.to_string()))?;
+        idle(|runners| runners.push(runner));
+    }
+    Ok(())
+}
+
+/// Where the results of the subject and its twin on the CPU differ first, in any element, padding rows included.
+pub fn difference(got: &Outputs, want: &Outputs) -> Option<String> {
+    if !got.damage.is_empty() {
+        return Some(format!("{:?}", got.damage[0]));
+    }
+    let pairs = got.ranks.iter().zip(&want.ranks).enumerate();
+    pairs
+        .flat_map(|(rank, (got, want))| {
+            let tensors = tensors(got).into_iter().zip(tensors(want));
+            tensors.filter_map(move |((name, got), (_, want))| {
+                let same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
+                let differs = |&place: &usize| !same(got[place], want[place]);
+                let place = (0..got.len()).find(differs)?;
+                let count = (0..got.len()).filter(differs).count();
+                let (got, want) = (got[place], want[place]);
+                Some(format!("rank {rank}, {name}[{place}]: {got:e}, the twin has {want:e}; {count} differ"))
+            })
+        })
+        .next()
+}
+
+/// A rank's results, by name.
+fn tensors(rank: &RankOutputs) -> Vec<(&'static str, Vec<f32>)> {
+    let mut all = vec![("out", rank.out.iter().copied().collect())];
+    all.extend(rank.lse.iter().map(|lse| ("lse", lse.iter().copied().collect())));
+    all.extend(rank.max_logit.iter().map(|largest| ("max_logit", largest.to_vec())));
+    if let Some(gradients) = &rank.gradients {
+        all.push(("dq", gradients.dq.iter().copied().collect()));
+        all.push(("dk", gradients.dk.iter().copied().collect()));
+        all.push(("dv", gradients.dv.iter().copied().collect()));
+        all.push(("dsink", gradients.dsink.to_vec()));
+    }
+    all
+}
+
+impl Backend for Cuda {
+    fn name(&self) -> &str {
+        "cuda"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.twin().capabilities()
+    }
+
+    fn padding(&self) -> PaddingContract {
+        self.twin().padding()
+    }
+
+    fn promises(&self) -> Promises {
+        Promises::ALL
+    }
+
+    fn accumulation(&self) -> Accumulation {
+        Accumulation::F32Serial
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        let single = Partition::single(TILES.q, TILES.kv);
+        self.schedule(problem).map_or(single, |schedule| schedule.partition(TILES))
+    }
+
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
+        build_with(problem, self.merge)
+    }
+
+    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        build_with(problem, self.merge).ok()?.launches(problem)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let runner = match idle(Vec::pop) {
+            Some(runner) => Ok(runner),
+            None => CudaRunner::open(0),
+        };
+        let mut runner = runner.map_err(|error| RunError::Infrastructure(error.to_string()))?;
+        let outputs = runner.run(self, problem, inputs, &mut |_| {});
+        // After a crash of the device nothing that a runner says can be trusted.
+        if !matches!(outputs, Err(RunError::Crash(_))) {
+            idle(|runners| runners.push(runner));
+        }
+        outputs
+    }
+}

@@ -1,0 +1,148 @@
+//! A schedule run on a device with all ranks in one process: inputs dealt to the ranks, the forward, what it saved
+//! poisoned where the contract allows, the backward, and the ranks' results.
+
+use ndarray::Array1;
+use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName};
+use seamproof_simulator::Tensor;
+use seamproof_simulator::device::{Buffers, Device, DeviceError};
+use seamproof_simulator::executor::{Phase, execute, load, output};
+use seamproof_simulator::schedule::Schedule;
+
+use crate::backend::{Outputs, RankGradients, RankOutputs, RunError};
+use crate::values;
+
+/// How far a run on a device has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reached {
+    /// The inputs are on their way to the device.
+    Uploaded,
+    /// All launches of a pass have been asked for.
+    Launched,
+}
+
+/// Runs a schedule in two phases, in an order of ranks and streams drawn from `order`. Rows of the saved out and lse that
+/// are not real are poisoned between the two.
+pub(super) fn run_schedule<D: Device<Real = f32>>(
+    device: &D,
+    problem: &Problem,
+    inputs: &Inputs,
+    schedule: &Schedule,
+    order: u64,
+    reached: &mut dyn FnMut(Reached),
+) -> Result<Outputs, RunError> {
+    let mut memory =
+        device.upload(load(schedule, problem, inputs, slack(problem, inputs))).map_err(failed)?;
+    reached(Reached::Uploaded);
+    let mut state = order;
+    let mut choose = |ready: usize| {
+        state = values::mix(state.wrapping_add(1));
+        (state % ready as u64) as usize
+    };
+    let mut pass = |phase: Phase, memory: &mut D::Memory| {
+        execute(schedule, phase, device, memory, &mut choose)
+            .map_err(|error| RunError::Crash(error.to_string()))?;
+        device.submit(memory).map_err(failed)?;
+        reached(Reached::Launched);
+        Ok::<(), RunError>(())
+    };
+    pass(Phase::Forward, &mut memory)?;
+    let image = device.download(&mut memory).map_err(failed)?;
+    let mut ranks = (0..schedule.ranks.len())
+        .map(|rank| forward_results(schedule, image, rank))
+        .collect::<Option<Vec<_>>>()
+        .ok_or_else(|| RunError::Infrastructure("the schedule places no result".into()))?;
+    if problem.pass == Pass::Forward {
+        return Ok(Outputs { ranks, damage: image.damage() });
+    }
+    poison_saved(schedule, device, &mut memory).map_err(failed)?;
+    pass(Phase::Backward, &mut memory)?;
+    let image = device.download(&mut memory).map_err(failed)?;
+    for (rank, outputs) in ranks.iter_mut().enumerate() {
+        outputs.gradients = gradients(problem, schedule, image, rank);
+    }
+    Ok(Outputs { ranks, damage: image.damage() })
+}
+
+fn failed(error: DeviceError) -> RunError {
+    RunError::Crash(error.to_string())
+}
+
+/// What rows hold that no sequence owns on a rank: what the problem's own such rows hold, NaN where it has none.
+fn slack(problem: &Problem, inputs: &Inputs) -> f32 {
+    let real = values::real_kv_rows(problem);
+    let row = real.iter().position(|&real| !real);
+    row.and_then(|row| inputs.k.get([row, 0, 0])).copied().unwrap_or(f32::NAN)
+}
+
+fn tensor<'a>(
+    schedule: &Schedule,
+    buffers: &'a Buffers<f32>,
+    rank: usize,
+    name: TensorName,
+) -> Option<&'a Tensor<f32>> {
+    output(schedule, rank, name).map(|id| buffers.tensor(id))
+}
+
+fn forward_results(schedule: &Schedule, buffers: &Buffers<f32>, rank: usize) -> Option<RankOutputs> {
+    let of = |name| tensor(schedule, buffers, rank, name);
+    Some(RankOutputs {
+        out: of(TensorName::Out)?.to_array3(),
+        lse: Some(of(TensorName::Lse)?.to_array2()),
+        max_logit: Some(Array1::from_vec(of(TensorName::MaxLogit)?.values().to_vec())),
+        gradients: None,
+    })
+}
+
+fn gradients(
+    problem: &Problem,
+    schedule: &Schedule,
+    buffers: &Buffers<f32>,
+    rank: usize,
+) -> Option<RankGradients> {
+    let of = |name| tensor(schedule, buffers, rank, name);
+    // A rank's dsink may be that of some heads only; the others' partial sum is 0.
+    let mut dsink = Array1::zeros(problem.learnable_sinks());
+    for placement in &schedule.placements {
+        let here = schedule.buffers[placement.buffer.0].rank == rank;
+        if here && placement.tensor == TensorName::Dsink {
+            let values = buffers.tensor(placement.buffer).values();
+            placement.heads.clone().zip(values).for_each(|(head, value)| dsink[head] = *value);
+        }
+    }
+    Some(RankGradients {
+        dq: of(TensorName::Dq)?.to_array3(),
+        dk: of(TensorName::Dk)?.to_array3(),
+        dv: of(TensorName::Dv)?.to_array3(),
+        dsink,
+    })
+}
+
+/// NaN into every row of the saved out and lse that is not real.
+fn poison_saved<D: Device>(
+    schedule: &Schedule,
+    device: &D,
+    memory: &mut D::Memory,
+) -> Result<(), DeviceError> {
+    for placement in &schedule.placements {
+        if !matches!(placement.tensor, TensorName::Out | TensorName::Lse) {
+            continue;
+        }
+        let mut real = vec![false; schedule.buffers[placement.buffer.0].rows];
+        for row in placement.rows.iter().flat_map(|placed| placed.local.real_rows()) {
+            real[row] = true;
+        }
+        device.poison(placement.buffer, &runs_of(&real, false), memory)?;
+    }
+    Ok(())
+}
+
+/// The rows at which `marks` holds `mark`, in as few runs as they make.
+fn runs_of(marks: &[bool], mark: bool) -> Vec<Run> {
+    let mut first = 0;
+    let runs = marks.chunk_by(|a, b| a == b).map(|chunk| {
+        let run = (chunk[0], Run::packed(first, chunk.len(), chunk.len()));
+        first += chunk.len();
+        run
+    });
+    runs.filter(|(of, _)| *of == mark).map(|(_, run)| run).collect()
+}

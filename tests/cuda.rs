@@ -1,0 +1,68 @@
+//! The CUDA device. What needs a Hopper GPU is ignored unless asked for, and fails without one:
+//! `cargo test --release --test cuda -- --ignored`
+
+use std::collections::BTreeMap;
+
+use seamproof::backend::{Backend, RunError, algorithm_name};
+use seamproof::backends::{Cuda, CudaRunner, difference};
+use seamproof::generate::{self, Draw, Profile};
+use seamproof::values::{self, Poison};
+use seamproof_kernels::attend::CallTables;
+use seamproof_oracle::{Pass, Problem};
+use seamproof_simulator::schedule::{MergeOrder, Work};
+
+/// Random problems that the subject takes, with the subject.
+fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
+    let limits = Profile::Seams.limits();
+    let drawn = (0..cases).filter_map(move |case| match generate::draw(seed, case, &limits) {
+        Draw::Problem(problem) => {
+            Some((problem, Cuda { order: case, merge: MergeOrder::ALL[case as usize % 2] }))
+        }
+        Draw::Malformed(_) => None,
+    });
+    drawn.filter(|(problem, subject)| subject.capabilities().refusal(problem).is_none())
+}
+
+/// No launch of any schedule names a key twice or a row outside of its tensors: the launcher takes them all.
+#[test]
+fn every_launch_of_a_schedule_has_tables() {
+    let (mut forward, mut backward) = (0, 0);
+    for (problem, subject) in problems(3000, 3) {
+        let schedule = subject.schedule(&problem).unwrap();
+        let rows = |id: seamproof_simulator::schedule::BufferId| schedule.buffers[id.0].rows;
+        for operation in schedule.ranks.iter().flat_map(|program| &program.operations) {
+            match &operation.work {
+                Work::Attend(attend) => {
+                    CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], false).unwrap();
+                    forward += 1;
+                }
+                Work::AttendBackward(attend) => {
+                    CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], true).unwrap();
+                    backward += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(forward > 2000 && backward > 1000, "too little run: {forward}, {backward}");
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn every_schedule_gives_the_bits_of_the_cpu_device() {
+    let mut runner = CudaRunner::open(0).unwrap_or_else(|error| panic!("{error}"));
+    let mut seen: BTreeMap<(&str, bool), u32> = BTreeMap::new();
+    for (problem, subject) in problems(4000, 5) {
+        let mut inputs = values::inputs(&problem);
+        values::poison(&mut inputs, &problem, Poison::Nan);
+        let want = subject.twin().run(&problem, &inputs).unwrap();
+        let got = runner.run(&subject, &problem, &inputs, &mut |_| {});
+        let got = got.unwrap_or_else(|error: RunError| panic!("{error}: {problem:?}"));
+        if let Some(what) = difference(&got, &want) {
+            panic!("{what}: {problem:?}");
+        }
+        let algorithm = algorithm_name(problem.parallel.algorithm);
+        *seen.entry((algorithm, problem.pass == Pass::Backward)).or_default() += 1;
+    }
+    assert!(seen.len() == 10 && seen.values().all(|&count| count >= 50), "too little run: {seen:?}");
+}
