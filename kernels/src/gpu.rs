@@ -243,16 +243,21 @@ impl Gpu {
     }
 }
 
-fn open_context(ordinal: usize) -> Result<Arc<CudaContext>, KernelError> {
+/// GPUs that the driver shows.
+pub fn count() -> Result<usize, KernelError> {
     let have = driver_version()?;
     if have.major < CUDA_MAJOR_MIN {
         return Err(KernelError::DriverTooOld { have, need: CUDA_MAJOR_MIN });
     }
-    let count = match result::init().and_then(|()| CudaContext::device_count()) {
-        Ok(count) => count as usize,
-        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
-        Err(error) => return Err(failed("initialise")(error)),
-    };
+    match result::init().and_then(|()| CudaContext::device_count()) {
+        Ok(count) => Ok(count as usize),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
+        Err(error) => Err(failed("initialise")(error)),
+    }
+}
+
+fn open_context(ordinal: usize) -> Result<Arc<CudaContext>, KernelError> {
+    let count = count()?;
     if ordinal >= count {
         return Err(KernelError::NoGpu { ordinal, count });
     }

@@ -2,16 +2,17 @@
 //! device with all ranks on one GPU.
 //!
 //! [`Cuda`] is what the subject declares, and needs no CUDA: its table, its contract, its schedule, how it cuts its sums.
-//! [`CudaRunner`] runs problems on one GPU. The attention kernels are the simple ones, whose sums are serial; what they
+//! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). The attention kernels are the simple ones, whose sums are serial; what they
 //! compute is bit for bit what the emulated kernel computes with tiles of [`KEY_TILE`] keys.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use seamproof_kernels::KernelError;
 use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::device::Workspace;
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::gpu::{self, Gpu};
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::Launch;
 use seamproof_oracle::{Inputs, Problem};
@@ -23,7 +24,10 @@ use super::on_device::{self, Reached};
 use super::{BackendError, Emulated};
 use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RankOutputs, RunError};
 use crate::values;
+use crate::worker::{OpenError, Opened, Phase, Runner};
 
+/// The name, as `--backend` takes it.
+pub(super) const NAME: &str = "cuda";
 /// The tiles that sums are cut into: a query row is alone, and its sums over keys have one accumulator whose maximum
 /// changes from tile to tile.
 const TILES: Tiles = Tiles { q: 1, kv: KEY_TILE };
@@ -35,19 +39,6 @@ pub struct Cuda {
     pub order: u64,
     /// When a ring merges its steps.
     pub merge: MergeOrder,
-}
-
-/// How far a run has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// The problem is here.
-    Received,
-    /// Its inputs are on their way to the device.
-    Uploaded,
-    /// A pass was launched.
-    Launched,
-    /// Its results are here.
-    Done,
 }
 
 /// A GPU that runs problems, one after the other. After an error of the driver it is of no more use.
@@ -77,11 +68,11 @@ impl Cuda {
                 }
                 _ => {
                     let (option, known) = (option.clone(), "order, merge");
-                    return Err(BackendError::UnknownOption { backend: "cuda", option, known });
+                    return Err(BackendError::UnknownOption { backend: NAME, option, known });
                 }
             };
             taken.ok_or_else(|| BackendError::OptionValue {
-                backend: "cuda",
+                backend: NAME,
                 option: option.clone(),
                 value: value.clone(),
                 expected,
@@ -110,7 +101,6 @@ impl CudaRunner {
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        reached(Phase::Received);
         let schedule = launchable(problem, subject.merge)?;
         let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
         let device = self.workspace.device(formats);
@@ -137,20 +127,45 @@ impl CudaRunner {
     }
 }
 
-/// Runners that are not at work. Each thread of a campaign takes one, so that the GPU always has work.
-static IDLE: Mutex<Vec<CudaRunner>> = Mutex::new(Vec::new());
+/// The GPU of this process, and its ordinal: it stays open while subjects come and go.
+static GPU: Mutex<Option<(usize, CudaRunner)>> = Mutex::new(None);
 
-fn idle<T>(work: impl FnOnce(&mut Vec<CudaRunner>) -> T) -> T {
-    work(&mut IDLE.lock().unwrap_or_else(PoisonError::into_inner))
+/// Runs `work` on a GPU, which is opened unless it is.
+fn on_gpu<T>(ordinal: usize, work: impl FnOnce(&mut CudaRunner) -> T) -> Result<T, KernelError> {
+    let mut gpu = GPU.lock().unwrap_or_else(PoisonError::into_inner);
+    let open = gpu.take().filter(|(of, _)| *of == ordinal);
+    let (_, runner) = gpu.insert(match open {
+        Some(open) => open,
+        None => (ordinal, CudaRunner::open(ordinal)?),
+    });
+    Ok(work(runner))
 }
 
-/// Opens the GPU, unless that was done: whether there is one is said before any case runs.
-pub(super) fn open() -> Result<(), BackendError> {
-    if idle(|runners| runners.is_empty()) {
-        let runner = CudaRunner::open(0).map_err(|error| BackendError::Unavailable(error.to_string()))?;
-        idle(|runners| runners.push(runner));
+/// A subject on a GPU, as a worker process holds it.
+struct OnGpu {
+    subject: Cuda,
+    ordinal: usize,
+}
+
+impl Runner for OnGpu {
+    fn run(
+        &mut self,
+        problem: &Problem,
+        inputs: &Inputs,
+        reached: &mut dyn FnMut(Phase),
+    ) -> Result<Outputs, RunError> {
+        on_gpu(self.ordinal, |runner| runner.run(&self.subject, problem, inputs, reached))
+            .unwrap_or_else(|error| Err(RunError::Infrastructure(error.to_string())))
     }
-    Ok(())
+}
+
+/// Opens a subject on a GPU. Whether there is one is said here, before any case runs.
+pub(crate) fn open(options: &BTreeMap<String, String>, ordinal: usize) -> Result<Opened, OpenError> {
+    let said = |error: KernelError| OpenError(error.to_string());
+    let subject = Cuda::from_options(options).map_err(|error| OpenError(error.to_string()))?;
+    on_gpu(ordinal, |_| ()).map_err(said)?;
+    let devices = gpu::count().map_err(said)?;
+    Ok(Opened { runner: Box::new(OnGpu { subject, ordinal }), devices })
 }
 
 /// Where the results of the subject and its twin on the CPU differ first, in any element, padding rows included.
@@ -190,7 +205,7 @@ fn tensors(rank: &RankOutputs) -> Vec<(&'static str, Vec<f32>)> {
 
 impl Backend for Cuda {
     fn name(&self) -> &str {
-        "cuda"
+        NAME
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -222,17 +237,8 @@ impl Backend for Cuda {
         build_with(problem, self.merge).ok()?.launches(problem)
     }
 
+    /// On this process's first GPU: a campaign's supervisor has none, and runs the subject in workers.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let runner = match idle(Vec::pop) {
-            Some(runner) => Ok(runner),
-            None => CudaRunner::open(0),
-        };
-        let mut runner = runner.map_err(|error| RunError::Infrastructure(error.to_string()))?;
-        let outputs = runner.run(self, problem, inputs, &mut |_| {});
-        // After a crash of the device nothing that a runner says can be trusted.
-        if !matches!(outputs, Err(RunError::Crash(_))) {
-            idle(|runners| runners.push(runner));
-        }
-        outputs
+        OnGpu { subject: *self, ordinal: 0 }.run(problem, inputs, &mut |_| {})
     }
 }

@@ -8,7 +8,8 @@ mod planted;
 
 use std::collections::BTreeMap;
 
-pub use cuda::{Cuda, CudaRunner, Phase, difference};
+pub(crate) use cuda::open as open_cuda;
+pub use cuda::{Cuda, CudaRunner, difference};
 pub use emulated::{Arithmetic, Emulated};
 pub(crate) use miscalled::same_bits;
 pub use miscalled::{MISCALLS, Miscall, Miscalled, miscall};
@@ -31,9 +32,6 @@ pub enum BackendError {
         /// The name.
         name: String,
     },
-    /// What the backend runs on is not there.
-    #[error("backend cuda: {0}")]
-    Unavailable(String),
     /// An option that the backend does not have.
     #[error("backend {backend} has no option '{option}'; it has: {known}")]
     UnknownOption {
@@ -77,12 +75,14 @@ pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn
 }
 
 /// What a pool needs to serve a subject; none for one that runs in this process. A subject that needs a device of its own
-/// is an arm here, with its declaration; its runner is one in [`worker::open`].
+/// is served by its own name; its runner is an arm of [`worker::open`].
 fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Served>, BackendError> {
     if name == mock::NAME {
         return mock::served(options).map(Some);
     }
-    let Some(inner) = name.strip_suffix(AT_WORKER) else { return Ok(None) };
+    // A GPU belongs to a process that may die.
+    let inner = if name == cuda::NAME { Some(name) } else { name.strip_suffix(AT_WORKER) };
+    let Some(inner) = inner else { return Ok(None) };
     let fixed = BTreeMap::new();
     Ok(Some(Served {
         declaration: in_process(inner, options)?,
@@ -97,10 +97,7 @@ fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Serve
 pub fn in_process(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
     match name {
         "emulated" => Ok(Box::new(Emulated::from_options(options)?)),
-        "cuda" => {
-            let subject = Cuda::from_options(options)?;
-            cuda::open().map(|()| Box::new(subject) as Box<dyn Backend>)
-        }
+        "cuda" => Ok(Box::new(Cuda::from_options(options)?)),
         // What was found with a planted fault must replay.
         name if name == canary().name() && options.is_empty() => Ok(canary()),
         name => planted_by_name(name, options),

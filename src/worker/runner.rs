@@ -76,9 +76,11 @@ pub struct OpenError(pub String);
 /// Opens a subject by its name and options on the device of an ordinal.
 pub type Open = fn(&str, &BTreeMap<String, String>, usize) -> Result<Opened, OpenError>;
 
-/// Opens the runner of a subject. A runner that needs a device of its own (a GPU) is an arm here; every other name is
-/// that of a subject of this process, for which a core is as good as a device.
-pub fn open(name: &str, options: &BTreeMap<String, String>, _device: usize) -> Result<Opened, OpenError> {
+/// Opens the runner of a subject: on a GPU, or one of this process, for which a core is as good as a device.
+pub fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result<Opened, OpenError> {
+    if name == "cuda" {
+        return backends::open_cuda(options, device);
+    }
     let backend = backends::in_process(name, options).map_err(|error| OpenError(error.to_string()))?;
     let devices = available_parallelism().map_or(1, NonZero::get);
     Ok(Opened { runner: Box::new(InProcess(backend)), devices })
