@@ -16,7 +16,7 @@ use crate::values;
 pub(super) enum Reached {
     /// The inputs are on their way to the device.
     Uploaded,
-    /// All launches of a pass have been asked for.
+    /// All launches of the forward have been asked for. The backward's follow when its results are here.
     Launched,
 }
 
@@ -41,11 +41,10 @@ pub(super) fn run_schedule<D: Device<Real = f32>>(
     let mut pass = |phase: Phase, memory: &mut D::Memory| {
         execute(schedule, phase, device, memory, &mut choose)
             .map_err(|error| RunError::Crash(error.to_string()))?;
-        device.submit(memory).map_err(failed)?;
-        reached(Reached::Launched);
-        Ok::<(), RunError>(())
+        device.submit(memory).map_err(failed)
     };
     pass(Phase::Forward, &mut memory)?;
+    reached(Reached::Launched);
     let image = device.download(&mut memory).map_err(failed)?;
     let mut ranks = (0..schedule.ranks.len())
         .map(|rank| forward_results(schedule, image, rank))
