@@ -1,8 +1,8 @@
 //! Bounded identities: sums that are known, and the same problem on one rank.
 
-use ndarray::Array3;
+use ndarray::{Array3, ArrayView1};
 use seamproof_oracle::envelope::F32_ROUNDOFF;
-use seamproof_oracle::{Algorithm, ContextParallel, ProblemFields, Side, Sink};
+use seamproof_oracle::{Algorithm, ContextParallel, Format, ProblemFields, Side, Sink};
 
 use super::super::compare::{Worst, lanes};
 use super::super::{Evidence, Look};
@@ -138,6 +138,28 @@ struct Sum {
     bound: Vec<f64>,
 }
 
+/// Adds a row of a gradient to the sums of its lanes, and what rounding it may have moved to those of roundings.
+fn add_row(totals: &mut [(f64, f64)], format: Format, row: ArrayView1<'_, f32>, floor: f64) {
+    // Each arm is compiled for its own format.
+    match format {
+        Format::Bf16 => add_row_of(totals, Format::Bf16, row, floor),
+        Format::Fp16 => add_row_of(totals, Format::Fp16, row, floor),
+        _ => add_row_of(totals, format, row, floor),
+    }
+}
+
+#[inline(always)]
+fn add_row_of(totals: &mut [(f64, f64)], format: Format, row: ArrayView1<'_, f32>, floor: f64) {
+    // The number before its rounding may be larger than the returned one.
+    let (unit, least) = (format.unit_roundoff(), format.tiny_half());
+    for ((total, rounding), &value) in totals.iter_mut().zip(row) {
+        let value = f64::from(value);
+        let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
+        *total += value;
+        *rounding = *rounding + format.half_spacing(magnitude) + floor;
+    }
+}
+
 /// Compares, for each sequence and KV head, the sums of a gradient's rows with what they must be.
 fn sums(
     evidence: &Evidence<'_>,
@@ -151,16 +173,9 @@ fn sums(
     for (index, sequence) in problem.sequences.iter().enumerate().filter(|(_, s)| s.kv.len > 0) {
         for head in 0..problem.heads.kv {
             let Sum { expected, bound } = sum(index, head);
-            // The number before its rounding may be larger than the returned one.
-            let (unit, least) = (format.unit_roundoff(), format.tiny_half());
             let mut totals = vec![(0.0, 0.0); gradient.shape()[2]];
             for row in run_of(sequence, Side::Kv).real_rows() {
-                for ((total, rounding), &value) in totals.iter_mut().zip(lanes(gradient, row, head)) {
-                    let value = f64::from(value);
-                    let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
-                    *total += value;
-                    *rounding = *rounding + format.half_spacing(magnitude) + floor;
-                }
+                add_row(&mut totals, format, lanes(gradient, row, head), floor);
             }
             for (lane, (total, rounding)) in totals.into_iter().enumerate() {
                 // Past the largest number an infinity is right: nothing can be said.
