@@ -228,17 +228,7 @@ impl<'a> Bounds<'a> {
 
 /// The pair of a row that has all of its weight on one key.
 fn whole_weight(row: &Row, a: f64) -> GradientPair {
-    GradientPair {
-        logit: -row.max,
-        lse: row.lse,
-        lse_error: 0.0,
-        p: 1.0,
-        x: 0.0,
-        derivative: 1.0,
-        a,
-        b: 0.0,
-        d_error: 0.0,
-    }
+    GradientPair::of_weight(-row.max, row.lse, 1.0, a)
 }
 
 /// How far `ln(1 + share)` can be off where the share, a difference of weights, comes of an LSE with this error; none
