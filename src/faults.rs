@@ -19,8 +19,8 @@ use seamproof_simulator::check::check;
 use seamproof_simulator::faults::{Catcher, Fault, Plant};
 use seamproof_simulator::schedule::Schedule;
 
-use crate::backend::{Backend, Outputs, RankGradients, RankOutputs};
-use crate::backends::{Emulated, Planted};
+use crate::backend::Backend;
+use crate::backends::{Emulated, Planted, same_bits};
 use crate::values::{self, Poison};
 
 pub use rungs::{RungScore, reason};
@@ -56,22 +56,6 @@ fn changes_result(fault: &Fault, problem: &Problem) -> bool {
         (Some(right), Some(wrong)) => !same_bits(&right, &wrong),
         (right, wrong) => right.is_some() != wrong.is_some(),
     }
-}
-
-/// Whether two runs left the same bits.
-fn same_bits(a: &Outputs, b: &Outputs) -> bool {
-    let bits = |outputs: &Outputs| -> Vec<u32> {
-        let of = |rank: &RankOutputs| {
-            let mut values: Vec<f32> = rank.out.iter().copied().collect();
-            values.extend(rank.lse.iter().flatten().chain(rank.max_logit.iter().flatten()));
-            if let Some(RankGradients { dq, dk, dv, dsink }) = &rank.gradients {
-                values.extend(dq.iter().chain(dk).chain(dv).chain(dsink));
-            }
-            values
-        };
-        outputs.ranks.iter().flat_map(of).map(f32::to_bits).collect()
-    };
-    a.damage == b.damage && bits(a) == bits(b)
 }
 
 /// The problems of a seed's stream that the fault applies to, with their edited schedules.

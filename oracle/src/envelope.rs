@@ -330,6 +330,13 @@ pub struct GradientPair {
     pub d_error: f64,
 }
 
+impl GradientPair {
+    /// A pair of which the weight alone is looked at: no gradient, no soft cap, the subject's own LSE.
+    pub fn of_weight(logit: f64, lse: f64, p: f64, a: f64) -> GradientPair {
+        GradientPair { logit, lse, lse_error: 0.0, p, x: 0.0, derivative: 1.0, a, b: 0.0, d_error: 0.0 }
+    }
+}
+
 /// One pair of the backward, replayed.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplayedPair {

@@ -137,6 +137,18 @@ impl Format {
         }
     }
 
+    /// [`Format::round_f32`] of each of some numbers.
+    pub fn round_all(self, values: &mut [f32]) {
+        // Each arm is compiled for its own format, without a branch for each number.
+        match self {
+            Format::F32 => values.iter_mut().for_each(|value| *value = Format::F32.round_f32(*value)),
+            Format::Bf16 => values.iter_mut().for_each(|value| *value = Format::Bf16.round_f32(*value)),
+            Format::Fp16 => values.iter_mut().for_each(|value| *value = Format::Fp16.round_f32(*value)),
+            Format::E4m3 => values.iter_mut().for_each(|value| *value = Format::E4m3.round_f32(*value)),
+            Format::E5m2 => values.iter_mut().for_each(|value| *value = Format::E5m2.round_f32(*value)),
+        }
+    }
+
     /// The code of the number that is nearest to `value`.
     pub fn encode(self, value: f64) -> u32 {
         let rounded = self.round(value);

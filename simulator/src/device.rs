@@ -159,7 +159,8 @@ impl<T: Real> Buffers<T> {
             for head in region.heads.clone() {
                 let lane = self.lane_mut(region.buffer, row, head);
                 let (values, after) = rest.split_at_checked(lane.len()).ok_or_else(short)?;
-                lane.iter_mut().zip(values).for_each(|(to, value)| *to = value.round(format));
+                lane.copy_from_slice(values);
+                T::round_all(lane, format);
                 rest = after;
             }
         }
@@ -173,7 +174,7 @@ impl<T: Real> Buffers<T> {
     fn take(&mut self, id: BufferId) -> Result<Tensor<T>, DeviceError> {
         let missing = || DeviceError::Shape(format!("there is no buffer {}", id.0));
         let tensor = self.tensors.get_mut(id.0).ok_or_else(missing)?;
-        Ok(std::mem::replace(tensor, Tensor::unwritten("taken", [0, 0, 0], Format::F32)))
+        Ok(std::mem::replace(tensor, Tensor::nothing()))
     }
 
     fn put(&mut self, id: BufferId, tensor: Tensor<T>) {
@@ -284,7 +285,7 @@ impl<T: Real> Cpu<T> {
         let mut dv = buffers.take(attend.dv)?;
         let mut dsink = match attend.sink {
             Some((_, dsink)) => buffers.take(dsink)?,
-            None => Tensor::unwritten("no sink", [0, 0, 0], Format::F32),
+            None => Tensor::nothing(),
         };
         let backward = emulated::Backward {
             q: buffers.tensor(attend.q),
@@ -352,12 +353,10 @@ impl<T: Real> Device for Cpu<T> {
             Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
                 sink_gradient([*sink, *dout, *out, *lse, *dsink], rows, buffers)
             }
-            Work::Accumulate { from, to, rows } => {
-                each_lane(*from, *to, rows, buffers, |to, from, format| *to = (*to + from).round(format))
-            }
-            Work::Copy { from, to, rows } => {
-                each_lane(*from, *to, rows, buffers, |to, from, format| *to = from.round(format))
-            }
+            Work::Accumulate { from, to, rows } => each_lane(*from, *to, rows, buffers, |to, from| {
+                to.iter_mut().zip(from).for_each(|(to, from)| *to += *from);
+            }),
+            Work::Copy { from, to, rows } => each_lane(*from, *to, rows, buffers, <[T]>::copy_from_slice),
             Work::Linear { layer, heads, from, to, rows } => {
                 linear(*layer, heads, (*from, *to), rows, buffers)
             }
@@ -415,12 +414,13 @@ impl<T: Real> Buffers<T> {
     }
 }
 
+/// Combines lanes with others; what comes of it is rounded to the format that it is stored in.
 fn each_lane<T: Real>(
     from: BufferId,
     to: BufferId,
     rows: &[RowPair],
     buffers: &mut Buffers<T>,
-    combine: impl Fn(&mut T, T, Format),
+    combine: impl Fn(&mut [T], &[T]),
 ) -> Result<(), DeviceError> {
     buffers.check_pairs(from, to, rows)?;
     let mut target = buffers.take(to)?;
@@ -428,10 +428,9 @@ fn each_lane<T: Real>(
     for (read, written) in rows {
         for (source, row) in read.real_rows().zip(written.real_rows()) {
             for head in 0..buffers.heads[from.0] {
-                let values = buffers.lane(from, source, head);
-                for (to, &from) in lane_of(&mut target, axes, row, head).iter_mut().zip(values) {
-                    combine(to, from, format);
-                }
+                let lane = lane_of(&mut target, axes, row, head);
+                combine(lane, buffers.lane(from, source, head));
+                T::round_all(lane, format);
             }
         }
     }

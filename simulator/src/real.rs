@@ -51,6 +51,8 @@ pub trait Real:
     fn tanh(self) -> Self;
     /// The value as the device stores it in `format`; f64 stores everything unrounded.
     fn round(self, format: Format) -> Self;
+    /// [`Real::round`] of each of some numbers.
+    fn round_all(values: &mut [Self], format: Format);
 
     /// The larger of two numbers.
     fn larger(self, other: Self) -> Self {
@@ -103,6 +105,11 @@ impl Real for f32 {
     fn round(self, format: Format) -> f32 {
         format.round_f32(self)
     }
+
+    #[inline]
+    fn round_all(values: &mut [f32], format: Format) {
+        format.round_all(values);
+    }
 }
 
 impl Real for f64 {
@@ -146,4 +153,6 @@ impl Real for f64 {
     fn round(self, _format: Format) -> f64 {
         self
     }
+
+    fn round_all(_values: &mut [f64], _format: Format) {}
 }

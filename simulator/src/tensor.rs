@@ -5,6 +5,8 @@
 //! pattern, so that an element which a kernel forgot is seen. An index one row outside the tensor lands in a guard
 //! band, where it is found, and not in a panic.
 
+use std::ops::Range;
+
 use ndarray::{Array, Array2, Array3, ArrayView, Dimension};
 use seamproof_oracle::Format;
 
@@ -64,9 +66,16 @@ impl<T: Real> Tensor<T> {
     pub fn unwritten(name: &str, shape: [usize; 3], format: Format) -> Tensor<T> {
         let guard = GUARD_ELEMENTS_MIN.max(shape[1] * shape[2]);
         let len: usize = shape.iter().product();
-        let mut data = vec![T::UNWRITTEN; 2 * guard + len];
-        (0..guard).chain(guard + len..2 * guard + len).for_each(|index| data[index] = guard_pattern(index));
+        let mut data = Vec::with_capacity(2 * guard + len);
+        data.extend((0..guard).map(guard_pattern::<T>));
+        data.resize(guard + len, T::UNWRITTEN);
+        data.extend((guard + len..2 * guard + len).map(guard_pattern::<T>));
         Tensor { name: name.to_owned(), shape, format, guard, data }
+    }
+
+    /// No elements, and no guard bands: what takes the place of a tensor that is elsewhere.
+    pub fn nothing() -> Tensor<T> {
+        Tensor { name: String::new(), shape: [0; 3], format: Format::F32, guard: 0, data: Vec::new() }
     }
 
     /// A tensor with the elements of `array` (one to three axes; missing ones count as 1, at the end).
@@ -149,6 +158,13 @@ impl<T: Real> Tensor<T> {
     pub fn damage(&self) -> Vec<Damage> {
         let end = self.data.len() - self.guard;
         let changed = |index: &usize| self.data[*index].bits() != guard_pattern::<T>(*index).bits();
+        let whole = |band: Range<usize>| {
+            let places = self.data[band.clone()].iter().zip(band);
+            places.fold(true, |all, (value, index)| all & (value.bits() == guard_pattern::<T>(index).bits()))
+        };
+        if whole(0..self.guard) && whole(end..self.data.len()) {
+            return Vec::new();
+        }
         let before: Vec<usize> =
             (0..self.guard).filter(changed).map(|index| self.guard - 1 - index).collect();
         let after: Vec<usize> = (end..self.data.len()).filter(changed).map(|index| index - end).collect();

@@ -1,6 +1,8 @@
 //! From ranks' results to the problem's: every real row is taken from the rank that owns it, by the judge's own map.
 
-use ndarray::{Array, Array1, Array2, Array3};
+use std::ops::Range;
+
+use ndarray::{Array, Array1, Array2, Array3, s};
 use seamproof_oracle::{Algorithm, Problem, Side, TensorName};
 
 use super::whole_case;
@@ -23,10 +25,8 @@ pub(super) fn assemble(
         let mut whole = Array3::zeros(shape);
         for (layout, rank) in layouts.iter().zip(&ranks) {
             let local = of(rank)?;
-            each_row(problem, layout, side, |there, here| {
-                whole
-                    .index_axis_mut(ndarray::Axis(0), there)
-                    .assign(&local.index_axis(ndarray::Axis(0), here));
+            each_block(problem, layout, side, |there, here| {
+                whole.slice_mut(s![there, .., ..]).assign(&local.slice(s![here, .., ..]));
             });
         }
         Some(whole)
@@ -45,12 +45,22 @@ pub(super) fn assemble(
     Ok(RankOutputs { out, lse: assembled_lse(problem, layouts, &ranks), max_logit, gradients })
 }
 
-/// Calls `visit(row of the problem, row of the rank)` for every real row of a side.
-fn each_row(problem: &Problem, layout: &RankLayout, side: Side, mut visit: impl FnMut(usize, usize)) {
+/// Calls `visit(rows of the problem, rows of the rank)` for the real rows of a side, as many at a time as follow each
+/// other in both.
+fn each_block(
+    problem: &Problem,
+    layout: &RankLayout,
+    side: Side,
+    mut visit: impl FnMut(Range<usize>, Range<usize>),
+) {
     for placed in &layout.side(side).runs {
         let run = run_of(&problem.sequences[placed.sequence], side);
-        for (i, here) in placed.local.real_rows().enumerate() {
-            visit(run.row(placed.piece.start + i * placed.piece.step), here);
+        let follow = run.step == 1 && placed.piece.step == 1 && placed.local.step == 1;
+        let size = if follow { placed.local.len.max(1) } else { 1 };
+        for i in (0..placed.local.len).step_by(size) {
+            let there = run.row(placed.piece.start + i * placed.piece.step);
+            let here = placed.local.row(i);
+            visit(there..there + size, here..here + size);
         }
     }
 }
@@ -59,8 +69,8 @@ fn assembled_lse(problem: &Problem, layouts: &[RankLayout], ranks: &[RankOutputs
     let mut whole = Array2::zeros(problem.lse_shape());
     for (layout, rank) in layouts.iter().zip(ranks) {
         let local = rank.lse.as_ref()?;
-        each_row(problem, layout, Side::Q, |there, here| {
-            whole.column_mut(there).assign(&local.column(here));
+        each_block(problem, layout, Side::Q, |there, here| {
+            whole.slice_mut(s![.., there]).assign(&local.slice(s![.., here]));
         });
     }
     Some(whole)

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use ndarray::{ArrayView1, ArrayView2, ArrayView3, Axis, s};
+use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView3, Axis, s};
 use seamproof_oracle::{Run, Side, TensorName};
 
 use crate::layout::RankLayout;
@@ -116,6 +116,12 @@ impl<'a, T: Copy> View<'a, T> {
     }
 }
 
+/// The lanes of a row and head.
+#[inline]
+pub(super) fn lanes<T>(tensor: &Array3<T>, row: usize, head: usize) -> ArrayView1<'_, T> {
+    tensor.index_axis(Axis(0), row).index_axis_move(Axis(0), head)
+}
+
 /// The real rows of a run, as ranges of rows that follow each other.
 pub(super) fn blocks(run: &Run) -> impl Iterator<Item = Range<usize>> + use<> {
     let run = *run;
@@ -143,6 +149,11 @@ impl Worst {
     /// Counts one element that was compared.
     pub(super) fn compared(&mut self) {
         self.finding.compared += 1;
+    }
+
+    /// Counts elements that were compared and hold.
+    pub(super) fn held(&mut self, elements: usize) {
+        self.finding.compared += elements;
     }
 
     /// Counts a failing element; the one of the highest `rank` is reported, the first of equal ones.

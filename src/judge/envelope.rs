@@ -215,15 +215,19 @@ impl Comparison<'_> {
 
     /// The largest error ÷ bound of all real elements that the tier bounds.
     fn largest(&self, tier: Tier, format: Option<Format>, (got, exact, bound): Triple<'_>) -> f64 {
-        let mut largest = 0.0f64;
+        let mut largest = [0.0f64; CHUNK];
         let mut look = |got: &[f32], exact: &[f64], bound: &[f64]| {
             let chunks = got.chunks(CHUNK).zip(exact.chunks(CHUNK).zip(bound.chunks(CHUNK)));
             for (got, (exact, bound)) in chunks {
+                let unbounded = |all: bool, bound: &f64| all & (*bound == f64::INFINITY);
+                if tier == Tier::T && bound.iter().fold(true, unbounded) {
+                    continue;
+                }
                 let mut ratios = [0.0; CHUNK];
                 (self.ratio)(got, exact, bound, format, &mut ratios[..got.len()]);
-                for (&ratio, &bound) in ratios.iter().zip(bound) {
-                    let is_bounded = tier == Tier::W || bound != f64::INFINITY;
-                    largest = if is_bounded && ratio > largest { ratio } else { largest };
+                for ((largest, &ratio), &bound) in largest.iter_mut().zip(&ratios).zip(bound) {
+                    let ratio = if tier == Tier::W || bound != f64::INFINITY { ratio } else { 0.0 };
+                    *largest = if ratio > *largest { ratio } else { *largest };
                 }
             }
         };
@@ -238,7 +242,7 @@ impl Comparison<'_> {
                 look(&got.lane(row, head).to_vec(), &exact, &bound);
             });
         }
-        largest
+        largest.into_iter().fold(0.0, f64::max)
     }
 
     /// The finding about the elements past their bounds.

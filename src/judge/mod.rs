@@ -22,6 +22,7 @@ mod trial;
 
 use std::cell::{Cell, OnceCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use seamproof_oracle::envelope::Partition;
@@ -65,10 +66,11 @@ pub struct Evidence<'a> {
     told: &'a Told,
 }
 
-/// What the subject says of itself, asked once a problem.
+/// What several rungs need of a case: how the subject cuts its sums, and the norms of its inputs.
 #[derive(Default)]
 struct Told {
     partition: OnceCell<Partition>,
+    norms: OnceCell<Rc<identity::Norms>>,
 }
 
 impl Evidence<'_> {

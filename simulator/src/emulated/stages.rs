@@ -151,9 +151,8 @@ pub trait Stages<T: Real, A: Arithmetic<T>>: Sync {
     fn out(&self, tile: &[Finished<T>], local: usize, format: Format, to: &mut [T]) {
         let Finished { sum, acc, .. } = &tile[local];
         let inverse = if *sum == T::ZERO { T::ZERO } else { T::ONE / *sum };
-        for (to, acc) in to.iter_mut().zip(acc) {
-            *to = (*acc * inverse).round(format);
-        }
+        to.iter_mut().zip(acc).for_each(|(to, acc)| *to = *acc * inverse);
+        T::round_all(to, format);
     }
 
     /// The LSE of local row `local`.
@@ -225,9 +224,9 @@ pub trait Stages<T: Real, A: Arithmetic<T>>: Sync {
         to: &mut [T],
     ) {
         let dim = to.len();
-        for (to, sum) in to.iter_mut().zip(&sums[index * dim..(index + 1) * dim]) {
-            *to = (factor * *sum).round(format);
-        }
+        let sums = &sums[index * dim..(index + 1) * dim];
+        to.iter_mut().zip(sums).for_each(|(to, sum)| *to = factor * *sum);
+        T::round_all(to, format);
     }
 
     /// What a row with a finite LSE takes from dsink.

@@ -10,7 +10,7 @@ use std::ops::Range;
 use ndarray::ArrayView1;
 use seamproof_oracle::{Format, Side, TensorName};
 
-use super::row::lanes;
+use super::super::compare::lanes;
 use super::{Evidence, Tally, Wrong, allowed_text};
 use crate::backend::RankGradients;
 use crate::exact::{Merging, Parts, Plan, backward_weight_error};

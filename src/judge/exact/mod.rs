@@ -12,10 +12,11 @@ mod row;
 use ndarray::ArrayView1;
 use seamproof_oracle::{Side, TensorName};
 
+use super::compare::lanes;
 use super::{Evidence, Look};
 use crate::exact::{Merging, Parts, Plan, eligible, parts};
 use crate::verdict::{Check, Finding, Margin, Place, number};
-use row::{Allowed, Head, Keys, Shown, lanes};
+use row::{Allowed, Head, Keys, Shown};
 
 /// The rung.
 pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {

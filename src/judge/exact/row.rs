@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use ndarray::{Array3, ArrayView1, s};
+use ndarray::ArrayView1;
 use seamproof_oracle::{Format, Inputs, Side};
 
+use super::super::compare::lanes;
 use crate::exact::{self, DEAD_LEVEL, Merging, Plan, has_codes, is_uniform};
 
 /// A set of keys: an interval, and perhaps one key that is in the set when it is not in the interval, or the other way
@@ -261,9 +262,4 @@ impl Allowed {
         let got = f64::from(got);
         got == exact || (got - exact).abs() <= self.lse
     }
-}
-
-/// The lanes of a row and head.
-pub(super) fn lanes(array: &Array3<f32>, row: usize, head: usize) -> ArrayView1<'_, f32> {
-    array.slice(s![row, head, ..])
 }

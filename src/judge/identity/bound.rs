@@ -5,12 +5,14 @@
 //! another, and the weights of a row add up to 1 at most: a term that is linear in the weight `p` is at most its value
 //! at `p = 1`, and what a format's floor adds is counted once for each key. A bound that would say nothing is infinite.
 
-use ndarray::{Array3, s};
+use std::rc::Rc;
+
+use ndarray::Array3;
 use seamproof_oracle::envelope::{F32_ROUNDOFF, GradientPair, Merges, Model, Partition, Row, Sums, Tier};
 use seamproof_oracle::{Inputs, Problem};
 
 use super::super::Evidence;
-use crate::layout::run_of;
+use super::super::compare::lanes;
 
 /// Errors of an exponent past this are not bounded to first order.
 const EXPONENT_ERROR_MAX: f64 = 0.25;
@@ -27,14 +29,14 @@ pub(super) struct KeyNorms {
 }
 
 /// Norms of all keys of a problem.
-pub(super) struct Norms {
+pub(in crate::judge) struct Norms {
     keys: Vec<Vec<KeyNorms>>,
     q: Vec<f64>,
 }
 
 /// The Euclidean norm of a lane vector.
 pub(super) fn norm(tensor: &Array3<f32>, row: usize, head: usize) -> f64 {
-    let squares = tensor.slice(s![row, head, ..]).iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
+    let squares = lanes(tensor, row, head).iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
     squares.sqrt()
 }
 
@@ -44,11 +46,7 @@ impl Norms {
             sequence.kv.real_rows().fold(KeyNorms::default(), |most, row| KeyNorms {
                 k: most.k.max(norm(&inputs.k, row, head)),
                 v: most.v.max(norm(&inputs.v, row, head)),
-                v_max: inputs
-                    .v
-                    .slice(s![row, head, ..])
-                    .iter()
-                    .fold(most.v_max, |m, &v| m.max(f64::from(v.abs()))),
+                v_max: lanes(&inputs.v, row, head).iter().fold(most.v_max, |m, &v| m.max(f64::from(v.abs()))),
             })
         };
         let keys = problem.sequences.iter().map(|s| (0..problem.heads.kv).map(|h| of(s, h)).collect());
@@ -80,17 +78,23 @@ pub(super) struct RowError {
     pub(super) out: f64,
 }
 
+impl RowError {
+    /// Nothing can be said of the row.
+    const UNKNOWN: RowError = RowError { lse: f64::INFINITY, out: f64::INFINITY };
+}
+
 /// What bounds the rows of a problem on given inputs.
 pub(super) struct Bounds<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
-    norms: Norms,
+    norms: Rc<Norms>,
     pub(super) model: Model,
     partition: Partition,
     underflow: f64,
 }
 
 /// A row as the envelope's terms take it, with the errors of its logits and the number of its keys.
+#[derive(Clone, Copy)]
 struct Worst {
     row: Row,
     a: f64,
@@ -100,8 +104,10 @@ struct Worst {
 
 impl<'a> Bounds<'a> {
     pub(super) fn new(evidence: &Evidence<'_>, problem: &'a Problem, inputs: &'a Inputs) -> Bounds<'a> {
-        let (backend, norms) = (evidence.backend, Norms::new(problem, inputs));
-        let own = std::ptr::eq(problem, evidence.problem);
+        let backend = evidence.backend;
+        let own = std::ptr::eq(problem, evidence.problem) && std::ptr::eq(inputs, evidence.inputs);
+        let norms = || Rc::new(Norms::new(problem, inputs));
+        let norms = if own { evidence.told.norms.get_or_init(norms).clone() } else { norms() };
         let partition = if own { evidence.partition() } else { evidence.partition_of(problem) };
         let model = Model::new(problem, backend.accumulation(), partition);
         Bounds { problem, inputs, norms, model, partition, underflow: backend.accumulation().underflow() }
@@ -154,17 +160,18 @@ impl<'a> Bounds<'a> {
 
     /// The errors of a row.
     pub(super) fn row(&self, sequence: usize, position: usize, head: usize) -> RowError {
-        let Some(Worst { row, a, keys, norms }) = self.worst(sequence, position, head) else {
-            return RowError { lse: f64::INFINITY, out: f64::INFINITY };
-        };
-        let g = self.model.value_sum(keys);
-        let pair = self.model.of_row(&row).pair(-row.max, 1.0, a, g);
-        let denominator = self.model.denominator(&row, pair.weight + F32_ROUNDOFF * row.max, Tier::Worst);
+        self.worst(sequence, position, head).map_or(RowError::UNKNOWN, |worst| self.row_of(&worst))
+    }
+
+    fn row_of(&self, Worst { row, a, keys, norms }: &Worst) -> RowError {
+        let (a, keys, g) = (*a, *keys, self.model.value_sum(*keys));
+        let pair = self.model.of_row(row).pair(-row.max, 1.0, a, g);
+        let denominator = self.model.denominator(row, pair.weight + F32_ROUNDOFF * row.max, Tier::Worst);
         let floor = self.problem.precision.p.format.tiny_half().max(self.underflow);
         let values = (pair.value + pair.rounding.most + keys as f64 * floor * (1.0 + g)) * norms.v_max;
         RowError {
-            lse: self.model.lse_bound(&row, denominator),
-            out: self.model.out_bound(&row, norms.v_max, values, denominator, norms.v_max)
+            lse: self.model.lse_bound(row, denominator),
+            out: self.model.out_bound(row, norms.v_max, values, denominator, norms.v_max)
                 + self.merge_floor(),
         }
     }
@@ -172,15 +179,12 @@ impl<'a> Bounds<'a> {
     /// Error of `Σ_j p_ij` as it enters `Σ_j dv_j`, relative to dout: of recomputed weights that the row's own LSE
     /// normalises, rounded and summed.
     pub(super) fn weights_in_dv(&self, sequence: usize, position: usize, head: usize) -> f64 {
-        let Some(Worst { row, a, keys, .. }) = self.worst(sequence, position, head) else {
-            return f64::INFINITY;
-        };
+        let Some(worst) = self.worst(sequence, position, head) else { return f64::INFINITY };
+        let Worst { row, a, keys, .. } = worst;
         let sums = self.sums(sequence, keys);
         let pair = self.model.gradient_pair(&whole_weight(&row, a), sums);
         let floor = self.problem.precision.p.format.tiny_half() + 2.0 * self.underflow;
-        1.01 * (pair.dv + pair.p.most)
-            + keys as f64 * floor
-            + libm::expm1(self.row(sequence, position, head).lse)
+        1.01 * (pair.dv + pair.p.most) + keys as f64 * floor + libm::expm1(self.row_of(&worst).lse)
     }
 
     /// The largest `|Σ_j dS_ij|` of a right subject, from the norms of the row's dout and of the out that it returned.
@@ -191,11 +195,10 @@ impl<'a> Bounds<'a> {
         head: usize,
         (dout, dout_sum, out): (f64, f64, f64),
     ) -> f64 {
-        let Some(Worst { row, a, keys, norms }) = self.worst(sequence, position, head) else {
-            return f64::INFINITY;
-        };
+        let Some(worst) = self.worst(sequence, position, head) else { return f64::INFINITY };
+        let Worst { row, a, keys, norms } = worst;
         let (x, b) = (dout * (norms.v + out), dout * norms.v);
-        let error = self.row(sequence, position, head);
+        let error = self.row_of(&worst);
         let sums = self.sums(sequence, keys);
         let d_error = self.model.d_error(dout * out);
         let pair = GradientPair { x, b, d_error, ..whole_weight(&row, a) };
@@ -213,8 +216,8 @@ impl<'a> Bounds<'a> {
     /// The exact logit of a pair, and `Σ_c |q_ic||k_jc|`.
     pub(super) fn logit(&self, sequence: usize, position: usize, key: usize, head: usize) -> (f64, f64) {
         let both = &self.problem.sequences[sequence];
-        let q = self.inputs.q.slice(s![run_of(both, seamproof_oracle::Side::Q).row(position), head, ..]);
-        let k = self.inputs.k.slice(s![both.kv.row(key), head / self.problem.group(), ..]);
+        let q = lanes(&self.inputs.q, both.q.row(position), head);
+        let k = lanes(&self.inputs.k, both.kv.row(key), head / self.problem.group());
         let products = q.iter().zip(k).map(|(&q, &k)| (f64::from(q), f64::from(k)));
         let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, all), (q, k)| {
             (sum + q * k, all + self.model.magnitude(q) * self.model.magnitude(k))
@@ -225,17 +228,7 @@ impl<'a> Bounds<'a> {
 
 /// The pair of a row that has all of its weight on one key.
 fn whole_weight(row: &Row, a: f64) -> GradientPair {
-    GradientPair {
-        logit: -row.max,
-        lse: row.lse,
-        lse_error: 0.0,
-        p: 1.0,
-        x: 0.0,
-        derivative: 1.0,
-        a,
-        b: 0.0,
-        d_error: 0.0,
-    }
+    GradientPair::of_weight(-row.max, row.lse, 1.0, a)
 }
 
 /// How far `ln(1 + share)` can be off where the share, a difference of weights, comes of an LSE with this error; none

@@ -28,6 +28,7 @@ use super::{Depth, Evidence, Look};
 use crate::backend::{Promises, TensorName};
 use crate::values::mix;
 use crate::verdict::{Check, Finding, Margin};
+pub(super) use bound::Norms;
 
 /// Identities with runs of their own that a case of a campaign meets: a second one would cost a fifth of its cases.
 const DRAWN: usize = 1;

@@ -159,9 +159,7 @@ fn weights_times_dout(
     for key in keys {
         let (logit, a) = bounds.logit(index, i, key, head);
         let p = libm::exp(logit - lse);
-        let pair =
-            GradientPair { logit, lse, lse_error: 0.0, p, x: 0.0, derivative: 1.0, a, b: 0.0, d_error: 0.0 };
-        let pair = bounds.model.gradient_pair(&pair, sums);
+        let pair = bounds.model.gradient_pair(&GradientPair::of_weight(logit, lse, p, a), sums);
         let coefficient = pair.dv + pair.p.most;
         for (lane, &dout) in dout.iter().enumerate() {
             let exact = p * f64::from(dout);

@@ -1,10 +1,10 @@
 //! Bounded identities: sums that are known, and the same problem on one rank.
 
-use ndarray::{Array3, s};
+use ndarray::{Array3, ArrayView1};
 use seamproof_oracle::envelope::F32_ROUNDOFF;
-use seamproof_oracle::{Algorithm, ContextParallel, ProblemFields, Side, Sink};
+use seamproof_oracle::{Algorithm, ContextParallel, Format, ProblemFields, Side, Sink};
 
-use super::super::compare::Worst;
+use super::super::compare::{Worst, lanes};
 use super::super::{Evidence, Look};
 use super::Relation;
 use super::bound::{Bounds, norm};
@@ -138,6 +138,28 @@ struct Sum {
     bound: Vec<f64>,
 }
 
+/// Adds a row of a gradient to the sums of its lanes, and what rounding it may have moved to those of roundings.
+fn add_row(totals: &mut [(f64, f64)], format: Format, row: ArrayView1<'_, f32>, floor: f64) {
+    // Each arm is compiled for its own format.
+    match format {
+        Format::Bf16 => add_row_of(totals, Format::Bf16, row, floor),
+        Format::Fp16 => add_row_of(totals, Format::Fp16, row, floor),
+        _ => add_row_of(totals, format, row, floor),
+    }
+}
+
+#[inline(always)]
+fn add_row_of(totals: &mut [(f64, f64)], format: Format, row: ArrayView1<'_, f32>, floor: f64) {
+    // The number before its rounding may be larger than the returned one.
+    let (unit, least) = (format.unit_roundoff(), format.tiny_half());
+    for ((total, rounding), &value) in totals.iter_mut().zip(row) {
+        let value = f64::from(value);
+        let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
+        *total += value;
+        *rounding = *rounding + format.half_spacing(magnitude) + floor;
+    }
+}
+
 /// Compares, for each sequence and KV head, the sums of a gradient's rows with what they must be.
 fn sums(
     evidence: &Evidence<'_>,
@@ -151,15 +173,11 @@ fn sums(
     for (index, sequence) in problem.sequences.iter().enumerate().filter(|(_, s)| s.kv.len > 0) {
         for head in 0..problem.heads.kv {
             let Sum { expected, bound } = sum(index, head);
-            for lane in 0..gradient.shape()[2] {
-                let rows = run_of(sequence, Side::Kv).real_rows();
-                let values = rows.map(|row| f64::from(gradient[[row, head, lane]]));
-                // The number before its rounding may be larger than the returned one.
-                let (unit, least) = (format.unit_roundoff(), format.tiny_half());
-                let (total, rounding) = values.fold((0.0, 0.0), |(total, rounding), value: f64| {
-                    let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
-                    (total + value, rounding + format.half_spacing(magnitude) + floor)
-                });
+            let mut totals = vec![(0.0, 0.0); gradient.shape()[2]];
+            for row in run_of(sequence, Side::Kv).real_rows() {
+                add_row(&mut totals, format, lanes(gradient, row, head), floor);
+            }
+            for (lane, (total, rounding)) in totals.into_iter().enumerate() {
                 // Past the largest number an infinity is right: nothing can be said.
                 let bound = if expected[lane].abs() + bound[lane] >= format.max_finite() {
                     f64::INFINITY
@@ -194,12 +212,12 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
     }
     let bounds = Bounds::new(evidence, evidence.problem, evidence.inputs);
     let sum = |sequence: usize, kv_head: usize| {
-        let lanes = evidence.problem.dims.v;
-        let mut sum = Sum { expected: vec![0.0; lanes], bound: vec![0.0; lanes] };
+        let dim = evidence.problem.dims.v;
+        let mut sum = Sum { expected: vec![0.0; dim], bound: vec![0.0; dim] };
         for (position, head) in readers(evidence, sequence, kv_head) {
             let row = evidence.problem.sequences[sequence].q.row(position);
             let error = bounds.weights_in_dv(sequence, position, head);
-            for (lane, &dout) in evidence.inputs.dout.slice(s![row, head, ..]).iter().enumerate() {
+            for (lane, &dout) in lanes(&evidence.inputs.dout, row, head).iter().enumerate() {
                 sum.expected[lane] += f64::from(dout);
                 sum.bound[lane] += f64::from(dout.abs()) * error + f64::from(f32::MIN_POSITIVE);
             }
@@ -218,15 +236,15 @@ pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
     }
     let bounds = Bounds::new(evidence, problem, inputs);
     let sum = |sequence: usize, kv_head: usize| {
-        let lanes = problem.dims.qk;
-        let mut sum = Sum { expected: vec![0.0; lanes], bound: vec![0.0; lanes] };
+        let dim = problem.dims.qk;
+        let mut sum = Sum { expected: vec![0.0; dim], bound: vec![0.0; dim] };
         for (position, head) in readers(evidence, sequence, kv_head) {
             let row = problem.sequences[sequence].q.row(position);
-            let dout = inputs.dout.slice(s![row, head, ..]).iter().map(|&x| f64::from(x.abs())).sum();
+            let dout = lanes(&inputs.dout, row, head).iter().map(|&x| f64::from(x.abs())).sum();
             let norms = (norm(&inputs.dout, row, head), dout, norm(&rank.out, row, head));
             let residue = bounds.residue_in_dk(sequence, position, head, norms);
             let residue = residue * f64::from(problem.softmax.scale) * (1.0 + 8.0 * F32_ROUNDOFF);
-            for (lane, &q) in inputs.q.slice(s![row, head, ..]).iter().enumerate() {
+            for (lane, &q) in lanes(&inputs.q, row, head).iter().enumerate() {
                 sum.bound[lane] += f64::from(q.abs()) * residue + f64::from(f32::MIN_POSITIVE);
             }
         }

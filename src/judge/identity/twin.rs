@@ -1,9 +1,9 @@
 //! A twin: another problem and inputs whose right answer follows from the first one's.
 
-use ndarray::{Array3, s};
+use ndarray::{Array3, Axis};
 use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side};
 
-use super::super::compare::{View, Worst};
+use super::super::compare::{View, Worst, lanes};
 use super::super::structure::results;
 use super::super::{ELEMENTS_MAX, Evidence, Look, death, fills, poisoned};
 use super::{Relation, broken};
@@ -183,11 +183,20 @@ impl Twin {
                 own = Place { sequence: Some(sequence), row: Some(position), ..own };
                 own_row = run_of(&evidence.problem.sequences[sequence], side).row(position);
             }
-            let lanes = there.lane(row, head).into_iter().zip(here.lane(own_row, heads[head]));
-            for (lane, (&got, &own_value)) in lanes.enumerate() {
+            let (theirs, ours) = (there.lane(row, head), here.lane(own_row, heads[head]));
+            let agrees = |got: f32, own: f32| {
+                (got == claim.factor * own) | (got.is_nan() & (claim.factor * own).is_nan())
+            };
+            if let (Some(theirs), Some(ours)) = (theirs.to_slice(), ours.to_slice())
+                && theirs.iter().zip(ours).fold(true, |all, (&got, &own)| all & agrees(got, own))
+            {
+                worst.held(theirs.len());
+                return;
+            }
+            for (lane, (&got, &own_value)) in theirs.into_iter().zip(ours).enumerate() {
                 let expected = claim.factor * own_value;
                 worst.compared();
-                if got != expected && !(got.is_nan() && expected.is_nan()) {
+                if !agrees(got, own_value) {
                     worst.failed(0.0, |finding| {
                         finding.identity = Some(relation);
                         finding.place = here.lane_place(own, lane);
@@ -209,8 +218,9 @@ fn gather(base: &Problem, inputs: &Inputs, twin: &Problem, source: &Source) -> I
             for (position, row) in run_of(sequence, side).real_rows().enumerate() {
                 let Some((own, position)) = source.row(side, index, position) else { continue };
                 let own = run_of(&base.sequences[own], side).row(position);
-                for (head, &from_head) in source.heads(side).iter().enumerate() {
-                    to.slice_mut(s![row, head, ..]).assign(&from.slice(s![own, from_head, ..]));
+                let mut to = to.index_axis_mut(Axis(0), row);
+                for (mut to, &from_head) in to.outer_iter_mut().zip(source.heads(side)) {
+                    to.assign(&lanes(from, own, from_head));
                 }
             }
         }
