@@ -285,6 +285,10 @@ impl Seat {
                 self.replace();
                 Err(RunError::Sentinel(Suspicion { bench, history, target }.drifted(&known)))
             }
+            Err(RunError::Ended(mut ended)) => {
+                ended.what = format!("in the sentinel before this run; {}", ended.what);
+                Err(RunError::Ended(ended))
+            }
             Err(error) => Err(error),
         }
     }
