@@ -122,6 +122,7 @@ fn each_end_of_a_worker_is_what_it_was_and_the_next_run_holds() {
     let table = [
         ("crash", Cause::Signal(11), Phase::Launched, "SIGSEGV after launched"),
         ("exit", Cause::Exit(7), Phase::Launched, "exit code 7 after launched"),
+        ("error", Cause::Failed, Phase::Launched, "the mock's driver failed"),
         ("oom", Cause::OutOfMemory, Phase::Uploaded, "the mock wants more"),
         ("oom-killed", Cause::Signal(9), Phase::Uploaded, "SIGKILL after uploaded"),
         ("garbage", Cause::Garbage, Phase::Done, "????"),
@@ -130,13 +131,15 @@ fn each_end_of_a_worker_is_what_it_was_and_the_next_run_holds() {
     ];
     for (option, cause, phase, text) in table {
         let deadline = if cause == Cause::Hang { SHORT } else { RUN };
-        let (remote, pool) = mocked(&[(option, "softcap")], settings(deadline));
+        let (remote, pool) = mocked(&[(option, "softcap"), ("print", "softcap")], settings(deadline));
         run(&remote, &problem(|_| {})).expect("it runs");
         let before = pool.idle_processes();
         let ended = ended(run(&remote, &capped()));
         assert_eq!(ended.ending, Ending { cause, after: Some(phase) }, "{option}");
         let said = ended.to_string();
-        assert!(said.contains(text) && said.contains("again alone in a fresh worker"), "{option}: {said}");
+        for text in [text, "again alone in a fresh worker", "its stderr ends: a subject prints"] {
+            assert!(said.contains(text), "{option}: {text} is not in {said}");
+        }
         assert!(before.into_iter().all(is_gone), "{option}: the dead worker's group is left");
         run(&remote, &with_sink()).expect("the next run holds");
     }

@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | `crash` | the process gets a SIGSEGV after the launch | when |
 //! | `exit` | the process ends with code 7 | when |
+//! | `error` | the runner answers that its driver failed | when |
 //! | `oom` | the runner answers that memory ran out | when |
 //! | `oom-killed` | the process gets a SIGKILL after the upload | when |
 //! | `hang` | nothing more is heard after the launch | when |
@@ -40,8 +41,7 @@ use crate::backends::{BackendError, Emulated};
 
 /// The subject's name.
 pub const NAME: &str = "mock";
-const KNOWN: &str =
-    "crash, exit, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, once, slow-start";
+const KNOWN: &str = "crash, exit, error, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, once, slow-start";
 /// The code of a mock that exits.
 const EXIT: i32 = 7;
 
@@ -104,6 +104,7 @@ impl When {
 enum Fault {
     Crash,
     Exit,
+    Error,
     OutOfMemory,
     Killed,
     Hang,
@@ -114,9 +115,10 @@ enum Fault {
     Drift,
 }
 
-const FAULTS: [(&str, Fault); 10] = [
+const FAULTS: [(&str, Fault); 11] = [
     ("crash", Fault::Crash),
     ("exit", Fault::Exit),
+    ("error", Fault::Error),
     ("oom", Fault::OutOfMemory),
     ("oom-killed", Fault::Killed),
     ("hang", Fault::Hang),
@@ -230,6 +232,9 @@ impl Runner for Mock {
         }
         if self.has(Fault::Exit, problem) {
             std::process::exit(EXIT);
+        }
+        if self.has(Fault::Error, problem) {
+            return Err(RunError::Crash("the mock's driver failed".into()));
         }
         if self.has(Fault::Hang, problem) {
             hang();
