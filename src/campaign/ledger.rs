@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Event};
 use super::failure::{FailureKey, Symptom, features};
-use super::minimise::{SHRINK_EVALUATIONS_MAX, minimise};
+use super::minimise::{minimise, shrink_budget};
 use super::summary::{Distinct, Summary};
 use super::{Plan, Sinks, Subjects, storable};
 use crate::case::Case;
@@ -19,10 +19,12 @@ use crate::census::Census;
 use crate::prose;
 use crate::record::RecordError;
 use crate::shrink;
-use crate::verdict::{Cost, Finding, Margin};
+use crate::verdict::{Check, Cost, Finding, Margin};
 
 /// Failing cases of one symptom that are shrunk although they may be a known failure.
 pub const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
+/// The same where the subject hangs.
+pub const HANG_SHRINKS_MAX: usize = 1;
 /// Different failures that are kept, and cases of one symptom that are shrunk at most.
 pub const DISTINCT_MAX: usize = 64;
 /// Failing cases that stay on disk as they were drawn.
@@ -180,7 +182,11 @@ impl<'a> Ledger<'a> {
         let drawn = features(&failed.case.problem);
         let known = self.knows(symptom, &drawn);
         let shrinks = self.shrinks.entry(symptom).or_default();
-        let most = if known { SHRINKS_PER_SYMPTOM_MAX } else { DISTINCT_MAX };
+        let most = match (known, failed.finding.check) {
+            (true, Check::Timeout) => HANG_SHRINKS_MAX,
+            (true, _) => SHRINKS_PER_SYMPTOM_MAX,
+            (false, _) => DISTINCT_MAX,
+        };
         if *shrinks >= most || self.distinct.len() >= DISTINCT_MAX {
             return self.count_only(known, &failed.name);
         }
@@ -219,7 +225,8 @@ impl<'a> Ledger<'a> {
         let (subjects, control) = (self.subjects, self.sinks.control);
         let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
             let backend = subjects.backend(&case.subject.options).map_err(|error| error.to_string())?;
-            Ok(minimise(&case, start, backend.as_ref(), SHRINK_EVALUATIONS_MAX, control, |_| {}).case)
+            let budget = shrink_budget(start.check);
+            Ok(minimise(&case, start, backend.as_ref(), budget, control, |_| {}).case)
         }));
         attempt.unwrap_or_else(|_| Err("the shrinker panicked".to_owned())).unwrap_or_else(|what| {
             self.summary.infrastructure(what);

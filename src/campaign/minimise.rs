@@ -9,10 +9,18 @@ use crate::backend::Backend;
 use crate::case::{Case, Found};
 use crate::evaluate::evaluate;
 use crate::shrink;
-use crate::verdict::Finding;
+use crate::verdict::{Check, Finding};
 
 /// Evaluations that one shrink may use.
 pub const SHRINK_EVALUATIONS_MAX: usize = 1000;
+
+/// The same for a subject that hangs: each candidate that still does takes a deadline, twice.
+pub const HANG_EVALUATIONS_MAX: usize = 32;
+
+/// Evaluations that the shrink of this failure may use.
+pub fn shrink_budget(check: Check) -> usize {
+    if check == Check::Timeout { HANG_EVALUATIONS_MAX } else { SHRINK_EVALUATIONS_MAX }
+}
 
 /// A smaller case and the way to it.
 #[derive(Clone, Debug)]

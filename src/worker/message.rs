@@ -225,13 +225,19 @@ impl Body {
     }
 
     fn array<D: Dimension>(&mut self, array: ArrayView<'_, f32, D>) {
-        let bytes = &mut self.0;
-        bytes.reserve(4 * array.len());
+        let start = self.0.len();
+        self.0.resize(start + 4 * array.len(), 0);
+        let (places, _) = self.0[start..].as_chunks_mut::<4>();
         match array.as_slice() {
-            Some(values) => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
-            None => bytes.extend(array.iter().flat_map(|value| value.to_le_bytes())),
+            // The common case, which compiles to a copy.
+            Some(values) => fill(places, values),
+            None => fill(places, &array),
         }
     }
+}
+
+fn fill<'a>(places: &mut [[u8; 4]], values: impl IntoIterator<Item = &'a f32>) {
+    places.iter_mut().zip(values).for_each(|(place, value)| *place = value.to_le_bytes());
 }
 
 /// The head of a body, and its tensors.

@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | `crash` | the process gets a SIGSEGV after the launch | when |
 //! | `exit` | the process ends with code 7 | when |
+//! | `error` | the runner answers that its driver failed | when |
 //! | `oom` | the runner answers that memory ran out | when |
 //! | `oom-killed` | the process gets a SIGKILL after the upload | when |
 //! | `hang` | nothing more is heard after the launch | when |
@@ -14,14 +15,17 @@
 //! | `wrong-digest` | a byte of the answer changes on its way | when |
 //! | `print` | the runner writes to stdout | when |
 //! | `history` | as `crash`, on a problem with a sink that follows one with a soft cap, at any distance | `always` |
-//! | `drift` | from this run on the sentinel's results are others | number of a run |
+//! | `drift` | from this run on the sentinel's results are others | when |
+//! | `once` | as `crash`, where this file is not there yet; it is made | path |
 //! | `slow-start` | opening it takes this long | milliseconds |
 //!
-//! *when* is `always`, the number of a run of the process (1 is the first; the sentinel counts too), or `sink` or
-//! `softcap`: the runs whose problem has one.
+//! *when* is `always`, `others` (every run but the sentinel), the number of a run of the process (1 is the first; the
+//! sentinel counts too), or `sink` or `softcap`: the runs whose problem has one.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -37,8 +41,7 @@ use crate::backends::{BackendError, Emulated};
 
 /// The subject's name.
 pub const NAME: &str = "mock";
-const KNOWN: &str =
-    "crash, exit, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, slow-start";
+const KNOWN: &str = "crash, exit, error, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, once, slow-start";
 /// The code of a mock that exits.
 const EXIT: i32 = 7;
 
@@ -68,6 +71,7 @@ pub fn live() -> u8 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     Always,
+    Others,
     Run(u64),
     Sink,
     Softcap,
@@ -77,6 +81,7 @@ impl When {
     fn of(text: &str) -> Option<When> {
         match text {
             "always" => Some(When::Always),
+            "others" => Some(When::Others),
             "sink" => Some(When::Sink),
             "softcap" => Some(When::Softcap),
             number => number.parse().ok().map(When::Run),
@@ -86,6 +91,7 @@ impl When {
     fn is_now(self, run: u64, problem: &Problem) -> bool {
         match self {
             When::Always => true,
+            When::Others => problem.data_seed != SENTINEL_SEED,
             When::Run(at) => run == at,
             When::Sink => problem.softmax.sink != Sink::None,
             When::Softcap => problem.softmax.softcap.is_some(),
@@ -98,6 +104,7 @@ impl When {
 enum Fault {
     Crash,
     Exit,
+    Error,
     OutOfMemory,
     Killed,
     Hang,
@@ -108,9 +115,10 @@ enum Fault {
     Drift,
 }
 
-const FAULTS: [(&str, Fault); 10] = [
+const FAULTS: [(&str, Fault); 11] = [
     ("crash", Fault::Crash),
     ("exit", Fault::Exit),
+    ("error", Fault::Error),
     ("oom", Fault::OutOfMemory),
     ("oom-killed", Fault::Killed),
     ("hang", Fault::Hang),
@@ -125,6 +133,7 @@ const FAULTS: [(&str, Fault); 10] = [
 struct Plan {
     faults: Vec<(Fault, When)>,
     slow_start: Duration,
+    once: Option<PathBuf>,
 }
 
 impl Plan {
@@ -137,6 +146,10 @@ impl Plan {
                 None if option == "slow-start" => {
                     value.parse().ok().map(|time| plan.slow_start = Duration::from_millis(time))
                 }
+                None if option == "once" => {
+                    plan.once = Some(value.into());
+                    Some(())
+                }
                 None => {
                     let option = option.clone();
                     return Err(BackendError::UnknownOption { backend: NAME, option, known: KNOWN });
@@ -146,7 +159,7 @@ impl Plan {
                 backend: NAME,
                 option: option.clone(),
                 value: value.clone(),
-                expected: "always, the number of a run, sink or softcap",
+                expected: "always, others, the number of a run, sink or softcap",
             })?;
         }
         Ok(plan)
@@ -159,7 +172,7 @@ fn open(name: &str, options: &BTreeMap<String, String>, _device: usize) -> Resul
     }
     let plan = Plan::of(options).map_err(|error| OpenError(error.to_string()))?;
     thread::sleep(plan.slow_start);
-    Ok(Opened { runner: Box::new(Mock { plan, runs: 0, capped: false }), devices: 1 })
+    Ok(Opened { runner: Box::new(Mock { plan, runs: 0, capped: false, spoilt: false }), devices: 1 })
 }
 
 struct Mock {
@@ -167,6 +180,8 @@ struct Mock {
     runs: u64,
     /// Whether a problem with a soft cap came before.
     capped: bool,
+    /// Whether the sentinel comes out differently from now on.
+    spoilt: bool,
 }
 
 impl Mock {
@@ -174,11 +189,14 @@ impl Mock {
         self.plan.faults.iter().any(|&(planned, when)| planned == fault && when.is_now(self.runs, problem))
     }
 
-    fn drifts(&self, problem: &Problem) -> bool {
-        let past = |&(fault, when): &(Fault, When)| {
-            fault == Fault::Drift && matches!(when, When::Run(from) if self.runs >= from)
-        };
-        problem.data_seed == SENTINEL_SEED && self.plan.faults.iter().any(past)
+    fn drifts(&mut self, problem: &Problem) -> bool {
+        self.spoilt |= self.has(Fault::Drift, problem);
+        self.spoilt && problem.data_seed == SENTINEL_SEED
+    }
+
+    /// Whether this is the first time that anybody comes here.
+    fn is_first(&self) -> bool {
+        self.plan.once.as_ref().is_some_and(|path| File::create_new(path).is_ok())
     }
 
     /// Whether the sink after the soft cap is there.
@@ -209,11 +227,14 @@ impl Runner for Mock {
             return Err(RunError::OutOfMemory("the mock wants more".into()));
         }
         reached(Phase::Launched);
-        if meets || self.has(Fault::Crash, problem) {
+        if meets || self.has(Fault::Crash, problem) || self.is_first() {
             die(Signal::SEGV);
         }
         if self.has(Fault::Exit, problem) {
             std::process::exit(EXIT);
+        }
+        if self.has(Fault::Error, problem) {
+            return Err(RunError::Crash("the mock's driver failed".into()));
         }
         if self.has(Fault::Hang, problem) {
             hang();

@@ -150,18 +150,19 @@ impl Pool {
         }
     }
 
-    /// What the sentinel's results are; judged when it is first asked for, on a worker of its own.
-    fn known(&self, served: &Served, bench: &Bench<'_>) -> Option<Digest> {
+    /// What the sentinel's results are; judged when it is first asked for, on a worker of its own. None where the judge
+    /// does not find them right: such a subject has no sentinel, and its cases show what is wrong with it.
+    fn known(&self, served: &Served, bench: &Bench<'_>) -> Result<Option<Digest>, StartError> {
         let mut known = lock(&self.known);
         let key = format!("{:?}", served.sentinel);
-        *known.entry(key).or_insert_with(|| {
-            let mut session = bench.session(&served.sentinel).ok()?;
-            if !sentinel::is_right(served.sentinel_declaration.as_ref(), &mut session) {
-                return None;
-            }
-            let outputs = session.run(&sentinel::body().ok()?).ok()?.ok()?;
-            Some(sentinel::digest(&outputs))
-        })
+        if let Some(digest) = known.get(&key) {
+            return Ok(*digest);
+        }
+        let mut session = bench.session(&served.sentinel)?;
+        let right = sentinel::is_right(served.sentinel_declaration.as_ref(), &mut session);
+        let digest = if right { sentinel::run(&mut session) } else { None };
+        known.insert(key, digest);
+        Ok(digest)
     }
 }
 
@@ -209,7 +210,7 @@ impl Seat {
     fn begin(&mut self, pool: &Pool, served: &Served) -> Result<(), RunError> {
         let bench =
             Bench { launch: served.launch(&pool.settings), device: self.device, pool: &pool.settings };
-        let known = pool.known(served, &bench);
+        let known = self.started(pool.known(served, &bench))?;
         self.session =
             Some(self.started(Session::start(&bench.launch, self.device, pool.settings.deadlines))?);
         if known.is_some() { self.watch(pool, served) } else { Ok(()) }
@@ -271,7 +272,7 @@ impl Seat {
         self.since_sentinel = 0;
         let bench =
             Bench { launch: served.launch(&pool.settings), device: self.device, pool: &pool.settings };
-        let Some(known) = pool.known(served, &bench) else { return Ok(()) };
+        let Some(known) = self.started(pool.known(served, &bench))? else { return Ok(()) };
         let body = sentinel::body().map_err(|error| RunError::Infrastructure(error.to_string()))?;
         let target = Entry { subject: Arc::clone(&served.sentinel), body: Arc::new(body) };
         // The results of the run that finds it out do not count: the judge sees the error alone.
@@ -284,6 +285,10 @@ impl Seat {
                 let history = std::mem::take(&mut self.history);
                 self.replace();
                 Err(RunError::Sentinel(Suspicion { bench, history, target }.drifted(&known)))
+            }
+            Err(RunError::Ended(mut ended)) => {
+                ended.what = format!("in the sentinel before this run; {}", ended.what);
+                Err(RunError::Ended(ended))
             }
             Err(error) => Err(error),
         }

@@ -86,6 +86,8 @@ fn end_group() {
 pub(super) fn end(life: Result<(), ServeError>) -> u8 {
     match life {
         Ok(()) => 0,
+        // The supervisor was told.
+        Err(ServeError::Subject(_)) => EXIT_FAILED,
         Err(error) => {
             let _ = writeln!(io::stderr(), "the worker ends: {error}");
             EXIT_FAILED
@@ -162,5 +164,89 @@ impl Server<'_> {
 
     fn say(&mut self, request: &Frame, kind: Kind, body: &[u8]) -> Result<(), ServeError> {
         Ok(frame::write(self.answers, kind, request.sequence, body)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::backend::RunError;
+    use crate::values;
+    use crate::worker::{OpenError, sentinel_problem};
+
+    /// Fails on every run.
+    struct Failing;
+
+    impl Runner for Failing {
+        fn run(
+            &mut self,
+            _: &seamproof_oracle::Problem,
+            _: &seamproof_oracle::Inputs,
+            _: &mut dyn FnMut(Phase),
+        ) -> Result<crate::backend::Outputs, RunError> {
+            Err(RunError::Crash("a driver's error".into()))
+        }
+    }
+
+    fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result<Opened, OpenError> {
+        match name {
+            "failing" => Ok(Opened { runner: Box::new(Failing), devices: 3 }),
+            _ => crate::worker::open(name, options, device),
+        }
+    }
+
+    fn opening(name: &str) -> Frame {
+        let request = OpenRequest { name: name.into(), options: BTreeMap::new(), device: 0 };
+        Frame { kind: Kind::Open, sequence: 5, body: message::encode(&request) }
+    }
+
+    fn running() -> Frame {
+        let problem = sentinel_problem().expect("a problem");
+        let body = message::encode_run(&problem, &values::inputs(&problem));
+        Frame { kind: Kind::Run, sequence: 6, body }
+    }
+
+    /// What a worker answers, and how it ends.
+    fn answers(requests: Vec<Frame>) -> (Vec<Frame>, Result<(), ServeError>) {
+        let mut bytes = Vec::new();
+        let end = serve(requests, &mut bytes, open);
+        let mut rest = &bytes[..];
+        let frames = std::iter::from_fn(|| frame::read(&mut rest, BODY_MAX).ok());
+        (frames.collect(), end)
+    }
+
+    #[test]
+    fn a_run_is_answered_phase_by_phase() {
+        let (frames, end) = answers(vec![opening("emulated"), running()]);
+        assert!(end.is_ok());
+        assert_eq!((frames[0].kind, frames[0].sequence), (Kind::Ready, 5));
+        let phases = frames[1..].iter().filter(|frame| frame.kind == Kind::Phase);
+        let phases: Vec<Phase> =
+            phases.map(|frame| message::decode_phase(&frame.body).expect("a phase")).collect();
+        assert_eq!(phases, Phase::ALL);
+        let last = frames.last().expect("an answer");
+        assert_eq!((last.kind, last.sequence), (Kind::Outputs, 6));
+    }
+
+    #[test]
+    fn the_error_of_a_subject_is_the_last_answer() {
+        let (frames, end) = answers(vec![opening("failing"), running(), running()]);
+        assert!(matches!(end, Err(ServeError::Subject(Failure::Crash(_)))));
+        assert_eq!(message::decode(&frames[0].body), Ok(Ready { devices: 3 }));
+        let last = frames.last().expect("an answer");
+        assert_eq!(message::decode(&last.body), Ok(Failure::Crash("a driver's error".into())));
+        assert_eq!(frames.iter().filter(|frame| frame.kind == Kind::Failed).count(), 1);
+    }
+
+    #[test]
+    fn what_is_no_subject_and_no_request_is_answered_or_ends_it() {
+        let (frames, end) = answers(vec![running(), opening("abacus")]);
+        assert!(end.is_ok());
+        assert!(frames.iter().filter(|frame| frame.kind == Kind::Failed).count() == 2);
+        for (kind, body) in [(Kind::Run, vec![1, 2]), (Kind::Open, vec![b'{']), (Kind::Outputs, vec![])] {
+            assert!(answers(vec![Frame { kind, sequence: 1, body }]).1.is_err());
+        }
     }
 }
