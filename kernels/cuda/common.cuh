@@ -170,6 +170,18 @@ __device__ __forceinline__ void load_words(const u32* from, u32 (&words)[EACH]) 
     }
 }
 
+// The same back, those whose bit is set.
+template <int EACH>
+__device__ __forceinline__ void store_words(u32* to, const u32 (&words)[EACH], u32 which) {
+    if (EACH == 4 && which == 15) {
+        *(uint4*)to = make_uint4(words[0], words[1 % EACH], words[2 % EACH], words[3 % EACH]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (which >> i & 1) to[i] = words[i];
+    }
+}
+
 template <int FORMAT, int N>
 __device__ __forceinline__ float unpacked(const Packed<FORMAT, N>& packed, int i) {
     return FORMAT == F32 ? __uint_as_float(packed.word[i]) : decode<FORMAT>((u16)(packed.word[i / 2] >> (16 * (i % 2))));
@@ -199,13 +211,11 @@ constexpr u32 NEG_INFINITY_BITS = 0xff800000u;
 
 __device__ __forceinline__ float neg_infinity() { return __uint_as_float(NEG_INFINITY_BITS); }
 
-__device__ __forceinline__ float larger(float a, float b) { return b > a ? b : a; }
-
 // e^x and ln(e^a + e^b) in f32, the steps of the twin (`helpers::exponential`): a product that is added to something is
 // rounded with it, once, and nothing is divided, so that both give the same bits and a merge waits for memory alone.
 //
-// e^x = 2^k · e^r with r within ln 2 / 2; 0 below -87 and infinite above 88, short of the ends of f32's normal numbers.
-__device__ __forceinline__ float exponential(float x) {
+// e^x = 2^k · e^r with r within ln 2 / 2, for x of at most 88; 0 below -87. Both ends are short of f32's normal numbers'.
+__device__ __forceinline__ float bounded_exponential(float x) {
     // Adding 1.5 · 2^23 rounds to an integer, which is then in the lowest bits.
     const float shifted = __fmaf_rn(x, 1.442695f, 12582912.0f);
     const float k = shifted - 12582912.0f;
@@ -216,7 +226,11 @@ __device__ __forceinline__ float exponential(float x) {
     series = __fmaf_rn(series, r, 0.49999994f);
     const float power = 1.0f + __fmaf_rn(series, r * r, r);
     const float scaled = __int_as_float(__float_as_int(power) + (__float_as_int(shifted) << 23));
-    return x < -87.0f ? 0.0f : x > 88.0f ? __uint_as_float(0x7f800000u) : scaled;
+    return x < -87.0f ? 0.0f : scaled;
+}
+
+__device__ __forceinline__ float exponential(float x) {
+    return x > 88.0f ? __uint_as_float(0x7f800000u) : bounded_exponential(x);
 }
 
 // ln(1 + e) for e from 0 to 1.
@@ -232,9 +246,8 @@ __device__ __forceinline__ float log_of_one_and(float e) {
     return __fmaf_rn(series, e * e, e);
 }
 
-// -inf is the identity, of -inf too.
+// -inf is the identity, of -inf too, whose difference is nothing; NaN stays.
 __device__ __forceinline__ float log_add(float a, float b) {
-    const float largest = larger(a, b), smallest = a == largest ? b : a;
-    if (smallest == neg_infinity()) return largest;
-    return largest + log_of_one_and(exponential(smallest - largest));
+    const float difference = a == b ? 0.0f : a - b;
+    return fmaxf(a, b) + log_of_one_and(bounded_exponential(-fabsf(difference)));
 }

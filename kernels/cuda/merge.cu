@@ -51,28 +51,48 @@ __device__ __forceinline__ float scaled(float value, float weight) {
     return weight == 0.0f ? 0.0f : value * weight;
 }
 
-// Statistics alone. A thread has one row and HEADS heads, all of them in flight, so that a warp reads 32 neighbours.
-constexpr int HEADS = 8;
-
-extern "C" __global__ void __launch_bounds__(THREADS, 5) merge_statistics(
-    const __grid_constant__ Part part, float* __restrict__ lse, const float* __restrict__ step_lse, int heads,
-    i64 step_rows
+// Statistics alone. A thread has EACH neighbouring rows (four of a whole part, else one) of HEADS heads, all of them in
+// flight.
+template <int EACH, int COUNT>
+__device__ __forceinline__ void merge_rows(
+    const Part& part, float* lse, const float* step_lse, int heads, i64 step_rows
 ) {
-    const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x, rows = part.slots.rows;
+    const i64 row = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH, rows = part.slots.rows;
     const Place place = place_of_lane(part, row);
-    const int first = blockIdx.y * HEADS, count = heads - first;
-    float* const running = lse + first * rows + place.pair.running;
-    const float* const step = step_lse + first * step_rows + place.pair.step;
+    const int first = blockIdx.y * COUNT, count = heads - first;
+    u32* const running = (u32*)lse + first * rows + place.pair.running;
+    const u32* const step = (const u32*)step_lse + first * step_rows + place.pair.step;
     const bool there = place.pair.running >= 0;
-    float old[HEADS], added[HEADS];
+    u32 old[COUNT][EACH], added[COUNT][EACH];
 #pragma unroll
-    for (int i = 0; i < HEADS; ++i)
-        if (there && i < count) old[i] = running[i * rows], added[i] = step[i * step_rows];
-    if (!is_real_of_lane(part, place, row)) return;
+    for (int h = 0; h < COUNT; ++h)
+        if (there && h < count) {
+            load_words<EACH>(running + h * rows, old[h]);
+            load_words<EACH>(step + h * step_rows, added[h]);
+        }
+    const u32 real = EACH == 1 ? is_real_of_lane(part, place, row) : real_rows<EACH>(part.slots, row);
+    if (real == 0) return;
 #pragma unroll
-    for (int i = 0; i < HEADS; ++i)
-        if (i < count) running[i * rows] = log_add(old[i], added[i]);
+    for (int h = 0; h < COUNT; ++h) {
+        if (h >= count) return;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            added[h][i] = __float_as_uint(log_add(__uint_as_float(old[h][i]), __uint_as_float(added[h][i])));
+        store_words<EACH>(running + h * rows, added[h], real);
+    }
 }
+
+constexpr int HEADS_OF_4 = 2, HEADS = 8;
+
+#define MERGE_STATISTICS(each, count)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 5) merge_statistics_##each(                               \
+        const __grid_constant__ Part part, float* __restrict__ lse, const float* __restrict__ step_lse, int heads,  \
+        i64 step_rows                                                                                               \
+    ) {                                                                                                             \
+        merge_rows<each, count>(part, lse, step_lse, heads, step_rows);                                             \
+    }
+MERGE_STATISTICS(4, HEADS_OF_4)
+MERGE_STATISTICS(1, HEADS)
 
 // One half of a statistic to or from the layout of halves; whole halves, padding included.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) half_statistics(
@@ -103,6 +123,9 @@ struct Shape {
     // Rows and heads of a tile.
     int tile_rows;
     int tile_heads;
+    // Vectors of a row of a head, and 2^31 over that, rounded up.
+    u32 lanes;
+    u32 per_lane;
     // Rows of the step's statistics.
     i64 step_rows;
 };
@@ -141,11 +164,11 @@ struct Vector {
 };
 
 template <int N>
-__device__ __forceinline__ Vector vector_at(const Shape& shape, const Elements& elements, u32 i) {
-    const u32 lanes = shape.dim / N, owner = i / lanes, column = (i - owner * lanes) * N;
+__device__ __forceinline__ Vector vector_at(const Shape& shape, const Elements& elements, u32 i, u32 total) {
+    const u32 owner = __umulhi(2 * i, shape.per_lane), column = (i - owner * shape.lanes) * N;
     const i64 running = __shfl_sync(0xffffffffu, elements.running, owner);
     const i64 step = __shfl_sync(0xffffffffu, elements.step, owner);
-    if (owner >= 32 || running < 0) return {-1, -1, 0};
+    if (i >= total || running < 0) return {-1, -1, 0};
     return {running + column, step + column, owner};
 }
 
@@ -167,16 +190,16 @@ __device__ __forceinline__ void merge_out(
     Packed<ACC, N> running[FLIGHT];
     Packed<STEP, N> step[FLIGHT];
     Vector vector[FLIGHT];
+    const u32 lane = threadIdx.x % 32, total = shape.tile_rows * shape.tile_heads * shape.lanes;
     const auto ask = [&](u32 base) {
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            vector[j] = vector_at<N>(shape, elements, base + j * 32);
+            vector[j] = vector_at<N>(shape, elements, base + j * 32, total);
             if (vector[j].running < 0) continue;
             load<ACC, N>(out, vector[j].running, running[j]);
             load<STEP, N>(step_out, vector[j].step, step[j]);
         }
     };
-    const u32 lane = threadIdx.x % 32, total = shape.tile_rows * shape.tile_heads * (shape.dim / N);
     ask(lane);
     const bool real = is_real_of_lane(part, place, owned.row) && elements.running >= 0;
     const u32 reals = __ballot_sync(0xffffffffu, real);
@@ -225,14 +248,14 @@ __device__ __forceinline__ void accumulate(
     const int operation = half ? second_op : first_op;
     if (!is_real_of_lane(part, place, owned.row) || operation == LEAVE) elements.running = -1;
     const u32 lane = threadIdx.x % 32, adds = __ballot_sync(0xffffffffu, operation == ADD);
-    const u32 total = shape.tile_rows * shape.tile_heads * (shape.dim / N);
+    const u32 total = shape.tile_rows * shape.tile_heads * shape.lanes;
     for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
         Packed<STEP, N> value[FLIGHT];
         Packed<ACC, N> old[FLIGHT];
         Vector vector[FLIGHT];
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            vector[j] = vector_at<N>(shape, elements, base + j * 32);
+            vector[j] = vector_at<N>(shape, elements, base + j * 32, total);
             if (vector[j].running < 0) continue;
             load<STEP, N>(step, vector[j].step, value[j]);
             if (adds >> vector[j].owner & 1) load<ACC, N>(sum, vector[j].running, old[j]);

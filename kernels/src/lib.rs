@@ -4,6 +4,7 @@ pub mod bench;
 pub mod cache;
 pub mod check;
 pub mod error;
+pub mod faults;
 pub mod gpu;
 pub mod merge;
 pub mod metadata;

@@ -16,9 +16,11 @@ use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks};
 const STATISTIC_HEADS: usize = 8;
 /// Threads of a warp: pairs of a row and a head in a tile, at most.
 const WARP: usize = 32;
-/// `LOGIT_HEADS` of the source, and the rows that a thread can have.
+/// `LOGIT_HEADS` of the source.
 const LOGIT_HEADS: usize = 8;
-const LOGIT_ROWS: usize = 4;
+/// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` of the source.
+const QUAD: usize = 4;
+const QUAD_HEADS: usize = 2;
 /// Elements of a vector.
 const VECTOR: usize = 8;
 
@@ -63,6 +65,8 @@ struct RawShape {
     dim: i32,
     tile_rows: i32,
     tile_heads: i32,
+    lanes: u32,
+    per_lane: u32,
     step_rows: i64,
 }
 // SAFETY: repr(C), the fields of `Part` in merge.cu.
@@ -85,6 +89,11 @@ fn raw_part(part: Part, slots: &Slots) -> Result<RawPart, KernelError> {
 }
 
 impl Statistic<'_> {
+    /// Whether four rows lie on 16 bytes, in each head.
+    fn in_quads(&self) -> bool {
+        self.rows.is_multiple_of(QUAD) && self.area.address().is_multiple_of(16)
+    }
+
     fn check(&self, name: &str, heads: usize, rows: usize) -> Result<(), KernelError> {
         let bytes = heads.checked_mul(rows).and_then(|count| count.checked_mul(4));
         if (self.heads, self.rows) != (heads, rows) || bytes != Some(self.area.bytes()) {
@@ -165,7 +174,8 @@ struct Tiling {
 impl Tiling {
     /// Eight rows fill the sectors of the running statistic, which is written: it pays to go over a tile in several
     /// rounds for that.
-    const STATISTIC_WRITTEN: Tiling = Tiling { vectors: 256, rows: 8 };
+    const STATISTIC_WRITTEN_F32: Tiling = Tiling { vectors: 256, rows: 8 };
+    const STATISTIC_WRITTEN: Tiling = Tiling { vectors: 128, rows: 8 };
     /// What lanes have in flight at once, in the order of memory.
     const IN_ORDER: Tiling = Tiling { vectors: 64, rows: 1 };
     const SUM_IN_F32: Tiling = Tiling { vectors: 32, rows: 1 };
@@ -179,6 +189,9 @@ impl Tiling {
             dim: dim as i32,
             tile_rows: (pairs / tile_heads) as i32,
             tile_heads: tile_heads as i32,
+            lanes: lanes as u32,
+            // Exact below 2^31 / lanes, which a tile of several pairs stays far under. A tile of one pair divides nothing.
+            per_lane: if pairs > 1 { (1_u32 << 31).div_ceil(lanes as u32) } else { 0 },
             step_rows: step_rows as i64,
         }
     }
@@ -205,9 +218,11 @@ impl Gpu {
             &(lse.heads as i32),
             &(step.rows as i64),
         ];
-        let grid =
-            (blocks(threads_over(part, slots.rows), THREADS), blocks(lse.heads, STATISTIC_HEADS), THREADS);
-        self.launch("merge_statistics", grid, &arguments)
+        let vector = matches!(part, Part::Whole) && lse.in_quads() && step.in_quads();
+        let (each, heads) = if vector { (QUAD, QUAD_HEADS) } else { (1, STATISTIC_HEADS) };
+        let rows = threads_over(part, slots.rows);
+        let grid = (blocks(rows, THREADS * each), blocks(lse.heads, heads), THREADS);
+        self.launch(&format!("merge_statistics_{each}"), grid, &arguments)
     }
 
     /// One half of a statistic, padding included, to the layout of halves; `rest`, a f32, where no slot owns a row.
@@ -270,7 +285,11 @@ impl Gpu {
         let (formats, width) = check_steps(&slots, part, out, step_out)?;
         lse.check("lse", out.heads, slots.rows)?;
         step_lse.check("step lse", out.heads, step_out.rows)?;
-        let tiling = if style == Style::Running { Tiling::STATISTIC_WRITTEN } else { Tiling::IN_ORDER };
+        let tiling = match (style, out.format) {
+            (Style::Running, Format::F32) => Tiling::STATISTIC_WRITTEN_F32,
+            (Style::Running, _) => Tiling::STATISTIC_WRITTEN,
+            _ => Tiling::IN_ORDER,
+        };
         let style = match style {
             Style::Running => "running",
             Style::Weighted { product_rounded: false } => "weighted",
@@ -331,8 +350,7 @@ impl Gpu {
             let grid = (blocks(rows_max.heads, THREADS), 1, THREADS);
             self.launch("fill_words", grid, &[&largest.address(), &count, &pattern])?;
         }
-        let vector = slots.rows.is_multiple_of(LOGIT_ROWS) && rows_max.area.address().is_multiple_of(16);
-        let each = if vector { LOGIT_ROWS } else { 1 };
+        let each = if rows_max.in_quads() { QUAD } else { 1 };
         let arguments: [&dyn Argument; 4] =
             [&slots.raw()?, &rows_max.area.address(), &(rows_max.heads as i32), &largest.address()];
         let grid = (blocks(slots.rows, THREADS * each), blocks(rows_max.heads, LOGIT_HEADS), THREADS);
