@@ -38,7 +38,7 @@ __device__ __forceinline__ int last_at_most(int low, int count, i64 row, Value v
 }
 
 // The same for the rows of a warp's lanes, which do not decrease, all lanes together: 32 guesses at a time for the first
-// lane's row, so that a thousand sequences take two rounds, and a step from there for the others.
+// lane's row, so that a thousand sequences take two rounds; the others' rows are found from there.
 template <class Value>
 __device__ __forceinline__ int last_at_most_of_lanes(int count, i64 row, Value value) {
     const int lane = threadIdx.x % 32;
@@ -51,7 +51,10 @@ __device__ __forceinline__ int last_at_most_of_lanes(int count, i64 row, Value v
         low += (below - 1) * step + 1;
         high = min(high, low + step - 1);
     }
-    return low < count && value(low) <= row ? last_at_most(low + 1, count, row, value) : low - 1;
+    // The other lanes' rows are near: steps of 1, 2, 4, ... past them, and back.
+    u32 step = 1;
+    while (low + step <= (u32)count && value(low + step - 1) <= row) low += step, step *= 2;
+    return last_at_most(low, min(low + step - 1, (u32)count), row, value);
 }
 
 // The last slot that begins at a lane's row or before, or -1; all lanes of the warp together, their rows in order.
@@ -61,6 +64,20 @@ __device__ __forceinline__ int slot_of_lane(const Slots& slots, i64 row) {
 
 __device__ __forceinline__ bool is_real(const Slots& slots, int s, i64 row) {
     return s >= 0 && row - __ldg(slots.offset + s) < __ldg(slots.len + s);
+}
+
+// Which of EACH neighbouring rows are real, the first in the lowest bit; all lanes of the warp together, in order.
+template <int EACH>
+__device__ __forceinline__ u32 real_rows(const Slots& slots, i64 first) {
+    int s = slot_of_lane(slots, first);
+    u32 real = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const i64 row = first + i;
+        while (s + 1 < slots.count && __ldg(slots.offset + s + 1) <= row) ++s;
+        real |= (u32)(row < slots.rows && is_real(slots, s, row)) << i;
+    }
+    return real;
 }
 
 // A row of a half of its slot: the slot's row, the slot, and how many rows into the half it is. `half_row` counts in the
@@ -141,6 +158,30 @@ __device__ __forceinline__ void load(const void* base, i64 element, Packed<FORMA
     }
 }
 
+// EACH words, 16 bytes at a time where they are four.
+template <int EACH>
+__device__ __forceinline__ void load_words(const u32* from, u32 (&words)[EACH]) {
+    if constexpr (EACH == 4) {
+        const uint4 four = __ldcs((const uint4*)from);
+        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) words[i] = __ldcs(from + i);
+    }
+}
+
+// The same back, those whose bit is set.
+template <int EACH>
+__device__ __forceinline__ void store_words(u32* to, const u32 (&words)[EACH], u32 which) {
+    if (EACH == 4 && which == 15) {
+        *(uint4*)to = make_uint4(words[0], words[1 % EACH], words[2 % EACH], words[3 % EACH]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (which >> i & 1) to[i] = words[i];
+    }
+}
+
 template <int FORMAT, int N>
 __device__ __forceinline__ float unpacked(const Packed<FORMAT, N>& packed, int i) {
     return FORMAT == F32 ? __uint_as_float(packed.word[i]) : decode<FORMAT>((u16)(packed.word[i / 2] >> (16 * (i % 2))));
@@ -170,53 +211,45 @@ constexpr u32 NEG_INFINITY_BITS = 0xff800000u;
 
 __device__ __forceinline__ float neg_infinity() { return __uint_as_float(NEG_INFINITY_BITS); }
 
-// e^x and ln x in f32 by the steps of FreeBSD's msun (e_expf.c, e_logf.c), which the libm crate of the CPU device takes
-// too: with --fmad=false both devices give the same bits. Arguments here are never NaN.
-// Copyright (C) 1993 by Sun Microsystems, Inc. Permission to use, copy, modify, and distribute this software is freely
-// granted, provided that this notice is preserved.
-__device__ __forceinline__ float two_to(int k) { return __int_as_float((k + 127) << 23); }
-
-__device__ __forceinline__ float exact_exp(float x) {
-    const u32 magnitude = __float_as_uint(x) & 0x7fffffffu;
-    const int sign = __float_as_uint(x) >> 31;
-    if (magnitude >= 0x42aeac50u) {
-        if (!sign && magnitude >= 0x42b17218u) return x * two_to(127);
-        if (sign && magnitude >= 0x42cff1b5u) return 0.0f;
-    }
-    int k = 0;
-    float high = x, low = 0.0f;
-    if (magnitude > 0x3eb17218u) {
-        k = magnitude > 0x3f851592u ? (int)(1.4426950216e+00f * x + (sign ? -0.5f : 0.5f)) : 1 - sign - sign;
-        high = x - (float)k * 6.9314575195e-01f;
-        low = (float)k * 1.4286067653e-06f;
-        x = high - low;
-    } else if (magnitude <= 0x39000000u) {
-        return 1.0f + x;
-    }
-    const float square = x * x;
-    const float c = x - square * (1.6666625440e-1f + square * -2.7667332906e-3f);
-    const float y = 1.0f + (x * c / (2.0f - c) - low + high);
-    if (k == 0) return y;
-    if (k > 127) return y * two_to(127) * two_to(k - 127);
-    if (k < -126) return y * two_to(-102) * two_to(k + 102);
-    return y * two_to(k);
+// e^x and ln(e^a + e^b) in f32, the steps of the twin (`helpers::exponential`): a product that is added to something is
+// rounded with it, once, and nothing is divided, so that both give the same bits and a merge waits for memory alone.
+//
+// e^x = 2^k · e^r with r within ln 2 / 2, for x of at most 88; 0 below -87. Both ends are short of f32's normal numbers'.
+__device__ __forceinline__ float bounded_exponential(float x) {
+    // Adding 1.5 · 2^23 rounds to an integer, which is then in the lowest bits.
+    const float shifted = __fmaf_rn(x, 1.442695f, 12582912.0f);
+    const float k = shifted - 12582912.0f;
+    const float r = __fmaf_rn(k, -1.4286068e-06f, __fmaf_rn(k, -0.69314575f, x));
+    float series = __fmaf_rn(0.001381454f, r, 0.008368745f);
+    series = __fmaf_rn(series, r, 0.04166839f);
+    series = __fmaf_rn(series, r, 0.16666521f);
+    series = __fmaf_rn(series, r, 0.49999994f);
+    const float power = 1.0f + __fmaf_rn(series, r * r, r);
+    const float scaled = __int_as_float(__float_as_int(power) + (__float_as_int(shifted) << 23));
+    return x < -87.0f ? 0.0f : scaled;
 }
 
-// For x of at least 1: the sums that it is asked for hold e^0.
-__device__ __forceinline__ float exact_ln(float x) {
-    u32 bits = __float_as_uint(x);
-    if (bits >= 0x7f800000u) return x;
-    if (bits == 0x3f800000u) return 0.0f;
-    bits += 0x3f800000u - 0x3f3504f3u;
-    const int k = (int)(bits >> 23) - 0x7f;
-    bits = (bits & 0x007fffffu) + 0x3f3504f3u;
-    const float f = __uint_as_float(bits) - 1.0f;
-    const float s = f / (2.0f + f);
-    const float z = s * s, w = z * z;
-    const float t1 = w * (0.40000972152f + w * 0.24279078841f);
-    const float t2 = z * (0.66666662693f + w * 0.28498786688f);
-    const float r = t2 + t1, half_square = 0.5f * f * f, dk = (float)k;
-    return s * (half_square + r) + dk * 9.0580006145e-06f - half_square + f + dk * 6.9313812256e-01f;
+__device__ __forceinline__ float exponential(float x) {
+    return x > 88.0f ? __uint_as_float(0x7f800000u) : bounded_exponential(x);
+}
+
+// ln(1 + e) for e from 0 to 1.
+__device__ __forceinline__ float log_of_one_and(float e) {
+    float series = __fmaf_rn(-0.0033184746f, e, 0.020204594f);
+    series = __fmaf_rn(series, e, -0.05766446f);
+    series = __fmaf_rn(series, e, 0.10680557f);
+    series = __fmaf_rn(series, e, -0.15355398f);
+    series = __fmaf_rn(series, e, 0.19695401f);
+    series = __fmaf_rn(series, e, -0.24958588f);
+    series = __fmaf_rn(series, e, 0.33330512f);
+    series = __fmaf_rn(series, e, -0.4999993f);
+    return __fmaf_rn(series, e * e, e);
+}
+
+// -inf is the identity, of -inf too, whose difference is nothing; NaN stays.
+__device__ __forceinline__ float log_add(float a, float b) {
+    const float difference = a == b ? 0.0f : a - b;
+    return fmaxf(a, b) + log_of_one_and(bounded_exponential(-fabsf(difference)));
 }
 
 // A tensor addressed by row and head, however it lies: [rows, heads, dim], [heads, rows] or [heads]. Strides count

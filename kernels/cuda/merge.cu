@@ -22,61 +22,77 @@ struct Pair {
     int step;
 };
 
-__device__ __forceinline__ i64 part_rows(const Part& part) {
-    return part.half == WHOLE ? part.slots.rows : part.half_rows;
-}
+// Where a lane's row lies, both -1 where there is no such row, and its slot if that is known by then. All lanes of the
+// warp together, rows in order.
+struct Place {
+    Pair pair;
+    int slot;
+};
+constexpr int UNKNOWN = -2;
 
-// The rows that belong together, both -1 where there is no real row. All lanes of the warp together, rows in order.
-__device__ __forceinline__ Pair pair_of_lane(const Part& part, i64 row) {
-    if (part.half == WHOLE) {
-        const int s = slot_of_lane(part.slots, row);
-        return row < part.slots.rows && is_real(part.slots, s, row) ? Pair{(int)row, (int)row} : Pair{-1, -1};
-    }
+__device__ __forceinline__ Place place_of_lane(const Part& part, i64 row) {
+    if (part.half == WHOLE) return {row < part.slots.rows ? Pair{(int)row, (int)row} : Pair{-1, -1}, UNKNOWN};
     const HalfRow found = half_row_of_lane(part.slots, part.half, row);
-    if (found.row < 0 || row >= part.half_rows || !is_real(part.slots, found.slot, found.row)) return {-1, -1};
-    return {found.row, part.compact ? (int)row : found.row};
+    if (found.row < 0 || row >= part.half_rows) return {{-1, -1}, -1};
+    return {{found.row, part.compact ? (int)row : found.row}, found.slot};
 }
 
-__device__ __forceinline__ float larger(float a, float b) { return b > a ? b : a; }
-
-__device__ __forceinline__ float log_add(float a, float b) {
-    const float largest = larger(a, b);
-    if (largest == neg_infinity()) return largest;
-    // e^0 is 1, and a sum has no order.
-    return largest + exact_ln(1.0f + exact_exp((a == largest ? b : a) - largest));
+// Whether the row is a real one, which takes time to find: what lies at the place can be asked for before.
+__device__ __forceinline__ bool is_real_of_lane(const Part& part, const Place& place, i64 row) {
+    const int slot = place.slot == UNKNOWN ? slot_of_lane(part.slots, row) : place.slot;
+    return place.pair.running >= 0 && is_real(part.slots, slot, place.pair.running);
 }
 
 __device__ __forceinline__ float share(float a, float total) {
-    return a == neg_infinity() ? 0.0f : exact_exp(a - total);
+    return a == neg_infinity() ? 0.0f : exponential(a - total);
 }
 
 __device__ __forceinline__ float scaled(float value, float weight) {
     return weight == 0.0f ? 0.0f : value * weight;
 }
 
-// Statistics alone. A thread has one row and HEADS heads, AT_ONCE of them in flight, so that a warp reads 32 neighbours.
-constexpr int HEADS = 16;
-constexpr int AT_ONCE = 8;
-
-extern "C" __global__ void __launch_bounds__(THREADS, 4) merge_statistics(
-    const __grid_constant__ Part part, float* __restrict__ lse, const float* __restrict__ step_lse, int heads,
-    i64 step_rows
+// Statistics alone. A thread has EACH neighbouring rows (four of a whole part, else one) of HEADS heads, all of them in
+// flight.
+template <int EACH, int COUNT>
+__device__ __forceinline__ void merge_rows(
+    const Part& part, float* lse, const float* step_lse, int heads, i64 step_rows
 ) {
-    const Pair pair = pair_of_lane(part, (i64)blockIdx.x * THREADS + threadIdx.x);
-    if (pair.running < 0) return;
-    const int first = blockIdx.y * HEADS, end = min(first + HEADS, heads);
-    for (int head = first; head < end; head += AT_ONCE) {
-        float* const running = lse + (i64)head * part.slots.rows + pair.running;
-        const float* const step = step_lse + head * step_rows + pair.step;
-        float old[AT_ONCE], added[AT_ONCE];
+    const i64 row = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH, rows = part.slots.rows;
+    const Place place = place_of_lane(part, row);
+    const int first = blockIdx.y * COUNT, count = heads - first;
+    u32* const running = (u32*)lse + first * rows + place.pair.running;
+    const u32* const step = (const u32*)step_lse + first * step_rows + place.pair.step;
+    const bool there = place.pair.running >= 0;
+    u32 old[COUNT][EACH], added[COUNT][EACH];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
-            if (head + i < end) old[i] = running[(i64)i * part.slots.rows], added[i] = step[i * step_rows];
+    for (int h = 0; h < COUNT; ++h)
+        if (there && h < count) {
+            load_words<EACH>(running + h * rows, old[h]);
+            load_words<EACH>(step + h * step_rows, added[h]);
+        }
+    const u32 real = EACH == 1 ? is_real_of_lane(part, place, row) : real_rows<EACH>(part.slots, row);
+    if (real == 0) return;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
-            if (head + i < end) running[(i64)i * part.slots.rows] = log_add(old[i], added[i]);
+    for (int h = 0; h < COUNT; ++h) {
+        if (h >= count) return;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            added[h][i] = __float_as_uint(log_add(__uint_as_float(old[h][i]), __uint_as_float(added[h][i])));
+        store_words<EACH>(running + h * rows, added[h], real);
     }
 }
+
+constexpr int HEADS_OF_4 = 2, HEADS = 8;
+
+#define MERGE_STATISTICS(each, count)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 5) merge_statistics_##each(                               \
+        const __grid_constant__ Part part, float* __restrict__ lse, const float* __restrict__ step_lse, int heads,  \
+        i64 step_rows                                                                                               \
+    ) {                                                                                                             \
+        merge_rows<each, count>(part, lse, step_lse, heads, step_rows);                                             \
+    }
+MERGE_STATISTICS(4, HEADS_OF_4)
+MERGE_STATISTICS(1, HEADS)
 
 // One half of a statistic to or from the layout of halves; whole halves, padding included.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) half_statistics(
@@ -86,90 +102,77 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) half_statistics(
     const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x;
     const i64 there = half_row_of_lane(part.slots, part.half, row).row;
     if (row >= part.half_rows || (there < 0 && !fill_rest)) return;
-    const int first = blockIdx.y * HEADS, end = min(first + HEADS, heads);
+    const int first = blockIdx.y * HEADS, count = heads - first;
     const i64 from_rows = write ? part.half_rows : part.slots.rows, to_rows = write ? part.slots.rows : part.half_rows;
-    const u32* const from = (write ? halves : whole) + (write ? row : there);
-    u32* const to = (write ? whole : halves) + (write ? there : row);
-    for (i64 head = first; head < end; head += AT_ONCE) {
-        u32 value[AT_ONCE];
+    const u32* const from = (write ? halves : whole) + first * from_rows + (write ? row : there);
+    u32* const to = (write ? whole : halves) + first * to_rows + (write ? there : row);
+    u32 value[HEADS];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
-            value[i] = head + i < end && there >= 0 ? __ldcs(from + (head + i) * from_rows) : pattern;
+    for (int i = 0; i < HEADS; ++i) value[i] = i < count && there >= 0 ? __ldcs(from + i * from_rows) : pattern;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
-            if (head + i < end) __stcs(to + (head + i) * to_rows, value[i]);
-    }
+    for (int i = 0; i < HEADS; ++i)
+        if (i < count) __stcs(to + i * to_rows, value[i]);
 }
 
-// Rows and heads of a tile have a pair of weights each. A thread has IN_FLIGHT vectors at once: two where f32 takes what
-// is 16-bit; where both are of one format, more threads at once do better than more vectors a thread.
-constexpr u32 WEIGHTS_MAX = 1024;
-constexpr u32 MERGE_ROWS_MAX = 32;
-template <int ACC, int STEP>
-constexpr u32 IN_FLIGHT = ACC == F32 && STEP != F32 ? 2 : 1;
-constexpr int RUNNING = 0, WEIGHTED = 1, WEIGHTED_ROUNDED = 2;
-
+// A warp has a tile of rows and heads: at most 32 *pairs* of a row and a head, heads fastest. Lane p finds where pair p
+// lies and what its weights are; then the lanes go over the vectors of the tile and ask the pair's lane. No warp waits
+// for another.
 struct Shape {
     int heads;
     int dim;
     // Rows and heads of a tile.
     int tile_rows;
     int tile_heads;
+    // Vectors of a row of a head, and 2^31 over that, rounded up.
+    u32 lanes;
+    u32 per_lane;
     // Rows of the step's statistics.
     i64 step_rows;
 };
 
-struct Tile {
-    i64 first;
-    u32 rows;
+// The pair of a lane; its row is beyond all rows where the tile has fewer pairs.
+struct Owned {
+    i64 row;
     int head;
-    u32 heads;
 };
 
-__device__ __forceinline__ Tile tile_of(const Part& part, const Shape& shape) {
-    const i64 first = (i64)blockIdx.x * shape.tile_rows, left = part_rows(part) - first;
-    const int head = blockIdx.y * shape.tile_heads, heads_left = shape.heads - head;
-    return {
-        first, (u32)(left < shape.tile_rows ? left : shape.tile_rows), head,
-        (u32)(heads_left < shape.tile_heads ? heads_left : shape.tile_heads)
-    };
+__device__ __forceinline__ Owned owned_by_lane(const Shape& shape) {
+    const int lane = threadIdx.x % 32, row = lane / shape.tile_heads, groups = (shape.heads - 1) / shape.tile_heads + 1;
+    const i64 warp = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, tile = warp / groups;
+    const int head = (int)(warp - tile * groups) * shape.tile_heads + lane % shape.tile_heads;
+    const bool none = row >= shape.tile_rows || head >= shape.heads;
+    return {tile * shape.tile_rows + min(row, shape.tile_rows), none ? -1 : head};
 }
 
-// A vector of a tile's elements: where it is, and of which row and head of the tile. `place` is -1 for none.
-struct Vector {
-    i64 place;
+// First elements of the lane's pair; -1 for none.
+struct Elements {
+    i64 running;
     i64 step;
-    u32 row;
-    u32 head;
+};
+
+__device__ __forceinline__ Elements elements_of(const Shape& shape, const Owned& owned, const Pair& pair) {
+    if (owned.head < 0 || pair.running < 0) return {-1, -1};
+    const i64 dim = shape.dim;
+    return {((i64)pair.running * shape.heads + owned.head) * dim, ((i64)pair.step * shape.heads + owned.head) * dim};
+}
+
+// A vector of the tile: its first elements, -1 for none, and the lane that has its pair. All lanes together.
+struct Vector {
+    i64 running;
+    i64 step;
+    u32 owner;
 };
 
 template <int N>
-__device__ __forceinline__ Vector vector_at(const Tile& tile, const Shape& shape, const Pair* pairs, u32 i) {
-    const u32 lanes = shape.dim / N, row_vectors = tile.heads * lanes, row = i / row_vectors;
-    if (row >= tile.rows || pairs[row].running < 0) return {-1, -1, 0, 0};
-    const u32 column = i - row * row_vectors;
-    const i64 width = (i64)shape.heads * shape.dim, base = (i64)tile.head * shape.dim + (i64)column * N;
-    return {pairs[row].running * width + base, pairs[row].step * width + base, row, column / lanes};
+__device__ __forceinline__ Vector vector_at(const Shape& shape, const Elements& elements, u32 i, u32 total) {
+    const u32 owner = __umulhi(2 * i, shape.per_lane), column = (i - owner * shape.lanes) * N;
+    const i64 running = __shfl_sync(0xffffffffu, elements.running, owner);
+    const i64 step = __shfl_sync(0xffffffffu, elements.step, owner);
+    if (i >= total || running < 0) return {-1, -1, 0};
+    return {running + column, step + column, owner};
 }
 
-// Weights of a tile: what is kept of the running out, what is added of the step's.
-template <int STYLE>
-__device__ __forceinline__ void weigh(
-    const Part& part, const Shape& shape, const Tile& tile, const Pair* pairs, float* lse, const float* step_lse,
-    float* keep, float* add
-) {
-    for (u32 i = threadIdx.x; i < tile.rows * tile.heads; i += THREADS) {
-        const u32 row = i % tile.rows, head = i / tile.rows;
-        const Pair pair = pairs[row];
-        if (pair.running < 0) continue;
-        float* const statistic = lse + (i64)(tile.head + head) * part.slots.rows + pair.running;
-        const float old = *statistic, added = step_lse[(tile.head + head) * shape.step_rows + pair.step];
-        const float total = STYLE == RUNNING ? log_add(old, added) : old;
-        keep[row * tile.heads + head] = STYLE == RUNNING ? share(old, total) : 1.0f;
-        add[row * tile.heads + head] = share(added, total);
-        if (STYLE == RUNNING) *statistic = total;
-    }
-}
+constexpr int RUNNING = 0, WEIGHTED = 1, WEIGHTED_ROUNDED = 2;
 
 // out and, with RUNNING, its statistic. RUNNING: both weighted by their shares of the new total. WEIGHTED: the step
 // weighted by its share of a total that is known already.
@@ -177,40 +180,52 @@ template <int ACC, int STEP, int STYLE, int N>
 __device__ __forceinline__ void merge_out(
     const Part& part, const Shape& shape, void* out, const void* step_out, float* lse, const float* step_lse
 ) {
-    __shared__ Pair pairs[MERGE_ROWS_MAX];
-    __shared__ float keep[WEIGHTS_MAX];
-    __shared__ float add[WEIGHTS_MAX];
-    const Tile tile = tile_of(part, shape);
-    if (threadIdx.x < 32) pairs[threadIdx.x] = pair_of_lane(part, tile.first + threadIdx.x);
-    __syncthreads();
-    weigh<STYLE>(part, shape, tile, pairs, lse, step_lse, keep, add);
-    __syncthreads();
-    constexpr u32 FLIGHT = IN_FLIGHT<ACC, STEP>;
-    const u32 total = tile.rows * tile.heads * (shape.dim / N);
-    for (u32 base = threadIdx.x; base < total; base += THREADS * FLIGHT) {
-        Packed<ACC, N> running[FLIGHT];
-        Packed<STEP, N> step[FLIGHT];
-        Vector vector[FLIGHT];
+    constexpr u32 FLIGHT = 2;
+    const Owned owned = owned_by_lane(shape);
+    const Place place = place_of_lane(part, owned.row);
+    Elements elements = elements_of(shape, owned, place.pair);
+    float* const statistic = lse + (i64)owned.head * part.slots.rows + place.pair.running;
+    float old = 0.0f, added = 0.0f;
+    if (elements.running >= 0) old = *statistic, added = step_lse[owned.head * shape.step_rows + place.pair.step];
+    Packed<ACC, N> running[FLIGHT];
+    Packed<STEP, N> step[FLIGHT];
+    Vector vector[FLIGHT];
+    const u32 lane = threadIdx.x % 32, total = shape.tile_rows * shape.tile_heads * shape.lanes;
+    const auto ask = [&](u32 base) {
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            vector[j] = vector_at<N>(tile, shape, pairs, base + j * THREADS);
-            if (vector[j].place < 0) continue;
-            load<ACC, N>(out, vector[j].place, running[j]);
+            vector[j] = vector_at<N>(shape, elements, base + j * 32, total);
+            if (vector[j].running < 0) continue;
+            load<ACC, N>(out, vector[j].running, running[j]);
             load<STEP, N>(step_out, vector[j].step, step[j]);
         }
+    };
+    ask(lane);
+    const bool real = is_real_of_lane(part, place, owned.row) && elements.running >= 0;
+    const u32 reals = __ballot_sync(0xffffffffu, real);
+    if (!real) elements.running = -1;
+    float keep = 1.0f, add = 0.0f;
+    if (real) {
+        const float sum = STYLE == RUNNING ? log_add(old, added) : old;
+        if (STYLE == RUNNING) keep = share(old, sum), *statistic = sum;
+        add = share(added, sum);
+    }
+    for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
+        if (base > lane) ask(base);
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            if (vector[j].place < 0) continue;
-            const u32 weight = vector[j].row * tile.heads + vector[j].head;
-            const float kept = keep[weight], adding = add[weight];
+            const float kept = __shfl_sync(0xffffffffu, keep, vector[j].owner);
+            const float adding = __shfl_sync(0xffffffffu, add, vector[j].owner);
+            if (vector[j].running < 0 || !(reals >> vector[j].owner & 1)) continue;
             float merged[N];
 #pragma unroll
-            for (int lane = 0; lane < N; ++lane) {
-                const float product = scaled(unpacked(step[j], lane), adding);
-                merged[lane] = scaled(unpacked(running[j], lane), kept)
+            for (int i = 0; i < N; ++i) {
+                const float product = scaled(unpacked(step[j], i), adding);
+                const float held = unpacked(running[j], i);
+                merged[i] = (STYLE == RUNNING ? scaled(held, kept) : held)
                     + (STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product);
             }
-            store<ACC, N>(out, vector[j].place, merged);
+            store<ACC, N>(out, vector[j].running, merged);
         }
     }
 }
@@ -222,52 +237,46 @@ template <int ACC, int STEP, int N>
 __device__ __forceinline__ void accumulate(
     const Part& part, const Shape& shape, int first_op, int second_op, void* sum, const void* step
 ) {
-    __shared__ Pair pairs[MERGE_ROWS_MAX];
-    __shared__ int operation[MERGE_ROWS_MAX];
-    const Tile tile = tile_of(part, shape);
-    if (threadIdx.x < 32) {
-        const i64 row = tile.first + threadIdx.x;
-        Pair pair = pair_of_lane(part, row);
-        int half = part.half;
-        if (half == WHOLE) {
-            const int s = slot_of_lane(part.slots, row);
-            half = s >= 0 && row - __ldg(part.slots.offset + s) >= __ldg(part.slots.span + s) / 2;
-        }
-        operation[threadIdx.x] = half ? second_op : first_op;
-        if (operation[threadIdx.x] == LEAVE) pair.running = -1;
-        pairs[threadIdx.x] = pair;
-    }
-    __syncthreads();
-    constexpr u32 FLIGHT = STEP == F32 ? 1 : 2;
-    const u32 total = tile.rows * tile.heads * (shape.dim / N);
-    for (u32 base = threadIdx.x; base < total; base += THREADS * FLIGHT) {
+    constexpr u32 FLIGHT = ACC == F32 ? 1 : 2;
+    const Owned owned = owned_by_lane(shape);
+    Place place = place_of_lane(part, owned.row);
+    if (part.half == WHOLE) place.slot = slot_of_lane(part.slots, owned.row);
+    Elements elements = elements_of(shape, owned, place.pair);
+    int half = part.half;
+    if (half == WHOLE && place.slot >= 0)
+        half = owned.row - __ldg(part.slots.offset + place.slot) >= __ldg(part.slots.span + place.slot) / 2;
+    const int operation = half ? second_op : first_op;
+    if (!is_real_of_lane(part, place, owned.row) || operation == LEAVE) elements.running = -1;
+    const u32 lane = threadIdx.x % 32, adds = __ballot_sync(0xffffffffu, operation == ADD);
+    const u32 total = shape.tile_rows * shape.tile_heads * shape.lanes;
+    for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
         Packed<STEP, N> value[FLIGHT];
         Packed<ACC, N> old[FLIGHT];
         Vector vector[FLIGHT];
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            vector[j] = vector_at<N>(tile, shape, pairs, base + j * THREADS);
-            if (vector[j].place < 0) continue;
+            vector[j] = vector_at<N>(shape, elements, base + j * 32, total);
+            if (vector[j].running < 0) continue;
             load<STEP, N>(step, vector[j].step, value[j]);
-            if (operation[vector[j].row] == ADD) load<ACC, N>(sum, vector[j].place, old[j]);
+            if (adds >> vector[j].owner & 1) load<ACC, N>(sum, vector[j].running, old[j]);
         }
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            if (vector[j].place < 0) continue;
-            const bool added = operation[vector[j].row] == ADD;
+            if (vector[j].running < 0) continue;
+            const bool added = adds >> vector[j].owner & 1;
             float result[N];
 #pragma unroll
-            for (int lane = 0; lane < N; ++lane) {
-                const float of_step = unpacked(value[j], lane);
-                result[lane] = added ? unpacked(old[j], lane) + of_step : of_step;
+            for (int i = 0; i < N; ++i) {
+                const float of_step = unpacked(value[j], i);
+                result[i] = added ? unpacked(old[j], i) + of_step : of_step;
             }
-            store<ACC, N>(sum, vector[j].place, result);
+            store<ACC, N>(sum, vector[j].running, result);
         }
     }
 }
 
 #define MERGE(style, STYLE, acc, ACC, step, STEP, n)                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, ACC == F32 ? 4 : 1) merge_##style##_##acc##_##step##_##n(                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, ACC == F32 ? 3 : 4) merge_##style##_##acc##_##step##_##n(                     \
         const __grid_constant__ Part part, const __grid_constant__ Shape shape, void* __restrict__ out,             \
         const void* __restrict__ step_out, float* lse, const float* __restrict__ step_lse                           \
     ) {                                                                                                             \
@@ -293,41 +302,55 @@ FORMATS(f32, F32, fp16, FP16)
 FORMATS(bf16, BF16, bf16, BF16)
 FORMATS(fp16, FP16, fp16, FP16)
 
-// The largest logit of a head over valid rows, of one number for each head and row. Every order gives the same bits:
-// numbers are compared as integers, +0 above -0.
-constexpr int LOGIT_HEADS = 32;
+// The largest logit of a head over valid rows, of one number for each head and row. A thread has EACH neighbouring rows of
+// LOGIT_HEADS heads. Every order gives the same bits: numbers are compared as integers, +0 above -0.
+constexpr int LOGIT_HEADS = 8;
 
-__device__ __forceinline__ int key_of(float value) {
-    const int bits = __float_as_int(value);
-    return bits ^ ((bits >> 31) & 0x7fffffff);
+__device__ __forceinline__ int key_of(u32 bits) { return (int)(bits ^ (u32)((int)bits >> 31) >> 1); }
+
+__device__ __forceinline__ void raise(u32* to, int key) {
+    const u32 bits = (u32)key ^ (u32)(key >> 31) >> 1;
+    if (key >= 0) atomicMax((int*)to, (int)bits);
+    else atomicMin(to, bits);
 }
 
-__device__ __forceinline__ void raise(float* to, int key) {
-    const int bits = key ^ ((key >> 31) & 0x7fffffff);
-    if (bits >= 0) atomicMax((int*)to, bits);
-    else atomicMin((u32*)to, (u32)bits);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
-    max_logit(const __grid_constant__ Slots slots, const float* __restrict__ rows_max, int heads, float* largest) {
+template <int EACH>
+__device__ __forceinline__ void largest_of_heads(const Slots& slots, const u32* rows_max, int heads, u32* largest) {
     __shared__ int keys[LOGIT_HEADS][THREADS / 32];
-    const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x;
-    const int head = blockIdx.y * LOGIT_HEADS, lowest = key_of(neg_infinity());
-    const bool real = is_real(slots, slot_of_lane(slots, row), row) && row < slots.rows;
-#pragma unroll 8
+    const i64 row = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH, rows = slots.rows;
+    const int first = blockIdx.y * LOGIT_HEADS, count = heads - first, lowest = key_of(NEG_INFINITY_BITS);
+    const u32* const from = rows_max + first * rows + row;
+    // Asked for before it is known which rows are real.
+    u32 bits[LOGIT_HEADS][EACH];
+#pragma unroll
+    for (int h = 0; h < LOGIT_HEADS; ++h)
+        if (row < rows && h < count) load_words<EACH>(from + h * rows, bits[h]);
+    const u32 real = real_rows<EACH>(slots, row);
+#pragma unroll
     for (int h = 0; h < LOGIT_HEADS; ++h) {
         int key = lowest;
-        if (real && head + h < heads) key = key_of(__ldcs(rows_max + (i64)(head + h) * slots.rows + row));
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (h < count && (real >> i & 1)) key = max(key, key_of(bits[h][i]));
         key = __reduce_max_sync(0xffffffffu, key);
         if (threadIdx.x % 32 == 0) keys[h][threadIdx.x / 32] = key;
     }
     __syncthreads();
-    if (threadIdx.x < LOGIT_HEADS && head + threadIdx.x < heads) {
+    if (threadIdx.x < LOGIT_HEADS && (int)threadIdx.x < count) {
         int key = lowest;
         for (u32 warp = 0; warp < THREADS / 32; ++warp) key = max(key, keys[threadIdx.x][warp]);
-        if (key > lowest) raise(largest + head + threadIdx.x, key);
+        if (key > lowest) raise(largest + first + threadIdx.x, key);
     }
 }
+
+#define MAX_LOGIT(each)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4) max_logit_##each(                                      \
+        const __grid_constant__ Slots slots, const u32* __restrict__ rows_max, int heads, u32* largest              \
+    ) {                                                                                                             \
+        largest_of_heads<each>(slots, rows_max, heads, largest);                                                    \
+    }
+MAX_LOGIT(4)
+MAX_LOGIT(1)
 
 // The start of a maximum.
 extern "C" __global__ void __launch_bounds__(THREADS) fill_words(u32* words, i64 count, u32 pattern) {

@@ -10,6 +10,7 @@
 
 mod elements;
 mod image;
+mod large;
 mod moves;
 mod tables;
 
@@ -24,6 +25,7 @@ use crate::error::KernelError;
 use crate::gpu::{Buffer, Gpu};
 use crate::tables::Cut;
 use image::{Image, Place};
+pub use large::check_large;
 
 /// Bytes of an image, at most.
 const IMAGE_BYTES: usize = 64 << 20;
@@ -105,6 +107,11 @@ const MORE: [(&str, Make); 2] =
 
 /// Runs `cases` cases, the operations in turn, from a seed.
 pub fn check(gpu: &Gpu, cases: u64, seed: u64) -> Result<Outcome, KernelError> {
+    check_until(gpu, cases, seed, usize::MAX)
+}
+
+/// The same, and no further than to `enough` disagreements.
+pub fn check_until(gpu: &Gpu, cases: u64, seed: u64, enough: usize) -> Result<Outcome, KernelError> {
     let arena = gpu.allocate(IMAGE_BYTES)?;
     let operations: Vec<(&'static str, Make)> = OPERATIONS.into_iter().chain(MORE).collect();
     let mut outcome = Outcome {
@@ -124,6 +131,9 @@ pub fn check(gpu: &Gpu, cases: u64, seed: u64) -> Result<Outcome, KernelError> {
         outcome.tallies[index].wrote += u64::from(wrote);
         if let Some((place, what, bytes)) = found.filter(|_| outcome.mismatches.len() < MISMATCHES_MAX) {
             outcome.mismatches.push(Mismatch { operation, case, place, what, bytes });
+        }
+        if outcome.mismatches.len() >= enough {
+            break;
         }
     }
     Ok(outcome)

@@ -6,6 +6,7 @@ pub mod cache;
 pub mod check;
 pub mod device;
 pub mod error;
+pub mod faults;
 pub mod gpu;
 pub mod merge;
 pub mod metadata;

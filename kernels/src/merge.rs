@@ -13,16 +13,14 @@ use crate::rows::{Rows, check_half_rows};
 use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks};
 
 /// `HEADS` of the source.
-const STATISTIC_HEADS: usize = 16;
-/// `WEIGHTS_MAX` of the source.
-const WEIGHTS_MAX: usize = 1024;
-/// `MERGE_ROWS_MAX` of the source.
-const MERGE_ROWS_MAX: usize = 32;
-/// Elements that a block merges, and that it accumulates, unless a row of heads is longer.
-const MERGE_ELEMENTS: usize = THREADS * 8 * 4;
-const SUM_ELEMENTS: usize = THREADS * 8 * 2;
+const STATISTIC_HEADS: usize = 8;
+/// Threads of a warp: pairs of a row and a head in a tile, at most.
+const WARP: usize = 32;
 /// `LOGIT_HEADS` of the source.
-const LOGIT_HEADS: usize = 32;
+const LOGIT_HEADS: usize = 8;
+/// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` of the source.
+const QUAD: usize = 4;
+const QUAD_HEADS: usize = 2;
 /// Elements of a vector.
 const VECTOR: usize = 8;
 
@@ -67,6 +65,8 @@ struct RawShape {
     dim: i32,
     tile_rows: i32,
     tile_heads: i32,
+    lanes: u32,
+    per_lane: u32,
     step_rows: i64,
 }
 // SAFETY: repr(C), the fields of `Part` in merge.cu.
@@ -89,6 +89,11 @@ fn raw_part(part: Part, slots: &Slots) -> Result<RawPart, KernelError> {
 }
 
 impl Statistic<'_> {
+    /// Whether four rows lie on 16 bytes, in each head.
+    fn in_quads(&self) -> bool {
+        self.rows.is_multiple_of(QUAD) && self.area.address().is_multiple_of(16)
+    }
+
     pub(crate) fn check(&self, name: &str, heads: usize, rows: usize) -> Result<(), KernelError> {
         let bytes = heads.checked_mul(rows).and_then(|count| count.checked_mul(4));
         if (self.heads, self.rows) != (heads, rows) || bytes != Some(self.area.bytes()) {
@@ -132,7 +137,12 @@ impl Tensor<'_> {
 }
 
 /// A running tensor and a step's, checked; the end of their kernels' names.
-fn check_steps(slots: &Slots, part: Part, running: Tensor, step: Tensor) -> Result<String, KernelError> {
+fn check_steps(
+    slots: &Slots,
+    part: Part,
+    running: Tensor,
+    step: Tensor,
+) -> Result<(String, usize), KernelError> {
     running.check("running", slots.rows)?;
     step.check("step", part.step_rows(slots.rows))?;
     if (running.heads, running.dim) != (step.heads, step.dim) || running.area.overlaps(step.area) {
@@ -152,19 +162,38 @@ fn check_steps(slots: &Slots, part: Part, running: Tensor, step: Tensor) -> Resu
         return Err(KernelError::shape(what));
     }
     let width = if running.vector() && step.vector() { VECTOR } else { 1 };
-    Ok(format!("{}_{}_{width}", running.format.name(), step.format.name()))
+    Ok((format!("{}_{}_{width}", running.format.name(), step.format.name()), width))
 }
 
-/// A tile: rows and heads, so that its weights fit and its elements keep a block busy.
-fn shape(elements: usize, heads: usize, dim: usize, step_rows: usize) -> RawShape {
-    let tile_heads = heads.clamp(1, WEIGHTS_MAX);
-    let rows = (elements / (tile_heads * dim)).clamp(1, MERGE_ROWS_MAX).min(WEIGHTS_MAX / tile_heads);
-    RawShape {
-        heads: heads as i32,
-        dim: dim as i32,
-        tile_rows: rows.max(1) as i32,
-        tile_heads: tile_heads as i32,
-        step_rows: step_rows as i64,
+/// The tiles of warps: so many vectors, and rows before heads up to so many.
+struct Tiling {
+    vectors: usize,
+    rows: usize,
+}
+
+impl Tiling {
+    /// Eight rows fill the sectors of the running statistic, which is written: it pays to go over a tile in several
+    /// rounds for that.
+    const STATISTIC_WRITTEN_F32: Tiling = Tiling { vectors: 256, rows: 8 };
+    const STATISTIC_WRITTEN: Tiling = Tiling { vectors: 128, rows: 8 };
+    /// What lanes have in flight at once, in the order of memory.
+    const IN_ORDER: Tiling = Tiling { vectors: 64, rows: 1 };
+    const SUM_IN_F32: Tiling = Tiling { vectors: 32, rows: 1 };
+
+    /// `lanes` vectors make a row of a head; a warp's lane has one of these pairs each.
+    fn shape(&self, heads: usize, dim: usize, step_rows: usize, lanes: usize) -> RawShape {
+        let pairs = (self.vectors / lanes).clamp(1, WARP);
+        let tile_heads = (pairs / self.rows).clamp(1, heads.max(1));
+        RawShape {
+            heads: heads as i32,
+            dim: dim as i32,
+            tile_rows: (pairs / tile_heads) as i32,
+            tile_heads: tile_heads as i32,
+            lanes: lanes as u32,
+            // Exact below 2^31 / lanes, which a tile of several pairs stays far under. A tile of one pair divides nothing.
+            per_lane: if pairs > 1 { (1_u32 << 31).div_ceil(lanes as u32) } else { 0 },
+            step_rows: step_rows as i64,
+        }
     }
 }
 
@@ -189,9 +218,11 @@ impl Gpu {
             &(lse.heads as i32),
             &(step.rows as i64),
         ];
-        let grid =
-            (blocks(threads_over(part, slots.rows), THREADS), blocks(lse.heads, STATISTIC_HEADS), THREADS);
-        self.launch("merge_statistics", grid, &arguments)
+        let vector = matches!(part, Part::Whole) && lse.in_quads() && step.in_quads();
+        let (each, heads) = if vector { (QUAD, QUAD_HEADS) } else { (1, STATISTIC_HEADS) };
+        let rows = threads_over(part, slots.rows);
+        let grid = (blocks(rows, THREADS * each), blocks(lse.heads, heads), THREADS);
+        self.launch(&format!("merge_statistics_{each}"), grid, &arguments)
     }
 
     /// One half of a statistic, padding included, to the layout of halves; `rest`, a f32, where no slot owns a row.
@@ -251,15 +282,20 @@ impl Gpu {
         (out, lse): (Tensor, Statistic),
         (step_out, step_lse): (Tensor, Statistic),
     ) -> Result<(), KernelError> {
-        let formats = check_steps(&slots, part, out, step_out)?;
+        let (formats, width) = check_steps(&slots, part, out, step_out)?;
         lse.check("lse", out.heads, slots.rows)?;
         step_lse.check("step lse", out.heads, step_out.rows)?;
+        let tiling = match (style, out.format) {
+            (Style::Running, Format::F32) => Tiling::STATISTIC_WRITTEN_F32,
+            (Style::Running, _) => Tiling::STATISTIC_WRITTEN,
+            _ => Tiling::IN_ORDER,
+        };
         let style = match style {
             Style::Running => "running",
             Style::Weighted { product_rounded: false } => "weighted",
             Style::Weighted { product_rounded: true } => "weighted_rounded",
         };
-        let shape = shape(MERGE_ELEMENTS, out.heads, out.dim, step_out.rows);
+        let shape = tiling.shape(out.heads, out.dim, step_out.rows, out.dim / width);
         let arguments: [&dyn Argument; 6] = [
             &raw_part(part, &slots)?,
             &shape,
@@ -281,11 +317,12 @@ impl Gpu {
         sum: Tensor,
         step: Tensor,
     ) -> Result<(), KernelError> {
-        let formats = check_steps(&slots, part, sum, step)?;
+        let (formats, width) = check_steps(&slots, part, sum, step)?;
         if matches!(part, Part::Whole) && [first, second] == [Update::Copy; 2] && sum.format == step.format {
             return self.copy_valid(slots, step.as_rows(), sum.as_rows(), Rest::Leave);
         }
-        let shape = shape(SUM_ELEMENTS, sum.heads, sum.dim, step.rows);
+        let tiling = if sum.format == Format::F32 { Tiling::SUM_IN_F32 } else { Tiling::IN_ORDER };
+        let shape = tiling.shape(sum.heads, sum.dim, step.rows, sum.dim / width);
         let arguments: [&dyn Argument; 6] = [
             &raw_part(part, &slots)?,
             &shape,
@@ -313,14 +350,16 @@ impl Gpu {
             let grid = (blocks(rows_max.heads, THREADS), 1, THREADS);
             self.launch("fill_words", grid, &[&largest.address(), &count, &pattern])?;
         }
+        let each = if rows_max.in_quads() { QUAD } else { 1 };
         let arguments: [&dyn Argument; 4] =
             [&slots.raw()?, &rows_max.area.address(), &(rows_max.heads as i32), &largest.address()];
-        let grid = (blocks(slots.rows, THREADS), blocks(rows_max.heads, LOGIT_HEADS), THREADS);
-        self.launch("max_logit", grid, &arguments)
+        let grid = (blocks(slots.rows, THREADS * each), blocks(rows_max.heads, LOGIT_HEADS), THREADS);
+        self.launch(&format!("max_logit_{each}"), grid, &arguments)
     }
 }
 
 fn tiles(slots: &Slots, part: Part, shape: &RawShape) -> (usize, usize, usize) {
     let rows = blocks(threads_over(part, slots.rows), shape.tile_rows as usize);
-    (rows, blocks(shape.heads as usize, shape.tile_heads as usize), THREADS)
+    let warps = rows * blocks(shape.heads as usize, shape.tile_heads as usize);
+    (blocks(warps, THREADS / WARP), 1, THREADS)
 }

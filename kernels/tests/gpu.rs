@@ -1,7 +1,12 @@
 //! Needs a Hopper GPU, a driver and NVRTC; fails without them. `cargo test --release -p seamproof-kernels -- --ignored`
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
 use seamproof_kernels::cache::{Cache, Origin};
-use seamproof_kernels::check::check;
+use seamproof_kernels::check::{check, check_large, check_until};
+use seamproof_kernels::faults::{SOURCE_FAULTS, Seen};
 use seamproof_kernels::source::sources;
 use seamproof_kernels::{Gpu, KernelError};
 
@@ -20,96 +25,72 @@ fn every_kernel_gives_its_twins_bits() {
     }
 }
 
-/// The check itself under test: source edits, each of which a seam shows. A text must be there exactly once.
-const FAULTS: [(&str, &str, &str, &str); 6] = [
-    (
-        "first offset assumed 0",
-        "rows.cu",
-        "const i64 x = row - offset;",
-        "const i64 x = row - (s == 0 ? 0 : offset);",
-    ),
-    (
-        "global offset on a local shard",
-        "rows.cu",
-        "const i64 base = offset * cut.cp;",
-        "const i64 base = offset;",
-    ),
-    ("missing guard of -inf", "merge.cu", "if (largest == neg_infinity()) return largest;", ""),
-    (
-        "last sequence skipped",
-        "merge.cu",
-        "return {found.row, part.compact",
-        "if (found.slot + 1 == part.slots.count) return {-1, -1};\n    return {found.row, part.compact",
-    ),
-    (
-        "a store past the end",
-        "rows.cu",
-        "if (first + i < slots.rows) mask[first + i] = bytes[i];",
-        "if (first + i <= slots.rows) mask[first + i] = bytes[i];",
-    ),
-    (
-        "lengths taken for spans",
-        "common.cuh",
-        "chunk = __ldg(slots.span + s) >> 1;",
-        "chunk = __ldg(slots.len + s) >> 1;",
-    ),
-];
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn products_of_rows_and_elements_are_64_bits_wide() {
+    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    let found = check_large(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    assert!(found.is_empty(), "{}", found[0]);
+}
 
+/// The check itself under test: every planted fault is seen where it says.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn a_planted_fault_is_seen() {
-    for (fault, file, from, to) in FAULTS {
-        let gpu = Gpu::with_sources(0, &Cache::of_user(), &edited(file, from, to));
-        let gpu = gpu.unwrap_or_else(|error| panic!("{fault}: {error}"));
-        let outcome = check(&gpu, 680, 2).unwrap_or_else(|error| panic!("{fault}: {error}"));
-        assert!(!outcome.mismatches.is_empty(), "{fault} was not seen");
+    for fault in SOURCE_FAULTS {
+        let gpu = || Gpu::with_sources(0, &Cache::of_user(), &fault.sources().unwrap());
+        let found = match fault.seen {
+            Seen::Bits(operations) => {
+                let outcome = check_until(&gpu().unwrap(), 1700, 2, 1).unwrap();
+                outcome.mismatches.first().is_some_and(|found| operations.contains(&found.operation))
+            }
+            Seen::Large => !check_large(&gpu().unwrap()).unwrap().is_empty(),
+            // These end the process that runs them.
+            Seen::IllegalAddress | Seen::Deadline => continue,
+        };
+        assert!(found, "{} was not seen, or elsewhere", fault.id);
     }
 }
 
-/// All sources, one of them with a text replaced; the header is put into each, so that it can be edited too.
-fn edited(file: &str, from: &str, to: &str) -> Vec<seamproof_kernels::source::Source> {
-    let (header_name, header) = seamproof_kernels::source::HEADER;
-    let edit = |name: &str, text: &str| {
-        if name != file {
-            return text.to_owned();
-        }
-        assert_eq!(text.matches(from).count(), 1, "{from} in {name}");
-        text.replace(from, to)
-    };
-    let header = edit(header_name, header).replace("#pragma once", "");
-    let mut sources = sources();
-    for source in &mut sources {
-        source.text = edit(source.file, &source.text).replace("#include \"common.cuh\"", &header);
-    }
-    sources
-}
+/// The folder that the processes of the next test share.
+const SHARED: &str = "SEAMPROOF_TEST_SHARED_CACHE";
 
-/// The texts that faults replace are there, with or without a GPU.
+/// One process of the next test; by itself it compiles into a folder of its own.
 #[test]
-fn every_fault_edits_a_source() {
-    for (_, file, from, to) in FAULTS {
-        assert_ne!(edited(file, from, to), edited("none", "", ""));
-    }
+#[ignore = "needs NVRTC"]
+fn a_process_fills_a_cache() {
+    let own = tempfile::tempdir().unwrap();
+    let folder = std::env::var_os(SHARED).map_or_else(|| own.path().to_owned(), PathBuf::from);
+    let source = &sources()[2];
+    let (compiled, _) = Cache::at(&folder).get(source).unwrap();
+    assert_eq!(Cache::at(&folder).get(source).unwrap(), (compiled, Origin::Cache));
 }
 
-/// Needs NVRTC only. Two processes or threads that compile one source at once both get whole machine code, a truncated
-/// entry is compiled again, and an entry is found without compiling.
+/// Needs NVRTC only. Processes that compile one source at once all get whole machine code and leave one entry, a truncated
+/// entry is compiled again, and a folder that cannot be written costs nothing but time.
 #[test]
 #[ignore = "needs NVRTC"]
 fn a_cache_survives_company_and_damage() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::at(folder.path());
     let source = &sources()[2];
-    std::thread::scope(|scope| {
-        let both = [(); 2].map(|()| scope.spawn(|| cache.get(source).unwrap().0));
-        let [a, b] = both.map(|thread| thread.join().unwrap());
-        assert_eq!(a.cubin, b.cubin);
-    });
+    let process = || {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "a_process_fills_a_cache"]).env(SHARED, folder.path());
+        command.stdout(Stdio::null()).spawn().unwrap()
+    };
+    let both = [(); 2].map(|()| process());
+    assert!(both.map(|mut process| process.wait().unwrap().success()).iter().all(|ended| *ended));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "one entry, and nothing left over");
     let entry = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     let whole = std::fs::read(&entry).unwrap();
     std::fs::write(&entry, &whole[..whole.len() / 2]).unwrap();
     assert_eq!(cache.get(source).unwrap().1, Origin::Compiled);
     assert_eq!(cache.get(source).unwrap().1, Origin::Cache);
+    // Rights keep everybody but root from writing; a file in the folder's place keeps everybody.
+    let locked = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(locked.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
+    assert!(matches!(Cache::at(locked.path()).get(source), Ok((_, Origin::Compiled))), "a read-only folder");
     assert!(
         matches!(Cache::at(&entry).get(source), Ok((_, Origin::Compiled))),
         "a folder that cannot be written"

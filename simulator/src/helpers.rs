@@ -5,9 +5,11 @@
 //! out and gradients are `[rows, heads, dim]`, statistics `[heads, rows]`. Everything goes slot by slot, while a kernel
 //! finds the slot of a row: the two share no index arithmetic.
 
+pub mod exponential;
+
+use exponential::{log_add, share};
 use seamproof_oracle::{Balance, Format, Mask, Run};
 
-use crate::device::{log_add, share};
 use crate::schedule::band;
 use crate::shard::{Piece, Shard};
 

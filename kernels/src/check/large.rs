@@ -1,0 +1,127 @@
+//! A tensor of more than 2^31 elements: every product of rows and elements must be 64 bits wide.
+//!
+//! Bytes and elements both pass 2^31 within the tensor. It lies between stretches as long as itself, so that a product
+//! that wraps reads or writes a wrong place and not one that is nobody's.
+
+use seamproof_oracle::Format;
+use seamproof_simulator::helpers::{Part, Rest, Style, Update};
+
+use super::Mismatch;
+use crate::error::KernelError;
+use crate::gpu::{Area, Buffer, Gpu};
+use crate::merge::{Statistic, Tensor};
+use crate::rows::Rows;
+use crate::tables::Slots;
+
+const HEADS: usize = 16;
+const DIM: usize = 64;
+const ROW_BYTES: usize = HEADS * DIM * 2;
+/// A little more than 2^31 elements.
+const ROWS: usize = (1 << 21) + 4096;
+const BYTES: usize = ROWS * ROW_BYTES;
+/// What goes over the bus at once: whole rows.
+const CHUNK_ROWS: usize = 4096;
+const CHUNK: usize = CHUNK_ROWS * ROW_BYTES;
+
+/// A bf16 number of a row, finite and not 0.
+fn code(row: usize) -> u16 {
+    0x3f80 + (row % 97) as u16
+}
+
+fn rows_from(first: usize) -> Vec<u8> {
+    let row = |row| std::iter::repeat_n(code(row).to_le_bytes(), ROW_BYTES / 2).flatten();
+    (first..first + CHUNK_ROWS).flat_map(row).collect()
+}
+
+fn fill(gpu: &Gpu, to: Area, byte: u8) -> Result<(), KernelError> {
+    let block = gpu.upload(&vec![byte; CHUNK])?;
+    for start in (0..to.bytes()).step_by(CHUNK) {
+        let end = to.bytes().min(start + CHUNK);
+        gpu.copy(block.area().part(0..end - start)?, to.part(start..end)?)?;
+    }
+    gpu.finish()
+}
+
+/// The first row of a tensor that is not as the source's.
+fn difference(gpu: &Gpu, operation: &'static str, got: Area) -> Result<Option<Mismatch>, KernelError> {
+    for first in (0..ROWS).step_by(CHUNK_ROWS) {
+        let bytes = gpu.read(got.part(first * ROW_BYTES..(first + CHUNK_ROWS) * ROW_BYTES)?)?;
+        let want = rows_from(first);
+        if let Some(at) = (0..CHUNK).find(|&at| bytes[at] != want[at]) {
+            let place =
+                format!("row {}: {:#04x}, must be {:#04x}", first + at / ROW_BYTES, bytes[at], want[at]);
+            let count = (at..CHUNK).filter(|&at| bytes[at] != want[at]).count();
+            let what = format!("{ROWS} rows of {HEADS} heads of {DIM}");
+            return Ok(Some(Mismatch { operation, case: 0, place, what, bytes: count }));
+        }
+    }
+    Ok(None)
+}
+
+/// The memory of the check.
+struct Memory {
+    all: Buffer,
+    tables: [Buffer; 3],
+    statistics: [Buffer; 2],
+}
+
+impl Memory {
+    fn new(gpu: &Gpu) -> Result<Memory, KernelError> {
+        let all = gpu.allocate(4 * BYTES)?;
+        fill(gpu, all.area(), 0)?;
+        for first in (0..ROWS).step_by(CHUNK_ROWS) {
+            let start = 2 * BYTES + first * ROW_BYTES;
+            gpu.write(all.area().part(start..start + CHUNK)?, &rows_from(first))?;
+        }
+        let table = |number: usize| gpu.upload_i32(&[number as i32]);
+        // A running statistic of nothing, and a step whose share is the whole.
+        let statistics = [gpu.allocate(HEADS * ROWS * 4)?, gpu.allocate(HEADS * ROWS * 4)?];
+        for (statistic, value) in statistics.iter().zip([f32::NEG_INFINITY, 0.0]) {
+            let words = value.to_le_bytes().repeat(HEADS * CHUNK_ROWS);
+            for start in (0..HEADS * ROWS * 4).step_by(words.len()) {
+                gpu.write(statistic.area().part(start..start + words.len())?, &words)?;
+            }
+        }
+        Ok(Memory { all, tables: [table(0)?, table(ROWS)?, table(ROWS)?], statistics })
+    }
+
+    fn to(&self) -> Result<Area<'_>, KernelError> {
+        self.all.area().part(BYTES..2 * BYTES)
+    }
+
+    fn from(&self) -> Result<Area<'_>, KernelError> {
+        self.all.area().part(2 * BYTES..3 * BYTES)
+    }
+
+    fn slots(&self) -> Slots<'_> {
+        let [offset, span, len] = &self.tables;
+        Slots { offset: offset.area(), span: span.area(), len: len.area(), count: 1, rows: ROWS }
+    }
+
+    fn statistic(&self, which: usize) -> Statistic<'_> {
+        Statistic { area: self.statistics[which].area(), heads: HEADS, rows: ROWS }
+    }
+}
+
+fn tensor(area: Area) -> Tensor {
+    Tensor { area, rows: ROWS, heads: HEADS, dim: DIM, format: Format::Bf16 }
+}
+
+/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, and compares all of it. Needs 18 GB of the
+/// GPU's memory.
+pub fn check_large(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
+    let memory = Memory::new(gpu)?;
+    let (from, to, slots) = (memory.from()?, memory.to()?, memory.slots());
+    let rows = |area| Rows { area, rows: ROWS, row_bytes: ROW_BYTES };
+    let mut found = Vec::new();
+    gpu.copy_valid(slots, rows(from), rows(to), Rest::Leave)?;
+    found.extend(difference(gpu, "copy valid", to)?);
+    fill(gpu, to, 0)?;
+    gpu.accumulate(slots, Part::Whole, [Update::Add; 2], tensor(to), tensor(from))?;
+    found.extend(difference(gpu, "accumulation", to)?);
+    fill(gpu, to, 0)?;
+    let (running, step) = ((tensor(to), memory.statistic(0)), (tensor(from), memory.statistic(1)));
+    gpu.merge_out(slots, (Part::Whole, Style::Running), running, step)?;
+    found.extend(difference(gpu, "merge of out", to)?);
+    Ok(found)
+}

@@ -1,0 +1,238 @@
+//! Planted faults: edits of a source's text that turn a kernel into one that a real bug lived in.
+//!
+//! An edit replaces a text that is in its source, the header put into it, exactly once. Every edited source must compile
+//! (`seamproof kernels build --faults`), so that no edit outlives the code that it is about; on a GPU each must be caught
+//! where it says (`seamproof kernels check --plant all`).
+
+use crate::source::{HEADER, Source, sources};
+
+/// What a fault is an example of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Offsets of the whole batch where a rank's are meant, or the other way round.
+    GlobalOffset,
+    /// −∞ treated as a number like others.
+    MissingGuard,
+    /// The first sequence taken to begin at row 0.
+    FirstOffset,
+    /// A product of rows and elements in 32 bits.
+    Int32Product,
+    /// The last sequence left out.
+    LastSequence,
+    /// A store behind the end.
+    PastTheEnd,
+    /// One table used in the role of another, or a seam between pieces missed.
+    WrongSeam,
+    /// A result rounded or combined otherwise than promised.
+    Arithmetic,
+}
+
+/// What shows a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// The comparison with the twin, bit for bit, in one of these operations.
+    Bits(&'static [&'static str]),
+    /// The comparison on a tensor of more than 2^31 elements.
+    Large,
+    /// The driver: an access to an address that is nobody's.
+    IllegalAddress,
+    /// A deadline: the kernel does not end.
+    Deadline,
+}
+
+/// An edit of a source.
+#[derive(Clone, Copy, Debug)]
+pub struct SourceFault {
+    /// Its name.
+    pub id: &'static str,
+    /// What it is an example of.
+    pub kind: Kind,
+    /// The bug that it imitates.
+    pub imitates: &'static str,
+    /// The source that is compiled with it.
+    pub file: &'static str,
+    /// The text that is replaced; in the source or in the header.
+    pub find: &'static str,
+    /// What it is replaced by.
+    pub replace: &'static str,
+    /// What shows it.
+    pub seen: Seen,
+}
+
+impl SourceFault {
+    /// How often the text is in the source.
+    pub fn matches(&self) -> usize {
+        whole(self.file).map_or(0, |text| text.matches(self.find).count())
+    }
+
+    /// The edited source, the header in it; none where the text is not there exactly once.
+    pub fn source(&self) -> Option<Source> {
+        let text = whole(self.file)?;
+        (text.matches(self.find).count() == 1)
+            .then(|| Source { file: self.file, text: text.replace(self.find, self.replace) })
+    }
+
+    /// Every source, this one edited; none as in [`SourceFault::source`].
+    pub fn sources(&self) -> Option<Vec<Source>> {
+        let edited = self.source()?;
+        let of = |source: Source| if source.file == edited.file { edited.clone() } else { source };
+        Some(sources().into_iter().map(of).collect())
+    }
+}
+
+/// The text of a source with the header in its place.
+fn whole(file: &str) -> Option<String> {
+    let source = sources().into_iter().find(|source| source.file == file)?;
+    let include = format!("#include \"{}\"", HEADER.0);
+    Some(source.text.replace(&include, &HEADER.1.replace("#pragma once", "")))
+}
+
+const TE_2596: &str = "global padded offsets on a rank's shard: \
+    https://github.com/NVIDIA/TransformerEngine/pull/2596";
+const TE_2829: &str = "first padded offset assumed 0, offset table read at -1: \
+    https://github.com/NVIDIA/TransformerEngine/pull/2829";
+const VLLM_39148: &str =
+    "NaN from merging two empty states: https://github.com/vllm-project/vllm/issues/39148";
+const FLASHINFER_4051: &str =
+    "merge lacks the case empty and empty: https://github.com/flashinfer-ai/flashinfer/issues/4051";
+const VLLM_49294: &str =
+    "an empty range's undefined out merged as if valid: https://github.com/vllm-project/vllm/issues/49294";
+const TE_1230: &str = "ragged offsets times heads and dim wrap in 32 bits: \
+    https://github.com/NVIDIA/TransformerEngine/pull/1230";
+const TE_2548: &str = "a row times a length in int: https://github.com/NVIDIA/TransformerEngine/issues/2548";
+const MAGI_28: &str = "a table of ranges read one entry too far, or one too few: \
+    https://github.com/SandAI-org/MagiAttention/pull/28";
+const FA_A3A257C7: &str = "a store bounded by the tile's end and not by the sequence's: \
+    https://github.com/Dao-AILab/flash-attention/commit/a3a257c7";
+const TE_2892: &str = "one table in the roles of real and padded offsets: \
+    https://github.com/NVIDIA/TransformerEngine/issues/2892";
+const TE_2186: &str = "a last chunk of nothing but padding: \
+    https://github.com/NVIDIA/TransformerEngine/issues/2186";
+const TE_CORRECTION: &str = "the product rounded before it is added is part of the contract: \
+    https://github.com/NVIDIA/TransformerEngine, common/fused_attn/context_parallel.cu";
+const TE_STRIPED: &str = "lengths from ids and offsets from positions: \
+    https://github.com/NVIDIA/TransformerEngine, transformer_engine/jax/attention.py";
+const PYTORCH_186142: &str =
+    "illegal address, scratch sized from the wrong axis: https://github.com/pytorch/pytorch/issues/186142";
+
+macro_rules! faults {
+    ($($id:literal, $kind:ident, $imitates:expr, $file:literal, $find:literal => $replace:literal, $seen:expr;)*) => {
+        &[$(SourceFault {
+            id: $id, kind: Kind::$kind, imitates: $imitates, file: $file, find: $find, replace: $replace, seen: $seen,
+        }),*]
+    };
+}
+
+const HALVES: &[&str] =
+    &["read half", "write half", "merge of statistics", "merge of out", "accumulation", "half statistic"];
+const REAL_ROWS: &[&str] = &["copy valid", "fill padding", "valid mask"];
+const MERGES: &[&str] = &["merge of statistics", "merge of out"];
+
+/// Every planted fault of a kernel.
+pub const SOURCE_FAULTS: &[SourceFault] = faults! {
+    "global-base-of-ranks-row", GlobalOffset, TE_2596, "rows.cu",
+        "const i64 base = offset * cut.cp;" => "const i64 base = offset;",
+        Seen::Bits(&["reorder", "partition indices"]);
+    "global-offset-in-ranks-table", GlobalOffset, TE_2596, "metadata.cu",
+        "offset[s] = (int)(rows + before.a + gap);" => "offset[s] = batch.offset[s];",
+        Seen::Bits(&["rank slots"]);
+    "local-offset-of-gathered-keys", GlobalOffset, TE_2596, "metadata.cu",
+        "segment.kv_offset = kv.offset[s] * cp;" => "segment.kv_offset = kv.offset[s];",
+        Seen::Bits(&["all-gather segments"]);
+    "two-empty-statistics", MissingGuard, VLLM_39148, "merge.cu",
+        "const float difference = a == b ? 0.0f : a - b;" => "const float difference = a - b;",
+        Seen::Bits(MERGES);
+    "share-of-an-empty-total", MissingGuard, FLASHINFER_4051, "merge.cu",
+        "return a == neg_infinity() ? 0.0f : exponential(a - total);" => "return exponential(a - total);",
+        Seen::Bits(&["merge of out"]);
+    "empty-out-times-zero", MissingGuard, VLLM_49294, "merge.cu",
+        "return weight == 0.0f ? 0.0f : value * weight;" => "return value * weight;",
+        Seen::Bits(&["merge of out"]);
+    "first-offset-0-in-reorder", FirstOffset, TE_2829, "rows.cu",
+        "const i64 x = row - offset;" => "const i64 x = row - (s == 0 ? 0 : offset);",
+        Seen::Bits(&["reorder", "partition indices"]);
+    "first-offset-0-in-halves", FirstOffset, TE_2829, "rows.cu",
+        "const i64 in_half = half_row - (offset >> 1)" => "const i64 in_half = half_row - (s == 0 ? 0 : offset >> 1)",
+        Seen::Bits(&["read half", "write half"]);
+    "offset-table-at-minus-1", FirstOffset, TE_2829, "rows.cu",
+        "return s >= 0 && row - __ldg(slots.offset + s)" => "return row - __ldg(slots.offset + s)",
+        Seen::Bits(REAL_ROWS);
+    "int32-bytes-of-rows", Int32Product, TE_2548, "rows.cu",
+        "\"l\"(from + move.from * row_bytes + column)" => "\"l\"(from + (int)((u32)move.from * row_bytes) + column)",
+        Seen::Large;
+    "int32-elements-of-a-step", Int32Product, TE_1230, "merge.cu",
+        "((i64)pair.step * shape.heads + owned.head) * dim}"
+            => "(i64)(int)(((u32)pair.step * shape.heads + owned.head) * shape.dim)}",
+        Seen::Large;
+    "last-sequence-not-found", LastSequence, MAGI_28, "rows.cu",
+        "return last_at_most_of_lanes(slots.count, row, [&](int s)"
+            => "return last_at_most_of_lanes(slots.count - (slots.count > 0), row, [&](int s)",
+        Seen::Bits(&["copy valid", "fill padding", "reorder", "partition indices"]);
+    "last-half-left-out", LastSequence, MAGI_28, "merge.cu",
+        "if (in_half >= chunk || row < 0" => "if (s + 1 == slots.count || in_half >= chunk || row < 0",
+        Seen::Bits(&["merge of statistics", "merge of out", "accumulation", "half statistic"]);
+    "last-run-unfinished", LastSequence, MAGI_28, "metadata.cu",
+        "if (run < *count) {" => "if (run + 1 < *count) {",
+        Seen::Bits(&["segment runs"]);
+    "mask-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
+        "if (first + i < slots.rows) mask[first + i] = bytes[i];"
+            => "if (first + i <= slots.rows) mask[first + i] = bytes[i];",
+        Seen::Bits(&["valid mask"]);
+    "cu-seqlens-past-the-end", PastTheEnd, FA_A3A257C7, "metadata.cu",
+        "if (s < slots.count) cu_seqlens[s + 1]" => "if (s <= slots.count) cu_seqlens[s + 1]",
+        Seen::Bits(&["cu_seqlens on rank"]);
+    "rows-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
+        "if (lane >= tile_rows || row >= rows)" => "if (lane >= tile_rows || row > rows)",
+        Seen::Bits(&["copy valid", "fill padding", "read half"]);
+    "a-run-without-room", PastTheEnd, FA_A3A257C7, "metadata.cu",
+        "if (run < 0 || run >= runs.room) continue;" => "if (run < 0 || run > runs.room) continue;",
+        Seen::Bits(&["segment runs"]);
+    "real-length-halved", WrongSeam, TE_2892, "merge.cu",
+        "chunk = __ldg(slots.span + s) >> 1;" => "chunk = __ldg(slots.len + s) >> 1;",
+        Seen::Bits(HALVES);
+    "padding-is-real", WrongSeam, TE_2892, "rows.cu",
+        "< __ldg(slots.len + s);" => "< __ldg(slots.span + s);",
+        Seen::Bits(REAL_ROWS);
+    "second-chunk-of-the-first-rank", WrongSeam, TE_2186, "metadata.cu",
+        "id = part ? 2 * cp - 1 - rank : rank;" => "id = part ? 2 * cp - rank - (rank > 0) : rank;",
+        Seen::Bits(&["rank slots", "cu_seqlens on rank", "ring segments", "all-gather segments"]);
+    "positions-end-no-run", WrongSeam, TE_STRIPED, "metadata.cu",
+        "\n        && (u32)__ldg(ids.position + left) + 1u == (u32)__ldg(ids.position + left + 1);" => ";",
+        Seen::Bits(&["segment runs"]);
+    "product-not-rounded", Arithmetic, TE_CORRECTION, "merge.cu",
+        "(STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product)" => "product",
+        Seen::Bits(&["merge of out"]);
+    "wild-address", PastTheEnd, PYTORCH_186142, "rows.cu",
+        "if (first >= slots.rows) return;" => "if (first >= slots.rows) return;\n    mask += 1ll << 46;",
+        Seen::IllegalAddress;
+    "endless-search", WrongSeam, "a search that does not close in: \
+        https://github.com/SandAI-org/MagiAttention/pull/28", "rows.cu",
+        "else high = middle;" => "else high = middle + 1;",
+        Seen::Deadline;
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_edit_is_about_one_text_that_is_there() {
+        for fault in SOURCE_FAULTS {
+            assert_eq!(fault.matches(), 1, "{}: {:?} in {}", fault.id, fault.find, fault.file);
+            assert_ne!(fault.source().map(|source| source.text), whole(fault.file), "{}", fault.id);
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_every_kind_has_an_example() {
+        let mut ids: Vec<_> = SOURCE_FAULTS.iter().map(|fault| fault.id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), SOURCE_FAULTS.len());
+        let mut kinds: Vec<_> = SOURCE_FAULTS.iter().map(|fault| fault.kind).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        assert_eq!(kinds.len(), 8);
+        assert!(SOURCE_FAULTS.iter().all(|fault| fault.imitates.contains("https://")));
+    }
+}
