@@ -49,6 +49,7 @@ struct Stretch(RefCell<Option<Buffer>>);
 pub struct CudaDevice<'w> {
     workspace: &'w Workspace,
     formats: WeightFormats,
+    helpers: bool,
 }
 
 /// A run's buffers on the device, and what was asked for and is not launched yet.
@@ -109,9 +110,10 @@ impl Workspace {
         }
     }
 
-    /// The device for problems whose P and dS are rounded so.
-    pub fn device(&self, formats: WeightFormats) -> CudaDevice<'_> {
-        CudaDevice { workspace: self, formats }
+    /// The device for problems whose P and dS are rounded so. Without `helpers` every operation goes to the kernels on
+    /// tables of rows.
+    pub fn device(&self, formats: WeightFormats, helpers: bool) -> CudaDevice<'_> {
+        CudaDevice { workspace: self, formats, helpers }
     }
 
     /// The GPU's name.
