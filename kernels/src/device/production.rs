@@ -91,8 +91,8 @@ fn places(pairs: &[RowPair], total: usize) -> Option<Vec<usize>> {
     taken.iter().all(|&taken| taken).then_some(places)
 }
 
-/// Slots of the first rank of so many rows, as its pairs would show them under a cut; rows between slots go as a
-/// contiguous cut's do.
+/// Slots of the first rank of so many rows, as its pairs would show them under a cut; an empty slot stands
+/// where rows between slots begin, whose shares follow from that.
 fn rank_slots(pairs: &[RowPair], rows: usize, cut: Cut) -> Option<Vec<Run>> {
     let mine: Vec<RowPair> = pairs.iter().copied().take_while(|(from, _)| from.offset < rows).collect();
     let (last, _) = mine.last()?;
@@ -101,16 +101,25 @@ fn rank_slots(pairs: &[RowPair], rows: usize, cut: Cut) -> Option<Vec<Run>> {
     }
     let slot = |offset: usize, span: usize| Run::packed(offset, span, span);
     let mut slots = Vec::new();
-    for (index, (from, to)) in mine.iter().enumerate() {
+    let mut rest = mine.as_slice();
+    while let [(from, to), after @ ..] = rest {
+        rest = after;
         match cut.balance {
             Balance::Contiguous => slots.push(slot(from.offset, from.len)),
             Balance::Striped { .. } if to.step == cut.cp => slots.push(slot(from.offset, from.len)),
-            Balance::Striped { .. } => {}
+            Balance::Striped { .. } => slots.push(slot(from.offset, 0)),
             Balance::DualChunk => {
-                let second = from.offset * cut.cp + (2 * cut.cp - 1) * from.len;
-                let next = mine.get(index + 1);
-                if next.is_some_and(|(next, there)| next.len == from.len && there.offset == second) {
-                    slots.push(slot(from.offset, 2 * from.len));
+                // The second chunk lies behind the first, and goes to the slot's last place.
+                let (next, there) =
+                    (from.offset + from.len, from.offset * cut.cp + (2 * cut.cp - 1) * from.len);
+                let is_second =
+                    |pair: &RowPair| (pair.0.offset, pair.0.len, pair.1.offset) == (next, from.len, there);
+                match rest.split_first().filter(|(pair, _)| is_second(pair)) {
+                    Some((_, after)) => {
+                        slots.push(slot(from.offset, 2 * from.len));
+                        rest = after;
+                    }
+                    None => slots.push(slot(from.offset, 0)),
                 }
             }
         }
@@ -174,6 +183,41 @@ mod tests {
                     assert!(reordering(&wrong, shard.rows * cp).is_none(), "{balance:?} over {cp}");
                 }
             }
+        }
+    }
+
+    /// Every cut of every batch is recognised, and no wrong cut that is tried on the way is a panic.
+    #[test]
+    fn every_batch_is_recognised() {
+        let mut state = 1_u64;
+        let mut below = |end: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % end
+        };
+        for _ in 0..2000 {
+            let (cp, stripe) = (2 + below(7), 1 + below(3));
+            let balance = [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe }][below(3)];
+            let unit = seamproof_simulator::shard::span_multiple(balance, cp);
+            let (mut end, mut runs) = (0, Vec::new());
+            for _ in 0..1 + below(8) {
+                let run = Run::packed(end + below(2) * below(4) * cp, 0, below(4) * unit);
+                end = run.offset + run.span;
+                runs.push(run);
+            }
+            let shard = Shard::of_runs(&runs, end + below(2) * cp, cp, balance);
+            if shard.rows == 0 {
+                continue;
+            }
+            let of_rank = |rank: usize| {
+                let pairs = shard.reorder(rank).into_iter();
+                let before = rank * shard.rows;
+                pairs.map(move |(here, there)| (Run { offset: before + here.offset, ..here }, there))
+            };
+            let pairs: Vec<RowPair> = (0..cp).flat_map(of_rank).collect();
+            assert!(
+                reordering(&pairs, shard.rows * cp).is_some(),
+                "{balance:?} over {cp}: {shard:?} {pairs:?}"
+            );
         }
     }
 
