@@ -55,6 +55,17 @@ pub struct Buffer {
     context: Arc<CudaContext>,
 }
 
+/// Host memory that the device copies from and to by itself.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    address: *mut u8,
+    bytes: usize,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: host memory of its own, which any thread may use.
+unsafe impl Send for Staging {}
+
 /// Part of a [`Buffer`].
 #[derive(Clone, Copy, Debug)]
 pub struct Area<'a> {
@@ -163,17 +174,65 @@ impl Gpu {
             .map_err(failed("copy to the device"))
     }
 
-    /// Reads the beginning of an area, after all that was launched.
-    pub(crate) fn receive(&self, from: Area, bytes: &mut [u8]) -> Result<(), KernelError> {
-        let from = from.part(0..bytes.len())?;
-        if bytes.is_empty() {
-            return self.finish();
-        }
+    /// Host memory for copies, of zeros.
+    pub(crate) fn staging(&self, bytes: usize) -> Result<Staging, KernelError> {
         self.context.bind_to_thread().map_err(failed("context"))?;
+        // SAFETY: an allocation is never empty, and is written before it is read.
+        let address = unsafe {
+            let address = result::malloc_host(bytes.max(1), 0).map_err(failed("allocate host memory"))?;
+            address.cast::<u8>().write_bytes(0, bytes);
+            address.cast::<u8>()
+        };
+        Ok(Staging { address, bytes, context: self.context.clone() })
+    }
+
+    /// The first bytes of staging memory, after all copies from and to it.
+    pub(crate) fn staged<'s>(
+        &self,
+        staging: &'s mut Staging,
+        bytes: usize,
+    ) -> Result<&'s mut [u8], KernelError> {
+        self.finish()?;
+        if bytes > staging.bytes {
+            return Err(KernelError::shape(format!("{bytes} bytes staged in {}", staging.bytes)));
+        }
+        // SAFETY: it is that long and holds numbers; no copy is under way.
+        Ok(unsafe { std::slice::from_raw_parts_mut(staging.address, bytes) })
+    }
+
+    /// Copies the first bytes of staging memory to the beginning of an area, without waiting.
+    pub(crate) fn send_staged(
+        &self,
+        to: Area,
+        staging: &mut Staging,
+        bytes: usize,
+    ) -> Result<(), KernelError> {
+        let to = to.part(0..bytes)?;
+        let contents = self.staged(staging, bytes)?;
+        // SAFETY: the area is that long and its buffer is alive; staging memory is neither touched nor freed before the
+        // stream is done.
+        unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
+            .map_err(failed("copy to the device"))
+    }
+
+    /// Copies the beginning of an area to staging memory, after all that was launched, and waits for it.
+    pub(crate) fn receive_staged<'s>(
+        &self,
+        from: Area,
+        staging: &'s mut Staging,
+        bytes: usize,
+    ) -> Result<&'s [u8], KernelError> {
+        let from = from.part(0..bytes)?;
+        if bytes > staging.bytes {
+            return Err(KernelError::shape(format!("{bytes} bytes staged in {}", staging.bytes)));
+        }
+        // SAFETY: it is that long, and no one else has it.
+        let contents = unsafe { std::slice::from_raw_parts_mut(staging.address, bytes) };
         // SAFETY: the area is that long, its buffer is alive, and so is the place until the stream is done.
-        unsafe { result::memcpy_dtoh_async(bytes, from.address, self.stream.cu_stream()) }
+        unsafe { result::memcpy_dtoh_async(contents, from.address, self.stream.cu_stream()) }
             .map_err(failed("copy from the device"))?;
-        self.finish()
+        self.finish()?;
+        Ok(contents)
     }
 
     /// The contents of an area, after all that was launched.
@@ -298,6 +357,23 @@ impl Drop for Buffer {
         // SAFETY: allocated once and freed once; freeing waits for kernels that use it. There is nobody to tell of a
         // failure: it is one of an earlier launch, and shows at the next call.
         let _ = self.context.bind_to_thread().and_then(|()| unsafe { result::free_sync(self.address) });
+    }
+}
+
+impl Staging {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // SAFETY: allocated once and freed once, after all copies. There is nobody to tell of a failure.
+        let _ = self
+            .context
+            .bind_to_thread()
+            .and_then(|()| self.context.synchronize())
+            .and_then(|()| unsafe { result::free_host(self.address.cast::<c_void>()) });
     }
 }
 

@@ -33,12 +33,20 @@ pub(super) const NAME: &str = "cuda";
 const TILES: Tiles = Tiles { q: 1, kv: KEY_TILE };
 
 /// The subject.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cuda {
     /// Draws the order in which ranks and streams go on; no order may change a bit.
     pub order: u64,
     /// When a ring merges its steps.
     pub merge: MergeOrder,
+    /// Whether kernels for packed slots run where they can; else kernels on tables of rows run everywhere.
+    pub helpers: bool,
+}
+
+impl Default for Cuda {
+    fn default() -> Cuda {
+        Cuda { order: 0, merge: MergeOrder::default(), helpers: true }
+    }
 }
 
 /// A GPU that runs problems, one after the other. After an error of the driver it is of no more use.
@@ -53,11 +61,13 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
     BTreeMap::from([
         ("order".into(), (draw % 1000).to_string()),
         ("merge".into(), MergeOrder::ALL[(draw >> 63) as usize].name().into()),
+        // One case in four goes without.
+        ("helpers".into(), if draw >> 61 & 3 == 0 { "off" } else { "on" }.into()),
     ])
 }
 
 impl Cuda {
-    /// From `order` and `merge` (`running` or `deferred`); 0 and `running` where absent.
+    /// From `order`, `merge` (`running` or `deferred`) and `helpers` (`on` or `off`); 0, `running` and `on` where absent.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, BackendError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -66,8 +76,12 @@ impl Cuda {
                 "merge" => {
                     (MergeOrder::by_name(value).map(|order| subject.merge = order), "running or deferred")
                 }
+                "helpers" => {
+                    let known = matches!(value.as_str(), "on" | "off");
+                    (known.then(|| subject.helpers = value == "on"), "on or off")
+                }
                 _ => {
-                    let (option, known) = (option.clone(), "order, merge");
+                    let (option, known) = (option.clone(), "order, merge, helpers");
                     return Err(BackendError::UnknownOption { backend: NAME, option, known });
                 }
             };
@@ -90,7 +104,12 @@ impl Cuda {
 impl CudaRunner {
     /// Opens a GPU; the kernels come from the user's cache, or are compiled.
     pub fn open(ordinal: usize) -> Result<CudaRunner, KernelError> {
-        Ok(CudaRunner { workspace: Workspace::new(Gpu::open(ordinal, &Cache::of_user())?) })
+        Ok(CudaRunner::on(Gpu::open(ordinal, &Cache::of_user())?))
+    }
+
+    /// Takes over a GPU.
+    pub fn on(gpu: Gpu) -> CudaRunner {
+        CudaRunner { workspace: Workspace::new(gpu) }
     }
 
     /// Runs a problem.
@@ -103,7 +122,7 @@ impl CudaRunner {
     ) -> Result<Outputs, RunError> {
         let schedule = launchable(problem, subject.merge)?;
         let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
-        let device = self.workspace.device(formats);
+        let device = self.workspace.device(formats, subject.helpers);
         let mut on_way = |stage: Reached| {
             reached(match stage {
                 Reached::Uploaded => Phase::Uploaded,

@@ -1,5 +1,6 @@
 //! `seamproof kernels`: compiles the GPU kernels, and compares them with their twins on the CPU.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use seamproof_kernels::source::{Source, sources};
 use seamproof_kernels::{Gpu, KernelError, check};
 
 use crate::backend::{Backend, RunError};
-use crate::backends::{Cuda, CudaRunner, difference};
+use crate::backends::{Cuda, CudaRunner, Phase, difference};
 use crate::generate::{self, Draw, Profile};
 use crate::values::{self, Poison};
 use seamproof_simulator::schedule::MergeOrder;
@@ -187,10 +188,11 @@ const SHOWN_MAX: usize = 20;
 fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, CliError> {
     let mut runner = CudaRunner::open(gpu)?;
     let limits = profile.limits();
-    let (mut compared, mut wrong, mut time) = (0_u64, 0_usize, Duration::ZERO);
+    let (mut compared, mut wrong, mut time) = (0_u64, 0_usize, BTreeMap::new());
     for case in 0..cases {
         let Draw::Problem(problem) = generate::draw(seed, case, &limits) else { continue };
-        let subject = Cuda { order: case, merge: MergeOrder::ALL[(case % 2) as usize] };
+        let merge = MergeOrder::ALL[(case % 2) as usize];
+        let subject = Cuda { order: case, merge, helpers: !case.is_multiple_of(3) };
         let mut inputs = values::inputs(&problem);
         values::poison(&mut inputs, &problem, Poison::Nan);
         let want = match subject.twin().run(&problem, &inputs) {
@@ -198,9 +200,20 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
             Err(RunError::Refused(_)) => continue,
             Err(error) => return Err(CliError::Twins(error)),
         };
-        let start = Instant::now();
-        let got = runner.run(&subject, &problem, &inputs, &mut |_| {}).map_err(CliError::Twins)?;
-        time += start.elapsed();
+        let (mut last, mut passes) = (Instant::now(), 0);
+        let mut reached = |phase: Phase| {
+            let stretch = match phase {
+                Phase::Received => "",
+                Phase::Uploaded => "inputs dealt and uploaded",
+                Phase::Launched if passes == 0 => "forward launched",
+                Phase::Launched => "forward waited for, backward launched",
+                Phase::Done => "the last pass waited for",
+            };
+            passes += u64::from(phase == Phase::Launched);
+            *time.entry(stretch).or_insert(Duration::ZERO) += last.elapsed();
+            last = Instant::now();
+        };
+        let got = runner.run(&subject, &problem, &inputs, &mut reached).map_err(CliError::Twins)?;
         compared += 1;
         if let Some(what) = difference(&got, &want) {
             wrong += 1;
@@ -213,7 +226,11 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
     for (way, count) in runner.counts() {
         print_line(&format_args!("{count:>9}  {way}"));
     }
-    let each = time.as_secs_f64() * 1e6 / compared.max(1) as f64;
+    let each = |time: Duration| time.as_secs_f64() * 1e6 / compared.max(1) as f64;
+    for (stretch, time) in time.iter().filter(|(stretch, _)| !stretch.is_empty()) {
+        print_line(&format_args!("{:>6.0} µs a run: {stretch}", each(*time)));
+    }
+    let each = each(time.values().sum());
     print_line(&format_args!(
         "{compared} of {cases} problems, seed {seed}, on {}: {wrong} differ ({each:.0} µs a run)",
         runner.name()?

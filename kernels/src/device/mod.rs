@@ -21,7 +21,7 @@ use seamproof_simulator::schedule::{BufferId, Region, Work};
 
 use crate::attend::WeightFormats;
 use crate::error::KernelError;
-use crate::gpu::{Area, Buffer, Gpu};
+use crate::gpu::{Area, Buffer, Gpu, Staging};
 use image::Placed;
 
 /// What tables begin at multiples of.
@@ -36,7 +36,7 @@ pub struct Workspace {
     scratch: Stretch,
     /// Which run the memory is of.
     run: Cell<u64>,
-    bytes: RefCell<Vec<u8>>,
+    staging: RefCell<Option<Staging>>,
     counts: RefCell<BTreeMap<&'static str, u64>>,
 }
 
@@ -49,6 +49,7 @@ struct Stretch(RefCell<Option<Buffer>>);
 pub struct CudaDevice<'w> {
     workspace: &'w Workspace,
     formats: WeightFormats,
+    helpers: bool,
 }
 
 /// A run's buffers on the device, and what was asked for and is not launched yet.
@@ -104,14 +105,15 @@ impl Workspace {
             tables: Stretch::default(),
             scratch: Stretch::default(),
             run: Cell::new(0),
-            bytes: RefCell::default(),
+            staging: RefCell::default(),
             counts: RefCell::default(),
         }
     }
 
-    /// The device for problems whose P and dS are rounded so.
-    pub fn device(&self, formats: WeightFormats) -> CudaDevice<'_> {
-        CudaDevice { workspace: self, formats }
+    /// The device for problems whose P and dS are rounded so. Without `helpers` every operation goes to the kernels on
+    /// tables of rows.
+    pub fn device(&self, formats: WeightFormats, helpers: bool) -> CudaDevice<'_> {
+        CudaDevice { workspace: self, formats, helpers }
     }
 
     /// The GPU's name.
@@ -126,6 +128,23 @@ impl Workspace {
 
     fn count(&self, way: &'static str) {
         *self.counts.borrow_mut().entry(way).or_default() += 1;
+    }
+
+    /// Staging memory of at least so many bytes.
+    fn with_staging<T>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&mut Staging) -> Result<T, KernelError>,
+    ) -> Result<T, KernelError> {
+        let mut staging = self.staging.borrow_mut();
+        let have = staging.as_ref().map_or(0, Staging::bytes);
+        if have < bytes {
+            *staging = None;
+        }
+        match &mut *staging {
+            Some(staging) => work(staging),
+            none => work(none.insert(self.gpu.staging(bytes.max(2 * have).max(1 << 20))?)),
+        }
     }
 
     fn frame<T>(&self, work: impl FnOnce(&Frame) -> Result<T, KernelError>) -> Result<T, KernelError> {
@@ -174,14 +193,15 @@ impl CudaDevice<'_> {
     }
 
     fn send_image(&self, memory: &CudaMemory) -> Result<(), KernelError> {
-        let Workspace { gpu, bytes, .. } = self.workspace;
-        let mut bytes = bytes.borrow_mut();
-        bytes.resize(memory.bytes, 0);
-        for (place, tensor) in memory.places.iter().zip(memory.image.tensors()) {
-            image::encode(place, tensor.raw(), &mut bytes);
-        }
+        let gpu = &self.workspace.gpu;
         self.workspace.memory.reserve(gpu, memory.bytes)?;
-        self.workspace.memory.with(|area| gpu.send(area, &bytes))
+        self.workspace.with_staging(memory.bytes, |staging| {
+            let bytes = gpu.staged(staging, memory.bytes)?;
+            for (place, tensor) in memory.places.iter().zip(memory.image.tensors()) {
+                image::encode(place, tensor.raw(), bytes);
+            }
+            self.workspace.memory.with(|area| gpu.send_staged(area, staging, memory.bytes))
+        })
     }
 
     fn launch(&self, memory: &mut CudaMemory) -> Result<(), KernelError> {
@@ -199,13 +219,17 @@ impl CudaDevice<'_> {
     }
 
     fn receive_image(&self, memory: &mut CudaMemory) -> Result<(), KernelError> {
-        let Workspace { gpu, bytes, .. } = self.workspace;
-        let mut bytes = bytes.borrow_mut();
-        bytes.resize(memory.bytes, 0);
-        self.workspace.memory.with(|area| gpu.receive(area, &mut bytes))?;
-        for (index, place) in memory.places.iter().enumerate() {
-            image::decode(place, &bytes, memory.image.tensor_mut(BufferId(index)).raw_mut());
-        }
+        let gpu = &self.workspace.gpu;
+        self.workspace.with_staging(memory.bytes, |staging| {
+            let receive = |area: Area| {
+                let bytes = gpu.receive_staged(area, staging, memory.bytes)?;
+                for (index, place) in memory.places.iter().enumerate() {
+                    image::decode(place, bytes, memory.image.tensor_mut(BufferId(index)).raw_mut());
+                }
+                Ok(())
+            };
+            self.workspace.memory.with(receive)
+        })?;
         memory.current = true;
         Ok(())
     }

@@ -7,7 +7,7 @@ use seamproof_simulator::schedule::{
     Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair, Work,
 };
 
-use super::production::{self, SlotTables};
+use super::production::{self, Reorder, SlotTables};
 use super::{CudaDevice, CudaMemory, Placed, failed};
 use crate::attend::{Backward, CallTables, Forward};
 use crate::error::KernelError;
@@ -129,7 +129,8 @@ impl CudaDevice<'_> {
         memory.image.check_pairs(step_lse, lse, &merge.rows)?;
         let at = places(memory, [out, lse, step_out, step_lse]).map_err(failed)?;
         let fits = production::adds(&at[0], &at[2]) || style == MergeStyle::Statistics;
-        match production::slots(&merge.rows).filter(|_| fits && at[1].rows == at[3].rows) {
+        let fits = self.helpers && fits && at[1].rows == at[3].rows;
+        match fits.then(|| production::slots(&merge.rows)).flatten() {
             Some(slots) => self.merge_slots(style, at, &slots, memory),
             None => self.merge_pairs(style, at, &merge.rows, memory),
         }
@@ -223,9 +224,14 @@ impl CudaDevice<'_> {
     ) -> Result<(), DeviceError> {
         memory.image.check_pairs(from, to, rows)?;
         let at = places(memory, [from, to]).map_err(failed)?;
-        let fits = production::adds(&at[1], &at[0]) && (add || at[0].format == at[1].format);
-        if let Some(slots) = production::slots(rows).filter(|_| fits) {
+        let whole = at[0].format == at[1].format && production::alike(&at[0], &at[1]);
+        let fits = self.helpers && if add { production::adds(&at[1], &at[0]) } else { whole };
+        if let Some(slots) = fits.then(|| production::slots(rows)).flatten() {
             self.slot_rows(at, &slots, add, memory);
+            return Ok(());
+        }
+        if let Some(reorder) = (fits && !add).then(|| production::reordering(rows, at[1].rows)).flatten() {
+            self.reorder(at, &reorder, memory);
             return Ok(());
         }
         self.workspace.count(if add { "accumulate: transfer_elements" } else { "copy: transfer_elements" });
@@ -253,6 +259,17 @@ impl CudaDevice<'_> {
             }
             let (from, to) = (from.tensor(frame.memory)?, to.tensor(frame.memory)?);
             gpu.accumulate(slots, SlotPart::Whole, [Update::Add; 2], to, from)
+        });
+    }
+
+    fn reorder(&self, at: [Placed; 2], reorder: &Reorder, memory: &mut CudaMemory) {
+        let (table, count) = (memory.table(&reorder.slots.table.0), reorder.slots.count);
+        let Reorder { rows, cut, order, .. } = *reorder;
+        self.workspace.count("copy: reorder");
+        memory.record(move |gpu, frame| {
+            let [from, to] = at;
+            let slots = slots_at(&table, count, rows, frame.tables)?;
+            gpu.reorder(slots, cut, order, from.as_rows(frame.memory)?, to.as_rows(frame.memory)?)
         });
     }
 
