@@ -11,9 +11,10 @@ use seamproof_kernels::source::{Source, sources};
 use seamproof_kernels::{Gpu, KernelError, check};
 
 use crate::backend::{Backend, RunError};
-use crate::backends::{Cuda, CudaRunner, Phase, difference};
+use crate::backends::{Cuda, CudaRunner, difference};
 use crate::generate::{self, Draw, Profile};
 use crate::values::{self, Poison};
+use crate::worker::Phase;
 use seamproof_simulator::schedule::MergeOrder;
 
 use super::CliError;
@@ -200,16 +201,14 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
             Err(RunError::Refused(_)) => continue,
             Err(error) => return Err(CliError::Twins(error)),
         };
-        let (mut last, mut passes) = (Instant::now(), 0);
+        let mut last = Instant::now();
         let mut reached = |phase: Phase| {
             let stretch = match phase {
                 Phase::Received => "",
                 Phase::Uploaded => "inputs dealt and uploaded",
-                Phase::Launched if passes == 0 => "forward launched",
-                Phase::Launched => "forward waited for, backward launched",
-                Phase::Done => "the last pass waited for",
+                Phase::Launched => "forward launched",
+                Phase::Done => "waited for; the backward launched and waited for",
             };
-            passes += u64::from(phase == Phase::Launched);
             *time.entry(stretch).or_insert(Duration::ZERO) += last.elapsed();
             last = Instant::now();
         };
