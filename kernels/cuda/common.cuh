@@ -225,8 +225,8 @@ __device__ __forceinline__ float bounded_exponential(float x) {
     series = __fmaf_rn(series, r, 0.16666521f);
     series = __fmaf_rn(series, r, 0.49999994f);
     const float power = 1.0f + __fmaf_rn(series, r * r, r);
-    const float scaled = __int_as_float(__float_as_int(power) + (__float_as_int(shifted) << 23));
-    return x < -87.0f ? 0.0f : scaled;
+    const float two_to_k = __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
+    return x < -87.0f ? 0.0f : power * two_to_k;
 }
 
 __device__ __forceinline__ float exponential(float x) {

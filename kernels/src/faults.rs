@@ -2,7 +2,11 @@
 //!
 //! An edit replaces a text that is in its source, the header put into it, exactly once. Every edited source must compile
 //! (`seamproof kernels build --faults`), so that no edit outlives the code that it is about; on a GPU each must be caught
-//! where it says (`seamproof kernels check --plant all`).
+//! where it says (`seamproof kernels check --plant all`, and `seamproof faults --gpu --score`).
+
+mod attention;
+
+use seamproof_simulator::faults::Catcher;
 
 use crate::source::{HEADER, Source, sources};
 
@@ -32,6 +36,8 @@ pub enum Kind {
 pub enum Seen {
     /// The comparison with the twin, bit for bit, in one of these operations.
     Bits(&'static [&'static str]),
+    /// A campaign's judge, by one of these rungs.
+    Rungs(&'static [Catcher]),
     /// The comparison on a tensor of more than 2^31 elements.
     Large,
     /// The driver: an access to an address that is nobody's.
@@ -115,6 +121,7 @@ const TE_STRIPED: &str = "lengths from ids and offsets from positions: \
 const PYTORCH_186142: &str =
     "illegal address, scratch sized from the wrong axis: https://github.com/pytorch/pytorch/issues/186142";
 
+/// Entries of a catalogue: id, kind, what it imitates, source, text => text, what shows it.
 macro_rules! faults {
     ($($id:literal, $kind:ident, $imitates:expr, $file:literal, $find:literal => $replace:literal, $seen:expr;)*) => {
         &[$(SourceFault {
@@ -122,6 +129,7 @@ macro_rules! faults {
         }),*]
     };
 }
+use faults;
 
 const HALVES: &[&str] =
     &["read half", "write half", "merge of statistics", "merge of out", "accumulation", "half statistic"];
@@ -129,7 +137,17 @@ const REAL_ROWS: &[&str] = &["copy valid", "fill padding", "valid mask"];
 const MERGES: &[&str] = &["merge of statistics", "merge of out"];
 
 /// Every planted fault of a kernel.
-pub const SOURCE_FAULTS: &[SourceFault] = faults! {
+pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
+    HELPER_FAULTS.iter().chain(attention::ATTENTION_FAULTS)
+}
+
+/// The planted fault of this name.
+pub fn by_id(id: &str) -> Option<&'static SourceFault> {
+    source_faults().find(|fault| fault.id == id)
+}
+
+/// Those of the kernels for packed slots.
+const HELPER_FAULTS: &[SourceFault] = faults! {
     "global-base-of-ranks-row", GlobalOffset, TE_2596, "rows.cu",
         "const i64 base = offset * cut.cp;" => "const i64 base = offset;",
         Seen::Bits(&["reorder", "partition indices"]);
@@ -217,7 +235,7 @@ mod tests {
 
     #[test]
     fn every_edit_is_about_one_text_that_is_there() {
-        for fault in SOURCE_FAULTS {
+        for fault in source_faults() {
             assert_eq!(fault.matches(), 1, "{}: {:?} in {}", fault.id, fault.find, fault.file);
             assert_ne!(fault.source().map(|source| source.text), whole(fault.file), "{}", fault.id);
         }
@@ -225,14 +243,14 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_every_kind_has_an_example() {
-        let mut ids: Vec<_> = SOURCE_FAULTS.iter().map(|fault| fault.id).collect();
+        let mut ids: Vec<_> = source_faults().map(|fault| fault.id).collect();
         ids.sort_unstable();
         ids.dedup();
-        assert_eq!(ids.len(), SOURCE_FAULTS.len());
-        let mut kinds: Vec<_> = SOURCE_FAULTS.iter().map(|fault| fault.kind).collect();
+        assert_eq!(ids.len(), source_faults().count());
+        let mut kinds: Vec<_> = source_faults().map(|fault| fault.kind).collect();
         kinds.sort_unstable();
         kinds.dedup();
         assert_eq!(kinds.len(), 8);
-        assert!(SOURCE_FAULTS.iter().all(|fault| fault.imitates.contains("https://")));
+        assert!(source_faults().all(|fault| fault.imitates.contains("https://")));
     }
 }

@@ -12,7 +12,9 @@ use seamproof_kernels::KernelError;
 use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::device::Workspace;
+use seamproof_kernels::faults::{self, SourceFault};
 use seamproof_kernels::gpu::{self, Gpu};
+use seamproof_kernels::source::sources;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::Launch;
 use seamproof_oracle::{Inputs, Problem};
@@ -28,6 +30,8 @@ use crate::worker::{OpenError, Opened, Phase, Runner};
 
 /// The name, as `--backend` takes it.
 pub(super) const NAME: &str = "cuda";
+/// Before the id of a fault in the kernels' sources.
+const PREFIX: &str = "cuda+";
 /// The tiles that sums are cut into: a query row is alone, and its sums over keys have one accumulator whose maximum
 /// changes from tile to tile.
 const TILES: Tiles = Tiles { q: 1, kv: KEY_TILE };
@@ -95,6 +99,15 @@ impl Cuda {
         Ok(subject)
     }
 
+    /// The options that [`Cuda::from_options`] takes for it.
+    pub(super) fn options(&self) -> BTreeMap<String, String> {
+        BTreeMap::from([
+            ("order".into(), self.order.to_string()),
+            ("merge".into(), self.merge.name().into()),
+            ("helpers".into(), if self.helpers { "on" } else { "off" }.into()),
+        ])
+    }
+
     /// The emulated kernel that gives the same bits.
     pub fn twin(&self) -> Emulated {
         Emulated { tiles: TILES, order: self.order, merge: self.merge, ..Emulated::default() }
@@ -146,16 +159,35 @@ impl CudaRunner {
     }
 }
 
-/// The GPU of this process, and its ordinal: it stays open while subjects come and go.
-static GPU: Mutex<Option<(usize, CudaRunner)>> = Mutex::new(None);
+/// The kernels on a GPU: its ordinal, and the id of the fault in their sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    ordinal: usize,
+    fault: Option<&'static str>,
+}
+
+impl Place {
+    fn open(self) -> Result<CudaRunner, KernelError> {
+        let sources = match self.fault {
+            None => Some(sources()),
+            Some(id) => faults::by_id(id).and_then(SourceFault::sources),
+        };
+        let sources =
+            sources.ok_or_else(|| KernelError::Shape("the fault is about a text that is no more".into()))?;
+        Ok(CudaRunner::on(Gpu::with_sources(self.ordinal, &Cache::of_user(), &sources)?))
+    }
+}
+
+/// The GPU of this process, which stays open while subjects come and go.
+static GPU: Mutex<Option<(Place, CudaRunner)>> = Mutex::new(None);
 
 /// Runs `work` on a GPU, which is opened unless it is.
-fn on_gpu<T>(ordinal: usize, work: impl FnOnce(&mut CudaRunner) -> T) -> Result<T, KernelError> {
+fn on_gpu<T>(place: Place, work: impl FnOnce(&mut CudaRunner) -> T) -> Result<T, KernelError> {
     let mut gpu = GPU.lock().unwrap_or_else(PoisonError::into_inner);
-    let open = gpu.take().filter(|(of, _)| *of == ordinal);
+    let open = gpu.take().filter(|(of, _)| *of == place);
     let (_, runner) = gpu.insert(match open {
         Some(open) => open,
-        None => (ordinal, CudaRunner::open(ordinal)?),
+        None => (place, place.open()?),
     });
     Ok(work(runner))
 }
@@ -163,7 +195,7 @@ fn on_gpu<T>(ordinal: usize, work: impl FnOnce(&mut CudaRunner) -> T) -> Result<
 /// A subject on a GPU, as a worker process holds it.
 struct OnGpu {
     subject: Cuda,
-    ordinal: usize,
+    place: Place,
 }
 
 impl Runner for OnGpu {
@@ -173,18 +205,40 @@ impl Runner for OnGpu {
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        on_gpu(self.ordinal, |runner| runner.run(&self.subject, problem, inputs, reached))
+        on_gpu(self.place, |runner| runner.run(&self.subject, problem, inputs, reached))
             .unwrap_or_else(|error| Err(RunError::Infrastructure(error.to_string())))
     }
 }
 
+/// The fault that the name of a subject plants in the kernels; `None` for a name that is of no subject on a GPU.
+fn fault_of(name: &str) -> Option<Option<&'static str>> {
+    let planted = |id| faults::by_id(id).map(|fault| Some(fault.id));
+    if name == NAME { Some(None) } else { planted(name.strip_prefix(PREFIX)?) }
+}
+
+/// Whether a subject of this name runs on a GPU.
+pub(crate) fn is_named(name: &str) -> bool {
+    fault_of(name).is_some()
+}
+
+/// The name of the subject with this fault in its kernels.
+pub(super) fn name_of(fault: &SourceFault) -> String {
+    format!("{PREFIX}{}", fault.id)
+}
+
 /// Opens a subject on a GPU. Whether there is one is said here, before any case runs.
-pub(crate) fn open(options: &BTreeMap<String, String>, ordinal: usize) -> Result<Opened, OpenError> {
+pub(crate) fn open(
+    name: &str,
+    options: &BTreeMap<String, String>,
+    ordinal: usize,
+) -> Result<Opened, OpenError> {
     let said = |error: KernelError| OpenError(error.to_string());
     let subject = Cuda::from_options(options).map_err(|error| OpenError(error.to_string()))?;
-    on_gpu(ordinal, |_| ()).map_err(said)?;
+    let fault = fault_of(name).ok_or_else(|| OpenError(format!("{name} is no subject on a GPU")))?;
+    let place = Place { ordinal, fault };
+    on_gpu(place, |_| ()).map_err(said)?;
     let devices = gpu::count().map_err(said)?;
-    Ok(Opened { runner: Box::new(OnGpu { subject, ordinal }), devices })
+    Ok(Opened { runner: Box::new(OnGpu { subject, place }), devices })
 }
 
 /// Where the results of the subject and its twin on the CPU differ first, in any element, padding rows included.
@@ -258,6 +312,7 @@ impl Backend for Cuda {
 
     /// On this process's first GPU: a campaign's supervisor has none, and runs the subject in workers.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        OnGpu { subject: *self, ordinal: 0 }.run(problem, inputs, &mut |_| {})
+        let place = Place { ordinal: 0, fault: None };
+        OnGpu { subject: *self, place }.run(problem, inputs, &mut |_| {})
     }
 }

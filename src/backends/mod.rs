@@ -8,12 +8,13 @@ mod planted;
 
 use std::collections::BTreeMap;
 
-pub(crate) use cuda::open as open_cuda;
 pub use cuda::{Cuda, CudaRunner, difference};
+pub(crate) use cuda::{is_named as is_on_gpu, open as open_on_gpu};
 pub use emulated::{Arithmetic, Emulated};
 pub(crate) use miscalled::same_bits;
 pub use miscalled::{MISCALLS, Miscall, Miscalled, miscall};
 pub use planted::Planted;
+use seamproof_kernels::faults::SourceFault;
 use seamproof_simulator::faults;
 
 use crate::backend::Backend;
@@ -74,6 +75,19 @@ pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn
     }
 }
 
+/// The kernels on a GPU with a fault in their sources, in workers.
+pub fn on_gpu(fault: &SourceFault, subject: Cuda) -> Box<dyn Backend> {
+    let name = cuda::name_of(fault);
+    let served = Served {
+        declaration: Box::new(subject),
+        subject: worker::subject(&name, &subject.options()),
+        sentinel: worker::subject(&name, &BTreeMap::new()),
+        sentinel_declaration: Box::new(Cuda::default()),
+        arguments: vec!["worker".into()],
+    };
+    Box::new(Remote::new(&name, served, worker::shared()))
+}
+
 /// What a pool needs to serve a subject; none for one that runs in this process. A subject that needs a device of its own
 /// is served by its own name; its runner is an arm of [`worker::open`].
 fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Served>, BackendError> {
@@ -81,7 +95,7 @@ fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Serve
         return mock::served(options).map(Some);
     }
     // A GPU belongs to a process that may die.
-    let inner = if name == cuda::NAME { Some(name) } else { name.strip_suffix(AT_WORKER) };
+    let inner = if cuda::is_named(name) { Some(name) } else { name.strip_suffix(AT_WORKER) };
     let Some(inner) = inner else { return Ok(None) };
     let fixed = BTreeMap::new();
     Ok(Some(Served {
@@ -97,7 +111,8 @@ fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Serve
 pub fn in_process(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
     match name {
         "emulated" => Ok(Box::new(Emulated::from_options(options)?)),
-        "cuda" => Ok(Box::new(Cuda::from_options(options)?)),
+        // Faults are planted where the kernels are compiled.
+        name if cuda::is_named(name) => Ok(Box::new(Cuda::from_options(options)?)),
         // What was found with a planted fault must replay.
         name if name == canary().name() && options.is_empty() => Ok(canary()),
         name => planted_by_name(name, options),
@@ -120,7 +135,7 @@ fn planted_by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box
 pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
     match name.strip_suffix(AT_WORKER).unwrap_or(name) {
         "emulated" => emulated::draw_options(seed),
-        "cuda" => cuda::draw_options(seed),
+        name if cuda::is_named(name) => cuda::draw_options(seed),
         name if name.starts_with(planted::PREFIX) || name.contains(miscalled::SEPARATOR) => {
             emulated::draw_options(seed)
         }

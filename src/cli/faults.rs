@@ -7,6 +7,7 @@ use seamproof_simulator::faults::ABSENT;
 use super::CliError;
 use super::exit::Exit;
 use super::output::print_line;
+use super::worker;
 use crate::faults::{
     CASES_MAX, Effort, First, MEDIAN_CASES_MAX, RungScore, Score, Scored, Suspect, reason, score_all,
 };
@@ -24,6 +25,7 @@ Examples:
                                                   each rung of the judge caught, and what only it caught
   seamproof faults --score --quick                one stream of problems, one case for all rungs, no repro
   seamproof faults --score --only merge-twice --seeds 1
+  seamproof faults --gpu --score --quick          the faults in kernels, on a Hopper GPU
 
 The score's exit code is 0 where every fault is caught by a rung that it names and, of the whole catalogue, the median of
 cases to the first finding is at most 20; otherwise 2.";
@@ -43,16 +45,26 @@ pub(super) struct Args {
     /// One fault
     #[arg(long, value_name = "ID")]
     only: Option<String>,
+    /// The faults in kernels for a GPU, which need one to be scored, in place of the others
+    #[arg(long)]
+    gpu: bool,
     /// Streams of problems of which the median is taken
     #[arg(long, value_name = "N", default_value_t = SEEDS, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
+    #[command(flatten)]
+    workers: worker::Options,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    let (suspects, judged) = chosen(args.only.as_deref())?;
+    args.workers.configure();
+    let (suspects, judged) = chosen(args)?;
     if !args.score {
-        list(&suspects, &judged, args.only.is_none());
+        list(&suspects, &judged, args.only.is_none() && !args.gpu);
         return Ok(Exit::Held);
+    }
+    // A fault that cannot be run must not count as one that was missed.
+    if let Some(on_gpu) = suspects.iter().find(|suspect| matches!(suspect, Suspect::Source(_))) {
+        on_gpu.subject(0).ready().map_err(CliError::Usage)?;
     }
     let effort = if args.quick { Effort::QUICK } else { Effort::whole(args.seeds) };
     let scored = Scored {
@@ -61,16 +73,21 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     };
     scored.subjects.iter().for_each(print_score);
     scored.judge.iter().for_each(print_judge_score);
-    if args.only.is_none() {
+    if args.only.is_none() && !args.gpu {
         print_rungs(&scored);
     }
     Ok(summarise(&scored, args.only.is_none()))
 }
 
 /// The faults in subjects and in the judge that are asked for.
-fn chosen(only: Option<&str>) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
-    let Some(id) = only else { return Ok((Suspect::all().collect(), JUDGE_FAULTS.to_vec())) };
-    let judged: Vec<JudgeFault> = JUDGE_FAULTS.into_iter().filter(|fault| fault.id == id).collect();
+fn chosen(args: &Args) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
+    let Some(id) = &args.only else {
+        return Ok(match args.gpu {
+            true => (Suspect::on_gpu().collect(), Vec::new()),
+            false => (Suspect::all().collect(), JUDGE_FAULTS.to_vec()),
+        });
+    };
+    let judged: Vec<JudgeFault> = JUDGE_FAULTS.into_iter().filter(|fault| fault.id == *id).collect();
     let suspects: Vec<Suspect> = Suspect::by_id(id).into_iter().collect();
     if suspects.is_empty() && judged.is_empty() {
         return Err(CliError::Usage(format!("--only: there is no fault '{id}'")));

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
 use seamproof_kernels::cache::{Cache, Origin};
+use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
 use seamproof_kernels::nvrtc::{self, Resources};
 use seamproof_kernels::source::{Source, sources};
 use seamproof_kernels::{Gpu, KernelError, check};
@@ -40,6 +42,7 @@ const EXAMPLES: &str = "\
 Examples:
   seamproof kernels build                  fills the user's cache; needs NVRTC, no GPU
   seamproof kernels build --out kernels    fills a folder, to be named by SEAMPROOF_KERNEL_CACHE elsewhere
+  seamproof kernels build --faults         compiles every planted fault too
   seamproof kernels info";
 
 #[derive(Debug, Subcommand)]
@@ -50,6 +53,9 @@ enum What {
         /// Folder of compiled kernels, in place of the user's cache
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
+        /// Compile every planted fault too, which is stored nowhere
+        #[arg(long)]
+        faults: bool,
     },
     /// Show NVRTC, driver, GPU and cache
     #[command(after_help = EXAMPLES)]
@@ -66,6 +72,12 @@ enum What {
         /// Which GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
+        /// A tensor of more than 2^31 elements in place of random cases; needs 18 GB of the GPU's memory
+        #[arg(long)]
+        large: bool,
+        /// Plant a fault, or all that end no process, and show where it is seen
+        #[arg(long, value_name = "ID|all")]
+        plant: Option<String>,
     },
     /// Compare the CUDA device with the CPU device, bit for bit, on random problems; says which kernels ran
     #[command(hide = true)]
@@ -87,9 +99,14 @@ enum What {
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     match &args.what {
-        What::Build { out } => build(&out.as_deref().map_or_else(Cache::of_user, Cache::at)),
+        What::Build { out, faults } => {
+            let built = build(&out.as_deref().map_or_else(Cache::of_user, Cache::at))?;
+            if *faults && built == Exit::Held { build_faults() } else { Ok(built) }
+        }
         What::Info => info(),
-        What::Check { cases, seed, gpu } => compare(*gpu, *cases, *seed),
+        What::Check { gpu, large: true, .. } => compare_large(*gpu),
+        What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, id, *cases, *seed),
+        What::Check { cases, seed, gpu, .. } => compare(*gpu, *cases, *seed),
         What::Twins { cases, seed, profile, gpu } => twins(*gpu, *cases, *seed, *profile),
     }
 }
@@ -116,6 +133,32 @@ fn build(cache: &Cache) -> Result<Exit, CliError> {
         note(&format_args!("{}: {how}, {} bytes", source.file, compiled.cubin.len()));
     }
     Ok(Exit::Held)
+}
+
+/// Every edited source must compile, or its fault is about code that is no more.
+fn build_faults() -> Result<Exit, CliError> {
+    let faults: Vec<&SourceFault> = source_faults().collect();
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let work = || {
+        let turn = std::iter::repeat_with(|| faults.get(next.fetch_add(1, Ordering::Relaxed)));
+        let build = |fault: &&SourceFault| (fault.id, fault.source().map(|source| nvrtc::compile(&source)));
+        turn.map_while(|fault| fault.map(build)).collect::<Vec<_>>()
+    };
+    let built: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).flatten().collect()
+    });
+    let mut compiled = 0;
+    for (id, result) in built {
+        match result {
+            None => print_line(&format_args!("{id}: its text is not in the source exactly once")),
+            Some(Ok(_)) => compiled += 1,
+            Some(Err(error)) => print_line(&format_args!("{id}: {error}")),
+        }
+    }
+    print_line(&format_args!("{compiled} of {} planted faults compile", faults.len()));
+    Ok(if compiled == faults.len() { Exit::Held } else { Exit::Finding })
 }
 
 fn table(source: &Source, kernels: &[Resources]) {
@@ -239,4 +282,46 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
         0 => Exit::TooLittle,
         _ => Exit::Held,
     })
+}
+
+fn compare_large(gpu: usize) -> Result<Exit, CliError> {
+    let gpu = Gpu::open(gpu, &Cache::of_user())?;
+    let found = check::check_large(&gpu)?;
+    found.iter().for_each(|mismatch| print_line(mismatch));
+    print_line(&format_args!(
+        "a tensor of more than 2^31 elements on {}: {} wrong",
+        gpu.name()?,
+        found.len()
+    ));
+    Ok(if found.is_empty() { Exit::Held } else { Exit::Finding })
+}
+
+/// Whether each planted fault is seen where it says; those that end the process only by their name.
+fn plant(gpu: usize, id: &str, cases: u64, seed: u64) -> Result<Exit, CliError> {
+    let compares = |fault: &SourceFault| matches!(fault.seen, Seen::Bits(_) | Seen::Large);
+    let chosen = |fault: &&SourceFault| if id == "all" { compares(fault) } else { fault.id == id };
+    let (mut planted, mut seen) = (0, 0);
+    for fault in source_faults().filter(chosen) {
+        let Some(sources) = fault.sources() else { continue };
+        let gpu = Gpu::with_sources(gpu, &Cache::of_user(), &sources)?;
+        planted += 1;
+        let found = match fault.seen {
+            Seen::Large => check::check_large(&gpu)?,
+            _ => check::check_until(&gpu, cases, seed, 1)?.mismatches,
+        };
+        let expected = match (found.first(), fault.seen) {
+            (Some(first), Seen::Bits(operations)) => operations.contains(&first.operation),
+            (Some(_), Seen::Large) => true,
+            _ => false,
+        };
+        seen += usize::from(expected);
+        let what = found.first().map_or_else(|| "not seen".to_owned(), ToString::to_string);
+        print_line(&format_args!(
+            "{:<32} {} {what}",
+            fault.id,
+            if expected { "as it says:" } else { "WRONG:" }
+        ));
+    }
+    print_line(&format_args!("{seen} of {planted} planted faults are seen where they say"));
+    Ok(if planted > 0 && seen == planted { Exit::Held } else { Exit::Finding })
 }

@@ -2,13 +2,14 @@
 
 use std::iter;
 
+use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
 use seamproof_oracle::Problem;
 use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
 
 use super::table::{TABLE_FAULTS, TableFault, Tabled};
 use super::{CASES_MAX, DRAWN_MAX, stream};
 use crate::backend::Backend;
-use crate::backends::{Emulated, MISCALLS, Miscall, Miscalled, Planted};
+use crate::backends::{self, Cuda, Emulated, MISCALLS, Miscall, Miscalled, Planted};
 use crate::generate::{self, Draw, Limits};
 use crate::values;
 
@@ -21,6 +22,8 @@ pub enum Suspect {
     Call(&'static Miscall),
     /// In the capability table.
     Table(&'static TableFault),
+    /// In the source of a kernel for a GPU.
+    Source(&'static SourceFault),
 }
 
 impl From<&'static Fault> for Suspect {
@@ -48,9 +51,14 @@ impl Suspect {
         planted.chain(TABLE_FAULTS.iter().map(Suspect::from)).chain(MISCALLS.iter().map(Suspect::from))
     }
 
+    /// Every fault in the kernels for a GPU that a campaign's judge is to find.
+    pub fn on_gpu() -> impl Iterator<Item = Suspect> {
+        source_faults().filter(|fault| matches!(fault.seen, Seen::Rungs(_))).map(Suspect::Source)
+    }
+
     /// The fault of this id.
     pub fn by_id(id: &str) -> Option<Suspect> {
-        Suspect::all().find(|suspect| suspect.id() == id)
+        Suspect::all().chain(Suspect::on_gpu()).find(|suspect| suspect.id() == id)
     }
 
     /// Its name in reports.
@@ -59,6 +67,7 @@ impl Suspect {
             Suspect::Planted(fault) => fault.id,
             Suspect::Call(miscall) => miscall.id,
             Suspect::Table(fault) => fault.id,
+            Suspect::Source(fault) => fault.id,
         }
     }
 
@@ -68,6 +77,7 @@ impl Suspect {
             Suspect::Planted(fault) => fault.imitates,
             Suspect::Call(miscall) => miscall.imitates,
             Suspect::Table(fault) => fault.imitates,
+            Suspect::Source(fault) => fault.imitates,
         }
     }
 
@@ -77,6 +87,7 @@ impl Suspect {
             Suspect::Planted(fault) => fault.source,
             Suspect::Call(miscall) => miscall.source,
             Suspect::Table(fault) => fault.source,
+            Suspect::Source(fault) => fault.file,
         }
     }
 
@@ -86,6 +97,7 @@ impl Suspect {
             Suspect::Planted(fault) => fault.is_caught_by(rung),
             Suspect::Call(miscall) => miscall.caught_by.contains(&rung),
             Suspect::Table(_) => rung == Catcher::Capability,
+            Suspect::Source(fault) => matches!(fault.seen, Seen::Rungs(rungs) if rungs.contains(&rung)),
         }
     }
 
@@ -108,6 +120,9 @@ impl Suspect {
             Suspect::Planted(fault) => Box::new(Planted::new(emulated(seed), **fault)),
             Suspect::Call(miscall) => Box::new(miscalled(miscall, seed)),
             Suspect::Table(fault) => Box::new(Tabled::new(fault)),
+            Suspect::Source(fault) => {
+                backends::on_gpu(fault, Cuda { order: seed, helpers: false, ..Cuda::default() })
+            }
         }
     }
 
@@ -119,6 +134,13 @@ impl Suspect {
             Suspect::Table(fault) => {
                 let subject = Tabled::new(fault);
                 Box::new(problems(seed).filter(move |problem| subject.shows(problem)).take(CASES_MAX))
+            }
+            // Whether it shows, only a GPU could say.
+            Suspect::Source(_) => {
+                let taken = Cuda::default().capabilities();
+                Box::new(
+                    problems(seed).filter(move |problem| taken.refusal(problem).is_none()).take(CASES_MAX),
+                )
             }
         }
     }

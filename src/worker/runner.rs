@@ -78,8 +78,8 @@ pub type Open = fn(&str, &BTreeMap<String, String>, usize) -> Result<Opened, Ope
 
 /// Opens the runner of a subject: on a GPU, or one of this process, for which a core is as good as a device.
 pub fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result<Opened, OpenError> {
-    if name == "cuda" {
-        return backends::open_cuda(options, device);
+    if backends::is_on_gpu(name) {
+        return backends::open_on_gpu(name, options, device);
     }
     let backend = backends::in_process(name, options).map_err(|error| OpenError(error.to_string()))?;
     let devices = available_parallelism().map_or(1, NonZero::get);

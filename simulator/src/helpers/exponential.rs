@@ -44,7 +44,7 @@ pub fn exp(x: f32) -> f32 {
     let k = shifted - ROUNDER;
     let r = libm::fmaf(k, -LN_2[1], libm::fmaf(k, -LN_2[0], x));
     let power = 1.0 + libm::fmaf(series(&EXPONENTIAL, r), r * r, r);
-    f32::from_bits(power.to_bits().wrapping_add(shifted.to_bits() << 23))
+    power * f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0_f32.to_bits()))
 }
 
 /// ln(1 + e) for e from 0 to 1.
