@@ -276,7 +276,7 @@ fn a_fault_in_a_kernel_is_found() {
             }
         });
         match found {
-            Some((case, finding)) => println!("{fault}: case {case}, {finding}"),
+            Some((case, finding)) => eprintln!("{fault}: case {case}, {finding}"),
             None => missed.push(fault),
         }
     }
