@@ -252,6 +252,55 @@ __device__ __forceinline__ float log_add(float a, float b) {
     return fmaxf(a, b) + log_of_one_and(bounded_exponential(-fabsf(difference)));
 }
 
+// e^x and ln x in f32 by the steps of FreeBSD's msun (e_expf.c, e_logf.c), which the libm crate of the CPU device takes
+// too: with --fmad=false both devices give the same bits, which attention and merges on tables are held to. Arguments here are never NaN.
+// Copyright (C) 1993 by Sun Microsystems, Inc. Permission to use, copy, modify, and distribute this software is freely
+// granted, provided that this notice is preserved.
+__device__ __forceinline__ float two_to(int k) { return __int_as_float((k + 127) << 23); }
+
+__device__ __forceinline__ float exact_exp(float x) {
+    const u32 magnitude = __float_as_uint(x) & 0x7fffffffu;
+    const int sign = __float_as_uint(x) >> 31;
+    if (magnitude >= 0x42aeac50u) {
+        if (!sign && magnitude >= 0x42b17218u) return x * two_to(127);
+        if (sign && magnitude >= 0x42cff1b5u) return 0.0f;
+    }
+    int k = 0;
+    float high = x, low = 0.0f;
+    if (magnitude > 0x3eb17218u) {
+        k = magnitude > 0x3f851592u ? (int)(1.4426950216e+00f * x + (sign ? -0.5f : 0.5f)) : 1 - sign - sign;
+        high = x - (float)k * 6.9314575195e-01f;
+        low = (float)k * 1.4286067653e-06f;
+        x = high - low;
+    } else if (magnitude <= 0x39000000u) {
+        return 1.0f + x;
+    }
+    const float square = x * x;
+    const float c = x - square * (1.6666625440e-1f + square * -2.7667332906e-3f);
+    const float y = 1.0f + (x * c / (2.0f - c) - low + high);
+    if (k == 0) return y;
+    if (k > 127) return y * two_to(127) * two_to(k - 127);
+    if (k < -126) return y * two_to(-102) * two_to(k + 102);
+    return y * two_to(k);
+}
+
+// For x of at least 1: the sums that it is asked for hold e^0.
+__device__ __forceinline__ float exact_ln(float x) {
+    u32 bits = __float_as_uint(x);
+    if (bits >= 0x7f800000u) return x;
+    if (bits == 0x3f800000u) return 0.0f;
+    bits += 0x3f800000u - 0x3f3504f3u;
+    const int k = (int)(bits >> 23) - 0x7f;
+    bits = (bits & 0x007fffffu) + 0x3f3504f3u;
+    const float f = __uint_as_float(bits) - 1.0f;
+    const float s = f / (2.0f + f);
+    const float z = s * s, w = z * z;
+    const float t1 = w * (0.40000972152f + w * 0.24279078841f);
+    const float t2 = z * (0.66666662693f + w * 0.28498786688f);
+    const float r = t2 + t1, half_square = 0.5f * f * f, dk = (float)k;
+    return s * (half_square + r) + dk * 9.0580006145e-06f - half_square + f + dk * 6.9313812256e-01f;
+}
+
 // A tensor addressed by row and head, however it lies: [rows, heads, dim], [heads, rows] or [heads]. Strides count
 // elements; the lanes of a row and head are neighbours.
 struct View {

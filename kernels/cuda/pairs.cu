@@ -89,13 +89,13 @@ struct RunPair {
 
 __device__ __forceinline__ float larger(float a, float b) { return b > a ? b : a; }
 
-__device__ __forceinline__ float log_add(float a, float b) {
+__device__ __forceinline__ float exact_log_add(float a, float b) {
     const float largest = larger(a, b);
     if (largest == neg_infinity()) return largest;
     return largest + exact_ln(1.0f + exact_exp((a == largest ? b : a) - largest));
 }
 
-__device__ __forceinline__ float share(float a, float total) {
+__device__ __forceinline__ float exact_share(float a, float total) {
     return a == neg_infinity() ? 0.0f : exact_exp(a - total);
 }
 
@@ -131,11 +131,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) merge_pairs(const __grid_c
     const i64 statistic = place_of(a.lse, to, head);
     const float old = get(a.lse, statistic), added = get(a.step_lse, place_of(a.step_lse, from, head));
     const bool known = a.style == WEIGHTED || a.style == WEIGHTED_ROUNDED;
-    const float total = known ? old : log_add(old, added);
+    const float total = known ? old : exact_log_add(old, added);
     __syncwarp();
     if (lane == 0 && !known) put(a.lse, statistic, total);
     if (a.style == STATISTICS) return;
-    const float keep = a.style == RUNNING ? share(old, total) : 1.0f, add = share(added, total);
+    const float keep = a.style == RUNNING ? exact_share(old, total) : 1.0f, add = exact_share(added, total);
     const i64 out = place_of(a.out, to, head), step = place_of(a.step_out, from, head);
     for (int column = lane; column < a.dim; column += 32) {
         float term = scaled(get(a.step_out, step + column), add);
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) apply_sink(const __grid_co
     const RunPair pair = a.pairs[last_at_most(0, a.count, index, [&](int i) { return a.pairs[i].first; })];
     const i64 to = pair.to_offset + pair.to_step * (index - pair.first), statistic = place_of(a.lse, to, head);
     const float old = get(a.lse, statistic), sink = a.style ? get(a.step_lse, place_of(a.step_lse, 0, head)) : 0.0f;
-    const float total = log_add(old, sink), keep = share(old, total);
+    const float total = exact_log_add(old, sink), keep = exact_share(old, total);
     __syncwarp();
     if (lane == 0) put(a.lse, statistic, total);
     const i64 out = place_of(a.out, to, head);

@@ -56,9 +56,9 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! {
         "        put_zeros(a.out, out, call.dim_v);\n"
             => "",
         WRITES;
-    "empty-row-lse", MissingGuard, "lse of an empty row: https://github.com/vllm-project/vllm/issues/49294", "attend.cu",
-        "sum == 0.0f ? neg_infinity() : largest + exact_ln(sum)"
-            => "largest + exact_ln(sum)",
+    "empty-row-out", MissingGuard, "out of an empty row: https://github.com/vllm-project/vllm/issues/49294", "attend.cu",
+        "sum == 0.0f ? 0.0f : 1.0f / sum"
+            => "1.0f / sum",
         VALUES;
     "sink-not-counted", Arithmetic, "the sink is not counted: https://github.com/NVIDIA/TransformerEngine/pull/3551", "attend.cu",
         "        sum += exact_exp(sink - largest);\n"
@@ -129,7 +129,7 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! {
             => "index]",
         VALUES;
     "merge-forgets", Arithmetic, "a merge forgets what was there: https://github.com/NVIDIA/cudnn-frontend/issues/752", "pairs.cu",
-        "const float keep = a.style == RUNNING ? share(old, total) : 1.0f"
+        "const float keep = a.style == RUNNING ? exact_share(old, total) : 1.0f"
             => "const float keep = a.style == RUNNING ? 0.0f : 1.0f",
         VALUES;
     "third-part-lost", LastSequence, "parts after the second are lost: https://github.com/NVIDIA/cudnn-frontend/issues/752", "pairs.cu",
@@ -137,8 +137,8 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! {
             => "i < min(transfer.parts, 2); ++i",
         VALUES;
     "sink-leaves-out", Arithmetic, "the sink leaves out as it was: https://github.com/NVIDIA/TransformerEngine/pull/3551", "pairs.cu",
-        "const float total = log_add(old, sink), keep = share(old, total);"
-            => "const float total = log_add(old, sink), keep = 1.0f;",
+        "const float total = exact_log_add(old, sink), keep = exact_share(old, total);"
+            => "const float total = exact_log_add(old, sink), keep = 1.0f;",
         VALUES;
     "attend-wild-address", PastTheEnd, "an illegal address, scratch sized from the wrong axis: \
         https://github.com/pytorch/pytorch/issues/186142", "attend.cu",
