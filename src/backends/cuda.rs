@@ -3,7 +3,8 @@
 //!
 //! [`Cuda`] is what the subject declares, and needs no CUDA: its table, its contract, its schedule, how it cuts its sums.
 //! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). The attention kernels are the simple ones, whose sums are serial; what they
-//! compute is bit for bit what the emulated kernel computes with tiles of [`KEY_TILE`] keys.
+//! compute is bit for bit what the emulated kernel computes with tiles of [`KEY_TILE`] keys, and so is all that kernels on
+//! tables of rows do.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -108,7 +109,13 @@ impl Cuda {
         ])
     }
 
-    /// The emulated kernel that gives the same bits.
+    /// The same, with kernels for packed slots where they give the twin's bits: merges of those take other steps to e^x and
+    /// ln x than the CPU device, within the same bounds.
+    pub fn with_twins_bits(self, problem: &Problem) -> Cuda {
+        Cuda { helpers: self.helpers && self.partition(problem).merges.count == 0, ..self }
+    }
+
+    /// The emulated kernel that gives the same bits, for a subject [`Cuda::with_twins_bits`].
     pub fn twin(&self) -> Emulated {
         Emulated { tiles: TILES, order: self.order, merge: self.merge, ..Emulated::default() }
     }
