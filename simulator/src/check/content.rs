@@ -5,6 +5,7 @@
 //! serves heads of other numbers, a band has a *shift*: head h of the buffer is head `h + head + shift` of the tensor of
 //! a symbol of its list.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -22,13 +23,15 @@ pub(super) struct Band {
     shift: isize,
     /// In order, without a gap: every row of the buffer is in one piece.
     pieces: Rc<Vec<Piece>>,
+    /// Where the last read ended: the next one mostly goes on there.
+    last_read: Cell<usize>,
 }
 
 impl Band {
     /// The band as it is for some of its heads, which become those from `first` on.
     fn moved(&self, heads: &Range<usize>, first: usize) -> Band {
         let shift = self.shift + heads.start as isize - first as isize;
-        Band { heads: first..first + heads.len(), shift, pieces: self.pieces.clone() }
+        Band { heads: first..first + heads.len(), shift, ..self.clone() }
     }
 
     /// Pieces with rows of the buffer, sorted and disjoint, take the place of what is there.
@@ -65,7 +68,8 @@ pub(super) struct Content {
 impl Content {
     pub(super) fn new(rows: usize, heads: usize, symbol: Symbol) -> Content {
         let pieces = if rows > 0 { vec![Piece { at: 0, len: rows, symbol }] } else { Vec::new() };
-        Content { rows, bands: vec![Band { heads: 0..heads, shift: 0, pieces: Rc::new(pieces) }] }
+        let band = Band { heads: 0..heads, shift: 0, pieces: Rc::new(pieces), last_read: Cell::new(0) };
+        Content { rows, bands: vec![band] }
     }
 
     /// The heads at which bands begin or end.
@@ -82,11 +86,12 @@ impl Content {
     pub(super) fn read(&self, runs: &[Run], heads: &Range<usize>) -> Vec<Piece> {
         let mut pieces = Vec::new();
         if let Some(band) = self.bands.get(self.band_at(heads.start)) {
-            let mut at = 0;
+            let (mut at, mut next) = (0, band.last_read.get());
             for run in runs {
-                read(&band.pieces, run, at, &mut pieces);
+                next = read(&band.pieces, run, (at, next), &mut pieces);
                 at += run.len;
             }
+            band.last_read.set(next);
             for piece in &mut pieces {
                 let symbol = std::mem::replace(&mut piece.symbol, Symbol::Zero);
                 piece.symbol = symbol.shift_heads(-(heads.start as isize + band.shift));
@@ -172,21 +177,26 @@ pub(super) fn on_rows(run: &Run, pieces: impl IntoIterator<Item = Piece>) -> imp
     })
 }
 
-/// Appends the rows of a run; its row 0 is row `at`.
-fn read(pieces: &[Piece], run: &Run, at: usize, to: &mut Vec<Piece>) {
-    let (mut index, mut next) = (0, 0);
+/// Appends the rows of a run; its row 0 is row `at`. It is looked for at piece `next` first; where it ended.
+fn read(pieces: &[Piece], run: &Run, (at, mut next): (usize, usize), to: &mut Vec<Piece>) -> usize {
+    let mut index = 0;
     while index < run.len {
         let row = run.offset + run.step * index;
-        if pieces.get(next).is_none_or(|piece| piece.end() <= row) {
-            next += pieces[next..].partition_point(|piece| piece.end() <= row);
-        }
-        let Some(piece) = pieces.get(next) else { return };
+        next = piece_of(pieces, row, next);
+        let Some(piece) = pieces.get(next) else { return next };
         let rows = ((piece.end() - row - 1) / run.step + 1).min(run.len - index);
         let symbol = piece.symbol.advance(row - piece.at).every(run.step);
         append(to, Piece { at: at + index, len: rows, symbol });
         index += rows;
-        next += usize::from(run.step == 1);
     }
+    next
+}
+
+/// The piece of a row: the one at `guess` or after it, or wherever it is.
+fn piece_of(pieces: &[Piece], row: usize, guess: usize) -> usize {
+    let holds = |place: &usize| pieces.get(*place).is_some_and(|piece| piece.at <= row && row < piece.end());
+    let near = [guess, guess + 1].into_iter().find(holds);
+    near.unwrap_or_else(|| pieces.partition_point(|piece| piece.end() <= row))
 }
 
 /// Puts one piece in the place of what is there.

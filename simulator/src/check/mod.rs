@@ -17,7 +17,7 @@
 //!    no invisible one ever; dsink counts each query once over all ranks, max_logit every launch; padding rows are
 //!    zero, rows that nobody owns untouched, every real row is owned once.
 //!
-//! A later part runs only if form and order hold; all errors of the parts that run are returned, up to
+//! A later part runs only if form and order hold, races and content beside each other; all errors of the parts that run are returned, up to
 //! [`ERRORS_MAX`].
 //!
 //! What it does not prove: anything about numbers (formats, rounding, the scale of a gradient), that a kernel does what
@@ -67,8 +67,19 @@ pub fn check(problem: &Problem, schedule: &Schedule) -> Result<Proof, Vec<CheckE
         return Err(errors.0);
     }
     let Some(order) = order::order(schedule, &mut errors) else { return Err(errors.0) };
-    race::check(schedule, &order, &mut errors);
-    let mut machine = execute::Machine::new(problem, schedule, errors);
+    let races = || {
+        let mut errors = error::Errors::default();
+        race::check(schedule, &order, &mut errors);
+        errors
+    };
+    let (mut errors, (pairs, contents)) = rayon::join(races, || content(problem, schedule, &order));
+    contents.0.into_iter().for_each(|error| errors.push(error));
+    if errors.0.is_empty() { Ok(proof(schedule, pairs)) } else { Err(errors.0) }
+}
+
+/// Runs the operations on symbols: the pairs that were attended, and all that is wrong with rows.
+fn content(problem: &Problem, schedule: &Schedule, order: &order::Order) -> (u64, error::Errors) {
+    let mut machine = execute::Machine::new(problem, schedule, error::Errors::default());
     let last = touch::last_touches(schedule, &order.steps);
     for (step, done) in order.steps.iter().zip(&last) {
         if machine.errors.full() {
@@ -77,8 +88,7 @@ pub fn check(problem: &Problem, schedule: &Schedule) -> Result<Proof, Vec<CheckE
         machine.step(step);
         machine.forget(done);
     }
-    let pairs = machine.finish();
-    if machine.errors.0.is_empty() { Ok(proof(schedule, pairs)) } else { Err(machine.errors.0) }
+    (machine.finish(), machine.errors)
 }
 
 fn proof(schedule: &Schedule, pairs: u64) -> Proof {
