@@ -92,23 +92,44 @@ impl Cover {
     /// looks at a place except to name it in an error.
     pub(super) fn alike(&self, other: &Cover) -> bool {
         let alike = || {
-            let (mine, theirs) = (self.patches(), other.patches());
-            mine.len() == theirs.len() && mine.iter().zip(&theirs).all(|(a, b)| a.alike(b))
+            let (mut mine, mut theirs) = (self.each(), other.each());
+            mine.by_ref().all(|a| theirs.next().is_some_and(|b| a.alike(b))) && theirs.next().is_none()
         };
         self.same(other) || self.node.hash == other.node.hash && alike()
     }
 
-    /// Every patch, without recursion: a chain of sums may be long.
+    /// Every patch.
     pub(super) fn patches(&self) -> Vec<Patch> {
-        let (mut found, mut todo) = (Vec::with_capacity(self.node.count), vec![self]);
-        while let Some(cover) = todo.pop() {
-            match &cover.node.parts {
-                Parts::One(patch) => found.push(patch.clone()),
-                Parts::Leaf(patches) => found.extend_from_slice(patches),
-                Parts::Sum(both) => todo.extend(both.iter().flatten().rev()),
+        let mut found = Vec::with_capacity(self.node.count);
+        found.extend(self.each().cloned());
+        found
+    }
+
+    fn each(&self) -> EachPatch<'_> {
+        EachPatch { todo: vec![self], leaf: [].iter() }
+    }
+}
+
+/// The patches of a cover in order, without recursion: a chain of sums may be long.
+struct EachPatch<'a> {
+    todo: Vec<&'a Cover>,
+    leaf: std::slice::Iter<'a, Patch>,
+}
+
+impl<'a> Iterator for EachPatch<'a> {
+    type Item = &'a Patch;
+
+    fn next(&mut self) -> Option<&'a Patch> {
+        loop {
+            if let Some(patch) = self.leaf.next() {
+                return Some(patch);
+            }
+            match &self.todo.pop()?.node.parts {
+                Parts::One(patch) => return Some(patch),
+                Parts::Leaf(patches) => self.leaf = patches.iter(),
+                Parts::Sum(both) => self.todo.extend(both.iter().flatten().rev()),
             }
         }
-        found
     }
 }
 
