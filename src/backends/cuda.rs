@@ -2,9 +2,9 @@
 //! device with all ranks on one GPU.
 //!
 //! [`Cuda`] is what the subject declares, and needs no CUDA: its table, its contract, its schedule, how it cuts its sums.
-//! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). The attention kernels are the simple ones, whose sums are serial; what they
-//! compute is bit for bit what the emulated kernel computes with tiles of [`KEY_TILE`] keys, and so is all that kernels on
-//! tables of rows do.
+//! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). The attention kernels are the simple
+//! ones, whose sums are serial; what they compute is bit for bit what the emulated kernel computes with tiles of
+//! [`KEY_TILE`] keys, and so is all that kernels on tables of rows do.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

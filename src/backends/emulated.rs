@@ -83,7 +83,7 @@ fn expected(option: &str) -> &'static str {
 pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
     let size = |draw: u64| TILE_SIZES[(draw % TILE_SIZES.len() as u64) as usize].to_string();
     let draw = values::mix(seed);
-    // The tensor core's model is slow: a case in eight.
+    // The tensor core's model is slow: a case in 16.
     let hopper = values::mix(draw ^ 1).is_multiple_of(16);
     BTreeMap::from([
         ("arithmetic".into(), if hopper { "hopper" } else { "f32" }.into()),
