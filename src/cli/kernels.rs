@@ -287,7 +287,7 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
 fn compare_large(gpu: usize) -> Result<Exit, CliError> {
     let gpu = Gpu::open(gpu, &Cache::of_user())?;
     let found = check::check_large(&gpu)?;
-    found.iter().for_each(|mismatch| print_line(mismatch));
+    found.iter().for_each(print_line);
     print_line(&format_args!(
         "a tensor of more than 2^31 elements on {}: {} wrong",
         gpu.name()?,
