@@ -30,6 +30,8 @@ pub struct CallTables {
     pub(crate) bytes: Vec<u8>,
     segments: usize,
     runs: usize,
+    /// Rows of the tensors, of queries and of keys.
+    rows: [usize; 2],
     /// Rows that the call owns, of queries and of keys.
     owned: [usize; 2],
     softmax: Softmax,
@@ -160,8 +162,9 @@ impl CallTables {
         }
         let mut bytes = segments.0;
         bytes.append(&mut runs.0);
-        let (segments, softmax, policy) = (call.segments.len(), call.softmax, call.policy);
-        Ok(CallTables { bytes, segments, runs: count, owned, softmax, policy })
+        let (segments, softmax, policy, rows) =
+            (call.segments.len(), call.softmax, call.policy, [q_rows, kv_rows]);
+        Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy })
     }
 
     /// Bytes of the scratch that a backward launch needs.
@@ -181,6 +184,11 @@ impl CallTables {
         }
         if kv_heads == 0 || kv_heads != v_heads || heads % kv_heads != 0 || k_dim != dim {
             let what = format!("q {:?}, k {:?} and v {:?} do not fit", q.shape(), k.shape(), v.shape());
+            return Err(KernelError::shape(what));
+        }
+        let rows = [q, k, v].map(|view| view.shape()[0]);
+        if rows != [self.rows[0], self.rows[1], self.rows[1]] {
+            let what = format!("q, k and v of {rows:?} rows; the call is for {:?}", self.rows);
             return Err(KernelError::shape(what));
         }
         if dim == 0 || dim_v == 0 || dim.max(dim_v) > DIM_MAX {

@@ -13,11 +13,14 @@ use super::session::{Death, Session, StartError};
 use crate::backend::{Ended, Outputs, RunError};
 use crate::case::Subject;
 use crate::prose;
+use crate::verdict::Cause;
 
 /// Times that a failure which does not show at once is tried again, and that one which is found is repeated.
 const TRIES: usize = 3;
 /// Fresh workers that one search may use.
 const SEARCH_MAX: usize = 64;
+/// The same for a hang, each of which may take a whole deadline.
+const HANG_SEARCH_MAX: usize = 4;
 /// Needed runs that are written out.
 const SHOWN_MAX: usize = 3;
 
@@ -85,7 +88,8 @@ impl Suspicion<'_> {
             Trial::Answered(_) => {
                 let died =
                     |before: &[Entry]| matches!(self.bench.trial(before, &self.target), Trial::Died(_));
-                let how = self.in_company(&self.history.entries(), died);
+                let search = if first.ending.cause == Cause::Hang { HANG_SEARCH_MAX } else { SEARCH_MAX };
+                let how = self.in_company(&self.history.entries(), search, died);
                 ended(&first, &format!("alone in a fresh worker it does not fail; {how}"))
             }
         }
@@ -109,11 +113,11 @@ impl Suspicion<'_> {
             return format!("{what}; in a fresh worker it is wrong as well: the device went bad");
         }
         let suspects = &entries[entries.len().saturating_sub(doubtful)..];
-        format!("{what}; in a fresh worker it is right; {}", self.in_company(suspects, differs))
+        format!("{what}; in a fresh worker it is right; {}", self.in_company(suspects, SEARCH_MAX, differs))
     }
 
     /// Which of the runs before it a failure needs that does not show alone.
-    fn in_company(&self, before: &[Entry], fails: impl Fn(&[Entry]) -> bool) -> String {
+    fn in_company(&self, before: &[Entry], search: usize, fails: impl Fn(&[Entry]) -> bool) -> String {
         let forgotten = match self.history.forgotten() {
             0 => String::new(),
             count => format!(" ({count} still earlier ones are not kept)"),
@@ -128,7 +132,7 @@ impl Suspicion<'_> {
                 TRIES + 2
             );
         };
-        let needed = smallest(before, SEARCH_MAX, &fails);
+        let needed = smallest(before, search, &fails);
         let again = (0..TRIES).filter(|_| fails(&needed)).count();
         let seldom = if tried > 1 { format!(" (seen at try {tried})") } else { String::new() };
         format!(

@@ -83,9 +83,11 @@ impl Process {
         lock(&self.watch).deadline = Instant::now().checked_add(time);
     }
 
-    /// No deadline any more.
-    pub(super) fn rest(&self) {
-        lock(&self.watch).deadline = None;
+    /// No deadline any more; whether it was over before, so that the worker is as good as dead.
+    pub(super) fn rest(&self) -> bool {
+        let mut watch = lock(&self.watch);
+        watch.deadline = None;
+        watch.fired
     }
 
     pub(super) fn write(&mut self, kind: Kind, sequence: u64, body: &[u8]) -> io::Result<()> {

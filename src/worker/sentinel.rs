@@ -57,12 +57,18 @@ pub(super) fn digest(outputs: &Outputs) -> [u8; blake3::OUT_LEN] {
     *blake3::hash(&message::encode_outputs(outputs)).as_bytes()
 }
 
-/// Whether the judge finds the results of a fresh worker right, without the relations that ask for further runs.
-pub(super) fn is_right(declaration: &dyn Backend, session: &mut Session) -> bool {
+/// Whether the judge finds the results of a fresh worker right, without the relations that ask for further runs; none
+/// where there are no results.
+pub(super) fn is_right(declaration: &dyn Backend, session: &mut Session) -> Option<bool> {
     let direct = Direct { declaration, session: Mutex::new(session) };
     let judge = Judge { identities: Vec::new(), ..Judge::default() };
     let judged = problem().map(|problem| judge.examine(&direct, &problem, Depth::First).verdict);
-    matches!(judged, Ok(Verdict::Pass(_)))
+    match judged {
+        Ok(Verdict::Pass(_)) => Some(true),
+        Ok(Verdict::Finding(finding)) if !finding.check.is_end() => Some(false),
+        Ok(Verdict::Refused(_)) => Some(false),
+        _ => None,
+    }
 }
 
 /// What its results are on a worker that has the subject open.

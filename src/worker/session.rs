@@ -68,6 +68,8 @@ pub(super) struct Session {
     device: usize,
     sequence: u64,
     open: Option<Subject>,
+    /// Whether its last answer came past the deadline.
+    is_spent: bool,
 }
 
 impl Session {
@@ -77,11 +79,16 @@ impl Session {
             .map_err(|error| format!("the worker {} cannot be started: {error}", launch.program.display()))?;
         process.arm(deadlines.start);
         let (launch, process) = (launch.clone(), Some(process));
-        Ok(Session { process, launch, deadlines, device, sequence: 0, open: None })
+        Ok(Session { process, launch, deadlines, device, sequence: 0, open: None, is_spent: false })
     }
 
     pub(super) fn launch(&self) -> &Launch {
         &self.launch
+    }
+
+    /// Whether it answered so late that it was ended meanwhile.
+    pub(super) fn is_spent(&self) -> bool {
+        self.is_spent
     }
 
     /// The process, while there is one.
@@ -129,10 +136,7 @@ impl Session {
         let mut after = None;
         match self.exchange(kind, body, &mut after) {
             Ok(Answer::Failed(failure)) if failure.ends_worker() => Err(self.dismissed(after, failure)),
-            Ok(answer) => {
-                self.process.iter().for_each(Process::rest);
-                Ok(answer)
-            }
+            Ok(answer) => Ok(answer),
             Err(error) => Err(self.died(after, &error)),
         }
     }
@@ -150,6 +154,10 @@ impl Session {
                 return Err(FrameError::Garbage(format!("an answer to request {got} instead of {expected}")));
             }
             let garbage = |error: MessageError| FrameError::Garbage(error.to_string());
+            // A whole answer counts, however late. What a late worker is asked next would only meet its death.
+            if frame.kind != Kind::Phase && process.rest() {
+                self.is_spent = true;
+            }
             match frame.kind {
                 Kind::Phase => {
                     let phase = message::decode_phase(&frame.body).map_err(garbage)?;

@@ -129,7 +129,7 @@ impl CudaDevice<'_> {
         memory.image.check_pairs(step_lse, lse, &merge.rows)?;
         let at = places(memory, [out, lse, step_out, step_lse]).map_err(failed)?;
         let fits = production::adds(&at[0], &at[2]) || style == MergeStyle::Statistics;
-        let fits = self.helpers && fits && at[1].rows == at[3].rows;
+        let fits = self.helpers && fits && at[1].rows == at[3].rows && at[0].rows == at[1].rows;
         match fits.then(|| production::slots(&merge.rows)).flatten() {
             Some(slots) => self.merge_slots(style, at, &slots, memory),
             None => self.merge_pairs(style, at, &merge.rows, memory),

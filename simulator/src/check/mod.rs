@@ -2,7 +2,7 @@
 //!
 //! Rows of buffers hold *symbols* instead of numbers: an input's row (tensor, sequence, position, head), padding,
 //! nothing yet, zero, or a sum of *patches*, the (query, key) pairs that a launch attends. Operations transform symbols.
-//! [`check`] proves, in this order:
+//! [`check`] proves:
 //!
 //! 1. *Form* (`shape.rs`): every index, run, head range and shape is inside its bounds, on the operation's own rank;
 //!    no operation writes a row twice.
@@ -17,8 +17,8 @@
 //!    no invisible one ever; dsink counts each query once over all ranks, max_logit every launch; padding rows are
 //!    zero, rows that nobody owns untouched, every real row is owned once.
 //!
-//! A later part runs only if form and order hold, races and content beside each other; all errors of the parts that run are returned, up to
-//! [`ERRORS_MAX`].
+//! The later parts run only if form and order hold, races and content beside each other; all errors of the parts that run
+//! are returned, races first, up to [`ERRORS_MAX`].
 //!
 //! What it does not prove: anything about numbers (formats, rounding, the scale of a gradient), that a kernel does what
 //! its call says, that memory is enough, how long anything takes. Between forward and backward it assumes no barrier.
