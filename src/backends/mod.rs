@@ -78,13 +78,7 @@ pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn
 /// The kernels on a GPU with a fault in their sources, in workers.
 pub fn on_gpu(fault: &SourceFault, subject: Cuda) -> Box<dyn Backend> {
     let name = cuda::name_of(fault);
-    let served = Served {
-        declaration: Box::new(subject),
-        subject: worker::subject(&name, &subject.options()),
-        sentinel: worker::subject(&name, &BTreeMap::new()),
-        sentinel_declaration: Box::new(Cuda::default()),
-        arguments: vec!["worker".into()],
-    };
+    let served = Served::new(&name, &subject.options(), Box::new(subject), Box::new(Cuda::default()));
     Box::new(Remote::new(&name, served, worker::shared()))
 }
 
@@ -97,14 +91,8 @@ fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Serve
     // A GPU belongs to a process that may die.
     let inner = if cuda::is_named(name) { Some(name) } else { name.strip_suffix(AT_WORKER) };
     let Some(inner) = inner else { return Ok(None) };
-    let fixed = BTreeMap::new();
-    Ok(Some(Served {
-        declaration: in_process(inner, options)?,
-        subject: worker::subject(inner, options),
-        sentinel: worker::subject(inner, &fixed),
-        sentinel_declaration: in_process(inner, &fixed)?,
-        arguments: vec!["worker".into()],
-    }))
+    let (declaration, sentinel) = (in_process(inner, options)?, in_process(inner, &BTreeMap::new())?);
+    Ok(Some(Served::new(inner, options, declaration, sentinel)))
 }
 
 /// Makes a backend that runs in this process.

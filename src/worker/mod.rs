@@ -53,6 +53,22 @@ pub struct Served {
 }
 
 impl Served {
+    /// A subject that a worker opens by its name and options, with the default options on the sentinel.
+    pub fn new(
+        name: &str,
+        options: &BTreeMap<String, String>,
+        declaration: Box<dyn Backend>,
+        sentinel_declaration: Box<dyn Backend>,
+    ) -> Served {
+        Served {
+            declaration,
+            subject: subject(name, options),
+            sentinel: subject(name, &BTreeMap::new()),
+            sentinel_declaration,
+            arguments: vec!["worker".into()],
+        }
+    }
+
     fn launch(&self, settings: &Settings) -> Launch {
         Launch { program: settings.program.clone(), arguments: self.arguments.clone() }
     }

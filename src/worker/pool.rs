@@ -218,10 +218,14 @@ impl Seat {
         self.open(pool, &served.subject)
     }
 
+    /// Where fresh workers for this seat's device come from.
+    fn bench<'a>(&self, pool: &'a Pool, served: &Served) -> Bench<'a> {
+        Bench { launch: served.launch(&pool.settings), device: self.device, pool: &pool.settings }
+    }
+
     /// Starts a worker; its first run is the sentinel.
     fn begin(&mut self, pool: &Pool, served: &Served) -> Result<(), RunError> {
-        let bench =
-            Bench { launch: served.launch(&pool.settings), device: self.device, pool: &pool.settings };
+        let bench = self.bench(pool, served);
         let known = self.started(pool.known(served, &bench))?;
         self.session =
             Some(self.started(Session::start(&bench.launch, self.device, pool.settings.deadlines))?);
@@ -273,11 +277,7 @@ impl Seat {
             Err(death) => {
                 let history = std::mem::take(&mut self.history);
                 self.replace();
-                let bench = Bench {
-                    launch: served.launch(&pool.settings),
-                    device: self.device,
-                    pool: &pool.settings,
-                };
+                let bench = self.bench(pool, served);
                 Err(RunError::Ended(Box::new(Suspicion { bench, history, target: entry }.confirmed(death))))
             }
         }
@@ -286,8 +286,7 @@ impl Seat {
     /// Runs the sentinel, where it has known results; an error says that the worker went bad.
     fn watch(&mut self, pool: &Pool, served: &Served) -> Result<(), RunError> {
         self.since_sentinel = 0;
-        let bench =
-            Bench { launch: served.launch(&pool.settings), device: self.device, pool: &pool.settings };
+        let bench = self.bench(pool, served);
         let Some(known) = self.started(pool.known(served, &bench))? else { return Ok(()) };
         let body = sentinel::body().map_err(|error| RunError::Infrastructure(error.to_string()))?;
         let target = Entry { subject: Arc::clone(&served.sentinel), body: Arc::new(body) };
