@@ -142,7 +142,8 @@ fn build_faults() -> Result<Exit, CliError> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let work = || {
         let turn = std::iter::repeat_with(|| faults.get(next.fetch_add(1, Ordering::Relaxed)));
-        let build = |fault: &&SourceFault| (fault.id, fault.source().map(|source| nvrtc::compile(&source)));
+        let compile = |sources: Vec<Source>| sources.iter().try_for_each(|s| nvrtc::compile(s).map(drop));
+        let build = |fault: &&SourceFault| (fault.id, fault.edited().map(compile));
         turn.map_while(|fault| fault.map(build)).collect::<Vec<_>>()
     };
     let built: Vec<_> = std::thread::scope(|scope| {
