@@ -126,6 +126,20 @@ impl Gpu {
         self.context.name().map_err(failed("name"))
     }
 
+    /// Multiprocessors.
+    pub fn multiprocessors(&self) -> Result<usize, KernelError> {
+        self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+    }
+
+    /// The highest clock of the multiprocessors, in MHz.
+    pub fn clock_mhz(&self) -> Result<usize, KernelError> {
+        Ok(self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000)
+    }
+
+    fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<usize, KernelError> {
+        Ok(self.context.attribute(attribute).map_err(failed("attribute"))? as usize)
+    }
+
     /// Memory of which nothing is known.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, KernelError> {
         self.context.bind_to_thread().map_err(failed("context"))?;
