@@ -145,10 +145,25 @@ impl RowModel<'_> {
     /// Error of an unrounded weight `p` whose logit has the absolute error `logit_error` (`p·θ`).
     #[inline]
     fn weight_error(&self, p: f64, logit: f64, logit_error: f64) -> f64 {
+        let eta = self.eta(logit, logit_error);
+        exponential_error(p, logit - self.row.lse, eta) * (1.0 + self.relative) + p * self.relative
+    }
+
+    /// Error of the exponent of a weight.
+    #[inline]
+    fn eta(&self, logit: f64, logit_error: f64) -> f64 {
         let row = self.row;
-        let eta =
-            logit_error + F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range);
-        exponential_error(p, logit - row.lse, eta) * (1.0 + self.relative) + p * self.relative
+        logit_error + F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range)
+    }
+
+    /// Error of the exponent of a weight whose logit's products have magnitudes that sum to `a`.
+    pub fn exponent_error(&self, logit: f64, a: f64) -> f64 {
+        self.eta(logit, self.model.logit_error(a, logit))
+    }
+
+    /// What a pair's coefficient of `|v|` in [`RowModel::pair`] has that does not shrink with its weight, at most.
+    pub fn floor(&self, g: f64) -> f64 {
+        self.rounding_floor * (1.0 + g) + g * self.factor_floor
     }
 
     /// The errors that one pair adds to its row. `p` is the exact weight, `g` is [`Model::value_sum`] of the row.
