@@ -22,6 +22,8 @@ use crate::source::{Source, sources};
 pub(crate) const THREADS: usize = 256;
 /// The compute capability that the kernels are machine code for.
 const CAPABILITY: (i32, i32) = (9, 0);
+/// Bytes of dynamic shared memory that a block may have without being asked for.
+const SHARED_ALWAYS: usize = 48 << 10;
 /// Most blocks in the first dimension of a grid.
 const BLOCKS_MAX: usize = i32::MAX as usize;
 
@@ -279,7 +281,18 @@ impl Gpu {
     pub(crate) fn launch(
         &self,
         kernel: &str,
+        grid: (usize, usize, usize),
+        arguments: &[&dyn Argument],
+    ) -> Result<(), KernelError> {
+        self.launch_with(kernel, grid, 0, arguments)
+    }
+
+    /// The same with so many bytes of dynamic shared memory for each block.
+    pub(crate) fn launch_with(
+        &self,
+        kernel: &str,
         (blocks, rows_of_blocks, threads): (usize, usize, usize),
+        shared: usize,
         arguments: &[&dyn Argument],
     ) -> Result<(), KernelError> {
         if blocks == 0 || rows_of_blocks == 0 {
@@ -296,10 +309,21 @@ impl Gpu {
             .collect();
         let grid = (blocks as u32, rows_of_blocks as u32, 1);
         self.context.bind_to_thread().map_err(failed("context"))?;
+        if shared > SHARED_ALWAYS {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(most, shared as i32).map_err(failed(kernel))?;
+        }
         // SAFETY: the launchers check sizes against the kernels' contracts, and kernels compare rows with the tensors'.
         let launched = unsafe {
             let (function, stream) = (function.cu_function(), self.stream.cu_stream());
-            result::launch_kernel(function, grid, (threads as u32, 1, 1), 0, stream, &mut pointers)
+            result::launch_kernel(
+                function,
+                grid,
+                (threads as u32, 1, 1),
+                shared as u32,
+                stream,
+                &mut pointers,
+            )
         };
         launched.map_err(failed(kernel))
     }

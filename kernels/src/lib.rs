@@ -12,6 +12,7 @@ pub mod merge;
 pub mod metadata;
 pub mod nvrtc;
 pub mod pairs;
+pub mod reference;
 pub mod rows;
 pub mod source;
 pub mod tables;
