@@ -12,11 +12,14 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
+use seamproof_oracle::Format;
 
 use crate::cache::Cache;
+use crate::device::store;
 use crate::error::{CUDA_MAJOR_MIN, KernelError};
 use crate::nvrtc::{self, NvrtcVersion};
 use crate::source::{Source, sources};
+use crate::view::format_number;
 
 /// Threads of a block: `THREADS` of the sources.
 pub(crate) const THREADS: usize = 256;
@@ -155,6 +158,14 @@ impl Gpu {
         let buffer = self.allocate(contents.len())?;
         self.write(buffer.area(), contents)?;
         Ok(buffer)
+    }
+
+    /// Memory with these elements as kernels take them: in bf16, fp16 or f32, which must hold them.
+    pub fn upload_elements(&self, elements: &[f32], format: Format) -> Result<Buffer, KernelError> {
+        format_number("elements", format)?;
+        let mut bytes = vec![0; elements.len() * format.bits() as usize / 8];
+        store(format, elements, &mut bytes);
+        self.upload(&bytes)
     }
 
     /// Memory with these numbers.

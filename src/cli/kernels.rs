@@ -21,6 +21,7 @@ use seamproof_simulator::schedule::MergeOrder;
 
 use super::CliError;
 use super::exit::Exit;
+use super::large;
 use super::output::{note, print_line};
 
 /// Threads, registers and shared memory of a Hopper multiprocessor, and threads of our blocks.
@@ -79,6 +80,9 @@ enum What {
         #[arg(long, value_name = "ID|all")]
         plant: Option<String>,
     },
+    /// Judge forwards of large packs by the reference kernel on the GPU
+    #[command(hide = true)]
+    Judge(large::Args),
     /// Compare the CUDA device with the CPU device, bit for bit, on random problems; says which kernels ran
     #[command(hide = true)]
     Twins {
@@ -107,6 +111,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Check { gpu, large: true, .. } => compare_large(*gpu),
         What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, id, *cases, *seed),
         What::Check { cases, seed, gpu, .. } => compare(*gpu, *cases, *seed),
+        What::Judge(args) => large::judge(args),
         What::Twins { cases, seed, profile, gpu } => twins(*gpu, *cases, *seed, *profile),
     }
 }

@@ -11,6 +11,7 @@ mod explain;
 mod faults;
 mod junit;
 mod kernels;
+mod large;
 mod options;
 mod output;
 mod progress;

@@ -280,7 +280,7 @@ impl Comparison<'_> {
 }
 
 /// What an error past a tier's bound is called.
-fn wording(tier: Tier) -> &'static str {
+pub(super) fn wording(tier: Tier) -> &'static str {
     match tier {
         Tier::W => "further from the exact value than rounding explains",
         Tier::T => "further from the exact value than the roundings of dithered inputs explain (tier T)",

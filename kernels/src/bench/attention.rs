@@ -7,7 +7,7 @@ use std::io::Write;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use seamproof_oracle::Format;
+use seamproof_oracle::{Format, Problem};
 use seamproof_simulator::AttentionCall;
 
 use super::peer::{Peer, Timing};
@@ -75,6 +75,12 @@ fn simple<'g>(gpu: &'g Gpu, call: &AttentionCall, rows: [usize; 2]) -> Result<La
     let tables = gpu.upload(&call.bytes)?;
     let formats = WeightFormats { p: Format::Bf16, ds: Format::Bf16 };
     Ok(Box::new(move |tensors| gpu.attend(&call, tables.area(), formats, tensors)))
+}
+
+/// The problems that are measured, each with its name: of the named tracks and columns, of all where none is named.
+pub fn problems(rows: &[String], columns: &[String]) -> Result<Vec<(String, Problem)>, BenchError> {
+    let name = |cell: Cell| (format!("{} {}", cell.track, cell.column.name), cell.problem);
+    Ok(cells(&tracks()?, [rows, columns])?.into_iter().map(name).collect())
 }
 
 /// Prints the figures of every cell, with the ratio to the peer's, and the ratios' geometric means. A peer that fails is

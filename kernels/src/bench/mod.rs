@@ -8,7 +8,7 @@ mod tracks;
 
 use std::io;
 
-pub use attention::{Attention, Kernel, attention};
+pub use attention::{Attention, Kernel, attention, problems};
 pub use thd::thd;
 
 use crate::error::KernelError;

@@ -23,6 +23,7 @@ use crate::attend::WeightFormats;
 use crate::error::KernelError;
 use crate::gpu::{Area, Buffer, Gpu, Staging};
 use image::Placed;
+pub(crate) use image::store;
 
 /// What tables begin at multiples of.
 const ALIGNMENT: usize = 16;
