@@ -5,6 +5,7 @@
 //! another, and the weights of a row add up to 1 at most: a term that is linear in the weight `p` is at most its value
 //! at `p = 1`, and what a format's floor adds is counted once for each key. A bound that would say nothing is infinite.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use ndarray::Array3;
@@ -87,8 +88,10 @@ impl RowError {
 pub(super) struct Bounds<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
-    norms: Rc<Norms>,
+    norms: OnceCell<Rc<Norms>>,
     pub(super) model: Model,
+    /// Where the norms of the case itself are kept for whoever needs them next.
+    shared: Option<&'a OnceCell<Rc<Norms>>>,
     partition: Partition,
     underflow: f64,
 }
@@ -103,14 +106,20 @@ struct Worst {
 }
 
 impl<'a> Bounds<'a> {
-    pub(super) fn new(evidence: &Evidence<'_>, problem: &'a Problem, inputs: &'a Inputs) -> Bounds<'a> {
+    pub(super) fn new(evidence: &Evidence<'a>, problem: &'a Problem, inputs: &'a Inputs) -> Bounds<'a> {
         let backend = evidence.backend;
         let own = std::ptr::eq(problem, evidence.problem) && std::ptr::eq(inputs, evidence.inputs);
-        let norms = || Rc::new(Norms::new(problem, inputs));
-        let norms = if own { evidence.told.norms.get_or_init(norms).clone() } else { norms() };
+        let shared = own.then_some(&evidence.told.norms);
         let partition = if own { evidence.partition() } else { evidence.partition_of(problem) };
         let model = Model::new(problem, backend.accumulation(), partition);
-        Bounds { problem, inputs, norms, model, partition, underflow: backend.accumulation().underflow() }
+        let underflow = backend.accumulation().underflow();
+        Bounds { problem, inputs, norms: OnceCell::new(), shared, model, partition, underflow }
+    }
+
+    /// The norms, made when the first row is asked for: most sums are explained without.
+    fn norms(&self) -> &Norms {
+        let make = || Rc::new(Norms::new(self.problem, self.inputs));
+        self.norms.get_or_init(|| self.shared.map_or_else(make, |shared| shared.get_or_init(make).clone()))
     }
 
     /// What roundings of partial gradients may lose below the normal range of their format.
@@ -127,7 +136,7 @@ impl<'a> Bounds<'a> {
 
     /// The norms of a sequence's keys and values.
     pub(super) fn keys(&self, sequence: usize, head: usize) -> KeyNorms {
-        self.norms.keys[sequence][head / self.problem.group()]
+        self.norms().keys[sequence][head / self.problem.group()]
     }
 
     /// What an aligning unit adds to a norm at most: it takes no factor for less than its format's smallest normal one.
@@ -218,7 +227,7 @@ impl<'a> Bounds<'a> {
         let both = &self.problem.sequences[sequence];
         let q = lanes(&self.inputs.q, both.q.row(position), head);
         let k = lanes(&self.inputs.k, both.kv.row(key), head / self.problem.group());
-        let products = q.iter().zip(k).map(|(&q, &k)| (f64::from(q), f64::from(k)));
+        let products = q.iter().zip(&*k).map(|(&q, &k)| (f64::from(q), f64::from(k)));
         let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, all), (q, k)| {
             (sum + q * k, all + self.model.magnitude(q) * self.model.magnitude(k))
         });

@@ -195,7 +195,7 @@ pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
 /// The identities of a data seed: those without runs, then [`DRAWN`] others, dear ones less often.
 pub fn drawn(data_seed: u64) -> Vec<&'static Identity> {
     let (mut free, mut dear): (Vec<_>, Vec<_>) = TABLE.iter().partition(|identity| identity.runs == 0);
-    dear.sort_by_key(|identity| {
+    dear.sort_by_cached_key(|identity| {
         // The least of several uniform draws: half as likely for twice the runs.
         mix(mix(data_seed ^ DRAW).wrapping_add(identity.relation as u64)) / 2
             * u64::from(identity.runs.min(2))
