@@ -49,13 +49,19 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
         None => blocked::backward(problem, inputs, &saved, Some(&model)),
         Some(errors) => blocked::backward_of_hidden_lse(problem, inputs, &saved, errors, &model),
     });
+    let explained = |mut finding: Finding| {
+        let known = (&saved, &answer.exact);
+        diagnosis::explain_gradient(problem, inputs, gradients, known, &mut finding);
+        Some(finding).into()
+    };
     if let Some(finding) = backward(&compare, gradients, &answer, margin) {
-        return Some(finding).into();
+        return explained(finding);
     }
     let replayed = replay.filter(|_| rank.lse.is_some()).and_then(|replay| {
         evidence.oracle(|| replay::backward(problem, inputs, &saved, &model, &replay.profile))
     });
-    replayed.and_then(|answer| replayed_gradients(&compare, gradients, &answer, margin)).into()
+    let finding = replayed.and_then(|answer| replayed_gradients(&compare, gradients, &answer, margin));
+    finding.map_or(Look::Held, explained)
 }
 
 /// Tier R of out.

@@ -7,7 +7,8 @@ use seamproof_oracle::{Algorithm, ContextParallel, Format, ProblemFields, Side, 
 use super::super::compare::{Worst, lanes};
 use super::super::{Evidence, Look};
 use super::Relation;
-use super::bound::{Bounds, norm};
+use super::bound::{Against, Bounds, norm};
+use super::gradients::Runs;
 use super::twin::{Source, Twin};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
 use crate::layout::run_of;
@@ -61,7 +62,8 @@ fn query_place(sequence: usize, row: usize, head: usize) -> Place {
     Place { sequence: Some(sequence), head: Some(head), row: Some(row), lane: None }
 }
 
-/// The same problem on one rank: lse and out agree within both errors.
+/// The same problem on one rank: lse and out agree within both errors, and then dq, dk and dv; a rank's share of dsink is
+/// left to the envelope.
 pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     let relation = Relation::OneRank;
     if evidence.problem.parallel.algorithm == Algorithm::Single {
@@ -69,7 +71,6 @@ pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     }
     let mut fields: ProblemFields = evidence.problem.clone().into();
     fields.parallel = ContextParallel::single();
-    fields.pass = seamproof_oracle::Pass::Forward;
     let twin = Twin::new(evidence, fields, Source::same(evidence.problem))?;
     let answer = match twin.answer(evidence, relation) {
         Ok(answer) => answer,
@@ -93,7 +94,13 @@ pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
             out.compare(place, evidence.first.out[at].into(), answer.out[at].into(), a.out + b.out);
         }
     });
-    Some(lse.finding().or_else(|| out.finding()).into())
+    let gradients = || {
+        let (own, one) = (evidence.first.gradients.as_ref()?, answer.gradients.as_ref()?);
+        let what = "further from the gradient of one rank than the errors of both runs explain";
+        let (bounds, against) = ([&here, &there], Against::Exact);
+        Runs { evidence, relation, what, bounds, kv_heads: 1, against }.compare(own, one)
+    };
+    Some(lse.finding().or_else(|| out.finding()).or_else(gradients).into())
 }
 
 /// All values 1: out is 1, or what the sink leaves of it, or 0 where no key is seen.
@@ -133,16 +140,16 @@ pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
 }
 
 /// A KV head of a sequence, and who reads it: the queries that see a key, in each query head of the group.
-struct Readers<'a> {
-    sequence: usize,
-    kv_head: usize,
-    queries: &'a [usize],
-    group: usize,
+pub(super) struct Readers<'a> {
+    pub(super) sequence: usize,
+    pub(super) kv_head: usize,
+    pub(super) queries: &'a [usize],
+    pub(super) group: usize,
 }
 
 impl Readers<'_> {
     /// Calls `visit(position, query head)` for each.
-    fn each(&self, mut visit: impl FnMut(usize, usize)) {
+    pub(super) fn each(&self, mut visit: impl FnMut(usize, usize)) {
         for &position in self.queries {
             (self.kv_head * self.group..(self.kv_head + 1) * self.group)
                 .for_each(|head| visit(position, head));
@@ -151,7 +158,7 @@ impl Readers<'_> {
 }
 
 /// The queries of a sequence that see a key.
-fn seeing(evidence: &Evidence<'_>, sequence: usize) -> Vec<usize> {
+pub(super) fn seeing(evidence: &Evidence<'_>, sequence: usize) -> Vec<usize> {
     let (mask, both) = (&evidence.problem.mask, evidence.problem.sequences[sequence]);
     (0..both.q.len).filter(|&i| !mask.visible(i, both.q.len, both.kv.len).is_empty()).collect()
 }
@@ -168,14 +175,20 @@ fn add_row(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64) {
 
 #[inline(always)]
 fn add_row_of(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64) {
-    // The number before its rounding may be larger than the returned one.
-    let (unit, least) = (format.unit_roundoff(), format.tiny_half());
     for ((total, rounding), &value) in totals.iter_mut().zip(row) {
         let value = f64::from(value);
-        let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
         *total += value;
-        *rounding = *rounding + format.half_spacing(magnitude) + floor;
+        *rounding = *rounding + own_rounding(format, value) + floor;
     }
+}
+
+/// What rounding to a format may have moved a returned number by.
+#[inline(always)]
+pub(super) fn own_rounding(format: Format, value: f64) -> f64 {
+    // The number before its rounding may be larger than the returned one.
+    let (unit, least) = (format.unit_roundoff(), format.tiny_half());
+    let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
+    format.half_spacing(magnitude)
 }
 
 /// Compares, for each sequence and KV head, the sums of a gradient's rows with what they must be, lane by lane, within
