@@ -15,6 +15,14 @@ typedef long long i64;
 // Threads of a block, everywhere.
 constexpr u32 THREADS = 256;
 
+// Kernels in a row overlap: one may be started while the one before still runs (programmatic dependent launch), so that the
+// cost of a start is hidden. The first statement of each: it waits until all that was launched before has ended and what
+// that wrote can be seen, and lets the next one be started.
+__device__ __forceinline__ void after_earlier_launches() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 struct Slots {
     const int* offset;
     const int* span;
@@ -37,47 +45,143 @@ __device__ __forceinline__ int last_at_most(int low, int count, i64 row, Value v
     return low - 1;
 }
 
-// The same for the rows of a warp's lanes, which do not decrease, all lanes together: 32 guesses at a time for the first
-// lane's row, so that a thousand sequences take two rounds; the others' rows are found from there.
+constexpr u32 ALL_LANES = 0xffffffffu;
+
+// The same, all lanes of a warp together for one row: 32 guesses at a time, so that a thousand slots take two rounds.
 template <class Value>
-__device__ __forceinline__ int last_at_most_of_lanes(int count, i64 row, Value value) {
-    const int lane = threadIdx.x % 32;
-    const i64 first = __shfl_sync(0xffffffffu, row, 0);
+__device__ __forceinline__ int last_at_most_of_warp(int count, i64 row, Value value) {
     int low = 0, high = count;
     while (low < high) {
-        const int step = (high - low + 31) / 32, guess = low + lane * step;
-        const int below = __popc(__ballot_sync(0xffffffffu, guess < high && value(guess) <= first));
+        const int step = (high - low + 31) / 32, guess = low + (threadIdx.x % 32) * step;
+        const int below = __popc(__ballot_sync(ALL_LANES, guess < high && value(guess) <= row));
         if (below == 0) break;
         low += (below - 1) * step + 1;
         high = min(high, low + step - 1);
     }
-    // The other lanes' rows are near: steps of 1, 2, 4, ... past them, and back.
-    u32 step = 1;
-    while (low + step <= (u32)count && value(low + step - 1) <= row) low += step, step *= 2;
-    return last_at_most(low, min(low + step - 1, (u32)count), row, value);
+    return low - 1;
 }
 
-// The last slot that begins at a lane's row or before, or -1; all lanes of the warp together, their rows in order.
-__device__ __forceinline__ int slot_of_lane(const Slots& slots, i64 row) {
-    return last_at_most_of_lanes(slots.count, row, [&](int s) { return (i64)__ldg(slots.offset + s); });
+// A slot; index -1 and no rows where there is none.
+struct Slot {
+    int index;
+    int offset;
+    int span;
+    int len;
+};
+// Where slots behind the last one begin.
+constexpr int NOWHERE = 0x7fffffff;
+
+__device__ __forceinline__ Slot slot_at(const Slots& slots, int s) {
+    if (s >= slots.count) return {s, NOWHERE, 0, 0};
+    return {s, slots.offset[s], slots.span[s], slots.len[s]};
 }
 
-__device__ __forceinline__ bool is_real(const Slots& slots, int s, i64 row) {
-    return s >= 0 && row - __ldg(slots.offset + s) < __ldg(slots.len + s);
+__device__ __forceinline__ Slot slot_of_row(const Slots& slots, i64 row) {
+    const int s = last_at_most(0, slots.count, row, [&](int i) { return (i64)slots.offset[i]; });
+    return s < 0 ? Slot{-1, 0, 0, 0} : slot_at(slots, s);
 }
 
-// Which of EACH neighbouring rows are real, the first in the lowest bit; all lanes of the warp together, in order.
-template <int EACH>
-__device__ __forceinline__ u32 real_rows(const Slots& slots, i64 first) {
-    int s = slot_of_lane(slots, first);
-    u32 real = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const i64 row = first + i;
-        while (s + 1 < slots.count && __ldg(slots.offset + s + 1) <= row) ++s;
-        real |= (u32)(row < slots.rows && is_real(slots, s, row)) << i;
+__device__ __forceinline__ bool is_real(const Slot& slot, i64 row) { return row - slot.offset < slot.len; }
+
+// How slots are found. The 32 lanes of a warp have a *window* of 32 slots one after the other, one each: whatever is asked
+// of it takes votes and shuffles, and no further access. Where the window lies is guessed, as if all slots were of one
+// length, so that its tables can be asked for before anything is known; only where the guess misses is it looked for.
+// `row` is the first lane's, of `rows`; a slot begins at `key(offset)`, which does not decrease with the offset. All
+// lanes together.
+__device__ __forceinline__ Slot guessed_window(const Slots& slots, i64 row, i64 rows) {
+    const float share = __fdividef((float)row, (float)rows);
+    const int guess = min((int)(share * (float)slots.count) - 12, slots.count - 32);
+    return slot_at(slots, max(guess, 0) + threadIdx.x % 32);
+}
+
+// The same window, or a better one: it holds the last slot that begins at the row or before, if there is one.
+template <class Key>
+__device__ __forceinline__ Slot window_of(const Slots& slots, i64 row, const Slot& guess, Key key) {
+    const int base = guess.index - threadIdx.x % 32;
+    const u32 before = __ballot_sync(ALL_LANES, key(guess.offset) <= row);
+    if ((before != 0 || base == 0) && (before != ALL_LANES || base + 32 >= slots.count)) return guess;
+    const int found = last_at_most_of_warp(slots.count, row, [&](int s) { return key(slots.offset[s]); });
+    return slot_at(slots, max(found, 0) + threadIdx.x % 32);
+}
+
+__device__ __forceinline__ Slot next_window(const Slots& slots, const Slot& window) {
+    return slot_at(slots, window.index + 32);
+}
+
+// The last slot that begins at a lane's row or before; the lanes' rows do not decrease.
+template <class Key>
+__device__ __forceinline__ Slot slot_of_lane(const Slots& slots, i64 row, const Slot& guess, Key key) {
+    const i64 first = __shfl_sync(ALL_LANES, row, 0), last = __shfl_sync(ALL_LANES, row, 31);
+    Slot window = window_of(slots, first, guess, key), found = {-1, 0, 0, 0};
+    while (true) {
+        const i64 begin = key(window.offset);
+        const u32 before_first = __ballot_sync(ALL_LANES, begin <= first);
+        const u32 before_last = __ballot_sync(ALL_LANES, begin <= last);
+        int count = __popc(before_first);
+        if (before_first != before_last) {
+            count = 0;
+            for (int step = 16; step > 0; step /= 2)
+                if (__shfl_sync(ALL_LANES, begin, count + step - 1) <= row) count += step;
+            if (__shfl_sync(ALL_LANES, begin, count) <= row) ++count;
+        }
+        const int lane = max(count - 1, 0);
+        const Slot slot = {
+            __shfl_sync(ALL_LANES, window.index, lane), __shfl_sync(ALL_LANES, window.offset, lane),
+            __shfl_sync(ALL_LANES, window.span, lane), __shfl_sync(ALL_LANES, window.len, lane)
+        };
+        if (count > 0) found = slot;
+        if (before_last != ALL_LANES || window.index - (int)(threadIdx.x % 32) + 32 >= slots.count) return found;
+        window = next_window(slots, window);
     }
-    return real;
+}
+
+__device__ __forceinline__ Slot slot_of_lane(const Slots& slots, i64 row, const Slot& guess) {
+    return slot_of_lane(slots, row, guess, [](int offset) { return (i64)offset; });
+}
+
+__device__ __forceinline__ Slot slot_of_lane(const Slots& slots, i64 row) {
+    return slot_of_lane(slots, row, guessed_window(slots, __shfl_sync(ALL_LANES, row, 0), slots.rows));
+}
+
+// `count` ones from bit `start`, those of the word.
+__device__ __forceinline__ u32 ones(int start, int count) {
+    u32 word;
+    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(word) : "r"(start), "r"(count));
+    return word;
+}
+
+// Which of a lane's four neighbouring rows are real, the first in the lowest bit; the lanes' rows follow one another.
+// Each lane says which of the warp's 128 rows are its slot's.
+__device__ __forceinline__ u32 real_quad(const Slots& slots, i64 row, const Slot& guess) {
+    constexpr int ROWS = 128;
+    const int lane = threadIdx.x % 32;
+    const i64 first = row - 4 * lane;
+    Slot window = window_of(slots, first, guess, [](int offset) { return (i64)offset; });
+    u32 real[4] = {0, 0, 0, 0};
+    while (true) {
+        const i64 past = min((i64)window.offset + window.len, (i64)slots.rows) - first;
+        const int begin = (int)min(max(window.offset - first, (i64)0), (i64)ROWS);
+        const int end = (int)min(max(past, (i64)0), (i64)ROWS);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int start = max(begin - 32 * i, 0);
+            real[i] |= ones(start, max(min(end - 32 * i, 32) - start, 0));
+        }
+        const u32 here = __ballot_sync(ALL_LANES, window.offset < first + ROWS);
+        if (here != ALL_LANES || window.index - lane + 32 >= slots.count) break;
+        window = next_window(slots, window);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) real[i] = __reduce_or_sync(ALL_LANES, real[i]);
+    const u32 low = lane & 8 ? real[1] : real[0], high = lane & 8 ? real[3] : real[2];
+    return (lane & 16 ? high : low) >> (lane % 8 * 4) & 15;
+}
+
+// Which of EACH neighbouring rows are real; all lanes of the warp together, in order.
+template <int EACH>
+__device__ __forceinline__ u32 real_rows(const Slots& slots, i64 row, const Slot& guess) {
+    if constexpr (EACH == 4) return real_quad(slots, row, guess);
+    else return row < slots.rows && is_real(slot_of_lane(slots, row, guess), row);
 }
 
 // A row of a half of its slot: the slot's row, the slot, and how many rows into the half it is. `half_row` counts in the
@@ -85,18 +189,21 @@ __device__ __forceinline__ u32 real_rows(const Slots& slots, i64 first) {
 // lanes of the warp together.
 struct HalfRow {
     int row;
-    int slot;
     int in_half;
+    Slot slot;
 };
 
-__device__ __forceinline__ HalfRow half_row_of_lane(const Slots& slots, int half, i64 half_row) {
-    const int s =
-        last_at_most_of_lanes(slots.count, half_row, [&](int i) { return (i64)(__ldg(slots.offset + i) >> 1); });
-    if (s < 0) return {-1, -1, 0};
-    const int offset = __ldg(slots.offset + s), chunk = __ldg(slots.span + s) >> 1;
+__device__ __forceinline__ HalfRow half_row_of_slot(const Slots& slots, int half, i64 half_row, const Slot& slot) {
+    const int offset = slot.offset, chunk = slot.span >> 1;
     const i64 in_half = half_row - (offset >> 1), row = (i64)offset + (i64)half * chunk + in_half;
-    if (in_half >= chunk || row < 0 || row >= slots.rows) return {-1, -1, 0};
-    return {(int)row, s, (int)in_half};
+    if (slot.index < 0 || in_half >= chunk || row < 0 || row >= slots.rows) return {-1, 0, slot};
+    return {(int)row, (int)in_half, slot};
+}
+
+__device__ __forceinline__ HalfRow half_row_of_lane(const Slots& slots, int half, i64 half_row) {
+    const Slot guess = guessed_window(slots, 2 * __shfl_sync(ALL_LANES, half_row, 0), slots.rows);
+    const Slot slot = slot_of_lane(slots, half_row, guess, [](int offset) { return (i64)(offset >> 1); });
+    return half_row_of_slot(slots, half, half_row, slot);
 }
 
 // Formats: the launcher's Number has the same order.

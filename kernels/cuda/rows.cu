@@ -25,13 +25,17 @@ struct Cut {
     int stripe;
 };
 
-// The row in sequence order of a row of a rank's tensor, whose slot is `s`; rows that no slot owns have their share of
-// the gathered gap.
-__device__ __forceinline__ i64 sequence_row(const Slots& slots, const Cut& cut, int rank, int s, i64 row) {
-    const i64 offset = s < 0 ? 0 : __ldg(slots.offset + s), span = s < 0 ? 0 : __ldg(slots.span + s);
+// Where the gap behind a slot ends.
+__device__ __forceinline__ i64 gap_end(const Slots& slots, const Slot& slot) {
+    return slot.index + 1 < slots.count ? slots.offset[slot.index + 1] : slots.rows;
+}
+
+// The row in sequence order of a row of a rank's tensor; rows that no slot owns have their share of the gathered gap.
+__device__ __forceinline__ i64 sequence_row(const Slots& slots, const Cut& cut, int rank, const Slot& slot, i64 row) {
+    const i64 offset = slot.offset, span = slot.span;
     const i64 x = row - offset;
-    if (s < 0 || x >= span) {
-        const i64 from = offset + span, to = s + 1 < slots.count ? __ldg(slots.offset + s + 1) : slots.rows;
+    if (x >= span) {
+        const i64 from = offset + span, to = gap_end(slots, slot);
         return from * cut.cp + rank * (to - from) + (row - from);
     }
     const i64 base = offset * cut.cp;
@@ -44,11 +48,11 @@ __device__ __forceinline__ i64 sequence_row(const Slots& slots, const Cut& cut, 
 }
 
 // The row in rank order of a row in sequence order: the way back.
-__device__ __forceinline__ i64 rank_order_row(const Slots& slots, const Cut& cut, int s, i64 row) {
-    const i64 offset = s < 0 ? 0 : __ldg(slots.offset + s), span = s < 0 ? 0 : __ldg(slots.span + s);
+__device__ __forceinline__ i64 rank_order_row(const Slots& slots, const Cut& cut, const Slot& slot, i64 row) {
+    const i64 offset = slot.offset, span = slot.span;
     const i64 x = row - offset * cut.cp;
-    if (s < 0 || x >= span * cut.cp) {
-        const i64 from = offset + span, to = s + 1 < slots.count ? __ldg(slots.offset + s + 1) : slots.rows;
+    if (x >= span * cut.cp) {
+        const i64 from = offset + span, to = gap_end(slots, slot);
         const i64 gap = max(to - from, (i64)1), y = row - from * cut.cp;
         return y / gap * slots.rows + from + y % gap;
     }
@@ -75,16 +79,13 @@ struct Reorder {
         const i64 local = row - rank * slots.rows;
         i64 there;
         if (to_sequence) {
-            const int s = last_at_most_of_lanes(slots.count, row, [&](int i) {
-                return (i64)__ldg(slots.offset + i) * cut.cp;
-            });
-            there = rank_order_row(slots, cut, s, row);
+            const Slot guess = guessed_window(slots, __shfl_sync(ALL_LANES, row, 0), rows);
+            const Slot slot = slot_of_lane(slots, row, guess, [&](int offset) { return (i64)offset * cut.cp; });
+            there = rank_order_row(slots, cut, slot, row);
         } else {
-            const bool one_rank = __all_sync(0xffffffffu, rank == __shfl_sync(0xffffffffu, rank, 0));
-            const int s = one_rank ? slot_of_lane(slots, local) : last_at_most(0, slots.count, local, [&](int i) {
-                return (i64)__ldg(slots.offset + i);
-            });
-            there = sequence_row(slots, cut, (int)rank, s, local);
+            const bool one_rank = __all_sync(ALL_LANES, rank == __shfl_sync(ALL_LANES, rank, 0));
+            const Slot slot = one_rank ? slot_of_lane(slots, local) : slot_of_row(slots, local);
+            there = sequence_row(slots, cut, (int)rank, slot, local);
         }
         return there < 0 || there >= rows ? Move{NONE, NONE} : Move{there, row};
     }
@@ -95,7 +96,7 @@ struct CopyValid {
     int fill_rest;
 
     __device__ Move at(i64 row) const {
-        if (is_real(slots, slot_of_lane(slots, row), row)) return {row, row};
+        if (is_real(slot_of_lane(slots, row), row)) return {row, row};
         return {NONE, fill_rest ? row : NONE};
     }
 };
@@ -104,7 +105,7 @@ struct FillPadding {
     Slots slots;
 
     __device__ Move at(i64 row) const {
-        return {NONE, is_real(slots, slot_of_lane(slots, row), row) ? NONE : row};
+        return {NONE, is_real(slot_of_lane(slots, row), row) ? NONE : row};
     }
 };
 
@@ -239,13 +240,15 @@ __device__ __forceinline__ void move_rows_in_bulk(
         const __grid_constant__ Map map, i64 rows, const u8* from, u8* to, u32 row_bytes, u32 tile_rows,            \
         u32 pattern                                                                                                 \
     ) {                                                                                                             \
+        after_earlier_launches();                                                                                   \
         move_rows_in_bulk<Map>(map, rows, from, to, row_bytes, tile_rows, pattern);                                 \
     }
 #define MOVE(name, Map, bytes, Vector)                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, 4) name##_##bytes(                                           \
-        const __grid_constant__ Map map, i64 rows, const Vector* __restrict__ from, Vector* __restrict__ to,        \
+        const __grid_constant__ Map map, i64 rows, const Vector* from, Vector* to,                                  \
         u32 row_vectors, u32 tile_rows, u32 pattern                                                                 \
     ) {                                                                                                             \
+        after_earlier_launches();                                                                                   \
         move_rows<Vector, Map>(map, rows, from, to, row_vectors, tile_rows, pattern);                               \
     }
 #define MOVES(name, Map)                                                                                            \
@@ -263,16 +266,17 @@ MOVES(half, Half)
 
 // One byte for each row: 1 where it is real.
 extern "C" __global__ void __launch_bounds__(THREADS) valid_mask(const __grid_constant__ Slots slots, u8* mask) {
+    after_earlier_launches();
     constexpr int EACH = 16;
     const i64 first = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH;
     if (first >= slots.rows) return;
-    int s = last_at_most(0, slots.count, first, [&](int i) { return (i64)__ldg(slots.offset + i); });
+    int s = slot_of_row(slots, first).index;
     u8 bytes[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         const i64 row = first + i;
-        while (s + 1 < slots.count && __ldg(slots.offset + s + 1) <= row) ++s;
-        bytes[i] = is_real(slots, s, row);
+        while (s + 1 < slots.count && slots.offset[s + 1] <= row) ++s;
+        bytes[i] = s >= 0 && is_real(slot_at(slots, s), row);
     }
     if (first + EACH <= slots.rows && (u64)mask % EACH == 0) {
         u32 words[4];
@@ -290,7 +294,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) valid_mask(const __grid_co
 // For each row of a rank's tensor its row in sequence order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     partition_indices(const __grid_constant__ Slots slots, const Cut cut, int rank, i64* indices) {
+    after_earlier_launches();
     const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x;
-    const int s = slot_of_lane(slots, row);
-    if (row < slots.rows) indices[row] = sequence_row(slots, cut, rank, s, row);
+    const Slot slot = slot_of_lane(slots, row);
+    if (row < slots.rows) indices[row] = sequence_row(slots, cut, rank, slot, row);
 }

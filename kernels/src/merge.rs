@@ -18,9 +18,10 @@ const STATISTIC_HEADS: usize = 8;
 const WARP: usize = 32;
 /// `LOGIT_HEADS` of the source.
 const LOGIT_HEADS: usize = 8;
-/// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` of the source.
+/// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the source.
 const QUAD: usize = 4;
 const QUAD_HEADS: usize = 2;
+const HALF_QUAD_HEADS: usize = 4;
 /// Elements of a vector.
 const VECTOR: usize = 8;
 
@@ -270,8 +271,10 @@ impl Gpu {
             &i32::from(rest.is_some()),
             &rest.unwrap_or_default().to_bits(),
         ];
-        let grid = (blocks(halves.rows, THREADS), blocks(whole.heads, STATISTIC_HEADS), THREADS);
-        self.launch("half_statistics", grid, &arguments)
+        let vector = whole.in_quads() && halves.in_quads();
+        let (each, heads) = if vector { (QUAD, HALF_QUAD_HEADS) } else { (1, STATISTIC_HEADS) };
+        let grid = (blocks(halves.rows, THREADS * each), blocks(whole.heads, heads), THREADS);
+        self.launch(&format!("half_statistics_{each}"), grid, &arguments)
     }
 
     /// Folds a step's out into the running one. [`Style::Running`] updates the running statistic too.
