@@ -29,9 +29,9 @@ struct Place {
     Slot slot;
 };
 
-__device__ __forceinline__ Place place_of_lane(const Part& part, i64 row) {
+__device__ __forceinline__ Place place_of_lane(const Part& part, u32 row) {
     if (part.half == WHOLE) {
-        const Slot guess = guessed_window(part.slots, __shfl_sync(ALL_LANES, row, 0), part.slots.rows);
+        const Slot guess = guessed_window(part.slots, __shfl_sync(ALL_LANES, (u32)row, 0));
         return {row < part.slots.rows ? Pair{(int)row, (int)row} : Pair{-1, -1}, guess};
     }
     const HalfRow found = half_row_of_lane(part.slots, part.half, row);
@@ -39,12 +39,12 @@ __device__ __forceinline__ Place place_of_lane(const Part& part, i64 row) {
     return {{found.row, part.compact ? (int)row : found.row}, found.slot};
 }
 
-__device__ __forceinline__ Slot slot_of_place(const Part& part, const Place& place, i64 row) {
+__device__ __forceinline__ Slot slot_of_place(const Part& part, const Place& place, u32 row) {
     return part.half == WHOLE ? slot_of_lane(part.slots, row, place.slot) : place.slot;
 }
 
 // Whether the row is a real one, which takes time to find: what lies at the place can be asked for before.
-__device__ __forceinline__ bool is_real_of_lane(const Part& part, const Place& place, i64 row) {
+__device__ __forceinline__ bool is_real_of_lane(const Part& part, const Place& place, u32 row) {
     const Slot slot = slot_of_place(part, place, row);
     return place.pair.running >= 0 && is_real(slot, place.pair.running);
 }
@@ -63,7 +63,8 @@ template <int EACH, int COUNT>
 __device__ __forceinline__ void merge_rows(
     const Part& part, float* lse, const float* step_lse, int heads, i64 step_rows
 ) {
-    const i64 row = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH, rows = part.slots.rows;
+    const u32 row = (blockIdx.x * THREADS + threadIdx.x) * EACH;
+    const i64 rows = part.slots.rows;
     const Place place = place_of_lane(part, row);
     const int first = blockIdx.y * COUNT, count = heads - first;
     u32* const running = (u32*)lse + first * rows + place.pair.running;
@@ -71,14 +72,12 @@ __device__ __forceinline__ void merge_rows(
     const bool there = place.pair.running >= 0;
     u32 old[COUNT][EACH], added[COUNT][EACH];
 #pragma unroll
-    for (int h = 0; h < COUNT; ++h)
-        if (there && h < count) {
-            load_words<EACH>(running + h * rows, old[h]);
-            load_words<EACH>(step + h * step_rows, added[h]);
-        }
-    u32 real;
-    if constexpr (EACH == 1) real = is_real_of_lane(part, place, row);
-    else real = real_rows<EACH>(part.slots, row, place.slot);
+    for (int h = 0; h < COUNT; ++h) {
+        const bool any = there && h < count;
+        load_words<EACH>(any ? running + h * rows : (u32*)lse, old[h]);
+        load_words<EACH>(any ? step + h * step_rows : (const u32*)step_lse, added[h]);
+    }
+    const u32 real = EACH == 1 ? is_real_of_lane(part, place, row) : real_rows<EACH>(part.slots, row, place.slot);
     if (real == 0) return;
 #pragma unroll
     for (int h = 0; h < COUNT; ++h) {
@@ -112,7 +111,7 @@ struct HalfRows {
 };
 
 template <int EACH>
-__device__ __forceinline__ HalfRows<EACH> half_rows_of_lane(const Part& part, i64 first) {
+__device__ __forceinline__ HalfRows<EACH> half_rows_of_lane(const Part& part, u32 first) {
     const HalfRow found = half_row_of_lane(part.slots, part.half, first);
     HalfRows<EACH> rows;
     rows.at_once = found.row >= 0 && found.in_half + EACH <= found.slot.span >> 1;
@@ -122,7 +121,7 @@ __device__ __forceinline__ HalfRows<EACH> half_rows_of_lane(const Part& part, i6
         Slot slot = found.slot;
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            while (slot.index + 1 < part.slots.count && part.slots.offset[slot.index + 1] >> 1 <= first + i)
+            while (slot.index + 1 < part.slots.count && (u32)part.slots.offset[slot.index + 1] >> 1 <= first + i)
                 slot = slot_at(part.slots, slot.index + 1);
             rows.row[i] = half_row_of_slot(part.slots, part.half, first + i, slot).row;
         }
@@ -135,7 +134,7 @@ template <int EACH, int COUNT>
 __device__ __forceinline__ void move_half(
     const Part& part, u32* whole, u32* halves, int heads, int write, int fill_rest, u32 pattern
 ) {
-    const i64 row = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH;
+    const u32 row = (blockIdx.x * THREADS + threadIdx.x) * EACH;
     const HalfRows<EACH> there = half_rows_of_lane<EACH>(part, row);
     if (row >= part.half_rows) return;
     u32 owned = 0;
@@ -145,22 +144,23 @@ __device__ __forceinline__ void move_half(
     const int first = blockIdx.y * COUNT, count = heads - first;
     const i64 rows = part.slots.rows;
     whole += first * rows, halves += first * part.half_rows + row;
+    // What is at once goes from here to there; what is not, row by row.
+    const bool at_once = there.at_once || write;
+    const i64 from_rows = write ? part.half_rows : rows, to_rows = write ? rows : part.half_rows;
+    const u32* const from = write ? halves : whole + there.row[0];
+    u32* const to = write ? whole + there.row[0] : halves;
     u32 value[COUNT][EACH];
 #pragma unroll
-    for (int h = 0; h < COUNT; ++h) {
-        if (h >= count || written == 0) continue;
-        if (write) load_words<EACH>(halves + h * part.half_rows, value[h]);
-        else if (there.at_once) load_words<EACH>(whole + h * rows + there.row[0], value[h]);
-        else
+    for (int h = 0; h < COUNT; ++h) load_words<EACH>(at_once && h < count ? from + h * from_rows : whole, value[h]);
+    if (!at_once)
+        for (int h = 0; h < COUNT; ++h)
 #pragma unroll
             for (int i = 0; i < EACH; ++i)
-                value[h][i] = owned >> i & 1 ? __ldcs(whole + h * rows + there.row[i]) : pattern;
-    }
+                value[h][i] = h < count && owned >> i & 1 ? __ldcs(whole + h * rows + there.row[i]) : pattern;
 #pragma unroll
     for (int h = 0; h < COUNT; ++h) {
-        if (h >= count || written == 0) continue;
-        if (!write) store_words<EACH>(halves + h * part.half_rows, value[h], written);
-        else if (there.at_once) store_words<EACH>(whole + h * rows + there.row[0], value[h], written);
+        if (h >= count) return;
+        if (!write || there.at_once) store_words<EACH>(to + h * to_rows, value[h], written);
         else
 #pragma unroll
             for (int i = 0; i < EACH; ++i)
@@ -197,16 +197,16 @@ struct Shape {
 
 // The pair of a lane; its row is beyond all rows where the tile has fewer pairs.
 struct Owned {
-    i64 row;
+    u32 row;
     int head;
 };
 
 __device__ __forceinline__ Owned owned_by_lane(const Shape& shape) {
-    const int lane = threadIdx.x % 32, row = lane / shape.tile_heads, groups = (shape.heads - 1) / shape.tile_heads + 1;
-    const i64 warp = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, tile = warp / groups;
+    const u32 lane = threadIdx.x % 32, row = lane / shape.tile_heads, groups = (shape.heads - 1) / shape.tile_heads + 1;
+    const u32 warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, tile = warp / groups;
     const int head = (int)(warp - tile * groups) * shape.tile_heads + lane % shape.tile_heads;
     const bool none = row >= shape.tile_rows || head >= shape.heads;
-    return {tile * shape.tile_rows + min(row, shape.tile_rows), none ? -1 : head};
+    return {tile * shape.tile_rows + min(row, (u32)shape.tile_rows), none ? -1 : head};
 }
 
 // First elements of the lane's pair; -1 for none.
@@ -249,39 +249,34 @@ __device__ __forceinline__ void merge_out(
     const Owned owned = owned_by_lane(shape);
     const Place place = place_of_lane(part, owned.row);
     Elements elements = elements_of(shape, owned, place.pair);
+    if (!is_real_of_lane(part, place, owned.row)) elements.running = -1;
+    const bool real = elements.running >= 0;
     float* const statistic = lse + (i64)owned.head * part.slots.rows + place.pair.running;
     float old = 0.0f, added = 0.0f;
-    if (elements.running >= 0) old = *statistic, added = step_lse[owned.head * shape.step_rows + place.pair.step];
-    Packed<ACC, N> running[FLIGHT];
-    Packed<STEP, N> step[FLIGHT];
-    Vector vector[FLIGHT];
+    if (real) old = *statistic, added = step_lse[owned.head * shape.step_rows + place.pair.step];
+    float keep = 1.0f, add = 0.0f;
     const u32 lane = threadIdx.x % 32, total = shape.tile_rows * shape.tile_heads * shape.lanes;
-    const auto ask = [&](u32 base) {
+    for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
+        Packed<ACC, N> running[FLIGHT];
+        Packed<STEP, N> step[FLIGHT];
+        Vector vector[FLIGHT];
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
             vector[j] = vector_at<N>(shape, elements, base + j * 32, total);
-            if (vector[j].running < 0) continue;
-            load<ACC, N>(out, vector[j].running, running[j]);
-            load<STEP, N>(step_out, vector[j].step, step[j]);
+            load<ACC, N>(out, max(vector[j].running, (i64)0), running[j]);
+            load<STEP, N>(step_out, max(vector[j].step, (i64)0), step[j]);
         }
-    };
-    ask(lane);
-    const bool real = is_real_of_lane(part, place, owned.row) && elements.running >= 0;
-    const u32 reals = __ballot_sync(ALL_LANES, real);
-    if (!real) elements.running = -1;
-    float keep = 1.0f, add = 0.0f;
-    if (real) {
-        const float sum = STYLE == RUNNING ? log_add(old, added) : old;
-        if (STYLE == RUNNING) keep = share(old, sum), *statistic = sum;
-        add = share(added, sum);
-    }
-    for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
-        if (base > lane) ask(base);
+        // The first vectors are on their way when the statistics arrive.
+        if (base == lane && real) {
+            const float sum = STYLE == RUNNING ? log_add(old, added) : old;
+            if (STYLE == RUNNING) keep = share(old, sum), *statistic = sum;
+            add = share(added, sum);
+        }
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
             const float kept = __shfl_sync(ALL_LANES, keep, vector[j].owner);
             const float adding = __shfl_sync(ALL_LANES, add, vector[j].owner);
-            if (vector[j].running < 0 || !(reals >> vector[j].owner & 1)) continue;
+            if (vector[j].running < 0) continue;
             float merged[N];
 #pragma unroll
             for (int i = 0; i < N; ++i) {
@@ -319,9 +314,8 @@ __device__ __forceinline__ void accumulate(
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
             vector[j] = vector_at<N>(shape, elements, base + j * 32, total);
-            if (vector[j].running < 0) continue;
-            load<STEP, N>(step, vector[j].step, value[j]);
-            if (adds >> vector[j].owner & 1) load<ACC, N>(sum, vector[j].running, old[j]);
+            load<STEP, N>(step, max(vector[j].step, (i64)0), value[j]);
+            load<ACC, N>(sum, adds >> vector[j].owner & 1 ? max(vector[j].running, (i64)0) : 0, old[j]);
         }
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
@@ -382,15 +376,15 @@ __device__ __forceinline__ void raise(u32* to, int key) {
 template <int EACH>
 __device__ __forceinline__ void largest_of_heads(const Slots& slots, const u32* rows_max, int heads, u32* largest) {
     __shared__ int keys[LOGIT_HEADS][THREADS / 32];
-    const i64 row = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH, rows = slots.rows;
+    const u32 row = (blockIdx.x * THREADS + threadIdx.x) * EACH;
+    const i64 rows = slots.rows;
     const int first = blockIdx.y * LOGIT_HEADS, count = heads - first, lowest = key_of(NEG_INFINITY_BITS);
     const u32* const from = rows_max + first * rows + row;
     // Asked for before it is known which rows are real.
-    const Slot guess = guessed_window(slots, __shfl_sync(ALL_LANES, row, 0), rows);
+    const Slot guess = guessed_window(slots, __shfl_sync(ALL_LANES, row, 0));
     u32 bits[LOGIT_HEADS][EACH];
 #pragma unroll
-    for (int h = 0; h < LOGIT_HEADS; ++h)
-        if (row < rows && h < count) load_words<EACH>(from + h * rows, bits[h]);
+    for (int h = 0; h < LOGIT_HEADS; ++h) load_words<EACH>(row < rows && h < count ? from + h * rows : rows_max, bits[h]);
     const u32 real = real_rows<EACH>(slots, row, guess);
 #pragma unroll
     for (int h = 0; h < LOGIT_HEADS; ++h) {

@@ -74,15 +74,15 @@ struct Reorder {
     int to_sequence;
 
     __device__ Move at(i64 row) const {
-        const i64 rows = (i64)slots.rows * cut.cp, rank = row / max(slots.rows, 1);
-        // Lanes at a rank's end have rows of two ranks, which are not in order: each looks for itself.
-        const i64 local = row - rank * slots.rows;
+        const i64 rows = (i64)slots.rows * cut.cp;
         i64 there;
         if (to_sequence) {
-            const Slot guess = guessed_window(slots, __shfl_sync(ALL_LANES, row, 0), rows);
-            const Slot slot = slot_of_lane(slots, row, guess, [&](int offset) { return (i64)offset * cut.cp; });
-            there = rank_order_row(slots, cut, slot, row);
+            // In sequence order offsets are multiples of cp.
+            there = rank_order_row(slots, cut, slot_of_lane(slots, (u32)(row / cut.cp)), row);
         } else {
+            // Lanes at a rank's end have rows of two ranks, which are not in order: each looks for itself.
+            const i64 rank = row / max(slots.rows, 1);
+            const u32 local = (u32)(row - rank * slots.rows);
             const bool one_rank = __all_sync(ALL_LANES, rank == __shfl_sync(ALL_LANES, rank, 0));
             const Slot slot = one_rank ? slot_of_lane(slots, local) : slot_of_row(slots, local);
             there = sequence_row(slots, cut, (int)rank, slot, local);
@@ -268,26 +268,17 @@ MOVES(half, Half)
 extern "C" __global__ void __launch_bounds__(THREADS) valid_mask(const __grid_constant__ Slots slots, u8* mask) {
     after_earlier_launches();
     constexpr int EACH = 16;
-    const i64 first = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH;
+    const u32 first = (blockIdx.x * THREADS + threadIdx.x) * EACH;
+    const u32 real = real_rows<EACH>(slots, first, guessed_window(slots, __shfl_sync(ALL_LANES, first, 0)));
     if (first >= slots.rows) return;
-    int s = slot_of_row(slots, first).index;
-    u8 bytes[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const i64 row = first + i;
-        while (s + 1 < slots.count && slots.offset[s + 1] <= row) ++s;
-        bytes[i] = s >= 0 && is_real(slot_at(slots, s), row);
-    }
     if (first + EACH <= slots.rows && (u64)mask % EACH == 0) {
-        u32 words[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            words[i] = bytes[4 * i] | bytes[4 * i + 1] << 8 | bytes[4 * i + 2] << 16 | bytes[4 * i + 3] << 24;
-        *(uint4*)(mask + first) = make_uint4(words[0], words[1], words[2], words[3]);
+        // Four bits to the lowest ones of four bytes.
+        const auto bytes = [&](int i) { return (real >> 4 * i & 15) * 0x00204081u & 0x01010101u; };
+        *(uint4*)(mask + first) = make_uint4(bytes(0), bytes(1), bytes(2), bytes(3));
     } else {
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
-            if (first + i < slots.rows) mask[first + i] = bytes[i];
+            if (first + i < slots.rows) mask[first + i] = real >> i & 1;
     }
 }
 

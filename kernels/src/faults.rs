@@ -170,8 +170,8 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         "const i64 x = row - offset;" => "const i64 x = row - (slot.index == 0 ? 0 : offset);",
         Seen::Bits(&["reorder", "partition indices"]);
     "first-offset-0-in-halves", FirstOffset, TE_2829, "rows.cu",
-        "const i64 in_half = half_row - (offset >> 1)"
-            => "const i64 in_half = half_row - (slot.index == 0 ? 0 : offset >> 1)",
+        "const u32 in_half = half_row - (offset >> 1)"
+            => "const u32 in_half = half_row - (slot.index == 0 ? 0 : offset >> 1)",
         Seen::Bits(&["read half", "write half"]);
     "offset-table-at-minus-1", FirstOffset, TE_2829, "rows.cu",
         "return s < 0 ? Slot{-1, 0, 0, 0} : slot_at(slots, s);" => "return slot_at(slots, s);",
@@ -190,8 +190,8 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         "|| base == 0) && (before != ALL_LANES || base + 32 >= slots.count)) return guess;"
             => "|| base == 0)) return guess;",
         Seen::Bits(&["copy valid", "fill padding", "reorder", "partition indices", "read half", "write half"]);
-    "window-left-too-early", LastSequence, MAGI_28, "merge.cu",
-        "if (here != ALL_LANES || window.index - lane + 32 >= slots.count) break;" => "if (true) break;",
+    "next-slot-of-four-rows-missed", LastSequence, MAGI_28, "merge.cu",
+        "if (begin + slot.span >= EACH || slot.index + 1 >= slots.count) break;" => "break;",
         Seen::Bits(&["merge of statistics", "largest logit"]);
     "last-half-left-out", LastSequence, MAGI_28, "merge.cu",
         "if (slot.index < 0 || in_half >= chunk" => "if (slot.index + 1 == slots.count || in_half >= chunk",
@@ -216,7 +216,7 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         "chunk = slot.span >> 1;" => "chunk = slot.len >> 1;",
         Seen::Bits(HALVES);
     "padding-is-real", WrongSeam, TE_2892, "rows.cu",
-        "return row - slot.offset < slot.len;" => "return row - slot.offset < slot.span;",
+        "return (i64)row - slot.offset < slot.len;" => "return (i64)row - slot.offset < slot.span;",
         Seen::Bits(REAL_ROWS);
     "second-chunk-of-the-first-rank", WrongSeam, TE_2186, "metadata.cu",
         "id = part ? 2 * cp - 1 - rank : rank;" => "id = part ? 2 * cp - rank - (rank > 0) : rank;",

@@ -290,7 +290,9 @@ impl Gpu {
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: found.overlaps.into() },
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: found.overlaps.into(),
+            },
         };
         let config = sys::CUlaunchConfig {
             gridDimX: blocks as u32,

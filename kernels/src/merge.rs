@@ -307,7 +307,7 @@ impl Gpu {
             &lse.area.address(),
             &step_lse.area.address(),
         ];
-        self.launch(&format!("merge_{style}_{formats}"), tiles(&slots, part, &shape), &arguments)
+        self.launch(&format!("merge_{style}_{formats}"), tiles(&slots, part, &shape)?, &arguments)
     }
 
     /// Copies or adds a step's gradient, each half of every slot by itself. A step of one half leaves the other alone,
@@ -334,7 +334,7 @@ impl Gpu {
             &sum.area.address(),
             &step.area.address(),
         ];
-        self.launch(&format!("accumulate_{formats}"), tiles(&slots, part, &shape), &arguments)
+        self.launch(&format!("accumulate_{formats}"), tiles(&slots, part, &shape)?, &arguments)
     }
 
     /// The largest logit of each head over real rows, of one number for each head and row; `fresh` starts from −∞ and not
@@ -361,8 +361,12 @@ impl Gpu {
     }
 }
 
-fn tiles(slots: &Slots, part: Part, shape: &RawShape) -> (usize, usize, usize) {
+/// The grid, a warp for each tile; warps are numbered in 32 bits.
+fn tiles(slots: &Slots, part: Part, shape: &RawShape) -> Result<(usize, usize, usize), KernelError> {
     let rows = blocks(threads_over(part, slots.rows), shape.tile_rows as usize);
     let warps = rows * blocks(shape.heads as usize, shape.tile_heads as usize);
-    (blocks(warps, THREADS / WARP), 1, THREADS)
+    if warps > u32::MAX as usize - THREADS {
+        return Err(KernelError::shape(format!("{warps} tiles of rows and heads; at most {}", u32::MAX)));
+    }
+    Ok((blocks(warps, THREADS / WARP), 1, THREADS))
 }
