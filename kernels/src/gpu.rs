@@ -49,7 +49,14 @@ unsafe impl Argument for u64 {}
 pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    functions: BTreeMap<String, CudaFunction>,
+    functions: BTreeMap<String, Kernel>,
+}
+
+/// A loaded kernel, and whether it may be started while earlier launches run.
+#[derive(Debug)]
+struct Kernel {
+    function: CudaFunction,
+    overlaps: bool,
 }
 
 /// Device memory.
@@ -120,7 +127,7 @@ impl Gpu {
             let module = module.map_err(failed(&format!("load {}", source.file)))?;
             for kernel in nvrtc::resources(&compiled.log) {
                 let function = module.load_function(&kernel.kernel).map_err(failed(&kernel.kernel))?;
-                functions.insert(kernel.kernel, function);
+                functions.insert(kernel.kernel, Kernel { function, overlaps: source.overlaps() });
             }
         }
         Ok(Gpu { context, stream, functions })
@@ -312,31 +319,41 @@ impl Gpu {
         if blocks > BLOCKS_MAX || rows_of_blocks > usize::from(u16::MAX) {
             return Err(KernelError::shape(format!("{kernel}: {blocks} × {rows_of_blocks} blocks")));
         }
-        let function = self.functions.get(kernel);
-        let function = function.ok_or_else(|| KernelError::shape(format!("there is no kernel {kernel}")))?;
+        let found = self.functions.get(kernel);
+        let found = found.ok_or_else(|| KernelError::shape(format!("there is no kernel {kernel}")))?;
         let mut pointers: Vec<*mut c_void> = arguments
             .iter()
             .map(|argument| std::ptr::from_ref(*argument).cast::<c_void>().cast_mut())
             .collect();
-        let grid = (blocks as u32, rows_of_blocks as u32, 1);
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: found.overlaps.into(),
+            },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks as u32,
+            gridDimY: rows_of_blocks as u32,
+            gridDimZ: 1,
+            blockDimX: threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared as u32,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
         self.context.bind_to_thread().map_err(failed("context"))?;
         if shared > SHARED_ALWAYS {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            function.set_attribute(most, shared as i32).map_err(failed(kernel))?;
+            found.function.set_attribute(most, shared as i32).map_err(failed(kernel))?;
         }
-        // SAFETY: the launchers check sizes against the kernels' contracts, and kernels compare rows with the tensors'.
-        let launched = unsafe {
-            let (function, stream) = (function.cu_function(), self.stream.cu_stream());
-            result::launch_kernel(
-                function,
-                grid,
-                (threads as u32, 1, 1),
-                shared as u32,
-                stream,
-                &mut pointers,
-            )
-        };
-        launched.map_err(failed(kernel))
+        let (function, none) = (found.function.cu_function(), std::ptr::null_mut());
+        // SAFETY: the launchers check sizes against the kernels' contracts, and kernels compare rows with the tensors';
+        // a kernel that may be started early waits for what was launched before it touches anything.
+        let launched = unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), none) };
+        launched.result().map_err(failed(kernel))
     }
 
     /// Records what `work` launches, as one thing to repeat.

@@ -45,7 +45,15 @@ pub fn sources() -> Vec<Source> {
     FILES.iter().flat_map(instances).collect()
 }
 
+/// The sources whose kernels wait for earlier launches by themselves, so that they may be started early.
+const OVERLAPPING: [&str; 3] = ["rows.cu", "merge.cu", "metadata.cu"];
+
 impl Source {
+    /// Whether its kernels may be started while earlier launches run: each waits for them in its first statement.
+    pub(crate) fn overlaps(&self) -> bool {
+        OVERLAPPING.contains(&self.file)
+    }
+
     /// The hash of all that the machine code follows from, NVRTC's version apart.
     pub fn digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
@@ -55,5 +63,24 @@ impl Source {
             hasher.update(part.as_bytes());
         }
         hasher.finalize().to_hex()[..32].to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kernel that may be started early and does not wait would read what is not written yet.
+    #[test]
+    fn every_kernel_that_may_start_early_waits_first() {
+        for source in sources().into_iter().filter(Source::overlaps) {
+            let text: String = source.text.split_whitespace().filter(|word| *word != "\\").collect();
+            let bodies: Vec<&str> = text.split("__global__").skip(1).collect();
+            assert!(!bodies.is_empty());
+            for body in bodies {
+                let (head, first) = body.split_once("){").expect("a body");
+                assert!(first.starts_with("after_earlier_launches();"), "{}: {head}", source.file);
+            }
+        }
     }
 }
