@@ -78,6 +78,26 @@ pub(crate) struct Staging {
 // SAFETY: host memory of its own, which any thread may use.
 unsafe impl Send for Staging {}
 
+/// The driver's description of a tensor in device memory, for the copy engine.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorMap([u64; 16]);
+// SAFETY: repr(C), `TensorMap` of forward.cu.
+unsafe impl Argument for TensorMap {}
+
+/// A tensor of 16-bit elements as the copy engine takes it: four dimensions from the innermost on, and the box that one
+/// copy moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiled {
+    pub(crate) base: u64,
+    pub(crate) format: Format,
+    /// Elements of each dimension.
+    pub(crate) dims: [usize; 4],
+    /// Elements from one to the next along each dimension but the first.
+    pub(crate) strides: [usize; 3],
+    pub(crate) of_box: [u32; 4],
+}
+
 /// Part of a [`Buffer`].
 #[derive(Clone, Copy, Debug)]
 pub struct Area<'a> {
@@ -150,6 +170,38 @@ impl Gpu {
 
     fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<usize, KernelError> {
         Ok(self.context.attribute(attribute).map_err(failed("attribute"))? as usize)
+    }
+
+    /// A description for the copy engine: rows of boxes are swizzled in 128 bytes, what lies outside is zero.
+    pub(crate) fn tensor_map(&self, tiled: &Tiled) -> Result<TensorMap, KernelError> {
+        let format = match tiled.format {
+            Format::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            Format::Fp16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            other => return Err(KernelError::shape(format!("a tensor map of {other}; of bf16 and fp16 only"))),
+        };
+        let dims = tiled.dims.map(|count| count.max(1) as u64);
+        let strides = tiled.strides.map(|elements| 2 * elements as u64);
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the arrays have as many numbers as there are dimensions, and the map is valid memory; nothing is read
+        // from the tensor.
+        let encoded = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &raw mut map,
+                format,
+                4,
+                tiled.base as *mut c_void,
+                dims.as_ptr(),
+                strides.as_ptr(),
+                tiled.of_box.as_ptr(),
+                [1; 4].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        encoded.result().map_err(failed("describe a tensor"))?;
+        Ok(TensorMap(map.opaque))
     }
 
     /// Memory of which nothing is known.
