@@ -5,6 +5,7 @@
 //! where it says (`seamproof kernels check --plant all`, and `seamproof faults --gpu --score`).
 
 mod attention;
+mod forward;
 
 use seamproof_simulator::faults::Catcher;
 
@@ -140,7 +141,7 @@ const MERGES: &[&str] = &["merge of statistics", "merge of out"];
 
 /// Every planted fault of a kernel.
 pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
-    HELPER_FAULTS.iter().chain(attention::ATTENTION_FAULTS)
+    HELPER_FAULTS.iter().chain(attention::ATTENTION_FAULTS).chain(forward::FORWARD_FAULTS)
 }
 
 /// The planted fault of this name.

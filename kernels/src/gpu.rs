@@ -177,7 +177,9 @@ impl Gpu {
         let format = match tiled.format {
             Format::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             Format::Fp16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            other => return Err(KernelError::shape(format!("a tensor map of {other}; of bf16 and fp16 only"))),
+            other => {
+                return Err(KernelError::shape(format!("a tensor map of {other}; of bf16 and fp16 only")));
+            }
         };
         let dims = tiled.dims.map(|count| count.max(1) as u64);
         let strides = tiled.strides.map(|elements| 2 * elements as u64);

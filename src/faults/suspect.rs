@@ -2,8 +2,8 @@
 
 use std::iter;
 
-use seamproof_kernels::forward::{Attention, Shape};
 use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
+use seamproof_kernels::forward::{Attention, Shape};
 use seamproof_oracle::Problem;
 use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
 

@@ -112,6 +112,23 @@ impl Limits {
         }
     }
 
+    /// For fuzzers, which run thousands of cases a second and find their own way: at most 32 tokens or so.
+    pub fn fuzz() -> Limits {
+        Limits {
+            sequences_max: 8,
+            length_max: 17,
+            padding_max: 8,
+            gap_max: 3,
+            q_heads_max: 4,
+            head_dim_max: 16,
+            reaches: &[2, 4, 8, 16],
+            tiles: &[4, 8],
+            dims: &[1, 2, 3, 5, 8, 16],
+            products: &[4 * KI, 16 * KI],
+            elements_max: 4 * KI,
+        }
+    }
+
     /// See [`Profile::Seams`].
     pub fn seams() -> Limits {
         Limits {

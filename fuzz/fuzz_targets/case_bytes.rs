@@ -1,0 +1,13 @@
+//! Cases as bytes of choices: the generator takes any, and the judge finds nothing wrong with the emulated kernel.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seamproof::fuzz::{self, Hunter};
+
+thread_local! {
+    static HUNTER: Hunter = Hunter::from_environment();
+}
+
+fuzz_target!(init: { fuzz::start(); }, |bytes: &[u8]| {
+    HUNTER.with(|hunter| hunter.case(&fuzz::choices(bytes)));
+});

@@ -1,0 +1,17 @@
+//! Cases as values, changed a number or a sequence at a time: the judge finds nothing wrong with the emulated kernel.
+#![no_main]
+
+use libfuzzer_sys::{fuzz_mutator, fuzz_target};
+use seamproof::fuzz::{self, Hunter};
+
+thread_local! {
+    static HUNTER: Hunter = Hunter::from_environment();
+}
+
+fuzz_target!(init: { fuzz::start(); }, |bytes: &[u8]| {
+    if let Some(raw) = fuzz::from_bytes(bytes) {
+        HUNTER.with(|hunter| hunter.case(&raw));
+    }
+});
+
+fuzz_mutator!(|data: &mut [u8], size: usize, _max_size: usize, seed: u32| fuzz::mutate(data, size, seed));

@@ -1,0 +1,7 @@
+//! Formats of 8 and 16 bits: rounding gives the nearest number, and numbers of a format stay.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seamproof::fuzz;
+
+fuzz_target!(|input: (f64, u32)| fuzz::formats(input.0, input.1));

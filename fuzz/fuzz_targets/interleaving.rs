@@ -1,0 +1,11 @@
+//! Interleavings: ranks and streams may go on in any order, which changes no bit.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seamproof::fuzz;
+
+fuzz_target!(|input: ([u64; 2], &[u8])| {
+    if let Some(problem) = fuzz::problem(input.1) {
+        fuzz::interleaving(&problem, input.0);
+    }
+});

@@ -1,0 +1,11 @@
+//! Schedules: whatever a builder makes, the checker proves.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seamproof::fuzz;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some(problem) = fuzz::problem(bytes) {
+        fuzz::schedule(&problem);
+    }
+});

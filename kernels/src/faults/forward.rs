@@ -1,0 +1,103 @@
+//! Planted faults of the forward on tensor cores, which a campaign's judge is to find.
+
+use seamproof_simulator::faults::Catcher;
+
+use super::{Kind, Seen, SourceFault, faults};
+
+/// Wrong numbers in real rows.
+const VALUES: Seen = Seen::Rungs(&[Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
+/// Rows are read that nothing real is in.
+const READS: Seen = Seen::Rungs(&[Catcher::Poison, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
+/// Rows are not written, or by another one's writer.
+const FORGETS: Seen =
+    Seen::Rungs(&[Catcher::Structure, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
+/// Padding is not as the contract says.
+const WRITES: Seen = Seen::Rungs(&[Catcher::Structure]);
+
+/// Every one.
+pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
+    "tail-block-unmasked", WrongSeam, "keys behind the sequence's end are seen: https://github.com/flashinfer-ai/flashinfer/pull/5090", "forward.cu",
+        "right = min(r + tile.hi, block.end - 1) - block.first;"
+            => "right = r + tile.hi - block.first;",
+        READS;
+    "tail-of-values-not-cleared", MissingGuard, "0 · NaN of V behind the end: https://github.com/Dao-AILab/flash-attention/issues/2374", "forward.cu",
+        "if (valid < C::KEYS) clear_tail<C>(at, valid);"
+            => ";",
+        READS;
+    "run-past-its-end", WrongSeam, "a block takes the next sequence's keys: https://github.com/NVIDIA/TransformerEngine/pull/2596", "forward.cu",
+        "run.first + min(key + C::KEYS, run.len)"
+            => "run.first + key + C::KEYS",
+        READS;
+    "tile-diagonal-not-seen", WrongSeam, "≥ for > at the right bound: https://github.com/SandAI-org/MagiAttention/pull/117", "forward.cu",
+        "key < left || key > right"
+            => "key < left || key >= right",
+        VALUES;
+    "tile-window-one-short", WrongSeam, "a window one key short: https://github.com/NVIDIA/TransformerEngine/pull/1212", "forward.cu",
+        "left = r + tile.lo - block.first,"
+            => "left = r + tile.lo - block.first + 1,",
+        VALUES;
+    "lowest-block-skipped", WrongSeam, "the first block of keys is skipped: https://github.com/intel/sycl-tla/pull/489", "forward.cu",
+        "(u32)(to + C::KEYS - 1) / C::KEYS : low;"
+            => "(u32)(to + C::KEYS - 1) / C::KEYS : low;\n    low += high - low > 1;",
+        VALUES;
+    "tile-out-not-rescaled", Arithmetic, "out is not rescaled: https://arxiv.org/abs/1805.02867", "forward.cu",
+        "o[i] *= factor[i / 2 % 2];"
+            => "o[i] *= 1.0f;",
+        VALUES;
+    "tile-sum-not-rescaled", Arithmetic, "the row sum is not rescaled: https://arxiv.org/abs/1805.02867", "forward.cu",
+        "rows.sum[half] * factor[half] +"
+            => "rows.sum[half] +",
+        VALUES;
+    "tile-sum-in-bf16", Arithmetic, "the row sum in 16 bits: https://github.com/tenstorrent/tt-metal/pull/41683", "forward.cu",
+        "                sum[i] += x;"
+            => "                sum[i] = rounded<BF16>(sum[i] + x);",
+        VALUES;
+    "stale-maximum", Arithmetic, "weights by the maximum before: https://arxiv.org/abs/1805.02867", "forward.cu",
+        "const float base = largest == neg_infinity() ? 0.0f : largest;"
+            => "const float base = largest == neg_infinity() ? 0.0f : old == neg_infinity() ? largest : old;",
+        VALUES;
+    "scale-off-by-a-256th", Arithmetic, "a scale other than the caller's: https://github.com/NVIDIA/TransformerEngine/pull/3063", "forward.cu",
+        "x = exp2_of((x - base) * scale_log2);"
+            => "x = exp2_of((x - base) * (scale_log2 * 1.00390625f));",
+        VALUES;
+    "half-of-the-lanes-scored", WrongSeam, "the tail of the head dim is left out: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "forward.cu",
+        "step < DIM / 16; ++step"
+            => "step < DIM / 32; ++step",
+        VALUES;
+    "tile-kv-head-by-remainder", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "forward.cu",
+        "kv_head = head / a.group;"
+            => "kv_head = head % (a.heads / a.group);",
+        VALUES;
+    "tile-lse-of-head-0", WrongSeam, "lse of the wrong head: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
+        "place_of(a.lse, at, tile.head)"
+            => "place_of(a.lse, at, 0)",
+        FORGETS;
+    "dim-of-keys-taken-for-values", WrongSeam, "dqk taken for dv: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "forward.cu",
+        "if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v)"
+            => "if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v - 8 * (a.dim_v > 8))",
+        FORGETS;
+    "padding-rows-left", WrongSeam, "padding of out keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/1009", "forward.cu",
+        "write = real || (a.clear && r < tile.owned);"
+            => "write = real;",
+        WRITES;
+    "padding-rows-computed", WrongSeam, "padding rows hold what their queries gave: https://github.com/NVIDIA/TransformerEngine/pull/3205", "forward.cu",
+        "const bool real = r < tile.real,"
+            => "const bool real = r < tile.owned,",
+        WRITES;
+    "sink-forgotten-in-the-sum", Arithmetic, "the sink is not in the sum: https://github.com/NVIDIA/TransformerEngine/pull/3551", "forward.cu",
+        "total = sum * weight + exact_exp(sink - top);"
+            => "total = sum * weight;",
+        VALUES;
+    "phase-forgotten", GlobalOffset, "rows of another batch entry: https://github.com/NVIDIA/TransformerEngine/pull/2596", "forward.cu",
+        "(i64)a.q_step * (tile.index + r) + tile.phase;"
+            => "(i64)a.q_step * (tile.index + r);",
+        FORGETS;
+    "last-tile-not-taken", LastSequence, "the last tile is left out: https://github.com/NVIDIA/cudnn-frontend/issues/752", "forward.cu",
+        "a.plan->tiles = sum;"
+            => "a.plan->tiles = sum - (sum > 1);",
+        FORGETS;
+    "second-group-reads-the-firsts-rows", WrongSeam, "rows of the tile's other half: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
+        "descriptor(shared.q(q_ring.stage()) + group * 64 * 128, 0)"
+            => "descriptor(shared.q(q_ring.stage()), 0)",
+        VALUES;
+};

@@ -1,0 +1,128 @@
+//! The subject of a target, and what becomes of a finding.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::backend::Backend;
+use crate::backends;
+use crate::campaign::{Control, minimise, shrink_budget};
+use crate::case::{Case, Subject};
+use crate::evaluate::{evaluate, evaluate_malformed, quiet_caught_panics};
+use crate::generate::{self, Draw, Limits, RawProblem};
+use crate::record::Findings;
+use crate::verdict::{Finding, Verdict};
+
+/// A fault of the catalogue, which is planted in the emulated kernel.
+pub const FAULT_VARIABLE: &str = "SEAMPROOF_FAULT";
+/// The folder of stored cases.
+pub const FINDINGS_VARIABLE: &str = "SEAMPROOF_FINDINGS";
+const DEFAULT_FINDINGS: &str = "fuzz/artifacts/findings";
+
+/// A subject under fuzzing.
+pub struct Hunter {
+    subject: Subject,
+    backend: Box<dyn Backend>,
+    findings: PathBuf,
+}
+
+/// For the start of a target: panics of the subject become findings, and reach libFuzzer once they are stored.
+pub fn start() {
+    // libFuzzer's own hook ends the process at the first panic, caught or not; one that is not caught still does.
+    drop(std::panic::take_hook());
+    quiet_caught_panics();
+}
+
+impl Hunter {
+    /// The emulated kernel, with the fault of [`FAULT_VARIABLE`] if there is one. An unknown fault ends the process: a
+    /// target that hunts nothing must not pass.
+    pub fn from_environment() -> Hunter {
+        let fault = std::env::var(FAULT_VARIABLE).ok().filter(|id| !id.is_empty());
+        let findings = std::env::var_os(FINDINGS_VARIABLE).map_or(DEFAULT_FINDINGS.into(), PathBuf::from);
+        Hunter::new(fault.as_deref(), &findings).unwrap_or_else(|what| panic!("{FAULT_VARIABLE}: {what}"))
+    }
+
+    /// The emulated kernel, with this fault in its schedule, its arithmetic or at its call.
+    pub fn new(fault: Option<&str>, findings: &Path) -> Result<Hunter, String> {
+        let names = match fault {
+            None => vec!["emulated".to_owned()],
+            Some(id) => vec![format!("emulated+{id}"), format!("emulated~{id}")],
+        };
+        let options = BTreeMap::new();
+        let found =
+            names.into_iter().find_map(|name| Some((backends::in_process(&name, &options).ok()?, name)));
+        let (backend, name) = found.ok_or_else(|| {
+            let id = fault.unwrap_or_default();
+            format!("no fault of the emulated kernel is called '{id}'; `seamproof faults --list` names all")
+        })?;
+        Ok(Hunter { subject: Subject { name, options }, backend, findings: findings.to_owned() })
+    }
+
+    /// Judges the case that a value makes.
+    ///
+    /// # Panics
+    /// On a finding, whose case is on disk then, shrunk; and where the judge itself fails.
+    pub fn case(&self, raw: &RawProblem) {
+        match generate::fixup(raw, &Limits::fuzz()) {
+            Draw::Problem(problem) => match evaluate(self.backend.as_ref(), &problem) {
+                Verdict::Finding(finding) => {
+                    let case = Case::new(self.subject.clone(), problem.data_seed, problem);
+                    panic!("{}", self.store(&case, &finding))
+                }
+                Verdict::Infrastructure(what) => panic!("{what}: {problem:?}"),
+                Verdict::RefusedMalformed(rule) => panic!("a problem was taken for malformed: {rule}"),
+                Verdict::Pass(_) | Verdict::Refused(_) | Verdict::TooLarge(_) => {}
+            },
+            Draw::Malformed(malformed) => {
+                let verdict = evaluate_malformed(&malformed);
+                assert!(matches!(verdict, Verdict::RefusedMalformed(_)), "{verdict:?} of {malformed:?}");
+            }
+        }
+    }
+
+    /// The command that replays the finding, from then on.
+    fn store(&self, case: &Case, finding: &Finding) -> String {
+        let control = Control::default();
+        let budget = shrink_budget(finding.check);
+        let small = minimise(case, finding, self.backend.as_ref(), budget, &control, |_| {}).case;
+        let name = format!("{}-{}", finding.check, small.id());
+        let stored = Findings::create(&self.findings).and_then(|findings| {
+            findings.record(&name, &small)?;
+            findings.explain(&name, &small)?;
+            Ok(findings.replay_command(&name))
+        });
+        match stored {
+            Ok(command) => format!("{finding}\nreplay: {command}"),
+            Err(error) => format!("{finding}\nnot stored: {error}\n{}", small.to_json()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::draw_raw;
+
+    /// What a planted fault breaks is a panic that says how to replay the stored case, which fails again and is small.
+    #[test]
+    fn a_finding_is_stored_and_replays() {
+        let folder = tempfile::tempdir().unwrap();
+        let hunter = Hunter::new(Some("window-off-by-one"), folder.path()).unwrap();
+        let hunt = |index: u64| {
+            let raw = draw_raw(1, index, &Limits::fuzz());
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hunter.case(&raw))).err()
+        };
+        let panic = (0..400).find_map(hunt).expect("the fault shows in some cases");
+        let said = panic.downcast_ref::<String>().unwrap();
+        let path = said.split("seamproof replay ").nth(1).unwrap().trim();
+        let case = Case::load(Path::new(path)).unwrap();
+        assert!(case.problem.tokens() <= 12, "{} tokens", case.problem.tokens());
+        assert!(matches!(crate::evaluate::replay(&case), Ok(Verdict::Finding(_))));
+    }
+
+    #[test]
+    fn the_right_kernel_holds_and_an_unknown_fault_is_no_subject() {
+        let hunter = Hunter::new(None, Path::new("unused")).unwrap();
+        (0..60).for_each(|index| hunter.case(&draw_raw(2, index, &Limits::fuzz())));
+        assert!(Hunter::new(Some("no-such-fault"), Path::new("unused")).is_err());
+    }
+}

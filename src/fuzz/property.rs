@@ -1,0 +1,126 @@
+//! Properties that hold of every problem, whatever its numbers; each panics where it does not.
+
+use seamproof_oracle::{Format, Problem, Run, Side};
+use seamproof_simulator::schedule::{MergeOrder, PlacedRun};
+use seamproof_simulator::shard::Shard;
+
+use crate::backend::Backend;
+use crate::backends::{Emulated, same_bits};
+use crate::layout::{self, RankLayout};
+use crate::prove::{Proved, prove};
+use crate::values::{self, Poison};
+
+/// Every row that a sequence owns lies on one rank, in a place of its own, and a reordering of a rank names each of its
+/// rows once on either side.
+pub fn layout(problem: &Problem) {
+    let Ok(layouts) = layout::layouts(problem) else { return };
+    for side in [Side::Q, Side::Kv] {
+        let mut owners: Vec<Vec<u8>> =
+            problem.sequences.iter().map(|both| vec![0; layout::run_of(both, side).span]).collect();
+        layouts.iter().for_each(|rank| on_rank(rank, side, &mut owners));
+        assert!(owners.iter().flatten().all(|&count| count == 1), "{side:?}: {owners:?}");
+        if let Ok(shard) = Shard::new(problem, side) {
+            reorders(&shard);
+        }
+    }
+}
+
+fn on_rank(rank: &RankLayout, side: Side, owners: &mut [Vec<u8>]) {
+    let mut taken = vec![false; rank.side(side).rows];
+    for PlacedRun { sequence, piece, local } in &rank.side(side).runs {
+        assert_eq!(piece.span, local.span, "{side:?}");
+        for row in 0..piece.span {
+            owners[*sequence][piece.start + piece.step * row] += 1;
+            let place = &mut taken[local.offset + local.step * row];
+            assert!(!std::mem::replace(place, true), "{side:?}: two rows in one place");
+        }
+    }
+}
+
+fn reorders(shard: &Shard) {
+    let mut sequence_rows = vec![false; shard.rows * shard.cp];
+    for rank in 0..shard.cp {
+        let mut rank_rows = vec![false; shard.rows];
+        for (here, there) in shard.reorder(rank) {
+            take(&mut rank_rows, here);
+            take(&mut sequence_rows, there);
+        }
+        assert!(rank_rows.into_iter().all(|taken| taken), "rank {rank}: a row goes nowhere");
+    }
+    assert!(sequence_rows.into_iter().all(|taken| taken), "a row comes from nowhere");
+}
+
+fn take(rows: &mut [bool], run: Run) {
+    for row in run.real_rows() {
+        assert!(!std::mem::replace(&mut rows[row], true), "row {row} twice");
+    }
+}
+
+/// What a builder makes of a problem is right, or it says that there is nothing.
+pub fn schedule(problem: &Problem) {
+    for order in MergeOrder::ALL {
+        if let Proved::Wrong(errors) = prove(problem, order) {
+            panic!("{problem:?}: {}", errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+        }
+    }
+}
+
+/// No order in which ranks and streams go on changes a bit.
+pub fn interleaving(problem: &Problem, orders: [u64; 2]) {
+    let mut inputs = values::inputs(problem);
+    values::poison(&mut inputs, problem, Poison::Nan);
+    let results = orders.map(|order| Emulated { order, ..Emulated::default() }.run(problem, &inputs));
+    if let [Ok(first), Ok(second)] = &results {
+        assert!(same_bits(first, second), "orders {orders:?} differ: {problem:?}");
+    }
+    assert_eq!(results[0].is_ok(), results[1].is_ok(), "one of {orders:?} fails: {problem:?}");
+}
+
+/// Rounding to a format gives one of its numbers, the nearest, and a number of it stays.
+pub fn formats(value: f64, code: u32) {
+    for format in Format::ALL {
+        let rounded = format.round(value);
+        assert_eq!(rounded.is_nan(), value.is_nan(), "{format}: {value:e}");
+        let kept = format.decode(code & ((1_u64 << format.bits()) - 1) as u32);
+        if kept.is_nan() || value.is_nan() {
+            continue;
+        }
+        assert_eq!(format.round(kept).to_bits(), kept.to_bits(), "{format}: {kept:e} does not stay");
+        assert_eq!(
+            format.decode(format.encode(kept)).to_bits(),
+            kept.to_bits(),
+            "{format}: {kept:e} comes back"
+        );
+        // No number of the format is nearer.
+        if rounded.is_finite() && kept.is_finite() {
+            assert!(
+                (rounded - value).abs() <= (kept - value).abs(),
+                "{format}: {kept:e} is nearer to {value:e}"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuzz::problem;
+
+    #[test]
+    fn the_properties_hold_of_drawn_problems() {
+        let mut state = 1_u64;
+        for _ in 0..40 {
+            let mut bytes = [0; 512];
+            for byte in &mut bytes {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                *byte = (state >> 33) as u8;
+            }
+            let Some(problem) = problem(&bytes) else { continue };
+            layout(&problem);
+            schedule(&problem);
+            interleaving(&problem, [1, state]);
+            formats(f64::from_bits(state), (state >> 7) as u32);
+            formats((state >> 40) as f64 / 1e5 - 80.0, (state >> 7) as u32);
+        }
+    }
+}
