@@ -373,17 +373,10 @@ fn products(problem: &Problem) -> u64 {
     problem.pairs().saturating_mul(width)
 }
 
-/// Sets the draw of poisons apart from other uses of the data seed.
-const POISONS: u64 = 0x9015_0201;
-
-/// The two fills that a subject's padding contract allows, the stronger one first. One case in four has infinities: a
-/// maximum that passes over NaN takes them.
+/// The two fills that a subject's padding contract allows, the stronger one first.
 fn fills(backend: &dyn Backend, problem: &Problem) -> [Poison; 2] {
     match backend.padding().inputs {
-        PaddingInputs::Anything if values::mix(problem.data_seed ^ POISONS).is_multiple_of(4) => {
-            [Poison::Infinity, Poison::Large]
-        }
-        PaddingInputs::Anything => [Poison::Nan, Poison::Large],
+        PaddingInputs::Anything => [Poison::strongest(problem), Poison::Large],
         PaddingInputs::Finite => [Poison::Large, Poison::Zero],
     }
 }
