@@ -5,6 +5,8 @@
 //! `Σ_i (error of query i) · |q_ic|` (or `|dout_ic|`). That is far less than the number of keys times what one key may be
 //! off by. A row of dq is bounded by itself.
 
+use std::borrow::Cow;
+
 use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Format, Side};
@@ -30,6 +32,13 @@ pub(super) struct Runs<'a> {
     pub(super) kv_heads: usize,
     /// Whether both runs saved the same out and lse.
     pub(super) against: Against,
+    /// What a gradient's operations may lose below the normal range: [`floor`].
+    pub(super) floor: f64,
+}
+
+/// What the operations of one gradient may lose below the normal range in either of two runs.
+pub(super) fn floor(bounds: [&Bounds<'_>; 2]) -> f64 {
+    bounds.map(Bounds::gradient_floor).into_iter().fold(0.0, f64::max)
 }
 
 /// What the queries of a KV head may add to the differences of its keys: of dk and of dv, lane by lane.
@@ -98,13 +107,7 @@ impl Runs<'_> {
     }
 
     /// One row of dq.
-    fn query(
-        &self,
-        [here, there]: [std::borrow::Cow<'_, [f32]>; 2],
-        error: f64,
-        place: Place,
-        worst: &mut Worst,
-    ) {
+    fn query(&self, [here, there]: [Cow<'_, [f32]>; 2], error: f64, place: Place, worst: &mut Worst) {
         for (lane, (&here, &there)) in here.iter().zip(&*there).enumerate() {
             let (here, there) = (f64::from(here), f64::from(there));
             let bound = error + self.rounding(here) + self.rounding(there);
@@ -113,7 +116,7 @@ impl Runs<'_> {
                 continue;
             }
             let off = if here == there { 0.0 } else { (here - there).abs() };
-            if !(off <= bound) {
+            if off.is_nan() || off > bound {
                 let place = Place { lane: Some(lane), ..place };
                 self.fail(worst, place, [here, there], (off, bound));
             }
@@ -138,13 +141,15 @@ impl Runs<'_> {
                 let parts = || others.clone().map(|head| f64::from(there[[row, head, lane]]));
                 let rounding = self.rounding(own) + parts().map(|part| self.rounding(part)).sum::<f64>();
                 let far = error + rounding;
-                let unknown = parts().any(|part| self.overflows(part, far));
-                if !unknown || (self.kv_heads == 1 && !self.overflows(own, far)) {
-                    excess.add(key, [own, parts().sum()], rounding);
+                // Past the largest number an infinity is right: of a sum with one nothing can be said.
+                let parts_overflow = parts().any(|part| self.overflows(part, far));
+                if parts_overflow && (self.kv_heads > 1 || self.overflows(own, far)) {
+                    continue;
                 }
+                excess.add(key, [own, parts().sum()], rounding);
             }
             let Excess { sum, worst: Some((_, key, values)) } = excess else { continue };
-            if !(sum <= error) {
+            if sum > error {
                 let (sequence, head) = (Some(readers.sequence), Some(readers.kv_head));
                 let place = Place { sequence, head, row: Some(key), lane: Some(lane) };
                 self.fail(worst, place, values, (sum, error));
@@ -170,8 +175,7 @@ impl Runs<'_> {
 
     /// What the last rounding of a stored number may have moved it by, and underflow before it.
     fn rounding(&self, value: f64) -> f64 {
-        let floor = self.bounds.map(|bounds| bounds.gradient_floor()).into_iter().fold(0.0, f64::max);
-        own_rounding(self.format(), value) + floor
+        own_rounding(self.format(), value) + self.floor
     }
 
     /// Whether the right value may be past the format's largest: then an infinity is right too.
