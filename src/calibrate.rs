@@ -3,7 +3,8 @@
 //! The subject runs cases whose inputs are dithered, so that roundings differ from weight to weight. Each candidate
 //! profile is replayed on each case, and scored by the largest error ÷ bound of tier R over all of them: the subject's
 //! own profile stays at 1 or below, a wrong one is off by orders of magnitude. Exactly one candidate that explains
-//! everything is a profile worth locking; with none, the subject is judged by the tiers W and T alone.
+//! everything is a profile worth locking; with none, the subject is judged by the tiers W and T alone. Where the cases
+//! show why there can be none, that is said ([`Unlockable`]).
 //!
 //! How partial results are merged changes bounds alone, and the orders' bounds lie one in the other. Of candidates that
 //! differ in that alone and explain everything, the profile is the tightest: merges kept in f32 before what the subject
@@ -59,6 +60,10 @@ pub struct BackwardFacts {
 pub struct Calibration {
     /// Cases that were judged.
     pub cases: u64,
+    /// Cases that the subject's table refuses.
+    pub refused: u64,
+    /// Cases of which the subject does not tell its launches, or gave no whole result.
+    pub untold: u64,
     /// Of out.
     pub forward: BTreeMap<ForwardFacts, f64>,
     /// The orders of merging that in some case are not as the subject declares.
@@ -118,6 +123,32 @@ pub enum Outcome {
     None,
     /// Several do: these cases do not tell them apart.
     Several(usize),
+    /// What would be locked cannot be.
+    Refused(Unlockable),
+}
+
+/// Why a subject has no profile to lock, whatever it rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unlockable {
+    /// Its table refuses every case.
+    #[error("its capability table refuses all {0} dithered cases: run more, or widen the table")]
+    NoCase(u64),
+    /// It tells nothing of its launches.
+    #[error(
+        "it does not say which keys its launches show together, so that its roundings cannot be replayed: tiers W and T \
+         judge it; `Backend::launches` would let it be calibrated"
+    )]
+    NoLaunches,
+    /// It hides its LSE, and with it what its backward recomputes weights from.
+    #[error("it hides its LSE, so that its backward cannot be replayed: tiers W and T judge it, end to end")]
+    HiddenLse,
+    /// It rounds scaled queries.
+    #[error(
+        "it multiplies queries by the scale and rounds them before the product: that is another function of the inputs \
+         than the problem's, which tier W condemns wherever the scale is no power of two; nothing to lock before that is \
+         gone"
+    )]
+    ScaledQueries,
 }
 
 impl Calibration {
@@ -138,9 +169,11 @@ impl Calibration {
 
     fn of_case(backend: &dyn Backend, problem: &Problem) -> Result<Calibration, RunError> {
         if backend.capabilities().refusal(problem).is_some() {
-            return Ok(Calibration::default());
+            return Ok(Calibration { refused: 1, ..Calibration::default() });
         }
-        let Some(trial) = Trial::run(backend, problem)? else { return Ok(Calibration::default()) };
+        let Some(trial) = Trial::run(backend, problem)? else {
+            return Ok(Calibration { untold: 1, ..Calibration::default() });
+        };
         let tile = trial.declared_tile();
         let others =
             MergeOrder::ALL.into_iter().filter_map(|order| Some((order, trial.other_merges(order)?)));
@@ -156,6 +189,8 @@ impl Calibration {
         }
         Ok(Calibration {
             cases: 1,
+            refused: 0,
+            untold: 0,
             forward,
             other_orders: others.into_keys().collect(),
             backward: BackwardFacts::all()
@@ -166,6 +201,8 @@ impl Calibration {
 
     fn worse(mut self, other: Calibration) -> Calibration {
         self.cases += other.cases;
+        self.refused += other.refused;
+        self.untold += other.untold;
         raise(&mut self.forward, other.forward);
         raise(&mut self.backward, other.backward);
         self.other_orders.extend(other.other_orders);
@@ -181,10 +218,26 @@ impl Calibration {
         candidates.into_iter().find(explains)
     }
 
-    /// The one profile that explains everything, if there is one.
+    /// Why there is nothing to lock, if what the cases show says so.
+    fn unlockable(&self, forward: &[ForwardFacts]) -> Option<Unlockable> {
+        let scaled = !forward.is_empty() && forward.iter().all(|facts| facts.scales_queries);
+        match self.cases {
+            0 if self.untold > 0 => Some(Unlockable::NoLaunches),
+            0 => Some(Unlockable::NoCase(self.refused)),
+            _ if scaled => Some(Unlockable::ScaledQueries),
+            _ if self.backward.is_empty() => Some(Unlockable::HiddenLse),
+            _ => None,
+        }
+    }
+
+    /// The one profile that explains everything, if there is one; else why not.
     pub fn outcome(&self, backend: &str, seed: u64) -> Outcome {
-        let forward = ForwardFacts::all().filter_map(|facts| self.tightest(facts));
-        let fits = forward.flat_map(|forward| {
+        let forward: Vec<ForwardFacts> =
+            ForwardFacts::all().filter_map(|facts| self.tightest(facts)).collect();
+        if let Some(why) = self.unlockable(&forward) {
+            return Outcome::Refused(why);
+        }
+        let fits = forward.into_iter().flat_map(|forward| {
             let agree = self.backward.iter().filter(move |(facts, score)| {
                 **score <= 1.0 && facts.rounds_weights == forward.rounds_weights && !forward.scales_queries
             });
@@ -232,7 +285,12 @@ fn dithered(seed: u64, index: u64) -> Option<Problem> {
 impl fmt::Display for Calibration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let yes = |is: bool| if is { "yes" } else { "no" };
-        writeln!(f, "cases     {} dithered ones; the largest error ÷ bound of each candidate", self.cases)?;
+        let Calibration { cases, refused, untold, .. } = self;
+        write!(f, "cases     {cases} dithered ones")?;
+        if refused + untold > 0 {
+            write!(f, " (and {refused} refused, {untold} without launches)")?;
+        }
+        writeln!(f, "; the largest error ÷ bound of each candidate")?;
         let head = ["rounds P", "scales q", "kv tile", "order", "merges"];
         head.iter().try_for_each(|head| write!(f, "{head:<12}"))?;
         writeln!(f, "{:>12}", "out")?;

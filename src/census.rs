@@ -20,6 +20,7 @@ use crate::backend::{ParallelRule, broken_rule};
 use crate::exact::{Merging, eligible, parts};
 use crate::generate::{Draw, Malformed, Profile};
 use crate::layout::{RankLayout, layouts};
+use crate::values::{Poison, real_kv_rows, real_q_rows};
 
 /// A kind of problem that campaigns must reach.
 pub struct Class {
@@ -68,7 +69,7 @@ const fn refused(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> boo
 }
 
 /// Every class, in the table's order.
-pub static CLASSES: [Class; 113] = [
+pub static CLASSES: [Class; 116] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [112, 112, 112], |p| p.sequences.len() == 1),
@@ -116,6 +117,17 @@ pub static CLASSES: [Class; 113] = [
     class("gap between sequences", [135, 132, 133], gap_inside),
     class("slack after the end", [470, 462, 475], |p| {
         end(p, Side::Q) < p.rows.q || end(p, Side::Kv) < p.rows.kv
+    }),
+    // What lies there under the first poison of the judge, and under the second: NaN and infinities.
+    class("infinities in padding rows", [220, 220, 221], |p| {
+        Poison::strongest(p) == Poison::Infinity
+            && (real_q_rows(p).contains(&false) || real_kv_rows(p).contains(&false))
+    }),
+    class("padding in the saved out and lse", [648, 644, 659], |p| {
+        p.pass == Pass::Backward && real_q_rows(p).contains(&false)
+    }),
+    class("an empty row in the saved out and lse", [163, 166, 163], |p| {
+        p.pass == Pass::Backward && any(p, |s| blind_query(p.mask, s) || (s.q.len > 0 && s.kv.len == 0))
     }),
     class("equal spans (BSHD)", [104, 161, 67], equal_spans),
     class("interleaved (SBHD)", [54, 59, 58], |p| p.sequences.len() > 1 && any(p, |s| s.q.step > 1)),

@@ -306,6 +306,14 @@ impl Poison {
     /// Every poison, the mildest first.
     pub const ALL: [Poison; 4] = [Poison::Zero, Poison::Large, Poison::Infinity, Poison::Nan];
 
+    /// The strongest poison that a case is given: NaN, or in one of four infinities, which a maximum that passes over NaN
+    /// takes.
+    pub fn strongest(problem: &Problem) -> Poison {
+        /// Sets the draw apart from other uses of the data seed.
+        const DRAW: u64 = 0x9015_0201;
+        if mix(problem.data_seed ^ DRAW).is_multiple_of(4) { Poison::Infinity } else { Poison::Nan }
+    }
+
     /// The element for a hash.
     fn element(self, hash: u64) -> f32 {
         let magnitude = match self {

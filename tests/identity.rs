@@ -269,7 +269,6 @@ fn gradients_of_several_ranks_and_of_grouped_heads_are_held_to_those_of_one() {
         assert!(found.iter().all(|finding| finding.identity == Some(relation)));
         assert!(found.iter().all(|finding| finding.tensor == Some(tensor)));
         // A row of one key has no dq and no dk, and where logits are large the bound says nothing.
-        println!("{relation} {tensor}: {} of {}", found.len(), verdicts.len());
         assert!(
             10 * found.len() > verdicts.len(),
             "{relation} {tensor}: {} of {}",

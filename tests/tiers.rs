@@ -3,7 +3,7 @@
 use ndarray::{Array2, Array3, ArrayView1, s};
 use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RankGradients, RunError};
 use seamproof::backends::{self, Emulated};
-use seamproof::calibrate::{Calibration, ForwardFacts, Outcome};
+use seamproof::calibrate::{Calibration, ForwardFacts, Outcome, Unlockable};
 use seamproof::generate::{self, Draw, Limits};
 use seamproof::judge::judge;
 use seamproof::profile;
@@ -61,6 +61,7 @@ struct Changed {
     inner: Emulated,
     run: Change,
     hides_lse: bool,
+    hides_launches: bool,
 }
 
 impl Changed {
@@ -69,6 +70,7 @@ impl Changed {
             inner: Emulated { tiles: Tiles { q: 4, kv: 8 }, ..Emulated::default() },
             run,
             hides_lse: false,
+            hides_launches: false,
         }
     }
 }
@@ -105,7 +107,7 @@ impl Backend for Changed {
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
-        self.inner.launches(problem)
+        self.inner.launches(problem).filter(|_| !self.hides_launches)
     }
 
     fn replay(&self, problem: &Problem) -> Option<Replay> {
@@ -330,17 +332,26 @@ fn calibration_tells_other_numerics_apart() {
     let Outcome::Unique(lock) = calibrate(other_tiles).outcome("changed", 4) else { panic!("tiles of 16") };
     assert!(lock.rounds_weights && lock.kv_tile == Some(16));
     let calibration = calibrate(scaled_queries);
-    assert_eq!(
-        calibration.outcome("changed", 4),
-        Outcome::None,
-        "no gradients of scaled queries are replayed"
-    );
+    assert_eq!(calibration.outcome("changed", 4), Outcome::Refused(Unlockable::ScaledQueries));
     let fits: Vec<&ForwardFacts> =
         calibration.forward.iter().filter(|(_, score)| **score <= 1.0).map(|(facts, _)| facts).collect();
     assert!(
         !fits.is_empty() && fits.iter().all(|facts| facts.scales_queries && facts.kv_tile.is_none()),
         "{fits:?}"
     );
+}
+
+#[test]
+fn calibration_says_why_a_subject_cannot_be_locked() {
+    let outcome = |hides_lse: bool, hides_launches: bool| {
+        let subject = move || Changed { hides_lse, hides_launches, ..Changed::new(unchanged) };
+        let calibration = Calibration::run(|_| Ok(Box::new(subject()) as Box<dyn Backend>), 10, 4);
+        calibration.expect("the kernel runs").outcome("changed", 4)
+    };
+    assert_eq!(outcome(true, false), Outcome::Refused(Unlockable::HiddenLse));
+    assert_eq!(outcome(false, true), Outcome::Refused(Unlockable::NoLaunches));
+    let nothing = Calibration { refused: 3, ..Calibration::default() };
+    assert_eq!(nothing.outcome("changed", 4), Outcome::Refused(Unlockable::NoCase(3)));
 }
 
 #[test]

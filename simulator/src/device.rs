@@ -232,8 +232,14 @@ pub trait Device {
     /// Carries out transfers; all of them read before any writes.
     fn transfer(&self, transfers: &[Transfer<'_>], memory: &mut Self::Memory) -> Result<(), DeviceError>;
 
-    /// NaN into rows, all heads.
-    fn poison(&self, to: BufferId, rows: &[Run], memory: &mut Self::Memory) -> Result<(), DeviceError>;
+    /// A number, finite or not, into every element of rows, all heads: what a harness leaves where nobody may look.
+    fn poison(
+        &self,
+        to: BufferId,
+        rows: &[Run],
+        value: f32,
+        memory: &mut Self::Memory,
+    ) -> Result<(), DeviceError>;
 
     /// The host waits until a region can be read.
     fn host_read(&self, region: &Region, memory: &mut Self::Memory) -> Result<(), DeviceError>;
@@ -336,8 +342,14 @@ impl<T: Real> Device for Cpu<T> {
         Ok(())
     }
 
-    fn poison(&self, to: BufferId, rows: &[Run], buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
-        fill_with(to, rows, T::from_f32(f32::NAN), buffers)
+    fn poison(
+        &self,
+        to: BufferId,
+        rows: &[Run],
+        value: f32,
+        buffers: &mut Buffers<T>,
+    ) -> Result<(), DeviceError> {
+        fill_with(to, rows, T::from_f32(value), buffers)
     }
 
     fn host_read(&self, region: &Region, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {

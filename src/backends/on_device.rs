@@ -1,7 +1,7 @@
 //! A schedule run on a device with all ranks in one process: inputs dealt to the ranks, the forward, what it saved
 //! poisoned where the contract allows, the backward, and the ranks' results.
 
-use ndarray::Array1;
+use ndarray::{Array1, Array3};
 use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName};
 use seamproof_simulator::Tensor;
 use seamproof_simulator::device::{Buffers, Device, DeviceError};
@@ -53,7 +53,7 @@ pub(super) fn run_schedule<D: Device<Real = f32>>(
     if problem.pass == Pass::Forward {
         return Ok(Outputs { ranks, damage: image.damage() });
     }
-    poison_saved(schedule, device, &mut memory).map_err(failed)?;
+    poison_saved(schedule, device, slack(problem, inputs), &mut memory).map_err(failed)?;
     pass(Phase::Backward, &mut memory)?;
     let image = device.download(&mut memory).map_err(failed)?;
     for (rank, outputs) in ranks.iter_mut().enumerate() {
@@ -68,9 +68,12 @@ fn failed(error: DeviceError) -> RunError {
 
 /// What rows hold that no sequence owns on a rank: what the problem's own such rows hold, NaN where it has none.
 fn slack(problem: &Problem, inputs: &Inputs) -> f32 {
-    let real = values::real_kv_rows(problem);
-    let row = real.iter().position(|&real| !real);
-    row.and_then(|row| inputs.k.get([row, 0, 0])).copied().unwrap_or(f32::NAN)
+    let of = |tensor: &Array3<f32>, real: Vec<bool>| {
+        let row = real.iter().position(|&real| !real)?;
+        tensor.get([row, 0, 0]).copied()
+    };
+    let keys = of(&inputs.k, values::real_kv_rows(problem));
+    keys.or_else(|| of(&inputs.q, values::real_q_rows(problem))).unwrap_or(f32::NAN)
 }
 
 fn tensor<'a>(
@@ -116,12 +119,22 @@ fn gradients(
     })
 }
 
-/// NaN into every row of the saved out and lse that is not real.
+/// What runs of rows of the saved out and lse hold that are not real, in turn.
+const SAVED: [f32; 3] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+
+/// NaN and infinities into every row of the saved out and lse that is not real: others where the padding of the inputs,
+/// `slack`, is another.
 fn poison_saved<D: Device>(
     schedule: &Schedule,
     device: &D,
+    slack: f32,
     memory: &mut D::Memory,
 ) -> Result<(), DeviceError> {
+    let first = match slack {
+        _ if slack.is_nan() => 0,
+        _ if slack.is_finite() => 1,
+        _ => 2,
+    };
     for placement in &schedule.placements {
         if !matches!(placement.tensor, TensorName::Out | TensorName::Lse) {
             continue;
@@ -130,9 +143,18 @@ fn poison_saved<D: Device>(
         for row in placement.rows.iter().flat_map(|placed| placed.local.real_rows()) {
             real[row] = true;
         }
-        device.poison(placement.buffer, &runs_of(&real, false), memory)?;
+        for (value, runs) in dealt(&runs_of(&real, false), first) {
+            device.poison(placement.buffer, &runs, value, memory)?;
+        }
     }
     Ok(())
+}
+
+/// Runs dealt to the values of [`SAVED`] in turn, the first to that of index `first`; without those that get none.
+fn dealt(runs: &[Run], first: usize) -> Vec<(f32, Vec<Run>)> {
+    let of = |index: usize| runs.iter().skip(index).step_by(SAVED.len()).copied().collect::<Vec<Run>>();
+    let all = (0..SAVED.len()).map(|index| (SAVED[(first + index) % SAVED.len()], of(index)));
+    all.filter(|(_, runs)| !runs.is_empty()).collect()
 }
 
 /// The rows at which `marks` holds `mark`, in as few runs as they make.
@@ -144,4 +166,29 @@ fn runs_of(marks: &[bool], mark: bool) -> Vec<Run> {
         run
     });
     runs.filter(|(of, _)| *of == mark).map(|(_, run)| run).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_that_is_not_real_is_dealt_a_value_and_another_one_under_another_poison() {
+        let mut real = [true; 12];
+        for row in [0, 2, 3, 5, 7, 11] {
+            real[row] = false;
+        }
+        let held = |first: usize| {
+            let mut held = [0.0f32; 12];
+            for (value, runs) in dealt(&runs_of(&real, false), first) {
+                runs.iter().flat_map(Run::real_rows).for_each(|row| held[row] = value);
+            }
+            held
+        };
+        let (nan, inf) = (f32::NAN.to_bits(), f32::INFINITY.to_bits());
+        let minus = f32::NEG_INFINITY.to_bits();
+        let bits = |first| held(first).map(f32::to_bits);
+        assert_eq!(bits(0), [nan, 0, inf, inf, 0, minus, 0, nan, 0, 0, 0, inf]);
+        assert!(bits(0).iter().zip(bits(1)).zip(real).all(|((a, b), real)| real == (*a == b)));
+    }
 }

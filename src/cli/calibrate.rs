@@ -48,6 +48,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     match &outcome {
         Outcome::Unique(_) => print_line("profile   one candidate explains every case"),
         Outcome::None => print_line("profile   no candidate explains every case: tiers W and T only"),
+        Outcome::Refused(why) => print_line(&format_args!("profile   none: {why}")),
         Outcome::Several(several) => print_line(&format_args!(
             "profile   {several} candidates explain every case: run more cases to tell them apart"
         )),
@@ -74,7 +75,7 @@ fn check(backend: &str, outcome: &Outcome) -> Exit {
         |found: &Lock, lock: &Lock| Lock { seed: lock.seed, cases: lock.cases, ..found.clone() } == *lock;
     let held = match (locked(backend), outcome) {
         (Some(lock), Outcome::Unique(found)) => same(found, &lock),
-        (None, Outcome::None) => true,
+        (None, Outcome::None | Outcome::Refused(_)) => true,
         _ => false,
     };
     print_line(if held {

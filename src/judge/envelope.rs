@@ -196,7 +196,7 @@ impl Comparison<'_> {
 
     /// The largest error ÷ bound of all real elements that the tier bounds.
     fn largest(&self, tier: Tier, format: Option<Format>, (got, exact, bound): Triple<'_>) -> f64 {
-        let (mut largest, mut ratios) = ([0.0f64; CHUNK], [0.0; CHUNK]);
+        let (mut largest, mut ratios) = ([0.0f64; LANES], [0.0; CHUNK]);
         let mut look = |got: &[f32], exact: &[f64], bound: &[f64]| {
             let chunks = got.chunks(CHUNK).zip(exact.chunks(CHUNK).zip(bound.chunks(CHUNK)));
             for (got, (exact, bound)) in chunks {
@@ -206,15 +206,16 @@ impl Comparison<'_> {
                 }
                 let ratios = &mut ratios[..got.len()];
                 (self.ratio)(got, exact, bound, format, ratios);
-                let raise = |largest: &mut f64, ratio: f64| {
-                    *largest = if ratio > *largest { ratio } else { *largest }
-                };
-                if tier == Tier::W {
-                    largest.iter_mut().zip(ratios).for_each(|(largest, ratio)| raise(largest, *ratio));
-                    continue;
+                if tier != Tier::W {
+                    let silent = |(ratio, bound): (&mut f64, &f64)| {
+                        *ratio = if *bound == f64::INFINITY { 0.0 } else { *ratio };
+                    };
+                    ratios.iter_mut().zip(bound).for_each(silent);
                 }
-                for ((largest, &mut ratio), &bound) in largest.iter_mut().zip(ratios).zip(bound) {
-                    raise(largest, if bound != f64::INFINITY { ratio } else { 0.0 });
+                for ratios in ratios.chunks(LANES) {
+                    for (largest, ratio) in largest.iter_mut().zip(ratios) {
+                        *largest = if *ratio > *largest { *ratio } else { *largest };
+                    }
                 }
             }
         };
@@ -279,6 +280,8 @@ pub(super) fn wording(tier: Tier) -> &'static str {
 
 /// Elements whose ratios are taken together.
 const CHUNK: usize = 128;
+/// Running maxima side by side, so that none waits for another.
+const LANES: usize = 8;
 
 /// Error ÷ bound of each element: [`error_ratio`], without a branch where nothing overflows.
 pub(super) fn error_ratios(

@@ -295,7 +295,7 @@ impl Judge {
         inputs: &Inputs,
         meter: &Meter,
     ) -> Result<[Outputs; 2], Verdict> {
-        let fills = fills(backend);
+        let fills = fills(backend, problem);
         let mut poisoned = meter.inputs(|| poisoned(inputs, problem, fills[0]));
         let first = meter.subject(|| run(backend, problem, &poisoned));
         let first = match (first, expected_refusal(backend, problem)) {
@@ -375,9 +375,9 @@ fn products(problem: &Problem) -> u64 {
 }
 
 /// The two fills that a subject's padding contract allows, the stronger one first.
-fn fills(backend: &dyn Backend) -> [Poison; 2] {
+fn fills(backend: &dyn Backend, problem: &Problem) -> [Poison; 2] {
     match backend.padding().inputs {
-        PaddingInputs::Anything => [Poison::Nan, Poison::Large],
+        PaddingInputs::Anything => [Poison::strongest(problem), Poison::Large],
         PaddingInputs::Finite => [Poison::Large, Poison::Zero],
     }
 }

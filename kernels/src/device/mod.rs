@@ -279,8 +279,14 @@ impl Device for CudaDevice<'_> {
         self.record_transfers(transfers, memory)
     }
 
-    fn poison(&self, to: BufferId, rows: &[Run], memory: &mut CudaMemory) -> Result<(), DeviceError> {
-        self.record_fill(to, rows, f32::NAN, memory)
+    fn poison(
+        &self,
+        to: BufferId,
+        rows: &[Run],
+        value: f32,
+        memory: &mut CudaMemory,
+    ) -> Result<(), DeviceError> {
+        self.record_fill(to, rows, value, memory)
     }
 
     fn host_read(&self, region: &Region, memory: &mut CudaMemory) -> Result<(), DeviceError> {

@@ -19,12 +19,12 @@
 //! | half spacing | the final rounding to the stored format |
 //!
 //! What approximate instructions of a GPU cost is within these terms, so that a kernel which uses them declares nothing of
-//! it. `ex2.approx` (2 ulp) is [`EXP_ERROR`]; its argument `fma(S, c, −fl(m·c))` with `c = fl(scale·log₂e)` is off by `2ε`
-//! in `c`, `ε` in each of two roundings, whose shares `3ε·|s − m| + ε·|m|` the exponent's `ε·(|s − m| + 2·range + 2·max|s|)`
-//! holds; rescalings telescope to `3ε·range`, of the same sum, since a running maximum only grows. `rcp.approx` (1 ulp,
-//! `2ε`) and the product with it are `3ε` of the `6ε` of an element of out. `lg2.approx` (2^-22 absolute in (0.5, 2),
-//! relative elsewhere) times `ln 2` is `5.5ε·|ln l|` beside `2^-22·ln 2 + 1.5ε`: [`LOG_ERROR`] and 3 ulp of the logarithm
-//! hold both, also where the LSE is put together in units of `log₂` and multiplied last.
+//! it. `ex2.approx` (2 ulp) is [`EXP_ERROR`]. Its argument `fma(S, c, −fl(m·c))`, with `c = fl(scale·log₂e)`, is off by
+//! `2ε·|s − m|` for c, `ε·|s − m|` and `ε·|m|` for the two roundings; a rescaling `ex2((m' − m)·c)` by `4ε·|m' − m|`, and since
+//! a running maximum only grows, a key's own and its rescalings' add up to `4ε·|s − max| + ε·max|s|` at most. The exponent's
+//! `ε·(|s − max| + 2·range + 2·max|s|)` and the logit's `2ε·scale·A` hold that. `rcp.approx` (1 ulp, `2ε`) and the product
+//! with it are `3ε` of the `6ε` of an element of out. `lg2.approx` (2^-22, absolute in (0.5, 2) and relative elsewhere) times
+//! `ln 2` is off by `5.5ε·|ln l|` beside `2^-22·ln 2`: [`LOG_ERROR`] and 3 ulp of the logarithm hold both.
 //!
 //! Tier T differs from W in two terms, both for certified sums alone (`blocked/dither.rs`). Errors of rounding weights
 //! are independent there and of mean 0, so that their sum is within eight standard deviations ([`NOISE`]), or within
@@ -33,8 +33,10 @@
 //!
 //! Used by the judge and nowhere else. Sources: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1
 //! (`γ_n = nε/(1 − nε)`); MMA-Sim (arXiv 2511.10909) and arXiv 2512.07004 for the tensor core's truncation; the PTX ISA
-//! (<https://docs.nvidia.com/cuda/parallel-thread-execution/>) for `ex2.approx`, `lg2.approx` and `rcp.approx`; Higham and Mary, "A New Approach to Probabilistic Rounding Error
-//! Analysis" (SIAM J. Sci. Comput. 41, 2019), and Ipsen and Zhou, "Probabilistic Error Analysis for Inner Products"
+//! (<https://docs.nvidia.com/cuda/parallel-thread-execution/>) for `ex2.approx`, `lg2.approx` and `rcp.approx`; Higham and
+//! Mary, "A New Approach to Probabilistic Rounding Error Analysis" (SIAM J. Sci. Comput. 41, 2019), and Ipsen and Zhou,
+//! "Probabilistic Error Analysis for Inner Products" (SIAM J. Matrix Anal. Appl. 41, 2020), for sums of independent
+//! roundings.
 
 mod accumulation;
 mod model;

@@ -5,6 +5,9 @@
 //! `Σ_i (error of query i) · |q_ic|` (or `|dout_ic|`). That is far less than the number of keys times what one key may be
 //! off by. A row of dq is bounded by itself.
 
+use std::borrow::Cow;
+use std::cell::LazyCell;
+
 use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Format, Side};
@@ -30,6 +33,13 @@ pub(super) struct Runs<'a> {
     pub(super) kv_heads: usize,
     /// Whether both runs saved the same out and lse.
     pub(super) against: Against,
+    /// What a gradient's operations may lose below the normal range: [`floor`].
+    pub(super) floor: f64,
+}
+
+/// What the operations of one gradient may lose below the normal range in either of two runs.
+pub(super) fn floor(bounds: [&Bounds<'_>; 2]) -> f64 {
+    bounds.map(Bounds::gradient_floor).into_iter().fold(0.0, f64::max)
 }
 
 /// What the queries of a KV head may add to the differences of its keys: of dk and of dv, lane by lane.
@@ -56,55 +66,94 @@ impl Runs<'_> {
             for kv_head in 0..problem.heads.kv {
                 let readers = Readers { sequence, kv_head, queries: &queries, group: problem.group() };
                 let [dv, dk, dq] = &mut worst;
-                let errors = self.queries(&readers, [&here.dq, &there.dq], dq);
-                self.keys(&readers, [&here.dv, &there.dv], &errors.dv, dv);
-                self.keys(&readers, [&here.dk, &there.dk], &errors.dk, dk);
+                self.queries(&readers, [&here.dq, &there.dq], dq);
+                let errors = LazyCell::new(|| self.key_errors(&readers));
+                if !self.near(&readers, [&here.dv, &there.dv], dv) {
+                    self.keys(&readers, [&here.dv, &there.dv], &errors.dv, dv);
+                }
+                if !self.near(&readers, [&here.dk, &there.dk], dk) {
+                    self.keys(&readers, [&here.dk, &there.dk], &errors.dk, dk);
+                }
             }
         }
         worst.into_iter().find_map(Worst::finding)
     }
 
-    /// Compares the rows of dq, and adds up what their queries' errors give to the keys.
-    fn queries(&self, readers: &Readers<'_>, dq: [&Array3<f32>; 2], worst: &mut Worst) -> KeyErrors {
+    /// The errors of what a query gives, in both runs.
+    fn given(&self, readers: &Readers<'_>, position: usize, head: usize) -> GivenError {
+        let [here, there] = self.bounds.map(|bounds| {
+            bounds.given(readers.sequence, position, head, &self.evidence.first.out, self.against)
+        });
+        here.and(&there)
+    }
+
+    /// The scale, and the roundings of products with it.
+    fn scale(&self) -> f64 {
+        f64::from(self.evidence.problem.softmax.scale) * (1.0 + 8.0 * F32_ROUNDOFF)
+    }
+
+    /// What the errors of all queries give to the keys.
+    fn key_errors(&self, readers: &Readers<'_>) -> KeyErrors {
         let (problem, inputs) = (self.evidence.problem, self.evidence.inputs);
-        let scale = f64::from(problem.softmax.scale) * (1.0 + 8.0 * F32_ROUNDOFF);
         let mut errors = KeyErrors { dk: vec![0.0; problem.dims.qk], dv: vec![0.0; problem.dims.v] };
-        let run = problem.sequences[readers.sequence].q;
+        let model = &self.bounds[0].model;
+        let add = |to: &mut [f64], row: &[f32], error: f64| {
+            for (to, &x) in to.iter_mut().zip(row) {
+                *to += model.magnitude(f64::from(x)) * error + f64::from(f32::MIN_POSITIVE);
+            }
+        };
         readers.each(|position, head| {
-            let row = run.row(position);
-            let given = self.bounds.map(|bounds| {
-                bounds.given(readers.sequence, position, head, &self.evidence.first.out, self.against)
-            });
-            let total = given[0].and(&given[1]);
-            let model = &self.bounds[0].model;
-            let add = |to: &mut [f64], row: &[f32], error: f64| {
-                for (to, &x) in to.iter_mut().zip(row) {
-                    *to += model.magnitude(f64::from(x)) * error + f64::from(f32::MIN_POSITIVE);
-                }
-            };
-            add(&mut errors.dk, &lanes(&inputs.q, row, head), scale * total.logit_gradients);
-            add(&mut errors.dv, &lanes(&inputs.dout, row, head), total.weights);
-            let place =
-                Place { sequence: Some(readers.sequence), head: Some(head), row: Some(position), lane: None };
-            let keys = self.bounds[0].keys(readers.sequence, head);
-            self.query(
-                dq.map(|dq| lanes(dq, row, head)),
-                scale * total.logit_gradients * keys.k_max,
-                place,
-                worst,
-            );
+            let row = problem.sequences[readers.sequence].q.row(position);
+            let given = self.given(readers, position, head);
+            add(&mut errors.dk, &lanes(&inputs.q, row, head), self.scale() * given.logit_gradients);
+            add(&mut errors.dv, &lanes(&inputs.dout, row, head), given.weights);
         });
         errors
     }
 
+    /// Compares the rows of dq of a KV head's queries.
+    fn queries(&self, readers: &Readers<'_>, dq: [&Array3<f32>; 2], worst: &mut Worst) {
+        let run = self.evidence.problem.sequences[readers.sequence].q;
+        let k_max =
+            LazyCell::new(|| self.bounds[0].keys(readers.sequence, readers.kv_head * readers.group).k_max);
+        readers.each(|position, head| {
+            let rows = dq.map(|dq| lanes(dq, run.row(position), head));
+            if self.row_is_near(&rows[0], &rows[1..]) {
+                worst.held(rows[0].len());
+                return;
+            }
+            let error = self.scale() * self.given(readers, position, head).logit_gradients * *k_max;
+            let place =
+                Place { sequence: Some(readers.sequence), head: Some(head), row: Some(position), lane: None };
+            self.query(rows, error, place, worst);
+        });
+    }
+
+    /// Whether final roundings explain the differences of a row from the sum of others.
+    fn row_is_near(&self, own: &[f32], parts: &[Cow<'_, [f32]>]) -> bool {
+        own.iter().enumerate().all(|(lane, &own)| {
+            let parts = || parts.iter().map(|part| f64::from(part[lane]));
+            let rounding = self.rounding(own.into()) + parts().map(|part| self.rounding(part)).sum::<f64>();
+            (f64::from(own) - parts().sum::<f64>()).abs() <= rounding
+        })
+    }
+
+    /// Whether that is so of all keys of a KV head: then the errors of its queries, which are dear, need not be known.
+    fn near(&self, readers: &Readers<'_>, [here, there]: [&Array3<f32>; 2], worst: &mut Worst) -> bool {
+        let run = run_of(&self.evidence.problem.sequences[readers.sequence], Side::Kv);
+        let others = readers.kv_head * self.kv_heads..(readers.kv_head + 1) * self.kv_heads;
+        let near = run.real_rows().all(|row| {
+            let parts: Vec<Cow<'_, [f32]>> = others.clone().map(|head| lanes(there, row, head)).collect();
+            self.row_is_near(&lanes(here, row, readers.kv_head), &parts)
+        });
+        if near {
+            worst.held(run.len * here.dim().2);
+        }
+        near
+    }
+
     /// One row of dq.
-    fn query(
-        &self,
-        [here, there]: [std::borrow::Cow<'_, [f32]>; 2],
-        error: f64,
-        place: Place,
-        worst: &mut Worst,
-    ) {
+    fn query(&self, [here, there]: [Cow<'_, [f32]>; 2], error: f64, place: Place, worst: &mut Worst) {
         for (lane, (&here, &there)) in here.iter().zip(&*there).enumerate() {
             let (here, there) = (f64::from(here), f64::from(there));
             let bound = error + self.rounding(here) + self.rounding(there);
@@ -113,7 +162,7 @@ impl Runs<'_> {
                 continue;
             }
             let off = if here == there { 0.0 } else { (here - there).abs() };
-            if !(off <= bound) {
+            if off.is_nan() || off > bound {
                 let place = Place { lane: Some(lane), ..place };
                 self.fail(worst, place, [here, there], (off, bound));
             }
@@ -138,13 +187,15 @@ impl Runs<'_> {
                 let parts = || others.clone().map(|head| f64::from(there[[row, head, lane]]));
                 let rounding = self.rounding(own) + parts().map(|part| self.rounding(part)).sum::<f64>();
                 let far = error + rounding;
-                let unknown = parts().any(|part| self.overflows(part, far));
-                if !unknown || (self.kv_heads == 1 && !self.overflows(own, far)) {
-                    excess.add(key, [own, parts().sum()], rounding);
+                // Past the largest number an infinity is right: of a sum with one nothing can be said.
+                let parts_overflow = parts().any(|part| self.overflows(part, far));
+                if parts_overflow && (self.kv_heads > 1 || self.overflows(own, far)) {
+                    continue;
                 }
+                excess.add(key, [own, parts().sum()], rounding);
             }
             let Excess { sum, worst: Some((_, key, values)) } = excess else { continue };
-            if !(sum <= error) {
+            if sum > error {
                 let (sequence, head) = (Some(readers.sequence), Some(readers.kv_head));
                 let place = Place { sequence, head, row: Some(key), lane: Some(lane) };
                 self.fail(worst, place, values, (sum, error));
@@ -170,8 +221,7 @@ impl Runs<'_> {
 
     /// What the last rounding of a stored number may have moved it by, and underflow before it.
     fn rounding(&self, value: f64) -> f64 {
-        let floor = self.bounds.map(|bounds| bounds.gradient_floor()).into_iter().fold(0.0, f64::max);
-        own_rounding(self.format(), value) + floor
+        own_rounding(self.format(), value) + self.floor
     }
 
     /// Whether the right value may be past the format's largest: then an infinity is right too.

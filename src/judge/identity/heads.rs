@@ -5,7 +5,7 @@ use seamproof_oracle::{ProblemFields, TensorName};
 use super::super::{Evidence, Look};
 use super::Relation;
 use super::bound::{Against, Bounds};
-use super::gradients::Runs;
+use super::gradients::{self, Runs};
 use super::twin::{Source, Twin, everything, same};
 
 /// Every query head with a KV head of its own, which holds what the group's held: out, lse and dq as they are; dk and dv of
@@ -35,8 +35,9 @@ pub(super) fn repeated_kv_heads(evidence: &Evidence<'_>) -> Option<Look> {
         let what = "the gradient of a group is not the sum of its heads'";
         // out and lse have been found the same, where both are shown.
         let against = if answer.lse.is_some() { Against::Saved } else { Against::Exact };
-        let runs = Runs { evidence, relation, what, bounds: [&here, &there], kv_heads: group, against };
-        runs.compare(own, apart)
+        let (bounds, kv_heads) = ([&here, &there], group);
+        let floor = gradients::floor(bounds);
+        Runs { evidence, relation, what, bounds, kv_heads, against, floor }.compare(own, apart)
     };
     Some(apart.or_else(gradients).into())
 }

@@ -8,7 +8,7 @@ use super::super::compare::{Worst, lanes};
 use super::super::{Evidence, Look};
 use super::Relation;
 use super::bound::{Against, Bounds, norm};
-use super::gradients::Runs;
+use super::gradients::{self, Runs};
 use super::twin::{Source, Twin};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
 use crate::layout::run_of;
@@ -98,7 +98,8 @@ pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
         let (own, one) = (evidence.first.gradients.as_ref()?, answer.gradients.as_ref()?);
         let what = "further from the gradient of one rank than the errors of both runs explain";
         let (bounds, against) = ([&here, &there], Against::Exact);
-        Runs { evidence, relation, what, bounds, kv_heads: 1, against }.compare(own, one)
+        let floor = gradients::floor(bounds);
+        Runs { evidence, relation, what, bounds, kv_heads: 1, against, floor }.compare(own, one)
     };
     Some(lse.finding().or_else(|| out.finding()).or_else(gradients).into())
 }

@@ -130,7 +130,8 @@ impl Twin {
     /// The subject's answer in the twin's own layout, its padding poisoned; else what is wrong with it.
     pub(super) fn answer(&self, evidence: &Evidence<'_>, relation: Relation) -> Result<RankOutputs, Look> {
         let wrong = |what: String| Look::from(Some(broken(relation, None, format!("in the twin: {what}"))));
-        let inputs = evidence.making(|| poisoned(&self.inputs, &self.problem, fills(evidence.backend)[0]));
+        let [fill, _] = fills(evidence.backend, &self.problem);
+        let inputs = evidence.making(|| poisoned(&self.inputs, &self.problem, fill));
         let outputs = match evidence.run(&self.problem, &inputs) {
             Ok(outputs) => outputs,
             Err(RunError::Infrastructure(what)) => return Err(Look::Failed(what)),
