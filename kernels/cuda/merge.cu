@@ -273,7 +273,9 @@ __device__ __forceinline__ void merge_out(
             load<ACC, N>(out, max(vector[j].running, (i64)0), running[j]);
             load<STEP, N>(step_out, max(vector[j].step, (i64)0), step[j]);
         }
-        // The first vectors are on their way before it is known which rows are real.
+        // The first vectors are on their way before it is known which rows are real; nor may the compiler, which sees
+        // that weights are the same in every round, wait for statistics before.
+        asm volatile("" : "+f"(old), "+f"(added));
         if (base == lane) {
             const bool real = is_real_of_lane(part, place, owned.row) && elements.running >= 0;
             reals = __ballot_sync(ALL_LANES, real);
