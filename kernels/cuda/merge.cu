@@ -258,8 +258,6 @@ __device__ __forceinline__ void merge_out(
     const Place place = place_of_lane(part, owned.row);
     Elements elements = elements_of(shape, owned, place.pair);
     float* const statistic = lse + (i64)owned.head * part.slots.rows + place.pair.running;
-    float old = 0.0f, added = 0.0f;
-    if (elements.running >= 0) old = *statistic, added = step_lse[owned.head * shape.step_rows + place.pair.step];
     float keep = 1.0f, add = 0.0f;
     u32 reals = 0;
     const u32 lane = threadIdx.x % 32, total = shape.tile_rows * shape.tile_heads * shape.lanes;
@@ -273,10 +271,12 @@ __device__ __forceinline__ void merge_out(
             load<ACC, N>(out, max(vector[j].running, (i64)0), running[j]);
             load<STEP, N>(step_out, max(vector[j].step, (i64)0), step[j]);
         }
-        // The first vectors are on their way before it is known which rows are real; nor may the compiler, which sees
-        // that weights are the same in every round, wait for statistics before.
-        asm volatile("" : "+f"(old), "+f"(added));
+        // The first vectors are on their way before it is known which rows are real. Statistics are asked for here: a
+        // weight that does not change in the loop is made before it, and all would wait for that.
         if (base == lane) {
+            float old = 0.0f, added = 0.0f;
+            if (elements.running >= 0)
+                old = *statistic, added = step_lse[owned.head * shape.step_rows + place.pair.step];
             const bool real = is_real_of_lane(part, place, owned.row) && elements.running >= 0;
             reals = __ballot_sync(ALL_LANES, real);
             if (!real) elements.running = -1;
