@@ -377,3 +377,28 @@ fn tiles(slots: &Slots, part: Part, shape: &RawShape) -> Result<(usize, usize, u
     }
     Ok((blocks(warps, THREADS / WARP), 1, THREADS))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The divisions of `owned_by_lane` in the source, for every number of heads of a tile and of tiles of a row.
+    #[test]
+    fn tiles_and_lanes_are_divided_without_a_division() {
+        for (heads, vectors) in (1..=300).flat_map(|heads| [1, 8, 64, 256].map(|vectors| (heads, vectors))) {
+            let shape = Tiling { vectors, rows: 1 }.shape(heads, 64, 1, 8);
+            for lane in 0..WARP as u32 {
+                assert_eq!((lane * shape.per_head) >> 16, lane / shape.tile_heads as u32);
+            }
+            let groups = u64::from(shape.groups);
+            assert_eq!(groups as usize, heads.div_ceil(shape.tile_heads as usize));
+            let near = (0..40).flat_map(|i| [i, i * groups, i * groups + groups - 1]);
+            let far = near.clone().map(|i| i32::MAX as u64 - i);
+            for warp in near.chain(far) {
+                let tile = (warp * u64::from(shape.per_group)) >> 32;
+                let tile = if warp - tile * groups >= groups { tile + 1 } else { tile };
+                assert_eq!(tile, warp / groups, "{warp} of {groups}");
+            }
+        }
+    }
+}

@@ -89,7 +89,7 @@ struct Seats {
 /// Where a seat is.
 #[derive(Debug)]
 enum Place {
-    Free(Seat),
+    Free(Box<Seat>),
     /// A thread has it.
     Taken,
     /// It is no more; why.
@@ -137,7 +137,7 @@ impl Pool {
     /// A pool without a worker yet.
     pub fn new(settings: Settings) -> Pool {
         let count = settings.workers.unwrap_or(1).max(1);
-        let all = (0..count).map(|_| Place::Free(Seat::default())).collect();
+        let all = (0..count).map(|_| Place::Free(Box::default())).collect();
         let seats = Mutex::new(Seats { all, counted: settings.workers.is_some() });
         Pool { settings, seats, free: Condvar::new(), known: Mutex::default() }
     }
@@ -206,7 +206,9 @@ impl Pool {
         let mut seats = lock(&self.seats);
         if !seats.counted {
             seats.counted = true;
-            seats.all.extend((1..devices).map(|device| Place::Free(Seat { device, ..Seat::default() })));
+            seats
+                .all
+                .extend((1..devices).map(|device| Place::Free(Box::new(Seat { device, ..Seat::default() }))));
             self.free.notify_all();
         }
     }
@@ -249,7 +251,7 @@ impl Seats {
 struct Taken<'a> {
     pool: &'a Pool,
     index: usize,
-    seat: Seat,
+    seat: Box<Seat>,
 }
 
 impl Drop for Taken<'_> {
