@@ -16,6 +16,7 @@ use seamproof_simulator::schedule::{BuildError, Schedule, build};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::case::Earlier;
 use crate::profile;
 use crate::verdict::Ending;
 
@@ -325,7 +326,7 @@ pub struct Outputs {
 }
 
 /// Why a run gave no outputs.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RunError {
     /// The subject does not take this problem.
     #[error("refused: {0}")]
@@ -333,7 +334,7 @@ pub enum RunError {
     /// The subject died, by its own word.
     #[error("crashed: {0}")]
     Crash(String),
-    /// The subject ran out of memory, by its own word.
+    /// The device has no memory left, by the subject's own word: nothing is known of the subject.
     #[error("out of memory: {0}")]
     OutOfMemory(String),
     /// The subject's process died, hung, or answered what is no answer.
@@ -348,13 +349,16 @@ pub enum RunError {
 }
 
 /// How a subject's process ended.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{ending}: {what}")]
 pub struct Ended {
     /// What makes it the same as another one.
     pub ending: Ending,
     /// What was tried to confirm it, and what the process said.
     pub what: String,
+    /// Runs that it needs before it, where it was seen to come after them and not alone; none where they are too many to
+    /// be stored.
+    pub before: Vec<Earlier>,
 }
 
 /// What a subject promises of the bits of its results, beyond being right: what a right subject may leave open. Where
@@ -424,6 +428,11 @@ pub trait Backend: Sync {
         Ok(())
     }
 
+    /// Devices that were given up while it ran, and why.
+    fn lost(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Runs the problem. Padding and slack rows of `inputs` hold what the padding contract allows.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError>;
 }
@@ -483,6 +492,11 @@ pub trait Wrapper: Sync {
         self.inner().ready()
     }
 
+    /// See [`Backend::lost`].
+    fn lost(&self) -> Vec<String> {
+        self.inner().lost()
+    }
+
     /// See [`Backend::run`].
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         self.inner().run(problem, inputs)
@@ -524,6 +538,10 @@ impl<W: Wrapper> Backend for W {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         Wrapper::schedule(self, problem)
+    }
+
+    fn lost(&self) -> Vec<String> {
+        Wrapper::lost(self)
     }
 
     fn ready(&self) -> Result<(), String> {

@@ -57,6 +57,20 @@ pub enum InputSource {
     },
 }
 
+/// A run that a failure needs before it, in the same process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Earlier {
+    /// Options of the case's subject.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
+    /// The problem; its inputs are generated.
+    pub problem: Problem,
+}
+
+/// Earlier runs of a case, at most.
+pub const EARLIER_MAX: usize = 16;
+
 /// What is stored and replayed: one problem on one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -74,6 +88,9 @@ pub struct Case {
     pub inputs: InputSource,
     /// The problem.
     pub problem: Problem,
+    /// Runs that are made first, in this order, on the same worker; their results do not count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "few")]
+    pub before: Vec<Earlier>,
     /// What was found, where the case is a finding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<Found>,
@@ -89,6 +106,16 @@ pub struct Found {
     pub minimal: bool,
     /// Evaluations that the shrinker used.
     pub evaluations: usize,
+}
+
+/// [`EARLIER_MAX`] of them.
+fn few<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Earlier>, D::Error> {
+    let all = Vec::deserialize(deserializer)?;
+    if all.len() > EARLIER_MAX {
+        let what = format!("{} earlier runs; at most {EARLIER_MAX} are taken", all.len());
+        return Err(serde::de::Error::custom(what));
+    }
+    Ok(all)
 }
 
 /// Why bytes are no case.
@@ -160,6 +187,7 @@ impl Case {
             schedule_seed,
             inputs: InputSource::Generated,
             problem,
+            before: Vec::new(),
             found,
         }
     }

@@ -12,9 +12,10 @@ use seamproof_oracle::Problem;
 
 use crate::backend::Backend;
 use crate::backends::{self, BackendError};
-use crate::case::{Case, InputSource, Subject};
+use crate::case::{Case, Earlier, InputSource, Subject};
 use crate::generate::Malformed;
 use crate::judge::{self, Depth, Judge};
+use crate::values;
 use crate::verdict::{Cost, Finding, Verdict};
 
 thread_local! {
@@ -73,10 +74,21 @@ pub fn subject_of(case: &Case) -> Result<Box<dyn Backend>, ReplayError> {
     Ok(backends::by_name(name, options)?)
 }
 
-/// Judges a stored case on its subject.
+/// Judges a stored case on its subject, after the runs that it needs before it.
 pub fn replay(case: &Case) -> Result<Verdict, ReplayError> {
     let backend = subject_of(case)?;
+    run_before(case)?;
     Ok(evaluate(backend.as_ref(), &case.problem))
+}
+
+/// Makes the runs that a case needs before it, on its subject. A thread goes back to the worker that it had, so that the
+/// case meets what they left behind; what comes of themselves is nobody's question.
+pub fn run_before(case: &Case) -> Result<(), ReplayError> {
+    for Earlier { options, problem } in &case.before {
+        let backend = backends::by_name(&case.subject.name, options)?;
+        let _ = caught(|| backend.run(problem, &values::inputs(problem)));
+    }
+    Ok(())
 }
 
 /// Keeps panics that become verdicts off the terminal; all others are reported as before. For a program's start.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::{Refusal, TensorName};
+use crate::case::Earlier;
 pub use crate::judge::Relation;
 use crate::worker::Phase;
 
@@ -209,6 +210,9 @@ pub struct Finding {
     pub failed: usize,
     /// Elements that were compared.
     pub compared: usize,
+    /// Runs that it needs before it, where it does not show without: they are part of the case, not of what was found.
+    #[serde(skip)]
+    pub before: Vec<Earlier>,
 }
 
 /// Least and largest size of a number that is written without an exponent.
@@ -237,6 +241,7 @@ impl Finding {
             ratio: None,
             failed: 0,
             compared: 0,
+            before: Vec::new(),
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, test_kill_process_group};
 use seamproof::backend::{Backend, Ended, Outputs, RunError};
 use seamproof::backends::{self, Emulated};
-use seamproof::case::{Case, Subject};
+use seamproof::case::{Case, Earlier, Subject};
 use seamproof::evaluate::evaluate;
 use seamproof::values;
 use seamproof::verdict::{Cause, Check, Ending, Verdict};
@@ -123,7 +123,6 @@ fn each_end_of_a_worker_is_what_it_was_and_the_next_run_holds() {
         ("crash", Cause::Signal(11), Phase::Launched, "SIGSEGV after launched"),
         ("exit", Cause::Exit(7), Phase::Launched, "exit code 7 after launched"),
         ("error", Cause::Failed, Phase::Launched, "the mock's driver failed"),
-        ("oom", Cause::OutOfMemory, Phase::Uploaded, "the mock wants more"),
         ("oom-killed", Cause::Signal(9), Phase::Uploaded, "SIGKILL after uploaded"),
         ("garbage", Cause::Garbage, Phase::Done, "????"),
         ("wrong-digest", Cause::Digest, Phase::Done, "wrong digest after done"),
@@ -158,13 +157,82 @@ fn the_verdict_of_an_end_is_its_check_and_its_ending() {
     }
 }
 
+/// Nothing is known of a subject for which there was no memory.
+#[test]
+fn memory_that_a_device_lacks_is_no_finding() {
+    let (remote, pool) = mocked(&[("oom", "softcap")], settings(RUN));
+    run(&remote, &problem(|_| {})).expect("it runs");
+    let before = pool.idle_processes();
+    let Err(RunError::OutOfMemory(said)) = run(&remote, &capped()) else { panic!("it is something else") };
+    for text in ["the mock wants more", "again alone in a fresh worker"] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+    assert!(before.into_iter().all(is_gone), "the worker goes on");
+    let Verdict::Infrastructure(what) = evaluate(&remote, &capped()) else { panic!("it is a verdict") };
+    assert!(what.contains("out of memory"), "{what}");
+    run(&remote, &with_sink()).expect("the next run holds");
+}
+
+/// A worker that cannot be killed looks like this: its pipes stay open.
+#[test]
+fn pipes_that_stay_open_hold_nobody_up() {
+    let (remote, _) = mocked(&[("escape", "softcap")], settings(SHORT));
+    run(&remote, &problem(|_| {})).expect("it runs");
+    let start = Instant::now();
+    let ended = ended(run(&remote, &capped()));
+    assert_eq!(ended.ending, Ending { cause: Cause::Hang, after: Some(Phase::Launched) });
+    assert!(start.elapsed() < START, "{:?}", start.elapsed());
+    run(&remote, &with_sink()).expect("the next run holds");
+}
+
+/// A device on which nothing starts is given up; what it was to run goes to the others.
+#[test]
+fn a_seat_whose_device_is_bad_is_retired() {
+    let several = Settings { workers: None, ..settings(RUN) };
+    let (remote, pool) = mocked(&[("devices", "3"), ("bad-device", "1")], several);
+    // Whoever comes when the first device is busy goes to the second one.
+    let busy = || {
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| {
+                    for other in [problem(|_| {}), capped(), with_sink()] {
+                        run(&remote, &other).expect("another device has it");
+                    }
+                });
+            }
+        });
+        !pool.retired().is_empty()
+    };
+    wait_until("the bad device is not given up", busy);
+    assert_eq!(pool.retired(), ["device 1: the mock's device 1 is gone"]);
+    assert_eq!(remote.lost(), pool.retired());
+    run(&remote, &with_sink()).expect("the others go on");
+}
+
+#[test]
+fn where_no_seat_is_left_every_run_says_so() {
+    let (remote, pool) = mocked(&[("bad-device", "0")], settings(RUN));
+    for _ in 0..2 {
+        match run(&remote, &problem(|_| {})) {
+            Err(RunError::Infrastructure(said)) => {
+                assert!(said.contains("no worker can be started any more: device 0: the mock's"), "{said}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(pool.retired().len(), 1);
+}
+
 #[test]
 fn a_failure_that_needs_an_earlier_run_names_it() {
     let (remote, _) = mocked(&[("history", "always")], settings(RUN));
     for other in [problem(|_| {}), capped(), problem(|fields| fields.data_seed = 2)] {
         run(&remote, &other).expect("it runs");
     }
-    let said = ended(run(&remote, &with_sink())).to_string();
+    let ended = ended(run(&remote, &with_sink()));
+    let [earlier] = &ended.before[..] else { panic!("{:?}", ended.before) };
+    assert_eq!(earlier.problem, capped());
+    let said = ended.to_string();
     for text in
         ["alone in a fresh worker it does not fail", "after 1 of the 4 runs", "3 of 3 times", "softcap 4"]
     {
@@ -199,11 +267,9 @@ fn a_failure_that_never_comes_again_says_so() {
 fn a_worker_that_does_not_start_is_no_finding() {
     let slow = Settings { deadlines: Deadlines::new(SHORT, RUN), ..settings(RUN) };
     let (remote, _) = mocked(&[("slow-start", "600000")], slow);
-    for text in ["did not start in 700ms", "did not start", "no worker can be started any more"] {
-        match run(&remote, &problem(|_| {})) {
-            Err(RunError::Infrastructure(said)) => assert!(said.contains(text), "{said}"),
-            other => panic!("{other:?}"),
-        }
+    match run(&remote, &problem(|_| {})) {
+        Err(RunError::Infrastructure(said)) => assert!(said.contains("did not start in 700ms"), "{said}"),
+        other => panic!("{other:?}"),
     }
     let (remote, _) = mocked(&[], Settings { program: "/nowhere".into(), ..settings(RUN) });
     let Err(said) = remote.ready() else { panic!("it starts from nowhere") };
@@ -339,6 +405,76 @@ fn a_campaign_goes_on_past_crashes() {
     assert!(junit.contains("SIGSEGV after launched"), "{junit}");
     let replayed = seamproof(dir, &["replay", "seamproof.out", "--workers", "1"]);
     assert_eq!(code(&replayed), 3, "{}", stdout(&replayed));
+}
+
+/// A campaign whose last worker is gone ends there, and says so; what it has judged counts.
+#[test]
+fn a_campaign_without_workers_ends() {
+    let place = tempfile::tempdir().expect("a directory");
+    let dir = place.path();
+    let closed = format!("mock:crash=9,closed={}", dir.join("closed").display());
+    let output = seamproof(dir, &campaign(&closed, &["--json", "e.jsonl"]));
+    let said = stdout(&output);
+    assert_eq!(code(&output), 3, "{said}");
+    for text in ["no worker can be started any more", "the mock's device 0 is gone", "interrupted after"] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+    let cases = events(&dir.join("e.jsonl"));
+    let judged = cases.iter().filter(|event| event["event"] == "case").count();
+    assert!((1..60).contains(&judged), "{judged} cases");
+}
+
+/// A failure that an earlier run causes is stored with that run, and replayed with it.
+#[test]
+fn a_failure_in_company_is_replayed_in_company() {
+    let place = tempfile::tempdir().expect("a directory");
+    let dir = place.path();
+    let subject = Subject { name: mock::NAME.to_owned(), options: options(&[("history", "always")]) };
+    let alone = Case::new(subject, 0, with_sink());
+    let before = vec![Earlier { options: alone.subject.options.clone(), problem: capped() }];
+    let together = Case { before, ..alone.clone() };
+    for (name, case) in [("alone", &alone), ("together", &together)] {
+        assert_eq!(Case::parse(case.to_json().as_bytes()).as_ref(), Ok(case));
+        fs::write(dir.join(name).with_extension("json"), case.to_json()).expect("the case is written");
+    }
+    let replayed = |name: &str| seamproof(dir, &["replay", name, "--workers", "1"]);
+    assert_eq!(code(&replayed("alone.json")), 0);
+    let output = replayed("together.json");
+    assert_eq!(code(&output), 3, "{}", stdout(&output));
+    assert!(stdout(&output).contains("after 1 of the"), "{}", stdout(&output));
+
+    let output = seamproof(dir, &campaign("mock:history=always", &[]));
+    assert_eq!(code(&output), 3, "{}", stdout(&output));
+    let found = fs::read_dir(dir.join("seamproof.out/findings")).expect("findings");
+    let cases = found.map(|entry| entry.expect("an entry").path());
+    let case = cases.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "json"));
+    let case = Case::load(&case.expect("a case")).expect("a case");
+    assert!(case.before.iter().any(|earlier| earlier.problem.softmax.softcap.is_some()));
+    assert_eq!(code(&seamproof(dir, &["replay", "seamproof.out", "--workers", "1"])), 3);
+}
+
+/// A supervisor goes on with workers of its own build, whatever lies in its program's place by now.
+#[cfg(target_os = "linux")]
+#[test]
+fn workers_are_of_the_supervisors_build() {
+    let place = tempfile::tempdir().expect("a directory");
+    let program = place.path().join("seamproof");
+    fs::copy(PROGRAM, &program).expect("the program is copied");
+    let mut child = Command::new(&program)
+        .current_dir(place.path())
+        .args(campaign("mock:crash=sink", &["--json", "e.jsonl"]))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let log = place.path().join("e.jsonl");
+    let begun = || fs::read_to_string(&log).is_ok_and(|text| text.contains("\"start\""));
+    wait_until("the campaign does not begin", begun);
+    fs::remove_file(&program).expect("the program is removed");
+    fs::write(&program, "another build").expect("another is written");
+    let mut said = String::new();
+    child.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
+    assert_eq!(child.wait().expect("it ends").code(), Some(3), "{said}");
+    assert!(said.contains("SIGSEGV") && said.contains("internal 0"), "{said}");
 }
 
 #[test]

@@ -89,7 +89,7 @@ __device__ __forceinline__ void merge_rows(
     }
 }
 
-constexpr int HEADS_OF_4 = 2, HALF_HEADS_OF_4 = 4, HEADS = 8;
+constexpr int HEADS_OF_4 = 2, HALF_HEADS_OF_4 = 2, HEADS = 8;
 
 #define MERGE_STATISTICS(each, count)                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, 5) merge_statistics_##each(                               \
@@ -191,6 +191,10 @@ struct Shape {
     // Vectors of a row of a head, and 2^31 over that, rounded up.
     u32 lanes;
     u32 per_lane;
+    // 2^16 over the heads of a tile, rounded up; tiles of a row, and 2^32 - 1 over that.
+    u32 per_head;
+    u32 groups;
+    u32 per_group;
     // Rows of the step's statistics.
     i64 step_rows;
 };
@@ -202,9 +206,13 @@ struct Owned {
 };
 
 __device__ __forceinline__ Owned owned_by_lane(const Shape& shape) {
-    const u32 lane = threadIdx.x % 32, row = lane / shape.tile_heads, groups = (shape.heads - 1) / shape.tile_heads + 1;
-    const u32 warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, tile = warp / groups;
-    const int head = (int)(warp - tile * groups) * shape.tile_heads + lane % shape.tile_heads;
+    // Nothing is divided here: it would take longer than all else that is done before the first access.
+    const u32 lane = threadIdx.x % 32, row = lane * shape.per_head >> 16;
+    const u32 warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    u32 tile = __umulhi(warp, shape.per_group);
+    if (warp - tile * shape.groups >= shape.groups) ++tile;
+    const u32 group = warp - tile * shape.groups;
+    const int head = group * shape.tile_heads + (lane - row * shape.tile_heads);
     const bool none = row >= shape.tile_rows || head >= shape.heads;
     return {tile * shape.tile_rows + min(row, (u32)shape.tile_rows), none ? -1 : head};
 }
@@ -249,12 +257,9 @@ __device__ __forceinline__ void merge_out(
     const Owned owned = owned_by_lane(shape);
     const Place place = place_of_lane(part, owned.row);
     Elements elements = elements_of(shape, owned, place.pair);
-    if (!is_real_of_lane(part, place, owned.row)) elements.running = -1;
-    const bool real = elements.running >= 0;
     float* const statistic = lse + (i64)owned.head * part.slots.rows + place.pair.running;
-    float old = 0.0f, added = 0.0f;
-    if (real) old = *statistic, added = step_lse[owned.head * shape.step_rows + place.pair.step];
     float keep = 1.0f, add = 0.0f;
+    u32 reals = 0;
     const u32 lane = threadIdx.x % 32, total = shape.tile_rows * shape.tile_heads * shape.lanes;
     for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
         Packed<ACC, N> running[FLIGHT];
@@ -266,17 +271,25 @@ __device__ __forceinline__ void merge_out(
             load<ACC, N>(out, max(vector[j].running, (i64)0), running[j]);
             load<STEP, N>(step_out, max(vector[j].step, (i64)0), step[j]);
         }
-        // The first vectors are on their way when the statistics arrive.
-        if (base == lane && real) {
+        // The first vectors are on their way before it is known which rows are real. Statistics are asked for here: a
+        // weight that does not change in the loop is made before it, and all would wait for that.
+        if (base == lane) {
+            float old = 0.0f, added = 0.0f;
+            if (elements.running >= 0)
+                old = *statistic, added = step_lse[owned.head * shape.step_rows + place.pair.step];
+            const bool real = is_real_of_lane(part, place, owned.row) && elements.running >= 0;
+            reals = __ballot_sync(ALL_LANES, real);
+            if (!real) elements.running = -1;
             const float sum = STYLE == RUNNING ? log_add(old, added) : old;
-            if (STYLE == RUNNING) keep = share(old, sum), *statistic = sum;
+            if (STYLE == RUNNING) keep = share(old, sum);
+            if (STYLE == RUNNING && real) *statistic = sum;
             add = share(added, sum);
         }
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
             const float kept = __shfl_sync(ALL_LANES, keep, vector[j].owner);
             const float adding = __shfl_sync(ALL_LANES, add, vector[j].owner);
-            if (vector[j].running < 0) continue;
+            if (vector[j].running < 0 || !(reals >> vector[j].owner & 1)) continue;
             float merged[N];
 #pragma unroll
             for (int i = 0; i < N; ++i) {

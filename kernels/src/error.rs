@@ -93,6 +93,14 @@ pub enum KernelError {
         /// Its compute capability.
         minor: i32,
     },
+    /// The GPU's memory does not suffice; nothing is lost.
+    #[error(
+        "CUDA: {call}: the GPU has no memory left for it; end what else runs there, or take smaller cases"
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        call: String,
+    },
     /// A driver call that failed. The context may be lost: end the process.
     #[error("CUDA: {call}: {error}")]
     Driver {

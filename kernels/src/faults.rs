@@ -136,6 +136,8 @@ use faults;
 
 const HALVES: &[&str] =
     &["read half", "write half", "merge of statistics", "merge of out", "accumulation", "half statistic"];
+const SEARCHES: &[&str] =
+    &["copy valid", "fill padding", "reorder", "partition indices", "read half", "write half", "valid mask"];
 const REAL_ROWS: &[&str] = &["copy valid", "fill padding", "valid mask"];
 const MERGES: &[&str] = &["merge of statistics", "merge of out"];
 
@@ -178,7 +180,7 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         Seen::Bits(&["read half", "write half"]);
     "offset-table-at-minus-1", FirstOffset, TE_2829, "rows.cu",
         "return s < 0 ? Slot{-1, 0, 0, 0} : slot_at(slots, s);" => "return slot_at(slots, s);",
-        Seen::Bits(&["valid mask"]);
+        Seen::Bits(&["reorder"]);
     "int32-bytes-of-rows", Int32Product, TE_2548, "rows.cu",
         "\"l\"(from + move.from * row_bytes + column)" => "\"l\"(from + (int)((u32)move.from * row_bytes) + column)",
         Seen::Large;
@@ -188,11 +190,11 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         Seen::Large;
     "last-sequence-not-found", LastSequence, MAGI_28, "rows.cu",
         "if (s >= slots.count) return {s, NOWHERE, 0, 0};" => "if (s + 1 >= slots.count) return {s, NOWHERE, 0, 0};",
-        Seen::Bits(&["copy valid", "fill padding", "reorder", "partition indices"]);
-    "guessed-window-believed", WrongSeam, MAGI_28, "rows.cu",
-        "|| base == 0) && (before != ALL_LANES || base + 32 >= slots.count)) return guess;"
-            => "|| base == 0)) return guess;",
-        Seen::Bits(&["copy valid", "fill padding", "reorder", "partition indices", "read half", "write half"]);
+        Seen::Bits(SEARCHES);
+    "guessed-window-behind-the-row", WrongSeam, MAGI_28, "rows.cu",
+        "if ((before != 0 || base == 0) && (before != ALL_LANES || base + 32 >= slots.count)) return guess;"
+            => "if (before != ALL_LANES || base + 32 >= slots.count) return guess;",
+        Seen::Bits(SEARCHES);
     "next-slot-of-four-rows-missed", LastSequence, MAGI_28, "merge.cu",
         "if (begin + slot.span >= EACH || slot.index + 1 >= slots.count) break;" => "break;",
         Seen::Bits(&["merge of statistics", "largest logit"]);
@@ -203,8 +205,8 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         "if (run < *count) {" => "if (run + 1 < *count) {",
         Seen::Bits(&["segment runs"]);
     "mask-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
-        "if (first + i < slots.rows) mask[first + i] = bytes[i];"
-            => "if (first + i <= slots.rows) mask[first + i] = bytes[i];",
+        "if (first + i < slots.rows) mask[first + i] = real >> i & 1;"
+            => "if (first + i <= slots.rows) mask[first + i] = real >> i & 1;",
         Seen::Bits(&["valid mask"]);
     "cu-seqlens-past-the-end", PastTheEnd, FA_A3A257C7, "metadata.cu",
         "if (s < slots.count) cu_seqlens[s + 1]" => "if (s <= slots.count) cu_seqlens[s + 1]",

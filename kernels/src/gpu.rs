@@ -113,7 +113,12 @@ pub struct Graph<'a> {
 }
 
 fn failed(call: &str) -> impl Fn(DriverError) -> KernelError + '_ {
-    move |error| KernelError::Driver { call: call.to_owned(), error: error.to_string() }
+    move |error| match error {
+        DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
+            KernelError::OutOfMemory { call: call.to_owned() }
+        }
+        error => KernelError::Driver { call: call.to_owned(), error: error.to_string() },
+    }
 }
 
 /// The version of CUDA that the driver supports.
@@ -210,7 +215,8 @@ impl Gpu {
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, KernelError> {
         self.context.bind_to_thread().map_err(failed("context"))?;
         // SAFETY: nobody reads it before it is written, kernels under test apart. An allocation is never empty.
-        let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(failed("allocate"))?;
+        let address = unsafe { result::malloc_sync(bytes.max(1)) }
+            .map_err(failed(&format!("allocate {bytes} bytes")))?;
         Ok(Buffer { address, bytes, context: self.context.clone() })
     }
 
@@ -498,6 +504,12 @@ impl Drop for Staging {
 }
 
 impl<'a> Area<'a> {
+    /// An area of no buffer, for tests of what never touches it.
+    #[cfg(test)]
+    pub(crate) fn nowhere(address: u64, bytes: usize) -> Area<'a> {
+        Area { address, bytes, buffer: PhantomData }
+    }
+
     /// Bytes.
     pub fn bytes(&self) -> usize {
         self.bytes

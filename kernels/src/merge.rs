@@ -21,7 +21,7 @@ const LOGIT_HEADS: usize = 8;
 /// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the source.
 const QUAD: usize = 4;
 const QUAD_HEADS: usize = 2;
-const HALF_QUAD_HEADS: usize = 4;
+const HALF_QUAD_HEADS: usize = 2;
 /// Elements of a vector.
 const VECTOR: usize = 8;
 
@@ -68,6 +68,9 @@ struct RawShape {
     tile_heads: i32,
     lanes: u32,
     per_lane: u32,
+    per_head: u32,
+    groups: u32,
+    per_group: u32,
     step_rows: i64,
 }
 // SAFETY: repr(C), the fields of `Part` in merge.cu.
@@ -185,6 +188,7 @@ impl Tiling {
     fn shape(&self, heads: usize, dim: usize, step_rows: usize, lanes: usize) -> RawShape {
         let pairs = (self.vectors / lanes).clamp(1, WARP);
         let tile_heads = (pairs / self.rows).clamp(1, heads.max(1));
+        let groups = blocks(heads, tile_heads).max(1) as u32;
         RawShape {
             heads: heads as i32,
             dim: dim as i32,
@@ -193,6 +197,9 @@ impl Tiling {
             lanes: lanes as u32,
             // Exact below 2^31 / lanes, which a tile of several pairs stays far under. A tile of one pair divides nothing.
             per_lane: if pairs > 1 { (1_u32 << 31).div_ceil(lanes as u32) } else { 0 },
+            per_head: (1_u32 << 16).div_ceil(tile_heads as u32),
+            groups,
+            per_group: u32::MAX / groups,
             step_rows: step_rows as i64,
         }
     }
@@ -361,12 +368,37 @@ impl Gpu {
     }
 }
 
-/// The grid, a warp for each tile; warps are numbered in 32 bits.
+/// The grid, a warp for each tile. So many that the division of their numbers in the source is right.
 fn tiles(slots: &Slots, part: Part, shape: &RawShape) -> Result<(usize, usize, usize), KernelError> {
     let rows = blocks(threads_over(part, slots.rows), shape.tile_rows as usize);
     let warps = rows * blocks(shape.heads as usize, shape.tile_heads as usize);
-    if warps > u32::MAX as usize - THREADS {
-        return Err(KernelError::shape(format!("{warps} tiles of rows and heads; at most {}", u32::MAX)));
+    if warps > i32::MAX as usize - THREADS {
+        return Err(KernelError::shape(format!("{warps} tiles of rows and heads; at most {}", i32::MAX)));
     }
     Ok((blocks(warps, THREADS / WARP), 1, THREADS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The divisions of `owned_by_lane` in the source, for every number of heads of a tile and of tiles of a row.
+    #[test]
+    fn tiles_and_lanes_are_divided_without_a_division() {
+        for (heads, vectors) in (1..=300).flat_map(|heads| [1, 8, 64, 256].map(|vectors| (heads, vectors))) {
+            let shape = Tiling { vectors, rows: 1 }.shape(heads, 64, 1, 8);
+            for lane in 0..WARP as u32 {
+                assert_eq!((lane * shape.per_head) >> 16, lane / shape.tile_heads as u32);
+            }
+            let groups = u64::from(shape.groups);
+            assert_eq!(groups as usize, heads.div_ceil(shape.tile_heads as usize));
+            let near = (0..40).flat_map(|i| [i, i * groups, i * groups + groups - 1]);
+            let far = near.clone().map(|i| i32::MAX as u64 - i);
+            for warp in near.chain(far) {
+                let tile = (warp * u64::from(shape.per_group)) >> 32;
+                let tile = if warp - tile * groups >= groups { tile + 1 } else { tile };
+                assert_eq!(tile, warp / groups, "{warp} of {groups}");
+            }
+        }
+    }
 }

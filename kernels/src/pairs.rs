@@ -1,6 +1,7 @@
 //! Operations on tables of rows: transfers of regions, merges, the sink. Right for every table (see `pairs.cu`).
 //!
-//! Tables are made on the host ([`RowTable`], [`TransferTable`]) and put where the GPU reads them.
+//! Tables are made on the host ([`RowTable`], [`TransferTable`]) and put where the GPU reads them. No launch has an order
+//! among its elements: what a table writes twice, or outside of its tensors, is refused.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use std::ops::Range;
@@ -46,6 +47,16 @@ pub struct TransferTable {
     count: usize,
     region_count: usize,
     elements: usize,
+    targets: Vec<Target>,
+}
+
+/// What a transfer writes: rows and heads of a view, and where the first and behind the last byte is.
+#[derive(Clone, Debug)]
+struct Target {
+    view: RawView,
+    rows: Run,
+    heads: Range<usize>,
+    bytes: Range<u64>,
 }
 
 /// Rows of two tensors that belong together, or of one.
@@ -54,6 +65,8 @@ pub struct RowTable {
     pub(crate) table: Table,
     count: usize,
     rows: usize,
+    /// Rows that tensors need: those that are read from, and written to.
+    ends: [usize; 2],
 }
 
 #[repr(C)]
@@ -96,6 +109,40 @@ impl Part<'_> {
         }
         Ok([self.rows.len * self.heads.len(), dim])
     }
+
+    /// The region as what is written, of rows and heads that are there.
+    fn target(&self) -> Result<Target, KernelError> {
+        let (view, [_, _, dim]) = (self.view.raw("region")?, self.view.shape());
+        let element = u64::from(self.view.format().bits() / 8);
+        let at = |row: usize, head: usize| view.row as u64 * row as u64 + view.head as u64 * head as u64;
+        let first = at(self.rows.offset, self.heads.start);
+        let last = at(end_of(self.rows) - 1, self.heads.end - 1) + dim as u64;
+        let bytes = view.base + first * element..view.base + last * element;
+        Ok(Target { view, rows: self.rows, heads: self.heads.clone(), bytes })
+    }
+}
+
+/// The row behind the last real one.
+fn end_of(rows: Run) -> usize {
+    if rows.len == 0 { 0 } else { rows.offset + rows.step * (rows.len - 1) + 1 }
+}
+
+impl Target {
+    /// Whether an element is in both. Views that are not the same are held to be so where their bytes meet.
+    fn overlaps(&self, other: &Target) -> bool {
+        if self.bytes.end <= other.bytes.start || other.bytes.end <= self.bytes.start {
+            return false;
+        }
+        if self.view != other.view {
+            return true;
+        }
+        let (short, long) = if self.rows.len < other.rows.len { (self, other) } else { (other, self) };
+        let Run { offset, step, len, .. } = long.rows;
+        let shared =
+            |row: usize| row >= offset && (row - offset).is_multiple_of(step) && (row - offset) / step < len;
+        let heads = self.heads.start < other.heads.end && other.heads.start < self.heads.end;
+        heads && (0..short.rows.len).any(|i| shared(short.rows.offset + short.rows.step * i))
+    }
 }
 
 impl TransferTable {
@@ -117,6 +164,15 @@ impl TransferTable {
         if lanes == 0 || dim == 0 || to.is_empty() {
             return Ok(());
         }
+        if to.iter().any(|part| part.view.format() != to[0].view.format()) {
+            let formats: Vec<String> = to.iter().map(|part| part.view.format().to_string()).collect();
+            return Err(KernelError::shape(format!(
+                "a transfer to {}; its targets need one format",
+                formats.join(" and ")
+            )));
+        }
+        let targets = to.iter().map(Part::target).collect::<Result<Vec<_>, _>>()?;
+        self.targets.extend(targets);
         self.transfers.rows(&[self.elements]);
         let counts = [dim, self.region_count, from.len(), self.region_count + from.len(), to.len()];
         self.transfers.i32(&counts.map(|count| count as i32));
@@ -130,6 +186,23 @@ impl TransferTable {
         self.count += 1;
         self.region_count += from.len() + to.len();
         self.elements += lanes * dim;
+        Ok(())
+    }
+
+    /// Refuses a table that writes an element twice: no thread waits for another.
+    fn check_targets(&self) -> Result<(), KernelError> {
+        let mut sorted: Vec<&Target> = self.targets.iter().collect();
+        sorted.sort_by_key(|target| target.bytes.start);
+        for (index, target) in sorted.iter().enumerate() {
+            let near = sorted[index + 1..].iter().take_while(|other| other.bytes.start < target.bytes.end);
+            if let Some(other) = near.into_iter().find(|other| target.overlaps(other)) {
+                let what = format!(
+                    "rows {:?}, heads {:?} and rows {:?}, heads {:?} overlap and are written by one launch",
+                    target.rows, target.heads, other.rows, other.heads
+                );
+                return Err(KernelError::shape(what));
+            }
+        }
         Ok(())
     }
 
@@ -151,6 +224,9 @@ impl RowTable {
             rows.table.rows(&[from.offset, from.step, to.offset, to.step, rows.rows]);
             rows.count += 1;
             rows.rows += from.len;
+            for (end, run) in rows.ends.iter_mut().zip([from, to]) {
+                *end = end_of(Run { len: from.len, ..*run }).max(*end);
+            }
         }
         rows
     }
@@ -166,6 +242,19 @@ impl RowTable {
             return Ok(());
         }
         Err(KernelError::shape(format!("{} bytes are not the table of rows", tables.bytes())))
+    }
+
+    /// Tensors that are read from, and those that are written to, have the table's rows.
+    fn check_rows(&self, from: &[&View], to: &[&View]) -> Result<(), KernelError> {
+        for (end, views) in self.ends.into_iter().zip([from, to]) {
+            if let Some(view) = views.iter().find(|view| view.shape()[0] < end) {
+                let have = view.shape()[0];
+                return Err(KernelError::shape(format!(
+                    "the table has rows up to {end}, and a tensor {have} of them"
+                )));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -190,6 +279,7 @@ fn tensor(name: &str, view: &View, heads: usize, dim: usize) -> Result<RawView, 
 impl Gpu {
     /// Carries out transfers; `tables` holds them.
     pub fn transfer(&self, table: &TransferTable, tables: Area) -> Result<(), KernelError> {
+        table.check_targets()?;
         let transfers = table.count * TRANSFER_BYTES;
         if tables.bytes() != transfers + table.regions.0.len() || !tables.address().is_multiple_of(8) {
             return Err(KernelError::shape(format!("{} bytes are not the transfers", tables.bytes())));
@@ -203,8 +293,7 @@ impl Gpu {
         self.launch("transfer_elements", (blocks(table.elements, THREADS), 1, THREADS), &arguments)
     }
 
-    /// Folds a step's out and LSE into the running ones, for pairs of rows of the step and the running tensors. The
-    /// caller has checked that the rows exist.
+    /// Folds a step's out and LSE into the running ones, for pairs of rows of the step and the running tensors.
     pub fn merge_pairs(
         &self,
         rows: &RowTable,
@@ -214,6 +303,7 @@ impl Gpu {
         [step_out, step_lse]: [&View; 2],
     ) -> Result<(), KernelError> {
         rows.check(tables)?;
+        rows.check_rows(&[step_out, step_lse], &[out, lse])?;
         let [_, heads, dim] = out.shape();
         let style = match style {
             MergeStyle::Running => 0,
@@ -239,6 +329,7 @@ impl Gpu {
         [out, lse]: [&View; 2],
     ) -> Result<(), KernelError> {
         rows.check(tables)?;
+        rows.check_rows(&[], &[out, lse])?;
         let [_, heads, dim] = out.shape();
         let lse = statistic("lse", lse, heads)?;
         let learnable = sink.map(|sink| statistic("sink", sink, heads)).transpose()?;
@@ -276,6 +367,7 @@ impl Gpu {
         [dout, out, lse]: [&View; 3],
     ) -> Result<(), KernelError> {
         rows.check(tables)?;
+        rows.check_rows(&[dout, out, lse], &[])?;
         let [_, heads, dim] = out.shape();
         let views = [
             statistic("sink", sink, heads)?,
@@ -293,5 +385,81 @@ impl Gpu {
             views,
         };
         self.launch("sink_gradient", (heads, 1, 32), &[&arguments])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(offset: usize, len: usize) -> Run {
+        Run::packed(offset, len, len)
+    }
+
+    fn tensor(address: u64, [rows, heads, dim]: [usize; 3], format: Format) -> View<'static> {
+        let bytes = rows * heads * dim * format.bits() as usize / 8;
+        View::rows(Area::nowhere(address, bytes), [rows, heads, dim], format)
+    }
+
+    fn part(view: &View<'static>, rows: Run, heads: Range<usize>) -> Part<'static> {
+        Part { view: *view, rows, heads }
+    }
+
+    /// What a launch says to a table of fills.
+    fn fills(parts: &[Part]) -> Result<(), KernelError> {
+        let mut table = TransferTable::default();
+        for part in parts {
+            table.push(&Written::Value(0.0), std::slice::from_ref(part))?;
+        }
+        table.check_targets()
+    }
+
+    #[test]
+    fn targets_that_overlap_are_refused_and_no_others() {
+        let view = tensor(256, [12, 4, 8], Format::F32);
+        let strided = |offset, step, len| Run { offset, step, len, span: len };
+        let apart = [
+            [part(&view, packed(0, 5), 0..4), part(&view, packed(5, 7), 0..4)],
+            [part(&view, packed(0, 12), 0..2), part(&view, packed(0, 12), 2..4)],
+            [part(&view, strided(0, 2, 6), 0..4), part(&view, strided(1, 2, 6), 0..4)],
+            [part(&view, strided(0, 3, 4), 0..4), part(&view, strided(2, 6, 2), 0..4)],
+        ];
+        for parts in apart {
+            assert!(fills(&parts).is_ok(), "{parts:?}");
+        }
+        let other = tensor(256 + 12 * 4 * 8 * 4 - 4, [1, 1, 1], Format::F32);
+        let meeting = [
+            [part(&view, packed(0, 6), 0..4), part(&view, packed(5, 7), 0..4)],
+            [part(&view, packed(0, 12), 0..3), part(&view, packed(3, 1), 2..4)],
+            [part(&view, strided(0, 2, 6), 0..4), part(&view, strided(1, 3, 4), 0..4)],
+            [part(&view, packed(0, 12), 0..4), part(&other, packed(0, 1), 0..1)],
+        ];
+        for parts in meeting {
+            let said = fills(&parts).expect_err("it is taken").to_string();
+            assert!(said.contains("overlap"), "{said}");
+        }
+    }
+
+    #[test]
+    fn targets_of_two_formats_are_refused_and_parts_of_two_are_summed() {
+        let (f32, bf16) = (tensor(0, [4, 2, 8], Format::F32), tensor(1024, [4, 2, 8], Format::Bf16));
+        let all = |view| part(view, packed(0, 4), 0..2);
+        let mut table = TransferTable::default();
+        let copy = Written::Parts(Reduction::Sum, vec![all(&f32)]);
+        let said = table.push(&copy, &[all(&f32), all(&bf16)]).expect_err("it is taken").to_string();
+        assert!(said.contains("one format"), "{said}");
+        let sum = Written::Parts(Reduction::Sum, vec![all(&f32), all(&bf16)]);
+        table.push(&sum, &[all(&f32)]).expect("a sum");
+    }
+
+    #[test]
+    fn rows_that_a_tensor_lacks_are_refused() {
+        let (short, long) = (tensor(0, [6, 1, 8], Format::F32), tensor(4096, [9, 1, 8], Format::F32));
+        let strided = Run { offset: 2, step: 3, len: 3, span: 3 };
+        let table = RowTable::pairs(&[(packed(0, 3), strided), (packed(3, 0), packed(90, 0))]);
+        assert!(table.check_rows(&[&short], &[&long]).is_ok());
+        let said = table.check_rows(&[&long], &[&short]).expect_err("it is taken").to_string();
+        assert!(said.contains("up to 9") && said.contains("6 of them"), "{said}");
+        assert!(RowTable::rows(&[packed(4, 3)]).check_rows(&[&short], &[]).is_err());
     }
 }

@@ -20,7 +20,7 @@ pub struct View<'a> {
 
 /// `View` of the sources.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RawView {
     pub(crate) base: u64,
     pub(crate) row: i64,

@@ -22,6 +22,9 @@ pub enum DeviceError {
     /// Something that only an executor can do.
     #[error("a device does not execute {0}")]
     NotLocal(&'static str),
+    /// The device has no memory left for what was asked.
+    #[error("the device is out of memory: {0}")]
+    OutOfMemory(String),
     /// The device itself failed; whatever it held is lost.
     #[error("the device failed: {0}")]
     Failed(String),

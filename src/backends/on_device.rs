@@ -63,7 +63,10 @@ pub(super) fn run_schedule<D: Device<Real = f32>>(
 }
 
 fn failed(error: DeviceError) -> RunError {
-    RunError::Crash(error.to_string())
+    match error {
+        DeviceError::OutOfMemory(what) => RunError::OutOfMemory(what),
+        error => RunError::Crash(error.to_string()),
+    }
 }
 
 /// What rows hold that no sequence owns on a rank: what the problem's own such rows hold, NaN where it has none.

@@ -148,7 +148,8 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    pub(super) fn finish(mut self, census: Census, elapsed: Duration) -> Summary {
+    pub(super) fn finish(mut self, census: Census, lost: Vec<String>, elapsed: Duration) -> Summary {
+        lost.into_iter().for_each(|what| self.summary.infrastructure(format!("given up: {what}")));
         self.summary.distinct = self.distinct.into_values().collect();
         self.summary.interrupted = self.sinks.control.stopped();
         self.summary.close(census, self.plan, elapsed);

@@ -91,7 +91,9 @@ fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Opti
         // A machine without room for threads still has this one.
         Err(_) => worker.work(&queue),
     };
-    queue.close().finish(census, start.elapsed())
+    // What was lost on the way is said, though others have done its work.
+    let lost = subjects.backend(&subjects.options(0)).map(|backend| backend.lost()).unwrap_or_default();
+    queue.close().finish(census, lost, start.elapsed())
 }
 
 fn merged(parts: &[Census]) -> Census {
@@ -159,7 +161,13 @@ impl Worker<'_> {
             Verdict::Refused(refusal) => return Outcome::untouched(index, Judged::Refused(refusal.row())),
             Verdict::Pass(margin) => Judged::Held(margin),
             // The generator's limits are far below the judge's: a larger case is this program's fault.
-            Verdict::TooLarge(what) | Verdict::Infrastructure(what) => Judged::Infrastructure(what),
+            Verdict::TooLarge(what) | Verdict::Infrastructure(what) => {
+                // Cases that nothing is left to run are not begun.
+                if backend.ready().is_err() {
+                    self.sinks.control.stop();
+                }
+                Judged::Infrastructure(what)
+            }
             Verdict::RefusedMalformed(rule) => {
                 Judged::internal(&format!("a legal problem was refused as malformed: {rule}"))
             }
@@ -186,6 +194,7 @@ impl Worker<'_> {
     /// Puts a failing case on disk, as it was drawn.
     fn record(&self, index: u64, mut case: Case, finding: Finding) -> Failed {
         let name = format!("case-{index:08}");
+        case.before.clone_from(&finding.before);
         case.found = Some(Found { finding: storable(finding.clone()), minimal: false, evaluations: 0 });
         let recorded = self.sinks.findings.record(&name, &case);
         Failed { name, case, finding, recorded }

@@ -27,7 +27,7 @@ Exit codes:
   3   the backend crashed or hung, and nothing else was found
   4   too little was run to say anything, or it was interrupted
   5   the canary (a planted fault) was missed
-  70  a fault of this program";
+  70  a fault of this program, or a device without memory or without a worker";
 
 impl Exit {
     /// The number.

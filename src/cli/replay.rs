@@ -8,7 +8,7 @@ use super::exit::Exit;
 use super::output::{complain, print_line};
 use super::{CliError, load, worker};
 use crate::case::{Case, CaseError};
-use crate::evaluate::evaluate;
+use crate::evaluate::{evaluate, run_before};
 use crate::prose;
 use crate::record::findings_of;
 use crate::verdict::Verdict;
@@ -62,8 +62,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliError> {
     let (case, backend) = load(path, backend)?;
+    let file = || path.display().to_string();
+    run_before(&case).map_err(|source| CliError::Replay { file: file(), source })?;
     match evaluate(backend.as_ref(), &case.problem) {
-        Verdict::TooLarge(what) => Err(CliError::TooLarge { file: path.display().to_string(), what }),
+        Verdict::TooLarge(what) => Err(CliError::TooLarge { file: file(), what }),
         verdict => Ok((case, verdict)),
     }
 }

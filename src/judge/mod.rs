@@ -406,6 +406,7 @@ fn capability_verdict(
 ) -> Verdict {
     let what = match (result, expected) {
         (Err(RunError::Infrastructure(what)), _) => return Verdict::Infrastructure(what),
+        (Err(error @ RunError::OutOfMemory(_)), _) => return Verdict::Infrastructure(error.to_string()),
         (Err(RunError::Refused(got)), None) => format!("refused what its table takes: {got}"),
         (Err(RunError::Refused(got)), Some(expected)) => {
             format!("refused because «{got}»; its table says «{expected}»")
@@ -423,7 +424,8 @@ fn death(error: RunError) -> Finding {
         RunError::Crash(what) => whole_case(Check::Crash, what),
         RunError::Sentinel(what) => whole_case(Check::Sentinel, what),
         RunError::Ended(ended) => {
-            Finding { ending: Some(ended.ending), ..whole_case(ended.ending.check(), ended.to_string()) }
+            let finding = whole_case(ended.ending.check(), ended.to_string());
+            Finding { ending: Some(ended.ending), before: ended.before, ..finding }
         }
         error => whole_case(Check::Crash, error.to_string()),
     }

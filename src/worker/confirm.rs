@@ -11,7 +11,7 @@ use super::pool::{Launch, Settings};
 use super::sentinel;
 use super::session::{Death, Session, StartError};
 use crate::backend::{Ended, Outputs, RunError};
-use crate::case::Subject;
+use crate::case::{EARLIER_MAX, Earlier, Subject};
 use crate::prose;
 use crate::verdict::Cause;
 
@@ -75,8 +75,11 @@ pub(super) struct Suspicion<'a> {
 impl Suspicion<'_> {
     /// What a death is, once it was tried to confirm it.
     pub(super) fn confirmed(self, first: Death) -> Ended {
-        let ended =
-            |death: &Death, how: &str| Ended { ending: death.ending, what: format!("{how}{}", death.said) };
+        let ended = |death: &Death, how: &str| Ended {
+            ending: death.ending,
+            what: format!("{how}{}", death.said),
+            before: Vec::new(),
+        };
         match self.bench.trial(&[], &self.target) {
             Trial::Died(again) if again.ending == first.ending => {
                 ended(&again, "and again alone in a fresh worker")
@@ -89,8 +92,9 @@ impl Suspicion<'_> {
                 let died =
                     |before: &[Entry]| matches!(self.bench.trial(before, &self.target), Trial::Died(_));
                 let search = if first.ending.cause == Cause::Hang { HANG_SEARCH_MAX } else { SEARCH_MAX };
-                let how = self.in_company(&self.history.entries(), search, died);
-                ended(&first, &format!("alone in a fresh worker it does not fail; {how}"))
+                let (how, needed) = self.in_company(&self.history.entries(), search, died);
+                let ended = ended(&first, &format!("alone in a fresh worker it does not fail; {how}"));
+                Ended { before: stored(&needed), ..ended }
             }
         }
     }
@@ -113,34 +117,52 @@ impl Suspicion<'_> {
             return format!("{what}; in a fresh worker it is wrong as well: the device went bad");
         }
         let suspects = &entries[entries.len().saturating_sub(doubtful)..];
-        format!("{what}; in a fresh worker it is right; {}", self.in_company(suspects, SEARCH_MAX, differs))
+        format!("{what}; in a fresh worker it is right; {}", self.in_company(suspects, SEARCH_MAX, differs).0)
     }
 
-    /// Which of the runs before it a failure needs that does not show alone.
-    fn in_company(&self, before: &[Entry], search: usize, fails: impl Fn(&[Entry]) -> bool) -> String {
+    /// Which of the runs before it a failure needs that does not show alone, in words and as they are.
+    fn in_company(
+        &self,
+        before: &[Entry],
+        search: usize,
+        fails: impl Fn(&[Entry]) -> bool,
+    ) -> (String, Vec<Entry>) {
         let forgotten = match self.history.forgotten() {
             0 => String::new(),
             count => format!(" ({count} still earlier ones are not kept)"),
         };
         let count = before.len();
         if count == 0 {
-            return format!("no run came before it{forgotten}: not reproduced, 1 of 2 times in all");
+            let how = format!("no run came before it{forgotten}: not reproduced, 1 of 2 times in all");
+            return (how, Vec::new());
         }
         let Some(tried) = (1..=TRIES).find(|_| fails(before)) else {
-            return format!(
+            let how = format!(
                 "nor does it after the {count} runs before it{forgotten}: not reproduced, 1 of {} times in all",
                 TRIES + 2
             );
+            return (how, Vec::new());
         };
         let needed = smallest(before, search, &fails);
         let again = (0..TRIES).filter(|_| fails(&needed)).count();
         let seldom = if tried > 1 { format!(" (seen at try {tried})") } else { String::new() };
-        format!(
+        let how = format!(
             "it fails after {} of the {count} runs before it, {again} of {TRIES} times{seldom}{forgotten}: {}",
             needed.len(),
             shown(&needed)
-        )
+        );
+        (how, needed)
     }
+}
+
+/// Runs as a case stores them; none where they are too many.
+fn stored(entries: &[Entry]) -> Vec<Earlier> {
+    let earlier = |entry: &Entry| {
+        let (problem, _) = message::decode_run(&entry.body).ok()?;
+        Some(Earlier { options: entry.subject.options.clone(), problem })
+    };
+    let all: Option<Vec<Earlier>> = entries.iter().map(earlier).collect();
+    all.filter(|all| all.len() <= EARLIER_MAX).unwrap_or_default()
 }
 
 /// Runs in words.

@@ -17,7 +17,11 @@
 //! | `history` | as `crash`, on a problem with a sink that follows one with a soft cap, at any distance | `always` |
 //! | `drift` | from this run on the sentinel's results are others | when |
 //! | `once` | as `crash`, where this file is not there yet; it is made | path |
+//! | `escape` | as `hang`, and a process outside of its group holds its pipes | when |
 //! | `slow-start` | opening it takes this long | milliseconds |
+//! | `devices` | so many there are, 1 if not given | number |
+//! | `bad-device` | opening it on this device fails | ordinal |
+//! | `closed` | opening it fails where this file is there; `crash` makes it | path |
 //!
 //! *when* is `always`, `others` (every run but the sentinel), the number of a run of the process (1 is the first; the
 //! sentinel counts too), or `sink` or `softcap`: the runs whose problem has one.
@@ -25,7 +29,10 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -41,7 +48,12 @@ use crate::backends::{BackendError, Emulated};
 
 /// The subject's name.
 pub const NAME: &str = "mock";
-const KNOWN: &str = "crash, exit, error, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, once, slow-start";
+const KNOWN: &str = "crash, exit, error, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, once, escape, \
+    slow-start, devices, bad-device, closed";
+/// How long a process that escaped holds the pipes.
+const ESCAPED_SECONDS: &str = "60";
+/// The pipe that answers go to.
+static PIPE: OnceLock<File> = OnceLock::new();
 /// The code of a mock that exits.
 const EXIT: i32 = 7;
 
@@ -62,6 +74,7 @@ pub fn served(options: &BTreeMap<String, String>) -> Result<Served, BackendError
 pub fn live() -> u8 {
     let life = || {
         let (requests, answers) = pipes()?;
+        let _ = PIPE.set(answers.try_clone()?);
         serve::serve(leashed(requests), &mut Wire(answers), open)
     };
     serve::end(life())
@@ -108,6 +121,7 @@ enum Fault {
     OutOfMemory,
     Killed,
     Hang,
+    Escape,
     Garbage,
     Digest,
     Print,
@@ -115,13 +129,14 @@ enum Fault {
     Drift,
 }
 
-const FAULTS: [(&str, Fault); 11] = [
+const FAULTS: [(&str, Fault); 12] = [
     ("crash", Fault::Crash),
     ("exit", Fault::Exit),
     ("error", Fault::Error),
     ("oom", Fault::OutOfMemory),
     ("oom-killed", Fault::Killed),
     ("hang", Fault::Hang),
+    ("escape", Fault::Escape),
     ("garbage", Fault::Garbage),
     ("wrong-digest", Fault::Digest),
     ("print", Fault::Print),
@@ -134,6 +149,9 @@ struct Plan {
     faults: Vec<(Fault, When)>,
     slow_start: Duration,
     once: Option<PathBuf>,
+    devices: Option<usize>,
+    bad_device: Option<usize>,
+    closed: Option<PathBuf>,
 }
 
 impl Plan {
@@ -146,8 +164,14 @@ impl Plan {
                 None if option == "slow-start" => {
                     value.parse().ok().map(|time| plan.slow_start = Duration::from_millis(time))
                 }
+                None if option == "devices" => value.parse().ok().map(|count| plan.devices = Some(count)),
+                None if option == "bad-device" => value.parse().ok().map(|at| plan.bad_device = Some(at)),
                 None if option == "once" => {
                     plan.once = Some(value.into());
+                    Some(())
+                }
+                None if option == "closed" => {
+                    plan.closed = Some(value.into());
                     Some(())
                 }
                 None => {
@@ -159,20 +183,25 @@ impl Plan {
                 backend: NAME,
                 option: option.clone(),
                 value: value.clone(),
-                expected: "always, others, the number of a run, sink or softcap",
+                expected: "always, others, the number of a run, sink or softcap; a number",
             })?;
         }
         Ok(plan)
     }
 }
 
-fn open(name: &str, options: &BTreeMap<String, String>, _device: usize) -> Result<Opened, OpenError> {
+fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result<Opened, OpenError> {
     if name != NAME {
         return Err(OpenError(format!("a mock's worker runs {NAME} alone, not {name}")));
     }
     let plan = Plan::of(options).map_err(|error| OpenError(error.to_string()))?;
     thread::sleep(plan.slow_start);
-    Ok(Opened { runner: Box::new(Mock { plan, runs: 0, capped: false, spoilt: false }), devices: 1 })
+    let closed = plan.closed.as_ref().is_some_and(|path| path.exists());
+    if closed || plan.bad_device == Some(device) {
+        return Err(OpenError(format!("the mock's device {device} is gone")));
+    }
+    let devices = plan.devices.unwrap_or(1);
+    Ok(Opened { runner: Box::new(Mock { plan, runs: 0, capped: false, spoilt: false }), devices })
 }
 
 struct Mock {
@@ -228,6 +257,7 @@ impl Runner for Mock {
         }
         reached(Phase::Launched);
         if meets || self.has(Fault::Crash, problem) || self.is_first() {
+            let _ = self.plan.closed.as_ref().map(File::create);
             die(Signal::SEGV);
         }
         if self.has(Fault::Exit, problem) {
@@ -236,7 +266,10 @@ impl Runner for Mock {
         if self.has(Fault::Error, problem) {
             return Err(RunError::Crash("the mock's driver failed".into()));
         }
-        if self.has(Fault::Hang, problem) {
+        if self.has(Fault::Escape, problem) {
+            escape();
+        }
+        if self.has(Fault::Hang, problem) || self.has(Fault::Escape, problem) {
             hang();
         }
         let mut outputs = Emulated::default().run(problem, inputs)?;
@@ -259,6 +292,14 @@ fn die(signal: Signal) -> ! {
     loop {
         let _ = kill_process(getpid(), signal);
     }
+}
+
+/// Starts a process in a group of its own that keeps the pipe of the answers open.
+fn escape() {
+    let pipe = PIPE.get().and_then(|pipe| pipe.try_clone().ok());
+    let mut command = Command::new("sleep");
+    command.arg(ESCAPED_SECONDS).process_group(0).stdin(Stdio::null()).stderr(Stdio::null());
+    let _ = command.stdout(pipe.map_or_else(Stdio::null, Stdio::from)).spawn();
 }
 
 fn hang() -> ! {

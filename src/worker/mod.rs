@@ -7,7 +7,8 @@
 //!
 //! The claim: whatever a subject does (crash, hang, run out of memory, write garbage, spoil its device), the supervisor
 //! goes on, the failure is that of the run that made it, confirmed in a fresh worker, and no process outlives the
-//! supervisor.
+//! supervisor, but for one that a driver holds against being killed. What a device lacks (memory, or any life at all) is
+//! not held against the subject.
 
 pub mod frame;
 pub mod message;

@@ -3,7 +3,8 @@
 //! A seat is a place at a device that one worker at a time may have. A thread that has something to run waits for a free
 //! seat, and has its worker for itself meanwhile. A worker that dies, hangs or writes garbage is replaced; what the
 //! failure was is found out first, on the same seat ([`super::confirm`]). Workers are started when they are first needed and
-//! die with the pool, or with the supervisor.
+//! die with the pool, or with the supervisor. A seat on which no worker starts, [`STARTS_MAX`] times one after the other,
+//! is *retired*: what it was to run goes to the others, and where none is left every run says so.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use super::session::{Deadlines, Session, StartError};
 use super::{Served, message, sentinel};
 use crate::backend::{Outputs, RunError};
 use crate::case::Subject;
+use crate::verdict::Cause;
 
 /// Runs of a worker between two sentinels.
 pub const SENTINEL_EVERY: u64 = 256;
@@ -50,13 +52,19 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            // Where the program does not know its own place, the start of a worker says so.
-            program: std::env::current_exe().unwrap_or_default(),
+            program: own_program(),
             workers: None,
             deadlines: Deadlines::default(),
             sentinel_every: SENTINEL_EVERY,
         }
     }
+}
+
+/// This program, and not what lies in its place by now: a supervisor and its workers are of one build.
+fn own_program() -> PathBuf {
+    let running = PathBuf::from("/proc/self/exe");
+    // Where the program does not know its own place, the start of a worker says so.
+    if running.exists() { running } else { std::env::current_exe().unwrap_or_default() }
 }
 
 /// Workers, and threads that wait for one.
@@ -73,10 +81,19 @@ type Digest = [u8; blake3::OUT_LEN];
 
 #[derive(Debug)]
 struct Seats {
-    /// None while a thread has it.
-    all: Vec<Option<Seat>>,
+    all: Vec<Place>,
     /// Whether their number is final.
     counted: bool,
+}
+
+/// Where a seat is.
+#[derive(Debug)]
+enum Place {
+    Free(Box<Seat>),
+    /// A thread has it.
+    Taken,
+    /// It is no more; why.
+    Retired(String),
 }
 
 /// A place at a device.
@@ -87,6 +104,21 @@ struct Seat {
     history: History,
     since_sentinel: u64,
     failed_starts: u32,
+    /// Why the last start failed.
+    failure: String,
+}
+
+/// Why a seat gave no result.
+enum Stop {
+    /// No worker started: nothing was run.
+    NotStarted,
+    Failed(RunError),
+}
+
+impl From<RunError> for Stop {
+    fn from(error: RunError) -> Stop {
+        Stop::Failed(error)
+    }
 }
 
 static SHARED: OnceLock<Arc<Pool>> = OnceLock::new();
@@ -105,37 +137,64 @@ impl Pool {
     /// A pool without a worker yet.
     pub fn new(settings: Settings) -> Pool {
         let count = settings.workers.unwrap_or(1).max(1);
-        let all = (0..count).map(|_| Some(Seat::default())).collect();
+        let all = (0..count).map(|_| Place::Free(Box::default())).collect();
         let seats = Mutex::new(Seats { all, counted: settings.workers.is_some() });
         Pool { settings, seats, free: Condvar::new(), known: Mutex::default() }
     }
 
     /// Runs a problem on a worker, when one is free. Whatever ends the worker is confirmed before this returns.
     pub fn run(&self, served: &Served, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let mut taken = self.take();
-        taken.seat.run(self, served, message::encode_run(problem, inputs))
+        let body = Arc::new(message::encode_run(problem, inputs));
+        self.on_seat(|seat| seat.run(self, served, &body))
     }
 
     /// Starts a worker with this subject, unless there is one; why that cannot be done.
     pub fn start(&self, served: &Served) -> Result<(), StartError> {
-        self.take().seat.ready(self, served).map(|_| ()).map_err(|error| error.to_string())
+        self.on_seat(|seat| seat.ready(self, served)).map_err(|error| error.to_string())
+    }
+
+    /// Seats that were given up: on which device, and why.
+    pub fn retired(&self) -> Vec<String> {
+        let retired = |place: &Place| if let Place::Retired(why) = place { Some(why.clone()) } else { None };
+        lock(&self.seats).all.iter().filter_map(retired).collect()
     }
 
     /// Processes of the workers that wait for work now.
     pub fn idle_processes(&self) -> Vec<u32> {
         let seats = lock(&self.seats);
-        seats.all.iter().flatten().filter_map(|seat| seat.session.as_ref()?.id()).collect()
+        let id =
+            |place: &Place| if let Place::Free(seat) = place { seat.session.as_ref()?.id() } else { None };
+        seats.all.iter().filter_map(id).collect()
     }
 
-    fn take(&self) -> Taken<'_> {
+    /// What work comes to on a seat where a worker starts.
+    fn on_seat<T>(&self, work: impl Fn(&mut Seat) -> Result<T, Stop>) -> Result<T, RunError> {
+        loop {
+            let mut taken = self.take()?;
+            match work(&mut taken.seat) {
+                Ok(done) => return Ok(done),
+                Err(Stop::Failed(error)) => return Err(error),
+                // Not too often: a seat that fails again is retired.
+                Err(Stop::NotStarted) => {}
+            }
+        }
+    }
+
+    /// The next free seat; an error where none is left.
+    fn take(&self) -> Result<Taken<'_>, RunError> {
         let mut seats = lock(&self.seats);
         loop {
+            if let Some(why) = seats.exhausted() {
+                return Err(RunError::Infrastructure(format!("no worker can be started any more: {why}")));
+            }
             // A thread goes back to the seat that it had, so that a case's runs stay on one worker.
             let first = rayon::current_thread_index().unwrap_or(0) % seats.all.len();
             let order = (first..seats.all.len()).chain(0..first);
             for index in order {
-                if let Some(seat) = seats.all[index].take() {
-                    return Taken { pool: self, index, seat };
+                if let Place::Free(seat) = &mut seats.all[index] {
+                    let seat = std::mem::take(seat);
+                    seats.all[index] = Place::Taken;
+                    return Ok(Taken { pool: self, index, seat });
                 }
             }
             seats = self.free.wait(seats).unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +206,9 @@ impl Pool {
         let mut seats = lock(&self.seats);
         if !seats.counted {
             seats.counted = true;
-            seats.all.extend((1..devices).map(|device| Some(Seat { device, ..Seat::default() })));
+            seats
+                .all
+                .extend((1..devices).map(|device| Place::Free(Box::new(Seat { device, ..Seat::default() }))));
             self.free.notify_all();
         }
     }
@@ -178,44 +239,57 @@ impl Pool {
     }
 }
 
+impl Seats {
+    /// Why there is no seat any more; none while there is one.
+    fn exhausted(&self) -> Option<String> {
+        let why = |place: &Place| if let Place::Retired(why) = place { Some(why.clone()) } else { None };
+        self.all.iter().map(why).collect::<Option<Vec<String>>>().map(|all| all.join("; "))
+    }
+}
+
 /// A seat in a thread's hands.
 struct Taken<'a> {
     pool: &'a Pool,
     index: usize,
-    seat: Seat,
+    seat: Box<Seat>,
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        lock(&self.pool.seats).all[self.index] = Some(std::mem::take(&mut self.seat));
-        self.pool.free.notify_one();
+        let seat = std::mem::take(&mut self.seat);
+        let retired = seat.failed_starts >= STARTS_MAX;
+        lock(&self.pool.seats).all[self.index] = match retired {
+            true => Place::Retired(format!("device {}: {}", seat.device, seat.failure)),
+            false => Place::Free(seat),
+        };
+        // Whoever waits may wait for nothing now.
+        if retired { self.pool.free.notify_all() } else { self.pool.free.notify_one() }
     }
 }
 
 impl Seat {
-    fn run(&mut self, pool: &Pool, served: &Served, body: Vec<u8>) -> Result<Outputs, RunError> {
+    fn run(&mut self, pool: &Pool, served: &Served, body: &Arc<Vec<u8>>) -> Result<Outputs, Stop> {
         self.ready(pool, served)?;
         if self.since_sentinel >= pool.settings.sentinel_every {
             self.watch(pool, served)?;
         }
         self.since_sentinel += 1;
-        let entry = Entry { subject: Arc::clone(&served.subject), body: Arc::new(body) };
+        let entry = Entry { subject: Arc::clone(&served.subject), body: Arc::clone(body) };
         self.attempt(pool, served, entry)
     }
 
     /// A worker with the subject open.
-    fn ready(&mut self, pool: &Pool, served: &Served) -> Result<(), RunError> {
+    fn ready(&mut self, pool: &Pool, served: &Served) -> Result<(), Stop> {
         let launch = served.launch(&pool.settings);
         if self.session.as_ref().is_some_and(|session| *session.launch() != launch) {
             self.replace();
         }
         if self.session.is_none() {
-            if self.failed_starts >= STARTS_MAX {
-                return Err(RunError::Infrastructure("no worker can be started any more".into()));
-            }
             self.begin(pool, served)?;
         }
-        self.open(pool, &served.subject)
+        self.open(pool, &served.subject)?;
+        self.failed_starts = 0;
+        Ok(())
     }
 
     /// Where fresh workers for this seat's device come from.
@@ -224,7 +298,7 @@ impl Seat {
     }
 
     /// Starts a worker; its first run is the sentinel.
-    fn begin(&mut self, pool: &Pool, served: &Served) -> Result<(), RunError> {
+    fn begin(&mut self, pool: &Pool, served: &Served) -> Result<(), Stop> {
         let bench = self.bench(pool, served);
         let known = self.started(pool.known(served, &bench))?;
         self.session =
@@ -232,23 +306,23 @@ impl Seat {
         if known.is_some() { self.watch(pool, served) } else { Ok(()) }
     }
 
-    fn open(&mut self, pool: &Pool, subject: &Subject) -> Result<(), RunError> {
+    fn open(&mut self, pool: &Pool, subject: &Subject) -> Result<(), Stop> {
         let Some(session) = &mut self.session else {
-            return Err(RunError::Infrastructure("there is no worker".into()));
+            return Err(RunError::Infrastructure("there is no worker".into()).into());
         };
         let opened = session.open(subject);
         if let Some(devices) = self.started(opened)? {
-            self.failed_starts = 0;
             pool.count(devices);
         }
         Ok(())
     }
 
-    fn started<T>(&mut self, result: Result<T, StartError>) -> Result<T, RunError> {
+    fn started<T>(&mut self, result: Result<T, StartError>) -> Result<T, Stop> {
         result.map_err(|what| {
             self.failed_starts += 1;
+            self.failure = what;
             self.replace();
-            RunError::Infrastructure(what)
+            Stop::NotStarted
         })
     }
 
@@ -260,10 +334,10 @@ impl Seat {
     }
 
     /// One run, kept in the worker's history; if it ends the worker, what that was.
-    fn attempt(&mut self, pool: &Pool, served: &Served, entry: Entry) -> Result<Outputs, RunError> {
+    fn attempt(&mut self, pool: &Pool, served: &Served, entry: Entry) -> Result<Outputs, Stop> {
         self.open(pool, &entry.subject)?;
         let Some(session) = &mut self.session else {
-            return Err(RunError::Infrastructure("there is no worker".into()));
+            return Err(RunError::Infrastructure("there is no worker".into()).into());
         };
         match session.run(&entry.body) {
             Ok(answer) => {
@@ -272,19 +346,25 @@ impl Seat {
                 if is_spent {
                     self.replace();
                 }
-                answer
+                Ok(answer?)
             }
             Err(death) => {
                 let history = std::mem::take(&mut self.history);
                 self.replace();
                 let bench = self.bench(pool, served);
-                Err(RunError::Ended(Box::new(Suspicion { bench, history, target: entry }.confirmed(death))))
+                let ended = Suspicion { bench, history, target: entry }.confirmed(death);
+                Err(match ended.ending.cause {
+                    // Of the device, that is; it is no fault of a subject to need what others have.
+                    Cause::OutOfMemory => RunError::OutOfMemory(ended.what),
+                    _ => RunError::Ended(Box::new(ended)),
+                }
+                .into())
             }
         }
     }
 
     /// Runs the sentinel, where it has known results; an error says that the worker went bad.
-    fn watch(&mut self, pool: &Pool, served: &Served) -> Result<(), RunError> {
+    fn watch(&mut self, pool: &Pool, served: &Served) -> Result<(), Stop> {
         self.since_sentinel = 0;
         let bench = self.bench(pool, served);
         let Some(known) = self.started(pool.known(served, &bench))? else { return Ok(()) };
@@ -299,11 +379,11 @@ impl Seat {
             Ok(_) => {
                 let history = std::mem::take(&mut self.history);
                 self.replace();
-                Err(RunError::Sentinel(Suspicion { bench, history, target }.drifted(&known)))
+                Err(RunError::Sentinel(Suspicion { bench, history, target }.drifted(&known)).into())
             }
-            Err(RunError::Ended(mut ended)) => {
+            Err(Stop::Failed(RunError::Ended(mut ended))) => {
                 ended.what = format!("in the sentinel before this run; {}", ended.what);
-                Err(RunError::Ended(ended))
+                Err(RunError::Ended(ended).into())
             }
             Err(error) => Err(error),
         }

@@ -1,17 +1,22 @@
 //! One worker process as the supervisor holds it: pipes, a deadline, the end of its stderr, and its death.
 //!
-//! The process leads a *process group* of its own, which is killed as a whole: whatever a subject starts dies with it. A
-//! thread watches the *deadline*: when it passes, the group is killed, and every read and write here ends by itself. Should the
-//! supervisor die, in whatever way, the worker's stdin ends, and the worker kills itself (see [`super::serve`]).
+//! The process leads a *process group* of its own, which is killed as a whole: whatever a subject starts dies with it. No
+//! read and no write waits past the *deadline*: when it passes and nothing has come, the group is killed. A process that a
+//! driver holds may not die even so, and then its pipes stay open; after a *grace* it is left to itself, and everything
+//! here goes on without it. Should the supervisor die, in whatever way, the worker's stdin ends, and the worker kills
+//! itself (see [`super::serve`]).
 
 use std::collections::VecDeque;
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::frame::{self, BODY_MAX, Frame, FrameError, Kind};
@@ -20,11 +25,10 @@ use crate::verdict::Cause;
 
 /// Bytes of a worker's stderr that are kept: its end.
 pub const STDERR_MAX: usize = 4096;
-/// Between two looks at a deadline.
-const TICK: Duration = Duration::from_millis(20);
-/// How long a worker whose pipe ended has to end itself, so that its own signal or exit code is seen.
+/// How long a worker whose pipe ended has to end itself, so that its own signal or exit code is seen; and how long the pipe
+/// of one that was killed has to end.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long a killed process has to go: one that waits for a device may not go at all.
+/// How long a killed process has to go: one that waits for a device may not go at all, and is left.
 const REAP_MAX: Duration = Duration::from_secs(10);
 /// How long the rest of its stderr is waited for.
 const STDERR_WAIT: Duration = Duration::from_millis(500);
@@ -34,22 +38,28 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// A running worker.
 #[derive(Debug)]
 pub(super) struct Process {
-    child: Child,
+    /// Absent once it is buried, or left.
+    child: Option<Child>,
     stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
+    stdout: ChildStdout,
     stderr: Tail,
-    watch: Arc<Mutex<Watch>>,
+    watch: Watch,
 }
 
-/// What the watching thread knows.
+/// The deadline, and what came of it.
 #[derive(Debug)]
 struct Watch {
     group: Pid,
     deadline: Option<Instant>,
-    /// Whether the group was killed because of it.
-    fired: bool,
-    /// Whether the process is over; its number may belong to another one then.
-    over: bool,
+    /// When the group was killed because of it.
+    fired: Option<Instant>,
+}
+
+/// How a worker ended.
+pub(super) struct End {
+    pub(super) cause: Cause,
+    /// The end of its stderr; that it did not go, where it did not.
+    pub(super) said: String,
 }
 
 impl Process {
@@ -64,57 +74,58 @@ impl Process {
             .spawn()?;
         let missing = || io::Error::other("a pipe is missing");
         let stdin = child.stdin.take().ok_or_else(missing)?;
-        let stdout = BufReader::new(child.stdout.take().ok_or_else(missing)?);
+        let stdout = child.stdout.take().ok_or_else(missing)?;
         let stderr = Tail::of(child.stderr.take().ok_or_else(missing)?);
-        let group = Pid::from_child(&child);
-        let watch = Arc::new(Mutex::new(Watch { group, deadline: None, fired: false, over: false }));
-        let process = Process { child, stdin, stdout, stderr, watch: Arc::clone(&watch) };
-        thread::spawn(move || keep_watch(&watch));
-        Ok(process)
+        // Else a write of more than the pipe has room for would wait for the worker, deadline or not.
+        ioctl_fionbio(&stdin, true)?;
+        let watch = Watch { group: Pid::from_child(&child), deadline: None, fired: None };
+        Ok(Process { child: Some(child), stdin, stdout, stderr, watch })
     }
 
     /// The process, which is also its group's number.
     pub(super) fn id(&self) -> u32 {
-        self.child.id()
+        self.watch.group.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// From now on the worker has this long, until [`Process::rest`].
-    pub(super) fn arm(&self, time: Duration) {
-        lock(&self.watch).deadline = Instant::now().checked_add(time);
+    pub(super) fn arm(&mut self, time: Duration) {
+        self.watch.deadline = Instant::now().checked_add(time);
     }
 
     /// No deadline any more; whether it was over before, so that the worker is as good as dead.
-    pub(super) fn rest(&self) -> bool {
-        let mut watch = lock(&self.watch);
-        watch.deadline = None;
-        watch.fired
+    pub(super) fn rest(&mut self) -> bool {
+        self.watch.deadline = None;
+        self.watch.fired.is_some()
     }
 
     pub(super) fn write(&mut self, kind: Kind, sequence: u64, body: &[u8]) -> io::Result<()> {
-        frame::write(&mut self.stdin, kind, sequence, body)
+        frame::write(&mut Watched { pipe: &mut self.stdin, watch: &mut self.watch }, kind, sequence, body)
     }
 
     pub(super) fn read(&mut self) -> Result<Frame, FrameError> {
-        frame::read(&mut self.stdout, BODY_MAX)
+        frame::read(&mut Watched { pipe: &mut self.stdout, watch: &mut self.watch }, BODY_MAX)
     }
 
-    /// Ends a worker that did what it must not, or that ended by itself: what its end was, and the end of its stderr.
-    pub(super) fn end(mut self, error: &FrameError) -> (Cause, String) {
+    /// Ends a worker that did what it must not, or that ended by itself.
+    pub(super) fn end(mut self, error: &FrameError) -> End {
         let known = match error {
             FrameError::Garbage(_) => Some(Cause::Garbage),
             FrameError::Digest => Some(Cause::Digest),
             FrameError::Ended | FrameError::Io(_) => None,
         };
-        if known.is_none() {
+        if known.is_none() && self.watch.fired.is_none() {
             self.wait_for_exit(GRACE);
         }
         let status = self.kill();
-        let cause = match (lock(&self.watch).fired, known) {
-            (true, _) => Cause::Hang,
-            (false, Some(cause)) => cause,
-            (false, None) => status.map_or(Cause::Garbage, cause_of),
+        let cause = match (self.watch.fired, known, status) {
+            (Some(_), ..) => Cause::Hang,
+            (None, Some(cause), _) => cause,
+            (None, None, Some(status)) => cause_of(status),
+            // It closed its pipe and does not come to its end: it wrote nothing wrong.
+            (None, None, None) => Cause::Hang,
         };
-        (cause, self.stderr.text())
+        let left = if status.is_none() { "its process does not go though killed, and is left; " } else { "" };
+        End { cause, said: format!("{left}{}", self.stderr.text()) }
     }
 
     /// Ends a worker that has said why it ends.
@@ -128,30 +139,29 @@ impl Process {
     fn wait_for_exit(&self, time: Duration) {
         let start = Instant::now();
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let fired = || lock(&self.watch).fired;
-        while start.elapsed() < time && !fired() {
-            match waitid(WaitId::Pid(Pid::from_child(&self.child)), options) {
+        while start.elapsed() < time {
+            match waitid(WaitId::Pid(self.watch.group), options) {
                 Ok(None) => thread::sleep(PAUSE),
                 Ok(Some(_)) | Err(_) => return,
             }
         }
     }
 
-    /// Kills the whole group and takes the process's exit status; none where it does not go.
+    /// Kills the whole group and takes the process's exit status; none where it does not go, or went before.
     fn kill(&mut self) -> Option<ExitStatus> {
-        {
-            let mut watch = lock(&self.watch);
-            if !watch.over {
-                watch.over = true;
-                kill_group(watch.group);
-            }
-        }
+        let mut child = self.child.take()?;
+        kill_group(self.watch.group);
         let start = Instant::now();
         loop {
-            match self.child.try_wait() {
+            match child.try_wait() {
                 Ok(Some(status)) => return Some(status),
                 Ok(None) if start.elapsed() < REAP_MAX => thread::sleep(PAUSE),
-                Ok(None) | Err(_) => return None,
+                Ok(None) => {
+                    // Whenever it goes, somebody has to take its status.
+                    thread::spawn(move || child.wait());
+                    return None;
+                }
+                Err(_) => return None,
             }
         }
     }
@@ -160,6 +170,57 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+impl Watch {
+    /// Waits until the pipe is ready. Past the deadline the group is killed; an error if even that does not end the pipe.
+    fn wait(&mut self, pipe: BorrowedFd<'_>, ready: PollFlags) -> io::Result<()> {
+        loop {
+            let limit = self.fired.and_then(|fired| fired.checked_add(GRACE)).or(self.deadline);
+            let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
+            // What is there counts, however late: it is looked for before the time is.
+            let left = left.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+            match poll(&mut [PollFd::from_borrowed_fd(pipe, ready)], left.as_ref()) {
+                Ok(0) if self.fired.is_some() => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(0) => {
+                    self.fired = Some(Instant::now());
+                    kill_group(self.group);
+                }
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// A pipe that nobody waits for longer than the worker has.
+struct Watched<'a, P> {
+    pipe: &'a mut P,
+    watch: &'a mut Watch,
+}
+
+impl<P: Read + AsFd> Read for Watched<'_, P> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.watch.wait(self.pipe.as_fd(), PollFlags::IN)?;
+        self.pipe.read(bytes)
+    }
+}
+
+impl<P: Write + AsFd> Write for Watched<'_, P> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            self.watch.wait(self.pipe.as_fd(), PollFlags::OUT)?;
+            match self.pipe.write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return written,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.pipe.flush()
     }
 }
 
@@ -173,22 +234,6 @@ fn cause_of(status: ExitStatus) -> Cause {
 fn kill_group(group: Pid) {
     // A group that is gone already is as dead as it should be.
     let _ = kill_process_group(group, Signal::KILL);
-}
-
-fn keep_watch(watch: &Mutex<Watch>) {
-    loop {
-        {
-            let mut watch = lock(watch);
-            if watch.over {
-                return;
-            }
-            if watch.deadline.is_some_and(|deadline| deadline <= Instant::now()) && !watch.fired {
-                watch.fired = true;
-                kill_group(watch.group);
-            }
-        }
-        thread::sleep(TICK);
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

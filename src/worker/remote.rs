@@ -44,6 +44,10 @@ impl Wrapper for Remote {
         self.pool.start(&self.served)
     }
 
+    fn lost(&self) -> Vec<String> {
+        self.pool.retired()
+    }
+
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         self.pool.run(&self.served, problem, inputs)
     }

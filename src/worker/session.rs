@@ -6,7 +6,7 @@ use super::Phase;
 use super::frame::{FrameError, Kind};
 use super::message::{self, Failure, MessageError, OpenRequest, Ready};
 use super::pool::Launch;
-use super::process::Process;
+use super::process::{End, Process};
 use crate::backend::{Outputs, RunError};
 use crate::case::Subject;
 use crate::verdict::{Cause, Ending};
@@ -75,7 +75,7 @@ pub(super) struct Session {
 impl Session {
     /// Starts a worker for a device; nothing is asked of it yet.
     pub(super) fn start(launch: &Launch, device: usize, deadlines: Deadlines) -> Result<Session, StartError> {
-        let process = Process::spawn(launch)
+        let mut process = Process::spawn(launch)
             .map_err(|error| format!("the worker {} cannot be started: {error}", launch.program.display()))?;
         process.arm(deadlines.start);
         let (launch, process) = (launch.clone(), Some(process));
@@ -193,7 +193,7 @@ impl Session {
         let Some(process) = self.process.take() else {
             return Death { ending: Ending { cause: Cause::Garbage, after }, said: "; it was dead".into() };
         };
-        let (cause, stderr) = process.end(error);
+        let End { cause, said: stderr } = process.end(error);
         let what = match (cause, error) {
             (Cause::Hang, _) => format!("no sign of life for {:?}", self.deadlines.after(after)),
             (_, FrameError::Garbage(what)) => what.clone(),

@@ -161,6 +161,7 @@ impl Workspace {
 fn failed(error: KernelError) -> DeviceError {
     match error {
         KernelError::Shape(what) => DeviceError::Shape(what),
+        error @ KernelError::OutOfMemory { .. } => DeviceError::OutOfMemory(error.to_string()),
         error => DeviceError::Failed(error.to_string()),
     }
 }

@@ -135,6 +135,7 @@ impl Twin {
         let outputs = match evidence.run(&self.problem, &inputs) {
             Ok(outputs) => outputs,
             Err(RunError::Infrastructure(what)) => return Err(Look::Failed(what)),
+            Err(error @ RunError::OutOfMemory(_)) => return Err(Look::Failed(error.to_string())),
             // A process that ended is its own failure, whoever asked it.
             Err(error @ (RunError::Ended(_) | RunError::Sentinel(_))) => {
                 let finding = death(error);
