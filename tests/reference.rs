@@ -169,7 +169,7 @@ fn the_reference_is_the_oracle() {
         cases += 1;
     }
     assert!(cases >= 700, "too little run: {cases}");
-    println!("{cases} problems: errors of lse and out are {worst:?} of their bounds");
+    eprintln!("{cases} problems: errors of lse and out are {worst:?} of their bounds");
 }
 
 /// The emulated kernel holds, and one element past its bound is found where it is.
@@ -181,13 +181,16 @@ fn a_forward_is_judged_by_the_reference() {
         let Ok(outputs) = subject.run(&problem, &inputs) else { continue };
         let [got] = outputs.ranks.as_slice() else { continue };
         let model = Model::new(&problem, subject.accumulation(), subject.partition(&problem));
-        let judge = |got| {
+        let judge = |got, rows| {
             let forward = large::Forward { problem: &problem, inputs: &inputs, got, model: &model };
-            large::forward(&gpu, &forward, Rows::All).unwrap()
+            large::forward(&gpu, &forward, rows).unwrap()
         };
-        let right = judge(got);
+        let (right, real) = (judge(got, Rows::All), queries(&problem).len());
         assert!(right.finding.is_none(), "{} on {problem:?}", right.finding.unwrap());
-        assert_eq!(right.rows, queries(&problem).len());
+        assert_eq!(right.rows, real);
+        let sample = judge(got, Rows::Sample { count: 5, seed: 3 });
+        assert!(sample.finding.is_none() && sample.rows <= real && sample.rows >= real.min(problem.heads.q));
+        assert!(sample.margin.worst_case.out <= right.margin.worst_case.out);
         let Some(sequence) = problem.sequences.iter().position(|sequence| sequence.q.len > 0) else {
             continue;
         };
@@ -195,7 +198,7 @@ fn a_forward_is_judged_by_the_reference() {
         let place = [run.row(run.len - 1), problem.heads.q - 1, problem.dims.v - 1];
         let mut wrong = got.clone();
         wrong.out[place] = f32::NAN;
-        let finding = judge(&wrong).finding.expect("a NaN is past every bound");
+        let finding = judge(&wrong, Rows::All).finding.expect("a NaN is past every bound");
         assert_eq!((finding.tensor, finding.failed), (Some(TensorName::Out), 1));
         assert_eq!((finding.place.sequence, finding.place.row), (Some(sequence), Some(run.len - 1)));
         assert_eq!((finding.place.head, finding.place.lane), (Some(place[1]), Some(place[2])));
