@@ -35,7 +35,7 @@ pub(super) struct Args {
     /// Drawn rows of each head that are judged, besides those at the ends of sequences and masks
     #[arg(long, default_value_t = 256)]
     sample: usize,
-    /// Judge every row
+    /// Judge every row, in tier W alone; a sample is judged in tier T too
     #[arg(long)]
     all: bool,
     /// Draws problems and rows
@@ -148,12 +148,15 @@ fn assembled(
 }
 
 fn report(name: &str, judged: &Judged, start: Instant) {
-    let margin = judged.margin.worst_case;
+    let [worst, dithered] = [&judged.margin.worst_case, &judged.margin.dithered];
     print_line(&format_args!(
-        "{name:<26} {:>8} rows: lse {:.3}, out {:.3} of the bounds, {} unbounded; reference {:.2} ms ({:.1} s in all)",
+        "{name:<26} {:>8} rows: lse {:.3}, out {:.3} of tier W, {:.3}, {:.3} of tier T, {} unbounded; reference {:.2} ms \
+         ({:.1} s in all)",
         judged.rows,
-        margin.lse,
-        margin.out,
+        worst.lse,
+        worst.out,
+        dithered.lse,
+        dithered.out,
         judged.unbounded,
         judged.reference_ms,
         start.elapsed().as_secs_f64()
