@@ -1,5 +1,6 @@
 //! The envelope of a forward that is too large for the oracle on a CPU: the exact answers come from the reference kernel on a
-//! GPU, the bounds from the oracle's own model ([`RowEnvelope`]). Of every row tier W, of a sample tier T too.
+//! GPU, the bounds from the oracle's own model ([`seamproof_oracle::envelope::RowEnvelope`]). Of every row tier W, of a sample
+//! tier T too.
 //!
 //! A process that judges so holds a GPU; a campaign's supervisor does not, and never comes here.
 
