@@ -15,6 +15,14 @@ typedef long long i64;
 // Threads of a block, everywhere.
 constexpr u32 THREADS = 256;
 
+// Kernels in a row overlap: one may be started while the one before still runs (programmatic dependent launch), so that the
+// cost of a start is hidden. The first statement of each: it waits until all that was launched before has ended and what
+// that wrote can be seen, and lets the next one be started.
+__device__ __forceinline__ void after_earlier_launches() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 struct Slots {
     const int* offset;
     const int* span;
@@ -22,6 +30,8 @@ struct Slots {
     int count;
     // Rows of the tensor that the slots lie in.
     int rows;
+    // Slots of a row, on average.
+    float per_row;
 };
 
 // The last index below `count` with `value(index) <= row`, or -1; values do not decrease, and `low - 1` is such an index
@@ -37,47 +47,111 @@ __device__ __forceinline__ int last_at_most(int low, int count, i64 row, Value v
     return low - 1;
 }
 
-// The same for the rows of a warp's lanes, which do not decrease, all lanes together: 32 guesses at a time for the first
-// lane's row, so that a thousand sequences take two rounds; the others' rows are found from there.
-template <class Value>
-__device__ __forceinline__ int last_at_most_of_lanes(int count, i64 row, Value value) {
-    const int lane = threadIdx.x % 32;
-    const i64 first = __shfl_sync(0xffffffffu, row, 0);
-    int low = 0, high = count;
+constexpr u32 ALL_LANES = 0xffffffffu;
+
+// A slot; index -1 and no rows where there is none.
+struct Slot {
+    int index;
+    int offset;
+    int span;
+    int len;
+};
+// Where slots behind the last one begin.
+constexpr int NOWHERE = 0x7fffffff;
+
+__device__ __forceinline__ Slot slot_at(const Slots& slots, int s) {
+    if (s >= slots.count) return {s, NOWHERE, 0, 0};
+    return {s, slots.offset[s], slots.span[s], slots.len[s]};
+}
+
+// The last slot that begins at the row or before: no warp is needed.
+__device__ __forceinline__ Slot slot_of_row(const Slots& slots, u32 row) {
+    const int s = last_at_most(0, slots.count, row, [&](int i) { return (i64)slots.offset[i]; });
+    return s < 0 ? Slot{-1, 0, 0, 0} : slot_at(slots, s);
+}
+
+// The index of the same, or -1; all lanes of a warp together, 32 guesses at a time: a thousand slots take two rounds.
+__device__ __forceinline__ int slot_of_warp(const Slots& slots, u32 row) {
+    int low = 0, high = slots.count;
     while (low < high) {
-        const int step = (high - low + 31) / 32, guess = low + lane * step;
-        const int below = __popc(__ballot_sync(0xffffffffu, guess < high && value(guess) <= first));
+        const int step = (high - low + 31) / 32, guess = low + (threadIdx.x % 32) * step;
+        const int below = __popc(__ballot_sync(ALL_LANES, guess < high && (u32)slots.offset[guess] <= row));
         if (below == 0) break;
         low += (below - 1) * step + 1;
         high = min(high, low + step - 1);
     }
-    // The other lanes' rows are near: steps of 1, 2, 4, ... past them, and back.
-    u32 step = 1;
-    while (low + step <= (u32)count && value(low + step - 1) <= row) low += step, step *= 2;
-    return last_at_most(low, min(low + step - 1, (u32)count), row, value);
+    return low - 1;
 }
 
-// The last slot that begins at a lane's row or before, or -1; all lanes of the warp together, their rows in order.
-__device__ __forceinline__ int slot_of_lane(const Slots& slots, i64 row) {
-    return last_at_most_of_lanes(slots.count, row, [&](int s) { return (i64)__ldg(slots.offset + s); });
+// How slots are found fast. The 32 lanes of a warp have a *window* of 32 slots one after the other, one each: what is
+// asked of it takes votes and shuffles, and no further access. Where the window lies is guessed, as if all slots were of
+// one length, so that its tables can be asked for before anything is known; where the guess misses it is looked for.
+// `row` is the first lane's. All lanes together.
+__device__ __forceinline__ Slot guessed_window(const Slots& slots, u32 row) {
+    const int guess = min((int)((float)row * slots.per_row) - 12, slots.count - 32);
+    return slot_at(slots, max(guess, 0) + threadIdx.x % 32);
 }
 
-__device__ __forceinline__ bool is_real(const Slots& slots, int s, i64 row) {
-    return s >= 0 && row - __ldg(slots.offset + s) < __ldg(slots.len + s);
+// The same window, or a better one: it holds the last slot that begins at the row or before, if there is one.
+__device__ __forceinline__ Slot window_of(const Slots& slots, u32 row, const Slot& guess) {
+    if (slots.count <= 32) return guess;
+    const int base = guess.index - threadIdx.x % 32;
+    const u32 before = __ballot_sync(ALL_LANES, guess.offset <= row);
+    if ((before != 0 || base == 0) && (before != ALL_LANES || base + 32 >= slots.count)) return guess;
+    return slot_at(slots, max(slot_of_warp(slots, row), 0) + threadIdx.x % 32);
+}
+
+// The last slot that begins at a lane's row or before; the lanes' rows do not decrease.
+__device__ __forceinline__ Slot slot_of_lane(const Slots& slots, u32 row, const Slot& guess) {
+    const u32 first = __shfl_sync(ALL_LANES, row, 0), last = __shfl_sync(ALL_LANES, row, 31);
+    Slot window = window_of(slots, first, guess), found = {-1, 0, 0, 0};
+    while (true) {
+        const int base = window.index - threadIdx.x % 32;
+        const u32 before_first = __ballot_sync(ALL_LANES, window.offset <= first);
+        const u32 before_last = __ballot_sync(ALL_LANES, window.offset <= last);
+        int count = __popc(before_first);
+        if (before_first != before_last) {
+            count = 0;
+            for (int step = 16; step > 0; step /= 2)
+                if (__shfl_sync(ALL_LANES, window.offset, count + step - 1) <= row) count += step;
+            if (__shfl_sync(ALL_LANES, window.offset, count) <= row) ++count;
+        }
+        const int lane = max(count - 1, 0), offset = __shfl_sync(ALL_LANES, window.offset, lane);
+        const int span = __shfl_sync(ALL_LANES, window.span, lane), len = __shfl_sync(ALL_LANES, window.len, lane);
+        if (count > 0) found = {base + lane, offset, span, len};
+        if (before_last != ALL_LANES || base + 32 >= slots.count) return found;
+        window = slot_at(slots, window.index + 32);
+    }
+}
+
+__device__ __forceinline__ Slot slot_of_lane(const Slots& slots, u32 row) {
+    return slot_of_lane(slots, row, guessed_window(slots, __shfl_sync(ALL_LANES, row, 0)));
+}
+
+__device__ __forceinline__ bool is_real(const Slot& slot, u32 row) { return (i64)row - slot.offset < slot.len; }
+
+// `count` ones from bit `start`, those of the word.
+__device__ __forceinline__ u32 ones(int start, int count) {
+    u32 word;
+    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(word) : "r"(start), "r"(count));
+    return word;
 }
 
 // Which of EACH neighbouring rows are real, the first in the lowest bit; all lanes of the warp together, in order.
 template <int EACH>
-__device__ __forceinline__ u32 real_rows(const Slots& slots, i64 first) {
-    int s = slot_of_lane(slots, first);
+__device__ __forceinline__ u32 real_rows(const Slots& slots, u32 row, const Slot& guess) {
+    Slot slot = slot_of_lane(slots, row, guess);
+    if (row >= slots.rows) return 0;
+    if (EACH == 1) return is_real(slot, row);
     u32 real = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const i64 row = first + i;
-        while (s + 1 < slots.count && __ldg(slots.offset + s + 1) <= row) ++s;
-        real |= (u32)(row < slots.rows && is_real(slots, s, row)) << i;
+    while (true) {
+        const int begin = slot.offset - (int)row, start = max(begin, 0);
+        real |= ones(start, max(begin + slot.len - start, 0));
+        if (begin + slot.span >= EACH || slot.index + 1 >= slots.count) break;
+        slot = slot_at(slots, slot.index + 1);
+        if (slot.offset - (int)row >= EACH) break;
     }
-    return real;
+    return real & ones(0, min(slots.rows - (int)row, EACH));
 }
 
 // A row of a half of its slot: the slot's row, the slot, and how many rows into the half it is. `half_row` counts in the
@@ -85,18 +159,20 @@ __device__ __forceinline__ u32 real_rows(const Slots& slots, i64 first) {
 // lanes of the warp together.
 struct HalfRow {
     int row;
-    int slot;
-    int in_half;
+    u32 in_half;
+    Slot slot;
 };
 
-__device__ __forceinline__ HalfRow half_row_of_lane(const Slots& slots, int half, i64 half_row) {
-    const int s =
-        last_at_most_of_lanes(slots.count, half_row, [&](int i) { return (i64)(__ldg(slots.offset + i) >> 1); });
-    if (s < 0) return {-1, -1, 0};
-    const int offset = __ldg(slots.offset + s), chunk = __ldg(slots.span + s) >> 1;
-    const i64 in_half = half_row - (offset >> 1), row = (i64)offset + (i64)half * chunk + in_half;
-    if (in_half >= chunk || row < 0 || row >= slots.rows) return {-1, -1, 0};
-    return {(int)row, s, (int)in_half};
+__device__ __forceinline__ HalfRow half_row_of_slot(const Slots& slots, int half, u32 half_row, const Slot& slot) {
+    const u32 offset = slot.offset, chunk = slot.span >> 1;
+    const u32 in_half = half_row - (offset >> 1), row = offset + half * chunk + in_half;
+    if (slot.index < 0 || in_half >= chunk || row >= slots.rows) return {-1, 0, slot};
+    return {(int)row, in_half, slot};
+}
+
+__device__ __forceinline__ HalfRow half_row_of_lane(const Slots& slots, int half, u32 half_row) {
+    // The last slot whose offset, divided by two, is the half row's at most.
+    return half_row_of_slot(slots, half, half_row, slot_of_lane(slots, 2 * half_row + 1));
 }
 
 // Formats: the launcher's Number has the same order.
@@ -143,31 +219,30 @@ struct Packed {
     u32 word[FORMAT == F32 || N == 1 ? N : N / 2];
 };
 
+// 16 bytes, asked for at this place in the program. Loads are made by all lanes, those that have nothing to read from the
+// tensor's first elements: behind a condition, the assembler has one load wait for another.
+__device__ __forceinline__ void load_16(const void* from, u32* words) {
+    asm volatile("ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(from));
+}
+
 template <int FORMAT, int N>
 __device__ __forceinline__ void load(const void* base, i64 element, Packed<FORMAT, N>& packed) {
     if constexpr (N == 1) {
         packed.word[0] = FORMAT == F32 ? __ldcs((const u32*)base + element) : __ldcs((const u16*)base + element);
     } else {
-        const uint4* from = (const uint4*)((const u8*)base + element * (FORMAT == F32 ? 4 : 2));
+        const u8* const from = (const u8*)base + element * (FORMAT == F32 ? 4 : 2);
 #pragma unroll
-        for (int i = 0; i < (FORMAT == F32 ? N / 4 : N / 8); ++i) {
-            const uint4 four = __ldcs(from + i);
-            packed.word[4 * i] = four.x, packed.word[4 * i + 1] = four.y;
-            packed.word[4 * i + 2] = four.z, packed.word[4 * i + 3] = four.w;
-        }
+        for (int i = 0; i < (FORMAT == F32 ? N / 4 : N / 8); ++i) load_16(from + 16 * i, packed.word + 4 * i);
     }
 }
 
 // EACH words, 16 bytes at a time where they are four.
 template <int EACH>
 __device__ __forceinline__ void load_words(const u32* from, u32 (&words)[EACH]) {
-    if constexpr (EACH == 4) {
-        const uint4 four = __ldcs((const uint4*)from);
-        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
-    } else {
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) words[i] = __ldcs(from + i);
-    }
+    if constexpr (EACH == 4) load_16(from, words);
+    else asm volatile("ld.global.cs.b32 %0, [%1];" : "=r"(words[0]) : "l"(from));
 }
 
 // The same back, those whose bit is set.
@@ -328,4 +403,40 @@ __device__ __forceinline__ void put(const View& view, i64 place, float value) {
 __device__ __forceinline__ float rounded_to(int format, float value) {
     if (format == F32) return value;
     return format == BF16 ? rounded<BF16>(value) : rounded<FP16>(value);
+}
+
+// The tables of an attention call.
+//
+// Rows of queries, of which `q_len` are real, and the band of local keys that local query i sees: i + lo to i + hi.
+struct QuerySegment {
+    i64 q_offset;
+    i64 q_step;
+    i64 q_len;
+    // Owned rows of the segments before.
+    i64 first_row;
+    // Real keys, in `runs` runs from `first_run`.
+    i64 keys;
+    i64 lo;
+    i64 hi;
+    i64 first_run;
+    i64 runs;
+};
+
+// Rows of keys.
+struct KeyRun {
+    i64 offset;
+    i64 step;
+    i64 len;
+    // Owned rows of the runs before, of all segments.
+    i64 first_row;
+    // Its first key among those of its segment.
+    i64 first_key;
+    i64 segment;
+};
+
+// A number that only grows, by whoever comes.
+__device__ __forceinline__ void raise(const View& largest, i64 place, float value) {
+    const int bits = __float_as_int(value);
+    if (bits >= 0) atomicMax((int*)largest.base + place, bits);
+    else atomicMin((u32*)largest.base + place, (u32)bits);
 }

@@ -22,25 +22,31 @@ struct Pair {
     int step;
 };
 
-// Where a lane's row lies, both -1 where there is no such row, and its slot if that is known by then. All lanes of the
-// warp together, rows in order.
+// Where a lane's row lies, both -1 where there is no such row; and its slot, for which a whole part only has a guessed
+// window by then. All lanes of the warp together, rows in order.
 struct Place {
     Pair pair;
-    int slot;
+    Slot slot;
 };
-constexpr int UNKNOWN = -2;
 
-__device__ __forceinline__ Place place_of_lane(const Part& part, i64 row) {
-    if (part.half == WHOLE) return {row < part.slots.rows ? Pair{(int)row, (int)row} : Pair{-1, -1}, UNKNOWN};
+__device__ __forceinline__ Place place_of_lane(const Part& part, u32 row) {
+    if (part.half == WHOLE) {
+        const Slot guess = guessed_window(part.slots, __shfl_sync(ALL_LANES, (u32)row, 0));
+        return {row < part.slots.rows ? Pair{(int)row, (int)row} : Pair{-1, -1}, guess};
+    }
     const HalfRow found = half_row_of_lane(part.slots, part.half, row);
-    if (found.row < 0 || row >= part.half_rows) return {{-1, -1}, -1};
+    if (found.row < 0 || row >= part.half_rows) return {{-1, -1}, found.slot};
     return {{found.row, part.compact ? (int)row : found.row}, found.slot};
 }
 
+__device__ __forceinline__ Slot slot_of_place(const Part& part, const Place& place, u32 row) {
+    return part.half == WHOLE ? slot_of_lane(part.slots, row, place.slot) : place.slot;
+}
+
 // Whether the row is a real one, which takes time to find: what lies at the place can be asked for before.
-__device__ __forceinline__ bool is_real_of_lane(const Part& part, const Place& place, i64 row) {
-    const int slot = place.slot == UNKNOWN ? slot_of_lane(part.slots, row) : place.slot;
-    return place.pair.running >= 0 && is_real(part.slots, slot, place.pair.running);
+__device__ __forceinline__ bool is_real_of_lane(const Part& part, const Place& place, u32 row) {
+    const Slot slot = slot_of_place(part, place, row);
+    return place.pair.running >= 0 && is_real(slot, place.pair.running);
 }
 
 __device__ __forceinline__ float share(float a, float total) {
@@ -57,7 +63,8 @@ template <int EACH, int COUNT>
 __device__ __forceinline__ void merge_rows(
     const Part& part, float* lse, const float* step_lse, int heads, i64 step_rows
 ) {
-    const i64 row = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH, rows = part.slots.rows;
+    const u32 row = (blockIdx.x * THREADS + threadIdx.x) * EACH;
+    const i64 rows = part.slots.rows;
     const Place place = place_of_lane(part, row);
     const int first = blockIdx.y * COUNT, count = heads - first;
     u32* const running = (u32*)lse + first * rows + place.pair.running;
@@ -65,12 +72,12 @@ __device__ __forceinline__ void merge_rows(
     const bool there = place.pair.running >= 0;
     u32 old[COUNT][EACH], added[COUNT][EACH];
 #pragma unroll
-    for (int h = 0; h < COUNT; ++h)
-        if (there && h < count) {
-            load_words<EACH>(running + h * rows, old[h]);
-            load_words<EACH>(step + h * step_rows, added[h]);
-        }
-    const u32 real = EACH == 1 ? is_real_of_lane(part, place, row) : real_rows<EACH>(part.slots, row);
+    for (int h = 0; h < COUNT; ++h) {
+        const bool any = there && h < count;
+        load_words<EACH>(any ? running + h * rows : (u32*)lse, old[h]);
+        load_words<EACH>(any ? step + h * step_rows : (const u32*)step_lse, added[h]);
+    }
+    const u32 real = EACH == 1 ? is_real_of_lane(part, place, row) : real_rows<EACH>(part.slots, row, place.slot);
     if (real == 0) return;
 #pragma unroll
     for (int h = 0; h < COUNT; ++h) {
@@ -82,37 +89,95 @@ __device__ __forceinline__ void merge_rows(
     }
 }
 
-constexpr int HEADS_OF_4 = 2, HEADS = 8;
+constexpr int HEADS_OF_4 = 2, HALF_HEADS_OF_4 = 4, HEADS = 8;
 
 #define MERGE_STATISTICS(each, count)                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, 5) merge_statistics_##each(                               \
-        const __grid_constant__ Part part, float* __restrict__ lse, const float* __restrict__ step_lse, int heads,  \
-        i64 step_rows                                                                                               \
+        const __grid_constant__ Part part, float* lse, const float* step_lse, int heads, i64 step_rows              \
     ) {                                                                                                             \
+        after_earlier_launches();                                                                                   \
         merge_rows<each, count>(part, lse, step_lse, heads, step_rows);                                             \
     }
 MERGE_STATISTICS(4, HEADS_OF_4)
 MERGE_STATISTICS(1, HEADS)
 
-// One half of a statistic to or from the layout of halves; whole halves, padding included.
-extern "C" __global__ void __launch_bounds__(THREADS, 4) half_statistics(
-    const __grid_constant__ Part part, u32* whole, u32* halves, int heads, int write,
-    int fill_rest, u32 pattern
-) {
-    const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x;
-    const i64 there = half_row_of_lane(part.slots, part.half, row).row;
-    if (row >= part.half_rows || (there < 0 && !fill_rest)) return;
-    const int first = blockIdx.y * HEADS, count = heads - first;
-    const i64 from_rows = write ? part.half_rows : part.slots.rows, to_rows = write ? part.slots.rows : part.half_rows;
-    const u32* const from = (write ? halves : whole) + first * from_rows + (write ? row : there);
-    u32* const to = (write ? whole : halves) + first * to_rows + (write ? there : row);
-    u32 value[HEADS];
+// One half of a statistic to or from the layout of halves; whole halves, padding included. A thread has EACH neighbouring
+// half rows of COUNT heads. Four of them that lie in one slot, on 16 bytes, are moved at once.
+template <int EACH>
+struct HalfRows {
+    // -1 for none.
+    int row[EACH];
+    bool at_once;
+};
+
+template <int EACH>
+__device__ __forceinline__ HalfRows<EACH> half_rows_of_lane(const Part& part, u32 first) {
+    const HalfRow found = half_row_of_lane(part.slots, part.half, first);
+    HalfRows<EACH> rows;
+    rows.at_once = found.row >= 0 && found.in_half + EACH <= found.slot.span >> 1;
 #pragma unroll
-    for (int i = 0; i < HEADS; ++i) value[i] = i < count && there >= 0 ? __ldcs(from + i * from_rows) : pattern;
+    for (int i = 0; i < EACH; ++i) rows.row[i] = found.row + i;
+    if (!rows.at_once) {
+        Slot slot = found.slot;
 #pragma unroll
-    for (int i = 0; i < HEADS; ++i)
-        if (i < count) __stcs(to + i * to_rows, value[i]);
+        for (int i = 0; i < EACH; ++i) {
+            while (slot.index + 1 < part.slots.count && (u32)part.slots.offset[slot.index + 1] >> 1 <= first + i)
+                slot = slot_at(part.slots, slot.index + 1);
+            rows.row[i] = half_row_of_slot(part.slots, part.half, first + i, slot).row;
+        }
+    }
+    rows.at_once &= EACH == 1 || rows.row[0] % 4 == 0;
+    return rows;
 }
+
+template <int EACH, int COUNT>
+__device__ __forceinline__ void move_half(
+    const Part& part, u32* whole, u32* halves, int heads, int write, int fill_rest, u32 pattern
+) {
+    const u32 row = (blockIdx.x * THREADS + threadIdx.x) * EACH;
+    const HalfRows<EACH> there = half_rows_of_lane<EACH>(part, row);
+    if (row >= part.half_rows) return;
+    u32 owned = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) owned |= (u32)(there.row[i] >= 0) << i;
+    const u32 written = fill_rest ? (1u << EACH) - 1 : owned;
+    const int first = blockIdx.y * COUNT, count = heads - first;
+    const i64 rows = part.slots.rows;
+    whole += first * rows, halves += first * part.half_rows + row;
+    // What is at once goes from here to there; what is not, row by row.
+    const bool at_once = there.at_once || write;
+    const i64 from_rows = write ? part.half_rows : rows, to_rows = write ? rows : part.half_rows;
+    const u32* const from = write ? halves : whole + there.row[0];
+    u32* const to = write ? whole + there.row[0] : halves;
+    u32 value[COUNT][EACH];
+#pragma unroll
+    for (int h = 0; h < COUNT; ++h) load_words<EACH>(at_once && h < count ? from + h * from_rows : whole, value[h]);
+    if (!at_once)
+        for (int h = 0; h < COUNT; ++h)
+#pragma unroll
+            for (int i = 0; i < EACH; ++i)
+                value[h][i] = h < count && owned >> i & 1 ? __ldcs(whole + h * rows + there.row[i]) : pattern;
+#pragma unroll
+    for (int h = 0; h < COUNT; ++h) {
+        if (h >= count) return;
+        if (!write || there.at_once) store_words<EACH>(to + h * to_rows, value[h], written);
+        else
+#pragma unroll
+            for (int i = 0; i < EACH; ++i)
+                if (owned >> i & 1) __stcs(whole + h * rows + there.row[i], value[h][i]);
+    }
+}
+
+#define HALF_STATISTICS(each, count)                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4) half_statistics_##each(                                \
+        const __grid_constant__ Part part, u32* whole, u32* halves, int heads, int write, int fill_rest,            \
+        u32 pattern                                                                                                 \
+    ) {                                                                                                             \
+        after_earlier_launches();                                                                                   \
+        move_half<each, count>(part, whole, halves, heads, write, fill_rest, pattern);                              \
+    }
+HALF_STATISTICS(4, HALF_HEADS_OF_4)
+HALF_STATISTICS(1, HEADS)
 
 // A warp has a tile of rows and heads: at most 32 *pairs* of a row and a head, heads fastest. Lane p finds where pair p
 // lies and what its weights are; then the lanes go over the vectors of the tile and ask the pair's lane. No warp waits
@@ -132,16 +197,16 @@ struct Shape {
 
 // The pair of a lane; its row is beyond all rows where the tile has fewer pairs.
 struct Owned {
-    i64 row;
+    u32 row;
     int head;
 };
 
 __device__ __forceinline__ Owned owned_by_lane(const Shape& shape) {
-    const int lane = threadIdx.x % 32, row = lane / shape.tile_heads, groups = (shape.heads - 1) / shape.tile_heads + 1;
-    const i64 warp = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, tile = warp / groups;
+    const u32 lane = threadIdx.x % 32, row = lane / shape.tile_heads, groups = (shape.heads - 1) / shape.tile_heads + 1;
+    const u32 warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, tile = warp / groups;
     const int head = (int)(warp - tile * groups) * shape.tile_heads + lane % shape.tile_heads;
     const bool none = row >= shape.tile_rows || head >= shape.heads;
-    return {tile * shape.tile_rows + min(row, shape.tile_rows), none ? -1 : head};
+    return {tile * shape.tile_rows + min(row, (u32)shape.tile_rows), none ? -1 : head};
 }
 
 // First elements of the lane's pair; -1 for none.
@@ -166,8 +231,8 @@ struct Vector {
 template <int N>
 __device__ __forceinline__ Vector vector_at(const Shape& shape, const Elements& elements, u32 i, u32 total) {
     const u32 owner = __umulhi(2 * i, shape.per_lane), column = (i - owner * shape.lanes) * N;
-    const i64 running = __shfl_sync(0xffffffffu, elements.running, owner);
-    const i64 step = __shfl_sync(0xffffffffu, elements.step, owner);
+    const i64 running = __shfl_sync(ALL_LANES, elements.running, owner);
+    const i64 step = __shfl_sync(ALL_LANES, elements.step, owner);
     if (i >= total || running < 0) return {-1, -1, 0};
     return {running + column, step + column, owner};
 }
@@ -184,39 +249,34 @@ __device__ __forceinline__ void merge_out(
     const Owned owned = owned_by_lane(shape);
     const Place place = place_of_lane(part, owned.row);
     Elements elements = elements_of(shape, owned, place.pair);
+    if (!is_real_of_lane(part, place, owned.row)) elements.running = -1;
+    const bool real = elements.running >= 0;
     float* const statistic = lse + (i64)owned.head * part.slots.rows + place.pair.running;
     float old = 0.0f, added = 0.0f;
-    if (elements.running >= 0) old = *statistic, added = step_lse[owned.head * shape.step_rows + place.pair.step];
-    Packed<ACC, N> running[FLIGHT];
-    Packed<STEP, N> step[FLIGHT];
-    Vector vector[FLIGHT];
+    if (real) old = *statistic, added = step_lse[owned.head * shape.step_rows + place.pair.step];
+    float keep = 1.0f, add = 0.0f;
     const u32 lane = threadIdx.x % 32, total = shape.tile_rows * shape.tile_heads * shape.lanes;
-    const auto ask = [&](u32 base) {
+    for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
+        Packed<ACC, N> running[FLIGHT];
+        Packed<STEP, N> step[FLIGHT];
+        Vector vector[FLIGHT];
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
             vector[j] = vector_at<N>(shape, elements, base + j * 32, total);
-            if (vector[j].running < 0) continue;
-            load<ACC, N>(out, vector[j].running, running[j]);
-            load<STEP, N>(step_out, vector[j].step, step[j]);
+            load<ACC, N>(out, max(vector[j].running, (i64)0), running[j]);
+            load<STEP, N>(step_out, max(vector[j].step, (i64)0), step[j]);
         }
-    };
-    ask(lane);
-    const bool real = is_real_of_lane(part, place, owned.row) && elements.running >= 0;
-    const u32 reals = __ballot_sync(0xffffffffu, real);
-    if (!real) elements.running = -1;
-    float keep = 1.0f, add = 0.0f;
-    if (real) {
-        const float sum = STYLE == RUNNING ? log_add(old, added) : old;
-        if (STYLE == RUNNING) keep = share(old, sum), *statistic = sum;
-        add = share(added, sum);
-    }
-    for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
-        if (base > lane) ask(base);
+        // The first vectors are on their way when the statistics arrive.
+        if (base == lane && real) {
+            const float sum = STYLE == RUNNING ? log_add(old, added) : old;
+            if (STYLE == RUNNING) keep = share(old, sum), *statistic = sum;
+            add = share(added, sum);
+        }
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            const float kept = __shfl_sync(0xffffffffu, keep, vector[j].owner);
-            const float adding = __shfl_sync(0xffffffffu, add, vector[j].owner);
-            if (vector[j].running < 0 || !(reals >> vector[j].owner & 1)) continue;
+            const float kept = __shfl_sync(ALL_LANES, keep, vector[j].owner);
+            const float adding = __shfl_sync(ALL_LANES, add, vector[j].owner);
+            if (vector[j].running < 0) continue;
             float merged[N];
 #pragma unroll
             for (int i = 0; i < N; ++i) {
@@ -239,15 +299,13 @@ __device__ __forceinline__ void accumulate(
 ) {
     constexpr u32 FLIGHT = ACC == F32 ? 1 : 2;
     const Owned owned = owned_by_lane(shape);
-    Place place = place_of_lane(part, owned.row);
-    if (part.half == WHOLE) place.slot = slot_of_lane(part.slots, owned.row);
+    const Place place = place_of_lane(part, owned.row);
+    const Slot slot = slot_of_place(part, place, owned.row);
     Elements elements = elements_of(shape, owned, place.pair);
-    int half = part.half;
-    if (half == WHOLE && place.slot >= 0)
-        half = owned.row - __ldg(part.slots.offset + place.slot) >= __ldg(part.slots.span + place.slot) / 2;
+    const int half = part.half == WHOLE ? owned.row - slot.offset >= slot.span / 2 : part.half;
     const int operation = half ? second_op : first_op;
-    if (!is_real_of_lane(part, place, owned.row) || operation == LEAVE) elements.running = -1;
-    const u32 lane = threadIdx.x % 32, adds = __ballot_sync(0xffffffffu, operation == ADD);
+    if (!is_real(slot, place.pair.running) || operation == LEAVE) elements.running = -1;
+    const u32 lane = threadIdx.x % 32, adds = __ballot_sync(ALL_LANES, operation == ADD);
     const u32 total = shape.tile_rows * shape.tile_heads * shape.lanes;
     for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
         Packed<STEP, N> value[FLIGHT];
@@ -256,9 +314,8 @@ __device__ __forceinline__ void accumulate(
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
             vector[j] = vector_at<N>(shape, elements, base + j * 32, total);
-            if (vector[j].running < 0) continue;
-            load<STEP, N>(step, vector[j].step, value[j]);
-            if (adds >> vector[j].owner & 1) load<ACC, N>(sum, vector[j].running, old[j]);
+            load<STEP, N>(step, max(vector[j].step, (i64)0), value[j]);
+            load<ACC, N>(sum, adds >> vector[j].owner & 1 ? max(vector[j].running, (i64)0) : 0, old[j]);
         }
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
@@ -277,16 +334,18 @@ __device__ __forceinline__ void accumulate(
 
 #define MERGE(style, STYLE, acc, ACC, step, STEP, n)                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS, ACC == F32 ? 3 : 4) merge_##style##_##acc##_##step##_##n(                     \
-        const __grid_constant__ Part part, const __grid_constant__ Shape shape, void* __restrict__ out,             \
-        const void* __restrict__ step_out, float* lse, const float* __restrict__ step_lse                           \
+        const __grid_constant__ Part part, const __grid_constant__ Shape shape, void* out, const void* step_out,    \
+        float* lse, const float* step_lse                                                                           \
     ) {                                                                                                             \
+        after_earlier_launches();                                                                                   \
         merge_out<ACC, STEP, STYLE, n>(part, shape, out, step_out, lse, step_lse);                                  \
     }
 #define ACCUMULATE(acc, ACC, step, STEP, n)                                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS, 4) accumulate_##acc##_##step##_##n(                          \
         const __grid_constant__ Part part, const __grid_constant__ Shape shape, int first_op, int second_op,        \
-        void* __restrict__ sum, const void* __restrict__ step_sum                                                   \
+        void* sum, const void* step_sum                                                                             \
     ) {                                                                                                             \
+        after_earlier_launches();                                                                                   \
         accumulate<ACC, STEP, n>(part, shape, first_op, second_op, sum, step_sum);                                  \
     }
 #define FORMATS_N(acc, ACC, step, STEP, n)                                                                          \
@@ -317,22 +376,23 @@ __device__ __forceinline__ void raise(u32* to, int key) {
 template <int EACH>
 __device__ __forceinline__ void largest_of_heads(const Slots& slots, const u32* rows_max, int heads, u32* largest) {
     __shared__ int keys[LOGIT_HEADS][THREADS / 32];
-    const i64 row = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH, rows = slots.rows;
+    const u32 row = (blockIdx.x * THREADS + threadIdx.x) * EACH;
+    const i64 rows = slots.rows;
     const int first = blockIdx.y * LOGIT_HEADS, count = heads - first, lowest = key_of(NEG_INFINITY_BITS);
     const u32* const from = rows_max + first * rows + row;
     // Asked for before it is known which rows are real.
+    const Slot guess = guessed_window(slots, __shfl_sync(ALL_LANES, row, 0));
     u32 bits[LOGIT_HEADS][EACH];
 #pragma unroll
-    for (int h = 0; h < LOGIT_HEADS; ++h)
-        if (row < rows && h < count) load_words<EACH>(from + h * rows, bits[h]);
-    const u32 real = real_rows<EACH>(slots, row);
+    for (int h = 0; h < LOGIT_HEADS; ++h) load_words<EACH>(row < rows && h < count ? from + h * rows : rows_max, bits[h]);
+    const u32 real = real_rows<EACH>(slots, row, guess);
 #pragma unroll
     for (int h = 0; h < LOGIT_HEADS; ++h) {
         int key = lowest;
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
             if (h < count && (real >> i & 1)) key = max(key, key_of(bits[h][i]));
-        key = __reduce_max_sync(0xffffffffu, key);
+        key = __reduce_max_sync(ALL_LANES, key);
         if (threadIdx.x % 32 == 0) keys[h][threadIdx.x / 32] = key;
     }
     __syncthreads();
@@ -345,8 +405,9 @@ __device__ __forceinline__ void largest_of_heads(const Slots& slots, const u32* 
 
 #define MAX_LOGIT(each)                                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS, 4) max_logit_##each(                                      \
-        const __grid_constant__ Slots slots, const u32* __restrict__ rows_max, int heads, u32* largest              \
+        const __grid_constant__ Slots slots, const u32* rows_max, int heads, u32* largest                           \
     ) {                                                                                                             \
+        after_earlier_launches();                                                                                   \
         largest_of_heads<each>(slots, rows_max, heads, largest);                                                    \
     }
 MAX_LOGIT(4)
@@ -354,6 +415,7 @@ MAX_LOGIT(1)
 
 // The start of a maximum.
 extern "C" __global__ void __launch_bounds__(THREADS) fill_words(u32* words, i64 count, u32 pattern) {
+    after_earlier_launches();
     const i64 word = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (word < count) words[word] = pattern;
 }

@@ -69,6 +69,7 @@ __device__ __forceinline__ i64 real_striped(i64 len, int cp, int rank, i64 strip
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS) rank_slots(
     const __grid_constant__ Slots batch, int cp, int balance, int stripe, int rank, int* offset, int* span, int* len
 ) {
+    after_earlier_launches();
     i64 rows = 0;
     for (int base = 0; base < batch.count; base += SCAN_THREADS) {
         const int s = base + threadIdx.x;
@@ -104,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) rank_slots(
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS) cu_seqlens_on_rank(
     const __grid_constant__ Slots slots, int cp, int rank, int first, int second, int* cu_seqlens
 ) {
+    after_earlier_launches();
     i64 sum = 0;
     if (threadIdx.x == 0) cu_seqlens[0] = 0;
     for (int base = 0; base < slots.count; base += SCAN_THREADS) {
@@ -161,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ring_segments(
     const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
     int balance, int rank, int owner, Segment* segments
 ) {
+    after_earlier_launches();
     const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
     const int parts = balance == DUAL_CHUNK ? 2 : 1;
     if (i >= (i64)parts * parts * q.count) return;
@@ -181,6 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) all_gather_segments(
     const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
     int balance, int rank, Segment* segments
 ) {
+    after_earlier_launches();
     const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
     const int parts = balance == DUAL_CHUNK ? 2 : 1;
     if (i >= (i64)parts * q.count) return;
@@ -214,19 +218,20 @@ struct Ids {
 };
 
 __device__ __forceinline__ bool joined(const Ids& ids, int left) {
-    return __ldg(ids.id + left) == __ldg(ids.id + left + 1)
-        && (u32)__ldg(ids.position + left) + 1u == (u32)__ldg(ids.position + left + 1);
+    return ids.id[left] == ids.id[left + 1]
+        && (u32)ids.position[left] + 1u == (u32)ids.position[left + 1];
 }
 
 __device__ __forceinline__ bool starts_run(const Ids& ids, int row) {
-    return __ldg(ids.id + row) != 0 && (row % ids.row_length == 0 || !joined(ids, row - 1));
+    return ids.id[row] != 0 && (row % ids.row_length == 0 || !joined(ids, row - 1));
 }
 
 __device__ __forceinline__ bool ends_run(const Ids& ids, int row) {
-    return __ldg(ids.id + row) != 0 && ((row + 1) % ids.row_length == 0 || !joined(ids, row));
+    return ids.id[row] != 0 && ((row + 1) % ids.row_length == 0 || !joined(ids, row));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) count_runs(const __grid_constant__ Ids ids, int* tiles) {
+    after_earlier_launches();
     int count = 0;
     for (u32 i = threadIdx.x; i < TILE; i += THREADS) {
         const i64 row = (i64)blockIdx.x * TILE + i;
@@ -237,6 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_runs(const __grid_co
 
 // Runs before each tile, in place, and of all.
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS) sum_runs(int* tiles, int tile_count, int* runs) {
+    after_earlier_launches();
     i64 sum = 0;
     for (int base = 0; base < tile_count; base += SCAN_THREADS) {
         const int tile = base + threadIdx.x;
@@ -259,6 +265,7 @@ struct Runs {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     write_runs(const __grid_constant__ Ids ids, const int* tiles, const __grid_constant__ Runs runs) {
+    after_earlier_launches();
     __shared__ u32 starts[TILE / 32];
     __shared__ u32 ends[TILE / 32];
     __shared__ int before[TILE / 32];
@@ -282,8 +289,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (run < 0 || run >= runs.room) continue;
         if (starts[word] & bit) {
             runs.offset[run] = row;
-            runs.id[run] = __ldg(ids.id + row);
-            runs.position[run] = __ldg(ids.position + row);
+            runs.id[run] = ids.id[row];
+            runs.position[run] = ids.position[row];
         }
         // The row past the last one, until the lengths are taken.
         if (ends[word] & bit) runs.len[run] = row + 1;
@@ -293,6 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // Lengths from ends; what lies behind the last run is empty, at the end.
 extern "C" __global__ void __launch_bounds__(THREADS)
     finish_runs(const int* count, int rows, const __grid_constant__ Runs runs) {
+    after_earlier_launches();
     const i64 run = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (run >= runs.room) return;
     if (run < *count) {

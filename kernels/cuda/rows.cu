@@ -25,13 +25,17 @@ struct Cut {
     int stripe;
 };
 
-// The row in sequence order of a row of a rank's tensor, whose slot is `s`; rows that no slot owns have their share of
-// the gathered gap.
-__device__ __forceinline__ i64 sequence_row(const Slots& slots, const Cut& cut, int rank, int s, i64 row) {
-    const i64 offset = s < 0 ? 0 : __ldg(slots.offset + s), span = s < 0 ? 0 : __ldg(slots.span + s);
+// Where the gap behind a slot ends.
+__device__ __forceinline__ i64 gap_end(const Slots& slots, const Slot& slot) {
+    return slot.index + 1 < slots.count ? slots.offset[slot.index + 1] : slots.rows;
+}
+
+// The row in sequence order of a row of a rank's tensor; rows that no slot owns have their share of the gathered gap.
+__device__ __forceinline__ i64 sequence_row(const Slots& slots, const Cut& cut, int rank, const Slot& slot, i64 row) {
+    const i64 offset = slot.offset, span = slot.span;
     const i64 x = row - offset;
-    if (s < 0 || x >= span) {
-        const i64 from = offset + span, to = s + 1 < slots.count ? __ldg(slots.offset + s + 1) : slots.rows;
+    if (x >= span) {
+        const i64 from = offset + span, to = gap_end(slots, slot);
         return from * cut.cp + rank * (to - from) + (row - from);
     }
     const i64 base = offset * cut.cp;
@@ -44,11 +48,11 @@ __device__ __forceinline__ i64 sequence_row(const Slots& slots, const Cut& cut, 
 }
 
 // The row in rank order of a row in sequence order: the way back.
-__device__ __forceinline__ i64 rank_order_row(const Slots& slots, const Cut& cut, int s, i64 row) {
-    const i64 offset = s < 0 ? 0 : __ldg(slots.offset + s), span = s < 0 ? 0 : __ldg(slots.span + s);
+__device__ __forceinline__ i64 rank_order_row(const Slots& slots, const Cut& cut, const Slot& slot, i64 row) {
+    const i64 offset = slot.offset, span = slot.span;
     const i64 x = row - offset * cut.cp;
-    if (s < 0 || x >= span * cut.cp) {
-        const i64 from = offset + span, to = s + 1 < slots.count ? __ldg(slots.offset + s + 1) : slots.rows;
+    if (x >= span * cut.cp) {
+        const i64 from = offset + span, to = gap_end(slots, slot);
         const i64 gap = max(to - from, (i64)1), y = row - from * cut.cp;
         return y / gap * slots.rows + from + y % gap;
     }
@@ -70,21 +74,18 @@ struct Reorder {
     int to_sequence;
 
     __device__ Move at(i64 row) const {
-        const i64 rows = (i64)slots.rows * cut.cp, rank = row / max(slots.rows, 1);
-        // Lanes at a rank's end have rows of two ranks, which are not in order: each looks for itself.
-        const i64 local = row - rank * slots.rows;
+        const i64 rows = (i64)slots.rows * cut.cp;
         i64 there;
         if (to_sequence) {
-            const int s = last_at_most_of_lanes(slots.count, row, [&](int i) {
-                return (i64)__ldg(slots.offset + i) * cut.cp;
-            });
-            there = rank_order_row(slots, cut, s, row);
+            // In sequence order offsets are multiples of cp.
+            there = rank_order_row(slots, cut, slot_of_lane(slots, (u32)(row / cut.cp)), row);
         } else {
-            const bool one_rank = __all_sync(0xffffffffu, rank == __shfl_sync(0xffffffffu, rank, 0));
-            const int s = one_rank ? slot_of_lane(slots, local) : last_at_most(0, slots.count, local, [&](int i) {
-                return (i64)__ldg(slots.offset + i);
-            });
-            there = sequence_row(slots, cut, (int)rank, s, local);
+            // Lanes at a rank's end have rows of two ranks, which are not in order: each looks for itself.
+            const i64 rank = row / max(slots.rows, 1);
+            const u32 local = (u32)(row - rank * slots.rows);
+            const bool one_rank = __all_sync(ALL_LANES, rank == __shfl_sync(ALL_LANES, rank, 0));
+            const Slot slot = one_rank ? slot_of_lane(slots, local) : slot_of_row(slots, local);
+            there = sequence_row(slots, cut, (int)rank, slot, local);
         }
         return there < 0 || there >= rows ? Move{NONE, NONE} : Move{there, row};
     }
@@ -95,7 +96,7 @@ struct CopyValid {
     int fill_rest;
 
     __device__ Move at(i64 row) const {
-        if (is_real(slots, slot_of_lane(slots, row), row)) return {row, row};
+        if (is_real(slot_of_lane(slots, row), row)) return {row, row};
         return {NONE, fill_rest ? row : NONE};
     }
 };
@@ -104,7 +105,7 @@ struct FillPadding {
     Slots slots;
 
     __device__ Move at(i64 row) const {
-        return {NONE, is_real(slots, slot_of_lane(slots, row), row) ? NONE : row};
+        return {NONE, is_real(slot_of_lane(slots, row), row) ? NONE : row};
     }
 };
 
@@ -239,13 +240,15 @@ __device__ __forceinline__ void move_rows_in_bulk(
         const __grid_constant__ Map map, i64 rows, const u8* from, u8* to, u32 row_bytes, u32 tile_rows,            \
         u32 pattern                                                                                                 \
     ) {                                                                                                             \
+        after_earlier_launches();                                                                                   \
         move_rows_in_bulk<Map>(map, rows, from, to, row_bytes, tile_rows, pattern);                                 \
     }
 #define MOVE(name, Map, bytes, Vector)                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, 4) name##_##bytes(                                           \
-        const __grid_constant__ Map map, i64 rows, const Vector* __restrict__ from, Vector* __restrict__ to,        \
+        const __grid_constant__ Map map, i64 rows, const Vector* from, Vector* to,                                  \
         u32 row_vectors, u32 tile_rows, u32 pattern                                                                 \
     ) {                                                                                                             \
+        after_earlier_launches();                                                                                   \
         move_rows<Vector, Map>(map, rows, from, to, row_vectors, tile_rows, pattern);                               \
     }
 #define MOVES(name, Map)                                                                                            \
@@ -263,34 +266,27 @@ MOVES(half, Half)
 
 // One byte for each row: 1 where it is real.
 extern "C" __global__ void __launch_bounds__(THREADS) valid_mask(const __grid_constant__ Slots slots, u8* mask) {
+    after_earlier_launches();
     constexpr int EACH = 16;
-    const i64 first = ((i64)blockIdx.x * THREADS + threadIdx.x) * EACH;
+    const u32 first = (blockIdx.x * THREADS + threadIdx.x) * EACH;
+    const u32 real = real_rows<EACH>(slots, first, guessed_window(slots, __shfl_sync(ALL_LANES, first, 0)));
     if (first >= slots.rows) return;
-    int s = last_at_most(0, slots.count, first, [&](int i) { return (i64)__ldg(slots.offset + i); });
-    u8 bytes[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const i64 row = first + i;
-        while (s + 1 < slots.count && __ldg(slots.offset + s + 1) <= row) ++s;
-        bytes[i] = is_real(slots, s, row);
-    }
     if (first + EACH <= slots.rows && (u64)mask % EACH == 0) {
-        u32 words[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            words[i] = bytes[4 * i] | bytes[4 * i + 1] << 8 | bytes[4 * i + 2] << 16 | bytes[4 * i + 3] << 24;
-        *(uint4*)(mask + first) = make_uint4(words[0], words[1], words[2], words[3]);
+        // Four bits to the lowest ones of four bytes.
+        const auto bytes = [&](int i) { return (real >> 4 * i & 15) * 0x00204081u & 0x01010101u; };
+        *(uint4*)(mask + first) = make_uint4(bytes(0), bytes(1), bytes(2), bytes(3));
     } else {
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
-            if (first + i < slots.rows) mask[first + i] = bytes[i];
+            if (first + i < slots.rows) mask[first + i] = real >> i & 1;
     }
 }
 
 // For each row of a rank's tensor its row in sequence order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     partition_indices(const __grid_constant__ Slots slots, const Cut cut, int rank, i64* indices) {
+    after_earlier_launches();
     const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x;
-    const int s = slot_of_lane(slots, row);
-    if (row < slots.rows) indices[row] = sequence_row(slots, cut, rank, s, row);
+    const Slot slot = slot_of_lane(slots, row);
+    if (row < slots.rows) indices[row] = sequence_row(slots, cut, rank, slot, row);
 }

@@ -169,14 +169,15 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         "return weight == 0.0f ? 0.0f : value * weight;" => "return value * weight;",
         Seen::Bits(&["merge of out"]);
     "first-offset-0-in-reorder", FirstOffset, TE_2829, "rows.cu",
-        "const i64 x = row - offset;" => "const i64 x = row - (s == 0 ? 0 : offset);",
+        "const i64 x = row - offset;" => "const i64 x = row - (slot.index == 0 ? 0 : offset);",
         Seen::Bits(&["reorder", "partition indices"]);
     "first-offset-0-in-halves", FirstOffset, TE_2829, "rows.cu",
-        "const i64 in_half = half_row - (offset >> 1)" => "const i64 in_half = half_row - (s == 0 ? 0 : offset >> 1)",
+        "const u32 in_half = half_row - (offset >> 1)"
+            => "const u32 in_half = half_row - (slot.index == 0 ? 0 : offset >> 1)",
         Seen::Bits(&["read half", "write half"]);
     "offset-table-at-minus-1", FirstOffset, TE_2829, "rows.cu",
-        "return s >= 0 && row - __ldg(slots.offset + s)" => "return row - __ldg(slots.offset + s)",
-        Seen::Bits(REAL_ROWS);
+        "return s < 0 ? Slot{-1, 0, 0, 0} : slot_at(slots, s);" => "return slot_at(slots, s);",
+        Seen::Bits(&["valid mask"]);
     "int32-bytes-of-rows", Int32Product, TE_2548, "rows.cu",
         "\"l\"(from + move.from * row_bytes + column)" => "\"l\"(from + (int)((u32)move.from * row_bytes) + column)",
         Seen::Large;
@@ -185,11 +186,17 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
             => "(i64)(int)(((u32)pair.step * shape.heads + owned.head) * shape.dim)}",
         Seen::Large;
     "last-sequence-not-found", LastSequence, MAGI_28, "rows.cu",
-        "return last_at_most_of_lanes(slots.count, row, [&](int s)"
-            => "return last_at_most_of_lanes(slots.count - (slots.count > 0), row, [&](int s)",
+        "if (s >= slots.count) return {s, NOWHERE, 0, 0};" => "if (s + 1 >= slots.count) return {s, NOWHERE, 0, 0};",
         Seen::Bits(&["copy valid", "fill padding", "reorder", "partition indices"]);
+    "guessed-window-believed", WrongSeam, MAGI_28, "rows.cu",
+        "|| base == 0) && (before != ALL_LANES || base + 32 >= slots.count)) return guess;"
+            => "|| base == 0)) return guess;",
+        Seen::Bits(&["copy valid", "fill padding", "reorder", "partition indices", "read half", "write half"]);
+    "next-slot-of-four-rows-missed", LastSequence, MAGI_28, "merge.cu",
+        "if (begin + slot.span >= EACH || slot.index + 1 >= slots.count) break;" => "break;",
+        Seen::Bits(&["merge of statistics", "largest logit"]);
     "last-half-left-out", LastSequence, MAGI_28, "merge.cu",
-        "if (in_half >= chunk || row < 0" => "if (s + 1 == slots.count || in_half >= chunk || row < 0",
+        "if (slot.index < 0 || in_half >= chunk" => "if (slot.index + 1 == slots.count || in_half >= chunk",
         Seen::Bits(&["merge of statistics", "merge of out", "accumulation", "half statistic"]);
     "last-run-unfinished", LastSequence, MAGI_28, "metadata.cu",
         "if (run < *count) {" => "if (run + 1 < *count) {",
@@ -208,16 +215,16 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         "if (run < 0 || run >= runs.room) continue;" => "if (run < 0 || run > runs.room) continue;",
         Seen::Bits(&["segment runs"]);
     "real-length-halved", WrongSeam, TE_2892, "merge.cu",
-        "chunk = __ldg(slots.span + s) >> 1;" => "chunk = __ldg(slots.len + s) >> 1;",
+        "chunk = slot.span >> 1;" => "chunk = slot.len >> 1;",
         Seen::Bits(HALVES);
     "padding-is-real", WrongSeam, TE_2892, "rows.cu",
-        "< __ldg(slots.len + s);" => "< __ldg(slots.span + s);",
+        "return (i64)row - slot.offset < slot.len;" => "return (i64)row - slot.offset < slot.span;",
         Seen::Bits(REAL_ROWS);
     "second-chunk-of-the-first-rank", WrongSeam, TE_2186, "metadata.cu",
         "id = part ? 2 * cp - 1 - rank : rank;" => "id = part ? 2 * cp - rank - (rank > 0) : rank;",
         Seen::Bits(&["rank slots", "cu_seqlens on rank", "ring segments", "all-gather segments"]);
     "positions-end-no-run", WrongSeam, TE_STRIPED, "metadata.cu",
-        "\n        && (u32)__ldg(ids.position + left) + 1u == (u32)__ldg(ids.position + left + 1);" => ";",
+        "\n        && (u32)ids.position[left] + 1u == (u32)ids.position[left + 1];" => ";",
         Seen::Bits(&["segment runs"]);
     "product-not-rounded", Arithmetic, TE_CORRECTION, "merge.cu",
         "(STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product)" => "product",

@@ -49,7 +49,14 @@ unsafe impl Argument for u64 {}
 pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    functions: BTreeMap<String, CudaFunction>,
+    functions: BTreeMap<String, Kernel>,
+}
+
+/// A loaded kernel, and whether it may be started while earlier launches run.
+#[derive(Debug)]
+struct Kernel {
+    function: CudaFunction,
+    overlaps: bool,
 }
 
 /// Device memory.
@@ -70,6 +77,26 @@ pub(crate) struct Staging {
 
 // SAFETY: host memory of its own, which any thread may use.
 unsafe impl Send for Staging {}
+
+/// The driver's description of a tensor in device memory, for the copy engine.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorMap([u64; 16]);
+// SAFETY: repr(C), `TensorMap` of forward.cu.
+unsafe impl Argument for TensorMap {}
+
+/// A tensor of 16-bit elements as the copy engine takes it: four dimensions from the innermost on, and the box that one
+/// copy moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiled {
+    pub(crate) base: u64,
+    pub(crate) format: Format,
+    /// Elements of each dimension.
+    pub(crate) dims: [usize; 4],
+    /// Elements from one to the next along each dimension but the first.
+    pub(crate) strides: [usize; 3],
+    pub(crate) of_box: [u32; 4],
+}
 
 /// Part of a [`Buffer`].
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +147,7 @@ impl Gpu {
             let module = module.map_err(failed(&format!("load {}", source.file)))?;
             for kernel in nvrtc::resources(&compiled.log) {
                 let function = module.load_function(&kernel.kernel).map_err(failed(&kernel.kernel))?;
-                functions.insert(kernel.kernel, function);
+                functions.insert(kernel.kernel, Kernel { function, overlaps: source.overlaps() });
             }
         }
         Ok(Gpu { context, stream, functions })
@@ -143,6 +170,40 @@ impl Gpu {
 
     fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<usize, KernelError> {
         Ok(self.context.attribute(attribute).map_err(failed("attribute"))? as usize)
+    }
+
+    /// A description for the copy engine: rows of boxes are swizzled in 128 bytes, what lies outside is zero.
+    pub(crate) fn tensor_map(&self, tiled: &Tiled) -> Result<TensorMap, KernelError> {
+        let format = match tiled.format {
+            Format::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            Format::Fp16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            other => {
+                return Err(KernelError::shape(format!("a tensor map of {other}; of bf16 and fp16 only")));
+            }
+        };
+        let dims = tiled.dims.map(|count| count.max(1) as u64);
+        let strides = tiled.strides.map(|elements| 2 * elements as u64);
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the arrays have as many numbers as there are dimensions, and the map is valid memory; nothing is read
+        // from the tensor.
+        let encoded = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &raw mut map,
+                format,
+                4,
+                tiled.base as *mut c_void,
+                dims.as_ptr(),
+                strides.as_ptr(),
+                tiled.of_box.as_ptr(),
+                [1; 4].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        encoded.result().map_err(failed("describe a tensor"))?;
+        Ok(TensorMap(map.opaque))
     }
 
     /// Memory of which nothing is known.
@@ -322,31 +383,41 @@ impl Gpu {
         if blocks > BLOCKS_MAX || rows_of_blocks > usize::from(u16::MAX) {
             return Err(KernelError::shape(format!("{kernel}: {blocks} × {rows_of_blocks} blocks")));
         }
-        let function = self.functions.get(kernel);
-        let function = function.ok_or_else(|| KernelError::shape(format!("there is no kernel {kernel}")))?;
+        let found = self.functions.get(kernel);
+        let found = found.ok_or_else(|| KernelError::shape(format!("there is no kernel {kernel}")))?;
         let mut pointers: Vec<*mut c_void> = arguments
             .iter()
             .map(|argument| std::ptr::from_ref(*argument).cast::<c_void>().cast_mut())
             .collect();
-        let grid = (blocks as u32, rows_of_blocks as u32, 1);
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: found.overlaps.into(),
+            },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks as u32,
+            gridDimY: rows_of_blocks as u32,
+            gridDimZ: 1,
+            blockDimX: threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared as u32,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
         self.context.bind_to_thread().map_err(failed("context"))?;
         if shared > SHARED_ALWAYS {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            function.set_attribute(most, shared as i32).map_err(failed(kernel))?;
+            found.function.set_attribute(most, shared as i32).map_err(failed(kernel))?;
         }
-        // SAFETY: the launchers check sizes against the kernels' contracts, and kernels compare rows with the tensors'.
-        let launched = unsafe {
-            let (function, stream) = (function.cu_function(), self.stream.cu_stream());
-            result::launch_kernel(
-                function,
-                grid,
-                (threads as u32, 1, 1),
-                shared as u32,
-                stream,
-                &mut pointers,
-            )
-        };
-        launched.map_err(failed(kernel))
+        let (function, none) = (found.function.cu_function(), std::ptr::null_mut());
+        // SAFETY: the launchers check sizes against the kernels' contracts, and kernels compare rows with the tensors';
+        // a kernel that may be started early waits for what was launched before it touches anything.
+        let launched = unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), none) };
+        launched.result().map_err(failed(kernel))
     }
 
     /// Records what `work` launches, as one thing to repeat.

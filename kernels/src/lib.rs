@@ -7,6 +7,7 @@ pub mod check;
 pub mod device;
 pub mod error;
 pub mod faults;
+pub mod forward;
 pub mod gpu;
 pub mod merge;
 pub mod metadata;

@@ -18,9 +18,10 @@ const STATISTIC_HEADS: usize = 8;
 const WARP: usize = 32;
 /// `LOGIT_HEADS` of the source.
 const LOGIT_HEADS: usize = 8;
-/// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` of the source.
+/// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the source.
 const QUAD: usize = 4;
 const QUAD_HEADS: usize = 2;
+const HALF_QUAD_HEADS: usize = 4;
 /// Elements of a vector.
 const VECTOR: usize = 8;
 
@@ -270,8 +271,10 @@ impl Gpu {
             &i32::from(rest.is_some()),
             &rest.unwrap_or_default().to_bits(),
         ];
-        let grid = (blocks(halves.rows, THREADS), blocks(whole.heads, STATISTIC_HEADS), THREADS);
-        self.launch("half_statistics", grid, &arguments)
+        let vector = whole.in_quads() && halves.in_quads();
+        let (each, heads) = if vector { (QUAD, HALF_QUAD_HEADS) } else { (1, STATISTIC_HEADS) };
+        let grid = (blocks(halves.rows, THREADS * each), blocks(whole.heads, heads), THREADS);
+        self.launch(&format!("half_statistics_{each}"), grid, &arguments)
     }
 
     /// Folds a step's out into the running one. [`Style::Running`] updates the running statistic too.
@@ -304,7 +307,7 @@ impl Gpu {
             &lse.area.address(),
             &step_lse.area.address(),
         ];
-        self.launch(&format!("merge_{style}_{formats}"), tiles(&slots, part, &shape), &arguments)
+        self.launch(&format!("merge_{style}_{formats}"), tiles(&slots, part, &shape)?, &arguments)
     }
 
     /// Copies or adds a step's gradient, each half of every slot by itself. A step of one half leaves the other alone,
@@ -331,7 +334,7 @@ impl Gpu {
             &sum.area.address(),
             &step.area.address(),
         ];
-        self.launch(&format!("accumulate_{formats}"), tiles(&slots, part, &shape), &arguments)
+        self.launch(&format!("accumulate_{formats}"), tiles(&slots, part, &shape)?, &arguments)
     }
 
     /// The largest logit of each head over real rows, of one number for each head and row; `fresh` starts from −∞ and not
@@ -358,8 +361,12 @@ impl Gpu {
     }
 }
 
-fn tiles(slots: &Slots, part: Part, shape: &RawShape) -> (usize, usize, usize) {
+/// The grid, a warp for each tile; warps are numbered in 32 bits.
+fn tiles(slots: &Slots, part: Part, shape: &RawShape) -> Result<(usize, usize, usize), KernelError> {
     let rows = blocks(threads_over(part, slots.rows), shape.tile_rows as usize);
     let warps = rows * blocks(shape.heads as usize, shape.tile_heads as usize);
-    (blocks(warps, THREADS / WARP), 1, THREADS)
+    if warps > u32::MAX as usize - THREADS {
+        return Err(KernelError::shape(format!("{warps} tiles of rows and heads; at most {}", u32::MAX)));
+    }
+    Ok((blocks(warps, THREADS / WARP), 1, THREADS))
 }

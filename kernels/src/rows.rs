@@ -106,9 +106,11 @@ impl Gpu {
         let bits = from.area.address() | to.area.address() | to.row_bytes as u64;
         let vector = 1_usize << bits.trailing_zeros().min(4);
         let in_bulk = vector == 16 && to.row_bytes >= BULK_ROW_BYTES_MIN;
-        let (unit, tile_bytes, tile_rows_max) = match in_bulk {
-            true => (1, BULK_TILE_BYTES, WARP),
-            false => (vector, TILE_BYTES, TILE_ROWS_MAX),
+        let (unit, tile_bytes, tile_rows_max) = match (in_bulk, from.area.address() == to.area.address()) {
+            // Nothing is read: no tile lies in shared memory.
+            (true, true) => (1, usize::MAX, WARP),
+            (true, false) => (1, BULK_TILE_BYTES, WARP),
+            (false, _) => (vector, TILE_BYTES, TILE_ROWS_MAX),
         };
         let tile_rows = (tile_bytes / to.row_bytes).clamp(1, tile_rows_max);
         let arguments: [&dyn Argument; 7] = [

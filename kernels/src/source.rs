@@ -26,15 +26,24 @@ const TWINS_BITS: &[&str] = &["--fmad=false"];
 /// Products and sums are contracted where the compiler sees fit: what they are added to is bounded, not equal to anything.
 const CONTRACTED: &[&str] = &[];
 
+/// The largest head dim and the format: 1 is bf16 and 2 is fp16. The first has the planning kernel too.
+const FORWARD: &[&[&str]] = &[
+    &["--fmad=false", "-DDIM=128", "-DTYPE=1", "-DPLAN"],
+    &["--fmad=false", "-DDIM=64", "-DTYPE=1"],
+    &["--fmad=false", "-DDIM=128", "-DTYPE=2"],
+    &["--fmad=false", "-DDIM=64", "-DTYPE=2"],
+];
+
 /// File, text, and the options of each instance.
 type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
-const FILES: [File; 6] = [
+const FILES: [File; 7] = [
     ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
     ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
     ("metadata.cu", include_str!("../cuda/metadata.cu"), &[TWINS_BITS]),
     ("pairs.cu", include_str!("../cuda/pairs.cu"), &[TWINS_BITS]),
     ("attend.cu", include_str!("../cuda/attend.cu"), &[TWINS_BITS]),
     ("reference.cu", include_str!("../cuda/reference.cu"), &[CONTRACTED]),
+    ("forward.cu", include_str!("../cuda/forward.cu"), FORWARD),
 ];
 
 /// Every instance of every file, as it is built.
@@ -45,7 +54,15 @@ pub fn sources() -> Vec<Source> {
     FILES.iter().flat_map(instances).collect()
 }
 
+/// The sources whose kernels wait for earlier launches by themselves, so that they may be started early.
+const OVERLAPPING: [&str; 3] = ["rows.cu", "merge.cu", "metadata.cu"];
+
 impl Source {
+    /// Whether its kernels may be started while earlier launches run: each waits for them in its first statement.
+    pub(crate) fn overlaps(&self) -> bool {
+        OVERLAPPING.contains(&self.file)
+    }
+
     /// The hash of all that the machine code follows from, NVRTC's version apart.
     pub fn digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
@@ -55,5 +72,24 @@ impl Source {
             hasher.update(part.as_bytes());
         }
         hasher.finalize().to_hex()[..32].to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kernel that may be started early and does not wait would read what is not written yet.
+    #[test]
+    fn every_kernel_that_may_start_early_waits_first() {
+        for source in sources().into_iter().filter(Source::overlaps) {
+            let text: String = source.text.split_whitespace().filter(|word| *word != "\\").collect();
+            let bodies: Vec<&str> = text.split("__global__").skip(1).collect();
+            assert!(!bodies.is_empty());
+            for body in bodies {
+                let (head, first) = body.split_once("){").expect("a body");
+                assert!(first.starts_with("after_earlier_launches();"), "{}: {head}", source.file);
+            }
+        }
     }
 }

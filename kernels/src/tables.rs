@@ -40,6 +40,7 @@ pub(crate) struct RawSlots {
     len: u64,
     count: i32,
     rows: i32,
+    per_row: f32,
 }
 // SAFETY: repr(C), the fields of `Slots` in common.cuh.
 unsafe impl Argument for RawSlots {}
@@ -69,6 +70,7 @@ impl Slots<'_> {
             len: self.len.address(),
             count: self.count as i32,
             rows: self.rows as i32,
+            per_row: self.count as f32 / self.rows.max(1) as f32,
         })
     }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use seamproof_kernels::Gpu;
 use seamproof_kernels::bench;
 use seamproof_kernels::cache::Cache;
+use seamproof_kernels::forward::Attention;
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{Pass, Problem, ProblemFields};
 use seamproof_simulator::schedule::MergeOrder;
@@ -29,6 +30,9 @@ pub(super) struct Args {
     /// Columns of `seamproof bench attention`; all if not given
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
     columns: Vec<String>,
+    /// The kernel that runs forwards: simple, tuned, long or short
+    #[arg(long, default_value = "tuned", value_parser = attention)]
+    attention: Attention,
     /// So many random problems with sequences of up to 16384 tokens in place of the tracks
     #[arg(long)]
     cases: Option<u64>,
@@ -44,6 +48,11 @@ pub(super) struct Args {
     /// Which GPU
     #[arg(long, default_value_t = 0)]
     gpu: usize,
+}
+
+/// A kernel by its name.
+fn attention(name: &str) -> Result<Attention, String> {
+    Attention::by_name(name).ok_or_else(|| "use simple, tuned, long or short".to_owned())
 }
 
 /// Random problems as large as this command is for.
@@ -68,12 +77,13 @@ pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
     match args.cases {
         None => {
             for (name, problem) in bench::problems(&args.tracks, &args.columns)? {
-                bench.judge(&name, &Cuda::default(), &problem)?;
+                let subject = Cuda { attention: args.attention, ..Cuda::default() };
+                bench.judge(&name, &subject, &problem)?;
             }
         }
         Some(cases) => {
             for case in 0..cases {
-                bench.draw(args.seed, case)?;
+                bench.draw(args.attention, args.seed, case)?;
             }
         }
     }
@@ -97,12 +107,12 @@ struct Bench {
 
 impl Bench {
     /// A random problem, its forward alone.
-    fn draw(&mut self, seed: u64, case: u64) -> Result<(), CliError> {
+    fn draw(&mut self, attention: Attention, seed: u64, case: u64) -> Result<(), CliError> {
         let Draw::Problem(problem) = generate::draw(seed, case, &limits()) else { return Ok(()) };
         let forward = ProblemFields { pass: Pass::Forward, ..problem.into() };
         let Ok(problem) = Problem::new(forward) else { return Ok(()) };
         let merge = MergeOrder::ALL[(case % 2) as usize];
-        let subject = Cuda { order: case, merge, helpers: !case.is_multiple_of(4) };
+        let subject = Cuda { order: case, merge, helpers: !case.is_multiple_of(4), attention };
         self.judge(&format!("case {case}"), &subject, &problem)
     }
 

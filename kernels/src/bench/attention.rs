@@ -15,12 +15,14 @@ use super::tracks::{Cell, LONG, cells, tracks};
 use super::{BenchError, median_ms};
 use crate::attend::{CallTables, Forward, WeightFormats};
 use crate::error::KernelError;
+use crate::forward::Shape;
 use crate::gpu::{Buffer, Gpu};
 use crate::view::View;
 
 const TIMING: Timing = Timing { sets: 2, launches: 8, warm_up: 3, repetitions: 21 };
 /// A launch that takes longer is repeated less often: what lies between launches is nothing to it.
 const SLOW_MS: f64 = 20.0;
+const FORMATS: WeightFormats = WeightFormats { p: Format::Bf16, ds: Format::Bf16 };
 /// Numbers of a tensor until they repeat.
 const NUMBERS: usize = 1 << 22;
 const BF16_BYTES: usize = 2;
@@ -28,6 +30,12 @@ const BF16_BYTES: usize = 2;
 /// The kernels that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
+    /// The one for tensor cores, in the shape that it chooses.
+    Tuned,
+    /// The same for long sequences.
+    Long,
+    /// The same for short sequences.
+    Short,
     /// The simple one that serves every call: slow, so that only short tracks end soon.
     Simple,
 }
@@ -50,11 +58,14 @@ type Launcher<'g> = Box<dyn Fn(&Forward) -> Result<(), KernelError> + 'g>;
 
 impl Kernel {
     /// Every kernel, the one that is measured where none is named first.
-    pub const ALL: [Kernel; 1] = [Kernel::Simple];
+    pub const ALL: [Kernel; 4] = [Kernel::Tuned, Kernel::Long, Kernel::Short, Kernel::Simple];
 
     /// The name.
     pub fn name(self) -> &'static str {
         match self {
+            Kernel::Tuned => "tuned",
+            Kernel::Long => "long",
+            Kernel::Short => "short",
             Kernel::Simple => "simple",
         }
     }
@@ -67,6 +78,9 @@ impl Kernel {
         rows: [usize; 2],
     ) -> Result<Launcher<'g>, KernelError> {
         match self {
+            Kernel::Tuned => tuned(gpu, call, rows, None),
+            Kernel::Long => tuned(gpu, call, rows, Some(Shape::Long)),
+            Kernel::Short => tuned(gpu, call, rows, Some(Shape::Short)),
             Kernel::Simple => simple(gpu, call, rows),
         }
     }
@@ -75,8 +89,19 @@ impl Kernel {
 fn simple<'g>(gpu: &'g Gpu, call: &AttentionCall, rows: [usize; 2]) -> Result<Launcher<'g>, KernelError> {
     let call = CallTables::new(call, rows, false)?;
     let tables = gpu.upload(&call.bytes)?;
-    let formats = WeightFormats { p: Format::Bf16, ds: Format::Bf16 };
-    Ok(Box::new(move |tensors| gpu.attend(&call, tables.area(), formats, tensors)))
+    Ok(Box::new(move |tensors| gpu.attend(&call, tables.area(), FORMATS, tensors)))
+}
+
+fn tuned<'g>(
+    gpu: &'g Gpu,
+    call: &AttentionCall,
+    rows: [usize; 2],
+    shape: Option<Shape>,
+) -> Result<Launcher<'g>, KernelError> {
+    let call = CallTables::new(call, rows, false)?;
+    let (tables, plan) = (gpu.upload(&call.bytes)?, gpu.allocate(call.plan_bytes())?);
+    let shape = shape.unwrap_or(Shape::of(&call));
+    Ok(Box::new(move |tensors| gpu.forward(&call, [tables.area(), plan.area()], FORMATS, shape, tensors)))
 }
 
 /// The problems that are measured, each with its name: of the named tracks and columns, of all where none is named.

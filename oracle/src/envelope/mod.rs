@@ -18,6 +18,14 @@
 //! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes; a tensor core cuts a subnormal factor off where it would a factor of its format's smallest exponent, so that counts as its magnitude there |
 //! | half spacing | the final rounding to the stored format |
 //!
+//! What approximate instructions of a GPU cost is within these terms, so that a kernel which uses them declares nothing of
+//! it. `ex2.approx` (2 ulp) is [`EXP_ERROR`]; its argument `fma(S, c, −fl(m·c))` with `c = fl(scale·log₂e)` is off by `2ε`
+//! in `c`, `ε` in each of two roundings, whose shares `3ε·|s − m| + ε·|m|` the exponent's `ε·(|s − m| + 2·range + 2·max|s|)`
+//! holds; rescalings telescope to `3ε·range`, of the same sum, since a running maximum only grows. `rcp.approx` (1 ulp,
+//! `2ε`) and the product with it are `3ε` of the `6ε` of an element of out. `lg2.approx` (2^-22 absolute in (0.5, 2),
+//! relative elsewhere) times `ln 2` is `5.5ε·|ln l|` beside `2^-22·ln 2 + 1.5ε`: [`LOG_ERROR`] and 3 ulp of the logarithm
+//! hold both, also where the LSE is put together in units of `log₂` and multiplied last.
+//!
 //! Tier T differs from W in two terms, both for certified sums alone (`blocked/dither.rs`). Errors of rounding weights
 //! are independent there and of mean 0, so that their sum is within eight standard deviations ([`NOISE`]), or within
 //! the sum of all magnitudes where that is less. A row sum's roundings are bounded by a martingale's tail
@@ -25,7 +33,7 @@
 //!
 //! Used by the judge and nowhere else. Sources: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1
 //! (`γ_n = nε/(1 − nε)`); MMA-Sim (arXiv 2511.10909) and arXiv 2512.07004 for the tensor core's truncation; the PTX ISA
-//! for `ex2.approx` (2^-22 relative) and `lg2.approx`; Higham and Mary, "A New Approach to Probabilistic Rounding Error
+//! (<https://docs.nvidia.com/cuda/parallel-thread-execution/>) for `ex2.approx`, `lg2.approx` and `rcp.approx`; Higham and Mary, "A New Approach to Probabilistic Rounding Error
 //! Analysis" (SIAM J. Sci. Comput. 41, 2019), and Ipsen and Zhou, "Probabilistic Error Analysis for Inner Products"
 
 mod accumulation;
