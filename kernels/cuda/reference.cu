@@ -1,5 +1,6 @@
 // The exact forward of chosen query rows, in f64, and the sums that an envelope is formed from: what production kernels are
-// judged by where a CPU is too slow.
+// judged by where a CPU is too slow. A second kernel, which wants the first's largest logits, gives what the envelope of
+// dithered rows needs besides.
 //
 // It shares nothing with them: no segments, no masks, no run tables. The host names every query row, the keys that it sees,
 // and the row of every key. A block has up to 64 query rows of one head and goes through the keys that any of them sees,
@@ -41,6 +42,15 @@ struct Statistics {
     double largest_a;
 };
 
+// Of one row, over visible keys: x = s - largest, how many weights are not 0, and how many of those have a significand that
+// an earlier one has too, or one that falls on the same bit of the row's table.
+struct Dither {
+    double sum;
+    double sum_squares;
+    i64 weights;
+    i64 met;
+};
+
 struct Reference {
     View q;
     View k;
@@ -52,6 +62,10 @@ struct Reference {
     double* out;
     float* magnitudes;
     Statistics* statistics;
+    // [rows, dim_v]: sums of squares of weights times values. A table of bits for each row, zero at first.
+    float* squares;
+    Dither* dither;
+    u32* bits;
     double scale;
     // 0: none.
     double softcap;
@@ -61,6 +75,8 @@ struct Reference {
     int dim_v;
     // What a magnitude other than 0 counts as at least.
     float floor;
+    // A row's table has two to this power bits, 32 or more.
+    int bits_log;
 };
 
 __device__ __forceinline__ void multiply(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
@@ -110,7 +126,8 @@ __device__ void load_rows(
     }
 }
 
-// A warp's 16 rows and 32 keys: logits, -infinity where a key is hidden, and magnitudes.
+// A warp's 16 rows and 32 keys: logits, -infinity where a key is hidden, and magnitudes if they are wanted.
+template <bool MAGNITUDES>
 __device__ __forceinline__ void logits(
     const Reference& r, const float* q, const float* k, int stride, int width, const Row* rows, int first_key,
     double* p, float* a
@@ -133,7 +150,7 @@ __device__ __forceinline__ void logits(
             const double exact_b[2] = {raw_b[0], raw_b[1]};
             const u32 up_b[2] = {tf32_up(raw_b[0], r.floor), tf32_up(raw_b[1], r.floor)};
             multiply(s[n], exact, exact_b);
-            multiply(magnitude[n], up, up_b);
+            if constexpr (MAGNITUDES) multiply(magnitude[n], up, up_b);
         }
     }
 #pragma unroll
@@ -146,7 +163,7 @@ __device__ __forceinline__ void logits(
             const double scaled = r.scale * s[n][i];
             const double capped = r.softcap == 0.0 ? scaled : r.softcap * tanh(scaled / r.softcap);
             p[at_row * P_STRIDE + at_key] = seen ? capped : -__longlong_as_double(0x7ff0000000000000LL);
-            a[at_row * P_STRIDE + at_key] = magnitude[n][i];
+            if constexpr (MAGNITUDES) a[at_row * P_STRIDE + at_key] = magnitude[n][i];
         }
     }
 }
@@ -180,6 +197,47 @@ __device__ __forceinline__ double weigh(double* p, const float* a, Statistics& o
         if (seen) own.smallest = smaller(own.smallest, logit), own.largest_a = larger(own.largest_a, a[i]);
     }
     return factor;
+}
+
+// A quarter of a row: its logits become weights relative to the row's largest logit, which is known. Each significand's bit
+// is set in the row's table, if there is one.
+__device__ __forceinline__ void look_up(double* p, double largest, u32* bits, int bits_log, Dither& own) {
+    const double infinity = __longlong_as_double(0x7ff0000000000000LL);
+#pragma unroll
+    for (int i = 0; i < KEYS; i += 4) {
+        const double logit = p[i], x = logit - largest;
+        const double weight = logit != -infinity ? exp(x) : 0.0;
+        p[i] = weight;
+        if (logit != -infinity) own.sum += x, own.sum_squares += x * x;
+        if (weight == 0.0 || bits == nullptr) continue;
+        // The first 32 bits after the point; a multiplication spreads what is alike in them.
+        const u32 significand = (u32)((u64)__double_as_longlong(weight) >> 20);
+        const u32 bit = (significand * 2654435769u) >> (32 - bits_log);
+        const u32 before = atomicOr(bits + bit / 32, 1u << (bit % 32));
+        own.weights += 1, own.met += before >> (bit % 32) & 1;
+    }
+}
+
+// A warp's 16 rows and 64 lanes: squares of weights times squares of values.
+__device__ __forceinline__ void gather_squares(float (&squares)[8][4], const double* p, const float* v, int lanes) {
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int row = warp % 4 * 16 + g, lane = warp / 4 * 64;
+    for (int key = t; key < KEYS; key += STEP) {
+        const double* const from = p + row * P_STRIDE + key;
+        const double weights[4] = {from[0], from[8 * P_STRIDE], from[4], from[8 * P_STRIDE + 4]};
+        u32 up[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) up[i] = tf32_up(__double2float_ru(weights[i] * weights[i]));
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            if (lane + n * 8 < lanes) {
+                const float* const other = v + key * V_STRIDE + lane + n * 8 + g;
+                const float raw[2] = {other[0], other[4 * V_STRIDE]};
+                const u32 up_b[2] = {tf32_up(__fmul_ru(raw[0], raw[0])), tf32_up(__fmul_ru(raw[1], raw[1]))};
+                multiply(squares[n], up, up_b);
+            }
+        }
+    }
 }
 
 // A warp's 16 rows and 64 lanes of the output.
@@ -216,8 +274,10 @@ __device__ __forceinline__ void gather(
     }
 }
 
+// Puts a warp's 16 rows and 64 lanes where they belong.
+template <class Value>
 __device__ __forceinline__ void store(
-    const Reference& r, const Tile& tile, const double (&out)[8][4], const float (&magnitude)[8][4], int first_lane
+    const Reference& r, const Tile& tile, const Value (&values)[8][4], int first_lane, Value* to
 ) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -225,35 +285,80 @@ __device__ __forceinline__ void store(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int row = warp % 4 * 16 + g + i / 2 * 8, lane = first_lane + warp / 4 * 64 + n * 8 + 2 * t + i % 2;
-            if (row >= tile.count || lane >= r.dim_v) continue;
-            const i64 place = (i64)(tile.first_row + row) * r.dim_v + lane;
-            r.out[place] = out[n][i];
-            r.magnitudes[place] = magnitude[n][i];
+            if (row < tile.count && lane < r.dim_v)
+                to[(i64)(tile.first_row + row) * r.dim_v + lane] = values[n][i];
         }
+}
+
+// What a block holds of its rows and of the keys of a step.
+struct Block {
+    Row rows[ROWS];
+    int query_rows[ROWS];
+    int key_rows[KEYS];
+    // What a row's earlier weights are to be multiplied by.
+    double factors[ROWS];
+};
+
+// Dynamic shared memory: weights, magnitudes of logits, values, queries, keys.
+struct Operands {
+    double* p;
+    float* a;
+    float* v;
+    float* q;
+    float* k;
+    int width;
+    int stride;
+};
+
+__device__ __forceinline__ Operands operands(u8* memory, int dim) {
+    Operands o;
+    o.width = (dim + STEP - 1) / STEP * STEP, o.stride = o.width + 4;
+    o.p = (double*)memory;
+    o.a = (float*)(o.p + ROWS * P_STRIDE);
+    o.v = o.a + ROWS * P_STRIDE;
+    o.q = o.v + KEYS * V_STRIDE;
+    o.k = o.q + ROWS * o.stride;
+    return o;
+}
+
+__device__ __forceinline__ void load_queries(const Reference& r, const Tile& tile, const Operands& o, Block& block) {
+    if (threadIdx.x < ROWS) {
+        const bool there = threadIdx.x < tile.count;
+        block.rows[threadIdx.x] = there ? r.rows[tile.first_row + threadIdx.x] : Row{-1, 0, 0};
+        block.query_rows[threadIdx.x] = block.rows[threadIdx.x].row;
+    }
+    __syncthreads();
+    load_rows(o.q, o.stride, r.q, block.query_rows, tile.head, 0, r.dim, o.width);
+}
+
+// The keys of a step, and `lanes` lanes of their values.
+__device__ __forceinline__ void load_keys(
+    const Reference& r, const Tile& tile, const Operands& o, Block& block, int first_key, int first_lane, int lanes
+) {
+    const int kv_head = tile.head / r.group;
+    __syncthreads();
+    if (threadIdx.x < KEYS) {
+        const int key = first_key + threadIdx.x;
+        block.key_rows[threadIdx.x] = key < tile.end_key ? r.key_rows[tile.keys + key] : -1;
+    }
+    __syncthreads();
+    load_rows(o.k, o.stride, r.k, block.key_rows, kv_head, 0, r.dim, o.width);
+    load_rows(o.v, V_STRIDE, r.v, block.key_rows, kv_head, first_lane, lanes, (lanes + STEP - 1) / STEP * STEP);
+    __syncthreads();
+}
+
+// A quarter of a row that is not there has no weights.
+__device__ __forceinline__ void clear(double* p) {
+    for (int i = 0; i < KEYS; i += 4) p[i] = 0.0;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) reference(const __grid_constant__ Reference r) {
     extern __shared__ __align__(16) u8 memory[];
-    __shared__ Row rows[ROWS];
-    __shared__ int query_rows[ROWS], key_rows[KEYS];
-    __shared__ double factors[ROWS];
-    const int width = (r.dim + STEP - 1) / STEP * STEP, stride = width + 4;
-    double* const p = (double*)memory;
-    float* const a = (float*)(p + ROWS * P_STRIDE);
-    float* const v = a + ROWS * P_STRIDE;
-    float* const q = v + KEYS * V_STRIDE;
-    float* const k = q + ROWS * stride;
-
+    __shared__ Block block;
+    const Operands o = operands(memory, r.dim);
     const Tile tile = r.tiles[blockIdx.x];
     const int first_lane = blockIdx.y * LANES, lanes = min(r.dim_v - first_lane, LANES);
-    const int lanes_width = (lanes + STEP - 1) / STEP * STEP, kv_head = tile.head / r.group;
-    if (threadIdx.x < ROWS) {
-        const bool there = threadIdx.x < tile.count;
-        rows[threadIdx.x] = there ? r.rows[tile.first_row + threadIdx.x] : Row{-1, 0, 0};
-        query_rows[threadIdx.x] = rows[threadIdx.x].row;
-    }
-    __syncthreads();
-    load_rows(q, stride, r.q, query_rows, tile.head, 0, r.dim, width);
+    load_queries(r, tile, o, block);
 
     const double infinity = __longlong_as_double(0x7ff0000000000000LL);
     const int own_row = threadIdx.x / 4, place = own_row * P_STRIDE + threadIdx.x % 4;
@@ -263,30 +368,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) reference(const __grid_
     double out[8][4] = {};
     float magnitude[8][4] = {};
     for (int first_key = tile.first_key; first_key < tile.end_key; first_key += KEYS) {
+        load_keys(r, tile, o, block, first_key, first_lane, lanes);
+        if (works) logits<true>(r, o.q, o.k, o.stride, o.width, block.rows, first_key, o.p, o.a);
         __syncthreads();
-        if (threadIdx.x < KEYS) {
-            const int key = first_key + threadIdx.x;
-            key_rows[threadIdx.x] = key < tile.end_key ? r.key_rows[tile.keys + key] : -1;
-        }
+        double factor = 1.0;
+        if (own_row < tile.count) factor = weigh(o.p + place, o.a + place, own);
+        else clear(o.p + place);
+        if (threadIdx.x % 4 == 0) block.factors[own_row] = factor;
         __syncthreads();
-        load_rows(k, stride, r.k, key_rows, kv_head, 0, r.dim, width);
-        load_rows(v, V_STRIDE, r.v, key_rows, kv_head, first_lane, lanes, lanes_width);
-        __syncthreads();
-        if (works) logits(r, q, k, stride, width, rows, first_key, p, a);
-        __syncthreads();
-        if (own_row < tile.count) {
-            const double factor = weigh(p + place, a + place, own);
-            if (threadIdx.x % 4 == 0) factors[own_row] = factor;
-        } else {
-            for (int i = 0; i < KEYS; i += 4) p[place + i] = 0.0;
-            factors[own_row] = 1.0;
-        }
-        __syncthreads();
-        if (works) gather(out, magnitude, p, v, factors, lanes);
+        if (works) gather(out, magnitude, o.p, o.v, block.factors, lanes);
     }
-    store(r, tile, out, magnitude, first_lane);
+    store(r, tile, out, first_lane, r.out);
+    store(r, tile, magnitude, first_lane, r.magnitudes);
     const double smallest = of_quad(own.smallest, smaller), sum = of_quad(own.sum, total);
     const double sum_a = of_quad(own.sum_a, total), largest_a = of_quad(own.largest_a, larger);
     if (threadIdx.x % 4 == 0 && own_row < tile.count && blockIdx.y == 0)
         r.statistics[tile.first_row + own_row] = {own.largest, smallest, sum, sum_a, largest_a};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) reference_dither(const __grid_constant__ Reference r) {
+    extern __shared__ __align__(16) u8 memory[];
+    __shared__ Block block;
+    const Operands o = operands(memory, r.dim);
+    const Tile tile = r.tiles[blockIdx.x];
+    const int first_lane = blockIdx.y * LANES, lanes = min(r.dim_v - first_lane, LANES);
+    load_queries(r, tile, o, block);
+
+    const int own_row = threadIdx.x / 4, place = own_row * P_STRIDE + threadIdx.x % 4;
+    const bool works = threadIdx.x / 32 % 4 * 16 < tile.count, there = own_row < tile.count;
+    const i64 row = tile.first_row + own_row;
+    const double largest = there ? r.statistics[row].largest : 0.0;
+    // One block of a row's is enough for what all lanes have in common.
+    u32* const bits = blockIdx.y == 0 ? r.bits + (row << (r.bits_log - 5)) : nullptr;
+    Dither own = {};
+    float squares[8][4] = {};
+    for (int first_key = tile.first_key; first_key < tile.end_key; first_key += KEYS) {
+        load_keys(r, tile, o, block, first_key, first_lane, lanes);
+        if (works) logits<false>(r, o.q, o.k, o.stride, o.width, block.rows, first_key, o.p, o.a);
+        __syncthreads();
+        if (there) look_up(o.p + place, largest, bits, r.bits_log, own);
+        else clear(o.p + place);
+        __syncthreads();
+        if (works) gather_squares(squares, o.p, o.v, lanes);
+    }
+    store(r, tile, squares, first_lane, r.squares);
+    const double sum = of_quad(own.sum, total), sum_squares = of_quad(own.sum_squares, total);
+    const i64 weights = (i64)of_quad((double)own.weights, total), met = (i64)of_quad((double)own.met, total);
+    if (threadIdx.x % 4 == 0 && there && blockIdx.y == 0) r.dither[row] = {sum, sum_squares, weights, met};
 }

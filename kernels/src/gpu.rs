@@ -350,6 +350,16 @@ impl Gpu {
             .map_err(failed("copy"))
     }
 
+    /// Zeros, without waiting.
+    pub(crate) fn clear(&self, to: Area) -> Result<(), KernelError> {
+        if to.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the area is that long, and its buffer is alive.
+        unsafe { result::memset_d8_async(to.address, 0, to.bytes, self.stream.cu_stream()) }
+            .map_err(failed("clear"))
+    }
+
     /// Waits for all that was launched; errors of kernels show here.
     pub fn finish(&self) -> Result<(), KernelError> {
         self.stream.synchronize().map_err(failed("finish"))

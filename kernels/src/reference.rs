@@ -3,7 +3,8 @@
 //!
 //! It knows neither segments nor masks: whoever asks names each row, the keys that it sees, and the row of each key
 //! ([`Questions`]). Products and sums are f64; *magnitudes* (`Σ e^(s − largest)·|v|`, and `a = Σ|q||k|` of a logit) are
-//! upper bounds of theirs, made by tf32 matrix instructions from factors that are rounded up.
+//! upper bounds of theirs, made by tf32 matrix instructions from factors that are rounded up; so are squares, which tier T of
+//! an envelope needs, and the count of weights that share a significand ([`Dither`]).
 //!
 //! Errors of the exact results, with ε = 2^-53: a logit is off by `ε·(dim + 2)·scale·a`, `e^x` by 2 ulp, and a sum of n terms by
 //! `n·ε` of their magnitudes.
@@ -25,8 +26,12 @@ const KEYS: usize = 64;
 const LANES: usize = 128;
 /// Lanes or keys of a matrix instruction.
 const STEP: usize = 8;
-/// Bytes of `Statistics` of the source.
+/// Numbers of `Statistics` and of `Dither` of the source.
 const STATISTICS: usize = 5;
+const DITHER: usize = 4;
+/// Bits of a row's table of significands for each key: so few collide by chance that a share of an eighth stays visible
+/// (`n²/2m` of n keys in m bits: a 32nd, counted twice).
+const BITS_OF_KEY: usize = 16;
 /// What a sum of non-negative products in tf32 may lose in one matrix instruction, relative to the sum: 8 products and the
 /// sum so far are cut to 23 fractional bits of the largest or more, in two halves at worst, and the result again
 /// (MMA-Sim, arXiv 2511.10909); 12·2^-23, and more than that.
@@ -88,6 +93,28 @@ pub struct Statistics {
     pub largest_a: f64,
 }
 
+/// What tier T of an envelope needs of one row besides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DitherStatistics {
+    /// `Σ (s − largest)`.
+    pub sum: f64,
+    /// `Σ (s − largest)²`.
+    pub sum_squares: f64,
+    /// Weights that are not 0.
+    pub weights: usize,
+    /// How many of those share the first 32 bits of their significand with another, or more.
+    pub shared: usize,
+}
+
+/// What tier T needs besides, query by query.
+#[derive(Clone, Debug)]
+pub struct Dither {
+    /// One a query.
+    pub statistics: Vec<DitherStatistics>,
+    /// `[queries, dim_v]`: sums of squares of weights times values, or more.
+    pub squares: Vec<f64>,
+}
+
 /// Answers, query by query.
 #[derive(Clone, Debug)]
 pub struct Answers {
@@ -99,7 +126,9 @@ pub struct Answers {
     pub out: Vec<f64>,
     /// `[queries, dim_v]`: sums of weights times magnitudes of values, or more.
     pub magnitudes: Vec<f64>,
-    /// Milliseconds that the kernel took.
+    /// Where it was asked for.
+    pub dither: Option<Dither>,
+    /// Milliseconds that the kernels took.
     pub ms: f64,
 }
 
@@ -107,14 +136,15 @@ pub struct Answers {
 #[derive(Clone, Copy)]
 struct RawReference {
     views: [RawView; 3],
-    /// rows, tiles, key rows, out, magnitudes, statistics.
-    tables: [u64; 6],
+    /// rows, tiles, key rows, out, magnitudes, statistics, squares, dither, bits.
+    tables: [u64; 9],
     scale: f64,
     softcap: f64,
     group: i32,
     dim: i32,
     dim_v: i32,
     floor: f32,
+    bits_log: i32,
 }
 // SAFETY: repr(C), the fields of `Reference` in reference.cu.
 unsafe impl Argument for RawReference {}
@@ -187,33 +217,54 @@ fn made_up(steps: usize) -> f64 {
     (1.0 - STEP_LOSS).powi(-(steps.min(i32::MAX as usize) as i32))
 }
 
-/// Results on the device.
+/// Results on the device; those for tier T are empty where they are not wanted.
 struct Results {
     out: Buffer,
     magnitudes: Buffer,
     statistics: Buffer,
+    squares: Buffer,
+    dither: Buffer,
+    bits: Buffer,
+    /// A row's table has two to this power bits.
+    bits_log: usize,
+}
+
+impl Results {
+    fn new(gpu: &Gpu, questions: &Questions, dim_v: usize, dither: bool) -> Result<Results, KernelError> {
+        let count = questions.queries();
+        let dithered = if dither { count } else { 0 };
+        let keys = questions.seen.iter().map(|&[keys, _]| keys).max().unwrap_or(0);
+        // A word at least, and no more than a significand's bits.
+        let bits = (keys * BITS_OF_KEY).next_power_of_two().clamp(32, 1 << 31);
+        Ok(Results {
+            out: gpu.allocate(count * dim_v * 8)?,
+            magnitudes: gpu.allocate(count * dim_v * 4)?,
+            statistics: gpu.allocate(count * STATISTICS * 8)?,
+            squares: gpu.allocate(dithered * dim_v * 4)?,
+            dither: gpu.allocate(dithered * DITHER * 8)?,
+            bits: gpu.allocate(dithered * bits / 8)?,
+            bits_log: bits.trailing_zeros() as usize,
+        })
+    }
 }
 
 impl Gpu {
-    /// Answers questions about the forward of `tensors`. What an input other than 0 counts as in a magnitude is at least
-    /// `floor`. The sink is no matter here.
+    /// Answers questions about the forward of `tensors`; with `dither` for tier T too. What an input other than 0 counts as
+    /// in a magnitude is at least `floor`. The sink is no matter here.
+    ///
+    /// Memory on the GPU: `12·dim_v + 40` bytes a query, with `dither` `4·dim_v + 32` and two to four a visible key more.
     pub fn reference(
         &self,
         questions: &Questions,
         softmax: &Softmax,
-        floor: f64,
+        (floor, dither): (f64, bool),
         tensors: &Tensors,
     ) -> Result<Answers, KernelError> {
         let Tensors { q, k, v } = tensors;
         check(questions, tensors)?;
         let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
         let tables = self.upload(&questions.bytes)?;
-        let count = questions.queries();
-        let results = Results {
-            out: self.allocate(count * dim_v * 8)?,
-            magnitudes: self.allocate(count * dim_v * 4)?,
-            statistics: self.allocate(count * STATISTICS * 8)?,
-        };
+        let results = Results::new(self, questions, dim_v, dither)?;
         let begin = |area: Area, at: usize| area.address() + at as u64;
         let arguments = RawReference {
             views: [q.raw("q")?, k.raw("k")?, v.raw("v")?],
@@ -224,6 +275,9 @@ impl Gpu {
                 begin(results.out.area(), 0),
                 begin(results.magnitudes.area(), 0),
                 begin(results.statistics.area(), 0),
+                begin(results.squares.area(), 0),
+                begin(results.dither.area(), 0),
+                begin(results.bits.area(), 0),
             ],
             scale: f64::from(softmax.scale),
             softcap: softmax.softcap.map_or(0.0, f64::from),
@@ -231,23 +285,28 @@ impl Gpu {
             dim: dim as i32,
             dim_v: dim_v as i32,
             floor: floor as f32,
+            bits_log: results.bits_log as i32,
         };
         let grid = (questions.tile_count, dim_v.div_ceil(LANES), THREADS);
-        let ms = match questions.tile_count {
-            0 => 0.0,
-            _ => self
-                .record(|| self.launch_with("reference", grid, shared_bytes(dim), &[&arguments]))?
-                .time()?,
+        let launch = |kernel: &str| self.launch_with(kernel, grid, shared_bytes(dim), &[&arguments]);
+        let work = || {
+            launch("reference")?;
+            if dither {
+                self.clear(results.bits.area())?;
+                launch("reference_dither")?;
+            }
+            Ok(())
         };
-        self.answers(questions, dim, dim_v, &results, f64::from(ms))
+        let ms = if questions.tile_count == 0 { 0.0 } else { self.record(work)?.time()? };
+        self.answers(questions, [dim, dim_v], &results, dither, f64::from(ms))
     }
 
     fn answers(
         &self,
         questions: &Questions,
-        dim: usize,
-        dim_v: usize,
+        [dim, dim_v]: [usize; 2],
         results: &Results,
+        dither: bool,
         ms: f64,
     ) -> Result<Answers, KernelError> {
         let numbers = |buffer: &Buffer| Ok::<Vec<f64>, KernelError>(f64s(&self.read(buffer.area())?));
@@ -261,19 +320,47 @@ impl Gpu {
             largest_a: of[4] * of_a,
         };
         let all = numbers(&results.statistics)?;
-        let statistics = all.chunks_exact(STATISTICS).zip(&questions.seen).map(statistic).collect();
-        let magnitudes = self.read(results.magnitudes.area())?;
-        let mut magnitudes: Vec<f64> =
-            magnitudes.as_chunks().0.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).collect();
-        for (of_row, &[_, walked]) in magnitudes.chunks_mut(dim_v).zip(&questions.seen) {
-            let steps = walked.div_ceil(KEYS) * (KEYS / STEP);
-            let factor = made_up(steps);
-            // A product may be lost below the smallest normal number.
-            let lost = walked as f64 * f64::from(f32::MIN_POSITIVE);
-            of_row.iter_mut().for_each(|sum| *sum = *sum * factor + lost);
-        }
-        Ok(Answers { statistics, dim_v, out: numbers(&results.out)?, magnitudes, ms })
+        let dither = match dither {
+            true => Some(Dither {
+                statistics: dither_statistics(&self.read(results.dither.area())?),
+                squares: rounded_up(questions, dim_v, &self.read(results.squares.area())?),
+            }),
+            false => None,
+        };
+        Ok(Answers {
+            statistics: all.chunks_exact(STATISTICS).zip(&questions.seen).map(statistic).collect(),
+            dim_v,
+            out: numbers(&results.out)?,
+            magnitudes: rounded_up(questions, dim_v, &self.read(results.magnitudes.area())?),
+            dither,
+            ms,
+        })
     }
+}
+
+fn dither_statistics(bytes: &[u8]) -> Vec<DitherStatistics> {
+    let words = bytes.as_chunks::<8>().0;
+    let statistic = |of: &[[u8; 8]]| DitherStatistics {
+        sum: f64::from_le_bytes(of[0]),
+        sum_squares: f64::from_le_bytes(of[1]),
+        weights: u64::from_le_bytes(of[2]) as usize,
+        // Of those that share one bit, all but the first met it.
+        shared: 2 * u64::from_le_bytes(of[3]) as usize,
+    };
+    words.chunks_exact(DITHER).map(statistic).collect()
+}
+
+/// Sums of products over the keys of blocks, made up for what the matrix unit loses.
+fn rounded_up(questions: &Questions, dim_v: usize, bytes: &[u8]) -> Vec<f64> {
+    let mut sums: Vec<f64> =
+        bytes.as_chunks().0.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).collect();
+    for (of_row, &[_, walked]) in sums.chunks_mut(dim_v).zip(&questions.seen) {
+        let factor = made_up(walked.div_ceil(KEYS) * (KEYS / STEP));
+        // A product may be lost below the smallest normal number.
+        let lost = walked as f64 * f64::from(f32::MIN_POSITIVE);
+        of_row.iter_mut().for_each(|sum| *sum = *sum * factor + lost);
+    }
+    sums
 }
 
 fn f64s(bytes: &[u8]) -> Vec<f64> {

@@ -1,36 +1,48 @@
-//! `seamproof kernels judge`: the packs of `bench attention`, run on the kernels and judged by the reference on the GPU.
+//! `seamproof kernels judge`: forwards that are too large for the oracle on a CPU, run on the kernels and judged by their
+//! structure and by the reference on the GPU: the packs of `bench attention`, or random problems, groups of ranks too.
 
 use std::time::Instant;
 
 use seamproof_kernels::Gpu;
 use seamproof_kernels::bench;
 use seamproof_kernels::cache::Cache;
-use seamproof_oracle::Problem;
+use seamproof_kernels::forward::Attention;
 use seamproof_oracle::envelope::Model;
+use seamproof_oracle::{Pass, Problem, ProblemFields};
+use seamproof_simulator::schedule::MergeOrder;
 
 use super::CliError;
 use super::exit::Exit;
 use super::output::print_line;
-use crate::backend::Backend;
+use crate::backend::{Backend, Outputs, RankOutputs, RunError};
 use crate::backends::{Cuda, CudaRunner};
+use crate::generate::{self, Draw, Limits};
+use crate::judge::Judge;
 use crate::judge::large::{self, Judged, Rows};
 use crate::values::{self, Poison};
+use crate::verdict::Finding;
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Args {
     /// Tracks of kernels/bench/tracks.json; all if not given
-    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
     tracks: Vec<String>,
     /// Columns of `seamproof bench attention`; all if not given
-    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
     columns: Vec<String>,
+    /// The kernel that runs forwards: simple, tuned, long or short
+    #[arg(long, default_value = "tuned", value_parser = attention)]
+    attention: Attention,
+    /// So many random problems with sequences of up to 16384 tokens in place of the tracks
+    #[arg(long)]
+    cases: Option<u64>,
     /// Drawn rows of each head that are judged, besides those at the ends of sequences and masks
     #[arg(long, default_value_t = 256)]
     sample: usize,
-    /// Judge every row
+    /// Judge every row, in tier W alone; a sample is judged in tier T too
     #[arg(long)]
     all: bool,
-    /// Draws the rows
+    /// Draws problems and rows
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Which GPU
@@ -38,40 +50,126 @@ pub(super) struct Args {
     gpu: usize,
 }
 
-pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
-    let rows = match args.all {
-        true => Rows::All,
-        false => Rows::Sample { count: args.sample, seed: args.seed },
-    };
-    let mut runner = CudaRunner::open(args.gpu)?;
-    let gpu = Gpu::open(args.gpu, &Cache::of_user())?;
-    let mut held = true;
-    for (name, problem) in bench::problems(&args.tracks, &args.columns)? {
-        let start = Instant::now();
-        let judged = judge_one(&mut runner, &gpu, &problem, rows)?;
-        held &= judged.finding.is_none();
-        let margin = judged.margin.worst_case;
-        print_line(&format_args!(
-            "{name:<26} {:>8} rows: lse {:.3}, out {:.3} of the bounds, {} unbounded; reference {:.2} ms ({:.1} s in all)",
-            judged.rows,
-            margin.lse,
-            margin.out,
-            judged.unbounded,
-            judged.reference_ms,
-            start.elapsed().as_secs_f64()
-        ));
-        judged.finding.iter().for_each(print_line);
-    }
-    Ok(if held { Exit::Held } else { Exit::Finding })
+/// A kernel by its name.
+fn attention(name: &str) -> Result<Attention, String> {
+    Attention::by_name(name).ok_or_else(|| "use simple, tuned, long or short".to_owned())
 }
 
-fn judge_one(runner: &mut CudaRunner, gpu: &Gpu, problem: &Problem, rows: Rows) -> Result<Judged, CliError> {
-    let subject = Cuda::default();
-    let mut inputs = values::inputs(problem);
-    values::poison(&mut inputs, problem, Poison::Nan);
-    let outputs = runner.run(&subject, problem, &inputs, &mut |_| {}).map_err(CliError::Twins)?;
-    let nobody = || seamproof_kernels::KernelError::Shape("no rank answered".into());
-    let got = outputs.ranks.first().ok_or_else(nobody)?;
-    let model = Model::new(problem, subject.accumulation(), subject.partition(problem));
-    Ok(large::forward(gpu, &large::Forward { problem, inputs: &inputs, got, model: &model }, rows)?)
+/// Random problems as large as this command is for.
+fn limits() -> Limits {
+    Limits {
+        length_max: 16_384,
+        reaches: &[1024, 2048, 4096, 8192, 16_384],
+        products: &[1 << 28, 1 << 30, 1 << 32, 1 << 34],
+        elements_max: 1 << 26,
+        ..Limits::large()
+    }
+}
+
+pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
+    let mut bench = Bench {
+        runner: CudaRunner::open(args.gpu)?,
+        gpu: Gpu::open(args.gpu, &Cache::of_user())?,
+        rows: if args.all { Rows::All } else { Rows::Sample { count: args.sample, seed: args.seed } },
+        judged: 0,
+        broken: 0,
+    };
+    match args.cases {
+        None => {
+            for (name, problem) in bench::problems(&args.tracks, &args.columns)? {
+                let subject = Cuda { attention: args.attention, ..Cuda::default() };
+                bench.judge(&name, &subject, &problem)?;
+            }
+        }
+        Some(cases) => {
+            for case in 0..cases {
+                bench.draw(args.attention, args.seed, case)?;
+            }
+        }
+    }
+    let Bench { judged, broken, .. } = bench;
+    print_line(&format_args!("{judged} judged, {broken} with a finding, on {}", bench.gpu.name()?));
+    Ok(match judged {
+        _ if broken > 0 => Exit::Finding,
+        0 => Exit::TooLittle,
+        _ => Exit::Held,
+    })
+}
+
+/// The kernels, and what judges them.
+struct Bench {
+    runner: CudaRunner,
+    gpu: Gpu,
+    rows: Rows,
+    judged: u64,
+    broken: u64,
+}
+
+impl Bench {
+    /// A random problem, its forward alone.
+    fn draw(&mut self, attention: Attention, seed: u64, case: u64) -> Result<(), CliError> {
+        let Draw::Problem(problem) = generate::draw(seed, case, &limits()) else { return Ok(()) };
+        let forward = ProblemFields { pass: Pass::Forward, ..problem.into() };
+        let Ok(problem) = Problem::new(forward) else { return Ok(()) };
+        let merge = MergeOrder::ALL[(case % 2) as usize];
+        let subject = Cuda { order: case, merge, helpers: !case.is_multiple_of(4), attention };
+        self.judge(&format!("case {case}"), &subject, &problem)
+    }
+
+    fn judge(&mut self, name: &str, subject: &Cuda, problem: &Problem) -> Result<(), CliError> {
+        let start = Instant::now();
+        let mut inputs = values::inputs(problem);
+        values::poison(&mut inputs, problem, Poison::Nan);
+        let outputs = match self.runner.run(subject, problem, &inputs, &mut |_| {}) {
+            Ok(outputs) => outputs,
+            Err(RunError::Refused(_)) => return Ok(()),
+            Err(error) => return Err(CliError::Twins(error)),
+        };
+        self.judged += 1;
+        let got = match assembled(subject, problem, outputs)? {
+            Ok(got) => got,
+            Err(finding) => {
+                self.broken += 1;
+                print_line(&format_args!("{name}: {finding}"));
+                return Ok(());
+            }
+        };
+        let model = Model::new(problem, subject.accumulation(), subject.partition(problem));
+        let forward = large::Forward { problem, inputs: &inputs, got: &got, model: &model };
+        let judged = large::forward(&self.gpu, &forward, self.rows)?;
+        self.broken += u64::from(judged.finding.is_some());
+        report(name, &judged, start);
+        Ok(())
+    }
+}
+
+/// The results in the problem's own layout, or what is wrong with their structure.
+fn assembled(
+    subject: &Cuda,
+    problem: &Problem,
+    outputs: Outputs,
+) -> Result<Result<RankOutputs, Box<Finding>>, CliError> {
+    let judge = Judge::default();
+    let layouts = (judge.layouts)(problem).map_err(|error| CliError::Usage(error.to_string()))?;
+    Ok(match (judge.structure)(subject, problem, &layouts, &outputs) {
+        Some(finding) => Err(Box::new(finding)),
+        None => (judge.assemble)(problem, &layouts, outputs.ranks),
+    })
+}
+
+fn report(name: &str, judged: &Judged, start: Instant) {
+    let [worst, dithered] = [&judged.margin.worst_case, &judged.margin.dithered];
+    print_line(&format_args!(
+        "{name:<26} {:>8} rows: lse {:.3}, out {:.3} of tier W, {:.3}, {:.3} of tier T, {} unbounded; reference {:.2} ms \
+         ({:.1} s in all)",
+        judged.rows,
+        worst.lse,
+        worst.out,
+        dithered.lse,
+        dithered.out,
+        judged.unbounded,
+        judged.reference_ms,
+        start.elapsed().as_secs_f64()
+    ));
+    judged.finding.iter().for_each(|finding: &Finding| print_line(finding));
 }

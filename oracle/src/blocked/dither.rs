@@ -23,10 +23,10 @@ const SIGNIFICAND_BITS: u32 = 32;
 
 /// Spread of the logarithms of some weights, from their number, sum and sum of squares.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Spread {
-    terms: usize,
-    sum: f64,
-    squares: f64,
+pub(crate) struct Spread {
+    pub(crate) terms: usize,
+    pub(crate) sum: f64,
+    pub(crate) squares: f64,
 }
 
 impl Spread {
@@ -45,7 +45,7 @@ impl Spread {
     }
 
     /// Whether there are enough weights, spread far enough.
-    pub(super) fn is_wide(&self) -> bool {
+    pub(crate) fn is_wide(&self) -> bool {
         let terms = self.terms as f64;
         let variance = self.squares / terms - (self.sum / terms).powi(2);
         self.terms >= TERMS_MIN && variance >= LOG_DEVIATION_MIN * LOG_DEVIATION_MIN
@@ -58,12 +58,17 @@ pub(super) fn significands_differ(weights: &[f64]) -> bool {
     let mut all: Vec<u32> = weights.iter().filter(|weight| **weight != 0.0).map(significand).collect();
     all.sort_unstable();
     let own: usize = all.chunk_by(|a, b| a == b).filter(|equal| equal.len() == 1).count();
-    (all.len() - own) as f64 <= SHARED_SHARE_MAX * all.len() as f64
+    few_are_shared(all.len() - own, all.len())
+}
+
+/// The same, given how many weights share theirs.
+pub(crate) fn few_are_shared(shared: usize, weights: usize) -> bool {
+    shared as f64 <= SHARED_SHARE_MAX * weights as f64
 }
 
 /// For each row of a matrix how often it is there: the roundings of as many weights may be one and the same. With n
 /// equal roundings in a sum, `(Σ a)² ≤ n·Σ a²`.
-pub(super) fn multiplicities(rows: &ArrayView2<'_, f64>) -> Vec<f64> {
+pub(crate) fn multiplicities(rows: &ArrayView2<'_, f64>) -> Vec<f64> {
     // A collision of hashes counts too much, which is no error.
     let hash = |row: &[f64]| {
         row.iter()

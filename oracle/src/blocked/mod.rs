@@ -6,7 +6,7 @@
 //! depend on the number of threads. Held to [`crate::exact`] by a property test.
 
 mod backward;
-mod dither;
+pub(crate) mod dither;
 mod exponential;
 mod forward;
 

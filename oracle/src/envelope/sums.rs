@@ -1,11 +1,15 @@
-//! Tier W of a row from sums over its pairs, for a reference that runs elsewhere and cannot bring every pair here.
+//! Tiers W and T of a row from sums over its pairs, for a reference that runs elsewhere and cannot bring every pair here.
 //!
 //! Every term is [`Model`]'s own, taken at the worst pair of the row. Up to an error of 1 of its exponent, a pair's error
 //! `W` is proportional to its weight `p` and convex in its logit and in `a = Σ|q||k|`, so that the worst logit is one of the
 //! row's two ends, and `Σ p·W(a) ≤ W(0)·Σ p + (W(A) − W(0))/A · Σ p·a` for the largest `a`, `A`. Past 1 nothing is bounded.
-//! So a bound is never below that of [`crate::blocked::forward`], and above it by the spread of `a` at most.
+//! So a bound is never below that of [`crate::blocked::forward`], and above it by the spread of `a` at most. Tier T has the
+//! same certificate and the same noise; every key counts as often as the one that is there most often.
 
-use super::{Model, Row, Tier};
+use ndarray::ArrayView2;
+
+use super::{Model, NOISE, Row, Tier};
+use crate::blocked::dither::{Spread, few_are_shared, multiplicities};
 
 /// Sums over the keys that a row sees: exact ones, or larger where they are magnitudes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +32,33 @@ pub struct RowSums {
     pub value_max: f64,
 }
 
+/// What tier T needs to know of a row besides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DitherSums {
+    /// `Σ (s − largest)` over visible keys.
+    pub sum: f64,
+    /// `Σ (s − largest)²`.
+    pub sum_squares: f64,
+    /// Weights `e^(s − largest)` that are not 0.
+    pub weights: usize,
+    /// How many of those share the first 32 bits of their significand with another, or more.
+    pub shared: usize,
+    /// How often the key is there that is there most often, among the row's keys or more ([`largest_multiplicity`]).
+    pub copies: f64,
+}
+
+/// How often the row of a matrix is there that is there most often.
+pub fn largest_multiplicity(rows: &ArrayView2<'_, f64>) -> f64 {
+    multiplicities(rows).into_iter().fold(0.0, f64::max)
+}
+
+/// Where a row is dithered.
+#[derive(Clone, Copy, Debug)]
+struct Dithered {
+    denominator: f64,
+    copies: f64,
+}
+
 /// A row's exact statistics, and what all lanes of its output have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct RowEnvelope<'a> {
@@ -36,11 +67,16 @@ pub struct RowEnvelope<'a> {
     value_max: f64,
     /// What turns `e^(s − largest)` into a weight.
     share: f64,
-    /// Errors of the numerator, relative to `Σ p·|v|`, and those that do not shrink with the weights.
-    relative: f64,
+    /// Errors of the numerator, relative to `Σ p·|v|`, but for the roundings of P; those; and what does not shrink with the
+    /// weights.
+    value: f64,
+    rounding: f64,
     floor: f64,
+    /// `Σ p·θ`.
+    weight_errors: f64,
     denominator: f64,
     max_logit_error: f64,
+    dithered: Option<Dithered>,
 }
 
 /// The row with its sink.
@@ -66,25 +102,38 @@ impl<'a> RowEnvelope<'a> {
             row,
             value_max: sums.value_max,
             share: 0.0,
-            relative: 0.0,
+            value: 0.0,
+            rounding: 0.0,
             floor: 0.0,
+            weight_errors: 0.0,
             denominator: 0.0,
             max_logit_error: 0.0,
+            dithered: None,
         };
         if row.max == f64::NEG_INFINITY {
             return envelope;
         }
-        let mut weight_errors = 0.0;
         if row.keys > 0 {
             envelope.share = libm::exp(sums.largest - row.max) / row.sum;
-            weight_errors = envelope.of_keys(sums);
+            envelope.add_keys(sums);
         }
-        envelope.denominator = model.denominator(&row, weight_errors, Tier::Worst);
+        envelope.denominator = model.denominator(&row, envelope.weight_errors, Tier::Worst);
         envelope
     }
 
-    /// Fills in what visible keys add; gives `Σ p·θ`.
-    fn of_keys(&mut self, sums: &RowSums) -> f64 {
+    /// The same with tier T, where the row has its certificate.
+    pub fn with_dither(self, sums: &DitherSums) -> RowEnvelope<'a> {
+        let spread = Spread { terms: self.row.keys, sum: sums.sum, squares: sums.sum_squares };
+        let certified = spread.is_wide() && few_are_shared(sums.shared, sums.weights);
+        let dithered = certified.then(|| Dithered {
+            denominator: self.model.denominator(&self.row, self.weight_errors, Tier::Dithered),
+            copies: sums.copies,
+        });
+        RowEnvelope { dithered, ..self }
+    }
+
+    /// Fills in what visible keys add.
+    fn add_keys(&mut self, sums: &RowSums) {
         let &RowSums { keys, largest, smallest, sum, sum_a, largest_a, .. } = sums;
         let (of_row, g) = (self.model.of_row(&self.row), self.model.value_sum(keys));
         let ends = [largest, smallest];
@@ -92,17 +141,16 @@ impl<'a> RowEnvelope<'a> {
         self.floor = of_row.floor(g);
         self.max_logit_error = worst(&|logit| self.model.logit_error(largest_a, logit));
         if worst(&|logit| of_row.exponent_error(logit, largest_a)) > 1.0 {
-            self.relative = f64::INFINITY;
-            return f64::INFINITY;
+            (self.value, self.weight_errors) = (f64::INFINITY, f64::INFINITY);
+            return;
         }
-        self.relative = worst(&|logit| {
-            let pair = of_row.pair(logit, 1.0, largest_a, g);
-            pair.value + pair.rounding.most
-        });
-        let weight = |a: f64| worst(&|logit| of_row.pair(logit, 1.0, a, g).weight);
+        let pair = |logit: f64, a: f64| of_row.pair(logit, 1.0, a, g);
+        self.value = worst(&|logit| pair(logit, largest_a).value);
+        self.rounding = worst(&|logit| pair(logit, largest_a).rounding.most);
+        let weight = |a: f64| worst(&|logit| pair(logit, a).weight);
         let (least, most) = (weight(0.0), weight(largest_a));
         let slope = if largest_a > 0.0 { (most - least) / largest_a } else { 0.0 };
-        self.share * (least * sum + slope * sum_a)
+        self.weight_errors = self.share * (least * sum + slope * sum_a);
     }
 
     /// The exact LSE and its bound; infinite where nothing is bounded.
@@ -112,15 +160,34 @@ impl<'a> RowEnvelope<'a> {
         (self.row.lse, bound)
     }
 
+    /// The LSE's bound in tier T; infinite without a certificate.
+    pub fn dithered_lse(&self) -> f64 {
+        let bound = |dithered: Dithered| self.model.lse_bound(&self.row, dithered.denominator);
+        self.dithered.map_or(f64::INFINITY, bound)
+    }
+
     /// A lane of the exact output and its bound, from `Σ e^(s − largest)·v` and `Σ e^(s − largest)·|v|`.
     pub fn out(&self, numerator: f64, magnitudes: f64) -> (f64, f64) {
         if self.row.keys == 0 {
             return (0.0, 0.0);
         }
         let out = numerator * self.share;
-        let errors =
-            self.relative * magnitudes * self.share + self.floor * self.row.keys as f64 * self.value_max;
+        let errors = (self.value + self.rounding) * magnitudes * self.share + self.floors();
         (out, self.model.out_bound(&self.row, out, errors, self.denominator, self.value_max))
+    }
+
+    /// A lane's bound in tier T, from `Σ (e^(s − largest)·v)²` besides; infinite without a certificate.
+    pub fn dithered_out(&self, numerator: f64, magnitudes: f64, squares: f64) -> f64 {
+        let Some(Dithered { denominator, copies }) = self.dithered else { return f64::INFINITY };
+        let (out, magnitudes) = (numerator * self.share, magnitudes * self.share);
+        let noise = NOISE * (copies * squares).sqrt() * self.share;
+        let errors = self.value * magnitudes + self.rounding * noise.min(magnitudes) + self.floors();
+        self.model.out_bound(&self.row, out, errors, denominator, self.value_max)
+    }
+
+    /// What all keys may lose together, however small their weights.
+    fn floors(&self) -> f64 {
+        self.floor * self.row.keys as f64 * self.value_max
     }
 
     /// What the largest logit of the row may be off by: a head's may be by the largest of its rows'.

@@ -1,0 +1,169 @@
+//! The envelope of a forward that is too large for the oracle on a CPU: the exact answers come from the reference kernel on a
+//! GPU, the bounds from the oracle's own model ([`seamproof_oracle::envelope::RowEnvelope`]). Of every row tier W, of a sample
+//! tier T too.
+//!
+//! A process that judges so holds a GPU; a campaign's supervisor does not, and never comes here.
+
+mod rows;
+mod tally;
+
+use ndarray::{Array3, Axis};
+use rayon::prelude::*;
+use seamproof_kernels::KernelError;
+use seamproof_kernels::gpu::{Buffer, Gpu};
+use seamproof_kernels::reference::{Query, Questions, Tensors};
+use seamproof_kernels::view::View;
+use seamproof_oracle::envelope::{Model, largest_multiplicity};
+use seamproof_oracle::{Format, Inputs, Problem, Run};
+
+use crate::backend::RankOutputs;
+use crate::verdict::{Finding, Margin, Place};
+use rows::rows_of;
+use tally::Tally;
+
+/// Lanes of results that are asked for at once: about 3 GB of them here, and 1.6 GB on the GPU.
+const LANES_MAX: usize = 1 << 27;
+/// Rows of a sample that are asked for at once: of 65,536 keys each, their tables of significands take 2 GB.
+const SAMPLE_MAX: usize = 1 << 14;
+
+/// Which rows of each head are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// Every real row.
+    All,
+    /// So many drawn ones, and every row at an end of a sequence or where the mask begins or ceases to cut its keys.
+    Sample {
+        /// Drawn rows; the others come on top.
+        count: usize,
+        /// Draws them.
+        seed: u64,
+    },
+}
+
+/// A forward and how its subject sums.
+#[derive(Clone, Copy)]
+pub struct Forward<'a> {
+    /// The problem.
+    pub problem: &'a Problem,
+    /// What it was run on.
+    pub inputs: &'a Inputs,
+    /// The results, in the problem's own layout.
+    pub got: &'a RankOutputs,
+    /// The subject's model.
+    pub model: &'a Model,
+}
+
+/// What came out.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    /// The worst element past its bound, LSEs before outs.
+    pub finding: Option<Finding>,
+    /// Worst error ÷ bound.
+    pub margin: Margin,
+    /// Rows times heads that were judged.
+    pub rows: usize,
+    /// Elements among theirs that nothing is known of: their bound is infinite.
+    pub unbounded: usize,
+    /// Milliseconds of the reference kernel.
+    pub reference_ms: f64,
+}
+
+/// The inputs on the GPU.
+struct OnGpu {
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+}
+
+impl OnGpu {
+    fn new(gpu: &Gpu, problem: &Problem, inputs: &Inputs) -> Result<OnGpu, KernelError> {
+        let precision = &problem.precision;
+        let put = |tensor: &Array3<f32>, format: Format| {
+            let elements =
+                tensor.as_slice().ok_or(KernelError::Shape("inputs that are not row by row".into()))?;
+            gpu.upload_elements(elements, format)
+        };
+        Ok(OnGpu {
+            q: put(&inputs.q, precision.q.format)?,
+            k: put(&inputs.k, precision.k.format)?,
+            v: put(&inputs.v, precision.v.format)?,
+        })
+    }
+
+    fn tensors(&self, problem: &Problem) -> Tensors<'_> {
+        let precision = &problem.precision;
+        Tensors {
+            q: View::rows(self.q.area(), problem.q_shape(), precision.q.format),
+            k: View::rows(self.k.area(), problem.k_shape(), precision.k.format),
+            v: View::rows(self.v.area(), problem.v_shape(), precision.v.format),
+        }
+    }
+}
+
+/// Judges rows of a forward. The inputs' rows that are not real may hold anything.
+pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<Judged, KernelError> {
+    let Forward { problem, inputs, model, .. } = *forward;
+    let memory = OnGpu::new(gpu, problem, inputs)?;
+    // What the smallest input counts as is what every one counts as at least.
+    let floor = model.magnitude(f64::MIN_POSITIVE);
+    let lists: Vec<Vec<usize>> =
+        problem.sequences.iter().map(|sequence| sequence.kv.real_rows().collect()).collect();
+    let (all, of_keys) = (rows == Rows::All, of_keys(problem, inputs));
+    let at_once = if all { (LANES_MAX / problem.dims.v).max(1) } else { SAMPLE_MAX };
+    let mut tally = Tally::new(problem, all);
+    let queries = (0..problem.heads.q).flat_map(|head| {
+        rows_of(problem, rows, head).into_iter().map(move |[sequence, i]| Asked { sequence, head, i })
+    });
+    let queries: Vec<Asked> = queries.collect();
+    for part in queries.chunks(at_once) {
+        let asked: Vec<Query> = part.iter().map(|asked| asked.query(problem)).collect();
+        let questions = Questions::new(&lists, &asked)?;
+        let tensors = memory.tensors(problem);
+        let answers = gpu.reference(&questions, &problem.softmax, (floor, !all), &tensors)?;
+        tally.add(forward, part, &answers, &of_keys);
+    }
+    Ok(tally.finish(forward))
+}
+
+/// One row that is asked about.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    sequence: usize,
+    head: usize,
+    i: usize,
+}
+
+impl Asked {
+    fn query(&self, problem: &Problem) -> Query {
+        let sequence = &problem.sequences[self.sequence];
+        let keys = problem.mask.visible(self.i, sequence.q.len, sequence.kv.len);
+        Query { row: sequence.q.row(self.i), head: self.head, list: self.sequence, keys }
+    }
+
+    fn place(&self, lane: Option<usize>) -> Place {
+        Place { sequence: Some(self.sequence), head: Some(self.head), row: Some(self.i), lane }
+    }
+}
+
+/// What a bound needs to know of all keys of a sequence and KV head.
+#[derive(Clone, Copy, Debug)]
+struct OfKeys {
+    /// The largest magnitude of a value.
+    value_max: f64,
+    /// How often the key is there that is there most often.
+    copies: f64,
+}
+
+/// Of each sequence, head by head.
+fn of_keys(problem: &Problem, inputs: &Inputs) -> Vec<Vec<OfKeys>> {
+    let of_head = |run: Run, head: usize| {
+        let rows: Vec<usize> = run.real_rows().collect();
+        let of_head = |tensor: &Array3<f32>| tensor.index_axis(Axis(1), head).select(Axis(0), &rows);
+        let value_max = of_head(&inputs.v).iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        let copies = largest_multiplicity(&of_head(&inputs.k).mapv(f64::from).view());
+        OfKeys { value_max: f64::from(value_max), copies }
+    };
+    let heads = 0..problem.heads.kv;
+    let of_sequence = |run: Run| heads.clone().into_par_iter().map(|head| of_head(run, head)).collect();
+    problem.sequences.par_iter().map(|sequence| of_sequence(sequence.kv)).collect()
+}
