@@ -12,7 +12,7 @@ use seamproof::judge::{Depth, Judge, Rung};
 use seamproof::shrink::shrink;
 use seamproof::verdict::{Check, Finding, Relation, Verdict};
 use seamproof_oracle::envelope::{Accumulation, Partition};
-use seamproof_oracle::{Algorithm, Alignment, Inputs, Mask, Pass, Problem, ProblemFields};
+use seamproof_oracle::{Algorithm, Alignment, Inputs, Mask, Pass, Problem, ProblemFields, TensorName};
 
 /// Cases of the emulated kernel that no identity may break on, all algorithms and modes, tiles drawn; small ones, and
 /// ones around the edges of chunks and tiles.
@@ -221,6 +221,62 @@ fn every_identity_sees_the_fault_that_it_is_there_for() {
         .map(|fault| identity::identity(fault.relation).name)
         .collect();
     assert!(missed.is_empty(), "{missed:?}");
+}
+
+/// A factor of one gradient alone.
+fn scaled(outputs: &mut Outputs, tensor: TensorName, condition: bool) {
+    if condition {
+        gradients(outputs, |gradients| {
+            let tensor = match tensor {
+                TensorName::Dq => &mut gradients.dq,
+                TensorName::Dk => &mut gradients.dk,
+                _ => &mut gradients.dv,
+            };
+            tensor.mapv_inplace(|x| written(x, |x| 1.25 * x));
+        });
+    }
+}
+
+#[test]
+fn gradients_of_several_ranks_and_of_grouped_heads_are_held_to_those_of_one() {
+    use TensorName::{Dk, Dq, Dv};
+    let ranks = |p: &Problem| p.parallel.algorithm != Algorithm::Single;
+    let faults: [(Relation, TensorName, Spoil); 5] = [
+        (Relation::OneRank, Dq, |p, _, o| scaled(o, Dq, p.parallel.algorithm != Algorithm::Single)),
+        (Relation::OneRank, Dk, |p, _, o| scaled(o, Dk, p.parallel.algorithm != Algorithm::Single)),
+        (Relation::OneRank, Dv, |p, _, o| scaled(o, Dv, p.parallel.algorithm != Algorithm::Single)),
+        (Relation::RepeatedKvHeads, Dk, |p, _, o| scaled(o, Dk, p.heads.kv < p.heads.q)),
+        (Relation::RepeatedKvHeads, Dv, |p, _, o| scaled(o, Dv, p.heads.kv < p.heads.q)),
+    ];
+    for (relation, tensor, spoil) in faults {
+        let judge = Judge { identities: vec![relation], ..identities_alone() };
+        let asked = |problem: &Problem| match relation {
+            Relation::OneRank => ranks(problem),
+            _ => problem.heads.kv < problem.heads.q,
+        };
+        let verdicts: Vec<Option<Finding>> = problems(6, Limits::quick(), 400)
+            .filter(|(_, problem)| problem.pass == Pass::Backward && asked(problem))
+            .filter_map(|(_, problem)| {
+                let subject = Spoilt::new(&spoilt(relation, spoil));
+                match judge.examine(&subject, &problem, Depth::First).verdict {
+                    Verdict::Finding(finding) => Some(Some(*finding)),
+                    Verdict::Pass(_) => Some(None),
+                    _ => None,
+                }
+            })
+            .collect();
+        let found: Vec<&Finding> = verdicts.iter().flatten().collect();
+        assert!(found.iter().all(|finding| finding.identity == Some(relation)));
+        assert!(found.iter().all(|finding| finding.tensor == Some(tensor)));
+        // A row of one key has no dq and no dk, and where logits are large the bound says nothing.
+        println!("{relation} {tensor}: {} of {}", found.len(), verdicts.len());
+        assert!(
+            10 * found.len() > verdicts.len(),
+            "{relation} {tensor}: {} of {}",
+            found.len(),
+            verdicts.len()
+        );
+    }
 }
 
 /// The LSE of a sequence that is alone differs in its last bit: far inside every bound.

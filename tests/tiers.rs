@@ -1,7 +1,7 @@
 //! The envelope's tiers hold on a right kernel, each sees what the weaker ones miss, and a profile tells subjects apart.
 
-use ndarray::{Array2, Array3};
-use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RunError};
+use ndarray::{Array2, Array3, ArrayView1, s};
+use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RankGradients, RunError};
 use seamproof::backends::{self, Emulated};
 use seamproof::calibrate::{Calibration, ForwardFacts, Outcome};
 use seamproof::generate::{self, Draw, Limits};
@@ -386,4 +386,92 @@ fn a_finding_names_the_key_that_a_query_missed() {
     let finding = finding(&Changed::new(misses_a_key), &problem(24, 96));
     assert_eq!(finding.tensor, Some(TensorName::Lse));
     assert!(finding.what.contains("query 2 of sequence 0 missed key 5 (weight "), "{finding}");
+}
+
+/// The query head of the pair that the backward loses, of two that share a KV head.
+const LOST_HEAD: usize = 1;
+
+/// The gradients of the right run, and of one in which query 2 of [`LOST_HEAD`] gives nothing to any key.
+fn with_and_without(
+    kernel: &Emulated,
+    problem: &Problem,
+    inputs: &Inputs,
+) -> Result<(Outputs, RankGradients), RunError> {
+    let outputs = kernel.run(problem, inputs)?;
+    let mut silent = inputs.clone();
+    silent.dout.slice_mut(s![2, LOST_HEAD, ..]).fill(0.0);
+    let without = kernel.run(problem, &silent)?.ranks.remove(0).gradients;
+    Ok((outputs, without.ok_or(RunError::Infrastructure("no gradients".into()))?))
+}
+
+fn dot(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Key 5 receives no dv from query 2.
+fn dv_loses_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+    let (mut outputs, without) = with_and_without(kernel, problem, inputs)?;
+    let gradients = outputs.ranks[0].gradients.as_mut().expect("a backward pass");
+    gradients.dv.slice_mut(s![5, .., ..]).assign(&without.dv.slice(s![5, .., ..]));
+    Ok(outputs)
+}
+
+/// Key 5 receives no dk from query 2.
+fn dk_loses_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+    let (mut outputs, without) = with_and_without(kernel, problem, inputs)?;
+    let gradients = outputs.ranks[0].gradients.as_mut().expect("a backward pass");
+    gradients.dk.slice_mut(s![5, .., ..]).assign(&without.dk.slice(s![5, .., ..]));
+    Ok(outputs)
+}
+
+/// Query 2 gathers no dq from key 5: what the key receives from it is `scale · dS · q`, which tells `scale · dS`.
+fn dq_loses_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+    let (mut outputs, without) = with_and_without(kernel, problem, inputs)?;
+    let gradients = outputs.ranks[0].gradients.as_mut().expect("a backward pass");
+    let given = &gradients.dk.slice(s![5, 0, ..]) - &without.dk.slice(s![5, 0, ..]);
+    let q = inputs.q.slice(s![2, LOST_HEAD, ..]);
+    let coefficient = dot(given.view(), q) / dot(q, q);
+    let format = problem.precision.gradients.format;
+    let mut dq = gradients.dq.slice_mut(s![2, LOST_HEAD, ..]);
+    dq.zip_mut_with(&inputs.k.slice(s![5, 0, ..]), |dq, k| *dq = format.round_f32(*dq - coefficient * k));
+    Ok(outputs)
+}
+
+/// Key 20, which query 2 does not see, receives dv from it.
+fn dv_gains_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+    let mut outputs = kernel.run(problem, inputs)?;
+    let lse = outputs.ranks[0].lse.as_ref().expect("the kernel shows it")[[LOST_HEAD, 2]];
+    let product = dot(inputs.q.slice(s![2, LOST_HEAD, ..]), inputs.k.slice(s![20, 0, ..]));
+    let weight = (problem.softmax.scale * product - lse).exp();
+    let format = problem.precision.gradients.format;
+    let gradients = outputs.ranks[0].gradients.as_mut().expect("a backward pass");
+    let mut dv = gradients.dv.slice_mut(s![20, 0, ..]);
+    let dout = inputs.dout.slice(s![2, LOST_HEAD, ..]);
+    dv.zip_mut_with(&dout, |dv, dout| *dv = format.round_f32(*dv + weight * dout));
+    Ok(outputs)
+}
+
+#[test]
+fn a_finding_names_the_pair_that_the_backward_lost_or_gained() {
+    let grouped = |mask: Mask| {
+        edited(&problem(24, 24), |fields| {
+            fields.heads = Heads { q: 2, kv: 1 };
+            fields.mask = mask;
+        })
+    };
+    let (full, causal) = (grouped(Mask::FULL), grouped(Mask { right: Some(0), ..Mask::FULL }));
+    let lost = "key 5 of sequence 0 received nothing from query 2 of head 1 (weight ";
+    let missed = "query 2 of sequence 0 missed key 5 (weight ";
+    let gained = "key 20 of sequence 0 received from hidden query 2 of head 1 (weight ";
+    let cases: [(Change, &Problem, TensorName, &str); 4] = [
+        (dv_loses_a_pair, &full, TensorName::Dv, lost),
+        (dk_loses_a_pair, &full, TensorName::Dk, lost),
+        (dq_loses_a_pair, &full, TensorName::Dq, missed),
+        (dv_gains_a_pair, &causal, TensorName::Dv, gained),
+    ];
+    for (run, problem, tensor, text) in cases {
+        let finding = finding(&Changed::new(run), problem);
+        assert_eq!(finding.tensor, Some(tensor), "{finding}");
+        assert!(finding.what.contains(text), "{finding}");
+    }
 }

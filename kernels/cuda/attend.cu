@@ -13,35 +13,8 @@ constexpr int DIM_MAX = 256;
 // Lanes of a row that a thread holds.
 constexpr int EACH = DIM_MAX / 32;
 
-// Rows of queries, of which `q_len` are real, and the band of local keys that local query i sees: i + lo to i + hi.
-struct Segment {
-    i64 q_offset;
-    i64 q_step;
-    i64 q_len;
-    // Owned rows of the segments before.
-    i64 first_row;
-    // Real keys, in `runs` runs from `first_run`.
-    i64 keys;
-    i64 lo;
-    i64 hi;
-    i64 first_run;
-    i64 runs;
-};
-
-// Rows of keys.
-struct KeyRun {
-    i64 offset;
-    i64 step;
-    i64 len;
-    // Owned rows of the runs before, of all segments.
-    i64 first_row;
-    // Its first key among those of its segment.
-    i64 first_key;
-    i64 segment;
-};
-
 struct Call {
-    const Segment* segments;
+    const QuerySegment* segments;
     const KeyRun* runs;
     int segment_count;
     int run_count;
@@ -161,7 +134,7 @@ __device__ __forceinline__ float logit_gradient(const Call& call, float weight, 
 }
 
 // The row of a segment's local key.
-__device__ __forceinline__ i64 key_row(const Call& call, const Segment& segment, i64 key) {
+__device__ __forceinline__ i64 key_row(const Call& call, const QuerySegment& segment, i64 key) {
     const KeyRun* const runs = call.runs + segment.first_run;
     const int run = last_at_most(0, (int)segment.runs, key, [&](int i) { return runs[i].first_key; });
     return runs[run].offset + runs[run].step * (key - runs[run].first_key);
@@ -201,15 +174,9 @@ __device__ __forceinline__ void put_row(
     }
 }
 
-__device__ __forceinline__ void raise(const View& largest, i64 place, float value) {
-    const int bits = __float_as_int(value);
-    if (bits >= 0) atomicMax((int*)largest.base + place, bits);
-    else atomicMin((u32*)largest.base + place, (u32)bits);
-}
-
 // An owned row of the queries.
 struct Query {
-    Segment segment;
+    QuerySegment segment;
     i64 index;
     i64 row;
     bool real;
@@ -220,7 +187,7 @@ struct Query {
 
 __device__ __forceinline__ Query query_at(const Call& call, i64 owned) {
     const int s = last_at_most(0, call.segment_count, owned, [&](int i) { return call.segments[i].first_row; });
-    const Segment segment = call.segments[s];
+    const QuerySegment segment = call.segments[s];
     const i64 index = owned - segment.first_row;
     return {
         segment,
@@ -371,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend_keys(const __gri
     fetch(v, a.v, place_of(a.v, row, kv_head), call.dim_v);
     __syncwarp();
 
-    const Segment& segment = call.segments[run.segment];
+    const QuerySegment& segment = call.segments[run.segment];
     const i64 key = run.first_key + in_run;
     const i64 first = max(key - segment.hi, (i64)0), end = min(key - segment.lo + 1, segment.q_len);
     float dk_sum[EACH] = {}, dv_sum[EACH] = {};

@@ -404,3 +404,39 @@ __device__ __forceinline__ float rounded_to(int format, float value) {
     if (format == F32) return value;
     return format == BF16 ? rounded<BF16>(value) : rounded<FP16>(value);
 }
+
+// The tables of an attention call.
+//
+// Rows of queries, of which `q_len` are real, and the band of local keys that local query i sees: i + lo to i + hi.
+struct QuerySegment {
+    i64 q_offset;
+    i64 q_step;
+    i64 q_len;
+    // Owned rows of the segments before.
+    i64 first_row;
+    // Real keys, in `runs` runs from `first_run`.
+    i64 keys;
+    i64 lo;
+    i64 hi;
+    i64 first_run;
+    i64 runs;
+};
+
+// Rows of keys.
+struct KeyRun {
+    i64 offset;
+    i64 step;
+    i64 len;
+    // Owned rows of the runs before, of all segments.
+    i64 first_row;
+    // Its first key among those of its segment.
+    i64 first_key;
+    i64 segment;
+};
+
+// A number that only grows, by whoever comes.
+__device__ __forceinline__ void raise(const View& largest, i64 place, float value) {
+    const int bits = __float_as_int(value);
+    if (bits >= 0) atomicMax((int*)largest.base + place, bits);
+    else atomicMin((u32*)largest.base + place, (u32)bits);
+}

@@ -22,20 +22,32 @@ const WARPS: usize = THREADS / 32;
 /// Stands for an unbounded side of a band; no row is so far away.
 const UNBOUNDED: i64 = 1 << 40;
 /// Bytes of `Segment` of the source.
-const SEGMENT_BYTES: usize = 9 * 8;
+pub(crate) const SEGMENT_BYTES: usize = 9 * 8;
 
 /// The tables of a call, to be put where a GPU reads them.
 #[derive(Clone, Debug)]
 pub struct CallTables {
     pub(crate) bytes: Vec<u8>,
-    segments: usize,
-    runs: usize,
+    pub(crate) segments: usize,
+    pub(crate) runs: usize,
     /// Rows of the tensors, of queries and of keys.
-    rows: [usize; 2],
+    pub(crate) rows: [usize; 2],
     /// Rows that the call owns, of queries and of keys.
-    owned: [usize; 2],
-    softmax: Softmax,
-    policy: RowPolicy,
+    pub(crate) owned: [usize; 2],
+    pub(crate) softmax: Softmax,
+    pub(crate) policy: RowPolicy,
+    pub(crate) strides: Strides,
+}
+
+/// What the copy engine needs to know of a call's runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Strides {
+    /// The step of every run, of queries and of keys; `None` where they differ.
+    pub(crate) step: [Option<usize>; 2],
+    /// Steps that the furthest real row is from its run's phase, one more.
+    pub(crate) reach: [usize; 2],
+    /// Most keys of a segment.
+    pub(crate) keys: usize,
 }
 
 /// Formats that P and dS are rounded to before they enter a product.
@@ -91,7 +103,7 @@ pub struct Backward<'a> {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct RawCall {
+pub(crate) struct RawCall {
     segments: u64,
     runs: u64,
     segment_count: i32,
@@ -164,7 +176,8 @@ impl CallTables {
         bytes.append(&mut runs.0);
         let (segments, softmax, policy, rows) =
             (call.segments.len(), call.softmax, call.policy, [q_rows, kv_rows]);
-        Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy })
+        let strides = Strides::of(call);
+        Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, strides })
     }
 
     /// Bytes of the scratch that a backward launch needs.
@@ -172,7 +185,7 @@ impl CallTables {
         heads * self.owned[0] * 4
     }
 
-    fn raw(
+    pub(crate) fn raw(
         &self,
         tables: Area,
         [q, k, v]: [&View; 3],
@@ -215,6 +228,22 @@ impl CallTables {
     }
 }
 
+impl Strides {
+    fn of(call: &AttentionCall) -> Strides {
+        let queries: Vec<Run> = call.segments.iter().map(|segment| segment.q).collect();
+        let keys: Vec<Run> = call.segments.iter().flat_map(|segment| segment.kv.iter().copied()).collect();
+        let sides = [queries, keys].map(|runs| {
+            // The step of a run of one row means nothing.
+            let mut steps = runs.iter().filter(|run| run.span > 1).map(|run| run.step);
+            let first = steps.next().unwrap_or(1);
+            let reach = runs.iter().filter(|run| run.len > 0).map(|run| run.offset / first + run.len).max();
+            (steps.all(|step| step == first).then_some(first), reach.unwrap_or(0))
+        });
+        let longest = call.segments.iter().map(|segment| segment.keys()).max().unwrap_or(0);
+        Strides { step: sides.map(|side| side.0), reach: sides.map(|side| side.1), keys: longest }
+    }
+}
+
 /// No key row is owned twice: its gradients would be of either launch.
 fn check_keys_once(call: &AttentionCall, kv_rows: usize) -> Result<(), KernelError> {
     let mut owned = vec![false; kv_rows];
@@ -227,7 +256,7 @@ fn check_keys_once(call: &AttentionCall, kv_rows: usize) -> Result<(), KernelErr
     Ok(())
 }
 
-fn same(name: &str, view: &View, shape: [usize; 3]) -> Result<(), KernelError> {
+pub(crate) fn same(name: &str, view: &View, shape: [usize; 3]) -> Result<(), KernelError> {
     if view.shape() == shape {
         return Ok(());
     }
@@ -235,7 +264,7 @@ fn same(name: &str, view: &View, shape: [usize; 3]) -> Result<(), KernelError> {
 }
 
 /// A statistic: of the shape, in f32.
-fn statistic(name: &str, view: &View, shape: [usize; 3]) -> Result<(), KernelError> {
+pub(crate) fn statistic(name: &str, view: &View, shape: [usize; 3]) -> Result<(), KernelError> {
     same(name, view, shape)?;
     if view.format() == Format::F32 {
         return Ok(());

@@ -166,7 +166,7 @@ mod tests {
     }
 
     fn source() -> Source {
-        Source { file: "x.cu", text: "extern \"C\" __global__ void x() {}".into() }
+        Source { file: "x.cu", text: "extern \"C\" __global__ void x() {}".into(), options: &[] }
     }
 
     const VERSION: NvrtcVersion = NvrtcVersion { major: 13, minor: 0 };
@@ -224,5 +224,6 @@ mod tests {
         let other = Source { text: "extern \"C\" __global__ void y() {}".into(), ..source() };
         assert_ne!(source().digest(), other.digest());
         assert_ne!(source().digest(), Source { file: "y.cu", ..source() }.digest());
+        assert_ne!(source().digest(), Source { options: &["-DX"], ..source() }.digest());
     }
 }

@@ -117,6 +117,9 @@ pub enum KernelError {
         /// Why not.
         source: std::io::Error,
     },
+    /// A call that a kernel does not serve.
+    #[error("the forward for tensor cores takes no call with {0}; the simple kernels take it")]
+    Unserved(String),
     /// Arguments that do not fit each other.
     #[error("{0}")]
     Shape(String),

@@ -71,17 +71,19 @@ impl SourceFault {
         whole(self.file).map_or(0, |text| text.matches(self.find).count())
     }
 
-    /// The edited source, the header in it; none where the text is not there exactly once.
-    pub fn source(&self) -> Option<Source> {
-        let text = whole(self.file)?;
-        (text.matches(self.find).count() == 1)
-            .then(|| Source { file: self.file, text: text.replace(self.find, self.replace) })
+    /// Every instance of the edited file, the header in it; none where the text is not there exactly once.
+    pub fn edited(&self) -> Option<Vec<Source>> {
+        Some(self.sources()?.into_iter().filter(|source| source.file == self.file).collect())
     }
 
-    /// Every source, this one edited; none as in [`SourceFault::source`].
+    /// Every source, this file edited; none as in [`SourceFault::edited`].
     pub fn sources(&self) -> Option<Vec<Source>> {
-        let edited = self.source()?;
-        let of = |source: Source| if source.file == edited.file { edited.clone() } else { source };
+        let text = whole(self.file).filter(|text| text.matches(self.find).count() == 1)?;
+        let text = text.replace(self.find, self.replace);
+        let of = |source: Source| match source.file == self.file {
+            true => Source { text: text.clone(), ..source },
+            false => source,
+        };
         Some(sources().into_iter().map(of).collect())
     }
 }
@@ -246,7 +248,8 @@ mod tests {
     fn every_edit_is_about_one_text_that_is_there() {
         for fault in source_faults() {
             assert_eq!(fault.matches(), 1, "{}: {:?} in {}", fault.id, fault.find, fault.file);
-            assert_ne!(fault.source().map(|source| source.text), whole(fault.file), "{}", fault.id);
+            let edited = fault.edited().and_then(|edited| Some(edited.first()?.text.clone()));
+            assert_ne!(edited, whole(fault.file), "{}", fault.id);
         }
     }
 

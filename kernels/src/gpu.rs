@@ -12,16 +12,21 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
+use seamproof_oracle::Format;
 
 use crate::cache::Cache;
+use crate::device::store;
 use crate::error::{CUDA_MAJOR_MIN, KernelError};
 use crate::nvrtc::{self, NvrtcVersion};
 use crate::source::{Source, sources};
+use crate::view::format_number;
 
 /// Threads of a block: `THREADS` of the sources.
 pub(crate) const THREADS: usize = 256;
 /// The compute capability that the kernels are machine code for.
 const CAPABILITY: (i32, i32) = (9, 0);
+/// Bytes of dynamic shared memory that a block may have without being asked for.
+const SHARED_ALWAYS: usize = 48 << 10;
 /// Most blocks in the first dimension of a grid.
 const BLOCKS_MAX: usize = i32::MAX as usize;
 
@@ -72,6 +77,26 @@ pub(crate) struct Staging {
 
 // SAFETY: host memory of its own, which any thread may use.
 unsafe impl Send for Staging {}
+
+/// The driver's description of a tensor in device memory, for the copy engine.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorMap([u64; 16]);
+// SAFETY: repr(C), `TensorMap` of forward.cu.
+unsafe impl Argument for TensorMap {}
+
+/// A tensor of 16-bit elements as the copy engine takes it: four dimensions from the innermost on, and the box that one
+/// copy moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiled {
+    pub(crate) base: u64,
+    pub(crate) format: Format,
+    /// Elements of each dimension.
+    pub(crate) dims: [usize; 4],
+    /// Elements from one to the next along each dimension but the first.
+    pub(crate) strides: [usize; 3],
+    pub(crate) of_box: [u32; 4],
+}
 
 /// Part of a [`Buffer`].
 #[derive(Clone, Copy, Debug)]
@@ -138,6 +163,52 @@ impl Gpu {
         self.context.name().map_err(failed("name"))
     }
 
+    /// Multiprocessors.
+    pub fn multiprocessors(&self) -> Result<usize, KernelError> {
+        self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+    }
+
+    /// The highest clock of the multiprocessors, in MHz.
+    pub fn clock_mhz(&self) -> Result<usize, KernelError> {
+        Ok(self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000)
+    }
+
+    fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<usize, KernelError> {
+        Ok(self.context.attribute(attribute).map_err(failed("attribute"))? as usize)
+    }
+
+    /// A description for the copy engine: rows of boxes are swizzled in 128 bytes, what lies outside is zero.
+    pub(crate) fn tensor_map(&self, tiled: &Tiled) -> Result<TensorMap, KernelError> {
+        let format = match tiled.format {
+            Format::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            Format::Fp16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            other => return Err(KernelError::shape(format!("a tensor map of {other}; of bf16 and fp16 only"))),
+        };
+        let dims = tiled.dims.map(|count| count.max(1) as u64);
+        let strides = tiled.strides.map(|elements| 2 * elements as u64);
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the arrays have as many numbers as there are dimensions, and the map is valid memory; nothing is read
+        // from the tensor.
+        let encoded = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &raw mut map,
+                format,
+                4,
+                tiled.base as *mut c_void,
+                dims.as_ptr(),
+                strides.as_ptr(),
+                tiled.of_box.as_ptr(),
+                [1; 4].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        encoded.result().map_err(failed("describe a tensor"))?;
+        Ok(TensorMap(map.opaque))
+    }
+
     /// Memory of which nothing is known.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, KernelError> {
         self.context.bind_to_thread().map_err(failed("context"))?;
@@ -152,6 +223,14 @@ impl Gpu {
         let buffer = self.allocate(contents.len())?;
         self.write(buffer.area(), contents)?;
         Ok(buffer)
+    }
+
+    /// Memory with these elements as kernels take them: in bf16, fp16 or f32, which must hold them.
+    pub fn upload_elements(&self, elements: &[f32], format: Format) -> Result<Buffer, KernelError> {
+        format_number("elements", format)?;
+        let mut bytes = vec![0; elements.len() * format.bits() as usize / 8];
+        store(format, elements, &mut bytes);
+        self.upload(&bytes)
     }
 
     /// Memory with these numbers.
@@ -278,7 +357,18 @@ impl Gpu {
     pub(crate) fn launch(
         &self,
         kernel: &str,
+        grid: (usize, usize, usize),
+        arguments: &[&dyn Argument],
+    ) -> Result<(), KernelError> {
+        self.launch_with(kernel, grid, 0, arguments)
+    }
+
+    /// The same with so many bytes of dynamic shared memory for each block.
+    pub(crate) fn launch_with(
+        &self,
+        kernel: &str,
         (blocks, rows_of_blocks, threads): (usize, usize, usize),
+        shared: usize,
         arguments: &[&dyn Argument],
     ) -> Result<(), KernelError> {
         if blocks == 0 || rows_of_blocks == 0 {
@@ -307,12 +397,16 @@ impl Gpu {
             blockDimX: threads as u32,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: 0,
+            sharedMemBytes: shared as u32,
             hStream: self.stream.cu_stream(),
             attrs: &raw mut attribute,
             numAttrs: 1,
         };
         self.context.bind_to_thread().map_err(failed("context"))?;
+        if shared > SHARED_ALWAYS {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            found.function.set_attribute(most, shared as i32).map_err(failed(kernel))?;
+        }
         let (function, none) = (found.function.cu_function(), std::ptr::null_mut());
         // SAFETY: the launchers check sizes against the kernels' contracts, and kernels compare rows with the tensors';
         // a kernel that may be started early waits for what was launched before it touches anything.

@@ -69,14 +69,14 @@ pub fn version() -> Result<NvrtcVersion, KernelError> {
 const OWN_CACHE_SINCE: NvrtcVersion = NvrtcVersion { major: 13, minor: 0 };
 
 /// NVRTC's own cache gives machine code without the assembler's log, which is what we judge it by.
-fn options(version: NvrtcVersion) -> Vec<&'static str> {
+fn options(source: &Source, version: NvrtcVersion) -> Vec<&'static str> {
     let own_cache = (version >= OWN_CACHE_SINCE).then_some("--no-cache");
-    OPTIONS.into_iter().chain(own_cache).collect()
+    OPTIONS.into_iter().chain(source.options.iter().copied()).chain(own_cache).collect()
 }
 
 /// Compiles a source; see the module's text for what is refused.
 pub fn compile(source: &Source) -> Result<Compiled, KernelError> {
-    let options = options(version()?);
+    let options = options(source, version()?);
     let text = |text: &str| {
         CString::new(text).map_err(|_| KernelError::shape(format!("{}: a NUL in a source", source.file)))
     };

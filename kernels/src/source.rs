@@ -1,39 +1,57 @@
 //! The kernels' sources, and the options that they are compiled with.
+//!
+//! One file may be compiled several times, with other macros each time: these are its *instances*, whose kernels have names
+//! of their own.
 
-/// One CUDA C++ source.
+/// One CUDA C++ source: an instance of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The file's name, as messages show it.
     pub file: &'static str,
     /// Its text.
     pub text: String,
+    /// What it is compiled with besides [`OPTIONS`]: how arithmetic is contracted, and macros (`-DNAME=VALUE`).
+    pub options: &'static [&'static str],
 }
 
 /// The header of every source.
 pub const HEADER: (&str, &str) = ("common.cuh", include_str!("../cuda/common.cuh"));
 
-/// What every source is compiled with: machine code for Hopper, and no contraction of products and sums, so that the
-/// CPU device gives the same bits. `-v` makes the assembler say what registers and memory each kernel takes.
-pub const OPTIONS: [&str; 6] = [
-    "--gpu-architecture=sm_90a",
-    "--std=c++17",
-    "-default-device",
-    "-lineinfo",
-    "--fmad=false",
-    "--ptxas-options=-v",
+/// What every source is compiled with: machine code for Hopper. `-v` makes the assembler say what registers and memory each
+/// kernel takes.
+pub const OPTIONS: [&str; 5] =
+    ["--gpu-architecture=sm_90a", "--std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v"];
+/// Products and sums are not contracted, so that the CPU device gives the same bits.
+const TWINS_BITS: &[&str] = &["--fmad=false"];
+/// Products and sums are contracted where the compiler sees fit: what they are added to is bounded, not equal to anything.
+const CONTRACTED: &[&str] = &[];
+
+/// The largest head dim and the format: 1 is bf16 and 2 is fp16. The first has the planning kernel too.
+const FORWARD: &[&[&str]] = &[
+    &["--fmad=false", "-DDIM=128", "-DTYPE=1", "-DPLAN"],
+    &["--fmad=false", "-DDIM=64", "-DTYPE=1"],
+    &["--fmad=false", "-DDIM=128", "-DTYPE=2"],
+    &["--fmad=false", "-DDIM=64", "-DTYPE=2"],
 ];
 
-const TEXTS: [(&str, &str); 5] = [
-    ("rows.cu", include_str!("../cuda/rows.cu")),
-    ("merge.cu", include_str!("../cuda/merge.cu")),
-    ("metadata.cu", include_str!("../cuda/metadata.cu")),
-    ("pairs.cu", include_str!("../cuda/pairs.cu")),
-    ("attend.cu", include_str!("../cuda/attend.cu")),
+/// File, text, and the options of each instance.
+type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
+const FILES: [File; 7] = [
+    ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
+    ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
+    ("metadata.cu", include_str!("../cuda/metadata.cu"), &[TWINS_BITS]),
+    ("pairs.cu", include_str!("../cuda/pairs.cu"), &[TWINS_BITS]),
+    ("attend.cu", include_str!("../cuda/attend.cu"), &[TWINS_BITS]),
+    ("reference.cu", include_str!("../cuda/reference.cu"), &[CONTRACTED]),
+    ("forward.cu", include_str!("../cuda/forward.cu"), FORWARD),
 ];
 
-/// Every source, as it is built.
+/// Every instance of every file, as it is built.
 pub fn sources() -> Vec<Source> {
-    TEXTS.iter().map(|&(file, text)| Source { file, text: text.to_owned() }).collect()
+    let instances = |&(file, text, instances): &File| {
+        instances.iter().map(move |options| Source { file, text: text.to_owned(), options })
+    };
+    FILES.iter().flat_map(instances).collect()
 }
 
 /// The sources whose kernels wait for earlier launches by themselves, so that they may be started early.
@@ -48,7 +66,8 @@ impl Source {
     /// The hash of all that the machine code follows from, NVRTC's version apart.
     pub fn digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
-        for part in [self.file, &self.text, HEADER.0, HEADER.1].into_iter().chain(OPTIONS) {
+        let texts = [self.file, &self.text, HEADER.0, HEADER.1];
+        for part in texts.into_iter().chain(OPTIONS).chain(self.options.iter().copied()) {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part.as_bytes());
         }

@@ -2,9 +2,11 @@
 //! device with all ranks on one GPU.
 //!
 //! [`Cuda`] is what the subject declares, and needs no CUDA: its table, its contract, its schedule, how it cuts its sums.
-//! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). The attention kernels are the simple
-//! ones, whose sums are serial; what they compute is bit for bit what the emulated kernel computes with tiles of
-//! [`KEY_TILE`] keys, and so is all that kernels on tables of rows do.
+//! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). Forwards run on tensor cores, in one of
+//! two shapes, or on the simple kernels, whose sums are serial ([`Attention`]); backwards run on those. What the simple
+//! kernels compute is bit for bit what the emulated kernel computes with tiles of [`KEY_TILE`] keys, and so is all that
+//! kernels on tables of rows do. Of the tensor cores' sums the envelope knows the bound and no replay; tiles of
+//! [`KEY_TILE`] keys are the smallest of all kernels, and so change the maximum at least as often as any.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,6 +16,7 @@ use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::device::Workspace;
 use seamproof_kernels::faults::{self, SourceFault};
+use seamproof_kernels::forward::Attention;
 use seamproof_kernels::gpu::{self, Gpu};
 use seamproof_kernels::source::sources;
 use seamproof_oracle::envelope::{Accumulation, Partition};
@@ -46,11 +49,13 @@ pub struct Cuda {
     pub merge: MergeOrder,
     /// Whether kernels for packed slots run where they can; else kernels on tables of rows run everywhere.
     pub helpers: bool,
+    /// Which kernel runs forwards; backwards have one.
+    pub attention: Attention,
 }
 
 impl Default for Cuda {
     fn default() -> Cuda {
-        Cuda { order: 0, merge: MergeOrder::default(), helpers: true }
+        Cuda { order: 0, merge: MergeOrder::default(), helpers: true, attention: Attention::default() }
     }
 }
 
@@ -68,11 +73,14 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         ("merge".into(), MergeOrder::ALL[(draw >> 63) as usize].name().into()),
         // One case in four goes without.
         ("helpers".into(), if draw >> 61 & 3 == 0 { "off" } else { "on" }.into()),
+        // The tensor cores' kernel is run where it is named; campaigns draw it once it has been judged as the others have.
+        ("attention".into(), Attention::Simple.name().into()),
     ])
 }
 
 impl Cuda {
-    /// From `order`, `merge` (`running` or `deferred`) and `helpers` (`on` or `off`); 0, `running` and `on` where absent.
+    /// From `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`) and `attention` (`simple`, `tuned`, `long`
+    /// or `short`); 0, `running`, `on` and `simple` where absent.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, BackendError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -85,8 +93,12 @@ impl Cuda {
                     let known = matches!(value.as_str(), "on" | "off");
                     (known.then(|| subject.helpers = value == "on"), "on or off")
                 }
+                "attention" => {
+                    let taken = Attention::by_name(value).map(|attention| subject.attention = attention);
+                    (taken, "simple, tuned, long or short")
+                }
                 _ => {
-                    let (option, known) = (option.clone(), "order, merge, helpers");
+                    let (option, known) = (option.clone(), "order, merge, helpers, attention");
                     return Err(BackendError::UnknownOption { backend: NAME, option, known });
                 }
             };
@@ -106,13 +118,15 @@ impl Cuda {
             ("order".into(), self.order.to_string()),
             ("merge".into(), self.merge.name().into()),
             ("helpers".into(), if self.helpers { "on" } else { "off" }.into()),
+            ("attention".into(), self.attention.name().into()),
         ])
     }
 
-    /// The same, with kernels for packed slots where they give the twin's bits: merges of those take other steps to e^x and
-    /// ln x than the CPU device, within the same bounds.
+    /// The same with the simple attention kernels, and with kernels for packed slots where they give the twin's bits: merges
+    /// of those take other steps to e^x and ln x than the CPU device, within the same bounds.
     pub fn with_twins_bits(self, problem: &Problem) -> Cuda {
-        Cuda { helpers: self.helpers && self.partition(problem).merges.count == 0, ..self }
+        let helpers = self.helpers && self.partition(problem).merges.count == 0;
+        Cuda { helpers, attention: Attention::Simple, ..self }
     }
 
     /// The emulated kernel that gives the same bits, for a subject [`Cuda::with_twins_bits`].
@@ -142,7 +156,7 @@ impl CudaRunner {
     ) -> Result<Outputs, RunError> {
         let schedule = launchable(problem, subject.merge)?;
         let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
-        let device = self.workspace.device(formats, subject.helpers);
+        let device = self.workspace.device(formats, subject.helpers, subject.attention);
         let mut on_way = |stage: Reached| {
             reached(match stage {
                 Reached::Uploaded => Phase::Uploaded,
@@ -297,11 +311,19 @@ impl Backend for Cuda {
     }
 
     fn promises(&self) -> Promises {
-        Promises::ALL
+        match self.attention {
+            // Its shape follows from the lengths of all sequences.
+            Attention::Tuned => Promises { sequences_alone: false, rows_alone: false, ..Promises::ALL },
+            Attention::Simple | Attention::Of(_) => Promises::ALL,
+        }
     }
 
+    /// A call that the tensor cores' kernel does not take goes to the simple one, and so do backwards.
     fn accumulation(&self) -> Accumulation {
-        Accumulation::F32Serial
+        match self.attention {
+            Attention::Simple => Accumulation::F32Serial,
+            Attention::Tuned | Attention::Of(_) => Accumulation::Unknown,
+        }
     }
 
     fn partition(&self, problem: &Problem) -> Partition {
@@ -314,6 +336,9 @@ impl Backend for Cuda {
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        if self.attention != Attention::Simple {
+            return None;
+        }
         build_with(problem, self.merge).ok()?.launches(problem)
     }
 

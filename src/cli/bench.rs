@@ -1,6 +1,6 @@
 //! `seamproof bench`: measures, with the ratio to a peer or limit in the same run.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::time::Instant;
 
 use clap::Subcommand;
@@ -11,7 +11,7 @@ use super::output::{complain, note};
 use crate::bench;
 use crate::power::{self, Plan};
 use seamproof_kernels::Gpu;
-use seamproof_kernels::bench::{self as gpu_bench, BenchError};
+use seamproof_kernels::bench::{self as gpu_bench, Attention, BenchError, Kernel};
 use seamproof_kernels::cache::Cache;
 
 /// Lengths of the sequences that the oracle is measured on.
@@ -30,7 +30,9 @@ Examples, in a release build:
   seamproof bench prove
   seamproof bench power
   seamproof bench power --cases 100 --seed 2
-  seamproof bench thd";
+  seamproof bench thd
+  seamproof bench attention --tracks short128,tiny1024x64
+  seamproof bench attention --peer 'python3 kernels/bench/fa4.py SITE'";
 
 #[derive(Debug, Subcommand)]
 enum What {
@@ -50,6 +52,25 @@ enum What {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Attention on packs of sequences on a GPU, against a peer: TFLOP/s on visible pairs of real tokens
+    #[command(after_help = EXAMPLES)]
+    Attention {
+        /// Which GPU
+        #[arg(long, default_value_t = 0)]
+        gpu: usize,
+        /// The kernel
+        #[arg(long, default_value = Kernel::ALL[0].name(), value_parser = kernel)]
+        kernel: Kernel,
+        /// Tracks of kernels/bench/tracks.json; all if not given
+        #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+        tracks: Vec<String>,
+        /// Heads, head dim and mask: mha-d128, gqa-d128, mha-d64, full-d128, window-d128; all if not given
+        #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+        columns: Vec<String>,
+        /// A command of the shell that times a peer on the same machine, asked for one cell after the other
+        #[arg(long, value_name = "COMMAND")]
+        peer: Option<String>,
+    },
     /// The packed-sequence kernels on a GPU, against device copies of the same bytes
     #[command(after_help = EXAMPLES)]
     Thd {
@@ -60,11 +81,15 @@ enum What {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    let measured = match args.what {
+    let measured = match &args.what {
         What::Oracle => bench::oracle(&LENGTHS, &mut io::stdout()).map(|()| true),
         What::Prove => bench::prove(&mut io::stdout()).map(|()| true),
-        What::Power { cases, seed } => power(&Plan { cases: cases.into(), seed }),
-        What::Thd { gpu } => thd(gpu)?.map(|()| true),
+        What::Power { cases, seed } => power(&Plan { cases: (*cases).into(), seed: *seed }),
+        What::Thd { gpu } => on_gpu(*gpu, gpu_bench::thd)?.map(|()| true),
+        What::Attention { gpu, kernel, tracks, columns, peer } => {
+            let plan = Attention { kernel: *kernel, tracks, columns, peer: peer.as_deref() };
+            on_gpu(*gpu, |gpu, to| gpu_bench::attention(gpu, &plan, to))?.map(|()| true)
+        }
     };
     Ok(match measured {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -86,11 +111,23 @@ fn power(plan: &Plan) -> io::Result<bool> {
     Ok(held)
 }
 
-fn thd(gpu: usize) -> Result<io::Result<()>, CliError> {
+/// A kernel by its name.
+fn kernel(name: &str) -> Result<Kernel, String> {
+    let known = || Kernel::ALL.map(Kernel::name).join(", ");
+    Kernel::ALL
+        .into_iter()
+        .find(|kernel| kernel.name() == name)
+        .ok_or_else(|| format!("no such kernel; use one of: {}", known()))
+}
+
+fn on_gpu(
+    gpu: usize,
+    bench: impl FnOnce(&Gpu, &mut dyn Write) -> Result<(), BenchError>,
+) -> Result<io::Result<()>, CliError> {
     let gpu = Gpu::open(gpu, &Cache::of_user())?;
-    match gpu_bench::thd(&gpu, &mut io::stdout()) {
+    match bench(&gpu, &mut io::stdout()) {
         Ok(()) => Ok(Ok(())),
         Err(BenchError::Io(error)) => Ok(Err(error)),
-        Err(BenchError::Kernel(error)) => Err(error.into()),
+        Err(error) => Err(error.into()),
     }
 }

@@ -21,6 +21,7 @@ use seamproof_simulator::schedule::MergeOrder;
 
 use super::CliError;
 use super::exit::Exit;
+use super::large;
 use super::output::{note, print_line};
 
 /// Threads, registers and shared memory of a Hopper multiprocessor, and threads of our blocks.
@@ -79,6 +80,9 @@ enum What {
         #[arg(long, value_name = "ID|all")]
         plant: Option<String>,
     },
+    /// Judge forwards of large packs by the reference kernel on the GPU
+    #[command(hide = true)]
+    Judge(large::Args),
     /// Compare the CUDA device with the CPU device, bit for bit, on random problems; says which kernels ran
     #[command(hide = true)]
     Twins {
@@ -107,6 +111,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Check { gpu, large: true, .. } => compare_large(*gpu),
         What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, id, *cases, *seed),
         What::Check { cases, seed, gpu, .. } => compare(*gpu, *cases, *seed),
+        What::Judge(args) => large::judge(args),
         What::Twins { cases, seed, profile, gpu } => twins(*gpu, *cases, *seed, *profile),
     }
 }
@@ -142,7 +147,8 @@ fn build_faults() -> Result<Exit, CliError> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let work = || {
         let turn = std::iter::repeat_with(|| faults.get(next.fetch_add(1, Ordering::Relaxed)));
-        let build = |fault: &&SourceFault| (fault.id, fault.source().map(|source| nvrtc::compile(&source)));
+        let compile = |sources: Vec<Source>| sources.iter().try_for_each(|s| nvrtc::compile(s).map(drop));
+        let build = |fault: &&SourceFault| (fault.id, fault.edited().map(compile));
         turn.map_while(|fault| fault.map(build)).collect::<Vec<_>>()
     };
     let built: Vec<_> = std::thread::scope(|scope| {
@@ -236,7 +242,7 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
     for case in 0..cases {
         let Draw::Problem(problem) = generate::draw(seed, case, &limits) else { continue };
         let merge = MergeOrder::ALL[(case % 2) as usize];
-        let subject = Cuda { order: case, merge, helpers: !case.is_multiple_of(3) }.with_twins_bits(&problem);
+        let subject = Cuda { order: case, merge, helpers: !case.is_multiple_of(3), ..Cuda::default() }.with_twins_bits(&problem);
         let mut inputs = values::inputs(&problem);
         values::poison(&mut inputs, &problem, Poison::Nan);
         let want = match subject.twin().run(&problem, &inputs) {

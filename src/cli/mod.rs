@@ -11,6 +11,7 @@ mod explain;
 mod faults;
 mod junit;
 mod kernels;
+mod large;
 mod options;
 mod output;
 mod progress;
@@ -88,6 +89,8 @@ enum CliError {
     Lock { file: String, source: std::io::Error },
     #[error(transparent)]
     Kernel(#[from] seamproof_kernels::KernelError),
+    #[error(transparent)]
+    Bench(#[from] seamproof_kernels::bench::BenchError),
     #[error("the subject or its twin: {0}")]
     Twins(crate::backend::RunError),
     #[error("signals cannot be handled: {0}")]

@@ -2,6 +2,7 @@
 
 use std::iter;
 
+use seamproof_kernels::forward::{Attention, Shape};
 use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
 use seamproof_oracle::Problem;
 use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
@@ -121,7 +122,12 @@ impl Suspect {
             Suspect::Call(miscall) => Box::new(miscalled(miscall, seed)),
             Suspect::Table(fault) => Box::new(Tabled::new(fault)),
             Suspect::Source(fault) => {
-                backends::on_gpu(fault, Cuda { order: seed, helpers: false, ..Cuda::default() })
+                let attention = match (fault.file, seed % 2) {
+                    ("forward.cu", 0) => Attention::Of(Shape::Long),
+                    ("forward.cu", _) => Attention::Of(Shape::Short),
+                    _ => Attention::Simple,
+                };
+                backends::on_gpu(fault, Cuda { order: seed, helpers: false, attention, ..Cuda::default() })
             }
         }
     }

@@ -25,9 +25,17 @@ pub(super) fn assemble(
         let mut whole = Array3::zeros(shape);
         for (layout, rank) in layouts.iter().zip(&ranks) {
             let local = of(rank)?;
-            each_block(problem, layout, side, |there, here| {
-                whole.slice_mut(s![there, .., ..]).assign(&local.slice(s![here, .., ..]));
-            });
+            let row = shape[1] * shape[2];
+            match (whole.as_slice_mut(), local.as_slice()) {
+                (Some(whole), Some(local)) => each_block(problem, layout, side, |there, here| {
+                    let (there, here) =
+                        (there.start * row..there.end * row, here.start * row..here.end * row);
+                    whole[there].copy_from_slice(&local[here]);
+                }),
+                _ => each_block(problem, layout, side, |there, here| {
+                    whole.slice_mut(s![there, .., ..]).assign(&local.slice(s![here, .., ..]));
+                }),
+            }
         }
         Some(whole)
     };

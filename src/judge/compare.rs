@@ -3,6 +3,7 @@
 //! Nearly every tensor holds, so each check looks at *stretches* first: real elements that follow each other in memory,
 //! compared as slices. Only where something does not hold, element after element is walked for the finding.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView3, Axis, s};
@@ -102,10 +103,18 @@ impl<'a, T: Copy> View<'a, T> {
     }
 
     /// Whether every element of a row holds; a view of heads has none.
-    pub(super) fn every_of_row(&self, row: usize, holds: impl FnMut(&T) -> bool) -> bool {
+    pub(super) fn every_of_row(&self, row: usize, holds: impl Fn(T) -> bool) -> bool {
+        let every = |all: bool, value: &T| all & holds(*value);
         match self {
-            View::Rows(array, _) => array.index_axis(Axis(0), row).iter().all(holds),
-            View::Statistic(array) => array.column(row).iter().all(holds),
+            View::Rows(array, _) => {
+                let row = array.index_axis(Axis(0), row);
+                // A slice is compared in vector code.
+                match row.to_slice() {
+                    Some(row) => row.iter().fold(true, every),
+                    None => row.iter().fold(true, every),
+                }
+            }
+            View::Statistic(array) => array.column(row).iter().fold(true, every),
             View::Heads(_) => true,
         }
     }
@@ -116,10 +125,14 @@ impl<'a, T: Copy> View<'a, T> {
     }
 }
 
-/// The lanes of a row and head.
+/// The lanes of a row and head: a slice of the tensor where it is stored row by row, as all are but an odd subject's.
 #[inline]
-pub(super) fn lanes<T>(tensor: &Array3<T>, row: usize, head: usize) -> ArrayView1<'_, T> {
-    tensor.index_axis(Axis(0), row).index_axis_move(Axis(0), head)
+pub(super) fn lanes<T: Clone>(tensor: &Array3<T>, row: usize, head: usize) -> Cow<'_, [T]> {
+    let [_, heads, dim] = tensor.dim().into();
+    match tensor.as_slice() {
+        Some(all) => Cow::Borrowed(&all[(row * heads + head) * dim..][..dim]),
+        None => Cow::Owned(tensor.slice(s![row, head, ..]).to_vec()),
+    }
 }
 
 /// The real rows of a run, as ranges of rows that follow each other.

@@ -1,29 +1,132 @@
-//! Diagnosis: which key a wrong row missed, or saw too much. It is a part of a finding's text, and never a verdict.
+//! Diagnosis: which (query, key) a wrong row lacks, or has too much. It is a part of a finding's text, and never a verdict.
 //!
 //! A matched filter: without key j of weight p, a row of out moves by `−p/(1 − p)·(v_j − out)`; with a key too many, by
-//! `+p/(1 + p)·(v_j − out)`, where p is what its weight would be. The row's error is compared with every key's
-//! direction; one key explains it if it takes more than half of its energy, with the sign that its visibility asks for
-//! and about the size that its weight predicts.
+//! `+p/(1 + p)·(v_j − out)`, where p is what its weight would be. A row of dq moves by `∓scale·dS_ij·k_j`, one of dk by
+//! `∓scale·dS_ij·q_i`, one of dv by `∓p_ij·dout_i`, with the p and dS that the saved out and lse make. The row's error is
+//! compared with the direction of every pair that it could be made of; one explains it if it takes more than half of its
+//! energy, with the sign that its visibility asks for and about the size that its coefficient predicts.
 
-use seamproof_oracle::{Forward, Inputs, Problem, TensorName};
+use std::borrow::Cow;
+use std::ops::Range;
 
-use crate::backend::RankOutputs;
+use ndarray::Array3;
+use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, TensorName};
+
+use super::compare::lanes;
+use crate::backend::{RankGradients, RankOutputs};
 use crate::verdict::{Finding, Place};
 
-/// Least share of the error's energy that one key explains.
+/// Least share of the error's energy that one pair explains.
 const ENERGY_MIN: f64 = 0.5;
-/// Largest factor between a key's share in the error and what its weight predicts.
+/// Largest factor between a pair's share in the error and what its coefficient predicts.
 const FACTOR_MAX: f64 = 2.0;
 
-/// Fewest lanes of a value: in fewer dimensions any error is near some key's direction.
+/// Fewest lanes of a row: in fewer dimensions any error is near some pair's direction.
 const LANES_MIN: usize = 8;
 
-/// A key, and what it would explain.
+/// A pair, and what it would explain.
 struct Suspect {
+    query: usize,
+    /// Query head.
+    head: usize,
     key: usize,
     weight: f64,
     is_missed: bool,
     energy: f64,
+}
+
+impl Suspect {
+    /// With the energy of an error along a direction, if that is about `predicted` times it.
+    fn explains(
+        self,
+        error: &[f64],
+        direction: impl Iterator<Item = f64>,
+        predicted: f64,
+    ) -> Option<Suspect> {
+        let (mut along, mut length) = (0.0, 0.0);
+        for (direction, error) in direction.zip(error) {
+            along += direction * error;
+            length += direction * direction;
+        }
+        let factor = along / length / predicted;
+        let fits = (1.0 / FACTOR_MAX..=FACTOR_MAX).contains(&factor);
+        fits.then_some(Suspect { energy: along * along / length, ..self })
+    }
+}
+
+/// The suspect that explains an error best, if one does.
+fn best(error: &[f64], suspects: impl Iterator<Item = Suspect>) -> Option<Suspect> {
+    let whole: f64 = error.iter().map(|x| x * x).sum();
+    let best = suspects.max_by(|a, b| a.energy.total_cmp(&b.energy))?;
+    (best.energy > ENERGY_MIN * whole).then_some(best)
+}
+
+/// A sequence of a case, as a suspect needs it.
+struct Pairs<'a> {
+    problem: &'a Problem,
+    inputs: &'a Inputs,
+    both: &'a Sequence,
+}
+
+impl<'a> Pairs<'a> {
+    /// `None` where rows of so many lanes say nothing.
+    fn new(problem: &'a Problem, inputs: &'a Inputs, sequence: usize, dim: usize) -> Option<Pairs<'a>> {
+        let both = problem.sequences.get(sequence).filter(|_| dim >= LANES_MIN)?;
+        Some(Pairs { problem, inputs, both })
+    }
+
+    fn heads(&self, kv_head: usize) -> Range<usize> {
+        kv_head * self.problem.group()..(kv_head + 1) * self.problem.group()
+    }
+
+    fn of_query<'t>(&self, tensor: &'t Array3<f32>, query: usize, head: usize) -> Cow<'t, [f32]> {
+        lanes(tensor, self.both.q.row(query), head)
+    }
+
+    fn of_key<'t>(&self, tensor: &'t Array3<f32>, key: usize, head: usize) -> Cow<'t, [f32]> {
+        lanes(tensor, self.both.kv.row(key), head / self.problem.group())
+    }
+
+    fn sees(&self, query: usize, key: usize) -> bool {
+        self.problem.mask.visible(query, self.both.q.len, self.both.kv.len).contains(&key)
+    }
+
+    fn logit(&self, query: usize, head: usize, key: usize) -> f64 {
+        let Inputs { q, k, .. } = self.inputs;
+        let product = dot(&self.of_query(q, query, head), &self.of_key(k, key, head));
+        self.problem.softmax.cap(f64::from(self.problem.softmax.scale) * product)
+    }
+
+    /// A pair that explains nothing yet; `lse` is the row's.
+    fn suspect(&self, query: usize, head: usize, key: usize, lse: f64) -> Suspect {
+        let weight = libm::exp(self.logit(query, head, key) - lse);
+        Suspect { query, head, key, weight, is_missed: self.sees(query, key), energy: 0.0 }
+    }
+
+    /// `scale · dS` of a suspect, from the saved out.
+    fn logit_gradient(&self, suspect: &Suspect, saved: &Saved) -> f64 {
+        let &Suspect { query, head, key, weight, .. } = suspect;
+        let dout = self.of_query(&self.inputs.dout, query, head);
+        let out = lanes(&saved.out, self.both.q.row(query), head);
+        let d: f64 = dout.iter().zip(&*out).map(|(dout, out)| f64::from(*dout) * out).sum();
+        let softmax = &self.problem.softmax;
+        let derivative = softmax.cap_derivative(self.logit(query, head, key));
+        let dp = dot(&dout, &self.of_key(&self.inputs.v, key, head));
+        f64::from(softmax.scale) * weight * (dp - d) * derivative
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+fn widened(row: &[f32]) -> impl Iterator<Item = f64> {
+    row.iter().map(|x| f64::from(*x))
+}
+
+/// How far a row is from the right one.
+fn error(got: &[f32], right: &[f64]) -> Vec<f64> {
+    got.iter().zip(right).map(|(got, right)| f64::from(*got) - right).collect()
 }
 
 /// Adds to a finding about a row of out or lse which key was dropped or leaked, if it looks like one.
@@ -34,13 +137,14 @@ pub(super) fn explain(
     exact: &Forward,
     finding: &mut Finding,
 ) {
-    if !matches!(finding.tensor, Some(TensorName::Out | TensorName::Lse)) {
-        return;
-    }
     let Place { sequence: Some(sequence), head: Some(head), row: Some(query), .. } = finding.place else {
         return;
     };
-    if let Some(suspect) = suspect(problem, inputs, rank, exact, (sequence, head, query)) {
+    if !matches!(finding.tensor, Some(TensorName::Out | TensorName::Lse)) {
+        return;
+    }
+    let Some(pairs) = Pairs::new(problem, inputs, sequence, problem.dims.v) else { return };
+    if let Some(suspect) = suspect_of_out(&pairs, rank, exact, (query, head)) {
         let done = if suspect.is_missed { "missed" } else { "saw hidden" };
         let Suspect { key, weight, .. } = suspect;
         finding.what += &format!(
@@ -49,44 +153,86 @@ pub(super) fn explain(
     }
 }
 
-/// The key that explains the error of a row best, if one does.
-fn suspect(
-    problem: &Problem,
-    inputs: &Inputs,
+/// The key that explains the error of a row of out best, if one does.
+fn suspect_of_out(
+    pairs: &Pairs<'_>,
     rank: &RankOutputs,
     exact: &Forward,
-    (sequence, head, query): (usize, usize, usize),
+    (query, head): (usize, usize),
 ) -> Option<Suspect> {
-    let both = problem.sequences.get(sequence).filter(|_| problem.dims.v >= LANES_MIN)?;
-    let (row, kv_head) = (both.q.row(query), head / problem.group());
-    let right: Vec<f64> = (0..problem.dims.v).map(|lane| exact.out[[row, head, lane]]).collect();
-    let error: Vec<f64> = right
-        .iter()
-        .enumerate()
-        .map(|(lane, right)| f64::from(rank.out[[row, head, lane]]) - right)
-        .collect();
-    let whole: f64 = error.iter().map(|x| x * x).sum();
-    let visible = problem.mask.visible(query, both.q.len, both.kv.len);
-    let candidates = (0..both.kv.len).filter_map(|key| {
-        let at = both.kv.row(key);
-        let product: f64 = (0..problem.dims.qk)
-            .map(|lane| f64::from(inputs.q[[row, head, lane]]) * f64::from(inputs.k[[at, kv_head, lane]]))
-            .sum();
-        let logit = problem.softmax.cap(f64::from(problem.softmax.scale) * product);
-        let weight = libm::exp(logit - exact.lse[[head, row]]);
-        let is_missed = visible.contains(&key);
-        let predicted = if is_missed { -weight / (1.0 - weight) } else { weight / (1.0 + weight) };
-        let direction =
-            right.iter().enumerate().map(|(lane, o)| f64::from(inputs.v[[at, kv_head, lane]]) - o);
-        let (mut along, mut length) = (0.0, 0.0);
-        for (direction, error) in direction.zip(&error) {
-            along += direction * error;
-            length += direction * direction;
-        }
-        let factor = along / length / predicted;
-        let fits = (1.0 / FACTOR_MAX..=FACTOR_MAX).contains(&factor);
-        fits.then_some(Suspect { key, weight, is_missed, energy: along * along / length })
+    let row = pairs.both.q.row(query);
+    let right = lanes(&exact.out, row, head);
+    let error = error(&lanes(&rank.out, row, head), &right);
+    let suspects = (0..pairs.both.kv.len).filter_map(|key| {
+        let suspect = pairs.suspect(query, head, key, exact.lse[[head, row]]);
+        let weight = suspect.weight;
+        let predicted = if suspect.is_missed { -weight / (1.0 - weight) } else { weight / (1.0 + weight) };
+        let value = pairs.of_key(&pairs.inputs.v, key, head);
+        suspect.explains(&error, widened(&value).zip(&*right).map(|(v, out)| v - out), predicted)
     });
-    let best = candidates.max_by(|a, b| a.energy.total_cmp(&b.energy))?;
-    (best.energy > ENERGY_MIN * whole).then_some(best)
+    best(&error, suspects)
+}
+
+/// Adds to a finding about a row of dq, dk or dv which pair it lacks or has too much, if it looks like one.
+pub(super) fn explain_gradient(
+    problem: &Problem,
+    inputs: &Inputs,
+    got: &RankGradients,
+    (saved, exact): (&Saved, &Gradients),
+    finding: &mut Finding,
+) {
+    let (Some(tensor), Place { sequence: Some(sequence), head: Some(head), row: Some(row), .. }) =
+        (finding.tensor, finding.place)
+    else {
+        return;
+    };
+    let (got, right) = match tensor {
+        TensorName::Dq => (&got.dq, &exact.dq),
+        TensorName::Dk => (&got.dk, &exact.dk),
+        TensorName::Dv => (&got.dv, &exact.dv),
+        _ => return,
+    };
+    let Some(pairs) = Pairs::new(problem, inputs, sequence, got.dim().2) else { return };
+    let run = if tensor == TensorName::Dq { pairs.both.q } else { pairs.both.kv };
+    let error = error(&lanes(got, run.row(row), head), &lanes(right, run.row(row), head));
+    if let Some(suspect) = suspect_of_gradient(&pairs, saved, tensor, (row, head), &error) {
+        let Suspect { query, head, key, weight, is_missed, .. } = suspect;
+        let of_head = format!("query {query} of head {head}");
+        let took = match (tensor, is_missed) {
+            (TensorName::Dq, true) => format!("query {query} of sequence {sequence} missed key {key}"),
+            (TensorName::Dq, false) => format!("query {query} of sequence {sequence} saw hidden key {key}"),
+            (_, true) => format!("key {key} of sequence {sequence} received nothing from {of_head}"),
+            (_, false) => format!("key {key} of sequence {sequence} received from hidden {of_head}"),
+        };
+        finding.what += &format!(": looks as if in the backward {took} (weight {weight:.1e})");
+    }
+}
+
+/// The pair that explains the error of a row of a gradient best, if one does.
+fn suspect_of_gradient(
+    pairs: &Pairs<'_>,
+    saved: &Saved,
+    tensor: TensorName,
+    (row, head): (usize, usize),
+    error: &[f64],
+) -> Option<Suspect> {
+    let lse = |query: usize, head: usize| saved.lse[[head, pairs.both.q.row(query)]];
+    let Inputs { q, k, dout, .. } = pairs.inputs;
+    let of = |(query, head, key): (usize, usize, usize)| {
+        let suspect = pairs.suspect(query, head, key, lse(query, head));
+        let (direction, coefficient) = match tensor {
+            TensorName::Dq => (pairs.of_key(k, key, head), pairs.logit_gradient(&suspect, saved)),
+            TensorName::Dk => (pairs.of_query(q, query, head), pairs.logit_gradient(&suspect, saved)),
+            _ => (pairs.of_query(dout, query, head), suspect.weight),
+        };
+        let predicted = if suspect.is_missed { -coefficient } else { coefficient };
+        suspect.explains(error, widened(&direction), predicted)
+    };
+    match tensor {
+        TensorName::Dq => best(error, (0..pairs.both.kv.len).filter_map(|key| of((row, head, key)))),
+        _ => {
+            let queries = (0..pairs.both.q.len).flat_map(|i| pairs.heads(head).map(move |h| (i, h, row)));
+            best(error, queries.filter_map(of))
+        }
+    }
 }

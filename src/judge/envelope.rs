@@ -2,7 +2,7 @@
 //! where the inputs are certified as dithered; then within what is left of it once the roundings are replayed, in tier
 //! R, where the subject's numeric profile is locked.
 
-use ndarray::{Array1, Array2, Array3, s};
+use ndarray::{Array1, Array2, Array3};
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay;
@@ -43,19 +43,25 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
         }
     }
     let Some(gradients) = &rank.gradients else { return Look::Held };
-    let saved = saved(problem, layout, rank, &answer.exact.lse);
+    let saved = saved(rank, &answer.exact.lse);
     let lse_error = answer.bound.as_ref().map(|bound| &bound.worst.lse).filter(|_| rank.lse.is_none());
     let answer = evidence.oracle(|| match lse_error {
         None => blocked::backward(problem, inputs, &saved, Some(&model)),
         Some(errors) => blocked::backward_of_hidden_lse(problem, inputs, &saved, errors, &model),
     });
+    let explained = |mut finding: Finding| {
+        let known = (&saved, &answer.exact);
+        diagnosis::explain_gradient(problem, inputs, gradients, known, &mut finding);
+        Some(finding).into()
+    };
     if let Some(finding) = backward(&compare, gradients, &answer, margin) {
-        return Some(finding).into();
+        return explained(finding);
     }
     let replayed = replay.filter(|_| rank.lse.is_some()).and_then(|replay| {
         evidence.oracle(|| replay::backward(problem, inputs, &saved, &model, &replay.profile))
     });
-    replayed.and_then(|answer| replayed_gradients(&compare, gradients, &answer, margin)).into()
+    let finding = replayed.and_then(|answer| replayed_gradients(&compare, gradients, &answer, margin));
+    finding.map_or(Look::Held, explained)
 }
 
 /// Tier R of out.
@@ -83,36 +89,11 @@ pub(super) fn replayed_gradients(
         .or_else(|| look(TensorName::Dq, rows(Side::Q, &got.dq, &exact.dq, &left.dq)))
 }
 
-/// The subject's own results on real rows, as the oracle's backward takes them; the exact LSE where it hides its own.
-pub(super) fn saved(
-    problem: &Problem,
-    layout: &RankLayout,
-    rank: &RankOutputs,
-    exact: &Array2<f64>,
-) -> Saved {
-    let mut saved = Saved {
-        out: Array3::zeros(problem.out_shape()),
-        lse: Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY),
-    };
-    let out = View::Rows(rank.out.view(), Side::Q);
-    out.real(layout, |row, head, _| {
-        let own = rank.lse.as_ref().map(|lse| f64::from(lse[[head, row]]));
-        saved.lse[[head, row]] = own.unwrap_or(exact[[head, row]]);
-    });
-    match (out.flat(), saved.out.as_slice_mut()) {
-        (Some(out_values), Some(to)) => {
-            let widen = |(to, out): (&mut f64, &f32)| *to = f64::from(*out);
-            out.every_stretch(layout, |at| {
-                to[at.clone()].iter_mut().zip(&out_values[at]).for_each(widen);
-                true
-            });
-        }
-        _ => out.real(layout, |row, head, _| {
-            let mut to = saved.out.slice_mut(s![row, head, ..]);
-            to.zip_mut_with(&out.lane(row, head), |to, out| *to = f64::from(*out));
-        }),
-    }
-    saved
+/// The subject's own results, as the oracle's backward takes them, which reads real rows alone; the exact LSE where it
+/// hides its own.
+pub(super) fn saved(rank: &RankOutputs, exact: &Array2<f64>) -> Saved {
+    let lse = rank.lse.as_ref().map_or_else(|| exact.clone(), |lse| lse.mapv(f64::from));
+    Saved { out: rank.out.mapv(f64::from), lse }
 }
 
 fn forward(
@@ -215,7 +196,7 @@ impl Comparison<'_> {
 
     /// The largest error ÷ bound of all real elements that the tier bounds.
     fn largest(&self, tier: Tier, format: Option<Format>, (got, exact, bound): Triple<'_>) -> f64 {
-        let mut largest = [0.0f64; CHUNK];
+        let (mut largest, mut ratios) = ([0.0f64; CHUNK], [0.0; CHUNK]);
         let mut look = |got: &[f32], exact: &[f64], bound: &[f64]| {
             let chunks = got.chunks(CHUNK).zip(exact.chunks(CHUNK).zip(bound.chunks(CHUNK)));
             for (got, (exact, bound)) in chunks {
@@ -223,11 +204,17 @@ impl Comparison<'_> {
                 if tier == Tier::T && bound.iter().fold(true, unbounded) {
                     continue;
                 }
-                let mut ratios = [0.0; CHUNK];
-                (self.ratio)(got, exact, bound, format, &mut ratios[..got.len()]);
-                for ((largest, &ratio), &bound) in largest.iter_mut().zip(&ratios).zip(bound) {
-                    let ratio = if tier == Tier::W || bound != f64::INFINITY { ratio } else { 0.0 };
-                    *largest = if ratio > *largest { ratio } else { *largest };
+                let ratios = &mut ratios[..got.len()];
+                (self.ratio)(got, exact, bound, format, ratios);
+                let raise = |largest: &mut f64, ratio: f64| {
+                    *largest = if ratio > *largest { ratio } else { *largest }
+                };
+                if tier == Tier::W {
+                    largest.iter_mut().zip(ratios).for_each(|(largest, ratio)| raise(largest, *ratio));
+                    continue;
+                }
+                for ((largest, &mut ratio), &bound) in largest.iter_mut().zip(ratios).zip(bound) {
+                    raise(largest, if bound != f64::INFINITY { ratio } else { 0.0 });
                 }
             }
         };
@@ -280,7 +267,7 @@ impl Comparison<'_> {
 }
 
 /// What an error past a tier's bound is called.
-fn wording(tier: Tier) -> &'static str {
+pub(super) fn wording(tier: Tier) -> &'static str {
     match tier {
         Tier::W => "further from the exact value than rounding explains",
         Tier::T => "further from the exact value than the roundings of dithered inputs explain (tier T)",

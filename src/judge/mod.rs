@@ -16,6 +16,7 @@ mod envelope;
 mod exact;
 pub mod faults;
 pub mod identity;
+pub mod large;
 mod poison;
 mod structure;
 mod trial;

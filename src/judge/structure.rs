@@ -122,29 +122,36 @@ fn unwritten(layout: &RankLayout, tensor: TensorName, view: &View<'_, f32>) -> O
 /// A row that holds no real token.
 struct Outside {
     row: usize,
-    place: Place,
-    /// Whether a sequence owns it.
-    is_owned: bool,
+    /// The sequence that owns it, and the row's position there; none where nobody does.
+    owner: Option<(usize, usize)>,
+}
+
+impl Outside {
+    fn place(&self) -> Place {
+        let own = |(sequence, position)| Place {
+            sequence: Some(sequence),
+            row: Some(position),
+            ..Place::default()
+        };
+        self.owner.map_or(Place { row: Some(self.row), ..Place::default() }, own)
+    }
 }
 
 /// The rows of a side past the real ones, then those that no sequence owns.
 fn outside(side: &SideLayout) -> Vec<Outside> {
-    let mut outside = Vec::new();
+    let real: usize = side.runs.iter().map(|placed| placed.local.len).sum();
+    let mut outside = Vec::with_capacity(side.rows.saturating_sub(real));
     let mut owned = vec![false; side.rows];
     for placed in &side.runs {
         placed.local.real_rows().for_each(|row| owned[row] = true);
         for (i, row) in (placed.local.len..).zip(Run::padding_rows(&placed.local)) {
             owned[row] = true;
             let position = placed.piece.start + i * placed.piece.step;
-            let place = Place { sequence: Some(placed.sequence), row: Some(position), ..Place::default() };
-            outside.push(Outside { row, place, is_owned: true });
+            outside.push(Outside { row, owner: Some((placed.sequence, position)) });
         }
     }
     let slack = (0..side.rows).filter(|&row| !owned[row]);
-    outside.extend(slack.map(|row| {
-        let place = Place { row: Some(row), ..Place::default() };
-        Outside { row, place, is_owned: false }
-    }));
+    outside.extend(slack.map(|row| Outside { row, owner: None }));
     outside
 }
 
@@ -164,13 +171,15 @@ fn padding(
         PaddingOutputs::Untouched => is_unwritten(got),
         PaddingOutputs::Unspecified => true,
     };
-    let contract_of = |outside: &Outside| match outside.is_owned {
-        true => contract,
-        false => PaddingOutputs::Untouched,
+    let contract_of = |outside: &Outside| match outside.owner {
+        Some(_) => contract,
+        None => PaddingOutputs::Untouched,
     };
-    let row_holds = |outside: &Outside| {
-        let contract = contract_of(outside);
-        view.every_of_row(outside.row, |&got| holds(contract, got))
+    // Each contract has a comparison of its own, without a choice for each element.
+    let row_holds = |outside: &Outside| match contract_of(outside) {
+        PaddingOutputs::Zero => view.every_of_row(outside.row, |got| got == neutral),
+        PaddingOutputs::Untouched => view.every_of_row(outside.row, is_unwritten),
+        PaddingOutputs::Unspecified => true,
     };
     if rows.iter().all(row_holds) {
         return None;
@@ -185,7 +194,7 @@ fn padding(
                     continue;
                 }
                 worst.failed(0.0, |finding| {
-                    finding.place = view.lane_place(Place { head: Some(head), ..outside.place }, lane);
+                    finding.place = view.lane_place(Place { head: Some(head), ..outside.place() }, lane);
                     finding.got = Some(if is_unwritten(got) { "unwritten".into() } else { number(got) });
                     let is_zero = contract == PaddingOutputs::Zero;
                     finding.expected = Some(if is_zero { number(neutral) } else { "untouched".into() });

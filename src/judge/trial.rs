@@ -39,7 +39,7 @@ impl Trial {
         let Ok(results) = assemble::assemble(problem, &layouts, outputs.ranks) else { return Ok(None) };
         let layout = layout::whole(problem);
         let hidden = Array2::zeros(problem.lse_shape());
-        let saved = results.lse.is_some().then(|| envelope::saved(problem, &layout, &results, &hidden));
+        let saved = results.lse.is_some().then(|| envelope::saved(&results, &hidden));
         Ok(Some(Trial {
             model: Model::new(problem, backend.accumulation(), partition),
             declared_tile: partition.kv_tile,

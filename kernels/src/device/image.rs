@@ -104,13 +104,17 @@ impl Placed {
 
 /// Elements, guards included, into their place among `bytes`.
 pub(super) fn encode(place: &Placed, elements: &[f32], bytes: &mut [u8]) {
-    let bytes = &mut bytes[place.start..place.start + place.raw_bytes()];
+    store(place.format, elements, &mut bytes[place.start..place.start + place.raw_bytes()]);
+}
+
+/// Elements that a format holds, as it stores them.
+pub(crate) fn store(format: Format, elements: &[f32], bytes: &mut [u8]) {
     let pairs = |code: fn(u32) -> u16, bytes: &mut [u8]| {
         for (to, value) in bytes.chunks_exact_mut(2).zip(elements) {
             to.copy_from_slice(&code(value.to_bits()).to_le_bytes());
         }
     };
-    match place.format {
+    match format {
         Format::Bf16 => pairs(|bits| (bits >> 16) as u16, bytes),
         Format::Fp16 => pairs(fp16_code, bytes),
         _ => {

@@ -21,8 +21,10 @@ use seamproof_simulator::schedule::{BufferId, Region, Work};
 
 use crate::attend::WeightFormats;
 use crate::error::KernelError;
+use crate::forward::Attention;
 use crate::gpu::{Area, Buffer, Gpu, Staging};
 use image::Placed;
+pub(crate) use image::store;
 
 /// What tables begin at multiples of.
 const ALIGNMENT: usize = 16;
@@ -50,6 +52,7 @@ pub struct CudaDevice<'w> {
     workspace: &'w Workspace,
     formats: WeightFormats,
     helpers: bool,
+    attention: Attention,
 }
 
 /// A run's buffers on the device, and what was asked for and is not launched yet.
@@ -110,10 +113,10 @@ impl Workspace {
         }
     }
 
-    /// The device for problems whose P and dS are rounded so. Without `helpers` every operation goes to the kernels on
-    /// tables of rows.
-    pub fn device(&self, formats: WeightFormats, helpers: bool) -> CudaDevice<'_> {
-        CudaDevice { workspace: self, formats, helpers }
+    /// The device for problems whose P and dS are rounded so. Without `helpers` every operation but attention goes to the
+    /// kernels on tables of rows.
+    pub fn device(&self, formats: WeightFormats, helpers: bool, attention: Attention) -> CudaDevice<'_> {
+        CudaDevice { workspace: self, formats, helpers, attention }
     }
 
     /// The GPU's name.

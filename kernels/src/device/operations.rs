@@ -11,6 +11,7 @@ use super::production::{self, Reorder, SlotTables};
 use super::{CudaDevice, CudaMemory, Placed, failed};
 use crate::attend::{Backward, CallTables, Forward};
 use crate::error::KernelError;
+use crate::forward::{Operands, Shape};
 use crate::gpu::Area;
 use crate::pairs::{Part, RowTable, TransferTable, Written};
 use crate::tables::Slots;
@@ -73,7 +74,21 @@ impl CudaDevice<'_> {
         let sink = attend.sink.map(|sink| memory.place(sink)).transpose()?;
         let call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
         let (at, formats) = (memory.table(&call.bytes), self.formats);
-        self.workspace.count("attend: attend");
+        let operands = Operands {
+            formats: [q.format, k.format, v.format],
+            out: out.format,
+            p: formats.p,
+            dims: [q.dim, v.dim],
+        };
+        let shape = self.attention.shape(&call, &operands);
+        if shape.is_some() {
+            memory.scratch = memory.scratch.max(call.plan_bytes());
+        }
+        self.workspace.count(match shape {
+            None => "attend: attend",
+            Some(Shape::Long) => "attend: forward_long",
+            Some(Shape::Short) => "attend: forward_short",
+        });
         memory.record(move |gpu, frame| {
             let view = |place: Placed| place.view(frame.memory);
             let tensors = Forward {
@@ -85,7 +100,11 @@ impl CudaDevice<'_> {
                 lse: view(lse)?,
                 max_logit: view(max_logit)?,
             };
-            gpu.attend(&call, frame.tables.part(at.clone())?, formats, &tensors)
+            let tables = frame.tables.part(at.clone())?;
+            match shape {
+                None => gpu.attend(&call, tables, formats, &tensors),
+                Some(shape) => gpu.forward(&call, [tables, frame.scratch], formats, shape, &tensors),
+            }
         });
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! What a wrong row shows: the set of keys that explains it, nearest to the right one first.
 
-use ndarray::ArrayView1;
+use std::borrow::Cow;
+
 use seamproof_oracle::InputMode;
 
 use super::row::{Allowed, Head, Keys};
@@ -15,7 +16,7 @@ pub(super) struct Row<'a> {
     pub(super) query: usize,
     pub(super) query_head: usize,
     pub(super) lse: Option<f32>,
-    pub(super) out: Option<ArrayView1<'a, f32>>,
+    pub(super) out: Option<Cow<'a, [f32]>>,
     pub(super) merging: Merging,
 }
 
@@ -26,7 +27,7 @@ impl Row<'_> {
         let Some(shown) = self.head.row(self.query, self.query_head, keys, scratch) else { return false };
         let allowed = Allowed::new(plan, &shown, self.merging);
         let lse = self.lse.is_none_or(|lse| allowed.holds_lse(lse, shown.lse()));
-        let out = |out: &ArrayView1<'_, f32>| {
+        let out = |out: &Cow<'_, [f32]>| {
             out.iter().zip(&*scratch).all(|(got, right)| allowed.holds_out(*got, *right))
         };
         lse && self.out.as_ref().is_none_or(out)

@@ -7,7 +7,6 @@
 
 use std::ops::Range;
 
-use ndarray::ArrayView1;
 use seamproof_oracle::{Format, Side, TensorName};
 
 use super::super::compare::lanes;
@@ -114,23 +113,23 @@ impl Backward<'_> {
                     let (q, dout) = (lanes(&inputs.q, row, head), lanes(&inputs.dout, row, head));
                     for (key, ds) in given.keys.clone().zip(&given.ds) {
                         let k = lanes(&inputs.k, plan.run(Side::Kv).row(key), kv_head);
-                        add(&mut dq, k, scale * ds);
-                        add(&mut sums.dk[key * qk..(key + 1) * qk], q, scale * ds);
-                        add(&mut sums.dv[key * v..(key + 1) * v], dout, given.weight);
+                        add(&mut dq, &k, scale * ds);
+                        add(&mut sums.dk[key * qk..(key + 1) * qk], &q, scale * ds);
+                        add(&mut sums.dv[key * v..(key + 1) * v], &dout, given.weight);
                     }
                 }
                 let place = Wrong { sequence, head, position, lane: None };
-                self.row(lanes(&got.dq, row, head), &dq, (scale / 4.0, 0.0), place, &mut tallies[2]);
+                self.row(&lanes(&got.dq, row, head), &dq, (scale / 4.0, 0.0), place, &mut tallies[2]);
             }
         }
         let p_error = self.p_error(plan);
         for (position, row) in plan.run(Side::Kv).real_rows().enumerate() {
             let place = Wrong { sequence, head: kv_head, position, lane: None };
             let dv = &sums.dv[position * v..(position + 1) * v];
-            self.row(lanes(&got.dv, row, kv_head), dv, (0.5, p_error), place, &mut tallies[0]);
+            self.row(&lanes(&got.dv, row, kv_head), dv, (0.5, p_error), place, &mut tallies[0]);
             let dk = &sums.dk[position * qk..(position + 1) * qk];
             let unit = scale * plan.amplitude() / 4.0;
-            self.row(lanes(&got.dk, row, kv_head), dk, (unit, 0.0), place, &mut tallies[1]);
+            self.row(&lanes(&got.dk, row, kv_head), dk, (unit, 0.0), place, &mut tallies[1]);
         }
     }
 
@@ -158,7 +157,7 @@ impl Backward<'_> {
         let kv_head = head / self.evidence.problem.group();
         let dp: Vec<f64> = keys
             .clone()
-            .map(|key| dot(dout, lanes(&inputs.v, plan.run(Side::Kv).row(key), kv_head)))
+            .map(|key| dot(&dout, &lanes(&inputs.v, plan.run(Side::Kv).row(key), kv_head)))
             .collect();
         let d = dp.iter().sum::<f64>() * weight;
         Some(Given { keys, weight, ds: dp.iter().map(|dp| weight * (dp - d)).collect() })
@@ -176,15 +175,14 @@ impl Backward<'_> {
         (format.round(sum.value - error), format.round(sum.value + error))
     }
 
-    fn row(
-        &self,
-        got: ArrayView1<'_, f32>,
-        sums: &[Sum],
-        (unit, error): (f64, f64),
-        place: Wrong,
-        tally: &mut Tally,
-    ) {
+    fn row(&self, got: &[f32], sums: &[Sum], (unit, error): (f64, f64), place: Wrong, tally: &mut Tally) {
         let most = self.units() * unit;
+        if error == 0.0
+            && let Some(compared) = rounded(got, sums, most, self.evidence.problem.precision.gradients.format)
+        {
+            tally.held(compared);
+            return;
+        }
         for (lane, (got, sum)) in got.iter().zip(sums).enumerate() {
             // A merged or unrounded sum that is stored in 16 bits on its way has an error of its own.
             if sum.magnitude < most && !(error > 0.0 && self.merging.narrow_sums) {
@@ -208,8 +206,8 @@ impl Backward<'_> {
         let got = lanes(array, row, wrong.head);
         let sums = self.terms(plan, tally.tensor, wrong);
         let story = match side {
-            Side::Q => gathered(&sums, got, self.evidence.problem.precision.gradients.format),
-            Side::Kv => received(plan, &sums, got, self.evidence.problem.precision.gradients.format),
+            Side::Q => gathered(&sums, &got, self.evidence.problem.precision.gradients.format),
+            Side::Kv => received(plan, &sums, &got, self.evidence.problem.precision.gradients.format),
         };
         let name = if side == Side::Q { "query" } else { "key" };
         let what = format!("sequence {}, {name} {}: {story}", wrong.sequence, wrong.position);
@@ -228,14 +226,13 @@ impl Backward<'_> {
     fn terms(&self, plan: &Plan<'_>, tensor: TensorName, wrong: Wrong) -> Vec<Term> {
         let (problem, inputs) = (self.evidence.problem, self.evidence.inputs);
         let scale = f64::from(problem.softmax.scale);
-        let scaled =
-            |row: ArrayView1<'_, f32>, factor: f64| row.iter().map(|x| f64::from(*x) * factor).collect();
+        let scaled = |row: &[f32], factor: f64| row.iter().map(|x| f64::from(*x) * factor).collect();
         if tensor == TensorName::Dq {
             let Some(given) = self.given(plan, wrong.position, wrong.head) else { return Vec::new() };
             let kv_head = wrong.head / problem.group();
             let term = |(key, ds): (usize, &f64)| {
                 let k = lanes(&inputs.k, plan.run(Side::Kv).row(key), kv_head);
-                Term { place: key, seen: true, lanes: scaled(k, scale * ds) }
+                Term { place: key, seen: true, lanes: scaled(&k, scale * ds) }
             };
             return given.keys.clone().zip(&given.ds).map(term).collect();
         }
@@ -251,12 +248,12 @@ impl Backward<'_> {
             let dout = lanes(&inputs.dout, row, head);
             let seen = given.keys.contains(&key);
             let lanes = if tensor == TensorName::Dv {
-                scaled(dout, given.weight)
+                scaled(&dout, given.weight)
             } else {
                 let value = |key: usize| lanes(&inputs.v, plan.run(Side::Kv).row(key), wrong.head);
-                let d: f64 = given.keys.clone().map(|key| dot(dout, value(key)) * given.weight).sum();
-                let ds = given.weight * (dot(dout, value(key)) - d);
-                scaled(lanes(&inputs.q, row, head), scale * ds)
+                let d: f64 = given.keys.clone().map(|key| dot(&dout, &value(key)) * given.weight).sum();
+                let ds = given.weight * (dot(&dout, &value(key)) - d);
+                scaled(&lanes(&inputs.q, row, head), scale * ds)
             };
             Some(Term { place: query, seen, lanes })
         };
@@ -264,11 +261,32 @@ impl Backward<'_> {
     }
 }
 
-fn add(sums: &mut [Sum], row: ArrayView1<'_, f32>, factor: f64) {
+/// How many elements there are to compare, where each of them is the rounded sum.
+fn rounded(got: &[f32], sums: &[Sum], most: f64, format: Format) -> Option<usize> {
+    // Each arm is compiled for its own format.
+    match format {
+        Format::Bf16 => rounded_to(got, sums, most, Format::Bf16),
+        Format::Fp16 => rounded_to(got, sums, most, Format::Fp16),
+        _ => rounded_to(got, sums, most, format),
+    }
+}
+
+#[inline(always)]
+fn rounded_to(got: &[f32], sums: &[Sum], most: f64, format: Format) -> Option<usize> {
+    let elements = got.iter().zip(sums);
+    let (compared, hold) = elements.fold((0, true), |(compared, hold), (got, sum)| {
+        let is_asked = sum.magnitude < most;
+        let holds = !is_asked | (f64::from(*got) == format.round(sum.value));
+        (compared + usize::from(is_asked), hold & holds)
+    });
+    hold.then_some(compared)
+}
+
+fn add(sums: &mut [Sum], row: &[f32], factor: f64) {
     sums.iter_mut().zip(row).for_each(|(sum, x)| sum.add(factor * f64::from(*x)));
 }
 
-fn dot(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f64 {
+fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
@@ -280,7 +298,7 @@ struct Term {
 }
 
 /// Whether a row is the sum of the terms that `taken` takes.
-fn is_sum(terms: &[Term], got: ArrayView1<'_, f32>, format: Format, taken: impl Fn(&Term) -> bool) -> bool {
+fn is_sum(terms: &[Term], got: &[f32], format: Format, taken: impl Fn(&Term) -> bool) -> bool {
     got.iter().enumerate().all(|(lane, got)| {
         let sum: f64 = terms.iter().filter(|term| taken(term)).map(|term| term.lanes[lane]).sum();
         format.round(sum) == f64::from(*got)
@@ -288,7 +306,7 @@ fn is_sum(terms: &[Term], got: ArrayView1<'_, f32>, format: Format, taken: impl 
 }
 
 /// Which of its keys a query's dq was gathered from.
-fn gathered(terms: &[Term], got: ArrayView1<'_, f32>, format: Format) -> String {
+fn gathered(terms: &[Term], got: &[f32], format: Format) -> String {
     let right: Vec<usize> = terms.iter().map(|term| term.place).collect();
     for missing in &right {
         if is_sum(terms, got, format, |term| term.place != *missing) {
@@ -300,7 +318,7 @@ fn gathered(terms: &[Term], got: ArrayView1<'_, f32>, format: Format) -> String 
 }
 
 /// Which queries a key received from.
-fn received(plan: &Plan<'_>, terms: &[Term], got: ArrayView1<'_, f32>, format: Format) -> String {
+fn received(plan: &Plan<'_>, terms: &[Term], got: &[f32], format: Format) -> String {
     let right = span(terms.iter().filter(|term| term.seen));
     let inside = |range: &Range<usize>, term: &Term| range.contains(&term.place);
     let moved = (1..=plan.queries()).flat_map(|by| {

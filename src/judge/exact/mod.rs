@@ -9,7 +9,8 @@ mod decode;
 mod gradients;
 mod row;
 
-use ndarray::ArrayView1;
+use std::borrow::Cow;
+
 use seamproof_oracle::{Side, TensorName};
 
 use super::compare::lanes;
@@ -69,6 +70,11 @@ struct Tally {
 impl Tally {
     fn new(tensor: TensorName) -> Tally {
         Tally { tensor, failed: 0, compared: 0, worst: None, rows: Vec::new() }
+    }
+
+    /// Counts elements that hold.
+    fn held(&mut self, elements: usize) {
+        self.compared += elements;
     }
 
     /// Counts an element; `distance` is how far off it is, NaN farther than all.
@@ -156,9 +162,14 @@ impl Forward<'_> {
         if !self.parts.out {
             return false;
         }
+        let row = self.got_out(plan, place);
+        if row.iter().zip(right).fold(true, |all, (got, right)| all & (f64::from(*got) == *right)) {
+            tally.held(row.len());
+            return true;
+        }
         let allowed = Allowed::new(plan, shown, self.merging);
         let mut is_exact = true;
-        for (lane, (got, right)) in self.got_out(plan, place).iter().zip(right).enumerate() {
+        for (lane, (got, right)) in row.iter().zip(right).enumerate() {
             let value = f64::from(*got);
             is_exact &= value == *right;
             let holds = value == *right || allowed.holds_out(*got, *right);
@@ -172,7 +183,7 @@ impl Forward<'_> {
         self.evidence.first.lse.as_ref().map(|lse| lse[[place.head, row]])
     }
 
-    fn got_out(&self, plan: &Plan<'_>, place: Wrong) -> ArrayView1<'_, f32> {
+    fn got_out(&self, plan: &Plan<'_>, place: Wrong) -> Cow<'_, [f32]> {
         lanes(&self.evidence.first.out, plan.run(Side::Q).row(place.position), place.head)
     }
 

@@ -1,8 +1,8 @@
 //! What a query must show for any set of keys that it might have seen.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use ndarray::ArrayView1;
 use seamproof_oracle::{Format, Inputs, Side};
 
 use super::super::compare::lanes;
@@ -114,7 +114,7 @@ impl<'a> Head<'a> {
         self.levels.get(key).map_or(1.0, |level| 2f64.powi(*level))
     }
 
-    pub(super) fn value(&self, key: usize) -> ArrayView1<'a, f32> {
+    pub(super) fn value(&self, key: usize) -> Cow<'a, [f32]> {
         lanes(&self.inputs.v, self.plan.run(Side::Kv).row(key), self.kv_head)
     }
 
@@ -158,7 +158,7 @@ impl<'a> Head<'a> {
             return None;
         }
         for key in chosen.filter(|key| keys.contains(*key)) {
-            for (out, value) in out.iter_mut().zip(self.value(key)) {
+            for (out, value) in out.iter_mut().zip(&*self.value(key)) {
                 *out += f64::from(*value) / active as f64;
             }
         }
@@ -210,7 +210,7 @@ impl<'a> Head<'a> {
         out.iter_mut().zip(sums).for_each(|(out, (end, first))| *out = end - first);
         if let Some(key) = keys.flipped {
             let factor = if keys.contains(key) { weight(key) } else { -weight(key) };
-            out.iter_mut().zip(self.value(key)).for_each(|(out, v)| *out += factor * f64::from(*v));
+            out.iter_mut().zip(&*self.value(key)).for_each(|(out, v)| *out += factor * f64::from(*v));
         }
         out.iter_mut().for_each(|out| *out /= total);
     }

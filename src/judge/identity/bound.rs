@@ -5,11 +5,12 @@
 //! another, and the weights of a row add up to 1 at most: a term that is linear in the weight `p` is at most its value
 //! at `p = 1`, and what a format's floor adds is counted once for each key. A bound that would say nothing is infinite.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::{F32_ROUNDOFF, GradientPair, Merges, Model, Partition, Row, Sums, Tier};
-use seamproof_oracle::{Inputs, Problem};
+use seamproof_oracle::{Format, Inputs, Problem};
 
 use super::super::Evidence;
 use super::super::compare::lanes;
@@ -22,6 +23,8 @@ const EXPONENT_ERROR_MAX: f64 = 0.25;
 pub(super) struct KeyNorms {
     /// `max_j |k_j|`.
     pub(super) k: f64,
+    /// The largest `|k_jc|`.
+    pub(super) k_max: f64,
     /// `max_j |v_j|`.
     pub(super) v: f64,
     /// The largest `|v_jc|`.
@@ -42,11 +45,15 @@ pub(super) fn norm(tensor: &Array3<f32>, row: usize, head: usize) -> f64 {
 
 impl Norms {
     pub(super) fn new(problem: &Problem, inputs: &Inputs) -> Norms {
+        let largest = |tensor: &Array3<f32>, row: usize, head: usize| {
+            lanes(tensor, row, head).iter().fold(0.0, |most: f64, &x| most.max(f64::from(x.abs())))
+        };
         let of = |sequence: &seamproof_oracle::Sequence, head: usize| {
             sequence.kv.real_rows().fold(KeyNorms::default(), |most, row| KeyNorms {
                 k: most.k.max(norm(&inputs.k, row, head)),
+                k_max: most.k_max.max(largest(&inputs.k, row, head)),
                 v: most.v.max(norm(&inputs.v, row, head)),
-                v_max: lanes(&inputs.v, row, head).iter().fold(most.v_max, |m, &v| m.max(f64::from(v.abs()))),
+                v_max: most.v_max.max(largest(&inputs.v, row, head)),
             })
         };
         let keys = problem.sequences.iter().map(|s| (0..problem.heads.kv).map(|h| of(s, h)).collect());
@@ -83,12 +90,37 @@ impl RowError {
     const UNKNOWN: RowError = RowError { lse: f64::INFINITY, out: f64::INFINITY };
 }
 
+/// What gradients are held against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Against {
+    /// Those of the exact function: the errors of the saved out and lse count.
+    Exact,
+    /// Those that the saved out and lse make.
+    Saved,
+}
+
+/// Errors of what one query gives in the backward, added up over its keys.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GivenError {
+    /// Of its weights, as they enter dv.
+    pub(super) weights: f64,
+    /// Of its logit gradients without the scale, as they enter dq and dk.
+    pub(super) logit_gradients: f64,
+}
+
+impl GivenError {
+    /// Nothing can be said of the query.
+    const UNKNOWN: GivenError = GivenError { weights: f64::INFINITY, logit_gradients: f64::INFINITY };
+}
+
 /// What bounds the rows of a problem on given inputs.
 pub(super) struct Bounds<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
-    norms: Rc<Norms>,
+    norms: OnceCell<Rc<Norms>>,
     pub(super) model: Model,
+    /// Where the norms of the case itself are kept for whoever needs them next.
+    shared: Option<&'a OnceCell<Rc<Norms>>>,
     partition: Partition,
     underflow: f64,
 }
@@ -103,14 +135,20 @@ struct Worst {
 }
 
 impl<'a> Bounds<'a> {
-    pub(super) fn new(evidence: &Evidence<'_>, problem: &'a Problem, inputs: &'a Inputs) -> Bounds<'a> {
+    pub(super) fn new(evidence: &Evidence<'a>, problem: &'a Problem, inputs: &'a Inputs) -> Bounds<'a> {
         let backend = evidence.backend;
         let own = std::ptr::eq(problem, evidence.problem) && std::ptr::eq(inputs, evidence.inputs);
-        let norms = || Rc::new(Norms::new(problem, inputs));
-        let norms = if own { evidence.told.norms.get_or_init(norms).clone() } else { norms() };
+        let shared = own.then_some(&evidence.told.norms);
         let partition = if own { evidence.partition() } else { evidence.partition_of(problem) };
         let model = Model::new(problem, backend.accumulation(), partition);
-        Bounds { problem, inputs, norms, model, partition, underflow: backend.accumulation().underflow() }
+        let underflow = backend.accumulation().underflow();
+        Bounds { problem, inputs, norms: OnceCell::new(), shared, model, partition, underflow }
+    }
+
+    /// The norms, made when the first row is asked for: most sums are explained without.
+    fn norms(&self) -> &Norms {
+        let make = || Rc::new(Norms::new(self.problem, self.inputs));
+        self.norms.get_or_init(|| self.shared.map_or_else(make, |shared| shared.get_or_init(make).clone()))
     }
 
     /// What roundings of partial gradients may lose below the normal range of their format.
@@ -125,9 +163,18 @@ impl<'a> Bounds<'a> {
         if count == 0 { 0.0 } else { step.tiny_half() + 2.0 * count as f64 * running.tiny_half() }
     }
 
+    /// What one gradient's operations may lose below the normal range, partial gradients' roundings included.
+    pub(super) fn gradient_floor(&self) -> f64 {
+        let most = |len: fn(&seamproof_oracle::Sequence) -> usize| {
+            self.problem.sequences.iter().map(len).max().unwrap_or(0)
+        };
+        let terms = (self.problem.group() * most(|s| s.q.len)).max(most(|s| s.kv.len));
+        self.sum_floor() + (terms + 8) as f64 * self.underflow
+    }
+
     /// The norms of a sequence's keys and values.
     pub(super) fn keys(&self, sequence: usize, head: usize) -> KeyNorms {
-        self.norms.keys[sequence][head / self.problem.group()]
+        self.norms().keys[sequence][head / self.problem.group()]
     }
 
     /// What an aligning unit adds to a norm at most: it takes no factor for less than its format's smallest normal one.
@@ -135,9 +182,10 @@ impl<'a> Bounds<'a> {
         self.model.magnitude(f64::MIN_POSITIVE) * (lanes as f64).sqrt()
     }
 
-    fn raised(&self, KeyNorms { k, v, v_max }: KeyNorms) -> KeyNorms {
-        let dims = self.problem.dims;
-        KeyNorms { k: k + self.raise(dims.qk), v: v + self.raise(dims.v), v_max: v_max + self.raise(1) }
+    fn raised(&self, KeyNorms { k, k_max, v, v_max }: KeyNorms) -> KeyNorms {
+        let (dims, lane) = (self.problem.dims, self.raise(1));
+        let (k, v) = (k + self.raise(dims.qk), v + self.raise(dims.v));
+        KeyNorms { k, k_max: k_max + lane, v, v_max: v_max + lane }
     }
 
     /// The worst that a row can be; none where its exponents' errors are not bounded to first order.
@@ -209,6 +257,52 @@ impl<'a> Bounds<'a> {
         total * (1.01 * (pair.dk + pair.ds.most) + dout_sum * error.out) + keys as f64 * floor
     }
 
+    /// The errors of all that one query gives in the backward, from the norms of its dout and of the `out` that the subject
+    /// returned.
+    pub(super) fn given(
+        &self,
+        sequence: usize,
+        position: usize,
+        head: usize,
+        out: &Array3<f32>,
+        against: Against,
+    ) -> GivenError {
+        let Some(worst) = self.worst(sequence, position, head) else { return GivenError::UNKNOWN };
+        let Worst { row, a, keys, norms } = worst;
+        let at = self.problem.sequences[sequence].q.row(position);
+        let (dout, out) = (norm(&self.inputs.dout, at, head), norm(out, at, head));
+        let dout = dout + self.raise(self.problem.dims.v);
+        // The exact out lies in the values' hull.
+        let x = dout * (norms.v + out.max(norms.v));
+        let pair = GradientPair {
+            x,
+            b: dout * norms.v,
+            d_error: self.model.d_error(dout * out),
+            ..whole_weight(&row, a)
+        };
+        let pair = self.model.gradient_pair(&pair, self.sums(sequence, keys));
+        let error = self.row_of(&worst);
+        let total = libm::exp(error.lse);
+        let floor =
+            |format: Format, x: f64| keys as f64 * (format.tiny_half() + 4.0 * self.underflow * (1.0 + x));
+        let precision = &self.problem.precision;
+        let own = GivenError {
+            weights: total * 1.01 * (pair.dv + pair.p.most) + floor(precision.p.format, 0.0),
+            logit_gradients: total * 1.01 * (pair.dk.max(pair.dq) + pair.ds.most)
+                + floor(precision.ds.format, x),
+        };
+        let dout_sum = lanes(&self.inputs.dout, at, head).iter().map(|&x| f64::from(x.abs())).sum::<f64>();
+        match against {
+            Against::Saved => own,
+            Against::Exact => GivenError {
+                weights: own.weights + libm::expm1(error.lse),
+                logit_gradients: own.logit_gradients
+                    + libm::expm1(error.lse) * x
+                    + total * dout_sum * error.out,
+            },
+        }
+    }
+
     fn sums(&self, sequence: usize, keys: usize) -> (f64, f64) {
         self.model.gradient_sums(self.problem.group() * self.problem.sequences[sequence].q.len, keys)
     }
@@ -218,7 +312,7 @@ impl<'a> Bounds<'a> {
         let both = &self.problem.sequences[sequence];
         let q = lanes(&self.inputs.q, both.q.row(position), head);
         let k = lanes(&self.inputs.k, both.kv.row(key), head / self.problem.group());
-        let products = q.iter().zip(k).map(|(&q, &k)| (f64::from(q), f64::from(k)));
+        let products = q.iter().zip(&*k).map(|(&q, &k)| (f64::from(q), f64::from(k)));
         let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, all), (q, k)| {
             (sum + q * k, all + self.model.magnitude(q) * self.model.magnitude(k))
         });

@@ -4,10 +4,12 @@ use seamproof_oracle::{ProblemFields, TensorName};
 
 use super::super::{Evidence, Look};
 use super::Relation;
+use super::bound::{Against, Bounds};
+use super::gradients::Runs;
 use super::twin::{Source, Twin, everything, same};
 
-/// Every query head with a KV head of its own, which holds what the group's held. dk and dv of a group are then sums of
-/// numbers rounded apart, and are left to the envelope.
+/// Every query head with a KV head of its own, which holds what the group's held: out, lse and dq as they are; dk and dv of
+/// a group are then the sums of its heads', rounded apart and added in another order, and agree within both errors.
 pub(super) fn repeated_kv_heads(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
     let group = problem.group();
@@ -18,9 +20,25 @@ pub(super) fn repeated_kv_heads(evidence: &Evidence<'_>) -> Option<Look> {
     fields.heads.kv = fields.heads.q;
     let kv_heads = (0..problem.heads.q).map(|head| head / group).collect();
     let twin = Twin::new(evidence, fields, Source { kv_heads, ..Source::same(problem) })?;
+    let relation = Relation::RepeatedKvHeads;
+    let answer = match twin.answer(evidence, relation) {
+        Ok(answer) => answer,
+        Err(look) => return Some(look),
+    };
     let mut tensors = everything(evidence);
     tensors.retain(|tensor| !matches!(tensor, TensorName::Dk | TensorName::Dv));
-    Some(twin.agrees(evidence, Relation::RepeatedKvHeads, &same(&tensors)))
+    let apart = twin.compare(evidence, relation, &answer, &same(&tensors), None);
+    let gradients = || {
+        let (own, apart) = (evidence.first.gradients.as_ref()?, answer.gradients.as_ref()?);
+        let here = Bounds::new(evidence, problem, evidence.inputs);
+        let there = Bounds::new(evidence, &twin.problem, &twin.inputs);
+        let what = "the gradient of a group is not the sum of its heads'";
+        // out and lse have been found the same, where both are shown.
+        let against = if answer.lse.is_some() { Against::Saved } else { Against::Exact };
+        let runs = Runs { evidence, relation, what, bounds: [&here, &there], kv_heads: group, against };
+        runs.compare(own, apart)
+    };
+    Some(apart.or_else(gradients).into())
 }
 
 /// The groups in the opposite order; where there is one group, its query heads, and then dk and dv are sums in another

@@ -128,7 +128,7 @@ pub(super) fn narrower_window(evidence: &Evidence<'_>) -> Option<Look> {
     let gradients = evidence.backend.promises().deterministic_backward;
     let tensors = if gradients { vec![Out, Lse, Dq, Dk, Dv] } else { vec![Out, Lse] };
     let kept = |side, sequence, position| !touched.at(side, sequence, position);
-    let changed = twin.compare(evidence, relation, &answer, &same(&tensors), &kept);
+    let changed = twin.compare(evidence, relation, &answer, &same(&tensors), Some(&kept));
     let lse = || lost_weights(evidence, &twin, answer.lse.as_ref()?, &touched);
     Some(changed.or_else(lse).into())
 }

@@ -12,6 +12,7 @@
 
 mod arrange;
 mod bound;
+mod gradients;
 mod heads;
 mod mask;
 mod probe;
@@ -79,7 +80,7 @@ pub enum Exactness {
     Bitwise,
     /// Within a derived bound.
     Bounded,
-    /// Bitwise where nothing may change, within a derived bound where something must.
+    /// Bitwise where the same roundings are done, within a derived bound elsewhere.
     Both,
 }
 
@@ -134,7 +135,7 @@ pub static TABLE: [Identity; 24] = [
     identity!(ClosingOffsets "closing-offsets" Bitwise 1 |p| p.sequences_alone, arrange::closing_offsets,
         "repeated closing offsets", "batch size taken from offsets"),
     identity!(OneRank "one-rank" Bounded 1 free, sums::one_rank,
-        "coverage over ranks", "merges", "chunk order"),
+        "coverage over ranks", "merges", "chunk order", "lost partial gradients"),
     identity!(UnitValues "unit-values" Bounded 1 free, sums::unit_values,
         "normalisation", "merge weights", "lost partial results"),
     identity!(SumOfDv "sum-of-dv" Bounded 0 free, sums::sum_of_dv,
@@ -149,8 +150,8 @@ pub static TABLE: [Identity; 24] = [
         "scale ignored, fixed or applied twice"),
     identity!(Negation "negation" Bitwise 1 free, scale::negation,
         "sign asymmetry", "constants added to logits"),
-    identity!(RepeatedKvHeads "repeated-kv-heads" Bitwise 1 |p| p.heads_alone, heads::repeated_kv_heads,
-        "head to KV head mapping", "packing of grouped heads"),
+    identity!(RepeatedKvHeads "repeated-kv-heads" Both 1 |p| p.heads_alone, heads::repeated_kv_heads,
+        "head to KV head mapping", "packing of grouped heads", "lost heads of a group"),
     identity!(HeadOrder "head-order" Bitwise 1 |p| p.heads_alone, heads::head_order,
         "head indexing", "statistics or sinks of another head"),
     identity!(WideWindow "wide-window" Bitwise 1 |p| p.rows_alone, mask::wide_window,
@@ -195,7 +196,7 @@ pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
 /// The identities of a data seed: those without runs, then [`DRAWN`] others, dear ones less often.
 pub fn drawn(data_seed: u64) -> Vec<&'static Identity> {
     let (mut free, mut dear): (Vec<_>, Vec<_>) = TABLE.iter().partition(|identity| identity.runs == 0);
-    dear.sort_by_key(|identity| {
+    dear.sort_by_cached_key(|identity| {
         // The least of several uniform draws: half as likely for twice the runs.
         mix(mix(data_seed ^ DRAW).wrapping_add(identity.relation as u64)) / 2
             * u64::from(identity.runs.min(2))

@@ -43,7 +43,7 @@ pub(super) fn influence(evidence: &Evidence<'_>) -> Option<Look> {
     let sees = |i: usize| problem.mask.visible(i, both.q.len, both.kv.len).contains(&key);
     let claims = same(&[TensorName::Out, TensorName::Lse]);
     let untouched = |side, at, i| side == Side::Q && !(at == index && sees(i));
-    let leaked = twin.compare(evidence, relation, &answer, &claims, &untouched);
+    let leaked = twin.compare(evidence, relation, &answer, &claims, Some(&untouched));
     let moved = || moved_weights(evidence, &twin, answer.lse.as_ref()?, (index, key), &sees);
     Some(leaked.or_else(moved).into())
 }

@@ -1,13 +1,14 @@
 //! Bounded identities: sums that are known, and the same problem on one rank.
 
-use ndarray::{Array3, ArrayView1};
+use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Algorithm, ContextParallel, Format, ProblemFields, Side, Sink};
 
 use super::super::compare::{Worst, lanes};
 use super::super::{Evidence, Look};
 use super::Relation;
-use super::bound::{Bounds, norm};
+use super::bound::{Against, Bounds, norm};
+use super::gradients::Runs;
 use super::twin::{Source, Twin};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
 use crate::layout::run_of;
@@ -61,7 +62,8 @@ fn query_place(sequence: usize, row: usize, head: usize) -> Place {
     Place { sequence: Some(sequence), head: Some(head), row: Some(row), lane: None }
 }
 
-/// The same problem on one rank: lse and out agree within both errors.
+/// The same problem on one rank: lse and out agree within both errors, and then dq, dk and dv; a rank's share of dsink is
+/// left to the envelope.
 pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     let relation = Relation::OneRank;
     if evidence.problem.parallel.algorithm == Algorithm::Single {
@@ -69,7 +71,6 @@ pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     }
     let mut fields: ProblemFields = evidence.problem.clone().into();
     fields.parallel = ContextParallel::single();
-    fields.pass = seamproof_oracle::Pass::Forward;
     let twin = Twin::new(evidence, fields, Source::same(evidence.problem))?;
     let answer = match twin.answer(evidence, relation) {
         Ok(answer) => answer,
@@ -93,7 +94,13 @@ pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
             out.compare(place, evidence.first.out[at].into(), answer.out[at].into(), a.out + b.out);
         }
     });
-    Some(lse.finding().or_else(|| out.finding()).into())
+    let gradients = || {
+        let (own, one) = (evidence.first.gradients.as_ref()?, answer.gradients.as_ref()?);
+        let what = "further from the gradient of one rank than the errors of both runs explain";
+        let (bounds, against) = ([&here, &there], Against::Exact);
+        Runs { evidence, relation, what, bounds, kv_heads: 1, against }.compare(own, one)
+    };
+    Some(lse.finding().or_else(|| out.finding()).or_else(gradients).into())
 }
 
 /// All values 1: out is 1, or what the sink leaves of it, or 0 where no key is seen.
@@ -132,8 +139,32 @@ pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
     Some(out.finding().into())
 }
 
+/// A KV head of a sequence, and who reads it: the queries that see a key, in each query head of the group.
+pub(super) struct Readers<'a> {
+    pub(super) sequence: usize,
+    pub(super) kv_head: usize,
+    pub(super) queries: &'a [usize],
+    pub(super) group: usize,
+}
+
+impl Readers<'_> {
+    /// Calls `visit(position, query head)` for each.
+    pub(super) fn each(&self, mut visit: impl FnMut(usize, usize)) {
+        for &position in self.queries {
+            (self.kv_head * self.group..(self.kv_head + 1) * self.group)
+                .for_each(|head| visit(position, head));
+        }
+    }
+}
+
+/// The queries of a sequence that see a key.
+pub(super) fn seeing(evidence: &Evidence<'_>, sequence: usize) -> Vec<usize> {
+    let (mask, both) = (&evidence.problem.mask, evidence.problem.sequences[sequence]);
+    (0..both.q.len).filter(|&i| !mask.visible(i, both.q.len, both.kv.len).is_empty()).collect()
+}
+
 /// Adds a row of a gradient to the sums of its lanes, and what rounding it may have moved to those of roundings.
-fn add_row(totals: &mut [(f64, f64)], format: Format, row: ArrayView1<'_, f32>, floor: f64) {
+fn add_row(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64) {
     // Each arm is compiled for its own format.
     match format {
         Format::Bf16 => add_row_of(totals, Format::Bf16, row, floor),
@@ -143,15 +174,21 @@ fn add_row(totals: &mut [(f64, f64)], format: Format, row: ArrayView1<'_, f32>, 
 }
 
 #[inline(always)]
-fn add_row_of(totals: &mut [(f64, f64)], format: Format, row: ArrayView1<'_, f32>, floor: f64) {
-    // The number before its rounding may be larger than the returned one.
-    let (unit, least) = (format.unit_roundoff(), format.tiny_half());
+fn add_row_of(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64) {
     for ((total, rounding), &value) in totals.iter_mut().zip(row) {
         let value = f64::from(value);
-        let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
         *total += value;
-        *rounding = *rounding + format.half_spacing(magnitude) + floor;
+        *rounding = *rounding + own_rounding(format, value) + floor;
     }
+}
+
+/// What rounding to a format may have moved a returned number by.
+#[inline(always)]
+pub(super) fn own_rounding(format: Format, value: f64) -> f64 {
+    // The number before its rounding may be larger than the returned one.
+    let (unit, least) = (format.unit_roundoff(), format.tiny_half());
+    let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
+    format.half_spacing(magnitude)
 }
 
 /// Compares, for each sequence and KV head, the sums of a gradient's rows with what they must be, lane by lane, within
@@ -160,21 +197,24 @@ fn sums(
     evidence: &Evidence<'_>,
     (relation, tensor): (Relation, TensorName),
     (gradient, floor): (&Array3<f32>, f64),
-    expected: impl Fn(usize, usize) -> Vec<f64>,
-    bound: impl Fn(usize, usize) -> Vec<f64>,
+    expected: impl Fn(&Readers<'_>) -> Vec<f64>,
+    bound: impl Fn(&Readers<'_>) -> Vec<f64>,
 ) -> Look {
     let problem = evidence.problem;
     let format = problem.precision.gradients.format;
     let mut worst = Bounded::new(relation, tensor, "the rows do not add up to what they must");
     for (index, sequence) in problem.sequences.iter().enumerate().filter(|(_, s)| s.kv.len > 0) {
+        let queries = seeing(evidence, index);
         for head in 0..problem.heads.kv {
-            let expected = expected(index, head);
+            let readers =
+                Readers { sequence: index, kv_head: head, queries: &queries, group: problem.group() };
+            let expected = expected(&readers);
             let mut totals = vec![(0.0, 0.0); gradient.shape()[2]];
             for row in run_of(sequence, Side::Kv).real_rows() {
-                add_row(&mut totals, format, lanes(gradient, row, head), floor);
+                add_row(&mut totals, format, &lanes(gradient, row, head), floor);
             }
             let near = totals.iter().zip(&expected).all(|((total, r), sum)| (total - sum).abs() <= *r);
-            let further = if near { vec![0.0; expected.len()] } else { bound(index, head) };
+            let further = if near { vec![0.0; expected.len()] } else { bound(&readers) };
             for (lane, (total, rounding)) in totals.into_iter().enumerate() {
                 // Past the largest number an infinity is right: nothing can be said.
                 let bound = if expected[lane].abs() + further[lane] >= format.max_finite() {
@@ -190,14 +230,6 @@ fn sums(
     worst.finding().into()
 }
 
-/// The query heads and positions of a sequence that read a KV head and see a key.
-fn readers(evidence: &Evidence<'_>, sequence: usize, kv_head: usize) -> Vec<(usize, usize)> {
-    let problem = evidence.problem;
-    let (both, group) = (problem.sequences[sequence], problem.group());
-    let seeing = (0..both.q.len).filter(|&i| !problem.mask.visible(i, both.q.len, both.kv.len).is_empty());
-    seeing.flat_map(|i| (kv_head * group..(kv_head + 1) * group).map(move |head| (i, head))).collect()
-}
-
 fn gradients<'a>(evidence: &Evidence<'a>) -> Option<(&'a RankGradients, &'a RankOutputs)> {
     evidence.first.gradients.as_ref().map(|gradients| (gradients, evidence.first))
 }
@@ -209,24 +241,23 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
         return None;
     }
     let bounds = Bounds::new(evidence, evidence.problem, evidence.inputs);
-    let over = |sequence: usize, kv_head: usize, add: &mut dyn FnMut(usize, usize, ArrayView1<'_, f32>)| {
-        for (position, head) in readers(evidence, sequence, kv_head) {
-            let row = evidence.problem.sequences[sequence].q.row(position);
-            add(position, head, lanes(&evidence.inputs.dout, row, head));
-        }
+    let dout = |readers: &Readers<'_>, position: usize, head: usize| {
+        let row = evidence.problem.sequences[readers.sequence].q.row(position);
+        lanes(&evidence.inputs.dout, row, head)
     };
-    let expected = |sequence: usize, kv_head: usize| {
+    let expected = |readers: &Readers<'_>| {
         let mut sum = vec![0.0; evidence.problem.dims.v];
-        over(sequence, kv_head, &mut |_, _, dout| {
-            sum.iter_mut().zip(dout).for_each(|(sum, &dout)| *sum += f64::from(dout));
+        readers.each(|position, head| {
+            let dout = dout(readers, position, head);
+            sum.iter_mut().zip(&*dout).for_each(|(sum, &dout)| *sum += f64::from(dout));
         });
         sum
     };
-    let bound = |sequence: usize, kv_head: usize| {
+    let bound = |readers: &Readers<'_>| {
         let mut bound = vec![0.0; evidence.problem.dims.v];
-        over(sequence, kv_head, &mut |position, head, dout| {
-            let error = bounds.weights_in_dv(sequence, position, head);
-            for (bound, &dout) in bound.iter_mut().zip(dout) {
+        readers.each(|position, head| {
+            let error = bounds.weights_in_dv(readers.sequence, position, head);
+            for (bound, &dout) in bound.iter_mut().zip(&*dout(readers, position, head)) {
                 *bound += f64::from(dout.abs()) * error + f64::from(f32::MIN_POSITIVE);
             }
         });
@@ -244,19 +275,19 @@ pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
         return None;
     }
     let bounds = Bounds::new(evidence, problem, inputs);
-    let expected = |_, _| vec![0.0; problem.dims.qk];
-    let bound = |sequence: usize, kv_head: usize| {
+    let expected = |_: &Readers<'_>| vec![0.0; problem.dims.qk];
+    let bound = |readers: &Readers<'_>| {
         let mut bound = vec![0.0; problem.dims.qk];
-        for (position, head) in readers(evidence, sequence, kv_head) {
-            let row = problem.sequences[sequence].q.row(position);
+        readers.each(|position, head| {
+            let row = problem.sequences[readers.sequence].q.row(position);
             let dout = lanes(&inputs.dout, row, head).iter().map(|&x| f64::from(x.abs())).sum();
             let norms = (norm(&inputs.dout, row, head), dout, norm(&rank.out, row, head));
-            let residue = bounds.residue_in_dk(sequence, position, head, norms);
+            let residue = bounds.residue_in_dk(readers.sequence, position, head, norms);
             let residue = residue * f64::from(problem.softmax.scale) * (1.0 + 8.0 * F32_ROUNDOFF);
-            for (bound, &q) in bound.iter_mut().zip(lanes(&inputs.q, row, head)) {
+            for (bound, &q) in bound.iter_mut().zip(&*lanes(&inputs.q, row, head)) {
                 *bound += f64::from(q.abs()) * residue + f64::from(f32::MIN_POSITIVE);
             }
-        }
+        });
         bound
     };
     let of = (Relation::SumOfDk, TensorName::Dk);

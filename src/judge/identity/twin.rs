@@ -1,5 +1,7 @@
 //! A twin: another problem and inputs whose right answer follows from the first one's.
 
+use std::ops::Range;
+
 use ndarray::{Array3, Axis};
 use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side};
 
@@ -57,6 +59,21 @@ pub(super) struct Claim {
     pub(super) tensor: TensorName,
     pub(super) factor: f32,
 }
+
+impl Claim {
+    #[inline]
+    fn agrees(self, got: f32, own: f32) -> bool {
+        (got == self.factor * own) | (got.is_nan() & (self.factor * own).is_nan())
+    }
+
+    /// Whether it holds for each of some elements.
+    fn holds(self, theirs: &[f32], ours: &[f32]) -> bool {
+        theirs.iter().zip(ours).fold(true, |all, (&got, &own)| all & self.agrees(got, own))
+    }
+}
+
+/// Whether a row of the problem's own is asked about: its side, sequence and position.
+pub(super) type Asked<'a> = dyn Fn(Side, usize, usize) -> bool + 'a;
 
 /// Claims that these tensors are the same.
 pub(super) fn same(tensors: &[TensorName]) -> Vec<Claim> {
@@ -137,19 +154,19 @@ impl Twin {
     /// Asks the subject and holds its answer against the claims, on every row.
     pub(super) fn agrees(&self, evidence: &Evidence<'_>, relation: Relation, claims: &[Claim]) -> Look {
         match self.answer(evidence, relation) {
-            Ok(answer) => self.compare(evidence, relation, &answer, claims, &|_, _, _| true).into(),
+            Ok(answer) => self.compare(evidence, relation, &answer, claims, None).into(),
             Err(look) => look,
         }
     }
 
-    /// The first claim that does not hold, on the rows for which `asked(side, sequence, position)` of the problem.
+    /// The first claim that does not hold, on the rows for which `asked(side, sequence, position)` of the problem, or on all.
     pub(super) fn compare(
         &self,
         evidence: &Evidence<'_>,
         relation: Relation,
         answer: &RankOutputs,
         claims: &[Claim],
-        asked: &dyn Fn(Side, usize, usize) -> bool,
+        asked: Option<&Asked<'_>>,
     ) -> Option<Finding> {
         let layout = layout::whole(&self.problem);
         let own = results(evidence.first);
@@ -160,14 +177,46 @@ impl Twin {
         })
     }
 
+    /// Whether the claim holds everywhere, looked at by as many rows as lie together in both; not known where heads changed
+    /// places.
+    fn every_stretch(
+        &self,
+        evidence: &Evidence<'_>,
+        claim: Claim,
+        (here, there, layout): (View<'_, f32>, View<'_, f32>, &RankLayout),
+    ) -> bool {
+        let (Some(ours), Some(theirs)) = (here.flat(), there.flat()) else { return false };
+        let side = here.side();
+        let in_place = |heads: &[usize]| heads.iter().enumerate().all(|(to, from)| to == *from);
+        if matches!(here, View::Heads(_))
+            || here.extent() != there.extent()
+            || !(in_place(&self.source.q_heads) && in_place(&self.source.kv_heads))
+        {
+            return false;
+        }
+        layout.side(side).runs.iter().all(|placed| {
+            let to = placed.local;
+            let Some((own, skip)) = self.source.row(side, placed.sequence, 0) else { return true };
+            let from = run_of(&evidence.problem.sequences[own], side);
+            let rows = if to.step == 1 && from.step == 1 { to.len.max(1) } else { 1 };
+            (0..to.len).step_by(rows).all(|i| {
+                let both = ranges(there, to.row(i), rows).zip(ranges(here, from.row(skip + i), rows));
+                { both }.all(|(to, from)| claim.holds(&theirs[to], &ours[from]))
+            })
+        })
+    }
+
     fn tensor(
         &self,
         evidence: &Evidence<'_>,
         relation: Relation,
         claim: Claim,
         (here, there, layout): (View<'_, f32>, View<'_, f32>, &RankLayout),
-        asked: &dyn Fn(Side, usize, usize) -> bool,
+        asked: Option<&Asked<'_>>,
     ) -> Option<Finding> {
+        if asked.is_none() && self.every_stretch(evidence, claim, (here, there, layout)) {
+            return None;
+        }
         let side = here.side();
         let kv = matches!(claim.tensor, TensorName::Dk | TensorName::Dv);
         let heads = self.source.heads(if kv { Side::Kv } else { Side::Q });
@@ -178,18 +227,15 @@ impl Twin {
             let mut own_row = 0;
             if let (Some(sequence), Some(position)) = (place.sequence, place.row) {
                 let Some((sequence, position)) = self.source.row(side, sequence, position) else { return };
-                if !asked(side, sequence, position) {
+                if asked.is_some_and(|asked| !asked(side, sequence, position)) {
                     return;
                 }
                 own = Place { sequence: Some(sequence), row: Some(position), ..own };
                 own_row = run_of(&evidence.problem.sequences[sequence], side).row(position);
             }
             let (theirs, ours) = (there.lane(row, head), here.lane(own_row, heads[head]));
-            let agrees = |got: f32, own: f32| {
-                (got == claim.factor * own) | (got.is_nan() & (claim.factor * own).is_nan())
-            };
             if let (Some(theirs), Some(ours)) = (theirs.to_slice(), ours.to_slice())
-                && theirs.iter().zip(ours).fold(true, |all, (&got, &own)| all & agrees(got, own))
+                && claim.holds(theirs, ours)
             {
                 worst.held(theirs.len());
                 return;
@@ -197,7 +243,7 @@ impl Twin {
             for (lane, (&got, &own_value)) in theirs.into_iter().zip(ours).enumerate() {
                 let expected = claim.factor * own_value;
                 worst.compared();
-                if !agrees(got, own_value) {
+                if !claim.agrees(got, own_value) {
                     worst.failed(0.0, |finding| {
                         finding.identity = Some(relation);
                         finding.place = here.lane_place(own, lane);
@@ -211,6 +257,16 @@ impl Twin {
     }
 }
 
+/// The elements of rows of a tensor that follow each other in memory, as ranges of [`View::flat`].
+fn ranges(view: View<'_, f32>, row: usize, rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let (heads, dim) = view.extent();
+    let (count, first, step, size) = match view {
+        View::Statistic(array) => (heads, row, array.shape()[1], rows),
+        _ => (1, row * heads * dim, 0, rows * heads * dim),
+    };
+    (0..count).map(move |i| first + i * step..first + i * step + size)
+}
+
 /// The twin's inputs, copied from the problem's.
 fn gather(base: &Problem, inputs: &Inputs, twin: &Problem, source: &Source) -> Inputs {
     let copy = |from: &Array3<f32>, side: Side, shape: [usize; 3]| {
@@ -221,7 +277,7 @@ fn gather(base: &Problem, inputs: &Inputs, twin: &Problem, source: &Source) -> I
                 let own = run_of(&base.sequences[own], side).row(position);
                 let mut to = to.index_axis_mut(Axis(0), row);
                 for (mut to, &from_head) in to.outer_iter_mut().zip(source.heads(side)) {
-                    to.assign(&lanes(from, own, from_head));
+                    to.iter_mut().zip(&*lanes(from, own, from_head)).for_each(|(to, from)| *to = *from);
                 }
             }
         }

@@ -1,0 +1,49 @@
+//! How fast the kernels are, each against a peer in the same run.
+
+mod attention;
+mod peer;
+mod pools;
+mod thd;
+mod tracks;
+
+use std::io;
+
+pub use attention::{Attention, Kernel, attention, problems};
+pub use thd::thd;
+
+use crate::error::KernelError;
+use crate::gpu::Graph;
+
+/// What a benchmark can fail at.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The GPU.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The place that figures are printed to.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The tracks of this program.
+    #[error("bench/tracks.json: {0}")]
+    Tracks(String),
+    /// A name that is of nothing.
+    #[error("there is no {what} '{name}'; known: {known}")]
+    Unknown {
+        /// Of what.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// The names that are.
+        known: String,
+    },
+}
+
+/// Median milliseconds of a recorded graph, after a warm-up.
+fn median_ms(graph: &Graph, warm_up: usize, repetitions: usize) -> Result<f64, KernelError> {
+    for _ in 0..warm_up {
+        graph.launch()?;
+    }
+    let mut times = (0..repetitions).map(|_| graph.time()).collect::<Result<Vec<f32>, _>>()?;
+    times.sort_by(f32::total_cmp);
+    Ok(f64::from(times[times.len() / 2]))
+}

@@ -1,0 +1,444 @@
+//! The forward on Hopper's tensor cores (see `forward.cu`): what it takes, and its launch.
+//!
+//! It takes what an [`AttentionCall`](seamproof_simulator::AttentionCall) says, with q, k and v in bf16 or fp16, head dims
+//! that are multiples of 8 up to [`DIM_MAX`], and a positive scale; [`refusal`] names what it does not take. A *shape* is
+//! how many query rows and keys are multiplied at once. A call's plan is made on the GPU from its tables, so that a recorded
+//! launch may be repeated with other lengths in the same tables; the host's lengths only choose a shape and the order of
+//! heads, which decide speed alone.
+#![allow(unsafe_code, reason = "says which types kernels receive")]
+
+use seamproof_oracle::{Format, Sink};
+use seamproof_simulator::RowPolicy;
+
+use crate::attend::{CallTables, Forward, SEGMENT_BYTES, WeightFormats, same, statistic};
+use crate::error::KernelError;
+use crate::gpu::{Area, Argument, Gpu, TensorMap, Tiled};
+use crate::view::{RawView, View};
+
+/// The largest head dimension.
+pub const DIM_MAX: usize = 128;
+/// Bounds and rows stay below, so that their sums fit 32 bits: `FAR` of the source.
+const ROWS_MAX: usize = 1 << 29;
+/// Elements of a box's row, and of what the copy engine's addresses are multiples of.
+const PANEL: usize = 64;
+const LANES: usize = 8;
+/// Bytes of `Plan`, `PlannedRows` and `PlannedKeys` of the source.
+const PLAN_BYTES: usize = 16;
+const PLANNED_ROWS_BYTES: usize = 48;
+const PLANNED_KEYS_BYTES: usize = 16;
+/// Threads of the planning kernel: `PLANNERS` of the source.
+const PLANNERS: usize = 1024;
+/// Keys and values that stay in the L2 cache while all tiles of their heads are taken.
+const CACHED_BYTES: usize = 32 << 20;
+/// Rows of an average segment up to which the short shape is faster.
+const SHORT_ROWS: usize = 96;
+
+/// How much is multiplied at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// 128 query rows, 128 keys.
+    Long,
+    /// 64 query rows, 64 keys.
+    Short,
+}
+
+/// Which kernel runs forwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Attention {
+    /// The simple one.
+    #[default]
+    Simple,
+    /// This one, where it takes the call, in the shape that fits the call.
+    Tuned,
+    /// This one, where it takes the call, in one shape.
+    Of(Shape),
+}
+
+/// What a call's tensors are, as far as the kernel cares.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands {
+    /// Of q, k and v.
+    pub formats: [Format; 3],
+    /// Of out.
+    pub out: Format,
+    /// What P is rounded to.
+    pub p: Format,
+    /// Of q and k, and of v.
+    pub dims: [usize; 2],
+}
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct RawArguments {
+    maps: [TensorMap; 3],
+    plan: u64,
+    rows: u64,
+    keys: u64,
+    tile_segment: u64,
+    /// out, lse, max_logit, sink.
+    views: [RawView; 4],
+    heads: i32,
+    group: i32,
+    head_chunk: i32,
+    q_step: i32,
+    dim_v: i32,
+    clear: i32,
+    sink_kind: i32,
+    scale: f32,
+    scale_log2: f32,
+}
+// SAFETY: repr(C), the fields of `Args` in forward.cu.
+unsafe impl Argument for RawArguments {}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawPlan {
+    segments: u64,
+    runs: u64,
+    plan: u64,
+    rows: u64,
+    keys: u64,
+    tile_segment: u64,
+    q_rows: i64,
+    segment_count: i32,
+    run_count: i32,
+    q_step: i32,
+    kv_step: i32,
+    tile_rows: i32,
+}
+// SAFETY: repr(C), the fields of `PlanArgs` in forward.cu.
+unsafe impl Argument for RawPlan {}
+
+impl Shape {
+    /// The faster one for a call, by the lengths that the host knows.
+    pub fn of(call: &CallTables) -> Shape {
+        if call.owned[0] > SHORT_ROWS * call.segments { Shape::Long } else { Shape::Short }
+    }
+
+    /// Query rows of a tile.
+    pub fn rows(self) -> usize {
+        match self {
+            Shape::Long => 128,
+            Shape::Short => 64,
+        }
+    }
+
+    /// Keys of a block.
+    pub fn keys(self) -> usize {
+        self.rows()
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Shape::Long => "long",
+            Shape::Short => "short",
+        }
+    }
+
+    /// Threads of a block and blocks of a multiprocessor.
+    fn threads(self) -> (usize, usize) {
+        match self {
+            Shape::Long => (384, 1),
+            Shape::Short => (160, 2),
+        }
+    }
+
+    /// Bytes of shared memory: barriers, two tiles of Q, and the rings of K and V, from a multiple of 1024 on.
+    fn shared_bytes(self, dim: usize) -> usize {
+        let stages = if dim == 128 { 2 } else { 4 };
+        1024 + 1024 + 2 * self.rows() * dim * 2 + 2 * stages * self.keys() * dim * 2
+    }
+}
+
+impl Attention {
+    /// Every choice.
+    pub const ALL: [Attention; 4] =
+        [Attention::Simple, Attention::Tuned, Attention::Of(Shape::Long), Attention::Of(Shape::Short)];
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Attention::Simple => "simple",
+            Attention::Tuned => "tuned",
+            Attention::Of(shape) => shape.name(),
+        }
+    }
+
+    /// The choice of a name.
+    pub fn by_name(name: &str) -> Option<Attention> {
+        Attention::ALL.into_iter().find(|choice| choice.name() == name)
+    }
+
+    /// The shape for a call; `None` where the simple kernel runs it.
+    pub fn shape(self, call: &CallTables, operands: &Operands) -> Option<Shape> {
+        let shape = match self {
+            Attention::Simple => return None,
+            Attention::Tuned => Shape::of(call),
+            Attention::Of(shape) => shape,
+        };
+        refusal(call, operands).is_none().then_some(shape)
+    }
+}
+
+/// What there is in a call that the kernel does not take; `None` where it takes the call.
+pub fn refusal(call: &CallTables, operands: &Operands) -> Option<String> {
+    let Operands { formats: [q, k, v], out, p, dims } = *operands;
+    let scale = call.softmax.scale;
+    let reach = (0..2).all(|side| {
+        let step = call.strides.step[side].unwrap_or(1).max(1);
+        call.strides.reach[side] <= call.rows[side] / step
+    });
+    let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
+    refused(!matches!(q, Format::Bf16 | Format::Fp16) || q != k || q != v, &|| {
+        format!("q, k and v in {q}, {k} and {v}")
+    })
+    .or_else(|| refused(p != q, &|| format!("P in {p} beside {q}")))
+    .or_else(|| refused(out != q && out != Format::F32, &|| format!("out in {out} beside {q}")))
+    .or_else(|| {
+        let served = |dim: usize| (1..=DIM_MAX).contains(&dim) && dim.is_multiple_of(LANES);
+        refused(!dims.into_iter().all(served), &|| format!("head dims {} and {}", dims[0], dims[1]))
+    })
+    .or_else(|| refused(!(scale.is_normal() && scale > 0.0), &|| format!("the scale {scale:e}")))
+    .or_else(|| refused(call.softmax.softcap.is_some(), &|| "a softcap".to_owned()))
+    .or_else(|| {
+        let rows = call.rows[0].max(call.rows[1]);
+        refused(rows >= ROWS_MAX, &|| format!("{rows} rows"))
+    })
+    .or_else(|| refused(call.strides.step.contains(&None) || !reach, &|| "rows of several steps".to_owned()))
+}
+
+impl CallTables {
+    /// Bytes of the plan, whose address is a multiple of 16.
+    pub fn plan_bytes(&self) -> usize {
+        let tiles = self.owned[0] / Shape::Short.rows() + self.segments;
+        PLAN_BYTES + PLANNED_ROWS_BYTES * self.segments + PLANNED_KEYS_BYTES * self.runs + 4 * tiles
+    }
+}
+
+/// Heads that are taken together: as many as have their keys and values in the cache, in chunks of one size.
+fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, dims: [usize; 2]) -> usize {
+    let bytes = (call.strides.keys * (dims[0] + dims[1]) * 2).max(1);
+    let chunks = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
+    kv_heads.div_ceil(chunks) * group
+}
+
+fn tensor_map(
+    gpu: &Gpu,
+    name: &str,
+    view: &View,
+    step: usize,
+    rows_of_box: usize,
+) -> Result<TensorMap, KernelError> {
+    let ([rows, heads, dim], raw) = (view.shape(), view.raw(name)?);
+    if !raw.base.is_multiple_of(16) {
+        return Err(KernelError::shape(format!("{name}: at {:#x}, which is no multiple of 16", raw.base)));
+    }
+    let (row, head) = (raw.row as usize, raw.head as usize);
+    gpu.tensor_map(&Tiled {
+        base: raw.base,
+        format: view.format(),
+        dims: [dim, heads, step, rows / step],
+        strides: [head, row, row * step],
+        of_box: [PANEL as u32, 1, 1, rows_of_box as u32],
+    })
+}
+
+impl Gpu {
+    /// Launches the forward; `tables` holds the call's tables, `plan` has [`CallTables::plan_bytes`]. Two launches, and no
+    /// wait. What it does not take is [`KernelError::Unserved`].
+    pub fn forward(
+        &self,
+        call: &CallTables,
+        [tables, plan]: [Area; 2],
+        formats: WeightFormats,
+        shape: Shape,
+        tensors: &Forward,
+    ) -> Result<(), KernelError> {
+        let Forward { q, k, v, sink, out, lse, max_logit } = tensors;
+        // The simple kernel's contract holds here too.
+        call.raw(tables, [q, k, v], formats)?;
+        let ([q_rows, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
+        let operands = Operands {
+            formats: [q, k, v].map(View::format),
+            out: out.format(),
+            p: formats.p,
+            dims: [dim, dim_v],
+        };
+        if let Some(what) = refusal(call, &operands) {
+            return Err(KernelError::Unserved(what));
+        }
+        same("out", out, [q_rows, heads, dim_v])?;
+        statistic("lse", lse, [q_rows, heads, 1])?;
+        statistic("max_logit", max_logit, [1, heads, 1])?;
+        let (sink_kind, sink) = match (call.softmax.sink, sink) {
+            (Sink::None, _) => (0, max_logit),
+            (Sink::OffByOne, _) => (1, max_logit),
+            (Sink::Learnable, Some(sink)) => (2, sink),
+            (Sink::Learnable, None) => return Err(KernelError::shape("a learnable sink is missing")),
+        };
+        statistic("sink", sink, [1, heads, 1])?;
+        if plan.bytes() < call.plan_bytes() || !plan.address().is_multiple_of(16) {
+            return Err(KernelError::shape(format!("{} bytes for the plan", plan.bytes())));
+        }
+        let out = out.raw("out")?;
+        if !out.base.is_multiple_of(16) {
+            return Err(KernelError::shape(format!("out: at {:#x}, which is no multiple of 16", out.base)));
+        }
+        let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
+        let [rows, keys] = [shape.rows(), shape.keys()];
+        let rows_at = plan.address() + PLAN_BYTES as u64;
+        let keys_at = rows_at + (PLANNED_ROWS_BYTES * call.segments) as u64;
+        let tiles_at = keys_at + (PLANNED_KEYS_BYTES * call.runs) as u64;
+        let planned = RawPlan {
+            segments: tables.address(),
+            runs: tables.address() + (call.segments * SEGMENT_BYTES) as u64,
+            plan: plan.address(),
+            rows: rows_at,
+            keys: keys_at,
+            tile_segment: tiles_at,
+            q_rows: call.owned[0] as i64,
+            segment_count: call.segments as i32,
+            run_count: call.runs as i32,
+            q_step: q_step as i32,
+            kv_step: kv_step as i32,
+            tile_rows: rows as i32,
+        };
+        let group = heads / kv_heads;
+        let scale = call.softmax.scale;
+        let arguments = RawArguments {
+            maps: [
+                tensor_map(self, "q", q, q_step, rows)?,
+                tensor_map(self, "k", k, kv_step, keys)?,
+                tensor_map(self, "v", v, kv_step, keys)?,
+            ],
+            plan: plan.address(),
+            rows: rows_at,
+            keys: keys_at,
+            tile_segment: tiles_at,
+            views: [out, lse.raw("lse")?, max_logit.raw("max_logit")?, sink.raw("sink")?],
+            heads: heads as i32,
+            group: group as i32,
+            head_chunk: head_chunk(call, group, kv_heads, [dim, dim_v]) as i32,
+            q_step: q_step as i32,
+            dim_v: dim_v as i32,
+            clear: i32::from(call.policy == RowPolicy::Overwrite),
+            sink_kind,
+            scale,
+            scale_log2: (f64::from(scale) * std::f64::consts::LOG2_E) as f32,
+        };
+        if call.owned[0] == 0 || heads == 0 {
+            return Ok(());
+        }
+        let bucket = if dim.max(dim_v) <= 64 { 64 } else { 128 };
+        let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
+        let (threads, blocks) = shape.threads();
+        self.launch("forward_plan", (1, 1, PLANNERS), &[&planned])?;
+        self.launch_with(
+            &format!("forward_{}_{bucket}_{instance}", shape.name()),
+            (self.multiprocessors()? * blocks, 1, threads),
+            shape.shared_bytes(bucket),
+            &[&arguments],
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seamproof_oracle::{Run, Softmax};
+    use seamproof_simulator::{AttentionCall, Segment};
+
+    const OPERANDS: Operands =
+        Operands { formats: [Format::Bf16; 3], out: Format::Bf16, p: Format::Bf16, dims: [64, 128] };
+
+    fn call(runs: &[(Run, Run)], softmax: Softmax) -> CallTables {
+        let segment = |&(q, kv): &(Run, Run)| Segment { q, kv: vec![kv], lo: None, hi: Some(0) };
+        let segments = runs.iter().map(segment).collect();
+        let call = AttentionCall { segments, softmax, policy: RowPolicy::Overwrite };
+        CallTables::new(&call, [64, 64], false).expect("the runs lie in 64 rows")
+    }
+
+    fn plain() -> Softmax {
+        Softmax { scale: 0.125, softcap: None, sink: Sink::None }
+    }
+
+    /// Rows `phase, phase + step, …`.
+    fn strided(phase: usize, step: usize, len: usize) -> Run {
+        Run { offset: phase, step, len, span: len }
+    }
+
+    #[test]
+    fn what_is_not_taken_is_named() {
+        let packed = Run::packed(3, 20, 24);
+        let taken = call(&[(packed, packed)], plain());
+        assert_eq!(refusal(&taken, &OPERANDS), None);
+        let f32 = Format::F32;
+        assert_eq!(refusal(&taken, &Operands { out: f32, ..OPERANDS }), None, "partial results in f32");
+        let cases = [
+            (Operands { formats: [f32; 3], ..OPERANDS }, "q, k and v in f32"),
+            (Operands { p: f32, ..OPERANDS }, "P in f32"),
+            (Operands { out: Format::Fp16, ..OPERANDS }, "out in fp16"),
+            (Operands { dims: [64, 136], ..OPERANDS }, "136"),
+            (Operands { dims: [12, 64], ..OPERANDS }, "12"),
+            (Operands { dims: [0, 64], ..OPERANDS }, "head dims 0"),
+        ];
+        for (operands, what) in cases {
+            let said = refusal(&taken, &operands).unwrap_or_default();
+            assert!(said.contains(what), "{operands:?}: {said:?}, not {what:?}");
+        }
+        for softmax in [
+            Softmax { scale: 0.0, ..plain() },
+            Softmax { scale: -1.0, ..plain() },
+            Softmax { scale: f32_subnormal(), ..plain() },
+            Softmax { softcap: Some(3.0), ..plain() },
+        ] {
+            assert!(refusal(&call(&[(packed, packed)], softmax), &OPERANDS).is_some(), "{softmax:?}");
+        }
+    }
+
+    fn f32_subnormal() -> f32 {
+        f32::MIN_POSITIVE / 2.0
+    }
+
+    #[test]
+    fn rows_of_one_step_are_taken() {
+        let sbhd = [(strided(0, 2, 32), strided(0, 2, 32)), (strided(1, 2, 32), strided(1, 2, 32))];
+        assert_eq!(refusal(&call(&sbhd, plain()), &OPERANDS), None);
+        let mixed = [(strided(0, 2, 8), strided(0, 2, 8)), (strided(20, 1, 8), strided(20, 1, 8))];
+        assert!(refusal(&call(&mixed, plain()), &OPERANDS).is_some());
+        // 64 rows are 21 times three and one more, which no box of rows three apart reaches.
+        let beyond = [(strided(0, 3, 22), strided(0, 3, 21))];
+        assert!(refusal(&call(&beyond, plain()), &OPERANDS).is_some());
+    }
+
+    #[test]
+    fn heads_are_cut_into_chunks_of_one_size() {
+        let mut long = call(&[(Run::packed(0, 64, 64), Run::packed(0, 64, 64))], plain());
+        assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 16, "short keys all stay");
+        // 8 MiB a head: 4 fit, so 4 chunks of 4 and not 5 of 3 and 1.
+        long.strides.keys = 16384;
+        assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 4);
+        assert_eq!(head_chunk(&long, 4, 8, [128, 128]), 16);
+        long.strides.keys = 1 << 28;
+        assert_eq!(head_chunk(&long, 1, 3, [128, 128]), 1, "one head at least");
+    }
+
+    /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
+    #[test]
+    fn sizes_are_those_of_the_source() {
+        assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 9 * 4 + 60);
+        assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 6 * 4);
+        for dim in [64, 128] {
+            assert!(Shape::Long.shared_bytes(dim) <= 232_448);
+            assert!(2 * (Shape::Short.shared_bytes(dim) + 1024) <= 233_472);
+        }
+    }
+
+    #[test]
+    fn choices_have_names() {
+        for choice in Attention::ALL {
+            assert_eq!(Attention::by_name(choice.name()), Some(choice));
+        }
+        assert_eq!(Attention::by_name("other"), None);
+    }
+}

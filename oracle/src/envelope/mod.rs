@@ -1,0 +1,69 @@
+//! For each element of the answer, the largest error that an honest subject can show, in two tiers: W, the worst case
+//! for any input, and T, in which the roundings of dithered weights may cancel.
+//!
+//! An *honest subject* rounds its inputs, weights, logit gradients and results to the problem's formats, computes in
+//! f32 between, and sums as it declares ([`Accumulation`], [`Partition`]). The bound is a sum of named rounding terms
+//! evaluated with the exact answer's own quantities. Nothing here is tuned: each constant is a unit roundoff, a count
+//! of roundings, or a documented accuracy of an instruction.
+//!
+//! Terms, for query i and key j (all quantities exact; `A_ij = Σ_c |q_ic||k_jc|`, `B_ij = Σ_c |dout_ic||v_jc|`, `m` the
+//! row's largest logit, `l = Σ exp(s − m)`, `u` the unit roundoff of a stored format):
+//!
+//! | term | what it bounds |
+//! |---|---|
+//! | `logit_error` | absolute error of a logit: `scale·A·(g(d) + 2ε)`, and the soft cap's tanh |
+//! | `weight_error` | error `p·θ` of an unrounded weight: the exponent's, exp's own, `R` rescalings of a running max, merges |
+//! | `weight_rounding` | absolute error of rounding P: `u·p`, or the format's floor, whichever is larger |
+//! | `gamma` | relative error of the row sum |
+//! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes; a tensor core cuts a subnormal factor off where it would a factor of its format's smallest exponent, so that counts as its magnitude there |
+//! | half spacing | the final rounding to the stored format |
+//!
+//! What approximate instructions of a GPU cost is within these terms, so that a kernel which uses them declares nothing of
+//! it. `ex2.approx` (2 ulp) is [`EXP_ERROR`]; its argument `fma(S, c, −fl(m·c))` with `c = fl(scale·log₂e)` is off by `2ε`
+//! in `c`, `ε` in each of two roundings, whose shares `3ε·|s − m| + ε·|m|` the exponent's `ε·(|s − m| + 2·range + 2·max|s|)`
+//! holds; rescalings telescope to `3ε·range`, of the same sum, since a running maximum only grows. `rcp.approx` (1 ulp,
+//! `2ε`) and the product with it are `3ε` of the `6ε` of an element of out. `lg2.approx` (2^-22 absolute in (0.5, 2),
+//! relative elsewhere) times `ln 2` is `5.5ε·|ln l|` beside `2^-22·ln 2 + 1.5ε`: [`LOG_ERROR`] and 3 ulp of the logarithm
+//! hold both, also where the LSE is put together in units of `log₂` and multiplied last.
+//!
+//! Tier T differs from W in two terms, both for certified sums alone (`blocked/dither.rs`). Errors of rounding weights
+//! are independent there and of mean 0, so that their sum is within eight standard deviations ([`NOISE`]), or within
+//! the sum of all magnitudes where that is less. A row sum's roundings are bounded by a martingale's tail
+//! ([`ROW_SUM_TAIL`]). A truncating unit's error is biased and stays linear, and so does every other term.
+//!
+//! Used by the judge and nowhere else. Sources: Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1
+//! (`γ_n = nε/(1 − nε)`); MMA-Sim (arXiv 2511.10909) and arXiv 2512.07004 for the tensor core's truncation; the PTX ISA
+//! (<https://docs.nvidia.com/cuda/parallel-thread-execution/>) for `ex2.approx`, `lg2.approx` and `rcp.approx`; Higham and Mary, "A New Approach to Probabilistic Rounding Error
+//! Analysis" (SIAM J. Sci. Comput. 41, 2019), and Ipsen and Zhou, "Probabilistic Error Analysis for Inner Products"
+
+mod accumulation;
+mod model;
+mod partition;
+mod sums;
+
+pub use accumulation::Accumulation;
+pub use model::{
+    GradientPair, GradientPairError, Model, PairError, ReplayedPair, Rounding, Row, RowModel, Tier,
+};
+pub use partition::{Merges, Partition, Sums};
+pub use sums::{RowEnvelope, RowSums};
+
+/// Unit roundoff of f32, round to nearest: 2^-24.
+pub const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
+/// Relative error of an honest `exp`: 2^-22 (`ex2.approx` after its input scaling).
+pub const EXP_ERROR: f64 = 1.0 / (1u64 << 22) as f64;
+/// Relative error of an honest `tanh`: 2^-21 (an accurate f32 library function, a few ulp).
+pub const TANH_ERROR: f64 = 1.0 / (1u64 << 21) as f64;
+/// Absolute error of an honest `log` for arguments near 1: 2^-21.4 (`lg2.approx` times ln 2).
+pub const LOG_ERROR: f64 = 3.613_2e-7;
+/// Further relative error of an honest `log`: 3 ulp.
+const LOG_RELATIVE_ERROR: f64 = 3.0 / (1u64 << 23) as f64;
+
+/// Eight standard deviations of rounding a weight to nearest, in its unit roundoffs: the error is uniform in a cell of
+/// half width `u·2^e ≤ u·p`, whose deviation is that over √3, hence `8/√3`, wherever the weights lie in their binades.
+/// (Spread evenly in their logarithm they would need 3.4; those of a row whose logits differ little lie close together.)
+/// Eight, because 1.2e-15 of a normal law lies outside.
+pub const NOISE: f64 = 4.619;
+/// Azuma's `√(2·ln(2/δ))` for δ = 1e-15: a sum of n roundings, each at most a in magnitude and of mean 0 given the ones
+/// before, is within this times `a·√n`.
+pub const ROW_SUM_TAIL: f64 = 8.4;

@@ -1,0 +1,185 @@
+//! The bounds of the backward, given the saved out and lse.
+
+use super::super::{EXP_ERROR, F32_ROUNDOFF};
+use super::{Accumulation, Model, Rounding, exponential_error, factor, final_rounding, replayed, rounding};
+use crate::replay::Profile;
+
+/// The exact quantities of one pair in the backward.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientPair {
+    /// The logit.
+    pub logit: f64,
+    /// The saved LSE of the row.
+    pub lse: f64,
+    /// How far the LSE that the subject used may be from that; 0 where it is the subject's own.
+    pub lse_error: f64,
+    /// The weight, exact given the saved LSE.
+    pub p: f64,
+    /// `dP − D`.
+    pub x: f64,
+    /// The soft cap's derivative.
+    pub derivative: f64,
+    /// `Σ|q||k|`.
+    pub a: f64,
+    /// `Σ|dout||v|`.
+    pub b: f64,
+    /// [`Model::d_error`] of the row.
+    pub d_error: f64,
+}
+
+impl GradientPair {
+    /// A pair of which the weight alone is looked at: no gradient, no soft cap, the subject's own LSE.
+    pub fn of_weight(logit: f64, lse: f64, p: f64, a: f64) -> GradientPair {
+        GradientPair { logit, lse, lse_error: 0.0, p, x: 0.0, derivative: 1.0, a, b: 0.0, d_error: 0.0 }
+    }
+}
+
+/// One pair of the backward, replayed.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplayedPair {
+    /// The rounded weight.
+    pub p: f64,
+    /// The rounded logit gradient.
+    pub ds: f64,
+    /// What is left as a coefficient of `|dout|` in dv.
+    pub dv: f64,
+    /// Of `|q|` in dk, without the scale.
+    pub dk: f64,
+    /// Of `|k|` in dq, without the scale.
+    pub dq: f64,
+}
+
+/// Errors of the gradients' coefficients for one pair, but for the roundings of P and dS, which come apart.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientPairError {
+    /// Coefficient of `|dout|` in dv.
+    pub dv: f64,
+    /// Coefficient of `|q|` in dk, without the scale.
+    pub dk: f64,
+    /// Coefficient of `|k|` in dq, without the scale.
+    pub dq: f64,
+    /// The rounding of P: another coefficient of `|dout|` in dv.
+    pub p: Rounding,
+    /// The rounding of dS: another coefficient of `|q|` in dk and of `|k|` in dq.
+    pub ds: Rounding,
+}
+
+impl Model {
+    /// Error of the backward's recomputed weight `exp(s − lse)` (`p·θ'`, and underflow): there is no running maximum.
+    #[inline]
+    fn backward_weight_error(&self, p: f64, logit: f64, lse: f64, logit_error: f64) -> f64 {
+        let eta = logit_error + F32_ROUNDOFF * (3.0 * lse.abs() + (logit - lse).abs());
+        let exponent = exponential_error(p, logit - lse, eta);
+        exponent * (1.0 + EXP_ERROR) + p * EXP_ERROR + p.min(self.accumulation.underflow())
+    }
+
+    /// Error of `D = rowsum(dout · out)`; `magnitudes` is `Σ|dout||out|`.
+    pub fn d_error(&self, magnitudes: f64) -> f64 {
+        self.accumulation.row_dot(self.dims_v) * magnitudes
+            + self.dims_v as f64 * self.accumulation.underflow()
+    }
+
+    /// The sums over queries and keys that [`Model::gradient_pair`] needs: `g` of dk and dv for `queries` rows in all
+    /// (of every query head of the group), and `g` of dq for `keys` keys.
+    pub fn gradient_sums(&self, queries: usize, keys: usize) -> (f64, f64) {
+        let by_query = match self.accumulation {
+            // Each head of the group begins its own steps.
+            Accumulation::WgmmaTruncating | Accumulation::Unknown => {
+                let head = self.accumulation.cut_products(queries / self.group, self.partition.q_tile);
+                (head * self.group as f64).max(self.accumulation.products(queries))
+            }
+            _ => self.accumulation.products(queries),
+        } + self.sum_error();
+        (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error())
+    }
+
+    /// Errors of `p` and `dS` before they are rounded, and the exact `|dS|`. `p` is exact given the saved out and lse;
+    /// `x` is `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative.
+    #[inline]
+    fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
+        let &GradientPair { logit, lse, lse_error, p, x, derivative, a, b, d_error } = pair;
+        let underflow = self.accumulation.underflow();
+        let logit_error = self.logit_error(a, logit);
+        let p_error = self.backward_weight_error(p, logit, lse, logit_error + lse_error);
+        let x_error = self.products_v * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
+        let px_error = p_error * x.abs() + (p + p_error) * x_error + underflow;
+        let derivative_error = self.softcap.map_or(0.0, |cap| {
+            let t = (logit / cap).abs();
+            let t_error = logit_error / cap + 2.0 * F32_ROUNDOFF * t;
+            2.0 * t * t_error + t_error * t_error + 2.0 * F32_ROUNDOFF
+        });
+        let ds = p * x.abs() * derivative;
+        let ds_error = px_error * (derivative + derivative_error)
+            + p * x.abs() * derivative_error
+            + 2.0 * F32_ROUNDOFF * ds;
+        (p_error, ds, ds_error)
+    }
+
+    /// The errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
+    #[inline]
+    pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
+        let (by_query, by_key) = sums;
+        let (p_error, ds, ds_error) = self.gradient_errors(pair);
+        let p_rounding = rounding(self.p, pair.p + p_error, self.p.tiny_half());
+        let ds_rounding = rounding(self.ds, ds + ds_error, self.ds.tiny_half());
+
+        let p_rounded = pair.p + p_error + p_rounding.most;
+        let ds_rounded = ds + ds_error + ds_rounding.most;
+        GradientPairError {
+            dv: p_error + by_query * factor(p_rounded, self.p_floor),
+            dk: ds_error + (by_query + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, self.ds_floor),
+            dq: ds_error + (by_key + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, self.ds_floor),
+            p: p_rounding,
+            ds: ds_rounding,
+        }
+    }
+
+    /// What is left of one pair's errors when its roundings are replayed, and the rounded p and dS.
+    #[inline]
+    pub fn replayed_gradient_pair(
+        &self,
+        profile: &Profile,
+        pair: &GradientPair,
+        sums: (f64, f64),
+    ) -> ReplayedPair {
+        let (by_query, by_key) = sums;
+        let (p_error, ds, ds_error) = self.gradient_errors(pair);
+        let (p, p_left) = replayed(self.weight_format(profile), pair.p, p_error);
+        // What is rounded is dS times this; dividing by it again is exact enough in f64.
+        let scale = if profile.scales_logit_gradients { self.scale } else { 1.0 };
+        let (ds, ds_left) = replayed(self.ds, ds * scale, (ds_error + F32_ROUNDOFF * ds) * scale);
+        let (ds, ds_left) = (ds / scale, ds_left / scale);
+        ReplayedPair {
+            p,
+            ds: ds.copysign(pair.x),
+            dv: p_left + by_query * factor(p + p_left, self.p_floor),
+            dk: ds_left + (by_query + 3.0 * F32_ROUNDOFF) * factor(ds + ds_left, self.ds_floor),
+            dq: ds_left + (by_key + 3.0 * F32_ROUNDOFF) * factor(ds + ds_left, self.ds_floor),
+        }
+    }
+
+    /// Bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the rounding.
+    #[inline]
+    pub fn gradient_bound(&self, exact: f64, errors: f64, terms: usize) -> f64 {
+        let underflow = (terms + 8) as f64 * self.accumulation.underflow() + self.sum_floor();
+        let error = errors + underflow;
+        error + final_rounding(self.gradients, exact.abs() + error)
+    }
+
+    /// What one row adds to the error of dsink: `p_sink = exp(sink − lse)` times D, both with their errors;
+    /// `lse_error` and `d_error` are those of the saved values.
+    pub fn sink_row(&self, sink: f64, (lse, lse_error): (f64, f64), (d, d_error): (f64, f64)) -> (f64, f64) {
+        let p = libm::exp(sink - lse);
+        let p_error = self.backward_weight_error(p, sink, lse, F32_ROUNDOFF * sink.abs() + lse_error);
+        let term = p * d.abs();
+        let error = p_error * d.abs() + (p + p_error) * d_error + F32_ROUNDOFF * term;
+        (term, error)
+    }
+
+    /// Bound of one head's dsink over `rows` rows, from the summed terms and errors of [`Model::sink_row`].
+    pub fn sink_bound(&self, terms: f64, errors: f64, rows: usize) -> f64 {
+        errors
+            + self.accumulation.row_sum(rows, rows) * (terms + errors)
+            + (rows + 8) as f64 * self.accumulation.underflow()
+    }
+}

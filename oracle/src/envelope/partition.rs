@@ -1,0 +1,51 @@
+//! How a subject cuts a problem's sums: tiles, merges of partial results, partial gradients.
+
+use crate::Format;
+
+/// How a subject cuts a problem's sums into separately rounded pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Query rows of a tile.
+    pub q_tile: usize,
+    /// Keys of a tile: the running maximum and sum change once a tile.
+    pub kv_tile: usize,
+    /// How a row's partial results are merged.
+    pub merges: Merges,
+    /// How partial gradients are added up.
+    pub sums: Sums,
+}
+
+/// Partial outs and LSEs of one row, computed by separate launches and merged (ring steps, splits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Merges {
+    /// Merges that a row goes through at most; 0 where one launch makes the final row.
+    pub count: usize,
+    /// What a launch's partial out is stored in.
+    pub step: Format,
+    /// What the running out is stored in.
+    pub running: Format,
+    /// Whether the weighted partial out is rounded to the running format before it is added.
+    pub product_rounded: bool,
+}
+
+/// Partial gradients of one row, computed by separate launches, stored and added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sums {
+    /// Roundings of a partial sum on its way, in all; 0 where one launch makes the final gradient.
+    pub count: usize,
+    /// What they round to.
+    pub format: Format,
+}
+
+impl Partition {
+    /// One launch makes every row: tiles only.
+    pub fn single(q_tile: usize, kv_tile: usize) -> Partition {
+        let f32 = Format::F32;
+        Partition {
+            q_tile,
+            kv_tile,
+            merges: Merges { count: 0, step: f32, running: f32, product_rounded: false },
+            sums: Sums { count: 0, format: f32 },
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Tier W of a row from sums over its pairs, for a reference that runs elsewhere and cannot bring every pair here.
+//!
+//! Every term is [`Model`]'s own, taken at the worst pair of the row. Up to an error of 1 of its exponent, a pair's error
+//! `W` is proportional to its weight `p` and convex in its logit and in `a = Σ|q||k|`, so that the worst logit is one of the
+//! row's two ends, and `Σ p·W(a) ≤ W(0)·Σ p + (W(A) − W(0))/A · Σ p·a` for the largest `a`, `A`. Past 1 nothing is bounded.
+//! So a bound is never below that of [`crate::blocked::forward`], and above it by the spread of `a` at most.
+
+use super::{Model, Row, Tier};
+
+/// Sums over the keys that a row sees: exact ones, or larger where they are magnitudes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowSums {
+    /// Visible keys.
+    pub keys: usize,
+    /// The largest logit, −∞ where there is no key.
+    pub largest: f64,
+    /// The smallest logit.
+    pub smallest: f64,
+    /// `Σ e^(s − largest)`.
+    pub sum: f64,
+    /// `Σ e^(s − largest)·a`, where a is `Σ|q||k|` of a logit, each of [`Model::magnitude`].
+    pub sum_a: f64,
+    /// The largest a.
+    pub largest_a: f64,
+    /// The row's sink.
+    pub sink: Option<f64>,
+    /// The largest magnitude of a value that the row sees, or more.
+    pub value_max: f64,
+}
+
+/// A row's exact statistics, and what all lanes of its output have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct RowEnvelope<'a> {
+    model: &'a Model,
+    row: Row,
+    value_max: f64,
+    /// What turns `e^(s − largest)` into a weight.
+    share: f64,
+    /// Errors of the numerator, relative to `Σ p·|v|`, and those that do not shrink with the weights.
+    relative: f64,
+    floor: f64,
+    denominator: f64,
+    max_logit_error: f64,
+}
+
+/// The row with its sink.
+fn row(sums: &RowSums) -> Row {
+    let &RowSums { keys, largest, smallest, sum, sink, .. } = sums;
+    let max = sink.map_or(largest, |sink| sink.max(largest));
+    let min = sink.map_or(smallest, |sink| sink.min(smallest));
+    if max == f64::NEG_INFINITY {
+        return Row { keys, max, max_abs: 0.0, range: 0.0, sum: 0.0, lse: f64::NEG_INFINITY, sink };
+    }
+    let of_keys = if keys == 0 { 0.0 } else { sum * libm::exp(largest - max) };
+    let sum = of_keys + sink.map_or(0.0, |sink| libm::exp(sink - max));
+    let lse = max + libm::log(sum);
+    Row { keys, max, max_abs: min.abs().max(max.abs()), range: max - min, sum, lse, sink }
+}
+
+impl<'a> RowEnvelope<'a> {
+    /// The envelope of a row.
+    pub fn new(model: &'a Model, sums: &RowSums) -> RowEnvelope<'a> {
+        let row = row(sums);
+        let mut envelope = RowEnvelope {
+            model,
+            row,
+            value_max: sums.value_max,
+            share: 0.0,
+            relative: 0.0,
+            floor: 0.0,
+            denominator: 0.0,
+            max_logit_error: 0.0,
+        };
+        if row.max == f64::NEG_INFINITY {
+            return envelope;
+        }
+        let mut weight_errors = 0.0;
+        if row.keys > 0 {
+            envelope.share = libm::exp(sums.largest - row.max) / row.sum;
+            weight_errors = envelope.of_keys(sums);
+        }
+        envelope.denominator = model.denominator(&row, weight_errors, Tier::Worst);
+        envelope
+    }
+
+    /// Fills in what visible keys add; gives `Σ p·θ`.
+    fn of_keys(&mut self, sums: &RowSums) -> f64 {
+        let &RowSums { keys, largest, smallest, sum, sum_a, largest_a, .. } = sums;
+        let (of_row, g) = (self.model.of_row(&self.row), self.model.value_sum(keys));
+        let ends = [largest, smallest];
+        let worst = |of: &dyn Fn(f64) -> f64| ends.into_iter().map(of).fold(0.0, f64::max);
+        self.floor = of_row.floor(g);
+        self.max_logit_error = worst(&|logit| self.model.logit_error(largest_a, logit));
+        if worst(&|logit| of_row.exponent_error(logit, largest_a)) > 1.0 {
+            self.relative = f64::INFINITY;
+            return f64::INFINITY;
+        }
+        self.relative = worst(&|logit| {
+            let pair = of_row.pair(logit, 1.0, largest_a, g);
+            pair.value + pair.rounding.most
+        });
+        let weight = |a: f64| worst(&|logit| of_row.pair(logit, 1.0, a, g).weight);
+        let (least, most) = (weight(0.0), weight(largest_a));
+        let slope = if largest_a > 0.0 { (most - least) / largest_a } else { 0.0 };
+        self.share * (least * sum + slope * sum_a)
+    }
+
+    /// The exact LSE and its bound; infinite where nothing is bounded.
+    pub fn lse(&self) -> (f64, f64) {
+        let sees_nothing = self.row.lse == f64::NEG_INFINITY;
+        let bound = if sees_nothing { 0.0 } else { self.model.lse_bound(&self.row, self.denominator) };
+        (self.row.lse, bound)
+    }
+
+    /// A lane of the exact output and its bound, from `Σ e^(s − largest)·v` and `Σ e^(s − largest)·|v|`.
+    pub fn out(&self, numerator: f64, magnitudes: f64) -> (f64, f64) {
+        if self.row.keys == 0 {
+            return (0.0, 0.0);
+        }
+        let out = numerator * self.share;
+        let errors =
+            self.relative * magnitudes * self.share + self.floor * self.row.keys as f64 * self.value_max;
+        (out, self.model.out_bound(&self.row, out, errors, self.denominator, self.value_max))
+    }
+
+    /// What the largest logit of the row may be off by: a head's may be by the largest of its rows'.
+    pub fn max_logit_error(&self) -> f64 {
+        self.max_logit_error
+    }
+}

@@ -1,0 +1,126 @@
+//! The envelope from sums over a row's pairs, held to the one that looks at every pair.
+
+mod common;
+
+use common::{Draws, inputs, plain, random};
+use ndarray::Array3;
+use proptest::prelude::*;
+use seamproof_oracle::envelope::{Accumulation, Merges, Model, Partition, RowEnvelope, RowSums};
+use seamproof_oracle::{Format, Heads, Inputs, Mask, Precision, Problem, ProblemFields, Softmax, blocked};
+
+/// What a reference elsewhere would bring: the sums of a row, and each lane's two.
+fn sums(
+    problem: &Problem,
+    inputs: &Inputs,
+    model: &Model,
+    (sequence, head, i): (usize, usize, usize),
+) -> (RowSums, Vec<[f64; 2]>) {
+    let sequence = &problem.sequences[sequence];
+    let lane = |a: &Array3<f32>, row: usize, head: usize, c: usize| f64::from(a[[row, head, c]]);
+    let (row, kv_head) = (sequence.q.row(i), head / problem.group());
+    let keys: Vec<usize> =
+        problem.mask.visible(i, sequence.q.len, sequence.kv.len).map(|key| sequence.kv.row(key)).collect();
+    let products = |key: usize, of: &dyn Fn(f64) -> f64| -> f64 {
+        (0..problem.dims.qk)
+            .map(|c| of(lane(&inputs.q, row, head, c)) * of(lane(&inputs.k, key, kv_head, c)))
+            .sum()
+    };
+    let scale = f64::from(problem.softmax.scale);
+    let logits: Vec<f64> =
+        keys.iter().map(|&key| problem.softmax.cap(scale * products(key, &|x| x))).collect();
+    let a: Vec<f64> = keys.iter().map(|&key| products(key, &|x| model.magnitude(x))).collect();
+    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = logits.iter().map(|logit| libm::exp(logit - largest)).collect();
+    let values = |c: usize| keys.iter().map(move |&key| lane(&inputs.v, key, kv_head, c));
+    let lanes = (0..problem.dims.v).map(|c| {
+        let terms = || weights.iter().zip(values(c));
+        [terms().map(|(w, v)| w * v).sum(), terms().map(|(w, v)| w * model.magnitude(v)).sum()]
+    });
+    let lanes: Vec<[f64; 2]> = lanes.collect();
+    let row = RowSums {
+        keys: keys.len(),
+        largest,
+        smallest: logits.iter().copied().fold(f64::INFINITY, f64::min),
+        sum: weights.iter().sum(),
+        sum_a: weights.iter().zip(&a).map(|(w, a)| w * a).sum(),
+        largest_a: a.iter().copied().fold(0.0, f64::max),
+        sink: problem.sink(head, inputs.sink.as_slice().unwrap_or(&[])),
+        value_max: (0..problem.dims.v).flat_map(values).map(f64::abs).fold(0.0, f64::max),
+    };
+    (row, lanes)
+}
+
+/// What sums in another order may differ by, relative to a bound.
+const SLACK: f64 = 1e-9;
+
+/// The largest ratio of the two bounds, of LSEs and of outs; no bound may be lower, nor an exact value differ.
+fn compare(problem: &Problem, inputs: &Inputs, model: &Model) -> [f64; 2] {
+    let answer = blocked::forward(problem, inputs, Some(model));
+    let worst = answer.bound.expect("a model was given").worst;
+    let (mut ratios, mut max_logit) = ([0.0f64; 2], vec![0.0f64; problem.heads.q]);
+    let mut held = |what: usize, (exact, bound): (f64, f64), right: f64, most: f64| {
+        assert!(exact == right || (exact - right).abs() <= 1e-9 * (1.0 + right.abs()), "{exact} {right}");
+        assert!(bound >= most * (1.0 - SLACK), "{what}: {bound:e} is below {most:e}");
+        ratios[what] = ratios[what].max(if most > 0.0 { bound / most } else { 1.0 });
+    };
+    for (number, sequence) in problem.sequences.iter().enumerate() {
+        for (head, i) in (0..problem.heads.q).flat_map(|head| (0..sequence.q.len).map(move |i| (head, i))) {
+            let (row, lanes) = sums(problem, inputs, model, (number, head, i));
+            let envelope = RowEnvelope::new(model, &row);
+            let at = sequence.q.row(i);
+            held(0, envelope.lse(), answer.exact.lse[[head, at]], worst.lse[[head, at]]);
+            for (c, [numerator, magnitudes]) in lanes.into_iter().enumerate() {
+                let place = [at, head, c];
+                held(1, envelope.out(numerator, magnitudes), answer.exact.out[place], worst.out[place]);
+            }
+            max_logit[head] = envelope.max_logit_error().max(max_logit[head]);
+        }
+    }
+    for (head, (&bound, &most)) in max_logit.iter().zip(&worst.max_logit).enumerate() {
+        assert!(bound >= most * (1.0 - SLACK), "max_logit of head {head}: {bound:e} is below {most:e}");
+    }
+    ratios
+}
+
+fn model_of(problem: &Problem, draws: &mut Draws) -> Model {
+    let accumulation = draws.pick(&[
+        Accumulation::F32Serial,
+        Accumulation::F32Tree { width: 4 },
+        Accumulation::WgmmaTruncating,
+        Accumulation::Unknown,
+    ]);
+    let merges = Merges { count: 3, step: Format::Bf16, running: Format::F32, product_rounded: true };
+    let single = Partition::single(1 + draws.below(8), 1 + draws.below(40));
+    let partition = draws.pick(&[single, Partition { merges, ..single }]);
+    Model::new(problem, accumulation, partition)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_bound_from_sums_is_never_below_the_one_from_pairs(seed in any::<u64>()) {
+        let (problem, inputs) = random(seed, 40);
+        let mut draws = Draws(seed ^ 1);
+        let precision = Precision::uniform(draws.pick(&[Format::Bf16, Format::Fp16, Format::F32]));
+        let problem = Problem::new(ProblemFields { precision, ..problem.into() }).expect("as valid");
+        compare(&problem, &inputs, &model_of(&problem, &mut draws));
+    }
+}
+
+/// On data like that of a network the bounds are nearly as sharp; that of an out steps up by half a spacing where it passes a
+/// power of two.
+#[test]
+fn little_is_lost() {
+    let fields = ProblemFields {
+        heads: Heads { q: 2, kv: 1 },
+        mask: Mask::CAUSAL,
+        softmax: Softmax { scale: 0.125, ..plain(&[], 1).softmax },
+        ..plain(&[(300, 300)], 64)
+    };
+    let problem = Problem::new(fields).expect("valid");
+    let inputs = inputs(&problem, &mut Draws(7));
+    let model = Model::new(&problem, Accumulation::WgmmaTruncating, Partition::single(64, 128));
+    let [lse, out] = compare(&problem, &inputs, &model);
+    assert!(lse < 1.05 && out < 1.5, "{lse} {out}");
+}

@@ -1,0 +1,205 @@
+//! The reference kernel on a GPU, held to the oracle on the CPU. Needs a Hopper GPU, a driver and NVRTC; fails without
+//! them: `cargo test --release --test reference -- --ignored`
+
+use ndarray::Axis;
+use seamproof::generate::{self, Draw, Profile};
+use seamproof::judge::large::{self, Rows};
+use seamproof::values::{self, Poison};
+use seamproof::{backend::Backend, backends::Emulated};
+use seamproof_kernels::Gpu;
+use seamproof_kernels::cache::Cache;
+use seamproof_kernels::reference::{Answers, Query, Questions, Tensors};
+use seamproof_kernels::view::View;
+use seamproof_oracle::envelope::{Accumulation, Model, Partition};
+use seamproof_oracle::{Format, Inputs, Problem, TensorName, blocked};
+
+/// Unit roundoff of f64.
+const ROUNDOFF: f64 = f64::EPSILON / 2.0;
+/// What magnitudes are too large by at most: weights and values rounded up to tf32 (2^-10 each), and what is added for the
+/// matrix unit's truncation over the tiles of a few thousand keys (2^-19 a step).
+const MAGNITUDES_MOST: f64 = 1.0 / 128.0;
+
+fn gpu() -> Gpu {
+    Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Problems of all shapes with inputs whose padding is NaN, forward alone.
+fn problems(profile: Profile, cases: u64) -> impl Iterator<Item = (Problem, Inputs)> {
+    let limits = profile.limits();
+    let drawn = (0..cases).filter_map(move |case| match generate::draw(11, case, &limits) {
+        Draw::Problem(problem) => Some(problem),
+        _ => None,
+    });
+    let narrow = |format: Format| matches!(format, Format::Bf16 | Format::Fp16 | Format::F32);
+    let served = drawn.filter(move |problem| {
+        let precision = &problem.precision;
+        [precision.q, precision.k, precision.v].iter().all(|element| narrow(element.format))
+    });
+    served.map(|problem| {
+        let mut inputs = values::inputs(&problem);
+        values::poison(&mut inputs, &problem, Poison::Nan);
+        (problem, inputs)
+    })
+}
+
+/// Every real row of every head, with its sequence and position.
+fn queries(problem: &Problem) -> Vec<(Query, usize)> {
+    let heads = 0..problem.heads.q;
+    let rows = |head: usize| {
+        problem.sequences.iter().enumerate().flat_map(move |(list, sequence)| {
+            (0..sequence.q.len).map(move |i| {
+                let keys = problem.mask.visible(i, sequence.q.len, sequence.kv.len);
+                (Query { row: sequence.q.row(i), head, list, keys }, i)
+            })
+        })
+    };
+    heads.flat_map(rows).collect()
+}
+
+fn ask(gpu: &Gpu, problem: &Problem, inputs: &Inputs, queries: &[Query], model: &Model) -> Answers {
+    let lists: Vec<Vec<usize>> =
+        problem.sequences.iter().map(|sequence| sequence.kv.real_rows().collect()).collect();
+    let precision = &problem.precision;
+    let put = |tensor: &ndarray::Array3<f32>, format| {
+        gpu.upload_elements(tensor.as_slice().unwrap(), format).unwrap()
+    };
+    let (q, k, v) = (
+        put(&inputs.q, precision.q.format),
+        put(&inputs.k, precision.k.format),
+        put(&inputs.v, precision.v.format),
+    );
+    let tensors = Tensors {
+        q: View::rows(q.area(), problem.q_shape(), precision.q.format),
+        k: View::rows(k.area(), problem.k_shape(), precision.k.format),
+        v: View::rows(v.area(), problem.v_shape(), precision.v.format),
+    };
+    let questions = Questions::new(&lists, queries).unwrap();
+    gpu.reference(&questions, &problem.softmax, model.magnitude(f64::MIN_POSITIVE), &tensors).unwrap()
+}
+
+/// The largest error ÷ bound of one problem's rows.
+///
+/// Bounds, of two computations in f64, with ε its unit roundoff: a logit is off by `ε·(dim + 2)·scale·a` and, capped or
+/// not, by some ulp of its own; a weight, relative to itself, by the errors of its logit and of the largest, 4ε of the
+/// difference, and 2 ulp of `e^x`; a sum by a rounding for each key, and by two and an `e^x` for each tile of 64 keys.
+fn compare(gpu: &Gpu, problem: &Problem, inputs: &Inputs) -> [f64; 2] {
+    let model = Model::new(problem, Accumulation::WgmmaTruncating, Partition::single(64, 64));
+    let asked = queries(problem);
+    let (queries, positions): (Vec<Query>, Vec<usize>) = asked.into_iter().unzip();
+    let answers = ask(gpu, problem, inputs, &queries, &model);
+    let exact = blocked::forward(problem, inputs, None).exact;
+    let scale = f64::from(problem.softmax.scale);
+    let mut worst = [0.0f64; 2];
+    for (index, query) in queries.iter().enumerate() {
+        let row = answers.statistics[index];
+        let sink = problem.sink(query.head, inputs.sink.as_slice().unwrap());
+        let context = || format!("{query:?} (position {}) of {problem:?}: {row:?}", positions[index]);
+        assert_eq!(row.keys, query.keys.len(), "{}", context());
+        let largest = sink.map_or(row.largest, |sink| sink.max(row.largest));
+        let share = if row.keys == 0 { 0.0 } else { libm::exp(row.largest - largest) };
+        let sum = row.sum * share + sink.map_or(0.0, |sink| libm::exp(sink - largest));
+        let lse = if largest == f64::NEG_INFINITY { largest } else { largest + libm::log(sum) };
+        let right = exact.lse[[query.head, query.row]];
+        let most = if row.keys == 0 { 0.0 } else { row.largest.abs().max(row.smallest.abs()) };
+        let logit = ROUNDOFF * ((problem.dims.qk + 2) as f64 * scale * row.largest_a + 6.0 * most);
+        let roundings = row.keys + 6 * row.keys.div_ceil(64) + 12;
+        let range = if row.keys == 0 { 0.0 } else { row.largest - row.smallest };
+        let relative = 2.0 * (2.0 * logit + ROUNDOFF * (4.0 * range + roundings as f64));
+        let allowed = relative + 2.0 * logit + 8.0 * ROUNDOFF * (1.0 + right.abs() + largest.abs());
+        assert!(lse == right || (lse - right).abs() <= allowed, "lse {lse} {right}: {}", context());
+        worst[0] = worst[0].max(if lse == right { 0.0 } else { (lse - right).abs() / allowed });
+        for lane in 0..problem.dims.v {
+            let at = index * problem.dims.v + lane;
+            let turned = if row.keys == 0 { 0.0 } else { share / sum };
+            let (out, right) = (answers.out[at] * turned, exact.out[[query.row, query.head, lane]]);
+            let allowed = 2.0 * relative * answers.magnitudes[at] * turned;
+            let error = (out - right).abs();
+            assert!(error <= allowed, "out[{lane}] {out} {right} ± {allowed:e}: {}", context());
+            worst[1] = worst[1].max(if error == 0.0 { 0.0 } else { error / allowed });
+        }
+        sums_hold(problem, inputs, &model, query, &answers, index);
+    }
+    worst
+}
+
+/// Sums that form bounds are no lower than the exact ones, and hardly higher.
+fn sums_hold(
+    problem: &Problem,
+    inputs: &Inputs,
+    model: &Model,
+    query: &Query,
+    answers: &Answers,
+    index: usize,
+) {
+    let (row, run) = (answers.statistics[index], problem.sequences[query.list].kv);
+    let kv_head = query.head / problem.group();
+    let q = inputs.q.index_axis(Axis(0), query.row).index_axis_move(Axis(0), query.head);
+    let dot = |key: usize, of: &dyn Fn(f64) -> f64| -> f64 {
+        let k = inputs.k.index_axis(Axis(0), key).index_axis_move(Axis(0), kv_head);
+        q.iter().zip(k).map(|(&q, &k)| of(f64::from(q)) * of(f64::from(k))).sum()
+    };
+    let scale = f64::from(problem.softmax.scale);
+    let (mut sum_a, mut largest_a, mut lanes) = (0.0, 0.0f64, vec![0.0; problem.dims.v]);
+    for key in query.keys.clone().map(|key| run.row(key)) {
+        let weight = libm::exp(problem.softmax.cap(scale * dot(key, &|x| x)) - row.largest);
+        let a = dot(key, &|x| model.magnitude(x));
+        (sum_a, largest_a) = (sum_a + weight * a, largest_a.max(a));
+        let v = inputs.v.index_axis(Axis(0), key).index_axis_move(Axis(0), kv_head);
+        lanes.iter_mut().zip(v).for_each(|(sum, &v)| *sum += weight * f64::from(v).abs());
+    }
+    let lost = 2.0 * (row.keys + 64) as f64 * f64::from(f32::MIN_POSITIVE);
+    let holds =
+        |got: f64, right: f64| got >= right * (1.0 - 1e-9) && got <= right * (1.0 + MAGNITUDES_MOST) + lost;
+    assert!(holds(row.sum_a, sum_a), "{} {sum_a}: {query:?} of {problem:?}", row.sum_a);
+    assert!(holds(row.largest_a, largest_a), "{} {largest_a}: {query:?} of {problem:?}", row.largest_a);
+    for (lane, right) in lanes.into_iter().enumerate() {
+        let got = answers.magnitudes[index * problem.dims.v + lane];
+        assert!(holds(got, right), "magnitude {lane}: {got} {right}: {query:?} of {problem:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn the_reference_is_the_oracle() {
+    let (gpu, mut worst, mut cases) = (gpu(), [0.0f64; 2], 0);
+    let all = problems(Profile::Quick, 400).chain(problems(Profile::Seams, 400));
+    for (problem, inputs) in all {
+        let of_case = compare(&gpu, &problem, &inputs);
+        worst = [worst[0].max(of_case[0]), worst[1].max(of_case[1])];
+        cases += 1;
+    }
+    assert!(cases >= 700, "too little run: {cases}");
+    println!("{cases} problems: errors of lse and out are {worst:?} of their bounds");
+}
+
+/// The emulated kernel holds, and one element past its bound is found where it is.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn a_forward_is_judged_by_the_reference() {
+    let (gpu, subject, mut judged) = (gpu(), Emulated::default(), 0);
+    for (problem, inputs) in problems(Profile::Quick, 200) {
+        let Ok(outputs) = subject.run(&problem, &inputs) else { continue };
+        let [got] = outputs.ranks.as_slice() else { continue };
+        let model = Model::new(&problem, subject.accumulation(), subject.partition(&problem));
+        let judge = |got| {
+            let forward = large::Forward { problem: &problem, inputs: &inputs, got, model: &model };
+            large::forward(&gpu, &forward, Rows::All).unwrap()
+        };
+        let right = judge(got);
+        assert!(right.finding.is_none(), "{} on {problem:?}", right.finding.unwrap());
+        assert_eq!(right.rows, queries(&problem).len());
+        let Some(sequence) = problem.sequences.iter().position(|sequence| sequence.q.len > 0) else {
+            continue;
+        };
+        let run = problem.sequences[sequence].q;
+        let place = [run.row(run.len - 1), problem.heads.q - 1, problem.dims.v - 1];
+        let mut wrong = got.clone();
+        wrong.out[place] = f32::NAN;
+        let finding = judge(&wrong).finding.expect("a NaN is past every bound");
+        assert_eq!((finding.tensor, finding.failed), (Some(TensorName::Out), 1));
+        assert_eq!((finding.place.sequence, finding.place.row), (Some(sequence), Some(run.len - 1)));
+        assert_eq!((finding.place.head, finding.place.lane), (Some(place[1]), Some(place[2])));
+        judged += 1;
+    }
+    assert!(judged >= 60, "too little run: {judged}");
+}
