@@ -14,4 +14,4 @@ fuzz_target!(init: { fuzz::start(); }, |bytes: &[u8]| {
     }
 });
 
-fuzz_mutator!(|data: &mut [u8], size: usize, _max_size: usize, seed: u32| fuzz::mutate(data, size, seed));
+fuzz_mutator!(|data: &mut [u8], size: usize, _max_size: usize, seed: u32| { fuzz::mutate(data, size, seed) });

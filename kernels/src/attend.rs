@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::{Format, Run, Sink, Softmax};
-use seamproof_simulator::{AttentionCall, RowPolicy};
+use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
@@ -239,7 +239,7 @@ impl Strides {
             let reach = runs.iter().filter(|run| run.len > 0).map(|run| run.offset / first + run.len).max();
             (steps.all(|step| step == first).then_some(first), reach.unwrap_or(0))
         });
-        let longest = call.segments.iter().map(|segment| segment.keys()).max().unwrap_or(0);
+        let longest = call.segments.iter().map(Segment::keys).max().unwrap_or(0);
         Strides { step: sides.map(|side| side.0), reach: sides.map(|side| side.1), keys: longest }
     }
 }
