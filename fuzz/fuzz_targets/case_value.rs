@@ -14,4 +14,7 @@ fuzz_target!(init: { fuzz::start(); }, |bytes: &[u8]| {
     }
 });
 
-fuzz_mutator!(|data: &mut [u8], size: usize, _max_size: usize, seed: u32| { fuzz::mutate(data, size, seed) });
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    let room = max_size.min(data.len());
+    fuzz::mutate(&mut data[..room], size, seed)
+});

@@ -1,4 +1,4 @@
-//! Formats of 8 and 16 bits: rounding gives the nearest number, and numbers of a format stay.
+//! Number formats: rounding gives the nearest number, and numbers of a format stay.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -701,6 +701,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
             v_ring.advance();
         }
         const Tile done = get_tile(shared.tile(q_ring.stage()));
+        __syncwarp();
         release(shared.q_empty(q_ring.stage()), thread);
         q_ring.advance();
         store<C, 0>(a, done, rows, o, row);
@@ -771,16 +772,19 @@ struct PlanArgs {
     int q_step;
     int kv_step;
     int tile_rows;
+    // Tiles that the plan has room for.
+    int tile_capacity;
 };
 
 __device__ __forceinline__ i64 span_of(const PlanArgs& a, int s) {
-    return (s + 1 < a.segment_count ? a.segments[s + 1].first_row : a.q_rows) - a.segments[s].first_row;
+    const i64 end = s + 1 < a.segment_count ? a.segments[s + 1].first_row : a.q_rows;
+    return max(min(end, a.q_rows) - max(a.segments[s].first_row, (i64)0), (i64)0);
 }
 __device__ __forceinline__ u32 tiles_of(const PlanArgs& a, int s) {
     return (u32)((span_of(a, s) + a.tile_rows - 1) / a.tile_rows);
 }
 __device__ __forceinline__ u32 bucket_of(const PlanArgs& a, int s) {
-    return PLANNERS - 1 - (u32)min(a.segments[s].keys / 128, (i64)PLANNERS - 1);
+    return PLANNERS - 1 - (u32)min(max(a.segments[s].keys, (i64)0) / 128, (i64)PLANNERS - 1);
 }
 __device__ __forceinline__ int bound(i64 value) { return (int)min(max(value, (i64)-FAR), (i64)FAR); }
 
@@ -803,7 +807,7 @@ extern "C" __global__ void __launch_bounds__(PLANNERS, 1) forward_plan(const __g
     }
     starts[lane] = sum - own;
     if (lane == PLANNERS - 1) {
-        a.plan->tiles = sum;
+        a.plan->tiles = min(sum, (u32)a.tile_capacity);
         a.plan->next = 0;
     }
     __syncthreads();
@@ -823,7 +827,8 @@ extern "C" __global__ void __launch_bounds__(PLANNERS, 1) forward_plan(const __g
     __syncthreads();
     for (int s = lane / 32; s < a.segment_count; s += PLANNERS / 32) {
         const u32 first = a.rows[s].first_tile, tiles = a.rows[s].tiles;
-        for (u32 tile = lane % 32; tile < tiles; tile += 32) a.tile_segment[first + tile] = s;
+        for (u32 tile = lane % 32; tile < tiles && first + tile < (u32)a.tile_capacity; tile += 32)
+            a.tile_segment[first + tile] = s;
     }
 }
 #endif

@@ -228,6 +228,21 @@ impl CallTables {
     }
 }
 
+impl<'a> Forward<'a> {
+    /// The sink's kind as the sources number it, and where its numbers are; some other statistic where it has none.
+    pub(crate) fn sink_of(&self, call: &CallTables) -> Result<(i32, View<'a>), KernelError> {
+        let (kind, view) = match (call.softmax.sink, self.sink) {
+            (Sink::None, _) => (0, self.max_logit),
+            (Sink::OffByOne, _) => (1, self.max_logit),
+            (Sink::Learnable, Some(sink)) => (2, sink),
+            (Sink::Learnable, None) => return Err(KernelError::shape("a learnable sink is missing")),
+        };
+        let [_, heads, _] = self.q.shape();
+        statistic("sink", &view, [1, heads, 1])?;
+        Ok((kind, view))
+    }
+}
+
 impl Strides {
     fn of(call: &AttentionCall) -> Strides {
         let queries: Vec<Run> = call.segments.iter().map(|segment| segment.q).collect();
@@ -281,19 +296,13 @@ impl Gpu {
         formats: WeightFormats,
         tensors: &Forward,
     ) -> Result<(), KernelError> {
-        let Forward { q, k, v, sink, out, lse, max_logit } = tensors;
+        let Forward { q, k, v, out, lse, max_logit, .. } = tensors;
         let raw = call.raw(tables, [q, k, v], formats)?;
         let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
         same("out", out, [q_rows, heads, dim_v])?;
         statistic("lse", lse, [q_rows, heads, 1])?;
         statistic("max_logit", max_logit, [1, heads, 1])?;
-        let (sink_kind, sink) = match (call.softmax.sink, sink) {
-            (Sink::None, _) => (0, max_logit),
-            (Sink::OffByOne, _) => (1, max_logit),
-            (Sink::Learnable, Some(sink)) => (2, sink),
-            (Sink::Learnable, None) => return Err(KernelError::shape("a learnable sink is missing")),
-        };
-        statistic("sink", sink, [1, heads, 1])?;
+        let (sink_kind, sink) = tensors.sink_of(call)?;
         let views = [
             q.raw("q")?,
             k.raw("k")?,

@@ -47,6 +47,16 @@ pub enum Seen {
     Deadline,
 }
 
+/// Wrong numbers in real rows.
+const VALUES: Seen = Seen::Rungs(&[Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
+/// Rows are read that nothing real is in.
+const READS: Seen = Seen::Rungs(&[Catcher::Poison, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
+/// Rows are not written, or by another one's writer.
+const FORGETS: Seen =
+    Seen::Rungs(&[Catcher::Structure, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
+/// Padding is not as the contract says.
+const WRITES: Seen = Seen::Rungs(&[Catcher::Structure]);
+
 /// An edit of a source.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceFault {

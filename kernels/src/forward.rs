@@ -3,11 +3,11 @@
 //! It takes what an [`AttentionCall`](seamproof_simulator::AttentionCall) says, with q, k and v in bf16 or fp16, head dims
 //! that are multiples of 8 up to [`DIM_MAX`], and a positive scale; [`refusal`] names what it does not take. A *shape* is
 //! how many query rows and keys are multiplied at once. A call's plan is made on the GPU from its tables, so that a recorded
-//! launch may be repeated with other lengths in the same tables; the host's lengths only choose a shape and the order of
-//! heads, which decide speed alone.
+//! launch may be repeated with other real lengths in the same tables, and with the owned rows dealt otherwise to as many
+//! segments; the host's lengths choose a shape and the order of heads, which decide speed alone.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
-use seamproof_oracle::{Format, Sink};
+use seamproof_oracle::Format;
 use seamproof_simulator::RowPolicy;
 
 use crate::attend::{CallTables, Forward, SEGMENT_BYTES, WeightFormats, same, statistic};
@@ -105,6 +105,7 @@ struct RawPlan {
     q_step: i32,
     kv_step: i32,
     tile_rows: i32,
+    tile_capacity: i32,
 }
 // SAFETY: repr(C), the fields of `PlanArgs` in forward.cu.
 unsafe impl Argument for RawPlan {}
@@ -198,11 +199,15 @@ pub fn refusal(call: &CallTables, operands: &Operands) -> Option<String> {
         let served = |dim: usize| (1..=DIM_MAX).contains(&dim) && dim.is_multiple_of(LANES);
         refused(!dims.into_iter().all(served), &|| format!("head dims {} and {}", dims[0], dims[1]))
     })
-    .or_else(|| refused(!(scale.is_normal() && scale > 0.0), &|| format!("the scale {scale:e}")))
+    .or_else(|| {
+        let served = scale.is_normal() && scale > 0.0 && scale_log2(scale).is_finite();
+        refused(!served, &|| format!("the scale {scale:e}"))
+    })
     .or_else(|| refused(call.softmax.softcap.is_some(), &|| "a softcap".to_owned()))
     .or_else(|| {
-        let rows = call.rows[0].max(call.rows[1]);
-        refused(rows >= ROWS_MAX, &|| format!("{rows} rows"))
+        // A segment may name rows of keys more than once.
+        let rows = call.rows[0].max(call.rows[1]).max(call.strides.keys);
+        refused(rows >= ROWS_MAX, &|| format!("{rows} rows or keys"))
     })
     .or_else(|| refused(call.strides.step.contains(&None) || !reach, &|| "rows of several steps".to_owned()))
 }
@@ -210,9 +215,18 @@ pub fn refusal(call: &CallTables, operands: &Operands) -> Option<String> {
 impl CallTables {
     /// Bytes of the plan, whose address is a multiple of 16.
     pub fn plan_bytes(&self) -> usize {
-        let tiles = self.owned[0] / Shape::Short.rows() + self.segments;
-        PLAN_BYTES + PLANNED_ROWS_BYTES * self.segments + PLANNED_KEYS_BYTES * self.runs + 4 * tiles
+        let records = PLANNED_ROWS_BYTES * self.segments + PLANNED_KEYS_BYTES * self.runs;
+        PLAN_BYTES + records + 4 * self.tile_capacity()
     }
+
+    /// Tiles that the owned rows make at most, however they are dealt to the segments.
+    fn tile_capacity(&self) -> usize {
+        self.owned[0] / Shape::Short.rows() + self.segments
+    }
+}
+
+fn scale_log2(scale: f32) -> f32 {
+    (f64::from(scale) * std::f64::consts::LOG2_E) as f32
 }
 
 /// Heads that are taken together: as many as have their keys and values in the cache, in chunks of one size.
@@ -254,7 +268,7 @@ impl Gpu {
         shape: Shape,
         tensors: &Forward,
     ) -> Result<(), KernelError> {
-        let Forward { q, k, v, sink, out, lse, max_logit } = tensors;
+        let Forward { q, k, v, out, lse, max_logit, .. } = tensors;
         // The simple kernel's contract holds here too.
         call.raw(tables, [q, k, v], formats)?;
         let ([q_rows, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
@@ -270,19 +284,16 @@ impl Gpu {
         same("out", out, [q_rows, heads, dim_v])?;
         statistic("lse", lse, [q_rows, heads, 1])?;
         statistic("max_logit", max_logit, [1, heads, 1])?;
-        let (sink_kind, sink) = match (call.softmax.sink, sink) {
-            (Sink::None, _) => (0, max_logit),
-            (Sink::OffByOne, _) => (1, max_logit),
-            (Sink::Learnable, Some(sink)) => (2, sink),
-            (Sink::Learnable, None) => return Err(KernelError::shape("a learnable sink is missing")),
-        };
-        statistic("sink", sink, [1, heads, 1])?;
+        let (sink_kind, sink) = tensors.sink_of(call)?;
         if plan.bytes() < call.plan_bytes() || !plan.address().is_multiple_of(16) {
             return Err(KernelError::shape(format!("{} bytes for the plan", plan.bytes())));
         }
         let out = out.raw("out")?;
         if !out.base.is_multiple_of(16) {
             return Err(KernelError::shape(format!("out: at {:#x}, which is no multiple of 16", out.base)));
+        }
+        if call.owned[0] == 0 || heads == 0 {
+            return Ok(());
         }
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
         let [rows, keys] = [shape.rows(), shape.keys()];
@@ -302,6 +313,7 @@ impl Gpu {
             q_step: q_step as i32,
             kv_step: kv_step as i32,
             tile_rows: rows as i32,
+            tile_capacity: call.tile_capacity() as i32,
         };
         let group = heads / kv_heads;
         let scale = call.softmax.scale;
@@ -324,11 +336,8 @@ impl Gpu {
             clear: i32::from(call.policy == RowPolicy::Overwrite),
             sink_kind,
             scale,
-            scale_log2: (f64::from(scale) * std::f64::consts::LOG2_E) as f32,
+            scale_log2: scale_log2(scale),
         };
-        if call.owned[0] == 0 || heads == 0 {
-            return Ok(());
-        }
         let bucket = if dim.max(dim_v) <= 64 { 64 } else { 128 };
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
         let (threads, blocks) = shape.threads();
@@ -345,7 +354,7 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use seamproof_oracle::{Run, Softmax};
+    use seamproof_oracle::{Run, Sink, Softmax};
     use seamproof_simulator::{AttentionCall, Segment};
 
     const OPERANDS: Operands =
@@ -390,6 +399,7 @@ mod tests {
             Softmax { scale: 0.0, ..plain() },
             Softmax { scale: -1.0, ..plain() },
             Softmax { scale: f32_subnormal(), ..plain() },
+            Softmax { scale: 3e38, ..plain() },
             Softmax { softcap: Some(3.0), ..plain() },
         ] {
             assert!(refusal(&call(&[(packed, packed)], softmax), &OPERANDS).is_some(), "{softmax:?}");

@@ -312,9 +312,11 @@ impl Backend for Cuda {
 
     fn promises(&self) -> Promises {
         match self.attention {
-            // Its shape follows from the lengths of all sequences.
-            Attention::Tuned => Promises { sequences_alone: false, rows_alone: false, ..Promises::ALL },
-            Attention::Simple | Attention::Of(_) => Promises::ALL,
+            // Which kernel takes a call, and in which shape, follows from all its sequences and where they lie.
+            Attention::Tuned | Attention::Of(_) => {
+                Promises { sequences_alone: false, rows_alone: false, ..Promises::ALL }
+            }
+            Attention::Simple => Promises::ALL,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::iter;
 
 use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
-use seamproof_kernels::forward::{Attention, Shape};
+use seamproof_kernels::forward::{self, Attention, Shape};
 use seamproof_oracle::Problem;
 use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
 
@@ -122,10 +122,10 @@ impl Suspect {
             Suspect::Call(miscall) => Box::new(miscalled(miscall, seed)),
             Suspect::Table(fault) => Box::new(Tabled::new(fault)),
             Suspect::Source(fault) => {
-                let attention = match (fault.file, seed % 2) {
-                    ("forward.cu", 0) => Attention::Of(Shape::Long),
-                    ("forward.cu", _) => Attention::Of(Shape::Short),
-                    _ => Attention::Simple,
+                // Every fault of the tensor cores' kernel shows in its long shape, some in that alone.
+                let attention = match is_tuned(fault) {
+                    true => Attention::Of(Shape::Long),
+                    false => Attention::Simple,
                 };
                 backends::on_gpu(fault, Cuda { order: seed, helpers: false, attention, ..Cuda::default() })
             }
@@ -142,11 +142,17 @@ impl Suspect {
                 Box::new(problems(seed).filter(move |problem| subject.shows(problem)).take(CASES_MAX))
             }
             // Whether it shows, only a GPU could say.
-            Suspect::Source(_) => {
+            Suspect::Source(fault) => {
                 let taken = Cuda::default().capabilities();
-                Box::new(
-                    problems(seed).filter(move |problem| taken.refusal(problem).is_none()).take(CASES_MAX),
-                )
+                let taken = move |problem: &Problem| taken.refusal(problem).is_none();
+                match is_tuned(fault) {
+                    // Sequences of more than a block of keys, on problems that go to tensor cores.
+                    true => {
+                        let drawn = drawn(seed, Limits::quick()).filter(on_tensor_cores);
+                        Box::new(drawn.filter(taken).take(CASES_MAX))
+                    }
+                    false => Box::new(problems(seed).filter(taken).take(CASES_MAX)),
+                }
             }
         }
     }
@@ -156,9 +162,26 @@ fn emulated(seed: u64) -> Emulated {
     Emulated { order: seed, ..Emulated::default() }
 }
 
+/// Whether a fault is one of the forward on tensor cores.
+fn is_tuned(fault: &SourceFault) -> bool {
+    fault.file == "forward.cu"
+}
+
+/// Whether the forward on tensor cores takes a problem, as far as the problem alone says.
+fn on_tensor_cores(problem: &Problem) -> bool {
+    let dims = [problem.dims.qk, problem.dims.v];
+    dims.into_iter().all(|dim| dim.is_multiple_of(8) && dim <= forward::DIM_MAX)
+        && problem.precision.p.format == problem.precision.q.format
+        && problem.softmax.softcap.is_none()
+}
+
 /// The legal problems that a seed draws.
 pub(super) fn problems(seed: u64) -> impl Iterator<Item = Problem> {
-    let limits = Limits::seams();
+    drawn(seed, Limits::seams())
+}
+
+/// The same within other limits.
+fn drawn(seed: u64, limits: Limits) -> impl Iterator<Item = Problem> {
     let mut indices = 0..DRAWN_MAX;
     iter::from_fn(move || {
         indices.find_map(|index| match generate::draw(seed, index, &limits) {

@@ -29,8 +29,9 @@ pub fn to_bytes(raw: &RawProblem) -> Vec<u8> {
 /// The value that bytes are.
 pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
-    let raw: RawProblem = postcard::from_bytes(body).ok().filter(|_| version == VALUE_VERSION)?;
-    (raw.sequences.len() <= SEQUENCES_MAX).then_some(raw)
+    let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(body).ok()?;
+    let whole = version == VALUE_VERSION && rest.is_empty();
+    (whole && raw.sequences.len() <= SEQUENCES_MAX).then_some(raw)
 }
 
 /// Changes the value in the first `size` of `data` a little, as `seed` says; the size of the new one. What does not fit
@@ -191,6 +192,7 @@ mod tests {
             assert_eq!(from_bytes(&to_bytes(&raw)), Some(raw));
         }
         assert_eq!(from_bytes(&[]), None);
+        assert_eq!(from_bytes(&[&to_bytes(&RawProblem::default())[..], &[0]].concat()), None, "and a byte");
         let other = [&[VALUE_VERSION + 1], &to_bytes(&RawProblem::default())[1..]].concat();
         assert_eq!(from_bytes(&other), None, "another version");
     }

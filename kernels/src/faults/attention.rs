@@ -1,18 +1,6 @@
 //! Planted faults of the attention kernels and of the kernels on tables of rows, which a campaign's judge is to find.
 
-use seamproof_simulator::faults::Catcher;
-
-use super::{Kind, Seen, SourceFault, faults};
-
-/// Wrong numbers in real rows.
-const VALUES: Seen = Seen::Rungs(&[Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
-/// Rows are read that nothing real is in.
-const READS: Seen = Seen::Rungs(&[Catcher::Poison, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
-/// Rows are not written, or by another one's writer.
-const FORGETS: Seen =
-    Seen::Rungs(&[Catcher::Structure, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
-/// Padding is not as the contract says.
-const WRITES: Seen = Seen::Rungs(&[Catcher::Structure]);
+use super::{FORGETS, Kind, READS, Seen, SourceFault, VALUES, WRITES, faults};
 
 /// Every one.
 pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! {

@@ -1,18 +1,6 @@
 //! Planted faults of the forward on tensor cores, which a campaign's judge is to find.
 
-use seamproof_simulator::faults::Catcher;
-
-use super::{Kind, Seen, SourceFault, faults};
-
-/// Wrong numbers in real rows.
-const VALUES: Seen = Seen::Rungs(&[Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
-/// Rows are read that nothing real is in.
-const READS: Seen = Seen::Rungs(&[Catcher::Poison, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
-/// Rows are not written, or by another one's writer.
-const FORGETS: Seen =
-    Seen::Rungs(&[Catcher::Structure, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
-/// Padding is not as the contract says.
-const WRITES: Seen = Seen::Rungs(&[Catcher::Structure]);
+use super::{FORGETS, Kind, READS, SourceFault, VALUES, WRITES, faults};
 
 /// Every one.
 pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
@@ -93,7 +81,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
             => "(i64)a.q_step * (tile.index + r);",
         FORGETS;
     "last-tile-not-taken", LastSequence, "the last tile is left out: https://github.com/NVIDIA/cudnn-frontend/issues/752", "forward.cu",
-        "a.plan->tiles = sum;"
+        "a.plan->tiles = min(sum, (u32)a.tile_capacity);"
             => "a.plan->tiles = sum - (sum > 1);",
         FORGETS;
     "second-group-reads-the-firsts-rows", WrongSeam, "rows of the tile's other half: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
