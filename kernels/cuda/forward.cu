@@ -109,9 +109,6 @@ __device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 bar, 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void named_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // wgmma.
