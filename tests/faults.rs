@@ -51,7 +51,7 @@ fn every_fault_that_a_check_of_the_judge_is_to_catch_is_found() {
         .into_par_iter()
         .filter(|fault| fault.caught_by != [Catcher::Checker])
         .filter_map(|fault| match by_campaign(fault, SEED) {
-            Some((first, _)) if fault.is_caught_by(first.by) && holds(fault, &first.problem) => None,
+            Ok(Some((first, _))) if fault.is_caught_by(first.by) && holds(fault, &first.problem) => None,
             other => Some(format!("{}: {other:?}", fault.id)),
         })
         .collect();
@@ -92,8 +92,11 @@ fn a_catalogue_with_a_missed_fault_does_not_hold() {
             [&named.checker, &named.campaign].map(|firsts| firsts.iter().map(late).collect());
         Score { checker, campaign, ..named.clone() }
     };
+    let not_run = Score { not_run: Some("no worker".to_owned()), ..unseen.clone() };
     let held = |score: &Score| Scored { subjects: vec![score.clone()], judge: Vec::new() }.holds();
-    assert_eq!([&named, &misnamed, &unseen, &slow].map(held), [true, false, false, false]);
+    assert_eq!([&named, &misnamed, &unseen, &slow, &not_run].map(held), [true, false, false, false, false]);
+    let nobody = Scored { subjects: vec![not_run], judge: Vec::new() };
+    assert_eq!((nobody.missed(), nobody.not_run()), (Vec::new(), vec!["window-off-by-one"]));
     let all = Scored { subjects: vec![named, misnamed, unseen], judge: Vec::new() };
     assert_eq!(all.missed(), ["window-off-by-one"; 2]);
 }

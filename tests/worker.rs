@@ -209,6 +209,25 @@ fn a_seat_whose_device_is_bad_is_retired() {
     run(&remote, &with_sink()).expect("the others go on");
 }
 
+/// Where the sentinel has run, a subject that does not open is its own failure: the seat goes on with others.
+#[test]
+fn a_subject_that_does_not_open_costs_no_seat() {
+    let pool = Arc::new(Pool::new(settings(RUN)));
+    let subject = |listed: &[(&str, &str)]| {
+        let plain = mock::served(&options(&[])).expect("no options");
+        let served = mock::served(&options(listed)).expect("the mock's options");
+        Remote::new(mock::NAME, Served { sentinel: plain.sentinel, ..served }, Arc::clone(&pool))
+    };
+    for _ in 0..3 {
+        match run(&subject(&[("bad-device", "0")]), &problem(|_| {})) {
+            Err(RunError::Infrastructure(said)) => assert!(said.contains("mock does not open"), "{said}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(pool.retired(), [""; 0]);
+    run(&subject(&[]), &problem(|_| {})).expect("another subject opens");
+}
+
 #[test]
 fn where_no_seat_is_left_every_run_says_so() {
     let (remote, pool) = mocked(&[("bad-device", "0")], settings(RUN));

@@ -79,6 +79,8 @@ pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn
 pub fn on_gpu(fault: &SourceFault, subject: Cuda) -> Box<dyn Backend> {
     let name = cuda::name_of(fault);
     let served = Served::new(&name, &subject.options(), Box::new(subject), Box::new(Cuda::default()));
+    // Whether the GPU is well, only kernels without the fault can say.
+    let served = served.watched_by(cuda::NAME);
     Box::new(Remote::new(&name, served, worker::shared()))
 }
 

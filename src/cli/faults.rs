@@ -28,7 +28,7 @@ Examples:
   seamproof faults --gpu --score --quick          the faults in kernels, on a Hopper GPU
 
 The score's exit code is 0 where every fault is caught by a rung that it names and, of the whole catalogue, the median of
-cases to the first finding is at most 20; otherwise 2.";
+cases to the first finding is at most 20; 70 where some could not be run and no other was missed; otherwise 2.";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -111,6 +111,11 @@ fn list(suspects: &[Suspect], judged: &[JudgeFault], all: bool) {
     }
 }
 
+/// What came of a fault, in a word.
+fn mark_of(score: &Score) -> &'static str {
+    if score.not_run.is_some() { "NOT RUN" } else { mark(score.caught()) }
+}
+
 fn mark(caught: bool) -> &'static str {
     if caught { "caught" } else { "MISSED" }
 }
@@ -130,7 +135,7 @@ fn print_score(score: &Score) {
     let rungs: Vec<&str> = score.rungs.iter().map(|rung| rung.name()).collect();
     print_line(&format_args!(
         "{} {:<34} {:<22} {:<28} {repro:<26} seen by {}",
-        mark(score.caught()),
+        mark_of(score),
         score.suspect.id(),
         found(&score.checker),
         found(&score.campaign),
@@ -138,6 +143,9 @@ fn print_score(score: &Score) {
     ));
     if let Some(first) = score.checker.first() {
         print_line(&format_args!("       {}", first.what));
+    }
+    if let Some(why) = &score.not_run {
+        print_line(&format_args!("       {why}"));
     }
 }
 
@@ -172,7 +180,7 @@ fn print_rungs(scored: &Scored) {
 }
 
 fn summarise(scored: &Scored, whole: bool) -> Exit {
-    let missed = scored.missed();
+    let (missed, not_run) = (scored.missed(), scored.not_run());
     let median = scored.median_cases().map_or("-".to_owned(), |cases| cases.to_string());
     let slow = scored.subjects.iter().filter_map(Score::cases).max();
     print_line(&format_args!(
@@ -186,12 +194,19 @@ fn summarise(scored: &Scored, whole: bool) -> Exit {
     if !missed.is_empty() {
         print_line(&format_args!("missed: {}", missed.join(" ")));
     }
-    let held = if whole { scored.holds() } else { missed.is_empty() };
+    if !not_run.is_empty() {
+        print_line(&format_args!("could not be run: {}", not_run.join(" ")));
+    }
+    let held = if whole { scored.holds() } else { missed.is_empty() && not_run.is_empty() };
     if held && whole {
         print_line(&format_args!(
             "every fault is caught by a rung that it names, those of the judge too; median cases to the first finding at \
              most {MEDIAN_CASES_MAX}: held"
         ));
     }
-    if held { Exit::Held } else { Exit::Finding }
+    match (held, missed.is_empty(), not_run.is_empty()) {
+        (true, ..) => Exit::Held,
+        (false, true, false) => Exit::Internal,
+        _ => Exit::Finding,
+    }
 }

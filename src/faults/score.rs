@@ -10,7 +10,6 @@ use seamproof_simulator::faults::Catcher;
 use super::rungs::{catcher, seen_by};
 use super::suspect::Suspect;
 use super::{by_checker, planted, rejection};
-use crate::backend::Backend;
 use crate::campaign::{SHRINK_EVALUATIONS_MAX, same_failure};
 use crate::evaluate::evaluate;
 use crate::judge::faults::JudgeScore;
@@ -90,6 +89,8 @@ pub struct Score {
     pub rungs: BTreeSet<Catcher>,
     /// The first seed's repro, shrunk: the campaign's, or the checker's where the campaign has none.
     pub repro: Option<Repro>,
+    /// Why the subject could not be run, where nothing was found: such a fault was not missed, it was never looked for.
+    pub not_run: Option<String>,
 }
 
 impl Score {
@@ -139,10 +140,18 @@ pub struct Scored {
 impl Scored {
     /// The faults that nothing caught which they name.
     pub fn missed(&self) -> Vec<&'static str> {
-        let subjects = self.subjects.iter().filter(|score| !score.caught()).map(|score| score.suspect.id());
-        subjects
+        let missed = |score: &&Score| !score.caught() && score.not_run.is_none();
+        self.subjects
+            .iter()
+            .filter(missed)
+            .map(|score| score.suspect.id())
             .chain(self.judge.iter().filter(|score| !score.caught()).map(|score| score.fault.id))
             .collect()
+    }
+
+    /// The faults whose subjects could not be run.
+    pub fn not_run(&self) -> Vec<&'static str> {
+        self.subjects.iter().filter(|score| score.not_run.is_some()).map(|score| score.suspect.id()).collect()
     }
 
     /// Cases to the first finding, in the median over the faults in subjects that were found.
@@ -154,23 +163,21 @@ impl Scored {
     pub fn holds(&self) -> bool {
         let soon =
             self.subjects.is_empty() || self.median_cases().is_some_and(|cases| cases <= MEDIAN_CASES_MAX);
-        soon && self.missed().is_empty()
+        soon && self.missed().is_empty() && self.not_run().is_empty()
     }
 }
 
-fn finding(subject: &dyn Backend, problem: &Problem) -> Option<Finding> {
-    match evaluate(subject, problem) {
-        Verdict::Finding(finding) => Some(*finding),
-        _ => None,
-    }
-}
-
-/// The first problem of a seed's stream on which the judge finds the subject wrong, and the finding.
-pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Option<(First, Finding)> {
+/// The first problem of a seed's stream on which the judge finds the subject wrong, and the finding; an error where the
+/// subject cannot be run, and nothing was found before.
+pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First, Finding)>, String> {
     let (start, suspect) = (Instant::now(), fault.into());
     let subject = suspect.subject(seed);
-    suspect.stream(seed).enumerate().find_map(|(index, problem)| {
-        let finding = finding(subject.as_ref(), &problem)?;
+    for (index, problem) in suspect.stream(seed).enumerate() {
+        let finding = match evaluate(subject.as_ref(), &problem) {
+            Verdict::Finding(finding) => *finding,
+            Verdict::Infrastructure(why) => return Err(why),
+            _ => continue,
+        };
         let first = First {
             by: catcher(finding.check),
             tensor: finding.tensor,
@@ -179,8 +186,9 @@ pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Option<(First, Findi
             seconds: start.elapsed().as_secs_f64(),
             problem,
         };
-        Some((first, finding))
-    })
+        return Ok(Some((first, finding)));
+    }
+    Ok(None)
 }
 
 /// The repro of the first seed.
@@ -209,8 +217,14 @@ pub fn score(suspect: Suspect, effort: Effort) -> Score {
     let checker: Vec<First> =
         seeds.clone().filter_map(|seed| edited.and_then(|fault| by_checker(fault, seed))).collect();
     let judged = seeds.filter(|_| suspect.runs());
-    let campaign: Vec<(u64, (First, Finding))> =
-        judged.filter_map(|seed| Some((seed, by_campaign(suspect, seed)?))).collect();
+    let (mut campaign, mut not_run) = (Vec::new(), None);
+    for seed in judged {
+        match by_campaign(suspect, seed) {
+            Ok(found) => campaign.extend(found.map(|found| (seed, found))),
+            Err(why) => not_run = Some(why),
+        }
+    }
+    let not_run = not_run.filter(|_| campaign.is_empty());
     let examined = campaign.iter().take(effort.examined);
     let mut rungs: BTreeSet<Catcher> = examined
         .flat_map(|(seed, (first, _))| seen_by(suspect.subject(*seed).as_ref(), &first.problem))
@@ -220,7 +234,7 @@ pub fn score(suspect: Suspect, effort: Effort) -> Score {
     let start = campaign.first().map(|(_, found)| found);
     let repro = effort.shrinks.then(|| repro(suspect, start, checker.first())).flatten();
     let campaign = campaign.into_iter().map(|(_, (first, _))| first).collect();
-    Score { suspect, checker, campaign, rungs, repro }
+    Score { suspect, checker, campaign, rungs, repro, not_run }
 }
 
 /// Scores faults, several at once.

@@ -45,7 +45,7 @@ pub struct Served {
     pub declaration: Box<dyn Backend>,
     /// What a worker opens.
     pub subject: Arc<Subject>,
-    /// The same with options that are the same for every case: on it the sentinel runs.
+    /// What the sentinel runs on, the same for every case: the subject with default options, or without its fault.
     pub sentinel: Arc<Subject>,
     /// What that one says of itself.
     pub sentinel_declaration: Box<dyn Backend>,
@@ -68,6 +68,11 @@ impl Served {
             sentinel_declaration,
             arguments: vec!["worker".into()],
         }
+    }
+
+    /// The same with the sentinel on a subject of another name, with default options.
+    pub fn watched_by(self, name: &str) -> Served {
+        Served { sentinel: subject(name, &BTreeMap::new()), ..self }
     }
 
     fn launch(&self, settings: &Settings) -> Launch {

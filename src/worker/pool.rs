@@ -4,7 +4,8 @@
 //! seat, and has its worker for itself meanwhile. A worker that dies, hangs or writes garbage is replaced; what the
 //! failure was is found out first, on the same seat ([`super::confirm`]). Workers are started when they are first needed and
 //! die with the pool, or with the supervisor. A seat on which no worker starts, [`STARTS_MAX`] times one after the other,
-//! is *retired*: what it was to run goes to the others, and where none is left every run says so.
+//! is *retired*: what it was to run goes to the others, and where none is left every run says so. A subject that does not
+//! open where the sentinel has just run is no failure of the seat.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -103,6 +104,10 @@ struct Seat {
     session: Option<Session>,
     history: History,
     since_sentinel: u64,
+    /// Whether its worker has run the sentinel: what it cannot open then is no fault of the seat.
+    is_proven: bool,
+    /// What the last proven worker could not open.
+    unopened: Option<Subject>,
     failed_starts: u32,
     /// Why the last start failed.
     failure: String,
@@ -303,7 +308,11 @@ impl Seat {
         let known = self.started(pool.known(served, &bench))?;
         self.session =
             Some(self.started(Session::start(&bench.launch, self.device, pool.settings.deadlines))?);
-        if known.is_some() { self.watch(pool, served) } else { Ok(()) }
+        if known.is_some() {
+            self.watch(pool, served)?;
+            self.is_proven = true;
+        }
+        Ok(())
     }
 
     fn open(&mut self, pool: &Pool, subject: &Subject) -> Result<(), Stop> {
@@ -311,10 +320,25 @@ impl Seat {
             return Err(RunError::Infrastructure("there is no worker".into()).into());
         };
         let opened = session.open(subject);
+        if let (true, Err(what)) = (self.is_proven, &opened) {
+            let stop = self.unopened(subject, what);
+            self.replace();
+            return Err(stop);
+        }
         if let Some(devices) = self.started(opened)? {
             pool.count(devices);
         }
         Ok(())
+    }
+
+    /// What it means that a proven worker cannot open a subject: the worker may have gone bad since, so that a fresh one is
+    /// asked too; if that is proven and cannot either, it is the subject.
+    fn unopened(&mut self, subject: &Subject, what: &str) -> Stop {
+        if self.unopened.replace(subject.clone()).as_ref() != Some(subject) {
+            return Stop::NotStarted;
+        }
+        self.unopened = None;
+        RunError::Infrastructure(format!("{} does not open: {what}", subject.name)).into()
     }
 
     fn started<T>(&mut self, result: Result<T, StartError>) -> Result<T, Stop> {
@@ -331,6 +355,7 @@ impl Seat {
         self.session = None;
         self.history = History::default();
         self.since_sentinel = 0;
+        self.is_proven = false;
     }
 
     /// One run, kept in the worker's history; if it ends the worker, what that was.
