@@ -89,7 +89,7 @@ __device__ __forceinline__ void merge_rows(
     }
 }
 
-constexpr int HEADS_OF_4 = 2, HALF_HEADS_OF_4 = 2, HEADS = 8;
+constexpr int HEADS_OF_4 = 2, HALF_HEADS_OF_4 = 4, HEADS = 8;
 
 #define MERGE_STATISTICS(each, count)                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, 5) merge_statistics_##each(                               \
@@ -137,34 +137,31 @@ __device__ __forceinline__ void move_half(
     const u32 row = (blockIdx.x * THREADS + threadIdx.x) * EACH;
     const HalfRows<EACH> there = half_rows_of_lane<EACH>(part, row);
     if (row >= part.half_rows) return;
-    u32 owned = 0;
+    const int first = blockIdx.y * COUNT, count = min(heads - first, COUNT);
+    const i64 rows = part.slots.rows, half_rows = part.half_rows;
+    whole += first * rows, halves += first * half_rows + row;
+    if (there.at_once) {
+        const u32* const from = write ? halves : whole + there.row[0];
+        u32* const to = write ? whole + there.row[0] : halves;
+        const i64 from_rows = write ? half_rows : rows, to_rows = write ? rows : half_rows;
+        u32 value[COUNT][EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) owned |= (u32)(there.row[i] >= 0) << i;
-    const u32 written = fill_rest ? (1u << EACH) - 1 : owned;
-    const int first = blockIdx.y * COUNT, count = heads - first;
-    const i64 rows = part.slots.rows;
-    whole += first * rows, halves += first * part.half_rows + row;
-    // What is at once goes from here to there; what is not, row by row.
-    const bool at_once = there.at_once || write;
-    const i64 from_rows = write ? part.half_rows : rows, to_rows = write ? rows : part.half_rows;
-    const u32* const from = write ? halves : whole + there.row[0];
-    u32* const to = write ? whole + there.row[0] : halves;
-    u32 value[COUNT][EACH];
+        for (int h = 0; h < COUNT; ++h) load_words<EACH>(h < count ? from + h * from_rows : from, value[h]);
 #pragma unroll
-    for (int h = 0; h < COUNT; ++h) load_words<EACH>(at_once && h < count ? from + h * from_rows : whole, value[h]);
-    if (!at_once)
         for (int h = 0; h < COUNT; ++h)
+            if (h < count) store_words<EACH>(to + h * to_rows, value[h], (1u << EACH) - 1);
+        return;
+    }
+    for (int h = 0; h < count; ++h, whole += rows, halves += half_rows) {
+        u32 value[EACH];
 #pragma unroll
-            for (int i = 0; i < EACH; ++i)
-                value[h][i] = h < count && owned >> i & 1 ? __ldcs(whole + h * rows + there.row[i]) : pattern;
+        for (int i = 0; i < EACH; ++i)
+            value[i] = there.row[i] < 0 ? pattern : __ldcs(write ? halves + i : whole + there.row[i]);
 #pragma unroll
-    for (int h = 0; h < COUNT; ++h) {
-        if (h >= count) return;
-        if (!write || there.at_once) store_words<EACH>(to + h * to_rows, value[h], written);
-        else
-#pragma unroll
-            for (int i = 0; i < EACH; ++i)
-                if (owned >> i & 1) __stcs(whole + h * rows + there.row[i], value[h][i]);
+        for (int i = 0; i < EACH; ++i) {
+            if (there.row[i] >= 0) __stcs(write ? whole + there.row[i] : halves + i, value[i]);
+            else if (fill_rest) __stcs(halves + i, value[i]);
+        }
     }
 }
 
@@ -180,8 +177,7 @@ HALF_STATISTICS(4, HALF_HEADS_OF_4)
 HALF_STATISTICS(1, HEADS)
 
 // A warp has a tile of rows and heads: at most 32 *pairs* of a row and a head, heads fastest. Lane p finds where pair p
-// lies and what its weights are; then the lanes go over the vectors of the tile and ask the pair's lane. No warp waits
-// for another.
+// lies and what its weights are; then the lanes go over the vectors of the tile and ask the pair's lane.
 struct Shape {
     int heads;
     int dim;
@@ -199,22 +195,40 @@ struct Shape {
     i64 step_rows;
 };
 
-// The pair of a lane; its row is beyond all rows where the tile has fewer pairs.
+// The tile of a warp: how many tiles of rows lie before it, and how many of heads.
+struct Tile {
+    u32 rows;
+    u32 heads;
+};
+
+// Nothing is divided here: it would take longer than all else that is done before the first access.
+__device__ __forceinline__ Tile tile_at(const Shape& shape, u32 number) {
+    u32 rows = __umulhi(number, shape.per_group);
+    if (number - rows * shape.groups >= shape.groups) ++rows;
+    return {rows, number - rows * shape.groups};
+}
+
+// Tiles in the order of memory; or the warps of a block have tiles of the same heads, one below the other.
+constexpr u32 WARPS = THREADS / 32;
+template <bool BELOW>
+__device__ __forceinline__ Tile tile_of_warp(const Shape& shape) {
+    const u32 warp = threadIdx.x / 32;
+    if (!BELOW) return tile_at(shape, blockIdx.x * WARPS + warp);
+    const Tile tile = tile_at(shape, blockIdx.x);
+    return {tile.rows * WARPS + warp, tile.heads};
+}
+
+// A pair; its row is beyond the tile's, and the head -1, where the tile has fewer pairs.
 struct Owned {
     u32 row;
     int head;
 };
 
-__device__ __forceinline__ Owned owned_by_lane(const Shape& shape) {
-    // Nothing is divided here: it would take longer than all else that is done before the first access.
-    const u32 lane = threadIdx.x % 32, row = lane * shape.per_head >> 16;
-    const u32 warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    u32 tile = __umulhi(warp, shape.per_group);
-    if (warp - tile * shape.groups >= shape.groups) ++tile;
-    const u32 group = warp - tile * shape.groups;
-    const int head = group * shape.tile_heads + (lane - row * shape.tile_heads);
+__device__ __forceinline__ Owned pair_of(const Shape& shape, const Tile& tile, u32 pair) {
+    const u32 row = pair * shape.per_head >> 16;
+    const int head = tile.heads * shape.tile_heads + (pair - row * shape.tile_heads);
     const bool none = row >= shape.tile_rows || head >= shape.heads;
-    return {tile * shape.tile_rows + min(row, (u32)shape.tile_rows), none ? -1 : head};
+    return {tile.rows * shape.tile_rows + min(row, (u32)shape.tile_rows), none ? -1 : head};
 }
 
 // First elements of the lane's pair; -1 for none.
@@ -249,15 +263,20 @@ constexpr int RUNNING = 0, WEIGHTED = 1, WEIGHTED_ROUNDED = 2;
 
 // out and, with RUNNING, its statistic. RUNNING: both weighted by their shares of the new total. WEIGHTED: the step
 // weighted by its share of a total that is known already.
+//
+// A tile of one row and some heads is in memory's order, and has 4 bytes of a sector of each head's statistic. What is
+// written to one has to fill it, so that the block's warps have rows one below the other and write statistics together.
 template <int ACC, int STEP, int STYLE, int N>
 __device__ __forceinline__ void merge_out(
     const Part& part, const Shape& shape, void* out, const void* step_out, float* lse, const float* step_lse
 ) {
     constexpr u32 FLIGHT = 2;
-    const Owned owned = owned_by_lane(shape);
+    __shared__ float sums[WARPS][32];
+    __shared__ int sum_rows[WARPS][32];
+    const Tile tile = tile_of_warp<STYLE == RUNNING>(shape);
+    const Owned owned = pair_of(shape, tile, threadIdx.x % 32);
     const Place place = place_of_lane(part, owned.row);
     Elements elements = elements_of(shape, owned, place.pair);
-    float* const statistic = lse + (i64)owned.head * part.slots.rows + place.pair.running;
     float keep = 1.0f, add = 0.0f;
     u32 reals = 0;
     const u32 lane = threadIdx.x % 32, total = shape.tile_rows * shape.tile_heads * shape.lanes;
@@ -275,15 +294,20 @@ __device__ __forceinline__ void merge_out(
         // weight that does not change in the loop is made before it, and all would wait for that.
         if (base == lane) {
             float old = 0.0f, added = 0.0f;
-            if (elements.running >= 0)
-                old = *statistic, added = step_lse[owned.head * shape.step_rows + place.pair.step];
+            if (elements.running >= 0) {
+                old = lse[(i64)owned.head * part.slots.rows + place.pair.running];
+                added = step_lse[owned.head * shape.step_rows + place.pair.step];
+            }
             const bool real = is_real_of_lane(part, place, owned.row) && elements.running >= 0;
             reals = __ballot_sync(ALL_LANES, real);
             if (!real) elements.running = -1;
             const float sum = STYLE == RUNNING ? log_add(old, added) : old;
             if (STYLE == RUNNING) keep = share(old, sum);
-            if (STYLE == RUNNING && real) *statistic = sum;
             add = share(added, sum);
+            if (STYLE == RUNNING) {
+                sums[threadIdx.x / 32][lane] = sum;
+                sum_rows[threadIdx.x / 32][lane] = real ? place.pair.running : -1;
+            }
         }
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
@@ -301,6 +325,11 @@ __device__ __forceinline__ void merge_out(
             store<ACC, N>(out, vector[j].running, merged);
         }
     }
+    if (STYLE != RUNNING) return;
+    __syncthreads();
+    const u32 warp = threadIdx.x % WARPS, pair = threadIdx.x / WARPS;
+    const int row = sum_rows[warp][pair];
+    if (row >= 0) lse[(i64)pair_of(shape, tile, pair).head * part.slots.rows + row] = sums[warp][pair];
 }
 
 // Gradients of a step, for each half by itself: left alone, copied or added.
@@ -311,7 +340,7 @@ __device__ __forceinline__ void accumulate(
     const Part& part, const Shape& shape, int first_op, int second_op, void* sum, const void* step
 ) {
     constexpr u32 FLIGHT = ACC == F32 ? 1 : 2;
-    const Owned owned = owned_by_lane(shape);
+    const Owned owned = pair_of(shape, tile_of_warp<false>(shape), threadIdx.x % 32);
     const Place place = place_of_lane(part, owned.row);
     const Slot slot = slot_of_place(part, place, owned.row);
     Elements elements = elements_of(shape, owned, place.pair);
@@ -346,7 +375,7 @@ __device__ __forceinline__ void accumulate(
 }
 
 #define MERGE(style, STYLE, acc, ACC, step, STEP, n)                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, ACC == F32 ? 3 : 4) merge_##style##_##acc##_##step##_##n(                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, ACC == F32 ? 3 : 4) merge_##style##_##acc##_##step##_##n( \
         const __grid_constant__ Part part, const __grid_constant__ Shape shape, void* out, const void* step_out,    \
         float* lse, const float* step_lse                                                                           \
     ) {                                                                                                             \
@@ -354,7 +383,7 @@ __device__ __forceinline__ void accumulate(
         merge_out<ACC, STEP, STYLE, n>(part, shape, out, step_out, lse, step_lse);                                  \
     }
 #define ACCUMULATE(acc, ACC, step, STEP, n)                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4) accumulate_##acc##_##step##_##n(                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4) accumulate_##acc##_##step##_##n(                       \
         const __grid_constant__ Part part, const __grid_constant__ Shape shape, int first_op, int second_op,        \
         void* sum, const void* step_sum                                                                             \
     ) {                                                                                                             \

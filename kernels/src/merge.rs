@@ -21,7 +21,7 @@ const LOGIT_HEADS: usize = 8;
 /// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the source.
 const QUAD: usize = 4;
 const QUAD_HEADS: usize = 2;
-const HALF_QUAD_HEADS: usize = 2;
+const HALF_QUAD_HEADS: usize = 4;
 /// Elements of a vector.
 const VECTOR: usize = 8;
 
@@ -169,25 +169,19 @@ fn check_steps(
     Ok((format!("{}_{}_{width}", running.format.name(), step.format.name()), width))
 }
 
-/// The tiles of warps: so many vectors, and rows before heads up to so many.
+/// The tiles of warps: so many vectors of one row, which lanes have in flight at once.
 struct Tiling {
     vectors: usize,
-    rows: usize,
 }
 
 impl Tiling {
-    /// Eight rows fill the sectors of the running statistic, which is written: it pays to go over a tile in several
-    /// rounds for that.
-    const STATISTIC_WRITTEN_F32: Tiling = Tiling { vectors: 256, rows: 8 };
-    const STATISTIC_WRITTEN: Tiling = Tiling { vectors: 128, rows: 8 };
-    /// What lanes have in flight at once, in the order of memory.
-    const IN_ORDER: Tiling = Tiling { vectors: 64, rows: 1 };
-    const SUM_IN_F32: Tiling = Tiling { vectors: 32, rows: 1 };
+    const MERGE: Tiling = Tiling { vectors: 64 };
+    const SUM_IN_F32: Tiling = Tiling { vectors: 32 };
 
     /// `lanes` vectors make a row of a head; a warp's lane has one of these pairs each.
     fn shape(&self, heads: usize, dim: usize, step_rows: usize, lanes: usize) -> RawShape {
         let pairs = (self.vectors / lanes).clamp(1, WARP);
-        let tile_heads = (pairs / self.rows).clamp(1, heads.max(1));
+        let tile_heads = pairs.min(heads.max(1));
         let groups = blocks(heads, tile_heads).max(1) as u32;
         RawShape {
             heads: heads as i32,
@@ -295,17 +289,12 @@ impl Gpu {
         let (formats, width) = check_steps(&slots, part, out, step_out)?;
         lse.check("lse", out.heads, slots.rows)?;
         step_lse.check("step lse", out.heads, step_out.rows)?;
-        let tiling = match (style, out.format) {
-            (Style::Running, Format::F32) => Tiling::STATISTIC_WRITTEN_F32,
-            (Style::Running, _) => Tiling::STATISTIC_WRITTEN,
-            _ => Tiling::IN_ORDER,
+        let (name, warps) = match style {
+            Style::Running => ("running", Warps::Below),
+            Style::Weighted { product_rounded: false } => ("weighted", Warps::InOrder),
+            Style::Weighted { product_rounded: true } => ("weighted_rounded", Warps::InOrder),
         };
-        let style = match style {
-            Style::Running => "running",
-            Style::Weighted { product_rounded: false } => "weighted",
-            Style::Weighted { product_rounded: true } => "weighted_rounded",
-        };
-        let shape = tiling.shape(out.heads, out.dim, step_out.rows, out.dim / width);
+        let shape = Tiling::MERGE.shape(out.heads, out.dim, step_out.rows, out.dim / width);
         let arguments: [&dyn Argument; 6] = [
             &raw_part(part, &slots)?,
             &shape,
@@ -314,7 +303,7 @@ impl Gpu {
             &lse.area.address(),
             &step_lse.area.address(),
         ];
-        self.launch(&format!("merge_{style}_{formats}"), tiles(&slots, part, &shape)?, &arguments)
+        self.launch(&format!("merge_{name}_{formats}"), grid(warps, &shape, part, &slots)?, &arguments)
     }
 
     /// Copies or adds a step's gradient, each half of every slot by itself. A step of one half leaves the other alone,
@@ -331,7 +320,7 @@ impl Gpu {
         if matches!(part, Part::Whole) && [first, second] == [Update::Copy; 2] && sum.format == step.format {
             return self.copy_valid(slots, step.as_rows(), sum.as_rows(), Rest::Leave);
         }
-        let tiling = if sum.format == Format::F32 { Tiling::SUM_IN_F32 } else { Tiling::IN_ORDER };
+        let tiling = if sum.format == Format::F32 { Tiling::SUM_IN_F32 } else { Tiling::MERGE };
         let shape = tiling.shape(sum.heads, sum.dim, step.rows, sum.dim / width);
         let arguments: [&dyn Argument; 6] = [
             &raw_part(part, &slots)?,
@@ -341,7 +330,7 @@ impl Gpu {
             &sum.area.address(),
             &step.area.address(),
         ];
-        self.launch(&format!("accumulate_{formats}"), tiles(&slots, part, &shape)?, &arguments)
+        self.launch(&format!("accumulate_{formats}"), grid(Warps::InOrder, &shape, part, &slots)?, &arguments)
     }
 
     /// The largest logit of each head over real rows, of one number for each head and row; `fresh` starts from −∞ and not
@@ -368,14 +357,32 @@ impl Gpu {
     }
 }
 
+/// How a block's warps lie to one another: `BELOW` of the source.
+#[derive(Clone, Copy)]
+enum Warps {
+    /// Their tiles in the order of memory.
+    InOrder,
+    /// The same heads of rows one below the other.
+    Below,
+}
+
 /// The grid, a warp for each tile. So many that the division of their numbers in the source is right.
-fn tiles(slots: &Slots, part: Part, shape: &RawShape) -> Result<(usize, usize, usize), KernelError> {
-    let rows = blocks(threads_over(part, slots.rows), shape.tile_rows as usize);
-    let warps = rows * blocks(shape.heads as usize, shape.tile_heads as usize);
-    if warps > i32::MAX as usize - THREADS {
-        return Err(KernelError::shape(format!("{warps} tiles of rows and heads; at most {}", i32::MAX)));
+fn grid(
+    warps: Warps,
+    shape: &RawShape,
+    part: Part,
+    slots: &Slots,
+) -> Result<(usize, usize, usize), KernelError> {
+    let (rows, tile_rows) = (threads_over(part, slots.rows), shape.tile_rows as usize);
+    let groups = blocks(shape.heads as usize, shape.tile_heads as usize);
+    let (tiles, block) = match warps {
+        Warps::InOrder => (blocks(rows, tile_rows) * groups, THREADS / WARP),
+        Warps::Below => (blocks(rows, tile_rows * THREADS / WARP) * groups, 1),
+    };
+    if tiles > i32::MAX as usize - THREADS {
+        return Err(KernelError::shape(format!("{tiles} tiles of rows and heads; at most {}", i32::MAX)));
     }
-    Ok((blocks(warps, THREADS / WARP), 1, THREADS))
+    Ok((blocks(tiles, block), 1, THREADS))
 }
 
 #[cfg(test)]
@@ -386,7 +393,7 @@ mod tests {
     #[test]
     fn tiles_and_lanes_are_divided_without_a_division() {
         for (heads, vectors) in (1..=300).flat_map(|heads| [1, 8, 64, 256].map(|vectors| (heads, vectors))) {
-            let shape = Tiling { vectors, rows: 1 }.shape(heads, 64, 1, 8);
+            let shape = Tiling { vectors }.shape(heads, 64, 1, 8);
             for lane in 0..WARP as u32 {
                 assert_eq!((lane * shape.per_head) >> 16, lane / shape.tile_heads as u32);
             }
