@@ -12,6 +12,8 @@
 
 // Query rows of a block and keys of a step, lanes of the output that a block makes, and lanes of a matrix instruction.
 constexpr int ROWS = 64, KEYS = 64, LANES = 128, STEP = 8;
+// Slots of a binade for each key that a row sees: `SLOTS` of the envelope.
+constexpr int SLOTS = 64;
 // Strides in shared memory, such that a warp's fragment lies in different banks.
 constexpr int P_STRIDE = KEYS + 4, V_STRIDE = LANES + 8;
 
@@ -42,13 +44,15 @@ struct Statistics {
     double largest_a;
 };
 
-// Of one row, over visible keys: x = s - largest, how many weights are not 0, and how many of those have a significand that
-// an earlier one has too, or one that falls on the same bit of the row's table.
+// Of one row, over visible keys: x = s - largest; how many weights are not 0, and the sum of their squares; the same of those
+// that met an earlier one in their slot.
 struct Dither {
     double sum;
     double sum_squares;
-    i64 weights;
-    i64 met;
+    double weights;
+    double energy;
+    double met;
+    double met_energy;
 };
 
 struct Reference {
@@ -62,7 +66,7 @@ struct Reference {
     double* out;
     float* magnitudes;
     Statistics* statistics;
-    // [rows, dim_v]: sums of squares of weights times values. A table of bits for each row, zero at first.
+    // [rows, dim_v]: sums of squares of weights times values. A bit for each slot of each row, zero at first.
     float* squares;
     Dither* dither;
     u32* bits;
@@ -75,8 +79,8 @@ struct Reference {
     int dim_v;
     // What a magnitude other than 0 counts as at least.
     float floor;
-    // A row's table has two to this power bits, 32 or more.
-    int bits_log;
+    // Words of a row's bits: enough for SLOTS of each key that it sees.
+    int words;
 };
 
 __device__ __forceinline__ void multiply(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
@@ -199,9 +203,9 @@ __device__ __forceinline__ double weigh(double* p, const float* a, Statistics& o
     return factor;
 }
 
-// A quarter of a row: its logits become weights relative to the row's largest logit, which is known. Each significand's bit
-// is set in the row's table, if there is one.
-__device__ __forceinline__ void look_up(double* p, double largest, u32* bits, int bits_log, Dither& own) {
+// A quarter of a row: its logits become weights relative to the row's largest logit, which is known. The bit of each one's
+// slot is set, if the row has bits; a binade has so many slots.
+__device__ __forceinline__ void look_up(double* p, double largest, u32* bits, u64 slots, Dither& own) {
     const double infinity = __longlong_as_double(0x7ff0000000000000LL);
 #pragma unroll
     for (int i = 0; i < KEYS; i += 4) {
@@ -210,11 +214,12 @@ __device__ __forceinline__ void look_up(double* p, double largest, u32* bits, in
         p[i] = weight;
         if (logit != -infinity) own.sum += x, own.sum_squares += x * x;
         if (weight == 0.0 || bits == nullptr) continue;
-        // The first 32 bits after the point; a multiplication spreads what is alike in them.
-        const u32 significand = (u32)((u64)__double_as_longlong(weight) >> 20);
-        const u32 bit = (significand * 2654435769u) >> (32 - bits_log);
-        const u32 before = atomicOr(bits + bit / 32, 1u << (bit % 32));
-        own.weights += 1, own.met += before >> (bit % 32) & 1;
+        // The first 32 bits after the point.
+        const u64 significand = (u64)__double_as_longlong(weight) >> 20 & 0xffffffff;
+        const u64 slot = significand * slots >> 32;
+        const u32 before = atomicOr(bits + slot / 32, 1u << (slot % 32));
+        const double energy = weight * weight, met = before >> (slot % 32) & 1;
+        own.weights += 1.0, own.energy += energy, own.met += met, own.met_energy += energy * met;
     }
 }
 
@@ -399,20 +404,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) reference_dither(const 
     const i64 row = tile.first_row + own_row;
     const double largest = there ? r.statistics[row].largest : 0.0;
     // One block of a row's is enough for what all lanes have in common.
-    u32* const bits = blockIdx.y == 0 ? r.bits + (row << (r.bits_log - 5)) : nullptr;
+    u32* const bits = blockIdx.y == 0 ? r.bits + row * r.words : nullptr;
+    const u64 slots = there ? (u64)SLOTS * (block.rows[own_row].end - block.rows[own_row].first) : 0;
     Dither own = {};
     float squares[8][4] = {};
     for (int first_key = tile.first_key; first_key < tile.end_key; first_key += KEYS) {
         load_keys(r, tile, o, block, first_key, first_lane, lanes);
         if (works) logits<false>(r, o.q, o.k, o.stride, o.width, block.rows, first_key, o.p, o.a);
         __syncthreads();
-        if (there) look_up(o.p + place, largest, bits, r.bits_log, own);
+        if (there) look_up(o.p + place, largest, bits, slots, own);
         else clear(o.p + place);
         __syncthreads();
         if (works) gather_squares(squares, o.p, o.v, lanes);
     }
     store(r, tile, squares, first_lane, r.squares);
     const double sum = of_quad(own.sum, total), sum_squares = of_quad(own.sum_squares, total);
-    const i64 weights = (i64)of_quad((double)own.weights, total), met = (i64)of_quad((double)own.met, total);
-    if (threadIdx.x % 4 == 0 && there && blockIdx.y == 0) r.dither[row] = {sum, sum_squares, weights, met};
+    const double weights = of_quad(own.weights, total), energy = of_quad(own.energy, total);
+    const double met = of_quad(own.met, total), met_energy = of_quad(own.met_energy, total);
+    if (threadIdx.x % 4 == 0 && there && blockIdx.y == 0)
+        r.dither[row] = {sum, sum_squares, weights, energy, met, met_energy};
 }

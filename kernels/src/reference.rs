@@ -4,7 +4,7 @@
 //! It knows neither segments nor masks: whoever asks names each row, the keys that it sees, and the row of each key
 //! ([`Questions`]). Products and sums are f64; *magnitudes* (`Σ e^(s − largest)·|v|`, and `a = Σ|q||k|` of a logit) are
 //! upper bounds of theirs, made by tf32 matrix instructions from factors that are rounded up; so are squares, which tier T of
-//! an envelope needs, and the count of weights that share a significand ([`Dither`]).
+//! an envelope needs, and the shares of weights that are alike ([`Dither`]).
 //!
 //! Errors of the exact results, with ε = 2^-53: a logit is off by `ε·(dim + 2)·scale·a`, `e^x` by 2 ulp, and a sum of n terms by
 //! `n·ε` of their magnitudes.
@@ -13,6 +13,7 @@
 use std::ops::Range;
 
 use seamproof_oracle::Softmax;
+use seamproof_oracle::envelope::SLOTS;
 
 use crate::attend::DIM_MAX;
 use crate::error::KernelError;
@@ -28,10 +29,7 @@ const LANES: usize = 128;
 const STEP: usize = 8;
 /// Numbers of `Statistics` and of `Dither` of the source.
 const STATISTICS: usize = 5;
-const DITHER: usize = 4;
-/// Bits of a row's table of significands for each key: so few collide by chance that a share of an eighth stays visible
-/// (`n²/2m` of n keys in m bits: a 32nd, counted twice).
-const BITS_OF_KEY: usize = 16;
+const DITHER: usize = 6;
 /// What a sum of non-negative products in tf32 may lose in one matrix instruction, relative to the sum: 8 products and the
 /// sum so far are cut to 23 fractional bits of the largest or more, in two halves at worst, and the result again
 /// (MMA-Sim, arXiv 2511.10909); 12·2^-23, and more than that.
@@ -100,10 +98,10 @@ pub struct DitherStatistics {
     pub sum: f64,
     /// `Σ (s − largest)²`.
     pub sum_squares: f64,
-    /// Weights that are not 0.
-    pub weights: usize,
-    /// How many of those share the first 32 bits of their significand with another, or more.
-    pub shared: usize,
+    /// The share of weights other than 0 that have company in their slot, or of their squares, whichever is larger
+    /// ([`SLOTS`]); not a number where there is none. Which of a slot's was there first is not known, so that the others
+    /// count twice.
+    pub shared: f64,
 }
 
 /// What tier T needs besides, query by query.
@@ -144,7 +142,7 @@ struct RawReference {
     dim: i32,
     dim_v: i32,
     floor: f32,
-    bits_log: i32,
+    words: i32,
 }
 // SAFETY: repr(C), the fields of `Reference` in reference.cu.
 unsafe impl Argument for RawReference {}
@@ -225,8 +223,8 @@ struct Results {
     squares: Buffer,
     dither: Buffer,
     bits: Buffer,
-    /// A row's table has two to this power bits.
-    bits_log: usize,
+    /// Words of 4 bytes of a row's bits.
+    words: usize,
 }
 
 impl Results {
@@ -234,16 +232,15 @@ impl Results {
         let count = questions.queries();
         let dithered = if dither { count } else { 0 };
         let keys = questions.seen.iter().map(|&[keys, _]| keys).max().unwrap_or(0);
-        // A word at least, and no more than a significand's bits.
-        let bits = (keys * BITS_OF_KEY).next_power_of_two().clamp(32, 1 << 31);
+        let words = (keys * SLOTS).div_ceil(32);
         Ok(Results {
             out: gpu.allocate(count * dim_v * 8)?,
             magnitudes: gpu.allocate(count * dim_v * 4)?,
             statistics: gpu.allocate(count * STATISTICS * 8)?,
             squares: gpu.allocate(dithered * dim_v * 4)?,
             dither: gpu.allocate(dithered * DITHER * 8)?,
-            bits: gpu.allocate(dithered * bits / 8)?,
-            bits_log: bits.trailing_zeros() as usize,
+            bits: gpu.allocate(dithered * words * 4)?,
+            words,
         })
     }
 }
@@ -252,7 +249,8 @@ impl Gpu {
     /// Answers questions about the forward of `tensors`; with `dither` for tier T too. What an input other than 0 counts as
     /// in a magnitude is at least `floor`. The sink is no matter here.
     ///
-    /// Memory on the GPU: `12·dim_v + 40` bytes a query, with `dither` `4·dim_v + 32` and two to four a visible key more.
+    /// Memory on the GPU: `12·dim_v + 40` bytes a query, with `dither` `4·dim_v + 48` and eight more for
+    /// each key that the longest row sees.
     pub fn reference(
         &self,
         questions: &Questions,
@@ -285,7 +283,7 @@ impl Gpu {
             dim: dim as i32,
             dim_v: dim_v as i32,
             floor: floor as f32,
-            bits_log: results.bits_log as i32,
+            words: results.words as i32,
         };
         let grid = (questions.tile_count, dim_v.div_ceil(LANES), THREADS);
         let launch = |kernel: &str| self.launch_with(kernel, grid, shared_bytes(dim), &[&arguments]);
@@ -340,12 +338,11 @@ impl Gpu {
 
 fn dither_statistics(bytes: &[u8]) -> Vec<DitherStatistics> {
     let words = bytes.as_chunks::<8>().0;
-    let statistic = |of: &[[u8; 8]]| DitherStatistics {
-        sum: f64::from_le_bytes(of[0]),
-        sum_squares: f64::from_le_bytes(of[1]),
-        weights: u64::from_le_bytes(of[2]) as usize,
-        // Of those that share one bit, all but the first met it.
-        shared: 2 * u64::from_le_bytes(of[3]) as usize,
+    let statistic = |of: &[[u8; 8]]| {
+        let of = |index: usize| f64::from_le_bytes(of[index]);
+        let [weights, energy, met, met_energy] = [2, 3, 4, 5].map(of);
+        let shared = (2.0 * met / weights).max(2.0 * met_energy / energy);
+        DitherStatistics { sum: of(0), sum_squares: of(1), shared }
     };
     words.chunks_exact(DITHER).map(statistic).collect()
 }

@@ -2,11 +2,13 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+
 use common::{Draws, inputs, plain, random};
 use ndarray::{Array3, Axis};
 use proptest::prelude::*;
 use seamproof_oracle::envelope::{
-    Accumulation, DitherSums, Merges, Model, Partition, RowEnvelope, RowSums, largest_multiplicity,
+    Accumulation, DitherSums, Merges, Model, Partition, RowEnvelope, RowSums, SLOTS, largest_multiplicity,
 };
 use seamproof_oracle::{Format, Heads, Inputs, Mask, Precision, Problem, ProblemFields, Softmax, blocked};
 
@@ -40,17 +42,12 @@ fn sums(
         [terms().map(|(w, v)| w * v).sum(), terms().map(|(w, v)| w * model.magnitude(v)).sum(), squares]
     });
     let lanes: Vec<[f64; 3]> = lanes.collect();
-    let mut significands: Vec<u32> =
-        weights.iter().filter(|w| **w != 0.0).map(|w| (w.to_bits() >> 20) as u32).collect();
-    significands.sort_unstable();
-    let own = significands.chunk_by(|a, b| a == b).filter(|equal| equal.len() == 1).count();
     let list: Vec<usize> = sequence.kv.real_rows().collect();
     let of_list = inputs.k.index_axis(Axis(1), kv_head).select(Axis(0), &list).mapv(f64::from);
     let dither = DitherSums {
         sum: logits.iter().map(|logit| logit - largest).sum(),
         sum_squares: logits.iter().map(|logit| (logit - largest).powi(2)).sum(),
-        weights: significands.len(),
-        shared: significands.len() - own,
+        shared: shared_share(&weights),
         copies: largest_multiplicity(&of_list.view()),
     };
     let row = RowSums {
@@ -64,6 +61,23 @@ fn sums(
         value_max: (0..problem.dims.v).flat_map(values).map(f64::abs).fold(0.0, f64::max),
     };
     (row, dither, lanes)
+}
+
+/// The share of weights, or of their squares, that have company in one of so many slots of a binade.
+fn shared_share(weights: &[f64]) -> f64 {
+    let slot = |weight: f64| {
+        let significand = weight / libm::exp2(libm::floor(libm::log2(weight))) - 1.0;
+        (significand * (SLOTS * weights.len()) as f64) as u64
+    };
+    let mut slots: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    weights.iter().filter(|weight| **weight != 0.0).for_each(|&w| slots.entry(slot(w)).or_default().push(w));
+    let share = |counts: fn(&f64) -> f64| {
+        let sum = |least: usize| -> f64 {
+            slots.values().filter(|slot| slot.len() >= least).flatten().map(counts).sum()
+        };
+        sum(2) / sum(1)
+    };
+    share(|_| 1.0).max(share(|weight| weight * weight))
 }
 
 /// What sums in another order may differ by, relative to a bound.
@@ -92,8 +106,8 @@ fn compare(problem: &Problem, inputs: &Inputs, model: &Model) -> [f64; 4] {
             let (lse, most) = envelope.lse();
             same(lse, answer.exact.lse[[head, at]]);
             held(0, most, bound.worst.lse[[head, at]]);
-            // Weights are relative to the largest logit here and to the sink too there: two that are alike in 32 bits by one
-            // may not be by the other, so that a row at the limit has a certificate from one of the two.
+            // Weights are relative to the largest logit here and to the sink too there: two that share a slot by one may not by
+            // the other, so that a row at the limit has a certificate from one of the two.
             let certified = bound.dithered.lse[[head, at]].is_finite();
             if certified {
                 held(2, envelope.dithered_lse(), bound.dithered.lse[[head, at]]);

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, ArrayView2, Axis, Zip, s};
+use ndarray::{Array2, ArrayView1, ArrayView2, Axis, Zip, s};
 
-use super::dither::{Spread, multiplicities, significands_differ};
+use super::dither::{Spread, fill_enough, multiplicities, shared_share};
 use super::{
     Bounds, Group, KEY_TILE, Keys, Piece, ROW_TILE, exponential, gather, map, pieces, product_transposed,
     row_mut, tiles, visible_union,
@@ -577,12 +577,12 @@ fn add_products(
     general_mat_mul(1.0, &dv.t(), dout, 1.0, &mut to.dv.slice_mut(s![local, ..]));
 }
 
-/// Rows, or columns, of a tile whose significands are compared.
+/// Rows, or columns, of a tile whose weights are held against each other.
 const SAMPLES: usize = 8;
 
 impl Certificate {
-    /// Spread is measured for every sum. What shares significands does so everywhere: a law of the data, not of one row;
-    /// copies of one query or key are counted one by one elsewhere.
+    /// Spread is measured for every sum. Weights that are alike are so everywhere, by a law of the data and not of one row: the
+    /// mean over samples is what is held to the limit. Copies of one query or key are counted one by one elsewhere.
     fn new(
         tile: &QueryTile,
         seen: &[Range<usize>],
@@ -598,13 +598,17 @@ impl Certificate {
                 rows[local].add(*logit);
             }
         }
-        let differ = |axis: Axis| {
+        let fill = |axis: Axis| {
             let step = p.len_of(axis).div_ceil(SAMPLES).max(1);
-            p.axis_iter(axis).step_by(step).all(|line| significands_differ(&line.to_vec()))
+            let seen = |line: ArrayView1<'_, f64>| line.iter().copied().filter(|p| *p != 0.0).collect();
+            let lines: Vec<Vec<f64>> = p.axis_iter(axis).step_by(step).map(seen).collect();
+            let shares = lines.iter().filter(|line| !line.is_empty()).map(|line| shared_share(line));
+            let (count, sum) = shares.fold((0.0, 0.0), |(count, sum), share| (count + 1.0, sum + share));
+            fill_enough(sum / count)
         };
         let certified = |sums: &[Spread], axis: Axis| {
             let wide: Vec<bool> = sums.iter().map(Spread::is_wide).collect();
-            if wide.contains(&true) && differ(axis) { wide } else { vec![false; sums.len()] }
+            if wide.contains(&true) && fill(axis) { wide } else { vec![false; sums.len()] }
         };
         Certificate { rows: certified(&rows, Axis(0)), columns: certified(&columns, Axis(1)) }
     }

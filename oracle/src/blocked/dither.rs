@@ -1,10 +1,30 @@
 //! The certificate of dither: whether the roundings of a sum's weights may be taken as independent.
 //!
-//! Rounding is a function of a value's place between two numbers of the format: equal significands are rounded alike,
-//! and weights that hardly differ lie in one cell. What is measured is therefore the weights that are summed, on the
-//! inputs at hand: their logarithms must be spread over many cells ([`LOG_DEVIATION_MIN`]), nearly all significands
-//! must be different ([`SHARED_SHARE_MAX`]: integers, ramps and copies share them), and what repeats because a whole
-//! key or query repeats is counted ([`multiplicities`]). Without a certificate a sum's roundings add up, as in tier W.
+//! Terms. A *cell* is what a format rounds to one number; where a weight lies in its cell decides its rounding error. Weights
+//! are *alike* where they lie in one cell, but for powers of 2. The *energy* of a weight is its square, which the variance of
+//! its rounding error is proportional to.
+//!
+//! Tier T takes the errors of a sum as independent, uniform in their cells and of mean 0. Where in its cell a weight lies
+//! cannot be known: a subject rounds weights relative to a running maximum of its own, which turns them by a factor. That
+//! leaves ratios as they are, and two weights whose ratio is near a power of 2 keep one error. Over all factors the errors of
+//! two weights `d` of a cell apart have the correlation `1 − 6d + 6d²` (of two sawteeth), so that those of weights which
+//! fill a fraction f of a cell have `(1 − f)²` on average: alike weights err in every way only where they fill their cell.
+//! The certificate therefore measures, on the weights that are summed, how much of a binade they fill:
+//!
+//! - Their logarithms are spread over many cells ([`LOG_DEVIATION_MIN`]).
+//! - A binade is cut into [`SLOTS`] slots for each weight, so that n weights spread over a part A of it have company in their
+//!   slot with probability `1 − e^(−1/(64A))`, whatever n is: a 64th by chance, where A is 1. At most [`SHARED_SHARE_MAX`]
+//!   may, so that `A ≥ 0.24`: 31 cells of bf16's 128 or 248 of fp16's 1024 are filled, or more of them in part. To compare
+//!   digits to the end instead would take alike weights for independent ones: two logits that a soft cap holds within
+//!   1e-7 of each other differ in their last digits and not in their roundings.
+//! - That holds for their number, and for their energy: a few heavy weights that are alike err together among however many
+//!   light ones.
+//! - What repeats because a whole key or query repeats is counted ([`multiplicities`]).
+//!
+//! What alike weights within those shares may hide: m of them err by m times one's error at most, and eight deviations of the
+//! sum are at least `8/√3·√(16·m)` times that, so that nothing is hidden up to m = 341, and thus in sums of 5,456 terms.
+//! Left to assume is that values do not follow the places of weights within cells that are filled. Without a certificate a
+//! sum's roundings add up, as in tier W.
 
 use std::collections::HashMap;
 
@@ -15,11 +35,10 @@ const LOG_DEVIATION_MIN: f64 = 0.3;
 /// Fewest terms of a sum that are worth a certificate: of fewer, eight standard deviations are more than all of them
 /// (`(8/√3)² = 21.3`).
 const TERMS_MIN: usize = 22;
-/// Largest share of weights whose significand another weight of the sum has too.
-const SHARED_SHARE_MAX: f64 = 1.0 / 8.0;
-/// Bits of a significand that are compared: far below the accuracy of an f64 logit, and enough that the weights of a row
-/// of 2^14 keys share none by chance.
-const SIGNIFICAND_BITS: u32 = 32;
+/// Slots of a binade for each weight of a sum.
+pub const SLOTS: usize = 64;
+/// Largest share of weights, and of their energy, that may have company in its slot: four times what chance gives.
+const SHARED_SHARE_MAX: f64 = 4.0 / SLOTS as f64;
 
 /// Spread of the logarithms of some weights, from their number, sum and sum of squares.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,18 +71,37 @@ impl Spread {
     }
 }
 
-/// Whether nearly every weight has a significand of its own. Weights of 0 are rounded exactly and not counted.
-pub(super) fn significands_differ(weights: &[f64]) -> bool {
-    let significand = |weight: &f64| (weight.to_bits() >> (52 - SIGNIFICAND_BITS)) as u32;
-    let mut all: Vec<u32> = weights.iter().filter(|weight| **weight != 0.0).map(significand).collect();
-    all.sort_unstable();
-    let own: usize = all.chunk_by(|a, b| a == b).filter(|equal| equal.len() == 1).count();
-    few_are_shared(all.len() - own, all.len())
+/// The share of weights that have company in their slot, or of their energy, whichever is larger; not a number where there
+/// are no weights. Weights of 0 are rounded exactly and not counted.
+pub(super) fn shared_share(weights: &[f64]) -> f64 {
+    let slots = (SLOTS * weights.len()) as u64;
+    let slot = |weight: f64| {
+        let significand = weight.to_bits() >> 20 & u64::from(u32::MAX);
+        let slot = (significand * slots) >> 32;
+        (slot as usize / 64, 1 << (slot % 64))
+    };
+    let words = weights.len() * SLOTS / 64;
+    let (mut taken, mut shared) = (vec![0u64; words], vec![0u64; words]);
+    let counted = || weights.iter().copied().filter(|weight| *weight != 0.0);
+    for (word, bit) in counted().map(slot) {
+        shared[word] |= taken[word] & bit;
+        taken[word] |= bit;
+    }
+    let (mut all, mut alike) = ([0.0; 2], [0.0; 2]);
+    for weight in counted() {
+        let (word, bit) = slot(weight);
+        let share = if shared[word] & bit == 0 { 0.0 } else { 1.0 };
+        for (of, counts) in [1.0, weight * weight].into_iter().enumerate() {
+            all[of] += counts;
+            alike[of] += counts * share;
+        }
+    }
+    (alike[0] / all[0]).max(alike[1] / all[1])
 }
 
-/// The same, given how many weights share theirs.
-pub(crate) fn few_are_shared(shared: usize, weights: usize) -> bool {
-    shared as f64 <= SHARED_SHARE_MAX * weights as f64
+/// Whether weights of which that share has company fill enough of a binade.
+pub(crate) fn fill_enough(shared: f64) -> bool {
+    shared <= SHARED_SHARE_MAX
 }
 
 /// For each row of a matrix how often it is there: the roundings of as many weights may be one and the same. With n
@@ -83,28 +121,130 @@ pub(crate) fn multiplicities(rows: &ArrayView2<'_, f64>) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Format;
+    use crate::envelope::NOISE;
 
     fn weights(log: impl Fn(usize) -> f64) -> Vec<f64> {
         (0..256).map(|index| libm::exp(log(index))).collect()
+    }
+
+    fn differ(weights: &[f64]) -> bool {
+        fill_enough(shared_share(weights))
     }
 
     #[test]
     fn what_repeats_or_hardly_varies_has_no_certificate() {
         let spread = |log: fn(usize) -> f64| Spread::of((0..256).map(log)).is_wide();
         let wild = |index: usize| libm::sin(index as f64 * 12.9898) * 2.0;
-        assert!(spread(wild) && significands_differ(&weights(wild)));
+        assert!(spread(wild) && differ(&weights(wild)));
         assert!(
             !spread(|index| libm::sin(index as f64) * 0.3),
             "the deviation of a sine is 0.71 of its height"
         );
         assert!(!Spread::of((0..11).map(wild)).is_wide(), "too few");
-        assert!(!significands_differ(&weights(|_| 0.5)), "equal");
-        assert!(!significands_differ(&weights(|index| (index % 40) as f64 / 8.0)), "integers");
+        assert!(!differ(&weights(|_| 0.5)), "equal");
+        assert!(!differ(&weights(|index| (index % 40) as f64 / 8.0)), "integers");
         let ln_2 = std::f64::consts::LN_2;
-        assert!(
-            !significands_differ(&weights(|index| index as f64 * ln_2 / 4.0)),
-            "a ramp that repeats every binade"
-        );
+        assert!(!differ(&weights(|index| index as f64 * ln_2 / 4.0)), "a ramp that repeats every binade");
+        assert!(!differ(&[0.0; 30]), "nothing to certify");
+    }
+
+    #[test]
+    fn weights_that_a_soft_cap_saturates_have_no_certificate() {
+        // 30·tanh(x) for x of both signs beyond 8: all weights differ, in two clusters of 1e-5 of a cell.
+        let capped = |index: usize| {
+            let x = 8.0 + (index as f64 * 0.618).fract();
+            30.0 * libm::tanh(if index.is_multiple_of(2) { x } else { -x }) / 20.0
+        };
+        assert!(Spread::of((0..256).map(capped)).is_wide());
+        let all = weights(capped);
+        assert!((2..256).all(|index| (0..index).all(|other| all[index] != all[other])));
+        assert!(!differ(&all));
+        // The same among others: few, and heavy.
+        let few =
+            weights(
+                |index| if index.is_multiple_of(10) { 6.0 + 1e-9 * index as f64 } else { capped_away(index) },
+            );
+        assert!(!differ(&few), "a tenth of the weights, and nearly all of the energy");
+    }
+
+    fn capped_away(index: usize) -> f64 {
+        libm::sin(index as f64 * 12.9898) * 2.0
+    }
+
+    /// Uniform draws from [0, 1).
+    struct Draws(u64);
+
+    impl Draws {
+        fn uniform(&mut self) -> f64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 11) as f64 / (1u64 << 53) as f64
+        }
+
+        fn normal(&mut self) -> f64 {
+            let radius = (-2.0 * libm::log(1.0 - self.uniform())).sqrt();
+            radius * libm::cos(std::f64::consts::TAU * self.uniform())
+        }
+
+        fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+            of[(self.uniform() * of.len() as f64) as usize]
+        }
+
+        /// Logits, a part of them in clusters of any width and height, and values that are alike in a cluster.
+        fn clustered(&mut self) -> Vec<(f64, f64)> {
+            let (terms, part) =
+                (self.pick(&[32, 100, 400, 1600]), self.pick(&[0.02, 0.05, 0.1, 0.2, 0.5, 1.0]));
+            let width = libm::exp10(-9.0 + 8.0 * self.uniform());
+            let (height, spread) = (8.0 * (self.uniform() - 0.5), 2.0 * self.uniform());
+            let clusters: Vec<(f64, f64)> = (0..libm::exp2(7.0 * self.uniform()) as usize)
+                .map(|_| (height + spread * self.normal(), self.pick(&[1.0, -1.0])))
+                .collect();
+            let term = |_| match self.uniform() < part {
+                true => {
+                    let (center, value) = self.pick(&clusters);
+                    (center + width * self.normal(), value)
+                }
+                false => (self.normal(), self.pick(&[1.0, -1.0])),
+            };
+            (0..terms).map(term).collect()
+        }
+    }
+
+    /// The error of the sum of rounded weights times values, and what eight deviations allow.
+    fn rounding_error(terms: &[(f64, f64)], format: Format) -> (f64, f64) {
+        // Half of fp16's smallest number, which is all that a weight below its normal range loses; bf16 has none so large.
+        let floor = libm::exp2(-25.0) * terms.len() as f64;
+        let error = terms.iter().map(|(weight, value)| (format.round(*weight) - weight) * value).sum::<f64>();
+        let energy: f64 = terms.iter().map(|(weight, _)| weight * weight).sum();
+        let sum: f64 = terms.iter().map(|(weight, _)| weight).sum();
+        (error.abs(), format.unit_roundoff() * (NOISE * energy.sqrt()).min(sum) + floor)
+    }
+
+    /// Whatever is certified errs within eight deviations, relative to any running maximum.
+    #[test]
+    fn certified_weights_err_as_independent_ones() {
+        let (mut draws, mut certified, mut worst) = (Draws(5), 0, 0.0f64);
+        for _ in 0..8000 {
+            let terms = draws.clustered();
+            let largest = terms.iter().map(|(logit, _)| *logit).fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = terms.iter().map(|(logit, _)| libm::exp(logit - largest)).collect();
+            if !Spread::of(terms.iter().map(|(logit, _)| *logit)).is_wide() || !differ(&weights) {
+                continue;
+            }
+            certified += 1;
+            for format in [Format::Bf16, Format::Fp16] {
+                let factor = libm::exp2(-draws.uniform());
+                let terms: Vec<(f64, f64)> = weights
+                    .iter()
+                    .zip(&terms)
+                    .map(|(weight, (_, value))| (weight * factor, *value))
+                    .collect();
+                let (error, most) = rounding_error(&terms, format);
+                assert!(error <= most, "{error:e} of {most:e}: {} terms, {format:?}", terms.len());
+                worst = worst.max(error / most);
+            }
+        }
+        assert!(certified > 2000 && worst > 0.5, "{certified} certified, worst {worst}");
     }
 
     #[test]

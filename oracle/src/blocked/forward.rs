@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, ArrayView2, Axis, Zip, s};
 
-use super::dither::{Spread, significands_differ};
+use super::dither::{Spread, fill_enough, shared_share};
 use super::{
     Answer, Bounds, Group, Keys, Piece, ROW_TILE, exponential, gather, product_transposed, row_mut, tiles,
     visible_union,
@@ -252,7 +252,7 @@ impl Tile {
         let visible = self.visible[local].clone();
         let logits = &self.logits.row(local).to_slice().unwrap_or(&[])[visible.clone()];
         let weights = &self.weights.row(local).to_slice().unwrap_or(&[])[visible.clone()];
-        let is_dithered = Spread::of(logits.iter().copied()).is_wide() && significands_differ(weights);
+        let is_dithered = Spread::of(logits.iter().copied()).is_wide() && fill_enough(shared_share(weights));
         errors.is_dithered[local] = is_dithered;
         if is_dithered && errors.noise.is_empty() {
             errors.rounding = Array2::zeros(errors.linear.raw_dim());

@@ -48,7 +48,7 @@ pub use model::{
     GradientPair, GradientPairError, Model, PairError, ReplayedPair, Rounding, Row, RowModel, Tier,
 };
 pub use partition::{Merges, Partition, Sums};
-pub use sums::{DitherSums, RowEnvelope, RowSums, largest_multiplicity};
+pub use sums::{DitherSums, RowEnvelope, RowSums, SLOTS, largest_multiplicity};
 
 /// Unit roundoff of f32, round to nearest: 2^-24.
 pub const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;

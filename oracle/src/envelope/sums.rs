@@ -9,7 +9,8 @@
 use ndarray::ArrayView2;
 
 use super::{Model, NOISE, Row, Tier};
-use crate::blocked::dither::{Spread, few_are_shared, multiplicities};
+pub use crate::blocked::dither::SLOTS;
+use crate::blocked::dither::{Spread, fill_enough, multiplicities};
 
 /// Sums over the keys that a row sees: exact ones, or larger where they are magnitudes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,10 +40,9 @@ pub struct DitherSums {
     pub sum: f64,
     /// `Σ (s − largest)²`.
     pub sum_squares: f64,
-    /// Weights `e^(s − largest)` that are not 0.
-    pub weights: usize,
-    /// How many of those share the first 32 bits of their significand with another, or more.
-    pub shared: usize,
+    /// The share of weights `e^(s − largest)` other than 0 that have company in their slot, or of their squares, whichever is
+    /// larger, where a binade has [`SLOTS`] slots for each visible key.
+    pub shared: f64,
     /// How often the key is there that is there most often, among the row's keys or more ([`largest_multiplicity`]).
     pub copies: f64,
 }
@@ -124,7 +124,7 @@ impl<'a> RowEnvelope<'a> {
     /// The same with tier T, where the row has its certificate.
     pub fn with_dither(self, sums: &DitherSums) -> RowEnvelope<'a> {
         let spread = Spread { terms: self.row.keys, sum: sums.sum, squares: sums.sum_squares };
-        let certified = spread.is_wide() && few_are_shared(sums.shared, sums.weights);
+        let certified = spread.is_wide() && fill_enough(sums.shared);
         let dithered = certified.then(|| Dithered {
             denominator: self.model.denominator(&self.row, self.weight_errors, Tier::Dithered),
             copies: sums.copies,

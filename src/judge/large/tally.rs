@@ -162,7 +162,6 @@ fn envelope<'a>(
     envelope.with_dither(&DitherSums {
         sum: dither.sum,
         sum_squares: dither.sum_squares,
-        weights: dither.weights,
         shared: dither.shared,
         copies,
     })
