@@ -16,6 +16,7 @@ pub mod fuzz;
 pub mod generate;
 pub mod judge;
 pub mod layout;
+pub mod nightly;
 pub mod power;
 pub mod profile;
 pub mod prose;

@@ -4,6 +4,7 @@
 //! DIR/seamproof.lock      held while a campaign writes here; released by the system when the campaign dies
 //! DIR/run.json            what was run and, once it ended, its summary
 //! DIR/events.jsonl        one event a line (docs/events.md)
+//! DIR/sums.json           for `seamproof merge`, once it ended: what of it needs no order
 //! DIR/findings/NAME.json  a finding: a case to replay; with NAME.rs (a test to paste) and NAME.txt (one line of
 //!                         words and the command that replays it) once it is minimal
 //! DIR/canary/NAME.json    the planted fault, found
@@ -29,6 +30,10 @@ pub const EARLIER_RUNS_MAX: usize = 999;
 
 const LOCK: &str = "seamproof.lock";
 const FINDINGS: &str = "findings";
+/// The event log of a campaign's directory.
+pub const EVENTS: &str = "events.jsonl";
+/// Its sums, once it has ended.
+pub const SUMS: &str = "sums.json";
 const TEMPORARY_PREFIX: &str = ".tmp-";
 
 /// Why something could not be recorded.
@@ -112,12 +117,21 @@ impl RunDir {
 
     /// The event log.
     pub fn events(&self) -> Result<EventLog, RecordError> {
-        EventLog::create(&self.path.join("events.jsonl"))
+        EventLog::create(&self.path.join(EVENTS))
     }
 
     /// Writes or replaces `run.json`.
     pub fn describe(&self, run: &impl Serialize) -> Result<(), RecordError> {
-        let path = self.path.join("run.json");
+        self.write("run.json", run)
+    }
+
+    /// Writes `sums.json`.
+    pub fn sum(&self, sums: &impl Serialize) -> Result<(), RecordError> {
+        self.write(SUMS, sums)
+    }
+
+    fn write(&self, name: &str, run: &impl Serialize) -> Result<(), RecordError> {
+        let path = self.path.join(name);
         let text = serde_json::to_string_pretty(run).map_err(io::Error::from).at(&path, "written")?;
         write_whole(&path, &(text + "\n"))
     }
@@ -146,6 +160,35 @@ fn set_aside(path: &Path) -> Result<Option<File>, RecordError> {
     let place = free.ok_or_else(|| RecordError::TooManyEarlier { path: path.to_owned() })?;
     fs::rename(path, &place).at(path, "renamed")?;
     Ok(Some(old))
+}
+
+/// A directory that stays, locked for as long as this value lives: what holds campaigns' directories and their reports.
+#[derive(Debug)]
+pub struct Home {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Home {
+    /// Makes the directory, or opens one that an earlier program made.
+    pub fn open(path: &Path) -> Result<Home, RecordError> {
+        fs::create_dir_all(path).at(path, "created")?;
+        let empty = fs::read_dir(path).at(path, "read as a directory")?.next().is_none();
+        if !empty && !path.join(LOCK).is_file() {
+            return Err(RecordError::NotOurs { path: path.to_owned() });
+        }
+        Ok(Home { path: path.to_owned(), _lock: lock(path)? })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Makes a directory where it is missing.
+pub fn make_dir(path: &Path) -> Result<(), RecordError> {
+    fs::create_dir_all(path).at(path, "created")
 }
 
 /// The directory of findings of a campaign's directory; none where `path` is no campaign's.

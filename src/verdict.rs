@@ -385,7 +385,7 @@ impl Ratios {
 }
 
 /// Where the time of a case went.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// Drawing inputs, and filling their padding.
     pub inputs: Duration,

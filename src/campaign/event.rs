@@ -2,14 +2,16 @@
 //!
 //! Events come in the order of cases. Everything that depends on the clock is in a field named `times`.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::plan::Shard;
+use super::plan::{Plan, Shard};
+use super::subjects::{Options, Registered, Subjects};
 use super::summary::{Canary, Distinct, SummaryEvent};
 use crate::backend::TensorName;
-use crate::verdict::Check;
+use crate::case::Case;
+use crate::verdict::{Check, Ending, Relation};
 
-/// Cases that have an event of their own; later ones are in the summary only, so that logs stay bounded.
+/// Cases that have an event of their own; of later ones only those that did not hold have, so that logs stay bounded.
 pub const CASE_EVENTS_MAX: u64 = 1 << 20;
 
 /// Something that happened.
@@ -22,6 +24,8 @@ pub enum Event<'a> {
     Canary(&'a Canary),
     /// A case was judged.
     Case(CaseEvent<'a>),
+    /// A failing case was shrunk.
+    Shrunk(ShrunkEvent<'a>),
     /// A failure of a new kind, or a smaller case of a known one.
     Finding(&'a Distinct),
     /// The campaign is over.
@@ -29,24 +33,52 @@ pub enum Event<'a> {
 }
 
 /// What is run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Start {
     /// Version of this program.
-    pub program: &'static str,
+    pub program: String,
     /// The seed, in hex: a JSON reader may not hold 64 bits.
     pub seed: String,
     /// The subject.
     pub backend: String,
+    /// Its options that are the same for every case.
+    #[serde(default, skip_serializing_if = "Options::is_empty")]
+    pub options: Options,
     /// Sizes.
-    pub profile: &'static str,
+    pub profile: String,
     /// Cases of the whole campaign.
     pub cases: Option<u64>,
     /// Longest duration.
     pub seconds: Option<f64>,
     /// Which part.
     pub shard: Shard,
+    /// The first case, where that is not 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub first: u64,
     /// Threads.
     pub jobs: usize,
+}
+
+impl Start {
+    /// What a plan runs.
+    pub fn of(plan: &Plan, subjects: &Registered) -> Start {
+        Start {
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            seed: format!("{:#x}", plan.seed),
+            backend: subjects.name().to_owned(),
+            options: subjects.fixed().clone(),
+            profile: plan.profile.name().to_owned(),
+            cases: plan.cases,
+            seconds: plan.time.map(|time| time.as_secs_f64()),
+            shard: plan.shard,
+            first: plan.first,
+            jobs: plan.jobs,
+        }
+    }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// One case's verdict in short.
@@ -55,7 +87,7 @@ pub struct CaseEvent<'a> {
     /// Index in the whole campaign.
     pub index: u64,
     /// `held`, `refused`, `malformed`, `finding` or `infrastructure`.
-    pub verdict: &'static str,
+    pub verdict: &'a str,
     /// Worst error ÷ bound of a case that held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub margin: Option<f64>,
@@ -65,9 +97,24 @@ pub struct CaseEvent<'a> {
     /// The check that broke.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub check: Option<Check>,
+    /// The identity that does not hold, for that check.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Relation>,
+    /// How the subject's process ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ending: Option<Ending>,
     /// The tensor that it broke on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorName>,
+}
+
+/// What a failing case was shrunk to; whoever merges parts of a campaign need not do it again.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ShrunkEvent<'a> {
+    /// Index in the whole campaign.
+    pub index: u64,
+    /// The smaller case.
+    pub case: &'a Case,
 }
 
 /// Receives events.

@@ -2,7 +2,9 @@
 //!
 //! Quantiles are the upper edge of their bin (at most 4.5 % too large) and do not depend on the order of additions.
 
-use serde::Serialize;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 
 /// Bins of one factor of two.
 const BINS_PER_BINADE: f64 = 16.0;
@@ -13,10 +15,34 @@ const EXPONENT_MAX: f64 = 32.0;
 const BINS: usize = ((EXPONENT_MAX - EXPONENT_MIN) * BINS_PER_BINADE) as usize;
 
 /// A distribution of positive numbers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Stored", into = "Stored")]
 pub struct Histogram {
     counts: Vec<u64>,
     max: f64,
+}
+
+/// The same on disk: only the bins that hold something.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    bins: BTreeMap<usize, u64>,
+    max: f64,
+}
+
+impl From<Histogram> for Stored {
+    fn from(histogram: Histogram) -> Stored {
+        let counts = histogram.counts.into_iter().enumerate();
+        Stored { bins: counts.filter(|(_, count)| *count > 0).collect(), max: histogram.max }
+    }
+}
+
+impl From<Stored> for Histogram {
+    /// A bin that there is not counts as the last one.
+    fn from(stored: Stored) -> Histogram {
+        let mut histogram = Histogram { max: stored.max, ..Histogram::default() };
+        stored.bins.into_iter().for_each(|(bin, count)| histogram.counts[bin.min(BINS - 1)] += count);
+        histogram
+    }
 }
 
 /// What a report says of a distribution.
@@ -48,6 +74,12 @@ impl Histogram {
             self.counts[(bin.max(0.0) as usize).min(BINS - 1)] += 1;
             self.max = self.max.max(value);
         }
+    }
+
+    /// Adds another distribution's numbers.
+    pub fn merge(&mut self, other: &Histogram) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
+        self.max = self.max.max(other.max);
     }
 
     /// The distribution, if anything was counted.
@@ -88,6 +120,21 @@ mod tests {
             assert!((exact..=exact * 1.05).contains(&got), "{got} for {exact}");
         }
         assert_eq!((quantiles.count, quantiles.max), (1000, 1000.0));
+    }
+
+    #[test]
+    fn parts_stored_and_merged_are_the_whole() {
+        let (mut whole, mut merged) = (Histogram::default(), Histogram::default());
+        for part in 0..3 {
+            let mut histogram = Histogram::default();
+            for value in (part..100).step_by(3) {
+                whole.add(f64::from(value) / 7.0);
+                histogram.add(f64::from(value) / 7.0);
+            }
+            let text = serde_json::to_string(&histogram).expect("a histogram is JSON");
+            merged.merge(&serde_json::from_str(&text).expect("it reads back"));
+        }
+        assert_eq!(merged, whole);
     }
 
     #[test]

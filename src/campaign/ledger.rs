@@ -9,17 +9,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{self, AssertUnwindSafe};
 use std::time::Duration;
 
-use super::event::{CASE_EVENTS_MAX, CaseEvent, Event};
+use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, ShrunkEvent};
 use super::failure::{FailureKey, Symptom, features};
 use super::minimise::{minimise, shrink_budget};
-use super::summary::{Distinct, Summary};
+use super::summary::{Distinct, Summary, Sums};
 use super::{Plan, Sinks, Subjects, storable};
-use crate::case::Case;
+use crate::case::{Case, Found};
 use crate::census::Census;
+use crate::evaluate::evaluate;
 use crate::prose;
 use crate::record::RecordError;
 use crate::shrink;
-use crate::verdict::{Check, Cost, Finding, Margin};
+use crate::verdict::{Check, Cost, Finding, Margin, Verdict};
 
 /// Failing cases of one symptom that are shrunk although they may be a known failure.
 pub const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
@@ -61,7 +62,15 @@ pub(super) struct Failed {
     pub(super) name: String,
     pub(super) case: Case,
     pub(super) finding: Finding,
-    pub(super) recorded: Result<(), RecordError>,
+    pub(super) recorded: Recorded,
+}
+
+/// What of a failing case is known.
+pub(super) enum Recorded {
+    /// It was judged now, and put on disk.
+    Now(Result<(), RecordError>),
+    /// A part of the campaign judged it: the finding says no more than its symptom, and this is what the part shrunk it to.
+    Earlier(Option<Box<Case>>),
 }
 
 impl Outcome {
@@ -75,6 +84,8 @@ impl Outcome {
         let finding = |finding: &Finding| CaseEvent {
             verdict: "finding",
             check: Some(finding.check),
+            identity: finding.identity,
+            ending: finding.ending,
             tensor: finding.tensor,
             ..event
         };
@@ -102,6 +113,8 @@ pub(super) struct Ledger<'a> {
     subjects: &'a dyn Subjects,
     sinks: &'a Sinks<'a>,
     summary: Summary,
+    /// Cases that were noted.
+    noted: u64,
     distinct: BTreeMap<FailureKey, Distinct>,
     shrinks: BTreeMap<Symptom, usize>,
     /// What each known failure needs: features of its smallest case that all cases had which came to it. The others
@@ -112,31 +125,63 @@ pub(super) struct Ledger<'a> {
 impl<'a> Ledger<'a> {
     pub(super) fn new(plan: &'a Plan, subjects: &'a dyn Subjects, sinks: &'a Sinks<'a>) -> Ledger<'a> {
         let (distinct, shrinks, needs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Ledger { plan, subjects, sinks, summary: Summary::default(), distinct, shrinks, needs }
+        Ledger { plan, subjects, sinks, summary: Summary::default(), noted: 0, distinct, shrinks, needs }
     }
 
     /// Adds the next case; returns the number of different failures so far.
     pub(super) fn fold(&mut self, outcome: Outcome) -> usize {
-        if self.summary.cases < CASE_EVENTS_MAX {
-            self.sinks.observer.event(&Event::Case(outcome.event()));
-        }
+        self.note(outcome.event());
         self.summary.count(outcome.tokens, outcome.products);
         self.summary.spent(outcome.elements, outcome.cost);
         match outcome.judged {
             Judged::Held(margin) => self.summary.held(&margin),
-            Judged::Refused(row) => *self.summary.refused.entry(row).or_default() += 1,
-            Judged::Malformed(rule) => *self.summary.malformed.entry(rule).or_default() += 1,
+            Judged::Refused(row) => *self.summary.refused.entry(row.to_owned()).or_default() += 1,
+            Judged::Malformed(rule) => *self.summary.malformed.entry(rule.to_owned()).or_default() += 1,
+            other => self.settle(outcome.index, other),
+        }
+        self.distinct.len()
+    }
+
+    /// Tells of a case.
+    pub(super) fn note(&mut self, event: CaseEvent) {
+        let held = !matches!(event.verdict, "finding" | "infrastructure");
+        if self.noted < CASE_EVENTS_MAX || !held {
+            self.sinks.observer.event(&Event::Case(event));
+        }
+        self.noted += 1;
+    }
+
+    /// Adds the sums of a part of the campaign, whose cases are noted and settled one by one.
+    pub(super) fn add(&mut self, sums: &Sums) {
+        self.summary.add(sums);
+        sums.beside.iter().for_each(|what| self.summary.trouble(what.clone()));
+        self.summary.interrupted |= sums.interrupted;
+    }
+
+    /// A fault that is no case's.
+    pub(super) fn trouble(&mut self, what: String) {
+        self.summary.trouble(what);
+    }
+
+    /// Too little was run.
+    pub(super) fn missed(&mut self, what: String) {
+        self.summary.missed.push(what);
+    }
+
+    /// Adds the next case that did not hold.
+    pub(super) fn settle(&mut self, index: u64, judged: Judged) {
+        match judged {
+            Judged::Held(_) | Judged::Refused(_) | Judged::Malformed(_) => {}
             Judged::Infrastructure(what) => self.summary.infrastructure(what),
-            Judged::Accepted(rule, finding) => self.accepted(outcome.index, rule, *finding),
+            Judged::Accepted(rule, finding) => self.accepted(index, rule, *finding),
             Judged::Failed(failed) => {
-                if let Err(error) = self.failed(outcome.index, *failed) {
+                if let Err(error) = self.failed(index, *failed) {
                     // Nothing more can be recorded: going on would lose findings.
-                    self.summary.infrastructure(error.to_string());
+                    self.summary.trouble(error.to_string());
                     self.sinks.control.stop();
                 }
             }
         }
-        self.distinct.len()
     }
 
     /// Forgets a case past the end of the campaign.
@@ -144,14 +189,14 @@ impl<'a> Ledger<'a> {
         if let Judged::Failed(failed) = &outcome.judged
             && let Err(error) = self.sinks.findings.remove(&failed.name)
         {
-            self.summary.infrastructure(error.to_string());
+            self.summary.trouble(error.to_string());
         }
     }
 
     pub(super) fn finish(mut self, census: Census, lost: Vec<String>, elapsed: Duration) -> Summary {
-        lost.into_iter().for_each(|what| self.summary.infrastructure(format!("given up: {what}")));
+        lost.into_iter().for_each(|what| self.summary.trouble(format!("given up: {what}")));
         self.summary.distinct = self.distinct.into_values().collect();
-        self.summary.interrupted = self.sinks.control.stopped();
+        self.summary.interrupted |= self.sinks.control.stopped();
         self.summary.close(census, self.plan, elapsed);
         self.summary
     }
@@ -178,23 +223,39 @@ impl<'a> Ledger<'a> {
 
     fn failed(&mut self, index: u64, failed: Failed) -> Result<(), RecordError> {
         self.summary.failed(&failed.finding);
-        failed.recorded?;
-        let symptom = Symptom::of(&failed.finding);
-        let drawn = features(&failed.case.problem);
+        let Failed { name, case, mut finding, recorded } = failed;
+        let earlier = match recorded {
+            Recorded::Now(recorded) => recorded.map(|()| None)?,
+            Recorded::Earlier(shrunk) => Some(shrunk),
+        };
+        let symptom = Symptom::of(&finding);
+        let drawn = features(&case.problem);
         let known = self.knows(symptom, &drawn);
         let shrinks = self.shrinks.entry(symptom).or_default();
-        let most = match (known, failed.finding.check) {
+        let most = match (known, finding.check) {
             (true, Check::Timeout) => HANG_SHRINKS_MAX,
             (true, _) => SHRINKS_PER_SYMPTOM_MAX,
             (false, _) => DISTINCT_MAX,
         };
         if *shrinks >= most || self.distinct.len() >= DISTINCT_MAX {
-            return self.count_only(known, &failed.name);
+            let kept = self.count_only(known, &name)?;
+            return if kept && earlier.is_some() { self.keep_drawn(&name, case, symptom) } else { Ok(()) };
         }
         *shrinks += 1;
-        let case = self.minimised(failed.case, &failed.finding);
+        let case = match earlier {
+            Some(Some(shrunk)) => *shrunk,
+            Some(None) => match self.judged_again(&case, symptom) {
+                Some(again) => {
+                    finding = again;
+                    self.minimised(case, &finding)
+                }
+                None => return Ok(()),
+            },
+            None => self.minimised(case, &finding),
+        };
+        self.sinks.observer.event(&Event::Shrunk(ShrunkEvent { index, case: &case }));
         self.learn(symptom, &drawn, &case);
-        self.replace(index, symptom, &failed.name, &case)
+        self.replace(index, symptom, &name, &case)
     }
 
     /// Whether a known failure of this symptom needs nothing that a problem of these features lacks.
@@ -209,8 +270,36 @@ impl<'a> Ledger<'a> {
         needs.retain(|feature| drawn.contains(feature));
     }
 
-    /// A failing case that is not shrunk; it stays on disk where nothing known explains it.
-    fn count_only(&mut self, known: bool, name: &str) -> Result<(), RecordError> {
+    /// The finding of a case that a part of the campaign judged; a fault where it does not fail so any more.
+    fn judged_again(&mut self, case: &Case, symptom: Symptom) -> Option<Finding> {
+        let verdict =
+            self.subjects.backend(&case.subject.options).map(|b| evaluate(b.as_ref(), &case.problem));
+        match verdict {
+            Ok(Verdict::Finding(finding)) if Symptom::of(&finding) == symptom => Some(*finding),
+            Ok(_) => {
+                self.summary.trouble(format!(
+                    "{}: failed in its part of the campaign and does not fail here",
+                    prose::describe(&case.problem)
+                ));
+                None
+            }
+            Err(error) => {
+                self.summary.trouble(error.to_string());
+                None
+            }
+        }
+    }
+
+    /// Puts a case of a part on disk, as it was drawn.
+    fn keep_drawn(&mut self, name: &str, mut case: Case, symptom: Symptom) -> Result<(), RecordError> {
+        let Some(finding) = self.judged_again(&case, symptom) else { return Ok(()) };
+        case.before.clone_from(&finding.before);
+        case.found = Some(Found { finding: storable(finding), minimal: false, evaluations: 0 });
+        self.sinks.findings.record(name, &case)
+    }
+
+    /// A failing case that is not shrunk; it stays on disk where nothing known explains it. Whether it does.
+    fn count_only(&mut self, known: bool, name: &str) -> Result<bool, RecordError> {
         let kept = !known && self.summary.kept < KEPT_MAX;
         let count = match (known, kept) {
             (true, _) => &mut self.summary.not_shrunk,
@@ -218,7 +307,10 @@ impl<'a> Ledger<'a> {
             (false, false) => &mut self.summary.dropped,
         };
         *count += 1;
-        if kept { Ok(()) } else { self.sinks.findings.remove(name) }
+        if !kept {
+            self.sinks.findings.remove(name)?;
+        }
+        Ok(kept)
     }
 
     /// The smallest case that shows the same failure, within the budget; the case itself where shrinking fails.
@@ -230,7 +322,7 @@ impl<'a> Ledger<'a> {
             Ok(minimise(&case, start, backend.as_ref(), budget, control, |_| {}).case)
         }));
         attempt.unwrap_or_else(|_| Err("the shrinker panicked".to_owned())).unwrap_or_else(|what| {
-            self.summary.infrastructure(what);
+            self.summary.trouble(what);
             case
         })
     }

@@ -11,6 +11,8 @@ mod event;
 mod failure;
 mod histogram;
 mod ledger;
+mod logs;
+mod merge;
 mod minimise;
 mod plan;
 mod queue;
@@ -24,15 +26,19 @@ use std::time::Instant;
 
 use seamproof_oracle::{Pass, Problem};
 
-pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, Silent, Start};
+pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, ShrunkEvent, Silent, Start};
 pub use failure::{FailureKey, SHRINK_RATIO, Symptom, features, same_failure};
 pub use histogram::{Histogram, Quantiles};
 pub use ledger::{DISTINCT_MAX, HANG_SHRINKS_MAX, KEPT_MAX, SHRINKS_PER_SYMPTOM_MAX};
+pub use logs::Logs;
+pub use merge::{MergeError, Part, Stored, campaign_of, merge};
 pub use minimise::{HANG_EVALUATIONS_MAX, Minimised, SHRINK_EVALUATIONS_MAX, minimise, shrink_budget};
 pub use plan::{Control, Plan, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
 pub use subjects::{Options, PlantedSubjects, Registered, Subjects};
-pub use summary::{Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent};
+pub use summary::{
+    Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
+};
 
 use crate::case::{Case, Found, Subject};
 use crate::census::Census;
@@ -40,7 +46,7 @@ use crate::evaluate::{evaluate_malformed, evaluate_timed};
 use crate::generate::{self, Draw, Limits, Malformed};
 use crate::record::Findings;
 use crate::verdict::{Finding, Verdict};
-use ledger::{Failed, Judged, Ledger, Outcome};
+use ledger::{Failed, Judged, Ledger, Outcome, Recorded};
 use plan::Deadline;
 use queue::Queue;
 
@@ -172,8 +178,7 @@ impl Worker<'_> {
                 Judged::internal(&format!("a legal problem was refused as malformed: {rule}"))
             }
             Verdict::Finding(finding) => {
-                let subject = Subject { name: self.subjects.name().to_owned(), options };
-                let case = Case::new(subject, self.plan.draw(index, "schedule"), problem);
+                let case = case_of(self.plan, self.subjects, index, problem);
                 Judged::Failed(Box::new(self.record(index, case, *finding)))
             }
         };
@@ -193,12 +198,24 @@ impl Worker<'_> {
 
     /// Puts a failing case on disk, as it was drawn.
     fn record(&self, index: u64, mut case: Case, finding: Finding) -> Failed {
-        let name = format!("case-{index:08}");
+        let name = name_of(index);
         case.before.clone_from(&finding.before);
         case.found = Some(Found { finding: storable(finding.clone()), minimal: false, evaluations: 0 });
         let recorded = self.sinks.findings.record(&name, &case);
-        Failed { name, case, finding, recorded }
+        Failed { name, case, finding, recorded: Recorded::Now(recorded) }
     }
+}
+
+/// The case that a campaign makes of the problem of this index.
+fn case_of(plan: &Plan, subjects: &dyn Subjects, index: u64, problem: Problem) -> Case {
+    let options = subjects.options(plan.draw(index, "options"));
+    let subject = Subject { name: subjects.name().to_owned(), options };
+    Case::new(subject, plan.draw(index, "schedule"), problem)
+}
+
+/// The name of a failing case's file, as it was drawn.
+fn name_of(index: u64) -> String {
+    format!("case-{index:08}")
 }
 
 /// JSON has no infinities: a ratio that is one is as good as absent.

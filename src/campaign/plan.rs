@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::generate::Profile;
 
 /// One of `count` parts of a campaign: the cases whose index is `index` modulo `count`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shard {
     index: u64,
     count: u64,
@@ -25,6 +25,16 @@ pub struct ShardError(String);
 impl Shard {
     /// The whole campaign.
     pub const WHOLE: Shard = Shard { index: 0, count: 1 };
+
+    /// How many parts there are.
+    pub fn count(self) -> u64 {
+        self.count
+    }
+
+    /// Every part of as many.
+    pub fn siblings(self) -> impl Iterator<Item = Shard> {
+        (0..self.count).map(move |index| Shard { index, count: self.count })
+    }
 
     /// The index of the shard's `turn`-th case; `None` when it overflows.
     fn case(self, turn: u64) -> Option<u64> {
@@ -56,6 +66,12 @@ impl Serialize for Shard {
     }
 }
 
+impl<'de> Deserialize<'de> for Shard {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Shard, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// A campaign's seed, cases and end. The same plan gives the same cases and verdicts on every machine.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -63,7 +79,9 @@ pub struct Plan {
     pub seed: u64,
     /// Sizes.
     pub profile: Profile,
-    /// Cases of the whole campaign, of which a shard runs its part; no limit when absent.
+    /// The first case: a campaign may go on where an earlier one ended.
+    pub first: u64,
+    /// The case to end before, of which a shard runs its part; no limit when absent.
     pub cases: Option<u64>,
     /// No case begins after this long; no limit when absent.
     pub time: Option<Duration>,
@@ -76,12 +94,14 @@ pub struct Plan {
 impl Plan {
     /// The index of the `turn`-th case; `None` past the last one.
     pub(super) fn case(&self, turn: u64) -> Option<u64> {
-        self.shard.case(turn).filter(|&index| self.cases.is_none_or(|cases| index < cases))
+        let index = self.first.checked_add(self.shard.case(turn)?)?;
+        self.cases.is_none_or(|cases| index < cases).then_some(index)
     }
 
     /// Cases that this shard will run, where that is known.
     pub fn turns(&self) -> Option<u64> {
-        self.cases.map(|cases| cases.saturating_sub(self.shard.index).div_ceil(self.shard.count))
+        let first = self.first.saturating_add(self.shard.index);
+        self.cases.map(|cases| cases.saturating_sub(first).div_ceil(self.shard.count))
     }
 
     /// Whether this many cases in this time are all that was asked for. A plan without limits ends when somebody says so.
@@ -158,7 +178,7 @@ mod tests {
 
     fn plan(cases: Option<u64>, shard: &str) -> Plan {
         let shard = shard.parse().expect("a shard");
-        Plan { seed: 1, profile: Profile::Quick, cases, time: None, shard, jobs: 1 }
+        Plan { seed: 1, profile: Profile::Quick, first: 0, cases, time: None, shard, jobs: 1 }
     }
 
     #[test]
@@ -174,6 +194,13 @@ mod tests {
             all.sort_unstable();
             assert_eq!(all, (0..cases).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn a_campaign_goes_on_at_its_first_case() {
+        let plan = Plan { first: 7, ..plan(Some(12), "1/2") };
+        let mine: Vec<u64> = (0..).map_while(|turn| plan.case(turn)).collect();
+        assert_eq!((mine, plan.turns()), (vec![8, 10], Some(2)));
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl Summary {
     }
 }
 
-fn counted(f: &mut Formatter<'_>, title: &str, counts: &BTreeMap<&'static str, u64>) -> fmt::Result {
+fn counted(f: &mut Formatter<'_>, title: &str, counts: &BTreeMap<String, u64>) -> fmt::Result {
     if counts.is_empty() {
         return Ok(());
     }

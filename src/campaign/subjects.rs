@@ -32,9 +32,19 @@ impl Registered {
     /// The subject that `NAME` or `NAME:OPTION=VALUE,…` says, if there is one and it can be made.
     pub fn new(text: &str) -> Result<Registered, BackendError> {
         let (name, fixed) = backends::parse(text)?;
+        Registered::with(name, fixed)
+    }
+
+    /// The subject of this name with these options fixed.
+    pub fn with(name: String, fixed: Options) -> Result<Registered, BackendError> {
         let subject = Registered { name, fixed };
         subject.backend(&subject.options(0))?;
         Ok(subject)
+    }
+
+    /// The options that are the same for every case.
+    pub fn fixed(&self) -> &Options {
+        &self.fixed
     }
 
     /// Makes ready what the subject's runs need, or says why it cannot be had.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::failure::FailureKey;
 use super::histogram::{Histogram, Quantiles};
@@ -56,6 +56,30 @@ pub struct Canary {
     pub infrastructure: Vec<String>,
 }
 
+/// What of a campaign is the same in whatever order its cases are added up: parts of it are merged by their sums, and by
+/// the events of the cases that did not hold.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the fields of Summary")]
+pub struct Sums {
+    pub cases: u64,
+    pub held: u64,
+    pub without_envelope: u64,
+    pub refused: BTreeMap<String, u64>,
+    pub malformed: BTreeMap<String, u64>,
+    pub margins: BTreeMap<Tier, BTreeMap<TensorName, Histogram>>,
+    pub computed: u64,
+    pub token_count: u64,
+    pub product_count: u64,
+    pub element_count: u64,
+    pub cost: Cost,
+    pub census: Census,
+    /// Faults of this program beside those of a case.
+    pub beside: Vec<String>,
+    pub interrupted: bool,
+    pub seconds: f64,
+}
+
 /// The sum of a campaign.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
@@ -66,9 +90,9 @@ pub struct Summary {
     /// Those of them that the envelope did not look at: the oracle is too dear, the other rungs judged alone.
     pub without_envelope: u64,
     /// Cases refused as the capability table says, by its row.
-    pub refused: BTreeMap<&'static str, u64>,
+    pub refused: BTreeMap<String, u64>,
     /// Malformed problems refused, by the rule that they break.
-    pub malformed: BTreeMap<&'static str, u64>,
+    pub malformed: BTreeMap<String, u64>,
     /// Cases that failed, by check.
     pub failed: BTreeMap<Check, u64>,
     /// Failing cases that were only counted: each has all that a known failure of the same symptom needs.
@@ -83,6 +107,8 @@ pub struct Summary {
     pub infrastructure: Vec<String>,
     /// How many they are.
     pub infrastructure_count: u64,
+    /// Those of them that are no case's.
+    pub beside: Vec<String>,
     /// Error ÷ bound of each tensor in each tier, over the cases that held with an error above zero.
     pub margins: BTreeMap<Tier, BTreeMap<TensorName, Histogram>>,
     /// Cases that a subject computed.
@@ -138,6 +164,57 @@ impl Summary {
         self.infrastructure_count += 1;
         if self.infrastructure.len() < INFRASTRUCTURE_MESSAGES_MAX {
             self.infrastructure.push(what);
+        }
+    }
+
+    /// A fault that is no case's.
+    pub(super) fn trouble(&mut self, what: String) {
+        if self.beside.len() < INFRASTRUCTURE_MESSAGES_MAX {
+            self.beside.push(what.clone());
+        }
+        self.infrastructure(what);
+    }
+
+    /// Adds a part's sums, its census and its faults apart.
+    pub(super) fn add(&mut self, sums: &Sums) {
+        self.cases += sums.cases;
+        self.held += sums.held;
+        self.without_envelope += sums.without_envelope;
+        self.computed += sums.computed;
+        self.token_count += sums.token_count;
+        self.product_count = self.product_count.saturating_add(sums.product_count);
+        self.element_count += sums.element_count;
+        self.cost += sums.cost;
+        let counts = [(&mut self.refused, &sums.refused), (&mut self.malformed, &sums.malformed)];
+        for (all, part) in counts {
+            part.iter().for_each(|(name, count)| *all.entry(name.clone()).or_default() += count);
+        }
+        for (&tier, histograms) in &sums.margins {
+            let all = self.margins.entry(tier).or_default();
+            histograms
+                .iter()
+                .for_each(|(&tensor, histogram)| all.entry(tensor).or_default().merge(histogram));
+        }
+    }
+
+    /// The sums of this campaign.
+    pub fn sums(&self) -> Sums {
+        Sums {
+            cases: self.cases,
+            held: self.held,
+            without_envelope: self.without_envelope,
+            refused: self.refused.clone(),
+            malformed: self.malformed.clone(),
+            margins: self.margins.clone(),
+            computed: self.computed,
+            token_count: self.token_count,
+            product_count: self.product_count,
+            element_count: self.element_count,
+            cost: self.cost,
+            census: self.census.clone(),
+            beside: self.beside.clone(),
+            interrupted: self.interrupted,
+            seconds: self.seconds,
         }
     }
 
@@ -230,8 +307,8 @@ pub struct SummaryEvent<'a> {
     cases: u64,
     held: u64,
     without_envelope: u64,
-    refused: &'a BTreeMap<&'static str, u64>,
-    malformed: &'a BTreeMap<&'static str, u64>,
+    refused: &'a BTreeMap<String, u64>,
+    malformed: &'a BTreeMap<String, u64>,
     failed: &'a BTreeMap<Check, u64>,
     distinct: usize,
     not_shrunk: u64,

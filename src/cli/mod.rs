@@ -12,6 +12,8 @@ mod faults;
 mod junit;
 mod kernels;
 mod large;
+mod merge;
+mod nightly;
 mod options;
 mod output;
 mod progress;
@@ -19,6 +21,7 @@ mod prove;
 mod replay;
 mod run;
 mod shrink;
+mod values;
 mod worker;
 
 use std::path::Path;
@@ -45,6 +48,10 @@ struct Cli {
 enum Command {
     /// Run a campaign; without arguments the default one, which takes about a minute
     Run(run::Args),
+    /// Join the shards of a campaign into the result that it would have had as a whole
+    Merge(merge::Args),
+    /// Run a night of campaigns over all subjects that are there, and report it
+    Nightly(nightly::Args),
     /// Judge stored cases again
     Replay(replay::Args),
     /// Minimise a failing case
@@ -57,6 +64,8 @@ enum Command {
     Faults(faults::Args),
     /// Show what the generator produces, without running anything
     Census(census::Args),
+    /// Turn stored cases and bytes of choices into values of a fuzzer's corpus
+    Values(values::Args),
     /// Find a subject's numeric profile, and lock it or hold it to the locked one
     Calibrate(calibrate::Args),
     /// Measure
@@ -83,6 +92,10 @@ enum CliError {
     Backend(#[from] crate::backends::BackendError),
     #[error("backend {name} cannot be started: {what}")]
     Start { name: String, what: String },
+    #[error(transparent)]
+    Night(#[from] crate::nightly::NightError),
+    #[error(transparent)]
+    Merge(#[from] crate::campaign::MergeError),
     #[error(transparent)]
     Record(#[from] RecordError),
     #[error("{file}: the profile cannot be written: {source}")]
@@ -111,12 +124,15 @@ fn dispatch(cli: Cli) -> Exit {
     let command = cli.command.unwrap_or_else(|| Command::Run(run::Args::default()));
     let result = match command {
         Command::Run(args) => run::run(&args),
+        Command::Merge(args) => merge::run(&args),
+        Command::Nightly(args) => nightly::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Shrink(args) => shrink::run(&args),
         Command::Prove(args) => prove::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Faults(args) => faults::run(&args),
         Command::Census(args) => census::run(&args),
+        Command::Values(args) => values::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Kernels(args) => kernels::run(&args),

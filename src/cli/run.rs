@@ -1,7 +1,7 @@
 //! `seamproof run`: a campaign.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -11,10 +11,11 @@ use super::options::{duration, random_seed, seed};
 use super::output::{complain, note, print_line};
 use super::{CliError, junit, progress, worker};
 use crate::campaign::{
-    self, Canary, Control, Event, Observer, Plan, Registered, Shard, Sinks, Start, Subjects, Summary,
+    self, Canary, Control, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Stored, Subjects,
+    Summary,
 };
 use crate::generate::Profile;
-use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
+use crate::record::{DEFAULT_DIR, EventLog, RunDir};
 
 /// Length of a campaign that neither cases nor time limit.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
@@ -75,6 +76,7 @@ impl Args {
         Plan {
             seed: self.seed.unwrap_or_else(random_seed),
             profile: self.profile.unwrap_or(Profile::Quick),
+            first: 0,
             cases: self.cases,
             time: self.time.or(self.cases.is_none().then_some(DEFAULT_TIME)),
             shard: self.shard.unwrap_or(Shard::WHOLE),
@@ -94,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let control = Arc::new(Control::default());
     stop_on_signal(&control)?;
 
-    let start = describe(&plan, subjects.name());
+    let start = Start::of(&plan, &subjects);
     let logs = Logs::new(logs.into_iter().flatten().collect(), &control);
     logs.event(&Event::Start(&start));
     if let Some(error) = logs.trouble() {
@@ -141,11 +143,15 @@ fn campaign(
 }
 
 /// Tells everybody who listens how it ended.
-fn conclude(dir: &RunDir, start: &Start, outcome: &Outcome, logs: &Logs) -> Exit {
+pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &Outcome, logs: &Logs) -> Exit {
     let summary = outcome.summary.as_ref().map(Summary::event);
     if let Some(summary) = &summary {
         logs.event(&Event::Summary(summary));
     }
+    let summed = outcome
+        .summary
+        .as_ref()
+        .map_or(Ok(()), |summary| dir.sum(&Stored { start: start.clone(), sums: summary.sums() }));
     let described = dir.describe(&Run { start, canary: &outcome.canary, summary: summary.as_ref() });
     let exit = match &outcome.summary {
         Some(summary) => {
@@ -162,7 +168,7 @@ fn conclude(dir: &RunDir, start: &Start, outcome: &Outcome, logs: &Logs) -> Exit
         }
         None => Exit::CanaryMissed,
     };
-    match logs.trouble().or(described.err()) {
+    match logs.trouble().or(summed.err()).or(described.err()) {
         Some(error) => {
             complain(&error);
             if matches!(exit, Exit::Finding | Exit::Crash) { exit } else { Exit::Input }
@@ -179,20 +185,7 @@ struct Run<'a> {
     summary: Option<&'a campaign::SummaryEvent<'a>>,
 }
 
-fn describe(plan: &Plan, backend: &str) -> Start {
-    Start {
-        program: env!("CARGO_PKG_VERSION"),
-        seed: format!("{:#x}", plan.seed),
-        backend: backend.to_owned(),
-        profile: plan.profile.name(),
-        cases: plan.cases,
-        seconds: plan.time.map(|time| time.as_secs_f64()),
-        shard: plan.shard,
-        jobs: plan.jobs,
-    }
-}
-
-fn announce(start: &Start, dir: &RunDir) {
+pub(super) fn announce(start: &Start, dir: &RunDir) {
     let cases = start.cases.map_or("no limit".to_owned(), |cases| cases.to_string());
     let seconds = start.seconds.map_or("no limit".to_owned(), |seconds| format!("{seconds} s"));
     print_line(&format_args!("seed      {}", start.seed));
@@ -211,37 +204,4 @@ pub(super) fn stop_on_signal(control: &Arc<Control>) -> Result<(), CliError> {
         control.stop();
         note("stopping after the cases in flight; once more to stop at once");
     })?)
-}
-
-/// The event logs. One that cannot be written any more stops the campaign: a log with holes misleads.
-struct Logs<'a> {
-    state: Mutex<State>,
-    control: &'a Control,
-}
-
-struct State {
-    logs: Vec<EventLog>,
-    trouble: Option<RecordError>,
-}
-
-impl<'a> Logs<'a> {
-    fn new(logs: Vec<EventLog>, control: &'a Control) -> Logs<'a> {
-        Logs { state: Mutex::new(State { logs, trouble: None }), control }
-    }
-
-    fn trouble(&self) -> Option<RecordError> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).trouble.take()
-    }
-}
-
-impl Observer for Logs<'_> {
-    fn event(&self, event: &Event) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = state.logs.iter_mut().try_for_each(|log| log.write(event));
-        if let Err(error) = written {
-            state.logs.clear();
-            state.trouble = Some(error);
-            self.control.stop();
-        }
-    }
 }

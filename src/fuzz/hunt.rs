@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::backend::Backend;
-use crate::backends;
+use crate::backend::{Backend, RunError};
+use crate::backends::{self, Cuda};
 use crate::campaign::{Control, minimise, shrink_budget};
 use crate::case::{Case, Subject};
 use crate::evaluate::{evaluate, evaluate_malformed, quiet_caught_panics};
 use crate::generate::{self, Draw, Limits, RawProblem};
 use crate::record::Findings;
+use crate::values;
 use crate::verdict::{Finding, Verdict};
 
 /// A fault of the catalogue, which is planted in the emulated kernel.
@@ -32,13 +33,17 @@ pub fn start() {
     quiet_caught_panics();
 }
 
+/// Where findings go.
+fn folder() -> PathBuf {
+    std::env::var_os(FINDINGS_VARIABLE).map_or(DEFAULT_FINDINGS.into(), PathBuf::from)
+}
+
 impl Hunter {
     /// The emulated kernel, with the fault of [`FAULT_VARIABLE`] if there is one. An unknown fault ends the process: a
     /// target that hunts nothing must not pass.
     pub fn from_environment() -> Hunter {
         let fault = std::env::var(FAULT_VARIABLE).ok().filter(|id| !id.is_empty());
-        let findings = std::env::var_os(FINDINGS_VARIABLE).map_or(DEFAULT_FINDINGS.into(), PathBuf::from);
-        Hunter::new(fault.as_deref(), &findings).unwrap_or_else(|what| panic!("{FAULT_VARIABLE}: {what}"))
+        Hunter::new(fault.as_deref(), &folder()).unwrap_or_else(|what| panic!("{FAULT_VARIABLE}: {what}"))
     }
 
     /// The emulated kernel, with this fault in its schedule, its arithmetic or at its call.
@@ -55,6 +60,34 @@ impl Hunter {
             format!("no fault of the emulated kernel is called '{id}'; `seamproof faults --list` names all")
         })?;
         Ok(Hunter { subject: Subject { name, options }, backend, findings: findings.to_owned() })
+    }
+
+    /// The kernels on this process's first GPU. That there is none ends the process at the first case.
+    pub fn on_gpu() -> Hunter {
+        let subject = Subject { name: "cuda".to_owned(), options: BTreeMap::new() };
+        Hunter { subject, backend: Box::new(Cuda::default()), findings: folder() }
+    }
+
+    /// Judges the case that a value makes, and first compares every element with what the GPU's twin on the CPU gives.
+    ///
+    /// # Panics
+    /// As [`Hunter::case`], and where an element differs.
+    pub fn differential(&self, raw: &RawProblem) {
+        if let Draw::Problem(problem) = generate::fixup(raw, &Limits::fuzz()) {
+            let subject = Cuda::default().with_twins_bits(&problem);
+            let inputs = values::inputs(&problem);
+            let both = (subject.run(&problem, &inputs), subject.twin().run(&problem, &inputs));
+            let differs = match &both {
+                (Ok(got), Ok(want)) => backends::difference(got, want),
+                (Err(RunError::Refused(got)), Err(RunError::Refused(want))) if got == want => None,
+                (got, want) => {
+                    Some(format!("{:?} and its twin {:?}", got.as_ref().err(), want.as_ref().err()))
+                }
+            };
+            let case = || Case::new(self.subject.clone(), problem.data_seed, problem.clone()).to_json();
+            assert_eq!(differs, None, "{}", case());
+        }
+        self.case(raw);
     }
 
     /// Judges the case that a value makes.

@@ -7,11 +7,17 @@
 //! Two environment variables are read: [`FAULT_VARIABLE`] plants a fault of the catalogue in the subject, to see that a
 //! target finds it, and [`FINDINGS_VARIABLE`] names the folder of stored cases.
 
+mod descriptor;
 mod hunt;
+mod judged;
+mod masks;
 mod property;
 mod value;
 
+pub use descriptor::{described, descriptor};
 pub use hunt::{FAULT_VARIABLE, FINDINGS_VARIABLE, Hunter, start};
+pub use judged::judged;
+pub use masks::masks;
 pub use property::{formats, interleaving, layout, schedule};
 pub use value::{VALUE_VERSION, from_bytes, mutate, to_bytes};
 

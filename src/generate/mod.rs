@@ -32,12 +32,14 @@ mod flaws;
 mod limits;
 mod raw;
 mod tiny;
+mod value;
 
 pub use fixup::fixup;
 pub use flaws::Malformed;
 pub use limits::{Limits, Profile, ProfileNameError};
 pub use raw::{RawProblem, RawSequence, raw};
 pub use tiny::tiny;
+pub use value::value_of;
 
 /// Bytes of choices behind one case of a campaign; more than [`raw`] ever uses.
 const CHOICE_BYTES: usize = 4096;

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Builds every target that needs no GPU into $OUT, with its seeds and its options, as ClusterFuzzLite and OSS-Fuzz want them.
+# Runs in any shell as well: SRC=$(dirname "$PWD") OUT=/tmp/out .clusterfuzzlite/build.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+[ -e ../fuzz/Cargo.toml ] && cd .. || cd "$SRC/seamproof"
+: "${OUT:?the folder that takes the targets}"
+mkdir -p "$OUT"
+
+cargo fuzz build --sanitizer "${SANITIZER:-none}" --no-trace-compares
+built=target/x86_64-unknown-linux-gnu/release
+for target in $(cargo fuzz list); do
+    [ "$target" = cuda_differential ] && continue
+    cp "$built/$target" "$OUT/"
+    # What entropic schedules count takes longer than a case.
+    printf '[libfuzzer]\nentropic = 0\n' >"$OUT/$target.options"
+    if [ -d "corpus/fuzz/$target" ]; then
+        python3 - "corpus/fuzz/$target" "$OUT/${target}_seed_corpus.zip" <<'PYTHON'
+import pathlib, sys, zipfile
+folder, archive = pathlib.Path(sys.argv[1]), sys.argv[2]
+with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as seeds:
+    for path in sorted(folder.iterdir()):
+        seeds.write(path, path.name)
+PYTHON
+    fi
+done

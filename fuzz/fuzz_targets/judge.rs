@@ -1,0 +1,11 @@
+//! The judge: an element moved past its bound is seen, one within is not.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use seamproof::fuzz;
+
+fuzz_target!(|input: ([u32; 3], &[u8])| {
+    if let Some(problem) = fuzz::problem(input.1) {
+        fuzz::judged(&problem, input.0);
+    }
+});

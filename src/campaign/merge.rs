@@ -1,0 +1,331 @@
+//! Joins the parts of a campaign, so that the result is the one that it would have had as a whole.
+//!
+//! What a campaign says of the cases that held does not depend on their order: it is in each part's [`Sums`]. The cases
+//! that did not hold go through the ledger once more, in the order of the whole campaign, from the parts' events. Where
+//! the ledger shrinks a case, the part that ran it has shrunk it already, as a rule: a part's first cases of a symptom are
+//! among its own first ones. Where it has not, the case is drawn, judged and shrunk here.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Lines};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::event::{CASE_EVENTS_MAX, CaseEvent, Start};
+use super::ledger::{Failed, Judged, Ledger, Recorded};
+use super::plan::{Plan, Shard};
+use super::summary::{Summary, Sums};
+use super::{Sinks, Subjects, case_of, merged};
+use crate::backend::TensorName;
+use crate::case::Case;
+use crate::evaluate::evaluate_malformed;
+use crate::generate::{self, Draw};
+use crate::record::{EVENTS, SUMS};
+use crate::verdict::{Check, Ending, Finding, Relation, Verdict};
+
+/// Why parts cannot be joined.
+#[derive(Debug, thiserror::Error)]
+pub enum MergeError {
+    /// A directory without sums: its campaign goes on, was killed, or missed its canary.
+    #[error("{}: has no {SUMS}: it has not ended, or is no campaign's directory", path.display())]
+    NotEnded {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A file cannot be read.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A file holds something else.
+    #[error("{}:{line}: {what}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// The line.
+        line: usize,
+        /// What is wrong.
+        what: String,
+    },
+    /// Parts of different campaigns.
+    #[error("{}: {field} {got}, and {} has {expected}: not parts of one campaign", path.display(), first.display())]
+    Different {
+        /// A part.
+        path: PathBuf,
+        /// Another one.
+        first: PathBuf,
+        /// What differs.
+        field: &'static str,
+        /// In the part.
+        got: String,
+        /// In the other one.
+        expected: String,
+    },
+    /// A part that is there twice.
+    #[error("{}: is shard {shard} once more", path.display())]
+    Twice {
+        /// Its directory.
+        path: PathBuf,
+        /// Which.
+        shard: Shard,
+    },
+    /// An event log that lacks cases.
+    #[error("{}: tells of {got} of {expected} cases", path.display())]
+    Incomplete {
+        /// The log.
+        path: PathBuf,
+        /// Cases in it.
+        got: u64,
+        /// Cases that were run.
+        expected: u64,
+    },
+}
+
+/// What a campaign leaves for whoever merges it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Stored {
+    /// What was run.
+    pub start: Start,
+    /// Its sums.
+    pub sums: Sums,
+}
+
+/// A part of a campaign: a directory that [`super::run`]'s caller wrote.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The directory.
+    pub dir: PathBuf,
+    /// What was run, and its sums.
+    pub stored: Stored,
+}
+
+impl Part {
+    /// Reads the sums of a directory.
+    pub fn read(dir: &Path) -> Result<Part, MergeError> {
+        let path = dir.join(SUMS);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(MergeError::NotEnded { path: dir.to_owned() });
+            }
+            Err(source) => return Err(MergeError::Read { path, source }),
+        };
+        let stored = parsed(&path, 1, &text)?;
+        Ok(Part { dir: dir.to_owned(), stored })
+    }
+}
+
+fn parsed<T: DeserializeOwned>(path: &Path, line: usize, text: &[u8]) -> Result<T, MergeError> {
+    serde_json::from_slice(text).map_err(|error| MergeError::Text {
+        path: path.to_owned(),
+        line,
+        what: error.to_string(),
+    })
+}
+
+/// What these shards are parts of, and the shards that are missing. There is at least one part.
+pub fn campaign_of(parts: &[Part]) -> Result<Option<(Start, Vec<Shard>)>, MergeError> {
+    let Some(first) = parts.first() else { return Ok(None) };
+    let mut missing: Vec<Shard> = first.stored.start.shard.siblings().collect();
+    for part in parts {
+        same_campaign(part, first)?;
+        let shard = part.stored.start.shard;
+        let at = missing.iter().position(|&other| other == shard);
+        missing.remove(at.ok_or_else(|| MergeError::Twice { path: part.dir.clone(), shard })?);
+    }
+    let jobs = parts.iter().map(|part| part.stored.start.jobs).sum();
+    Ok(Some((Start { shard: Shard::WHOLE, jobs, ..first.stored.start.clone() }, missing)))
+}
+
+fn same_campaign(part: &Part, first: &Part) -> Result<(), MergeError> {
+    let fields = |start: &Start| {
+        let limit = |limit: Option<f64>| limit.map_or("none".to_owned(), |limit| limit.to_string());
+        [
+            ("version", start.program.clone()),
+            ("seed", start.seed.clone()),
+            ("backend", start.backend.clone()),
+            ("options", format!("{:?}", start.options)),
+            ("profile", start.profile.clone()),
+            ("cases", limit(start.cases.map(|cases| cases as f64))),
+            ("seconds", limit(start.seconds)),
+            ("first case", start.first.to_string()),
+            ("shards", start.shard.count().to_string()),
+        ]
+    };
+    let mut both = fields(&part.stored.start).into_iter().zip(fields(&first.stored.start));
+    match both.find(|(got, expected)| got != expected) {
+        None => Ok(()),
+        Some(((field, got), (_, expected))) => Err(MergeError::Different {
+            path: part.dir.clone(),
+            first: first.dir.clone(),
+            field,
+            got,
+            expected,
+        }),
+    }
+}
+
+/// Joins parts that have no case in common. `elapsed` is the time of all together; `missed` says what is not there.
+pub fn merge(
+    plan: &Plan,
+    subjects: &dyn Subjects,
+    parts: &[Part],
+    (elapsed, missed): (Duration, Vec<String>),
+    sinks: &Sinks,
+) -> Result<Summary, MergeError> {
+    let mut ledger = Ledger::new(plan, subjects, sinks);
+    let mut logs = parts.iter().map(Log::open).collect::<Result<Vec<_>, _>>()?;
+    while let Some(log) = logs.iter_mut().filter(|log| log.ahead.is_some()).min_by_key(|log| log.index()) {
+        let Some(Taken { record, shrunk }) = log.next()? else { break };
+        ledger.note(record.event());
+        match record.verdict.as_str() {
+            "finding" => match failed(plan, subjects, &record, shrunk) {
+                Ok(judged) => ledger.settle(record.index, judged),
+                Err(what) => ledger.trouble(what),
+            },
+            "infrastructure" => {
+                let what = record.reason.clone().unwrap_or_default();
+                ledger.settle(record.index, Judged::Infrastructure(what));
+            }
+            _ => {}
+        }
+    }
+    logs.iter().try_for_each(Log::whole)?;
+    parts.iter().for_each(|part| ledger.add(&part.stored.sums));
+    missed.into_iter().for_each(|what| ledger.missed(what));
+    let censuses: Vec<_> = parts.iter().map(|part| part.stored.sums.census.clone()).collect();
+    Ok(ledger.finish(merged(&censuses), Vec::new(), elapsed))
+}
+
+/// The failing case behind a record, drawn again.
+fn failed(
+    plan: &Plan,
+    subjects: &dyn Subjects,
+    record: &Record,
+    shrunk: Option<Box<Case>>,
+) -> Result<Judged, String> {
+    let index = record.index;
+    match generate::draw(plan.seed, index, &plan.profile.limits()) {
+        Draw::Malformed(malformed) => match evaluate_malformed(&malformed) {
+            Verdict::Finding(finding) => Ok(Judged::Accepted(malformed.rule, finding)),
+            _ => Err(format!("case {index} failed in its part of the campaign and does not fail here")),
+        },
+        Draw::Problem(problem) => {
+            let check = record.check.ok_or_else(|| format!("case {index} failed in no check"))?;
+            let Record { tensor, identity, ending, .. } = *record;
+            Ok(Judged::Failed(Box::new(Failed {
+                name: super::name_of(index),
+                case: case_of(plan, subjects, index, problem),
+                finding: Finding { identity, ending, ..Finding::new(check, tensor, String::new()) },
+                recorded: Recorded::Earlier(shrunk),
+            })))
+        }
+    }
+}
+
+/// One case's event, as it was read.
+#[derive(Clone, Debug, Deserialize)]
+struct Record {
+    index: u64,
+    verdict: String,
+    margin: Option<f64>,
+    reason: Option<String>,
+    check: Option<Check>,
+    identity: Option<Relation>,
+    ending: Option<Ending>,
+    tensor: Option<TensorName>,
+}
+
+impl Record {
+    fn event(&self) -> CaseEvent<'_> {
+        let Record { index, margin, check, identity, ending, tensor, .. } = *self;
+        let reason = self.reason.as_deref();
+        CaseEvent { index, verdict: &self.verdict, margin, reason, check, identity, ending, tensor }
+    }
+}
+
+/// A case, and what it was shrunk to.
+struct Taken {
+    record: Record,
+    shrunk: Option<Box<Case>>,
+}
+
+/// A smaller case, as it was read.
+#[derive(Deserialize)]
+struct Shrunk {
+    case: Box<Case>,
+}
+
+/// What any event says.
+#[derive(Deserialize)]
+struct Kind {
+    event: String,
+}
+
+/// The cases of a part's event log, in order.
+struct Log<'a> {
+    path: PathBuf,
+    lines: Lines<BufReader<File>>,
+    line: usize,
+    /// The case after those that were taken.
+    ahead: Option<Record>,
+    taken: u64,
+    sums: &'a Sums,
+}
+
+impl<'a> Log<'a> {
+    fn open(part: &'a Part) -> Result<Log<'a>, MergeError> {
+        let path = part.dir.join(EVENTS);
+        let file = File::open(&path).map_err(|source| MergeError::Read { path: path.clone(), source })?;
+        let lines = BufReader::new(file).lines();
+        let mut log = Log { path, lines, line: 0, ahead: None, taken: 0, sums: &part.stored.sums };
+        log.advance()?;
+        Ok(log)
+    }
+
+    /// The index of the next case.
+    fn index(&self) -> u64 {
+        self.ahead.as_ref().map_or(u64::MAX, |record| record.index)
+    }
+
+    /// The next case, and what it was shrunk to.
+    fn next(&mut self) -> Result<Option<Taken>, MergeError> {
+        let Some(record) = self.ahead.take() else { return Ok(None) };
+        self.taken += 1;
+        let shrunk = self.advance()?;
+        Ok(Some(Taken { record, shrunk }))
+    }
+
+    /// Goes on to the next case; what lies before it that was shrunk.
+    fn advance(&mut self) -> Result<Option<Box<Case>>, MergeError> {
+        let mut shrunk = None;
+        for text in self.lines.by_ref() {
+            self.line += 1;
+            let text = text.map_err(|source| MergeError::Read { path: self.path.clone(), source })?;
+            let kind: Kind = parsed(&self.path, self.line, text.as_bytes())?;
+            match kind.event.as_str() {
+                "case" => {
+                    self.ahead = Some(parsed(&self.path, self.line, text.as_bytes())?);
+                    break;
+                }
+                "shrunk" => shrunk = Some(parsed::<Shrunk>(&self.path, self.line, text.as_bytes())?.case),
+                _ => {}
+            }
+        }
+        Ok(shrunk)
+    }
+
+    /// Whether the log told of all cases of which it has to.
+    fn whole(&self) -> Result<(), MergeError> {
+        let (got, expected) = (self.taken, self.sums.cases);
+        if got >= expected.min(CASE_EVENTS_MAX) {
+            return Ok(());
+        }
+        Err(MergeError::Incomplete { path: self.path.clone(), got, expected })
+    }
+}

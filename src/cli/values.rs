@@ -1,0 +1,71 @@
+//! `seamproof values`: cases and bytes of choices as values, for a fuzzer's corpus.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::CliError;
+use super::exit::Exit;
+use super::output::print_line;
+use crate::case::{Case, CaseError};
+use crate::fuzz;
+use crate::generate::value_of;
+use crate::record::{RecordError, make_dir};
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof values corpus/regressions --out corpus/fuzz/case_value      stored cases
+  seamproof values fuzz/corpus/case_bytes --out corpus/fuzz/case_value  bytes of choices, as the target case_bytes takes them";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Stored cases (*.json) and files of bytes, or directories of them
+    #[arg(required = true, value_name = "FILE|DIR")]
+    from: Vec<PathBuf>,
+    /// Directory of values; a file's name is the digest of what it holds
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    make_dir(&args.out)?;
+    let (mut count, mut new) = (0, 0);
+    for path in files(&args.from)? {
+        let value = value(&path)?;
+        let name = blake3::hash(&value).to_hex();
+        let place = args.out.join(&name[..16]);
+        count += 1;
+        if !place.exists() {
+            let written = fs::write(&place, &value);
+            written.map_err(|source| RecordError::Io { path: place, what: "written", source })?;
+            new += 1;
+        }
+    }
+    print_line(&format_args!("values    {count} read, {new} new in {}", args.out.display()));
+    Ok(if count > 0 { Exit::Held } else { Exit::TooLittle })
+}
+
+/// A stored case's nearest value; of any other file the value that its bytes choose.
+fn value(path: &Path) -> Result<Vec<u8>, CliError> {
+    if path.extension().is_some_and(|extension| extension == "json") {
+        return Ok(fuzz::to_bytes(&value_of(&Case::load(path)?.problem)));
+    }
+    let bytes = fs::read(path).map_err(|source| CaseError::Read { path: path.to_owned(), source })?;
+    Ok(fuzz::to_bytes(&fuzz::choices(&bytes)))
+}
+
+fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
+    let mut files = Vec::new();
+    for path in paths {
+        let unread = |source| CaseError::Read { path: path.clone(), source };
+        if path.is_dir() {
+            let entries = fs::read_dir(path).map_err(unread)?;
+            let inside = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>();
+            files.extend(inside.map_err(unread)?.into_iter().filter(|path| path.is_file()));
+        } else {
+            files.push(path.clone());
+        }
+    }
+    files.sort();
+    Ok(files)
+}

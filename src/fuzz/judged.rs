@@ -1,0 +1,301 @@
+//! The judge on perturbed answers: one element of an honest answer is moved, and whether that must be seen is known.
+//!
+//! The exact values are those of [`exact`], the oracle's plain loops, which the judge never asks. An element further from
+//! its exact value than its bound must be a finding at that very element; one within must be none. Nothing is said
+//! within a thousandth of the bound, where the two forms of the oracle may round apart.
+
+use ndarray::Array3;
+use seamproof_oracle::envelope::Model;
+use seamproof_oracle::{Forward, Gradients, Inputs, Pass, Problem, ProblemFields, Saved, Side, TensorName};
+use seamproof_oracle::{blocked, exact};
+
+use crate::backend::{Backend, Outputs, RankOutputs, RunError, Wrapper};
+use crate::backends::Emulated;
+use crate::judge::{Depth, Judge};
+use crate::layout;
+use crate::values::{self, Poison};
+use crate::verdict::{Check, Place, Verdict};
+use seamproof_oracle::replay::Replay;
+
+/// Ratios closer to 1 than this are not asked about.
+const NEAR: f64 = 1e-3;
+/// What may be moved; gradients need a backward, and statistics of a whole head one rank.
+const TENSORS: [TensorName; 7] = [
+    TensorName::Out,
+    TensorName::Lse,
+    TensorName::MaxLogit,
+    TensorName::Dq,
+    TensorName::Dk,
+    TensorName::Dv,
+    TensorName::Dsink,
+];
+
+/// Moves one element of an honest answer, as `[tensor, element, amount]` draw it, and asks the judge. Whether it had to
+/// see that; `None` where nothing is said of the case.
+///
+/// # Panics
+/// Where the judge sees what it must not, or does not see what it must.
+pub fn judged(problem: &Problem, draws: [u32; 3]) -> Option<bool> {
+    holds(&Judge::default(), problem, draws)
+}
+
+fn holds(judge: &Judge, problem: &Problem, [tensor, element, amount]: [u32; 3]) -> Option<bool> {
+    let name = TENSORS[tensor as usize % TENSORS.len()];
+    let problem = &asked(problem, name)?;
+    let kernel = Emulated::default();
+    let honest = kernel.run(problem, &poisoned(problem)).ok()?;
+    let answer = Answer::new(judge, &kernel, problem, &honest)?;
+    let spots = spots(problem, name, &honest.ranks)?;
+    let spot = *spots.get(element as usize % spots.len().max(1))?;
+    let (exact, bound) = (answer.exact(name, spot.whole), answer.bound(name, spot.whole));
+    let value = moved(amount, exact, bound);
+    let must_see = is_past(value, exact, bound)?;
+    let subject = Moved { kernel, name, spot, value };
+    let judge = Judge {
+        rungs: judge.rungs.iter().copied().filter(|rung| rung.check == Check::Envelope).collect(),
+        ..judge.clone()
+    };
+    let verdict = judge.examine(&subject, problem, Depth::First).verdict;
+    let seen = match &verdict {
+        Verdict::Pass(_) => false,
+        Verdict::Finding(finding) => {
+            assert_eq!((finding.tensor, finding.place), (Some(name), spot.place), "{finding}: {problem:?}");
+            true
+        }
+        other => panic!("{other:?}: {problem:?}"),
+    };
+    let at = spot.place;
+    assert_eq!(seen, must_see, "{name} at {at}: {value:e} for {exact:e} ± {bound:e}: {problem:?}");
+    Some(must_see)
+}
+
+/// The problem in which this tensor is judged alone: a backward is judged on the forward's results, which moving them
+/// would spoil.
+fn asked(problem: &Problem, name: TensorName) -> Option<Problem> {
+    let gradient = matches!(name, TensorName::Dq | TensorName::Dk | TensorName::Dv | TensorName::Dsink);
+    let pass = if gradient { Pass::Backward } else { Pass::Forward };
+    Problem::new(ProblemFields { pass, ..problem.clone().into() }).ok()
+}
+
+fn poisoned(problem: &Problem) -> Inputs {
+    let mut inputs = values::inputs(problem);
+    values::poison(&mut inputs, problem, Poison::Nan);
+    inputs
+}
+
+/// The exact answer, and the bound of each of its elements.
+struct Answer {
+    forward: Forward,
+    gradients: Option<Gradients>,
+    bounds: [Forward; 2],
+    gradient_bounds: Option<[Gradients; 2]>,
+}
+
+impl Answer {
+    fn new(judge: &Judge, kernel: &Emulated, problem: &Problem, honest: &Outputs) -> Option<Answer> {
+        let inputs = values::inputs(problem);
+        let model = Model::new(problem, kernel.accumulation(), kernel.partition(problem));
+        let bounds = blocked::forward(problem, &inputs, Some(&model)).bound?;
+        let mut answer = Answer {
+            forward: exact::forward(problem, &inputs),
+            gradients: None,
+            bounds: [bounds.worst, bounds.dithered],
+            gradient_bounds: None,
+        };
+        if problem.pass == Pass::Backward {
+            let layouts = layout::layouts(problem).ok()?;
+            let whole = (judge.assemble)(problem, &layouts, honest.ranks.clone()).ok()?;
+            let saved = Saved { out: whole.out.mapv(f64::from), lse: whole.lse?.mapv(f64::from) };
+            let bounds = blocked::backward(problem, &inputs, &saved, Some(&model)).bound?;
+            answer.gradients = Some(exact::backward(problem, &inputs, &saved));
+            answer.gradient_bounds = Some([bounds.worst, bounds.dithered]);
+        }
+        Some(answer)
+    }
+
+    fn exact(&self, name: TensorName, at: [usize; 3]) -> f64 {
+        element(name, at, &self.forward, self.gradients.as_ref())
+    }
+
+    /// The tighter tier's.
+    fn bound(&self, name: TensorName, at: [usize; 3]) -> f64 {
+        let tier = |tier: usize| {
+            let gradients = self.gradient_bounds.as_ref().map(|bounds| &bounds[tier]);
+            element(name, at, &self.bounds[tier], gradients)
+        };
+        tier(0).min(tier(1))
+    }
+}
+
+/// An element by row, head and lane; NaN for gradients that there are not.
+fn element(name: TensorName, [row, head, lane]: [usize; 3], f: &Forward, g: Option<&Gradients>) -> f64 {
+    let of = |pick: fn(&Gradients) -> &Array3<f64>| g.map_or(f64::NAN, |g| pick(g)[[row, head, lane]]);
+    match name {
+        TensorName::Lse => f.lse[[head, row]],
+        TensorName::MaxLogit => f.max_logit[head],
+        TensorName::Dq => of(|g| &g.dq),
+        TensorName::Dk => of(|g| &g.dk),
+        TensorName::Dv => of(|g| &g.dv),
+        TensorName::Dsink => g.map_or(f64::NAN, |g| g.dsink[head]),
+        _ => f.out[[row, head, lane]],
+    }
+}
+
+/// A real element: its rank, its row, head and lane there and in the problem's own layout, and its place.
+#[derive(Clone, Copy)]
+struct Spot {
+    rank: usize,
+    local: [usize; 3],
+    whole: [usize; 3],
+    place: Place,
+}
+
+/// Every real element of a tensor; none for a statistic of whole heads on several ranks, which has no owner.
+fn spots(problem: &Problem, name: TensorName, ranks: &[RankOutputs]) -> Option<Vec<Spot>> {
+    let (heads, dims) = (problem.heads, problem.dims);
+    let (side, heads, lanes) = match name {
+        TensorName::MaxLogit => return (ranks.len() == 1).then(|| head_spots(heads.q)),
+        TensorName::Dsink => return (ranks.len() == 1).then(|| head_spots(problem.learnable_sinks())),
+        TensorName::Lse => (Side::Q, heads.q, 1),
+        TensorName::Dq => (Side::Q, heads.q, dims.qk),
+        TensorName::Dk => (Side::Kv, heads.kv, dims.qk),
+        TensorName::Dv => (Side::Kv, heads.kv, dims.v),
+        _ => (Side::Q, heads.q, dims.v),
+    };
+    let mut spots = Vec::new();
+    for (rank, layout) in layout::layouts(problem).ok()?.iter().enumerate() {
+        for placed in &layout.side(side).runs {
+            let run = layout::run_of(&problem.sequences[placed.sequence], side);
+            for (i, row) in placed.local.real_rows().enumerate() {
+                let position = placed.piece.start + i * placed.piece.step;
+                for (head, lane) in (0..heads).flat_map(|head| (0..lanes).map(move |lane| (head, lane))) {
+                    let place = Place {
+                        sequence: Some(placed.sequence),
+                        head: Some(head),
+                        row: Some(position),
+                        lane: (name != TensorName::Lse).then_some(lane),
+                    };
+                    let whole = [run.row(position), head, lane];
+                    spots.push(Spot { rank, local: [row, head, lane], whole, place });
+                }
+            }
+        }
+    }
+    Some(spots)
+}
+
+fn head_spots(heads: usize) -> Vec<Spot> {
+    let spot = |head| Spot {
+        rank: 0,
+        local: [0, head, 0],
+        whole: [0, head, 0],
+        place: Place { head: Some(head), ..Place::default() },
+    };
+    (0..heads).map(spot).collect()
+}
+
+/// NaN, an infinity, zero, the other sign, or 1/16 to 16 bounds off on either side.
+fn moved(amount: u32, exact: f64, bound: f64) -> f32 {
+    let sign = if amount & 8 == 0 { 1.0 } else { -1.0 };
+    let value = match amount & 7 {
+        0 => f64::NAN,
+        1 => f64::INFINITY * sign,
+        2 => 0.0,
+        3 => -exact,
+        _ => exact + sign * bound * libm::exp2(f64::from(amount >> 16) / 8192.0 - 4.0),
+    };
+    value as f32
+}
+
+/// Whether a value must be seen; `None` too near the bound, and for an infinity that may stand for an overflow.
+fn is_past(value: f32, exact: f64, bound: f64) -> Option<bool> {
+    let got = f64::from(value);
+    if got == exact {
+        return Some(false);
+    }
+    if value.is_infinite() && exact.is_finite() {
+        return None;
+    }
+    let ratio = (got - exact).abs() / bound;
+    match ratio.is_nan() {
+        true => Some(true),
+        false => ((ratio - 1.0).abs() > NEAR).then_some(ratio > 1.0),
+    }
+}
+
+/// The emulated kernel with one element of its results moved.
+struct Moved {
+    kernel: Emulated,
+    name: TensorName,
+    spot: Spot,
+    value: f32,
+}
+
+impl Wrapper for Moved {
+    fn inner(&self) -> &dyn Backend {
+        &self.kernel
+    }
+
+    /// The locked roundings are the honest kernel's.
+    fn replay(&self, _problem: &Problem) -> Option<Replay> {
+        None
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut outputs = self.kernel.run(problem, inputs)?;
+        let Spot { rank, local: [row, head, lane], .. } = self.spot;
+        let RankOutputs { out, lse, max_logit, gradients } = &mut outputs.ranks[rank];
+        let gradients = gradients.as_mut();
+        let place = match self.name {
+            TensorName::Lse => lse.as_mut().map(|lse| &mut lse[[head, row]]),
+            TensorName::MaxLogit => max_logit.as_mut().map(|max| &mut max[head]),
+            TensorName::Dq => gradients.map(|g| &mut g.dq[[row, head, lane]]),
+            TensorName::Dk => gradients.map(|g| &mut g.dk[[row, head, lane]]),
+            TensorName::Dv => gradients.map(|g| &mut g.dv[[row, head, lane]]),
+            TensorName::Dsink => gradients.map(|g| &mut g.dsink[head]),
+            _ => Some(&mut out[[row, head, lane]]),
+        };
+        if let Some(place) = place {
+            *place = self.value;
+        }
+        Ok(outputs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::generate::{self, Draw, Limits};
+    use crate::judge::faults::FAULTS;
+
+    /// What is asked of a judge over drawn cases: whether each had to be seen, or that it failed.
+    fn asked_of(judge: &Judge) -> Vec<Result<bool, ()>> {
+        let case = |index: u64| {
+            let Draw::Problem(problem) = generate::draw(4, index, &Limits::fuzz()) else { return None };
+            let draw = |purpose: u64| values::mix(index.wrapping_mul(3) ^ purpose) as u32;
+            let ask = || holds(judge, &problem, [draw(1 << 40), draw(1 << 41), draw(1 << 42)]);
+            catch_unwind(AssertUnwindSafe(ask)).map_err(|_| ()).transpose()
+        };
+        (0..600).filter_map(case).collect()
+    }
+
+    #[test]
+    fn the_judge_sees_what_is_past_a_bound_and_nothing_else() {
+        let asked = asked_of(&Judge::default());
+        let count = |wanted| asked.iter().filter(|&&got| got == wanted).count();
+        assert_eq!(count(Err(())), 0);
+        assert!(count(Ok(true)) > 100 && count(Ok(false)) > 100, "{asked:?}");
+    }
+
+    #[test]
+    fn a_judge_that_looks_away_is_found_out() {
+        for id in ["judge-nan-equals", "judge-zero-accepted", "judge-bound-times-100", "judge-sign-ignored"] {
+            let mut judge = Judge::default();
+            let fault = FAULTS.iter().find(|fault| fault.id == id).expect("the fault is in the list");
+            (fault.edit)(&mut judge);
+            assert!(asked_of(&judge).contains(&Err(())), "{id}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! From a case back to integers: the nearest value of a problem, for corpora that begin with stored cases.
+
+use seamproof_oracle::{Algorithm, Alignment, Balance, Format, InputMode, Pass, Problem, Run, Sequence};
+
+use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
+use super::{RawProblem, RawSequence};
+
+/// Integers of which [`super::fixup`] makes this problem, but for what they cannot say: they have one 16-bit format, scales and
+/// soft caps of a table, and a group's ranks in order.
+pub fn value_of(problem: &Problem) -> RawProblem {
+    let mask = problem.mask;
+    let bound = |side: Option<u32>| side.map_or(0, |keys| keys.saturating_add(1));
+    let mut raw = RawProblem {
+        sequences: sequences(problem),
+        layout: if problem.sequences.iter().any(|s| s.q.step > 1) { 2 } else { 0 },
+        q_slack: slack(problem, |s| s.q, problem.rows.q),
+        kv_slack: slack(problem, |s| s.kv, problem.rows.kv),
+        kv_heads: problem.heads.kv as u32,
+        group: problem.group() as u32,
+        qk_dim: problem.dims.qk as u32,
+        v_dim: problem.dims.v as u32,
+        left: bound(mask.left),
+        right: bound(mask.right),
+        bottom_right: (mask.align == Alignment::BottomRight).into(),
+        scale: scale(problem),
+        softcap: problem.softmax.softcap.map_or(0, |cap| nearest(&SOFTCAPS, cap) + 1),
+        sink: SINKS.iter().position(|sink| *sink == problem.softmax.sink).unwrap_or(0) as u32,
+        fp16: (problem.precision.q.format == Format::Fp16).into(),
+        weights_f32: (problem.precision.p.format == Format::F32).into(),
+        backward: (problem.pass == Pass::Backward).into(),
+        data_seed: problem.data_seed,
+        // The widest budget of every table of limits lies at its end.
+        budget: u32::MAX,
+        ..RawProblem::default()
+    };
+    let entry = |table: &[InputMode]| table.iter().position(|mode| *mode == problem.mode);
+    raw.mode = entry(&MODES).unwrap_or(0) as u32;
+    raw.exact = entry(&EXACT_MODES).map_or(0, |index| index as u32 + 1);
+    parallel(problem, &mut raw);
+    raw
+}
+
+fn sequences(problem: &Problem) -> Vec<RawSequence> {
+    let gaps = |side: fn(&Sequence) -> Run| {
+        let mut end = 0;
+        let gap = |sequence: &Sequence| {
+            let run = side(sequence);
+            let gap = run.offset.saturating_sub(end);
+            end = run.end().unwrap_or(end).max(end);
+            gap as u32
+        };
+        problem.sequences.iter().map(gap).collect::<Vec<_>>()
+    };
+    let both = gaps(|s| s.q).into_iter().zip(gaps(|s| s.kv));
+    let sequence = |(Sequence { q, kv, .. }, (q_gap, kv_gap)): (&Sequence, (u32, u32))| RawSequence {
+        q_len: q.len as u32,
+        q_padding: (q.span - q.len) as u32,
+        q_gap,
+        kv_len: kv.len as u32,
+        kv_padding: (kv.span - kv.len) as u32,
+        kv_gap,
+    };
+    problem.sequences.iter().zip(both).map(sequence).collect()
+}
+
+fn slack(problem: &Problem, side: fn(&Sequence) -> Run, rows: usize) -> u32 {
+    let end = problem.sequences.iter().filter_map(|sequence| side(sequence).end()).max().unwrap_or(0);
+    rows.saturating_sub(end) as u32
+}
+
+fn scale(problem: &Problem) -> u32 {
+    let usual = (1.0 / (problem.dims.qk as f64).sqrt()) as f32;
+    let scale = problem.softmax.scale;
+    if scale == usual { 0 } else { nearest(&SCALES, scale) + 1 }
+}
+
+/// The entry nearest to a number.
+fn nearest(table: &[f32], number: f32) -> u32 {
+    let far = |entry: f32| (entry - number).abs();
+    (0..table.len()).min_by(|&a, &b| far(table[a]).total_cmp(&far(table[b]))).unwrap_or(0) as u32
+}
+
+fn parallel(problem: &Problem, raw: &mut RawProblem) {
+    let group = &problem.parallel;
+    raw.ranks = group.size() as u32;
+    raw.others = (group.world - group.size()) as u32;
+    (raw.balance, raw.stripe) = match group.balance {
+        Balance::Contiguous => (0, 0),
+        Balance::DualChunk => (1, 0),
+        Balance::Striped { stripe: 1 } => (2, 0),
+        Balance::Striped { stripe } => (3, stripe as u32),
+    };
+    (raw.algorithm, raw.all_to_all) = match group.algorithm {
+        Algorithm::Single => (0, 0),
+        Algorithm::Ring => (1, 0),
+        Algorithm::AllGather => (2, 0),
+        Algorithm::AllToAll => (3, 0),
+        Algorithm::Hierarchical { all_to_all } => (4, all_to_all as u32),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::census::is_legal;
+    use crate::generate::{self, Draw, Limits};
+
+    #[test]
+    fn a_drawn_problem_comes_back_from_its_value() {
+        let limits = Limits { products: &[u64::MAX], ..Limits::quick() };
+        let (mut same, mut all) = (0, 0);
+        for index in 0..600 {
+            let Draw::Problem(problem) = generate::draw(8, index, &limits) else { continue };
+            // Values say neither refused formats nor an order of ranks.
+            if !is_legal(&problem)
+                || problem.parallel.ranks != (0..problem.parallel.size()).collect::<Vec<_>>()
+            {
+                continue;
+            }
+            all += 1;
+            same += u32::from(generate::fixup(&value_of(&problem), &limits) == Draw::Problem(problem));
+        }
+        assert!(all > 300 && same * 100 >= all * 95, "{same} of {all}");
+    }
+}

@@ -1,0 +1,450 @@
+//! A night: stored regressions, then campaigns of several sizes over the subjects that are there, then one report.
+//!
+//! ```text
+//! HOME/trend.jsonl                     one line a night and campaign
+//! HOME/night-0007/night.json           what it is to do, from its first moment
+//! HOME/night-0007/NAME/slice-0003/     a slice of a campaign, a run's directory (crate::record)
+//! HOME/night-0007/NAME/whole/          the slices joined
+//! HOME/night-0007/report.json          there once the night has ended; report.md and junit.xml beside it
+//! ```
+//!
+//! The claim: a kill at any moment costs the slice in flight and nothing else. A campaign is cut into *slices*, each of which
+//! begins at the case at which the one before ended; a slice counts once its sums are on disk, and [`campaign::merge`] joins
+//! them into what one run of the same cases would say. A night without a report is gone on with by the next start, which
+//! says what was lost. Every file is written whole or by appending complete lines, and nothing but the night's own
+//! directory and the trend is ever written.
+
+mod known;
+mod report;
+mod trend;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+pub use known::{Entry, Known, KnownError, Standing};
+pub use report::{Failure, Report};
+pub use trend::{Point, Trend};
+
+use crate::backends::BackendError;
+use crate::campaign::{
+    self, Canary, Control, Event, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Sinks, Start,
+    Stored, Subjects, Summary,
+};
+use crate::case::{Case, CaseError};
+use crate::evaluate::evaluate;
+use crate::generate::Profile;
+use crate::record::{EVENTS, Findings, Home, RecordError, RunDir, make_dir, write_whole};
+use crate::verdict::Verdict;
+
+/// Share of the budget of each profile: small cases find most, large ones are judged by identities too.
+const SHARES: [(Profile, f64); 3] = [(Profile::Quick, 0.5), (Profile::Seams, 0.25), (Profile::Large, 0.25)];
+/// Slices that a campaign is cut into, within [`SLICE`].
+const SLICES: f64 = 8.0;
+/// Shortest and longest slice: what a kill costs.
+const SLICE: (f64, f64) = (1.0, 60.0);
+
+/// Why a night could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum NightError {
+    /// Something could not be recorded.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// Slices could not be joined.
+    #[error(transparent)]
+    Merge(#[from] MergeError),
+    /// A stored case is none.
+    #[error(transparent)]
+    Case(#[from] CaseError),
+    /// The list of known failures is none.
+    #[error(transparent)]
+    Known(#[from] KnownError),
+    /// A subject that cannot be made.
+    #[error("subject: {0}")]
+    Subject(#[from] BackendError),
+    /// A file that cannot be read.
+    #[error("{}: cannot be read: {what}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
+}
+
+/// What a night is to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Orders {
+    /// The version of this program.
+    pub program: String,
+    /// Seed of all cases.
+    pub seed: u64,
+    /// Time of all campaigns together.
+    pub seconds: f64,
+    /// The subjects, as `--backend` takes them.
+    pub subjects: Vec<String>,
+    /// Subjects that are not there, and why.
+    pub absent: Vec<(String, String)>,
+}
+
+/// The request to stop, and what is asked when it comes.
+#[derive(Debug, Default)]
+pub struct Watch {
+    asked: AtomicBool,
+    current: Mutex<Arc<Control>>,
+}
+
+impl Watch {
+    /// Asks the night to end after the cases in flight; the next start goes on. True if that was asked before.
+    pub fn stop(&self) -> bool {
+        let before = self.asked.swap(true, Ordering::Relaxed);
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).stop();
+        before
+    }
+
+    /// Whether somebody asked.
+    pub fn stopped(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// A control of its own for the next campaign: one that stops itself does not end the night.
+    fn next(&self) -> Arc<Control> {
+        let control = Arc::new(Control::default());
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&control);
+        if self.stopped() {
+            control.stop();
+        }
+        control
+    }
+}
+
+/// A night's directory.
+#[derive(Debug)]
+pub struct Night {
+    home: Home,
+    /// Its number, from 1.
+    pub number: u32,
+    dir: PathBuf,
+    /// What it is to do.
+    pub orders: Orders,
+    jobs: usize,
+}
+
+/// Stored cases on one subject.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Regressions {
+    /// The subject.
+    pub subject: String,
+    /// Cases in which every check held.
+    pub held: usize,
+    /// Cases that the subject refuses.
+    pub refused: usize,
+    /// Cases that failed, in words.
+    pub failed: Vec<String>,
+    /// Cases that could not be judged, in words.
+    pub internal: Vec<String>,
+}
+
+/// A campaign of a night.
+#[derive(Clone, Debug)]
+pub struct Campaign {
+    /// The subject.
+    pub subject: String,
+    /// Sizes.
+    pub profile: Profile,
+    /// Its sum.
+    pub summary: Summary,
+    /// What was lost by an earlier end of the night.
+    pub lost: Vec<String>,
+}
+
+/// What a night came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The planted fault.
+    pub canary: Canary,
+    /// Stored cases.
+    pub regressions: Vec<Regressions>,
+    /// Campaigns.
+    pub campaigns: Vec<Campaign>,
+}
+
+impl Night {
+    /// Goes on with the last night of a home if it has not ended, or begins one; what is said of that.
+    pub fn begin(home: &Path, orders: Orders, jobs: usize) -> Result<(Night, String), NightError> {
+        let home = Home::open(home)?;
+        let last = last_night(home.path());
+        let dir_of = |number: u32| home.path().join(format!("night-{number:04}"));
+        if last > 0 && !dir_of(last).join(report::JSON).exists() {
+            let path = dir_of(last).join(ORDERS);
+            let stored = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Orders>(&text).ok());
+            match stored {
+                Some(stored) if stored.program == orders.program && stored.subjects == orders.subjects => {
+                    let said = format!("goes on with night {last}, which has no report, as it was begun");
+                    let dir = dir_of(last);
+                    return Ok((Night { home, number: last, dir, orders: stored, jobs }, said));
+                }
+                _ => {}
+            }
+        }
+        let (number, dir) = (last + 1, dir_of(last + 1));
+        make_dir(&dir)?;
+        write_json(&dir.join(ORDERS), &orders)?;
+        let given_up = last > 0 && !dir_of(last).join(report::JSON).exists();
+        let said = match given_up {
+            true => format!(
+                "begins night {number}; night {last} never ended and was for other subjects or another version"
+            ),
+            false => format!("begins night {number}"),
+        };
+        Ok((Night { home, number, dir, orders, jobs }, said))
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Does all that is left; `None` where somebody stopped it. `note` hears how it goes.
+    pub fn run(
+        &self,
+        corpus: &Path,
+        watch: &Watch,
+        note: &dyn Fn(&str),
+    ) -> Result<Option<Outcome>, NightError> {
+        let findings = Findings::create(&self.dir.join("canary"))?;
+        let canary = campaign::canary(&self.plan(Profile::Quick), &findings, &watch.next());
+        note(&canary.to_string());
+        let mut outcome = Outcome { canary, regressions: Vec::new(), campaigns: Vec::new() };
+        if outcome.canary.finding.is_none() {
+            return Ok((!watch.stopped()).then_some(outcome));
+        }
+        for subject in &self.orders.subjects {
+            let regressions = self.regressions(subject, corpus)?;
+            note(&regressions.to_string());
+            outcome.regressions.push(regressions);
+        }
+        for (profile, share) in SHARES {
+            for subject in &self.orders.subjects {
+                let seconds = self.orders.seconds * share / self.orders.subjects.len() as f64;
+                match self.campaign(subject, profile, seconds, watch, note)? {
+                    Some(campaign) => outcome.campaigns.push(campaign),
+                    None => return Ok(None),
+                }
+            }
+        }
+        Ok(Some(outcome))
+    }
+
+    /// Writes the reports; the one that ends the night is the last.
+    pub fn report(&self, outcome: &Outcome, known: &Known) -> Result<Report, NightError> {
+        let path = self.home.path().join("trend.jsonl");
+        let mut trend = Trend::read(&path);
+        let report = Report::new(self, outcome, known, &trend)?;
+        write_whole(&self.dir.join("report.md"), &report.to_string())?;
+        trend.write(self.number, &report.points, &path)?;
+        Ok(report)
+    }
+
+    /// Ends the night.
+    pub fn end(&self, report: &Report) -> Result<(), NightError> {
+        write_json(&self.dir.join(report::JSON), report)
+    }
+
+    fn plan(&self, profile: Profile) -> Plan {
+        Plan {
+            seed: self.orders.seed,
+            profile,
+            first: 0,
+            cases: None,
+            time: None,
+            shard: Shard::WHOLE,
+            jobs: self.jobs,
+        }
+    }
+
+    /// Judges every stored regression on a subject.
+    fn regressions(&self, subject: &str, corpus: &Path) -> Result<Regressions, NightError> {
+        let registered = Registered::new(subject)?;
+        let folder = corpus.join("regressions");
+        let unread =
+            |error: std::io::Error| NightError::Read { path: folder.clone(), what: error.to_string() };
+        let entries = fs::read_dir(&folder).map_err(unread)?.map(|entry| entry.map(|entry| entry.path()));
+        let mut files = entries.collect::<Result<Vec<_>, _>>().map_err(unread)?;
+        files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+        files.sort();
+        let judge = |path: &PathBuf| -> Result<(String, Verdict), NightError> {
+            let case = Case::load(path)?;
+            let backend = registered.backend(registered.fixed())?;
+            Ok((path.display().to_string(), evaluate(backend.as_ref(), &case.problem)))
+        };
+        let verdicts = files.par_iter().map(judge).collect::<Result<Vec<_>, _>>()?;
+        let mut all = Regressions { subject: subject.to_owned(), ..Regressions::default() };
+        for (path, verdict) in verdicts {
+            match verdict {
+                Verdict::Pass(_) => all.held += 1,
+                Verdict::Refused(_) => all.refused += 1,
+                Verdict::Finding(finding) => all.failed.push(format!("{path}: {finding}")),
+                other => all.internal.push(format!("{path}: {other:?}")),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Runs what is left of a campaign, and joins its slices; `None` where somebody stopped it.
+    fn campaign(
+        &self,
+        subject: &str,
+        profile: Profile,
+        seconds: f64,
+        watch: &Watch,
+        note: &dyn Fn(&str),
+    ) -> Result<Option<Campaign>, NightError> {
+        let subjects = Registered::new(subject)?;
+        let dir = self.dir.join(format!("{}-{}", file_name(subject), profile.name()));
+        make_dir(&dir)?;
+        let (mut parts, mut lost, mut spent) = (Vec::new(), Vec::new(), 0.0);
+        let slice = (seconds / SLICES).clamp(SLICE.0, SLICE.1);
+        while spent < seconds {
+            let path = dir.join(format!("slice-{:04}", parts.len()));
+            let first =
+                parts.last().map_or(0, |part: &Part| part.stored.start.first + part.stored.sums.cases);
+            let time = Duration::from_secs_f64(slice.min(seconds - spent));
+            let part = match Part::read(&path) {
+                Ok(part) => part,
+                Err(MergeError::NotEnded { .. }) => {
+                    lost.extend(cut_off(&path));
+                    if watch.stopped() {
+                        return Ok(None);
+                    }
+                    let plan = Plan { first, time: Some(time), ..self.plan(profile) };
+                    self.slice(&plan, &subjects, &path, watch)?
+                }
+                Err(error) => return Err(error.into()),
+            };
+            // A slice whose campaign stopped itself has nothing left that runs its cases.
+            let over = part.stored.sums.interrupted;
+            spent += part.stored.sums.seconds.max(slice / 2.0);
+            parts.push(part);
+            if over {
+                break;
+            }
+        }
+        lost.iter().for_each(|what| note(what));
+        let mut summary = self.join(&dir, &subjects, profile, &parts, watch)?;
+        if profile == Profile::Large && summary.cases > 0 {
+            // The floors are for hundreds of cases; of large ones a night on a CPU runs some tens.
+            summary.missed.clear();
+        }
+        if watch.stopped() {
+            return Ok(None);
+        }
+        note(&format!("{subject} {profile}: {}", counts(&summary)));
+        Ok(Some(Campaign { subject: subject.to_owned(), profile, summary, lost }))
+    }
+
+    /// Runs a slice; it counts from the moment at which its sums are on disk.
+    fn slice(
+        &self,
+        plan: &Plan,
+        subjects: &Registered,
+        path: &Path,
+        watch: &Watch,
+    ) -> Result<Part, NightError> {
+        let (dir, control) = (RunDir::create(path)?, watch.next());
+        let logs = Logs::new(vec![dir.events()?], &control);
+        let start = Start::of(plan, subjects);
+        logs.event(&Event::Start(&start));
+        let findings = dir.findings()?;
+        let summary =
+            campaign::run(plan, subjects, &Sinks { findings: &findings, observer: &logs, control: &control });
+        if let Some(error) = logs.trouble() {
+            return Err(error.into());
+        }
+        let mut sums = summary.sums();
+        // What was asked to stop is as good as one that ended in time: the next slice goes on behind it.
+        sums.interrupted &= !watch.stopped();
+        let stored = Stored { start, sums };
+        dir.sum(&stored)?;
+        Ok(Part { dir: path.to_owned(), stored })
+    }
+
+    fn join(
+        &self,
+        dir: &Path,
+        subjects: &Registered,
+        profile: Profile,
+        parts: &[Part],
+        watch: &Watch,
+    ) -> Result<Summary, NightError> {
+        let (whole, control) = (RunDir::create(&dir.join("whole"))?, watch.next());
+        let logs = Logs::new(vec![whole.events()?], &control);
+        let (plan, findings) = (self.plan(profile), whole.findings()?);
+        logs.event(&Event::Start(&Start::of(&plan, subjects)));
+        let seconds: f64 = parts.iter().map(|part| part.stored.sums.seconds).sum();
+        let elapsed = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let sinks = Sinks { findings: &findings, observer: &logs, control: &control };
+        let summary = campaign::merge(&plan, subjects, parts, (elapsed, Vec::new()), &sinks)?;
+        logs.event(&Event::Summary(&summary.event()));
+        logs.trouble().map_or(Ok(summary), |error| Err(error.into()))
+    }
+}
+
+/// What a night is to do, on disk.
+const ORDERS: &str = "night.json";
+
+/// The number of the last night of a home; 0 where there is none.
+fn last_night(home: &Path) -> u32 {
+    let names = fs::read_dir(home).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix("night-")?.parse().ok();
+    names.filter_map(number).max().unwrap_or(0)
+}
+
+/// What was lost with a slice that did not end.
+fn cut_off(path: &Path) -> Option<String> {
+    let text = fs::read(path.join(EVENTS)).ok()?;
+    let cases =
+        text.split(|&byte| byte == b'\n').filter(|line| line.starts_with(b"{\"event\":\"case\"")).count();
+    let path = path.display();
+    Some(format!(
+        "lost: {path} was cut off after {cases} cases, which are run again; its findings stay in {path}.1"
+    ))
+}
+
+/// A subject's text as the name of a directory.
+fn file_name(subject: &str) -> String {
+    subject.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect()
+}
+
+fn counts(summary: &Summary) -> String {
+    format!(
+        "{} cases · held {} · failed {} ({} distinct) · {:.0} cases/s",
+        summary.cases,
+        summary.held,
+        summary.failed_count(),
+        summary.distinct.len(),
+        summary.per_second(summary.cases)
+    )
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<(), NightError> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| NightError::Read { path: path.to_owned(), what: error.to_string() })?;
+    Ok(write_whole(path, &(text + "\n"))?)
+}
+
+impl std::fmt::Display for Regressions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Regressions { subject, held, refused, failed, internal } = self;
+        let (failed, internal) = (failed.len(), internal.len());
+        write!(
+            f,
+            "{subject} regressions: held {held} · refused {refused} · failed {failed} · internal {internal}"
+        )
+    }
+}

@@ -1,0 +1,119 @@
+//! One line a night and campaign, in `trend.jsonl`: how fast it was, and how near to the bounds.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use seamproof_oracle::TensorName;
+use serde::{Deserialize, Serialize};
+
+use crate::campaign::Summary;
+use crate::record::{RecordError, write_whole};
+use crate::verdict::Tier;
+
+/// A campaign of a night in short.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// The night's number.
+    pub night: u32,
+    /// The subject.
+    pub subject: String,
+    /// Sizes.
+    pub profile: String,
+    /// Cases that were run.
+    pub cases: u64,
+    /// The same a second.
+    pub cases_per_second: f64,
+    /// Different failures.
+    pub distinct: usize,
+    /// Error ÷ bound below which 99 of 100 cases were, by tensor, in tier W.
+    pub p99: BTreeMap<TensorName, f64>,
+}
+
+impl Point {
+    /// The point of a campaign.
+    pub fn of(night: u32, subject: &str, profile: &str, summary: &Summary) -> Point {
+        let margins = summary.margins.get(&Tier::W).into_iter().flatten();
+        Point {
+            night,
+            subject: subject.to_owned(),
+            profile: profile.to_owned(),
+            cases: summary.cases,
+            cases_per_second: summary.per_second(summary.cases),
+            distinct: summary.distinct.len(),
+            p99: margins.filter_map(|(&tensor, margin)| Some((tensor, margin.quantiles()?.p99))).collect(),
+        }
+    }
+
+    /// What of this differs from an earlier night, in words.
+    pub fn against(&self, before: Option<&Point>) -> String {
+        let Some(before) = before else { return "first night".to_owned() };
+        let speed = 100.0 * (self.cases_per_second / before.cases_per_second - 1.0);
+        let margins =
+            self.p99.iter().filter_map(|(tensor, now)| Some((tensor, now / before.p99.get(tensor)?)));
+        let moved: Vec<String> = margins
+            .filter(|(_, ratio)| (ratio - 1.0).abs() > MARGIN_SHIFT)
+            .map(|(tensor, ratio)| format!("p99 of {tensor} × {ratio:.2}"))
+            .collect();
+        let margins = if moved.is_empty() { "margins as before".to_owned() } else { moved.join(", ") };
+        format!("{speed:+.0} % cases/s, {margins} (night {})", before.night)
+    }
+}
+
+/// Shifts of a margin that are told: a bin of the histogram is 4.5 % wide, and few cases scatter.
+const MARGIN_SHIFT: f64 = 0.1;
+
+/// The trend of all nights.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trend(Vec<Point>);
+
+impl Trend {
+    /// Reads the file; empty where there is none. A line that is no point is another program's and is dropped.
+    pub fn read(path: &Path) -> Trend {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        Trend(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+    }
+
+    /// The last night before `night` that ran the same.
+    pub fn before(&self, point: &Point) -> Option<&Point> {
+        let same = |other: &&Point| other.subject == point.subject && other.profile == point.profile;
+        self.0.iter().filter(same).filter(|other| other.night < point.night).max_by_key(|other| other.night)
+    }
+
+    /// Adds a night's points, in the place of any of that night, and writes the file whole.
+    pub fn write(&mut self, night: u32, points: &[Point], path: &Path) -> Result<(), RecordError> {
+        self.0.retain(|point| point.night != night);
+        self.0.extend_from_slice(points);
+        let line = |point: &Point| serde_json::to_string(point).map(|line| line + "\n").unwrap_or_default();
+        write_whole(path, &self.0.iter().map(line).collect::<String>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(night: u32, rate: f64, p99: f64) -> Point {
+        let p99 = BTreeMap::from([(TensorName::Out, p99)]);
+        let (subject, profile) = ("emulated".to_owned(), "quick".to_owned());
+        Point { night, subject, profile, cases: 10, cases_per_second: rate, distinct: 0, p99 }
+    }
+
+    #[test]
+    fn a_night_is_compared_with_the_one_before_and_written_once() {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let path = place.path().join("trend.jsonl");
+        let mut trend = Trend::read(&path);
+        assert_eq!(trend.before(&point(1, 1.0, 1.0)), None);
+        trend.write(1, &[point(1, 100.0, 0.5)], &path).expect("written");
+        trend.write(2, &[point(2, 50.0, 0.7)], &path).expect("written");
+        trend.write(2, &[point(2, 80.0, 0.5)], &path).expect("written once more");
+        let trend = Trend::read(&path);
+        let third = point(3, 60.0, 0.8);
+        let before = trend.before(&third);
+        assert_eq!(before, Some(&point(2, 80.0, 0.5)));
+        assert_eq!(third.against(before), "-25 % cases/s, p99 of out × 1.60 (night 2)");
+        assert_eq!(third.against(None), "first night");
+        std::fs::write(&path, "no point\n").expect("a file");
+        assert_eq!(Trend::read(&path), Trend::default());
+    }
+}

@@ -1,0 +1,159 @@
+//! A night that is killed at any moment is gone on with, and its reports and the corpus stay whole.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use assert_cmd::cargo::cargo_bin;
+use seamproof::case::Case;
+use serde_json::Value;
+
+const KILLS: u64 = 6;
+/// A night is killed at most this long after its start.
+const MOMENT_MAX: Duration = Duration::from_secs(6);
+/// A subject that fails, so that findings are written all the time.
+const SUBJECT: &str = "window-off-by-one";
+
+/// A corpus of two regressions that hold on the subject, and a list of known failures.
+fn corpus(place: &Path, known: &str) -> PathBuf {
+    let corpus = place.join("corpus");
+    fs::create_dir_all(corpus.join("regressions")).expect("a directory");
+    for name in ["fa-2515-no-sequences.json", "te-2186-short-sequences.json"] {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions").join(name);
+        fs::copy(from, corpus.join("regressions").join(name)).expect("a copy");
+    }
+    fs::write(corpus.join("known.toml"), known).expect("a file");
+    corpus
+}
+
+fn night(place: &Path, budget: &str) -> Command {
+    let mut command = Command::new(cargo_bin("seamproof"));
+    let arguments = ["nightly", "--budget", budget, "--seed", "7", "--corpus", "corpus", "--out", "nights"];
+    command.current_dir(place).args(arguments).args(["--backend", SUBJECT]);
+    command
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn json(path: &Path) -> Value {
+    let text = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).expect("the directory is there") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() { all.extend(files(&path)) } else { all.push(path) }
+    }
+    all
+}
+
+fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    files(dir).into_iter().map(|path| (path.clone(), fs::read(path).expect("a file"))).collect()
+}
+
+/// Every JSON file that is there is whole, whenever one looks.
+fn all_whole(dir: &Path) {
+    for path in files(dir).iter().filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+    {
+        match path.parent().and_then(Path::file_name).is_some_and(|name| name == "findings") {
+            true => drop(Case::load(path).unwrap_or_else(|error| panic!("{error}"))),
+            false => drop(json(path)),
+        }
+    }
+}
+
+fn case_indices(log: &Path) -> Vec<u64> {
+    let text = fs::read_to_string(log).expect("events are written");
+    let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("an event is JSON"));
+    events.filter(|event| event["event"] == "case").filter_map(|event| event["index"].as_u64()).collect()
+}
+
+#[test]
+fn a_killed_night_is_gone_on_with() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (corpus, nights) = (corpus(place.path(), ""), place.path().join("nights"));
+    let before = contents(&corpus);
+    for number in 0..KILLS {
+        let mut child = night(place.path(), "8s").stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let child = child.as_mut().expect("the night starts");
+        let drawn = blake3::hash(&number.to_le_bytes()).as_bytes()[0];
+        sleep(MOMENT_MAX.mul_f64(f64::from(drawn) / 255.0));
+        child.kill().expect("it is killed");
+        child.wait().expect("it ends");
+        if nights.exists() {
+            all_whole(&nights);
+        }
+    }
+    let output = night(place.path(), "8s").output().expect("the night runs");
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.starts_with("goes on with night 1"), "{text}");
+    assert_eq!(contents(&corpus), before, "the corpus is read, never written");
+    all_whole(&nights);
+    let dir = nights.join("night-0001");
+    let report = json(&dir.join("report.json"));
+    for point in report["points"].as_array().expect("points") {
+        let profile = point["profile"].as_str().expect("a profile");
+        let indices = case_indices(&dir.join(format!("{SUBJECT}-{profile}/whole/events.jsonl")));
+        let cases = point["cases"].as_u64().expect("a number");
+        assert_eq!(indices, (0..cases).collect::<Vec<_>>(), "{profile}: each case once, in order");
+    }
+    // What was cut off was set aside, and the report tells of it.
+    let aside =
+        files(&dir).iter().filter(|path| path.to_string_lossy().contains(".1/seamproof.lock")).count();
+    let lost = report["lost"].as_array().expect("a list").len();
+    let slices = |path: &&PathBuf| {
+        path.to_string_lossy().contains("slice-") && path.to_string_lossy().contains(".1/seamproof.lock")
+    };
+    assert!(lost <= files(&dir).iter().filter(slices).count() && lost <= aside, "{lost} lost, {aside} aside");
+    let trend = fs::read_to_string(nights.join("trend.jsonl")).expect("the trend is written");
+    assert_eq!(trend.lines().count(), 3, "{trend}");
+}
+
+#[test]
+fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    corpus(place.path(), "");
+    let first = night(place.path(), "2s").output().expect("the night runs");
+    assert_eq!(first.status.code(), Some(2), "{}", said(&first));
+    let report = json(&place.path().join("nights/night-0001/report.json"));
+    let failures = report["failures"].as_array().expect("a list");
+    // The smallest case of each key becomes its entry.
+    let mut known = String::new();
+    for (number, failure) in failures.iter().enumerate() {
+        let replay = failure["replay"].as_str().expect("a command");
+        let file = replay.trim_start_matches("seamproof replay ");
+        fs::copy(place.path().join(file), place.path().join(format!("corpus/{number}.json")))
+            .expect("a copy");
+        let key = failure["key"].as_str().expect("a key");
+        known += &format!(
+            "[[known]]\nkey = \"{key}\"\ncase = \"{number}.json\"\nreason = \"planted\"\nsource = \"https://example.org\"\n"
+        );
+    }
+    fs::write(place.path().join("corpus/known.toml"), &known).expect("a file");
+    let second = night(place.path(), "2s").output().expect("the night runs");
+    let report = json(&place.path().join("nights/night-0002/report.json"));
+    let standings = report["known"].as_array().expect("a list");
+    assert!(standings.iter().all(|entry| entry["standing"] == "true"), "{standings:?}");
+    let listed: Vec<_> = failures.iter().map(|failure| &failure["key"]).collect();
+    for failure in report["failures"].as_array().expect("a list") {
+        assert_eq!(failure["known"].is_null(), !listed.contains(&&failure["key"]), "{failure}");
+    }
+    assert!(said(&second).contains("(night 1)"), "{}", said(&second));
+    // The right kernel does not fail so.
+    let mut case = Case::load(&place.path().join("corpus/0.json")).expect("a case");
+    case.subject.name = "emulated".to_owned();
+    fs::write(place.path().join("corpus/0.json"), case.to_json()).expect("a file");
+    night(place.path(), "2s").output().expect("the night runs");
+    let report = json(&place.path().join("nights/night-0003/report.json"));
+    assert!(report["known"][0]["standing"]["stale"].is_string(), "{report}");
+    let text = fs::read_to_string(place.path().join("nights/night-0003/report.md")).expect("a report");
+    assert!(text.contains("## Known failures that are none any more"), "{text}");
+}
