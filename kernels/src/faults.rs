@@ -9,7 +9,7 @@ mod forward;
 
 use seamproof_simulator::faults::Catcher;
 
-use crate::source::{HEADER, Source, sources};
+use crate::source::{Source, sources};
 
 /// What a fault is an example of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,11 +99,9 @@ impl SourceFault {
     }
 }
 
-/// The text of a source with the header in its place.
+/// The text of a source with its headers in their places.
 fn whole(file: &str) -> Option<String> {
-    let source = sources().into_iter().find(|source| source.file == file)?;
-    let include = format!("#include \"{}\"", HEADER.0);
-    Some(source.text.replace(&include, &HEADER.1.replace("#pragma once", "")))
+    sources().into_iter().find(|source| source.file == file).map(|source| source.whole())
 }
 
 const TE_2596: &str = "global padded offsets on a rank's shard: \

@@ -11,7 +11,7 @@ use std::fmt;
 use cudarc::nvrtc::{result, sys};
 
 use crate::error::{CUDA_MAJOR_MIN, KernelError};
-use crate::source::{HEADER, OPTIONS, Source};
+use crate::source::{OPTIONS, Source};
 
 /// A version of CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,8 +81,12 @@ pub fn compile(source: &Source) -> Result<Compiled, KernelError> {
         CString::new(text).map_err(|_| KernelError::shape(format!("{}: a NUL in a source", source.file)))
     };
     let (file, body) = (text(source.file)?, text(&source.text)?);
-    let (header_name, header) = (text(HEADER.0)?, text(HEADER.1)?);
-    let program = Program::new(&file, &body, (&header_name, &header))?;
+    let headers: Vec<[CString; 2]> = source
+        .headers()
+        .into_iter()
+        .map(|(name, header)| Ok([text(name)?, text(header)?]))
+        .collect::<Result<_, KernelError>>()?;
+    let program = Program::new(&file, &body, &headers)?;
     // SAFETY: the program lives and its texts are alive.
     let compiled = unsafe { result::compile_program(program.0, &options) };
     let log = program.log()?;
@@ -155,16 +159,18 @@ fn failed(call: &'static str, error: result::NvrtcError) -> KernelError {
 struct Program(sys::nvrtcProgram);
 
 impl Program {
-    fn new(file: &CStr, text: &CStr, header: (&CStr, &CStr)) -> Result<Program, KernelError> {
+    /// Of each header its name and its text.
+    fn new(file: &CStr, text: &CStr, headers: &[[CString; 2]]) -> Result<Program, KernelError> {
         let mut program = std::ptr::null_mut();
+        let names: Vec<_> = headers.iter().map(|[name, _]| name.as_ptr()).collect();
+        let texts: Vec<_> = headers.iter().map(|[_, text]| text.as_ptr()).collect();
         // SAFETY: all pointers are valid for the call; NVRTC copies what it keeps.
         unsafe {
-            let (names, texts) = ([header.0.as_ptr()], [header.1.as_ptr()]);
             sys::nvrtcCreateProgram(
                 &mut program,
                 text.as_ptr(),
                 file.as_ptr(),
-                1,
+                headers.len() as i32,
                 texts.as_ptr(),
                 names.as_ptr(),
             )

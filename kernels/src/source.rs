@@ -14,8 +14,9 @@ pub struct Source {
     pub options: &'static [&'static str],
 }
 
-/// The header of every source.
-pub const HEADER: (&str, &str) = ("common.cuh", include_str!("../cuda/common.cuh"));
+/// The headers that sources may include, each by its name.
+pub const HEADERS: [(&str, &str); 2] =
+    [("common.cuh", include_str!("../cuda/common.cuh")), ("hopper.cuh", include_str!("../cuda/hopper.cuh"))];
 
 /// What every source is compiled with: machine code for Hopper. `-v` makes the assembler say what registers and memory each
 /// kernel takes.
@@ -63,16 +64,34 @@ impl Source {
         OVERLAPPING.contains(&self.file)
     }
 
+    /// The headers that it includes: their names and texts.
+    pub(crate) fn headers(&self) -> Vec<(&'static str, &'static str)> {
+        HEADERS.into_iter().filter(|(name, _)| self.text.contains(&include(name))).collect()
+    }
+
+    /// The text with its headers in their places.
+    pub(crate) fn whole(&self) -> String {
+        self.headers().into_iter().fold(self.text.clone(), |text, (name, header)| {
+            text.replace(&include(name), &header.replace("#pragma once", ""))
+        })
+    }
+
     /// The hash of all that the machine code follows from, NVRTC's version apart.
     pub fn digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
-        let texts = [self.file, &self.text, HEADER.0, HEADER.1];
-        for part in texts.into_iter().chain(OPTIONS).chain(self.options.iter().copied()) {
+        let headers = self.headers().into_iter().flat_map(|(name, text)| [name, text]);
+        let texts = [self.file, &self.text].into_iter().chain(headers);
+        for part in texts.chain(OPTIONS).chain(self.options.iter().copied()) {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part.as_bytes());
         }
         hasher.finalize().to_hex()[..32].to_owned()
     }
+}
+
+/// The line that includes a header.
+fn include(name: &str) -> String {
+    format!("#include \"{name}\"")
 }
 
 #[cfg(test)]

@@ -1,0 +1,168 @@
+// Hopper's own: bulk tensor copies and their barriers, products on tensor cores (wgmma), and conversions that are made for
+// speed. For sources that are compiled with DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16); common.cuh comes
+// before it.
+#pragma once
+
+constexpr u32 FULL = 0xffffffffu;
+
+// The driver's description of a tensor.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shared memory, barriers, bulk tensor copies.
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra "
+        "again;\ndone:\n}" ::"r"(bar),
+        "r"(parity)
+        : "memory");
+}
+__device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 bar, int column, int head, int phase, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(to),
+        "l"(map), "r"(bar), "r"(column), "r"(head), "r"(phase), "r"(row)
+        : "memory");
+}
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// wgmma.
+
+// Panels of 64 lanes.
+constexpr int PANELS = DIM / 64;
+
+#define EIGHT(d, i)                                                                                                    \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+#define BINDS_32 EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24)
+#define BINDS_64 BINDS_32, EIGHT(d, 32), EIGHT(d, 40), EIGHT(d, 48), EIGHT(d, 56)
+#define NAMES_32                                                                                                       \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "  \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_64                                                                                                       \
+    NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
+             "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#if TYPE == 1
+#define TYPES ".f32.bf16.bf16"
+#else
+#define TYPES ".f32.f16.f16"
+#endif
+// Where an operand lies in shared memory: the lower half of a descriptor; the upper half says that groups of 8 rows are
+// 1024 bytes apart and rows of 128 bytes are swizzled.
+#define WGMMA(SHAPE, NAMES, BINDS, MOVE_A, A, B, ADD, FLAGS, ...)                                                      \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 da, db;\n" MOVE_A "mov.b64 db, {%" B ", 0x40000040};\n"                  \
+                 "setp.ne.b32 p, %" ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE TYPES " {" NAMES "}, " A           \
+                 ", db, p, " FLAGS ";\n}"                                                                              \
+                 : BINDS                                                                                               \
+                 : __VA_ARGS__, "r"(b), "r"(add))
+
+// d = a · bᵀ [+ d]: 64 rows of a and N of b in shared memory, 16 lanes of each.
+template <int N>
+__device__ __forceinline__ void score_step(float (&d)[N / 2], u32 a, u32 b, int add) {
+    if constexpr (N == 128)
+        WGMMA("m64n128k16", NAMES_64, BINDS_64, "mov.b64 da, {%64, 0x40000040};\n", "da", "65", "66", "1, 1, 0, 0",
+              "r"(a));
+    else WGMMA("m64n64k16", NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1, 0, 0", "r"(a));
+}
+
+// d += a · b: 64 rows of a in registers, 16 rows of b in shared memory.
+__device__ __forceinline__ void value_step(float (&d)[DIM / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
+    const int add = 1;
+#if DIM == 128
+    WGMMA("m64n128k16", NAMES_64, BINDS_64, "", "{%64, %65, %66, %67}", "68", "69", "1, 1, 1", "r"(a0), "r"(a1), "r"(a2),
+          "r"(a3));
+#else
+    WGMMA("m64n64k16", NAMES_32, BINDS_32, "", "{%32, %33, %34, %35}", "36", "37", "1, 1, 1", "r"(a0), "r"(a1), "r"(a2),
+          "r"(a3));
+#endif
+}
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+// Keeps ordinary code that reads or writes registers of a wgmma on its side of this line.
+template <int COUNT>
+__device__ __forceinline__ void hold(float (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int COUNT>
+__device__ __forceinline__ void hold(u32 (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+
+// A tile of rows of 64 lanes (a panel), 128-byte swizzle: groups of 8 rows follow each other. `panel` bytes from one panel
+// to the next, which only an operand read along its rows crosses.
+__device__ __forceinline__ u32 descriptor(u32 address, u32 panel) {
+    return (address & 0x3ffff) >> 4 | panel >> 4 << 16;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Registers.
+
+// What the compiler knows of a number ends here: it is kept, not made again.
+__device__ __forceinline__ u32 kept(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// A stage of a ring of COUNT, a power of two, and the parity of its barriers' phase.
+template <int COUNT>
+struct Ring {
+    static_assert((COUNT & (COUNT - 1)) == 0, "not a power of two");
+    u32 turns = 0;
+    __device__ __forceinline__ u32 stage() const { return turns % COUNT; }
+    __device__ __forceinline__ u32 parity() const { return turns / COUNT % 2; }
+    __device__ __forceinline__ void advance() { ++turns; }
+};
+
+__device__ __forceinline__ float exp2_of(float x) {
+    float value;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+    return value;
+}
+
+__device__ __forceinline__ u32 pair_of(float low, float high) {
+    u32 pair;
+    if constexpr (TYPE == BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Four words of a thread become those of its quad with the thread's number.
+__device__ __forceinline__ void transpose(u32 (&w)[4]) {
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const u32 got = __shfl_xor_sync(FULL, odd ? w[i] : w[i + 1], 1);
+        if (odd) w[i] = got;
+        else w[i + 1] = got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 got = __shfl_xor_sync(FULL, high ? w[i] : w[i + 2], 2);
+        if (high) w[i] = got;
+        else w[i + 2] = got;
+    }
+}
