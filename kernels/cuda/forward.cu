@@ -75,7 +75,7 @@ struct Args {
 // ---------------------------------------------------------------------------------------------------------------------
 // Tiles.
 
-// Rows of a segment and a head, and what they see: row r sees key k where r + lo <= k <= r + hi.
+// Rows of a segment and a head.
 struct Tile {
     int index;
     int phase;
@@ -83,15 +83,20 @@ struct Tile {
     // Real rows and owned rows; owned ones may be more than the tile has, real ones less than 0.
     int owned;
     int real;
+};
+
+// Row r sees key k where r + lo <= k <= r + hi.
+struct Bounds {
     int lo;
     int hi;
-    int unused;
+};
+
+struct Blocks {
     // Blocks of keys; 0: the rows see none; -1: there are no more tiles.
-    int blocks;
+    int all;
     // Of these, how many come first that some row sees in part, and how many after them that all rows see whole.
     int ragged;
     int whole;
-    int unused_too;
 };
 
 // Keys `first` to `end` of the segment lie in a block from its beginning.
@@ -110,7 +115,7 @@ struct Config {
     // Threads of a block: one consumer has a warp beside it and keeps its registers, several have a group of 128 and take
     // over most of its registers. A block has those of its launch and no more: it would wait for others for ever.
     static constexpr int THREADS_ALL = CONSUMERS + (GROUPS == 1 ? 32 : 128);
-    static constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+    static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
     static_assert(GROUPS == 1 || 128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
                                      65536 / THREADS_ALL / 8 * 8 * THREADS_ALL,
                   "more registers than the launch gives");
@@ -134,20 +139,30 @@ struct Shared {
     __device__ __forceinline__ u32 v(u32 stage) const { return k(C::STAGES) + stage * C::KV_BYTES; }
 };
 
-// The first, second or third four numbers of a tile.
-__device__ __forceinline__ void put_tile(u32 at, int third, int a, int b, int c, int d) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + 16 * third), "r"(a), "r"(b), "r"(c), "r"(d)
+// A tile's record: index, phase, head and owned rows; real rows, nothing, bounds; blocks.
+__device__ __forceinline__ void put_four(u32 tile, int place, int a, int b, int c, int d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(tile + 16 * place), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
-__device__ __forceinline__ Tile get_tile(u32 at) {
-    int w[12];
-#pragma unroll
-    for (int i = 0; i < 12; i += 4)
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
-                     : "r"(at + 4 * i)
-                     : "memory");
-    return {w[0], w[1], w[2], w[3], w[4], w[5], w[6], 0, w[8], w[9], w[10], 0};
+__device__ __forceinline__ int4 get_four(u32 tile, int place) {
+    int4 four;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+                 : "r"(tile + 16 * place)
+                 : "memory");
+    return four;
+}
+__device__ __forceinline__ Tile get_tile(u32 tile) {
+    const int4 four = get_four(tile, 0);
+    return {four.x, four.y, four.z, four.w, get_four(tile, 1).x};
+}
+__device__ __forceinline__ Bounds get_bounds(u32 tile) {
+    const int4 four = get_four(tile, 1);
+    return {four.z, four.w};
+}
+__device__ __forceinline__ Blocks get_blocks(u32 tile) {
+    const int4 four = get_four(tile, 2);
+    return {(int)uniform(four.x), (int)uniform(four.y), (int)uniform(four.z)};
 }
 __device__ __forceinline__ void put_block(u32 at, Block block) {
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(block.first), "r"(block.end) : "memory");
@@ -185,7 +200,7 @@ __device__ __forceinline__ void load_rows(
 template <class C>
 __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) {
     Ring<C::Q_STAGES> q_ring;
-    Ring<C::STAGES> k_ring, v_ring;
+    Ring<C::STAGES> ring;
     for (;;) {
         const u32 item = atomicAdd(&a.plan->next, 1);
         if (item >= a.plan->tiles * a.heads) break;
@@ -196,32 +211,32 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         rest -= chunk * rows.tiles * a.head_chunk;
         const u32 heads = min((u32)a.head_chunk, a.heads - chunk * a.head_chunk);
         const int first = (int)(rows.tiles - 1 - rest / heads) * C::ROWS;
-        const int head = (int)(chunk * a.head_chunk + rest % heads), kv_head = head / a.group;
+        const int head = (int)(chunk * a.head_chunk + rest % heads);
         barrier_wait(shared.q_empty(q_ring.stage()), q_ring.parity() ^ 1);
         const u32 tile = shared.tile(q_ring.stage());
-        put_tile(tile, 0, rows.index + first, rows.phase, head, rows.span - first);
-
+        put_four(tile, 0, rows.index + first, rows.phase, head, rows.span - first);
         const int lo = max(first + rows.lo, -FAR_ROWS), hi = max(first + rows.hi, -FAR_ROWS);
         const int real = min(rows.len - first, C::ROWS);
-        put_tile(tile, 1, real, lo, hi, 0);
+        put_four(tile, 1, real, 0, lo, hi);
         const int from = max(first + rows.lo, 0), to = min(first + real + rows.hi, rows.keys);
-        const PlannedKeys* const runs = a.keys + rows.first_run;
+        const u32 first_run = rows.first_run;
+        auto run_of = [&](int r) -> const PlannedKeys& { return a.keys[first_run + r]; };
         const int run_count = real > 0 && from < to ? rows.runs : 0;
         int blocks = 0, low, high;
         for (int r = 0; r < run_count; ++r) {
-            blocks_of<C>(runs[r], from, to, low, high);
+            blocks_of<C>(run_of(r), from, to, low, high);
             blocks += high - low;
         }
         // Of more runs than one, every block may end early.
         int ragged = blocks, whole = 0;
         if (run_count == 1) {
-            const int len = runs[0].len, whole_from = (u32)(max(lo + C::ROWS - 1, 0) + C::KEYS - 1) / C::KEYS;
+            const int len = run_of(0).len, whole_from = (u32)(max(lo + C::ROWS - 1, 0) + C::KEYS - 1) / C::KEYS;
             const int whole_to = (u32)(max(min(hi, len - 1), -1) + 1) / C::KEYS;
             // V of a block is used with the scores of the next: one more where V has a tail.
             ragged = min(max(high - whole_to, 0) + (high * C::KEYS > len), blocks);
             whole = min(max(high - ragged - max(whole_from, low), 0), blocks - ragged);
         }
-        put_tile(tile, 2, blocks, ragged, whole, 0);
+        put_four(tile, 2, blocks, ragged, whole, 0);
         if (blocks == 0) {
             barrier_arrive(shared.q_full(q_ring.stage()));
             q_ring.advance();
@@ -231,32 +246,31 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
                      rows.index + first);
         q_ring.advance();
 
+        const int kv_head = head / a.group;
         // V of a block is asked for after K of the next.
         int v_phase = 0, v_index = -1;
-        auto load_v = [&]() {
-            barrier_wait(shared.v_empty(v_ring.stage()), v_ring.parity() ^ 1);
-            load_rows<C>(shared.v(v_ring.stage()), &a.v, shared.v_full(v_ring.stage()), C::KEYS, kv_head,
-                         v_phase, v_index);
-            v_ring.advance();
+        auto load_v = [&](Ring<C::STAGES> of) {
+            barrier_wait(shared.v_empty(of.stage()), of.parity() ^ 1);
+            load_rows<C>(shared.v(of.stage()), &a.v, shared.v_full(of.stage()), C::KEYS, kv_head, v_phase, v_index);
         };
         for (int r = run_count - 1; r >= 0; --r) {
-            const PlannedKeys& run = runs[r];
+            const PlannedKeys& run = run_of(r);
             blocks_of<C>(run, from, to, low, high);
             for (int block = high - 1; block >= low; --block) {
-                barrier_wait(shared.k_empty(k_ring.stage()), k_ring.parity() ^ 1);
+                barrier_wait(shared.k_empty(ring.stage()), ring.parity() ^ 1);
                 const int key = block * C::KEYS;
-                put_block(shared.block(k_ring.stage()), {run.first + key, run.first + min(key + C::KEYS, run.len)});
-                load_rows<C>(shared.k(k_ring.stage()), &a.k, shared.k_full(k_ring.stage()), C::KEYS, kv_head,
-                             run.phase, run.index + key);
-                k_ring.advance();
-                if (v_index >= 0) load_v();
+                put_block(shared.block(ring.stage()), {run.first + key, run.first + min(key + C::KEYS, run.len)});
+                load_rows<C>(shared.k(ring.stage()), &a.k, shared.k_full(ring.stage()), C::KEYS, kv_head, run.phase,
+                             run.index + key);
+                if (v_index >= 0) load_v({ring.turns - 1});
                 v_index = run.index + key, v_phase = run.phase;
+                ring.advance();
             }
         }
-        load_v();
+        load_v({ring.turns - 1});
     }
     barrier_wait(shared.q_empty(q_ring.stage()), q_ring.parity() ^ 1);
-    put_tile(shared.tile(q_ring.stage()), 2, -1, 0, 0, 0);
+    put_four(shared.tile(q_ring.stage()), 2, -1, 0, 0, 0);
     barrier_arrive(shared.q_full(q_ring.stage()));
 }
 
@@ -279,61 +293,118 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(FULL, x, 2);
 }
 
+constexpr float LN_2 = 0.693147182464599609375f;
+
 // What a thread keeps of its two rows.
 struct Rows {
     float largest[2];
     float sum[2];
 };
 
+// Of a thread's keys in a row of a block, 8 j + i of them from its first one on with i < 2, those below `bound`.
+__device__ __forceinline__ int keys_below(int bound, int keys) {
+    bound = min(max(bound, 0), keys);
+    return bound / 8 * 2 + min(bound % 8, 2);
+}
+
 // Scores of keys that a row does not see become -inf, whatever they were.
 template <class C>
-__device__ __forceinline__ void mask(float (&s)[C::KEYS / 2], const Tile& tile, Block block, int row) {
-    const int lane = 2 * (threadIdx.x % 4);
+__device__ __forceinline__ void mask(float (&s)[C::KEYS / 2], Bounds bounds, Block block, int row) {
+    static_assert(C::KEYS <= 128, "a thread's keys of a row have a bit each");
+    const int first_key = block.first + 2 * (threadIdx.x % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int r = row + 8 * half;
-        const int left = r + tile.lo - block.first, right = min(r + tile.hi, block.end - 1) - block.first;
+        const int left = keys_below(r + bounds.lo - first_key, C::KEYS);
+        const int right = keys_below(min(r + bounds.hi + 1, block.end) - first_key, C::KEYS);
+        u32 seen;
+        asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(seen) : "r"(left), "r"(max(right - left, 0)));
 #pragma unroll
-        for (int j = 0; j < C::KEYS / 8; ++j)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int key = 8 * j + lane + i;
-                if (key < left || key > right) s[4 * j + 2 * half + i] = neg_infinity();
-            }
+        for (int i = 0; i < C::KEYS / 4; ++i)
+            if (!(seen >> i & 1)) s[i / 2 * 4 + 2 * half + i % 2] = neg_infinity();
     }
 }
 
-// Scores become weights relative to the new largest score; `factor` is what older weights are worth by it.
+// `value`, but not before `earlier` is there: the assembler orders instructions by what they need, and by nothing else.
+__device__ __forceinline__ float after(float value, float earlier) {
+    u32 none;
+    asm("mov.u32 %0, %%ctaid.y;" : "=r"(none));
+    return __uint_as_float(__float_as_uint(value) | (__float_as_uint(earlier) & none));
+}
+
+// The largest score of a row, that of the blocks before included.
+template <class C, int HALF>
+__device__ __forceinline__ float largest_of(const float (&s)[C::KEYS / 2], float old) {
+    float top[4] = {old, old, old, old};
+#pragma unroll
+    for (int j = 0; j < C::KEYS / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) top[j % 2 * 2 + i] = fmaxf(top[j % 2 * 2 + i], s[4 * j + 2 * HALF + i]);
+    return quad_max(fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3])));
+}
+
+// A row's weights are 2 to the power of `score · scale + shift`, one fused operation: `shift` is minus the *level* of the
+// largest score so far, its product with the scale, rounded, so that the largest weight is 2 to the power of what rounding
+// left out, the row's *rest*, of which the end takes account: at most 64 for levels below 2^31, or 8 below 2^28 where weights
+// are fp16. Above that the scale is a power of two, so that nothing is rounded: by rounding alone, a score that is not the
+// largest one could be anything there, and weighs next to nothing.
+struct Level {
+    float base;
+    float scale;
+    float shift;
+};
+
+constexpr u32 LEVEL_EXPONENT = TYPE == BF16 ? 30 : 27;
+
+__device__ __forceinline__ Level level_of(float largest, float scale_log2) {
+    Level level;
+    // A row that has seen no key yet: any number will do.
+    level.base = largest == neg_infinity() ? 0.0f : largest;
+    // 2^LEVEL_EXPONENT over the score's power of two. Without a sign, that of a tiny score is larger than any scale.
+    const u32 power = (LEVEL_EXPONENT + 2 * 127 << 23) - (__float_as_uint(level.base) & 0x7f800000u);
+    level.scale = __uint_as_float(min(__float_as_uint(scale_log2), power));
+    level.shift = -level.base * level.scale;
+    return level;
+}
+
+__device__ __forceinline__ float rest_of(float largest, float scale_log2) {
+    const Level level = level_of(largest, scale_log2);
+    return fmaf(level.base, level.scale, level.shift);
+}
+
+// What weights by an older largest score are worth by this level.
+__device__ __forceinline__ float factor_of(float old, const Level& level) {
+    return exp2_of(old * level.scale + level.shift);
+}
+
+// Scores of a row become weights; their sum.
+template <class C, int HALF>
+__device__ __forceinline__ float weights_of(float (&s)[C::KEYS / 2], const Level& level) {
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < C::KEYS / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float& x = s[4 * j + 2 * HALF + i];
+            x = exp2_of(fmaf(x, level.scale, level.shift));
+            sum[i] += x;
+        }
+    return sum[0] + sum[1];
+}
+
+// Scores become weights by the new largest scores; `factor` is what older weights are worth by them.
 template <class C>
 __device__ __forceinline__ void weigh(float (&s)[C::KEYS / 2], Rows& rows, float (&factor)[2], float scale_log2) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float top[4] = {neg_infinity(), neg_infinity(), neg_infinity(), neg_infinity()};
-#pragma unroll
-        for (int j = 0; j < C::KEYS / 8; ++j)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int at = j % 2 * 2 + i;
-                top[at] = fmaxf(top[at], s[4 * j + 2 * half + i]);
-            }
-        const float old = rows.largest[half];
-        const float largest = fmaxf(old, quad_max(fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]))));
-        rows.largest[half] = largest;
-        // A row that has seen no key yet: any number will do.
-        const float base = largest == neg_infinity() ? 0.0f : largest;
-        factor[half] = exp2_of((old - base) * scale_log2);
-        float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int j = 0; j < C::KEYS / 8; ++j)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                float& x = s[4 * j + 2 * half + i];
-                // Subtracted first: the largest weight is exactly 1.
-                x = exp2_of((x - base) * scale_log2);
-                sum[i] += x;
-            }
-        rows.sum[half] = rows.sum[half] * factor[half] + (sum[0] + sum[1]);
-    }
+    const float old[2] = {rows.largest[0], rows.largest[1]};
+    rows.largest[0] = largest_of<C, 0>(s, old[0]);
+    const Level first = level_of(rows.largest[0], scale_log2);
+    // While the first row's exponentials are made, which with three groups others do as well.
+    rows.largest[1] = largest_of<C, 1>(s, C::GROUPS == 2 ? after(old[1], first.base) : old[1]);
+    const Level second = level_of(rows.largest[1], scale_log2);
+    factor[0] = factor_of(old[0], first);
+    rows.sum[0] = rows.sum[0] * factor[0] + weights_of<C, 0>(s, first);
+    factor[1] = factor_of(old[1], second);
+    rows.sum[1] = rows.sum[1] * factor[1] + weights_of<C, 1>(s, second);
 }
 
 template <class C>
@@ -360,6 +431,9 @@ __device__ __forceinline__ void values(float (&o)[DIM / 2], const u32 (&p)[C::KE
                                       v + step * (2048 >> 4));
 }
 
+// The named barrier of consumers that have cleared V's tail.
+constexpr int CLEARED = 1;
+
 // Rows of V past the end of the keys become zero: their weights are, but 0 · NaN is not.
 template <class C>
 __device__ __forceinline__ void clear_tail(u32 v_at, int valid) {
@@ -371,7 +445,7 @@ __device__ __forceinline__ void clear_tail(u32 v_at, int valid) {
                      : "memory");
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    named_barrier(1, C::CONSUMERS);
+    named_barrier(CLEARED, C::CONSUMERS);
 }
 
 // The largest logit of a warp's rows.
@@ -387,20 +461,22 @@ __device__ __forceinline__ void store(const Args& a, const Tile& tile, const Row
     const bool real = r < tile.real, write = real || (a.clear && r < tile.owned);
     const float sum = quad_sum(rows.sum[HALF]);
     float largest = rows.largest[HALF] * a.scale, total = sum, weight = 1.0f;
+    float rest = rest_of(rows.largest[HALF], a.scale_log2) * LN_2;
     raise_head(a.max_logit, tile.head, real ? largest : neg_infinity());
     if (a.sink_kind != 0) {
         const float sink = a.sink_kind == 1 ? 0.0f : get(a.sink, place_of(a.sink, 0, tile.head));
         const float top = fmaxf(largest, sink);
-        weight = sum == 0.0f ? 0.0f : exact_exp(largest - top);
+        weight = sum == 0.0f ? 0.0f : exact_exp(largest - top - rest);
         total = sum * weight + exact_exp(sink - top);
-        largest = top;
+        largest = top, rest = 0.0f;
     }
     // Not multiplied where the row is empty: there may be anything.
     const bool empty = !real || sum == 0.0f;
     const float factor = weight / total;
     const i64 at = (i64)a.q_step * (tile.index + r) + tile.phase;
     if (threadIdx.x % 4 == 0 && write)
-        put(a.lse, place_of(a.lse, at, tile.head), !real || total == 0.0f ? neg_infinity() : largest + exact_ln(total));
+        put(a.lse, place_of(a.lse, at, tile.head),
+            !real || total == 0.0f ? neg_infinity() : largest + (exact_ln(total) - rest));
     float mine[DIM / 4];
 #pragma unroll
     for (int i = 0; i < DIM / 4; ++i) mine[i] = empty ? 0.0f : o[i / 2 * 4 + 2 * HALF + i % 2] * factor;
@@ -432,88 +508,96 @@ __device__ __forceinline__ void release(u32 barrier, u32 thread) {
 
 template <class C>
 __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) {
-    const u32 thread = kept(threadIdx.x);
-    const int group = thread / 128, row = thread / 32 * 16 + thread % 32 / 4;
+    const u32 thread = kept(threadIdx.x), group = uniform(thread / 128);
+    const int row = thread / 32 * 16 + thread % 32 / 4;
     Ring<C::Q_STAGES> q_ring;
-    Ring<C::STAGES> k_ring, v_ring;
+    Ring<C::STAGES> k_ring;
     float o[DIM / 2], s[C::KEYS / 2];
     u32 p[C::KEYS / 4];
     for (;;) {
         barrier_wait(shared.q_full(q_ring.stage()), q_ring.parity());
-        const Tile tile = get_tile(shared.tile(q_ring.stage()));
-        if (tile.blocks < 0) return;
+        const Blocks blocks = get_blocks(shared.tile(q_ring.stage()));
+        if (blocks.all < 0) return;
         Rows rows = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}};
 #pragma unroll
         for (int i = 0; i < DIM / 2; ++i) o[i] = 0.0f;
-        if (tile.blocks > 0) {
-            const u32 q = kept(descriptor(shared.q(q_ring.stage()) + group * 64 * 128, 0));
+        if (blocks.all > 0) {
+            const u32 q = descriptor(shared.q(q_ring.stage()) + group * 64 * 128, 0);
             float factor[2];
+            // Keys of the block whose weights were made last.
             int valid;
-            Block block;
-            auto wait_keys = [&](auto ragged) {
-                barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity());
-                if constexpr (ragged) block = get_block(shared.block(k_ring.stage()));
-            };
-            auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring.stage()), v_ring.parity()); };
+            auto wait_keys = [&]() { barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity()); };
+            // V of the block whose scores were taken last.
+            auto v_ring = [&]() { return Ring<C::STAGES>{k_ring.turns - 1}; };
+            auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring().stage()), v_ring().parity()); };
             auto start_scores = [&]() {
                 hold(s);
                 wgmma_fence();
-                scores<C>(s, q, descriptor(shared.k(k_ring.stage()), 0));
+                scores<C>(s, q, uniform(descriptor(shared.k(k_ring.stage()), 0)));
                 wgmma_commit();
             };
             auto weigh_block = [&](auto ragged) {
                 hold(s);
+                Block block;
+                if constexpr (ragged) {
+                    block = get_block(shared.block(k_ring.stage()));
+                    valid = block.end - block.first;
+                    __syncwarp();
+                }
                 release(shared.k_empty(k_ring.stage()), thread);
                 k_ring.advance();
-                if constexpr (ragged) {
-                    mask<C>(s, tile, block, row);
-                    valid = block.end - block.first;
-                }
+                if constexpr (ragged)
+                    mask<C>(s, get_bounds(shared.tile(q_ring.stage())), block, thread / 32 * 16 + thread % 32 / 4);
                 weigh<C>(s, rows, factor, a.scale_log2);
             };
-            // O += P · V of the block before.
-            auto start_values = [&](auto ragged, u32 stage, bool grown) {
-                if (grown) {
+            auto grown = [&]() { return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f); };
+            auto clear_values = [&]() {
+                wait_values();
+                if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);
+            };
+            // O += P · V of the block whose weights were made last.
+            auto start_values = [&](bool grew) {
+                if (grew) {
 #pragma unroll
                     for (int i = 0; i < DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
                 }
-                const u32 at = shared.v(stage);
-                if constexpr (ragged)
-                    if (valid < C::KEYS) clear_tail<C>(at, valid);
                 hold(o);
                 wgmma_fence();
-                values<C>(o, p, descriptor(at, C::KEYS * 128));
+                values<C>(o, p, uniform(descriptor(shared.v(v_ring().stage()), C::KEYS * 128)));
                 wgmma_commit();
             };
-            bool used = false;
-            auto grown = [&]() { return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f); };
-            // While weights are made, P · V of the block before is under way. The wait for it begins the next turn: at the end
-            // of one, the assembler would move it before the weights.
-            auto turn = [&](auto ragged) {
-                wait_keys(ragged);
-                const bool grew = grown();
+            auto finish_values = [&]() {
                 wgmma_wait<0>();
                 hold(o);
                 hold(p);
-                if (used) {
-                    release(shared.v_empty(v_ring.stage()), thread);
-                    v_ring.advance();
-                }
-                used = true;
+            };
+            auto release_values = [&](u32 turns) {
+                release(shared.v_empty(Ring<C::STAGES>{turns}.stage()), thread);
+            };
+            bool used = false;
+            // While weights are made, P · V of the block before is under way. The wait for it begins the next turn: at the end
+            // of one, the assembler would move it before the weights.
+            auto turn = [&](auto ragged) {
+                wait_keys();
+                const bool grew = grown();
+                finish_values();
                 pack<C>(s, p);
                 hold(p);
                 start_scores();
+                if (used) release_values(k_ring.turns - 2);
+                used = true;
+                if constexpr (ragged) clear_values();
                 wait_values();
-                start_values(ragged, v_ring.stage(), grew);
+                start_values(grew);
                 wgmma_wait<1>();
                 weigh_block(ragged);
             };
-            wait_keys(Yes());
+            wait_keys();
             start_scores();
             wgmma_wait<0>();
             weigh_block(Yes());
             // Ragged blocks, whole ones, and ragged ones behind them.
-            int left = tile.blocks - 1, ragged = tile.ragged - 1, whole = tile.whole + min(ragged, 0);
+            int left = blocks.all - 1, ragged = blocks.ragged - 1, whole = blocks.whole + min(ragged, 0);
             while (left > 0) {
 #pragma unroll 1
                 for (; ragged > 0; --ragged, --left) turn(Yes());
@@ -521,21 +605,15 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 for (; whole > 0; --whole, --left) turn(No());
                 ragged = left;
             }
-            wgmma_wait<0>();
-            hold(o);
-            if (used) {
-                release(shared.v_empty(v_ring.stage()), thread);
-                v_ring.advance();
-            }
-            hold(p);
+            finish_values();
+            if (used) release_values(k_ring.turns - 2);
             pack<C>(s, p);
             hold(p);
-            wait_values();
-            start_values(Yes(), v_ring.stage(), grown());
+            clear_values();
+            start_values(grown());
             wgmma_wait<0>();
             hold(o);
-            release(shared.v_empty(v_ring.stage()), thread);
-            v_ring.advance();
+            release_values(k_ring.turns - 1);
         }
         const Tile done = get_tile(shared.tile(q_ring.stage()));
         __syncwarp();
@@ -549,7 +627,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
 template <class C>
 __device__ __forceinline__ void forward(const Args& a) {
     extern __shared__ u8 dynamic[];
-    const Shared<C> shared = {kept((shared_address(dynamic) + 1023) / 1024 * 1024)};
+    const Shared<C> shared = {uniform((shared_address(dynamic) + 1023) / 1024 * 1024)};
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::Q_STAGES; ++i) {
             barrier_init(shared.q_full(i), 1);
@@ -576,8 +654,8 @@ __device__ __forceinline__ void forward(const Args& a) {
 #define PASTED(KIND, DIM, TYPE) forward_##KIND##_##DIM##_##TYPE
 #define NAMED(KIND, DIM, TYPE) PASTED(KIND, DIM, TYPE)
 
-// 128 rows, and blocks of 128 keys.
-using Long = Config<2, 128, DIM == 128 ? 2 : 4>;
+// 128 rows, or 192 where less of each is kept in registers, and blocks of 128 keys.
+using Long = Config<DIM == 128 ? 2 : 3, 128, 2>;
 extern "C" __global__ void __launch_bounds__(Long::THREADS_ALL, 1) NAMED(long, DIM, TYPE)(const __grid_constant__ Args a) {
     forward<Long>(a);
 }

@@ -42,6 +42,14 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// A number that all threads of a warp have alike. The assembler knows it then, and keeps it where descriptors of wgmma have
+// to be: in uniform registers. From other ones each product would move its four words there.
+__device__ __forceinline__ u32 uniform(u32 value) {
+    u32 all;
+    asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(all) : "r"(value));
+    return all;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // wgmma.
 

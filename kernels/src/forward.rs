@@ -36,7 +36,7 @@ const SHORT_ROWS: usize = 96;
 /// How much is multiplied at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// 128 query rows, 128 keys.
+    /// 128 query rows, or 192 with head dims up to 64; 128 keys.
     Long,
     /// 64 query rows, 64 keys.
     Short,
@@ -116,17 +116,26 @@ impl Shape {
         if call.owned[0] > SHORT_ROWS * call.segments { Shape::Long } else { Shape::Short }
     }
 
+    /// Groups of 64 query rows of a tile, in the instance for head dims up to `dim`.
+    fn groups(self, dim: usize) -> usize {
+        match self {
+            Shape::Long if dim <= 64 => 3,
+            Shape::Long => 2,
+            Shape::Short => 1,
+        }
+    }
+
     /// Query rows of a tile.
-    pub fn rows(self) -> usize {
+    fn rows(self, dim: usize) -> usize {
+        64 * self.groups(dim)
+    }
+
+    /// Keys of a block.
+    fn keys(self) -> usize {
         match self {
             Shape::Long => 128,
             Shape::Short => 64,
         }
-    }
-
-    /// Keys of a block.
-    pub fn keys(self) -> usize {
-        self.rows()
     }
 
     fn name(self) -> &'static str {
@@ -137,17 +146,17 @@ impl Shape {
     }
 
     /// Threads of a block and blocks of a multiprocessor.
-    fn threads(self) -> (usize, usize) {
+    fn threads(self, dim: usize) -> (usize, usize) {
         match self {
-            Shape::Long => (384, 1),
+            Shape::Long => (128 * (self.groups(dim) + 1), 1),
             Shape::Short => (160, 2),
         }
     }
 
     /// Bytes of shared memory: barriers, two tiles of Q, and the rings of K and V, from a multiple of 1024 on.
     fn shared_bytes(self, dim: usize) -> usize {
-        let stages = if dim == 128 { 2 } else { 4 };
-        1024 + 1024 + 2 * self.rows() * dim * 2 + 2 * stages * self.keys() * dim * 2
+        let stages = if self == Shape::Short && dim <= 64 { 4 } else { 2 };
+        1024 + 1024 + 2 * self.rows(dim) * dim * 2 + 2 * stages * self.keys() * dim * 2
     }
 }
 
@@ -221,7 +230,7 @@ impl CallTables {
 
     /// Tiles that the owned rows make at most, however they are dealt to the segments.
     fn tile_capacity(&self) -> usize {
-        self.owned[0] / Shape::Short.rows() + self.segments
+        self.owned[0] / Shape::Short.rows(DIM_MAX) + self.segments
     }
 }
 
@@ -296,7 +305,8 @@ impl Gpu {
             return Ok(());
         }
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
-        let [rows, keys] = [shape.rows(), shape.keys()];
+        let bucket = if dim.max(dim_v) <= 64 { 64 } else { DIM_MAX };
+        let [rows, keys] = [shape.rows(bucket), shape.keys()];
         let rows_at = plan.address() + PLAN_BYTES as u64;
         let keys_at = rows_at + (PLANNED_ROWS_BYTES * call.segments) as u64;
         let tiles_at = keys_at + (PLANNED_KEYS_BYTES * call.runs) as u64;
@@ -338,9 +348,8 @@ impl Gpu {
             scale,
             scale_log2: scale_log2(scale),
         };
-        let bucket = if dim.max(dim_v) <= 64 { 64 } else { 128 };
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
-        let (threads, blocks) = shape.threads();
+        let (threads, blocks) = shape.threads(bucket);
         self.launch("forward_plan", (1, 1, PLANNERS), &[&planned])?;
         self.launch_with(
             &format!("forward_{}_{bucket}_{instance}", shape.name()),

@@ -5,11 +5,11 @@ use super::{FORGETS, Kind, READS, SourceFault, VALUES, WRITES, faults};
 /// Every one.
 pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
     "tail-block-unmasked", WrongSeam, "keys behind the sequence's end are seen: https://github.com/flashinfer-ai/flashinfer/pull/5090", "forward.cu",
-        "right = min(r + tile.hi, block.end - 1) - block.first;"
-            => "right = r + tile.hi - block.first;",
+        "keys_below(min(r + bounds.hi + 1, block.end) - first_key"
+            => "keys_below(r + bounds.hi + 1 - first_key",
         READS;
     "tail-of-values-not-cleared", MissingGuard, "0 · NaN of V behind the end: https://github.com/Dao-AILab/flash-attention/issues/2374", "forward.cu",
-        "if (valid < C::KEYS) clear_tail<C>(at, valid);"
+        "if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);"
             => ";",
         READS;
     "run-past-its-end", WrongSeam, "a block takes the next sequence's keys: https://github.com/NVIDIA/TransformerEngine/pull/2596", "forward.cu",
@@ -17,12 +17,12 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
             => "run.first + key + C::KEYS",
         READS;
     "tile-diagonal-not-seen", WrongSeam, "≥ for > at the right bound: https://github.com/SandAI-org/MagiAttention/pull/117", "forward.cu",
-        "key < left || key > right"
-            => "key < left || key >= right",
+        "min(r + bounds.hi + 1, block.end)"
+            => "min(r + bounds.hi, block.end)",
         VALUES;
     "tile-window-one-short", WrongSeam, "a window one key short: https://github.com/NVIDIA/TransformerEngine/pull/1212", "forward.cu",
-        "left = r + tile.lo - block.first,"
-            => "left = r + tile.lo - block.first + 1,",
+        "keys_below(r + bounds.lo - first_key"
+            => "keys_below(r + bounds.lo + 1 - first_key",
         VALUES;
     "lowest-block-skipped", WrongSeam, "the first block of keys is skipped: https://github.com/intel/sycl-tla/pull/489", "forward.cu",
         "(u32)(to + C::KEYS - 1) / C::KEYS : low;"
@@ -33,20 +33,20 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
             => "o[i] *= 1.0f;",
         VALUES;
     "tile-sum-not-rescaled", Arithmetic, "the row sum is not rescaled: https://arxiv.org/abs/1805.02867", "forward.cu",
-        "rows.sum[half] * factor[half] +"
-            => "rows.sum[half] +",
+        "rows.sum[1] * factor[1] +"
+            => "rows.sum[1] +",
         VALUES;
     "tile-sum-in-bf16", Arithmetic, "the row sum in 16 bits: https://github.com/tenstorrent/tt-metal/pull/41683", "forward.cu",
-        "                sum[i] += x;"
-            => "                sum[i] = rounded<BF16>(sum[i] + x);",
+        "            sum[i] += x;"
+            => "            sum[i] = rounded<BF16>(sum[i] + x);",
         VALUES;
     "stale-maximum", Arithmetic, "weights by the maximum before: https://arxiv.org/abs/1805.02867", "forward.cu",
-        "const float base = largest == neg_infinity() ? 0.0f : largest;"
-            => "const float base = largest == neg_infinity() ? 0.0f : old == neg_infinity() ? largest : old;",
+        "const Level second = level_of(rows.largest[1], scale_log2);"
+            => "const Level second = level_of(old[1] == neg_infinity() ? rows.largest[1] : old[1], scale_log2);",
         VALUES;
     "scale-off-by-a-256th", Arithmetic, "a scale other than the caller's: https://github.com/NVIDIA/TransformerEngine/pull/3063", "forward.cu",
-        "x = exp2_of((x - base) * scale_log2);"
-            => "x = exp2_of((x - base) * (scale_log2 * 1.00390625f));",
+        "x = exp2_of(fmaf(x, level.scale, level.shift));"
+            => "x = exp2_of(1.00390625f * fmaf(x, level.scale, level.shift));",
         VALUES;
     "half-of-the-lanes-scored", WrongSeam, "the tail of the head dim is left out: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "forward.cu",
         "step < DIM / 16; ++step"
@@ -85,7 +85,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
             => "a.plan->tiles = sum - (sum > 1);",
         FORGETS;
     "second-group-reads-the-firsts-rows", WrongSeam, "rows of the tile's other half: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
-        "descriptor(shared.q(q_ring.stage()) + group * 64 * 128, 0)"
-            => "descriptor(shared.q(q_ring.stage()), 0)",
+        "descriptor(shared.q(q_ring.stage()) + group * 64 * 128, 0);"
+            => "descriptor(shared.q(q_ring.stage()), 0);",
         VALUES;
 };
