@@ -76,14 +76,18 @@ pub fn subject_of(case: &Case) -> Result<Box<dyn Backend>, ReplayError> {
 
 /// Judges a stored case on its subject, after the runs that it needs before it.
 pub fn replay(case: &Case) -> Result<Verdict, ReplayError> {
-    let backend = subject_of(case)?;
+    replay_as(case, subject_of(case)?.as_ref(), &case.problem)
+}
+
+/// Judges a problem in a case's place, on this subject: after the runs that the case needs before it.
+pub fn replay_as(case: &Case, backend: &dyn Backend, problem: &Problem) -> Result<Verdict, ReplayError> {
     run_before(case)?;
-    Ok(evaluate(backend.as_ref(), &case.problem))
+    Ok(evaluate(backend, problem))
 }
 
 /// Makes the runs that a case needs before it, on its subject. A thread goes back to the worker that it had, so that the
 /// case meets what they left behind; what comes of themselves is nobody's question.
-pub fn run_before(case: &Case) -> Result<(), ReplayError> {
+fn run_before(case: &Case) -> Result<(), ReplayError> {
     for Earlier { options, problem } in &case.before {
         let backend = backends::by_name(&case.subject.name, options)?;
         let _ = caught(|| backend.run(problem, &values::inputs(problem)));

@@ -18,6 +18,7 @@ use seamproof::backend::{Backend, Ended, Outputs, RunError};
 use seamproof::backends::{self, Emulated};
 use seamproof::case::{Case, Earlier, Subject};
 use seamproof::evaluate::evaluate;
+use seamproof::shrink::size;
 use seamproof::values;
 use seamproof::verdict::{Cause, Check, Ending, Verdict};
 use seamproof::worker::{self, Deadlines, Phase, Pool, Remote, Served, Settings, mock};
@@ -461,6 +462,17 @@ fn a_failure_in_company_is_replayed_in_company() {
     let output = replayed("together.json");
     assert_eq!(code(&output), 3, "{}", stdout(&output));
     assert!(stdout(&output).contains("after 1 of the"), "{}", stdout(&output));
+
+    let shrunk = |name: &str| {
+        seamproof(dir, &["shrink", name, "--out", "small.json", "--budget", "30", "--workers", "1"])
+    };
+    assert_eq!(code(&shrunk("alone.json")), 0);
+    let output = shrunk("together.json");
+    assert_eq!(code(&output), 3, "{}", stdout(&output));
+    let small = Case::load(&dir.join("small.json")).expect("a case");
+    assert_eq!(small.before, together.before);
+    assert!(size(&small.problem) < size(&together.problem), "{}", stdout(&output));
+    assert_eq!(code(&replayed("small.json")), 3);
 
     let output = seamproof(dir, &campaign("mock:history=always", &[]));
     assert_eq!(code(&output), 3, "{}", stdout(&output));

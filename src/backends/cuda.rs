@@ -28,7 +28,7 @@ use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule, build_with
 use super::emulated::launchable;
 use super::on_device::{self, Reached};
 use super::{BackendError, Emulated};
-use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RankOutputs, RunError};
+use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RunError};
 use crate::values;
 use crate::worker::{OpenError, Opened, Phase, Runner};
 
@@ -260,41 +260,6 @@ pub(crate) fn open(
     on_gpu(place, |_| ()).map_err(said)?;
     let devices = gpu::count().map_err(said)?;
     Ok(Opened { runner: Box::new(OnGpu { subject, place }), devices })
-}
-
-/// Where the results of the subject and its twin on the CPU differ first, in any element, padding rows included.
-pub fn difference(got: &Outputs, want: &Outputs) -> Option<String> {
-    if !got.damage.is_empty() {
-        return Some(format!("{:?}", got.damage[0]));
-    }
-    let pairs = got.ranks.iter().zip(&want.ranks).enumerate();
-    pairs
-        .flat_map(|(rank, (got, want))| {
-            let tensors = tensors(got).into_iter().zip(tensors(want));
-            tensors.filter_map(move |((name, got), (_, want))| {
-                let same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
-                let differs = |&place: &usize| !same(got[place], want[place]);
-                let place = (0..got.len()).find(differs)?;
-                let count = (0..got.len()).filter(differs).count();
-                let (got, want) = (got[place], want[place]);
-                Some(format!("rank {rank}, {name}[{place}]: {got:e}, the twin has {want:e}; {count} differ"))
-            })
-        })
-        .next()
-}
-
-/// A rank's results, by name.
-fn tensors(rank: &RankOutputs) -> Vec<(&'static str, Vec<f32>)> {
-    let mut all = vec![("out", rank.out.iter().copied().collect())];
-    all.extend(rank.lse.iter().map(|lse| ("lse", lse.iter().copied().collect())));
-    all.extend(rank.max_logit.iter().map(|largest| ("max_logit", largest.to_vec())));
-    if let Some(gradients) = &rank.gradients {
-        all.push(("dq", gradients.dq.iter().copied().collect()));
-        all.push(("dk", gradients.dk.iter().copied().collect()));
-        all.push(("dv", gradients.dv.iter().copied().collect()));
-        all.push(("dsink", gradients.dsink.to_vec()));
-    }
-    all
 }
 
 impl Backend for Cuda {

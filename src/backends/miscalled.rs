@@ -9,6 +9,7 @@ use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Alignment, Format, Inputs, Problem, ProblemFields, Sequence, Sink};
 use seamproof_simulator::faults::Catcher::{self, Crash, Envelope, Exact, Identity, Poison, Structure};
 
+use super::same_bits;
 use crate::backend::{
     Backend, Capabilities, Outputs, PaddingContract, Promises, RankGradients, RankOutputs, RunError,
 };
@@ -449,25 +450,4 @@ fn dv_of_half(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) -> Resu
         }
     }
     Ok(outputs)
-}
-
-/// Whether two results agree in every bit, padding included.
-pub(crate) fn same_bits(a: &Outputs, b: &Outputs) -> bool {
-    fn same<'a>(a: impl IntoIterator<Item = &'a f32>, b: impl IntoIterator<Item = &'a f32>) -> bool {
-        a.into_iter().map(|x| x.to_bits()).eq(b.into_iter().map(|x| x.to_bits()))
-    }
-    let gradients = |a: &RankGradients, b: &RankGradients| {
-        same(&a.dq, &b.dq) && same(&a.dk, &b.dk) && same(&a.dv, &b.dv) && same(&a.dsink, &b.dsink)
-    };
-    let rank = |(a, b): (&RankOutputs, &RankOutputs)| {
-        same(&a.out, &b.out)
-            && same(a.lse.iter().flatten(), b.lse.iter().flatten())
-            && same(a.max_logit.iter().flatten(), b.max_logit.iter().flatten())
-            && match (&a.gradients, &b.gradients) {
-                (Some(a), Some(b)) => gradients(a, b),
-                (None, None) => true,
-                _ => false,
-            }
-    };
-    a.ranks.len() == b.ranks.len() && a.damage == b.damage && a.ranks.iter().zip(&b.ranks).all(rank)
 }

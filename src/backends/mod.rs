@@ -1,6 +1,7 @@
 //! The subjects that this program knows, by name.
 
 mod cuda;
+mod difference;
 mod emulated;
 mod miscalled;
 mod on_device;
@@ -8,10 +9,11 @@ mod planted;
 
 use std::collections::BTreeMap;
 
-pub use cuda::{Cuda, CudaRunner, difference};
+pub use cuda::{Cuda, CudaRunner};
 pub(crate) use cuda::{is_named as is_on_gpu, open as open_on_gpu};
+pub use difference::difference;
+pub(crate) use difference::same_bits;
 pub use emulated::{Arithmetic, Emulated};
-pub(crate) use miscalled::same_bits;
 pub use miscalled::{MISCALLS, Miscall, Miscalled, miscall};
 pub use planted::Planted;
 use seamproof_kernels::faults::SourceFault;

@@ -7,7 +7,7 @@ use super::plan::Control;
 use super::storable;
 use crate::backend::Backend;
 use crate::case::{Case, Found};
-use crate::evaluate::evaluate;
+use crate::evaluate::replay_as;
 use crate::shrink;
 use crate::verdict::{Check, Finding};
 
@@ -32,7 +32,7 @@ pub struct Minimised {
 }
 
 /// The smallest case that shows the failure `start` of `case`, within `budget` evaluations; `step` sees each one on the
-/// way. A request to stop ends it early, with the smallest case so far.
+/// way. Where the case needs runs before it, so does each candidate, and they are made before each. A request to stop ends it early, with the smallest case so far.
 pub fn minimise(
     case: &Case,
     start: &Finding,
@@ -44,8 +44,9 @@ pub fn minimise(
     let mut last = start.clone();
     let fails = |candidate: &Problem| {
         // Once somebody asked to stop nothing is accepted, so that the shrinker's passes run dry.
-        let verdict = (!control.stopped()).then(|| evaluate(backend, candidate));
-        let Some(finding) = verdict.and_then(|verdict| same_failure(start, verdict)) else { return false };
+        let verdict = (!control.stopped()).then(|| replay_as(case, backend, candidate));
+        let finding = verdict.and_then(Result::ok).and_then(|verdict| same_failure(start, verdict));
+        let Some(finding) = finding else { return false };
         step(candidate);
         last = finding;
         true

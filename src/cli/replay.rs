@@ -8,7 +8,7 @@ use super::exit::Exit;
 use super::output::{complain, print_line};
 use super::{CliError, load, worker};
 use crate::case::{Case, CaseError};
-use crate::evaluate::{evaluate, run_before};
+use crate::evaluate::replay_as;
 use crate::prose;
 use crate::record::findings_of;
 use crate::verdict::Verdict;
@@ -63,8 +63,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliError> {
     let (case, backend) = load(path, backend)?;
     let file = || path.display().to_string();
-    run_before(&case).map_err(|source| CliError::Replay { file: file(), source })?;
-    match evaluate(backend.as_ref(), &case.problem) {
+    let verdict = replay_as(&case, backend.as_ref(), &case.problem);
+    match verdict.map_err(|source| CliError::Replay { file: file(), source })? {
         Verdict::TooLarge(what) => Err(CliError::TooLarge { file: file(), what }),
         verdict => Ok((case, verdict)),
     }

@@ -11,7 +11,7 @@ use super::run::stop_on_signal;
 use super::{CliError, load, worker};
 use crate::campaign::{Control, Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 use crate::case::Found;
-use crate::evaluate::evaluate;
+use crate::evaluate::replay_as;
 use crate::prose;
 use crate::record::write_whole;
 use crate::verdict::Verdict;
@@ -42,7 +42,9 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
     let (case, backend) = load(&args.file, args.backend.as_deref())?;
-    let start = match evaluate(backend.as_ref(), &case.problem) {
+    let verdict = replay_as(&case, backend.as_ref(), &case.problem)
+        .map_err(|source| CliError::Replay { file: args.file.display().to_string(), source })?;
+    let start = match verdict {
         Verdict::Finding(finding) => *finding,
         verdict => return nothing_to_do(args, &verdict),
     };

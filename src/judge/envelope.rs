@@ -83,10 +83,13 @@ pub(super) fn replayed_gradients(
     margin: &mut Margin,
 ) -> Option<Finding> {
     let left = &bound.as_ref()?.worst;
-    let mut look = |tensor, views| compare.tensor(tensor, Tier::R, views, margin);
-    look(TensorName::Dv, rows(Side::Kv, &got.dv, &exact.dv, &left.dv))
-        .or_else(|| look(TensorName::Dk, rows(Side::Kv, &got.dk, &exact.dk, &left.dk)))
-        .or_else(|| look(TensorName::Dq, rows(Side::Q, &got.dq, &exact.dq, &left.dq)))
+    gradients(
+        compare,
+        got,
+        exact,
+        (&[TensorName::Dv, TensorName::Dk, TensorName::Dq], &[(Tier::R, left)]),
+        margin,
+    )
 }
 
 /// The subject's own results, as the oracle's backward takes them, which reads real rows alone; the exact LSE where it
@@ -127,31 +130,38 @@ fn forward(
         .find_map(|tensor| look(tensor, margin))
 }
 
+/// Tiers W and T of the gradients.
 fn backward(
     compare: &Comparison<'_>,
     got: &RankGradients,
-    answer: &Answer<Gradients>,
+    Answer { exact, bound }: &Answer<Gradients>,
     margin: &mut Margin,
 ) -> Option<Finding> {
-    let exact = &answer.exact;
-    let bounds = [
-        (Tier::W, answer.bound.as_ref().map(|b| &b.worst)),
-        (Tier::T, answer.bound.as_ref().map(|b| &b.dithered)),
-    ];
-    let look = |tensor: TensorName, margin: &mut Margin| {
-        let mut tiers = bounds.iter().filter_map(|(tier, bound)| Some((*tier, (*bound)?)));
-        tiers.find_map(|(tier, bound)| {
-            let views = match tensor {
-                TensorName::Dq => rows(Side::Q, &got.dq, &exact.dq, &bound.dq),
-                TensorName::Dk => rows(Side::Kv, &got.dk, &exact.dk, &bound.dk),
-                TensorName::Dv => rows(Side::Kv, &got.dv, &exact.dv, &bound.dv),
-                _ => heads(&got.dsink, &exact.dsink, &bound.dsink),
-            };
-            compare.tensor(tensor, tier, views, margin)
-        })
-    };
-    let order = [TensorName::Dv, TensorName::Dk, TensorName::Dq, TensorName::Dsink];
-    order.into_iter().find_map(|tensor| look(tensor, margin))
+    let bound = bound.as_ref()?;
+    let tensors = [TensorName::Dv, TensorName::Dk, TensorName::Dq, TensorName::Dsink];
+    let bounds = [(Tier::W, &bound.worst), (Tier::T, &bound.dithered)];
+    gradients(compare, got, exact, (&tensors, &bounds), margin)
+}
+
+/// These tensors, one after the other, each under these bounds.
+fn gradients(
+    compare: &Comparison<'_>,
+    got: &RankGradients,
+    exact: &Gradients,
+    (tensors, bounds): (&[TensorName], &[(Tier, &Gradients)]),
+    margin: &mut Margin,
+) -> Option<Finding> {
+    let looks =
+        tensors.iter().flat_map(|&tensor| bounds.iter().map(move |&(tier, bound)| (tensor, tier, bound)));
+    looks.into_iter().find_map(|(tensor, tier, bound)| {
+        let views = match tensor {
+            TensorName::Dq => rows(Side::Q, &got.dq, &exact.dq, &bound.dq),
+            TensorName::Dk => rows(Side::Kv, &got.dk, &exact.dk, &bound.dk),
+            TensorName::Dv => rows(Side::Kv, &got.dv, &exact.dv, &bound.dv),
+            _ => heads(&got.dsink, &exact.dsink, &bound.dsink),
+        };
+        compare.tensor(tensor, tier, views, margin)
+    })
 }
 
 type Triple<'a> = (View<'a, f32>, View<'a, f64>, View<'a, f64>);

@@ -238,27 +238,10 @@ impl Judge {
             return Ok(Verdict::TooLarge(reason));
         }
         let inputs = meter.inputs(|| values::inputs(problem));
-        let runs = match Judge::runs(backend, problem, &inputs, meter) {
-            Ok(runs) => runs,
+        let runs = Judge::runs(backend, problem, &inputs, meter);
+        let [first, second] = match runs.and_then(|runs| self.whole(backend, problem, runs)) {
+            Ok(results) => results,
             Err(verdict) => return Ok(verdict),
-        };
-        let layouts = match (self.layouts)(problem) {
-            Ok(layouts) => layouts,
-            Err(error) => {
-                let what = format!("the subject ran what cannot be cut: {error}");
-                return Ok(Verdict::Infrastructure(what));
-            }
-        };
-        let broken = runs.iter().find_map(|outputs| (self.structure)(backend, problem, &layouts, outputs));
-        if let Some(finding) = broken {
-            // What is unwritten or of another shape cannot be looked at further.
-            findings.push(finding);
-            return Err(margin);
-        }
-        let assembled = runs.map(|outputs| (self.assemble)(problem, &layouts, outputs.ranks));
-        let [first, second] = match assembled {
-            [Ok(first), Ok(second)] => [first, second],
-            [Err(finding), _] | [_, Err(finding)] => return Ok((*finding).into()),
         };
         let layout = layout::whole(problem);
         let told = Told::default();
@@ -274,18 +257,52 @@ impl Judge {
             meter,
             told: &told,
         };
+        match self.climb(&evidence, findings, &mut margin) {
+            Some(what) => Ok(Verdict::Infrastructure(what)),
+            None => Err(margin),
+        }
+    }
+
+    /// Asks rung after rung, and gathers what they find; a rung that fails to look ends the case if nothing was found before.
+    fn climb(
+        &self,
+        evidence: &Evidence<'_>,
+        findings: &mut Vec<Finding>,
+        margin: &mut Margin,
+    ) -> Option<String> {
         for rung in &self.rungs {
-            match (rung.look)(&evidence, &mut margin) {
+            match (rung.look)(evidence, margin) {
                 Look::Held => {}
                 Look::Broken(finding) => findings.push(*finding),
-                Look::Failed(what) if findings.is_empty() => return Ok(Verdict::Infrastructure(what)),
+                Look::Failed(what) if findings.is_empty() => return Some(what),
                 Look::Failed(_) => {}
             }
-            if depth == Depth::First && !findings.is_empty() {
+            if evidence.depth == Depth::First && !findings.is_empty() {
                 break;
             }
         }
-        Err(margin)
+        None
+    }
+
+    /// The results of two runs in the problem's own layout, or what is wrong with their structure: what is unwritten or of
+    /// another shape cannot be looked at further.
+    fn whole(
+        &self,
+        backend: &dyn Backend,
+        problem: &Problem,
+        runs: [Outputs; 2],
+    ) -> Result<[RankOutputs; 2], Verdict> {
+        let layouts = (self.layouts)(problem).map_err(|error| {
+            Verdict::Infrastructure(format!("the subject ran what cannot be cut: {error}"))
+        })?;
+        let broken = runs.iter().find_map(|outputs| (self.structure)(backend, problem, &layouts, outputs));
+        if let Some(finding) = broken {
+            return Err(Verdict::from(finding));
+        }
+        let [first, second] = runs.map(|outputs| {
+            (self.assemble)(problem, &layouts, outputs.ranks).map_err(|finding| Verdict::from(*finding))
+        });
+        Ok([first?, second?])
     }
 
     /// The two runs under different poison, or the verdict where there is none to compare.
