@@ -74,3 +74,21 @@ fn every_regression_replays() {
         }
     }
 }
+
+/// A fuzzer that cannot read its seeds begins with nothing, and says nothing of it.
+#[test]
+fn every_seed_of_case_value_is_a_value_and_seeds_are_few() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/fuzz");
+    let (mut values, mut bytes) = (0, 0);
+    for target in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()) {
+        for seed in fs::read_dir(target.path()).unwrap().map(|entry| entry.unwrap()) {
+            let text = fs::read(seed.path()).unwrap();
+            bytes += text.len();
+            if target.file_name() == "case_value" {
+                assert!(seamproof::fuzz::from_bytes(&text).is_some(), "{}", seed.path().display());
+                values += 1;
+            }
+        }
+    }
+    assert!(values > 100 && bytes < 2 << 20, "{values} values, {bytes} bytes in all");
+}
