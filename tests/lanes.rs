@@ -1,5 +1,6 @@
 //! A device that runs a schedule's lanes behind its host, in an order of its own: what an executor tells a device (whose
-//! each operation is, marks and waits) is enough for the right bits, and a wait that a schedule lacks shows.
+//! each operation is, marks and waits) is enough for the right bits, and a wait that a schedule lacks shows. The same on
+//! streams of a Hopper GPU where one is asked for, `cargo test --release --test lanes -- --ignored`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -7,6 +8,11 @@ use seamproof::backend::{Backend, algorithm_name};
 use seamproof::backends::Emulated;
 use seamproof::generate::{self, Draw, Profile};
 use seamproof::values;
+use seamproof_kernels::Gpu;
+use seamproof_kernels::attend::WeightFormats;
+use seamproof_kernels::cache::Cache;
+use seamproof_kernels::device::{Ways, Workspace};
+use seamproof_kernels::forward::Attention;
 use seamproof_oracle::{Problem, Run};
 use seamproof_simulator::device::{Buffers, Cpu, Device, DeviceError, Transfer};
 use seamproof_simulator::emulated::Tiles;
@@ -194,9 +200,13 @@ fn lanes_that_wait_as_they_are_told_give_the_bits_of_one_after_the_other() {
     assert!(seen.len() == 4 && seen.values().all(|&count| count >= 20), "too little run: {seen:?}");
 }
 
+/// Faults that take waits away.
+const WITHOUT_WAITS: [&str; 3] =
+    ["kv-read-before-it-arrives", "sent-before-it-is-made", "merge-before-its-turn"];
+
 #[test]
 fn a_wait_that_a_schedule_lacks_shows() {
-    for id in ["kv-read-before-it-arrives", "sent-before-it-is-made", "merge-before-its-turn"] {
+    for id in WITHOUT_WAITS {
         let (fault, mut shown) = (faults::by_id(id).unwrap(), 0);
         for (case, (problem, right)) in problems(600).enumerate() {
             let mut wrong = right.clone();
@@ -208,5 +218,33 @@ fn a_wait_that_a_schedule_lacks_shows() {
             }
         }
         assert!(shown >= 3, "{id}: {shown}");
+    }
+}
+
+/// The bits of a run on so many streams of a GPU; the host's order is the same for all.
+fn on_gpu(workspace: &Workspace, streams: usize, problem: &Problem, schedule: &Schedule) -> Vec<Vec<u32>> {
+    let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
+    let ways = Ways { helpers: true, attention: Attention::Simple, streams };
+    run(&workspace.device(formats, ways), problem, schedule, 0)
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn streams_of_a_gpu_give_the_bits_of_one_and_show_a_wait_that_is_missing() {
+    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    let workspace = Workspace::new(gpu);
+    let differs = |problem: &Problem, schedule: &Schedule| {
+        on_gpu(&workspace, 1, problem, schedule) != on_gpu(&workspace, 16, problem, schedule)
+    };
+    for (problem, schedule) in problems(1200) {
+        assert!(!differs(&problem, &schedule), "{problem:?}");
+    }
+    for id in WITHOUT_WAITS {
+        let (fault, mut shown) = (faults::by_id(id).unwrap(), 0);
+        for (problem, right) in problems(1200) {
+            let mut wrong = right.clone();
+            shown += usize::from(fault.plant(&problem, &mut wrong) && differs(&problem, &wrong));
+        }
+        assert!(shown > 0, "{id}");
     }
 }
