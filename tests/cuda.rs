@@ -18,7 +18,13 @@ fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
     let drawn = (0..cases).filter_map(move |case| match generate::draw(seed, case, &limits) {
         Draw::Problem(problem) => {
             let merge = MergeOrder::ALL[case as usize % 2];
-            let subject = Cuda { order: case, merge, helpers: !case.is_multiple_of(3), ..Cuda::default() };
+            let subject = Cuda {
+                order: case,
+                merge,
+                helpers: !case.is_multiple_of(3),
+                streams: 1 + 3 * (case as usize / 2 % 2),
+                ..Cuda::default()
+            };
             let subject = subject.with_twins_bits(&problem);
             Some((problem, subject))
         }

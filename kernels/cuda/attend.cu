@@ -8,7 +8,6 @@
 #include "common.cuh"
 
 constexpr u32 FULL = 0xffffffffu;
-constexpr int WARPS = THREADS / 32;
 constexpr int DIM_MAX = 256;
 // Lanes of a row that a thread holds.
 constexpr int EACH = DIM_MAX / 32;

@@ -12,8 +12,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// Threads of a block, everywhere.
-constexpr u32 THREADS = 256;
+// Threads and warps of a block, everywhere.
+constexpr u32 THREADS = 256, WARPS = THREADS / 32;
 
 // Kernels in a row overlap: one may be started while the one before still runs (programmatic dependent launch), so that the
 // cost of a start is hidden. The first statement of each: it waits until all that was launched before has ended and what

@@ -209,7 +209,6 @@ __device__ __forceinline__ Tile tile_at(const Shape& shape, u32 number) {
 }
 
 // Tiles in the order of memory; or the warps of a block have tiles of the same heads, one below the other.
-constexpr u32 WARPS = THREADS / 32;
 template <bool BELOW>
 __device__ __forceinline__ Tile tile_of_warp(const Shape& shape) {
     const u32 warp = threadIdx.x / 32;
@@ -417,7 +416,7 @@ __device__ __forceinline__ void raise(u32* to, int key) {
 
 template <int EACH>
 __device__ __forceinline__ void largest_of_heads(const Slots& slots, const u32* rows_max, int heads, u32* largest) {
-    __shared__ int keys[LOGIT_HEADS][THREADS / 32];
+    __shared__ int keys[LOGIT_HEADS][WARPS];
     const u32 row = (blockIdx.x * THREADS + threadIdx.x) * EACH;
     const i64 rows = slots.rows;
     const int first = blockIdx.y * LOGIT_HEADS, count = heads - first, lowest = key_of(NEG_INFINITY_BITS);
@@ -440,7 +439,7 @@ __device__ __forceinline__ void largest_of_heads(const Slots& slots, const u32* 
     __syncthreads();
     if (threadIdx.x < LOGIT_HEADS && (int)threadIdx.x < count) {
         int key = lowest;
-        for (u32 warp = 0; warp < THREADS / 32; ++warp) key = max(key, keys[threadIdx.x][warp]);
+        for (u32 warp = 0; warp < WARPS; ++warp) key = max(key, keys[threadIdx.x][warp]);
         if (key > lowest) raise(largest + first + threadIdx.x, key);
     }
 }

@@ -1,38 +1,33 @@
 // The tables that a step's launch needs, made on the device from the tables of the whole batch.
 //
 // Here `len` of a slot counts the real positions of the whole *sequence*, on every rank; elsewhere a slot's own.
-// A *piece* is a run of positions in a rank's slot: the slot itself (contiguous, striped by one) or a chunk of it
-// (dual-chunk has two).
+// A *piece* is a run of positions in a rank's slot: the slot itself (contiguous, striped by one), a chunk of it
+// (dual-chunk has two) or a stripe.
 #include "common.cuh"
 
-constexpr int CONTIGUOUS = 0, DUAL_CHUNK = 1;
+constexpr int CONTIGUOUS = 0, DUAL_CHUNK = 1, STRIPED = 2;
 constexpr u32 SCAN_THREADS = 1024;
 
-// Two running sums of the block's threads, each without its own value; the whole sums in `total`.
-struct Two {
-    i64 a;
-    i64 b;
-};
-
-__device__ __forceinline__ Two scan(Two value, Two& total) {
-    __shared__ Two warps[SCAN_THREADS / 32];
+// The sum over the block's threads before this one; that of all in `total`. All threads of the block together.
+__device__ __forceinline__ i64 sum_before(i64 value, i64& total) {
+    __shared__ i64 warps[SCAN_THREADS / 32];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    Two sum = value;
+    i64 sum = value;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-        const i64 a = __shfl_up_sync(0xffffffffu, sum.a, step), b = __shfl_up_sync(0xffffffffu, sum.b, step);
-        if (lane >= step) sum.a += a, sum.b += b;
+        const i64 below = __shfl_up_sync(ALL_LANES, sum, step);
+        if (lane >= step) sum += below;
     }
     if (lane == 31) warps[warp] = sum;
     __syncthreads();
-    Two before = {0, 0};
-    total = {0, 0};
+    i64 before = 0;
+    total = 0;
     for (u32 i = 0; i < SCAN_THREADS / 32; ++i) {
         if (i == warp) before = total;
-        total.a += warps[i].a, total.b += warps[i].b;
+        total += warps[i];
     }
     __syncthreads();
-    return {before.a + sum.a - value.a, before.b + sum.b - value.b};
+    return before + sum - value;
 }
 
 // A rank's slots from those of the whole batch, which are in order of rows: offset and span divided by cp, gaps too,
@@ -79,11 +74,11 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) rank_slots(
             gap = (batch.offset[s] - end) / cp;
             local = batch.span[s] / cp;
         }
-        Two total;
-        const Two before = scan({gap + local, 0}, total);
+        i64 total;
+        const i64 before = sum_before(gap + local, total);
         if (s < batch.count) {
             const i64 real = batch.len[s];
-            offset[s] = (int)(rows + before.a + gap);
+            offset[s] = (int)(rows + before + gap);
             span[s] = (int)local;
             if (balance <= DUAL_CHUNK) {
                 i64 sum = 0;
@@ -96,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) rank_slots(
                 len[s] = (int)real_striped(real, cp, rank, stripe, local);
             }
         }
-        rows += total.a;
+        rows += total;
     }
 }
 
@@ -116,10 +111,10 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) cu_seqlens_on_rank(
                 const Piece piece = piece_of(DUAL_CHUNK, cp, rank, part, slots.span[s]);
                 if (part ? second : first) real += real_of(piece.start, 1, piece.span, slots.len[s]);
             }
-        Two total;
-        const Two before = scan({real, 0}, total);
-        if (s < slots.count) cu_seqlens[s + 1] = (int)(sum + before.a + real);
-        sum += total.a;
+        i64 total;
+        const i64 before = sum_before(real, total);
+        if (s < slots.count) cu_seqlens[s + 1] = (int)(sum + before + real);
+        sum += total;
     }
 }
 
@@ -178,18 +173,44 @@ extern "C" __global__ void __launch_bounds__(THREADS) ring_segments(
     segments[i] = segment;
 }
 
+// A piece of queries, and whose it is: -1 for none.
+struct Queries {
+    int sequence;
+    Piece piece;
+};
+
+// A stripe by its place in the layout of stripes, in which offsets are divided by the stripe. Spans are multiples of
+// it, so that no two slots meet there.
+__device__ __forceinline__ Queries stripe_at(const Slots& q, int cp, int stripe, int rank, i64 place) {
+    const int s = last_at_most(0, q.count, place, [&](int i) { return (i64)(q.offset[i] / stripe); });
+    const i64 index = s < 0 ? 0 : place - q.offset[s] / stripe;
+    if (s < 0 || index >= q.span[s] / stripe) return {-1, {0, 1, 0, 0}};
+    return {s, {(index * cp + rank) * stripe, 1, stripe, index * stripe}};
+}
+
 // All-gather: the queries of `rank` against the visible prefix of each sequence in sequence order. segments: [query
-// pieces, sequences].
+// pieces, sequences], or in the layout of stripes.
 extern "C" __global__ void __launch_bounds__(THREADS) all_gather_segments(
     const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
-    int balance, int rank, Segment* segments
+    int balance, int stripe, int rank, Segment* segments
 ) {
     after_earlier_launches();
     const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
-    const int parts = balance == DUAL_CHUNK ? 2 : 1;
-    if (i >= (i64)parts * q.count) return;
-    const int s = (int)(i % q.count);
-    const Piece queries = piece_of(balance, cp, rank, (int)(i / q.count), q.span[s]);
+    const i64 count = balance == STRIPED ? (q.rows + (i64)stripe - 1) / stripe : (balance + 1) * (i64)q.count;
+    if (i >= count) return;
+    Queries owned;
+    if (balance == STRIPED) {
+        owned = stripe_at(q, cp, stripe, rank, i);
+    } else {
+        const int s = (int)(i % q.count);
+        owned = {s, piece_of(balance, cp, rank, (int)(i / q.count), q.span[s])};
+    }
+    const int s = owned.sequence;
+    const Piece queries = owned.piece;
+    if (s < 0) {
+        segments[i] = {0, 0, 0, 0, 0, 0};
+        return;
+    }
     const i64 lk = kv.len[s], shift = shift_of(mask, q.len[s], lk);
     Segment segment;
     place_queries(q, s, queries, segment);
@@ -246,10 +267,10 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) sum_runs(int* tiles, 
     i64 sum = 0;
     for (int base = 0; base < tile_count; base += SCAN_THREADS) {
         const int tile = base + threadIdx.x;
-        Two total;
-        const Two before = scan({tile < tile_count ? tiles[tile] : 0, 0}, total);
-        if (tile < tile_count) tiles[tile] = (int)(sum + before.a);
-        sum += total.a;
+        i64 total;
+        const i64 before = sum_before(tile < tile_count ? tiles[tile] : 0, total);
+        if (tile < tile_count) tiles[tile] = (int)(sum + before);
+        sum += total;
     }
     if (threadIdx.x == 0) *runs = (int)sum;
 }
@@ -272,8 +293,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const i64 first = (i64)blockIdx.x * TILE;
     for (u32 i = threadIdx.x; i < TILE; i += THREADS) {
         const i64 row = first + i;
-        const u32 start = __ballot_sync(0xffffffffu, row < ids.rows && starts_run(ids, (int)row));
-        const u32 end = __ballot_sync(0xffffffffu, row < ids.rows && ends_run(ids, (int)row));
+        const u32 start = __ballot_sync(ALL_LANES, row < ids.rows && starts_run(ids, (int)row));
+        const u32 end = __ballot_sync(ALL_LANES, row < ids.rows && ends_run(ids, (int)row));
         if (i % 32 == 0) starts[i / 32] = start, ends[i / 32] = end;
     }
     __syncthreads();

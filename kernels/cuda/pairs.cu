@@ -2,9 +2,6 @@
 // slots fits. Rows are given as runs `offset, offset + step, …`; a table says of each run how many rows come before it.
 #include "common.cuh"
 
-constexpr u32 FULL = 0xffffffffu;
-constexpr int WARPS = THREADS / 32;
-
 // Rows and heads of a tensor, as a sequence of lanes: head after head, row after row.
 struct Region {
     View view;
@@ -174,6 +171,12 @@ struct SinkGradient {
     View dsink;
 };
 
+// So many cycles pass.
+extern "C" __global__ void __launch_bounds__(32) hold_up(u32 cycles) {
+    const i64 start = clock64();
+    while (clock64() - start < cycles) continue;
+}
+
 // dsink of a head: -Σ e^(sink - lse) · <dout, out>, the sum over rows serial. A warp has one head.
 extern "C" __global__ void __launch_bounds__(32) sink_gradient(const __grid_constant__ SinkGradient a) {
     const int lane = threadIdx.x, head = blockIdx.x;
@@ -194,9 +197,9 @@ extern "C" __global__ void __launch_bounds__(32) sink_gradient(const __grid_cons
                 d += get(a.dout, dout + column) * get(a.out, out + column);
             if (counts) term = exact_exp(sink - lse) * d;
         }
-        const u32 counted = __ballot_sync(FULL, counts);
+        const u32 counted = __ballot_sync(ALL_LANES, counts);
         for (int i = 0; i < 32; ++i) {
-            const float one = __shfl_sync(FULL, term, i);
+            const float one = __shfl_sync(ALL_LANES, term, i);
             if (counted >> i & 1) sum -= one;
         }
     }

@@ -204,7 +204,7 @@ __device__ __forceinline__ void move_rows_in_bulk(
     if (lane >= tile_rows || row >= rows) move = {NONE, NONE};
     u8* const target = to + move.to * row_bytes + column;
     const bool copied = move.to >= 0 && move.from >= 0;
-    const u32 copies = __popc(__ballot_sync(0xffffffffu, copied));
+    const u32 copies = __popc(__ballot_sync(ALL_LANES, copied));
     if (lane == 0 && copies > 0)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(copies * bytes)
                      : "memory");
@@ -215,8 +215,8 @@ __device__ __forceinline__ void move_rows_in_bulk(
             "l"(from + move.from * row_bytes + column), "r"(bytes), "r"(barrier)
             : "memory"
         );
-    for (u32 left = __ballot_sync(0xffffffffu, move.to >= 0 && move.from < 0); left; left &= left - 1) {
-        uint4* const row_target = (uint4*)__shfl_sync(0xffffffffu, (u64)target, __ffs(left) - 1);
+    for (u32 left = __ballot_sync(ALL_LANES, move.to >= 0 && move.from < 0); left; left &= left - 1) {
+        uint4* const row_target = (uint4*)__shfl_sync(ALL_LANES, (u64)target, __ffs(left) - 1);
         for (u32 i = lane; i < bytes / 16; i += 32) __stcs(row_target + i, filled<uint4>(pattern));
     }
     if (copies == 0) return;

@@ -165,7 +165,7 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         "const i64 base = offset * cut.cp;" => "const i64 base = offset;",
         Seen::Bits(&["reorder", "partition indices"]);
     "global-offset-in-ranks-table", GlobalOffset, TE_2596, "metadata.cu",
-        "offset[s] = (int)(rows + before.a + gap);" => "offset[s] = batch.offset[s];",
+        "offset[s] = (int)(rows + before + gap);" => "offset[s] = batch.offset[s];",
         Seen::Bits(&["rank slots"]);
     "local-offset-of-gathered-keys", GlobalOffset, TE_2596, "metadata.cu",
         "segment.kv_offset = kv.offset[s] * cp;" => "segment.kv_offset = kv.offset[s];",
@@ -222,6 +222,9 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
     "rows-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
         "if (lane >= tile_rows || row >= rows)" => "if (lane >= tile_rows || row > rows)",
         Seen::Bits(&["copy valid", "fill padding", "read half"]);
+    "a-stripe-too-many", PastTheEnd, MAGI_28, "metadata.cu",
+        "index >= q.span[s] / stripe" => "index > q.span[s] / stripe",
+        Seen::Bits(&["all-gather segments"]);
     "a-run-without-room", PastTheEnd, FA_A3A257C7, "metadata.cu",
         "if (run < 0 || run >= runs.room) continue;" => "if (run < 0 || run > runs.room) continue;",
         Seen::Bits(&["segment runs"]);

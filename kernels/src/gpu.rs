@@ -1,16 +1,17 @@
 //! A GPU: its memory, kernels, launches and times.
 //!
-//! A [`Buffer`] owns device memory, an [`Area`] is a part of one. Launches go to one stream in order and do not wait;
-//! [`Gpu::finish`] waits. After an error of the driver the context may be lost: the process should end.
+//! A [`Buffer`] owns device memory, an [`Area`] is a part of one. Launches go to one stream in order and do not wait, those
+//! of a schedule's lanes apart ([`Gpu::on`]); [`Gpu::finish`] waits. After an error of the driver the context may be lost: the process should end.
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 use seamproof_oracle::Format;
 
@@ -49,6 +50,9 @@ unsafe impl Argument for u64 {}
 pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    /// Streams beside it, and the number of the one that launches go to: 0 is [`Gpu::stream`].
+    beside: RefCell<Vec<Arc<CudaStream>>>,
+    on: Cell<usize>,
     functions: BTreeMap<String, Kernel>,
 }
 
@@ -142,7 +146,7 @@ impl Gpu {
     /// The same with other sources: planted faults are edits of a source's text.
     pub fn with_sources(ordinal: usize, cache: &Cache, sources: &[Source]) -> Result<Gpu, KernelError> {
         let context = open_context(ordinal)?;
-        // SAFETY: everything runs on one stream, in order; no event need follow a buffer.
+        // SAFETY: streams wait for one another where they are told to; no event need follow a buffer.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("stream"))?;
         let mut functions = BTreeMap::new();
@@ -155,7 +159,47 @@ impl Gpu {
                 functions.insert(kernel.kernel, Kernel { function, overlaps: source.overlaps() });
             }
         }
-        Ok(Gpu { context, stream, functions })
+        Ok(Gpu { context, stream, beside: RefCell::default(), on: Cell::new(0), functions })
+    }
+
+    /// Launches of `work` go to a stream by its number: 0 is the one that everything else goes to. Others are in order by
+    /// themselves, and with anything else as far as [`Gpu::mark`] and [`Gpu::wait`] say.
+    pub(crate) fn on<T>(
+        &self,
+        stream: usize,
+        work: impl FnOnce() -> Result<T, KernelError>,
+    ) -> Result<T, KernelError> {
+        while self.beside.borrow().len() < stream {
+            let more = self.context.new_stream().map_err(failed("stream"))?;
+            self.beside.borrow_mut().push(more);
+        }
+        let before = self.on.replace(stream);
+        let done = work();
+        self.on.set(before);
+        done
+    }
+
+    /// The stream that launches go to.
+    fn current(&self) -> Arc<CudaStream> {
+        match self.on.get() {
+            0 => self.stream.clone(),
+            beside => self.beside.borrow()[beside - 1].clone(),
+        }
+    }
+
+    /// Lets cycles of a multiprocessor pass before what is launched next.
+    pub(crate) fn hold_up(&self, cycles: u32) -> Result<(), KernelError> {
+        self.launch("hold_up", (1, 1, 32), &[&cycles])
+    }
+
+    /// A mark behind all that was launched on a stream.
+    pub(crate) fn mark(&self, stream: usize) -> Result<CudaEvent, KernelError> {
+        self.on(stream, || self.current().record_event(None).map_err(failed("event")))
+    }
+
+    /// What is launched on a stream from here on waits for a mark.
+    pub(crate) fn wait(&self, stream: usize, mark: &CudaEvent) -> Result<(), KernelError> {
+        self.on(stream, || self.current().wait(mark).map_err(failed("wait for an event")))
     }
 
     /// Its name.
@@ -344,9 +388,9 @@ impl Gpu {
         if from.bytes != to.bytes || from.overlaps(to) {
             return Err(KernelError::shape("a copy needs two areas of one length that lie apart"));
         }
-        let stream = self.stream.cu_stream();
+        let stream = self.current();
         // SAFETY: both areas are that long, and their buffers are alive.
-        unsafe { result::memcpy_dtod_async(to.address, from.address, from.bytes, stream) }
+        unsafe { result::memcpy_dtod_async(to.address, from.address, from.bytes, stream.cu_stream()) }
             .map_err(failed("copy"))
     }
 
@@ -356,7 +400,7 @@ impl Gpu {
             return Ok(());
         }
         // SAFETY: the area is that long, and its buffer is alive.
-        unsafe { result::memset_d8_async(to.address, 0, to.bytes, self.stream.cu_stream()) }
+        unsafe { result::memset_d8_async(to.address, 0, to.bytes, self.current().cu_stream()) }
             .map_err(failed("clear"))
     }
 
@@ -402,6 +446,7 @@ impl Gpu {
                 programmaticStreamSerializationAllowed: found.overlaps.into(),
             },
         };
+        let stream = self.current();
         let config = sys::CUlaunchConfig {
             gridDimX: blocks as u32,
             gridDimY: rows_of_blocks as u32,
@@ -410,7 +455,7 @@ impl Gpu {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shared as u32,
-            hStream: self.stream.cu_stream(),
+            hStream: stream.cu_stream(),
             attrs: &raw mut attribute,
             numAttrs: 1,
         };

@@ -150,7 +150,16 @@ impl Gpu {
         [rank, owner]: [usize; 2],
         segments: Area,
     ) -> Result<(), KernelError> {
-        let parts = check_pieces(cut, [q, kv], matches!(cut.balance, Balance::Striped { stripe: 1 }))?;
+        check_sequences([q, kv])?;
+        let parts = match cut.balance {
+            Balance::Contiguous | Balance::Striped { stripe: 1 } => 1,
+            Balance::DualChunk => 2,
+            // A schedule's ring takes none.
+            Balance::Striped { stripe } => {
+                let what = format!("a ring's step has no band between stripes of {stripe}");
+                return Err(KernelError::shape(what));
+            }
+        };
         let (rank, owner) = (cut.check_rank(rank)?, cut.check_rank(owner)?);
         let count = parts * parts * q.count;
         check_segments(segments, count)?;
@@ -160,8 +169,9 @@ impl Gpu {
         self.launch("ring_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
-    /// All-gather: [`SEGMENT_BYTES`] for each piece of `rank`'s queries and sequence; keys are the visible prefix, in
-    /// sequence order.
+    /// All-gather, forward: [`SEGMENT_BYTES`] for each piece of `rank`'s queries and sequence, or for each of
+    /// `q.rows / stripe` places (rounded up) in the layout of stripes, stripes of 1 on one rank apart; keys are the visible
+    /// prefix, in sequence order.
     pub fn all_gather_segments(
         &self,
         [q, kv]: [Slots; 2],
@@ -170,15 +180,25 @@ impl Gpu {
         rank: usize,
         segments: Area,
     ) -> Result<(), KernelError> {
-        let parts = check_pieces(cut, [q, kv], false)?;
-        let (rank, count) = (cut.check_rank(rank)?, parts * q.count);
+        check_sequences([q, kv])?;
+        let cut = match cut.balance {
+            // All in one piece.
+            Balance::Striped { stripe: 1 } if cut.cp == 1 => Cut { balance: Balance::Contiguous, ..cut },
+            _ => cut,
+        };
+        let [cp, balance, stripe] = cut.numbers()?;
+        let count = match cut.balance {
+            Balance::Contiguous => q.count,
+            Balance::DualChunk => 2 * q.count,
+            Balance::Striped { stripe } => blocks(q.rows, stripe),
+        };
+        let rank = cut.check_rank(rank)?;
         check_segments(segments, count)?;
         if kv.rows.saturating_mul(cut.cp) > ROWS_MAX {
             return Err(KernelError::shape(format!("{} × {} gathered rows", kv.rows, cut.cp)));
         }
-        let [cp, balance, _] = cut.numbers()?;
-        let arguments: [&dyn Argument; 7] =
-            [&q.raw()?, &kv.raw()?, &raw_mask(mask), &cp, &balance, &rank, &segments.address()];
+        let arguments: [&dyn Argument; 8] =
+            [&q.raw()?, &kv.raw()?, &raw_mask(mask), &cp, &balance, &stripe, &rank, &segments.address()];
         self.launch("all_gather_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
@@ -213,19 +233,11 @@ impl Gpu {
     }
 }
 
-/// Pieces of a slot whose number is the same for each sequence.
-fn check_pieces(cut: Cut, [q, kv]: [Slots; 2], striped: bool) -> Result<usize, KernelError> {
+fn check_sequences([q, kv]: [Slots; 2]) -> Result<(), KernelError> {
     if q.count != kv.count {
         return Err(KernelError::shape(format!("{} sequences of q and {} of kv", q.count, kv.count)));
     }
-    match cut.balance {
-        Balance::Contiguous => Ok(1),
-        Balance::DualChunk => Ok(2),
-        Balance::Striped { .. } if striped => Ok(1),
-        Balance::Striped { stripe } => {
-            Err(KernelError::shape(format!("stripes of {stripe} have no fixed number of pieces with a band")))
-        }
-    }
+    Ok(())
 }
 
 fn check_segments(segments: Area, count: usize) -> Result<(), KernelError> {

@@ -246,6 +246,16 @@ pub trait Device {
 
     /// The host waits until a region can be read.
     fn host_read(&self, region: &Region, memory: &mut Self::Memory) -> Result<(), DeviceError>;
+
+    /// What is asked for from here on is of this *lane*, a stream of a rank; before the first one it is of none. A device
+    /// that does everything in the order in which it is asked need not know of lanes.
+    fn lane(&self, _lane: usize, _memory: &mut Self::Memory) {}
+
+    /// A mark behind all that the lane was asked for. A number that is used again is of the last mark.
+    fn mark(&self, _mark: usize, _memory: &mut Self::Memory) {}
+
+    /// The lane goes on when all before the mark is done.
+    fn wait(&self, _mark: usize, _memory: &mut Self::Memory) {}
 }
 
 /// The CPU device.

@@ -4,6 +4,9 @@
 //! can; a seed draws it, so that every legal interleaving can be had, and none may change a bit of the result. Messages
 //! and collectives complete when all their parties have arrived. When no lane can go on and some is not done, the
 //! schedule is stuck, and the error says where each rank stands.
+//!
+//! The device is told whose each operation is and what it waits for, so that one with streams of its own may run lanes at
+//! once: lanes are in order by themselves, a wait is for its record, and what moves between lanes waits for both.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -223,7 +226,15 @@ impl<D: Device> Running<'_, D> {
                 let communicator = *communicator;
                 self.enter(lane, operation, communicator, memory)
             }
-            Work::RecordEvent(_) | Work::WaitEvent(_) => {
+            Work::RecordEvent(_) => {
+                self.mark(lane, operation, memory);
+                self.finish(lane, 1);
+                Ok(())
+            }
+            Work::WaitEvent(_) => {
+                if let Some(&record) = self.awaited[rank].get(&operation) {
+                    self.wait(lane, (lane, record), memory);
+                }
                 self.finish(lane, 1);
                 Ok(())
             }
@@ -235,11 +246,51 @@ impl<D: Device> Running<'_, D> {
                 Ok(())
             }
             local => {
+                self.device.lane(lane, memory);
                 self.device.execute(local, memory).map_err(failed)?;
                 self.finish(lane, 1);
                 Ok(())
             }
         }
+    }
+
+    /// The number of the mark behind an operation of a lane's rank.
+    fn number(&self, (lane, operation): Posted) -> usize {
+        let before = &self.schedule.ranks[..self.lanes[lane].rank];
+        before.iter().map(|program| program.operations.len()).sum::<usize>() + operation
+    }
+
+    /// Marks how far a lane has come, by an operation of its rank.
+    fn mark(&self, lane: usize, operation: usize, memory: &mut D::Memory) {
+        self.device.lane(lane, memory);
+        self.device.mark(self.number((lane, operation)), memory);
+    }
+
+    /// A lane waits for a mark.
+    fn wait(&self, lane: usize, mark: Posted, memory: &mut D::Memory) {
+        self.device.lane(lane, memory);
+        self.device.wait(self.number(mark), memory);
+    }
+
+    /// Carries out transfers between lanes that have marked where they arrived: on the first of them, when all have, and
+    /// the others go on when it is done.
+    fn transfer(
+        &self,
+        posted: &[Posted],
+        transfers: &[Transfer<'_>],
+        memory: &mut D::Memory,
+    ) -> Result<(), ExecuteError> {
+        let [(lane, operation), others @ ..] = posted else { return Ok(()) };
+        others.iter().for_each(|&other| self.wait(*lane, other, memory));
+        self.device.lane(*lane, memory);
+        self.device.transfer(transfers, memory).map_err(|error| ExecuteError::Device {
+            rank: self.lanes[*lane].rank,
+            operation: *operation,
+            error,
+        })?;
+        self.mark(*lane, *operation, memory);
+        others.iter().for_each(|&(other, _)| self.wait(other, posted[0], memory));
+        Ok(())
     }
 
     /// Marks the lane's next `count` operations as done.
@@ -282,6 +333,7 @@ impl<D: Device> Running<'_, D> {
             };
             queue.entry(pair).or_default().push_back((lane, operation));
             pairs.push(pair);
+            self.mark(lane, operation, memory);
         }
         for pair in pairs {
             self.meet(pair, memory)?;
@@ -305,11 +357,7 @@ impl<D: Device> Running<'_, D> {
             }
             let transfers: Vec<Transfer> =
                 from.iter().zip(to).map(|(from, to)| Transfer::copy(from, to)).collect();
-            self.device.transfer(&transfers, memory).map_err(|error| ExecuteError::Device {
-                rank: pair.1,
-                operation: recv.1,
-                error,
-            })?;
+            self.transfer(&[recv, send], &transfers, memory)?;
             self.sends.get_mut(&pair).map(VecDeque::pop_front);
             self.recvs.get_mut(&pair).map(VecDeque::pop_front);
             for (lane, _) in [send, recv] {
@@ -335,6 +383,7 @@ impl<D: Device> Running<'_, D> {
             return Err(ExecuteError::Mismatch { communicator });
         };
         self.lanes[lane].waiting = 1;
+        self.mark(lane, operation, memory);
         let posted = self.collectives.entry(communicator).or_default();
         posted.push((lane, operation));
         if posted.len() < members.len() {
@@ -350,12 +399,7 @@ impl<D: Device> Running<'_, D> {
         let works: Vec<&Work> =
             ordered.iter().map(|&(lane, operation)| self.work(self.lanes[lane].rank, operation)).collect();
         let transfers = collective(&works).ok_or(ExecuteError::Mismatch { communicator })?;
-        let rank = self.lanes[lane].rank;
-        self.device.transfer(&transfers, memory).map_err(|error| ExecuteError::Device {
-            rank,
-            operation,
-            error,
-        })?;
+        self.transfer(&ordered, &transfers, memory)?;
         for (lane, _) in ordered {
             self.finish(lane, 1);
         }

@@ -297,6 +297,11 @@ pub struct SegmentRow {
     pub hi: Option<i64>,
 }
 
+impl SegmentRow {
+    /// No rows at all.
+    const EMPTY: SegmentRow = SegmentRow { q: (0, 0), kv: (0, 0), lo: Some(0), hi: Some(0) };
+}
+
 /// A step of the ring: the queries of `rank` against the keys of `owner`, for each piece of queries, piece of keys and
 /// sequence, the last fastest. The schedule launches those that show a pair. None where pieces have no common band.
 pub fn ring_segments(
@@ -319,13 +324,14 @@ pub fn ring_segments(
     Some(segments)
 }
 
-/// All-gather: the queries of `rank` against the visible prefix of each sequence in sequence order, for each piece of
-/// queries and sequence, the last fastest. None for striped cuts, whose pieces have no band against whole sequences.
-pub fn all_gather_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usize) -> Option<Vec<SegmentRow>> {
-    let parts = pieces_of(q.balance).filter(|_| !matches!(q.balance, Balance::Striped { .. }))?;
-    let mut segments = Vec::new();
-    for (part, sequence) in (0..parts).flat_map(|part| (0..q.slots.len()).map(move |s| (part, s))) {
-        let queries = q.piece(sequence, rank, part);
+/// All-gather, forward: the queries of `rank` against the visible prefix of each sequence in sequence order.
+///
+/// A segment for each piece of queries and sequence, the last fastest. Of striped cuts for each stripe, in the *layout of
+/// stripes*: a slot's stripes one after the other from its offset divided by the stripe, rounded down; entries that no slot
+/// owns are empty. Stripes of 1 on one rank are one piece.
+pub fn all_gather_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usize) -> Vec<SegmentRow> {
+    let sequences = 0..q.slots.len();
+    let of = |sequence: usize, queries: Piece| {
         let (lq, lk) = (q.slots[sequence].len, kv.slots[sequence].len);
         let last = (queries.start + q.real(sequence, &queries)) as i64 - 1 + mask.shift(lq, lk);
         let keys = match mask.right {
@@ -335,9 +341,24 @@ pub fn all_gather_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usize) -> Op
         };
         let rows = (kv.gathered(sequence).offset, keys);
         let piece = Piece { start: 0, step: 1, span: keys, at: 0 };
-        segments.push(segment(mask, [q, kv], sequence, (queries, piece), rows)?);
+        segment(mask, [q, kv], sequence, (queries, piece), rows).unwrap_or(SegmentRow::EMPTY)
+    };
+    if let Balance::Striped { stripe } = q.balance
+        && stripe.max(q.cp) > 1
+    {
+        let mut segments = vec![SegmentRow::EMPTY; q.rows.div_ceil(stripe)];
+        for (sequence, slot) in q.slots.iter().enumerate() {
+            for index in 0..slot.span / stripe {
+                let (start, at) = ((index * q.cp + rank) * stripe, index * stripe);
+                segments[slot.offset / stripe + index] =
+                    of(sequence, Piece { start, step: 1, span: stripe, at });
+            }
+        }
+        return segments;
     }
-    Some(segments)
+    let parts = pieces_of(q.balance).unwrap_or_default();
+    let places = (0..parts).flat_map(|part| sequences.clone().map(move |sequence| (sequence, part)));
+    places.map(|(sequence, part)| of(sequence, q.piece(sequence, rank, part))).collect()
 }
 
 fn segment(
@@ -392,6 +413,7 @@ pub fn segment_runs(ids: &[i32], positions: &[i32], row_length: usize) -> Vec<Se
 mod tests {
     use super::*;
     use crate::schedule::{Work, build};
+    use crate::shard::span_multiple;
     use seamproof_oracle::{
         Algorithm, Alignment, ContextParallel, Dims, Heads, InputMode, Pass, Precision, Problem,
         ProblemFields, Rows, Sequence, Side, Sink, Softmax,
@@ -465,7 +487,10 @@ mod tests {
         {
             for align in [Alignment::TopLeft, Alignment::BottomRight] {
                 let mask = Mask { left: side(left), right: side(right), align };
-                for balance in [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }] {
+                let stripes = [1, 2, 3].map(|stripe| Balance::Striped { stripe });
+                let stripes =
+                    stripes.into_iter().filter(|&cut| 24_usize.is_multiple_of(span_multiple(cut, cp)));
+                for balance in [Balance::Contiguous, Balance::DualChunk].into_iter().chain(stripes) {
                     let ring = problem(&lengths, cp, Algorithm::Ring, balance, mask);
                     let gather = problem(&lengths, cp, Algorithm::AllGather, balance, mask);
                     let [q, kv] = [Side::Q, Side::Kv].map(|side| Shard::new(&ring, side).unwrap());
@@ -475,20 +500,22 @@ mod tests {
                             rows.sort_unstable();
                             rows
                         };
-                        let steps =
-                            (0..cp).flat_map(|owner| ring_segments(&mask, [&q, &kv], rank, owner).unwrap());
-                        assert_eq!(
-                            sorted(steps.collect()),
-                            launched(&ring, rank),
-                            "{balance:?} {mask:?} {rank}/{cp}"
-                        );
-                        if let Some(rows) = all_gather_segments(&mask, [&q, &kv], rank) {
+                        let steps: Option<Vec<_>> =
+                            (0..cp).map(|owner| ring_segments(&mask, [&q, &kv], rank, owner)).collect();
+                        // A ring takes what its steps have tables for.
+                        assert_eq!(steps.is_some(), build(&ring).is_ok(), "{balance:?}");
+                        if let Some(steps) = steps {
                             assert_eq!(
-                                sorted(rows),
-                                launched(&gather, rank),
+                                sorted(steps.concat()),
+                                launched(&ring, rank),
                                 "{balance:?} {mask:?} {rank}/{cp}"
                             );
                         }
+                        assert_eq!(
+                            sorted(all_gather_segments(&mask, [&q, &kv], rank)),
+                            launched(&gather, rank),
+                            "{balance:?} {mask:?} {rank}/{cp}"
+                        );
                     }
                 }
             }

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use seamproof_kernels::KernelError;
 use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::device::Workspace;
+use seamproof_kernels::device::{Ways, Workspace};
 use seamproof_kernels::faults::{self, SourceFault};
 use seamproof_kernels::forward::Attention;
 use seamproof_kernels::gpu::{self, Gpu};
@@ -51,11 +51,17 @@ pub struct Cuda {
     pub helpers: bool,
     /// Which kernel runs forwards; backwards have one.
     pub attention: Attention,
+    /// CUDA streams that the schedule's streams run on; 1 for one after the other, in the order that is drawn.
+    pub streams: usize,
 }
+
+/// Most streams.
+const STREAMS_MAX: usize = 64;
 
 impl Default for Cuda {
     fn default() -> Cuda {
-        Cuda { order: 0, merge: MergeOrder::default(), helpers: true, attention: Attention::default() }
+        let (merge, attention) = (MergeOrder::default(), Attention::default());
+        Cuda { order: 0, merge, helpers: true, attention, streams: 1 }
     }
 }
 
@@ -73,14 +79,16 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         ("merge".into(), MergeOrder::ALL[(draw >> 63) as usize].name().into()),
         // One case in four goes without.
         ("helpers".into(), if draw >> 61 & 3 == 0 { "off" } else { "on" }.into()),
+        // One case in four runs its streams at once.
+        ("streams".into(), if draw >> 59 & 3 == 0 { "4" } else { "1" }.into()),
         // The tensor cores' kernel is run where it is named; campaigns draw it once it has been judged as the others have.
         ("attention".into(), Attention::Simple.name().into()),
     ])
 }
 
 impl Cuda {
-    /// From `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`) and `attention` (`simple`, `tuned`, `long`
-    /// or `short`); 0, `running`, `on` and `simple` where absent.
+    /// From `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`), `attention` (`simple`, `tuned`, `long`
+    /// or `short`) and `streams`; 0, `running`, `on`, `simple` and 1 where absent.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, BackendError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -97,8 +105,12 @@ impl Cuda {
                     let taken = Attention::by_name(value).map(|attention| subject.attention = attention);
                     (taken, "simple, tuned, long or short")
                 }
+                "streams" => {
+                    let known = value.parse().ok().filter(|streams| (1..=STREAMS_MAX).contains(streams));
+                    (known.map(|streams| subject.streams = streams), "a number from 1 to 64")
+                }
                 _ => {
-                    let (option, known) = (option.clone(), "order, merge, helpers, attention");
+                    let (option, known) = (option.clone(), "order, merge, helpers, attention, streams");
                     return Err(BackendError::UnknownOption { backend: NAME, option, known });
                 }
             };
@@ -119,6 +131,7 @@ impl Cuda {
             ("merge".into(), self.merge.name().into()),
             ("helpers".into(), if self.helpers { "on" } else { "off" }.into()),
             ("attention".into(), self.attention.name().into()),
+            ("streams".into(), self.streams.to_string()),
         ])
     }
 
@@ -156,7 +169,8 @@ impl CudaRunner {
     ) -> Result<Outputs, RunError> {
         let schedule = launchable(problem, subject.merge)?;
         let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
-        let device = self.workspace.device(formats, subject.helpers, subject.attention);
+        let Cuda { helpers, attention, streams, .. } = *subject;
+        let device = self.workspace.device(formats, Ways { helpers, attention, streams });
         let mut on_way = |stage: Reached| {
             reached(match stage {
                 Reached::Uploaded => Phase::Uploaded,

@@ -243,8 +243,14 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
     for case in 0..cases {
         let Draw::Problem(problem) = generate::draw(seed, case, &limits) else { continue };
         let merge = MergeOrder::ALL[(case % 2) as usize];
-        let subject = Cuda { order: case, merge, helpers: !case.is_multiple_of(3), ..Cuda::default() }
-            .with_twins_bits(&problem);
+        let subject = Cuda {
+            order: case,
+            merge,
+            helpers: !case.is_multiple_of(3),
+            streams: 1 + 3 * (case as usize / 2 % 2),
+            ..Cuda::default()
+        }
+        .with_twins_bits(&problem);
         let mut inputs = values::inputs(&problem);
         values::poison(&mut inputs, &problem, Poison::Nan);
         let want = match subject.twin().run(&problem, &inputs) {

@@ -112,7 +112,8 @@ impl Bench {
         let forward = ProblemFields { pass: Pass::Forward, ..problem.into() };
         let Ok(problem) = Problem::new(forward) else { return Ok(()) };
         let merge = MergeOrder::ALL[(case % 2) as usize];
-        let subject = Cuda { order: case, merge, helpers: !case.is_multiple_of(4), attention };
+        let subject =
+            Cuda { order: case, merge, helpers: !case.is_multiple_of(4), attention, ..Cuda::default() };
         self.judge(&format!("case {case}"), &subject, &problem)
     }
 

@@ -134,12 +134,11 @@ pub(super) fn ring_segments(draw: &mut Draw, image: &mut Image) -> Launch {
 }
 
 pub(super) fn all_gather_segments(draw: &mut Draw, image: &mut Image) -> Launch {
-    let balance = draw.pick(&[Balance::Contiguous, Balance::DualChunk]);
-    let cut = Cut { cp: draw.pick(&[1, 2, 3, 4, 8]), balance };
+    let cut = draw.cut(true);
     let [q, kv] = draw.two_shards(cut);
     let (rank, mask) = (draw.rank(cut.cp), draw.mask());
     let slots = [&q, &kv].map(|shard| with_sequence_lengths(image, shard));
-    let rows = helpers::all_gather_segments(&mask, [&q, &kv], rank).unwrap_or_default();
+    let rows = helpers::all_gather_segments(&mask, [&q, &kv], rank);
     let after: Vec<u8> = rows.iter().flat_map(segment_bytes).collect();
     let before = image.poisoned(after.len());
     let segments = image.output("segments", 0, &before, &after);

@@ -2,13 +2,15 @@
 //!
 //! Buffers have their true storage formats, guard bands around each and the unwritten pattern in every fresh element (see
 //! [`image`]). Nothing waits for the GPU before results are asked for: operations are *recorded*, with their tables in one
-//! array, and [`Device::submit`] sends the tables and launches everything in order on one stream. So a run is an upload,
-//! its launches and a download, however small its operations are; memory is kept from run to run.
+//! array, and [`Device::submit`] sends the tables and launches everything in order, on one stream or on those of the
+//! schedule (see [`lanes`]). So a run is an upload, its launches and a download, however small its operations are; memory
+//! is kept from run to run.
 //!
 //! Where an operation has the form that a kernel for packed slots takes, that kernel runs; else a kernel on tables of rows
 //! that takes everything. [`Workspace::counts`] says which went which way.
 
 mod image;
+mod lanes;
 mod operations;
 mod production;
 
@@ -25,6 +27,7 @@ use crate::forward::Attention;
 use crate::gpu::{Area, Buffer, Gpu, Staging};
 use image::Placed;
 pub(crate) use image::store;
+use lanes::Command;
 
 /// What tables begin at multiples of.
 const ALIGNMENT: usize = 16;
@@ -51,8 +54,19 @@ struct Stretch(RefCell<Option<Buffer>>);
 pub struct CudaDevice<'w> {
     workspace: &'w Workspace,
     formats: WeightFormats,
-    helpers: bool,
-    attention: Attention,
+    ways: Ways,
+}
+
+/// How a run goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ways {
+    /// Whether kernels for packed slots run where they can; else every operation but attention goes to the kernels on
+    /// tables of rows.
+    pub helpers: bool,
+    /// Which kernel runs forwards.
+    pub attention: Attention,
+    /// Streams that the schedule's streams run on; 1 for one after the other, in the order in which they are asked for.
+    pub streams: usize,
 }
 
 /// A run's buffers on the device, and what was asked for and is not launched yet.
@@ -67,9 +81,6 @@ pub struct CudaMemory {
     /// Whether `image` is what the device holds.
     current: bool,
 }
-
-/// A recorded operation.
-type Command = Box<dyn Fn(&Gpu, &Frame) -> Result<(), KernelError>>;
 
 /// Where a run's memory lies.
 struct Frame<'a> {
@@ -113,10 +124,9 @@ impl Workspace {
         }
     }
 
-    /// The device for problems whose P and dS are rounded so. Without `helpers` every operation but attention goes to the
-    /// kernels on tables of rows.
-    pub fn device(&self, formats: WeightFormats, helpers: bool, attention: Attention) -> CudaDevice<'_> {
-        CudaDevice { workspace: self, formats, helpers, attention }
+    /// The device for problems whose P and dS are rounded so.
+    pub fn device(&self, formats: WeightFormats, ways: Ways) -> CudaDevice<'_> {
+        CudaDevice { workspace: self, formats, ways }
     }
 
     /// The GPU's name.
@@ -175,8 +185,15 @@ impl CudaMemory {
         start..start + table.len()
     }
 
-    fn record(&mut self, command: impl Fn(&Gpu, &Frame) -> Result<(), KernelError> + 'static) {
-        self.commands.push(Box::new(command));
+    /// Keeps scratch for one operation: others may run at once.
+    fn scratch(&mut self, bytes: usize) -> std::ops::Range<usize> {
+        let start = self.scratch.next_multiple_of(ALIGNMENT);
+        self.scratch = start + bytes;
+        start..self.scratch
+    }
+
+    fn record(&mut self, launch: impl Fn(&Gpu, &Frame) -> Result<(), KernelError> + 'static) {
+        self.commands.push(Command::Launch(Box::new(launch)));
         self.current = false;
     }
 
@@ -215,9 +232,10 @@ impl CudaDevice<'_> {
         scratch.reserve(gpu, memory.scratch)?;
         self.workspace.frame(|frame| {
             gpu.send(frame.tables, &memory.tables)?;
-            memory.commands.iter().try_for_each(|command| command(gpu, frame))
+            lanes::launch(gpu, frame, self.ways.streams, &memory.commands)
         })?;
         memory.tables.clear();
+        memory.scratch = 0;
         memory.commands.clear();
         Ok(())
     }
@@ -292,5 +310,17 @@ impl Device for CudaDevice<'_> {
 
     fn host_read(&self, region: &Region, memory: &mut CudaMemory) -> Result<(), DeviceError> {
         self.download(memory)?.read(region).map(drop)
+    }
+
+    fn lane(&self, lane: usize, memory: &mut CudaMemory) {
+        memory.commands.push(Command::Lane(lane));
+    }
+
+    fn mark(&self, mark: usize, memory: &mut CudaMemory) {
+        memory.commands.push(Command::Mark(mark));
+    }
+
+    fn wait(&self, mark: usize, memory: &mut CudaMemory) {
+        memory.commands.push(Command::Wait(mark));
     }
 }

@@ -80,10 +80,8 @@ impl CudaDevice<'_> {
             p: formats.p,
             dims: [q.dim, v.dim],
         };
-        let shape = self.attention.shape(&call, &operands);
-        if shape.is_some() {
-            memory.scratch = memory.scratch.max(call.plan_bytes());
-        }
+        let shape = self.ways.attention.shape(&call, &operands);
+        let plan = memory.scratch(if shape.is_some() { call.plan_bytes() } else { 0 });
         self.workspace.count(match shape {
             None => "attend: attend",
             Some(Shape::Long) => "attend: forward_long",
@@ -103,7 +101,10 @@ impl CudaDevice<'_> {
             let tables = frame.tables.part(at.clone())?;
             match shape {
                 None => gpu.attend(&call, tables, formats, &tensors),
-                Some(shape) => gpu.forward(&call, [tables, frame.scratch], formats, shape, &tensors),
+                Some(shape) => {
+                    let plan = frame.scratch.part(plan.clone())?;
+                    gpu.forward(&call, [tables, plan], formats, shape, &tensors)
+                }
             }
         });
         Ok(())
@@ -114,7 +115,7 @@ impl CudaDevice<'_> {
         let [q, k, v, dout_at, out_at, lse_at, dq, dk, dv] =
             places(memory, [q, k, v, dout, out, lse, dq, dk, dv])?;
         let call = CallTables::new(&attend.call, [q.rows, k.rows], true)?;
-        memory.scratch = memory.scratch.max(call.scratch_bytes(q.heads));
+        let row_dots = memory.scratch(call.scratch_bytes(q.heads));
         let (at, formats) = (memory.table(&call.bytes), self.formats);
         self.workspace.count("attend backward: attend_queries, attend_keys");
         memory.record(move |gpu, frame| {
@@ -130,7 +131,8 @@ impl CudaDevice<'_> {
                 dk: view(dk)?,
                 dv: view(dv)?,
             };
-            gpu.attend_backward(&call, [frame.tables.part(at.clone())?, frame.scratch], formats, &tensors)
+            let (tables, row_dots) = (frame.tables.part(at.clone())?, frame.scratch.part(row_dots.clone())?);
+            gpu.attend_backward(&call, [tables, row_dots], formats, &tensors)
         });
         match attend.sink {
             Some(sink) if attend.call.softmax.sink == Sink::Learnable => {
@@ -148,7 +150,7 @@ impl CudaDevice<'_> {
         memory.image.check_pairs(step_lse, lse, &merge.rows)?;
         let at = places(memory, [out, lse, step_out, step_lse]).map_err(failed)?;
         let fits = production::adds(&at[0], &at[2]) || style == MergeStyle::Statistics;
-        let fits = self.helpers && fits && at[1].rows == at[3].rows && at[0].rows == at[1].rows;
+        let fits = self.ways.helpers && fits && at[1].rows == at[3].rows && at[0].rows == at[1].rows;
         match fits.then(|| production::slots(&merge.rows)).flatten() {
             Some(slots) => self.merge_slots(style, at, &slots, memory),
             None => self.merge_pairs(style, at, &merge.rows, memory),
@@ -244,7 +246,7 @@ impl CudaDevice<'_> {
         memory.image.check_pairs(from, to, rows)?;
         let at = places(memory, [from, to]).map_err(failed)?;
         let whole = at[0].format == at[1].format && production::alike(&at[0], &at[1]);
-        let fits = self.helpers && if add { production::adds(&at[1], &at[0]) } else { whole };
+        let fits = self.ways.helpers && if add { production::adds(&at[1], &at[0]) } else { whole };
         if let Some(slots) = fits.then(|| production::slots(rows)).flatten() {
             self.slot_rows(at, &slots, add, memory);
             return Ok(());
