@@ -38,6 +38,29 @@ __device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 bar, 
         "l"(map), "r"(bar), "r"(column), "r"(head), "r"(phase), "r"(row)
         : "memory");
 }
+// Bytes that follow each other, a multiple of 16.
+__device__ __forceinline__ void load_bulk(u32 to, const void* from, u32 bar, u32 bytes) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+        "r"(bytes), "r"(bar)
+        : "memory");
+}
+// f32 added to memory, one after the other as they lie.
+__device__ __forceinline__ void add_bulk(float* to, u32 from, u32 bytes) {
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+        : "memory");
+}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but LEFT groups of additions have read shared memory.
+template <int LEFT>
+__device__ __forceinline__ void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+// Until all additions have been made.
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// What was stored to shared memory can be seen by the copy engine and the tensor cores, after the next barrier.
+__device__ __forceinline__ void shared_stores_done() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -100,6 +123,11 @@ __device__ __forceinline__ void value_step(float (&d)[DIM / 2], u32 a0, u32 a1, 
     WGMMA("m64n64k16", NAMES_32, BINDS_32, "", "{%32, %33, %34, %35}", "36", "37", "1, 1, 1", "r"(a0), "r"(a1), "r"(a2),
           "r"(a3));
 #endif
+}
+
+// d = aᵀ · b [+ d]: 16 rows of 64 lanes of each in shared memory.
+__device__ __forceinline__ void gradient_step(float (&d)[32], u32 a, u32 b, int add) {
+    WGMMA("m64n64k16", NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1, 1, 1", "r"(a));
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

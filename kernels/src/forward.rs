@@ -18,7 +18,7 @@ use crate::view::{RawView, View};
 /// The largest head dimension.
 pub const DIM_MAX: usize = 128;
 /// Bounds and rows stay below, so that their sums fit 32 bits: `FAR` of the source.
-const ROWS_MAX: usize = 1 << 29;
+pub(crate) const ROWS_MAX: usize = 1 << 29;
 /// Elements of a box's row, and of what the copy engine's addresses are multiples of.
 const PANEL: usize = 64;
 const LANES: usize = 8;
@@ -245,7 +245,7 @@ fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, dims: [usize; 2]
     kv_heads.div_ceil(chunks) * group
 }
 
-fn tensor_map(
+pub(crate) fn tensor_map(
     gpu: &Gpu,
     name: &str,
     view: &View,

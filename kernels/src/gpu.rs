@@ -86,7 +86,7 @@ unsafe impl Send for Staging {}
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorMap([u64; 16]);
-// SAFETY: repr(C), `TensorMap` of forward.cu.
+// SAFETY: repr(C), `TensorMap` of hopper.cuh.
 unsafe impl Argument for TensorMap {}
 
 /// A tensor of 16-bit elements as the copy engine takes it: four dimensions from the innermost on, and the box that one

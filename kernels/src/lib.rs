@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod attend;
+pub mod backward;
 pub mod bench;
 pub mod cache;
 pub mod check;

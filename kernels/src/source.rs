@@ -28,7 +28,7 @@ const TWINS_BITS: &[&str] = &["--fmad=false"];
 const CONTRACTED: &[&str] = &[];
 
 /// The largest head dim and the format: 1 is bf16 and 2 is fp16. The first has the planning kernel too.
-const FORWARD: &[&[&str]] = &[
+const TENSOR_CORES: &[&[&str]] = &[
     &["--fmad=false", "-DDIM=128", "-DTYPE=1", "-DPLAN"],
     &["--fmad=false", "-DDIM=64", "-DTYPE=1"],
     &["--fmad=false", "-DDIM=128", "-DTYPE=2"],
@@ -37,14 +37,15 @@ const FORWARD: &[&[&str]] = &[
 
 /// File, text, and the options of each instance.
 type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
-const FILES: [File; 7] = [
+const FILES: [File; 8] = [
     ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
     ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
     ("metadata.cu", include_str!("../cuda/metadata.cu"), &[TWINS_BITS]),
     ("pairs.cu", include_str!("../cuda/pairs.cu"), &[TWINS_BITS]),
     ("attend.cu", include_str!("../cuda/attend.cu"), &[TWINS_BITS]),
     ("reference.cu", include_str!("../cuda/reference.cu"), &[CONTRACTED]),
-    ("forward.cu", include_str!("../cuda/forward.cu"), FORWARD),
+    ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES),
+    ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES),
 ];
 
 /// Every instance of every file, as it is built.

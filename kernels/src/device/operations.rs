@@ -10,6 +10,7 @@ use seamproof_simulator::schedule::{
 use super::production::{self, Reorder, SlotTables};
 use super::{CudaDevice, CudaMemory, Placed, failed};
 use crate::attend::{Backward, CallTables, Forward};
+use crate::backward::{self, How, Order};
 use crate::error::KernelError;
 use crate::forward::{Operands, Shape};
 use crate::gpu::Area;
@@ -32,6 +33,9 @@ fn slots_at<'a>(at: &Range, count: usize, rows: usize, tables: Area<'a>) -> Resu
     };
     Ok(Slots { offset: column(0)?, span: column(1)?, len: column(2)?, count, rows })
 }
+
+/// The same inputs give the same bits.
+const HOW: How = How { order: Order::Fixed, update: backward::Update::Overwrite };
 
 impl CudaDevice<'_> {
     pub(super) fn record_work(&self, work: &Work, memory: &mut CudaMemory) -> Result<(), DeviceError> {
@@ -115,9 +119,28 @@ impl CudaDevice<'_> {
         let [q, k, v, dout_at, out_at, lse_at, dq, dk, dv] =
             places(memory, [q, k, v, dout, out, lse, dq, dk, dv])?;
         let call = CallTables::new(&attend.call, [q.rows, k.rows], true)?;
-        let row_dots = memory.scratch(call.scratch_bytes(q.heads));
         let (at, formats) = (memory.table(&call.bytes), self.formats);
-        self.workspace.count("attend backward: attend_queries, attend_keys");
+        let operands = backward::Operands {
+            forward: Operands {
+                formats: [q.format, k.format, v.format],
+                out: out_at.format,
+                p: formats.p,
+                dims: [q.dim, v.dim],
+            },
+            ds: formats.ds,
+            dout: dout_at.format,
+            gradients: [dq.format, dk.format, dv.format],
+        };
+        let tuned = self.ways.attention.takes_backward(&call, &operands);
+        let scratch = match tuned {
+            true => call.workspace_bytes(q.heads, [q.dim, v.dim]),
+            false => call.scratch_bytes(q.heads),
+        };
+        let scratch = memory.scratch(scratch);
+        self.workspace.count(match tuned {
+            true => "attend backward: backward",
+            false => "attend backward: attend_queries, attend_keys",
+        });
         memory.record(move |gpu, frame| {
             let view = |place: Placed| place.view(frame.memory);
             let tensors = Backward {
@@ -131,8 +154,11 @@ impl CudaDevice<'_> {
                 dk: view(dk)?,
                 dv: view(dv)?,
             };
-            let (tables, row_dots) = (frame.tables.part(at.clone())?, frame.scratch.part(row_dots.clone())?);
-            gpu.attend_backward(&call, [tables, row_dots], formats, &tensors)
+            let areas = [frame.tables.part(at.clone())?, frame.scratch.part(scratch.clone())?];
+            match tuned {
+                true => gpu.backward(&call, areas, formats, HOW, &tensors),
+                false => gpu.attend_backward(&call, areas, formats, &tensors),
+            }
         });
         match attend.sink {
             Some(sink) if attend.call.softmax.sink == Sink::Learnable => {

@@ -1,0 +1,442 @@
+//! The backward on Hopper's tensor cores (see `backward.cu`): what it takes, and its launch.
+//!
+//! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in that or in f32;
+//! [`refusal`] names what it does not take. dk and dv are sums in one order; dq is summed over tiles of keys, in f32, in an
+//! [`Order`] that the caller chooses. Its workspace grows with rows, not with their square: 4 bytes for each lane of dq, in
+//! whole tiles, and a little. A call's plan is made on the GPU from its tables, as the forward's is.
+#![allow(unsafe_code, reason = "says which types kernels receive")]
+
+use seamproof_oracle::Format;
+use seamproof_simulator::RowPolicy;
+
+use crate::attend::{Backward, CallTables, SEGMENT_BYTES, WeightFormats, same, statistic};
+use crate::error::KernelError;
+use crate::forward::{self, Attention, tensor_map};
+use crate::gpu::{Area, Argument, Gpu, TensorMap};
+use crate::view::{RawView, View};
+
+/// Keys of a tile: `KEYS` of the source.
+const KEYS: usize = 128;
+/// Query rows times lanes of a tile, of which f32 sums are kept: `SUMS` of the source.
+const SUMS: usize = 8192;
+/// Bytes of `Plan`, `PlannedSegment` and `PlannedRun` of the source.
+const PLAN_BYTES: usize = 16;
+const PLANNED_SEGMENT_BYTES: usize = 48;
+const PLANNED_RUN_BYTES: usize = 32;
+/// What parts of the workspace begin at multiples of.
+const ALIGNMENT: usize = 16;
+/// Threads of the planning kernel, of the two on rows, and of the one on tiles.
+const PLANNERS: usize = 1024;
+const ROW_THREADS: usize = 256;
+const TILE_THREADS: usize = 384;
+/// Query rows that stay in the L2 cache, with what is made of them, while all tiles of their heads are taken.
+const CACHED_BYTES: usize = 40 << 20;
+
+/// In which order dq's sums are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As tiles of keys come: the fastest, and its bits differ from launch to launch.
+    AsTheyCome,
+    /// From the last tile of keys to the first: the same bits each time.
+    Fixed,
+}
+
+/// What becomes of gradients that are there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// They are overwritten.
+    Overwrite,
+    /// They are added to, once, before the result is rounded; padding rows stay.
+    Accumulate,
+}
+
+/// How a backward is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct How {
+    /// Of dq's sums.
+    pub order: Order,
+    /// Of dq, dk and dv.
+    pub update: Update,
+}
+
+/// What a call's tensors are, as far as the kernels care.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands {
+    /// Those that the forward has too; its out is what the backward reads.
+    pub forward: forward::Operands,
+    /// What dS is rounded to.
+    pub ds: Format,
+    /// Of dout.
+    pub dout: Format,
+    /// Of dq, dk and dv.
+    pub gradients: [Format; 3],
+}
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct RawArguments {
+    /// q, k, v, dout.
+    maps: [TensorMap; 4],
+    /// Plan, segments, runs, tiles of query rows, tiles of keys, sums, statistics, tiles added.
+    places: [u64; 8],
+    /// dout, out, lse, dq, dk, dv.
+    views: [RawView; 6],
+    heads: i32,
+    group: i32,
+    head_chunk: i32,
+    q_step: i32,
+    kv_step: i32,
+    dim: i32,
+    dim_v: i32,
+    clear: i32,
+    accumulate: i32,
+    scale: f32,
+}
+// SAFETY: repr(C), the fields of `Args` in backward.cu.
+unsafe impl Argument for RawArguments {}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawPlan {
+    segments: u64,
+    runs: u64,
+    /// As the first five of the other kernels' places.
+    places: [u64; 5],
+    q_rows: i64,
+    kv_rows: i64,
+    segment_count: i32,
+    run_count: i32,
+    q_step: i32,
+    kv_step: i32,
+    tile_rows: i32,
+    q_capacity: i32,
+    kv_capacity: i32,
+}
+// SAFETY: repr(C), the fields of `PlanArgs` in backward.cu.
+unsafe impl Argument for RawPlan {}
+
+/// The instance for head dims: the largest that it takes.
+#[derive(Clone, Copy)]
+struct Bucket(usize);
+
+impl Bucket {
+    fn of(dims: [usize; 2]) -> Bucket {
+        Bucket(if dims[0].max(dims[1]) <= 64 { 64 } else { forward::DIM_MAX })
+    }
+
+    /// Query rows of a tile.
+    fn rows(self) -> usize {
+        SUMS / self.0
+    }
+
+    /// Bytes of shared memory: barriers, K and V, two stages of Q, dout and their statistics, dS twice, and dQ, from a
+    /// multiple of 1024 on.
+    fn shared_bytes(self) -> usize {
+        let queries = 2 * (2 * SUMS * 2 + self.rows() * 8);
+        1024 + 1024 + 2 * KEYS * self.0 * 2 + queries + 2 * KEYS * self.rows() * 2 + SUMS * 4
+    }
+
+    /// Tiles that a call's owned rows make at most, however they are dealt to segments and runs: of query rows, of keys.
+    fn capacities(self, call: &CallTables) -> [usize; 2] {
+        [call.owned[0] / self.rows() + call.segments, call.owned[1] / KEYS + call.runs]
+    }
+
+    /// Where the workspace's parts begin, in the order of [`RawArguments::places`], and where it ends.
+    fn layout(self, call: &CallTables, heads: usize) -> [usize; 9] {
+        let [q_tiles, kv_tiles] = self.capacities(call);
+        let parts = q_tiles * heads;
+        let bytes = [
+            PLAN_BYTES,
+            PLANNED_SEGMENT_BYTES * call.segments,
+            PLANNED_RUN_BYTES * call.runs,
+            4 * q_tiles,
+            4 * kv_tiles,
+            4 * SUMS * parts,
+            4 * 2 * self.rows() * parts,
+            4 * parts,
+        ];
+        let mut ends = [0; 9];
+        for (index, bytes) in bytes.into_iter().enumerate() {
+            ends[index + 1] = ends[index] + bytes.next_multiple_of(ALIGNMENT);
+        }
+        ends
+    }
+}
+
+/// What there is in a call that the kernels do not take; `None` where they take the call.
+pub fn refusal(call: &CallTables, operands: &Operands) -> Option<String> {
+    let Operands { forward, ds, dout, gradients } = *operands;
+    let q = forward.formats[0];
+    let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
+    forward::refusal(call, &forward)
+        .or_else(|| refused(dout != q, &|| format!("dout in {dout} beside {q}")))
+        .or_else(|| refused(ds != q, &|| format!("dS in {ds} beside {q}")))
+        .or_else(|| {
+            let served = |format: Format| format == q || format == Format::F32;
+            let [dq, dk, dv] = gradients;
+            let what = || format!("dq, dk and dv in {dq}, {dk} and {dv} beside {q}");
+            refused(!gradients.into_iter().all(served), &what)
+        })
+        .or_else(|| {
+            let what = || format!("{} owned rows or keys", call.owned[0].max(call.owned[1]));
+            refused(call.owned.into_iter().any(|rows| rows >= forward::ROWS_MAX), &what)
+        })
+}
+
+impl Attention {
+    /// Whether a backward is this module's; the simple kernels run it where not.
+    pub fn takes_backward(self, call: &CallTables, operands: &Operands) -> bool {
+        self != Attention::Simple && refusal(call, operands).is_none()
+    }
+}
+
+impl CallTables {
+    /// Bytes of a backward's workspace, whose address is a multiple of 16; linear in rows and heads.
+    pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
+        Bucket::of(dims).layout(self, heads)[8]
+    }
+}
+
+/// KV heads that are taken together, in chunks of one size: as many as have their query rows in the cache.
+fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) -> usize {
+    // Q, dout and f32 sums, were there as many query rows as keys.
+    let bytes = (call.strides.keys * group * bucket.0 * 8).max(1);
+    let chunks = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
+    kv_heads.div_ceil(chunks)
+}
+
+fn aligned(name: &str, view: &View) -> Result<RawView, KernelError> {
+    let raw = view.raw(name)?;
+    if raw.base.is_multiple_of(ALIGNMENT as u64) {
+        return Ok(raw);
+    }
+    Err(KernelError::shape(format!("{name}: at {:#x}, which is no multiple of {ALIGNMENT}", raw.base)))
+}
+
+fn operands(formats: WeightFormats, tensors: &Backward) -> Operands {
+    let Backward { q, k, v, dout, out, dq, dk, dv, .. } = tensors;
+    let ([_, _, dim], [_, _, dim_v]) = (q.shape(), v.shape());
+    Operands {
+        forward: forward::Operands {
+            formats: [q, k, v].map(View::format),
+            out: out.format(),
+            p: formats.p,
+            dims: [dim, dim_v],
+        },
+        ds: formats.ds,
+        dout: dout.format(),
+        gradients: [dq, dk, dv].map(View::format),
+    }
+}
+
+impl Gpu {
+    /// Launches the backward; `tables` holds the call's tables, `workspace` has [`CallTables::workspace_bytes`]. Four
+    /// launches, and no wait. What it does not take is [`KernelError::Unserved`]; dsink is [`Gpu::sink_gradient`]'s.
+    pub fn backward(
+        &self,
+        call: &CallTables,
+        [tables, workspace]: [Area; 2],
+        formats: WeightFormats,
+        how: How,
+        tensors: &Backward,
+    ) -> Result<(), KernelError> {
+        let Backward { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
+        // The simple kernel's contract holds here too.
+        call.raw(tables, [q, k, v], formats)?;
+        let ([q_rows, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
+        if let Some(what) = refusal(call, &operands(formats, tensors)) {
+            return Err(KernelError::Unserved(what));
+        }
+        same("dout", dout, [q_rows, heads, dim_v])?;
+        same("out", out, [q_rows, heads, dim_v])?;
+        statistic("lse", lse, [q_rows, heads, 1])?;
+        same("dq", dq, q.shape())?;
+        same("dk", dk, k.shape())?;
+        same("dv", dv, v.shape())?;
+        let bucket = Bucket::of([dim, dim_v]);
+        let layout = bucket.layout(call, heads);
+        if workspace.bytes() < layout[8] || !workspace.address().is_multiple_of(ALIGNMENT as u64) {
+            return Err(KernelError::shape(format!("{} bytes for the workspace", workspace.bytes())));
+        }
+        if heads == 0 {
+            return Ok(());
+        }
+        let mut places: [u64; 8] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
+        let planned = raw_plan(call, tables, bucket, &places);
+        let group = heads / kv_heads;
+        let chunk = match how.order {
+            Order::AsTheyCome => {
+                places[7] = 0;
+                head_chunk(call, group, kv_heads, bucket)
+            }
+            // All tiles of a head at once, so that none waits long for those before it.
+            Order::Fixed => 1,
+        };
+        let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
+        let arguments = RawArguments {
+            maps: [
+                tensor_map(self, "q", q, q_step, bucket.rows())?,
+                tensor_map(self, "k", k, kv_step, KEYS)?,
+                tensor_map(self, "v", v, kv_step, KEYS)?,
+                tensor_map(self, "dout", dout, q_step, bucket.rows())?,
+            ],
+            places,
+            views: [
+                aligned("dout", dout)?,
+                aligned("out", out)?,
+                lse.raw("lse")?,
+                aligned("dq", dq)?,
+                aligned("dk", dk)?,
+                aligned("dv", dv)?,
+            ],
+            heads: heads as i32,
+            group: group as i32,
+            head_chunk: chunk as i32,
+            q_step: q_step as i32,
+            kv_step: kv_step as i32,
+            dim: dim as i32,
+            dim_v: dim_v as i32,
+            clear: i32::from(call.policy == RowPolicy::Overwrite),
+            accumulate: i32::from(how.update == Update::Accumulate),
+            scale: call.softmax.scale,
+        };
+        let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
+        let kernel = |name: &str| format!("backward_{name}_{}_{instance}", bucket.0);
+        let rows = (bucket.capacities(call)[0], heads, ROW_THREADS);
+        self.launch("backward_plan", (1, 1, PLANNERS), &[&planned])?;
+        self.launch(&kernel("before"), rows, &[&arguments])?;
+        let grid = (self.multiprocessors()?, 1, TILE_THREADS);
+        self.launch_with(&kernel("tiles"), grid, bucket.shared_bytes(), &[&arguments])?;
+        self.launch(&kernel("after"), rows, &[&arguments])
+    }
+}
+
+fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; 8]) -> RawPlan {
+    let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
+    let [q_capacity, kv_capacity] = bucket.capacities(call);
+    let [plan, segments, runs, q_tiles, kv_tiles, ..] = *places;
+    RawPlan {
+        segments: tables.address(),
+        runs: tables.address() + (call.segments * SEGMENT_BYTES) as u64,
+        places: [plan, segments, runs, q_tiles, kv_tiles],
+        q_rows: call.owned[0] as i64,
+        kv_rows: call.owned[1] as i64,
+        segment_count: call.segments as i32,
+        run_count: call.runs as i32,
+        q_step: q_step as i32,
+        kv_step: kv_step as i32,
+        tile_rows: bucket.rows() as i32,
+        q_capacity: q_capacity as i32,
+        kv_capacity: kv_capacity as i32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seamproof_oracle::{Run, Sink, Softmax};
+    use seamproof_simulator::{AttentionCall, Segment};
+
+    const OPERANDS: Operands = Operands {
+        forward: forward::Operands {
+            formats: [Format::Bf16; 3],
+            out: Format::Bf16,
+            p: Format::Bf16,
+            dims: [64, 128],
+        },
+        ds: Format::Bf16,
+        dout: Format::Bf16,
+        gradients: [Format::Bf16; 3],
+    };
+
+    fn call(runs: &[(usize, usize)], softcap: Option<f32>) -> CallTables {
+        let softmax = Softmax { scale: 0.125, softcap, sink: Sink::None };
+        let mut next = 0;
+        let segments = runs.iter().map(|&(len, span)| {
+            let rows = Run::packed(next, len, span);
+            next += span;
+            Segment { q: rows, kv: vec![rows], lo: None, hi: Some(0) }
+        });
+        let call = AttentionCall { segments: segments.collect(), softmax, policy: RowPolicy::Overwrite };
+        CallTables::new(&call, [next, next], true).expect("the runs lie in the rows")
+    }
+
+    #[test]
+    fn what_is_not_taken_is_named() {
+        let taken = call(&[(20, 24), (0, 8)], None);
+        assert_eq!(refusal(&taken, &OPERANDS), None);
+        let [f32, fp16] = [Format::F32, Format::Fp16];
+        let sums = Operands { gradients: [f32, Format::Bf16, f32], ..OPERANDS };
+        assert_eq!(refusal(&taken, &sums), None, "gradients that are summed on");
+        let partial = Operands { forward: forward::Operands { out: f32, ..OPERANDS.forward }, ..OPERANDS };
+        assert_eq!(refusal(&taken, &partial), None, "an out that was merged in f32");
+        let wide = forward::Operands { dims: [64, 136], ..OPERANDS.forward };
+        let cases = [
+            (Operands { dout: f32, ..OPERANDS }, "dout in f32"),
+            (Operands { ds: fp16, ..OPERANDS }, "dS in fp16"),
+            (Operands { gradients: [fp16, f32, f32], ..OPERANDS }, "dq, dk and dv in fp16"),
+            (Operands { forward: wide, ..OPERANDS }, "136"),
+        ];
+        for (operands, what) in cases {
+            let said = refusal(&taken, &operands).unwrap_or_default();
+            assert!(said.contains(what), "{operands:?}: {said:?}, not {what:?}");
+        }
+        assert!(refusal(&call(&[(20, 24)], Some(3.0)), &OPERANDS).is_some());
+    }
+
+    #[test]
+    fn the_simple_choice_takes_no_backward_and_the_others_what_is_not_refused() {
+        let taken = call(&[(20, 24)], None);
+        for choice in Attention::ALL {
+            assert_eq!(choice.takes_backward(&taken, &OPERANDS), choice != Attention::Simple);
+            assert!(!choice.takes_backward(&call(&[(20, 24)], Some(3.0)), &OPERANDS));
+        }
+    }
+
+    /// Twice the tokens take twice the workspace, a constant apart, at any length of the sequences.
+    #[test]
+    fn the_workspace_is_linear_in_rows() {
+        let heads = 3;
+        for dims in [[64, 64], [128, 40]] {
+            let bytes = |len: usize| call(&[(len, len)], None).workspace_bytes(heads, dims);
+            let [one, two, four] = [bytes(1 << 14), bytes(1 << 15), bytes(1 << 16)];
+            assert_eq!(four - two, 2 * (two - one));
+            let of_lane = 4 * (1 << 14) * heads * Bucket::of(dims).0;
+            assert!((two - one) - of_lane < of_lane / 16, "{} bytes beside {of_lane}", two - one);
+        }
+    }
+
+    #[test]
+    fn parts_of_the_workspace_are_aligned_and_hold_every_tile() {
+        let ragged = call(&[(1, 1), (130, 131), (64, 64)], None);
+        for bucket in [Bucket(64), Bucket(128)] {
+            let layout = bucket.layout(&ragged, 5);
+            assert!(layout.into_iter().all(|at| at.is_multiple_of(ALIGNMENT)));
+            let [q_tiles, kv_tiles] = bucket.capacities(&ragged);
+            let tiles =
+                |rows: usize| [1_usize, 131, 64].map(|span| span.div_ceil(rows)).iter().sum::<usize>();
+            assert!(q_tiles >= tiles(bucket.rows()) && kv_tiles >= tiles(KEYS));
+            assert!(layout[6] - layout[5] >= q_tiles * 5 * SUMS * 4);
+        }
+    }
+
+    #[test]
+    fn heads_are_cut_into_chunks_of_one_size() {
+        let mut long = call(&[(64, 64)], None);
+        assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 16, "short rows all stay");
+        // 16 MiB a head: 2 fit.
+        long.strides.keys = 16384;
+        assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 2);
+        assert_eq!(head_chunk(&long, 4, 8, Bucket(128)), 1, "one head at least");
+    }
+
+    /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
+    #[test]
+    fn sizes_are_those_of_the_source() {
+        assert_eq!(size_of::<RawArguments>(), 4 * 128 + 8 * 8 + 6 * 32 + 10 * 4 + 24);
+        assert_eq!(size_of::<RawPlan>(), 7 * 8 + 2 * 8 + 7 * 4 + 4);
+        for bucket in [Bucket(64), Bucket(128)] {
+            assert!(bucket.shared_bytes() <= 232_448);
+        }
+    }
+}
