@@ -5,7 +5,7 @@
 // tiles of ROWS query rows that see one of its keys. One thread, the *producer*, asks the copy engine for rows. Two *consumers*
 // of 128 threads have 64 keys each: with the keys as rows, the scores Sᵀ = K Qᵀ and dPᵀ = V doutᵀ are made in registers and
 // are, weighed, the operands of dV += Pᵀ dout and dK += dSᵀ Q, which stay there until the tile is done; so dk and dv are sums
-// in one order. dS goes through shared memory for dQ = dS K. One more thread, the *adder*, adds that to f32 sums in memory: as
+// in one order. dS goes through shared memory for dQ = dS K. Two more threads, the *adders*, add that to f32 sums in memory: as
 // it comes, or in the order of the tiles of keys where the launch is to give the same bits each time. The third kernel turns
 // the sums into dq.
 //
@@ -22,7 +22,7 @@ constexpr int GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS_ALL = CONSUMERS + 12
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL,
               "more registers than the launch gives");
-constexpr int STAGES = 2;
+constexpr int STAGES = 2, ADDERS = 2;
 constexpr int KV_BYTES = KEYS * DIM * 2, Q_BYTES = ROWS * DIM * 2, DS_BYTES = KEYS * ROWS * 2;
 // Of dQ, f32: a group's part of 64 rows and 64 lanes, and all.
 constexpr int PART_BYTES = 64 * 64 * 4, SUMS = ROWS * DIM;
@@ -179,9 +179,12 @@ __device__ __forceinline__ void prepare(const Args& a) {
         statistics[row] = real ? get(a.lse, place_of(a.lse, at, head)) : __uint_as_float(0x7f800000u);
         statistics[ROWS + row] = d;
     }
+    if (a.added) {
+        if (threadIdx.x == 0) a.added[part] = 0;
+        return;
+    }
     float4* const sums = (float4*)(a.sums + part * SUMS);
     for (int i = threadIdx.x; i < SUMS / 4; i += THREADS) sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (a.added && threadIdx.x == 0) a.added[part] = 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -229,8 +232,9 @@ struct Shared {
     __device__ __forceinline__ u32 q_empty(u32 stage) const { return base + 128 + 8 * stage; }
     __device__ __forceinline__ u32 dout_full(u32 stage) const { return base + 192 + 8 * stage; }
     __device__ __forceinline__ u32 dout_empty(u32 stage) const { return base + 256 + 8 * stage; }
-    __device__ __forceinline__ u32 dq_full(u32 group) const { return base + 320 + 8 * group; }
-    __device__ __forceinline__ u32 dq_empty(u32 group) const { return base + 384 + 8 * group; }
+    // One for each adder, who take turns with the one place.
+    __device__ __forceinline__ u32 dq_full(u32 group, u32 turn) const { return base + 320 + 16 * group + 8 * (turn % ADDERS); }
+    __device__ __forceinline__ u32 dq_empty(u32 group, u32 turn) const { return base + 384 + 16 * group + 8 * (turn % ADDERS); }
     __device__ __forceinline__ u32 tile() const { return base + 448; }
     __device__ __forceinline__ u32 k() const { return base + 1024; }
     __device__ __forceinline__ u32 v() const { return k() + KV_BYTES; }
@@ -359,7 +363,7 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The adder: adds dQ of each tile to the sums in memory.
+// The adders: add dQ of each tile to the sums in memory.
 
 // Tiles of keys behind this one that rows `first` to `end` see: they add before it.
 __device__ __forceinline__ u32 tiles_before(const Args& a, const Tile& tile, int first, int end) {
@@ -385,20 +389,33 @@ __device__ __forceinline__ void store_release(u32* to, u32 value) {
 // Orders ordinary accesses of memory and those of the copy engine.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// dQ of a tile and a head, when it is its turn.
-__device__ __forceinline__ void add_in_order(const Args& a, const Shared& shared, const Tile& tile, int t, i64 part) {
+// Until it is a tile's turn to add; its number.
+__device__ __forceinline__ u32 wait_turn(const Args& a, const Tile& tile, int t, i64 part) {
     const u32 turn = tiles_before(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows));
     while (load_acquire(a.added + part) != turn) {}
     proxy_fence();
-    add_bulk(a.sums + part * SUMS, shared.dq(0), GROUPS * PART_BYTES);
-    bulk_commit();
-    bulk_wait();
-    proxy_fence();
-    store_release(a.added + part, turn + 1);
+    return turn;
 }
 
-__device__ __forceinline__ void add(const Args& a, const Shared& shared) {
-    Ring<1> kv_ring, ring;
+// dQ of a tile of query rows and a head, from both consumers.
+__device__ __forceinline__ void add_part(const Shared& shared, u32 turn, float* sums, bool first) {
+    for (int group = 0; group < GROUPS; ++group) {
+        barrier_wait(shared.dq_full(group, turn), turn / ADDERS % 2);
+        float* const to = sums + group * (PART_BYTES / 4);
+        if (first) store_bulk(to, shared.dq(group), PART_BYTES);
+        else add_bulk(to, shared.dq(group), PART_BYTES);
+        bulk_commit();
+    }
+    bulk_wait_read<1>();
+    barrier_arrive(shared.dq_empty(0, turn));
+    bulk_wait_read<0>();
+    barrier_arrive(shared.dq_empty(1, turn));
+}
+
+// One of the adders: they take turns, so that one waits for its additions to be made while the other asks for the next.
+__device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 mine) {
+    Ring<1> kv_ring;
+    u32 turn = 0;
     for (;;) {
         barrier_wait(shared.kv_full(), kv_ring.parity());
         const Tile tile = get_tile(shared.tile());
@@ -406,20 +423,16 @@ __device__ __forceinline__ void add(const Args& a, const Shared& shared) {
         kv_ring.advance();
         if (tile.first < 0) return;
         for (int head = tile.head * a.group; head < (tile.head + 1) * a.group; ++head)
-            for (int t = tile.first; t < tile.end; ++t) {
+            for (int t = tile.first; t < tile.end; ++t, ++turn) {
+                if (turn % ADDERS != mine) continue;
                 const i64 part = part_of(a, tile.q_tile + t, head);
-                for (int group = 0; group < GROUPS; ++group) {
-                    barrier_wait(shared.dq_full(group), ring.parity());
-                    if (a.added) continue;
-                    add_bulk(a.sums + part * SUMS + group * (PART_BYTES / 4), shared.dq(group), PART_BYTES);
-                    bulk_commit();
-                }
-                if (a.added) add_in_order(a, shared, tile, t, part);
-                bulk_wait_read<1>();
-                barrier_arrive(shared.dq_empty(0));
-                bulk_wait_read<0>();
-                barrier_arrive(shared.dq_empty(1));
-                ring.advance();
+                // In order, the first one needs no sums of zero.
+                const u32 before = a.added ? wait_turn(a, tile, t, part) : 1;
+                add_part(shared, turn, a.sums + part * SUMS, before == 0);
+                if (!a.added) continue;
+                bulk_wait();
+                proxy_fence();
+                store_release(a.added + part, before + 1);
             }
     }
 }
@@ -650,9 +663,9 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dv);
             hold(p);
             release(shared.dout_empty(stage));
-            barrier_wait(shared.dq_empty(group), ring.turns % 2 ^ 1);
+            barrier_wait(shared.dq_empty(group, ring.turns - 1), (ring.turns - 1) / ADDERS % 2);
             store_sums(shared.dq(group), dq);
-            release_stores(shared.dq_full(group));
+            release_stores(shared.dq_full(group, ring.turns));
             wgmma_wait<0>();
             hold(dk);
             hold(ds);
@@ -675,16 +688,16 @@ __device__ __forceinline__ void backward(const Args& a) {
     if (threadIdx.x == 0) {
         constexpr int WARPS = CONSUMERS / 32;
         barrier_init(shared.kv_full(), 1);
-        barrier_init(shared.kv_empty(), WARPS + 1);
+        barrier_init(shared.kv_empty(), WARPS + ADDERS);
         for (int i = 0; i < STAGES; ++i) {
             barrier_init(shared.q_full(i), 1);
             barrier_init(shared.dout_full(i), 1);
             barrier_init(shared.q_empty(i), WARPS);
             barrier_init(shared.dout_empty(i), WARPS);
         }
-        for (int i = 0; i < GROUPS; ++i) {
-            barrier_init(shared.dq_full(i), WARPS / GROUPS);
-            barrier_init(shared.dq_empty(i), 1);
+        for (int i = 0; i < GROUPS * ADDERS; ++i) {
+            barrier_init(shared.dq_full(i / ADDERS, i), WARPS / GROUPS);
+            barrier_init(shared.dq_empty(i / ADDERS, i), 1);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -692,7 +705,7 @@ __device__ __forceinline__ void backward(const Args& a) {
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x == CONSUMERS) produce(a, shared);
-        if (threadIdx.x == CONSUMERS + 32) add(a, shared);
+        if (threadIdx.x == CONSUMERS + 32 || threadIdx.x == CONSUMERS + 64) add(a, shared, threadIdx.x / 32 % 2 == 0);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         consume(a, shared);
@@ -728,8 +741,9 @@ __device__ __forceinline__ void finish(const Args& a) {
     const int first = (tile - segment.first_q_tile) * ROWS;
     const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
     const int row = first + (ROWS > 64 ? 64 * group : 0) + thread / 32 * 16 + thread % 32 / 4;
-    const bool any = first < segment.len;
-    const float4* const from = (const float4*)(a.sums + part_of(a, tile, head) * SUMS + group * (PART_BYTES / 4));
+    const i64 part = part_of(a, tile, head);
+    const bool any = first < segment.len && (!a.added || a.added[part] > 0);
+    const float4* const from = (const float4*)(a.sums + part * SUMS + group * (PART_BYTES / 4));
 #pragma unroll
     for (int j = 0; j < 8; j += 4) {
         float4 sums[4];

@@ -51,13 +51,16 @@ __device__ __forceinline__ void add_bulk(float* to, u32 from, u32 bytes) {
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
         : "memory");
 }
+__device__ __forceinline__ void store_bulk(void* to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until all but LEFT groups of additions have read shared memory.
+// Until all but LEFT groups of bulk stores and additions have read shared memory.
 template <int LEFT>
 __device__ __forceinline__ void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
-// Until all additions have been made.
+// Until all of them have been made.
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // What was stored to shared memory can be seen by the copy engine and the tensor cores, after the next barrier.
 __device__ __forceinline__ void shared_stores_done() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

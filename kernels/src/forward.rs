@@ -42,15 +42,15 @@ pub enum Shape {
     Short,
 }
 
-/// Which kernel runs forwards.
+/// Which kernels run forwards and backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attention {
-    /// The simple one.
+    /// The simple ones.
     #[default]
     Simple,
-    /// This one, where it takes the call, in the shape that fits the call.
+    /// Those on tensor cores, where they take the call, the forward in the shape that fits the call.
     Tuned,
-    /// This one, where it takes the call, in one shape.
+    /// The same, the forward in one shape.
     Of(Shape),
 }
 

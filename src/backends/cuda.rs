@@ -2,11 +2,12 @@
 //! device with all ranks on one GPU.
 //!
 //! [`Cuda`] is what the subject declares, and needs no CUDA: its table, its contract, its schedule, how it cuts its sums.
-//! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). Forwards run on tensor cores, in one of
-//! two shapes, or on the simple kernels, whose sums are serial ([`Attention`]); backwards run on those. What the simple
-//! kernels compute is bit for bit what the emulated kernel computes with tiles of [`KEY_TILE`] keys, and so is all that
-//! kernels on tables of rows do. Of the tensor cores' sums the envelope knows the bound and no replay; tiles of
-//! [`KEY_TILE`] keys are the smallest of all kernels, and so change the maximum at least as often as any.
+//! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). Attention runs on tensor cores,
+//! forwards in one of two shapes and backwards with dq summed in a fixed order, or on the simple kernels, whose sums are
+//! serial ([`Attention`]). What the simple kernels compute is bit for bit what the emulated kernel computes with tiles of
+//! [`KEY_TILE`] keys, and so is all that kernels on tables of rows do. Of the tensor cores' sums the envelope knows the
+//! bound and no replay; tiles of [`KEY_TILE`] keys are the smallest of all kernels, and so change the maximum at least as
+//! often as any.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -49,7 +50,7 @@ pub struct Cuda {
     pub merge: MergeOrder,
     /// Whether kernels for packed slots run where they can; else kernels on tables of rows run everywhere.
     pub helpers: bool,
-    /// Which kernel runs forwards; backwards have one.
+    /// Which kernels run forwards and backwards.
     pub attention: Attention,
     /// CUDA streams that the schedule's streams run on; 1 for one after the other, in the order that is drawn.
     pub streams: usize,
@@ -299,7 +300,7 @@ impl Backend for Cuda {
         }
     }
 
-    /// A call that the tensor cores' kernel does not take goes to the simple one, and so do backwards.
+    /// A call that the tensor cores' kernels do not take goes to the simple ones.
     fn accumulation(&self) -> Accumulation {
         match self.attention {
             Attention::Simple => Accumulation::F32Serial,
