@@ -5,6 +5,7 @@
 //! where it says (`seamproof kernels check --plant all`, and `seamproof faults --gpu --score`).
 
 mod attention;
+mod backward;
 mod forward;
 
 use seamproof_simulator::faults::Catcher;
@@ -151,7 +152,8 @@ const MERGES: &[&str] = &["merge of statistics", "merge of out"];
 
 /// Every planted fault of a kernel.
 pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
-    HELPER_FAULTS.iter().chain(attention::ATTENTION_FAULTS).chain(forward::FORWARD_FAULTS)
+    let tuned = forward::FORWARD_FAULTS.iter().chain(backward::BACKWARD_FAULTS);
+    HELPER_FAULTS.iter().chain(attention::ATTENTION_FAULTS).chain(tuned)
 }
 
 /// The planted fault of this name.

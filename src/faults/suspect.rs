@@ -4,7 +4,7 @@ use std::iter;
 
 use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
 use seamproof_kernels::forward::{self, Attention, Shape};
-use seamproof_oracle::Problem;
+use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
 
 use super::table::{TABLE_FAULTS, TableFault, Tabled};
@@ -149,6 +149,7 @@ impl Suspect {
                     // Sequences of more than a block of keys, on problems that go to tensor cores.
                     true => {
                         let drawn = drawn(seed, Limits::quick()).filter(on_tensor_cores);
+                        let drawn = drawn.filter(move |problem| comes_to(fault, problem));
                         Box::new(drawn.filter(taken).take(CASES_MAX))
                     }
                     false => Box::new(problems(seed).filter(taken).take(CASES_MAX)),
@@ -162,12 +163,17 @@ fn emulated(seed: u64) -> Emulated {
     Emulated { order: seed, ..Emulated::default() }
 }
 
-/// Whether a fault is one of the forward on tensor cores.
+/// Whether a fault is one of attention on tensor cores.
 fn is_tuned(fault: &SourceFault) -> bool {
-    fault.file == "forward.cu"
+    ["forward.cu", "backward.cu"].contains(&fault.file)
 }
 
-/// Whether the forward on tensor cores takes a problem, as far as the problem alone says.
+/// Whether a problem comes to the pass that a fault of a source is in.
+fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
+    fault.file != "backward.cu" || problem.pass == Pass::Backward
+}
+
+/// Whether attention on tensor cores takes a problem, as far as the problem alone says.
 fn on_tensor_cores(problem: &Problem) -> bool {
     let dims = [problem.dims.qk, problem.dims.v];
     dims.into_iter().all(|dim| dim.is_multiple_of(8) && dim <= forward::DIM_MAX)
