@@ -93,8 +93,8 @@ struct Running<'a, D: Device> {
     device: &'a D,
     lanes: Vec<Lane>,
     done: Vec<Vec<bool>>,
-    /// For each rank and wait the record that it waits for: the event's last one before it in host order.
-    awaited: Vec<HashMap<usize, usize>>,
+    /// For each rank and operation the record that it waits for, where it does: the event's last one before it in host order.
+    awaited: Vec<Vec<Option<usize>>>,
     /// For each rank the host reads that are still ahead of it.
     reads: Vec<VecDeque<usize>>,
     sends: HashMap<(usize, usize), VecDeque<Posted>>,
@@ -123,8 +123,10 @@ pub fn execute<D: Device>(
         collectives: HashMap::new(),
         counts: Counts::default(),
     };
+    let mut ready = Vec::new();
     loop {
-        let ready: Vec<usize> = (0..run.lanes.len()).filter(|&lane| run.can_go_on(lane)).collect();
+        ready.clear();
+        ready.extend((0..run.lanes.len()).filter(|&lane| run.can_go_on(lane)));
         if ready.is_empty() {
             break;
         }
@@ -159,17 +161,15 @@ fn of_phase(program: &RankProgram, phase: Phase) -> impl Iterator<Item = (usize,
 }
 
 /// For each wait the record that it is for: the event's last one before it, in host order.
-fn awaited(program: &RankProgram, phase: Phase) -> HashMap<usize, usize> {
+fn awaited(program: &RankProgram, phase: Phase) -> Vec<Option<usize>> {
     let mut last = HashMap::new();
-    let mut awaited = HashMap::new();
+    let mut awaited = vec![None; program.operations.len()];
     for (index, operation) in of_phase(program, phase) {
         match operation.work {
             Work::RecordEvent(event) => {
                 last.insert(event, index);
             }
-            Work::WaitEvent(event) => {
-                awaited.extend(last.get(&event).map(|&record| (index, record)));
-            }
+            Work::WaitEvent(event) => awaited[index] = last.get(&event).copied(),
             _ => {}
         }
     }
@@ -211,7 +211,7 @@ impl<D: Device> Running<'_, D> {
 
     /// Whether the record that a wait is for has been reached; a wait without one does nothing.
     fn recorded(&self, rank: usize, wait: usize) -> bool {
-        self.awaited[rank].get(&wait).is_none_or(|&record| self.done[rank][record])
+        self.awaited[rank][wait].is_none_or(|record| self.done[rank][record])
     }
 
     fn advance(&mut self, lane: usize, memory: &mut D::Memory) -> Result<(), ExecuteError> {
