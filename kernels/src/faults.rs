@@ -52,6 +52,9 @@ pub enum Seen {
 const VALUES: Seen = Seen::Rungs(&[Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
 /// Rows are read that nothing real is in.
 const READS: Seen = Seen::Rungs(&[Catcher::Poison, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
+/// The same, and what is made of them may pass for what was never written.
+const SPREADS: Seen =
+    Seen::Rungs(&[Catcher::Structure, Catcher::Poison, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
 /// Rows are not written, or by another one's writer.
 const FORGETS: Seen =
     Seen::Rungs(&[Catcher::Structure, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);

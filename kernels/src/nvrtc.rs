@@ -97,7 +97,11 @@ pub fn compile(source: &Source) -> Result<Compiled, KernelError> {
             failed("compile", error)
         });
     }
-    accept(source.file, &log)?;
+    match accept(source.file, &log) {
+        // A planted edit has to run, and not to be fast.
+        Err(KernelError::Spills { .. }) if !source.is_shipped() => {}
+        accepted => accepted?,
+    }
     Ok(Compiled { cubin: program.cubin()?, log })
 }
 

@@ -60,6 +60,11 @@ pub fn sources() -> Vec<Source> {
 const OVERLAPPING: [&str; 3] = ["rows.cu", "merge.cu", "metadata.cu"];
 
 impl Source {
+    /// Whether it is one of [`sources`], and no edit of one.
+    pub(crate) fn is_shipped(&self) -> bool {
+        FILES.iter().any(|(file, text, _)| *file == self.file && *text == self.text)
+    }
+
     /// Whether its kernels may be started while earlier launches run: each waits for them in its first statement.
     pub(crate) fn overlaps(&self) -> bool {
         OVERLAPPING.contains(&self.file)
@@ -98,6 +103,14 @@ fn include(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_edit_is_not_shipped() {
+        for source in sources() {
+            assert!(source.is_shipped(), "{}", source.file);
+            assert!(!Source { text: source.text.clone() + " ", ..source }.is_shipped());
+        }
+    }
 
     /// A kernel that may be started early and does not wait would read what is not written yet.
     #[test]

@@ -1,6 +1,6 @@
 //! Planted faults of the backward on tensor cores, which a campaign's judge is to find.
 
-use super::{FORGETS, Kind, READS, SourceFault, VALUES, WRITES, faults};
+use super::{FORGETS, Kind, READS, SPREADS, SourceFault, VALUES, WRITES, faults};
 
 /// NaN and infinities of padding rows in the gradients of real ones.
 const FA_1990: &str = "padding between sequences in the backward: \
@@ -21,7 +21,7 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
     "tail-of-keys-not-cleared", MissingGuard, FA_1990, "backward.cu",
         "clear_rows(shared.k(), tile.real, KEYS);"
             => ";",
-        READS;
+        SPREADS;
     "keys-behind-the-end-weigh", WrongSeam, "keys behind the sequence's end are seen: https://github.com/flashinfer-ai/flashinfer/pull/5090", "backward.cu",
         "r < tile.real ? min(key"
             => "true ? min(key",
@@ -61,7 +61,7 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
     "sums-not-cleared", Arithmetic, "dq is added to what was there: https://github.com/Dao-AILab/flash-attention/pull/1893", "backward.cu",
         "a.sums + part * SUMS, before == 0);"
             => "a.sums + part * SUMS, false);",
-        VALUES;
+        READS;
     "accumulated-for-overwritten", Arithmetic, "gradients of the step before: https://github.com/NVIDIA/TransformerEngine/pull/3063", "backward.cu",
         "put_eight(view, place + column, value, a.accumulate);"
             => "put_eight(view, place + column, value, true);",
@@ -81,13 +81,13 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
     "phase-of-queries-forgotten", GlobalOffset, "rows of another batch entry: https://github.com/NVIDIA/TransformerEngine/pull/2596", "backward.cu",
         "const int phase = segment.phase,"
             => "const int phase = 0,",
-        VALUES;
+        READS;
     "stale-stage-of-dout", WrongSeam, "a stage's rows from the turn before: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
         "values(dv, p, descriptor(shared.dout(stage), ROWS * 128));"
             => "values(dv, p, descriptor(shared.dout(stage ^ 1), ROWS * 128));",
-        VALUES;
+        READS;
     "second-group-adds-the-firsts-lanes", WrongSeam, "half of dq twice: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
         "panel = group * KEYS * 128,"
             => "panel = 0 * group,",
-        VALUES;
+        FORGETS;
 };
