@@ -506,14 +506,12 @@ __device__ __forceinline__ void release(u32 barrier, u32 thread) {
     if (thread % 32 == 0) barrier_arrive(barrier);
 }
 
-// The first of a thread's two rows of a tile.
-__device__ __forceinline__ int row_of(u32 thread) { return thread / 32 * 16 + thread % 32 / 4; }
-
 template <class C>
 __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) {
     const u32 thread = kept(threadIdx.x), group = uniform(thread / 128);
+    const int row = thread / 32 * 16 + thread % 32 / 4;
     Ring<C::Q_STAGES> q_ring;
-    Ring<C::STAGES> k_ring, v_ring;
+    Ring<C::STAGES> k_ring;
     float o[DIM / 2], s[C::KEYS / 2];
     u32 p[C::KEYS / 4];
     for (;;) {
@@ -529,7 +527,9 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
             // Keys of the block whose weights were made last.
             int valid;
             auto wait_keys = [&]() { barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity()); };
-            auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring.stage()), v_ring.parity()); };
+            // V of the block whose scores were taken last.
+            auto v_ring = [&]() { return Ring<C::STAGES>{k_ring.turns - 1}; };
+            auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring().stage()), v_ring().parity()); };
             auto start_scores = [&]() {
                 hold(s);
                 wgmma_fence();
@@ -547,13 +547,13 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 release(shared.k_empty(k_ring.stage()), thread);
                 k_ring.advance();
                 if constexpr (ragged)
-                    mask<C>(s, get_bounds(shared.tile(q_ring.stage())), block, row_of(thread));
+                    mask<C>(s, get_bounds(shared.tile(q_ring.stage())), block, thread / 32 * 16 + thread % 32 / 4);
                 weigh<C>(s, rows, factor, a.scale_log2);
             };
             auto grown = [&]() { return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f); };
             auto clear_values = [&]() {
                 wait_values();
-                if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring.stage()), valid);
+                if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);
             };
             // O += P · V of the block whose weights were made last.
             auto start_values = [&](bool grew) {
@@ -563,7 +563,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 }
                 hold(o);
                 wgmma_fence();
-                values<C>(o, p, uniform(descriptor(shared.v(v_ring.stage()), C::KEYS * 128)));
+                values<C>(o, p, uniform(descriptor(shared.v(v_ring().stage()), C::KEYS * 128)));
                 wgmma_commit();
             };
             auto finish_values = [&]() {
@@ -571,9 +571,8 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 hold(o);
                 hold(p);
             };
-            auto release_values = [&]() {
-                release(shared.v_empty(v_ring.stage()), thread);
-                v_ring.advance();
+            auto release_values = [&](u32 turns) {
+                release(shared.v_empty(Ring<C::STAGES>{turns}.stage()), thread);
             };
             bool used = false;
             // While weights are made, P · V of the block before is under way. The wait for it begins the next turn: at the end
@@ -585,7 +584,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 pack<C>(s, p);
                 hold(p);
                 start_scores();
-                if (used) release_values();
+                if (used) release_values(k_ring.turns - 2);
                 used = true;
                 if constexpr (ragged) clear_values();
                 wait_values();
@@ -597,34 +596,31 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
             start_scores();
             wgmma_wait<0>();
             weigh_block(Yes());
-            // Ragged blocks, whole ones, and ragged ones behind them; the first block, taken as a ragged one, may be whole.
-            const u32 end = k_ring.turns + blocks.all - 1;
-            u32 until = k_ring.turns + blocks.ragged - 1;
-            for (;;) {
+            // Ragged blocks, whole ones, and ragged ones behind them.
+            int left = blocks.all - 1, ragged = blocks.ragged - 1, whole = blocks.whole + min(ragged, 0);
+            while (left > 0) {
 #pragma unroll 1
-                while ((int)(until - k_ring.turns) > 0) turn(Yes());
-                if (until == end) break;
-                until += blocks.whole;
+                for (; ragged > 0; --ragged, --left) turn(Yes());
 #pragma unroll 1
-                while ((int)(until - k_ring.turns) > 0) turn(No());
-                until = end;
+                for (; whole > 0; --whole, --left) turn(No());
+                ragged = left;
             }
             finish_values();
-            if (used) release_values();
+            if (used) release_values(k_ring.turns - 2);
             pack<C>(s, p);
             hold(p);
             clear_values();
             start_values(grown());
             wgmma_wait<0>();
             hold(o);
-            release_values();
+            release_values(k_ring.turns - 1);
         }
         const Tile done = get_tile(shared.tile(q_ring.stage()));
         __syncwarp();
         release(shared.q_empty(q_ring.stage()), thread);
         q_ring.advance();
-        store<C, 0>(a, done, rows, o, row_of(thread));
-        store<C, 1>(a, done, rows, o, row_of(thread));
+        store<C, 0>(a, done, rows, o, row);
+        store<C, 1>(a, done, rows, o, row);
     }
 }
 

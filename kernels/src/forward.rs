@@ -28,9 +28,8 @@ const PLANNED_ROWS_BYTES: usize = 48;
 const PLANNED_KEYS_BYTES: usize = 16;
 /// Threads of the planning kernel: `PLANNERS` of the source.
 const PLANNERS: usize = 1024;
-/// Keys and values that stay in the L2 cache while all tiles of their heads are taken: less than a third of it, since both
-/// its halves keep what both read.
-const CACHED_BYTES: usize = 16 << 20;
+/// Keys and values that stay in the L2 cache while all tiles of their heads are taken.
+const CACHED_BYTES: usize = 32 << 20;
 /// Rows of an average segment up to which the short shape is faster.
 const SHORT_ROWS: usize = 96;
 
@@ -435,8 +434,8 @@ mod tests {
     fn heads_are_cut_into_chunks_of_one_size() {
         let mut long = call(&[(Run::packed(0, 64, 64), Run::packed(0, 64, 64))], plain());
         assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 16, "short keys all stay");
-        // 3 MiB a head: 5 fit, so 4 chunks of 4 and not 3 of 5 and 1.
-        long.strides.keys = 6144;
+        // 8 MiB a head: 4 fit, so 4 chunks of 4 and not 5 of 3 and 1.
+        long.strides.keys = 16384;
         assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 4);
         assert_eq!(head_chunk(&long, 4, 8, [128, 128]), 16);
         long.strides.keys = 1 << 28;

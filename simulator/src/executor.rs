@@ -232,7 +232,7 @@ impl<D: Device> Running<'_, D> {
                 Ok(())
             }
             Work::WaitEvent(_) => {
-                if let Some(&record) = self.awaited[rank].get(&operation) {
+                if let Some(record) = self.awaited[rank][operation] {
                     self.wait(lane, (lane, record), memory);
                 }
                 self.finish(lane, 1);

@@ -9,7 +9,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
             => "keys_below(r + bounds.hi + 1 - first_key",
         READS;
     "tail-of-values-not-cleared", MissingGuard, "0 · NaN of V behind the end: https://github.com/Dao-AILab/flash-attention/issues/2374", "forward.cu",
-        "if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring.stage()), valid);"
+        "if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);"
             => ";",
         READS;
     "run-past-its-end", WrongSeam, "a block takes the next sequence's keys: https://github.com/NVIDIA/TransformerEngine/pull/2596", "forward.cu",
