@@ -82,8 +82,7 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         ("helpers".into(), if draw >> 61 & 3 == 0 { "off" } else { "on" }.into()),
         // One case in four runs its streams at once.
         ("streams".into(), if draw >> 59 & 3 == 0 { "4" } else { "1" }.into()),
-        // The tensor cores' kernel is run where it is named; campaigns draw it once it has been judged as the others have.
-        ("attention".into(), Attention::Simple.name().into()),
+        ("attention".into(), Attention::ALL[(draw >> 57 & 3) as usize].name().into()),
     ])
 }
 
