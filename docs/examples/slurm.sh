@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One campaign on as many GPUs as the array has tasks, and its result as a whole:
 #   sbatch --array=0-15 docs/examples/slurm.sh
-#   sbatch --dependency=afterany:JOB --wrap "seamproof merge shard-* --out whole --junit junit.xml"
+#   sbatch --dependency=afterany:JOB --wrap "seamproof merge shard-? shard-?? --out whole --junit junit.xml"
 #SBATCH --job-name=seamproof
 #SBATCH --gres=gpu:1
 #SBATCH --cpus-per-task=16

@@ -341,6 +341,7 @@ fn dither_statistics(bytes: &[u8]) -> Vec<DitherStatistics> {
     let statistic = |of: &[[u8; 8]]| {
         let of = |index: usize| f64::from_le_bytes(of[index]);
         let [weights, energy, met, met_energy] = [2, 3, 4, 5].map(of);
+        // Of two in a slot the second is counted, so twice; by energy that may be too little where the heavier came first.
         let shared = (2.0 * met / weights).max(2.0 * met_energy / energy);
         DitherStatistics { sum: of(0), sum_squares: of(1), shared }
     };

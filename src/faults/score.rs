@@ -89,7 +89,7 @@ pub struct Score {
     pub rungs: BTreeSet<Catcher>,
     /// The first seed's repro, shrunk: the campaign's, or the checker's where the campaign has none.
     pub repro: Option<Repro>,
-    /// Why the subject could not be run, where nothing was found: such a fault was not missed, it was never looked for.
+    /// Why the subject could not be run, where it was on no seed: such a fault was not missed, it was never looked for.
     pub not_run: Option<String>,
 }
 
@@ -217,14 +217,17 @@ pub fn score(suspect: Suspect, effort: Effort) -> Score {
     let checker: Vec<First> =
         seeds.clone().filter_map(|seed| edited.and_then(|fault| by_checker(fault, seed))).collect();
     let judged = seeds.filter(|_| suspect.runs());
-    let (mut campaign, mut not_run) = (Vec::new(), None);
+    let (mut campaign, mut not_run, mut ran) = (Vec::new(), None, false);
     for seed in judged {
         match by_campaign(suspect, seed) {
-            Ok(found) => campaign.extend(found.map(|found| (seed, found))),
+            Ok(found) => {
+                ran = true;
+                campaign.extend(found.map(|found| (seed, found)));
+            }
             Err(why) => not_run = Some(why),
         }
     }
-    let not_run = not_run.filter(|_| campaign.is_empty());
+    let not_run = not_run.filter(|_| !ran);
     let examined = campaign.iter().take(effort.examined);
     let mut rungs: BTreeSet<Catcher> = examined
         .flat_map(|(seed, (first, _))| seen_by(suspect.subject(*seed).as_ref(), &first.problem))

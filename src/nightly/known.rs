@@ -32,6 +32,16 @@ pub enum KnownError {
         /// What is wrong, on one line.
         what: String,
     },
+    /// An entry whose case is none.
+    #[error("{}: the entry '{key}': {source}", path.display())]
+    Case {
+        /// The file.
+        path: PathBuf,
+        /// The entry.
+        key: String,
+        /// What is wrong with its case.
+        source: CaseError,
+    },
     /// An entry that says nothing.
     #[error("{}: the entry '{key}' has no {field}; say it", path.display())]
     Empty {
@@ -109,7 +119,7 @@ impl Known {
 
     fn check(&self, path: &Path) -> Result<(), KnownError> {
         let mut keys = BTreeSet::new();
-        for Entry { key, reason, source, .. } in &self.known {
+        for Entry { key, reason, source, case } in &self.known {
             let empty =
                 [("reason", reason), ("source", source)].into_iter().find(|(_, text)| text.trim().is_empty());
             if let Some((field, _)) = empty {
@@ -118,6 +128,12 @@ impl Known {
             if !keys.insert(key) {
                 return Err(KnownError::Twice { path: path.to_owned(), key: key.clone() });
             }
+            // Now, and not when the night is over.
+            Case::load(&self.folder.join(case)).map_err(|source| KnownError::Case {
+                path: path.to_owned(),
+                key: key.clone(),
+                source,
+            })?;
         }
         Ok(())
     }

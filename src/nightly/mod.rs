@@ -82,6 +82,8 @@ pub enum NightError {
 pub struct Orders {
     /// The version of this program.
     pub program: String,
+    /// Which build of it: slices of different programs make no campaign.
+    pub build: String,
     /// Seed of all cases.
     pub seed: u64,
     /// Time of all campaigns together.
@@ -184,7 +186,10 @@ impl Night {
             let path = dir_of(last).join(ORDERS);
             let stored = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Orders>(&text).ok());
             match stored {
-                Some(stored) if stored.program == orders.program && stored.subjects == orders.subjects => {
+                Some(stored)
+                    if [&stored.program, &stored.build] == [&orders.program, &orders.build]
+                        && stored.subjects == orders.subjects =>
+                {
                     let said = format!("goes on with night {last}, which has no report, as it was begun");
                     let dir = dir_of(last);
                     return Ok((Night { home, number: last, dir, orders: stored, jobs }, said));
@@ -198,7 +203,8 @@ impl Night {
         let given_up = last > 0 && !dir_of(last).join(report::JSON).exists();
         let said = match given_up {
             true => format!(
-                "begins night {number}; night {last} never ended and was for other subjects or another version"
+                "begins night {number}; night {last} never ended, and was for other subjects, of another build, \
+                 or not begun whole"
             ),
             false => format!("begins night {number}"),
         };
@@ -244,7 +250,7 @@ impl Night {
     /// Writes the reports; the one that ends the night is the last.
     pub fn report(&self, outcome: &Outcome, known: &Known) -> Result<Report, NightError> {
         let path = self.home.path().join("trend.jsonl");
-        let mut trend = Trend::read(&path);
+        let mut trend = Trend::read(&path)?;
         let report = Report::new(self, outcome, known, &trend)?;
         write_whole(&self.dir.join("report.md"), &report.to_string())?;
         trend.write(self.number, &report.points, &path)?;
@@ -308,7 +314,7 @@ impl Night {
         let subjects = Registered::new(subject)?;
         let dir = self.dir.join(format!("{}-{}", file_name(subject), profile.name()));
         make_dir(&dir)?;
-        let (mut parts, mut lost, mut spent) = (Vec::new(), Vec::new(), 0.0);
+        let (mut parts, mut spent) = (Vec::new(), 0.0);
         let slice = (seconds / SLICES).clamp(SLICE.0, SLICE.1);
         while spent < seconds {
             let path = dir.join(format!("slice-{:04}", parts.len()));
@@ -318,7 +324,6 @@ impl Night {
             let part = match Part::read(&path) {
                 Ok(part) => part,
                 Err(MergeError::NotEnded { .. }) => {
-                    lost.extend(cut_off(&path));
                     if watch.stopped() {
                         return Ok(None);
                     }
@@ -335,6 +340,7 @@ impl Night {
                 break;
             }
         }
+        let lost = cut_off(&dir);
         lost.iter().for_each(|what| note(what));
         let mut summary = self.join(&dir, &subjects, profile, &parts, watch)?;
         if profile == Profile::Large && summary.cases > 0 {
@@ -405,15 +411,22 @@ fn last_night(home: &Path) -> u32 {
     names.filter_map(number).max().unwrap_or(0)
 }
 
-/// What was lost with a slice that did not end.
-fn cut_off(path: &Path) -> Option<String> {
-    let text = fs::read(path.join(EVENTS)).ok()?;
-    let cases =
-        text.split(|&byte| byte == b'\n').filter(|line| line.starts_with(b"{\"event\":\"case\"")).count();
-    let path = path.display();
-    Some(format!(
-        "lost: {path} was cut off after {cases} cases, which are run again; its findings stay in {path}.1"
-    ))
+/// What was lost with slices that did not end: they were set aside when they were run again.
+fn cut_off(campaign: &Path) -> Vec<String> {
+    let entries = fs::read_dir(campaign).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_aside = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.starts_with("slice-") && name.contains('.')
+    };
+    let mut aside: Vec<PathBuf> = entries.filter(is_aside).collect();
+    aside.sort();
+    let told = |path: &PathBuf| {
+        let text = fs::read(path.join(EVENTS)).unwrap_or_default();
+        let is_case = |line: &&[u8]| line.starts_with(b"{\"event\":\"case\"");
+        let cases = text.split(|&byte| byte == b'\n').filter(is_case).count();
+        format!("lost: {} was cut off after {cases} cases, which were run again", path.display())
+    };
+    aside.iter().map(told).collect()
 }
 
 /// A subject's text as the name of a directory.

@@ -67,6 +67,8 @@ pub struct Report {
     pub failures: Vec<Failure>,
     /// The list of known failures.
     pub known: Vec<Listed>,
+    /// Failing cases that are like none of these, past what was shrunk.
+    pub unexplained: u64,
     /// What was too little.
     pub missed: Vec<String>,
     /// Faults of this program.
@@ -107,6 +109,7 @@ impl Report {
             points,
             failures: failures(outcome, known),
             known: listed.map(|(entry, standing)| Listed { key: entry.key.clone(), standing }).collect(),
+            unexplained: outcome.campaigns.iter().map(|c| c.summary.kept + c.summary.dropped).sum(),
             missed: told(|summary| {
                 let more = summary.kept + summary.dropped;
                 let more = (more > 0).then(|| {
@@ -174,7 +177,12 @@ fn failures(outcome: &Outcome, known: &Known) -> Vec<Failure> {
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let news = self.news(false) + self.news(true) + self.regressed().count();
-        let title = if news == 0 { "nothing new".to_owned() } else { format!("{news} new failures") };
+        let title = match (&self.canary, news, self.unexplained) {
+            (None, ..) => "proves nothing".to_owned(),
+            (Some(_), 0, 0) => "nothing new".to_owned(),
+            (Some(_), 0, more) => format!("{more} failing cases that are like no failure"),
+            (Some(_), news, _) => format!("{news} new failures"),
+        };
         writeln!(f, "# Night {}: {title}\n", self.night)?;
         writeln!(f, "Seamproof {}, seed {}, {:.0} s of campaigns.\n", self.program, self.seed, self.seconds)?;
         match &self.canary {

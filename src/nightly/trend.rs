@@ -62,29 +62,47 @@ impl Point {
 /// Shifts of a margin that are told: a bin of the histogram is 4.5 % wide, and few cases scatter.
 const MARGIN_SHIFT: f64 = 0.1;
 
-/// The trend of all nights.
+/// The trend of all nights, and lines of its file that are no points, which stay.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Trend(Vec<Point>);
+pub struct Trend {
+    points: Vec<Point>,
+    others: Vec<String>,
+}
 
 impl Trend {
-    /// Reads the file; empty where there is none. A line that is no point is another program's and is dropped.
-    pub fn read(path: &Path) -> Trend {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        Trend(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+    /// Reads the file; empty where there is none. A line that is no point is another program's and stays.
+    pub fn read(path: &Path) -> Result<Trend, RecordError> {
+        let text = match std::fs::read_to_string(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Trend::default()),
+            text => text.map_err(|source| RecordError::Io { path: path.to_owned(), what: "read", source })?,
+        };
+        let mut trend = Trend::default();
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            match serde_json::from_str(line) {
+                Ok(point) => trend.points.push(point),
+                Err(_) => trend.others.push(line.to_owned()),
+            }
+        }
+        Ok(trend)
     }
 
     /// The last night before `night` that ran the same.
     pub fn before(&self, point: &Point) -> Option<&Point> {
         let same = |other: &&Point| other.subject == point.subject && other.profile == point.profile;
-        self.0.iter().filter(same).filter(|other| other.night < point.night).max_by_key(|other| other.night)
+        self.points
+            .iter()
+            .filter(same)
+            .filter(|other| other.night < point.night)
+            .max_by_key(|other| other.night)
     }
 
     /// Adds a night's points, in the place of any of that night, and writes the file whole.
     pub fn write(&mut self, night: u32, points: &[Point], path: &Path) -> Result<(), RecordError> {
-        self.0.retain(|point| point.night != night);
-        self.0.extend_from_slice(points);
+        self.points.retain(|point| point.night != night);
+        self.points.extend_from_slice(points);
         let line = |point: &Point| serde_json::to_string(point).map(|line| line + "\n").unwrap_or_default();
-        write_whole(path, &self.0.iter().map(line).collect::<String>())
+        let others = self.others.iter().map(|line| format!("{line}\n"));
+        write_whole(path, &others.chain(self.points.iter().map(line)).collect::<String>())
     }
 }
 
@@ -102,18 +120,23 @@ mod tests {
     fn a_night_is_compared_with_the_one_before_and_written_once() {
         let place = tempfile::tempdir().expect("a temporary directory");
         let path = place.path().join("trend.jsonl");
-        let mut trend = Trend::read(&path);
+        let mut trend = Trend::read(&path).expect("no file is no trend");
         assert_eq!(trend.before(&point(1, 1.0, 1.0)), None);
         trend.write(1, &[point(1, 100.0, 0.5)], &path).expect("written");
         trend.write(2, &[point(2, 50.0, 0.7)], &path).expect("written");
         trend.write(2, &[point(2, 80.0, 0.5)], &path).expect("written once more");
-        let trend = Trend::read(&path);
+        let trend = Trend::read(&path).expect("a trend");
         let third = point(3, 60.0, 0.8);
         let before = trend.before(&third);
         assert_eq!(before, Some(&point(2, 80.0, 0.5)));
         assert_eq!(third.against(before), "-25 % cases/s, p99 of out × 1.60 (night 2)");
         assert_eq!(third.against(None), "first night");
         std::fs::write(&path, "no point\n").expect("a file");
-        assert_eq!(Trend::read(&path), Trend::default());
+        let mut other = Trend::read(&path).expect("a trend");
+        assert_eq!(other.before(&third), None);
+        other.write(3, std::slice::from_ref(&third), &path).expect("written");
+        let text = std::fs::read_to_string(&path).expect("the file");
+        assert!(text.starts_with("no point\n{") && text.lines().count() == 2, "another's lines stay: {text}");
+        assert!(Trend::read(place.path()).is_err(), "a directory is no file");
     }
 }

@@ -106,8 +106,8 @@ struct Seat {
     since_sentinel: u64,
     /// Whether its worker has run the sentinel: what it cannot open then is no fault of the seat.
     is_proven: bool,
-    /// What the last proven worker could not open.
-    unopened: Option<Subject>,
+    /// What a proven worker could not open.
+    unopened: Vec<Subject>,
     failed_starts: u32,
     /// Why the last start failed.
     failure: String,
@@ -179,7 +179,7 @@ impl Pool {
             match work(&mut taken.seat) {
                 Ok(done) => return Ok(done),
                 Err(Stop::Failed(error)) => return Err(error),
-                // Not too often: a seat that fails again is retired.
+                // Not too often: a seat that fails again is retired, and a subject that fails again is given up there.
                 Err(Stop::NotStarted) => {}
             }
         }
@@ -326,6 +326,7 @@ impl Seat {
             return Err(stop);
         }
         if let Some(devices) = self.started(opened)? {
+            self.unopened.retain(|other| other != subject);
             pool.count(devices);
         }
         Ok(())
@@ -334,10 +335,10 @@ impl Seat {
     /// What it means that a proven worker cannot open a subject: the worker may have gone bad since, so that a fresh one is
     /// asked too; if that is proven and cannot either, it is the subject.
     fn unopened(&mut self, subject: &Subject, what: &str) -> Stop {
-        if self.unopened.replace(subject.clone()).as_ref() != Some(subject) {
+        if !self.unopened.contains(subject) {
+            self.unopened.push(subject.clone());
             return Stop::NotStarted;
         }
-        self.unopened = None;
         RunError::Infrastructure(format!("{} does not open: {what}", subject.name)).into()
     }
 

@@ -63,7 +63,7 @@ pub struct Ways {
     /// Whether kernels for packed slots run where they can; else every operation but attention goes to the kernels on
     /// tables of rows.
     pub helpers: bool,
-    /// Which kernel runs forwards.
+    /// Which kernels run forwards and backwards.
     pub attention: Attention,
     /// Streams that the schedule's streams run on; 1 for one after the other, in the order in which they are asked for.
     pub streams: usize,
