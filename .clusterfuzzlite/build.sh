@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 mkdir -p "$OUT"
 
 cargo fuzz build --sanitizer "${SANITIZER:-none}" --no-trace-compares
-built=target/x86_64-unknown-linux-gnu/release
+built=${CARGO_TARGET_DIR:-target}/x86_64-unknown-linux-gnu/release
 for target in $(cargo fuzz list); do
     [ "$target" = cuda_differential ] && continue
     cp "$built/$target" "$OUT/"
