@@ -13,6 +13,7 @@ use super::output::{note, print_line};
 use super::{CliError, worker};
 use crate::campaign::Registered;
 use crate::nightly::{Known, Night, Orders, Outcome, Report, Watch};
+use crate::worker::own_program;
 
 /// Subjects that are looked for where none is named.
 const SUBJECTS: [&str; 2] = ["emulated", "cuda"];
@@ -108,7 +109,7 @@ fn found(named: &[String]) -> Result<Found, CliError> {
 
 /// What tells this program from every other build; empty where it cannot read itself.
 fn build() -> String {
-    let program = std::fs::read("/proc/self/exe").or_else(|_| std::fs::read(std::env::current_exe()?));
+    let program = std::fs::read(own_program());
     program.map_or(String::new(), |bytes| blake3::hash(&bytes).to_hex()[..16].to_owned())
 }
 

@@ -28,6 +28,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use history::{BYTES_MAX, RUNS_MAX, smallest};
+pub(crate) use pool::own_program;
 pub use pool::{Launch, Pool, SENTINEL_EVERY, STARTS_MAX, Settings, configure, shared};
 pub use process::STDERR_MAX;
 pub use remote::Remote;

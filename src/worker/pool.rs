@@ -62,7 +62,7 @@ impl Default for Settings {
 }
 
 /// This program, and not what lies in its place by now: a supervisor and its workers are of one build.
-fn own_program() -> PathBuf {
+pub(crate) fn own_program() -> PathBuf {
     let running = PathBuf::from("/proc/self/exe");
     // Where the program does not know its own place, the start of a worker says so.
     if running.exists() { running } else { std::env::current_exe().unwrap_or_default() }
