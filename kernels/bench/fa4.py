@@ -1,4 +1,4 @@
-"""FlashAttention-4 as a peer of `seamproof bench attention --peer`: times its forward on one cell after the other.
+"""FlashAttention-4 as a peer of `seamproof bench attention --peer`: times its passes on one cell after the other.
 
 usage: fa4.py [SITE [FILE]]
   SITE  a folder with the packages torch and flash_attn.cute (flash-attn-4), where they are not installed
@@ -9,6 +9,8 @@ A request and its answer are described in src/bench/peer.rs. https://github.com/
 
 import itertools
 import json
+import math
+import os
 import site
 import statistics
 import sys
@@ -22,24 +24,34 @@ warnings.filterwarnings("ignore")
 import torch
 from flash_attn.cute import flash_attn_varlen_func
 
-# Cycles of a GPU that waits while the host asks for launches: some milliseconds, so that no launch waits for the host.
+# Cycles of a GPU that waits while the host asks for launches, so that no launch waits for the host: some milliseconds at
+# first, and twice as many where the host was still asking.
 WAIT_CYCLES = 20_000_000
+WAIT_CYCLES_MAX = 32 * WAIT_CYCLES
 
 
 def table(numbers):
     return torch.tensor(numbers, dtype=torch.int32, device="cuda")
 
 
-def tensors(request):
-    """q, k, v from N(0, 1), padding too. They ask for gradients, so that the forward keeps its LSE, as ours does."""
+def stored(file):
+    return torch.from_file(file, size=os.path.getsize(file) // 2, dtype=torch.bfloat16).cuda()
+
+
+def shapes(request):
+    """Of q, k, v and dout."""
     rows = sum(request["padded"])
     heads_q, heads_kv = request["heads"]
-    shapes = [(rows, heads, request["dim"]) for heads in (heads_q, heads_kv, heads_kv)]
-    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    return [(rows, heads, request["dim"]) for heads in (heads_q, heads_kv, heads_kv, heads_q)]
 
 
-def forward(request):
-    """A function that launches the forward on a set of tensors."""
+def repeated(block, shape):
+    size = math.prod(shape)
+    return block.repeat(-(-size // block.numel()))[:size].reshape(shape)
+
+
+def forward(request, deterministic=False):
+    """A function that launches the forward on q, k and v, and keeps what a backward needs where they ask for gradients."""
     lengths = request["lengths"]
     offsets = table([0, *itertools.accumulate(request["padded"])])
     arguments = dict(
@@ -51,24 +63,84 @@ def forward(request):
         max_seqlen_k=max(lengths),
         causal=request["causal"],
         window_size=(None, None) if request["window"] is None else (request["window"], 0),
+        deterministic=deterministic,
     )
-    return lambda q, k, v: flash_attn_varlen_func(q, k, v, **arguments)
+
+    def launch(q, k, v):
+        out = flash_attn_varlen_func(q, k, v, **arguments)
+        return out[0] if isinstance(out, tuple) else out
+
+    return launch
 
 
-def milliseconds(request):
-    sets = [tensors(request) for _ in range(request["sets"])]
+def forwards(request):
+    """A launch for each set of tensors from N(0, 1), padding too. They ask for gradients, so that the forward keeps its LSE,
+    as ours does."""
+
+    def one():
+        tensor = lambda shape: torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        tensors = [tensor(shape) for shape in shapes(request)[:3]]
+        return lambda: launch(*tensors)
+
     launch = forward(request)
-    launches, times = request["launches"], []
-    for _ in range(request["warm_up"] + request["repetitions"]):
+    return [one() for _ in range(request["sets"])]
+
+
+def backwards(request):
+    """The same of the backward, on the numbers that the request names; each gives dq, dk and dv."""
+    blocks = stored(request["backward"]["numbers"]).reshape(4, -1)
+    launch = forward(request, request["backward"]["deterministic"])
+
+    def one():
+        q, k, v, dout = [repeated(*pair) for pair in zip(blocks, shapes(request))]
+        operands = [tensor.requires_grad_() for tensor in (q, k, v)]
+        with torch.enable_grad():
+            out = launch(*operands)
+        return lambda: torch.autograd.grad(out, operands, dout, retain_graph=True)
+
+    return [one() for _ in range(request["sets"])]
+
+
+def difference(request, gradients):
+    """How far the gradients are from those that the request names."""
+    stop = min(request["backward"]["rows"], sum(request["padded"]))
+    ours, worst = stored(request["backward"]["gradients"]), []
+    for theirs in gradients:
+        theirs = theirs[:stop].float()
+        mine, ours = ours[: theirs.numel()].reshape(theirs.shape).float(), ours[theirs.numel() :]
+        norm = lambda rows: torch.linalg.vector_norm(rows, dim=(0, 2))
+        for start, length in zip(itertools.accumulate(request["padded"], initial=0), request["lengths"]):
+            real = slice(start, min(start + length, stop))
+            if start < stop:
+                worst.append((norm(theirs[real] - mine[real]) / norm(mine[real])).max())
+    return torch.stack(worst).max().item()
+
+
+def milliseconds(request, launches):
+    for launch in launches:
+        launch()
+    wait, times = WAIT_CYCLES, []
+    while len(times) < request["warm_up"] + request["repetitions"]:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(WAIT_CYCLES)
+        torch.cuda._sleep(wait)
         begin.record()
-        for number in range(launches):
-            launch(*sets[number % len(sets)])
+        for number in range(request["launches"]):
+            launches[number % len(launches)]()
         end.record()
+        asked_in_time = not begin.query()
         end.synchronize()
-        times.append(begin.elapsed_time(end) / launches)
+        if asked_in_time or wait >= WAIT_CYCLES_MAX:
+            times.append(begin.elapsed_time(end) / request["launches"])
+        else:
+            wait *= 2
     return statistics.median(times[request["warm_up"] :])
+
+
+def measured(request):
+    if request.get("backward") is None:
+        return {"ms": milliseconds(request, forwards(request))}
+    launches = backwards(request)
+    return {"difference": difference(request, launches[0]()), "ms": milliseconds(request, launches)}
 
 
 def main():
@@ -79,7 +151,7 @@ def main():
         answer = {"track": request["track"], "column": request["column"]}
         try:
             with torch.no_grad():
-                answer["ms"] = milliseconds(request)
+                answer |= measured(request)
         except Exception as error:  # whatever it is, the next cell may do better
             answer["error"] = f"{type(error).__name__}: {error}"[:200].replace("\n", " ")
         print(json.dumps(answer), flush=True)

@@ -11,8 +11,9 @@ use super::output::{complain, note};
 use crate::bench;
 use crate::power::{self, Plan};
 use seamproof_kernels::Gpu;
-use seamproof_kernels::bench::{self as gpu_bench, Attention, BenchError, Kernel};
+use seamproof_kernels::bench::{self as gpu_bench, Attention, BenchError, Kernel, Subject};
 use seamproof_kernels::cache::Cache;
+use seamproof_oracle::Pass;
 
 /// Lengths of the sequences that the oracle is measured on.
 const LENGTHS: [usize; 4] = [1024, 2048, 4096, 8192];
@@ -32,7 +33,8 @@ Examples, in a release build:
   seamproof bench power --cases 100 --seed 2
   seamproof bench thd
   seamproof bench attention --tracks short128,tiny1024x64
-  seamproof bench attention --peer 'python3 kernels/bench/fa4.py SITE'";
+  seamproof bench attention --peer 'python3 kernels/bench/fa4.py SITE'
+  seamproof bench attention --pass backward --peer 'python3 kernels/bench/fa4.py SITE'";
 
 #[derive(Debug, Subcommand)]
 enum What {
@@ -58,9 +60,12 @@ enum What {
         /// Which GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
-        /// The kernel
-        #[arg(long, default_value = Kernel::ALL[0].name(), value_parser = kernel)]
-        kernel: Kernel,
+        /// The pass: forward or backward
+        #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
+        pass: Pass,
+        /// The forward's kernel: tuned (if not given), long, short or simple
+        #[arg(long, value_parser = kernel)]
+        kernel: Option<Kernel>,
         /// Tracks of kernels/bench/tracks.json; all if not given
         #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
         tracks: Vec<String>,
@@ -86,8 +91,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Prove => bench::prove(&mut io::stdout()).map(|()| true),
         What::Power { cases, seed } => power(&Plan { cases: (*cases).into(), seed: *seed }),
         What::Thd { gpu } => on_gpu(*gpu, gpu_bench::thd)?.map(|()| true),
-        What::Attention { gpu, kernel, tracks, columns, peer } => {
-            let plan = Attention { kernel: *kernel, tracks, columns, peer: peer.as_deref() };
+        What::Attention { gpu, pass, kernel, tracks, columns, peer } => {
+            let plan =
+                Attention { subject: subject(*pass, *kernel)?, tracks, columns, peer: peer.as_deref() };
             on_gpu(*gpu, |gpu, to| gpu_bench::attention(gpu, &plan, to))?.map(|()| true)
         }
     };
@@ -109,6 +115,28 @@ fn power(plan: &Plan) -> io::Result<bool> {
     })?;
     note(&format_args!("{:.0} s", start.elapsed().as_secs_f64()));
     Ok(held)
+}
+
+/// What `bench attention` measures.
+fn subject(pass: Pass, kernel: Option<Kernel>) -> Result<Subject, CliError> {
+    match (pass, kernel) {
+        (Pass::Forward, kernel) => Ok(Subject::Forward(kernel.unwrap_or(Kernel::ALL[0]))),
+        (Pass::Backward, None) => Ok(Subject::Backward),
+        (Pass::Backward, Some(_)) => {
+            let what =
+                "--kernel is the forward's: the backward for tensor cores is one kernel, in two orders";
+            Err(CliError::Usage(what.to_owned()))
+        }
+    }
+}
+
+/// A pass by its name.
+fn pass(name: &str) -> Result<Pass, String> {
+    match name {
+        "forward" => Ok(Pass::Forward),
+        "backward" => Ok(Pass::Backward),
+        _ => Err("no such pass; use forward or backward".to_owned()),
+    }
 }
 
 /// A kernel by its name.

@@ -1,14 +1,17 @@
 //! How fast the kernels are, each against a peer in the same run.
 
 mod attention;
+mod backward;
+mod figures;
 mod peer;
 mod pools;
+mod tensors;
 mod thd;
 mod tracks;
 
 use std::io;
 
-pub use attention::{Attention, Kernel, attention, problems};
+pub use attention::{Attention, Kernel, Subject, attention, problems};
 pub use thd::thd;
 
 use crate::error::KernelError;
@@ -26,6 +29,11 @@ pub enum BenchError {
     /// The tracks of this program.
     #[error("bench/tracks.json: {0}")]
     Tracks(String),
+    /// Gradients that are no numbers.
+    #[error(
+        "{0}: a gradient is NaN or infinite, so that its figures would mean nothing; run `seamproof run --backend cuda`"
+    )]
+    NotFinite(String),
     /// A name that is of nothing.
     #[error("there is no {what} '{name}'; known: {known}")]
     Unknown {

@@ -1,17 +1,20 @@
 //! Another implementation, measured in the same run on the same machine: a program that is asked for one cell after the
 //! other, so that both work under the same conditions.
 //!
-//! A request is one JSON line on its standard input ([`Request`]), the answer one on its standard output, `{"ms": 1.23}`
-//! or `{"error": "why not"}`. Lines that do not begin with a brace are skipped: libraries print what they like.
+//! A request is one JSON line on its standard input ([`Request`]), the answer one on its standard output, `{"ms": 1.23}`,
+//! for a backward `{"ms": 1.23, "difference": 0.004}`, or `{"error": "why not"}`. Lines that do not begin with a brace are
+//! skipped: libraries print what they like. The difference is the largest of any sequence, head and gradient: the norm of
+//! theirs less ours, divided by the norm of ours.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
 use super::tracks::Cell;
 
-/// What is asked for: the forward of a pack of bf16 sequences, timed as ours is.
+/// What is asked for: a pass over a pack of bf16 sequences, timed as ours is.
 #[derive(Serialize)]
 struct Request<'a> {
     track: &'a str,
@@ -30,12 +33,35 @@ struct Request<'a> {
     launches: usize,
     warm_up: usize,
     repetitions: usize,
+    /// The backward; the forward where there is none.
+    backward: Option<&'a BackwardRequest>,
+}
+
+/// The backward that is asked for.
+#[derive(Debug, Serialize)]
+pub(super) struct BackwardRequest {
+    /// Whether it must give the same bits each time.
+    pub(super) deterministic: bool,
+    /// A file of bf16 numbers in four blocks of one length: q, k, v and dout repeat one each.
+    pub(super) numbers: PathBuf,
+    /// A file of our dq, dk and dv in bf16, each of the first `rows` rows or of all if those are fewer.
+    pub(super) gradients: PathBuf,
+    pub(super) rows: usize,
+}
+
+/// What a peer says of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub(super) struct Measured {
+    /// Milliseconds of a launch.
+    pub(super) ms: f64,
+    /// Of a backward: how far its gradients are from ours.
+    pub(super) difference: Option<f64>,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Answer {
-    Time { ms: f64 },
+    Time(Measured),
     Error { error: String },
 }
 
@@ -74,9 +100,15 @@ impl Peer {
         Ok(Peer { process, requests, answers: BufReader::new(answers) })
     }
 
-    /// Milliseconds of a cell, or why there are none.
-    pub(super) fn time(&mut self, cell: &Cell, timing: Timing) -> Result<f64, String> {
-        let line = serde_json::to_string(&request(cell, timing)).map_err(|error| error.to_string())?;
+    /// What a cell takes, or why that is not known.
+    pub(super) fn time(
+        &mut self,
+        cell: &Cell,
+        timing: Timing,
+        backward: Option<&BackwardRequest>,
+    ) -> Result<Measured, String> {
+        let request = request(cell, timing, backward);
+        let line = serde_json::to_string(&request).map_err(|error| error.to_string())?;
         let requests = self.requests.as_mut().ok_or("the process has ended")?;
         let asked = writeln!(requests, "{line}").and_then(|()| requests.flush());
         asked.map_err(|error| self.ended(&error))?;
@@ -86,7 +118,7 @@ impl Peer {
                 Ok(0) => return Err(self.ended(&"no answer")),
                 Err(error) => return Err(error.to_string()),
                 Ok(_) if !answer.starts_with('{') => {}
-                Ok(_) => return read(&answer),
+                Ok(_) => return read(&answer, backward.is_some()),
             }
         }
     }
@@ -110,16 +142,19 @@ impl Drop for Peer {
     }
 }
 
-fn read(answer: &str) -> Result<f64, String> {
+fn read(answer: &str, backward: bool) -> Result<Measured, String> {
     match serde_json::from_str(answer) {
-        Ok(Answer::Time { ms }) if ms > 0.0 => Ok(ms),
-        Ok(Answer::Time { ms }) => Err(format!("{ms} ms is no time")),
+        Ok(Answer::Time(Measured { ms, .. })) if ms <= 0.0 => Err(format!("{ms} ms is no time")),
+        Ok(Answer::Time(Measured { difference: None, .. })) if backward => {
+            Err("a time and no difference to our gradients".to_owned())
+        }
+        Ok(Answer::Time(measured)) => Ok(measured),
         Ok(Answer::Error { error }) => Err(error),
         Err(_) => Err(format!("neither a time nor an error: {}", answer.trim())),
     }
 }
 
-fn request(cell: &Cell, timing: Timing) -> Request<'_> {
+fn request<'a>(cell: &'a Cell, timing: Timing, backward: Option<&'a BackwardRequest>) -> Request<'a> {
     let Cell { track, column, problem } = cell;
     let Timing { sets, launches, warm_up, repetitions } = timing;
     Request {
@@ -135,6 +170,7 @@ fn request(cell: &Cell, timing: Timing) -> Request<'_> {
         launches,
         warm_up,
         repetitions,
+        backward,
     }
 }
 
@@ -145,16 +181,33 @@ mod tests {
 
     const TIMING: Timing = Timing { sets: 2, launches: 8, warm_up: 3, repetitions: 21 };
 
-    fn ask(command: &str) -> Result<f64, String> {
+    fn ask(command: &str) -> Result<Measured, String> {
         let tracks = tracks().unwrap();
         let cell = cells(&tracks, [&[], &[]]).unwrap().remove(0);
-        Peer::start(command)?.time(&cell, TIMING)
+        Peer::start(command)?.time(&cell, TIMING, None)
     }
 
     #[test]
     fn a_peer_is_asked_and_answers() {
         let script = r#"read line; case "$line" in *'"padded":[4096,4096,4096,4096]'*) echo; echo '{"ms": 1.5}';; esac"#;
-        assert_eq!(ask(script), Ok(1.5));
+        assert_eq!(ask(script), Ok(Measured { ms: 1.5, difference: None }));
+    }
+
+    #[test]
+    fn a_backward_is_asked_for_with_a_comparison() {
+        let tracks = tracks().unwrap();
+        let cell = cells(&tracks, [&[], &[]]).unwrap().remove(0);
+        let [numbers, gradients] = ["n", "g"].map(PathBuf::from);
+        let backward = BackwardRequest { deterministic: true, numbers, gradients, rows: 5 };
+        let ask = |answer: &str| {
+            let asked = r#"*'"backward":{"deterministic":true,"numbers":"n","gradients":"g","rows":5}'*"#;
+            let script = format!("read line; case \"$line\" in {asked}) echo '{answer}';; esac");
+            Peer::start(&script).unwrap().time(&cell, TIMING, Some(&backward))
+        };
+        let measured = ask(r#"{"ms": 1.5, "difference": 0.25}"#);
+        assert_eq!(measured, Ok(Measured { ms: 1.5, difference: Some(0.25) }));
+        assert!(ask(r#"{"ms": 1.5}"#).unwrap_err().contains("no difference"));
+        assert!(ask(r#"{"ms": 1.5, "difference": NaN}"#).unwrap_err().contains("neither"));
     }
 
     #[test]

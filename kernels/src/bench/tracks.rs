@@ -50,6 +50,17 @@ pub(super) struct Cell {
     pub(super) problem: Problem,
 }
 
+impl Column {
+    /// What the mask is called.
+    pub(super) fn mask_name(&self) -> &'static str {
+        match self.mask {
+            Mask { right: None, .. } => "full",
+            Mask { left: Some(_), .. } => "window",
+            _ => "causal",
+        }
+    }
+}
+
 impl Track {
     pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
         (0..self.times).flat_map(|_| self.lengths.iter().copied())
@@ -82,7 +93,7 @@ impl Track {
 }
 
 impl Cell {
-    /// Floating-point operations on visible pairs of real tokens: two products.
+    /// Floating-point operations of the forward on visible pairs of real tokens: two products.
     pub(super) fn operations(&self) -> f64 {
         4.0 * (self.column.dim * self.column.heads.q) as f64 * self.problem.pairs() as f64
     }
