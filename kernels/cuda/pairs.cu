@@ -177,6 +177,13 @@ extern "C" __global__ void __launch_bounds__(32) hold_up(u32 cycles) {
     while (clock64() - start < cycles) continue;
 }
 
+// Adds to a count the words in which two stretches of memory differ.
+extern "C" __global__ void __launch_bounds__(THREADS) differ(const u32* a, const u32* b, u64 words, u32* count) {
+    u32 apart = 0;
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < words; i += (u64)gridDim.x * THREADS) apart += a[i] != b[i];
+    if (apart > 0) atomicAdd(count, apart);
+}
+
 // dsink of a head: -Σ e^(sink - lse) · <dout, out>, the sum over rows serial. A warp has one head.
 extern "C" __global__ void __launch_bounds__(32) sink_gradient(const __grid_constant__ SinkGradient a) {
     const int lane = threadIdx.x, head = blockIdx.x;

@@ -12,6 +12,7 @@ mod elements;
 mod image;
 mod large;
 mod moves;
+mod steady;
 mod tables;
 
 use std::fmt;
@@ -26,6 +27,7 @@ use crate::gpu::{Buffer, Gpu};
 use crate::tables::Cut;
 use image::{Image, Place};
 pub use large::check_large;
+pub use steady::{STEADY_DIMS, STEADY_MASKS, Steady, accumulated, steady};
 
 /// Bytes of an image, at most.
 const IMAGE_BYTES: usize = 64 << 20;

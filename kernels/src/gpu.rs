@@ -28,6 +28,8 @@ pub(crate) const THREADS: usize = 256;
 const CAPABILITY: (i32, i32) = (9, 0);
 /// Bytes of dynamic shared memory that a block may have without being asked for.
 const SHARED_ALWAYS: usize = 48 << 10;
+/// Blocks that compare two areas, at most.
+const BLOCKS_OF_COMPARISON: usize = 256;
 /// Most blocks in the first dimension of a grid.
 const BLOCKS_MAX: usize = i32::MAX as usize;
 
@@ -190,6 +192,19 @@ impl Gpu {
     /// Lets cycles of a multiprocessor pass before what is launched next.
     pub(crate) fn hold_up(&self, cycles: u32) -> Result<(), KernelError> {
         self.launch("hold_up", (1, 1, 32), &[&cycles])
+    }
+
+    /// Adds to a 32-bit count the words in which two areas of one length differ.
+    pub(crate) fn differ(&self, a: Area, b: Area, count: Area) -> Result<(), KernelError> {
+        let words = a.bytes() / 4;
+        if a.bytes() != b.bytes() || !a.bytes().is_multiple_of(4) || count.bytes() != 4 {
+            return Err(KernelError::shape(
+                "a comparison needs two areas of one length in words, and a count",
+            ));
+        }
+        let blocks = words.div_ceil(THREADS).min(BLOCKS_OF_COMPARISON);
+        let [a, b, count] = [a, b, count].map(|area| area.address());
+        self.launch("differ", (blocks, 1, THREADS), &[&a, &b, &(words as u64), &count])
     }
 
     /// A mark behind all that was launched on a stream.

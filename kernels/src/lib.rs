@@ -14,6 +14,7 @@ pub mod merge;
 pub mod metadata;
 pub mod nvrtc;
 pub mod pairs;
+mod ready;
 pub mod reference;
 pub mod rows;
 pub mod source;

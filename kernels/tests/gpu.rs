@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use seamproof_kernels::cache::{Cache, Origin};
-use seamproof_kernels::check::{check, check_large, check_until};
+use seamproof_kernels::check::{
+    STEADY_DIMS, STEADY_MASKS, accumulated, check, check_large, check_until, steady,
+};
 use seamproof_kernels::faults::{Seen, source_faults};
 use seamproof_kernels::source::sources;
 use seamproof_kernels::{Gpu, KernelError};
@@ -31,6 +33,31 @@ fn products_of_rows_and_elements_are_64_bits_wide() {
     let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
     let found = check_large(&gpu).unwrap_or_else(|error| panic!("{error}"));
     assert!(found.is_empty(), "{}", found[0]);
+}
+
+/// Gradients that are added to what is there, in both orders, in f32 and in the tensors' own format.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn accumulated_gradients_are_sums_rounded_once() {
+    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    let found = accumulated(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    assert!(found.is_empty(), "{}", found[0]);
+}
+
+/// Launches of each head dim and mask; `seamproof kernels stress` makes more.
+const STEADY_LAUNCHES: usize = 200;
+
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn the_fixed_order_gives_the_same_bits_and_any_order_does_not() {
+    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    for dim in STEADY_DIMS {
+        for (name, mask) in STEADY_MASKS {
+            let steady = steady(&gpu, dim, mask, STEADY_LAUNCHES).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(steady.fixed, 0, "head dim {dim}, {name}: {steady:?}");
+            assert!(steady.any > 0, "head dim {dim}, {name}: differences would not be seen: {steady:?}");
+        }
+    }
 }
 
 /// The check itself under test: every planted fault is seen where it says.

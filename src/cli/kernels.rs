@@ -80,6 +80,16 @@ enum What {
         #[arg(long, value_name = "ID|all")]
         plant: Option<String>,
     },
+    /// Launch the backward in its fixed order again and again beside other work: not one bit may differ
+    #[command(hide = true)]
+    Stress {
+        /// Launches of each head dim, the masks in turn
+        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(4..))]
+        launches: u32,
+        /// Which GPU
+        #[arg(long, default_value_t = 0)]
+        gpu: usize,
+    },
     /// Judge forwards of large packs by the reference kernel on the GPU
     #[command(hide = true)]
     Judge(large::Args),
@@ -111,6 +121,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Check { gpu, large: true, .. } => compare_large(*gpu),
         What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, id, *cases, *seed),
         What::Check { cases, seed, gpu, .. } => compare(*gpu, *cases, *seed),
+        What::Stress { launches, gpu } => stress(*gpu, *launches as usize),
         What::Judge(args) => large::judge(args),
         What::Twins { cases, seed, profile, gpu } => twins(*gpu, *cases, *seed, *profile),
     }
@@ -230,6 +241,33 @@ fn compare(gpu: usize, cases: u64, seed: u64) -> Result<Exit, CliError> {
         _ if !outcome.mismatches.is_empty() => Exit::Finding,
         _ if outcome.tallies.iter().any(|tally| tally.wrote == 0) => Exit::TooLittle,
         _ => Exit::Held,
+    })
+}
+
+/// What is launched in any order must differ somewhere: else a difference would not be seen.
+fn stress(gpu: usize, launches: usize) -> Result<Exit, CliError> {
+    let gpu = Gpu::open(gpu, &Cache::of_user())?;
+    let (mut fixed, mut any) = (0, 0);
+    for dim in check::STEADY_DIMS {
+        for (name, mask) in check::STEADY_MASKS {
+            let steady = check::steady(&gpu, dim, mask, launches.div_ceil(check::STEADY_MASKS.len()))?;
+            print_line(&format_args!(
+                "head dim {dim:>3}, {name:<6}: {} of {} launches in the fixed order differ from the first, in any order {} \
+                 ({:.0} launches a second of each)",
+                steady.fixed,
+                steady.launches,
+                steady.any,
+                steady.launches as f64 / steady.time.as_secs_f64()
+            ));
+            fixed += steady.fixed;
+            any += steady.any;
+        }
+    }
+    print_line(&format_args!("on {}: {fixed} launches differ", gpu.name()?));
+    Ok(match fixed {
+        0 if any == 0 => Exit::TooLittle,
+        0 => Exit::Held,
+        _ => Exit::Finding,
     })
 }
 

@@ -5,24 +5,23 @@
 
 use std::io::Write;
 
-use seamproof_oracle::{Format, Problem};
+use seamproof_oracle::Problem;
 use seamproof_simulator::AttentionCall;
 
 use super::backward::backward;
 use super::figures::{Figure, Figures};
 use super::peer::Timing;
-use super::tensors::{Numbers, Tensors};
 use super::tracks::{Cell, cells, tracks};
 use super::{BenchError, median_ms};
-use crate::attend::{CallTables, Forward, WeightFormats};
+use crate::attend::CallTables;
 use crate::error::KernelError;
 use crate::forward::Shape;
 use crate::gpu::Gpu;
+use crate::ready::{FORMATS, Launcher, Numbers, Tensors, forward_launcher};
 
 pub(super) const TIMING: Timing = Timing { sets: 2, launches: 8, warm_up: 3, repetitions: 21 };
 /// A launch that takes longer is repeated less often: what lies between launches is nothing to it.
 const SLOW_MS: f64 = 20.0;
-pub(super) const FORMATS: WeightFormats = WeightFormats { p: Format::Bf16, ds: Format::Bf16 };
 
 /// The kernels of the forward that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,9 +58,6 @@ pub struct Attention<'a> {
     pub peer: Option<&'a str>,
 }
 
-/// Launches one forward.
-pub(super) type Launcher<'g> = Box<dyn Fn(&Forward) -> Result<(), KernelError> + 'g>;
-
 impl Kernel {
     /// Every kernel, the one that is measured where none is named first.
     pub const ALL: [Kernel; 4] = [Kernel::Tuned, Kernel::Long, Kernel::Short, Kernel::Simple];
@@ -77,37 +73,20 @@ impl Kernel {
     }
 
     /// Puts what a call says where the GPU reads it; what comes back launches the call.
-    fn ready<'g>(
-        self,
-        gpu: &'g Gpu,
-        call: &AttentionCall,
-        rows: [usize; 2],
-    ) -> Result<Launcher<'g>, KernelError> {
+    fn ready<'g>(self, gpu: &'g Gpu, problem: &Problem) -> Result<Launcher<'g>, KernelError> {
         match self {
-            Kernel::Tuned => tuned(gpu, call, rows, None),
-            Kernel::Long => tuned(gpu, call, rows, Some(Shape::Long)),
-            Kernel::Short => tuned(gpu, call, rows, Some(Shape::Short)),
-            Kernel::Simple => simple(gpu, call, rows),
+            Kernel::Tuned => forward_launcher(gpu, problem, None),
+            Kernel::Long => forward_launcher(gpu, problem, Some(Shape::Long)),
+            Kernel::Short => forward_launcher(gpu, problem, Some(Shape::Short)),
+            Kernel::Simple => simple(gpu, problem),
         }
     }
 }
 
-fn simple<'g>(gpu: &'g Gpu, call: &AttentionCall, rows: [usize; 2]) -> Result<Launcher<'g>, KernelError> {
-    let call = CallTables::new(call, rows, false)?;
+fn simple<'g>(gpu: &'g Gpu, problem: &Problem) -> Result<Launcher<'g>, KernelError> {
+    let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], false)?;
     let tables = gpu.upload(&call.bytes)?;
     Ok(Box::new(move |tensors| gpu.attend(&call, tables.area(), FORMATS, tensors)))
-}
-
-fn tuned<'g>(
-    gpu: &'g Gpu,
-    call: &AttentionCall,
-    rows: [usize; 2],
-    shape: Option<Shape>,
-) -> Result<Launcher<'g>, KernelError> {
-    let call = CallTables::new(call, rows, false)?;
-    let (tables, plan) = (gpu.upload(&call.bytes)?, gpu.allocate(call.plan_bytes())?);
-    let shape = shape.unwrap_or(Shape::of(&call));
-    Ok(Box::new(move |tensors| gpu.forward(&call, [tables.area(), plan.area()], FORMATS, shape, tensors)))
 }
 
 /// The problems that are measured, each with its name: of the named tracks and columns, of all where none is named.
@@ -145,23 +124,14 @@ pub fn attention(gpu: &Gpu, plan: &Attention, to: &mut dyn Write) -> Result<(), 
 fn forward(gpu: &Gpu, kernel: Kernel, cells: &[Cell], figures: &mut Figures) -> Result<(), BenchError> {
     let numbers = Numbers::new(gpu)?;
     for cell in cells {
-        let sets = (0..TIMING.sets).map(|_| Tensors::new(gpu, cell, &numbers));
+        let problem = &cell.problem;
+        let sets = (0..TIMING.sets).map(|_| Tensors::new(gpu, problem, &numbers));
         let sets: Vec<Tensors> = sets.collect::<Result<_, _>>()?;
-        let launcher = forward_launcher(gpu, kernel, cell)?;
-        let ms = time(gpu, |set| launcher(&sets[set].forward(cell)))?;
+        let launcher = kernel.ready(gpu, problem)?;
+        let ms = time(gpu, |set| launcher(&sets[set].forward(problem)))?;
         figures.line(cell, Figure { mode: "", operations: cell.operations(), ms }, (TIMING, None))?;
     }
     Ok(())
-}
-
-/// What launches a cell's forward.
-pub(super) fn forward_launcher<'g>(
-    gpu: &'g Gpu,
-    kernel: Kernel,
-    cell: &Cell,
-) -> Result<Launcher<'g>, KernelError> {
-    let problem = &cell.problem;
-    kernel.ready(gpu, &AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv])
 }
 
 /// Median milliseconds of a launch, which is told the set of tensors whose turn it is.

@@ -6,19 +6,16 @@
 
 use std::path::PathBuf;
 
-use seamproof_simulator::AttentionCall;
 use tempfile::TempDir;
 
-use super::attention::{FORMATS, TIMING, forward_launcher, time};
+use super::BenchError;
+use super::attention::{TIMING, time};
 use super::figures::{Figure, Figures};
 use super::peer::BackwardRequest;
-use super::tensors::{Gradients, Numbers};
 use super::tracks::Cell;
-use super::{BenchError, Kernel};
-use crate::attend::CallTables;
 use crate::backward::{How, Order, Update};
-use crate::error::KernelError;
 use crate::gpu::{Buffer, Gpu};
+use crate::ready::{Numbers, Ready};
 
 /// Rows, from the first on, of which a peer's gradients are compared with ours.
 const COMPARED_ROWS: usize = 8192;
@@ -32,10 +29,11 @@ pub(super) fn backward(gpu: &Gpu, cells: &[Cell], figures: &mut Figures) -> Resu
     let numbers = Numbers::new(gpu)?;
     let handed = figures.has_peer().then(|| Handed::new(gpu, &numbers)).transpose()?;
     for cell in cells {
-        let ready = Ready::new(gpu, cell, &numbers)?;
+        let ready = Ready::new(gpu, &cell.problem, &numbers, TIMING.sets)?;
         for (order, mode, deterministic) in MODES {
-            let ms = time(gpu, |set| ready.launch(order, set))?;
-            let gradients = ready.gradients()?;
+            let how = How { order, update: Update::Overwrite };
+            let ms = time(gpu, |set| ready.launch(how, &ready.tensors(set)))?;
+            let gradients = gradients(gpu, cell, &ready)?;
             let request = handed.as_ref().map(|handed| handed.over(&gradients, deterministic)).transpose()?;
             let figure = Figure { mode, operations: PRODUCTS * cell.operations(), ms };
             figures.line(cell, figure, (TIMING, request.as_ref()))?;
@@ -47,54 +45,20 @@ pub(super) fn backward(gpu: &Gpu, cells: &[Cell], figures: &mut Figures) -> Resu
     Ok(())
 }
 
-/// A cell's call and tensors on the GPU.
-struct Ready<'g> {
-    gpu: &'g Gpu,
-    cell: &'g Cell,
-    call: CallTables,
-    tables: Buffer,
-    workspace: Buffer,
-    sets: Vec<Gradients>,
-}
-
-impl<'g> Ready<'g> {
-    /// Runs the forward too.
-    fn new(gpu: &'g Gpu, cell: &'g Cell, numbers: &Numbers) -> Result<Ready<'g>, KernelError> {
-        let problem = &cell.problem;
-        let (whole, rows) = (AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv]);
-        let call = CallTables::new(&whole, rows, true)?;
-        let tables = gpu.upload(&call.bytes)?;
-        let bytes = call.workspace_bytes(problem.heads.q, [problem.dims.qk, problem.dims.v]);
-        let workspace = gpu.allocate(bytes)?;
-        let sets = (0..TIMING.sets).map(|_| Gradients::new(gpu, cell, numbers));
-        let sets: Vec<_> = sets.collect::<Result<_, _>>()?;
-        let forward = forward_launcher(gpu, Kernel::Tuned, cell)?;
-        sets.iter().try_for_each(|set| forward(&set.forward.forward(cell)))?;
-        gpu.finish()?;
-        Ok(Ready { gpu, cell, call, tables, workspace, sets })
-    }
-
-    fn launch(&self, order: Order, set: usize) -> Result<(), KernelError> {
-        let (areas, how) =
-            ([self.tables.area(), self.workspace.area()], How { order, update: Update::Overwrite });
-        self.gpu.backward(&self.call, areas, FORMATS, how, &self.sets[set].backward(self.cell))
-    }
-
-    /// dq, dk and dv of the compared rows, one after the other, as they were computed last.
-    fn gradients(&self) -> Result<Vec<u8>, BenchError> {
-        let rows = self.cell.problem.rows.q;
-        let first = |tensor: &Buffer| {
-            let bytes = tensor.area().bytes() / rows * rows.min(COMPARED_ROWS);
-            self.gpu.read(tensor.area().part(0..bytes)?)
-        };
-        let gradients = self.sets[0].results.iter().map(first).collect::<Result<Vec<_>, _>>()?.concat();
-        // A bf16 with all bits of its exponent set is NaN or infinite.
-        let finite =
-            gradients.chunks_exact(2).all(|bits| u16::from_le_bytes([bits[0], bits[1]]) & 0x7f80 != 0x7f80);
-        match finite {
-            true => Ok(gradients),
-            false => Err(BenchError::NotFinite(format!("{} {}", self.cell.track, self.cell.column.name))),
-        }
+/// dq, dk and dv of the compared rows, one after the other, as they were computed last.
+fn gradients(gpu: &Gpu, cell: &Cell, ready: &Ready) -> Result<Vec<u8>, BenchError> {
+    let rows = cell.problem.rows.q;
+    let first = |tensor: &Buffer| {
+        let bytes = tensor.area().bytes() / rows * rows.min(COMPARED_ROWS);
+        gpu.read(tensor.area().part(0..bytes)?)
+    };
+    let results = ready.sets[0].results.iter();
+    let gradients = results.map(first).collect::<Result<Vec<_>, _>>()?.concat();
+    // A bf16 with all bits of its exponent set is NaN or infinite.
+    let number = |bits: &[u8]| u16::from_le_bytes([bits[0], bits[1]]) & 0x7f80 != 0x7f80;
+    match gradients.chunks_exact(2).all(number) {
+        true => Ok(gradients),
+        false => Err(BenchError::NotFinite(format!("{} {}", cell.track, cell.column.name))),
     }
 }
 

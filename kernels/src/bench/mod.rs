@@ -5,7 +5,6 @@ mod backward;
 mod figures;
 mod peer;
 mod pools;
-mod tensors;
 mod thd;
 mod tracks;
 

@@ -1,24 +1,30 @@
-//! Tensors of a cell: operands from N(0, 1), padding too, and room for results.
+//! Passes that are ready to be launched, for what measures or repeats them: operands from N(0, 1), padding too, what the
+//! forward saved, tables and workspace.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use seamproof_oracle::Format;
+use seamproof_oracle::{Format, Problem};
+use seamproof_simulator::AttentionCall;
 
-use super::tracks::Cell;
-use crate::attend::{Backward, Forward};
+use crate::attend::{Backward, CallTables, Forward, WeightFormats};
+use crate::backward::How;
 use crate::error::KernelError;
+use crate::forward::Shape;
 use crate::gpu::{Buffer, Gpu};
 use crate::view::View;
+
+/// P and dS enter products as bf16, as q, k, v and dout are.
+pub(crate) const FORMATS: WeightFormats = WeightFormats { p: Format::Bf16, ds: Format::Bf16 };
 
 /// Numbers of a tensor until they repeat.
 const NUMBERS: usize = 1 << 22;
 const BF16_BYTES: usize = 2;
 
 /// Numbers from N(0, 1) in bf16, for q, k, v and dout.
-pub(super) struct Numbers([Buffer; 4]);
+pub(crate) struct Numbers([Buffer; 4]);
 
 impl Numbers {
-    pub(super) fn new(gpu: &Gpu) -> Result<Numbers, KernelError> {
+    pub(crate) fn new(gpu: &Gpu) -> Result<Numbers, KernelError> {
         let block = |seed| {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             // In (0, 1], whose logarithm is finite.
@@ -33,7 +39,7 @@ impl Numbers {
     }
 
     /// The blocks one after the other.
-    pub(super) fn bytes(&self, gpu: &Gpu) -> Result<Vec<u8>, KernelError> {
+    pub(crate) fn bytes(&self, gpu: &Gpu) -> Result<Vec<u8>, KernelError> {
         let blocks = self.0.iter().map(|block| gpu.read(block.area())).collect::<Result<Vec<_>, _>>()?;
         Ok(blocks.concat())
     }
@@ -53,8 +59,24 @@ fn bytes(shape: [usize; 3]) -> usize {
     shape.iter().product::<usize>() * BF16_BYTES
 }
 
+/// Launches one forward.
+pub(crate) type Launcher<'g> = Box<dyn Fn(&Forward) -> Result<(), KernelError> + 'g>;
+
+/// Puts what the call says where the GPU reads it; what comes back launches the forward on tensor cores, in the shape that
+/// fits the call where none is given.
+pub(crate) fn forward_launcher<'g>(
+    gpu: &'g Gpu,
+    problem: &Problem,
+    shape: Option<Shape>,
+) -> Result<Launcher<'g>, KernelError> {
+    let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], false)?;
+    let (tables, plan) = (gpu.upload(&call.bytes)?, gpu.allocate(call.plan_bytes())?);
+    let shape = shape.unwrap_or(Shape::of(&call));
+    Ok(Box::new(move |tensors| gpu.forward(&call, [tables.area(), plan.area()], FORMATS, shape, tensors)))
+}
+
 /// Tensors of a forward.
-pub(super) struct Tensors {
+pub(crate) struct Tensors {
     q: Buffer,
     k: Buffer,
     v: Buffer,
@@ -64,8 +86,7 @@ pub(super) struct Tensors {
 }
 
 impl Tensors {
-    pub(super) fn new(gpu: &Gpu, cell: &Cell, numbers: &Numbers) -> Result<Tensors, KernelError> {
-        let problem = &cell.problem;
+    pub(crate) fn new(gpu: &Gpu, problem: &Problem, numbers: &Numbers) -> Result<Tensors, KernelError> {
         Ok(Tensors {
             q: numbers.tensor(gpu, 0, problem.q_shape())?,
             k: numbers.tensor(gpu, 1, problem.k_shape())?,
@@ -76,8 +97,7 @@ impl Tensors {
         })
     }
 
-    pub(super) fn forward(&self, cell: &Cell) -> Forward<'_> {
-        let problem = &cell.problem;
+    pub(crate) fn forward(&self, problem: &Problem) -> Forward<'_> {
         Forward {
             q: View::rows(self.q.area(), problem.q_shape(), Format::Bf16),
             k: View::rows(self.k.area(), problem.k_shape(), Format::Bf16),
@@ -90,27 +110,66 @@ impl Tensors {
     }
 }
 
+/// A problem's backward on tensor cores, on sets of tensors whose forward has run.
+pub(crate) struct Ready<'g> {
+    gpu: &'g Gpu,
+    problem: &'g Problem,
+    call: CallTables,
+    tables: Buffer,
+    pub(crate) workspace: Buffer,
+    pub(crate) sets: Vec<Gradients>,
+}
+
+impl<'g> Ready<'g> {
+    pub(crate) fn new(
+        gpu: &'g Gpu,
+        problem: &'g Problem,
+        numbers: &Numbers,
+        sets: usize,
+    ) -> Result<Ready<'g>, KernelError> {
+        let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], true)?;
+        let tables = gpu.upload(&call.bytes)?;
+        let bytes = call.workspace_bytes(problem.heads.q, [problem.dims.qk, problem.dims.v]);
+        let workspace = gpu.allocate(bytes)?;
+        let sets: Vec<_> =
+            (0..sets).map(|_| Gradients::new(gpu, problem, numbers)).collect::<Result<_, _>>()?;
+        let forward = forward_launcher(gpu, problem, None)?;
+        sets.iter().try_for_each(|set| forward(&set.forward.forward(problem)))?;
+        gpu.finish()?;
+        Ok(Ready { gpu, problem, call, tables, workspace, sets })
+    }
+
+    /// The tensors of a set.
+    pub(crate) fn tensors(&self, set: usize) -> Backward<'_> {
+        self.sets[set].backward(self.problem)
+    }
+
+    /// Launches the backward. One launch after the other: there is one workspace.
+    pub(crate) fn launch(&self, how: How, tensors: &Backward) -> Result<(), KernelError> {
+        self.gpu.backward(&self.call, [self.tables.area(), self.workspace.area()], FORMATS, how, tensors)
+    }
+}
+
 /// Tensors of a backward: those of its forward, dout, and dq, dk and dv.
-pub(super) struct Gradients {
-    pub(super) forward: Tensors,
+pub(crate) struct Gradients {
+    pub(crate) forward: Tensors,
     dout: Buffer,
     /// dq, dk, dv.
-    pub(super) results: [Buffer; 3],
+    pub(crate) results: [Buffer; 3],
 }
 
 impl Gradients {
-    pub(super) fn new(gpu: &Gpu, cell: &Cell, numbers: &Numbers) -> Result<Gradients, KernelError> {
-        let problem = &cell.problem;
+    pub(crate) fn new(gpu: &Gpu, problem: &Problem, numbers: &Numbers) -> Result<Gradients, KernelError> {
         let room = |shape| gpu.allocate(bytes(shape));
         Ok(Gradients {
-            forward: Tensors::new(gpu, cell, numbers)?,
+            forward: Tensors::new(gpu, problem, numbers)?,
             dout: numbers.tensor(gpu, 3, problem.out_shape())?,
             results: [room(problem.q_shape())?, room(problem.k_shape())?, room(problem.v_shape())?],
         })
     }
 
-    pub(super) fn backward(&self, cell: &Cell) -> Backward<'_> {
-        let (problem, Forward { q, k, v, out, lse, .. }) = (&cell.problem, self.forward.forward(cell));
+    pub(crate) fn backward(&self, problem: &Problem) -> Backward<'_> {
+        let Forward { q, k, v, out, lse, .. } = self.forward.forward(problem);
         let [dq, dk, dv] = &self.results;
         Backward {
             q,

@@ -1,0 +1,255 @@
+//! The backward's bits: whether launches in the fixed order give the same ones, and what accumulating adds.
+//!
+//! *Steady*: one launch after the other, each compared on the GPU with the first. Beside them, on streams of their own, the
+//! same backward is launched in any order and memory is copied, so that blocks begin at other times in each launch. What is
+//! launched in any order is compared in the same way: where sums have terms enough it must differ now and then, or the
+//! comparison would see nothing.
+//!
+//! *Accumulated*: gradients that are added to what was there are `round(there + gradient)`, where the gradient is what an
+//! overwriting launch gives in f32.
+
+use std::time::{Duration, Instant};
+
+use seamproof_oracle::{
+    ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Rows,
+    Run, Sequence, Sink, Softmax,
+};
+
+use super::Mismatch;
+use crate::attend::Backward;
+use crate::backward::{How, Order, Update};
+use crate::error::KernelError;
+use crate::gpu::{Area, Buffer, Gpu};
+use crate::ready::{Numbers, Ready};
+use crate::view::View;
+
+/// Head dims: one for each instance of the kernel.
+pub const STEADY_DIMS: [usize; 2] = [64, 128];
+/// Masks, each with its name.
+pub const STEADY_MASKS: [(&str, Mask); 4] = [
+    ("causal", Mask::CAUSAL),
+    ("full", Mask::FULL),
+    ("window", Mask { left: Some(200), ..Mask::CAUSAL }),
+    ("band", Mask { left: Some(300), right: Some(70), ..Mask::CAUSAL }),
+];
+/// Lengths of the sequences that are repeated: of many tiles of keys, of one, of one row.
+const LENGTHS: [usize; 6] = [300, 64, 1, 777, 2048, 513];
+/// Lengths of one tile of keys at most, of which a sum in any order has one term.
+const SHORT: [usize; 5] = [128, 1, 77, 64, 100];
+const HEADS: Heads = Heads { q: 8, kv: 2 };
+/// Rows that a sequence owns behind its real ones.
+const PADDING: usize = 16;
+/// Bytes of a copy beside the launches, and after how many of them one is made.
+const COPY_BYTES: usize = 64 << 20;
+const COPY_EVERY: usize = 4;
+/// Streams of what runs beside.
+const BESIDE: [usize; 2] = [1, 2];
+
+const FIXED: How = How { order: Order::Fixed, update: Update::Overwrite };
+const ANY: How = How { order: Order::AsTheyCome, update: Update::Overwrite };
+
+/// What repeated launches came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Steady {
+    /// Launches in the fixed order, and as many in any.
+    pub launches: usize,
+    /// Launches in the fixed order that gave other bits than the first.
+    pub fixed: usize,
+    /// Launches in any order that gave other bits than the first of them.
+    pub any: usize,
+    /// From the first launch to the last.
+    pub time: Duration,
+}
+
+/// One causal or otherwise masked pack in bf16.
+fn problem(lengths: &[usize], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
+    let mut rows = 0;
+    let sequences = lengths.iter().enumerate().map(|(id, &length)| {
+        let run = Run::packed(rows, length, length + PADDING);
+        rows += run.span;
+        Sequence { id: id as u32, q: run, kv: run }
+    });
+    let sequences = sequences.collect();
+    let scale = 1.0 / (dim as f32).sqrt();
+    let fields = ProblemFields {
+        sequences,
+        rows: Rows { q: rows, kv: rows },
+        heads: HEADS,
+        dims: Dims { qk: dim, v: dim },
+        mask,
+        softmax: Softmax { scale, softcap: None, sink: Sink::None },
+        precision: Precision::uniform(Format::Bf16),
+        parallel: ContextParallel::single(),
+        mode: InputMode::Flat,
+        data_seed: 1,
+        pass: Pass::Backward,
+    };
+    Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))
+}
+
+/// A backward whose results are compared with those of its first launch.
+struct Compared<'g> {
+    gpu: &'g Gpu,
+    how: How,
+    ready: Ready<'g>,
+    first: Vec<Buffer>,
+    /// For each launch the words that differ.
+    words: Buffer,
+}
+
+impl<'g> Compared<'g> {
+    fn new(
+        gpu: &'g Gpu,
+        (problem, numbers): (&'g Problem, &Numbers),
+        how: How,
+        launches: usize,
+    ) -> Result<Compared<'g>, KernelError> {
+        let ready = Ready::new(gpu, problem, numbers, 1)?;
+        ready.launch(how, &ready.tensors(0))?;
+        let first = ready.sets[0].results.iter().map(|result| {
+            let first = gpu.allocate(result.area().bytes())?;
+            gpu.copy(result.area(), first.area())?;
+            Ok(first)
+        });
+        let first = first.collect::<Result<_, KernelError>>()?;
+        let words = gpu.upload_i32(&vec![0; launches])?;
+        Ok(Compared { gpu, how, ready, first, words })
+    }
+
+    fn launch(&self, number: usize) -> Result<(), KernelError> {
+        self.ready.launch(self.how, &self.ready.tensors(0))?;
+        let count = self.words.area().part(4 * number..4 * number + 4)?;
+        let both = self.ready.sets[0].results.iter().zip(&self.first);
+        both.into_iter().try_for_each(|(now, first)| self.gpu.differ(now.area(), first.area(), count))
+    }
+
+    /// Launches that differ from the first.
+    fn differing(&self) -> Result<usize, KernelError> {
+        let words = self.gpu.read(self.words.area())?;
+        Ok(words.chunks_exact(4).filter(|word| word.iter().any(|&byte| byte != 0)).count())
+    }
+}
+
+/// Launches a head dim's backward so often with a mask.
+pub fn steady(gpu: &Gpu, dim: usize, mask: Mask, launches: usize) -> Result<Steady, KernelError> {
+    let (problem, numbers) = (problem(&LENGTHS, dim, mask)?, Numbers::new(gpu)?);
+    let fixed = Compared::new(gpu, (&problem, &numbers), FIXED, launches)?;
+    let any = Compared::new(gpu, (&problem, &numbers), ANY, launches)?;
+    let copied = [gpu.allocate(COPY_BYTES)?, gpu.allocate(COPY_BYTES)?];
+    gpu.finish()?;
+    let start = Instant::now();
+    for number in 0..launches {
+        fixed.launch(number)?;
+        gpu.on(BESIDE[0], || any.launch(number))?;
+        if number.is_multiple_of(COPY_EVERY) {
+            gpu.on(BESIDE[1], || gpu.copy(copied[0].area(), copied[1].area()))?;
+        }
+    }
+    for stream in BESIDE {
+        gpu.wait(0, &gpu.mark(stream)?)?;
+    }
+    gpu.finish()?;
+    let time = start.elapsed();
+    Ok(Steady { launches, fixed: fixed.differing()?, any: any.differing()?, time })
+}
+
+/// Gradients that are accumulated, of both head dims, both orders and formats of the sum, and every mask.
+pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
+    let numbers = Numbers::new(gpu)?;
+    let mut found = Vec::new();
+    for dim in STEADY_DIMS {
+        for (name, mask) in STEADY_MASKS {
+            for (order, lengths) in [(Order::Fixed, LENGTHS.as_slice()), (Order::AsTheyCome, &SHORT)] {
+                let problem = problem(lengths, dim, mask)?;
+                let ready = Ready::new(gpu, &problem, &numbers, 1)?;
+                for format in [Format::F32, Format::Bf16] {
+                    let what = format!("head dim {dim}, {name}, {order:?}, {format}");
+                    let wrong = Accumulated { gpu, ready: &ready, order, format }.wrong(&problem)?;
+                    let case = found.len() as u64;
+                    found.extend(wrong.into_iter().map(|(place, bytes)| Mismatch {
+                        operation: "backward, accumulated",
+                        case,
+                        place,
+                        what: what.clone(),
+                        bytes,
+                    }));
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Sums that a backward is added to.
+struct Accumulated<'a> {
+    gpu: &'a Gpu,
+    ready: &'a Ready<'a>,
+    order: Order,
+    format: Format,
+}
+
+impl Accumulated<'_> {
+    /// Where sums are not what they must be: the first place of each gradient, and how many bytes.
+    fn wrong(&self, problem: &Problem) -> Result<Vec<(String, usize)>, KernelError> {
+        let shapes = [problem.q_shape(), problem.k_shape(), problem.v_shape()];
+        let gradients =
+            self.launch(FIXED, Format::F32, shapes.map(|shape| vec![0.0; shape.iter().product()]), shapes)?;
+        let there = shapes.map(|shape| {
+            let numbers = 0..shape.iter().product::<usize>();
+            numbers
+                .map(|index| self.format.round_f32(index as f32 % 253.0 / 16.0 - 8.0))
+                .collect::<Vec<f32>>()
+        });
+        let how = How { order: self.order, update: Update::Accumulate };
+        let sums = self.launch(how, self.format, there.clone(), shapes)?;
+        let mut real = vec![false; problem.rows.q];
+        problem.sequences.iter().flat_map(|sequence| sequence.q.real_rows()).for_each(|row| real[row] = true);
+        let mut found = Vec::new();
+        for (index, name) in ["dq", "dk", "dv"].into_iter().enumerate() {
+            let row = shapes[index][1] * shapes[index][2];
+            let wrong: Vec<usize> = (0..there[index].len())
+                .filter(|&at| {
+                    let (before, gradient) = (there[index][at], gradients[index][at]);
+                    let sum = if real[at / row] { self.format.round_f32(before + gradient) } else { before };
+                    sums[index][at] != sum
+                })
+                .collect();
+            if let Some(&at) = wrong.first() {
+                let (before, gradient, sum) = (there[index][at], gradients[index][at], sums[index][at]);
+                let place = format!("{name}, row {}: {before} + {gradient} became {sum}", at / row);
+                found.push((place, wrong.len() * self.format.bits() as usize / 8));
+            }
+        }
+        Ok(found)
+    }
+
+    /// dq, dk and dv of a launch into tensors that held these numbers.
+    fn launch(
+        &self,
+        how: How,
+        format: Format,
+        there: [Vec<f32>; 3],
+        shapes: [[usize; 3]; 3],
+    ) -> Result<[Vec<f32>; 3], KernelError> {
+        let [dq, dk, dv] = there.map(|numbers| self.gpu.upload_elements(&numbers, format));
+        let buffers = [dq?, dk?, dv?];
+        let view = |index: usize| View::rows(buffers[index].area(), shapes[index], format);
+        let tensors = Backward { dq: view(0), dk: view(1), dv: view(2), ..self.ready.tensors(0) };
+        self.ready.launch(how, &tensors)?;
+        let [dq, dk, dv] = [0, 1, 2].map(|index| numbers(self.gpu, buffers[index].area(), format));
+        Ok([dq?, dk?, dv?])
+    }
+}
+
+/// An area's numbers, in f32 or bf16.
+fn numbers(gpu: &Gpu, area: Area, format: Format) -> Result<Vec<f32>, KernelError> {
+    let bytes = gpu.read(area)?;
+    Ok(match format {
+        Format::F32 => {
+            let words = bytes.chunks_exact(4);
+            words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
+        }
+        // The upper half of an f32.
+        _ => bytes.chunks_exact(2).map(|half| f32::from_le_bytes([0, 0, half[0], half[1]])).collect(),
+    })
+}
