@@ -14,6 +14,7 @@ import os
 import site
 import statistics
 import sys
+import time
 import warnings
 
 if len(sys.argv) > 1:
@@ -23,12 +24,6 @@ warnings.filterwarnings("ignore")
 
 import torch
 from flash_attn.cute import flash_attn_varlen_func
-
-# Cycles of a GPU that waits while the host asks for launches, so that no launch waits for the host: some milliseconds at
-# first, and twice as many where the host was still asking.
-WAIT_CYCLES = 20_000_000
-WAIT_CYCLES_MAX = 32 * WAIT_CYCLES
-
 
 def table(numbers):
     return torch.tensor(numbers, dtype=torch.int32, device="cuda")
@@ -116,24 +111,36 @@ def difference(request, gradients):
     return torch.stack(worst).max().item()
 
 
-def milliseconds(request, launches):
+def recorded(request, launches):
+    """A graph of launches, as ours are recorded: none of them waits for the host, and the GPU does not rest between two
+    repetitions, which at its power limit would make the next one faster."""
     for launch in launches:
         launch()
-    wait, times = WAIT_CYCLES, []
-    while len(times) < request["warm_up"] + request["repetitions"]:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(wait)
-        begin.record()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         for number in range(request["launches"]):
             launches[number % len(launches)]()
-        end.record()
-        asked_in_time = not begin.query()
-        end.synchronize()
-        if asked_in_time or wait >= WAIT_CYCLES_MAX:
-            times.append(begin.elapsed_time(end) / request["launches"])
-        else:
-            wait *= 2
-    return statistics.median(times[request["warm_up"] :])
+    return graph
+
+
+def repetition(graph):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def milliseconds(request, launches):
+    graph = recorded(request, launches)
+    begin = time.monotonic()
+    while True:
+        repetition(graph)
+        if time.monotonic() - begin >= request["warm_up_ms"] / 1e3:
+            break
+    return statistics.median(repetition(graph) for _ in range(request["repetitions"])) / request["launches"]
 
 
 def measured(request):
@@ -146,6 +153,8 @@ def measured(request):
 def main():
     requests = open(sys.argv[2]) if len(sys.argv) > 2 else sys.stdin
     torch.manual_seed(0)
+    # Graphs are recorded on it, and a backward runs where its forward did.
+    torch.cuda.set_stream(torch.cuda.Stream())
     for line in requests:
         request = json.loads(line)
         answer = {"track": request["track"], "column": request["column"]}

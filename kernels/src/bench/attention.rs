@@ -4,6 +4,7 @@
 //! L2 cache holds. Inputs are drawn from N(0, 1), padding too: what a GPU's power limit allows depends on the data.
 
 use std::io::Write;
+use std::time::Duration;
 
 use seamproof_oracle::Problem;
 use seamproof_simulator::AttentionCall;
@@ -19,7 +20,8 @@ use crate::forward::Shape;
 use crate::gpu::Gpu;
 use crate::ready::{FORMATS, Launcher, Numbers, Tensors, forward_launcher};
 
-pub(super) const TIMING: Timing = Timing { sets: 2, launches: 8, warm_up: 3, repetitions: 21 };
+pub(super) const TIMING: Timing =
+    Timing { sets: 2, launches: 8, warm_up: Duration::from_millis(300), repetitions: 21 };
 /// A launch that takes longer is repeated less often: what lies between launches is nothing to it.
 const SLOW_MS: f64 = 20.0;
 

@@ -9,6 +9,7 @@ mod thd;
 mod tracks;
 
 use std::io;
+use std::time::{Duration, Instant};
 
 pub use attention::{Attention, Kernel, Subject, attention, problems};
 pub use thd::thd;
@@ -45,11 +46,13 @@ pub enum BenchError {
     },
 }
 
-/// Median milliseconds of a recorded graph, after a warm-up.
-fn median_ms(graph: &Graph, warm_up: usize, repetitions: usize) -> Result<f64, KernelError> {
-    for _ in 0..warm_up {
-        graph.launch()?;
-    }
+/// Median milliseconds of a recorded graph, after a warm-up of at least one repetition.
+fn median_ms(graph: &Graph, warm_up: Duration, repetitions: usize) -> Result<f64, KernelError> {
+    let begin = Instant::now();
+    while {
+        graph.time()?;
+        begin.elapsed() < warm_up
+    } {}
     let mut times = (0..repetitions).map(|_| graph.time()).collect::<Result<Vec<f32>, _>>()?;
     times.sort_by(f32::total_cmp);
     Ok(f64::from(times[times.len() / 2]))

@@ -9,6 +9,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -28,10 +29,10 @@ struct Request<'a> {
     causal: bool,
     /// Keys to the left of the diagonal; absent means all.
     window: Option<u32>,
-    /// Sets of tensors in turn, launches between two looks at the clock, and how often to look, after a warm-up.
+    /// Sets of tensors in turn, launches between two looks at the clock, and how often to look, after milliseconds of warm-up.
     sets: usize,
     launches: usize,
-    warm_up: usize,
+    warm_up_ms: u64,
     repetitions: usize,
     /// The backward; the forward where there is none.
     backward: Option<&'a BackwardRequest>,
@@ -72,8 +73,8 @@ pub(super) struct Timing {
     pub(super) sets: usize,
     /// Launches of a repetition.
     pub(super) launches: usize,
-    /// Repetitions that do not count.
-    pub(super) warm_up: usize,
+    /// Repeated so long before anything counts, at least once: a GPU that rested runs faster than its power limit allows.
+    pub(super) warm_up: Duration,
     /// Repetitions, whose median counts.
     pub(super) repetitions: usize,
 }
@@ -168,7 +169,7 @@ fn request<'a>(cell: &'a Cell, timing: Timing, backward: Option<&'a BackwardRequ
         window: column.mask.left,
         sets,
         launches,
-        warm_up,
+        warm_up_ms: warm_up.as_millis() as u64,
         repetitions,
         backward,
     }
@@ -179,7 +180,8 @@ mod tests {
     use super::super::tracks::{cells, tracks};
     use super::*;
 
-    const TIMING: Timing = Timing { sets: 2, launches: 8, warm_up: 3, repetitions: 21 };
+    const TIMING: Timing =
+        Timing { sets: 2, launches: 8, warm_up: Duration::from_millis(300), repetitions: 21 };
 
     fn ask(command: &str) -> Result<Measured, String> {
         let tracks = tracks().unwrap();

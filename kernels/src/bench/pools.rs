@@ -1,6 +1,7 @@
 //! Memory that launches work on in turn, figures, and the packs that helper kernels are measured on.
 
 use std::fmt;
+use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -15,8 +16,8 @@ use crate::tables::Slots;
 
 /// Repetitions of a graph; the median counts.
 pub(super) const REPETITIONS: usize = 15;
-/// Repetitions that do not count.
-const WARM_UP: usize = 3;
+/// How long a graph is repeated before anything counts.
+const WARM_UP: Duration = Duration::from_millis(10);
 /// Launches of a graph, at most.
 pub(super) const LAUNCHES_MAX: usize = 24;
 /// Bytes of each pool of tensors and of statistics.
