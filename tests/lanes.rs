@@ -10,6 +10,7 @@ use seamproof::generate::{self, Draw, Profile};
 use seamproof::values;
 use seamproof_kernels::Gpu;
 use seamproof_kernels::attend::WeightFormats;
+use seamproof_kernels::backward::Order;
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::device::{Ways, Workspace};
 use seamproof_kernels::forward::Attention;
@@ -224,7 +225,7 @@ fn a_wait_that_a_schedule_lacks_shows() {
 /// The bits of a run on so many streams of a GPU; the host's order is the same for all.
 fn on_gpu(workspace: &Workspace, streams: usize, problem: &Problem, schedule: &Schedule) -> Vec<Vec<u32>> {
     let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
-    let ways = Ways { helpers: true, attention: Attention::Simple, streams };
+    let ways = Ways { helpers: true, attention: Attention::Simple, dq: Order::Fixed, streams };
     run(&workspace.device(formats, ways), problem, schedule, 0)
 }
 

@@ -23,6 +23,9 @@ constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL,
               "more registers than the launch gives");
 constexpr int STAGES = 2, ADDERS = 2;
+// Whether consumers make descriptors from what warps have alike: a tenth fewer instructions, which count where products are
+// short. With 128 lanes the registers that are read once more cost as much.
+constexpr bool ALIKE = DIM <= 64;
 constexpr int KV_BYTES = KEYS * DIM * 2, Q_BYTES = ROWS * DIM * 2, DS_BYTES = KEYS * ROWS * 2;
 // Of dQ, f32: a group's part of 64 rows and 64 lanes, and all.
 constexpr int PART_BYTES = 64 * 64 * 4, SUMS = ROWS * DIM;
@@ -240,8 +243,8 @@ struct Shared {
     __device__ __forceinline__ u32 v() const { return k() + KV_BYTES; }
     __device__ __forceinline__ u32 q(u32 stage) const { return v() + KV_BYTES + stage * Q_BYTES; }
     __device__ __forceinline__ u32 dout(u32 stage) const { return q(STAGES) + stage * Q_BYTES; }
-    __device__ __forceinline__ u32 ds(u32 turn) const { return dout(STAGES) + turn % 2 * DS_BYTES; }
-    __device__ __forceinline__ u32 dq(u32 group) const { return dout(STAGES) + 2 * DS_BYTES + group * PART_BYTES; }
+    __device__ __forceinline__ u32 ds(u32 turn) const { return dout(STAGES) + turn % STAGES * DS_BYTES; }
+    __device__ __forceinline__ u32 dq(u32 group) const { return dout(STAGES) + STAGES * DS_BYTES + group * PART_BYTES; }
     __device__ __forceinline__ u32 statistics(u32 stage) const { return dq(GROUPS) + stage * ROWS * 8; }
 };
 
@@ -610,11 +613,11 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
         int t = from;
 #pragma unroll 1
         for (int left = (end - from) * a.group; left > 0; --left) {
-            const Shared shared = all.again();
-            const u32 group = kept(threadIdx.x) / 128;
+            const Shared shared = {ALIKE ? uniform(all.base) : kept(all.base)};
+            const u32 group = ALIKE ? uniform(threadIdx.x / 128) : kept(threadIdx.x) / 128;
             const int now = t;
             t = t + 1 < end ? t + 1 : from;
-            const u32 stage = ring.stage();
+            const u32 stage = ALIKE ? uniform(ring.stage()) : ring.stage();
             barrier_wait(shared.q_full(stage), ring.parity());
             barrier_wait(shared.dout_full(stage), ring.parity());
             const bool ragged = now < whole || now >= whole_end;
@@ -643,7 +646,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             wgmma_fence();
             values(dv, p, descriptor(shared.dout(stage), ROWS * 128));
             wgmma_commit();
-            store_gradients(shared.ds(ring.turns), ds);
+            store_gradients(shared.ds(stage), ds);
             shared_stores_done();
             named_barrier(1, CONSUMERS);
             float dq[32];
@@ -652,7 +655,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(ds);
             wgmma_fence();
             // The group's rows, or its lanes.
-            const u32 panel = group * KEYS * 128, at = shared.ds(ring.turns);
+            const u32 panel = group * KEYS * 128, at = shared.ds(stage);
             if constexpr (PANELS > 1) queries(dq, descriptor(at, 0), descriptor(shared.k() + panel, 0));
             else queries(dq, descriptor(at + panel, 0), descriptor(shared.k(), 0));
             wgmma_commit();

@@ -41,6 +41,24 @@ pub enum Order {
     Fixed,
 }
 
+impl Order {
+    /// Both.
+    pub const ALL: [Order; 2] = [Order::Fixed, Order::AsTheyCome];
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Order::Fixed => "fixed",
+            Order::AsTheyCome => "any",
+        }
+    }
+
+    /// The order of a name.
+    pub fn by_name(name: &str) -> Option<Order> {
+        Order::ALL.into_iter().find(|order| order.name() == name)
+    }
+}
+
 /// What becomes of gradients that are there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {

@@ -3,8 +3,8 @@
 //!
 //! [`Cuda`] is what the subject declares, and needs no CUDA: its table, its contract, its schedule, how it cuts its sums.
 //! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). Attention runs on tensor cores,
-//! forwards in one of two shapes and backwards with dq summed in a fixed order, or on the simple kernels, whose sums are
-//! serial ([`Attention`]). What the simple kernels compute is bit for bit what the emulated kernel computes with tiles of
+//! forwards in one of two shapes and backwards with dq summed in a fixed order or in any ([`Order`]), or on the simple
+//! kernels, whose sums are serial ([`Attention`]). What the simple kernels compute is bit for bit what the emulated kernel computes with tiles of
 //! [`KEY_TILE`] keys, and so is all that kernels on tables of rows do. Of the tensor cores' sums the envelope knows the
 //! bound and no replay; tiles of [`KEY_TILE`] keys are the smallest of all kernels, and so change the maximum at least as
 //! often as any.
@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use seamproof_kernels::KernelError;
 use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
+use seamproof_kernels::backward::Order;
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::device::{Ways, Workspace};
 use seamproof_kernels::faults::{self, SourceFault};
@@ -52,6 +53,8 @@ pub struct Cuda {
     pub helpers: bool,
     /// Which kernels run forwards and backwards.
     pub attention: Attention,
+    /// In which order dq is summed on tensor cores; in any, the same inputs do not give the same bits.
+    pub dq: Order,
     /// CUDA streams that the schedule's streams run on; 1 for one after the other, in the order that is drawn.
     pub streams: usize,
 }
@@ -62,7 +65,7 @@ const STREAMS_MAX: usize = 64;
 impl Default for Cuda {
     fn default() -> Cuda {
         let (merge, attention) = (MergeOrder::default(), Attention::default());
-        Cuda { order: 0, merge, helpers: true, attention, streams: 1 }
+        Cuda { order: 0, merge, helpers: true, attention, dq: Order::Fixed, streams: 1 }
     }
 }
 
@@ -83,12 +86,14 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         // One case in four runs its streams at once.
         ("streams".into(), if draw >> 59 & 3 == 0 { "4" } else { "1" }.into()),
         ("attention".into(), Attention::ALL[(draw >> 57 & 3) as usize].name().into()),
+        // One case in four gives up its bits.
+        ("dq".into(), if draw >> 55 & 3 == 0 { Order::AsTheyCome } else { Order::Fixed }.name().into()),
     ])
 }
 
 impl Cuda {
     /// From `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`), `attention` (`simple`, `tuned`, `long`
-    /// or `short`) and `streams`; 0, `running`, `on`, `simple` and 1 where absent.
+    /// or `short`), `dq` (`fixed` or `any`) and `streams`; 0, `running`, `on`, `simple`, `fixed` and 1 where absent.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, BackendError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -105,12 +110,13 @@ impl Cuda {
                     let taken = Attention::by_name(value).map(|attention| subject.attention = attention);
                     (taken, "simple, tuned, long or short")
                 }
+                "dq" => (Order::by_name(value).map(|dq| subject.dq = dq), "fixed or any"),
                 "streams" => {
                     let known = value.parse().ok().filter(|streams| (1..=STREAMS_MAX).contains(streams));
                     (known.map(|streams| subject.streams = streams), "a number from 1 to 64")
                 }
                 _ => {
-                    let (option, known) = (option.clone(), "order, merge, helpers, attention, streams");
+                    let (option, known) = (option.clone(), "order, merge, helpers, attention, dq, streams");
                     return Err(BackendError::UnknownOption { backend: NAME, option, known });
                 }
             };
@@ -131,6 +137,7 @@ impl Cuda {
             ("merge".into(), self.merge.name().into()),
             ("helpers".into(), if self.helpers { "on" } else { "off" }.into()),
             ("attention".into(), self.attention.name().into()),
+            ("dq".into(), self.dq.name().into()),
             ("streams".into(), self.streams.to_string()),
         ])
     }
@@ -169,8 +176,8 @@ impl CudaRunner {
     ) -> Result<Outputs, RunError> {
         let schedule = launchable(problem, subject.merge)?;
         let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
-        let Cuda { helpers, attention, streams, .. } = *subject;
-        let device = self.workspace.device(formats, Ways { helpers, attention, streams });
+        let Cuda { helpers, attention, dq, streams, .. } = *subject;
+        let device = self.workspace.device(formats, Ways { helpers, attention, dq, streams });
         let mut on_way = |stage: Reached| {
             reached(match stage {
                 Reached::Uploaded => Phase::Uploaded,
@@ -292,9 +299,12 @@ impl Backend for Cuda {
     fn promises(&self) -> Promises {
         match self.attention {
             // Which kernel takes a call, and in which shape, follows from all its sequences and where they lie.
-            Attention::Tuned | Attention::Of(_) => {
-                Promises { sequences_alone: false, rows_alone: false, ..Promises::ALL }
-            }
+            Attention::Tuned | Attention::Of(_) => Promises {
+                deterministic_backward: self.dq == Order::Fixed,
+                sequences_alone: false,
+                rows_alone: false,
+                ..Promises::ALL
+            },
             Attention::Simple => Promises::ALL,
         }
     }

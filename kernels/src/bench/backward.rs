@@ -21,8 +21,6 @@ use crate::ready::{Numbers, Ready};
 const COMPARED_ROWS: usize = 8192;
 /// A backward's operations for each of the forward's: five products for two.
 const PRODUCTS: f64 = 2.5;
-/// Both orders, and whether the peer is asked for one that gives the same bits each time.
-const MODES: [(Order, &str, bool); 2] = [(Order::AsTheyCome, "any", false), (Order::Fixed, "fixed", true)];
 
 /// Prints the figures of every cell.
 pub(super) fn backward(gpu: &Gpu, cells: &[Cell], figures: &mut Figures) -> Result<(), BenchError> {
@@ -30,12 +28,13 @@ pub(super) fn backward(gpu: &Gpu, cells: &[Cell], figures: &mut Figures) -> Resu
     let handed = figures.has_peer().then(|| Handed::new(gpu, &numbers)).transpose()?;
     for cell in cells {
         let ready = Ready::new(gpu, &cell.problem, &numbers, TIMING.sets)?;
-        for (order, mode, deterministic) in MODES {
+        for order in Order::ALL {
             let how = How { order, update: Update::Overwrite };
             let ms = time(gpu, |set| ready.launch(how, &ready.tensors(set)))?;
             let gradients = gradients(gpu, cell, &ready)?;
-            let request = handed.as_ref().map(|handed| handed.over(&gradients, deterministic)).transpose()?;
-            let figure = Figure { mode, operations: PRODUCTS * cell.operations(), ms };
+            let request =
+                handed.as_ref().map(|handed| handed.over(&gradients, order == Order::Fixed)).transpose()?;
+            let figure = Figure { mode: order.name(), operations: PRODUCTS * cell.operations(), ms };
             figures.line(cell, figure, (TIMING, request.as_ref()))?;
         }
         let (bytes, rows) = (ready.workspace.area().bytes(), cell.problem.rows.q);

@@ -22,6 +22,7 @@ use seamproof_simulator::device::{Buffers, Device, DeviceError, Transfer};
 use seamproof_simulator::schedule::{BufferId, Region, Work};
 
 use crate::attend::WeightFormats;
+use crate::backward::Order;
 use crate::error::KernelError;
 use crate::forward::Attention;
 use crate::gpu::{Area, Buffer, Gpu, Staging};
@@ -65,6 +66,8 @@ pub struct Ways {
     pub helpers: bool,
     /// Which kernels run forwards and backwards.
     pub attention: Attention,
+    /// In which order backwards on tensor cores sum dq.
+    pub dq: Order,
     /// Streams that the schedule's streams run on; 1 for one after the other, in the order in which they are asked for.
     pub streams: usize,
 }

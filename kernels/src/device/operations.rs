@@ -34,9 +34,6 @@ fn slots_at<'a>(at: &Range, count: usize, rows: usize, tables: Area<'a>) -> Resu
     Ok(Slots { offset: column(0)?, span: column(1)?, len: column(2)?, count, rows })
 }
 
-/// The same inputs give the same bits.
-const HOW: How = How { order: Order::Fixed, update: backward::Update::Overwrite };
-
 impl CudaDevice<'_> {
     pub(super) fn record_work(&self, work: &Work, memory: &mut CudaMemory) -> Result<(), DeviceError> {
         match work {
@@ -137,9 +134,12 @@ impl CudaDevice<'_> {
             false => call.scratch_bytes(q.heads),
         };
         let scratch = memory.scratch(scratch);
-        self.workspace.count(match tuned {
-            true => "attend backward: backward",
-            false => "attend backward: attend_queries, attend_keys",
+        // A schedule adds gradients up itself.
+        let how = How { order: self.ways.dq, update: backward::Update::Overwrite };
+        self.workspace.count(match (tuned, how.order) {
+            (true, Order::Fixed) => "attend backward: backward, fixed order",
+            (true, Order::AsTheyCome) => "attend backward: backward, any order",
+            (false, _) => "attend backward: attend_queries, attend_keys",
         });
         memory.record(move |gpu, frame| {
             let view = |place: Placed| place.view(frame.memory);
@@ -156,7 +156,7 @@ impl CudaDevice<'_> {
             };
             let areas = [frame.tables.part(at.clone())?, frame.scratch.part(scratch.clone())?];
             match tuned {
-                true => gpu.backward(&call, areas, formats, HOW, &tensors),
+                true => gpu.backward(&call, areas, formats, how, &tensors),
                 false => gpu.attend_backward(&call, areas, formats, &tensors),
             }
         });
