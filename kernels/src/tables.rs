@@ -56,9 +56,14 @@ pub(crate) struct RawCut {
 // SAFETY: repr(C), the fields of `Cut` in rows.cu.
 unsafe impl Argument for RawCut {}
 
-impl Slots<'_> {
+impl<'a> Slots<'a> {
+    /// The three tables, with names.
+    pub(crate) fn tables(&self) -> [(&'static str, Area<'a>); 3] {
+        [("offset", self.offset), ("span", self.span), ("len", self.len)]
+    }
+
     pub(crate) fn raw(&self) -> Result<RawSlots, KernelError> {
-        for (name, table) in [("offset", self.offset), ("span", self.span), ("len", self.len)] {
+        for (name, table) in self.tables() {
             holds_i32(name, table, self.count)?;
         }
         if self.rows > ROWS_MAX {
@@ -80,6 +85,19 @@ pub(crate) fn holds_i32(name: &str, table: Area, count: usize) -> Result<(), Ker
     if count > ROWS_MAX || table.bytes() != count * 4 || !table.address().is_multiple_of(4) {
         let what = format!("{name}: {} bytes are no table of {count} i32", table.bytes());
         return Err(KernelError::shape(what));
+    }
+    Ok(())
+}
+
+/// What a launch writes lies apart from what it reads, and from what else it writes: threads are in no order.
+pub(crate) fn check_apart(written: &[(&str, Area)], read: &[(&str, Area)]) -> Result<(), KernelError> {
+    for (index, (name, area)) in written.iter().enumerate() {
+        let others = written[index + 1..].iter().chain(read);
+        if let Some((other, _)) = others.into_iter().find(|(_, other)| area.overlaps(*other)) {
+            return Err(KernelError::shape(format!(
+                "{name} is written where {other} lies; they must lie apart"
+            )));
+        }
     }
     Ok(())
 }
