@@ -107,11 +107,9 @@ impl Gpu {
         let bits = from.area.address() | to.area.address() | to.row_bytes as u64;
         let vector = 1_usize << bits.trailing_zeros().min(4);
         let in_bulk = vector == 16 && to.row_bytes >= BULK_ROW_BYTES_MIN;
-        let (unit, tile_bytes, tile_rows_max) = match (in_bulk, from.area.address() == to.area.address()) {
-            // Nothing is read: no tile lies in shared memory.
-            (true, true) => (1, usize::MAX, WARP),
-            (true, false) => (1, BULK_TILE_BYTES, WARP),
-            (false, _) => (vector, TILE_BYTES, TILE_ROWS_MAX),
+        let (unit, tile_bytes, tile_rows_max) = match in_bulk {
+            true => (1, BULK_TILE_BYTES, WARP),
+            false => (vector, TILE_BYTES, TILE_ROWS_MAX),
         };
         let tile_rows = (tile_bytes / to.row_bytes).clamp(1, tile_rows_max);
         let arguments: [&dyn Argument; 7] = [
@@ -163,7 +161,14 @@ impl Gpu {
     pub fn fill_padding(&self, slots: Slots, to: Rows, byte: u8) -> Result<(), KernelError> {
         to.check("to")?;
         same("to", to.rows, slots.rows)?;
-        let map = FillPaddingMap(slots.raw()?);
+        let raw = slots.raw()?;
+        if (to.area.address() | to.row_bytes as u64).is_multiple_of(16) {
+            check_apart(&[("what is written", to.area)], &slots.tables())?;
+            let (address, pattern) = (to.area.address(), fill(Rest::Fill(byte)).1);
+            let arguments: [&dyn Argument; 4] = [&raw, &address, &(to.row_bytes as u32), &pattern];
+            return self.launch("fill_padding_16", (blocks(slots.rows, THREADS), 1, THREADS), &arguments);
+        }
+        let map = FillPaddingMap(raw);
         self.move_rows("fill_padding", (slots, &map), slots.rows, [to, to], Rest::Fill(byte))
     }
 

@@ -145,3 +145,44 @@ impl Cut {
 pub(crate) fn blocks(items: usize, each: usize) -> usize {
     items.div_ceil(each)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_lies_apart_from_everything() {
+        let [a, b, c] = [(64, 64), (128, 64), (120, 16)].map(|(at, bytes)| Area::nowhere(at, bytes));
+        let nothing = Area::nowhere(80, 0);
+        let said = |written: &[(&str, Area)], read: &[(&str, Area)]| {
+            check_apart(written, read).err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(said(&[("a", a), ("b", b)], &[("nothing", nothing)]), "");
+        assert_eq!(said(&[("a", a)], &[("b", b), ("b", b)]), "", "what is read may be read twice");
+        assert!(said(&[("a", a), ("b", b)], &[("c", c)]).contains("a is written where c lies"));
+        assert!(said(&[("b", b), ("c", c)], &[]).contains("b is written where c lies"));
+        assert!(said(&[("b", b)], &[("a", a), ("table", b)]).contains("b is written where table lies"));
+    }
+
+    #[test]
+    fn tables_and_cuts_past_32_bits_are_refused() {
+        let table = Area::nowhere(0, 8);
+        let slots = Slots { offset: table, span: table, len: table, count: 2, rows: ROWS_MAX };
+        assert!(slots.raw().is_ok());
+        for wrong in [
+            Slots { rows: ROWS_MAX + 1, ..slots },
+            Slots { count: usize::MAX, ..slots },
+            Slots { count: 3, ..slots },
+            Slots { len: Area::nowhere(2, 8), ..slots },
+        ] {
+            assert!(wrong.raw().is_err(), "{wrong:?}");
+        }
+        let cut = Cut { cp: CP_MAX, balance: Balance::Striped { stripe: ROWS_MAX } };
+        assert!(cut.raw().is_ok());
+        let stripes =
+            [0, ROWS_MAX + 1, usize::MAX].map(|stripe| Cut { balance: Balance::Striped { stripe }, ..cut });
+        let ranks = [0, CP_MAX + 1, usize::MAX].map(|cp| Cut { cp, ..cut });
+        assert!(stripes.into_iter().chain(ranks).all(|wrong| wrong.raw().is_err()));
+        assert!(cut.check_rank(CP_MAX).is_err() && cut.check_rank(CP_MAX - 1).is_ok());
+    }
+}
