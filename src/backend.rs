@@ -433,8 +433,24 @@ pub trait Backend: Sync {
         Vec::new()
     }
 
+    /// Devices that ran something, and how much; none where all runs in this process.
+    fn devices(&self) -> Vec<DeviceRuns> {
+        Vec::new()
+    }
+
     /// Runs the problem. Padding and slack rows of `inputs` hold what the padding contract allows.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError>;
+}
+
+/// A device, and the runs on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceRuns {
+    /// Its ordinal among those that a worker sees.
+    pub device: usize,
+    /// What tells it from the others: a GPU's name and UUID; empty for a core.
+    pub name: String,
+    /// Runs since the program's start, sentinels apart.
+    pub runs: u64,
 }
 
 /// A subject that is another one but for what it says itself: each method of [`Backend`], forwarded unless written.
@@ -497,6 +513,11 @@ pub trait Wrapper: Sync {
         self.inner().lost()
     }
 
+    /// See [`Backend::devices`].
+    fn devices(&self) -> Vec<DeviceRuns> {
+        self.inner().devices()
+    }
+
     /// See [`Backend::run`].
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         self.inner().run(problem, inputs)
@@ -542,6 +563,10 @@ impl<W: Wrapper> Backend for W {
 
     fn lost(&self) -> Vec<String> {
         Wrapper::lost(self)
+    }
+
+    fn devices(&self) -> Vec<DeviceRuns> {
+        Wrapper::devices(self)
     }
 
     fn ready(&self) -> Result<(), String> {

@@ -127,6 +127,7 @@ fn each_end_of_a_worker_is_what_it_was_and_the_next_run_holds() {
         ("oom-killed", Cause::Signal(9), Phase::Uploaded, "SIGKILL after uploaded"),
         ("garbage", Cause::Garbage, Phase::Done, "????"),
         ("wrong-digest", Cause::Digest, Phase::Done, "wrong digest after done"),
+        ("mute", Cause::Hang, Phase::Done, "hung after done"),
         ("hang", Cause::Hang, Phase::Launched, "no sign of life"),
     ];
     for (option, cause, phase, text) in table {
@@ -319,6 +320,47 @@ fn a_sentinel_that_changes_names_the_run_that_spoilt_it() {
     run(&remote, &with_sink()).expect("a fresh worker is right");
 }
 
+/// A device on which the sentinel comes out wrong in fresh workers too went bad: no subject is to blame, and its seat is gone.
+#[test]
+fn a_device_that_goes_bad_is_no_finding() {
+    let place = tempfile::tempdir().expect("a directory");
+    let mark = place.path().join("mark");
+    let often = Settings { sentinel_every: 2, ..settings(RUN) };
+    let (remote, pool) = mocked(&[("drift", "softcap"), ("spoilt", mark.to_str().expect("text"))], often);
+    run(&remote, &problem(|_| {})).expect("it runs");
+    run(&remote, &capped()).expect("it runs");
+    match run(&remote, &with_sink()) {
+        Err(RunError::Infrastructure(said)) => {
+            assert!(said.contains("the device went bad") && said.contains("the 2 runs"), "{said}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(pool.retired().len(), 1);
+}
+
+#[test]
+fn what_each_device_ran_is_counted() {
+    let several = Settings { workers: None, ..settings(RUN) };
+    let (remote, pool) = mocked(&[("devices", "2")], several);
+    run(&remote, &problem(|_| {})).expect("it runs");
+    let mut runs = 1;
+    let both = || {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| run(&remote, &capped()).expect("it runs"));
+            }
+        });
+        runs += 4;
+        let used = remote.devices();
+        assert_eq!(used, pool.used());
+        assert_eq!(used.iter().map(|device| device.runs).sum::<u64>(), runs);
+        used.len() == 2 && used.iter().all(|device| device.runs > 0)
+    };
+    wait_until("one device has nothing to do", both);
+    let names: Vec<_> = pool.used().into_iter().map(|device| (device.device, device.name)).collect();
+    assert_eq!(names, [(0, "mock 0".to_owned()), (1, "mock 1".to_owned())]);
+}
+
 #[test]
 fn several_workers_serve_several_threads() {
     let (remote, pool) = mocked(&[("crash", "softcap")], Settings { workers: Some(3), ..settings(RUN) });
@@ -416,6 +458,9 @@ fn a_campaign_goes_on_past_crashes() {
     let said = stdout(&output);
     assert_eq!(code(&output), 3, "{said}");
     assert!(said.contains("SIGSEGV after launched"), "{said}");
+    let runs =
+        said.lines().find(|line| line.starts_with("device    0: ") && line.ends_with(" runs · mock 0"));
+    assert!(runs.is_some(), "{said}");
     let events = events(&dir.join("e.jsonl"));
     assert!(events.iter().filter(|event| event["verdict"] == "held").count() > 5, "{said}");
     assert!(events.iter().all(|event| event["check"] == "crash" || event["check"].is_null()), "{said}");

@@ -89,7 +89,7 @@ __device__ __forceinline__ void merge_rows(
     }
 }
 
-constexpr int HEADS_OF_4 = 2, HALF_HEADS_OF_4 = 4, HEADS = 8;
+constexpr int HEADS_OF_4 = 2, HALF_HEADS_OF_4 = 2, HEADS = 8;
 
 #define MERGE_STATISTICS(each, count)                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, 5) merge_statistics_##each(                               \

@@ -188,6 +188,16 @@ __device__ __forceinline__ Queries stripe_at(const Slots& q, int cp, int stripe,
     return {s, {(index * cp + rank) * stripe, 1, stripe, index * stripe}};
 }
 
+// Keys of a sequence up to the last one that the last real one of these queries sees; none for padding.
+__device__ __forceinline__ i64 visible_prefix(
+    const Slots& q, const Slots& kv, const Mask& mask, int s, const Piece& queries, const Segment& segment
+) {
+    if (segment.q_len == 0) return 0;
+    const i64 lk = kv.len[s], last = queries.start + (segment.q_len - 1) * queries.step;
+    const i64 past = last + shift_of(mask, q.len[s], lk) + mask.right + 1;
+    return mask.right < 0 || past > lk ? lk : past < 0 ? 0 : past;
+}
+
 // All-gather: the queries of `rank` against the visible prefix of each sequence in sequence order. segments: [query
 // pieces, sequences], or in the layout of stripes.
 extern "C" __global__ void __launch_bounds__(THREADS) all_gather_segments(
@@ -211,17 +221,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) all_gather_segments(
         segments[i] = {0, 0, 0, 0, 0, 0};
         return;
     }
-    const i64 lk = kv.len[s], shift = shift_of(mask, q.len[s], lk);
     Segment segment;
     place_queries(q, s, queries, segment);
-    i64 keys = 0;
-    if (segment.q_len > 0) {
-        const i64 past = queries.start + segment.q_len - 1 + shift + mask.right + 1;
-        keys = mask.right < 0 || past > lk ? lk : past < 0 ? 0 : past;
-    }
+    const i64 keys = visible_prefix(q, kv, mask, s, queries, segment);
     segment.kv_offset = kv.offset[s] * cp;
     segment.kv_len = (int)keys;
-    band(mask, shift, queries, {0, 1, keys, 0}, segment);
+    band(mask, shift_of(mask, q.len[s], kv.len[s]), queries, {0, 1, keys, 0}, segment);
+    segments[i] = segment;
+}
+
+// All-gather, backward, of stripes of 1: positions of a rank's queries are cp apart, and have a band only against keys that
+// are too. A launch for each residue: every cp-th key of the visible prefix from it on. segments: [residues, sequences].
+extern "C" __global__ void __launch_bounds__(THREADS) all_gather_residues(
+    const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
+    int rank, Segment* segments
+) {
+    after_earlier_launches();
+    const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= (i64)cp * q.count) return;
+    const int s = (int)(i % q.count), residue = (int)(i / q.count);
+    const Piece queries = piece_of(STRIPED, cp, rank, 0, q.span[s]);
+    Segment segment;
+    place_queries(q, s, queries, segment);
+    const i64 keys = real_of(residue, cp, kv.len[s], visible_prefix(q, kv, mask, s, queries, segment));
+    segment.kv_offset = kv.offset[s] * cp + (keys > 0 ? residue : 0);
+    segment.kv_len = (int)keys;
+    band(mask, shift_of(mask, q.len[s], kv.len[s]), queries, {residue, cp, keys, 0}, segment);
     segments[i] = segment;
 }
 

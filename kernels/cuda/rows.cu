@@ -261,8 +261,25 @@ __device__ __forceinline__ void move_rows_in_bulk(
 
 MOVES(reorder, Reorder)
 MOVES(copy_valid, CopyValid)
-MOVES(fill_padding, FillPadding)
 MOVES(half, Half)
+MOVE(fill_padding, FillPadding, 8, uint2)
+MOVE(fill_padding, FillPadding, 4, u32)
+MOVE(fill_padding, FillPadding, 2, u16)
+MOVE(fill_padding, FillPadding, 1, u8)
+
+// Padding filled 16 bytes at a time. Nothing is read, and most rows are real: a warp has 32 rows and goes over those that
+// are not, so that all rows are looked at in one wave.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fill_padding_16(const __grid_constant__ Slots slots, u8* to, u32 row_bytes, u32 pattern) {
+    after_earlier_launches();
+    const u32 lane = threadIdx.x % 32;
+    const i64 row = (i64)blockIdx.x * THREADS + threadIdx.x, first = row - lane;
+    const bool real = is_real(slot_of_lane(slots, (u32)row), (u32)row);
+    for (u32 left = __ballot_sync(ALL_LANES, row < slots.rows && !real); left; left &= left - 1) {
+        uint4* const target = (uint4*)(to + (first + __ffs(left) - 1) * row_bytes);
+        for (u32 i = lane; i < row_bytes / 16; i += 32) __stcs(target + i, filled<uint4>(pattern));
+    }
+}
 
 // One byte for each row: 1 where it is real.
 extern "C" __global__ void __launch_bounds__(THREADS) valid_mask(const __grid_constant__ Slots slots, u8* mask) {

@@ -146,6 +146,7 @@ macro_rules! faults {
 }
 use faults;
 
+const GATHERS: &[&str] = &["all-gather segments", "all-gather backward segments"];
 const HALVES: &[&str] =
     &["read half", "write half", "merge of statistics", "merge of out", "accumulation", "half statistic"];
 const SEARCHES: &[&str] =
@@ -174,7 +175,13 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         Seen::Bits(&["rank slots"]);
     "local-offset-of-gathered-keys", GlobalOffset, TE_2596, "metadata.cu",
         "segment.kv_offset = kv.offset[s] * cp;" => "segment.kv_offset = kv.offset[s];",
-        Seen::Bits(&["all-gather segments"]);
+        Seen::Bits(GATHERS);
+    "a-residue-too-far", WrongSeam, MAGI_28, "metadata.cu",
+        "+ (keys > 0 ? residue : 0);" => "+ residue;",
+        Seen::Bits(&["all-gather backward segments"]);
+    "band-of-residues-unscaled", WrongSeam, TE_STRIPED, "metadata.cu",
+        "queries, {residue, cp, keys, 0}, segment);" => "queries, {0, cp, keys, 0}, segment);",
+        Seen::Bits(&["all-gather backward segments"]);
     "two-empty-statistics", MissingGuard, VLLM_39148, "merge.cu",
         "const float difference = a == b ? 0.0f : a - b;" => "const float difference = a - b;",
         Seen::Bits(MERGES);
@@ -229,7 +236,7 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         Seen::Bits(&["copy valid", "fill padding", "read half"]);
     "a-stripe-too-many", PastTheEnd, MAGI_28, "metadata.cu",
         "index >= q.span[s] / stripe" => "index > q.span[s] / stripe",
-        Seen::Bits(&["all-gather segments"]);
+        Seen::Bits(GATHERS);
     "a-run-without-room", PastTheEnd, FA_A3A257C7, "metadata.cu",
         "if (run < 0 || run >= runs.room) continue;" => "if (run < 0 || run > runs.room) continue;",
         Seen::Bits(&["segment runs"]);
@@ -241,7 +248,9 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         Seen::Bits(REAL_ROWS);
     "second-chunk-of-the-first-rank", WrongSeam, TE_2186, "metadata.cu",
         "id = part ? 2 * cp - 1 - rank : rank;" => "id = part ? 2 * cp - rank - (rank > 0) : rank;",
-        Seen::Bits(&["rank slots", "cu_seqlens on rank", "ring segments", "all-gather segments"]);
+        Seen::Bits(&[
+            "rank slots", "cu_seqlens on rank", "ring segments", "all-gather segments", "all-gather backward segments"
+        ]);
     "positions-end-no-run", WrongSeam, TE_STRIPED, "metadata.cu",
         "\n        && (u32)ids.position[left] + 1u == (u32)ids.position[left + 1];" => ";",
         Seen::Bits(&["segment runs"]);

@@ -181,6 +181,11 @@ impl Gpu {
         done
     }
 
+    /// Calls of this thread are this GPU's from here on: the driver takes the last context that a thread named.
+    fn bind(&self) -> Result<(), KernelError> {
+        self.context.bind_to_thread().map_err(failed("context"))
+    }
+
     /// The stream that launches go to.
     fn current(&self) -> Arc<CudaStream> {
         match self.on.get() {
@@ -220,6 +225,14 @@ impl Gpu {
     /// Its name.
     pub fn name(&self) -> Result<String, KernelError> {
         self.context.name().map_err(failed("name"))
+    }
+
+    /// Its name and its UUID, as `nvidia-smi -L` shows it, which no other GPU has.
+    pub fn identity(&self) -> Result<String, KernelError> {
+        let bytes = self.context.uuid().map_err(failed("UUID"))?.bytes;
+        let hex: String = bytes.iter().map(|&byte| format!("{:02x}", byte as u8)).collect();
+        let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &hex[part]);
+        Ok(format!("{} GPU-{a}-{b}-{c}-{d}-{e}", self.name()?))
     }
 
     /// Multiprocessors.
@@ -272,7 +285,7 @@ impl Gpu {
 
     /// Memory of which nothing is known.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, KernelError> {
-        self.context.bind_to_thread().map_err(failed("context"))?;
+        self.bind()?;
         // SAFETY: nobody reads it before it is written, kernels under test apart. An allocation is never empty.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }
             .map_err(failed(&format!("allocate {bytes} bytes")))?;
@@ -306,6 +319,7 @@ impl Gpu {
             let what = format!("{} bytes for an area of {}", contents.len(), to.bytes);
             return Err(KernelError::shape(what));
         }
+        self.bind()?;
         // On the launches' stream: the driver's other copy returns before the bytes are there, and no launch of another
         // stream waits for them.
         // SAFETY: the area is that long, its buffer is alive, and so are the contents until the stream is done.
@@ -321,7 +335,7 @@ impl Gpu {
         if contents.is_empty() {
             return Ok(());
         }
-        self.context.bind_to_thread().map_err(failed("context"))?;
+        self.bind()?;
         // SAFETY: the area is that long and its buffer is alive; pageable contents are staged before the call returns.
         unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
             .map_err(failed("copy to the device"))
@@ -329,7 +343,7 @@ impl Gpu {
 
     /// Host memory for copies, of zeros.
     pub(crate) fn staging(&self, bytes: usize) -> Result<Staging, KernelError> {
-        self.context.bind_to_thread().map_err(failed("context"))?;
+        self.bind()?;
         // SAFETY: an allocation is never empty, and is written before it is read.
         let address = unsafe {
             let address = result::malloc_host(bytes.max(1), 0).map_err(failed("allocate host memory"))?;
@@ -362,6 +376,7 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         let to = to.part(0..bytes)?;
         let contents = self.staged(staging, bytes)?;
+        self.bind()?;
         // SAFETY: the area is that long and its buffer is alive; staging memory is neither touched nor freed before the
         // stream is done.
         unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
@@ -379,6 +394,7 @@ impl Gpu {
         if bytes > staging.bytes {
             return Err(KernelError::shape(format!("{bytes} bytes staged in {}", staging.bytes)));
         }
+        self.bind()?;
         // SAFETY: it is that long, and no one else has it.
         let contents = unsafe { std::slice::from_raw_parts_mut(staging.address, bytes) };
         // SAFETY: the area is that long, its buffer is alive, and so is the place until the stream is done.
@@ -391,6 +407,7 @@ impl Gpu {
     /// The contents of an area, after all that was launched.
     pub fn read(&self, from: Area) -> Result<Vec<u8>, KernelError> {
         let mut bytes = vec![0_u8; from.bytes];
+        self.bind()?;
         // SAFETY: the area is that long, its buffer is alive, and so is the place until the stream is done.
         unsafe { result::memcpy_dtoh_async(&mut bytes, from.address, self.stream.cu_stream()) }
             .map_err(failed("copy from the device"))?;
@@ -404,6 +421,7 @@ impl Gpu {
             return Err(KernelError::shape("a copy needs two areas of one length that lie apart"));
         }
         let stream = self.current();
+        self.bind()?;
         // SAFETY: both areas are that long, and their buffers are alive.
         unsafe { result::memcpy_dtod_async(to.address, from.address, from.bytes, stream.cu_stream()) }
             .map_err(failed("copy"))
@@ -414,6 +432,7 @@ impl Gpu {
         if to.bytes == 0 {
             return Ok(());
         }
+        self.bind()?;
         // SAFETY: the area is that long, and its buffer is alive.
         unsafe { result::memset_d8_async(to.address, 0, to.bytes, self.current().cu_stream()) }
             .map_err(failed("clear"))
@@ -474,7 +493,7 @@ impl Gpu {
             attrs: &raw mut attribute,
             numAttrs: 1,
         };
-        self.context.bind_to_thread().map_err(failed("context"))?;
+        self.bind()?;
         if shared > SHARED_ALWAYS {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             found.function.set_attribute(most, shared as i32).map_err(failed(kernel))?;

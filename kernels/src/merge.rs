@@ -10,7 +10,7 @@ use seamproof_simulator::helpers::{Half, Part, Rest, Style, Update, half_rows};
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
 use crate::rows::{Rows, check_half_rows};
-use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks};
+use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks, check_apart};
 
 /// `HEADS` of the source.
 const STATISTIC_HEADS: usize = 8;
@@ -21,7 +21,7 @@ const LOGIT_HEADS: usize = 8;
 /// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the source.
 const QUAD: usize = 4;
 const QUAD_HEADS: usize = 2;
-const HALF_QUAD_HEADS: usize = 4;
+const HALF_QUAD_HEADS: usize = 2;
 /// Elements of a vector.
 const VECTOR: usize = 8;
 
@@ -140,6 +140,11 @@ impl Tensor<'_> {
     }
 }
 
+/// What a launch reads: these, and the tables of slots.
+fn reads<'a, 'n>(slots: &Slots<'a>, tensors: &[(&'n str, Area<'a>)]) -> Vec<(&'n str, Area<'a>)> {
+    slots.tables().into_iter().chain(tensors.iter().copied()).collect()
+}
+
 /// A running tensor and a step's, checked; the end of their kernels' names.
 fn check_steps(
     slots: &Slots,
@@ -149,9 +154,8 @@ fn check_steps(
 ) -> Result<(String, usize), KernelError> {
     running.check("running", slots.rows)?;
     step.check("step", part.step_rows(slots.rows))?;
-    if (running.heads, running.dim) != (step.heads, step.dim) || running.area.overlaps(step.area) {
-        let what = "a step needs the heads and dim of the running tensor, and a place of its own";
-        return Err(KernelError::shape(what));
+    if (running.heads, running.dim) != (step.heads, step.dim) {
+        return Err(KernelError::shape("a step needs the heads and dim of the running tensor"));
     }
     let known = match (running.format, step.format) {
         (Format::F32, Format::F32 | Format::Bf16 | Format::Fp16) => true,
@@ -210,9 +214,7 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         lse.check("lse", lse.heads, slots.rows)?;
         step.check("step", lse.heads, part.step_rows(slots.rows))?;
-        if lse.area.overlaps(step.area) {
-            return Err(KernelError::shape("a step needs a place of its own"));
-        }
+        check_apart(&[("lse", lse.area)], &reads(&slots, &[("step", step.area)]))?;
         let arguments: [&dyn Argument; 5] = [
             &raw_part(part, &slots)?,
             &lse.area.address(),
@@ -260,9 +262,9 @@ impl Gpu {
         whole.check("whole", whole.heads, slots.rows)?;
         halves.check("halves", whole.heads, half_rows(slots.rows))?;
         check_half_rows(halves.rows)?;
-        if whole.area.overlaps(halves.area) {
-            return Err(KernelError::shape("halves need a place of their own"));
-        }
+        let (whole_area, halves_area) = (("whole", whole.area), ("halves", halves.area));
+        let (to, from) = if write == 1 { (whole_area, halves_area) } else { (halves_area, whole_area) };
+        check_apart(&[to], &reads(&slots, &[from]))?;
         let arguments: [&dyn Argument; 7] = [
             &raw_part(Part::Compact(half), &slots)?,
             &whole.area.address(),
@@ -289,6 +291,8 @@ impl Gpu {
         let (formats, width) = check_steps(&slots, part, out, step_out)?;
         lse.check("lse", out.heads, slots.rows)?;
         step_lse.check("step lse", out.heads, step_out.rows)?;
+        let (running, step) = ([("out", out.area), ("lse", lse.area)], ("step lse", step_lse.area));
+        check_apart(&running, &reads(&slots, &[("step out", step_out.area), step]))?;
         let (name, warps) = match style {
             Style::Running => ("running", Warps::Below),
             Style::Weighted { product_rounded: false } => ("weighted", Warps::InOrder),
@@ -320,6 +324,7 @@ impl Gpu {
         if matches!(part, Part::Whole) && [first, second] == [Update::Copy; 2] && sum.format == step.format {
             return self.copy_valid(slots, step.as_rows(), sum.as_rows(), Rest::Leave);
         }
+        check_apart(&[("sum", sum.area)], &reads(&slots, &[("step", step.area)]))?;
         let tiling = if sum.format == Format::F32 { Tiling::SUM_IN_F32 } else { Tiling::MERGE };
         let shape = tiling.shape(sum.heads, sum.dim, step.rows, sum.dim / width);
         let arguments: [&dyn Argument; 6] = [
@@ -344,6 +349,7 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         rows_max.check("row maxima", rows_max.heads, slots.rows)?;
         Statistic { area: largest, heads: rows_max.heads, rows: 1 }.check("largest", rows_max.heads, 1)?;
+        check_apart(&[("largest", largest)], &reads(&slots, &[("row maxima", rows_max.area)]))?;
         if fresh {
             let (count, pattern) = (rows_max.heads as i64, f32::NEG_INFINITY.to_bits());
             let grid = (blocks(rows_max.heads, THREADS), 1, THREADS);

@@ -9,7 +9,7 @@ use seamproof_oracle::{Alignment, Balance, Mask};
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
 use crate::rows::check_tables;
-use crate::tables::{Cut, ROWS_MAX, Slots, blocks, holds_i32};
+use crate::tables::{Cut, ROWS_MAX, RawSlots, Slots, blocks, check_apart, holds_i32};
 
 /// `SCAN_THREADS` of the source.
 const SCAN_THREADS: usize = 1024;
@@ -106,10 +106,12 @@ impl SegmentIds<'_> {
 impl Gpu {
     /// A rank's slots from those of the whole batch: offsets, spans and gaps divided by cp, real rows counted.
     pub fn rank_slots(&self, batch: Slots, cut: Cut, rank: usize, to: SlotTables) -> Result<(), KernelError> {
-        check_tables(&[("offset", to.offset), ("span", to.span), ("len", to.len)], batch.count)?;
+        let (raw, written) = (batch.raw()?, [("offset", to.offset), ("span", to.span), ("len", to.len)]);
+        check_tables(&written, batch.count)?;
+        check_apart(&written, &batch.tables())?;
         let (rank, [cp, balance, stripe]) = (cut.check_rank(rank)?, cut.numbers()?);
         let arguments: [&dyn Argument; 8] = [
-            &batch.raw()?,
+            &raw,
             &cp,
             &balance,
             &stripe,
@@ -132,16 +134,23 @@ impl Gpu {
         [first, second]: [bool; 2],
         cu_seqlens: Area,
     ) -> Result<(), KernelError> {
+        let raw = slots.raw()?;
         holds_i32("cu_seqlens", cu_seqlens, slots.count + 1)?;
+        check_apart(&[("cu_seqlens", cu_seqlens)], &slots.tables())?;
         let cut = Cut { cp, balance: Balance::DualChunk };
         let (rank, [cp, ..]) = (cut.check_rank(rank)?, cut.numbers()?);
         let arguments: [&dyn Argument; 6] =
-            [&slots.raw()?, &cp, &rank, &i32::from(first), &i32::from(second), &cu_seqlens.address()];
+            [&raw, &cp, &rank, &i32::from(first), &i32::from(second), &cu_seqlens.address()];
         self.launch("cu_seqlens_on_rank", (1, 1, SCAN_THREADS), &arguments)
     }
 
-    /// A step of the ring: [`SEGMENT_BYTES`] for each piece of `rank`'s queries, piece of `owner`'s keys and sequence, in
-    /// this order, the last fastest.
+    /// A step of the ring, forward or backward: [`SEGMENT_BYTES`] for each piece of `rank`'s queries, piece of `owner`'s keys
+    /// and sequence, in this order, the last fastest.
+    ///
+    /// Stripes of more than one row are refused, as a schedule's ring refuses them: what a query sees of another rank's
+    /// stripes is no band of rows, so that no launch with one band for a segment could say it. TransformerEngine's ring takes
+    /// stripes of 1 alone too (<https://github.com/NVIDIA/TransformerEngine>, `transformer_engine/jax`, ring attention on
+    /// packed sequences). All-gather takes any stripe.
     pub fn ring_segments(
         &self,
         [q, kv]: [Slots; 2],
@@ -150,22 +159,21 @@ impl Gpu {
         [rank, owner]: [usize; 2],
         segments: Area,
     ) -> Result<(), KernelError> {
-        check_sequences([q, kv])?;
+        let raw = check_sequences([q, kv])?;
         let parts = match cut.balance {
             Balance::Contiguous | Balance::Striped { stripe: 1 } => 1,
             Balance::DualChunk => 2,
-            // A schedule's ring takes none.
             Balance::Striped { stripe } => {
-                let what = format!("a ring's step has no band between stripes of {stripe}");
+                let what = format!("a ring's step has no band between stripes of {stripe}; all-gather has");
                 return Err(KernelError::shape(what));
             }
         };
         let (rank, owner) = (cut.check_rank(rank)?, cut.check_rank(owner)?);
         let count = parts * parts * q.count;
-        check_segments(segments, count)?;
+        check_segments(segments, count, [q, kv])?;
         let [cp, balance, _] = cut.numbers()?;
         let arguments: [&dyn Argument; 8] =
-            [&q.raw()?, &kv.raw()?, &raw_mask(mask), &cp, &balance, &rank, &owner, &segments.address()];
+            [&raw[0], &raw[1], &raw_mask(mask), &cp, &balance, &rank, &owner, &segments.address()];
         self.launch("ring_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
@@ -180,7 +188,7 @@ impl Gpu {
         rank: usize,
         segments: Area,
     ) -> Result<(), KernelError> {
-        check_sequences([q, kv])?;
+        let raw = check_sequences([q, kv])?;
         let cut = match cut.balance {
             // All in one piece.
             Balance::Striped { stripe: 1 } if cut.cp == 1 => Cut { balance: Balance::Contiguous, ..cut },
@@ -193,13 +201,36 @@ impl Gpu {
             Balance::Striped { stripe } => blocks(q.rows, stripe),
         };
         let rank = cut.check_rank(rank)?;
-        check_segments(segments, count)?;
-        if kv.rows.saturating_mul(cut.cp) > ROWS_MAX {
-            return Err(KernelError::shape(format!("{} × {} gathered rows", kv.rows, cut.cp)));
-        }
+        check_segments(segments, count, [q, kv])?;
+        check_gathered(kv, cut)?;
         let arguments: [&dyn Argument; 8] =
-            [&q.raw()?, &kv.raw()?, &raw_mask(mask), &cp, &balance, &stripe, &rank, &segments.address()];
+            [&raw[0], &raw[1], &raw_mask(mask), &cp, &balance, &stripe, &rank, &segments.address()];
         self.launch("all_gather_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
+    }
+
+    /// All-gather, backward: the forward's table, whose segments of one sequence go to different launches. Apart from stripes
+    /// of 1 on several ranks: [`SEGMENT_BYTES`] for each residue below cp and sequence, the last fastest, a launch for each
+    /// residue; keys are every cp-th row from the segment's first one.
+    pub fn all_gather_backward_segments(
+        &self,
+        [q, kv]: [Slots; 2],
+        mask: &Mask,
+        cut: Cut,
+        rank: usize,
+        segments: Area,
+    ) -> Result<(), KernelError> {
+        if cut.balance != (Balance::Striped { stripe: 1 }) || cut.cp == 1 {
+            return self.all_gather_segments([q, kv], mask, cut, rank, segments);
+        }
+        let raw = check_sequences([q, kv])?;
+        let [cp, ..] = cut.numbers()?;
+        let rank = cut.check_rank(rank)?;
+        let count = cut.cp * q.count;
+        check_segments(segments, count, [q, kv])?;
+        check_gathered(kv, cut)?;
+        let arguments: [&dyn Argument; 6] =
+            [&raw[0], &raw[1], &raw_mask(mask), &cp, &rank, &segments.address()];
+        self.launch("all_gather_residues", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
     /// Runs of rows with one id and growing positions. `scratch`: [`SegmentIds::scratch_bytes`].
@@ -211,6 +242,9 @@ impl Gpu {
         check_tables(&[("count", to.count)], 1)?;
         let tile_count = blocks(ids.rows, RUN_TILE);
         holds_i32("scratch", scratch, tile_count)?;
+        let written: Vec<(&str, Area)> =
+            tables.into_iter().chain([("count", to.count), ("scratch", scratch)]).collect();
+        check_apart(&written, &[("id", ids.id), ("position", ids.position)])?;
         let divides = ids.row_length > 0 && ids.rows.is_multiple_of(ids.row_length);
         if !divides || ids.row_length > ROWS_MAX {
             let what = format!("{} rows in batch rows of {}", ids.rows, ids.row_length);
@@ -233,17 +267,31 @@ impl Gpu {
     }
 }
 
-fn check_sequences([q, kv]: [Slots; 2]) -> Result<(), KernelError> {
+/// Two checked batches of as many sequences.
+fn check_sequences([q, kv]: [Slots; 2]) -> Result<[RawSlots; 2], KernelError> {
     if q.count != kv.count {
         return Err(KernelError::shape(format!("{} sequences of q and {} of kv", q.count, kv.count)));
     }
-    Ok(())
+    Ok([q.raw()?, kv.raw()?])
 }
 
-fn check_segments(segments: Area, count: usize) -> Result<(), KernelError> {
-    if segments.bytes() != count * SEGMENT_BYTES || !segments.address().is_multiple_of(16) {
+/// Room for `count` segments, apart from the tables that they are made of.
+fn check_segments(segments: Area, count: usize, from: [Slots; 2]) -> Result<(), KernelError> {
+    let bytes = count.checked_mul(SEGMENT_BYTES);
+    if bytes != Some(segments.bytes()) || !segments.address().is_multiple_of(16) {
         let what = format!("segments: {} bytes, not {count} of {SEGMENT_BYTES} on 16", segments.bytes());
         return Err(KernelError::shape(what));
+    }
+    check_apart(&[("segments", segments)], &from.map(|slots| slots.tables()).concat())
+}
+
+/// Rows of all ranks are numbered in 32 bits too.
+fn check_gathered(kv: Slots, cut: Cut) -> Result<(), KernelError> {
+    if kv.rows.saturating_mul(cut.cp) > ROWS_MAX {
+        return Err(KernelError::shape(format!(
+            "{} × {} gathered rows; at most {ROWS_MAX}",
+            kv.rows, cut.cp
+        )));
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use seamproof_simulator::helpers::{Half, Order, Rest};
 
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
-use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, holds_i32};
+use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, check_apart, holds_i32};
 
 /// Bytes that a block moves, unless a row is longer: four vectors of 16 bytes a thread.
 const TILE_BYTES: usize = THREADS * 16 * 4;
@@ -98,19 +98,18 @@ impl Gpu {
     fn move_rows(
         &self,
         kernel: &str,
-        map: &dyn Argument,
+        (slots, map): (Slots, &dyn Argument),
         rows: usize,
         [from, to]: [Rows; 2],
         rest: Rest,
     ) -> Result<(), KernelError> {
+        check_apart(&[("what is written", to.area)], &slots.tables())?;
         let bits = from.area.address() | to.area.address() | to.row_bytes as u64;
         let vector = 1_usize << bits.trailing_zeros().min(4);
         let in_bulk = vector == 16 && to.row_bytes >= BULK_ROW_BYTES_MIN;
-        let (unit, tile_bytes, tile_rows_max) = match (in_bulk, from.area.address() == to.area.address()) {
-            // Nothing is read: no tile lies in shared memory.
-            (true, true) => (1, usize::MAX, WARP),
-            (true, false) => (1, BULK_TILE_BYTES, WARP),
-            (false, _) => (vector, TILE_BYTES, TILE_ROWS_MAX),
+        let (unit, tile_bytes, tile_rows_max) = match in_bulk {
+            true => (1, BULK_TILE_BYTES, WARP),
+            false => (vector, TILE_BYTES, TILE_ROWS_MAX),
         };
         let tile_rows = (tile_bytes / to.row_bytes).clamp(1, tile_rows_max);
         let arguments: [&dyn Argument; 7] = [
@@ -141,11 +140,12 @@ impl Gpu {
         to: Rows,
     ) -> Result<(), KernelError> {
         check_pair(from, to)?;
+        let map = ReorderMap(slots.raw()?, cut.raw()?, i32::from(order == Order::ToSequences));
+        // Both numbers are checked by now: no product of theirs is past 64 bits.
         let rows = slots.rows * cut.cp;
         same("from", from.rows, rows)?;
         same("to", to.rows, rows)?;
-        let map = ReorderMap(slots.raw()?, cut.raw()?, i32::from(order == Order::ToSequences));
-        self.move_rows("reorder", &map, rows, [from, to], Rest::Leave)
+        self.move_rows("reorder", (slots, &map), rows, [from, to], Rest::Leave)
     }
 
     /// Copies real rows to the same rows of another tensor.
@@ -154,15 +154,22 @@ impl Gpu {
         same("from", from.rows, slots.rows)?;
         same("to", to.rows, slots.rows)?;
         let map = CopyValidMap(slots.raw()?, fill(rest).0);
-        self.move_rows("copy_valid", &map, slots.rows, [from, to], rest)
+        self.move_rows("copy_valid", (slots, &map), slots.rows, [from, to], rest)
     }
 
     /// Fills every row that is not a real one.
     pub fn fill_padding(&self, slots: Slots, to: Rows, byte: u8) -> Result<(), KernelError> {
         to.check("to")?;
         same("to", to.rows, slots.rows)?;
-        let map = FillPaddingMap(slots.raw()?);
-        self.move_rows("fill_padding", &map, slots.rows, [to, to], Rest::Fill(byte))
+        let raw = slots.raw()?;
+        if (to.area.address() | to.row_bytes as u64).is_multiple_of(16) {
+            check_apart(&[("what is written", to.area)], &slots.tables())?;
+            let (address, pattern) = (to.area.address(), fill(Rest::Fill(byte)).1);
+            let arguments: [&dyn Argument; 4] = [&raw, &address, &(to.row_bytes as u32), &pattern];
+            return self.launch("fill_padding_16", (blocks(slots.rows, THREADS), 1, THREADS), &arguments);
+        }
+        let map = FillPaddingMap(raw);
+        self.move_rows("fill_padding", (slots, &map), slots.rows, [to, to], Rest::Fill(byte))
     }
 
     /// One half of every slot, padding included, to the layout of halves: offsets and spans divided by two, rounded
@@ -179,7 +186,7 @@ impl Gpu {
         same("whole", whole.rows, slots.rows)?;
         check_half_rows(halves.rows)?;
         let map = HalfMap(slots.raw()?, half as i32, 0, fill(rest).0);
-        self.move_rows("half", &map, halves.rows, [whole, halves], rest)
+        self.move_rows("half", (slots, &map), halves.rows, [whole, halves], rest)
     }
 
     /// The layout of halves back to one half of every slot; no other row changes.
@@ -188,12 +195,13 @@ impl Gpu {
         same("whole", whole.rows, slots.rows)?;
         check_half_rows(halves.rows)?;
         let map = HalfMap(slots.raw()?, half as i32, 1, 0);
-        self.move_rows("half", &map, halves.rows, [halves, whole], Rest::Leave)
+        self.move_rows("half", (slots, &map), halves.rows, [halves, whole], Rest::Leave)
     }
 
     /// For each row 1 where it is real, else 0; one byte a row.
     pub fn valid_mask(&self, slots: Slots, mask: Area) -> Result<(), KernelError> {
         same("mask", mask.bytes(), slots.rows)?;
+        check_apart(&[("mask", mask)], &slots.tables())?;
         let shape = (blocks(slots.rows, THREADS * MASK_EACH), 1, THREADS);
         self.launch("valid_mask", shape, &[&slots.raw()?, &mask.address()])
     }
@@ -206,11 +214,13 @@ impl Gpu {
         rank: usize,
         indices: Area,
     ) -> Result<(), KernelError> {
+        let raw = slots.raw()?;
         if indices.bytes() != slots.rows * 8 || !indices.address().is_multiple_of(8) {
             return Err(KernelError::shape(format!("indices: {} bytes", indices.bytes())));
         }
         let rank = cut.check_rank(rank)?;
-        let arguments: [&dyn Argument; 4] = [&slots.raw()?, &cut.raw()?, &rank, &indices.address()];
+        check_apart(&[("indices", indices)], &slots.tables())?;
+        let arguments: [&dyn Argument; 4] = [&raw, &cut.raw()?, &rank, &indices.address()];
         self.launch("partition_indices", (blocks(slots.rows, THREADS), 1, THREADS), &arguments)
     }
 }

@@ -56,9 +56,14 @@ pub(crate) struct RawCut {
 // SAFETY: repr(C), the fields of `Cut` in rows.cu.
 unsafe impl Argument for RawCut {}
 
-impl Slots<'_> {
+impl<'a> Slots<'a> {
+    /// The three tables, with names.
+    pub(crate) fn tables(&self) -> [(&'static str, Area<'a>); 3] {
+        [("offset", self.offset), ("span", self.span), ("len", self.len)]
+    }
+
     pub(crate) fn raw(&self) -> Result<RawSlots, KernelError> {
-        for (name, table) in [("offset", self.offset), ("span", self.span), ("len", self.len)] {
+        for (name, table) in self.tables() {
             holds_i32(name, table, self.count)?;
         }
         if self.rows > ROWS_MAX {
@@ -80,6 +85,19 @@ pub(crate) fn holds_i32(name: &str, table: Area, count: usize) -> Result<(), Ker
     if count > ROWS_MAX || table.bytes() != count * 4 || !table.address().is_multiple_of(4) {
         let what = format!("{name}: {} bytes are no table of {count} i32", table.bytes());
         return Err(KernelError::shape(what));
+    }
+    Ok(())
+}
+
+/// What a launch writes lies apart from what it reads, and from what else it writes: threads are in no order.
+pub(crate) fn check_apart(written: &[(&str, Area)], read: &[(&str, Area)]) -> Result<(), KernelError> {
+    for (index, (name, area)) in written.iter().enumerate() {
+        let others = written[index + 1..].iter().chain(read);
+        if let Some((other, _)) = others.into_iter().find(|(_, other)| area.overlaps(*other)) {
+            return Err(KernelError::shape(format!(
+                "{name} is written where {other} lies; they must lie apart"
+            )));
+        }
     }
     Ok(())
 }
@@ -126,4 +144,45 @@ impl Cut {
 /// The blocks that cover `items`, `each` in a block.
 pub(crate) fn blocks(items: usize, each: usize) -> usize {
     items.div_ceil(each)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_lies_apart_from_everything() {
+        let [a, b, c] = [(64, 64), (128, 64), (120, 16)].map(|(at, bytes)| Area::nowhere(at, bytes));
+        let nothing = Area::nowhere(80, 0);
+        let said = |written: &[(&str, Area)], read: &[(&str, Area)]| {
+            check_apart(written, read).err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(said(&[("a", a), ("b", b)], &[("nothing", nothing)]), "");
+        assert_eq!(said(&[("a", a)], &[("b", b), ("b", b)]), "", "what is read may be read twice");
+        assert!(said(&[("a", a), ("b", b)], &[("c", c)]).contains("a is written where c lies"));
+        assert!(said(&[("b", b), ("c", c)], &[]).contains("b is written where c lies"));
+        assert!(said(&[("b", b)], &[("a", a), ("table", b)]).contains("b is written where table lies"));
+    }
+
+    #[test]
+    fn tables_and_cuts_past_32_bits_are_refused() {
+        let table = Area::nowhere(0, 8);
+        let slots = Slots { offset: table, span: table, len: table, count: 2, rows: ROWS_MAX };
+        assert!(slots.raw().is_ok());
+        for wrong in [
+            Slots { rows: ROWS_MAX + 1, ..slots },
+            Slots { count: usize::MAX, ..slots },
+            Slots { count: 3, ..slots },
+            Slots { len: Area::nowhere(2, 8), ..slots },
+        ] {
+            assert!(wrong.raw().is_err(), "{wrong:?}");
+        }
+        let cut = Cut { cp: CP_MAX, balance: Balance::Striped { stripe: ROWS_MAX } };
+        assert!(cut.raw().is_ok());
+        let stripes =
+            [0, ROWS_MAX + 1, usize::MAX].map(|stripe| Cut { balance: Balance::Striped { stripe }, ..cut });
+        let ranks = [0, CP_MAX + 1, usize::MAX].map(|cp| Cut { cp, ..cut });
+        assert!(stripes.into_iter().chain(ranks).all(|wrong| wrong.raw().is_err()));
+        assert!(cut.check_rank(CP_MAX).is_err() && cut.check_rank(CP_MAX - 1).is_ok());
+    }
 }

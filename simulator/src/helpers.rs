@@ -332,13 +332,7 @@ pub fn ring_segments(
 pub fn all_gather_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usize) -> Vec<SegmentRow> {
     let sequences = 0..q.slots.len();
     let of = |sequence: usize, queries: Piece| {
-        let (lq, lk) = (q.slots[sequence].len, kv.slots[sequence].len);
-        let last = (queries.start + q.real(sequence, &queries)) as i64 - 1 + mask.shift(lq, lk);
-        let keys = match mask.right {
-            _ if q.real(sequence, &queries) == 0 => 0,
-            None => lk,
-            Some(right) => (last + i64::from(right) + 1).clamp(0, lk as i64) as usize,
-        };
+        let keys = visible_prefix(mask, [q, kv], sequence, &queries);
         let rows = (kv.gathered(sequence).offset, keys);
         let piece = Piece { start: 0, step: 1, span: keys, at: 0 };
         segment(mask, [q, kv], sequence, (queries, piece), rows).unwrap_or(SegmentRow::EMPTY)
@@ -359,6 +353,36 @@ pub fn all_gather_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usize) -> Ve
     let parts = pieces_of(q.balance).unwrap_or_default();
     let places = (0..parts).flat_map(|part| sequences.clone().map(move |sequence| (sequence, part)));
     places.map(|(sequence, part)| of(sequence, q.piece(sequence, rank, part))).collect()
+}
+
+/// All-gather, backward: the segments of the forward, of which those of one sequence go to different launches; apart from
+/// stripes of 1 on several ranks.
+///
+/// Those have a launch for each *residue*: the rank's queries of a sequence against every cp-th key of the visible prefix,
+/// from the residue on. A segment for each residue and sequence, the last fastest.
+pub fn all_gather_backward_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usize) -> Vec<SegmentRow> {
+    let cp = q.cp;
+    if q.balance != (Balance::Striped { stripe: 1 }) || cp == 1 {
+        return all_gather_segments(mask, [q, kv], rank);
+    }
+    let of = |(residue, sequence): (usize, usize)| {
+        let queries = q.piece(sequence, rank, 0);
+        let keys = visible_prefix(mask, [q, kv], sequence, &queries).saturating_sub(residue).div_ceil(cp);
+        let first = kv.gathered(sequence).offset + if keys > 0 { residue } else { 0 };
+        let piece = Piece { start: residue, step: cp, span: keys, at: 0 };
+        segment(mask, [q, kv], sequence, (queries, piece), (first, keys)).unwrap_or(SegmentRow::EMPTY)
+    };
+    let sequences = 0..q.slots.len();
+    let places = (0..cp).flat_map(|residue| sequences.clone().map(move |sequence| (residue, sequence)));
+    places.map(of).collect()
+}
+
+/// Keys of a sequence up to the last one that a piece's last real query sees; 0 for a piece of padding.
+fn visible_prefix(mask: &Mask, [q, kv]: [&Shard; 2], sequence: usize, queries: &Piece) -> usize {
+    let (lq, lk) = (q.slots[sequence].len, kv.slots[sequence].len);
+    let Some(last) = q.real(sequence, queries).checked_sub(1) else { return 0 };
+    let diagonal = (queries.start + last * queries.step) as i64 + mask.shift(lq, lk);
+    mask.right.map_or(lk, |right| (diagonal + i64::from(right) + 1).clamp(0, lk as i64) as usize)
 }
 
 fn segment(
@@ -411,7 +435,10 @@ pub fn segment_runs(ids: &[i32], positions: &[i32], row_length: usize) -> Vec<Se
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::Segment;
     use crate::schedule::{Work, build};
     use crate::shard::span_multiple;
     use seamproof_oracle::{
@@ -445,7 +472,7 @@ mod tests {
             parallel: ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect() },
             mode: InputMode::Flat,
             data_seed: 0,
-            pass: Pass::Forward,
+            pass: Pass::Backward,
         })
         .unwrap()
     }
@@ -457,31 +484,71 @@ mod tests {
         queries > 0 && keys > 0 && first <= row.hi.unwrap_or(i64::MAX).min(keys - 1)
     }
 
-    /// The rows of every launch of a rank, sorted.
-    fn launched(problem: &Problem, rank: usize) -> Vec<SegmentRow> {
+    /// The rows of every launch of a rank in a pass, sorted, and the steps of their keys.
+    fn launched(problem: &Problem, rank: usize, pass: Pass) -> (Vec<SegmentRow>, BTreeSet<usize>) {
         let schedule = build(problem).unwrap();
         let calls = schedule.ranks[rank].operations.iter().filter_map(|operation| match &operation.work {
-            Work::Attend(attend) => Some(attend.call.segments.clone()),
+            Work::Attend(attend) if pass == Pass::Forward => Some(attend.call.segments.clone()),
+            Work::AttendBackward(attend) if pass == Pass::Backward => Some(attend.call.segments.clone()),
             _ => None,
         });
-        let mut rows: Vec<SegmentRow> = calls
-            .flatten()
-            .map(|segment| SegmentRow {
+        let mut steps = BTreeSet::new();
+        let mut row = |segment: Segment| {
+            let of_key = segment.kv[0];
+            let row = SegmentRow {
                 q: (segment.q.offset, segment.q.len),
-                kv: (segment.kv[0].offset, segment.kv[0].len),
+                kv: (of_key.offset, of_key.len),
                 lo: segment.lo,
                 hi: segment.hi,
-            })
-            .filter(shows)
-            .collect();
+            };
+            shows(&row).then(|| steps.insert(of_key.step)).map(|_| row)
+        };
+        let mut rows: Vec<SegmentRow> = calls.flatten().filter_map(&mut row).collect();
+        rows.sort_unstable();
+        (rows, steps)
+    }
+
+    fn shown(mut rows: Vec<SegmentRow>) -> Vec<SegmentRow> {
+        rows.retain(shows);
         rows.sort_unstable();
         rows
+    }
+
+    /// Both passes of both algorithms on one rank; how many segments were compared.
+    fn tables_are_launched(lengths: &[(usize, usize)], cp: usize, balance: Balance, mask: Mask) -> usize {
+        let ring = problem(lengths, cp, Algorithm::Ring, balance, mask);
+        let gather = problem(lengths, cp, Algorithm::AllGather, balance, mask);
+        let [q, kv] = [Side::Q, Side::Kv].map(|side| Shard::new(&ring, side).unwrap());
+        let mut compared = 0;
+        let mut same = |rows: Vec<SegmentRow>, of: &Problem, rank: usize, pass: Pass, step: usize| {
+            let (launched, steps) = launched(of, rank, pass);
+            compared += launched.len();
+            assert_eq!(shown(rows), launched, "{pass:?} {balance:?} {mask:?} {rank}/{cp}");
+            assert!(steps.iter().all(|&of_keys| of_keys == step), "{pass:?} {balance:?} {steps:?}");
+        };
+        for rank in 0..cp {
+            let steps: Option<Vec<_>> =
+                (0..cp).map(|owner| ring_segments(&mask, [&q, &kv], rank, owner)).collect();
+            // A ring takes what its steps have tables for.
+            assert_eq!(steps.is_some(), build(&ring).is_ok(), "{balance:?}");
+            for pass in [Pass::Forward, Pass::Backward] {
+                // A ring's keys are rows of its owner, one after the other.
+                steps.iter().for_each(|steps| same(steps.concat(), &ring, rank, pass, 1));
+            }
+            let [forward, backward] = [all_gather_segments, all_gather_backward_segments]
+                .map(|tables| tables(&mask, [&q, &kv], rank));
+            let residues = balance == (Balance::Striped { stripe: 1 });
+            same(forward, &gather, rank, Pass::Forward, 1);
+            same(backward, &gather, rank, Pass::Backward, if residues { cp } else { 1 });
+        }
+        compared
     }
 
     #[test]
     fn step_tables_are_what_the_schedules_launch() {
         let lengths = [(48, 48), (0, 24), (1, 24), (25, 48), (0, 0), (23, 24)];
         let side = |bound: u32| (bound < 100).then_some(bound);
+        let mut compared = 0;
         for (cp, left, right) in
             [1, 2, 3, 4].into_iter().flat_map(|cp| [(cp, 100, 0), (cp, 5, 0), (cp, 100, 100), (cp, 3, 7)])
         {
@@ -491,35 +558,11 @@ mod tests {
                 let stripes =
                     stripes.into_iter().filter(|&cut| 24_usize.is_multiple_of(span_multiple(cut, cp)));
                 for balance in [Balance::Contiguous, Balance::DualChunk].into_iter().chain(stripes) {
-                    let ring = problem(&lengths, cp, Algorithm::Ring, balance, mask);
-                    let gather = problem(&lengths, cp, Algorithm::AllGather, balance, mask);
-                    let [q, kv] = [Side::Q, Side::Kv].map(|side| Shard::new(&ring, side).unwrap());
-                    for rank in 0..cp {
-                        let sorted = |mut rows: Vec<SegmentRow>| {
-                            rows.retain(shows);
-                            rows.sort_unstable();
-                            rows
-                        };
-                        let steps: Option<Vec<_>> =
-                            (0..cp).map(|owner| ring_segments(&mask, [&q, &kv], rank, owner)).collect();
-                        // A ring takes what its steps have tables for.
-                        assert_eq!(steps.is_some(), build(&ring).is_ok(), "{balance:?}");
-                        if let Some(steps) = steps {
-                            assert_eq!(
-                                sorted(steps.concat()),
-                                launched(&ring, rank),
-                                "{balance:?} {mask:?} {rank}/{cp}"
-                            );
-                        }
-                        assert_eq!(
-                            sorted(all_gather_segments(&mask, [&q, &kv], rank)),
-                            launched(&gather, rank),
-                            "{balance:?} {mask:?} {rank}/{cp}"
-                        );
-                    }
+                    compared += tables_are_launched(&lengths, cp, balance, mask);
                 }
             }
         }
+        assert!(compared > 5000, "too little compared: {compared}");
     }
 
     #[test]

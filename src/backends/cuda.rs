@@ -195,6 +195,11 @@ impl CudaRunner {
         self.workspace.name()
     }
 
+    /// The GPU's name and UUID.
+    pub fn identity(&self) -> Result<String, KernelError> {
+        self.workspace.identity()
+    }
+
     /// How many operations of each kind went to which kernel.
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.workspace.counts()
@@ -278,9 +283,9 @@ pub(crate) fn open(
     let subject = Cuda::from_options(options).map_err(|error| OpenError(error.to_string()))?;
     let fault = fault_of(name).ok_or_else(|| OpenError(format!("{name} is no subject on a GPU")))?;
     let place = Place { ordinal, fault };
-    on_gpu(place, |_| ()).map_err(said)?;
+    let name = on_gpu(place, |runner| runner.identity()).and_then(|name| name).map_err(said)?;
     let devices = gpu::count().map_err(said)?;
-    Ok(Opened { runner: Box::new(OnGpu { subject, place }), devices })
+    Ok(Opened { runner: Box::new(OnGpu { subject, place }), devices, name })
 }
 
 impl Backend for Cuda {

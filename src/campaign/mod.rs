@@ -98,8 +98,10 @@ fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Opti
         Err(_) => worker.work(&queue),
     };
     // What was lost on the way is said, though others have done its work.
-    let lost = subjects.backend(&subjects.options(0)).map(|backend| backend.lost()).unwrap_or_default();
-    queue.close().finish(census, lost, start.elapsed())
+    let last = subjects.backend(&subjects.options(0)).ok();
+    let lost = last.as_ref().map(|backend| backend.lost()).unwrap_or_default();
+    let devices = last.map(|backend| backend.devices()).unwrap_or_default();
+    Summary { devices, ..queue.close().finish(census, lost, start.elapsed()) }
 }
 
 fn merged(parts: &[Census]) -> Census {

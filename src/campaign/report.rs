@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 
 use super::summary::{Canary, Distinct, Summary};
+use crate::backend::DeviceRuns;
 use crate::verdict::Cost;
 
 /// What was too little is named up to this many times; the rest is counted.
@@ -113,6 +114,9 @@ impl Summary {
         counted(f, "malformed", &self.malformed)?;
         self.not_shrunk(f)?;
         self.infrastructure.iter().try_for_each(|what| writeln!(f, "internal  {what}"))?;
+        for DeviceRuns { device, name, runs } in &self.devices {
+            writeln!(f, "device    {device}: {runs} runs{}{name}", if name.is_empty() { "" } else { " · " })?;
+        }
         writeln!(
             f,
             "rate      {:.0} cases/s · {:.0} tokens/s · {:.3e} pair·head·dim products/s · {:.1} s{}",

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::failure::FailureKey;
 use super::histogram::{Histogram, Quantiles};
 use super::plan::Plan;
-use crate::backend::TensorName;
+use crate::backend::{DeviceRuns, TensorName};
 use crate::census::Census;
 use crate::shrink::Size;
 use crate::verdict::{Check, Cost, Finding, Margin, Tier};
@@ -109,6 +109,8 @@ pub struct Summary {
     pub infrastructure_count: u64,
     /// Those of them that are no case's.
     pub beside: Vec<String>,
+    /// Devices that ran it.
+    pub devices: Vec<DeviceRuns>,
     /// Error ÷ bound of each tensor in each tier, over the cases that held with an error above zero.
     pub margins: BTreeMap<Tier, BTreeMap<TensorName, Histogram>>,
     /// Cases that a subject computed.
@@ -274,6 +276,7 @@ impl Summary {
             dropped: self.dropped,
             infrastructure: &self.infrastructure,
             infrastructure_count: self.infrastructure_count,
+            devices: &self.devices,
             margins: self.margins.iter().map(|(&tier, histograms)| (tier, quantiles(histograms))).collect(),
             tokens_p50: self.census.tokens(0.5),
             tokens_p95: self.census.tokens(0.95),
@@ -316,6 +319,8 @@ pub struct SummaryEvent<'a> {
     dropped: u64,
     infrastructure: &'a [String],
     infrastructure_count: u64,
+    #[serde(skip_serializing_if = "<[DeviceRuns]>::is_empty")]
+    devices: &'a [DeviceRuns],
     margins: BTreeMap<Tier, BTreeMap<TensorName, Quantiles>>,
     tokens_p50: u64,
     tokens_p95: u64,

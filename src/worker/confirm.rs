@@ -65,6 +65,14 @@ enum Trial {
     Lost(String),
 }
 
+/// What is wrong where a sentinel came out differently, in words.
+pub(super) enum Drift {
+    /// The worker: some run of it spoilt it.
+    Worker(String),
+    /// The device, for every worker on it: that is no fault of what it ran.
+    Device(String),
+}
+
 /// A run that failed, and all that its worker did before.
 pub(super) struct Suspicion<'a> {
     pub(super) bench: Bench<'a>,
@@ -100,7 +108,7 @@ impl Suspicion<'_> {
     }
 
     /// What a sentinel with other results than the known ones is.
-    pub(super) fn drifted(self, known: &[u8; blake3::OUT_LEN]) -> String {
+    pub(super) fn drifted(self, known: &[u8; blake3::OUT_LEN]) -> Drift {
         let differs = |before: &[Entry]| match self.bench.trial(before, &self.target) {
             Trial::Answered(Ok(outputs)) => sentinel::digest(&outputs) != *known,
             Trial::Answered(Err(_)) | Trial::Died(_) => true,
@@ -114,10 +122,12 @@ impl Suspicion<'_> {
             "its results changed; the {doubtful} runs of this worker since it last came out right are doubtful"
         );
         if differs(&[]) {
-            return format!("{what}; in a fresh worker it is wrong as well: the device went bad");
+            let bad = "in a fresh worker it is wrong as well: the device went bad";
+            return Drift::Device(format!("{what}; {bad}"));
         }
         let suspects = &entries[entries.len().saturating_sub(doubtful)..];
-        format!("{what}; in a fresh worker it is right; {}", self.in_company(suspects, SEARCH_MAX, differs).0)
+        let (how, _) = self.in_company(suspects, SEARCH_MAX, differs);
+        Drift::Worker(format!("{what}; in a fresh worker it is right; {how}"))
     }
 
     /// Which of the runs before it a failure needs that does not show alone, in words and as they are.

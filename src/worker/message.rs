@@ -36,10 +36,12 @@ pub struct OpenRequest {
 }
 
 /// That a subject is open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
     /// Devices that there are for it.
     pub devices: usize,
+    /// What the one is called that it is on; empty for a core.
+    pub name: String,
 }
 
 /// A request or an answer without tensors.

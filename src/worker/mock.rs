@@ -15,7 +15,9 @@
 //! | `wrong-digest` | a byte of the answer changes on its way | when |
 //! | `print` | the runner writes to stdout | when |
 //! | `history` | as `crash`, on a problem with a sink that follows one with a soft cap, at any distance | `always` |
+//! | `mute` | in place of an answer the pipe is closed, and nothing more happens | when |
 //! | `drift` | from this run on the sentinel's results are others | when |
+//! | `spoilt` | they are others wherever this file is there; `drift` makes it | path |
 //! | `once` | as `crash`, where this file is not there yet; it is made | path |
 //! | `escape` | as `hang`, and a process outside of its group holds its pipes | when |
 //! | `slow-start` | opening it takes this long | milliseconds |
@@ -32,8 +34,8 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -49,11 +51,11 @@ use crate::backends::{BackendError, Emulated};
 /// The subject's name.
 pub const NAME: &str = "mock";
 const KNOWN: &str = "crash, exit, error, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, once, escape, \
-    slow-start, devices, bad-device, closed";
+    mute, spoilt, slow-start, devices, bad-device, closed";
 /// How long a process that escaped holds the pipes.
 const ESCAPED_SECONDS: &str = "60";
 /// The pipe that answers go to.
-static PIPE: OnceLock<File> = OnceLock::new();
+static PIPE: Mutex<Option<File>> = Mutex::new(None);
 /// The code of a mock that exits.
 const EXIT: i32 = 7;
 
@@ -74,8 +76,8 @@ pub fn served(options: &BTreeMap<String, String>) -> Result<Served, BackendError
 pub fn live() -> u8 {
     let life = || {
         let (requests, answers) = pipes()?;
-        let _ = PIPE.set(answers.try_clone()?);
-        serve::serve(leashed(requests), &mut Wire(answers), open)
+        *pipe() = Some(answers);
+        serve::serve(leashed(requests), &mut Wire, open)
     };
     serve::end(life())
 }
@@ -124,12 +126,13 @@ enum Fault {
     Escape,
     Garbage,
     Digest,
+    Mute,
     Print,
     History,
     Drift,
 }
 
-const FAULTS: [(&str, Fault); 12] = [
+const FAULTS: [(&str, Fault); 13] = [
     ("crash", Fault::Crash),
     ("exit", Fault::Exit),
     ("error", Fault::Error),
@@ -139,6 +142,7 @@ const FAULTS: [(&str, Fault); 12] = [
     ("escape", Fault::Escape),
     ("garbage", Fault::Garbage),
     ("wrong-digest", Fault::Digest),
+    ("mute", Fault::Mute),
     ("print", Fault::Print),
     ("history", Fault::History),
     ("drift", Fault::Drift),
@@ -152,6 +156,7 @@ struct Plan {
     devices: Option<usize>,
     bad_device: Option<usize>,
     closed: Option<PathBuf>,
+    spoilt: Option<PathBuf>,
 }
 
 impl Plan {
@@ -172,6 +177,10 @@ impl Plan {
                 }
                 None if option == "closed" => {
                     plan.closed = Some(value.into());
+                    Some(())
+                }
+                None if option == "spoilt" => {
+                    plan.spoilt = Some(value.into());
                     Some(())
                 }
                 None => {
@@ -201,7 +210,8 @@ fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result
         return Err(OpenError(format!("the mock's device {device} is gone")));
     }
     let devices = plan.devices.unwrap_or(1);
-    Ok(Opened { runner: Box::new(Mock { plan, runs: 0, capped: false, spoilt: false }), devices })
+    let runner = Box::new(Mock { plan, runs: 0, capped: false, spoilt: false });
+    Ok(Opened { runner, devices, name: format!("mock {device}") })
 }
 
 struct Mock {
@@ -219,7 +229,11 @@ impl Mock {
     }
 
     fn drifts(&mut self, problem: &Problem) -> bool {
-        self.spoilt |= self.has(Fault::Drift, problem);
+        if self.has(Fault::Drift, problem) {
+            self.spoilt = true;
+            let _ = self.plan.spoilt.as_ref().map(File::create);
+        }
+        self.spoilt |= self.plan.spoilt.as_ref().is_some_and(|path| path.exists());
         self.spoilt && problem.data_seed == SENTINEL_SEED
     }
 
@@ -277,7 +291,7 @@ impl Runner for Mock {
             outputs.ranks.iter_mut().for_each(|rank| rank.out.mapv_inplace(|value| -value));
         }
         reached(Phase::Done);
-        for (fault, tampering) in [(Fault::Garbage, GARBAGE), (Fault::Digest, DIGEST)] {
+        for (fault, tampering) in [(Fault::Garbage, GARBAGE), (Fault::Digest, DIGEST), (Fault::Mute, MUTE)] {
             if self.has(fault, problem) {
                 NEXT.store(tampering, Ordering::Relaxed);
             }
@@ -296,7 +310,7 @@ fn die(signal: Signal) -> ! {
 
 /// Starts a process in a group of its own that keeps the pipe of the answers open.
 fn escape() {
-    let pipe = PIPE.get().and_then(|pipe| pipe.try_clone().ok());
+    let pipe = pipe().as_ref().and_then(|pipe| pipe.try_clone().ok());
     let mut command = Command::new("sleep");
     command.arg(ESCAPED_SECONDS).process_group(0).stdin(Stdio::null()).stderr(Stdio::null());
     let _ = command.stdout(pipe.map_or_else(Stdio::null, Stdio::from)).spawn();
@@ -313,23 +327,32 @@ static NEXT: AtomicU8 = AtomicU8::new(WHOLE);
 const WHOLE: u8 = 0;
 const GARBAGE: u8 = 1;
 const DIGEST: u8 = 2;
+const MUTE: u8 = 3;
+
+fn pipe() -> MutexGuard<'static, Option<File>> {
+    PIPE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The pipe of a worker that does not keep to the protocol.
-struct Wire<W>(W);
+struct Wire;
 
-impl<W: Write> Write for Wire<W> {
+impl Write for Wire {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut bytes = bytes.to_vec();
         match NEXT.swap(WHOLE, Ordering::Relaxed) {
             GARBAGE => bytes.fill(b'?'),
             DIGEST => bytes.iter_mut().next_back().into_iter().for_each(|last| *last ^= 1),
+            MUTE => {
+                *pipe() = None;
+                hang();
+            }
             _ => {}
         }
-        self.0.write_all(&bytes)?;
+        pipe().as_mut().map_or(Ok(()), |pipe| pipe.write_all(&bytes))?;
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        pipe().as_mut().map_or(Ok(()), Write::flush)
     }
 }

@@ -4,20 +4,22 @@
 //! seat, and has its worker for itself meanwhile. A worker that dies, hangs or writes garbage is replaced; what the
 //! failure was is found out first, on the same seat ([`super::confirm`]). Workers are started when they are first needed and
 //! die with the pool, or with the supervisor. A seat on which no worker starts, [`STARTS_MAX`] times one after the other,
-//! is *retired*: what it was to run goes to the others, and where none is left every run says so. A subject that does not
+//! is *retired*, and so is one on whose device the sentinel comes out wrong in fresh workers too: what it was to run goes to
+//! the others, and where none is left every run says so. A subject that does not
 //! open where the sentinel has just run is no failure of the seat.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use seamproof_oracle::{Inputs, Problem};
 
-use super::confirm::{Bench, Suspicion};
+use super::confirm::{Bench, Drift, Suspicion};
 use super::history::{Entry, History};
+use super::message::Ready;
 use super::session::{Deadlines, Session, StartError};
 use super::{Served, message, sentinel};
-use crate::backend::{Outputs, RunError};
+use crate::backend::{DeviceRuns, Outputs, RunError};
 use crate::case::Subject;
 use crate::verdict::Cause;
 
@@ -76,6 +78,8 @@ pub struct Pool {
     free: Condvar,
     /// What the sentinel's results are, by subject; none where the judge does not find them right.
     known: Mutex<HashMap<String, Option<Digest>>>,
+    /// What ran on each device, by its ordinal.
+    used: Mutex<BTreeMap<usize, DeviceRuns>>,
 }
 
 type Digest = [u8; blake3::OUT_LEN];
@@ -144,7 +148,7 @@ impl Pool {
         let count = settings.workers.unwrap_or(1).max(1);
         let all = (0..count).map(|_| Place::Free(Box::default())).collect();
         let seats = Mutex::new(Seats { all, counted: settings.workers.is_some() });
-        Pool { settings, seats, free: Condvar::new(), known: Mutex::default() }
+        Pool { settings, seats, free: Condvar::new(), known: Mutex::default(), used: Mutex::default() }
     }
 
     /// Runs a problem on a worker, when one is free. Whatever ends the worker is confirmed before this returns.
@@ -162,6 +166,22 @@ impl Pool {
     pub fn retired(&self) -> Vec<String> {
         let retired = |place: &Place| if let Place::Retired(why) = place { Some(why.clone()) } else { None };
         lock(&self.seats).all.iter().filter_map(retired).collect()
+    }
+
+    /// What ran on each device where a worker started, in order of ordinals.
+    pub fn used(&self) -> Vec<DeviceRuns> {
+        lock(&self.used).values().cloned().collect()
+    }
+
+    /// A worker on a device has opened something.
+    fn opened(&self, device: usize, ready: Ready) {
+        self.count(ready.devices);
+        lock(&self.used).entry(device).or_insert(DeviceRuns { device, name: ready.name, runs: 0 });
+    }
+
+    /// A run on a device.
+    fn ran(&self, device: usize) {
+        lock(&self.used).entry(device).and_modify(|used| used.runs += 1);
     }
 
     /// Processes of the workers that wait for work now.
@@ -279,6 +299,7 @@ impl Seat {
             self.watch(pool, served)?;
         }
         self.since_sentinel += 1;
+        pool.ran(self.device);
         let entry = Entry { subject: Arc::clone(&served.subject), body: Arc::clone(body) };
         self.attempt(pool, served, entry)
     }
@@ -325,9 +346,9 @@ impl Seat {
             self.replace();
             return Err(stop);
         }
-        if let Some(devices) = self.started(opened)? {
+        if let Some(ready) = self.started(opened)? {
             self.unopened.retain(|other| other != subject);
-            pool.count(devices);
+            pool.opened(self.device, ready);
         }
         Ok(())
     }
@@ -405,7 +426,13 @@ impl Seat {
             Ok(_) => {
                 let history = std::mem::take(&mut self.history);
                 self.replace();
-                Err(RunError::Sentinel(Suspicion { bench, history, target }.drifted(&known)).into())
+                match (Suspicion { bench, history, target }).drifted(&known) {
+                    Drift::Worker(what) => Err(RunError::Sentinel(what).into()),
+                    Drift::Device(what) => {
+                        (self.failed_starts, self.failure) = (STARTS_MAX, what);
+                        Err(Stop::NotStarted)
+                    }
+                }
             }
             Err(Stop::Failed(RunError::Ended(mut ended))) => {
                 ended.what = format!("in the sentinel before this run; {}", ended.what);

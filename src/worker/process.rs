@@ -113,16 +113,14 @@ impl Process {
             FrameError::Digest => Some(Cause::Digest),
             FrameError::Ended | FrameError::Io(_) => None,
         };
-        if known.is_none() && self.watch.fired.is_none() {
-            self.wait_for_exit(GRACE);
-        }
+        let ended = known.is_none() && self.watch.fired.is_none() && self.wait_for_exit(GRACE);
         let status = self.kill();
         let cause = match (self.watch.fired, known, status) {
             (Some(_), ..) => Cause::Hang,
             (None, Some(cause), _) => cause,
-            (None, None, Some(status)) => cause_of(status),
-            // It closed its pipe and does not come to its end: it wrote nothing wrong.
-            (None, None, None) => Cause::Hang,
+            (None, None, Some(status)) if ended => cause_of(status),
+            // It closed its pipe and did not come to its end: it wrote nothing wrong, and the signal was ours.
+            (None, None, _) => Cause::Hang,
         };
         let left = if status.is_none() { "its process does not go though killed, and is left; " } else { "" };
         End { cause, said: format!("{left}{}", self.stderr.text()) }
@@ -135,16 +133,17 @@ impl Process {
         self.stderr.text()
     }
 
-    /// Waits until the process has ended, and leaves it unburied: its group's number stays its own.
-    fn wait_for_exit(&self, time: Duration) {
+    /// Waits until the process has ended, and leaves it unburied: its group's number stays its own. Whether it has.
+    fn wait_for_exit(&self, time: Duration) -> bool {
         let start = Instant::now();
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         while start.elapsed() < time {
             match waitid(WaitId::Pid(self.watch.group), options) {
                 Ok(None) => thread::sleep(PAUSE),
-                Ok(Some(_)) | Err(_) => return,
+                Ok(Some(_)) | Err(_) => return true,
             }
         }
+        false
     }
 
     /// Kills the whole group and takes the process's exit status; none where it does not go, or went before.

@@ -7,7 +7,7 @@ use seamproof_oracle::{Inputs, Problem};
 
 use super::Served;
 use super::pool::Pool;
-use crate::backend::{Backend, Outputs, RunError, Wrapper};
+use crate::backend::{Backend, DeviceRuns, Outputs, RunError, Wrapper};
 
 /// A declaration that is made here, and runs that are made in a worker of a pool.
 ///
@@ -46,6 +46,10 @@ impl Wrapper for Remote {
 
     fn lost(&self) -> Vec<String> {
         self.pool.retired()
+    }
+
+    fn devices(&self) -> Vec<DeviceRuns> {
+        self.pool.used()
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

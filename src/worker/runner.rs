@@ -66,6 +66,8 @@ pub struct Opened {
     pub runner: Box<dyn Runner>,
     /// Devices that it could have been opened on: ordinals below this.
     pub devices: usize,
+    /// What the one that it is on is called, by which it is told from the others; empty for a core.
+    pub name: String,
 }
 
 /// Why a runner cannot be opened, in words.
@@ -83,7 +85,7 @@ pub fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Re
     }
     let backend = backends::in_process(name, options).map_err(|error| OpenError(error.to_string()))?;
     let devices = available_parallelism().map_or(1, NonZero::get);
-    Ok(Opened { runner: Box::new(InProcess(backend)), devices })
+    Ok(Opened { runner: Box::new(InProcess(backend)), devices, name: String::new() })
 }
 
 /// A backend of this process.

@@ -125,9 +125,9 @@ impl Server<'_> {
         // What was open goes first: two of a kind may not fit a device.
         self.runner = None;
         match (self.open)(&name, &options, device) {
-            Ok(Opened { runner, devices }) => {
+            Ok(Opened { runner, devices, name }) => {
                 self.runner = Some(runner);
-                self.say(request, Kind::Ready, &message::encode(&Ready { devices }))
+                self.say(request, Kind::Ready, &message::encode(&Ready { devices, name }))
             }
             Err(error) => {
                 let failure = Failure::Infrastructure(error.to_string());
@@ -192,7 +192,7 @@ mod tests {
 
     fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result<Opened, OpenError> {
         match name {
-            "failing" => Ok(Opened { runner: Box::new(Failing), devices: 3 }),
+            "failing" => Ok(Opened { runner: Box::new(Failing), devices: 3, name: "third".into() }),
             _ => crate::worker::open(name, options, device),
         }
     }
@@ -234,7 +234,7 @@ mod tests {
     fn the_error_of_a_subject_is_the_last_answer() {
         let (frames, end) = answers(vec![opening("failing"), running(), running()]);
         assert!(matches!(end, Err(ServeError::Subject(Failure::Crash(_)))));
-        assert_eq!(message::decode(&frames[0].body), Ok(Ready { devices: 3 }));
+        assert_eq!(message::decode(&frames[0].body), Ok(Ready { devices: 3, name: "third".into() }));
         let last = frames.last().expect("an answer");
         assert_eq!(message::decode(&last.body), Ok(Failure::Crash("a driver's error".into())));
         assert_eq!(frames.iter().filter(|frame| frame.kind == Kind::Failed).count(), 1);

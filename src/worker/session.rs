@@ -96,8 +96,8 @@ impl Session {
         self.process.as_ref().map(Process::id)
     }
 
-    /// Opens a subject, unless it is open; the number of its devices where it was not.
-    pub(super) fn open(&mut self, subject: &Subject) -> Result<Option<usize>, StartError> {
+    /// Opens a subject, unless it is open; what the worker says of its devices where it was not.
+    pub(super) fn open(&mut self, subject: &Subject) -> Result<Option<Ready>, StartError> {
         if self.open.as_ref() == Some(subject) {
             return Ok(None);
         }
@@ -113,7 +113,7 @@ impl Session {
         match answer {
             Answer::Ready(ready) => {
                 self.open = Some(subject.clone());
-                Ok(Some(ready.devices))
+                Ok(Some(ready))
             }
             Answer::Failed(Failure::Infrastructure(what)) => Err(what),
             _ => Err("the worker answered something else than that the subject is open".into()),

@@ -1,6 +1,6 @@
 //! Cases of metadata.
 
-use seamproof_oracle::{Alignment, Balance, Mask, Run};
+use seamproof_oracle::{Alignment, Balance, Mask, Pass, Run};
 use seamproof_simulator::helpers::{self, SegmentRow, SegmentRun};
 use seamproof_simulator::shard::{Shard, cu_seqlens_on_cp_rank, span_multiple};
 
@@ -134,17 +134,32 @@ pub(super) fn ring_segments(draw: &mut Draw, image: &mut Image) -> Launch {
 }
 
 pub(super) fn all_gather_segments(draw: &mut Draw, image: &mut Image) -> Launch {
+    all_gather(draw, image, Pass::Forward)
+}
+
+pub(super) fn all_gather_backward_segments(draw: &mut Draw, image: &mut Image) -> Launch {
+    all_gather(draw, image, Pass::Backward)
+}
+
+fn all_gather(draw: &mut Draw, image: &mut Image, pass: Pass) -> Launch {
     let cut = draw.cut(true);
     let [q, kv] = draw.two_shards(cut);
     let (rank, mask) = (draw.rank(cut.cp), draw.mask());
     let slots = [&q, &kv].map(|shard| with_sequence_lengths(image, shard));
-    let rows = helpers::all_gather_segments(&mask, [&q, &kv], rank);
+    let rows = match pass {
+        Pass::Forward => helpers::all_gather_segments(&mask, [&q, &kv], rank),
+        Pass::Backward => helpers::all_gather_backward_segments(&mask, [&q, &kv], rank),
+    };
     let after: Vec<u8> = rows.iter().flat_map(segment_bytes).collect();
     let before = image.poisoned(after.len());
     let segments = image.output("segments", 0, &before, &after);
     Box::new(move |gpu: &Gpu, place: &Place| {
         let both = [place.slots(slots[0])?, place.slots(slots[1])?];
-        gpu.all_gather_segments(both, &mask, cut, rank, place.of(segments)?)
+        let to = place.of(segments)?;
+        match pass {
+            Pass::Forward => gpu.all_gather_segments(both, &mask, cut, rank, to),
+            Pass::Backward => gpu.all_gather_backward_segments(both, &mask, cut, rank, to),
+        }
     })
 }
 

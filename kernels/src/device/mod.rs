@@ -137,6 +137,11 @@ impl Workspace {
         self.gpu.name()
     }
 
+    /// The GPU's name and UUID.
+    pub fn identity(&self) -> Result<String, KernelError> {
+        self.gpu.identity()
+    }
+
     /// How many operations of each kind went to which kernel.
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.counts.borrow().clone()
