@@ -10,6 +10,10 @@
 // zeros in shared memory, and rows that are not real are written as zeros or not at all. Head dims below DIM are filled with
 // zeros by the copy engine.
 //
+// Two blocks of threads may be a *cluster*: they take tiles that follow each other, and share K and V, of which each asks for
+// one half for both, so that the L2 cache is read half as often. Blocks of keys that one of the tiles sees alone are passed
+// over in the other.
+//
 // Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16). PLAN: with the planning kernel.
 #include "common.cuh"
 #include "hopper.cuh"
@@ -23,7 +27,7 @@ struct alignas(16) PlannedRows {
     int keys;
     int lo;
     int hi;
-    // In the order of tiles.
+    // In the order of tiles; where blocks of threads are clusters, in that of a cluster's tiles together.
     u32 first_tile;
     u32 tiles;
     int first_run;
@@ -105,10 +109,10 @@ struct Block {
     int end;
 };
 
-// GROUPS consumers of 64 rows, blocks of KEYS keys, STAGES blocks in the rings of K and V.
-template <int GROUPS_, int KEYS_, int STAGES_>
+// GROUPS consumers of 64 rows, blocks of KEYS keys, STAGES blocks in the rings of K and V, CLUSTER blocks of threads together.
+template <int GROUPS_, int KEYS_, int STAGES_, int CLUSTER_ = 1>
 struct Config {
-    static constexpr int GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_;
+    static constexpr int GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_, CLUSTER = CLUSTER_;
     static constexpr int ROWS = 64 * GROUPS, CONSUMERS = 128 * GROUPS;
     static constexpr int Q_BYTES = ROWS * DIM * 2, KV_BYTES = KEYS * DIM * 2;
     static constexpr int Q_STAGES = 2;
@@ -133,13 +137,17 @@ struct Shared {
     __device__ __forceinline__ u32 v_full(u32 stage) const { return base + 256 + 8 * stage; }
     __device__ __forceinline__ u32 v_empty(u32 stage) const { return base + 320 + 8 * stage; }
     __device__ __forceinline__ u32 block(u32 stage) const { return base + 384 + 8 * stage; }
+    __device__ __forceinline__ u32 item_full(u32 stage) const { return base + 448 + 8 * stage; }
+    __device__ __forceinline__ u32 item_empty(u32 stage) const { return base + 464 + 8 * stage; }
+    __device__ __forceinline__ u32 item(u32 stage) const { return base + 480 + 4 * stage; }
     __device__ __forceinline__ u32 tile(u32 stage) const { return base + 512 + 48 * stage; }
     __device__ __forceinline__ u32 q(u32 stage) const { return base + 1024 + stage * C::Q_BYTES; }
     __device__ __forceinline__ u32 k(u32 stage) const { return q(C::Q_STAGES) + stage * C::KV_BYTES; }
     __device__ __forceinline__ u32 v(u32 stage) const { return k(C::STAGES) + stage * C::KV_BYTES; }
 };
 
-// A tile's record: index, phase, head and owned rows; real rows, nothing, bounds; blocks.
+// A tile's record: index, phase, head and owned rows; real rows, blocks passed over before, bounds; blocks, and those passed
+// over after.
 __device__ __forceinline__ void put_four(u32 tile, int place, int a, int b, int c, int d) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(tile + 16 * place), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
@@ -151,6 +159,9 @@ __device__ __forceinline__ int4 get_four(u32 tile, int place) {
                  : "r"(tile + 16 * place)
                  : "memory");
     return four;
+}
+__device__ __forceinline__ void put_before(u32 tile, int before) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + 20), "r"(before) : "memory");
 }
 __device__ __forceinline__ Tile get_tile(u32 tile) {
     const int4 four = get_four(tile, 0);
@@ -179,10 +190,16 @@ constexpr int FAR_ROWS = 1024;
 // ---------------------------------------------------------------------------------------------------------------------
 // The producer: takes tiles, and asks for their rows and keys.
 
-// Blocks of a run begin at its beginning; those from `low` to `high` hold keys from `from` to `to`.
+// Keys from `from` to `to`.
+struct Span {
+    int from;
+    int to;
+};
+
+// Blocks of a run begin at its beginning; those from `low` to `high` hold keys of the span.
 template <class C>
-__device__ __forceinline__ void blocks_of(const PlannedKeys& run, int from, int to, int& low, int& high) {
-    from = max(from - run.first, 0), to = min(to - run.first, run.len);
+__device__ __forceinline__ void blocks_of(const PlannedKeys& run, Span span, int& low, int& high) {
+    const int from = max(span.from - run.first, 0), to = min(span.to - run.first, run.len);
     low = (u32)from / C::KEYS;
     high = from < to ? (u32)(to + C::KEYS - 1) / C::KEYS : low;
 }
@@ -197,12 +214,69 @@ __device__ __forceinline__ void load_rows(
         load_box(to + panel * rows * 128, map, bar, panel * 64, head, phase, index);
 }
 
+// KEYS rows of K or V; for a cluster the half of this block's rank, and the other block brings the other half.
+template <class C>
+__device__ __forceinline__ void load_keys(
+    u32 to, const TensorMap* map, u32 bar, int head, int phase, int index
+) {
+    if constexpr (C::CLUSTER == 1) {
+        load_rows<C>(to, map, bar, C::KEYS, head, phase, index);
+    } else {
+        constexpr int PART = C::KEYS / C::CLUSTER;
+        const int first = cluster_rank() * PART;
+        barrier_expect(bar, C::KEYS * DIM * 2);
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel)
+            load_box_for((1 << C::CLUSTER) - 1, to + (panel * C::KEYS + first) * 128, map, bar, panel * 64, head, phase,
+                         index + first);
+    }
+}
+
+// The items of a launch, one after the other; those of a cluster are taken by its first block, one ahead, for all its blocks.
+template <class C>
+struct Items {
+    const Args& a;
+    const Shared<C>& shared;
+    Ring<2> ring;
+
+    __device__ __forceinline__ u32 take() const { return atomicAdd(&a.plan->next, 1); }
+    __device__ __forceinline__ void send(Ring<2> to) const {
+        barrier_wait(shared.item_empty(to.stage()), to.parity() ^ 1);
+        const u32 item = take();
+#pragma unroll
+        for (u32 rank = 0; rank < C::CLUSTER; ++rank)
+            store_in(shared.item(to.stage()), shared.item_full(to.stage()), rank, item);
+    }
+    __device__ __forceinline__ u32 next() {
+        if constexpr (C::CLUSTER == 1) return take();
+        if (cluster_rank() == 0) {
+            if (ring.turns == 0) send(ring);
+            send({ring.turns + 1});
+        }
+        const u32 stage = ring.stage();
+        barrier_expect(shared.item_full(stage), 4);
+        barrier_wait(shared.item_full(stage), ring.parity());
+        u32 item;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(item) : "r"(shared.item(stage)) : "memory");
+        barrier_arrive_in(shared.item_empty(stage), 0);
+        ring.advance();
+        return item;
+    }
+};
+
+// What some of the real ones of `count` rows from `first` on see.
+__device__ __forceinline__ Span span_seen(const PlannedRows& rows, int first, int count) {
+    const int real = min(rows.len - first, count);
+    return {max(first + rows.lo, 0), real > 0 ? min(first + real + rows.hi, rows.keys) : 0};
+}
+
 template <class C>
 __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) {
     Ring<C::Q_STAGES> q_ring;
     Ring<C::STAGES> ring;
+    Items<C> items = {a, shared, {}};
     for (;;) {
-        const u32 item = atomicAdd(&a.plan->next, 1);
+        const u32 item = items.next();
         if (item >= a.plan->tiles * a.heads) break;
         const PlannedRows& rows = a.rows[a.tile_segment[item / a.heads]];
         u32 rest = item - rows.first_tile * a.heads;
@@ -210,7 +284,8 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         const u32 chunk = rest / (rows.tiles * a.head_chunk);
         rest -= chunk * rows.tiles * a.head_chunk;
         const u32 heads = min((u32)a.head_chunk, a.heads - chunk * a.head_chunk);
-        const int first = (int)(rows.tiles - 1 - rest / heads) * C::ROWS;
+        const int first_of_cluster = (int)(rows.tiles - 1 - rest / heads) * C::ROWS * C::CLUSTER;
+        const int first = first_of_cluster + (C::CLUSTER > 1 ? cluster_rank() * C::ROWS : 0);
         const int head = (int)(chunk * a.head_chunk + rest % heads);
         barrier_wait(shared.q_empty(q_ring.stage()), q_ring.parity() ^ 1);
         const u32 tile = shared.tile(q_ring.stage());
@@ -218,49 +293,57 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         const int lo = max(first + rows.lo, -FAR_ROWS), hi = max(first + rows.hi, -FAR_ROWS);
         const int real = min(rows.len - first, C::ROWS);
         put_four(tile, 1, real, 0, lo, hi);
-        const int from = max(first + rows.lo, 0), to = min(first + real + rows.hi, rows.keys);
+        const Span all = span_seen(rows, first_of_cluster, C::ROWS * C::CLUSTER);
+        const Span own = C::CLUSTER == 1 ? all : span_seen(rows, first, C::ROWS);
         const u32 first_run = rows.first_run;
         auto run_of = [&](int r) -> const PlannedKeys& { return a.keys[first_run + r]; };
-        const int run_count = real > 0 && from < to ? rows.runs : 0;
-        int blocks = 0, low, high;
+        const int run_count = all.from < all.to ? rows.runs : 0;
+        int blocks = 0, before = 0, after = 0, low, high;
         for (int r = 0; r < run_count; ++r) {
-            blocks_of<C>(run_of(r), from, to, low, high);
+            blocks_of<C>(run_of(r), all, low, high);
             blocks += high - low;
+        }
+        if (C::CLUSTER > 1 && own.from >= own.to) {
+            before = blocks, blocks = 0;
+        } else if (C::CLUSTER > 1 && run_count == 1) {
+            before = high, after = low;
+            blocks_of<C>(run_of(0), own, low, high);
+            before -= high, after = low - after, blocks = high - low;
         }
         // Of more runs than one, every block may end early.
         int ragged = blocks, whole = 0;
-        if (run_count == 1) {
+        if (run_count == 1 && blocks > 0) {
             const int len = run_of(0).len, whole_from = (u32)(max(lo + C::ROWS - 1, 0) + C::KEYS - 1) / C::KEYS;
             const int whole_to = (u32)(max(min(hi, len - 1), -1) + 1) / C::KEYS;
             // V of a block is used with the scores of the next: one more where V has a tail.
             ragged = min(max(high - whole_to, 0) + (high * C::KEYS > len), blocks);
             whole = min(max(high - ragged - max(whole_from, low), 0), blocks - ragged);
         }
-        put_four(tile, 2, blocks, ragged, whole, 0);
-        if (blocks == 0) {
+        put_four(tile, 2, blocks, ragged, whole, after);
+        if (C::CLUSTER > 1) put_before(tile, before);
+        if (blocks == 0)
             barrier_arrive(shared.q_full(q_ring.stage()));
-            q_ring.advance();
-            continue;
-        }
-        load_rows<C>(shared.q(q_ring.stage()), &a.q, shared.q_full(q_ring.stage()), C::ROWS, head, rows.phase,
-                     rows.index + first);
+        else
+            load_rows<C>(shared.q(q_ring.stage()), &a.q, shared.q_full(q_ring.stage()), C::ROWS, head, rows.phase,
+                         rows.index + first);
         q_ring.advance();
+        if (blocks + before == 0) continue;
 
         const int kv_head = head / a.group;
         // V of a block is asked for after K of the next.
         int v_phase = 0, v_index = -1;
         auto load_v = [&](Ring<C::STAGES> of) {
             barrier_wait(shared.v_empty(of.stage()), of.parity() ^ 1);
-            load_rows<C>(shared.v(of.stage()), &a.v, shared.v_full(of.stage()), C::KEYS, kv_head, v_phase, v_index);
+            load_keys<C>(shared.v(of.stage()), &a.v, shared.v_full(of.stage()), kv_head, v_phase, v_index);
         };
         for (int r = run_count - 1; r >= 0; --r) {
             const PlannedKeys& run = run_of(r);
-            blocks_of<C>(run, from, to, low, high);
+            blocks_of<C>(run, all, low, high);
             for (int block = high - 1; block >= low; --block) {
                 barrier_wait(shared.k_empty(ring.stage()), ring.parity() ^ 1);
                 const int key = block * C::KEYS;
                 put_block(shared.block(ring.stage()), {run.first + key, run.first + min(key + C::KEYS, run.len)});
-                load_rows<C>(shared.k(ring.stage()), &a.k, shared.k_full(ring.stage()), C::KEYS, kv_head, run.phase,
+                load_keys<C>(shared.k(ring.stage()), &a.k, shared.k_full(ring.stage()), kv_head, run.phase,
                              run.index + key);
                 if (v_index >= 0) load_v({ring.turns - 1});
                 v_index = run.index + key, v_phase = run.phase;
@@ -505,6 +588,12 @@ __device__ __forceinline__ void store(const Args& a, const Tile& tile, const Row
 __device__ __forceinline__ void release(u32 barrier, u32 thread) {
     if (thread % 32 == 0) barrier_arrive(barrier);
 }
+// What all blocks of the cluster wait for: each refills its own half of both.
+template <class C>
+__device__ __forceinline__ void release_keys(u32 barrier, u32 thread) {
+    if constexpr (C::CLUSTER == 1) release(barrier, thread);
+    else if (thread % 32 < C::CLUSTER) barrier_arrive_in(barrier, thread % 32);
+}
 
 template <class C>
 __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) {
@@ -514,6 +603,17 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
     Ring<C::STAGES> k_ring;
     float o[DIM / 2], s[C::KEYS / 2];
     u32 p[C::KEYS / 4];
+    auto pass_over = [&](int count) {
+#pragma unroll 1
+        for (; count > 0; --count) {
+            const u32 stage = k_ring.stage(), parity = k_ring.parity();
+            barrier_wait(shared.k_full(stage), parity);
+            release_keys<C>(shared.k_empty(stage), thread);
+            barrier_wait(shared.v_full(stage), parity);
+            release_keys<C>(shared.v_empty(stage), thread);
+            k_ring.advance();
+        }
+    };
     for (;;) {
         barrier_wait(shared.q_full(q_ring.stage()), q_ring.parity());
         const Blocks blocks = get_blocks(shared.tile(q_ring.stage()));
@@ -521,6 +621,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
         Rows rows = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}};
 #pragma unroll
         for (int i = 0; i < DIM / 2; ++i) o[i] = 0.0f;
+        if constexpr (C::CLUSTER > 1) pass_over(get_four(shared.tile(q_ring.stage()), 1).y);
         if (blocks.all > 0) {
             const u32 q = descriptor(shared.q(q_ring.stage()) + group * 64 * 128, 0);
             float factor[2];
@@ -544,7 +645,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                     valid = block.end - block.first;
                     __syncwarp();
                 }
-                release(shared.k_empty(k_ring.stage()), thread);
+                release_keys<C>(shared.k_empty(k_ring.stage()), thread);
                 k_ring.advance();
                 if constexpr (ragged)
                     mask<C>(s, get_bounds(shared.tile(q_ring.stage())), block, thread / 32 * 16 + thread % 32 / 4);
@@ -572,7 +673,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 hold(p);
             };
             auto release_values = [&](u32 turns) {
-                release(shared.v_empty(Ring<C::STAGES>{turns}.stage()), thread);
+                release_keys<C>(shared.v_empty(Ring<C::STAGES>{turns}.stage()), thread);
             };
             bool used = false;
             // While weights are made, P · V of the block before is under way. The wait for it begins the next turn: at the end
@@ -615,6 +716,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
             hold(o);
             release_values(k_ring.turns - 1);
         }
+        if constexpr (C::CLUSTER > 1) pass_over(get_four(shared.tile(q_ring.stage()), 2).w);
         const Tile done = get_tile(shared.tile(q_ring.stage()));
         __syncwarp();
         release(shared.q_empty(q_ring.stage()), thread);
@@ -636,12 +738,18 @@ __device__ __forceinline__ void forward(const Args& a) {
         for (int i = 0; i < C::STAGES; ++i) {
             barrier_init(shared.k_full(i), 1);
             barrier_init(shared.v_full(i), 1);
-            barrier_init(shared.k_empty(i), 4 * C::GROUPS);
-            barrier_init(shared.v_empty(i), 4 * C::GROUPS);
+            barrier_init(shared.k_empty(i), 4 * C::GROUPS * C::CLUSTER);
+            barrier_init(shared.v_empty(i), 4 * C::GROUPS * C::CLUSTER);
+        }
+        for (int i = 0; i < 2; ++i) {
+            barrier_init(shared.item_full(i), 1);
+            barrier_init(shared.item_empty(i), C::CLUSTER);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    __syncthreads();
+    // No block writes to another one that has not begun, or has ended.
+    if constexpr (C::CLUSTER > 1) cluster_barrier();
+    else __syncthreads();
     if (threadIdx.x >= C::CONSUMERS) {
         if constexpr (C::GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::PRODUCER_REGISTERS));
         if (threadIdx.x == C::CONSUMERS) produce<C>(a, shared);
@@ -649,6 +757,7 @@ __device__ __forceinline__ void forward(const Args& a) {
         if constexpr (C::GROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::CONSUMER_REGISTERS));
         consume<C>(a, shared);
     }
+    if constexpr (C::CLUSTER > 1) cluster_barrier();
 }
 
 #define PASTED(KIND, DIM, TYPE) forward_##KIND##_##DIM##_##TYPE
@@ -659,6 +768,15 @@ using Long = Config<DIM == 128 ? 2 : 3, 128, 2>;
 extern "C" __global__ void __launch_bounds__(Long::THREADS_ALL, 1) NAMED(long, DIM, TYPE)(const __grid_constant__ Args a) {
     forward<Long>(a);
 }
+
+#if DIM == 128
+// The same in clusters of two: for sequences so long that what the L2 cache delivers costs more than waiting for another block.
+using Paired = Config<2, 128, 2, 2>;
+extern "C" __global__ void __cluster_dims__(Paired::CLUSTER, 1, 1) __launch_bounds__(Paired::THREADS_ALL, 1)
+    NAMED(paired, DIM, TYPE)(const __grid_constant__ Args a) {
+    forward<Paired>(a);
+}
+#endif
 
 // 64 rows, and blocks of 64 keys: for packs of short sequences, which move memory more than they multiply.
 using Short = Config<1, 64, DIM == 128 ? 2 : 4>;

@@ -68,6 +68,46 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Clusters: blocks of threads that run side by side and write to each other's shared memory, which has the same layout in all.
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// An address of this block's shared memory, in the block of a rank.
+__device__ __forceinline__ u32 in_block(u32 address, u32 rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+// For what tensor cores and the copy engine read and write, which is over when they say so: release.cluster would wait for
+// all memory of the GPU, which makes a kernel half as fast.
+__device__ __forceinline__ void barrier_arrive_in(u32 bar, u32 rank) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(bar, rank)) : "memory");
+}
+// A word for a block of the cluster, which its barrier counts as 4 bytes.
+__device__ __forceinline__ void store_in(u32 to, u32 bar, u32 rank, u32 value) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(in_block(to, rank)),
+                 "r"(value), "r"(in_block(bar, rank))
+                 : "memory");
+}
+// A box for all blocks of the mask `ranks`, each of which has it at the same place and counts it by the same barrier.
+__device__ __forceinline__ void load_box_for(
+    u32 ranks, u32 to, const TensorMap* map, u32 bar, int column, int head, int phase, int row
+) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+        "l"(map), "r"(bar), "r"(column), "r"(head), "r"(phase), "r"(row), "h"((u16)ranks)
+        : "memory");
+}
+// Until all threads of the cluster are here, and see each other's shared memory as it is.
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
 // A number that all threads of a warp have alike. The assembler knows it then, and keeps it where descriptors of wgmma have
 // to be: in uniform registers. From other ones each product would move its four words there.
 __device__ __forceinline__ u32 uniform(u32 value) {

@@ -48,6 +48,8 @@ pub(crate) struct Strides {
     pub(crate) reach: [usize; 2],
     /// Most keys of a segment.
     pub(crate) keys: usize,
+    /// Most keys that a row sees, by its segment's keys and bounds.
+    pub(crate) seen: usize,
 }
 
 /// Formats that P and dS are rounded to before they enter a product.
@@ -254,9 +256,17 @@ impl Strides {
             let reach = runs.iter().filter(|run| run.len > 0).map(|run| run.offset / first + run.len).max();
             (steps.all(|step| step == first).then_some(first), reach.unwrap_or(0))
         });
-        let longest = call.segments.iter().map(Segment::keys).max().unwrap_or(0);
-        Strides { step: sides.map(|side| side.0), reach: sides.map(|side| side.1), keys: longest }
+        let keys = call.segments.iter().map(Segment::keys).max().unwrap_or(0);
+        let seen = call.segments.iter().map(keys_seen).max().unwrap_or(0);
+        Strides { step: sides.map(|side| side.0), reach: sides.map(|side| side.1), keys, seen }
     }
+}
+
+/// Most keys that a row of a segment sees.
+fn keys_seen(segment: &Segment) -> usize {
+    let width =
+        segment.lo.zip(segment.hi).map(|(lo, hi)| hi.saturating_sub(lo).saturating_add(1).max(0) as usize);
+    segment.keys().min(width.unwrap_or(usize::MAX))
 }
 
 /// No key row is owned twice: its gradients would be of either launch.

@@ -28,16 +28,21 @@ const PLANNED_ROWS_BYTES: usize = 48;
 const PLANNED_KEYS_BYTES: usize = 16;
 /// Threads of the planning kernel: `PLANNERS` of the source.
 const PLANNERS: usize = 1024;
-/// Keys and values that stay in the L2 cache while all tiles of their heads are taken.
-const CACHED_BYTES: usize = 32 << 20;
+/// Keys and values that stay in the L2 cache while all tiles of their heads are taken: less than half of it, since both its
+/// halves keep what both read.
+const CACHED_BYTES: usize = 24 << 20;
 /// Rows of an average segment up to which the short shape is faster.
 const SHORT_ROWS: usize = 96;
+/// Rows of an average segment, and keys that a row of one sees, from which on clusters are faster.
+const PAIRED_ROWS: usize = 8192;
 
 /// How much is multiplied at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// 128 query rows, or 192 with head dims up to 64; 128 keys.
     Long,
+    /// The same, and with head dims over 64 two blocks of threads that share keys and values.
+    Paired,
     /// 64 query rows, 64 keys.
     Short,
 }
@@ -110,17 +115,37 @@ struct RawPlan {
 // SAFETY: repr(C), the fields of `PlanArgs` in forward.cu.
 unsafe impl Argument for RawPlan {}
 
+/// The largest head dim of the instance that serves the head dims of q and k, and of v.
+fn bucket([dim, dim_v]: [usize; 2]) -> usize {
+    if dim.max(dim_v) <= 64 { 64 } else { DIM_MAX }
+}
+
 impl Shape {
-    /// The faster one for a call, by the lengths that the host knows.
+    /// The fastest one for a call, by the lengths that the host knows.
     pub fn of(call: &CallTables) -> Shape {
-        if call.owned[0] > SHORT_ROWS * call.segments { Shape::Long } else { Shape::Short }
+        let rows = call.owned[0] / call.segments.max(1);
+        match rows {
+            ..=SHORT_ROWS => Shape::Short,
+            PAIRED_ROWS.. if call.strides.seen >= PAIRED_ROWS => Shape::Paired,
+            _ => Shape::Long,
+        }
+    }
+
+    /// The shape that there is in the instance for head dims up to `dim`.
+    fn served(self, dim: usize) -> Shape {
+        if self == Shape::Paired && dim <= 64 { Shape::Long } else { self }
+    }
+
+    /// Blocks of threads that share keys and values, and take tiles that follow each other.
+    fn cluster(self) -> usize {
+        if self == Shape::Paired { 2 } else { 1 }
     }
 
     /// Groups of 64 query rows of a tile, in the instance for head dims up to `dim`.
     fn groups(self, dim: usize) -> usize {
         match self {
-            Shape::Long if dim <= 64 => 3,
-            Shape::Long => 2,
+            Shape::Long | Shape::Paired if dim <= 64 => 3,
+            Shape::Long | Shape::Paired => 2,
             Shape::Short => 1,
         }
     }
@@ -133,7 +158,7 @@ impl Shape {
     /// Keys of a block.
     fn keys(self) -> usize {
         match self {
-            Shape::Long => 128,
+            Shape::Long | Shape::Paired => 128,
             Shape::Short => 64,
         }
     }
@@ -141,6 +166,7 @@ impl Shape {
     fn name(self) -> &'static str {
         match self {
             Shape::Long => "long",
+            Shape::Paired => "paired",
             Shape::Short => "short",
         }
     }
@@ -148,7 +174,7 @@ impl Shape {
     /// Threads of a block and blocks of a multiprocessor.
     fn threads(self, dim: usize) -> (usize, usize) {
         match self {
-            Shape::Long => (128 * (self.groups(dim) + 1), 1),
+            Shape::Long | Shape::Paired => (128 * (self.groups(dim) + 1), 1),
             Shape::Short => (160, 2),
         }
     }
@@ -162,8 +188,13 @@ impl Shape {
 
 impl Attention {
     /// Every choice.
-    pub const ALL: [Attention; 4] =
-        [Attention::Simple, Attention::Tuned, Attention::Of(Shape::Long), Attention::Of(Shape::Short)];
+    pub const ALL: [Attention; 5] = [
+        Attention::Simple,
+        Attention::Tuned,
+        Attention::Of(Shape::Long),
+        Attention::Of(Shape::Paired),
+        Attention::Of(Shape::Short),
+    ];
 
     /// The name.
     pub fn name(self) -> &'static str {
@@ -186,7 +217,7 @@ impl Attention {
             Attention::Tuned => Shape::of(call),
             Attention::Of(shape) => shape,
         };
-        refusal(call, operands).is_none().then_some(shape)
+        refusal(call, operands).is_none().then_some(shape.served(bucket(operands.dims)))
     }
 }
 
@@ -305,8 +336,9 @@ impl Gpu {
             return Ok(());
         }
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
-        let bucket = if dim.max(dim_v) <= 64 { 64 } else { DIM_MAX };
-        let [rows, keys] = [shape.rows(bucket), shape.keys()];
+        let bucket = bucket([dim, dim_v]);
+        let shape = shape.served(bucket);
+        let [rows, keys, cluster] = [shape.rows(bucket), shape.keys(), shape.cluster()];
         let rows_at = plan.address() + PLAN_BYTES as u64;
         let keys_at = rows_at + (PLANNED_ROWS_BYTES * call.segments) as u64;
         let tiles_at = keys_at + (PLANNED_KEYS_BYTES * call.runs) as u64;
@@ -322,7 +354,7 @@ impl Gpu {
             run_count: call.runs as i32,
             q_step: q_step as i32,
             kv_step: kv_step as i32,
-            tile_rows: rows as i32,
+            tile_rows: (rows * cluster) as i32,
             tile_capacity: call.tile_capacity() as i32,
         };
         let group = heads / kv_heads;
@@ -330,8 +362,8 @@ impl Gpu {
         let arguments = RawArguments {
             maps: [
                 tensor_map(self, "q", q, q_step, rows)?,
-                tensor_map(self, "k", k, kv_step, keys)?,
-                tensor_map(self, "v", v, kv_step, keys)?,
+                tensor_map(self, "k", k, kv_step, keys / cluster)?,
+                tensor_map(self, "v", v, kv_step, keys / cluster)?,
             ],
             plan: plan.address(),
             rows: rows_at,
@@ -353,7 +385,7 @@ impl Gpu {
         self.launch("forward_plan", (1, 1, PLANNERS), &[&planned])?;
         self.launch_with(
             &format!("forward_{}_{bucket}_{instance}", shape.name()),
-            (self.multiprocessors()? * blocks, 1, threads),
+            (self.multiprocessors()? / cluster * cluster * blocks, 1, threads),
             shape.shared_bytes(bucket),
             &[&arguments],
         )
@@ -434,8 +466,8 @@ mod tests {
     fn heads_are_cut_into_chunks_of_one_size() {
         let mut long = call(&[(Run::packed(0, 64, 64), Run::packed(0, 64, 64))], plain());
         assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 16, "short keys all stay");
-        // 8 MiB a head: 4 fit, so 4 chunks of 4 and not 5 of 3 and 1.
-        long.strides.keys = 16384;
+        // 4.5 MiB a head: 5 fit, so 4 chunks of 4 and not 3 of 5 and 1.
+        long.strides.keys = 9216;
         assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 4);
         assert_eq!(head_chunk(&long, 4, 8, [128, 128]), 16);
         long.strides.keys = 1 << 28;

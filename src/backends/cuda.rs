@@ -85,15 +85,18 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         ("helpers".into(), if draw >> 61 & 3 == 0 { "off" } else { "on" }.into()),
         // One case in four runs its streams at once.
         ("streams".into(), if draw >> 59 & 3 == 0 { "4" } else { "1" }.into()),
-        ("attention".into(), Attention::ALL[(draw >> 57 & 3) as usize].name().into()),
+        (
+            "attention".into(),
+            Attention::ALL[(draw >> 40 & 0x7fff) as usize % Attention::ALL.len()].name().into(),
+        ),
         // One case in four gives up its bits.
         ("dq".into(), if draw >> 55 & 3 == 0 { Order::AsTheyCome } else { Order::Fixed }.name().into()),
     ])
 }
 
 impl Cuda {
-    /// From `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`), `attention` (`simple`, `tuned`, `long`
-    /// or `short`), `dq` (`fixed` or `any`) and `streams`; 0, `running`, `on`, `simple`, `fixed` and 1 where absent.
+    /// From `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`), `attention` (`simple`, `tuned`, `long`,
+    /// `paired` or `short`), `dq` (`fixed` or `any`) and `streams`; 0, `running`, `on`, `simple`, `fixed` and 1 where absent.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, BackendError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -108,7 +111,7 @@ impl Cuda {
                 }
                 "attention" => {
                     let taken = Attention::by_name(value).map(|attention| subject.attention = attention);
-                    (taken, "simple, tuned, long or short")
+                    (taken, "simple, tuned, long, paired or short")
                 }
                 "dq" => (Order::by_name(value).map(|dq| subject.dq = dq), "fixed or any"),
                 "streams" => {

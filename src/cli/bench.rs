@@ -63,7 +63,7 @@ enum What {
         /// The pass: forward or backward
         #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
         pass: Pass,
-        /// The forward's kernel: tuned (if not given), long, short or simple
+        /// The forward's kernel: tuned (if not given), long, paired, short or simple
         #[arg(long, value_parser = kernel)]
         kernel: Option<Kernel>,
         /// Tracks of kernels/bench/tracks.json; all if not given

@@ -30,7 +30,7 @@ pub(super) struct Args {
     /// Columns of `seamproof bench attention`; all if not given
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
     columns: Vec<String>,
-    /// The kernel that runs forwards: simple, tuned, long or short
+    /// The kernel that runs forwards: simple, tuned, long, paired or short
     #[arg(long, default_value = "tuned", value_parser = attention)]
     attention: Attention,
     /// So many random problems with sequences of up to 16384 tokens in place of the tracks
@@ -52,7 +52,7 @@ pub(super) struct Args {
 
 /// A kernel by its name.
 fn attention(name: &str) -> Result<Attention, String> {
-    Attention::by_name(name).ok_or_else(|| "use simple, tuned, long or short".to_owned())
+    Attention::by_name(name).ok_or_else(|| "use simple, tuned, long, paired or short".to_owned())
 }
 
 /// Random problems as large as this command is for.

@@ -32,6 +32,8 @@ pub enum Kernel {
     Tuned,
     /// The same for long sequences.
     Long,
+    /// The same for very long sequences.
+    Paired,
     /// The same for short sequences.
     Short,
     /// The simple one that serves every call: slow, so that only short tracks end soon.
@@ -62,13 +64,14 @@ pub struct Attention<'a> {
 
 impl Kernel {
     /// Every kernel, the one that is measured where none is named first.
-    pub const ALL: [Kernel; 4] = [Kernel::Tuned, Kernel::Long, Kernel::Short, Kernel::Simple];
+    pub const ALL: [Kernel; 5] = [Kernel::Tuned, Kernel::Long, Kernel::Paired, Kernel::Short, Kernel::Simple];
 
     /// The name.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Tuned => "tuned",
             Kernel::Long => "long",
+            Kernel::Paired => "paired",
             Kernel::Short => "short",
             Kernel::Simple => "simple",
         }
@@ -79,6 +82,7 @@ impl Kernel {
         match self {
             Kernel::Tuned => forward_launcher(gpu, problem, None),
             Kernel::Long => forward_launcher(gpu, problem, Some(Shape::Long)),
+            Kernel::Paired => forward_launcher(gpu, problem, Some(Shape::Paired)),
             Kernel::Short => forward_launcher(gpu, problem, Some(Shape::Short)),
             Kernel::Simple => simple(gpu, problem),
         }

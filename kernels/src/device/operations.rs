@@ -86,6 +86,7 @@ impl CudaDevice<'_> {
         self.workspace.count(match shape {
             None => "attend: attend",
             Some(Shape::Long) => "attend: forward_long",
+            Some(Shape::Paired) => "attend: forward_paired",
             Some(Shape::Short) => "attend: forward_short",
         });
         memory.record(move |gpu, frame| {
