@@ -514,21 +514,22 @@ __device__ __forceinline__ void values(float (&o)[DIM / 2], const u32 (&p)[C::KE
                                       v + step * (2048 >> 4));
 }
 
-// The named barrier of consumers that have cleared V's tail.
+// The first of the groups' named barriers.
 constexpr int CLEARED = 1;
 
-// Rows of V past the end of the keys become zero: their weights are, but 0 · NaN is not.
+// Rows of V past the end of the keys become zero: their weights are, but 0 · NaN is not. Each group does so for itself and
+// waits for no other, which writes the same zeros.
 template <class C>
 __device__ __forceinline__ void clear_tail(u32 v_at, int valid) {
     const int count = (C::KEYS - valid) * PANELS * 8;
-    for (int i = threadIdx.x; i < count; i += C::CONSUMERS) {
+    for (int i = threadIdx.x % 128; i < count; i += 128) {
         const int row = valid + i / (PANELS * 8), panel = i / 8 % PANELS;
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_at + panel * C::KEYS * 128 + row * 128 + i % 8 * 16),
                      "r"(0)
                      : "memory");
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    named_barrier(CLEARED, C::CONSUMERS);
+    named_barrier(CLEARED + threadIdx.x / 128, 128);
 }
 
 // The largest logit of a warp's rows.

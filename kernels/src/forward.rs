@@ -269,11 +269,13 @@ fn scale_log2(scale: f32) -> f32 {
     (f64::from(scale) * std::f64::consts::LOG2_E) as f32
 }
 
-/// Heads that are taken together: as many as have their keys and values in the cache, in chunks of one size.
+/// Heads that are taken together: no more than have their keys and values in the cache, in chunks of one size if twice as many
+/// chunks allow that. A last chunk of few heads has its longest tiles when there is nothing else left.
 fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, dims: [usize; 2]) -> usize {
     let bytes = (call.strides.keys * (dims[0] + dims[1]) * 2).max(1);
-    let chunks = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
-    kv_heads.div_ceil(chunks) * group
+    let fewest = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
+    let even = (fewest..=2 * fewest).find(|&chunks| kv_heads.is_multiple_of(chunks));
+    kv_heads.div_ceil(even.unwrap_or(fewest)) * group
 }
 
 pub(crate) fn tensor_map(
@@ -469,6 +471,11 @@ mod tests {
         // 4.5 MiB a head: 5 fit, so 4 chunks of 4 and not 3 of 5 and 1.
         long.strides.keys = 9216;
         assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 4);
+        assert_eq!(head_chunk(&long, 1, 7, [128, 128]), 4, "4 and 3");
+        // 8 MiB a head: 3 fit, so 8 chunks of 2 and not 5 of 3 and 1.
+        long.strides.keys = 16384;
+        assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 2);
+        long.strides.keys = 9216;
         assert_eq!(head_chunk(&long, 4, 8, [128, 128]), 16);
         long.strides.keys = 1 << 28;
         assert_eq!(head_chunk(&long, 1, 3, [128, 128]), 1, "one head at least");
