@@ -135,15 +135,6 @@ fn element(rank: &mut RankOutputs, tensor: TensorName, row: usize) -> &mut f32 {
 
 const WITH_ROWS: [TensorName; 5] =
     [TensorName::Out, TensorName::Lse, TensorName::Dq, TensorName::Dk, TensorName::Dv];
-const RESULTS: [TensorName; 7] = [
-    TensorName::Out,
-    TensorName::Lse,
-    TensorName::MaxLogit,
-    TensorName::Dq,
-    TensorName::Dk,
-    TensorName::Dv,
-    TensorName::Dsink,
-];
 
 /// Rows of the problem's tensors: the last real one, its padding, and one that nobody owns.
 const LAST_ROW: usize = REAL;
@@ -311,7 +302,7 @@ fn structure_ranks_agree_on_the_maximum() {
 /// The last bit of one element differs between the two runs: far inside every bound.
 #[test]
 fn poison_one_bit_of_one_element() {
-    for tensor in RESULTS {
+    for tensor in TensorName::RESULTS {
         let told =
             seen(&problem(|_| {}), Check::Poison, "padding rows of the inputs", move |inputs, outputs| {
                 if !is_first(inputs) {
@@ -326,7 +317,7 @@ fn poison_one_bit_of_one_element() {
 /// One wrong element, the same in both runs; NaN is wrong as well.
 #[test]
 fn envelope_one_element_of_each_result() {
-    for tensor in RESULTS {
+    for tensor in TensorName::RESULTS {
         for wrong in [f32::NAN, 100.0] {
             let told = seen(&problem(|_| {}), Check::Envelope, "exact value", move |_, outputs| {
                 *element(&mut outputs.ranks[0], tensor, LAST_ROW) = wrong;

@@ -45,14 +45,14 @@ struct Statistics {
 };
 
 // Of one row, over visible keys: x = s - largest; how many weights are not 0, and the sum of their squares; the same of those
-// that met an earlier one in their slot.
+// that have company in their slot.
 struct Dither {
     double sum;
     double sum_squares;
     double weights;
     double energy;
-    double met;
-    double met_energy;
+    double alike;
+    double alike_energy;
 };
 
 struct Reference {
@@ -66,7 +66,8 @@ struct Reference {
     double* out;
     float* magnitudes;
     Statistics* statistics;
-    // [rows, dim_v]: sums of squares of weights times values. A bit for each slot of each row, zero at first.
+    // [rows, dim_v]: sums of squares of weights times values. For each row two bits a slot, zero at first: of 32 slots whether
+    // they are taken, and in the next word whether they are shared.
     float* squares;
     Dither* dither;
     u32* bits;
@@ -79,7 +80,7 @@ struct Reference {
     int dim_v;
     // What a magnitude other than 0 counts as at least.
     float floor;
-    // Words of a row's bits: enough for SLOTS of each key that it sees.
+    // Words of a row's bits: enough for SLOTS of each key that it sees, an even number.
     int words;
 };
 
@@ -203,23 +204,49 @@ __device__ __forceinline__ double weigh(double* p, const float* a, Statistics& o
     return factor;
 }
 
-// A quarter of a row: its logits become weights relative to the row's largest logit, which is known. The bit of each one's
-// slot is set, if the row has bits; a binade has so many slots.
-__device__ __forceinline__ void look_up(double* p, double largest, u32* bits, u64 slots, Dither& own) {
-    const double infinity = __longlong_as_double(0x7ff0000000000000LL);
-#pragma unroll
+// A row's slots: a binade has `count` of them.
+struct SlotBits {
+    u32* bits;
+    u64 count;
+};
+
+// Where a weight's slot is: the word that says whether it is taken, before the one that says whether it is shared, and its bit.
+__device__ __forceinline__ u32* slot_of(const SlotBits& slots, double weight, u32& bit) {
+    // The first 32 bits after the point.
+    const u64 significand = (u64)__double_as_longlong(weight) >> 20 & 0xffffffff;
+    const u64 slot = significand * slots.count >> 32;
+    bit = 1u << (slot % 32);
+    return slots.bits + slot / 32 * 2;
+}
+
+// A quarter of a row: its logits become weights relative to the row's largest logit, which is known.
+__device__ __forceinline__ void weigh_by(double* p, double largest, Dither& own) {
     for (int i = 0; i < KEYS; i += 4) {
-        const double logit = p[i], x = logit - largest;
-        const double weight = logit != -infinity ? exp(x) : 0.0;
-        p[i] = weight;
-        if (logit != -infinity) own.sum += x, own.sum_squares += x * x;
-        if (weight == 0.0 || bits == nullptr) continue;
-        // The first 32 bits after the point.
-        const u64 significand = (u64)__double_as_longlong(weight) >> 20 & 0xffffffff;
-        const u64 slot = significand * slots >> 32;
-        const u32 before = atomicOr(bits + slot / 32, 1u << (slot % 32));
-        const double energy = weight * weight, met = before >> (slot % 32) & 1;
-        own.weights += 1.0, own.energy += energy, own.met += met, own.met_energy += energy * met;
+        const bool seen = p[i] != -__longlong_as_double(0x7ff0000000000000LL);
+        const double x = seen ? p[i] - largest : 0.0;
+        p[i] = seen ? exp(x) : 0.0;
+        own.sum += x, own.sum_squares += x * x;
+    }
+}
+
+// A quarter of a row: its weights take their slots, or share them with whatever weight was there first.
+__device__ __forceinline__ void take(const double* p, const SlotBits& slots) {
+    for (int i = 0; i < KEYS; i += 4) {
+        if (p[i] == 0.0) continue;
+        u32 bit;
+        u32* const word = slot_of(slots, p[i], bit);
+        if (atomicOr(word, bit) & bit) atomicOr(word + 1, bit);
+    }
+}
+
+// A quarter of a row, every key of which took its slot before: counts its weights, and those that have company.
+__device__ __forceinline__ void count_alike(const double* p, const SlotBits& slots, Dither& own) {
+    for (int i = 0; i < KEYS; i += 4) {
+        if (p[i] == 0.0) continue;
+        u32 bit;
+        const u32* const word = slot_of(slots, p[i], bit);
+        const double energy = p[i] * p[i], alike = __ldcg(word + 1) & bit ? 1.0 : 0.0;
+        own.weights += 1.0, own.energy += energy, own.alike += alike, own.alike_energy += energy * alike;
     }
 }
 
@@ -404,23 +431,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) reference_dither(const 
     const i64 row = tile.first_row + own_row;
     const double largest = there ? r.statistics[row].largest : 0.0;
     // One block of a row's is enough for what all lanes have in common.
-    u32* const bits = blockIdx.y == 0 ? r.bits + row * r.words : nullptr;
-    const u64 slots = there ? (u64)SLOTS * (block.rows[own_row].end - block.rows[own_row].first) : 0;
-    Dither own = {};
+    const bool counts = there && blockIdx.y == 0;
+    SlotBits slots = {};
+    if (counts) slots = {r.bits + row * r.words, (u64)SLOTS * (block.rows[own_row].end - block.rows[own_row].first)};
+    Dither own;
     float squares[8][4] = {};
-    for (int first_key = tile.first_key; first_key < tile.end_key; first_key += KEYS) {
-        load_keys(r, tile, o, block, first_key, first_lane, lanes);
-        if (works) logits<false>(r, o.q, o.k, o.stride, o.width, block.rows, first_key, o.p, o.a);
-        __syncthreads();
-        if (there) look_up(o.p + place, largest, bits, slots, own);
-        else clear(o.p + place);
-        __syncthreads();
-        if (works) gather_squares(squares, o.p, o.v, lanes);
+    // First every weight takes its slot, then each one knows whether it is alone there. One text makes the weights of both.
+#pragma unroll 1
+    for (int pass = blockIdx.y == 0 ? 0 : 1; pass < 2; ++pass) {
+        own = {};
+        for (int first_key = tile.first_key; first_key < tile.end_key; first_key += KEYS) {
+            load_keys(r, tile, o, block, first_key, first_lane, pass == 0 ? 0 : lanes);
+            if (works) logits<false>(r, o.q, o.k, o.stride, o.width, block.rows, first_key, o.p, o.a);
+            __syncthreads();
+            if (there) weigh_by(o.p + place, largest, own);
+            else clear(o.p + place);
+            if (counts && pass == 0) take(o.p + place, slots);
+            if (counts && pass == 1) count_alike(o.p + place, slots, own);
+            __syncthreads();
+            if (works && pass == 1) gather_squares(squares, o.p, o.v, lanes);
+        }
     }
     store(r, tile, squares, first_lane, r.squares);
     const double sum = of_quad(own.sum, total), sum_squares = of_quad(own.sum_squares, total);
     const double weights = of_quad(own.weights, total), energy = of_quad(own.energy, total);
-    const double met = of_quad(own.met, total), met_energy = of_quad(own.met_energy, total);
-    if (threadIdx.x % 4 == 0 && there && blockIdx.y == 0)
-        r.dither[row] = {sum, sum_squares, weights, energy, met, met_energy};
+    const double alike = of_quad(own.alike, total), alike_energy = of_quad(own.alike_energy, total);
+    if (threadIdx.x % 4 == 0 && counts) r.dither[row] = {sum, sum_squares, weights, energy, alike, alike_energy};
 }

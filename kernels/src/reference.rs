@@ -99,8 +99,7 @@ pub struct DitherStatistics {
     /// `Σ (s − largest)²`.
     pub sum_squares: f64,
     /// The share of weights other than 0 that have company in their slot, or of their squares, whichever is larger
-    /// ([`SLOTS`]); not a number where there is none. Which of a slot's was there first is not known, so that the others
-    /// count twice.
+    /// ([`SLOTS`]); not a number where there is none.
     pub shared: f64,
 }
 
@@ -232,7 +231,7 @@ impl Results {
         let count = questions.queries();
         let dithered = if dither { count } else { 0 };
         let keys = questions.seen.iter().map(|&[keys, _]| keys).max().unwrap_or(0);
-        let words = (keys * SLOTS).div_ceil(32);
+        let words = 2 * (keys * SLOTS).div_ceil(32);
         Ok(Results {
             out: gpu.allocate(count * dim_v * 8)?,
             magnitudes: gpu.allocate(count * dim_v * 4)?,
@@ -249,7 +248,7 @@ impl Gpu {
     /// Answers questions about the forward of `tensors`; with `dither` for tier T too. What an input other than 0 counts as
     /// in a magnitude is at least `floor`. The sink is no matter here.
     ///
-    /// Memory on the GPU: `12·dim_v + 40` bytes a query, with `dither` `4·dim_v + 48` and eight more for
+    /// Memory on the GPU: `12·dim_v + 40` bytes a query, with `dither` `4·dim_v + 48` and 16 more for
     /// each key that the longest row sees.
     pub fn reference(
         &self,
@@ -340,9 +339,8 @@ fn dither_statistics(bytes: &[u8]) -> Vec<DitherStatistics> {
     let words = bytes.as_chunks::<8>().0;
     let statistic = |of: &[[u8; 8]]| {
         let of = |index: usize| f64::from_le_bytes(of[index]);
-        let [weights, energy, met, met_energy] = [2, 3, 4, 5].map(of);
-        // Of two in a slot the second is counted, so twice; by energy that may be too little where the heavier came first.
-        let shared = (2.0 * met / weights).max(2.0 * met_energy / energy);
+        let [weights, energy, alike, alike_energy] = [2, 3, 4, 5].map(of);
+        let shared = (alike / weights).max(alike_energy / energy);
         DitherStatistics { sum: of(0), sum_squares: of(1), shared }
     };
     words.chunks_exact(DITHER).map(statistic).collect()

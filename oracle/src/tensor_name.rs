@@ -24,6 +24,17 @@ pub enum TensorName {
 }
 
 impl TensorName {
+    /// What a subject may return, the results of the backward after those of the forward.
+    pub const RESULTS: [TensorName; 7] = [
+        TensorName::Out,
+        TensorName::Lse,
+        TensorName::MaxLogit,
+        TensorName::Dq,
+        TensorName::Dk,
+        TensorName::Dv,
+        TensorName::Dsink,
+    ];
+
     /// The name in texts and files.
     pub fn name(self) -> &'static str {
         match self {

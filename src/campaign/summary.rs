@@ -1,6 +1,7 @@
 //! What a campaign comes to: counts, distributions, and the different failures.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -60,29 +61,7 @@ pub struct Canary {
 /// the events of the cases that did not hold.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs, reason = "the fields of Summary")]
 pub struct Sums {
-    pub cases: u64,
-    pub held: u64,
-    pub without_envelope: u64,
-    pub refused: BTreeMap<String, u64>,
-    pub malformed: BTreeMap<String, u64>,
-    pub margins: BTreeMap<Tier, BTreeMap<TensorName, Histogram>>,
-    pub computed: u64,
-    pub token_count: u64,
-    pub product_count: u64,
-    pub element_count: u64,
-    pub cost: Cost,
-    pub census: Census,
-    /// Faults of this program beside those of a case.
-    pub beside: Vec<String>,
-    pub interrupted: bool,
-    pub seconds: f64,
-}
-
-/// The sum of a campaign.
-#[derive(Clone, Debug, Default)]
-pub struct Summary {
     /// Cases run.
     pub cases: u64,
     /// Cases in which every check held.
@@ -93,24 +72,6 @@ pub struct Summary {
     pub refused: BTreeMap<String, u64>,
     /// Malformed problems refused, by the rule that they break.
     pub malformed: BTreeMap<String, u64>,
-    /// Cases that failed, by check.
-    pub failed: BTreeMap<Check, u64>,
-    /// Failing cases that were only counted: each has all that a known failure of the same symptom needs.
-    pub not_shrunk: u64,
-    /// Failing cases like no known failure, on disk as they were drawn: enough others were shrunk.
-    pub kept: u64,
-    /// The same, past those that are kept: only counted.
-    pub dropped: u64,
-    /// The different failures.
-    pub distinct: Vec<Distinct>,
-    /// Faults of this program itself, the first ones in words.
-    pub infrastructure: Vec<String>,
-    /// How many they are.
-    pub infrastructure_count: u64,
-    /// Those of them that are no case's.
-    pub beside: Vec<String>,
-    /// Devices that ran it.
-    pub devices: Vec<DeviceRuns>,
     /// Error ÷ bound of each tensor in each tier, over the cases that held with an error above zero.
     pub margins: BTreeMap<Tier, BTreeMap<TensorName, Histogram>>,
     /// Cases that a subject computed.
@@ -126,12 +87,74 @@ pub struct Summary {
     pub cost: Cost,
     /// What was generated.
     pub census: Census,
-    /// What was too little, one line each.
-    pub missed: Vec<String>,
+    /// Faults of this program itself that are no case's, in words.
+    pub beside: Vec<String>,
     /// Whether somebody ended it early.
     pub interrupted: bool,
     /// How long it took.
     pub seconds: f64,
+}
+
+impl Sums {
+    /// Adds what a part's cases came to; its census, faults, time and end are the caller's.
+    fn add(&mut self, part: &Sums) {
+        self.cases += part.cases;
+        self.held += part.held;
+        self.without_envelope += part.without_envelope;
+        self.computed += part.computed;
+        self.token_count += part.token_count;
+        self.product_count = self.product_count.saturating_add(part.product_count);
+        self.element_count += part.element_count;
+        self.cost += part.cost;
+        let counts = [(&mut self.refused, &part.refused), (&mut self.malformed, &part.malformed)];
+        for (all, part) in counts {
+            part.iter().for_each(|(name, count)| *all.entry(name.clone()).or_default() += count);
+        }
+        for (&tier, histograms) in &part.margins {
+            let all = self.margins.entry(tier).or_default();
+            histograms
+                .iter()
+                .for_each(|(&tensor, histogram)| all.entry(tensor).or_default().merge(histogram));
+        }
+    }
+}
+
+/// The sum of a campaign: its [`Sums`], whose fields it is read by, and what depends on the order of its cases.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    sums: Sums,
+    /// Cases that failed, by check.
+    pub failed: BTreeMap<Check, u64>,
+    /// Failing cases that were only counted: each has all that a known failure of the same symptom needs.
+    pub not_shrunk: u64,
+    /// Failing cases like no known failure, on disk as they were drawn: enough others were shrunk.
+    pub kept: u64,
+    /// The same, past those that are kept: only counted.
+    pub dropped: u64,
+    /// The different failures.
+    pub distinct: Vec<Distinct>,
+    /// Faults of this program itself, the first ones in words.
+    pub infrastructure: Vec<String>,
+    /// How many they are.
+    pub infrastructure_count: u64,
+    /// Devices that ran it.
+    pub devices: Vec<DeviceRuns>,
+    /// What was too little, one line each.
+    pub missed: Vec<String>,
+}
+
+impl Deref for Summary {
+    type Target = Sums;
+
+    fn deref(&self) -> &Sums {
+        &self.sums
+    }
+}
+
+impl DerefMut for Summary {
+    fn deref_mut(&mut self) -> &mut Sums {
+        &mut self.sums
+    }
 }
 
 impl Summary {
@@ -179,45 +202,12 @@ impl Summary {
 
     /// Adds a part's sums, its census and its faults apart.
     pub(super) fn add(&mut self, sums: &Sums) {
-        self.cases += sums.cases;
-        self.held += sums.held;
-        self.without_envelope += sums.without_envelope;
-        self.computed += sums.computed;
-        self.token_count += sums.token_count;
-        self.product_count = self.product_count.saturating_add(sums.product_count);
-        self.element_count += sums.element_count;
-        self.cost += sums.cost;
-        let counts = [(&mut self.refused, &sums.refused), (&mut self.malformed, &sums.malformed)];
-        for (all, part) in counts {
-            part.iter().for_each(|(name, count)| *all.entry(name.clone()).or_default() += count);
-        }
-        for (&tier, histograms) in &sums.margins {
-            let all = self.margins.entry(tier).or_default();
-            histograms
-                .iter()
-                .for_each(|(&tensor, histogram)| all.entry(tensor).or_default().merge(histogram));
-        }
+        self.sums.add(sums);
     }
 
     /// The sums of this campaign.
     pub fn sums(&self) -> Sums {
-        Sums {
-            cases: self.cases,
-            held: self.held,
-            without_envelope: self.without_envelope,
-            refused: self.refused.clone(),
-            malformed: self.malformed.clone(),
-            margins: self.margins.clone(),
-            computed: self.computed,
-            token_count: self.token_count,
-            product_count: self.product_count,
-            element_count: self.element_count,
-            cost: self.cost,
-            census: self.census.clone(),
-            beside: self.beside.clone(),
-            interrupted: self.interrupted,
-            seconds: self.seconds,
-        }
+        self.sums.clone()
     }
 
     pub(super) fn close(&mut self, census: Census, plan: &Plan, elapsed: Duration) {

@@ -19,16 +19,6 @@ use seamproof_oracle::replay::Replay;
 
 /// Ratios closer to 1 than this are not asked about.
 const NEAR: f64 = 1e-3;
-/// What may be moved; gradients need a backward, and statistics of a whole head one rank.
-const TENSORS: [TensorName; 7] = [
-    TensorName::Out,
-    TensorName::Lse,
-    TensorName::MaxLogit,
-    TensorName::Dq,
-    TensorName::Dk,
-    TensorName::Dv,
-    TensorName::Dsink,
-];
 
 /// Moves one element of an honest answer, as `[tensor, element, amount]` draw it, and asks the judge. Whether it had to
 /// see that; `None` where nothing is said of the case.
@@ -40,7 +30,8 @@ pub fn judged(problem: &Problem, draws: [u32; 3]) -> Option<bool> {
 }
 
 fn holds(judge: &Judge, problem: &Problem, [tensor, element, amount]: [u32; 3]) -> Option<bool> {
-    let name = TENSORS[tensor as usize % TENSORS.len()];
+    // Gradients need a backward, and statistics of a whole head one rank.
+    let name = TensorName::RESULTS[tensor as usize % TensorName::RESULTS.len()];
     let problem = &asked(problem, name)?;
     let kernel = Emulated::default();
     let honest = kernel.run(problem, &poisoned(problem)).ok()?;

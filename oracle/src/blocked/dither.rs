@@ -23,8 +23,24 @@
 //!
 //! What alike weights within those shares may hide: m of them err by m times one's error at most, and eight deviations of the
 //! sum are at least `8/√3·√(16·m)` times that, so that nothing is hidden up to m = 341, and thus in sums of 5,456 terms.
-//! Left to assume is that values do not follow the places of weights within cells that are filled. Without a certificate a
-//! sum's roundings add up, as in tier W.
+//! Without a certificate a sum's roundings add up, as in tier W.
+//!
+//! # What still passes
+//!
+//! Slots say how much of a binade is filled, not in how many pieces. Very many narrow clusters fill it too: `31/f` of them, each
+//! the f-th part of a cell wide, have as little company as weights that lie anywhere. In a sum of n terms each has
+//! `m = n·f/31`, and where the *values* of a cluster are alike as well, the sum's variance is `1 + (m − 1)(1 − f)²` times that
+//! of independent roundings, at most `1 + n/209` (f = 1/3). Left to assume is therefore that values do not follow the places
+//! of weights within their cells, be cells filled evenly or in clusters. How much hangs on it, by rows that were drawn so in
+//! bf16: of 400 and of 1,600 keys 0 of some 3,200 were over the bound (at most 0.44 and 0.83 of it), of 6,400 keys 9 of some
+//! 1,400 (at most 1.34), of 25,600 a fifth.
+//!
+//! That is accepted, since it needs all of these at once: thousands of keys that one query sees, in a hundred groups or more,
+//! near copies in each but no copies (a whole key that repeats is counted), such that the logits of a group differ by less than
+//! a part in 400 and values are near copies too. No input mode draws keys like that: normal ones have no groups, and those of
+//! the structured modes are copies or lie on a lattice, both of which share slots. Inputs from elsewhere (a recorded case) could
+//! be such; the finding is then one of tier T alone, which its text says, by a small factor, with W and R silent. To look at
+//! the values would take a product as dear as the output's for each row.
 
 use std::collections::HashMap;
 
@@ -245,6 +261,33 @@ mod tests {
             }
         }
         assert!(certified > 2000 && worst > 0.5, "{certified} certified, worst {worst}");
+    }
+
+    /// What the certificate does not see: 120 clusters of a third of a cell of bf16, with values that are alike in each.
+    #[test]
+    fn narrow_clusters_pass_and_err_as_far_as_is_said() {
+        const KEYS: usize = 1600;
+        let (mut draws, mut certified, mut worst) = (Draws(7), 0, 0.0f64);
+        for _ in 0..300 {
+            let clusters: Vec<(f64, f64)> =
+                (0..120).map(|_| (draws.uniform(), draws.pick(&[1.0, -1.0]))).collect();
+            let term = |_| {
+                let (center, value) = draws.pick(&clusters);
+                let significand = 1.0 + (center + draws.uniform() / (3.0 * 128.0)).fract();
+                (significand * draws.pick(&[1.0, 0.5, 0.25, 0.125]), value)
+            };
+            let terms: Vec<(f64, f64)> = (0..KEYS).map(term).collect();
+            let weights: Vec<f64> = terms.iter().map(|(weight, _)| *weight).collect();
+            if Spread::of(weights.iter().map(|weight| libm::log(*weight))).is_wide() && differ(&weights) {
+                certified += 1;
+                let (error, most) = rounding_error(&terms, Format::Bf16);
+                worst = worst.max(error / most);
+            }
+        }
+        // Independent roundings come to a third of the bound in so many draws; their deviation is multiplied by this at most.
+        let factor = (1.0 + KEYS as f64 / 209.0).sqrt();
+        assert!(certified > 60, "{certified}");
+        assert!(worst > 0.4 && worst < 0.35 * factor, "{worst}");
     }
 
     #[test]

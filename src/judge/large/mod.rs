@@ -24,7 +24,7 @@ use tally::Tally;
 /// Lanes of results that are asked for at once: about 3 GB of them here, and 1.6 GB on the GPU.
 const LANES_MAX: usize = 1 << 27;
 /// Rows of a sample that are asked for at once: of 65,536 keys each, their tables of slots take 8 GB.
-const SAMPLE_MAX: usize = 1 << 14;
+const SAMPLE_MAX: usize = 1 << 13;
 
 /// Which rows of each head are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
