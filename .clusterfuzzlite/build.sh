@@ -7,7 +7,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 : "${OUT:?the folder that takes the targets}"
 mkdir -p "$OUT"
 
-cargo fuzz build --sanitizer "${SANITIZER:-none}" --no-trace-compares
+# A sanitizer watches the system's allocator, so the targets keep that one then.
+sanitizer=${SANITIZER:-none}
+[ "$sanitizer" = none ] && features=() || features=(--no-default-features)
+cargo fuzz build --sanitizer "$sanitizer" --no-trace-compares "${features[@]}"
 built=${CARGO_TARGET_DIR:-target}/x86_64-unknown-linux-gnu/release
 for target in $(cargo fuzz list); do
     [ "$target" = cuda_differential ] && continue

@@ -3,6 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use seamproof::case::Case;
+use seamproof_fuzz as _;
 
 fuzz_target!(|bytes: &[u8]| match Case::parse(bytes) {
     Ok(case) => {

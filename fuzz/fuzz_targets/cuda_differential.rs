@@ -4,6 +4,7 @@
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 use seamproof::fuzz::{self, Hunter};
+use seamproof_fuzz as _;
 
 thread_local! {
     static HUNTER: Hunter = Hunter::on_gpu();

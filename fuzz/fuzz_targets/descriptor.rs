@@ -3,6 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use seamproof::fuzz;
+use seamproof_fuzz as _;
 
 fuzz_target!(|input: (u8, Vec<(i8, i8)>, &[u8])| {
     fuzz::descriptor(&input.1, input.0);

@@ -3,5 +3,6 @@
 
 use libfuzzer_sys::fuzz_target;
 use seamproof::fuzz;
+use seamproof_fuzz as _;
 
 fuzz_target!(|input: (f64, u32)| fuzz::formats(input.0, input.1));

@@ -3,6 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use seamproof::fuzz;
+use seamproof_fuzz as _;
 
 fuzz_target!(|input: ([u64; 2], &[u8])| {
     if let Some(problem) = fuzz::problem(input.1) {

@@ -3,6 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use seamproof::fuzz;
+use seamproof_fuzz as _;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Some(problem) = fuzz::problem(bytes) {

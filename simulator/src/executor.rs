@@ -8,7 +8,8 @@
 //! The device is told whose each operation is and what it waits for, so that one with streams of its own may run lanes at
 //! once: lanes are in order by themselves, a wait is for its record, and what moves between lanes waits for both.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use ndarray::Axis;
 use seamproof_oracle::{Inputs, Problem, Run, TensorName};
@@ -78,6 +79,7 @@ pub struct Counts {
 #[derive(Debug)]
 struct Lane {
     rank: usize,
+    stream: usize,
     /// The operations, by their places in the rank's program.
     operations: Vec<usize>,
     next: usize,
@@ -92,14 +94,18 @@ struct Running<'a, D: Device> {
     schedule: &'a Schedule,
     device: &'a D,
     lanes: Vec<Lane>,
+    /// The lanes of each rank, which follow each other.
+    of_rank: Vec<Range<usize>>,
+    /// The lanes that can go on, in order.
+    ready: Vec<usize>,
     done: Vec<Vec<bool>>,
     /// For each rank and operation the record that it waits for, where it does: the event's last one before it in host order.
     awaited: Vec<Vec<Option<usize>>>,
     /// For each rank the host reads that are still ahead of it.
     reads: Vec<VecDeque<usize>>,
-    sends: HashMap<(usize, usize), VecDeque<Posted>>,
-    recvs: HashMap<(usize, usize), VecDeque<Posted>>,
-    collectives: HashMap<usize, Vec<Posted>>,
+    sends: BTreeMap<(usize, usize), VecDeque<Posted>>,
+    recvs: BTreeMap<(usize, usize), VecDeque<Posted>>,
+    collectives: BTreeMap<usize, Vec<Posted>>,
     counts: Counts,
 }
 
@@ -111,27 +117,26 @@ pub fn execute<D: Device>(
     memory: &mut D::Memory,
     mut choose: impl FnMut(usize) -> usize,
 ) -> Result<Counts, ExecuteError> {
+    let lanes = lanes(schedule, phase);
+    let first = |rank: usize| lanes.partition_point(|lane| lane.rank < rank);
     let mut run = Running {
         schedule,
         device,
-        lanes: lanes(schedule, phase),
+        of_rank: (0..schedule.ranks.len()).map(|rank| first(rank)..first(rank + 1)).collect(),
+        ready: Vec::with_capacity(lanes.len()),
+        lanes,
         done: schedule.ranks.iter().map(|program| vec![false; program.operations.len()]).collect(),
         awaited: schedule.ranks.iter().map(|program| awaited(program, phase)).collect(),
         reads: schedule.ranks.iter().map(|program| reads(program, phase)).collect(),
-        sends: HashMap::new(),
-        recvs: HashMap::new(),
-        collectives: HashMap::new(),
+        sends: BTreeMap::new(),
+        recvs: BTreeMap::new(),
+        collectives: BTreeMap::new(),
         counts: Counts::default(),
     };
-    let mut ready = Vec::new();
-    loop {
-        ready.clear();
-        ready.extend((0..run.lanes.len()).filter(|&lane| run.can_go_on(lane)));
-        if ready.is_empty() {
-            break;
-        }
-        let lane = ready[choose(ready.len()).min(ready.len() - 1)];
-        run.advance(lane, memory)?;
+    (0..schedule.ranks.len()).for_each(|rank| run.look_again(rank));
+    while !run.ready.is_empty() {
+        let ready = run.ready.len();
+        run.advance(run.ready[choose(ready).min(ready - 1)], memory)?;
     }
     if run.lanes.iter().any(|lane| lane.next < lane.operations.len()) {
         return Err(ExecuteError::Stuck(run.where_lanes_stand()));
@@ -143,13 +148,15 @@ pub fn execute<D: Device>(
 fn lanes(schedule: &Schedule, phase: Phase) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
     for (rank, program) in schedule.ranks.iter().enumerate() {
-        let mut of_stream: HashMap<usize, usize> = HashMap::new();
-        for (index, operation) in of_phase(program, phase) {
-            let lane = *of_stream.entry(operation.stream).or_insert_with(|| {
-                lanes.push(Lane { rank, operations: Vec::new(), next: 0, waiting: 0 });
-                lanes.len() - 1
-            });
-            lanes[lane].operations.push(index);
+        let first = lanes.len();
+        for (index, Operation { stream, .. }) in of_phase(program, phase) {
+            let known = lanes[first..].iter_mut().find(|lane| lane.stream == *stream);
+            match known {
+                Some(lane) => lane.operations.push(index),
+                None => {
+                    lanes.push(Lane { rank, stream: *stream, operations: vec![index], next: 0, waiting: 0 })
+                }
+            }
         }
     }
     lanes
@@ -162,7 +169,7 @@ fn of_phase(program: &RankProgram, phase: Phase) -> impl Iterator<Item = (usize,
 
 /// For each wait the record that it is for: the event's last one before it, in host order.
 fn awaited(program: &RankProgram, phase: Phase) -> Vec<Option<usize>> {
-    let mut last = HashMap::new();
+    let mut last = BTreeMap::new();
     let mut awaited = vec![None; program.operations.len()];
     for (index, operation) in of_phase(program, phase) {
         match operation.work {
@@ -191,6 +198,18 @@ impl<D: Device> Running<'_, D> {
 
     fn work(&self, rank: usize, operation: usize) -> &Work {
         &self.schedule.ranks[rank].operations[operation].work
+    }
+
+    /// Finds out which lanes of a rank can go on: that follows from what the rank itself has done and waits for, so it is
+    /// asked when that changes.
+    fn look_again(&mut self, rank: usize) {
+        for lane in self.of_rank[rank].clone() {
+            match (self.can_go_on(lane), self.ready.binary_search(&lane)) {
+                (true, Err(place)) => self.ready.insert(place, lane),
+                (false, Ok(place)) => drop(self.ready.remove(place)),
+                _ => {}
+            }
+        }
     }
 
     fn can_go_on(&self, lane: usize) -> bool {
@@ -295,13 +314,21 @@ impl<D: Device> Running<'_, D> {
 
     /// Marks the lane's next `count` operations as done.
     fn finish(&mut self, lane: usize, count: usize) {
-        let Lane { rank, operations, next, waiting } = &mut self.lanes[lane];
+        let Lane { rank, operations, next, waiting, .. } = &mut self.lanes[lane];
         for &operation in &operations[*next..*next + count] {
             self.done[*rank][operation] = true;
         }
         *next += count;
         *waiting = 0;
+        let rank = *rank;
         self.counts.operations += count;
+        self.look_again(rank);
+    }
+
+    /// A lane goes no further until what it posted has met its peers.
+    fn block(&mut self, lane: usize, posted: usize) {
+        self.lanes[lane].waiting = posted;
+        self.look_again(self.lanes[lane].rank);
     }
 
     /// The messages that are launched together with the one at the lane's head.
@@ -323,7 +350,7 @@ impl<D: Device> Running<'_, D> {
 
     fn launch_group(&mut self, lane: usize, memory: &mut D::Memory) -> Result<(), ExecuteError> {
         let (rank, group) = (self.lanes[lane].rank, self.group(lane));
-        self.lanes[lane].waiting = group.len();
+        self.block(lane, group.len());
         let mut pairs = Vec::new();
         for operation in group {
             let (pair, queue) = match self.work(rank, operation) {
@@ -382,7 +409,7 @@ impl<D: Device> Running<'_, D> {
         let Some(members) = schedule.communicators.get(communicator) else {
             return Err(ExecuteError::Mismatch { communicator });
         };
-        self.lanes[lane].waiting = 1;
+        self.block(lane, 1);
         self.mark(lane, operation, memory);
         let posted = self.collectives.entry(communicator).or_default();
         posted.push((lane, operation));

@@ -25,8 +25,9 @@ use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::Launch;
 use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::emulated::Tiles;
-use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule, build_with};
+use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
+use super::built::built;
 use super::emulated::launchable;
 use super::on_device::{self, Reached};
 use super::{BackendError, Emulated};
@@ -327,18 +328,18 @@ impl Backend for Cuda {
 
     fn partition(&self, problem: &Problem) -> Partition {
         let single = Partition::single(TILES.q, TILES.kv);
-        self.schedule(problem).map_or(single, |schedule| schedule.partition(TILES))
+        built(problem, self.merge).map_or(single, |schedule| schedule.partition(TILES))
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
-        build_with(problem, self.merge)
+        built(problem, self.merge).map(|schedule| (*schedule).clone())
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
         if self.attention != Attention::Simple {
             return None;
         }
-        build_with(problem, self.merge).ok()?.launches(problem)
+        built(problem, self.merge).ok()?.launches(problem)
     }
 
     /// On this process's first GPU: a campaign's supervisor has none, and runs the subject in workers.

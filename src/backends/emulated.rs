@@ -2,6 +2,7 @@
 //! one process.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
@@ -9,9 +10,10 @@ use seamproof_oracle::replay::Launch;
 use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Scaling, Sink, TensorName};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
-use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule, build_with};
+use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 use seamproof_simulator::shard::ShardError;
 
+use super::built::built;
 use super::{BackendError, on_device};
 use crate::backend::{
     ALGORITHMS, Backend, Capabilities, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule,
@@ -181,9 +183,9 @@ fn check_launch(problem: &Problem) -> Result<(), Refusal> {
 }
 
 /// The schedule of a problem, or the builder's refusal in the words of the capability table.
-pub(super) fn launchable(problem: &Problem, order: MergeOrder) -> Result<Schedule, RunError> {
+pub(super) fn launchable(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
     check_launch(problem)?;
-    build_with(problem, order).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
+    built(problem, order).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
 }
 
 /// The rule of the capability table that a builder's refusal stands for.
@@ -237,19 +239,20 @@ impl Backend for Emulated {
 
     fn partition(&self, problem: &Problem) -> Partition {
         let single = Partition::single(self.tiles.q, self.tiles.kv);
-        self.schedule(problem).map_or(single, |schedule| schedule.partition(self.tiles))
+        built(problem, self.merge).map_or(single, |schedule| schedule.partition(self.tiles))
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
-        build_with(problem, self.merge)
+        built(problem, self.merge).map(|schedule| (*schedule).clone())
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
         let forward = forward_of(problem)?;
-        build_with(&forward, self.merge).ok()?.launches(&forward)
+        built(&forward, self.merge).ok()?.launches(&forward)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.run_schedule(problem, inputs, &launchable(problem, self.merge)?, &self.device(problem))
+        let schedule = launchable(problem, self.merge)?;
+        self.run_schedule(problem, inputs, &schedule, &self.device(problem))
     }
 }

@@ -1,5 +1,6 @@
 //! The subjects that this program knows, by name.
 
+mod built;
 mod cuda;
 mod difference;
 mod emulated;

@@ -56,7 +56,7 @@ impl Wrapper for Planted {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let mut schedule = super::emulated::launchable(problem, self.inner.merge)?;
+        let mut schedule = (*super::emulated::launchable(problem, self.inner.merge)?).clone();
         self.fault.plant(problem, &mut schedule);
         let device = match self.fault.edit {
             Plant::Schedule(_) => self.inner.device(problem),

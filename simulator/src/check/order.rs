@@ -12,7 +12,7 @@
 //!
 //! Not modelled: how many messages a network can hold (a send waits for its receive), and who progresses first.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::error::{CheckError, Errors, Fault, Place};
 use crate::schedule::{Operation, Schedule, Work};
@@ -131,7 +131,7 @@ fn lanes(schedule: &Schedule, errors: &mut Errors) -> Vec<Lane> {
 /// That no group is larger than what is checked; a group is counted whole, wherever its parts are.
 fn groups(schedule: &Schedule, errors: &mut Errors) {
     for (rank, program) in schedule.ranks.iter().enumerate() {
-        let mut sizes = HashMap::new();
+        let mut sizes = BTreeMap::new();
         for (operation, Operation { stream, work }) in program.operations.iter().enumerate() {
             let (Work::Send { group: Some(group), .. } | Work::Recv { group: Some(group), .. }) = work else {
                 continue;
@@ -147,20 +147,25 @@ fn groups(schedule: &Schedule, errors: &mut Errors) {
     }
 }
 
-/// For each wait (rank, operation) its record.
-fn events(schedule: &Schedule, errors: &mut Errors) -> HashMap<(usize, usize), usize> {
-    let mut waits = HashMap::new();
+/// A value for each operation of each rank: `[rank][operation]`.
+type OfOperation<T> = Vec<Vec<T>>;
+
+fn of_operations<T: Clone>(schedule: &Schedule, value: T) -> OfOperation<T> {
+    schedule.ranks.iter().map(|program| vec![value.clone(); program.operations.len()]).collect()
+}
+
+/// For each wait its record.
+fn events(schedule: &Schedule, errors: &mut Errors) -> OfOperation<Option<usize>> {
+    let mut waits = of_operations(schedule, None);
     for (rank, program) in schedule.ranks.iter().enumerate() {
-        let mut last = HashMap::new();
+        let mut last = BTreeMap::new();
         for (operation, Operation { stream, work }) in program.operations.iter().enumerate() {
             match work {
                 Work::RecordEvent(event) => {
                     last.insert(*event, operation);
                 }
                 Work::WaitEvent(event) => match last.get(event) {
-                    Some(&record) => {
-                        waits.insert((rank, operation), record);
-                    }
+                    Some(&record) => waits[rank][operation] = Some(record),
                     None => {
                         let fault = Fault::Plain("waits for an event that has no record before it");
                         errors.push(CheckError::Malformed {
@@ -188,49 +193,49 @@ struct Simulation<'a> {
     lanes: Vec<Lane>,
     /// For each rank its first lane.
     first_lane: Vec<usize>,
-    waits: HashMap<(usize, usize), usize>,
-    /// Clocks of records that some wait needs.
-    recorded: HashMap<(usize, usize), Option<Vec<u32>>>,
+    waits: OfOperation<Option<usize>>,
+    /// Whether some wait needs a record.
+    needed: OfOperation<bool>,
+    /// The clocks of such records; empty before.
+    recorded: OfOperation<Vec<u32>>,
     /// Lanes that wait for a record.
-    waiting: HashMap<(usize, usize), Vec<usize>>,
-    /// The other end of a send or receive.
-    peers: HashMap<(usize, usize), (usize, usize)>,
+    waiting: BTreeMap<(usize, usize), Vec<usize>>,
+    /// The other end of a send or receive, rank and operation.
+    peers: OfOperation<Option<(usize, usize)>>,
     /// Sends and receives that are posted and not yet met: their lanes.
-    posted: HashMap<(usize, usize), usize>,
+    posted: OfOperation<Option<usize>>,
     /// For each communicator its collectives, and how many are done.
     meetings: Vec<(Vec<Meeting>, usize)>,
     /// Which collective of its communicator an operation is.
-    numbers: HashMap<(usize, usize), (usize, usize)>,
+    numbers: OfOperation<Option<(usize, usize)>>,
     ready: Vec<usize>,
     order: Order,
 }
 
 impl<'a> Simulation<'a> {
-    fn new(
-        schedule: &'a Schedule,
-        lanes: Vec<Lane>,
-        waits: HashMap<(usize, usize), usize>,
-    ) -> Simulation<'a> {
+    fn new(schedule: &'a Schedule, lanes: Vec<Lane>, waits: OfOperation<Option<usize>>) -> Simulation<'a> {
         let ranks = schedule.ranks.len();
         let first_lane = (0..=ranks).map(|rank| lanes.partition_point(|lane| lane.rank < rank)).collect();
-        let recorded = waits.iter().map(|(&(rank, _), &record)| ((rank, record), None)).collect();
-        let moments =
-            schedule.ranks.iter().map(|program| vec![Moment::default(); program.operations.len()]).collect();
+        let mut needed = of_operations(schedule, false);
+        for (needed, waits) in needed.iter_mut().zip(&waits) {
+            waits.iter().flatten().for_each(|&record| needed[record] = true);
+        }
         let (meetings, numbers) = meetings(schedule);
         let ready = (0..lanes.len()).rev().collect();
         Simulation {
             schedule,
             first_lane,
             waits,
-            recorded,
-            waiting: HashMap::new(),
+            needed,
+            recorded: of_operations(schedule, Vec::new()),
+            waiting: BTreeMap::new(),
             peers: peers(schedule),
-            posted: HashMap::new(),
+            posted: of_operations(schedule, None),
             meetings,
             numbers,
             ready,
             lanes,
-            order: Order { steps: Vec::new(), moments },
+            order: Order { steps: Vec::new(), moments: of_operations(schedule, Moment::default()) },
         }
     }
 
@@ -255,9 +260,8 @@ impl<'a> Simulation<'a> {
         match self.work(rank, operation) {
             Work::RecordEvent(_) => {
                 self.finish(lane, operation);
-                let clock = &self.lanes[lane].clock;
-                if let Some(slot) = self.recorded.get_mut(&(rank, operation)) {
-                    *slot = Some(clock.clone());
+                if self.needed[rank][operation] {
+                    self.recorded[rank][operation].clone_from(&self.lanes[lane].clock);
                 }
                 self.ready.extend(self.waiting.remove(&(rank, operation)).unwrap_or_default());
                 true
@@ -283,11 +287,12 @@ impl<'a> Simulation<'a> {
     }
 
     fn wait(&mut self, lane: usize, rank: usize, operation: usize) -> bool {
-        let Some(&record) = self.waits.get(&(rank, operation)) else { return false };
-        let Some(Some(clock)) = self.recorded.get(&(rank, record)) else {
+        let Some(record) = self.waits[rank][operation] else { return false };
+        let clock = &self.recorded[rank][record];
+        if clock.is_empty() {
             self.waiting.entry((rank, record)).or_default().push(lane);
             return false;
-        };
+        }
         join(&mut self.lanes[lane].clock, clock);
         self.finish(lane, operation);
         true
@@ -328,11 +333,11 @@ impl<'a> Simulation<'a> {
         self.lanes[lane].joined = self.lanes[lane].clock.clone();
         for &operation in &group {
             self.start(lane, operation);
-            self.posted.insert((rank, operation), lane);
+            self.posted[rank][operation] = Some(lane);
         }
         for operation in group {
-            let Some(&peer) = self.peers.get(&(rank, operation)) else { continue };
-            if let Some(&other) = self.posted.get(&peer) {
+            let Some(peer) = self.peers[rank][operation] else { continue };
+            if let Some(other) = self.posted[peer.0][peer.1] {
                 self.meet((lane, rank, operation), (other, peer.0, peer.1));
             }
         }
@@ -343,7 +348,7 @@ impl<'a> Simulation<'a> {
         let sends = matches!(self.work(a.1, a.2), Work::Send { .. });
         self.order.steps.push(if sends { Step::Message(here, there) } else { Step::Message(there, here) });
         for ((lane, rank, operation), other) in [(a, b.0), (b, a.0)] {
-            self.posted.remove(&(rank, operation));
+            self.posted[rank][operation] = None;
             let clock = std::mem::take(&mut self.lanes[other].clock);
             join(&mut self.lanes[lane].joined, &clock);
             self.lanes[other].clock = clock;
@@ -363,7 +368,7 @@ impl<'a> Simulation<'a> {
 
     /// A member reaches a collective; it takes place once all have, and the earlier ones are done.
     fn arrive(&mut self, lane: usize, rank: usize, operation: usize) {
-        let Some(&(communicator, number)) = self.numbers.get(&(rank, operation)) else { return };
+        let Some((communicator, number)) = self.numbers[rank][operation] else { return };
         self.start(lane, operation);
         self.meetings[communicator].0[number].arrived.push(lane);
         loop {
@@ -394,7 +399,7 @@ impl<'a> Simulation<'a> {
         for lane in self.lanes.iter().filter(|lane| lane.next < lane.operations.len()) {
             let group = self.group(lane);
             let blocked =
-                group.iter().copied().find(|&operation| self.posted.contains_key(&(lane.rank, operation)));
+                group.iter().copied().find(|&operation| self.posted[lane.rank][operation].is_some());
             let operation = blocked.unwrap_or(group[0]);
             let at = Place { rank: lane.rank, operation, stream: lane.stream };
             errors.push(CheckError::Deadlock { at, on: self.reason(lane.rank, operation) });
@@ -405,14 +410,14 @@ impl<'a> Simulation<'a> {
     fn reason(&self, rank: usize, operation: usize) -> String {
         match self.work(rank, operation) {
             Work::WaitEvent(event) => {
-                let record = self.waits.get(&(rank, operation)).copied().unwrap_or(operation);
+                let record = self.waits[rank][operation].unwrap_or(operation);
                 format!("event {}, to be recorded by {}", event.0, self.place(rank, record))
             }
             Work::Send { to: peer, .. } | Work::Recv { from: peer, .. } => {
                 let end =
                     if matches!(self.work(rank, operation), Work::Send { .. }) { "receive" } else { "send" };
-                match self.peers.get(&(rank, operation)) {
-                    Some(&(peer, operation)) => format!("the {end} of {}", self.place(peer, operation)),
+                match self.peers[rank][operation] {
+                    Some((peer, operation)) => format!("the {end} of {}", self.place(peer, operation)),
                     None => format!("a {end} of rank {peer}, which has none"),
                 }
             }
@@ -421,7 +426,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn missing_members(&self, rank: usize, operation: usize) -> String {
-        let Some(&(communicator, number)) = self.numbers.get(&(rank, operation)) else {
+        let Some((communicator, number)) = self.numbers[rank][operation] else {
             return "nothing".into();
         };
         let (meetings, done) = &self.meetings[communicator];
@@ -442,8 +447,8 @@ fn join(clock: &mut [u32], other: &[u32]) {
 }
 
 /// The k-th send from a to b and the k-th receive of b from a, both ways.
-fn peers(schedule: &Schedule) -> HashMap<(usize, usize), (usize, usize)> {
-    let mut ends: HashMap<(usize, usize), [Vec<usize>; 2]> = HashMap::new();
+fn peers(schedule: &Schedule) -> OfOperation<Option<(usize, usize)>> {
+    let mut ends: BTreeMap<(usize, usize), [Vec<usize>; 2]> = BTreeMap::new();
     for (rank, program) in schedule.ranks.iter().enumerate() {
         for (operation, step) in program.operations.iter().enumerate() {
             match step.work {
@@ -453,28 +458,28 @@ fn peers(schedule: &Schedule) -> HashMap<(usize, usize), (usize, usize)> {
             }
         }
     }
-    let mut peers = HashMap::new();
+    let mut peers = of_operations(schedule, None);
     for ((from, to), [sends, receives]) in ends {
         for (send, receive) in sends.into_iter().zip(receives) {
-            peers.insert((from, send), (to, receive));
-            peers.insert((to, receive), (from, send));
+            peers[from][send] = Some((to, receive));
+            peers[to][receive] = Some((from, send));
         }
     }
     peers
 }
 
-type Numbers = HashMap<(usize, usize), (usize, usize)>;
+type Numbers = OfOperation<Option<(usize, usize)>>;
 
 fn meetings(schedule: &Schedule) -> (Vec<(Vec<Meeting>, usize)>, Numbers) {
     let mut meetings: Vec<(Vec<Meeting>, usize)> =
         schedule.communicators.iter().map(|_| (Vec::new(), 0)).collect();
-    let mut numbers = HashMap::new();
-    let mut seats = HashMap::new();
+    let mut numbers = of_operations(schedule, None);
+    let mut seats = BTreeMap::new();
     for (communicator, members) in schedule.communicators.iter().enumerate() {
         seats.extend(members.iter().enumerate().map(|(seat, &rank)| ((communicator, rank), seat)));
     }
     for (rank, program) in schedule.ranks.iter().enumerate() {
-        let mut counts = HashMap::new();
+        let mut counts = BTreeMap::new();
         for (operation, step) in program.operations.iter().enumerate() {
             let (Work::AllGather { communicator, .. }
             | Work::ReduceScatter { communicator, .. }
@@ -491,7 +496,7 @@ fn meetings(schedule: &Schedule) -> (Vec<(Vec<Meeting>, usize)>, Numbers) {
                 list.push(Meeting { operations: vec![None; members], arrived: Vec::new() });
             }
             list[*number].operations[seat] = Some(operation);
-            numbers.insert((rank, operation), (communicator, *number));
+            numbers[rank][operation] = Some((communicator, *number));
             *number += 1;
         }
     }
