@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::failure::FailureKey;
 use super::histogram::{Histogram, Quantiles};
 use super::plan::Plan;
+use super::ways::Ways;
 use crate::backend::TensorName;
 use crate::census::Census;
 use crate::shrink::Size;
@@ -73,6 +74,8 @@ pub struct Sums {
     pub product_count: u64,
     pub element_count: u64,
     pub cost: Cost,
+    #[serde(default)]
+    pub ways: Ways,
     pub census: Census,
     /// Faults of this program beside those of a case.
     pub beside: Vec<String>,
@@ -122,6 +125,8 @@ pub struct Summary {
     pub element_count: u64,
     /// Where the time of these cases went, over all threads.
     pub cost: Cost,
+    /// Which kernels the judged cases ran on, where the subject says so.
+    pub ways: Ways,
     /// What was generated.
     pub census: Census,
     /// What was too little, one line each.
@@ -185,6 +190,7 @@ impl Summary {
         self.product_count = self.product_count.saturating_add(sums.product_count);
         self.element_count += sums.element_count;
         self.cost += sums.cost;
+        self.ways.merge(&sums.ways);
         let counts = [(&mut self.refused, &sums.refused), (&mut self.malformed, &sums.malformed)];
         for (all, part) in counts {
             part.iter().for_each(|(name, count)| *all.entry(name.clone()).or_default() += count);
@@ -211,6 +217,7 @@ impl Summary {
             product_count: self.product_count,
             element_count: self.element_count,
             cost: self.cost,
+            ways: self.ways.clone(),
             census: self.census.clone(),
             beside: self.beside.clone(),
             interrupted: self.interrupted,
@@ -225,6 +232,7 @@ impl Summary {
         }
         self.check_judged_share();
         self.missed.extend(census.missed(plan.profile).iter().map(ToString::to_string));
+        self.missed.extend(self.ways.missed(plan.profile).iter().map(ToString::to_string));
         self.census = census;
     }
 
@@ -280,6 +288,7 @@ impl Summary {
             token_count: self.token_count,
             product_count: self.product_count,
             element_count: self.element_count,
+            ways: &self.ways,
             missed: &self.missed,
             interrupted: self.interrupted,
             times: Times {
@@ -322,6 +331,8 @@ pub struct SummaryEvent<'a> {
     token_count: u64,
     product_count: u64,
     element_count: u64,
+    #[serde(skip_serializing_if = "Ways::is_empty")]
+    ways: &'a Ways,
     missed: &'a [String],
     interrupted: bool,
     times: Times,
