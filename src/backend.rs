@@ -386,6 +386,20 @@ impl Promises {
         Promises { deterministic_backward: true, sequences_alone: true, heads_alone: true, rows_alone: true };
 }
 
+/// A way that runs of a problem can go through a subject, and whether they do: to these kernels or to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// Its name.
+    pub name: Word,
+    /// Whether runs of the problem go there.
+    pub taken: bool,
+}
+
+/// The way of a problem all of whose forward launches go to tensor cores.
+pub const FORWARD_ON_TENSOR_CORES: Word = "forward on tensor cores";
+/// The same of its backward launches.
+pub const BACKWARD_ON_TENSOR_CORES: Word = "backward on tensor cores";
+
 /// A whole subject.
 pub trait Backend: Sync {
     /// The name, as `--backend` takes it.
@@ -421,6 +435,11 @@ pub trait Backend: Sync {
     /// The schedule that it runs: the problem's own algorithm, unless the subject says otherwise.
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         build(problem)
+    }
+
+    /// The ways that runs of a problem could go, with whether they do; none where all problems go the same.
+    fn ways(&self, _problem: &Problem) -> Vec<Way> {
+        Vec::new()
     }
 
     /// Makes ready what runs need, where that takes more than this process: an error says why it cannot be had.
@@ -503,6 +522,11 @@ pub trait Wrapper: Sync {
         self.inner().schedule(problem)
     }
 
+    /// See [`Backend::ways`].
+    fn ways(&self, problem: &Problem) -> Vec<Way> {
+        self.inner().ways(problem)
+    }
+
     /// See [`Backend::ready`].
     fn ready(&self) -> Result<(), String> {
         self.inner().ready()
@@ -559,6 +583,10 @@ impl<W: Wrapper> Backend for W {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         Wrapper::schedule(self, problem)
+    }
+
+    fn ways(&self, problem: &Problem) -> Vec<Way> {
+        Wrapper::ways(self, problem)
     }
 
     fn lost(&self) -> Vec<String> {

@@ -43,14 +43,18 @@ impl Class {
     /// The fewest members among `total` cases of a profile: half of the expected count, or 5.5 standard deviations
     /// below it where that is less; at least 1. A class that the profile does not ask for has the floor 0.
     pub fn floor(&self, profile: Profile, total: u64) -> u64 {
-        let rate = self.rates[profile as usize];
-        if rate == 0 {
-            return 0;
-        }
-        let expected = f64::from(rate) / 1000.0 * total as f64;
-        let least = (expected / 2.0).min(expected - FLOOR_SIGMAS * expected.sqrt());
-        (least.ceil() as u64).max(1)
+        floor(self.rates[profile as usize], total)
     }
+}
+
+/// The fewest members among `total` cases of which `rate` tenths of a percent are (see [`Class::floor`]).
+pub(crate) fn floor(rate: u16, total: u64) -> u64 {
+    if rate == 0 {
+        return 0;
+    }
+    let expected = f64::from(rate) / 1000.0 * total as f64;
+    let least = (expected / 2.0).min(expected - FLOOR_SIGMAS * expected.sqrt());
+    (least.ceil() as u64).max(1)
 }
 
 impl fmt::Debug for Class {

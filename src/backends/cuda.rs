@@ -16,7 +16,7 @@ use seamproof_kernels::KernelError;
 use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
 use seamproof_kernels::backward::Order;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::device::{Ways, Workspace};
+use seamproof_kernels::device::{self, Ways, Workspace};
 use seamproof_kernels::faults::{self, SourceFault};
 use seamproof_kernels::forward::Attention;
 use seamproof_kernels::gpu::{self, Gpu};
@@ -31,7 +31,10 @@ use super::built::built;
 use super::emulated::launchable;
 use super::on_device::{self, Reached};
 use super::{BackendError, Emulated};
-use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RunError};
+use crate::backend::{
+    BACKWARD_ON_TENSOR_CORES, Backend, Capabilities, FORWARD_ON_TENSOR_CORES, Outputs, PaddingContract,
+    Promises, RunError, Way,
+};
 use crate::values;
 use crate::worker::{OpenError, Opened, Phase, Runner};
 
@@ -68,6 +71,11 @@ impl Default for Cuda {
         let (merge, attention) = (MergeOrder::default(), Attention::default());
         Cuda { order: 0, merge, helpers: true, attention, dq: Order::Fixed, streams: 1 }
     }
+}
+
+/// What P and dS of a problem are rounded to.
+fn formats(problem: &Problem) -> WeightFormats {
+    WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format }
 }
 
 /// A GPU that runs problems, one after the other. After an error of the driver it is of no more use.
@@ -179,9 +187,8 @@ impl CudaRunner {
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
         let schedule = launchable(problem, subject.merge)?;
-        let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
         let Cuda { helpers, attention, dq, streams, .. } = *subject;
-        let device = self.workspace.device(formats, Ways { helpers, attention, dq, streams });
+        let device = self.workspace.device(formats(problem), Ways { helpers, attention, dq, streams });
         let mut on_way = |stage: Reached| {
             reached(match stage {
                 Reached::Uploaded => Phase::Uploaded,
@@ -340,6 +347,20 @@ impl Backend for Cuda {
             return None;
         }
         built(problem, self.merge).ok()?.launches(problem)
+    }
+
+    /// As the device decides: by the schedule's launches.
+    fn ways(&self, problem: &Problem) -> Vec<Way> {
+        let names = [FORWARD_ON_TENSOR_CORES, BACKWARD_ON_TENSOR_CORES];
+        let taken = match self.schedule(problem) {
+            Ok(schedule) if self.attention != Attention::Simple => {
+                device::on_tensor_cores(&schedule, formats(problem), self.attention)
+            }
+            _ => return Vec::new(),
+        };
+        // A launch that has no tables is refused, and no case's way.
+        let taken = taken.unwrap_or_default();
+        names.into_iter().zip(taken).filter_map(|(name, taken)| Some(Way { name, taken: taken? })).collect()
     }
 
     /// On this process's first GPU: a campaign's supervisor has none, and runs the subject in workers.

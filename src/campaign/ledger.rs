@@ -13,6 +13,7 @@ use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, ShrunkEvent};
 use super::failure::{FailureKey, Symptom, features};
 use super::minimise::{minimise, shrink_budget};
 use super::summary::{Distinct, Summary, Sums};
+use super::ways::Ways;
 use super::{Plan, Sinks, Subjects, storable};
 use crate::case::{Case, Found};
 use crate::census::Census;
@@ -42,6 +43,8 @@ pub(super) struct Outcome {
     /// Elements of the results.
     pub(super) elements: u64,
     pub(super) cost: Cost,
+    /// The ways that a judged case went.
+    pub(super) ways: Ways,
     pub(super) judged: Judged,
 }
 
@@ -76,7 +79,8 @@ pub(super) enum Recorded {
 impl Outcome {
     /// A case that no subject computed anything for.
     pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
-        Outcome { index, tokens: 0, products: 0, elements: 0, cost: Cost::default(), judged }
+        let (cost, ways) = (Cost::default(), Ways::default());
+        Outcome { index, tokens: 0, products: 0, elements: 0, cost, ways, judged }
     }
 
     fn event(&self) -> CaseEvent<'_> {
@@ -133,6 +137,7 @@ impl<'a> Ledger<'a> {
         self.note(outcome.event());
         self.summary.count(outcome.tokens, outcome.products);
         self.summary.spent(outcome.elements, outcome.cost);
+        self.summary.ways.merge(&outcome.ways);
         match outcome.judged {
             Judged::Held(margin) => self.summary.held(&margin),
             Judged::Refused(row) => *self.summary.refused.entry(row.to_owned()).or_default() += 1,

@@ -19,6 +19,7 @@ mod queue;
 mod report;
 mod subjects;
 mod summary;
+mod ways;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,6 +40,7 @@ pub use subjects::{Options, PlantedSubjects, Registered, Subjects};
 pub use summary::{
     Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
 };
+pub use ways::{Share, Ways};
 
 use crate::case::{Case, Found, Subject};
 use crate::census::Census;
@@ -165,6 +167,10 @@ impl Worker<'_> {
         let (tokens, products) = (problem.tokens() as u64, products(&problem));
         let elements = result_elements(&problem);
         let (verdict, cost) = evaluate_timed(backend.as_ref(), &problem);
+        let mut ways = Ways::default();
+        if matches!(verdict, Verdict::Pass(_) | Verdict::Finding(_)) {
+            ways.add(&problem, &backend.ways(&problem));
+        }
         let judged = match verdict {
             Verdict::Refused(refusal) => return Outcome::untouched(index, Judged::Refused(refusal.row())),
             Verdict::Pass(margin) => Judged::Held(margin),
@@ -184,7 +190,7 @@ impl Worker<'_> {
                 Judged::Failed(Box::new(self.record(index, case, *finding)))
             }
         };
-        Outcome { index, tokens, products, elements, cost, judged }
+        Outcome { index, tokens, products, elements, cost, ways, judged }
     }
 
     fn malformed(&self, index: u64, malformed: &Malformed) -> Outcome {

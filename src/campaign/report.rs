@@ -112,6 +112,7 @@ impl Summary {
         }
         counted(f, "refused", &self.refused)?;
         counted(f, "malformed", &self.malformed)?;
+        write!(f, "{}", self.ways)?;
         self.not_shrunk(f)?;
         self.infrastructure.iter().try_for_each(|what| writeln!(f, "internal  {what}"))?;
         for DeviceRuns { device, name, runs } in &self.devices {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::failure::FailureKey;
 use super::histogram::{Histogram, Quantiles};
 use super::plan::Plan;
+use super::ways::Ways;
 use crate::backend::{DeviceRuns, TensorName};
 use crate::census::Census;
 use crate::shrink::Size;
@@ -85,6 +86,9 @@ pub struct Sums {
     pub element_count: u64,
     /// Where the time of these cases went, over all threads.
     pub cost: Cost,
+    /// Which kernels the judged cases ran on, where the subject says so.
+    #[serde(default)]
+    pub ways: Ways,
     /// What was generated.
     pub census: Census,
     /// Faults of this program itself that are no case's, in words.
@@ -106,6 +110,7 @@ impl Sums {
         self.product_count = self.product_count.saturating_add(part.product_count);
         self.element_count += part.element_count;
         self.cost += part.cost;
+        self.ways.merge(&part.ways);
         let counts = [(&mut self.refused, &part.refused), (&mut self.malformed, &part.malformed)];
         for (all, part) in counts {
             part.iter().for_each(|(name, count)| *all.entry(name.clone()).or_default() += count);
@@ -217,6 +222,7 @@ impl Summary {
         }
         self.check_judged_share();
         self.missed.extend(census.missed(plan.profile).iter().map(ToString::to_string));
+        self.missed.extend(self.ways.missed(plan.profile).iter().map(ToString::to_string));
         self.census = census;
     }
 
@@ -273,6 +279,7 @@ impl Summary {
             token_count: self.token_count,
             product_count: self.product_count,
             element_count: self.element_count,
+            ways: &self.ways,
             missed: &self.missed,
             interrupted: self.interrupted,
             times: Times {
@@ -317,6 +324,8 @@ pub struct SummaryEvent<'a> {
     token_count: u64,
     product_count: u64,
     element_count: u64,
+    #[serde(skip_serializing_if = "Ways::is_empty")]
+    ways: &'a Ways,
     missed: &'a [String],
     interrupted: bool,
     times: Times,

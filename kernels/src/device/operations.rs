@@ -1,17 +1,20 @@
 //! Each operation as launches, recorded.
 
-use seamproof_oracle::{Run, Sink};
+use seamproof_oracle::{Format, Run, Sink};
+use seamproof_simulator::AttentionCall;
 use seamproof_simulator::device::{DeviceError, Transfer};
 use seamproof_simulator::helpers::{Part as SlotPart, Rest, Style, Update};
 use seamproof_simulator::schedule::{
-    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair, Work,
+    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair,
+    Schedule, Work,
 };
 
 use super::production::{self, Reorder, SlotTables};
 use super::{CudaDevice, CudaMemory, Placed, failed};
-use crate::attend::{Backward, CallTables, Forward};
+use crate::attend::{Backward, CallTables, Forward, WeightFormats};
 use crate::backward::{self, How, Order};
 use crate::error::KernelError;
+use crate::forward::Attention;
 use crate::forward::{Operands, Shape};
 use crate::gpu::Area;
 use crate::pairs::{Part, RowTable, TransferTable, Written};
@@ -32,6 +35,52 @@ fn slots_at<'a>(at: &Range, count: usize, rows: usize, tables: Area<'a>) -> Resu
         tables.part(start..start + count * 4)
     };
     Ok(Slots { offset: column(0)?, span: column(1)?, len: column(2)?, count, rows })
+}
+
+/// Of q, k, v and out their formats and head dims.
+fn operands([q, k, v, out]: [(Format, usize); 4], formats: WeightFormats) -> Operands {
+    Operands { formats: [q.0, k.0, v.0], out: out.0, p: formats.p, dims: [q.1, v.1] }
+}
+
+/// Of dout, dq, dk and dv their formats.
+fn backward_operands(
+    forward: Operands,
+    [dout, dq, dk, dv]: [Format; 4],
+    formats: WeightFormats,
+) -> backward::Operands {
+    backward::Operands { forward, ds: formats.ds, dout, gradients: [dq, dk, dv] }
+}
+
+/// Whether every forward launch of a schedule, and every backward launch, goes to the kernels on tensor cores; nothing
+/// where it has none.
+pub fn on_tensor_cores(
+    schedule: &Schedule,
+    formats: WeightFormats,
+    attention: Attention,
+) -> Result<[Option<bool>; 2], KernelError> {
+    let buffer = |id: BufferId| &schedule.buffers[id.0];
+    let operand = |id: BufferId| (buffer(id).format, buffer(id).dim);
+    let call = |call: &AttentionCall, q, k, backward| {
+        CallTables::new(call, [buffer(q).rows, buffer(k).rows], backward)
+    };
+    let mut taken = [None; 2];
+    for operation in schedule.ranks.iter().flat_map(|rank| &rank.operations) {
+        let (pass, here) = match &operation.work {
+            Work::Attend(a) => {
+                let operands = operands([a.q, a.k, a.v, a.out].map(operand), formats);
+                (0, attention.shape(&call(&a.call, a.q, a.k, false)?, &operands).is_some())
+            }
+            Work::AttendBackward(a) => {
+                let forward = operands([a.q, a.k, a.v, a.out].map(operand), formats);
+                let gradients = [a.dout, a.dq, a.dk, a.dv].map(|id| buffer(id).format);
+                let operands = backward_operands(forward, gradients, formats);
+                (1, attention.takes_backward(&call(&a.call, a.q, a.k, true)?, &operands))
+            }
+            _ => continue,
+        };
+        taken[pass] = Some(here && taken[pass].unwrap_or(true));
+    }
+    Ok(taken)
 }
 
 impl CudaDevice<'_> {
@@ -75,12 +124,7 @@ impl CudaDevice<'_> {
         let sink = attend.sink.map(|sink| memory.place(sink)).transpose()?;
         let call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
         let (at, formats) = (memory.table(&call.bytes), self.formats);
-        let operands = Operands {
-            formats: [q.format, k.format, v.format],
-            out: out.format,
-            p: formats.p,
-            dims: [q.dim, v.dim],
-        };
+        let operands = operands([q, k, v, out].map(|place| (place.format, place.dim)), formats);
         let shape = self.ways.attention.shape(&call, &operands);
         let plan = memory.scratch(if shape.is_some() { call.plan_bytes() } else { 0 });
         self.workspace.count(match shape {
@@ -118,17 +162,9 @@ impl CudaDevice<'_> {
             places(memory, [q, k, v, dout, out, lse, dq, dk, dv])?;
         let call = CallTables::new(&attend.call, [q.rows, k.rows], true)?;
         let (at, formats) = (memory.table(&call.bytes), self.formats);
-        let operands = backward::Operands {
-            forward: Operands {
-                formats: [q.format, k.format, v.format],
-                out: out_at.format,
-                p: formats.p,
-                dims: [q.dim, v.dim],
-            },
-            ds: formats.ds,
-            dout: dout_at.format,
-            gradients: [dq.format, dk.format, dv.format],
-        };
+        let forward = operands([q, k, v, out_at].map(|place| (place.format, place.dim)), formats);
+        let gradients = [dout_at, dq, dk, dv].map(|place| place.format);
+        let operands = backward_operands(forward, gradients, formats);
         let tuned = self.ways.attention.takes_backward(&call, &operands);
         let scratch = match tuned {
             true => call.workspace_bytes(q.heads, [q.dim, v.dim]),
