@@ -10,7 +10,7 @@ use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
-use crate::tables::{ROWS_MAX, blocks};
+use crate::tables::{ROWS_MAX, blocks, check_apart};
 use crate::view::{RawView, Table, View, format_number};
 
 /// The largest head dimension.
@@ -197,7 +197,7 @@ impl CallTables {
         if tables.bytes() != self.bytes.len() || !tables.address().is_multiple_of(8) {
             return Err(KernelError::shape(format!("{} bytes are not the call's tables", tables.bytes())));
         }
-        if kv_heads == 0 || kv_heads != v_heads || heads % kv_heads != 0 || k_dim != dim {
+        if heads == 0 || kv_heads == 0 || kv_heads != v_heads || heads % kv_heads != 0 || k_dim != dim {
             let what = format!("q {:?}, k {:?} and v {:?} do not fit", q.shape(), k.shape(), v.shape());
             return Err(KernelError::shape(what));
         }
@@ -313,6 +313,9 @@ impl Gpu {
         statistic("lse", lse, [q_rows, heads, 1])?;
         statistic("max_logit", max_logit, [1, heads, 1])?;
         let (sink_kind, sink) = tensors.sink_of(call)?;
+        let mut read = vec![q.named("q"), k.named("k"), v.named("v"), ("the tables", tables)];
+        read.extend(tensors.sink.map(|sink| sink.named("sink")));
+        check_apart(&[out.named("out"), lse.named("lse"), max_logit.named("max_logit")], &read)?;
         let views = [
             q.raw("q")?,
             k.raw("k")?,
@@ -343,6 +346,9 @@ impl Gpu {
         same("dq", dq, q.shape())?;
         same("dk", dk, k.shape())?;
         same("dv", dv, v.shape())?;
+        let written = [dq.named("dq"), dk.named("dk"), dv.named("dv"), ("scratch", scratch)];
+        let saved = [dout.named("dout"), out.named("out"), lse.named("lse"), ("the tables", tables)];
+        check_apart(&written, &[&saved[..], &[q.named("q"), k.named("k"), v.named("v")]].concat())?;
         if scratch.bytes() < call.scratch_bytes(heads) || !scratch.address().is_multiple_of(4) {
             return Err(KernelError::shape(format!("{} bytes of scratch", scratch.bytes())));
         }

@@ -11,7 +11,7 @@ use seamproof_simulator::schedule::{MergeStyle, Reduction, RowPair};
 
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
-use crate::tables::blocks;
+use crate::tables::{blocks, check_apart};
 use crate::view::{RawView, Table, View};
 
 /// Rows that a block works on at once: one a warp.
@@ -67,6 +67,8 @@ pub struct RowTable {
     rows: usize,
     /// Rows that tensors need: those that are read from, and written to.
     ends: [usize; 2],
+    /// Runs of rows that are written.
+    written: Vec<Run>,
 }
 
 #[repr(C)]
@@ -127,6 +129,27 @@ fn end_of(rows: Run) -> usize {
     if rows.len == 0 { 0 } else { rows.offset + rows.step * (rows.len - 1) + 1 }
 }
 
+/// Whether a real row is in both.
+fn meet(a: Run, b: Run) -> bool {
+    let (short, long) = if a.len < b.len { (a, b) } else { (b, a) };
+    let Run { offset, step, len, .. } = long;
+    // The step of one row means nothing.
+    let step = step.max(1);
+    let shared =
+        |row: usize| row >= offset && (row - offset).is_multiple_of(step) && (row - offset) / step < len;
+    (0..short.len).any(|i| shared(short.offset + short.step * i))
+}
+
+/// Two runs that have a real row in common.
+fn meeting(mut runs: Vec<Run>) -> Option<[Run; 2]> {
+    runs.sort_by_key(|run| run.offset);
+    let of = |(index, &run): (usize, &Run)| {
+        let near = runs[index + 1..].iter().take_while(|other| other.offset < end_of(run));
+        near.copied().find(|&other| meet(run, other)).map(|other| [run, other])
+    };
+    runs.iter().enumerate().find_map(of)
+}
+
 impl Target {
     /// Whether an element is in both. Views that are not the same are held to be so where their bytes meet.
     fn overlaps(&self, other: &Target) -> bool {
@@ -136,12 +159,8 @@ impl Target {
         if self.view != other.view {
             return true;
         }
-        let (short, long) = if self.rows.len < other.rows.len { (self, other) } else { (other, self) };
-        let Run { offset, step, len, .. } = long.rows;
-        let shared =
-            |row: usize| row >= offset && (row - offset).is_multiple_of(step) && (row - offset) / step < len;
         let heads = self.heads.start < other.heads.end && other.heads.start < self.heads.end;
-        heads && (0..short.rows.len).any(|i| shared(short.rows.offset + short.rows.step * i))
+        heads && meet(self.rows, other.rows)
     }
 }
 
@@ -224,6 +243,7 @@ impl RowTable {
             rows.table.rows(&[from.offset, from.step, to.offset, to.step, rows.rows]);
             rows.count += 1;
             rows.rows += from.len;
+            rows.written.push(Run { len: from.len, ..*to });
             for (end, run) in rows.ends.iter_mut().zip([from, to]) {
                 *end = end_of(Run { len: from.len, ..*run }).max(*end);
             }
@@ -235,6 +255,16 @@ impl RowTable {
     pub fn rows(rows: &[Run]) -> RowTable {
         let same: Vec<RowPair> = rows.iter().map(|&run| (run, run)).collect();
         RowTable::pairs(&same)
+    }
+
+    /// Refuses a table that writes a row twice: no thread waits for another.
+    fn check_written(&self) -> Result<(), KernelError> {
+        match meeting(self.written.clone()) {
+            Some([a, b]) => {
+                Err(KernelError::shape(format!("rows {a:?} and {b:?} are written by one launch")))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check(&self, tables: Area) -> Result<(), KernelError> {
@@ -303,7 +333,10 @@ impl Gpu {
         [step_out, step_lse]: [&View; 2],
     ) -> Result<(), KernelError> {
         rows.check(tables)?;
+        rows.check_written()?;
         rows.check_rows(&[step_out, step_lse], &[out, lse])?;
+        let read = [step_out.named("step out"), step_lse.named("step lse"), ("the table", tables)];
+        check_apart(&[out.named("out"), lse.named("lse")], &read)?;
         let [_, heads, dim] = out.shape();
         let style = match style {
             MergeStyle::Running => 0,
@@ -329,7 +362,11 @@ impl Gpu {
         [out, lse]: [&View; 2],
     ) -> Result<(), KernelError> {
         rows.check(tables)?;
+        rows.check_written()?;
         rows.check_rows(&[], &[out, lse])?;
+        let mut read = vec![("the table", tables)];
+        read.extend(sink.map(|sink| sink.named("sink")));
+        check_apart(&[out.named("out"), lse.named("lse")], &read)?;
         let [_, heads, dim] = out.shape();
         let lse = statistic("lse", lse, heads)?;
         let learnable = sink.map(|sink| statistic("sink", sink, heads)).transpose()?;
@@ -368,6 +405,11 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         rows.check(tables)?;
         rows.check_rows(&[dout, out, lse], &[])?;
+        let of_rows = [dout.named("dout"), out.named("out"), lse.named("lse")];
+        check_apart(
+            &[dsink.named("dsink")],
+            &[&of_rows[..], &[sink.named("sink"), ("the table", tables)]].concat(),
+        )?;
         let [_, heads, dim] = out.shape();
         let views = [
             statistic("sink", sink, heads)?,
@@ -461,5 +503,23 @@ mod tests {
         let said = table.check_rows(&[&long], &[&short]).expect_err("it is taken").to_string();
         assert!(said.contains("up to 9") && said.contains("6 of them"), "{said}");
         assert!(RowTable::rows(&[packed(4, 3)]).check_rows(&[&short], &[]).is_err());
+    }
+
+    /// By rows one after the other: no two runs of small offsets, steps and lengths are told otherwise.
+    #[test]
+    fn runs_meet_where_they_have_a_row_in_common() {
+        let runs = || {
+            (0..5).flat_map(|offset| (1..4).flat_map(move |step| (0..4).map(move |len| (offset, step, len))))
+        };
+        let run = |(offset, step, len)| Run { offset, step, len, span: len };
+        for (a, b) in runs().flat_map(|a| runs().map(move |b| (run(a), run(b)))) {
+            let common = a.real_rows().any(|row| b.real_rows().any(|other| row == other));
+            assert_eq!(meet(a, b), common, "{a:?} {b:?}");
+            assert_eq!(meeting(vec![b, packed(100, 2), a]).is_some(), common, "{a:?} {b:?}");
+        }
+        let pairs = [(packed(0, 2), packed(4, 2)), (packed(2, 2), packed(5, 2))];
+        assert!(RowTable::pairs(&pairs[..1]).check_written().is_ok());
+        let said = RowTable::pairs(&pairs).check_written().unwrap_err().to_string();
+        assert!(said.contains("are written by one launch"), "{said}");
     }
 }

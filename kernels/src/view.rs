@@ -33,7 +33,8 @@ unsafe impl Argument for RawView {}
 impl<'a> View<'a> {
     /// `[rows, heads, dim]`.
     pub fn rows(area: Area<'a>, [rows, heads, dim]: [usize; 3], format: Format) -> View<'a> {
-        View { area, rows, heads, dim, strides: [heads * dim, dim], format }
+        // A product past 64 bits is refused with the shape.
+        View { area, rows, heads, dim, strides: [heads.saturating_mul(dim), dim], format }
     }
 
     /// A statistic: `[heads, rows]`.
@@ -49,6 +50,11 @@ impl<'a> View<'a> {
     /// `[rows, heads, dim]`.
     pub fn shape(&self) -> [usize; 3] {
         [self.rows, self.heads, self.dim]
+    }
+
+    /// Where it lies, with a name.
+    pub(crate) fn named(&self, name: &'static str) -> (&'static str, Area<'a>) {
+        (name, self.area)
     }
 
     /// The storage format.
