@@ -103,7 +103,9 @@ fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Opti
     let last = subjects.backend(&subjects.options(0)).ok();
     let lost = last.as_ref().map(|backend| backend.lost()).unwrap_or_default();
     let devices = last.map(|backend| backend.devices()).unwrap_or_default();
-    Summary { devices, ..queue.close().finish(census, lost, start.elapsed()) }
+    let mut summary = queue.close().finish(census, lost, start.elapsed());
+    summary.devices = devices;
+    summary
 }
 
 fn merged(parts: &[Census]) -> Census {
