@@ -338,6 +338,20 @@ fn a_device_that_goes_bad_is_no_finding() {
     assert_eq!(pool.retired().len(), 1);
 }
 
+/// Where fresh workers are right now and wrong then, it is no device's end: bits of the subject change from run to run.
+#[test]
+fn a_sentinel_that_is_wrong_now_and_then_is_a_finding() {
+    let place = tempfile::tempdir().expect("a directory");
+    let count = place.path().join("count");
+    let (remote, pool) = mocked(&[("unsteady", count.to_str().expect("text"))], settings(RUN));
+    match run(&remote, &problem(|_| {})) {
+        Err(RunError::Sentinel(said)) => assert!(said.contains("wrong 1 of 3 times"), "{said}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(pool.retired(), [""; 0]);
+    run(&remote, &problem(|_| {})).expect("the next worker is right");
+}
+
 #[test]
 fn what_each_device_ran_is_counted() {
     let several = Settings { workers: None, ..settings(RUN) };

@@ -121,9 +121,15 @@ impl Suspicion<'_> {
         let what = format!(
             "its results changed; the {doubtful} runs of this worker since it last came out right are doubtful"
         );
-        if differs(&[]) {
-            let bad = "in a fresh worker it is wrong as well: the device went bad";
+        let wrong = if differs(&[]) { 1 + (1..TRIES).filter(|_| differs(&[])).count() } else { 0 };
+        if wrong == TRIES {
+            let bad = "in fresh workers it is wrong as well: the device went bad";
             return Drift::Device(format!("{what}; {bad}"));
+        }
+        if wrong > 0 {
+            let seldom =
+                format!("in fresh workers it is wrong {wrong} of {TRIES} times: bits change from run to run");
+            return Drift::Worker(format!("{what}; {seldom}"));
         }
         let suspects = &entries[entries.len().saturating_sub(doubtful)..];
         let (how, _) = self.in_company(suspects, SEARCH_MAX, differs);

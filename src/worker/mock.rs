@@ -20,6 +20,7 @@
 //! | `spoilt` | they are others wherever this file is there; `drift` makes it | path |
 //! | `once` | as `crash`, where this file is not there yet; it is made | path |
 //! | `escape` | as `hang`, and a process outside of its group holds its pipes | when |
+//! | `unsteady` | they are others in the second and third process that opens it; the file counts | path |
 //! | `slow-start` | opening it takes this long | milliseconds |
 //! | `devices` | so many there are, 1 if not given | number |
 //! | `bad-device` | opening it on this device fails | ordinal |
@@ -32,7 +33,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -51,7 +52,7 @@ use crate::backends::{BackendError, Emulated};
 /// The subject's name.
 pub const NAME: &str = "mock";
 const KNOWN: &str = "crash, exit, error, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, once, escape, \
-    mute, spoilt, slow-start, devices, bad-device, closed";
+    mute, spoilt, unsteady, slow-start, devices, bad-device, closed";
 /// How long a process that escaped holds the pipes.
 const ESCAPED_SECONDS: &str = "60";
 /// The pipe that answers go to.
@@ -157,6 +158,7 @@ struct Plan {
     bad_device: Option<usize>,
     closed: Option<PathBuf>,
     spoilt: Option<PathBuf>,
+    unsteady: Option<PathBuf>,
 }
 
 impl Plan {
@@ -181,6 +183,10 @@ impl Plan {
                 }
                 None if option == "spoilt" => {
                     plan.spoilt = Some(value.into());
+                    Some(())
+                }
+                None if option == "unsteady" => {
+                    plan.unsteady = Some(value.into());
                     Some(())
                 }
                 None => {
@@ -210,8 +216,16 @@ fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result
         return Err(OpenError(format!("the mock's device {device} is gone")));
     }
     let devices = plan.devices.unwrap_or(1);
-    let runner = Box::new(Mock { plan, runs: 0, capped: false, spoilt: false });
+    let spoilt = plan.unsteady.as_deref().is_some_and(|path| matches!(counted(path), Ok(2 | 3)));
+    let runner = Box::new(Mock { plan, runs: 0, capped: false, spoilt });
     Ok(Opened { runner, devices, name: format!("mock {device}") })
+}
+
+/// How many have come here, this one too.
+fn counted(path: &Path) -> io::Result<u64> {
+    let mut file = File::options().append(true).create(true).open(path)?;
+    file.write_all(b"x")?;
+    Ok(file.metadata()?.len())
 }
 
 struct Mock {
