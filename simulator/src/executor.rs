@@ -154,7 +154,8 @@ fn lanes(schedule: &Schedule, phase: Phase) -> Vec<Lane> {
             match known {
                 Some(lane) => lane.operations.push(index),
                 None => {
-                    lanes.push(Lane { rank, stream: *stream, operations: vec![index], next: 0, waiting: 0 })
+                    let lane = Lane { rank, stream: *stream, operations: vec![index], next: 0, waiting: 0 };
+                    lanes.push(lane);
                 }
             }
         }
