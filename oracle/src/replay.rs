@@ -5,6 +5,9 @@
 //! the replayed value and an honest result is the final rounding, f32's errors (as in tier W), and those weights that
 //! lie so near to the middle of two numbers that the subject may have rounded them the other way.
 //!
+//! Nothing of that is a matter of chance, so that the tier speaks of any input and needs no certificate of dither: a near-tie
+//! counts in full, and where all weights are alike all of them may be near-ties.
+//!
 //! A forward's weight is rounded relative to the running maximum, which starts anew with each launch and grows tile by
 //! tile; a backward's weight is absolute, so that its replay needs no order.
 

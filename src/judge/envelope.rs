@@ -2,10 +2,12 @@
 //! where the inputs are certified as dithered; then within what is left of it once the roundings are replayed, in tier
 //! R, where the subject's numeric profile is locked.
 
+use std::cell::LazyCell;
+
 use ndarray::{Array1, Array2, Array3};
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
-use seamproof_oracle::replay;
+use seamproof_oracle::replay::{self, Replay};
 use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 
 use super::compare::{View, Worst};
@@ -42,26 +44,43 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
             return Some(finding).into();
         }
     }
-    let Some(gradients) = &rank.gradients else { return Look::Held };
-    let saved = saved(rank, &answer.exact.lse);
-    let lse_error = answer.bound.as_ref().map(|bound| &bound.worst.lse).filter(|_| rank.lse.is_none());
-    let answer = evidence.oracle(|| match lse_error {
-        None => blocked::backward(problem, inputs, &saved, Some(&model)),
-        Some(errors) => blocked::backward_of_hidden_lse(problem, inputs, &saved, errors, &model),
-    });
-    let explained = |mut finding: Finding| {
-        let known = (&saved, &answer.exact);
-        diagnosis::explain_gradient(problem, inputs, gradients, known, &mut finding);
-        Some(finding).into()
-    };
-    if let Some(finding) = backward(&compare, gradients, &answer, margin) {
-        return explained(finding);
+    look_back(evidence, (&compare, &model), &answer, replay, margin)
+}
+
+/// The backward, of both runs where the subject may sum gradients in another order in each: their bits say nothing then.
+fn look_back(
+    evidence: &Evidence<'_>,
+    (compare, model): (&Comparison<'_>, &Model),
+    forward: &Answer<Forward>,
+    replay: Option<Replay>,
+    margin: &mut Margin,
+) -> Look {
+    let Evidence { backend, problem, inputs, first, second, .. } = *evidence;
+    let runs = if backend.promises().deterministic_backward { vec![first] } else { vec![first, second] };
+    let runs: Vec<&RankGradients> = runs.into_iter().filter_map(|run| run.gradients.as_ref()).collect();
+    if runs.is_empty() {
+        return Look::Held;
     }
-    let replayed = replay.filter(|_| rank.lse.is_some()).and_then(|replay| {
-        evidence.oracle(|| replay::backward(problem, inputs, &saved, &model, &replay.profile))
+    let saved = saved(first, &forward.exact.lse);
+    let lse_error = forward.bound.as_ref().map(|bound| &bound.worst.lse).filter(|_| first.lse.is_none());
+    let answer = evidence.oracle(|| match lse_error {
+        None => blocked::backward(problem, inputs, &saved, Some(model)),
+        Some(errors) => blocked::backward_of_hidden_lse(problem, inputs, &saved, errors, model),
     });
-    let finding = replayed.and_then(|answer| replayed_gradients(&compare, gradients, &answer, margin));
-    finding.map_or(Look::Held, explained)
+    let replayed = || {
+        let replay = replay.as_ref().filter(|_| first.lse.is_some())?;
+        evidence.oracle(|| replay::backward(problem, inputs, &saved, model, &replay.profile))
+    };
+    let replayed = LazyCell::new(replayed);
+    let broken = runs.into_iter().find_map(|gradients| {
+        let in_replay = |margin: &mut Margin| {
+            replayed.as_ref().and_then(|answer| replayed_gradients(compare, gradients, answer, margin))
+        };
+        let mut finding = backward(compare, gradients, &answer, margin).or_else(|| in_replay(margin))?;
+        diagnosis::explain_gradient(problem, inputs, gradients, (&saved, &answer.exact), &mut finding);
+        Some(finding)
+    });
+    broken.into()
 }
 
 /// Tier R of out.

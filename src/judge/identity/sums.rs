@@ -217,8 +217,11 @@ fn sums(
             let near = totals.iter().zip(&expected).all(|((total, r), sum)| (total - sum).abs() <= *r);
             let further = if near { vec![0.0; expected.len()] } else { bound(&readers) };
             for (lane, (total, rounding)) in totals.into_iter().enumerate() {
-                // Past the largest number an infinity is right: nothing can be said.
-                let bound = if expected[lane].abs() + further[lane] >= format.max_finite() {
+                // Past the largest number an infinity is right, of the sum or of a row: nothing can be said.
+                let rows = run_of(sequence, Side::Kv).real_rows();
+                let overflowed =
+                    !total.is_finite() && { rows }.all(|row| !gradient[[row, head, lane]].is_nan());
+                let bound = if overflowed || expected[lane].abs() + further[lane] >= format.max_finite() {
                     f64::INFINITY
                 } else {
                     further[lane] + rounding * (1.0 + 4.0 * F32_ROUNDOFF)
