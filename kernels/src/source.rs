@@ -14,9 +14,15 @@ pub struct Source {
     pub options: &'static [&'static str],
 }
 
-/// The headers that sources may include, each by its name.
-pub const HEADERS: [(&str, &str); 2] =
-    [("common.cuh", include_str!("../cuda/common.cuh")), ("hopper.cuh", include_str!("../cuda/hopper.cuh"))];
+/// The headers that sources may include, each by its name. They include none.
+pub const HEADERS: [(&str, &str); 6] = [
+    ("common.cuh", include_str!("../cuda/common.cuh")),
+    ("hopper.cuh", include_str!("../cuda/hopper.cuh")),
+    ("backward_rows.cuh", include_str!("../cuda/backward_rows.cuh")),
+    ("backward_tiles.cuh", include_str!("../cuda/backward_tiles.cuh")),
+    ("backward_consumer.cuh", include_str!("../cuda/backward_consumer.cuh")),
+    ("backward_plan.cuh", include_str!("../cuda/backward_plan.cuh")),
+];
 
 /// What every source is compiled with: machine code for Hopper. `-v` makes the assembler say what registers and memory each
 /// kernel takes.

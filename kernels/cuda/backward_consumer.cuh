@@ -1,0 +1,244 @@
+// The backward's products: 64 keys of a tile against tiles of query rows. For backward.cu.
+#pragma once
+
+// Weights, and gradients of scores, of pairs that are not seen become zero, whatever they were.
+__device__ __forceinline__ void mask(float (&p)[ROWS / 2], float (&ds)[ROWS / 2], const Tile& tile, int first) {
+    const u32 thread = kept(threadIdx.x);
+    const int lane = 2 * (thread % 4), row = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int r = row + 8 * half, key = tile.key + r;
+        const int left = key - tile.hi - first;
+        const int right = r < tile.real ? min(key - tile.lo, tile.rows - 1) - first : -1;
+#pragma unroll
+        for (int j = 0; j < ROWS / 8; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int at = 4 * j + 2 * half + i, query = 8 * j + lane + i;
+                if (query < left || query > right) p[at] = 0.0f, ds[at] = 0.0f;
+            }
+    }
+}
+
+// Two rows' numbers.
+__device__ __forceinline__ float2 get_two(u32 at) {
+    float2 two;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y) : "r"(at) : "memory");
+    return two;
+}
+
+// Scores become weights.
+__device__ __forceinline__ void weigh(float (&s)[ROWS / 2], u32 lse, float scale) {
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; ++j) {
+        const float2 of = get_two(lse + 32 * j + 8 * (threadIdx.x % 4));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float& x = s[4 * j + i];
+            x = exp2_of(__fmaf_rn(x, scale, i % 2 == 0 ? -of.x : -of.y) * LOG2_E);
+        }
+    }
+}
+
+// dP becomes dS, without the scale.
+__device__ __forceinline__ void differentiate(float (&dp)[ROWS / 2], const float (&p)[ROWS / 2], u32 d) {
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; ++j) {
+        const float2 of = get_two(d + 32 * j + 8 * (threadIdx.x % 4));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dp[4 * j + i] = p[4 * j + i] * (dp[4 * j + i] - (i % 2 == 0 ? of.x : of.y));
+    }
+}
+
+__device__ __forceinline__ void pack(const float (&s)[ROWS / 2], u32 (&p)[ROWS / 4]) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; ++i) p[i] = pair_of(s[2 * i], s[2 * i + 1]);
+}
+
+// sᵀ = a · bᵀ: 64 keys, a tile of query rows.
+__device__ __forceinline__ void scores(float (&s)[ROWS / 2], u32 a, u32 b) {
+#pragma unroll
+    for (int step = 0; step < DIM / 16; ++step) {
+        const int panel = step / 4, in_panel = step % 4 * 2;
+        score_step<ROWS>(s, a + panel * (KEYS * 128 >> 4) + in_panel, b + panel * (ROWS * 128 >> 4) + in_panel, step > 0);
+    }
+}
+
+// d += p · b: 64 keys, lanes of a tile of query rows.
+__device__ __forceinline__ void values(float (&d)[DIM / 2], const u32 (&p)[ROWS / 4], u32 b) {
+#pragma unroll
+    for (int step = 0; step < ROWS / 16; ++step)
+        value_step(d, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b + step * (2048 >> 4));
+}
+
+// dq = dsᵀᵀ · k: a panel of query rows, a panel of lanes, all keys.
+__device__ __forceinline__ void queries(float (&dq)[32], u32 ds, u32 k) {
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; ++step)
+        gradient_step(dq, ds + step * (2048 >> 4), k + step * (2048 >> 4), step > 0);
+}
+
+// Rows `valid` to `rows` of a tile become zero: what they are multiplied with is, but 0 · NaN is not. Made by all consumers.
+__device__ __forceinline__ void clear_rows(u32 at, int valid, int rows) {
+    const int count = (rows - valid) * PANELS * 8;
+#pragma unroll 1
+    for (int i = kept(threadIdx.x); i < count; i += CONSUMERS) {
+        const int row = valid + i / (PANELS * 8), panel = i / 8 % PANELS;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at + panel * rows * 128 + row * 128 + i % 8 * 16),
+                     "r"(0)
+                     : "memory");
+    }
+}
+
+__device__ __forceinline__ void clear_queries(const Shared& shared, u32 stage, int valid) {
+    if (valid >= ROWS) return;
+    clear_rows(shared.q(stage), valid, ROWS);
+    clear_rows(shared.dout(stage), valid, ROWS);
+    shared_stores_done();
+    named_barrier(1, CONSUMERS);
+}
+
+// dSᵀ of 64 keys in rows of 64 query rows, as the copy engine would swizzle them.
+__device__ __forceinline__ void store_gradients(u32 at, const u32 (&ds)[ROWS / 4]) {
+    const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j += 2) {
+        const u32 to = at + j / 8 * (KEYS * 128) + row * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(ds[2 * j]),
+                     "r"(ds[2 * j + 1]), "r"(ds[2 * j + 2]), "r"(ds[2 * j + 3])
+                     : "memory");
+    }
+}
+
+__device__ __forceinline__ void store_sums(u32 at, const float (&dq)[32]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + (i * 128 + threadIdx.x % 128) * 16),
+                     "f"(dq[4 * i]), "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
+                     : "memory");
+}
+
+__device__ __forceinline__ void release(u32 barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+__device__ __forceinline__ void release_stores(u32 barrier) {
+    shared_stores_done();
+    __syncwarp();
+    release(barrier);
+}
+
+template <int HALF>
+__device__ __forceinline__ void store(
+    const View& view, const Args& a, const Tile& tile, const float (&d)[DIM / 2], float factor, int dim
+) {
+    const u32 thread = kept(threadIdx.x);
+    const int r = thread / 32 * 16 + thread % 32 / 4 + 8 * HALF;
+    const bool real = r < tile.real, write = real || (a.clear && r < tile.owned && !a.accumulate);
+    const i64 place = place_of(view, (i64)a.kv_step * (tile.index + r) + tile.phase, tile.head);
+#pragma unroll
+    for (int j = 0; j < DIM / 8; j += 4) {
+        float even[4], odd[4], value[8];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            even[i] = real ? d[4 * (j + i) + 2 * HALF] * factor : 0.0f;
+            odd[i] = real ? d[4 * (j + i) + 2 * HALF + 1] * factor : 0.0f;
+        }
+        neighbours(even, odd, value);
+        const int column = 8 * (j + thread % 4);
+        if (write && column < dim) put_eight(view, place + column, value, a.accumulate);
+    }
+}
+
+__device__ __forceinline__ void consume(const Args& a, const Shared& all) {
+    Ring<1> kv_ring;
+    // Of Q and dout; its turns are those of dS and dQ too.
+    Ring<STAGES> ring;
+    float dk[DIM / 2], dv[DIM / 2];
+    for (;;) {
+        const Shared shared = all.again();
+        barrier_wait(shared.kv_full(), kv_ring.parity());
+        kv_ring.advance();
+        const Tile tile = get_tile(shared.tile());
+        if (tile.first < 0) return;
+#pragma unroll
+        for (int i = 0; i < DIM / 2; ++i) dk[i] = 0.0f, dv[i] = 0.0f;
+        if (tile.first < tile.end && tile.real < KEYS) {
+            clear_rows(shared.k(), tile.real, KEYS);
+            shared_stores_done();
+            named_barrier(1, CONSUMERS);
+        }
+        const int from = tile.first, end = tile.end, whole = tile.whole, whole_end = tile.whole_end;
+        int t = from;
+#pragma unroll 1
+        for (int left = (end - from) * a.group; left > 0; --left) {
+            const Shared shared = {ALIKE ? uniform(all.base) : kept(all.base)};
+            const u32 group = ALIKE ? uniform(threadIdx.x / 128) : kept(threadIdx.x) / 128;
+            const int now = t;
+            t = t + 1 < end ? t + 1 : from;
+            const u32 stage = ALIKE ? uniform(ring.stage()) : ring.stage();
+            barrier_wait(shared.q_full(stage), ring.parity());
+            barrier_wait(shared.dout_full(stage), ring.parity());
+            const bool ragged = now < whole || now >= whole_end;
+            if (ragged) clear_queries(shared, stage, get_tile(shared.tile()).rows - now * ROWS);
+            float s[ROWS / 2], dp[ROWS / 2];
+            u32 p[ROWS / 4], ds[ROWS / 4];
+            hold(s);
+            hold(dp);
+            wgmma_fence();
+            scores(s, descriptor(shared.k() + group * 64 * 128, 0), descriptor(shared.q(stage), 0));
+            wgmma_commit();
+            scores(dp, descriptor(shared.v() + group * 64 * 128, 0), descriptor(shared.dout(stage), 0));
+            wgmma_commit();
+            wgmma_wait<1>();
+            hold(s);
+            weigh(s, shared.statistics(stage), a.scale);
+            wgmma_wait<0>();
+            hold(dp);
+            differentiate(dp, s, shared.statistics(stage) + ROWS * 4);
+            if (ragged) mask(s, dp, get_tile(shared.tile()), now * ROWS);
+            pack(s, p);
+            pack(dp, ds);
+            hold(p);
+            hold(ds);
+            hold(dv);
+            wgmma_fence();
+            values(dv, p, descriptor(shared.dout(stage), ROWS * 128));
+            wgmma_commit();
+            store_gradients(shared.ds(stage), ds);
+            shared_stores_done();
+            named_barrier(1, CONSUMERS);
+            float dq[32];
+            hold(dq);
+            hold(dk);
+            hold(ds);
+            wgmma_fence();
+            // The group's rows, or its lanes.
+            const u32 panel = group * KEYS * 128, at = shared.ds(stage);
+            if constexpr (PANELS > 1) queries(dq, descriptor(at, 0), descriptor(shared.k() + panel, 0));
+            else queries(dq, descriptor(at + panel, 0), descriptor(shared.k(), 0));
+            wgmma_commit();
+            values(dk, ds, descriptor(shared.q(stage), ROWS * 128));
+            wgmma_commit();
+            wgmma_wait<1>();
+            hold(dq);
+            hold(dv);
+            hold(p);
+            release(shared.dout_empty(stage));
+            barrier_wait(shared.dq_empty(group, ring.turns - 1), (ring.turns - 1) / ADDERS % 2);
+            store_sums(shared.dq(group), dq);
+            release_stores(shared.dq_full(group, ring.turns));
+            wgmma_wait<0>();
+            hold(dk);
+            hold(ds);
+            release(shared.q_empty(stage));
+            ring.advance();
+        }
+        const Tile done = get_tile(shared.tile());
+        __syncwarp();
+        release(shared.kv_empty());
+        store<0>(a.dk, a, done, dk, a.scale, a.dim);
+        store<1>(a.dk, a, done, dk, a.scale, a.dim);
+        store<0>(a.dv, a, done, dv, 1.0f, a.dim_v);
+        store<1>(a.dv, a, done, dv, 1.0f, a.dim_v);
+    }
+}

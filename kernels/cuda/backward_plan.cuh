@@ -1,0 +1,101 @@
+// The backward's plan: segments in falling order of their query rows, each with all its tiles. For backward.cu, which says what
+// the plan is made of.
+#pragma once
+
+constexpr u32 PLANNERS = 1024;
+// Bounds are cut to this; there are no more rows and keys.
+constexpr int FAR = 1 << 29;
+
+struct PlanArgs {
+    const QuerySegment* segments;
+    const KeyRun* runs;
+    Plan* plan;
+    PlannedSegment* planned;
+    PlannedRun* planned_runs;
+    u32* q_tile_segment;
+    u32* kv_tile_segment;
+    i64 q_rows;
+    i64 kv_rows;
+    int segment_count;
+    int run_count;
+    int q_step;
+    int kv_step;
+    // Query rows of a tile.
+    int tile_rows;
+    // Tiles that the plan has room for.
+    int q_capacity;
+    int kv_capacity;
+};
+
+// From one first row to the next, or to the last.
+__device__ __forceinline__ int span_of(i64 first, i64 next, i64 rows) {
+    return (int)max(min(next, rows) - max(first, (i64)0), (i64)0);
+}
+__device__ __forceinline__ int rows_of(const PlanArgs& a, int s) {
+    return span_of(a.segments[s].first_row, s + 1 < a.segment_count ? a.segments[s + 1].first_row : a.q_rows, a.q_rows);
+}
+__device__ __forceinline__ int keys_of(const PlanArgs& a, int r) {
+    return span_of(a.runs[r].first_row, r + 1 < a.run_count ? a.runs[r + 1].first_row : a.kv_rows, a.kv_rows);
+}
+// Tiles of query rows, and above them those of keys.
+__device__ __forceinline__ u64 tiles_of(const PlanArgs& a, int s) {
+    u32 keys = 0;
+    for (int r = 0; r < (int)a.segments[s].runs; ++r) keys += (keys_of(a, a.segments[s].first_run + r) + KEYS - 1) / KEYS;
+    return (u64)keys << 32 | (u32)(rows_of(a, s) + a.tile_rows - 1) / a.tile_rows;
+}
+__device__ __forceinline__ u32 bucket_of(const PlanArgs& a, int s) {
+    return PLANNERS - 1 - (u32)min(max(a.segments[s].q_len, (i64)0) / 128, (i64)PLANNERS - 1);
+}
+__device__ __forceinline__ int bound(i64 value) { return (int)min(max(value, (i64)-FAR), (i64)FAR); }
+
+__device__ __forceinline__ void plan_segment(const PlanArgs& a, int s, u64 first) {
+    const QuerySegment segment = a.segments[s];
+    const u64 tiles = tiles_of(a, s);
+    a.planned[s] = {
+        (int)(segment.q_offset / a.q_step), (int)(segment.q_offset % a.q_step), (int)segment.q_len, rows_of(a, s),
+        bound(segment.lo), bound(segment.hi), (int)segment.first_run, (int)segment.runs,
+        (u32)first, (u32)tiles, (u32)(first >> 32), (u32)(tiles >> 32),
+    };
+    u32 before = 0;
+    for (int r = (int)segment.first_run; r < (int)(segment.first_run + segment.runs); ++r) {
+        const KeyRun run = a.runs[r];
+        const int span = keys_of(a, r);
+        a.planned_runs[r] = {
+            (int)(run.offset / a.kv_step), (int)(run.offset % a.kv_step), (int)run.first_key, (int)run.len, span, before,
+        };
+        before += (span + KEYS - 1) / KEYS;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(PLANNERS, 1) backward_plan(const __grid_constant__ PlanArgs a) {
+    __shared__ u64 starts[PLANNERS];
+    const u32 lane = threadIdx.x;
+    starts[lane] = 0;
+    __syncthreads();
+    for (int s = lane; s < a.segment_count; s += PLANNERS) atomicAdd(&starts[bucket_of(a, s)], tiles_of(a, s));
+    __syncthreads();
+    // Tiles of the buckets before.
+    const u64 own = starts[lane];
+    u64 sum = own;
+    for (u32 step = 1; step < PLANNERS; step *= 2) {
+        const u64 before = lane >= step ? starts[lane - step] : 0;
+        __syncthreads();
+        sum += before;
+        starts[lane] = sum;
+        __syncthreads();
+    }
+    starts[lane] = sum - own;
+    if (lane == PLANNERS - 1)
+        *a.plan = {0, min((u32)sum, (u32)a.q_capacity), min((u32)(sum >> 32), (u32)a.kv_capacity)};
+    __syncthreads();
+    for (int s = lane; s < a.segment_count; s += PLANNERS)
+        plan_segment(a, s, atomicAdd(&starts[bucket_of(a, s)], tiles_of(a, s)));
+    __syncthreads();
+    for (int s = lane / 32; s < a.segment_count; s += PLANNERS / 32) {
+        const PlannedSegment planned = a.planned[s];
+        for (u32 i = lane % 32; i < planned.q_tiles && planned.first_q_tile + i < (u32)a.q_capacity; i += 32)
+            a.q_tile_segment[planned.first_q_tile + i] = s;
+        for (u32 i = lane % 32; i < planned.kv_tiles && planned.first_kv_tile + i < (u32)a.kv_capacity; i += 32)
+            a.kv_tile_segment[planned.first_kv_tile + i] = s;
+    }
+}

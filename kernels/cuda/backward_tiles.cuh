@@ -1,0 +1,250 @@
+// Tiles of the backward, the shared memory of a block that takes them, and the threads that move rows: the producer and the
+// adders. For backward.cu.
+#pragma once
+
+// Keys of a KV head; key k is seen by row r where r + lo <= k <= r + hi.
+struct Tile {
+    int index;
+    int phase;
+    int head;
+    // Real keys and owned ones; owned ones may be more than the tile has, real ones less than 0.
+    int real;
+    int owned;
+    // The first key among those of its segment.
+    int key;
+    int lo;
+    int hi;
+    // Real query rows, and the tiles of them that see a key; none: an empty range; no more tiles: -1.
+    int rows;
+    int first;
+    int end;
+    // The first tile of query rows in the order of the plan.
+    u32 q_tile;
+    // Runs of the segment from the tile's own on, and the tile within that.
+    int run;
+    int runs;
+    int in_run;
+    // The tiles whose rows are all real and all see all keys, which are all real.
+    int whole;
+    int whole_end;
+    int unused[3];
+};
+constexpr int TILE_WORDS = sizeof(Tile) / 4;
+
+// A block's shared memory: barriers and the tile in the first kilobyte, then K and V, rings of Q and dout, dS twice, and dQ.
+// Addresses.
+struct Shared {
+    u32 base;
+
+    // The same, of which nothing is known: addresses are made from it when they are needed, and not kept.
+    __device__ __forceinline__ Shared again() const { return {kept(base)}; }
+    __device__ __forceinline__ u32 kv_full() const { return base; }
+    __device__ __forceinline__ u32 kv_empty() const { return base + 8; }
+    __device__ __forceinline__ u32 q_full(u32 stage) const { return base + 64 + 8 * stage; }
+    __device__ __forceinline__ u32 q_empty(u32 stage) const { return base + 128 + 8 * stage; }
+    __device__ __forceinline__ u32 dout_full(u32 stage) const { return base + 192 + 8 * stage; }
+    __device__ __forceinline__ u32 dout_empty(u32 stage) const { return base + 256 + 8 * stage; }
+    // One for each adder, who take turns with the one place.
+    __device__ __forceinline__ u32 dq_full(u32 group, u32 turn) const { return base + 320 + 16 * group + 8 * (turn % ADDERS); }
+    __device__ __forceinline__ u32 dq_empty(u32 group, u32 turn) const { return base + 384 + 16 * group + 8 * (turn % ADDERS); }
+    __device__ __forceinline__ u32 tile() const { return base + 448; }
+    __device__ __forceinline__ u32 k() const { return base + 1024; }
+    __device__ __forceinline__ u32 v() const { return k() + KV_BYTES; }
+    __device__ __forceinline__ u32 q(u32 stage) const { return v() + KV_BYTES + stage * Q_BYTES; }
+    __device__ __forceinline__ u32 dout(u32 stage) const { return q(STAGES) + stage * Q_BYTES; }
+    __device__ __forceinline__ u32 ds(u32 turn) const { return dout(STAGES) + turn % STAGES * DS_BYTES; }
+    __device__ __forceinline__ u32 dq(u32 group) const { return dout(STAGES) + STAGES * DS_BYTES + group * PART_BYTES; }
+    __device__ __forceinline__ u32 statistics(u32 stage) const { return dq(GROUPS) + stage * ROWS * 8; }
+};
+
+__device__ __forceinline__ void put_tile(u32 at, const Tile& tile) {
+    const int* const w = (const int*)&tile;
+#pragma unroll
+    for (int i = 0; i < TILE_WORDS; i += 4)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + 4 * i), "r"(w[i]), "r"(w[i + 1]),
+                     "r"(w[i + 2]), "r"(w[i + 3])
+                     : "memory");
+}
+__device__ __forceinline__ Tile get_tile(u32 at) {
+    Tile tile;
+    int* const w = (int*)&tile;
+#pragma unroll
+    for (int i = 0; i < TILE_WORDS; i += 4)
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
+                     : "r"(at + 4 * i)
+                     : "memory");
+    return tile;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The producer: takes tiles, and asks for their rows.
+
+// The tile of an item: heads in chunks, whose rows stay in the cache, and the first keys of a chunk first, which most rows see.
+// In a fixed order the last keys come first, and no tile waits for one that is taken later.
+__device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
+    const int kv_heads = a.heads / a.group;
+    const PlannedSegment& segment = a.segments[a.kv_tile_segment[item / kv_heads]];
+    u32 rest = item - segment.first_kv_tile * kv_heads;
+    const u32 chunk = rest / (segment.kv_tiles * a.head_chunk);
+    rest -= chunk * segment.kv_tiles * a.head_chunk;
+    const u32 heads = min((u32)a.head_chunk, kv_heads - chunk * a.head_chunk);
+    const u32 number = a.added ? segment.kv_tiles - 1 - rest / heads : rest / heads;
+    int run = 0;
+    while (run + 1 < segment.runs && a.runs[segment.first_run + run + 1].first_tile <= number) ++run;
+    const PlannedRun& keys = a.runs[segment.first_run + run];
+    Tile tile = {};
+    tile.in_run = number - keys.first_tile;
+    const int first = tile.in_run * KEYS;
+    tile.index = keys.index + first, tile.phase = keys.phase;
+    tile.head = chunk * a.head_chunk + rest % heads;
+    tile.real = min(keys.len - first, KEYS), tile.owned = keys.span - first;
+    tile.key = keys.first + first;
+    tile.lo = segment.lo, tile.hi = segment.hi;
+    tile.rows = segment.len;
+    const int from = max(tile.key - tile.hi, 0), to = min(tile.key + tile.real - tile.lo, tile.rows);
+    const bool seen = tile.real > 0 && from < to && tile.lo <= tile.hi;
+    tile.first = seen ? from / ROWS : 0;
+    tile.end = seen ? (to + ROWS - 1) / ROWS : 0;
+    tile.q_tile = segment.first_q_tile;
+    tile.run = segment.first_run + run, tile.runs = segment.runs - run;
+    tile.whole = max(tile.key + KEYS - 1 - tile.hi + ROWS - 1, 0) / ROWS;
+    tile.whole_end = tile.real < KEYS ? 0 : min(tile.rows, max(tile.key - tile.lo + 1, 0)) / ROWS;
+    return tile;
+}
+
+__device__ __forceinline__ void load_panels(
+    u32 to, const TensorMap* map, u32 bar, int rows, int head, int phase, int index
+) {
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel)
+        load_box(to + panel * rows * 128, map, bar, panel * 64, head, phase, index);
+}
+
+// Query rows of a head, their dout and statistics.
+__device__ __forceinline__ void load_queries(
+    const Args& a, const Shared& shared, const Ring<STAGES>& ring, u32 q_tile, int t, int head, int phase, int index
+) {
+    const u32 stage = ring.stage(), parity = ring.parity() ^ 1;
+    barrier_wait(shared.q_empty(stage), parity);
+    barrier_expect(shared.q_full(stage), Q_BYTES + ROWS * 8);
+    load_panels(shared.q(stage), &a.q, shared.q_full(stage), ROWS, head, phase, index);
+    load_bulk(shared.statistics(stage), a.statistics + part_of(a, q_tile + t, head) * 2 * ROWS, shared.q_full(stage),
+              ROWS * 8);
+    barrier_wait(shared.dout_empty(stage), parity);
+    barrier_expect(shared.dout_full(stage), Q_BYTES);
+    load_panels(shared.dout(stage), &a.dout, shared.dout_full(stage), ROWS, head, phase, index);
+}
+
+__device__ __forceinline__ void produce(const Args& a, const Shared& all) {
+    Ring<1> kv_ring;
+    Ring<STAGES> ring;
+    const u32 items = a.plan->kv_tiles * (a.heads / a.group);
+    for (;;) {
+        const u32 item = atomicAdd(&a.plan->next, 1);
+        if (item >= items) break;
+        const Tile tile = tile_of(a, item);
+        const Shared shared = all.again();
+        barrier_wait(shared.kv_empty(), kv_ring.parity() ^ 1);
+        kv_ring.advance();
+        put_tile(shared.tile(), tile);
+        if (tile.first >= tile.end) {
+            barrier_arrive(shared.kv_full());
+            continue;
+        }
+        barrier_expect(shared.kv_full(), 2 * KV_BYTES);
+        load_panels(shared.k(), &a.k, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
+        load_panels(shared.v(), &a.v, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
+        const PlannedSegment& segment = a.segments[a.q_tile_segment[tile.q_tile]];
+        const int phase = segment.phase, index = segment.index, from = tile.first, end = tile.end;
+        const u32 q_tile = tile.q_tile;
+        int head = tile.head * a.group, t = from;
+#pragma unroll 1
+        for (int left = (end - from) * a.group; left > 0; --left) {
+            load_queries(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);
+            ring.advance();
+            if (++t == end) t = from, ++head;
+        }
+    }
+    const Shared shared = all.again();
+    barrier_wait(shared.kv_empty(), kv_ring.parity() ^ 1);
+    Tile none = {};
+    none.first = -1;
+    put_tile(shared.tile(), none);
+    barrier_arrive(shared.kv_full());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The adders: add dQ of each tile to the sums in memory.
+
+// Tiles of keys behind this one that rows `first` to `end` see: they add before it.
+__device__ __forceinline__ u32 tiles_before(const Args& a, const Tile& tile, int first, int end) {
+    u32 count = 0;
+    for (int r = 0; r < tile.runs; ++r) {
+        const PlannedRun& run = a.runs[tile.run + r];
+        const int from = max(first + tile.lo - run.first, 0), to = min(end + tile.hi - run.first, run.len);
+        if (from >= to) continue;
+        const int low = r == 0 ? tile.in_run + 1 : from / KEYS, high = (to + KEYS - 1) / KEYS;
+        count += max(high - low, 0);
+    }
+    return count;
+}
+
+__device__ __forceinline__ u32 load_acquire(const u32* from) {
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+__device__ __forceinline__ void store_release(u32* to, u32 value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+// Orders ordinary accesses of memory and those of the copy engine.
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// Until it is a tile's turn to add; its number.
+__device__ __forceinline__ u32 wait_turn(const Args& a, const Tile& tile, int t, i64 part) {
+    const u32 turn = tiles_before(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows));
+    while (load_acquire(a.added + part) != turn) {}
+    proxy_fence();
+    return turn;
+}
+
+// dQ of a tile of query rows and a head, from both consumers.
+__device__ __forceinline__ void add_part(const Shared& shared, u32 turn, float* sums, bool first) {
+    for (int group = 0; group < GROUPS; ++group) {
+        barrier_wait(shared.dq_full(group, turn), turn / ADDERS % 2);
+        float* const to = sums + group * (PART_BYTES / 4);
+        if (first) store_bulk(to, shared.dq(group), PART_BYTES);
+        else add_bulk(to, shared.dq(group), PART_BYTES);
+        bulk_commit();
+    }
+    bulk_wait_read<1>();
+    barrier_arrive(shared.dq_empty(0, turn));
+    bulk_wait_read<0>();
+    barrier_arrive(shared.dq_empty(1, turn));
+}
+
+// One of the adders: they take turns, so that one waits for its additions to be made while the other asks for the next.
+__device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 mine) {
+    Ring<1> kv_ring;
+    u32 turn = 0;
+    for (;;) {
+        barrier_wait(shared.kv_full(), kv_ring.parity());
+        const Tile tile = get_tile(shared.tile());
+        barrier_arrive(shared.kv_empty());
+        kv_ring.advance();
+        if (tile.first < 0) return;
+        for (int head = tile.head * a.group; head < (tile.head + 1) * a.group; ++head)
+            for (int t = tile.first; t < tile.end; ++t, ++turn) {
+                if (turn % ADDERS != mine) continue;
+                const i64 part = part_of(a, tile.q_tile + t, head);
+                // In order, the first one needs no sums of zero.
+                const u32 before = a.added ? wait_turn(a, tile, t, part) : 1;
+                add_part(shared, turn, a.sums + part * SUMS, before == 0);
+                if (!a.added) continue;
+                bulk_wait();
+                proxy_fence();
+                store_release(a.added + part, before + 1);
+            }
+    }
+}
