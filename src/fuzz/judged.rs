@@ -6,7 +6,9 @@
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::Model;
-use seamproof_oracle::{Forward, Gradients, Inputs, Pass, Problem, ProblemFields, Saved, Side, TensorName};
+use seamproof_oracle::{
+    Format, Forward, Gradients, Inputs, Pass, Problem, ProblemFields, Saved, Side, TensorName,
+};
 use seamproof_oracle::{blocked, exact};
 
 use crate::backend::{Backend, Outputs, RankOutputs, RunError, Wrapper};
@@ -198,10 +200,11 @@ fn moved(amount: u32, exact: f64, bound: f64) -> f32 {
     value as f32
 }
 
-/// Whether a value must be seen; `None` too near the bound, and for an infinity that may stand for an overflow.
+/// Whether a value must be seen; `None` too near the bound, and for an infinity that may stand for an overflow. A zero is right
+/// for what every format rounds to it, where weights below f64's normal range leave no bound: the judge takes those for zero.
 fn is_past(value: f32, exact: f64, bound: f64) -> Option<bool> {
     let got = f64::from(value);
-    if got == exact {
+    if got == exact || got == 0.0 && exact.abs() <= Format::F32.tiny_half() {
         return Some(false);
     }
     if value.is_infinite() && exact.is_finite() {
