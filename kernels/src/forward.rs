@@ -31,8 +31,8 @@ const PLANNERS: usize = 1024;
 /// Keys and values that stay in the L2 cache while all tiles of their heads are taken: less than half of it, since both its
 /// halves keep what both read.
 const CACHED_BYTES: usize = 24 << 20;
-/// Rows of an average segment up to which the short shape is faster.
-const SHORT_ROWS: usize = 96;
+/// Rows of an average segment up to which the short shape is faster, with head dims up to 64 and over.
+const SHORT_ROWS: [usize; 2] = [640, 96];
 /// Rows of an average segment, and keys that a row of one sees, from which on clusters are faster.
 const PAIRED_ROWS: usize = 8192;
 
@@ -121,13 +121,15 @@ fn bucket([dim, dim_v]: [usize; 2]) -> usize {
 }
 
 impl Shape {
-    /// The fastest one for a call, by the lengths that the host knows.
-    pub fn of(call: &CallTables) -> Shape {
+    /// The fastest one for a call, by the lengths that the host knows and the head dims of q and k, and of v.
+    pub fn of(call: &CallTables, dims: [usize; 2]) -> Shape {
         let rows = call.owned[0] / call.segments.max(1);
-        match rows {
-            ..=SHORT_ROWS => Shape::Short,
-            PAIRED_ROWS.. if call.strides.seen >= PAIRED_ROWS => Shape::Paired,
-            _ => Shape::Long,
+        if rows <= SHORT_ROWS[usize::from(bucket(dims) > 64)] {
+            Shape::Short
+        } else if rows >= PAIRED_ROWS && call.strides.seen >= PAIRED_ROWS {
+            Shape::Paired
+        } else {
+            Shape::Long
         }
     }
 
@@ -214,7 +216,7 @@ impl Attention {
     pub fn shape(self, call: &CallTables, operands: &Operands) -> Option<Shape> {
         let shape = match self {
             Attention::Simple => return None,
-            Attention::Tuned => Shape::of(call),
+            Attention::Tuned => Shape::of(call, operands.dims),
             Attention::Of(shape) => shape,
         };
         refusal(call, operands).is_none().then_some(shape.served(bucket(operands.dims)))
@@ -490,6 +492,21 @@ mod tests {
             assert!(Shape::Long.shared_bytes(dim) <= 232_448);
             assert!(2 * (Shape::Short.shared_bytes(dim) + 1024) <= 233_472);
         }
+    }
+
+    #[test]
+    fn lengths_and_head_dims_choose_a_shape() {
+        let of = |rows: usize, lo: Option<i64>, dims: [usize; 2]| {
+            let run = Run::packed(0, rows, rows);
+            let segments = vec![Segment { q: run, kv: vec![run], lo, hi: Some(0) }];
+            let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
+            Shape::of(&CallTables::new(&call, [rows, rows], false).expect("one run of all rows"), dims)
+        };
+        assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [Shape::Short, Shape::Long]);
+        assert_eq!([640, 641].map(|rows| of(rows, None, [64, 64])), [Shape::Short, Shape::Long]);
+        assert_eq!([8191, 8192].map(|rows| of(rows, None, [128, 128])), [Shape::Long, Shape::Paired]);
+        assert_eq!(of(8192, Some(-512), [128, 128]), Shape::Long, "a window leaves few keys to share");
+        assert_eq!(Shape::Paired.served(64), Shape::Long);
     }
 
     #[test]

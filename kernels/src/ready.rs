@@ -71,7 +71,7 @@ pub(crate) fn forward_launcher<'g>(
 ) -> Result<Launcher<'g>, KernelError> {
     let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], false)?;
     let (tables, plan) = (gpu.upload(&call.bytes)?, gpu.allocate(call.plan_bytes())?);
-    let shape = shape.unwrap_or(Shape::of(&call));
+    let shape = shape.unwrap_or(Shape::of(&call, [problem.dims.qk, problem.dims.v]));
     Ok(Box::new(move |tensors| gpu.forward(&call, [tables.area(), plan.area()], FORMATS, shape, tensors)))
 }
 
