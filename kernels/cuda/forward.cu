@@ -214,11 +214,9 @@ __device__ __forceinline__ void load_rows(
         load_box(to + panel * rows * 128, map, bar, panel * 64, head, phase, index);
 }
 
-// KEYS rows of K or V; for a cluster the half of this block's rank, and the other block brings the other half.
+// KEYS rows of K or V; in a cluster the part of this block's rank, for all its blocks.
 template <class C>
-__device__ __forceinline__ void load_keys(
-    u32 to, const TensorMap* map, u32 bar, int head, int phase, int index
-) {
+__device__ __forceinline__ void load_keys(u32 to, const TensorMap* map, u32 bar, int head, int phase, int index) {
     if constexpr (C::CLUSTER == 1) {
         load_rows<C>(to, map, bar, C::KEYS, head, phase, index);
     } else {
@@ -253,14 +251,20 @@ struct Items {
             if (ring.turns == 0) send(ring);
             send({ring.turns + 1});
         }
-        const u32 stage = ring.stage();
-        barrier_expect(shared.item_full(stage), 4);
-        barrier_wait(shared.item_full(stage), ring.parity());
+        receive();
         u32 item;
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(item) : "r"(shared.item(stage)) : "memory");
-        barrier_arrive_in(shared.item_empty(stage), 0);
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(item) : "r"(shared.item(ring.stage())) : "memory");
+        barrier_arrive_in(shared.item_empty(ring.stage()), 0);
         ring.advance();
         return item;
+    }
+    __device__ __forceinline__ void receive() const {
+        barrier_expect(shared.item_full(ring.stage()), 4);
+        barrier_wait(shared.item_full(ring.stage()), ring.parity());
+    }
+    // The item that was sent ahead of the last one: nothing may be under way to a block that ends.
+    __device__ __forceinline__ void end() const {
+        if constexpr (C::CLUSTER > 1) receive();
     }
 };
 
@@ -352,6 +356,7 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         }
         load_v({ring.turns - 1});
     }
+    items.end();
     barrier_wait(shared.q_empty(q_ring.stage()), q_ring.parity() ^ 1);
     put_four(shared.tile(q_ring.stage()), 2, -1, 0, 0, 0);
     barrier_arrive(shared.q_full(q_ring.stage()));
