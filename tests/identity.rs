@@ -223,6 +223,30 @@ fn every_identity_sees_the_fault_that_it_is_there_for() {
     assert!(missed.is_empty(), "{missed:?}");
 }
 
+fn infinite(x: f32) -> f32 {
+    if x == 0.0 { x } else { f32::INFINITY.copysign(x) }
+}
+
+/// Small inputs have no infinite gradients: that one may be right in fp16 excuses none of these.
+#[test]
+fn an_infinity_where_none_can_be_is_seen_without_the_oracle() {
+    let faults: [(Relation, Spoil); 2] = [
+        (Relation::SumOfDv, |_, _, o| gradients(o, |g| g.dv.mapv_inplace(|x| written(x, infinite)))),
+        (Relation::SumOfDk, |_, _, o| gradients(o, |g| g.dk.mapv_inplace(|x| written(x, infinite)))),
+    ];
+    for (relation, spoil) in faults {
+        let judge = Judge { identities: vec![relation], ..identities_alone() };
+        let fault = spoilt(relation, spoil);
+        let seen = problems(9, Limits::quick(), CASES_MAX).find_map_any(|(_, problem)| {
+            match judge.examine(&Spoilt::new(&fault), &problem, Depth::First).verdict {
+                Verdict::Finding(finding) => finding.identity,
+                _ => None,
+            }
+        });
+        assert_eq!(seen, Some(relation));
+    }
+}
+
 /// A factor of one gradient alone.
 fn scaled(outputs: &mut Outputs, tensor: TensorName, condition: bool) {
     if condition {

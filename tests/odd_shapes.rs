@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 type Edit = fn(&mut ProblemFields);
 
 /// Shapes by name, each an edit of [`fields`].
-const SHAPES: [(&str, Edit); 22] = [
+const SHAPES: [(&str, Edit); 23] = [
     ("head dim 8", |f| f.dims = Dims { qk: 8, v: 8 }),
     ("head dim 256", |f| f.dims = Dims { qk: 256, v: 256 }),
     ("dv above dqk", |f| f.dims = Dims { qk: 8, v: 40 }),
@@ -50,6 +50,10 @@ const SHAPES: [(&str, Edit); 22] = [
         f.mask = Mask { left: None, right: Some(0), align: Alignment::BottomRight };
     }),
     ("the largest scale", |f| f.softmax.scale = 64.0),
+    ("the largest scale at head dim 256", |f| {
+        f.dims = Dims { qk: 256, v: 256 };
+        f.softmax.scale = 64.0;
+    }),
     ("the smallest scale", |f| f.softmax.scale = 1.0 / (1 << 20) as f32),
     ("seven ranks of which one has a row", |f| parallel(f, Algorithm::Ring, 7, [1, 1])),
     ("eight ranks of which none has a query", |f| parallel(f, Algorithm::AllGather, 8, [0, 5])),

@@ -4,7 +4,7 @@
 //! refuses what its table refuses, for that reason, and nothing else. *Structure*: shapes, guard bands, every real
 //! row written, padding rows as the subject's contract says, rows that nobody owns untouched. *Poison*: two runs that
 //! differ only in what padding and slack rows of the inputs hold agree in every bit of every real row, and in whether it is
-//! finite where a subject promises no bits of its gradients. *Exact*: inputs of
+//! a NaN where a subject promises no bits of its gradients. *Exact*: inputs of
 //! an exact mode allow one result, and the set of keys that a wrong one shows is named. *Envelope*:
 //! each element within the largest honest error of the exact answer, the LSE first; the backward is judged on the out
 //! and lse that the subject itself returned; where the oracle is too dear this rung is silent. *Identity*: relations

@@ -16,7 +16,7 @@ use super::super::Evidence;
 use super::super::compare::{Worst, lanes};
 use super::Relation;
 use super::bound::{Against, Bounds, GivenError};
-use super::sums::{Readers, own_rounding, seeing};
+use super::sums::{Readers, moved_by, own_rounding, seeing};
 use crate::backend::{RankGradients, TensorName};
 use crate::layout::run_of;
 use crate::verdict::{Check, Finding, Place, number};
@@ -99,7 +99,7 @@ impl Runs<'_> {
         let model = &self.bounds[0].model;
         let add = |to: &mut [f64], row: &[f32], error: f64| {
             for (to, &x) in to.iter_mut().zip(row) {
-                *to += model.magnitude(f64::from(x)) * error + f64::from(f32::MIN_POSITIVE);
+                *to += moved_by(model.magnitude(f64::from(x)), error);
             }
         };
         readers.each(|position, head| {

@@ -1,5 +1,7 @@
 //! Bounded identities: sums that are known, and the same problem on one rank.
 
+use std::cell::LazyCell;
+
 use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Algorithm, ContextParallel, Format, ProblemFields, Side, Sink};
@@ -29,7 +31,7 @@ impl Bounded {
     pub(super) fn compare(&mut self, place: Place, got: f64, expected: f64, bound: f64) {
         self.worst.compared();
         let error = if got == expected { 0.0 } else { (got - expected).abs() };
-        if bound == f64::INFINITY || error <= bound {
+        if !got.is_nan() && (bound == f64::INFINITY || error <= bound) {
             return;
         }
         let ratio = error / bound;
@@ -183,6 +185,13 @@ fn add_row_of(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64
     }
 }
 
+/// What an error moves a product with a number of a magnitude by, and what the product may lose below the normal range. An error without a
+/// bound moves nothing of a product with 0.
+pub(super) fn moved_by(magnitude: f64, error: f64) -> f64 {
+    let moved = if magnitude == 0.0 { 0.0 } else { magnitude * error };
+    moved + f64::from(f32::MIN_POSITIVE)
+}
+
 /// What rounding to a format may have moved a returned number by.
 #[inline(always)]
 pub(super) fn own_rounding(format: Format, value: f64) -> f64 {
@@ -193,13 +202,14 @@ pub(super) fn own_rounding(format: Format, value: f64) -> f64 {
 }
 
 /// Compares, for each sequence and KV head, the sums of a gradient's rows with what they must be, lane by lane, within
-/// their own roundings and a further bound. That one is dear: it is asked for where roundings do not explain a sum.
+/// their own roundings and a further bound. That one is dear: it is asked for where roundings do not explain a sum. So is
+/// the largest magnitude that an element may have before it is rounded: it is asked for where one is infinite.
 fn sums(
     evidence: &Evidence<'_>,
     (relation, tensor): (Relation, TensorName),
     (gradient, floor): (&Array3<f32>, f64),
     expected: impl Fn(&Readers<'_>) -> Vec<f64>,
-    bound: impl Fn(&Readers<'_>) -> Vec<f64>,
+    [bound, largest]: [&dyn Fn(&Readers<'_>) -> Vec<f64>; 2],
 ) -> Look {
     let problem = evidence.problem;
     let format = problem.precision.gradients.format;
@@ -216,12 +226,17 @@ fn sums(
             }
             let near = totals.iter().zip(&expected).all(|((total, r), sum)| (total - sum).abs() <= *r);
             let further = if near { vec![0.0; expected.len()] } else { bound(&readers) };
+            let largest = LazyCell::new(|| largest(&readers));
             for (lane, (total, rounding)) in totals.into_iter().enumerate() {
-                // Past the largest number an infinity is right, of the sum or of a row: nothing can be said.
                 let rows = run_of(sequence, Side::Kv).real_rows();
-                let overflowed =
+                let infinite =
                     !total.is_finite() && { rows }.all(|row| !gradient[[row, head, lane]].is_nan());
-                let bound = if overflowed || expected[lane].abs() + further[lane] >= format.max_finite() {
+                if infinite && largest[lane] + further[lane] >= format.max_finite() {
+                    // An infinity of a row may be right, and of two the sum is a NaN: nothing can be said.
+                    worst.worst.held(1);
+                    continue;
+                }
+                let bound = if expected[lane].abs() + further[lane] >= format.max_finite() {
                     f64::INFINITY
                 } else {
                     further[lane] + rounding * (1.0 + 4.0 * F32_ROUNDOFF)
@@ -262,13 +277,22 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
         readers.each(|position, head| {
             let error = bounds.weights_in_dv(readers.sequence, position, head);
             for (bound, &dout) in bound.iter_mut().zip(&*dout(readers, position, head)) {
-                *bound += f64::from(dout.abs()) * error + f64::from(f32::MIN_POSITIVE);
+                *bound += moved_by(dout.abs().into(), error);
             }
         });
         bound
     };
+    // No weight is larger than 1.
+    let largest = |readers: &Readers<'_>| {
+        let mut sum = vec![0.0; evidence.problem.dims.v];
+        readers.each(|position, head| {
+            let dout = dout(readers, position, head);
+            sum.iter_mut().zip(&*dout).for_each(|(sum, &dout)| *sum += f64::from(dout.abs()));
+        });
+        sum
+    };
     let of = (Relation::SumOfDv, TensorName::Dv);
-    Some(sums(evidence, of, (&gradients.dv, bounds.sum_floor()), expected, bound))
+    Some(sums(evidence, of, (&gradients.dv, bounds.sum_floor()), expected, [&bound, &largest]))
 }
 
 /// The rows of dk add up to 0: one vector added to all keys moves every logit of a row alike (no soft cap, no sink).
@@ -289,11 +313,25 @@ pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
             let residue = bounds.residue_in_dk(readers.sequence, position, head, norms);
             let residue = residue * f64::from(problem.softmax.scale) * (1.0 + 8.0 * F32_ROUNDOFF);
             for (bound, &q) in bound.iter_mut().zip(&*lanes(&inputs.q, row, head)) {
-                *bound += f64::from(q.abs()) * residue + f64::from(f32::MIN_POSITIVE);
+                *bound += moved_by(q.abs().into(), residue);
             }
         });
         bound
     };
+    // |dS| is at most |dout| · (|v| + |out|), and out is a mean of rows of v.
+    let largest = |readers: &Readers<'_>| {
+        let keys = run_of(&problem.sequences[readers.sequence], Side::Kv).real_rows();
+        let values = keys.map(|row| norm(&inputs.v, row, readers.kv_head)).fold(0.0, f64::max);
+        let mut sum = vec![0.0; problem.dims.qk];
+        readers.each(|position, head| {
+            let row = problem.sequences[readers.sequence].q.row(position);
+            let most = f64::from(problem.softmax.scale) * norm(&inputs.dout, row, head) * 2.0 * values;
+            for (sum, &q) in sum.iter_mut().zip(&*lanes(&inputs.q, row, head)) {
+                *sum += f64::from(q.abs()) * most;
+            }
+        });
+        sum
+    };
     let of = (Relation::SumOfDk, TensorName::Dk);
-    Some(sums(evidence, of, (&gradients.dk, bounds.sum_floor()), expected, bound))
+    Some(sums(evidence, of, (&gradients.dk, bounds.sum_floor()), expected, [&bound, &largest]))
 }
