@@ -31,7 +31,7 @@ pub const NAMES: [&str; 3] = ["emulated", "cuda", faults::WINDOW_OFF_BY_ONE.id];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
     /// A name that is not in [`NAMES`].
-    #[error("unknown backend '{name}'; known: {known}", known = NAMES.join(", "))]
+    #[error("unknown backend '{name}'; known: {known}, and emulated+ID, emulated~ID with a fault that `seamproof faults` lists", known = NAMES.join(", "))]
     Unknown {
         /// The name.
         name: String,

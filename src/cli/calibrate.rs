@@ -73,11 +73,13 @@ fn write(file: &PathBuf, lock: &Lock) -> Result<(), CliError> {
 fn check(backend: &str, outcome: &Outcome) -> Exit {
     let same =
         |found: &Lock, lock: &Lock| Lock { seed: lock.seed, cases: lock.cases, ..found.clone() } == *lock;
-    let held = match (locked(backend), outcome) {
-        (Some(lock), Outcome::Unique(found)) => same(found, &lock),
-        (None, Outcome::None | Outcome::Refused(_)) => true,
-        _ => false,
+    let Some(lock) = locked(backend) else {
+        print_line(&format_args!(
+            "check     no profile of {backend} is locked: there is nothing to hold it to"
+        ));
+        return Exit::TooLittle;
     };
+    let held = matches!(outcome, Outcome::Unique(found) if same(found, &lock));
     print_line(if held {
         "check     as locked"
     } else {

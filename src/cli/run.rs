@@ -38,8 +38,8 @@ pub(super) struct Args {
     /// The subject; emulated if not given. NAME:OPTION=VALUE,… fixes options that are drawn for each case otherwise
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// End after this many cases (of all shards together); fewer than a hundred cannot meet the floors of the
-    /// census, and end with exit code 4
+    /// End after this many cases (of all shards together); a thousand meet the floors of the census with any
+    /// seed, fewer may not and then end with exit code 4
     #[arg(long, value_name = "N")]
     cases: Option<u64>,
     /// End after this long; 60s where --cases is not given either

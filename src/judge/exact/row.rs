@@ -38,12 +38,15 @@ impl std::fmt::Display for Keys {
     /// Ranges, the end not included.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Range { start, end } = self.range.clone();
-        match self.flipped {
-            None if start == end => write!(f, "no key"),
-            None => write!(f, "keys {start}..{end}"),
-            Some(key) if !self.range.contains(&key) => write!(f, "keys {start}..{end} and {key}"),
-            Some(key) => write!(f, "keys {start}..{key} and {}..{end}", key + 1),
+        let inside = self.flipped.filter(|key| self.range.contains(key));
+        let parts = [start..inside.unwrap_or(end), inside.map_or(end, |key| key + 1)..end];
+        let parts = parts.into_iter().filter(|part| !part.is_empty());
+        let mut seen: Vec<String> = parts.map(|part| format!("{}..{}", part.start, part.end)).collect();
+        seen.extend(self.flipped.filter(|key| !self.range.contains(key)).map(|key| key.to_string()));
+        if seen.is_empty() {
+            return f.write_str("no key");
         }
+        write!(f, "keys {}", seen.join(" and "))
     }
 }
 
