@@ -201,6 +201,9 @@ pub(super) fn own_rounding(format: Format, value: f64) -> f64 {
     format.half_spacing(magnitude)
 }
 
+/// A number for each lane of a gradient, from the queries that add to it.
+type Lanes<'a> = &'a dyn Fn(&Readers<'_>) -> Vec<f64>;
+
 /// Compares, for each sequence and KV head, the sums of a gradient's rows with what they must be, lane by lane, within
 /// their own roundings and a further bound. That one is dear: it is asked for where roundings do not explain a sum. So is
 /// the largest magnitude that an element may have before it is rounded: it is asked for where one is infinite.
@@ -209,7 +212,7 @@ fn sums(
     (relation, tensor): (Relation, TensorName),
     (gradient, floor): (&Array3<f32>, f64),
     expected: impl Fn(&Readers<'_>) -> Vec<f64>,
-    [bound, largest]: [&dyn Fn(&Readers<'_>) -> Vec<f64>; 2],
+    [bound, largest]: [Lanes<'_>; 2],
 ) -> Look {
     let problem = evidence.problem;
     let format = problem.precision.gradients.format;
