@@ -2,8 +2,9 @@
 //
 // A block of threads stays for the whole launch. One thread of it, the *producer*, takes tiles from the plan and asks the
 // copy engine for their rows (Q) and, block after block from the last key to the first, for K and V; *consumers*, groups of
-// 128 threads with 64 query rows each, multiply and weigh. Rings of shared memory lie between them. A tile's shape follows
-// from the segment alone, so that results do not depend on which block of threads took it, nor when.
+// 128 threads with 64 query rows each, multiply and weigh, and pass over blocks of which their rows see nothing. Rings of
+// shared memory lie between them. Several such *teams* may share a block's registers, each with its own tiles and rings. A
+// tile's shape follows from the segment alone, so that results do not depend on which block of threads took it, nor when.
 //
 // The copy engine knows tensors and no sequences: boxes run on into padding and into other sequences. What lies there stays
 // out: scores of keys that a row does not see are replaced and not multiplied, V behind the last key is overwritten with
@@ -95,10 +96,23 @@ struct Bounds {
     int hi;
 };
 
-struct Blocks {
-    // Blocks of keys; 0: the rows see none; -1: there are no more tiles.
+// Blocks of keys that are brought for a tile.
+struct Brought {
+    // -1: there are no more tiles.
     int all;
-    // Of these, how many come first that some row sees in part, and how many after them that all rows see whole.
+    // Of one run: the first one's end and the last one's beginning, in blocks of the run, and the run's keys; of more: len is -1.
+    int high;
+    int low;
+    int len;
+};
+
+// What a group of 64 rows takes of them.
+struct Blocks {
+    // Passed over before and after those that some row sees.
+    int before;
+    int after;
+    int all;
+    // Of all, how many come first that some row sees in part, and how many after them that all rows see whole.
     int ragged;
     int whole;
 };
@@ -109,20 +123,20 @@ struct Block {
     int end;
 };
 
-// GROUPS consumers of 64 rows, blocks of KEYS keys, STAGES blocks in the rings of K and V, CLUSTER blocks of threads together.
-template <int GROUPS_, int KEYS_, int STAGES_, int CLUSTER_ = 1>
+// GROUPS consumers of 64 rows, blocks of KEYS keys, so many tiles and blocks in the rings of Q, K and V, CLUSTER blocks of
+// threads together. A block has TEAMS of consumers, each with its own producer, tiles and rings.
+template <int GROUPS_, int KEYS_, int Q_STAGES_, int K_STAGES_, int V_STAGES_, int CLUSTER_ = 1, int TEAMS_ = 1>
 struct Config {
-    static constexpr int GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_, CLUSTER = CLUSTER_;
-    static constexpr int ROWS = 64 * GROUPS, CONSUMERS = 128 * GROUPS;
+    static constexpr int GROUPS = GROUPS_, KEYS = KEYS_, CLUSTER = CLUSTER_, TEAMS = TEAMS_;
+    static constexpr int Q_STAGES = Q_STAGES_, K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
+    static constexpr int ROWS = 64 * GROUPS, TEAM = 128 * GROUPS, CONSUMERS = TEAM * TEAMS;
     static constexpr int Q_BYTES = ROWS * DIM * 2, KV_BYTES = KEYS * DIM * 2;
-    static constexpr int Q_STAGES = 2;
-    // Threads of a block: one consumer has a warp beside it and keeps its registers, several have a group of 128 and take
-    // over most of its registers. A block has those of its launch and no more: it would wait for others for ever.
-    static constexpr int THREADS_ALL = CONSUMERS + (GROUPS == 1 ? 32 : 128);
-    static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
-    static_assert(GROUPS == 1 || 128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
-                                     65536 / THREADS_ALL / 8 * 8 * THREADS_ALL,
-                  "more registers than the launch gives");
+    static constexpr int TEAM_BYTES = 1024 + Q_STAGES * Q_BYTES + (K_STAGES + V_STAGES) * KV_BYTES;
+    // Behind the consumers 128 threads, of which each team has one producer; they leave most of their registers to consumers.
+    // A block has those of its launch and no more: it would wait for others for ever.
+    static constexpr int THREADS_ALL = CONSUMERS + 128, REGISTERS = 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL;
+    static constexpr int PRODUCER_REGISTERS = DIM == 64 ? 32 : 40;
+    static constexpr int CONSUMER_REGISTERS = (REGISTERS - 128 * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 };
 
 // A block's shared memory: barriers, tiles and blocks in the first kilobyte, then rings of Q, K and V. Addresses.
@@ -140,14 +154,14 @@ struct Shared {
     __device__ __forceinline__ u32 item_full(u32 stage) const { return base + 448 + 8 * stage; }
     __device__ __forceinline__ u32 item_empty(u32 stage) const { return base + 464 + 8 * stage; }
     __device__ __forceinline__ u32 item(u32 stage) const { return base + 480 + 4 * stage; }
+    __device__ __forceinline__ u32 tile_empty(u32 stage) const { return base + 488 + 8 * stage; }
     __device__ __forceinline__ u32 tile(u32 stage) const { return base + 512 + 48 * stage; }
     __device__ __forceinline__ u32 q(u32 stage) const { return base + 1024 + stage * C::Q_BYTES; }
     __device__ __forceinline__ u32 k(u32 stage) const { return q(C::Q_STAGES) + stage * C::KV_BYTES; }
-    __device__ __forceinline__ u32 v(u32 stage) const { return k(C::STAGES) + stage * C::KV_BYTES; }
+    __device__ __forceinline__ u32 v(u32 stage) const { return k(C::K_STAGES) + stage * C::KV_BYTES; }
 };
 
-// A tile's record: index, phase, head and owned rows; real rows, blocks passed over before, bounds; blocks, and those passed
-// over after.
+// A tile's record: index, phase, head and owned rows; real rows, bounds and keys of the segment; what is brought.
 __device__ __forceinline__ void put_four(u32 tile, int place, int a, int b, int c, int d) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(tile + 16 * place), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
@@ -160,20 +174,17 @@ __device__ __forceinline__ int4 get_four(u32 tile, int place) {
                  : "memory");
     return four;
 }
-__device__ __forceinline__ void put_before(u32 tile, int before) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + 20), "r"(before) : "memory");
-}
 __device__ __forceinline__ Tile get_tile(u32 tile) {
     const int4 four = get_four(tile, 0);
     return {four.x, four.y, four.z, four.w, get_four(tile, 1).x};
 }
 __device__ __forceinline__ Bounds get_bounds(u32 tile) {
     const int4 four = get_four(tile, 1);
-    return {four.z, four.w};
+    return {four.y, four.z};
 }
-__device__ __forceinline__ Blocks get_blocks(u32 tile) {
+__device__ __forceinline__ Brought get_brought(u32 tile) {
     const int4 four = get_four(tile, 2);
-    return {(int)uniform(four.x), (int)uniform(four.y), (int)uniform(four.z)};
+    return {(int)uniform(four.x), four.y, four.z, four.w};
 }
 __device__ __forceinline__ void put_block(u32 at, Block block) {
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(block.first), "r"(block.end) : "memory");
@@ -268,16 +279,16 @@ struct Items {
     }
 };
 
-// What some of the real ones of `count` rows from `first` on see.
-__device__ __forceinline__ Span span_seen(const PlannedRows& rows, int first, int count) {
-    const int real = min(rows.len - first, count);
-    return {max(first + rows.lo, 0), real > 0 ? min(first + real + rows.hi, rows.keys) : 0};
+// What some of `real` rows see, of which row r sees r + lo to r + hi.
+__device__ __forceinline__ Span span_seen(Bounds bounds, int real, int keys) {
+    return {max(bounds.lo, 0), real > 0 ? min(real + bounds.hi, keys) : 0};
 }
 
 template <class C>
 __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) {
-    Ring<C::Q_STAGES> q_ring;
-    Ring<C::STAGES> ring;
+    Ring<2> tile_ring;
+    auto q_ring = [&]() { return Ring<C::Q_STAGES>{tile_ring.turns}; };
+    Ring<C::K_STAGES> ring;
     Items<C> items = {a, shared, {}};
     for (;;) {
         const u32 item = items.next();
@@ -291,58 +302,41 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         const int first_of_cluster = (int)(rows.tiles - 1 - rest / heads) * C::ROWS * C::CLUSTER;
         const int first = first_of_cluster + (C::CLUSTER > 1 ? cluster_rank() * C::ROWS : 0);
         const int head = (int)(chunk * a.head_chunk + rest % heads);
-        barrier_wait(shared.q_empty(q_ring.stage()), q_ring.parity() ^ 1);
-        const u32 tile = shared.tile(q_ring.stage());
+        barrier_wait(shared.tile_empty(tile_ring.stage()), tile_ring.parity() ^ 1);
+        const u32 tile = shared.tile(tile_ring.stage());
         put_four(tile, 0, rows.index + first, rows.phase, head, rows.span - first);
-        const int lo = max(first + rows.lo, -FAR_ROWS), hi = max(first + rows.hi, -FAR_ROWS);
-        const int real = min(rows.len - first, C::ROWS);
-        put_four(tile, 1, real, 0, lo, hi);
-        const Span all = span_seen(rows, first_of_cluster, C::ROWS * C::CLUSTER);
-        const Span own = C::CLUSTER == 1 ? all : span_seen(rows, first, C::ROWS);
+        const Bounds bounds = {max(first + rows.lo, -FAR_ROWS), max(first + rows.hi, -FAR_ROWS)};
+        put_four(tile, 1, min(rows.len - first, C::ROWS), bounds.lo, bounds.hi, rows.keys);
+        const Span seen = span_seen({first_of_cluster + rows.lo, first_of_cluster + rows.hi},
+                                    min(rows.len - first_of_cluster, C::ROWS * C::CLUSTER), rows.keys);
         const u32 first_run = rows.first_run;
         auto run_of = [&](int r) -> const PlannedKeys& { return a.keys[first_run + r]; };
-        const int run_count = all.from < all.to ? rows.runs : 0;
-        int blocks = 0, before = 0, after = 0, low, high;
+        const int run_count = seen.from < seen.to ? rows.runs : 0;
+        int blocks = 0, low, high;
         for (int r = 0; r < run_count; ++r) {
-            blocks_of<C>(run_of(r), all, low, high);
+            blocks_of<C>(run_of(r), seen, low, high);
             blocks += high - low;
         }
-        if (C::CLUSTER > 1 && own.from >= own.to) {
-            before = blocks, blocks = 0;
-        } else if (C::CLUSTER > 1 && run_count == 1) {
-            before = high, after = low;
-            blocks_of<C>(run_of(0), own, low, high);
-            before -= high, after = low - after, blocks = high - low;
-        }
-        // Of more runs than one, every block may end early.
-        int ragged = blocks, whole = 0;
-        if (run_count == 1 && blocks > 0) {
-            const int len = run_of(0).len, whole_from = (u32)(max(lo + C::ROWS - 1, 0) + C::KEYS - 1) / C::KEYS;
-            const int whole_to = (u32)(max(min(hi, len - 1), -1) + 1) / C::KEYS;
-            // V of a block is used with the scores of the next: one more where V has a tail.
-            ragged = min(max(high - whole_to, 0) + (high * C::KEYS > len), blocks);
-            whole = min(max(high - ragged - max(whole_from, low), 0), blocks - ragged);
-        }
-        put_four(tile, 2, blocks, ragged, whole, after);
-        if (C::CLUSTER > 1) put_before(tile, before);
+        put_four(tile, 2, blocks, high, low, run_count == 1 ? run_of(0).len : -1);
+        barrier_wait(shared.q_empty(q_ring().stage()), q_ring().parity() ^ 1);
         if (blocks == 0)
-            barrier_arrive(shared.q_full(q_ring.stage()));
+            barrier_arrive(shared.q_full(q_ring().stage()));
         else
-            load_rows<C>(shared.q(q_ring.stage()), &a.q, shared.q_full(q_ring.stage()), C::ROWS, head, rows.phase,
+            load_rows<C>(shared.q(q_ring().stage()), &a.q, shared.q_full(q_ring().stage()), C::ROWS, head, rows.phase,
                          rows.index + first);
-        q_ring.advance();
-        if (blocks + before == 0) continue;
+        tile_ring.advance();
+        if (blocks == 0) continue;
 
         const int kv_head = head / a.group;
         // V of a block is asked for after K of the next.
         int v_phase = 0, v_index = -1;
-        auto load_v = [&](Ring<C::STAGES> of) {
+        auto load_v = [&](Ring<C::V_STAGES> of) {
             barrier_wait(shared.v_empty(of.stage()), of.parity() ^ 1);
             load_keys<C>(shared.v(of.stage()), &a.v, shared.v_full(of.stage()), kv_head, v_phase, v_index);
         };
         for (int r = run_count - 1; r >= 0; --r) {
             const PlannedKeys& run = run_of(r);
-            blocks_of<C>(run, all, low, high);
+            blocks_of<C>(run, seen, low, high);
             for (int block = high - 1; block >= low; --block) {
                 barrier_wait(shared.k_empty(ring.stage()), ring.parity() ^ 1);
                 const int key = block * C::KEYS;
@@ -357,9 +351,26 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         load_v({ring.turns - 1});
     }
     items.end();
-    barrier_wait(shared.q_empty(q_ring.stage()), q_ring.parity() ^ 1);
-    put_four(shared.tile(q_ring.stage()), 2, -1, 0, 0, 0);
-    barrier_arrive(shared.q_full(q_ring.stage()));
+    barrier_wait(shared.tile_empty(tile_ring.stage()), tile_ring.parity() ^ 1);
+    put_four(shared.tile(tile_ring.stage()), 2, -1, 0, 0, 0);
+    barrier_wait(shared.q_empty(q_ring().stage()), q_ring().parity() ^ 1);
+    barrier_arrive(shared.q_full(q_ring().stage()));
+}
+
+// What a group of the first rows of `bounds`, `real` of them real, takes.
+template <class C>
+__device__ __forceinline__ Blocks blocks_for(const Brought& brought, Bounds bounds, int real, int keys) {
+    const Span seen = span_seen(bounds, min(real, 64), keys);
+    if (seen.from >= seen.to) return {brought.all, 0, 0, 0, 0};
+    // Of more runs than one, every block may end early.
+    if (brought.len < 0) return {0, 0, brought.all, brought.all, 0};
+    const int low = (u32)seen.from / C::KEYS, high = (u32)(seen.to + C::KEYS - 1) / C::KEYS, all = high - low;
+    const int whole_from = (u32)(max(bounds.lo + 63, 0) + C::KEYS - 1) / C::KEYS;
+    const int whole_to = (u32)(max(min(bounds.hi, brought.len - 1), -1) + 1) / C::KEYS;
+    // V of a block is used with the scores of the next: one more where V has a tail.
+    const int ragged = min(max(high - whole_to, 0) + (high * C::KEYS > brought.len), all);
+    const int whole = min(max(high - ragged - max(whole_from, low), 0), all - ragged);
+    return {brought.high - high, low - brought.low, all, ragged, whole};
 }
 
 struct Yes {
@@ -603,39 +614,44 @@ __device__ __forceinline__ void release_keys(u32 barrier, u32 thread) {
 
 template <class C>
 __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) {
-    const u32 thread = kept(threadIdx.x), group = uniform(thread / 128);
+    const u32 thread = kept(C::TEAMS == 1 ? threadIdx.x : threadIdx.x % C::TEAM), group = uniform(thread / 128);
     const int row = thread / 32 * 16 + thread % 32 / 4;
-    Ring<C::Q_STAGES> q_ring;
-    Ring<C::STAGES> k_ring;
+    Ring<2> tile_ring;
+    auto q_ring = [&]() { return Ring<C::Q_STAGES>{tile_ring.turns}; };
+    Ring<C::K_STAGES> k_ring;
     float o[DIM / 2], s[C::KEYS / 2];
     u32 p[C::KEYS / 4];
     auto pass_over = [&](int count) {
 #pragma unroll 1
         for (; count > 0; --count) {
-            const u32 stage = k_ring.stage(), parity = k_ring.parity();
-            barrier_wait(shared.k_full(stage), parity);
-            release_keys<C>(shared.k_empty(stage), thread);
-            barrier_wait(shared.v_full(stage), parity);
-            release_keys<C>(shared.v_empty(stage), thread);
+            const Ring<C::V_STAGES> v_ring = {k_ring.turns};
+            barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity());
+            release_keys<C>(shared.k_empty(k_ring.stage()), thread);
+            barrier_wait(shared.v_full(v_ring.stage()), v_ring.parity());
+            release_keys<C>(shared.v_empty(v_ring.stage()), thread);
             k_ring.advance();
         }
     };
     for (;;) {
-        barrier_wait(shared.q_full(q_ring.stage()), q_ring.parity());
-        const Blocks blocks = get_blocks(shared.tile(q_ring.stage()));
-        if (blocks.all < 0) return;
+        barrier_wait(shared.q_full(q_ring().stage()), q_ring().parity());
+        const Brought brought = get_brought(shared.tile(tile_ring.stage()));
+        if (brought.all < 0) return;
+        const int4 limits = get_four(shared.tile(tile_ring.stage()), 1);
+        const int first = 64 * group;
+        Blocks blocks = blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w);
+        blocks.all = uniform(blocks.all);
         Rows rows = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}};
 #pragma unroll
         for (int i = 0; i < DIM / 2; ++i) o[i] = 0.0f;
-        if constexpr (C::CLUSTER > 1) pass_over(get_four(shared.tile(q_ring.stage()), 1).y);
+        if constexpr (C::GROUPS * C::CLUSTER > 1) pass_over(blocks.before);
         if (blocks.all > 0) {
-            const u32 q = descriptor(shared.q(q_ring.stage()) + group * 64 * 128, 0);
+            const u32 q = descriptor(shared.q(q_ring().stage()) + group * 64 * 128, 0);
             float factor[2];
             // Keys of the block whose weights were made last.
             int valid;
             auto wait_keys = [&]() { barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity()); };
             // V of the block whose scores were taken last.
-            auto v_ring = [&]() { return Ring<C::STAGES>{k_ring.turns - 1}; };
+            auto v_ring = [&]() { return Ring<C::V_STAGES>{k_ring.turns - 1}; };
             auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring().stage()), v_ring().parity()); };
             auto start_scores = [&]() {
                 hold(s);
@@ -654,7 +670,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 release_keys<C>(shared.k_empty(k_ring.stage()), thread);
                 k_ring.advance();
                 if constexpr (ragged)
-                    mask<C>(s, get_bounds(shared.tile(q_ring.stage())), block, thread / 32 * 16 + thread % 32 / 4);
+                    mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), block, thread / 32 * 16 + thread % 32 / 4);
                 weigh<C>(s, rows, factor, a.scale_log2);
             };
             auto grown = [&]() { return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f); };
@@ -679,7 +695,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 hold(p);
             };
             auto release_values = [&](u32 turns) {
-                release_keys<C>(shared.v_empty(Ring<C::STAGES>{turns}.stage()), thread);
+                release_keys<C>(shared.v_empty(Ring<C::V_STAGES>{turns}.stage()), thread);
             };
             bool used = false;
             // While weights are made, P · V of the block before is under way. The wait for it begins the next turn: at the end
@@ -712,6 +728,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 for (; whole > 0; --whole, --left) turn(No());
                 ragged = left;
             }
+            release(shared.q_empty(q_ring().stage()), thread);
             finish_values();
             if (used) release_values(k_ring.turns - 2);
             pack<C>(s, p);
@@ -721,12 +738,14 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
             wgmma_wait<0>();
             hold(o);
             release_values(k_ring.turns - 1);
+        } else {
+            release(shared.q_empty(q_ring().stage()), thread);
         }
-        if constexpr (C::CLUSTER > 1) pass_over(get_four(shared.tile(q_ring.stage()), 2).w);
-        const Tile done = get_tile(shared.tile(q_ring.stage()));
+        if constexpr (C::GROUPS * C::CLUSTER > 1) pass_over(blocks.after);
+        const Tile done = get_tile(shared.tile(tile_ring.stage()));
         __syncwarp();
-        release(shared.q_empty(q_ring.stage()), thread);
-        q_ring.advance();
+        release(shared.tile_empty(tile_ring.stage()), thread);
+        tile_ring.advance();
         store<C, 0>(a, done, rows, o, row);
         store<C, 1>(a, done, rows, o, row);
     }
@@ -735,21 +754,26 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
 template <class C>
 __device__ __forceinline__ void forward(const Args& a) {
     extern __shared__ u8 dynamic[];
-    const Shared<C> shared = {uniform((shared_address(dynamic) + 1023) / 1024 * 1024)};
-    if (threadIdx.x == 0) {
+    const Shared<C> all = {uniform((shared_address(dynamic) + 1023) / 1024 * 1024)};
+    const int team = threadIdx.x < C::CONSUMERS ? threadIdx.x / C::TEAM : (threadIdx.x - C::CONSUMERS) / 32;
+    const Shared<C> shared = C::TEAMS == 1 ? all : Shared<C>{uniform(all.base + team * C::TEAM_BYTES)};
+    if (threadIdx.x < C::CONSUMERS && threadIdx.x % C::TEAM == 0) {
         for (int i = 0; i < C::Q_STAGES; ++i) {
             barrier_init(shared.q_full(i), 1);
             barrier_init(shared.q_empty(i), 4 * C::GROUPS);
         }
-        for (int i = 0; i < C::STAGES; ++i) {
+        for (int i = 0; i < C::K_STAGES; ++i) {
             barrier_init(shared.k_full(i), 1);
-            barrier_init(shared.v_full(i), 1);
             barrier_init(shared.k_empty(i), 4 * C::GROUPS * C::CLUSTER);
+        }
+        for (int i = 0; i < C::V_STAGES; ++i) {
+            barrier_init(shared.v_full(i), 1);
             barrier_init(shared.v_empty(i), 4 * C::GROUPS * C::CLUSTER);
         }
         for (int i = 0; i < 2; ++i) {
             barrier_init(shared.item_full(i), 1);
             barrier_init(shared.item_empty(i), C::CLUSTER);
+            barrier_init(shared.tile_empty(i), 4 * C::GROUPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -757,10 +781,10 @@ __device__ __forceinline__ void forward(const Args& a) {
     if constexpr (C::CLUSTER > 1) cluster_barrier();
     else __syncthreads();
     if (threadIdx.x >= C::CONSUMERS) {
-        if constexpr (C::GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::PRODUCER_REGISTERS));
-        if (threadIdx.x == C::CONSUMERS) produce<C>(a, shared);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::PRODUCER_REGISTERS));
+        if (threadIdx.x % 32 == 0 && team < C::TEAMS) produce<C>(a, shared);
     } else {
-        if constexpr (C::GROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::CONSUMER_REGISTERS));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::CONSUMER_REGISTERS));
         consume<C>(a, shared);
     }
     if constexpr (C::CLUSTER > 1) cluster_barrier();
@@ -769,26 +793,33 @@ __device__ __forceinline__ void forward(const Args& a) {
 #define PASTED(KIND, DIM, TYPE) forward_##KIND##_##DIM##_##TYPE
 #define NAMED(KIND, DIM, TYPE) PASTED(KIND, DIM, TYPE)
 
-// 128 rows, or 192 where less of each is kept in registers, and blocks of 128 keys.
-using Long = Config<DIM == 128 ? 2 : 3, 128, 2>;
-extern "C" __global__ void __launch_bounds__(Long::THREADS_ALL, 1) NAMED(long, DIM, TYPE)(const __grid_constant__ Args a) {
-    forward<Long>(a);
-}
+#define KERNEL(CONFIG, KIND, ...)                                                                                      \
+    extern "C" __global__ void __VA_ARGS__ __launch_bounds__(CONFIG::THREADS_ALL, 1)                                   \
+        NAMED(KIND, DIM, TYPE)(const __grid_constant__ Args a) {                                                       \
+        forward<CONFIG>(a);                                                                                            \
+    }
 
-#if DIM == 128
-// The same in clusters of two: for sequences so long that what the L2 cache delivers costs more than waiting for another block.
-using Paired = Config<2, 128, 2, 2>;
-extern "C" __global__ void __cluster_dims__(Paired::CLUSTER, 1, 1) __launch_bounds__(Paired::THREADS_ALL, 1)
-    NAMED(paired, DIM, TYPE)(const __grid_constant__ Args a) {
-    forward<Paired>(a);
-}
+// Three groups of 64 rows where registers hold them, and blocks of 128 keys.
+using Long = Config<DIM == 128 ? 2 : 3, 128, 2, 2, 2>;
+KERNEL(Long, long)
+
+// 64 rows a team, and blocks of 64 keys: for packs of the shortest sequences, which move memory more than they multiply.
+#if DIM == 64
+using Short = Config<1, 64, 2, 2, 2, 1, 4>;
+KERNEL(Short, short)
+#else
+using Short = Config<1, 64, 1, 2, 1, 1, 3>;
+KERNEL(Short, short)
+
+// 192 rows that share blocks of 64 keys: what teams would read three times from the L2 cache.
+using Middle = Config<3, 64, 1, 4, 4>;
+KERNEL(Middle, middle)
+
+// The long shape in clusters of two: for sequences so long that what the L2 cache delivers costs more than waiting for another
+// block.
+using Paired = Config<2, 128, 2, 2, 2, 2>;
+KERNEL(Paired, paired, __cluster_dims__(Paired::CLUSTER, 1, 1))
 #endif
-
-// 64 rows, and blocks of 64 keys: for packs of short sequences, which move memory more than they multiply.
-using Short = Config<1, 64, DIM == 128 ? 2 : 4>;
-extern "C" __global__ void __launch_bounds__(Short::THREADS_ALL, 2) NAMED(short, DIM, TYPE)(const __grid_constant__ Args a) {
-    forward<Short>(a);
-}
 
 #ifdef PLAN
 // ---------------------------------------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ const HELPER_FAULTS: &[SourceFault] = faults! {
         Seen::Bits(&["cu_seqlens on rank"]);
     "rows-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
         "if (lane >= tile_rows || row >= rows)" => "if (lane >= tile_rows || row > rows)",
-        Seen::Bits(&["copy valid", "fill padding", "read half"]);
+        Seen::Bits(&["reorder", "copy valid", "fill padding", "read half"]);
     "a-stripe-too-many", PastTheEnd, MAGI_28, "metadata.cu",
         "index >= q.span[s] / stripe" => "index > q.span[s] / stripe",
         Seen::Bits(GATHERS);

@@ -33,6 +33,8 @@ const PLANNERS: usize = 1024;
 const CACHED_BYTES: usize = 24 << 20;
 /// Rows of an average segment up to which the short shape is faster, with head dims up to 64 and over.
 const SHORT_ROWS: [usize; 2] = [640, 96];
+/// Rows of an average segment up to which the middle shape is faster than the long one.
+const MIDDLE_ROWS: usize = 640;
 /// Rows of an average segment, and keys that a row of one sees, from which on clusters are faster.
 const PAIRED_ROWS: usize = 8192;
 
@@ -43,7 +45,9 @@ pub enum Shape {
     Long,
     /// The same, and with head dims over 64 two blocks of threads that share keys and values.
     Paired,
-    /// 64 query rows, 64 keys.
+    /// With head dims over 64, 192 query rows and 64 keys.
+    Middle,
+    /// 64 query rows and 64 keys, and several tiles at once in a block of threads.
     Short,
 }
 
@@ -126,6 +130,8 @@ impl Shape {
         let rows = call.owned[0] / call.segments.max(1);
         if rows <= SHORT_ROWS[usize::from(bucket(dims) > 64)] {
             Shape::Short
+        } else if rows <= MIDDLE_ROWS {
+            Shape::Middle
         } else if rows >= PAIRED_ROWS && call.strides.seen >= PAIRED_ROWS {
             Shape::Paired
         } else {
@@ -135,33 +141,10 @@ impl Shape {
 
     /// The shape that there is in the instance for head dims up to `dim`.
     fn served(self, dim: usize) -> Shape {
-        if self == Shape::Paired && dim <= 64 { Shape::Long } else { self }
-    }
-
-    /// Blocks of threads that share keys and values, and take tiles that follow each other.
-    fn cluster(self) -> usize {
-        if self == Shape::Paired { 2 } else { 1 }
-    }
-
-    /// Groups of 64 query rows of a tile, in the instance for head dims up to `dim`.
-    fn groups(self, dim: usize) -> usize {
         match self {
-            Shape::Long | Shape::Paired if dim <= 64 => 3,
-            Shape::Long | Shape::Paired => 2,
-            Shape::Short => 1,
-        }
-    }
-
-    /// Query rows of a tile.
-    fn rows(self, dim: usize) -> usize {
-        64 * self.groups(dim)
-    }
-
-    /// Keys of a block.
-    fn keys(self) -> usize {
-        match self {
-            Shape::Long | Shape::Paired => 128,
-            Shape::Short => 64,
+            Shape::Paired if dim <= 64 => Shape::Long,
+            Shape::Middle if dim <= 64 => Shape::Short,
+            other => other,
         }
     }
 
@@ -169,32 +152,66 @@ impl Shape {
         match self {
             Shape::Long => "long",
             Shape::Paired => "paired",
+            Shape::Middle => "middle",
             Shape::Short => "short",
         }
     }
 
-    /// Threads of a block and blocks of a multiprocessor.
-    fn threads(self, dim: usize) -> (usize, usize) {
+    /// What the instance for head dims up to `dim` makes of it.
+    fn config(self, dim: usize) -> Config {
+        let long = Config { teams: 1, groups: 2, keys: 128, stages: [2, 2, 2], cluster: 1 };
         match self {
-            Shape::Long | Shape::Paired => (128 * (self.groups(dim) + 1), 1),
-            Shape::Short => (160, 2),
+            Shape::Long if dim <= 64 => Config { groups: 3, ..long },
+            Shape::Long => long,
+            Shape::Paired => Config { cluster: 2, ..long },
+            Shape::Middle => Config { groups: 3, keys: 64, stages: [1, 4, 4], ..long },
+            Shape::Short if dim <= 64 => Config { teams: 4, groups: 1, keys: 64, ..long },
+            Shape::Short => Config { teams: 3, groups: 1, keys: 64, stages: [1, 2, 1], ..long },
         }
     }
+}
 
-    /// Bytes of shared memory: barriers, two tiles of Q, and the rings of K and V, from a multiple of 1024 on.
+/// `Config` of forward.cu.
+#[derive(Clone, Copy, Debug)]
+struct Config {
+    /// Each with its own tiles and shared memory.
+    teams: usize,
+    /// Groups of 64 query rows of a tile.
+    groups: usize,
+    /// Keys of a block.
+    keys: usize,
+    /// Tiles of Q, and blocks of K and V.
+    stages: [usize; 3],
+    /// Blocks of threads that share keys and values, and take tiles that follow each other.
+    cluster: usize,
+}
+
+impl Config {
+    /// Query rows of a tile.
+    fn rows(self) -> usize {
+        64 * self.groups
+    }
+
+    /// Threads of a block: consumers, and a group with the producers.
+    fn threads(self) -> usize {
+        128 * (self.teams * self.groups + 1)
+    }
+
+    /// Bytes of shared memory, from a multiple of 1024 on: of each team barriers and its rings.
     fn shared_bytes(self, dim: usize) -> usize {
-        let stages = if self == Shape::Short && dim <= 64 { 4 } else { 2 };
-        1024 + 1024 + 2 * self.rows(dim) * dim * 2 + 2 * stages * self.keys() * dim * 2
+        let [q, k, v] = self.stages;
+        1024 + self.teams * (1024 + (q * self.rows() + (k + v) * self.keys) * dim * 2)
     }
 }
 
 impl Attention {
     /// Every choice.
-    pub const ALL: [Attention; 5] = [
+    pub const ALL: [Attention; 6] = [
         Attention::Simple,
         Attention::Tuned,
         Attention::Of(Shape::Long),
         Attention::Of(Shape::Paired),
+        Attention::Of(Shape::Middle),
         Attention::Of(Shape::Short),
     ];
 
@@ -207,9 +224,10 @@ impl Attention {
         }
     }
 
-    /// The choice of a name.
-    pub fn by_name(name: &str) -> Option<Attention> {
-        Attention::ALL.into_iter().find(|choice| choice.name() == name)
+    /// The choice of a name; an error that says which there are.
+    pub fn by_name(name: &str) -> Result<Attention, String> {
+        let found = Attention::ALL.into_iter().find(|choice| choice.name() == name);
+        found.ok_or_else(|| format!("use one of: {}", Attention::ALL.map(Attention::name).join(", ")))
     }
 
     /// The shape for a call; `None` where the simple kernel runs it.
@@ -263,7 +281,7 @@ impl CallTables {
 
     /// Tiles that the owned rows make at most, however they are dealt to the segments.
     fn tile_capacity(&self) -> usize {
-        self.owned[0] / Shape::Short.rows(DIM_MAX) + self.segments
+        self.owned[0] / Shape::Short.config(DIM_MAX).rows() + self.segments
     }
 }
 
@@ -342,7 +360,8 @@ impl Gpu {
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
         let bucket = bucket([dim, dim_v]);
         let shape = shape.served(bucket);
-        let [rows, keys, cluster] = [shape.rows(bucket), shape.keys(), shape.cluster()];
+        let config = shape.config(bucket);
+        let (rows, cluster) = (config.rows(), config.cluster);
         let rows_at = plan.address() + PLAN_BYTES as u64;
         let keys_at = rows_at + (PLANNED_ROWS_BYTES * call.segments) as u64;
         let tiles_at = keys_at + (PLANNED_KEYS_BYTES * call.runs) as u64;
@@ -366,8 +385,8 @@ impl Gpu {
         let arguments = RawArguments {
             maps: [
                 tensor_map(self, "q", q, q_step, rows)?,
-                tensor_map(self, "k", k, kv_step, keys / cluster)?,
-                tensor_map(self, "v", v, kv_step, keys / cluster)?,
+                tensor_map(self, "k", k, kv_step, config.keys / cluster)?,
+                tensor_map(self, "v", v, kv_step, config.keys / cluster)?,
             ],
             plan: plan.address(),
             rows: rows_at,
@@ -385,12 +404,11 @@ impl Gpu {
             scale_log2: scale_log2(scale),
         };
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
-        let (threads, blocks) = shape.threads(bucket);
         self.launch("forward_plan", (1, 1, PLANNERS), &[&planned])?;
         self.launch_with(
             &format!("forward_{}_{bucket}_{instance}", shape.name()),
-            (self.multiprocessors()? / cluster * cluster * blocks, 1, threads),
-            shape.shared_bytes(bucket),
+            (self.multiprocessors()? / cluster * cluster, 1, config.threads()),
+            config.shared_bytes(bucket),
             &[&arguments],
         )
     }
@@ -488,9 +506,10 @@ mod tests {
     fn sizes_are_those_of_the_source() {
         assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 9 * 4 + 60);
         assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 6 * 4);
-        for dim in [64, 128] {
-            assert!(Shape::Long.shared_bytes(dim) <= 232_448);
-            assert!(2 * (Shape::Short.shared_bytes(dim) + 1024) <= 233_472);
+        for shape in [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short] {
+            for dim in [64, 128] {
+                assert!(shape.served(dim).config(dim).shared_bytes(dim) <= 232_448, "{shape:?}, {dim}");
+            }
         }
     }
 
@@ -502,18 +521,20 @@ mod tests {
             let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
             Shape::of(&CallTables::new(&call, [rows, rows], false).expect("one run of all rows"), dims)
         };
-        assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [Shape::Short, Shape::Long]);
+        assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [Shape::Short, Shape::Middle]);
+        assert_eq!([640, 641].map(|rows| of(rows, None, [72, 64])), [Shape::Middle, Shape::Long]);
         assert_eq!([640, 641].map(|rows| of(rows, None, [64, 64])), [Shape::Short, Shape::Long]);
         assert_eq!([8191, 8192].map(|rows| of(rows, None, [128, 128])), [Shape::Long, Shape::Paired]);
         assert_eq!(of(8192, Some(-512), [128, 128]), Shape::Long, "a window leaves few keys to share");
-        assert_eq!(Shape::Paired.served(64), Shape::Long);
+        assert_eq!([Shape::Paired, Shape::Middle].map(|shape| shape.served(64)), [Shape::Long, Shape::Short]);
     }
 
     #[test]
     fn choices_have_names() {
         for choice in Attention::ALL {
-            assert_eq!(Attention::by_name(choice.name()), Some(choice));
+            assert_eq!(Attention::by_name(choice.name()), Ok(choice));
         }
-        assert_eq!(Attention::by_name("other"), None);
+        let said = Attention::by_name("other").expect_err("there is none");
+        assert_eq!(said, "use one of: simple, tuned, long, paired, middle, short");
     }
 }

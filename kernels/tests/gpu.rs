@@ -53,9 +53,14 @@ fn the_fixed_order_gives_the_same_bits_and_any_order_does_not() {
     let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
     for dim in STEADY_DIMS {
         for (name, mask) in STEADY_MASKS {
-            let steady = steady(&gpu, dim, mask, STEADY_LAUNCHES).unwrap_or_else(|error| panic!("{error}"));
-            assert_eq!(steady.fixed, 0, "head dim {dim}, {name}: {steady:?}");
-            assert!(steady.any > 0, "head dim {dim}, {name}: differences would not be seen: {steady:?}");
+            // Which launch meets another order is chance, most of all beside other processes.
+            let launches = [1, 4, 16, 64].map(|times| times * STEADY_LAUNCHES);
+            let any = launches.into_iter().any(|launches| {
+                let steady = steady(&gpu, dim, mask, launches).unwrap_or_else(|error| panic!("{error}"));
+                assert_eq!(steady.fixed, 0, "head dim {dim}, {name}: {steady:?}");
+                steady.any > 0
+            });
+            assert!(any, "head dim {dim}, {name}: differences would not be seen");
         }
     }
 }

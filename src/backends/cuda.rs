@@ -105,7 +105,7 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
 
 impl Cuda {
     /// From `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`), `attention` (`simple`, `tuned`, `long`,
-    /// `paired` or `short`), `dq` (`fixed` or `any`) and `streams`; 0, `running`, `on`, `simple`, `fixed` and 1 where absent.
+    /// `paired`, `middle` or `short`), `dq` (`fixed` or `any`) and `streams`; 0, `running`, `on`, `simple`, `fixed` and 1 where absent.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, BackendError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -119,8 +119,8 @@ impl Cuda {
                     (known.then(|| subject.helpers = value == "on"), "on or off")
                 }
                 "attention" => {
-                    let taken = Attention::by_name(value).map(|attention| subject.attention = attention);
-                    (taken, "simple, tuned, long, paired or short")
+                    let taken = Attention::by_name(value).ok().map(|attention| subject.attention = attention);
+                    (taken, "simple, tuned, long, paired, middle or short")
                 }
                 "dq" => (Order::by_name(value).map(|dq| subject.dq = dq), "fixed or any"),
                 "streams" => {

@@ -11,8 +11,9 @@ use super::output::{complain, note};
 use crate::bench;
 use crate::power::{self, Plan};
 use seamproof_kernels::Gpu;
-use seamproof_kernels::bench::{self as gpu_bench, Attention, BenchError, Kernel, Subject};
+use seamproof_kernels::bench::{self as gpu_bench, Attention, BenchError, Subject};
 use seamproof_kernels::cache::Cache;
+use seamproof_kernels::forward::Attention as Kernel;
 use seamproof_oracle::Pass;
 
 /// Lengths of the sequences that the oracle is measured on.
@@ -63,8 +64,8 @@ enum What {
         /// The pass: forward or backward
         #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
         pass: Pass,
-        /// The forward's kernel: tuned (if not given), long, paired, short or simple
-        #[arg(long, value_parser = kernel)]
+        /// The forward's kernel: tuned (if not given), long, paired, middle, short or simple
+        #[arg(long, value_parser = Kernel::by_name)]
         kernel: Option<Kernel>,
         /// Tracks of kernels/bench/tracks.json; all if not given
         #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
@@ -120,7 +121,7 @@ fn power(plan: &Plan) -> io::Result<bool> {
 /// What `bench attention` measures.
 fn subject(pass: Pass, kernel: Option<Kernel>) -> Result<Subject, CliError> {
     match (pass, kernel) {
-        (Pass::Forward, kernel) => Ok(Subject::Forward(kernel.unwrap_or(Kernel::ALL[0]))),
+        (Pass::Forward, kernel) => Ok(Subject::Forward(kernel.unwrap_or(Kernel::Tuned))),
         (Pass::Backward, None) => Ok(Subject::Backward),
         (Pass::Backward, Some(_)) => {
             let what =
@@ -137,15 +138,6 @@ fn pass(name: &str) -> Result<Pass, String> {
         "backward" => Ok(Pass::Backward),
         _ => Err("no such pass; use forward or backward".to_owned()),
     }
-}
-
-/// A kernel by its name.
-fn kernel(name: &str) -> Result<Kernel, String> {
-    let known = || Kernel::ALL.map(Kernel::name).join(", ");
-    Kernel::ALL
-        .into_iter()
-        .find(|kernel| kernel.name() == name)
-        .ok_or_else(|| format!("no such kernel; use one of: {}", known()))
 }
 
 fn on_gpu(

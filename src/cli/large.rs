@@ -30,8 +30,8 @@ pub(super) struct Args {
     /// Columns of `seamproof bench attention`; all if not given
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
     columns: Vec<String>,
-    /// The kernel that runs forwards: simple, tuned, long, paired or short
-    #[arg(long, default_value = "tuned", value_parser = attention)]
+    /// The kernel that runs forwards: simple, tuned, long, paired, middle or short
+    #[arg(long, default_value = "tuned", value_parser = Attention::by_name)]
     attention: Attention,
     /// So many random problems with sequences of up to 16384 tokens in place of the tracks
     #[arg(long)]
@@ -48,11 +48,6 @@ pub(super) struct Args {
     /// Which GPU
     #[arg(long, default_value_t = 0)]
     gpu: usize,
-}
-
-/// A kernel by its name.
-fn attention(name: &str) -> Result<Attention, String> {
-    Attention::by_name(name).ok_or_else(|| "use simple, tuned, long, paired or short".to_owned())
 }
 
 /// Random problems as large as this command is for.

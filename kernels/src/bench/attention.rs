@@ -16,7 +16,7 @@ use super::tracks::{Cell, cells, tracks};
 use super::{BenchError, median_ms};
 use crate::attend::CallTables;
 use crate::error::KernelError;
-use crate::forward::Shape;
+use crate::forward::Attention as Kernel;
 use crate::gpu::Gpu;
 use crate::ready::{FORMATS, Launcher, Numbers, Tensors, forward_launcher};
 
@@ -24,21 +24,6 @@ pub(super) const TIMING: Timing =
     Timing { sets: 2, launches: 8, warm_up: Duration::from_millis(300), repetitions: 21 };
 /// A launch that takes longer is repeated less often: what lies between launches is nothing to it.
 const SLOW_MS: f64 = 20.0;
-
-/// The kernels of the forward that can be measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernel {
-    /// The one for tensor cores, in the shape that it chooses.
-    Tuned,
-    /// The same for long sequences.
-    Long,
-    /// The same for very long sequences.
-    Paired,
-    /// The same for short sequences.
-    Short,
-    /// The simple one that serves every call: slow, so that only short tracks end soon.
-    Simple,
-}
 
 /// Which pass is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,30 +47,12 @@ pub struct Attention<'a> {
     pub peer: Option<&'a str>,
 }
 
-impl Kernel {
-    /// Every kernel, the one that is measured where none is named first.
-    pub const ALL: [Kernel; 5] = [Kernel::Tuned, Kernel::Long, Kernel::Paired, Kernel::Short, Kernel::Simple];
-
-    /// The name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kernel::Tuned => "tuned",
-            Kernel::Long => "long",
-            Kernel::Paired => "paired",
-            Kernel::Short => "short",
-            Kernel::Simple => "simple",
-        }
-    }
-
-    /// Puts what a call says where the GPU reads it; what comes back launches the call.
-    fn ready<'g>(self, gpu: &'g Gpu, problem: &Problem) -> Result<Launcher<'g>, KernelError> {
-        match self {
-            Kernel::Tuned => forward_launcher(gpu, problem, None),
-            Kernel::Long => forward_launcher(gpu, problem, Some(Shape::Long)),
-            Kernel::Paired => forward_launcher(gpu, problem, Some(Shape::Paired)),
-            Kernel::Short => forward_launcher(gpu, problem, Some(Shape::Short)),
-            Kernel::Simple => simple(gpu, problem),
-        }
+/// Puts what a call says where the GPU reads it; what comes back launches the call by a kernel.
+fn launcher<'g>(gpu: &'g Gpu, problem: &Problem, kernel: Kernel) -> Result<Launcher<'g>, KernelError> {
+    match kernel {
+        Kernel::Simple => simple(gpu, problem),
+        Kernel::Tuned => forward_launcher(gpu, problem, None),
+        Kernel::Of(shape) => forward_launcher(gpu, problem, Some(shape)),
     }
 }
 
@@ -133,7 +100,7 @@ fn forward(gpu: &Gpu, kernel: Kernel, cells: &[Cell], figures: &mut Figures) -> 
         let problem = &cell.problem;
         let sets = (0..TIMING.sets).map(|_| Tensors::new(gpu, problem, &numbers));
         let sets: Vec<Tensors> = sets.collect::<Result<_, _>>()?;
-        let launcher = kernel.ready(gpu, problem)?;
+        let launcher = launcher(gpu, problem, kernel)?;
         let ms = time(gpu, |set| launcher(&sets[set].forward(problem)))?;
         figures.line(cell, Figure { mode: "", operations: cell.operations(), ms }, (TIMING, None))?;
     }

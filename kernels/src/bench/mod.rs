@@ -11,7 +11,7 @@ mod tracks;
 use std::io;
 use std::time::{Duration, Instant};
 
-pub use attention::{Attention, Kernel, Subject, attention, problems};
+pub use attention::{Attention, Subject, attention, problems};
 pub use thd::thd;
 
 use crate::error::KernelError;

@@ -131,6 +131,7 @@ impl CudaDevice<'_> {
             None => "attend: attend",
             Some(Shape::Long) => "attend: forward_long",
             Some(Shape::Paired) => "attend: forward_paired",
+            Some(Shape::Middle) => "attend: forward_middle",
             Some(Shape::Short) => "attend: forward_short",
         });
         memory.record(move |gpu, frame| {

@@ -25,8 +25,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
             => "keys_below(r + bounds.lo + 1 - first_key",
         VALUES;
     "lowest-block-skipped", WrongSeam, "the first block of keys is skipped: https://github.com/intel/sycl-tla/pull/489", "forward.cu",
-        "(u32)(to + C::KEYS - 1) / C::KEYS : low;"
-            => "(u32)(to + C::KEYS - 1) / C::KEYS : low;\n    low += high - low > 1;",
+        "low = (u32)seen.from / C::KEYS, high"
+            => "low = (u32)seen.from / C::KEYS + (seen.to - seen.from > 2 * C::KEYS), high",
         VALUES;
     "tile-out-not-rescaled", Arithmetic, "out is not rescaled: https://arxiv.org/abs/1805.02867", "forward.cu",
         "o[i] *= factor[i / 2 % 2];"
@@ -85,7 +85,11 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
             => "a.plan->tiles = sum - (sum > 1);",
         FORGETS;
     "second-group-reads-the-firsts-rows", WrongSeam, "rows of the tile's other half: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
-        "descriptor(shared.q(q_ring.stage()) + group * 64 * 128, 0);"
-            => "descriptor(shared.q(q_ring.stage()), 0);",
+        "descriptor(shared.q(q_ring().stage()) + group * 64 * 128, 0);"
+            => "descriptor(shared.q(q_ring().stage()), 0);",
+        VALUES;
+    "second-group-passes-over-the-firsts-blocks", WrongSeam, "blocks of keys are skipped: https://github.com/intel/sycl-tla/pull/489", "forward.cu",
+        "blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w);"
+            => "blocks_for<C>(brought, {limits.y, limits.z}, limits.x, limits.w);",
         VALUES;
 };
