@@ -390,6 +390,39 @@ fn the_whole_catalogue_is_scored_by_rung() {
     }
 }
 
+/// The faults at the call of a subject behind worker processes: each is caught there.
+#[test]
+fn the_faults_at_the_call_are_scored_on_a_backend() {
+    let place = place();
+    let on = |backend: &'static str| ["faults", "--score", "--quick", "--backend", backend];
+    let whole = seamproof(place.path(), &on("emulated@worker"));
+    let said = stdout(&whole);
+    assert_eq!(code(&whole), 0, "{said}{}", stderr(&whole));
+    assert_eq!(said.lines().filter(|line| line.starts_with("caught call-")).count(), 20, "{said}");
+    assert!(!said.contains("those of the judge too"), "{said}");
+    for text in ["rung ", "faults in subjects 20 · in the judge 0 · missed 0", "at most 20: held"] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+    let only = |backend: &'static str, id: &'static str| {
+        seamproof(place.path(), &[&on(backend)[..], &["--only", id]].concat())
+    };
+    let one = only("emulated:arithmetic=hopper", "call-scale-off");
+    assert_eq!((code(&one), stdout(&one).contains("caught call-scale-off")), (0, true), "{}", stdout(&one));
+    // A subject that is wrong whatever it is told shows nothing of what it is told.
+    let broken = only("mock:error=others", "call-scale-off");
+    assert_eq!(code(&broken), 70, "{}", stdout(&broken));
+    for text in ["NOT RUN call-scale-off", "wrong without the fault, too, on 20 of 20", "missed 0"] {
+        assert!(stdout(&broken).contains(text), "{text} is not in {}", stdout(&broken));
+    }
+    let refused = |arguments: &[&str], texts: &[&str]| refuses(place.path(), arguments, texts);
+    refused(&on("mock:bad-device=0"), &["backend mock cannot be started", "gone"]);
+    refused(&on("abacus"), &["--backend", "abacus"]);
+    refused(&on("emulated~call-scale-off"), &["called wrongly already", "--only"]);
+    refused(&[&on("emulated")[..], &["--only", "merge-twice"]].concat(), &["--only", "fault at the call"]);
+    refused(&[&on("emulated")[..], &["--gpu"]].concat(), &["--gpu"]);
+    refused(&["faults", "--backend", "emulated"], &["--score"]);
+}
+
 /// Each stored defect: what is computed beside what should be, and the step in which it goes wrong.
 #[test]
 fn a_stored_defect_is_explained() {
