@@ -587,6 +587,32 @@ fn a_failure_in_company_is_replayed_in_company() {
     assert_eq!(code(&seamproof(dir, &["replay", "seamproof.out", "--workers", "1"])), 3);
 }
 
+/// The runs before a failure are stored as they were made: they are not made wrong once more.
+#[test]
+fn the_runs_before_a_wrong_call_are_replayed_as_they_were() {
+    let place = tempfile::tempdir().expect("a directory");
+    let dir = place.path();
+    let name = format!("{}~call-softcap-dropped", mock::NAME);
+    let subject = Subject { name, options: options(&[("history", "always")]) };
+    let before = vec![Earlier { options: subject.options.clone(), problem: capped() }];
+    let case = Case { before, ..Case::new(subject, 0, with_sink()) };
+    fs::write(dir.join("case.json"), case.to_json()).expect("the case is written");
+    let output = seamproof(dir, &["replay", "case.json", "--workers", "1"]);
+    assert_eq!(code(&output), 3, "{}", stdout(&output));
+}
+
+/// What a campaign finds of a subject that is called wrongly replays by that name.
+#[test]
+fn a_campaign_on_a_subject_that_is_called_wrongly_finds_it() {
+    let place = tempfile::tempdir().expect("a directory");
+    let dir = place.path();
+    let output = seamproof(dir, &campaign("mock~call-lse-in-bf16", &[]));
+    assert_eq!(code(&output), 2, "{}", stdout(&output));
+    assert_eq!(code(&seamproof(dir, &["replay", "seamproof.out", "--workers", "1"])), 2);
+    let right = ["replay", "seamproof.out", "--workers", "1", "--backend", "mock"];
+    assert_eq!(code(&seamproof(dir, &right)), 0);
+}
+
 /// A supervisor goes on with workers of its own build, whatever lies in its program's place by now.
 #[cfg(target_os = "linux")]
 #[test]
