@@ -390,6 +390,33 @@ fn the_whole_catalogue_is_scored_by_rung() {
     }
 }
 
+/// What can't give an answer is refused before anything runs, and nothing is left on disk.
+#[test]
+fn questions_without_an_answer_are_refused_at_once() {
+    let place = place();
+    let refused = |arguments: &[&str], texts: &[&str]| refuses(place.path(), arguments, texts);
+    refused(&["run", "--cases", "0"], &["--cases", "1.."]);
+    refused(&["run", "--backend", "emulated:"], &["--backend", "OPTION=VALUE", "or BACKEND alone"]);
+    refused(&["nightly", "--budget", "1h"], &["corpus/regressions", "--corpus", "checkout"]);
+    refused(&["calibrate", "emulated", "--cases", "1", "--lock", "lock.json"], &["1 cases", "at least 48"]);
+    assert_eq!(fs::read_dir(place.path()).expect("a directory").count(), 0);
+    let locked = ["calibrate", "emulated", "--cases", "60", "--lock", "lock.json"];
+    assert_eq!(code(&seamproof(place.path(), &locked)), 0);
+    assert!(place.path().join("lock.json").exists());
+}
+
+#[test]
+fn a_campaign_that_held_says_so_in_its_last_line() {
+    let place = place();
+    let output = seamproof(place.path(), &["run", "--seed", "1", "--cases", "1000"]);
+    let said = stdout(&output);
+    let last = said.lines().last().unwrap_or_default();
+    assert_eq!(code(&output), 0, "{said}");
+    assert!(last.starts_with("result    nothing was found: ") && last.contains(" cases held, "), "{said}");
+    let few = seamproof(place.path(), &["run", "--seed", "1", "--cases", "3"]);
+    assert!(code(&few) == 4 && !stdout(&few).contains("nothing was found"), "{}", stdout(&few));
+}
+
 /// The faults at the call of a subject behind worker processes: each is caught there.
 #[test]
 fn the_faults_at_the_call_are_scored_on_a_backend() {
