@@ -31,6 +31,13 @@ const KV_TILES: [usize; 4] = [16, 32, 64, 128];
 /// Draws of the generator for each dithered case wanted, at most.
 const DRAWS_MAX: u64 = 100;
 
+/// Least share of dithered cases that condemn a wrong candidate. Of 139 cases of the emulated kernel 62 condemn the one that
+/// survives most, scaled queries, which differ where the scale is no power of two; a third is what that count leaves with a
+/// chance of one in 300.
+const CONDEMNING_SHARE: f64 = 1.0 / 3.0;
+/// Chance that a lock may be of a profile that is not the subject's.
+const WRONG_LOCK_CHANCE: f64 = 1e-6;
+
 /// What the forward shows of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForwardFacts {
@@ -149,6 +156,16 @@ pub enum Unlockable {
          gone"
     )]
     ScaledQueries,
+}
+
+/// Least cases of a lock: fewer may leave a wrong candidate alone where the subject's own is not among them. Each of the
+/// others survives a case with a chance of at most 1 − [`CONDEMNING_SHARE`], and all that do add up to
+/// [`WRONG_LOCK_CHANCE`] at most.
+pub fn lock_cases_min() -> u64 {
+    let merges = 1 + MergeOrder::ALL.len();
+    let candidates = (ForwardFacts::all().count() * merges * BackwardFacts::all().count()) as f64;
+    let cases = libm::log(WRONG_LOCK_CHANCE / candidates) / libm::log(1.0 - CONDEMNING_SHARE);
+    cases.ceil() as u64
 }
 
 impl Calibration {

@@ -86,10 +86,11 @@ pub fn replay_as(case: &Case, backend: &dyn Backend, problem: &Problem) -> Resul
 }
 
 /// Makes the runs that a case needs before it, on its subject. A thread goes back to the worker that it had, so that the
-/// case meets what they left behind; what comes of themselves is nobody's question.
+/// case meets what they left behind; what comes of themselves is nobody's question. Of a subject with a fault at its call
+/// they are the calls as they were made, wrong already.
 fn run_before(case: &Case) -> Result<(), ReplayError> {
     for Earlier { options, problem } in &case.before {
-        let backend = backends::by_name(&case.subject.name, options)?;
+        let backend = backends::by_name(backends::called(&case.subject.name), options)?;
         let _ = caught(|| backend.run(problem, &values::inputs(problem)));
     }
     Ok(())

@@ -25,7 +25,7 @@ use crate::values::{self, Poison};
 
 pub use rungs::{RungScore, reason};
 pub use score::{Effort, First, MEDIAN_CASES_MAX, Repro, Score, Scored, by_campaign, score, score_all};
-pub use suspect::{Suspect, call_stream, miscalled};
+pub use suspect::{Call, Suspect, call_stream};
 pub use table::{TABLE_FAULTS, TableFault, Tabled};
 
 /// Problems that are drawn for one fault and seed.
@@ -76,6 +76,6 @@ pub fn by_checker(fault: &Fault, seed: u64) -> Option<First> {
     stream(fault, seed).enumerate().find_map(|(index, (problem, schedule))| {
         let what = rejection(&problem, &schedule)?;
         let (cases, seconds) = (index + 1, start.elapsed().as_secs_f64());
-        Some(First { by: Catcher::Checker, tensor: None, what, cases, seconds, problem })
+        Some(First { by: Catcher::Checker, tensor: None, what, cases, seconds, problem, flawed: 0 })
     })
 }

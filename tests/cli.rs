@@ -390,6 +390,66 @@ fn the_whole_catalogue_is_scored_by_rung() {
     }
 }
 
+/// What can't give an answer is refused before anything runs, and nothing is left on disk.
+#[test]
+fn questions_without_an_answer_are_refused_at_once() {
+    let place = place();
+    let refused = |arguments: &[&str], texts: &[&str]| refuses(place.path(), arguments, texts);
+    refused(&["run", "--cases", "0"], &["--cases", "1.."]);
+    refused(&["run", "--backend", "emulated:"], &["--backend", "OPTION=VALUE", "or BACKEND alone"]);
+    refused(&["nightly", "--budget", "1h"], &["corpus/regressions", "--corpus", "checkout"]);
+    refused(&["calibrate", "emulated", "--cases", "1", "--lock", "lock.json"], &["1 cases", "at least 48"]);
+    assert_eq!(fs::read_dir(place.path()).expect("a directory").count(), 0);
+    let locked = ["calibrate", "emulated", "--cases", "60", "--lock", "lock.json"];
+    assert_eq!(code(&seamproof(place.path(), &locked)), 0);
+    assert!(place.path().join("lock.json").exists());
+}
+
+#[test]
+fn a_campaign_that_held_says_so_in_its_last_line() {
+    let place = place();
+    let output = seamproof(place.path(), &["run", "--seed", "1", "--cases", "1000"]);
+    let said = stdout(&output);
+    let last = said.lines().last().unwrap_or_default();
+    assert_eq!(code(&output), 0, "{said}");
+    assert!(last.starts_with("result    nothing was found: ") && last.contains(" cases held, "), "{said}");
+    let few = seamproof(place.path(), &["run", "--seed", "1", "--cases", "3"]);
+    assert!(code(&few) == 4 && !stdout(&few).contains("nothing was found"), "{}", stdout(&few));
+}
+
+/// The faults at the call of a subject behind worker processes: each is caught there.
+#[test]
+fn the_faults_at_the_call_are_scored_on_a_backend() {
+    let place = place();
+    let on = |backend: &'static str| ["faults", "--score", "--quick", "--backend", backend];
+    let whole = seamproof(place.path(), &on("emulated@worker"));
+    let said = stdout(&whole);
+    assert_eq!(code(&whole), 0, "{said}{}", stderr(&whole));
+    assert_eq!(said.lines().filter(|line| line.starts_with("caught call-")).count(), 20, "{said}");
+    assert!(!said.contains("those of the judge too"), "{said}");
+    for text in ["rung ", "faults in subjects 20 · in the judge 0 · missed 0", "at most 20: held"] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+    let only = |backend: &'static str, id: &'static str| {
+        seamproof(place.path(), &[&on(backend)[..], &["--only", id]].concat())
+    };
+    let one = only("emulated:arithmetic=hopper", "call-scale-off");
+    assert_eq!((code(&one), stdout(&one).contains("caught call-scale-off")), (0, true), "{}", stdout(&one));
+    // A subject that is wrong whatever it is told shows nothing of what it is told.
+    let broken = only("mock:error=others", "call-scale-off");
+    assert_eq!(code(&broken), 70, "{}", stdout(&broken));
+    for text in ["NOT RUN call-scale-off", "wrong without the fault, too, on 20 of 20", "missed 0"] {
+        assert!(stdout(&broken).contains(text), "{text} is not in {}", stdout(&broken));
+    }
+    let refused = |arguments: &[&str], texts: &[&str]| refuses(place.path(), arguments, texts);
+    refused(&on("mock:bad-device=0"), &["backend mock cannot be started", "gone"]);
+    refused(&on("abacus"), &["--backend", "abacus"]);
+    refused(&on("emulated~call-scale-off"), &["called wrongly already", "--only"]);
+    refused(&[&on("emulated")[..], &["--only", "merge-twice"]].concat(), &["--only", "fault at the call"]);
+    refused(&[&on("emulated")[..], &["--gpu"]].concat(), &["--gpu"]);
+    refused(&["faults", "--backend", "emulated"], &["--score"]);
+}
+
 /// Each stored defect: what is computed beside what should be, and the step in which it goes wrong.
 #[test]
 fn a_stored_defect_is_explained() {

@@ -2,17 +2,24 @@
 //! the cases on which it is caught when it is not planted.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
-use seamproof::backends::{self, Emulated, MISCALLS};
+use seamproof::backend::{Backend, Outputs, Promises, RunError, Wrapper};
+use seamproof::backends::{self, Arithmetic, Emulated, MISCALLS, Miscall, Miscalled, miscall};
+use seamproof::campaign::Registered;
+use seamproof::evaluate::evaluate;
 use seamproof::faults::{
     Effort, First, MEDIAN_CASES_MAX, Score, Scored, Suspect, TABLE_FAULTS, by_campaign, by_checker,
-    call_stream, miscalled, score, score_all, stream,
+    call_stream, score, score_all, stream,
 };
+use seamproof::generate::{self, Draw, Limits};
 use seamproof::judge::faults::JudgeScore;
 use seamproof::judge::{self, judge};
+use seamproof::values;
 use seamproof::verdict::{Check, Verdict};
-use seamproof_oracle::Problem;
+use seamproof_oracle::{Inputs, Pass, Problem};
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults::{ABSENT, Catcher, Fault, PLANTABLE, WINDOW_OFF_BY_ONE, by_id, catalogue};
 
@@ -137,17 +144,134 @@ fn every_fault_at_the_call_is_found_where_it_shows() {
 }
 
 #[test]
-fn every_fault_at_the_call_replays_by_name() {
+fn every_fault_at_the_call_replays_by_name_on_every_backend() {
     for miscall in &MISCALLS {
         assert!(miscall.source.starts_with("https://") && miscall.imitates.len() > 20, "{}", miscall.id);
-        assert!(
-            call_stream(miscalled(miscall, SEED), SEED).next().is_some(),
-            "{} changes nothing",
-            miscall.id
-        );
-        let name = format!("emulated~{}", miscall.id);
-        let backend = backends::by_name(&name, &backends::draw_options(&name, 3)).expect("a backend");
-        assert_eq!(backend.name(), name);
+        let mut problems = Suspect::from(miscall).stream(SEED).expect("the emulated kernel");
+        assert!(problems.next().is_some(), "{} changes nothing", miscall.id);
+        for called in ["emulated", "emulated@worker", "emulated+window-off-by-one", "cuda", "mock"] {
+            let name = format!("{called}~{}", miscall.id);
+            let options = backends::draw_options(&name, 3);
+            assert_eq!(options, backends::draw_options(called, 3));
+            assert_eq!(backends::by_name(&name, &options).expect("a backend").name(), name);
+            assert_eq!(backends::called(&name), called);
+        }
     }
-    assert!(backends::by_name("emulated~nothing", &Default::default()).is_err());
+    for name in ["emulated~nothing", "abacus~call-scale-off", "~call-scale-off", "emulated~"] {
+        assert!(backends::by_name(name, &Default::default()).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn a_fault_at_the_call_stands_behind_the_name_or_the_options() {
+    let read =
+        |text: &str| backends::parse(text).map(|(name, options)| (name, options.into_iter().collect()));
+    let long: Vec<(String, String)> = vec![("attention".into(), "long".into())];
+    let wrong = "cuda~call-scale-off".to_owned();
+    assert_eq!(read("cuda~call-scale-off"), Ok((wrong.clone(), Vec::new())));
+    for text in ["cuda~call-scale-off:attention=long", "cuda:attention=long~call-scale-off"] {
+        assert_eq!(read(text), Ok((wrong.clone(), long.clone())));
+    }
+    let path = vec![("once".to_owned(), "~/here".to_owned())];
+    assert_eq!(read("mock:once=~/here"), Ok(("mock".to_owned(), path)));
+    for text in ["emulated:", "emulated:q_tile", "emulated:q_tile=4,", "emulated:~call-scale-off"] {
+        assert!(read(text).is_err(), "{text}");
+    }
+}
+
+/// The emulated kernel of Hopper's arithmetic that sums dq in another order on every run, and promises no bits of it.
+#[derive(Default)]
+struct AnyOrder {
+    inner: Emulated,
+    runs: AtomicU64,
+}
+
+impl Wrapper for AnyOrder {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
+    fn name(&self) -> &str {
+        "any-order"
+    }
+
+    fn promises(&self) -> Promises {
+        Promises { deterministic_backward: false, ..self.inner.promises() }
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let order = self.runs.fetch_add(1, Ordering::Relaxed);
+        Emulated { order, ..self.inner }.run(problem, inputs)
+    }
+}
+
+fn hopper() -> Emulated {
+    Emulated { arithmetic: Arithmetic::Hopper, ..Emulated::default() }
+}
+
+fn any_order() -> Box<dyn Backend> {
+    Box::new(AnyOrder { inner: hopper(), ..AnyOrder::default() })
+}
+
+fn wrong(subject: Box<dyn Backend>, id: &str) -> Miscalled {
+    Miscalled::new(subject, miscall(id).expect("a fault at the call"))
+}
+
+/// Two runs of a subject that sums in any order differ; that is no fault of the call. One whose order is fixed is asked the
+/// same, and answers the same.
+#[test]
+fn an_equivalent_call_does_not_show_whatever_the_order_of_sums() {
+    let problem = |index| match generate::draw(SEED, index, &Limits::seams()) {
+        Draw::Problem(problem) => Some(problem),
+        Draw::Malformed(_) => None,
+    };
+    let without_window = |problem: &Problem| problem.mask.left.is_none() && problem.pass == Pass::Backward;
+    let mut differ = 0;
+    for problem in (0..400).filter_map(problem).filter(without_window) {
+        let inputs = values::inputs(&problem);
+        let subject = any_order();
+        if let (Ok(first), Ok(second)) = (subject.run(&problem, &inputs), subject.run(&problem, &inputs)) {
+            differ += usize::from(backends::difference(&first, &second).is_some());
+        }
+        for subject in [subject, Box::new(hopper())] {
+            assert!(!wrong(subject, "call-window-narrower").shows(&problem, &inputs));
+        }
+    }
+    assert!(differ > 0, "no two runs differ");
+}
+
+#[test]
+fn every_fault_at_the_call_is_found_on_subjects_of_either_order() {
+    let subjects: [fn() -> Box<dyn Backend>; 2] = [any_order, || Box::new(hopper())];
+    let found = |miscall: &Miscall, subject: fn() -> Box<dyn Backend>| {
+        let subject = Arc::new(wrong(subject(), miscall.id));
+        let mut problems = call_stream(&subject, SEED, &Limits::seams()).take(MEDIAN_CASES_MAX);
+        problems.any(|problem| matches!(evaluate(&*subject, &problem), Verdict::Finding(_)))
+    };
+    let missed: Vec<&str> = MISCALLS
+        .par_iter()
+        .filter(|miscall| !subjects.into_iter().all(|subject| found(miscall, subject)))
+        .map(|miscall| miscall.id)
+        .collect();
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+/// What a subject shows by itself is not the fault at its call.
+#[test]
+fn a_subjects_own_fault_is_not_taken_for_the_one_at_its_call() {
+    let registered = || Registered::new("emulated+window-off-by-one").expect("a backend");
+    let of = |id: &'static str| {
+        Suspect::at_calls_of(registered()).find(|suspect| suspect.id() == id).expect("a fault at the call")
+    };
+    let own = backends::by_name("emulated+window-off-by-one", &Default::default()).expect("a backend");
+    let mut flawed = 0;
+    for id in ["call-scale-off", "call-dk-of-a-head-halved", "call-kv-heads-rotated"] {
+        let (first, _) = by_campaign(of(id), SEED).expect("it runs").expect("it is found");
+        assert!(matches!(judge(&*own, &first.problem), Verdict::Pass(_)), "{id}");
+        flawed += first.flawed;
+    }
+    assert!(flawed > 0, "no case of any fault met the subject's own");
+    // On problems with a window it is nearly always wrong.
+    let why = by_campaign(of("call-window-narrower"), SEED).expect_err("the subject is of no use here");
+    assert!(why.contains("wrong without the fault"), "{why}");
 }

@@ -333,6 +333,11 @@ fn a_broken_identity_shrinks_and_keeps_its_name() {
     let (problem, finding) = found.expect("an identity sees one bit");
     assert_eq!((finding.check, finding.identity), (Check::Identity, Some(Relation::Alone)));
     assert!(finding.to_string().starts_with("identity alone · lse · "), "{finding}");
+    for text in
+        ["a second run's result (got)", "the second run: the sequence by itself", "a replay makes both"]
+    {
+        assert!(finding.what.contains(text), "{finding}");
+    }
     let shrunk = shrink(&problem, 400, |candidate| same_failure(&finding, verdict(candidate)).is_some());
     let tokens = shrunk.problem.tokens();
     assert!(shrunk.complete && shrunk.problem.sequences.len() == 2 && tokens <= 2, "{shrunk:?}");

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, test_kill_process_group};
 use seamproof::backend::{Backend, Ended, Outputs, RunError};
-use seamproof::backends::{self, Emulated};
+use seamproof::backends::{self, Emulated, MISCALLS, Miscalled, miscall};
 use seamproof::case::{Case, Earlier, Subject};
 use seamproof::evaluate::evaluate;
 use seamproof::shrink::size;
@@ -116,6 +116,50 @@ fn a_worker_gives_the_bits_of_this_process() {
     assert_eq!(idle.len(), 1);
     drop((remote, pool));
     assert!(idle.into_iter().all(is_gone), "the worker outlives its pool");
+}
+
+/// The calls are wrong on their way to the worker, which serves the right subject and stays the same from fault to fault.
+#[test]
+fn a_subject_behind_a_worker_is_called_wrongly_by_the_supervisor() {
+    let pool = Arc::new(Pool::new(settings(RUN)));
+    let behind = |miscall| {
+        let served = mock::served(&options(&[("crash", "softcap")])).expect("the mock's options");
+        Miscalled::new(Box::new(Remote::new(mock::NAME, served, Arc::clone(&pool))), miscall)
+    };
+    let padded = problem(|fields| {
+        let sequence = &mut fields.sequences[0];
+        (sequence.q.len, sequence.kv.len) = (sequence.q.len - 1, sequence.kv.len - 2);
+        fields.softmax.sink = Sink::Learnable;
+        fields.mask.left = Some(7);
+    });
+    let first = behind(&MISCALLS[0]);
+    first.ready().expect("a worker starts");
+    let idle = pool.idle_processes();
+    let mut shown = 0;
+    for miscall in &MISCALLS {
+        let (here, there) = (Miscalled::new(Box::new(Emulated::default()), miscall), behind(miscall));
+        let [here, there] = [&here, &there].map(|subject| run(subject, &padded).expect("it runs"));
+        assert_eq!(bits(&here), bits(&there), "{}", miscall.id);
+        let right = run(&Emulated::default(), &padded).expect("it runs");
+        shown += usize::from(bits(&here) != bits(&right));
+    }
+    assert!(shown > 12, "{shown} of {} faults change a bit", MISCALLS.len());
+    // The worker dies of a soft cap, and is not told of this one.
+    let dropped = behind(miscall("call-softcap-dropped").expect("a fault"));
+    let uncapped = run(&Emulated::default(), &problem(|_| {})).expect("it runs");
+    assert_eq!(bits(&run(&dropped, &capped()).expect("it lives")), bits(&uncapped));
+    assert_eq!((pool.idle_processes(), first.devices()), (idle, pool.used()));
+    assert!(first.devices()[0].runs > 20 && first.lost().is_empty());
+    ended(run(&behind(miscall("call-scale-off").expect("a fault")), &capped()));
+}
+
+#[test]
+fn a_subject_without_a_worker_is_not_called_at_all() {
+    let (remote, _) = mocked(&[("bad-device", "0")], settings(RUN));
+    let wrong = Miscalled::new(Box::new(remote), &MISCALLS[0]);
+    assert!(wrong.ready().expect_err("no device").contains("gone"));
+    assert_eq!(wrong.lost().len(), 1);
+    assert!(matches!(run(&wrong, &problem(|_| {})), Err(RunError::Infrastructure(_))));
 }
 
 #[test]
@@ -541,6 +585,32 @@ fn a_failure_in_company_is_replayed_in_company() {
     let case = Case::load(&case.expect("a case")).expect("a case");
     assert!(case.before.iter().any(|earlier| earlier.problem.softmax.softcap.is_some()));
     assert_eq!(code(&seamproof(dir, &["replay", "seamproof.out", "--workers", "1"])), 3);
+}
+
+/// The runs before a failure are stored as they were made: they are not made wrong once more.
+#[test]
+fn the_runs_before_a_wrong_call_are_replayed_as_they_were() {
+    let place = tempfile::tempdir().expect("a directory");
+    let dir = place.path();
+    let name = format!("{}~call-softcap-dropped", mock::NAME);
+    let subject = Subject { name, options: options(&[("history", "always")]) };
+    let before = vec![Earlier { options: subject.options.clone(), problem: capped() }];
+    let case = Case { before, ..Case::new(subject, 0, with_sink()) };
+    fs::write(dir.join("case.json"), case.to_json()).expect("the case is written");
+    let output = seamproof(dir, &["replay", "case.json", "--workers", "1"]);
+    assert_eq!(code(&output), 3, "{}", stdout(&output));
+}
+
+/// What a campaign finds of a subject that is called wrongly replays by that name.
+#[test]
+fn a_campaign_on_a_subject_that_is_called_wrongly_finds_it() {
+    let place = tempfile::tempdir().expect("a directory");
+    let dir = place.path();
+    let output = seamproof(dir, &campaign("mock~call-lse-in-bf16", &[]));
+    assert_eq!(code(&output), 2, "{}", stdout(&output));
+    assert_eq!(code(&seamproof(dir, &["replay", "seamproof.out", "--workers", "1"])), 2);
+    let right = ["replay", "seamproof.out", "--workers", "1", "--backend", "mock"];
+    assert_eq!(code(&seamproof(dir, &right)), 0);
 }
 
 /// A supervisor goes on with workers of its own build, whatever lies in its program's place by now.

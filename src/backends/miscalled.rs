@@ -1,21 +1,24 @@
 //! Faults at the call: any subject, closed kernels too, called wrongly while the judge holds the right problem.
 //!
 //! A [`Miscall`] changes what the subject is told (window, lengths, scale, rows of an input) or what is taken from it
-//! (rows swapped, a factor, a format), so that its results carry the subject's own noise. On a case where the right
-//! call gives the same bits the fault does not show: it is *equivalent* there ([`Miscalled::shows`]).
+//! (rows swapped, a factor, a format), so that its results carry the subject's own noise. On a case where that leaves what
+//! is right as it is the fault does not show: it is *equivalent* there ([`Miscalled::shows`]).
+//!
+//! A subject behind worker processes is called wrongly by the supervisor: its workers serve the right subject, which is
+//! what the fault is about, and keep it open from one fault to the next. What a worker has run before it dies is therefore
+//! the wrong calls themselves, on the subject that is [`called`].
 
 use ndarray::{Array3, Axis, s};
-use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Alignment, Format, Inputs, Problem, ProblemFields, Sequence, Sink};
 use seamproof_simulator::faults::Catcher::{self, Crash, Envelope, Exact, Identity, Poison, Structure};
 
+use super::ideal::Ideal;
 use super::same_bits;
-use crate::backend::{
-    Backend, Capabilities, Outputs, PaddingContract, Promises, RankGradients, RankOutputs, RunError,
-};
+use crate::backend::{Backend, Outputs, RankGradients, RankOutputs, RunError, Wrapper};
 
 /// Before the id of a miscall, behind the subject's name: the name of the subject with that fault.
-pub(super) const SEPARATOR: &str = "~";
+const SEPARATOR: &str = "~";
 
 /// A fault at the call.
 #[derive(Clone, Copy, Debug)]
@@ -277,22 +280,35 @@ pub fn miscall(id: &str) -> Option<&'static Miscall> {
     MISCALLS.iter().find(|miscall| miscall.id == id)
 }
 
-/// A subject with a fault at its call.
-pub struct Miscalled<B> {
-    inner: B,
+/// The subject of a name `SUBJECT~ID` and its fault; none for a name without one.
+pub(super) fn at_call(name: &str) -> Option<(&str, &'static Miscall)> {
+    let (subject, id) = name.rsplit_once(SEPARATOR)?;
+    Some((subject, miscall(id)?))
+}
+
+/// The name of the subject that is called, without the faults at its call.
+pub fn called(name: &str) -> &str {
+    at_call(name).map_or(name, |(subject, _)| called(subject))
+}
+
+/// A subject with a fault at its call. All that it says of itself is what the subject says.
+pub struct Miscalled {
+    inner: Box<dyn Backend>,
     miscall: &'static Miscall,
     name: String,
 }
 
-impl<B: Backend> Miscalled<B> {
+impl Miscalled {
     /// The subject `inner~ID`.
-    pub fn new(inner: B, miscall: &'static Miscall) -> Miscalled<B> {
+    pub fn new(inner: Box<dyn Backend>, miscall: &'static Miscall) -> Miscalled {
         Miscalled { name: format!("{}{SEPARATOR}{}", inner.name(), miscall.id), inner, miscall }
     }
 
-    /// Whether the fault changes a bit of the results; where it does not, it is equivalent to the right call.
+    /// Whether the fault changes the exact answer, as the problem's formats hold it; where it does not, it is equivalent to
+    /// the right call. The subject is not asked: two runs of one that sums in any order differ by themselves.
     pub fn shows(&self, problem: &Problem, inputs: &Inputs) -> bool {
-        match (self.inner.run(problem, inputs), self.run(problem, inputs)) {
+        let ideal = Ideal(self.inner.as_ref());
+        match (Backend::run(&ideal, problem, inputs), (self.miscall.call)(&ideal, problem, inputs)) {
             (Ok(right), Ok(wrong)) => !same_bits(&right, &wrong),
             (Ok(_), Err(_)) => true,
             (Err(_), _) => false,
@@ -300,33 +316,22 @@ impl<B: Backend> Miscalled<B> {
     }
 }
 
-impl<B: Backend> Backend for Miscalled<B> {
+impl Wrapper for Miscalled {
+    fn inner(&self) -> &dyn Backend {
+        self.inner.as_ref()
+    }
+
     fn name(&self) -> &str {
         &self.name
     }
 
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.inner.padding()
-    }
-
-    fn promises(&self) -> Promises {
-        self.inner.promises()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.inner.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.inner.partition(problem)
+    /// The same kernel, whatever it is told.
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        self.inner.replay(problem)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        (self.miscall.call)(&self.inner, problem, inputs)
+        (self.miscall.call)(self.inner.as_ref(), problem, inputs)
     }
 }
 

@@ -4,6 +4,7 @@ mod built;
 mod cuda;
 mod difference;
 mod emulated;
+mod ideal;
 mod miscalled;
 mod on_device;
 mod planted;
@@ -15,7 +16,7 @@ pub(crate) use cuda::{is_named as is_on_gpu, open as open_on_gpu};
 pub use difference::difference;
 pub(crate) use difference::same_bits;
 pub use emulated::{Arithmetic, Emulated};
-pub use miscalled::{MISCALLS, Miscall, Miscalled, miscall};
+pub use miscalled::{MISCALLS, Miscall, Miscalled, called, miscall};
 pub use planted::Planted;
 use seamproof_kernels::faults::SourceFault;
 use seamproof_simulator::faults;
@@ -31,7 +32,7 @@ pub const NAMES: [&str; 3] = ["emulated", "cuda", faults::WINDOW_OFF_BY_ONE.id];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
     /// A name that is not in [`NAMES`].
-    #[error("unknown backend '{name}'; known: {known}, and emulated+ID, emulated~ID with a fault that `seamproof faults` lists", known = NAMES.join(", "))]
+    #[error("unknown backend '{name}'; known: {known}, each also as NAME@worker; with a fault that `seamproof faults` lists: emulated+ID in its schedule or kernel, and for every backend BACKEND~ID at its call", known = NAMES.join(", "))]
     Unknown {
         /// The name.
         name: String,
@@ -47,7 +48,7 @@ pub enum BackendError {
         known: &'static str,
     },
     /// A list of options that is none.
-    #[error("'{text}' is no list of options; write OPTION=VALUE,…")]
+    #[error("'{text}' is no list of options; write BACKEND:OPTION=VALUE,… or BACKEND alone")]
     Options {
         /// The list.
         text: String,
@@ -70,8 +71,12 @@ pub enum BackendError {
 pub const AT_WORKER: &str = "@worker";
 
 /// Makes a backend from its name and options: a subject of this process, `NAME@worker` for the same behind the worker
-/// processes of [`worker::shared`], or one that runs in workers alone.
+/// processes of [`worker::shared`], one that runs in workers alone, or `BACKEND~ID` for any of these with a fault at its
+/// call.
 pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
+    if let Some((subject, miscall)) = miscalled::at_call(name) {
+        return Ok(Box::new(Miscalled::new(by_name(subject, options)?, miscall)));
+    }
     match served(name, options)? {
         Some(served) => Ok(Box::new(Remote::new(name, served, worker::shared()))),
         None => in_process(name, options),
@@ -112,38 +117,35 @@ pub fn in_process(name: &str, options: &BTreeMap<String, String>) -> Result<Box<
     }
 }
 
-/// The emulated kernel with a fault in its schedule (`emulated+ID`) or at its call (`emulated~ID`).
+/// The emulated kernel with a fault in its schedule or its stages (`emulated+ID`).
 fn planted_by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
-    if let Some(fault) = name.strip_prefix(planted::PREFIX).and_then(faults::by_id) {
-        return Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault)));
-    }
-    let at_call = name.strip_prefix("emulated").and_then(|name| name.strip_prefix(miscalled::SEPARATOR));
-    match at_call.and_then(miscall) {
-        Some(miscall) => Ok(Box::new(Miscalled::new(Emulated::from_options(options)?, miscall))),
+    match name.strip_prefix(planted::PREFIX).and_then(faults::by_id) {
+        Some(fault) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
         None => Err(BackendError::Unknown { name: name.chars().take(40).collect() }),
     }
 }
 
 /// Options for a case of a campaign, from its seed: tile sizes vary, so that every edge is met with few tokens.
 pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
+    let name = called(name);
     match name.strip_suffix(AT_WORKER).unwrap_or(name) {
         "emulated" => emulated::draw_options(seed),
         name if cuda::is_named(name) => cuda::draw_options(seed),
-        name if name.starts_with(planted::PREFIX) || name.contains(miscalled::SEPARATOR) => {
-            emulated::draw_options(seed)
-        }
+        name if name.starts_with(planted::PREFIX) => emulated::draw_options(seed),
         _ => BTreeMap::new(),
     }
 }
 
-/// A subject with options as the command line names it: `NAME`, or `NAME:OPTION=VALUE,…`.
+/// A subject with options as the command line names it: `NAME`, or `NAME:OPTION=VALUE,…`; a fault at its call stands behind
+/// the name or behind the options.
 pub fn parse(text: &str) -> Result<(String, BTreeMap<String, String>), BackendError> {
-    let (name, listed) = text.split_once(':').unwrap_or((text, ""));
+    let Some((name, listed)) = text.split_once(':') else { return Ok((text.to_owned(), BTreeMap::new())) };
+    let options = called(listed);
+    let fault = &listed[options.len()..];
     let option = |item: &str| item.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let items = listed.split(',').filter(|item| !item.is_empty());
-    let options = items.map(option).collect::<Option<_>>();
-    let wrong = || BackendError::Options { text: listed.chars().take(40).collect() };
-    Ok((name.to_owned(), options.ok_or_else(wrong)?))
+    let wrong = || BackendError::Options { text: options.chars().take(40).collect() };
+    let options = options.split(',').map(option).collect::<Option<_>>().ok_or_else(wrong)?;
+    Ok((format!("{name}{fault}"), options))
 }
 
 /// The emulated kernel with the campaign's canary planted in it.

@@ -44,7 +44,8 @@ impl Display for Summary {
         self.margins(f)?;
         self.counts(f)?;
         self.distinct.iter().try_for_each(|distinct| write!(f, "{distinct}"))?;
-        self.missed(f)
+        self.missed(f)?;
+        self.result(f)
     }
 }
 
@@ -61,6 +62,19 @@ impl Summary {
         ];
         let mut told = lines.iter().filter(|(count, _)| *count > 0);
         told.try_for_each(|(count, what)| writeln!(f, "          {count} more failing cases {what}"))
+    }
+
+    /// Says so where nothing is wrong; what is wrong has its lines above.
+    fn result(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if !self.failed.is_empty() || self.infrastructure_count > 0 || !self.missed.is_empty() {
+            return Ok(());
+        }
+        let refused = self.cases - self.held;
+        write!(
+            f,
+            "result    nothing was found: {} cases held, {refused} were refused as they must be",
+            self.held
+        )
     }
 
     fn missed(&self, f: &mut Formatter<'_>) -> fmt::Result {

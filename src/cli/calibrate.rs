@@ -8,7 +8,7 @@ use super::options::seed;
 use super::output::{print, print_line};
 use crate::backend::RunError;
 use crate::backends;
-use crate::calibrate::{CASES, Calibration, Outcome};
+use crate::calibrate::{CASES, Calibration, Outcome, lock_cases_min};
 use crate::profile::{Lock, locked};
 
 const EXAMPLES: &str = "\
@@ -22,7 +22,7 @@ Examples:
 pub(super) struct Args {
     /// The subject
     backend: String,
-    /// Dithered cases to run
+    /// Dithered cases to run; --lock takes fewer than 48 for too little to tell a wrong profile from the right one
     #[arg(long, value_name = "N", default_value_t = CASES, value_parser = clap::value_parser!(u64).range(1..))]
     cases: u64,
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash
@@ -38,8 +38,15 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let make = |index: u64| backends::by_name(&args.backend, &backends::draw_options(&args.backend, index));
-    // An unknown name is an error before anything runs.
+    // What is wrong with the question is said before anything runs.
     make(0)?;
+    let least = lock_cases_min();
+    if args.lock.is_some() && args.cases < least {
+        return Err(CliError::Usage(format!(
+            "--lock: {} cases may leave a wrong profile; give --cases at least {least}",
+            args.cases
+        )));
+    }
     let instance = |index: u64| make(index).map_err(|error| RunError::Infrastructure(error.to_string()));
     let calibration = Calibration::run(instance, args.cases, args.seed)
         .map_err(|error| CliError::Usage(format!("{}: {error}", args.backend)))?;
@@ -54,7 +61,14 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         )),
     }
     match (&args.lock, outcome) {
-        (Some(file), Outcome::Unique(lock)) => write(file, &lock).map(|()| Exit::Held),
+        (Some(file), Outcome::Unique(lock)) if lock.cases >= least => write(file, &lock).map(|()| Exit::Held),
+        (Some(_), Outcome::Unique(lock)) => {
+            print_line(&format_args!(
+                "locked    nothing: {} of {} cases were judged, {least} is enough; give more --cases",
+                lock.cases, args.cases
+            ));
+            Ok(Exit::TooLittle)
+        }
         (Some(_), _) => Ok(Exit::TooLittle),
         (None, outcome) if args.check => Ok(check(&args.backend, &outcome)),
         (None, _) => Ok(Exit::Held),

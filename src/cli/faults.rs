@@ -8,6 +8,8 @@ use super::CliError;
 use super::exit::Exit;
 use super::output::print_line;
 use super::worker;
+use crate::backends;
+use crate::campaign::{Registered, Subjects};
 use crate::faults::{
     CASES_MAX, Effort, First, MEDIAN_CASES_MAX, RungScore, Score, Scored, Suspect, reason, score_all,
 };
@@ -26,6 +28,16 @@ Examples:
   seamproof faults --score --quick                one stream of problems, one case for all rungs, no repro
   seamproof faults --score --only merge-twice --seeds 1
   seamproof faults --gpu --score --quick          the faults in kernels, on a Hopper GPU
+  seamproof faults --score --quick --backend cuda
+                                                  the faults at the call, on the kernels of a Hopper GPU as they are:
+                                                  called wrongly, they answer with their own rounding
+  seamproof faults --score --backend emulated@worker:arithmetic=hopper --only call-scale-off
+
+With --backend the faults at the call (call-…) are scored on that backend, and no others: what is wrong in a schedule, in the
+stages of a kernel or in a capability table is planted in the emulated kernel, where these are data; what is wrong in the
+source of a kernel is scored with --gpu; and the judge's own faults know no backend. A problem counts where the fault changes
+the exact answer in its formats, and where a finding does not come without the fault, too. Options that BACKEND does not fix
+are drawn for each fault and seed; sizes are those of `seamproof run`.
 
 The score's exit code is 0 where every fault is caught by a rung that it names and, of the whole catalogue, the median of
 cases to the first finding is at most 20; 70 where some could not be run and no other was missed; otherwise 2.";
@@ -48,6 +60,9 @@ pub(super) struct Args {
     /// The faults in kernels for a GPU, which need one to be scored, in place of the others
     #[arg(long)]
     gpu: bool,
+    /// Score the faults at the call on this backend, NAME or NAME:OPTION=VALUE,…, in place of the whole catalogue
+    #[arg(long, value_name = "BACKEND", requires = "score", conflicts_with = "gpu")]
+    backend: Option<String>,
     /// Streams of problems of which the median is taken
     #[arg(long, value_name = "N", default_value_t = SEEDS, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
@@ -62,9 +77,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         list(&suspects, &judged, args.only.is_none() && !args.gpu);
         return Ok(Exit::Held);
     }
-    // A fault that cannot be run must not count as one that was missed.
-    if let Some(on_gpu) = suspects.iter().find(|suspect| matches!(suspect, Suspect::Source(_))) {
-        on_gpu.subject(0).ready().map_err(CliError::Usage)?;
+    // A fault that cannot be run must not count as one that was missed. All that need a device are of one kind.
+    if let Some(suspect) = suspects.first() {
+        let subject = suspect.subject(0)?;
+        let start = |what| CliError::Start { name: backends::called(subject.name()).to_owned(), what };
+        subject.ready().map_err(start)?;
     }
     let effort = if args.quick { Effort::QUICK } else { Effort::whole(args.seeds) };
     let scored = Scored {
@@ -81,18 +98,36 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 /// The faults in subjects and in the judge that are asked for.
 fn chosen(args: &Args) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
-    let Some(id) = &args.only else {
-        return Ok(match args.gpu {
-            true => (Suspect::on_gpu().collect(), Vec::new()),
-            false => (Suspect::all().collect(), JUDGE_FAULTS.to_vec()),
-        });
+    let (mut suspects, mut judged): (Vec<Suspect>, Vec<JudgeFault>) = match &args.backend {
+        Some(backend) => (Suspect::at_calls_of(right(backend)?).collect(), Vec::new()),
+        None if args.gpu => (Suspect::on_gpu().collect(), Vec::new()),
+        None => (Suspect::all().collect(), JUDGE_FAULTS.to_vec()),
     };
-    let judged: Vec<JudgeFault> = JUDGE_FAULTS.into_iter().filter(|fault| fault.id == *id).collect();
-    let suspects: Vec<Suspect> = Suspect::by_id(id).into_iter().collect();
+    let Some(id) = &args.only else { return Ok((suspects, judged)) };
+    suspects.retain(|suspect| suspect.id() == id);
+    judged.retain(|fault| fault.id == id);
+    if suspects.is_empty() && args.backend.is_none() {
+        suspects.extend(Suspect::by_id(id));
+    }
     if suspects.is_empty() && judged.is_empty() {
-        return Err(CliError::Usage(format!("--only: there is no fault '{id}'")));
+        let kind = if args.backend.is_some() { "fault at the call" } else { "fault" };
+        return Err(CliError::Usage(format!(
+            "--only: there is no {kind} '{id}'; `seamproof faults` lists them"
+        )));
     }
     Ok((suspects, judged))
+}
+
+/// The subject that somebody names, to be called wrongly.
+fn right(backend: &str) -> Result<Registered, CliError> {
+    let subject = Registered::new(backend)?;
+    match backends::called(subject.name()) {
+        name if name == subject.name() => Ok(subject),
+        name => Err(CliError::Usage(format!(
+            "--backend: {} is called wrongly already; name {name}, and one fault with --only",
+            subject.name()
+        ))),
+    }
 }
 
 fn list(suspects: &[Suspect], judged: &[JudgeFault], all: bool) {
@@ -147,6 +182,16 @@ fn print_score(score: &Score) {
     if let Some(why) = &score.not_run {
         print_line(&format_args!("       {why}"));
     }
+    if let Some(options) = score.suspect.options(0).filter(|_| mark_of(score) != "caught") {
+        let options: Vec<String> = options.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        print_line(&format_args!("       on seed 0 with {}", options.join(",")));
+    }
+    let flawed: usize = score.campaign.iter().map(|first| first.flawed).sum();
+    if flawed > 0 {
+        print_line(&format_args!(
+            "       not counted: {flawed} cases on which the subject is wrong without the fault, too"
+        ));
+    }
 }
 
 /// A fault in the judge is caught by the probes that the faulty judge lets pass.
@@ -199,9 +244,10 @@ fn summarise(scored: &Scored, whole: bool) -> Exit {
     }
     let held = if whole { scored.holds() } else { missed.is_empty() && not_run.is_empty() };
     if held && whole {
+        let too = if scored.judge.is_empty() { "" } else { ", those of the judge too" };
         print_line(&format_args!(
-            "every fault is caught by a rung that it names, those of the judge too; median cases to the first finding at \
-             most {MEDIAN_CASES_MAX}: held"
+            "every fault is caught by a rung that it names{too}; median cases to the first finding at most \
+             {MEDIAN_CASES_MAX}: held"
         ));
     }
     match (held, missed.is_empty(), not_run.is_empty()) {

@@ -12,7 +12,7 @@ use super::options::{duration, random_seed, seed};
 use super::output::{note, print_line};
 use super::{CliError, worker};
 use crate::campaign::Registered;
-use crate::nightly::{Known, Night, Orders, Outcome, Report, Watch};
+use crate::nightly::{Known, Night, Orders, Outcome, Report, Watch, regressions_of};
 use crate::worker::own_program;
 
 /// Subjects that are looked for where none is named.
@@ -53,6 +53,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
+    // Before anything is run or written.
+    regressions_of(&args.corpus)?;
     let known = Known::read(&args.corpus.join("known.toml")).map_err(crate::nightly::NightError::from)?;
     let Found { there: subjects, absent } = found(&args.backend)?;
     let orders = Orders {

@@ -40,7 +40,7 @@ pub(super) struct Args {
     backend: Option<String>,
     /// End after this many cases (of all shards together); a thousand meet the floors of the census with any
     /// seed, fewer may not and then end with exit code 4
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     cases: Option<u64>,
     /// End after this long; 60s where --cases is not given either
     #[arg(long, value_name = "TIME", value_parser = duration)]

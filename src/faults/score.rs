@@ -9,7 +9,8 @@ use seamproof_simulator::faults::Catcher;
 
 use super::rungs::{catcher, seen_by};
 use super::suspect::Suspect;
-use super::{by_checker, planted, rejection};
+use super::{DRAWN_MAX, by_checker, planted, rejection};
+use crate::backends::BackendError;
 use crate::campaign::{SHRINK_EVALUATIONS_MAX, same_failure};
 use crate::evaluate::evaluate;
 use crate::judge::faults::JudgeScore;
@@ -18,6 +19,9 @@ use crate::verdict::{Finding, Verdict};
 
 /// Most cases to the first finding in the median over all faults.
 pub const MEDIAN_CASES_MAX: usize = 20;
+/// Cases of a fault and a seed on which a subject may be wrong by itself until it is said to be of no use here: as many as
+/// a fault may have to its first finding.
+const FLAWED_MAX: usize = MEDIAN_CASES_MAX;
 
 /// The first case that something caught.
 #[derive(Clone, Debug)]
@@ -34,6 +38,8 @@ pub struct First {
     pub seconds: f64,
     /// The case.
     pub problem: Problem,
+    /// Cases before it on which the subject is wrong without the fault, too: what they show is not the fault.
+    pub flawed: usize,
 }
 
 impl First {
@@ -167,38 +173,51 @@ impl Scored {
     }
 }
 
-/// The first problem of a seed's stream on which the judge finds the subject wrong, and the finding; an error where the
-/// subject cannot be run, and nothing was found before.
+/// The first problem of a seed's stream on which the judge finds the subject wrong because of the fault, and the finding; an
+/// error where the subject cannot be run, is too often wrong by itself, or has no problem on which the fault shows, and
+/// nothing was found before.
 pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First, Finding)>, String> {
     let (start, suspect) = (Instant::now(), fault.into());
-    let subject = suspect.subject(seed);
-    for (index, problem) in suspect.stream(seed).enumerate() {
+    let made = |error: BackendError| error.to_string();
+    let subject = suspect.subject(seed).map_err(made)?;
+    let right = suspect.right(seed).map_err(made)?;
+    let own = |problem: &Problem| match evaluate(right.as_deref()?, problem) {
+        Verdict::Finding(own) => Some(own),
+        _ => None,
+    };
+    let (mut looked, mut flawed) = (0, 0);
+    for problem in suspect.stream(seed).map_err(made)? {
+        looked += 1;
         let finding = match evaluate(subject.as_ref(), &problem) {
             Verdict::Finding(finding) => *finding,
             Verdict::Infrastructure(why) => return Err(why),
             _ => continue,
         };
-        let first = First {
-            by: catcher(finding.check),
-            tensor: finding.tensor,
-            what: finding.to_string(),
-            cases: index + 1,
-            seconds: start.elapsed().as_secs_f64(),
-            problem,
-        };
+        if let Some(own) = own(&problem) {
+            flawed += 1;
+            if flawed == FLAWED_MAX {
+                return Err(format!(
+                    "the subject is wrong without the fault, too, on {flawed} of {looked} cases: {own}"
+                ));
+            }
+            continue;
+        }
+        let (by, what) = (catcher(finding.check), finding.to_string());
+        let (cases, seconds) = (looked - flawed, start.elapsed().as_secs_f64());
+        let first = First { by, tensor: finding.tensor, what, cases, seconds, problem, flawed };
         return Ok(Some((first, finding)));
     }
-    Ok(None)
+    if looked == 0 { Err(format!("it shows on none of {DRAWN_MAX} problems")) } else { Ok(None) }
 }
 
 /// The repro of the first seed.
-fn repro(suspect: Suspect, campaign: Option<&(First, Finding)>, checker: Option<&First>) -> Option<Repro> {
+fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, checker: Option<&First>) -> Option<Repro> {
     let small = |problem: &Problem, fails: &mut dyn FnMut(&Problem) -> bool| {
         let small = shrink::shrink(problem, SHRINK_EVALUATIONS_MAX, fails).problem;
         Repro { sequences: small.sequences.len(), tokens: small.tokens(), cp: small.parallel.size() }
     };
     if let Some((first, start)) = campaign {
-        let subject = suspect.subject(0);
+        let subject = suspect.subject(0).ok()?;
         let mut fails =
             |candidate: &Problem| same_failure(start, evaluate(subject.as_ref(), candidate)).is_some();
         return Some(small(&first.problem, &mut fails));
@@ -219,7 +238,7 @@ pub fn score(suspect: Suspect, effort: Effort) -> Score {
     let judged = seeds.filter(|_| suspect.runs());
     let (mut campaign, mut not_run, mut ran) = (Vec::new(), None, false);
     for seed in judged {
-        match by_campaign(suspect, seed) {
+        match by_campaign(suspect.clone(), seed) {
             Ok(found) => {
                 ran = true;
                 campaign.extend(found.map(|found| (seed, found)));
@@ -230,17 +249,18 @@ pub fn score(suspect: Suspect, effort: Effort) -> Score {
     let not_run = not_run.filter(|_| !ran);
     let examined = campaign.iter().take(effort.examined);
     let mut rungs: BTreeSet<Catcher> = examined
-        .flat_map(|(seed, (first, _))| seen_by(suspect.subject(*seed).as_ref(), &first.problem))
+        .filter_map(|(seed, (first, _))| Some((suspect.subject(*seed).ok()?, &first.problem)))
+        .flat_map(|(subject, problem)| seen_by(subject.as_ref(), problem))
         .collect();
     rungs.extend(checker.iter().map(|first| first.by));
     rungs.extend(campaign.iter().map(|(_, (first, _))| first.by));
     let start = campaign.first().map(|(_, found)| found);
-    let repro = effort.shrinks.then(|| repro(suspect, start, checker.first())).flatten();
+    let repro = effort.shrinks.then(|| repro(&suspect, start, checker.first())).flatten();
     let campaign = campaign.into_iter().map(|(_, (first, _))| first).collect();
     Score { suspect, checker, campaign, rungs, repro, not_run }
 }
 
 /// Scores faults, several at once.
 pub fn score_all(suspects: &[Suspect], effort: Effort) -> Vec<Score> {
-    suspects.par_iter().map(|&suspect| score(suspect, effort)).collect()
+    suspects.par_iter().map(|suspect| score(suspect.clone(), effort)).collect()
 }

@@ -1,6 +1,7 @@
 //! A fault of any kind: the subject that has it, and the problems on which it shows.
 
 use std::iter;
+use std::sync::Arc;
 
 use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
 use seamproof_kernels::forward::{self, Attention, Shape};
@@ -10,21 +11,55 @@ use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
 use super::table::{TABLE_FAULTS, TableFault, Tabled};
 use super::{CASES_MAX, DRAWN_MAX, stream};
 use crate::backend::Backend;
-use crate::backends::{self, Cuda, Emulated, MISCALLS, Miscall, Miscalled, Planted};
+use crate::backends::{self, BackendError, Cuda, Emulated, MISCALLS, Miscall, Miscalled, Planted};
+use crate::campaign::{Options, Registered, Subjects};
 use crate::generate::{self, Draw, Limits};
 use crate::values;
 
 /// A fault that the judge is to find in a subject.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Suspect {
     /// In the schedule or in the kernel.
     Planted(&'static Fault),
     /// At the call.
-    Call(&'static Miscall),
+    Call(Call),
     /// In the capability table.
     Table(&'static TableFault),
     /// In the source of a kernel for a GPU.
     Source(&'static SourceFault),
+}
+
+/// A fault at the call, and who is called.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The fault.
+    pub miscall: &'static Miscall,
+    /// The subject; the emulated kernel where absent.
+    of: Option<Arc<Registered>>,
+}
+
+impl Call {
+    /// The subject, called rightly.
+    fn right(&self, seed: u64) -> Result<Box<dyn Backend>, BackendError> {
+        match &self.of {
+            None => Ok(Box::new(emulated(seed))),
+            Some(of) => backends::by_name(of.name(), &self.options(of, seed)),
+        }
+    }
+
+    /// Options of the subject that nobody fixed are drawn for each fault and seed: few faults meet many of them.
+    fn options(&self, of: &Registered, seed: u64) -> Options {
+        of.options(self.miscall.id.bytes().fold(seed, |seed, byte| values::mix(seed ^ u64::from(byte))))
+    }
+
+    fn wrong(&self, seed: u64) -> Result<Miscalled, BackendError> {
+        Ok(Miscalled::new(self.right(seed)?, self.miscall))
+    }
+
+    /// Sizes of its problems: a campaign's for a subject that somebody names, as every fault's for the emulated kernel.
+    fn limits(&self) -> Limits {
+        if self.of.is_some() { Limits::quick() } else { Limits::seams() }
+    }
 }
 
 impl From<&'static Fault> for Suspect {
@@ -35,7 +70,7 @@ impl From<&'static Fault> for Suspect {
 
 impl From<&'static Miscall> for Suspect {
     fn from(miscall: &'static Miscall) -> Suspect {
-        Suspect::Call(miscall)
+        Suspect::Call(Call { miscall, of: None })
     }
 }
 
@@ -52,6 +87,12 @@ impl Suspect {
         planted.chain(TABLE_FAULTS.iter().map(Suspect::from)).chain(MISCALLS.iter().map(Suspect::from))
     }
 
+    /// Every fault at the call of a subject.
+    pub fn at_calls_of(subject: Registered) -> impl Iterator<Item = Suspect> {
+        let of = Arc::new(subject);
+        MISCALLS.iter().map(move |miscall| Suspect::Call(Call { miscall, of: Some(Arc::clone(&of)) }))
+    }
+
     /// Every fault in the kernels for a GPU that a campaign's judge is to find.
     pub fn on_gpu() -> impl Iterator<Item = Suspect> {
         source_faults().filter(|fault| matches!(fault.seen, Seen::Rungs(_))).map(Suspect::Source)
@@ -66,7 +107,7 @@ impl Suspect {
     pub fn id(&self) -> &'static str {
         match self {
             Suspect::Planted(fault) => fault.id,
-            Suspect::Call(miscall) => miscall.id,
+            Suspect::Call(call) => call.miscall.id,
             Suspect::Table(fault) => fault.id,
             Suspect::Source(fault) => fault.id,
         }
@@ -76,7 +117,7 @@ impl Suspect {
     pub fn imitates(&self) -> &'static str {
         match self {
             Suspect::Planted(fault) => fault.imitates,
-            Suspect::Call(miscall) => miscall.imitates,
+            Suspect::Call(call) => call.miscall.imitates,
             Suspect::Table(fault) => fault.imitates,
             Suspect::Source(fault) => fault.imitates,
         }
@@ -86,7 +127,7 @@ impl Suspect {
     pub fn source(&self) -> &'static str {
         match self {
             Suspect::Planted(fault) => fault.source,
-            Suspect::Call(miscall) => miscall.source,
+            Suspect::Call(call) => call.miscall.source,
             Suspect::Table(fault) => fault.source,
             Suspect::Source(fault) => fault.file,
         }
@@ -96,7 +137,7 @@ impl Suspect {
     pub fn is_caught_by(&self, rung: Catcher) -> bool {
         match self {
             Suspect::Planted(fault) => fault.is_caught_by(rung),
-            Suspect::Call(miscall) => miscall.caught_by.contains(&rung),
+            Suspect::Call(call) => call.miscall.caught_by.contains(&rung),
             Suspect::Table(_) => rung == Catcher::Capability,
             Suspect::Source(fault) => matches!(fault.seen, Seen::Rungs(rungs) if rungs.contains(&rung)),
         }
@@ -115,11 +156,12 @@ impl Suspect {
         !matches!(self, Suspect::Planted(fault) if fault.caught_by == [Catcher::Checker])
     }
 
-    /// The emulated kernel with the fault, its streams in an order drawn from the seed.
-    pub fn subject(&self, seed: u64) -> Box<dyn Backend> {
-        match self {
+    /// The subject with the fault: the emulated kernel, its streams in an order drawn from the seed, unless another one is
+    /// called or has the fault in its sources.
+    pub fn subject(&self, seed: u64) -> Result<Box<dyn Backend>, BackendError> {
+        Ok(match self {
             Suspect::Planted(fault) => Box::new(Planted::new(emulated(seed), **fault)),
-            Suspect::Call(miscall) => Box::new(miscalled(miscall, seed)),
+            Suspect::Call(call) => Box::new(call.wrong(seed)?),
             Suspect::Table(fault) => Box::new(Tabled::new(fault)),
             Suspect::Source(fault) => {
                 // Every fault of the tensor cores' kernel shows in its long shape, some in that alone.
@@ -129,14 +171,31 @@ impl Suspect {
                 };
                 backends::on_gpu(fault, Cuda { order: seed, helpers: false, attention, ..Cuda::default() })
             }
+        })
+    }
+
+    /// The same subject without the fault, where it is one that may have faults of its own: what it shows without the
+    /// planted one is not that one's.
+    pub(super) fn right(&self, seed: u64) -> Result<Option<Box<dyn Backend>>, BackendError> {
+        match self {
+            Suspect::Call(call) if call.of.is_some() => call.right(seed).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// The options of a subject that somebody named, as drawn for a seed.
+    pub fn options(&self, seed: u64) -> Option<Options> {
+        match self {
+            Suspect::Call(call) => call.of.as_ref().map(|of| call.options(of, seed)),
+            _ => None,
         }
     }
 
     /// The problems of a seed's stream on which the fault shows: on the others it is equivalent.
-    pub fn stream(&self, seed: u64) -> Box<dyn Iterator<Item = Problem>> {
-        match *self {
+    pub fn stream(&self, seed: u64) -> Result<Box<dyn Iterator<Item = Problem>>, BackendError> {
+        Ok(match *self {
             Suspect::Planted(fault) => Box::new(stream(fault, seed).map(|(problem, _)| problem)),
-            Suspect::Call(miscall) => Box::new(call_stream(miscalled(miscall, seed), seed)),
+            Suspect::Call(ref call) => call_stream(&Arc::new(call.wrong(seed)?), seed, &call.limits()),
             Suspect::Table(fault) => {
                 let subject = Tabled::new(fault);
                 Box::new(problems(seed).filter(move |problem| subject.shows(problem)).take(CASES_MAX))
@@ -155,7 +214,7 @@ impl Suspect {
                     false => Box::new(problems(seed).filter(taken).take(CASES_MAX)),
                 }
             }
-        }
+        })
     }
 }
 
@@ -197,14 +256,34 @@ fn drawn(seed: u64, limits: Limits) -> impl Iterator<Item = Problem> {
     })
 }
 
-/// The emulated kernel, called wrongly.
-pub fn miscalled(miscall: &'static Miscall, seed: u64) -> Miscalled<Emulated> {
-    Miscalled::new(emulated(seed), miscall)
+/// The problems of a seed's stream on which a fault at the call changes the exact answer: on the others it is equivalent.
+/// Where the subject sends some problems another way than others, only those that go it, unless the fault shows on none.
+pub fn call_stream(
+    subject: &Arc<Miscalled>,
+    seed: u64,
+    limits: &Limits,
+) -> Box<dyn Iterator<Item = Problem>> {
+    let goes = Arc::clone(subject);
+    let on_way =
+        taken(subject, seed, limits).filter(move |problem| goes.ways(problem).iter().all(|way| way.taken));
+    let mut on_way = shown(subject, on_way.take(CASES_MAX)).peekable();
+    if on_way.peek().is_some() {
+        return Box::new(on_way);
+    }
+    Box::new(shown(subject, taken(subject, seed, limits)).take(CASES_MAX))
 }
 
-/// The problems of a seed's stream on which the fault changes a bit: on the others it is equivalent.
-pub fn call_stream(subject: Miscalled<Emulated>, seed: u64) -> impl Iterator<Item = Problem> {
-    let taken = subject.capabilities();
-    let drawn = problems(seed).filter(move |problem| taken.refusal(problem).is_none());
-    drawn.filter(move |problem| subject.shows(problem, &values::inputs(problem))).take(CASES_MAX)
+/// The problems of a seed that a subject takes.
+fn taken(subject: &Arc<Miscalled>, seed: u64, limits: &Limits) -> impl Iterator<Item = Problem> + use<> {
+    let table = subject.capabilities();
+    drawn(seed, limits.clone()).filter(move |problem| table.refusal(problem).is_none())
+}
+
+/// Those of some problems on which a fault at the call shows.
+fn shown<P: Iterator<Item = Problem>>(
+    subject: &Arc<Miscalled>,
+    problems: P,
+) -> impl Iterator<Item = Problem> + use<P> {
+    let subject = Arc::clone(subject);
+    problems.filter(move |problem| subject.shows(problem, &values::inputs(problem)))
 }

@@ -53,8 +53,7 @@ impl Hunter {
             Some(id) => vec![format!("emulated+{id}"), format!("emulated~{id}")],
         };
         let options = BTreeMap::new();
-        let found =
-            names.into_iter().find_map(|name| Some((backends::in_process(&name, &options).ok()?, name)));
+        let found = names.into_iter().find_map(|name| Some((backends::by_name(&name, &options).ok()?, name)));
         let (backend, name) = found.ok_or_else(|| {
             let id = fault.unwrap_or_default();
             format!("no fault of the emulated kernel is called '{id}'; `seamproof faults --list` names all")

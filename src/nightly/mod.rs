@@ -278,13 +278,7 @@ impl Night {
     /// Judges every stored regression on a subject.
     fn regressions(&self, subject: &str, corpus: &Path) -> Result<Regressions, NightError> {
         let registered = Registered::new(subject)?;
-        let folder = corpus.join("regressions");
-        let unread =
-            |error: std::io::Error| NightError::Read { path: folder.clone(), what: error.to_string() };
-        let entries = fs::read_dir(&folder).map_err(unread)?.map(|entry| entry.map(|entry| entry.path()));
-        let mut files = entries.collect::<Result<Vec<_>, _>>().map_err(unread)?;
-        files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
-        files.sort();
+        let files = regressions_of(corpus)?;
         let judge = |path: &PathBuf| -> Result<(String, Verdict), NightError> {
             let case = Case::load(path)?;
             let backend = registered.backend(registered.fixed())?;
@@ -399,6 +393,22 @@ impl Night {
         logs.event(&Event::Summary(&summary.event()));
         logs.trouble().map_or(Ok(summary), |error| Err(error.into()))
     }
+}
+
+/// The files of the stored regressions of a corpus, by name.
+pub fn regressions_of(corpus: &Path) -> Result<Vec<PathBuf>, NightError> {
+    let folder = corpus.join("regressions");
+    let unread = |error: std::io::Error| NightError::Read {
+        path: folder.clone(),
+        what: format!(
+            "{error}; --corpus names the folder that holds regressions/, as corpus/ of a checkout does"
+        ),
+    };
+    let entries = fs::read_dir(&folder).map_err(unread)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut files = entries.collect::<Result<Vec<_>, _>>().map_err(unread)?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    Ok(files)
 }
 
 /// What a night is to do, on disk.

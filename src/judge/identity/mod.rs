@@ -92,6 +92,8 @@ pub struct Identity {
     pub name: &'static str,
     /// How near the two sides are.
     pub exactness: Exactness,
+    /// What the second run is of, whose results are held against those of the case's own; empty where there is none.
+    pub twin: &'static str,
     /// Fault classes that it is there for.
     pub sees: &'static [&'static str],
     /// What a subject must promise for it to be asked.
@@ -107,11 +109,13 @@ const fn free(_: &Promises) -> bool {
 }
 
 macro_rules! identity {
-    ($relation:ident $name:literal $exactness:ident $runs:literal $needs:expr, $ask:path, $($sees:literal),+) => {
+    ($relation:ident $name:literal $exactness:ident $runs:literal $needs:expr, $ask:path, $twin:literal;
+        $($sees:literal),+) => {
         Identity {
             relation: Relation::$relation,
             name: $name,
             exactness: Exactness::$exactness,
+            twin: $twin,
             sees: &[$($sees),+],
             needs: $needs,
             runs: $runs,
@@ -123,52 +127,76 @@ macro_rules! identity {
 /// Every identity, in the order of [`Relation`].
 pub static TABLE: [Identity; 24] = [
     identity!(PaddingAmount "padding-amount" Bitwise 1 |p| p.sequences_alone, arrange::padding_amount,
+        "the same sequences without their padding, or with three padding rows where they have none";
         "padding", "lengths taken for offsets", "tile edges"),
     identity!(Placement "placement" Bitwise 1 |p| p.sequences_alone, arrange::placement,
+        "the same sequences in the opposite order in memory, behind a first offset, with gaps and slack";
         "base and slack", "offsets", "strides"),
     identity!(SequenceOrder "sequence-order" Bitwise 1 |p| p.sequences_alone, arrange::order,
+        "the same sequences in the opposite order";
         "metadata of the wrong sequence", "schedulers"),
     identity!(Alone "alone" Bitwise 1 |p| p.sequences_alone, arrange::alone,
+        "the sequence by itself";
         "neighbours in a batch", "maxima over the batch", "cross-talk"),
     identity!(EmptySequence "empty-sequence" Bitwise 1 |p| p.sequences_alone, arrange::empty_sequence,
+        "the same sequences with three more among them that hold no pair of query and key";
         "empty sequences", "metadata shifted by one"),
     identity!(ClosingOffsets "closing-offsets" Bitwise 1 |p| p.sequences_alone, arrange::closing_offsets,
+        "the same sequences and two more at the end that have no rows";
         "repeated closing offsets", "batch size taken from offsets"),
     identity!(OneRank "one-rank" Bounded 1 free, sums::one_rank,
+        "the same problem on one rank";
         "coverage over ranks", "merges", "chunk order", "lost partial gradients"),
     identity!(UnitValues "unit-values" Bounded 1 free, sums::unit_values,
+        "the same with every value of v at 1";
         "normalisation", "merge weights", "lost partial results"),
     identity!(SumOfDv "sum-of-dv" Bounded 0 free, sums::sum_of_dv,
+        "";
         "lost or doubled query blocks", "lost partial gradients"),
     identity!(SumOfDk "sum-of-dk" Bounded 0 free, sums::sum_of_dk,
+        "";
         "missing rowsum of dout and out", "lse of another row"),
     identity!(LinearInV "linear-in-v" Bitwise 1 free, scale::linear_in_v,
+        "the same with v times -2, or -1 where -2 might overflow";
         "state kept between calls", "saturation", "constants added to results"),
     identity!(LinearInDout "linear-in-dout" Bitwise 1 |p| p.deterministic_backward, scale::linear_in_dout,
+        "the same with dout times -2, or -1 where -2 might overflow";
         "gradients that do not start at zero", "saturation"),
     identity!(ScaleFolding "scale-folding" Bitwise 1 free, scale::scale_folding,
+        "the same with q doubled and the scale halved";
         "scale ignored, fixed or applied twice"),
     identity!(Negation "negation" Bitwise 1 free, scale::negation,
+        "the same with q and k negated";
         "sign asymmetry", "constants added to logits"),
     identity!(RepeatedKvHeads "repeated-kv-heads" Both 1 |p| p.heads_alone, heads::repeated_kv_heads,
+        "the same with a copy of its KV head for every query head";
         "head to KV head mapping", "packing of grouped heads", "lost heads of a group"),
     identity!(HeadOrder "head-order" Bitwise 1 |p| p.heads_alone, heads::head_order,
+        "the same with the heads in the opposite order";
         "head indexing", "statistics or sinks of another head"),
     identity!(WideWindow "wide-window" Bitwise 1 |p| p.rows_alone, mask::wide_window,
+        "the same with every absent window bound at more than the longest sequence";
         "window bounds", "paths for special masks"),
     identity!(MaskForm "mask-form" Bitwise 1 |p| p.rows_alone, mask::other_form,
+        "the same sight in another form: from the other corner, or without a window bound that hides nothing";
         "diagonal alignment", "paths for special masks"),
     identity!(NarrowerWindow "narrower-window" Both 1 |p| p.rows_alone, mask::narrower_window,
+        "the same with a window one key narrower";
         "window off by one", "ignored windows"),
     identity!(Prefix "prefix" Bitwise 1 |p| p.rows_alone, mask::prefix,
+        "the first queries of each sequence with the keys that they see, or the last queries where the diagonal ends there";
         "look-ahead", "skipped blocks", "lengths of the tail"),
     identity!(Influence "influence" Both 1 |p| p.rows_alone, probe::influence,
+        "the forward with one key and its value negated";
         "any wrong pair of query and key"),
     identity!(Cotangent "cotangent" Both 1 free, probe::cotangent,
+        "the same with dout at 0 but for one row of one head";
         "any wrong pair in the backward", "gradients of another row"),
     identity!(Rerun "rerun" Bitwise 1 free, repeat::rerun,
+        "the same once more";
         "races", "uninitialised memory"),
     identity!(History "history" Bitwise 2 free, repeat::history,
+        "the same after a run with q and v negated and one sequence fewer";
         "state kept between calls", "metadata of an earlier call"),
 ];
 
@@ -187,10 +215,22 @@ pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
     for identity in asked.filter(|identity| (identity.needs)(&promises)) {
         match (identity.ask)(evidence) {
             None | Some(Look::Held) => {}
-            Some(broken) => return broken,
+            Some(Look::Broken(finding)) => return Look::Broken(Box::new(identity.told(*finding))),
+            Some(failed) => return failed,
         }
     }
     Look::Held
+}
+
+impl Identity {
+    /// A finding that says which runs disagree. A process that ended has said so itself.
+    fn told(&self, finding: Finding) -> Finding {
+        if self.twin.is_empty() || finding.check != Check::Identity {
+            return finding;
+        }
+        let what = format!("{} (the second run: {}; a replay makes both)", finding.what, self.twin);
+        Finding { what, ..finding }
+    }
 }
 
 /// The identities of a data seed: those without runs, then [`DRAWN`] others, dear ones less often.
@@ -227,6 +267,7 @@ mod tests {
             let json = serde_json::to_string(&identity.relation).expect("a name");
             assert_eq!(json, format!("\"{}\"", identity.name));
             assert!(!identity.sees.is_empty());
+            assert_eq!(identity.twin.is_empty(), identity.runs == 0, "{}", identity.name);
         }
     }
 

@@ -129,7 +129,8 @@ impl Twin {
 
     /// The subject's answer in the twin's own layout, its padding poisoned; else what is wrong with it.
     pub(super) fn answer(&self, evidence: &Evidence<'_>, relation: Relation) -> Result<RankOutputs, Look> {
-        let wrong = |what: String| Look::from(Some(broken(relation, None, format!("in the twin: {what}"))));
+        let wrong =
+            |what: String| Look::from(Some(broken(relation, None, format!("in the second run: {what}"))));
         let [fill, _] = fills(evidence.backend, &self.problem);
         let inputs = evidence.making(|| poisoned(&self.inputs, &self.problem, fill));
         let outputs = match evidence.run(&self.problem, &inputs) {
@@ -139,7 +140,7 @@ impl Twin {
             // A process that ended is its own failure, whoever asked it.
             Err(error @ (RunError::Ended(_) | RunError::Sentinel(_))) => {
                 let finding = death(error);
-                let what = format!("in the twin of {relation}: {}", finding.what);
+                let what = format!("in the second run of {relation}: {}", finding.what);
                 return Err(Look::Broken(Box::new(Finding { what, ..finding })));
             }
             Err(error) => return Err(wrong(error.to_string())),
@@ -221,8 +222,8 @@ impl Twin {
         let side = here.side();
         let kv = matches!(claim.tensor, TensorName::Dk | TensorName::Dv);
         let heads = self.source.heads(if kv { Side::Kv } else { Side::Q });
-        let mut worst =
-            Worst::new(Check::Identity, claim.tensor, "two results that must be the same are not");
+        let what = "a second run's result (got) is not what follows from the case's own (expected)";
+        let mut worst = Worst::new(Check::Identity, claim.tensor, what);
         there.real(layout, |row, head, place| {
             let mut own = Place { head: Some(heads[head]), ..Place::default() };
             let mut own_row = 0;
