@@ -32,9 +32,9 @@ const PLANNERS: usize = 1024;
 /// halves keep what both read.
 const CACHED_BYTES: usize = 24 << 20;
 /// Rows of an average segment up to which the short shape is faster, with head dims up to 64 and over.
-const SHORT_ROWS: [usize; 2] = [640, 96];
+const SHORT_ROWS: [usize; 2] = [1024, 96];
 /// Rows of an average segment up to which the middle shape is faster than the long one.
-const MIDDLE_ROWS: usize = 640;
+const MIDDLE_ROWS: usize = 1024;
 /// Rows of an average segment, and keys that a row of one sees, from which on clusters are faster.
 const PAIRED_ROWS: usize = 8192;
 
@@ -522,8 +522,8 @@ mod tests {
             Shape::of(&CallTables::new(&call, [rows, rows], false).expect("one run of all rows"), dims)
         };
         assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [Shape::Short, Shape::Middle]);
-        assert_eq!([640, 641].map(|rows| of(rows, None, [72, 64])), [Shape::Middle, Shape::Long]);
-        assert_eq!([640, 641].map(|rows| of(rows, None, [64, 64])), [Shape::Short, Shape::Long]);
+        assert_eq!([1024, 1025].map(|rows| of(rows, None, [72, 64])), [Shape::Middle, Shape::Long]);
+        assert_eq!([1024, 1025].map(|rows| of(rows, None, [64, 64])), [Shape::Short, Shape::Long]);
         assert_eq!([8191, 8192].map(|rows| of(rows, None, [128, 128])), [Shape::Long, Shape::Paired]);
         assert_eq!(of(8192, Some(-512), [128, 128]), Shape::Long, "a window leaves few keys to share");
         assert_eq!([Shape::Paired, Shape::Middle].map(|shape| shape.served(64)), [Shape::Long, Shape::Short]);
