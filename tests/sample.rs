@@ -11,10 +11,13 @@ use seamproof::judge::{Depth, Judge, Rung};
 use seamproof::verdict::{Check, Finding, Verdict};
 use seamproof_oracle::{Inputs, Pass, Problem, TensorName};
 
+/// So many cases of a profile.
+type Cases = (u64, fn() -> Limits);
+
 /// Cases of the emulated kernel that may not be condemned: small ones, and ones around the edges of chunks and tiles.
-const RIGHT_CASES: [(u64, fn() -> Limits); 2] = [(900, Limits::quick), (100, Limits::seams)];
+const RIGHT_CASES: [Cases; 2] = [(900, Limits::quick), (100, Limits::seams)];
 /// The same where minutes are spent.
-const MANY_RIGHT_CASES: [(u64, fn() -> Limits); 2] = [(32_000, Limits::quick), (4_000, Limits::seams)];
+const MANY_RIGHT_CASES: [Cases; 2] = [(32_000, Limits::quick), (4_000, Limits::seams)];
 
 /// The envelope alone, with the oracle for this many products.
 fn envelope(products_max: u64) -> Judge {
@@ -65,9 +68,9 @@ fn right(index: u64) -> Box<dyn Backend> {
 }
 
 /// What a judge that samples says against right kernels, and how many it judged.
-fn alarms(cases: [(u64, fn() -> Limits); 2]) -> (Vec<String>, usize) {
+fn alarms(cases: [Cases; 2]) -> (Vec<String>, usize) {
     let (judge, judged) = (envelope(0), AtomicU64::new(0));
-    let of_profile = |(seed, (count, limits)): (usize, (u64, fn() -> Limits))| -> Vec<String> {
+    let of_profile = |(seed, (count, limits)): (usize, Cases)| -> Vec<String> {
         let alarm = |(index, problem): (u64, Problem)| match judge
             .examine(right(index).as_ref(), &problem, Depth::First)
             .verdict
@@ -85,7 +88,7 @@ fn alarms(cases: [(u64, fn() -> Limits); 2]) -> (Vec<String>, usize) {
     (alarms, judged.into_inner() as usize)
 }
 
-fn assert_silent(cases: [(u64, fn() -> Limits); 2]) {
+fn assert_silent(cases: [Cases; 2]) {
     let (alarms, judged) = alarms(cases);
     assert!(alarms.is_empty(), "{} alarms, the first: {}", alarms.len(), alarms[0]);
     let asked: u64 = cases.iter().map(|(count, _)| count).sum();
