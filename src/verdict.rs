@@ -320,7 +320,7 @@ pub struct Margin {
     pub dithered: Ratios,
     /// Tier R.
     pub replayed: Ratios,
-    /// Tensors that the envelope compared; 0 where the oracle is too dear and the other rungs judged alone.
+    /// Tensors that the envelope compared whole; 0 where the oracle is too dear and it compared a sample of rows.
     #[serde(default)]
     pub compared: usize,
 }

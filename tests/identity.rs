@@ -353,7 +353,7 @@ fn a_campaign_asks_few_identities_and_an_unknown_subject_none_that_need_a_promis
 }
 
 #[test]
-fn without_the_oracle_the_verdict_says_that_no_tensor_was_compared() {
+fn without_the_oracle_the_verdict_says_that_no_tensor_was_compared_whole() {
     let right = Emulated::default();
     let (_, problem) = problems(3, Limits::quick(), 50)
         .find_any(|(_, problem)| problem.pass == Pass::Backward && problem.tokens() > 4)

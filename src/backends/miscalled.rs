@@ -47,8 +47,11 @@ const TE_TOLERANCE: &str =
 /// Kernels that reorder rows, and lose or double some.
 const REORDER: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu";
 
+/// Partial sums of dk and dq that were lost, or added once too often.
+const HALVED: &str = "https://github.com/zhuzilin/ring-flash-attention/commit/4072701";
+
 /// Every miscall.
-pub const MISCALLS: [Miscall; 20] = [
+pub const MISCALLS: [Miscall; 23] = [
     Miscall {
         id: "call-window-narrower",
         imitates: "the left window bound arrives one smaller",
@@ -247,6 +250,41 @@ pub const MISCALLS: [Miscall; 20] = [
         call: |backend, problem, inputs| {
             gradients_taken(backend, problem, inputs, |gradients| {
                 gradients.dk.index_axis_mut(Axis(1), 0).mapv_inplace(|x| real(x, |x| x / 2.0));
+            })
+        },
+    },
+    Miscall {
+        id: "call-dq-and-dk-halved",
+        imitates: "the logit gradients are half of what they should be, on every head",
+        source: HALVED,
+        caught_by: VALUES,
+        call: |backend, problem, inputs| {
+            gradients_taken(backend, problem, inputs, |gradients| {
+                gradients.dq.mapv_inplace(|x| real(x, |x| x / 2.0));
+                gradients.dk.mapv_inplace(|x| real(x, |x| x / 2.0));
+            })
+        },
+    },
+    Miscall {
+        id: "call-dk-doubled",
+        imitates: "every partial sum of dk is added twice",
+        source: HALVED,
+        caught_by: VALUES,
+        call: |backend, problem, inputs| {
+            gradients_taken(backend, problem, inputs, |gradients| {
+                let format = problem.precision.gradients.format;
+                gradients.dk.mapv_inplace(|x| real(x, |x| format.round_f32(x * 2.0)));
+            })
+        },
+    },
+    Miscall {
+        id: "call-dsink-halved",
+        imitates: "the sink's gradient is averaged over two ranks that should add theirs",
+        source: "https://github.com/NVIDIA/Megatron-LM/commit/3bdcbbbe5d",
+        caught_by: VALUES,
+        call: |backend, problem, inputs| {
+            gradients_taken(backend, problem, inputs, |gradients| {
+                gradients.dsink.mapv_inplace(|x| real(x, |x| x / 2.0));
             })
         },
     },

@@ -120,7 +120,7 @@ impl Summary {
         if self.without_envelope > 0 {
             writeln!(
                 f,
-                "          {} of those held are too large for the oracle: judged without the envelope",
+                "          {} of those held are too large for the oracle: the envelope judged a sample of their rows",
                 self.without_envelope
             )?;
         }

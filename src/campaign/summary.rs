@@ -67,7 +67,7 @@ pub struct Sums {
     pub cases: u64,
     /// Cases in which every check held.
     pub held: u64,
-    /// Those of them that the envelope did not look at: the oracle is too dear, the other rungs judged alone.
+    /// Those of them of which the envelope looked at a sample of rows alone: the oracle is too dear for all.
     pub without_envelope: u64,
     /// Cases refused as the capability table says, by its row.
     pub refused: BTreeMap<String, u64>,

@@ -81,7 +81,11 @@ pub fn reason(rung: Catcher) -> &'static str {
         Catcher::Structure => "costs one pass over the results and asks no oracle",
         Catcher::Poison => "says that padding is the cause; costs one more run and asks no oracle",
         Catcher::Exact => "has no tolerance, names the keys that a query saw and asks no oracle in f64",
-        Catcher::Envelope => "bounds every element of every case that the oracle can afford",
-        Catcher::Identity => "asks no oracle: at sizes where the oracle is too dear it judges alone",
+        Catcher::Envelope => {
+            "bounds every element of every case that the oracle can afford, and of a sample of rows of others"
+        }
+        Catcher::Identity => {
+            "asks no oracle: at sizes where the oracle is too dear it alone judges every row"
+        }
     }
 }

@@ -12,16 +12,17 @@ use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 
 use super::compare::{View, Worst};
 use super::structure::results;
-use super::{Evidence, Look, Ratios, diagnosis};
+use super::{Evidence, Look, Ratios, diagnosis, sample};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
 use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding, Margin, Tier, number};
 
 /// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned. Where it hides its
-/// LSE, the backward is judged on the exact one, and may be off by as much as the forward may.
+/// LSE, the backward is judged on the exact one, and may be off by as much as the forward may. Where the oracle is too dear
+/// for the case, a sample of its rows is judged so.
 pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     if !evidence.has_oracle() {
-        return Look::Held;
+        return sample::look(evidence, margin);
     }
     let Evidence { backend, problem, layout, inputs, .. } = *evidence;
     let rank = evidence.first;
@@ -29,7 +30,7 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     let model = Model::new(problem, backend.accumulation(), evidence.partition());
     let answer = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
     let compare = Comparison { problem, layout, ratio: evidence.judge.ratio };
-    if let Some(mut finding) = forward(&compare, rank, &answer, margin) {
+    if let Some(mut finding) = forward(&compare, rank, &answer, &FORWARD, margin) {
         diagnosis::explain(problem, inputs, rank, &answer.exact, &mut finding);
         return Some(finding).into();
     }
@@ -47,7 +48,7 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     look_back(evidence, (&compare, &model), &answer, replay, margin)
 }
 
-/// The backward, of both runs where the subject may sum gradients in another order in each: their bits say nothing then.
+/// The backward, of every run whose gradients are looked at.
 fn look_back(
     evidence: &Evidence<'_>,
     (compare, model): (&Comparison<'_>, &Model),
@@ -55,18 +56,14 @@ fn look_back(
     replay: Option<Replay>,
     margin: &mut Margin,
 ) -> Look {
-    let Evidence { backend, problem, inputs, first, second, .. } = *evidence;
-    let runs = if backend.promises().deterministic_backward { vec![first] } else { vec![first, second] };
-    let runs: Vec<&RankGradients> = runs.into_iter().filter_map(|run| run.gradients.as_ref()).collect();
+    let Evidence { problem, inputs, first, .. } = *evidence;
+    let runs = evidence.gradient_runs();
     if runs.is_empty() {
         return Look::Held;
     }
     let saved = saved(first, &forward.exact.lse);
     let lse_error = forward.bound.as_ref().map(|bound| &bound.worst.lse).filter(|_| first.lse.is_none());
-    let answer = evidence.oracle(|| match lse_error {
-        None => blocked::backward(problem, inputs, &saved, Some(model)),
-        Some(errors) => blocked::backward_of_hidden_lse(problem, inputs, &saved, errors, model),
-    });
+    let answer = exact_gradients(evidence, problem, (&saved, lse_error), model);
     let replayed = || {
         let replay = replay.as_ref().filter(|_| first.lse.is_some())?;
         evidence.oracle(|| replay::backward(problem, inputs, &saved, model, &replay.profile))
@@ -76,11 +73,25 @@ fn look_back(
         let in_replay = |margin: &mut Margin| {
             replayed.as_ref().and_then(|answer| replayed_gradients(compare, gradients, answer, margin))
         };
-        let mut finding = backward(compare, gradients, &answer, margin).or_else(|| in_replay(margin))?;
+        let mut finding =
+            backward(compare, gradients, &answer, &BACKWARD, margin).or_else(|| in_replay(margin))?;
         diagnosis::explain_gradient(problem, inputs, gradients, (&saved, &answer.exact), &mut finding);
         Some(finding)
     });
     broken.into()
+}
+
+/// The gradients of a problem in the case's tensors, on what the subject saved; `lse_error` is that of a hidden LSE.
+pub(super) fn exact_gradients(
+    evidence: &Evidence<'_>,
+    problem: &Problem,
+    (saved, lse_error): (&Saved, Option<&Array2<f64>>),
+    model: &Model,
+) -> Answer<Gradients> {
+    evidence.oracle(|| match lse_error {
+        None => blocked::backward(problem, evidence.inputs, saved, Some(model)),
+        Some(errors) => blocked::backward_of_hidden_lse(problem, evidence.inputs, saved, errors, model),
+    })
 }
 
 /// Tier R of out.
@@ -118,10 +129,17 @@ pub(super) fn saved(rank: &RankOutputs, exact: &Array2<f64>) -> Saved {
     Saved { out: rank.out.mapv(f64::from), lse }
 }
 
-fn forward(
+/// What is compared of a forward, in order: the LSE is the sharpest observable of mask and scale.
+const FORWARD: [TensorName; 3] = [TensorName::Lse, TensorName::Out, TensorName::MaxLogit];
+/// What is compared of a backward, in order.
+const BACKWARD: [TensorName; 4] = [TensorName::Dv, TensorName::Dk, TensorName::Dq, TensorName::Dsink];
+
+/// Tiers W and T of these tensors of a forward.
+pub(super) fn forward(
     compare: &Comparison<'_>,
     rank: &RankOutputs,
     answer: &Answer<Forward>,
+    tensors: &[TensorName],
     margin: &mut Margin,
 ) -> Option<Finding> {
     let exact = &answer.exact;
@@ -143,23 +161,20 @@ fn forward(
             compare.tensor(tensor, tier, views, margin)
         })
     };
-    // The LSE is the sharpest observable of mask and scale.
-    [TensorName::Lse, TensorName::Out, TensorName::MaxLogit]
-        .into_iter()
-        .find_map(|tensor| look(tensor, margin))
+    tensors.iter().find_map(|&tensor| look(tensor, margin))
 }
 
-/// Tiers W and T of the gradients.
-fn backward(
+/// Tiers W and T of these gradients.
+pub(super) fn backward(
     compare: &Comparison<'_>,
     got: &RankGradients,
     Answer { exact, bound }: &Answer<Gradients>,
+    tensors: &[TensorName],
     margin: &mut Margin,
 ) -> Option<Finding> {
     let bound = bound.as_ref()?;
-    let tensors = [TensorName::Dv, TensorName::Dk, TensorName::Dq, TensorName::Dsink];
     let bounds = [(Tier::W, &bound.worst), (Tier::T, &bound.dithered)];
-    gradients(compare, got, exact, (&tensors, &bounds), margin)
+    gradients(compare, got, exact, (tensors, &bounds), margin)
 }
 
 /// These tensors, one after the other, each under these bounds.

@@ -7,8 +7,8 @@
 //! a NaN where a subject promises no bits of its gradients. *Exact*: inputs of
 //! an exact mode allow one result, and the set of keys that a wrong one shows is named. *Envelope*:
 //! each element within the largest honest error of the exact answer, the LSE first; the backward is judged on the out
-//! and lse that the subject itself returned; where the oracle is too dear this rung is silent. *Identity*: relations
-//! between results of the subject alone ([`identity`]); they come last because each runs the subject again.
+//! and lse that the subject itself returned; where the oracle is too dear for the case, on a sample of its rows. *Identity*:
+//! relations between results of the subject alone ([`identity`]); they come last because each runs the subject again.
 
 mod assemble;
 mod compare;
@@ -19,6 +19,7 @@ pub mod faults;
 pub mod identity;
 pub mod large;
 mod poison;
+mod sample;
 mod structure;
 mod trial;
 
@@ -34,7 +35,7 @@ use seamproof_simulator::shard::ShardError;
 
 pub use trial::Trial;
 
-use crate::backend::{Backend, Outputs, PaddingInputs, RankOutputs, RunError};
+use crate::backend::{Backend, Outputs, PaddingInputs, RankGradients, RankOutputs, RunError};
 use crate::generate::Malformed;
 use crate::layout::{self, RankLayout};
 use crate::values::{self, Poison};
@@ -43,7 +44,7 @@ pub use identity::Relation;
 
 /// Most elements of all tensors that a case may have: about 50 bytes each in inputs, results, exact answer and bounds.
 pub const ELEMENTS_MAX: u64 = 1 << 27;
-/// Most visible pairs × query heads × head dimension for which the oracle is asked: about ten minutes on two cores.
+/// Most visible pairs × query heads × head dimension for which the oracle is asked about every row: about ten minutes on two cores.
 pub const PRODUCTS_MAX: u64 = 1 << 41;
 
 /// What a rung looks at: a case, its runs, and the judge's own map of its rows.
@@ -96,9 +97,18 @@ impl Evidence<'_> {
         self.meter.subject(|| self.backend.replay(self.problem))
     }
 
-    /// Whether the oracle can be asked about the case. Where it cannot, the other rungs carry the judgement alone.
+    /// Whether the oracle can be asked about the whole case. Where it cannot, it is asked about some rows, and every identity
+    /// is.
     pub fn has_oracle(&self) -> bool {
         products(self.problem) <= self.judge.products_max
+    }
+
+    /// The runs whose gradients are looked at: both where the subject may sum them in another order in each, since their bits
+    /// say nothing then.
+    fn gradient_runs(&self) -> Vec<&RankGradients> {
+        let both = [self.first, self.second];
+        let runs = if self.backend.promises().deterministic_backward { &both[..1] } else { &both[..] };
+        runs.iter().filter_map(|run| run.gradients.as_ref()).collect()
     }
 
     /// Makes inputs; the time counts as theirs.
@@ -156,7 +166,7 @@ pub struct Judge {
     pub assemble: Assemble,
     /// Error ÷ bound.
     pub ratio: Ratios,
-    /// Visible products up to which the oracle is asked.
+    /// Visible products up to which the oracle is asked about every row.
     pub products_max: u64,
     /// The identities that may be asked.
     pub identities: Vec<Relation>,

@@ -1,0 +1,161 @@
+//! Cases that are too large for the oracle: the envelope looks at a sample of their rows. It is silent on right kernels, and
+//! sees a factor on a whole gradient, which identities do not.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
+use seamproof::backend::{Backend, Outputs, Promises, RunError, Wrapper};
+use seamproof::backends::{self, Arithmetic, Emulated};
+use seamproof::generate::{self, Draw, Limits};
+use seamproof::judge::{Depth, Judge, Rung};
+use seamproof::verdict::{Check, Finding, Verdict};
+use seamproof_oracle::{Inputs, Pass, Problem, TensorName};
+
+/// So many cases of a profile.
+type Cases = (u64, fn() -> Limits);
+
+/// Cases of the emulated kernel that may not be condemned: small ones, and ones around the edges of chunks and tiles.
+const RIGHT_CASES: [Cases; 2] = [(900, Limits::quick), (100, Limits::seams)];
+/// The same where minutes are spent.
+const MANY_RIGHT_CASES: [Cases; 2] = [(32_000, Limits::quick), (4_000, Limits::seams)];
+
+/// The envelope alone, with the oracle for this many products.
+fn envelope(products_max: u64) -> Judge {
+    let judge = Judge::default();
+    let rungs: Vec<Rung> = judge.rungs.iter().filter(|rung| rung.check == Check::Envelope).copied().collect();
+    Judge { products_max, rungs, ..judge }
+}
+
+fn problems(seed: u64, limits: Limits, cases: u64) -> impl ParallelIterator<Item = (u64, Problem)> {
+    let drawn = move |index| match generate::draw(seed, index, &limits) {
+        Draw::Problem(problem) => Some((index, problem)),
+        Draw::Malformed(_) => None,
+    };
+    (0..cases).into_par_iter().filter_map(drawn)
+}
+
+/// A right kernel that adds dq's tiles in another order on every run, and says so.
+struct AnyOrder {
+    inner: Emulated,
+    runs: AtomicU64,
+}
+
+impl Wrapper for AnyOrder {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
+    fn name(&self) -> &str {
+        "any-order"
+    }
+
+    fn promises(&self) -> Promises {
+        Promises { deterministic_backward: false, ..self.inner.promises() }
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        Emulated { order: self.runs.fetch_add(1, Ordering::Relaxed), ..self.inner }.run(problem, inputs)
+    }
+}
+
+/// The emulated kernel in all its forms, one in 16 without fixed bits.
+fn right(index: u64) -> Box<dyn Backend> {
+    if index % 16 == 5 {
+        let inner = Emulated { arithmetic: Arithmetic::Hopper, ..Emulated::default() };
+        return Box::new(AnyOrder { inner, runs: AtomicU64::new(index) });
+    }
+    backends::by_name("emulated", &backends::draw_options("emulated", index)).expect("a backend")
+}
+
+/// What a judge that samples says against right kernels, and how many it judged.
+fn alarms(cases: [Cases; 2]) -> (Vec<String>, usize) {
+    let (judge, judged) = (envelope(0), AtomicU64::new(0));
+    let of_profile = |(seed, (count, limits)): (usize, Cases)| -> Vec<String> {
+        let alarm = |(index, problem): (u64, Problem)| match judge
+            .examine(right(index).as_ref(), &problem, Depth::First)
+            .verdict
+        {
+            Verdict::Pass(_) => {
+                judged.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+            Verdict::Refused(_) => None,
+            verdict => Some(format!("case {index}: {verdict:?}\n{problem:?}")),
+        };
+        problems(20 + seed as u64, limits(), count).filter_map(alarm).collect()
+    };
+    let alarms = cases.into_iter().enumerate().flat_map(of_profile).collect();
+    (alarms, judged.into_inner() as usize)
+}
+
+fn assert_silent(cases: [Cases; 2]) {
+    let (alarms, judged) = alarms(cases);
+    assert!(alarms.is_empty(), "{} alarms, the first: {}", alarms.len(), alarms[0]);
+    let asked: u64 = cases.iter().map(|(count, _)| count).sum();
+    assert!(judged as u64 > asked / 2, "{judged} of {asked}");
+}
+
+#[test]
+fn a_sample_is_silent_on_the_right_kernel() {
+    assert_silent(RIGHT_CASES);
+}
+
+#[test]
+#[ignore = "takes minutes: run it alone, with --release"]
+fn a_sample_is_silent_on_the_right_kernel_for_many_cases() {
+    assert_silent(MANY_RIGHT_CASES);
+}
+
+fn finding(judge: &Judge, subject: &dyn Backend, problem: &Problem) -> Option<Finding> {
+    match judge.examine(subject, problem, Depth::First).verdict {
+        Verdict::Finding(finding) => Some(*finding),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_factor_on_a_whole_gradient_is_seen_without_the_whole_oracle() {
+    let faults = [
+        ("call-dq-and-dk-halved", vec![TensorName::Dq, TensorName::Dk]),
+        ("call-dk-doubled", vec![TensorName::Dk]),
+        ("call-dsink-halved", vec![TensorName::Dsink]),
+        ("call-dv-of-half-the-queries", vec![TensorName::Dv]),
+        ("call-softcap-dropped", vec![TensorName::Lse, TensorName::Out, TensorName::Dq]),
+    ];
+    let (whole, sampled) = (envelope(u64::MAX), envelope(0));
+    for (id, tensors) in faults {
+        let subject = backends::by_name(&format!("emulated~{id}"), &Default::default()).expect("a backend");
+        let both: Vec<Option<Finding>> = problems(30, Limits::quick(), 400)
+            .filter(|(_, problem)| problem.pass == Pass::Backward)
+            .filter(|(_, problem)| finding(&whole, subject.as_ref(), problem).is_some())
+            .map(|(_, problem)| finding(&sampled, subject.as_ref(), &problem))
+            .collect();
+        let seen: Vec<&Finding> = both.iter().flatten().collect();
+        assert!(
+            seen.len() > 10 && 10 * seen.len() > 9 * both.len(),
+            "{id}: {} of {}",
+            seen.len(),
+            both.len()
+        );
+        for finding in seen {
+            assert!(finding.tensor.is_some_and(|tensor| tensors.contains(&tensor)), "{id}: {finding}");
+        }
+    }
+}
+
+/// A finding about a part is told of the case: its sequence and row, in the case's own numbers.
+#[test]
+fn a_finding_of_a_sample_is_where_the_whole_oracle_finds_it() {
+    let subject = backends::by_name("emulated~call-dq-stale", &Default::default()).expect("a backend");
+    let (whole, sampled) = (envelope(u64::MAX), envelope(0));
+    let places: Vec<_> = problems(31, Limits::quick(), 2_000)
+        .filter(|(_, problem)| problem.tokens() <= 32)
+        .filter_map(|(_, problem)| {
+            let [a, b] = [&whole, &sampled].map(|judge| finding(judge, subject.as_ref(), &problem));
+            let (a, b) = a.zip(b)?;
+            // One row is wrong, so that both name the same.
+            Some([a, b].map(|finding| (finding.tensor, finding.place.sequence, finding.place.row)))
+        })
+        .collect();
+    assert!(places.len() > 20 && places.iter().all(|[a, b]| a == b), "{places:?}");
+}
