@@ -118,7 +118,7 @@ pub enum KernelError {
         source: std::io::Error,
     },
     /// A call that a kernel does not serve.
-    #[error("the forward for tensor cores takes no call with {0}; the simple kernels take it")]
+    #[error("the kernels for tensor cores take no call with {0}; the simple kernels take it")]
     Unserved(String),
     /// Arguments that do not fit each other.
     #[error("{0}")]

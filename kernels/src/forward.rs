@@ -33,8 +33,8 @@ const PLANNERS: usize = 1024;
 const CACHED_BYTES: usize = 24 << 20;
 /// Rows of an average segment up to which the short shape is faster, with head dims up to 64 and over.
 const SHORT_ROWS: [usize; 2] = [1024, 96];
-/// Rows of an average segment up to which the middle shape is faster than the long one.
-const MIDDLE_ROWS: usize = 1024;
+/// Rows of an average segment, or keys that a row of one sees, up to which the middle shape is faster than the long one.
+const MIDDLE_ROWS: usize = 2048;
 /// Rows of an average segment, and keys that a row of one sees, from which on clusters are faster.
 const PAIRED_ROWS: usize = 8192;
 
@@ -127,12 +127,13 @@ fn bucket([dim, dim_v]: [usize; 2]) -> usize {
 impl Shape {
     /// The fastest one for a call, by the lengths that the host knows and the head dims of q and k, and of v.
     pub fn of(call: &CallTables, dims: [usize; 2]) -> Shape {
-        let rows = call.owned[0] / call.segments.max(1);
-        if rows <= SHORT_ROWS[usize::from(bucket(dims) > 64)] {
+        let (rows, wide) = (call.owned[0] / call.segments.max(1), bucket(dims) > 64);
+        let both = rows.min(call.strides.seen);
+        if rows <= SHORT_ROWS[usize::from(wide)] {
             Shape::Short
-        } else if rows <= MIDDLE_ROWS {
+        } else if wide && both <= MIDDLE_ROWS {
             Shape::Middle
-        } else if rows >= PAIRED_ROWS && call.strides.seen >= PAIRED_ROWS {
+        } else if both >= PAIRED_ROWS {
             Shape::Paired
         } else {
             Shape::Long
@@ -522,10 +523,12 @@ mod tests {
             Shape::of(&CallTables::new(&call, [rows, rows], false).expect("one run of all rows"), dims)
         };
         assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [Shape::Short, Shape::Middle]);
-        assert_eq!([1024, 1025].map(|rows| of(rows, None, [72, 64])), [Shape::Middle, Shape::Long]);
+        assert_eq!([2048, 2049].map(|rows| of(rows, None, [72, 64])), [Shape::Middle, Shape::Long]);
         assert_eq!([1024, 1025].map(|rows| of(rows, None, [64, 64])), [Shape::Short, Shape::Long]);
         assert_eq!([8191, 8192].map(|rows| of(rows, None, [128, 128])), [Shape::Long, Shape::Paired]);
-        assert_eq!(of(8192, Some(-512), [128, 128]), Shape::Long, "a window leaves few keys to share");
+        assert_eq!(of(8192, Some(-512), [128, 128]), Shape::Middle, "a window leaves few keys");
+        assert_eq!(of(8192, Some(-4096), [128, 128]), Shape::Long);
+        assert_eq!(of(8192, Some(-512), [64, 64]), Shape::Long);
         assert_eq!([Shape::Paired, Shape::Middle].map(|shape| shape.served(64)), [Shape::Long, Shape::Short]);
     }
 
