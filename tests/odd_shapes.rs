@@ -192,6 +192,19 @@ impl Wrapper for AnyOrder {
     }
 }
 
+/// In an exact mode gradients are the same in any order: a digit that is wrong in the second run alone is no order.
+#[test]
+fn a_second_run_of_an_exact_mode_is_exact_too() {
+    let scale = fit_scale(InputMode::Pairs, fields().softmax.scale);
+    let softmax = Softmax { scale, ..fields().softmax };
+    let problem = Problem::new(ProblemFields { mode: InputMode::Pairs, softmax, ..fields() });
+    let subject = AnyOrder { inner: Emulated::default(), runs: AtomicU64::new(0), leak: |_, dq| dq };
+    match judge(&subject, &problem.expect("a legal shape")) {
+        Verdict::Finding(finding) => assert_eq!(finding.check, Check::Exact, "{finding}"),
+        verdict => panic!("not seen: {verdict:?}"),
+    }
+}
+
 #[test]
 fn gradients_in_any_order_are_no_finding_but_a_leak_of_either_run_is() {
     assert_eq!(Poison::strongest(&Problem::new(fields()).expect("a legal shape")), Poison::Nan);

@@ -6,8 +6,10 @@ mod common;
 use common::{Draws, inputs, plain, random};
 use ndarray::{Array1, Array2, Array3};
 use proptest::prelude::*;
+use seamproof_oracle::blocked::Answer;
+use seamproof_oracle::envelope::{Accumulation, Model, Partition};
 use seamproof_oracle::{
-    Forward, Gradients, Heads, Inputs, Mask, Problem, ProblemFields, Saved, blocked, exact,
+    Forward, Gradients, Heads, Inputs, Mask, Problem, ProblemFields, Saved, Side, blocked, exact,
 };
 
 const TOLERANCE: f64 = 1e-12;
@@ -110,6 +112,28 @@ proptest! {
     fn blocked_is_exact(seed in any::<u64>(), length_max in 1usize..40) {
         let (problem, inputs) = random(seed, length_max);
         hold(&problem, &inputs);
+        hold_by_sides(&problem, &inputs);
+    }
+}
+
+/// Of one side the gradients, and their bounds, are those of both; of no side dsink is.
+fn hold_by_sides(problem: &Problem, inputs: &Inputs) {
+    let saved = Saved::from(&exact::forward(problem, inputs));
+    let model = Model::new(problem, Accumulation::Unknown, Partition::single(64, 64));
+    let of = |side| blocked::backward_of(problem, inputs, (&saved, None), side, &model);
+    let (whole, q, kv) =
+        (blocked::backward(problem, inputs, &saved, Some(&model)), of(Some(Side::Q)), of(Some(Side::Kv)));
+    let gradients = |answer: &Answer<Gradients>| {
+        let bound = answer.bound.clone().expect("a bound");
+        [answer.exact.clone(), bound.worst, bound.dithered]
+    };
+    let [whole, q, kv, none] = [&whole, &q, &kv, &of(None)].map(gradients);
+    for (((whole, q), kv), none) in whole.iter().zip(&q).zip(&kv).zip(&none) {
+        assert_eq!((&whole.dq, &whole.dk, &whole.dv), (&q.dq, &kv.dk, &kv.dv));
+        assert!(
+            [&q.dk, &q.dv, &kv.dq, &none.dq].into_iter().all(|gradient| gradient.iter().all(|x| *x == 0.0))
+        );
+        assert!([q, kv, none].into_iter().all(|part| part.dsink == whole.dsink));
     }
 }
 

@@ -10,7 +10,7 @@ use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay::{self, Replay};
 use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 
-use super::compare::{View, Worst};
+use super::compare::{View, Worst, times_bound};
 use super::structure::results;
 use super::{Evidence, Look, Ratios, diagnosis, sample};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
@@ -63,7 +63,10 @@ fn look_back(
     }
     let saved = saved(first, &forward.exact.lse);
     let lse_error = forward.bound.as_ref().map(|bound| &bound.worst.lse).filter(|_| first.lse.is_none());
-    let answer = exact_gradients(evidence, problem, (&saved, lse_error), model);
+    let answer = evidence.oracle(|| match lse_error {
+        None => blocked::backward(problem, inputs, &saved, Some(model)),
+        Some(errors) => blocked::backward_of_hidden_lse(problem, inputs, &saved, errors, model),
+    });
     let replayed = || {
         let replay = replay.as_ref().filter(|_| first.lse.is_some())?;
         evidence.oracle(|| replay::backward(problem, inputs, &saved, model, &replay.profile))
@@ -79,19 +82,6 @@ fn look_back(
         Some(finding)
     });
     broken.into()
-}
-
-/// The gradients of a problem in the case's tensors, on what the subject saved; `lse_error` is that of a hidden LSE.
-pub(super) fn exact_gradients(
-    evidence: &Evidence<'_>,
-    problem: &Problem,
-    (saved, lse_error): (&Saved, Option<&Array2<f64>>),
-    model: &Model,
-) -> Answer<Gradients> {
-    evidence.oracle(|| match lse_error {
-        None => blocked::backward(problem, evidence.inputs, saved, Some(model)),
-        Some(errors) => blocked::backward_of_hidden_lse(problem, evidence.inputs, saved, errors, model),
-    })
 }
 
 /// Tier R of out.
@@ -341,8 +331,7 @@ pub(super) fn error_ratios(
         });
     }
     each_ratio(got, exact, bound, to, |got, exact, bound| {
-        let ratio = (got - exact).abs() / bound;
-        let ratio = if ratio.is_nan() { f64::INFINITY } else { ratio };
+        let ratio = times_bound((got - exact).abs(), bound);
         if got == exact { 0.0 } else { ratio }
     });
 }
@@ -375,9 +364,7 @@ pub(super) fn error_ratio(got: f64, exact: f64, bound: f64, overflows: Option<Fo
     if got == exact {
         return 0.0;
     }
-    let ratio = (got - exact).abs() / bound;
-    // A NaN on either side is a failure: a comparison that NaN slips through is bug 210 of the field (cubecl 1070).
-    if ratio.is_nan() { f64::INFINITY } else { ratio }
+    times_bound((got - exact).abs(), bound)
 }
 
 /// The value nearest to `exact` that rounds to the infinity `got`; `got` itself where it is finite.

@@ -26,8 +26,9 @@ use crate::layout::{self, RankLayout};
 use crate::values::mix;
 use crate::verdict::{Finding, Margin, Place};
 
-/// Visible pairs × query heads × head dimension that the drawn rows of a side may have: some seconds on two cores.
-const PRODUCTS_MAX: u64 = 1 << 31;
+/// Visible pairs × query heads × head dimension that the drawn rows of a side may have: some twenty seconds on two cores, since
+/// all keys are brought to f64 for one query.
+const PRODUCTS_MAX: u64 = 1 << 29;
 /// Most rows of a side that are drawn.
 const ROWS_MAX: u64 = 32;
 /// Sets the draw of rows apart from other uses of the data seed.
@@ -68,7 +69,7 @@ impl<'a> Sample<'a> {
         }
         for [sequence, query] in queries {
             let part = Part::of_query(self.evidence.problem, sequence, query)?;
-            if let Some(finding) = self.gradients(&part, &[TensorName::Dq], margin) {
+            if let Some(finding) = self.gradients(&part, Some(Side::Q), margin) {
                 return Ok(Some(finding));
             }
         }
@@ -77,12 +78,12 @@ impl<'a> Sample<'a> {
         }
         for [sequence, key] in keys {
             let part = Part::of_key(self.evidence.problem, sequence, key)?;
-            if let Some(finding) = self.gradients(&part, &[TensorName::Dv, TensorName::Dk], margin) {
+            if let Some(finding) = self.gradients(&part, Some(Side::Kv), margin) {
                 return Ok(Some(finding));
             }
         }
         let part = Part::of_sinks(self.evidence.problem)?;
-        Ok(self.gradients(&part, &[TensorName::Dsink], margin))
+        Ok(self.gradients(&part, None, margin))
     }
 
     /// The exact forward of a part.
@@ -102,8 +103,14 @@ impl<'a> Sample<'a> {
         Some(finding)
     }
 
-    fn gradients(&mut self, part: &Part, tensors: &[TensorName], margin: &mut Margin) -> Option<Finding> {
+    /// The gradients of a part that lie on a side; of none, dsink.
+    fn gradients(&mut self, part: &Part, side: Option<Side>, margin: &mut Margin) -> Option<Finding> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
+        let tensors: &[TensorName] = match side {
+            Some(Side::Q) => &[TensorName::Dq],
+            Some(Side::Kv) => &[TensorName::Dv, TensorName::Dk],
+            None => &[TensorName::Dsink],
+        };
         let mut lse_error = None;
         if first.lse.is_none() {
             let forward = self.answer(part);
@@ -111,7 +118,8 @@ impl<'a> Sample<'a> {
             lse_error = forward.bound.map(|bound| bound.worst.lse);
         }
         let saved = (&self.saved, lse_error.as_ref());
-        let answer = envelope::exact_gradients(self.evidence, &part.problem, saved, &self.model);
+        let ask = || blocked::backward_of(&part.problem, inputs, saved, side, &self.model);
+        let answer = self.evidence.oracle(ask);
         let layout = layout::whole(&part.problem);
         let compare = self.comparison(part, &layout);
         self.evidence.gradient_runs().into_iter().find_map(|gradients| {

@@ -7,8 +7,8 @@ use ndarray::{Array2, ArrayView1, ArrayView2, Axis, Zip, s};
 
 use super::dither::{Spread, fill_enough, multiplicities, shared_share};
 use super::{
-    Bounds, Group, KEY_TILE, Keys, Piece, ROW_TILE, exponential, gather, map, pieces, product_transposed,
-    row_mut, tiles, visible_union,
+    Bounds, Group, KEY_TILE, Keys, Piece, ROW_TILE, Sides, exponential, gather, map, pieces,
+    product_transposed, row_mut, tiles, visible_union,
 };
 use crate::envelope::{GradientPair, Model, NOISE, Rounding};
 use crate::replay::Profile;
@@ -91,7 +91,8 @@ struct PieceGradients {
 }
 
 impl PieceGradients {
-    fn new(problem: &Problem, rows: usize, keys: Range<usize>) -> PieceGradients {
+    fn new(problem: &Problem, sides: Sides, rows: usize, keys: Range<usize>) -> PieceGradients {
+        let (rows, keys) = (if sides.q { rows } else { 0 }, if sides.kv { keys } else { 0..0 });
         PieceGradients {
             dq: Array2::zeros((rows, problem.dims.qk)),
             dk: Array2::zeros((keys.len(), problem.dims.qk)),
@@ -107,19 +108,30 @@ pub(super) fn group(
     inputs: &Inputs,
     (saved, lse_error): (&Saved, Option<&Array2<f64>>),
     group: &Group,
+    sides: Sides,
     model: Option<&Model>,
     replay: Option<&Profile>,
     parallel: bool,
 ) -> GroupBackward {
     let keys = Keys::gather(problem, inputs, group, model);
-    let copies = if model.is_some() { query_copies(problem, inputs, group) } else { Vec::new() };
+    let copies = if model.is_some() && sides.kv { query_copies(problem, inputs, group) } else { Vec::new() };
     let results = map(parallel, pieces(problem, group), |piece| {
-        let context =
-            Context { problem, inputs, saved, lse_error, group, keys: &keys, copies: &copies, model, replay };
+        let context = Context {
+            problem,
+            inputs,
+            saved,
+            lse_error,
+            group,
+            sides,
+            keys: &keys,
+            copies: &copies,
+            model,
+            replay,
+        };
         let (exact, errors, sink) = context.piece(&piece);
         (piece, exact, errors, sink)
     });
-    let rows = keys.k.nrows();
+    let rows = if sides.kv { keys.k.nrows() } else { 0 };
     let empty = || GroupGradients {
         dq: Vec::new(),
         dk: Array2::zeros((rows, problem.dims.qk)),
@@ -222,8 +234,9 @@ struct Context<'a> {
     /// Errors of the saved LSE, where it is not the subject's own.
     lse_error: Option<&'a Array2<f64>>,
     group: &'a Group,
+    sides: Sides,
     keys: &'a Keys,
-    /// [`query_copies`].
+    /// [`query_copies`], where sums over queries are wanted.
     copies: &'a [f64],
     model: Option<&'a Model>,
     /// Where roundings are replayed: the bounds are then what is left.
@@ -278,7 +291,7 @@ struct Certificate {
 impl Context<'_> {
     fn piece(&self, piece: &Piece) -> (PieceGradients, Option<Errors<PieceGradients>>, SinkSum) {
         let keys = visible_union(self.problem, self.group.sequence, piece.rows.clone());
-        let new = || PieceGradients::new(self.problem, piece.rows.len(), keys.clone());
+        let new = || PieceGradients::new(self.problem, self.sides, piece.rows.len(), keys.clone());
         let (mut exact, mut errors) = (new(), self.model.map(|_| Errors::of(new)));
         let mut sink = SinkSum::default();
         for rows in tiles(piece.rows.clone(), ROW_TILE) {
@@ -457,12 +470,9 @@ impl Context<'_> {
         at: Range<usize>,
         to: &mut PieceGradients,
     ) {
-        let scale = f64::from(self.problem.softmax.scale);
-        let local = columns.start - to.keys.start..columns.end - to.keys.start;
         let k = self.keys.k.slice(s![columns.clone(), ..]);
-        general_mat_mul(scale, &strips.ds, &k, 1.0, &mut to.dq.slice_mut(s![at, ..]));
-        general_mat_mul(scale, &strips.ds.t(), &tile.q, 1.0, &mut to.dk.slice_mut(s![local.clone(), ..]));
-        general_mat_mul(1.0, &strips.p.t(), &tile.dout, 1.0, &mut to.dv.slice_mut(s![local, ..]));
+        let coefficients = [&strips.p, &strips.ds, &strips.ds];
+        self.add_products(coefficients, &[tile.dout.view(), tile.q.view(), k], 1, columns, &at, to);
     }
 
     fn add_bound(
@@ -473,16 +483,15 @@ impl Context<'_> {
         at: Range<usize>,
         to: &mut Errors<PieceGradients>,
     ) {
-        let scale = f64::from(self.problem.softmax.scale);
         let k = self.keys.k_abs.slice(s![columns.clone(), ..]);
         let magnitude = |input: f64| self.model.map_or(0.0, |model| model.magnitude(input));
         let (q, dout) = (tile.q.mapv(magnitude), tile.dout.mapv(magnitude));
         let factors = [dout.view(), q.view(), k];
-        add_products(&strips.linear, &factors, scale, columns, &at, &mut to.linear);
+        self.add_products(strips.linear.each_ref(), &factors, 1, columns, &at, &mut to.linear);
         if !strips.is_dithered {
             return;
         }
-        add_products(&strips.rounding, &factors, scale, columns, &at, &mut to.rounding);
+        self.add_products(strips.rounding.each_ref(), &factors, 1, columns, &at, &mut to.rounding);
         let noise = strips.rounding.map(|mut strip| {
             strip.mapv_inplace(|rounding| (NOISE * rounding).powi(2));
             strip
@@ -494,7 +503,28 @@ impl Context<'_> {
         ]
         .map(|(factor, copies)| squares(&factor, copies));
         let factors = [dout.view(), q.view(), k.view()];
-        add_products(&noise, &factors, scale * scale, columns, &at, &mut to.noise);
+        self.add_products(noise.each_ref(), &factors, 2, columns, &at, &mut to.noise);
+    }
+
+    /// Adds coefficients of dv, dk and dq times dout, q and k; those of dk and dq times this power of the scale as well.
+    fn add_products(
+        &self,
+        [dv, dk, dq]: [&Array2<f64>; 3],
+        [dout, q, k]: &[ArrayView2<'_, f64>; 3],
+        power: i32,
+        columns: &Range<usize>,
+        at: &Range<usize>,
+        to: &mut PieceGradients,
+    ) {
+        let scale = f64::from(self.problem.softmax.scale).powi(power);
+        if self.sides.q {
+            general_mat_mul(scale, dq, k, 1.0, &mut to.dq.slice_mut(s![at.clone(), ..]));
+        }
+        if self.sides.kv {
+            let local = columns.start - to.keys.start..columns.end - to.keys.start;
+            general_mat_mul(scale, &dk.t(), q, 1.0, &mut to.dk.slice_mut(s![local.clone(), ..]));
+            general_mat_mul(1.0, &dv.t(), dout, 1.0, &mut to.dv.slice_mut(s![local, ..]));
+        }
     }
 }
 
@@ -560,21 +590,6 @@ fn squares(factor: &ArrayView2<'_, f64>, copies: &[f64]) -> Array2<f64> {
         row *= *copies;
     }
     squares
-}
-
-/// Adds coefficients of dv, dk and dq times dout, q and k; those of dk and dq times the scale as well.
-fn add_products(
-    [dv, dk, dq]: &[Array2<f64>; 3],
-    [dout, q, k]: &[ArrayView2<'_, f64>; 3],
-    scale: f64,
-    columns: &Range<usize>,
-    at: &Range<usize>,
-    to: &mut PieceGradients,
-) {
-    let local = columns.start - to.keys.start..columns.end - to.keys.start;
-    general_mat_mul(scale, dq, k, 1.0, &mut to.dq.slice_mut(s![at.clone(), ..]));
-    general_mat_mul(scale, &dk.t(), q, 1.0, &mut to.dk.slice_mut(s![local.clone(), ..]));
-    general_mat_mul(1.0, &dv.t(), dout, 1.0, &mut to.dv.slice_mut(s![local, ..]));
 }
 
 /// Rows, or columns, of a tile whose weights are held against each other.

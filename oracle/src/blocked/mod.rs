@@ -17,7 +17,7 @@ use rayon::prelude::*;
 
 use crate::envelope::Model;
 use crate::replay::{Profile, Replay};
-use crate::{Forward, Gradients, Inputs, Problem, Run, Saved};
+use crate::{Forward, Gradients, Inputs, Problem, Run, Saved, Side};
 
 /// Query rows of one matrix product. Larger wastes work on causal diagonals, smaller packs the keys too often.
 const ROW_TILE: usize = 128;
@@ -107,7 +107,19 @@ pub fn backward(
     saved: &Saved,
     model: Option<&Model>,
 ) -> Answer<Gradients> {
-    all_backward(problem, inputs, (saved, None), model, None)
+    all_backward(problem, inputs, (saved, None), Sides::BOTH, model, None)
+}
+
+/// The same of one side: dq, or dk and dv; of no side dsink alone. Other gradients, and their bounds, are 0.
+pub fn backward_of(
+    problem: &Problem,
+    inputs: &Inputs,
+    (saved, lse_error): (&Saved, Option<&Array2<f64>>),
+    side: Option<Side>,
+    model: &Model,
+) -> Answer<Gradients> {
+    let sides = Sides { q: side == Some(Side::Q), kv: side == Some(Side::Kv) };
+    all_backward(problem, inputs, (saved, lse_error), sides, Some(model), None)
 }
 
 /// The backward pass of a subject that hides its LSE: `saved.lse` is the exact one, and the subject's own may be
@@ -119,7 +131,7 @@ pub fn backward_of_hidden_lse(
     lse_error: &Array2<f64>,
     model: &Model,
 ) -> Answer<Gradients> {
-    all_backward(problem, inputs, (saved, Some(lse_error)), Some(model), None)
+    all_backward(problem, inputs, (saved, Some(lse_error)), Sides::BOTH, Some(model), None)
 }
 
 /// See [`crate::replay::backward`].
@@ -130,13 +142,14 @@ pub(crate) fn replayed_backward(
     model: &Model,
     profile: &Profile,
 ) -> Answer<Gradients> {
-    all_backward(problem, inputs, (saved, None), Some(model), Some(profile))
+    all_backward(problem, inputs, (saved, None), Sides::BOTH, Some(model), Some(profile))
 }
 
 fn all_backward(
     problem: &Problem,
     inputs: &Inputs,
     saved: (&Saved, Option<&Array2<f64>>),
+    sides: Sides,
     model: Option<&Model>,
     replay: Option<&Profile>,
 ) -> Answer<Gradients> {
@@ -151,7 +164,7 @@ fn all_backward(
     let mut sinks = vec![backward::SinkSum::default(); problem.heads.q];
     let parallel = is_large(problem);
     let work = |group: Group| {
-        let result = backward::group(problem, inputs, saved, &group, model, replay, parallel);
+        let result = backward::group(problem, inputs, saved, &group, sides, model, replay, parallel);
         (group, result)
     };
     let all = groups(problem);
@@ -174,6 +187,19 @@ fn all_backward(
         }
     }
     answer
+}
+
+/// Of which sides gradients are wanted.
+#[derive(Clone, Copy, Debug)]
+struct Sides {
+    /// dq.
+    q: bool,
+    /// dk and dv.
+    kv: bool,
+}
+
+impl Sides {
+    const BOTH: Sides = Sides { q: true, kv: true };
 }
 
 /// One sequence and one KV head, with the query heads that read it.

@@ -55,8 +55,12 @@ struct KeySums {
 }
 
 impl Backward<'_> {
+    /// Exact gradients are the same in any order of their sums: every run that is looked at must show them.
     pub(super) fn check(&self, plans: &[Plan<'_>]) -> Option<Finding> {
-        let got = self.evidence.first.gradients.as_ref()?;
+        self.evidence.gradient_runs().into_iter().find_map(|got| self.run(plans, got))
+    }
+
+    fn run(&self, plans: &[Plan<'_>], got: &RankGradients) -> Option<Finding> {
         if self.parts.zero_dk {
             return self.zero_dk(plans, got);
         }

@@ -13,7 +13,7 @@ use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Format, Side};
 
 use super::super::Evidence;
-use super::super::compare::{Worst, lanes};
+use super::super::compare::{Worst, lanes, times_bound};
 use super::Relation;
 use super::bound::{Against, Bounds, GivenError};
 use super::sums::{Readers, moved_by, own_rounding, seeing};
@@ -161,8 +161,8 @@ impl Runs<'_> {
             if self.overflows(here, bound) && self.overflows(there, bound) {
                 continue;
             }
-            let off = if here == there { 0.0 } else { (here - there).abs() };
-            if off.is_nan() || off > bound {
+            let off = (here - there).abs();
+            if here != there && times_bound(off, bound) > 1.0 {
                 let place = Place { lane: Some(lane), ..place };
                 self.fail(worst, place, [here, there], (off, bound));
             }
@@ -204,7 +204,7 @@ impl Runs<'_> {
     }
 
     fn fail(&self, worst: &mut Worst, place: Place, [here, there]: [f64; 2], (off, bound): (f64, f64)) {
-        let ratio = off / bound;
+        let ratio = times_bound(off, bound);
         worst.failed(ratio, |finding| {
             finding.identity = Some(self.relation);
             finding.place = place;

@@ -6,7 +6,7 @@ use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Algorithm, ContextParallel, Format, ProblemFields, Side, Sink};
 
-use super::super::compare::{Worst, lanes};
+use super::super::compare::{Worst, lanes, times_bound};
 use super::super::{Evidence, Look};
 use super::Relation;
 use super::bound::{Against, Bounds, norm};
@@ -27,14 +27,17 @@ impl Bounded {
         Bounded { relation, worst: Worst::new(Check::Identity, tensor, what) }
     }
 
-    /// Compares one element; a NaN is further off than anything.
+    /// Compares one element. Where nothing is bounded, an infinity holds too.
     pub(super) fn compare(&mut self, place: Place, got: f64, expected: f64, bound: f64) {
         self.worst.compared();
-        let error = if got == expected { 0.0 } else { (got - expected).abs() };
-        if !got.is_nan() && (bound == f64::INFINITY || error <= bound) {
+        let error = (got - expected).abs();
+        if got == expected || (error == f64::INFINITY && bound == f64::INFINITY) {
             return;
         }
-        let ratio = error / bound;
+        let ratio = times_bound(error, bound);
+        if ratio <= 1.0 {
+            return;
+        }
         let relation = self.relation;
         self.worst.failed(ratio, |finding| {
             finding.identity = Some(relation);

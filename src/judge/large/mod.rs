@@ -13,7 +13,7 @@ use seamproof_kernels::KernelError;
 use seamproof_kernels::gpu::{Buffer, Gpu};
 use seamproof_kernels::reference::{Query, Questions, Tensors};
 use seamproof_kernels::view::View;
-use seamproof_oracle::envelope::{Model, largest_multiplicity};
+use seamproof_oracle::envelope::{Model, SLOTS, largest_multiplicity};
 use seamproof_oracle::{Format, Inputs, Problem, Run};
 
 use crate::backend::RankOutputs;
@@ -23,8 +23,10 @@ use tally::Tally;
 
 /// Lanes of results that are asked for at once: about 3 GB of them here, and 1.6 GB on the GPU.
 const LANES_MAX: usize = 1 << 27;
-/// Rows of a sample that are asked for at once: of 65,536 keys each, their tables of slots take 8 GB.
-const SAMPLE_MAX: usize = 1 << 13;
+/// Bytes on the GPU that the tables of slots of a sample's rows may take at once: those of 8,192 rows of 65,536 keys.
+const SLOT_BYTES_MAX: usize = 1 << 33;
+/// Bytes of a row's table of slots for each key: two bits a slot.
+const SLOT_BYTES: usize = 2 * SLOTS / 8;
 
 /// Which rows of each head are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +111,8 @@ pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<Judged, K
     let lists: Vec<Vec<usize>> =
         problem.sequences.iter().map(|sequence| sequence.kv.real_rows().collect()).collect();
     let (all, of_keys) = (rows == Rows::All, of_keys(problem, inputs));
-    let at_once = if all { (LANES_MAX / problem.dims.v).max(1) } else { SAMPLE_MAX };
+    let at_once =
+        if all { rows_of_lanes(problem) } else { rows_of_slots(problem).min(rows_of_lanes(problem)) };
     let mut tally = Tally::new(problem, all);
     let queries = (0..problem.heads.q).flat_map(|head| {
         rows_of(problem, rows, head).into_iter().map(move |[sequence, i]| Asked { sequence, head, i })
@@ -123,6 +126,17 @@ pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<Judged, K
         tally.add(forward, part, &answers, &of_keys);
     }
     Ok(tally.finish(forward))
+}
+
+/// Rows whose lanes may be asked for at once.
+fn rows_of_lanes(problem: &Problem) -> usize {
+    (LANES_MAX / problem.dims.v).max(1)
+}
+
+/// Rows of a sample whose tables of slots may lie on the GPU at once.
+fn rows_of_slots(problem: &Problem) -> usize {
+    let keys = problem.sequences.iter().map(|sequence| sequence.kv.len).max().unwrap_or(0);
+    (SLOT_BYTES_MAX / (SLOT_BYTES * keys.max(1))).max(1)
 }
 
 /// One row that is asked about.
@@ -166,4 +180,26 @@ fn of_keys(problem: &Problem, inputs: &Inputs) -> Vec<Vec<OfKeys>> {
     let heads = 0..problem.heads.kv;
     let of_sequence = |run: Run| heads.clone().into_par_iter().map(|head| of_head(run, head)).collect();
     problem.sequences.par_iter().map(|sequence| of_sequence(sequence.kv)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::{self, Draw, Profile};
+
+    #[test]
+    fn tables_of_slots_fit_however_many_keys_there_are() {
+        let problems = (0..50).filter_map(|case| match generate::draw(5, case, &Profile::Quick.limits()) {
+            Draw::Problem(problem) if !problem.sequences.is_empty() => Some(problem),
+            _ => None,
+        });
+        let mut fields: seamproof_oracle::ProblemFields = { problems }.next().expect("a problem").into();
+        let mut rows = |keys: usize| {
+            fields.rows.kv = keys;
+            fields.sequences.truncate(1);
+            fields.sequences[0].kv = Run::packed(0, keys, keys);
+            rows_of_slots(&Problem::new(fields.clone()).expect("one long sequence"))
+        };
+        assert_eq!([0, 1 << 16, 1 << 20].map(&mut rows), [1 << 29, 1 << 13, 1 << 9]);
+    }
 }
