@@ -2,7 +2,7 @@
 //! the cases on which it is caught when it is not planted.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
@@ -244,7 +244,7 @@ fn an_equivalent_call_does_not_show_whatever_the_order_of_sums() {
 fn every_fault_at_the_call_is_found_on_subjects_of_either_order() {
     let subjects: [fn() -> Box<dyn Backend>; 2] = [any_order, || Box::new(hopper())];
     let found = |miscall: &Miscall, subject: fn() -> Box<dyn Backend>| {
-        let subject = Arc::new(wrong(subject(), miscall.id));
+        let subject = Rc::new(wrong(subject(), miscall.id));
         let mut problems = call_stream(&subject, SEED, &Limits::seams()).take(MEDIAN_CASES_MAX);
         problems.any(|problem| matches!(evaluate(&*subject, &problem), Verdict::Finding(_)))
     };

@@ -1,6 +1,7 @@
 //! A fault of any kind: the subject that has it, and the problems on which it shows.
 
 use std::iter;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
@@ -195,7 +196,7 @@ impl Suspect {
     pub fn stream(&self, seed: u64) -> Result<Box<dyn Iterator<Item = Problem>>, BackendError> {
         Ok(match *self {
             Suspect::Planted(fault) => Box::new(stream(fault, seed).map(|(problem, _)| problem)),
-            Suspect::Call(ref call) => call_stream(&Arc::new(call.wrong(seed)?), seed, &call.limits()),
+            Suspect::Call(ref call) => call_stream(&Rc::new(call.wrong(seed)?), seed, &call.limits()),
             Suspect::Table(fault) => {
                 let subject = Tabled::new(fault);
                 Box::new(problems(seed).filter(move |problem| subject.shows(problem)).take(CASES_MAX))
@@ -258,12 +259,8 @@ fn drawn(seed: u64, limits: Limits) -> impl Iterator<Item = Problem> {
 
 /// The problems of a seed's stream on which a fault at the call changes the exact answer: on the others it is equivalent.
 /// Where the subject sends some problems another way than others, only those that go it, unless the fault shows on none.
-pub fn call_stream(
-    subject: &Arc<Miscalled>,
-    seed: u64,
-    limits: &Limits,
-) -> Box<dyn Iterator<Item = Problem>> {
-    let goes = Arc::clone(subject);
+pub fn call_stream(subject: &Rc<Miscalled>, seed: u64, limits: &Limits) -> Box<dyn Iterator<Item = Problem>> {
+    let goes = Rc::clone(subject);
     let on_way =
         taken(subject, seed, limits).filter(move |problem| goes.ways(problem).iter().all(|way| way.taken));
     let mut on_way = shown(subject, on_way.take(CASES_MAX)).peekable();
@@ -274,16 +271,16 @@ pub fn call_stream(
 }
 
 /// The problems of a seed that a subject takes.
-fn taken(subject: &Arc<Miscalled>, seed: u64, limits: &Limits) -> impl Iterator<Item = Problem> + use<> {
+fn taken(subject: &Rc<Miscalled>, seed: u64, limits: &Limits) -> impl Iterator<Item = Problem> + use<> {
     let table = subject.capabilities();
     drawn(seed, limits.clone()).filter(move |problem| table.refusal(problem).is_none())
 }
 
 /// Those of some problems on which a fault at the call shows.
 fn shown<P: Iterator<Item = Problem>>(
-    subject: &Arc<Miscalled>,
+    subject: &Rc<Miscalled>,
     problems: P,
 ) -> impl Iterator<Item = Problem> + use<P> {
-    let subject = Arc::clone(subject);
+    let subject = Rc::clone(subject);
     problems.filter(move |problem| subject.shows(problem, &values::inputs(problem)))
 }
