@@ -9,6 +9,9 @@
 // it comes, or in the order of the tiles of keys where the launch is to give the same bits each time. The third kernel turns
 // the sums into dq.
 //
+// Where all keys of a segment are in one tile there is nothing to add: dQ is *direct*, and consumers write it to its rows. The
+// plan says of which tiles of query rows; dq of all others, of those that see no key too, is the third kernel's.
+//
 // The copy engine knows tensors and no sequences: boxes run on into padding and into other sequences. What lies there stays
 // out: rows of K, Q and dout behind the last real one are overwritten with zeros in shared memory, weights and gradients of
 // pairs that are not seen are replaced and not multiplied, and rows that are not real are written as zeros or not at all.
@@ -49,6 +52,10 @@ struct alignas(16) PlannedSegment {
     u32 q_tiles;
     u32 first_kv_tile;
     u32 kv_tiles;
+    // Its tiles of query rows whose dq is direct; none: an empty range.
+    u32 direct;
+    u32 direct_end;
+    u32 unused[2];
 };
 
 struct alignas(16) PlannedRun {
@@ -108,6 +115,22 @@ struct Args {
     int accumulate;
     float scale;
 };
+
+// Query rows of a segment, the first and the end.
+struct Range {
+    int from;
+    int to;
+};
+// Those that see one of `real` keys from `key` on: row r sees keys r + lo to r + hi. None: an empty range.
+__device__ __forceinline__ Range rows_seeing(int key, int real, int lo, int hi, int rows) {
+    const int from = max(key - hi, 0), to = min(key + real - lo, rows);
+    const bool seen = real > 0 && from < to && lo <= hi;
+    return seen ? Range{from, to} : Range{0, 0};
+}
+// Whether dq of a segment's tile of query rows is direct.
+__device__ __forceinline__ bool is_direct(const PlannedSegment& segment, u32 t) {
+    return t >= segment.direct && t < segment.direct_end;
+}
 
 // A tile of query rows and a head.
 __device__ __forceinline__ i64 part_of(const Args& a, u32 tile, int head) { return (i64)tile * a.heads + head; }

@@ -116,37 +116,18 @@ __device__ __forceinline__ void store_sums(u32 at, const float (&dq)[32]) {
         asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + (i * 128 + threadIdx.x % 128) * 16),
                      "f"(dq[4 * i]), "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
                      : "memory");
+    shared_stores_done();
 }
 
 __device__ __forceinline__ void release(u32 barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
-__device__ __forceinline__ void release_stores(u32 barrier) {
-    shared_stores_done();
-    __syncwarp();
-    release(barrier);
-}
 
-template <int HALF>
-__device__ __forceinline__ void store(
-    const View& view, const Args& a, const Tile& tile, const float (&d)[DIM / 2], float factor, int dim
-) {
-    const u32 thread = kept(threadIdx.x);
-    const int r = thread / 32 * 16 + thread % 32 / 4 + 8 * HALF;
-    const bool real = r < tile.real, write = real || (a.clear && r < tile.owned && !a.accumulate);
-    const i64 place = place_of(view, (i64)a.kv_step * (tile.index + r) + tile.phase, tile.head);
-#pragma unroll
-    for (int j = 0; j < DIM / 8; j += 4) {
-        float even[4], odd[4], value[8];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            even[i] = real ? d[4 * (j + i) + 2 * HALF] * factor : 0.0f;
-            odd[i] = real ? d[4 * (j + i) + 2 * HALF + 1] * factor : 0.0f;
-        }
-        neighbours(even, odd, value);
-        const int column = 8 * (j + thread % 4);
-        if (write && column < dim) put_eight(view, place + column, value, a.accumulate);
-    }
+// The query rows of a turn, when `left` turns of a tile's are left.
+__device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, int t, int left) {
+    const int each = tile.end - tile.first, heads = (left + each - 1) / each, first = t * ROWS;
+    const int head = (tile.head + 1) * a.group - heads;
+    return {tile.q_index + first, tile.q_phase, a.q_step, head, tile.rows - first, tile.direct - first};
 }
 
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
@@ -225,8 +206,11 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(p);
             release(shared.dout_empty(stage));
             barrier_wait(shared.dq_empty(group, ring.turns - 1), (ring.turns - 1) / ADDERS % 2);
-            store_sums(shared.dq(group), dq);
-            release_stores(shared.dq_full(group, ring.turns));
+            const Tile tile = get_tile(shared.tile());
+            if (tile.direct) store_queries(a, rows_of_turn(a, tile, now, left), dq);
+            else store_sums(shared.dq(group), dq);
+            __syncwarp();
+            release(shared.dq_full(group, ring.turns));
             wgmma_wait<0>();
             hold(dk);
             hold(ds);
@@ -236,9 +220,10 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
         const Tile done = get_tile(shared.tile());
         __syncwarp();
         release(shared.kv_empty());
-        store<0>(a.dk, a, done, dk, a.scale, a.dim);
-        store<1>(a.dk, a, done, dk, a.scale, a.dim);
-        store<0>(a.dv, a, done, dv, 1.0f, a.dim_v);
-        store<1>(a.dv, a, done, dv, 1.0f, a.dim_v);
+        const Rows keys = {done.index, done.phase, a.kv_step, done.head, done.real, done.owned};
+        store<0>(a.dk, a, keys, dk, a.scale, a.dim);
+        store<1>(a.dk, a, keys, dk, a.scale, a.dim);
+        store<0>(a.dv, a, keys, dv, 1.0f, a.dim_v);
+        store<1>(a.dv, a, keys, dv, 1.0f, a.dim_v);
     }
 }

@@ -1,4 +1,5 @@
-// Rows of the backward: what is made of them before the tiles, D and cleared sums, and after, dq of the sums. For backward.cu.
+// Rows of the backward: what is made of them before the tiles, D and cleared sums, how gradients are written, and after the
+// tiles, dq of the sums. For backward.cu.
 #pragma once
 
 // Of a row of a view eight neighbouring lanes, each rounded once.
@@ -43,16 +44,60 @@ __device__ __forceinline__ void neighbours(const float (&even)[4], const float (
     for (int i = 0; i < 4; ++i) value[2 * i] = __uint_as_float(low[i]), value[2 * i + 1] = __uint_as_float(high[i]);
 }
 
+// Rows of a head: row r is `step * (index + r) + phase`.
+struct Rows {
+    int index;
+    int phase;
+    int step;
+    int head;
+    // Real rows and owned ones, which may be more than are written from here, or less than 0.
+    int real;
+    int owned;
+};
+
+// Writes accumulators of two groups of threads, of 16 rows the first or the second 8. A group holds 64 rows with all lanes, or
+// all rows with COUNT pairs of lanes.
+template <int HALF, int COUNT>
+__device__ __forceinline__ void store(
+    const View& view, const Args& a, const Rows& rows, const float (&d)[COUNT], float factor, int dim
+) {
+    constexpr int LANES = 2 * COUNT;
+    const u32 thread = kept(threadIdx.x);
+    const int r = (LANES < DIM ? thread % 128 : thread) / 32 * 16 + thread % 32 / 4 + 8 * HALF;
+    const int first = LANES < DIM ? thread / 128 * LANES : 0;
+    const bool real = r < rows.real, write = real || (a.clear && r < rows.owned && !a.accumulate);
+    const i64 place = place_of(view, (i64)rows.step * (rows.index + r) + rows.phase, rows.head);
+#pragma unroll
+    for (int j = 0; j < LANES / 8; j += 4) {
+        float even[4], odd[4], value[8];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            even[i] = real ? d[4 * (j + i) + 2 * HALF] * factor : 0.0f;
+            odd[i] = real ? d[4 * (j + i) + 2 * HALF + 1] * factor : 0.0f;
+        }
+        neighbours(even, odd, value);
+        const int column = first + 8 * (j + thread % 4);
+        if (write && column < dim) put_eight(view, place + column, value, a.accumulate);
+    }
+}
+
+__device__ __forceinline__ void store_queries(const Args& a, const Rows& rows, const float (&dq)[32]) {
+    store<0>(a.dq, a, rows, dq, a.scale, a.dim);
+    store<1>(a.dq, a, rows, dq, a.scale, a.dim);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
-// Before: statistics of rows, and sums of zero.
+// Before: statistics of rows, and sums of zero, but for direct dq.
 
 __device__ __forceinline__ void prepare(const Args& a) {
     constexpr int LANES = DIM / 8, EACH = THREADS / LANES;
     const u32 tile = blockIdx.x, head = blockIdx.y;
     if (tile >= a.plan->q_tiles) return;
     const PlannedSegment& segment = a.segments[a.q_tile_segment[tile]];
-    const int first = (tile - segment.first_q_tile) * ROWS;
+    const u32 t = tile - segment.first_q_tile;
+    const int first = t * ROWS;
     if (first >= segment.len) return;
+    const bool direct = is_direct(segment, t);
     const i64 part = part_of(a, tile, head);
     float* const statistics = a.statistics + part * 2 * ROWS;
     const int column = threadIdx.x % LANES * 8;
@@ -74,6 +119,7 @@ __device__ __forceinline__ void prepare(const Args& a) {
         statistics[row] = real ? get(a.lse, place_of(a.lse, at, head)) : __uint_as_float(0x7f800000u);
         statistics[ROWS + row] = d;
     }
+    if (direct) return;
     if (a.added) {
         if (threadIdx.x == 0) a.added[part] = 0;
         return;
@@ -83,45 +129,25 @@ __device__ __forceinline__ void prepare(const Args& a) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// After: sums become dq.
-
-template <int HALF>
-__device__ __forceinline__ void finish_rows(
-    const Args& a, const PlannedSegment& segment, int row, int head, int column, const float4 (&sums)[4]
-) {
-    const int r = row + 8 * HALF;
-    const bool real = r < segment.len;
-    float even[4], odd[4], value[8];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        even[i] = (HALF == 0 ? sums[i].x : sums[i].z) * a.scale;
-        odd[i] = (HALF == 0 ? sums[i].y : sums[i].w) * a.scale;
-    }
-    neighbours(even, odd, value);
-    const bool write = real || (a.clear && r < segment.span && !a.accumulate);
-    if (!write || column >= a.dim) return;
-    const i64 at = (i64)a.q_step * (segment.index + r) + segment.phase;
-    put_eight(a.dq, place_of(a.dq, at, head) + column, value, a.accumulate);
-}
+// After: sums become dq, but for direct dq.
 
 __device__ __forceinline__ void finish(const Args& a) {
     const u32 tile = blockIdx.x, head = blockIdx.y;
     if (tile >= a.plan->q_tiles) return;
     const PlannedSegment& segment = a.segments[a.q_tile_segment[tile]];
-    const int first = (tile - segment.first_q_tile) * ROWS;
-    const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
-    const int row = first + (ROWS > 64 ? 64 * group : 0) + thread / 32 * 16 + thread % 32 / 4;
+    const u32 t = tile - segment.first_q_tile;
+    if (is_direct(segment, t)) return;
+    const int first = t * ROWS;
     const i64 part = part_of(a, tile, head);
     const bool any = first < segment.len && (!a.added || a.added[part] > 0);
-    const float4* const from = (const float4*)(a.sums + part * SUMS + group * (PART_BYTES / 4));
+    const float4* const from = (const float4*)(a.sums + part * SUMS + threadIdx.x / 128 * (PART_BYTES / 4));
+    float dq[32];
 #pragma unroll
-    for (int j = 0; j < 8; j += 4) {
-        float4 sums[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            sums[i] = any ? from[(j + i) * 128 + thread] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const int column = (PANELS > 1 ? 64 * group : 0) + 8 * (j + thread % 4);
-        finish_rows<0>(a, segment, row, head, column, sums);
-        finish_rows<1>(a, segment, row, head, column, sums);
+    for (int i = 0; i < 8; ++i) {
+        const float4 sums = any ? from[i * 128 + threadIdx.x % 128] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        dq[4 * i] = sums.x, dq[4 * i + 1] = sums.y, dq[4 * i + 2] = sums.z, dq[4 * i + 3] = sums.w;
     }
+    const int index = segment.index + first;
+    const Rows rows = {index, segment.phase, a.q_step, (int)head, segment.len - first, segment.span - first};
+    store_queries(a, rows, dq);
 }

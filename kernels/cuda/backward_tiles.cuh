@@ -27,7 +27,10 @@ struct Tile {
     // The tiles whose rows are all real and all see all keys, which are all real.
     int whole;
     int whole_end;
-    int unused[3];
+    // Where the segment's query rows are, and how many it owns if their dq is direct; 0 if not.
+    int q_index;
+    int q_phase;
+    int direct;
 };
 constexpr int TILE_WORDS = sizeof(Tile) / 4;
 
@@ -102,14 +105,15 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     tile.key = keys.first + first;
     tile.lo = segment.lo, tile.hi = segment.hi;
     tile.rows = segment.len;
-    const int from = max(tile.key - tile.hi, 0), to = min(tile.key + tile.real - tile.lo, tile.rows);
-    const bool seen = tile.real > 0 && from < to && tile.lo <= tile.hi;
-    tile.first = seen ? from / ROWS : 0;
-    tile.end = seen ? (to + ROWS - 1) / ROWS : 0;
+    const Range seeing = rows_seeing(tile.key, tile.real, tile.lo, tile.hi, tile.rows);
+    tile.first = seeing.from / ROWS;
+    tile.end = (seeing.to + ROWS - 1) / ROWS;
     tile.q_tile = segment.first_q_tile;
     tile.run = segment.first_run + run, tile.runs = segment.runs - run;
     tile.whole = max(tile.key + KEYS - 1 - tile.hi + ROWS - 1, 0) / ROWS;
     tile.whole_end = tile.real < KEYS ? 0 : min(tile.rows, max(tile.key - tile.lo + 1, 0)) / ROWS;
+    tile.q_index = segment.index, tile.q_phase = segment.phase;
+    tile.direct = is_direct(segment, tile.first) ? segment.span : 0;
     return tile;
 }
 
@@ -155,8 +159,7 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
         barrier_expect(shared.kv_full(), 2 * KV_BYTES);
         load_panels(shared.k(), &a.k, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
         load_panels(shared.v(), &a.v, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
-        const PlannedSegment& segment = a.segments[a.q_tile_segment[tile.q_tile]];
-        const int phase = segment.phase, index = segment.index, from = tile.first, end = tile.end;
+        const int phase = tile.q_phase, index = tile.q_index, from = tile.first, end = tile.end;
         const u32 q_tile = tile.q_tile;
         int head = tile.head * a.group, t = from;
 #pragma unroll 1
@@ -224,6 +227,14 @@ __device__ __forceinline__ void add_part(const Shared& shared, u32 turn, float* 
     barrier_arrive(shared.dq_empty(1, turn));
 }
 
+// Direct dQ goes another way: its place is free at once.
+__device__ __forceinline__ void pass_part(const Shared& shared, u32 turn) {
+    for (int group = 0; group < GROUPS; ++group) {
+        barrier_wait(shared.dq_full(group, turn), turn / ADDERS % 2);
+        barrier_arrive(shared.dq_empty(group, turn));
+    }
+}
+
 // One of the adders: they take turns, so that one waits for its additions to be made while the other asks for the next.
 __device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 mine) {
     Ring<1> kv_ring;
@@ -237,6 +248,10 @@ __device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 min
         for (int head = tile.head * a.group; head < (tile.head + 1) * a.group; ++head)
             for (int t = tile.first; t < tile.end; ++t, ++turn) {
                 if (turn % ADDERS != mine) continue;
+                if (tile.direct) {
+                    pass_part(shared, turn);
+                    continue;
+                }
                 const i64 part = part_of(a, tile.q_tile + t, head);
                 // In order, the first one needs no sums of zero.
                 const u32 before = a.added ? wait_turn(a, tile, t, part) : 1;

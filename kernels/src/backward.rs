@@ -2,7 +2,7 @@
 //!
 //! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in that or in f32;
 //! [`refusal`] names what it does not take. dk and dv are sums in one order; dq is summed over tiles of keys, in f32, in an
-//! [`Order`] that the caller chooses. Its workspace grows with rows, not with their square: 4 bytes for each lane of dq, in
+//! [`Order`] that the caller chooses, which is nothing to segments of one tile of keys. Its workspace grows with rows, not with their square: 4 bytes for each lane of dq, in
 //! whole tiles, and a little. A call's plan is made on the GPU from its tables, as the forward's is.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
@@ -21,7 +21,7 @@ const KEYS: usize = 128;
 const SUMS: usize = 8192;
 /// Bytes of `Plan`, `PlannedSegment` and `PlannedRun` of the source.
 const PLAN_BYTES: usize = 16;
-const PLANNED_SEGMENT_BYTES: usize = 48;
+const PLANNED_SEGMENT_BYTES: usize = 64;
 const PLANNED_RUN_BYTES: usize = 32;
 /// What parts of the workspace begin at multiples of.
 const ALIGNMENT: usize = 16;

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::check::{
-    STEADY_DIMS, STEADY_MASKS, accumulated, check, check_large, check_until, steady,
+    STEADY_DIMS, STEADY_MASKS, accumulated, check, check_large, check_until, direct, steady,
 };
 use seamproof_kernels::faults::{Seen, source_faults};
 use seamproof_kernels::source::sources;
@@ -41,6 +41,15 @@ fn products_of_rows_and_elements_are_64_bits_wide() {
 fn accumulated_gradients_are_sums_rounded_once() {
     let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
     let found = accumulated(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    assert!(found.is_empty(), "{}", found[0]);
+}
+
+/// dq is written at once where a segment's keys are one tile.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn direct_dq_has_the_bits_of_sums() {
+    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    let found = direct(&gpu).unwrap_or_else(|error| panic!("{error}"));
     assert!(found.is_empty(), "{}", found[0]);
 }
 

@@ -1,4 +1,5 @@
-//! The backward's bits: whether launches in the fixed order give the same ones, and what accumulating adds.
+//! The backward's bits: whether launches in the fixed order give the same ones, what accumulating adds, and whether dq that is
+//! written at once is what sums give.
 //!
 //! *Steady*: one launch after the other, each compared on the GPU with the first. Beside them, on streams of their own, the
 //! same backward is launched in any order and memory is copied, so that blocks begin at other times in each launch. What is
@@ -7,6 +8,9 @@
 //!
 //! *Accumulated*: gradients that are added to what was there are `round(there + gradient)`, where the gradient is what an
 //! overwriting launch gives in f32.
+//!
+//! *Direct*: dq of rows that see one tile of keys has the same bits whether that tile is all of the sequence, and dq is written
+//! at once, or others follow, and dq is a sum of one term.
 
 use std::time::{Duration, Instant};
 
@@ -34,8 +38,11 @@ pub const STEADY_MASKS: [(&str, Mask); 4] = [
 ];
 /// Lengths of the sequences that are repeated: of many tiles of keys, of one, of one row.
 const LENGTHS: [usize; 6] = [300, 64, 1, 777, 2048, 513];
-/// Lengths of one tile of keys at most, of which a sum in any order has one term.
-const SHORT: [usize; 5] = [128, 1, 77, 64, 100];
+/// Lengths of one tile of keys, whose dq is direct, and of two, of which a sum has two terms: in any order the same bits.
+const SHORT: [usize; 7] = [128, 1, 200, 77, 64, 256, 100];
+/// Keys of a tile, and rows of two tiles.
+const TILE: usize = 128;
+const TWO_TILES: usize = 2 * TILE;
 const HEADS: Heads = Heads { q: 8, kv: 2 };
 /// Rows that a sequence owns behind its real ones.
 const PADDING: usize = 16;
@@ -61,11 +68,17 @@ pub struct Steady {
     pub time: Duration,
 }
 
-/// A pack in bf16.
+/// A pack in bf16, with padding behind each sequence.
 fn problem(lengths: &[usize], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
+    let padded: Vec<_> = lengths.iter().map(|&length| (length, length + PADDING)).collect();
+    pack(&padded, dim, mask)
+}
+
+/// A pack in bf16 of sequences with so many real rows of owned ones.
+fn pack(sequences: &[(usize, usize)], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
     let mut rows = 0;
-    let sequences = lengths.iter().enumerate().map(|(id, &length)| {
-        let run = Run::packed(rows, length, length + PADDING);
+    let sequences = sequences.iter().enumerate().map(|(id, &(length, span))| {
+        let run = Run::packed(rows, length, span);
         rows += run.span;
         Sequence { id: id as u32, q: run, kv: run }
     });
@@ -180,6 +193,46 @@ pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     Ok(found)
 }
 
+/// dq of the rows of one tile of keys, direct in both orders, beside that of the same rows where a second tile follows; of both
+/// head dims, and in both formats.
+pub fn direct(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
+    let numbers = Numbers::new(gpu)?;
+    let mut found = Vec::new();
+    for dim in STEADY_DIMS {
+        let problem = |length| pack(&[(length, TWO_TILES)], dim, Mask::CAUSAL);
+        let (one, two) = (problem(TILE)?, problem(TWO_TILES)?);
+        let (direct, summed) = (Ready::new(gpu, &one, &numbers, 1)?, Ready::new(gpu, &two, &numbers, 1)?);
+        for format in [Format::F32, Format::Bf16] {
+            // One forward for both.
+            let dq = |ready: &Ready, order| {
+                let how = How { order, update: Update::Overwrite };
+                let zeros = shapes(&two).map(|shape| vec![0.0; shape.iter().product()]);
+                gradients(gpu, ready, &summed, how, format, zeros).map(|[dq, ..]| dq)
+            };
+            let sums = dq(&summed, Order::Fixed)?;
+            for order in Order::ALL {
+                let rows = TILE * HEADS.q * dim;
+                let pairs = dq(&direct, order)?.into_iter().zip(&sums).take(rows);
+                let wrong = pairs.filter(|(direct, sum)| direct.to_bits() != sum.to_bits()).count();
+                let mismatch = Mismatch {
+                    operation: "backward, direct",
+                    case: found.len() as u64,
+                    place: "dq".to_owned(),
+                    what: format!("head dim {dim}, {order:?}, {format}"),
+                    bytes: wrong * format.bits() as usize / 8,
+                };
+                found.extend((wrong > 0).then_some(mismatch));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Of q, k and v.
+fn shapes(problem: &Problem) -> [[usize; 3]; 3] {
+    [problem.q_shape(), problem.k_shape(), problem.v_shape()]
+}
+
 /// Sums that a backward is added to.
 struct Accumulated<'a> {
     gpu: &'a Gpu,
@@ -191,9 +244,10 @@ struct Accumulated<'a> {
 impl Accumulated<'_> {
     /// Where sums are not what they must be: the first place of each gradient, and how many bytes.
     fn wrong(&self, problem: &Problem) -> Result<Vec<(String, usize)>, KernelError> {
-        let shapes = [problem.q_shape(), problem.k_shape(), problem.v_shape()];
-        let gradients =
-            self.launch(FIXED, Format::F32, shapes.map(|shape| vec![0.0; shape.iter().product()]), shapes)?;
+        let Accumulated { gpu, ready, .. } = *self;
+        let shapes = shapes(problem);
+        let zeros = shapes.map(|shape| vec![0.0; shape.iter().product()]);
+        let overwritten = gradients(gpu, ready, ready, FIXED, Format::F32, zeros)?;
         let there = shapes.map(|shape| {
             let numbers = 0..shape.iter().product::<usize>();
             numbers
@@ -201,7 +255,7 @@ impl Accumulated<'_> {
                 .collect::<Vec<f32>>()
         });
         let how = How { order: self.order, update: Update::Accumulate };
-        let sums = self.launch(how, self.format, there.clone(), shapes)?;
+        let sums = gradients(gpu, ready, ready, how, self.format, there.clone())?;
         let mut real = vec![false; problem.rows.q];
         problem.sequences.iter().flat_map(|sequence| sequence.q.real_rows()).for_each(|row| real[row] = true);
         let mut found = Vec::new();
@@ -209,36 +263,38 @@ impl Accumulated<'_> {
             let row = shapes[index][1] * shapes[index][2];
             let wrong: Vec<usize> = (0..there[index].len())
                 .filter(|&at| {
-                    let (before, gradient) = (there[index][at], gradients[index][at]);
+                    let (before, gradient) = (there[index][at], overwritten[index][at]);
                     let sum = if real[at / row] { self.format.round_f32(before + gradient) } else { before };
                     sums[index][at] != sum
                 })
                 .collect();
             if let Some(&at) = wrong.first() {
-                let (before, gradient, sum) = (there[index][at], gradients[index][at], sums[index][at]);
+                let (before, gradient, sum) = (there[index][at], overwritten[index][at], sums[index][at]);
                 let place = format!("{name}, row {}: {before} + {gradient} became {sum}", at / row);
                 found.push((place, wrong.len() * self.format.bits() as usize / 8));
             }
         }
         Ok(found)
     }
+}
 
-    /// dq, dk and dv of a launch into tensors that held these numbers.
-    fn launch(
-        &self,
-        how: How,
-        format: Format,
-        there: [Vec<f32>; 3],
-        shapes: [[usize; 3]; 3],
-    ) -> Result<[Vec<f32>; 3], KernelError> {
-        let [dq, dk, dv] = there.map(|numbers| self.gpu.upload_elements(&numbers, format));
-        let buffers = [dq?, dk?, dv?];
-        let view = |index: usize| View::rows(buffers[index].area(), shapes[index], format);
-        let tensors = Backward { dq: view(0), dk: view(1), dv: view(2), ..self.ready.tensors(0) };
-        self.ready.launch(how, &tensors)?;
-        let [dq, dk, dv] = [0, 1, 2].map(|index| numbers(self.gpu, buffers[index].area(), format));
-        Ok([dq?, dk?, dv?])
-    }
+/// dq, dk and dv of a launch into tensors that held these numbers, with another's forward where that is another.
+fn gradients(
+    gpu: &Gpu,
+    ready: &Ready,
+    forward: &Ready,
+    how: How,
+    format: Format,
+    there: [Vec<f32>; 3],
+) -> Result<[Vec<f32>; 3], KernelError> {
+    let [dq, dk, dv] = there.map(|numbers| gpu.upload_elements(&numbers, format));
+    let buffers = [dq?, dk?, dv?];
+    let tensors = forward.tensors(0);
+    let shapes = [tensors.q.shape(), tensors.k.shape(), tensors.v.shape()];
+    let view = |index: usize| View::rows(buffers[index].area(), shapes[index], format);
+    ready.launch(how, &Backward { dq: view(0), dk: view(1), dv: view(2), ..tensors })?;
+    let [dq, dk, dv] = [0, 1, 2].map(|index| numbers(gpu, buffers[index].area(), format));
+    Ok([dq?, dk?, dv?])
 }
 
 /// An area's numbers, in f32 or bf16.

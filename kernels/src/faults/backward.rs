@@ -43,12 +43,12 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
             => "min(key - tile.lo - 1, tile.rows - 1)",
         VALUES;
     "sums-of-dq-without-scale", Arithmetic, FORMULA, "backward.cu",
-        "even[i] = (HALF == 0 ? sums[i].x : sums[i].z) * a.scale;"
-            => "even[i] = HALF == 0 ? sums[i].x : sums[i].z;",
+        "store<0>(a.dq, a, rows, dq, a.scale, a.dim);"
+            => "store<0>(a.dq, a, rows, dq, 1.0f, a.dim);",
         VALUES;
     "upper-rows-of-dk-without-scale", Arithmetic, FORMULA, "backward.cu",
-        "store<1>(a.dk, a, done, dk, a.scale, a.dim);"
-            => "store<1>(a.dk, a, done, dk, 1.0f, a.dim);",
+        "store<1>(a.dk, a, keys, dk, a.scale, a.dim);"
+            => "store<1>(a.dk, a, keys, dk, 1.0f, a.dim);",
         VALUES;
     "gradient-without-d", Arithmetic, FORMULA, "backward.cu",
         "(dp[4 * j + i] - (i % 2 == 0 ? of.x : of.y))"
@@ -67,19 +67,31 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
             => "put_eight(view, place + column, value, true);",
         FORGETS;
     "padding-of-gradients-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/1009", "backward.cu",
-        "write = real || (a.clear && r < tile.owned && !a.accumulate);"
-            => "write = real;",
+        "done.real, done.owned};"
+            => "done.real, done.real};",
         WRITES;
     "padding-of-dq-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/3205", "backward.cu",
-        "write = real || (a.clear && r < segment.span && !a.accumulate);"
-            => "write = real;",
+        "segment.len - first, segment.span - first};"
+            => "segment.len - first, segment.len - first};",
         WRITES;
+    "padding-of-direct-dq-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/3205", "backward.cu",
+        "tile.rows - first, tile.direct - first};"
+            => "tile.rows - first, tile.rows - first};",
+        WRITES;
+    "direct-dq-of-one-head-of-a-group", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "backward.cu",
+        "head = (tile.head + 1) * a.group - heads;"
+            => "head = tile.head * a.group + 0 * heads;",
+        FORGETS;
+    "rows-beside-direct-dq-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/1009", "backward.cu",
+        "if (is_direct(segment, t)) return;"
+            => "if (segment.direct < segment.direct_end) return;",
+        FORGETS;
     "dim-of-keys-taken-for-dv", WrongSeam, "dqk taken for dv: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "backward.cu",
-        "store<0>(a.dv, a, done, dv, 1.0f, a.dim_v);"
-            => "store<0>(a.dv, a, done, dv, 1.0f, min(a.dim, a.dim_v) - 8 * (a.dim_v > 8));",
+        "store<0>(a.dv, a, keys, dv, 1.0f, a.dim_v);"
+            => "store<0>(a.dv, a, keys, dv, 1.0f, min(a.dim, a.dim_v) - 8 * (a.dim_v > 8));",
         FORGETS;
     "phase-of-queries-forgotten", GlobalOffset, "rows of another batch entry: https://github.com/NVIDIA/TransformerEngine/pull/2596", "backward.cu",
-        "const int phase = segment.phase,"
+        "const int phase = tile.q_phase,"
             => "const int phase = 0,",
         READS;
     "stale-stage-of-dout", WrongSeam, "a stage's rows from the turn before: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
