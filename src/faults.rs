@@ -1,10 +1,11 @@
 //! Scoring the catalogue of planted faults: what catches each, how soon, and how small the repro becomes.
 //!
 //! A fault is met on a seeded *stream* of the generator's problems, those whose schedule it changes, or whose result where
-//! it is in the kernel or at the call, or for which its capability table says something else. Its *cases* are the problems
-//! of the stream up to the first that is caught. The checker looks at the edited schedule, the campaign judges the emulated
-//! kernel that runs it; the repro is shrunk as a campaign's findings are. Then every rung of the judge looks at the first
-//! cases of some seeds: what saw the fault, and what alone did.
+//! it is in the kernel, or whose exact answer where it is at the call, or for which its capability table says something
+//! else. Its *cases* are the problems of the stream up to the first that is caught. The checker looks at the edited
+//! schedule, the campaign judges the emulated kernel that runs it, or, where the fault is at the call, any backend; what
+//! that one shows without the fault, too, is no case. The repro is shrunk as a campaign's findings are. Then every rung of
+//! the judge looks at the first cases of some seeds: what saw the fault, and what alone did.
 
 mod rungs;
 mod score;

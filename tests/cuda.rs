@@ -87,3 +87,16 @@ fn a_fault_in_a_kernel_is_found() {
         .assert()
         .success();
 }
+
+/// The kernels are right, and a wrong call of them is found in their own rounding.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn a_fault_at_the_call_of_a_kernel_is_found() {
+    for backend in ["cuda", "cuda:attention=long,dq=any"] {
+        Command::cargo_bin("seamproof")
+            .unwrap()
+            .args(["faults", "--score", "--quick", "--backend", backend])
+            .assert()
+            .success();
+    }
+}

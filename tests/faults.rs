@@ -256,6 +256,19 @@ fn every_fault_at_the_call_is_found_on_subjects_of_either_order() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
+/// Kernels for tensor cores are called on problems that go to these, but where the fault shows on none of them. Which ones
+/// these are needs no GPU.
+#[test]
+fn the_kernels_that_are_called_wrongly_are_those_on_tensor_cores() {
+    let cuda = Registered::new("cuda:attention=tuned").expect("a backend");
+    for suspect in Suspect::at_calls_of(cuda) {
+        let problem = suspect.stream(SEED).expect("a stream").next().expect("it shows");
+        let ways = suspect.subject(SEED).expect("a backend").ways(&problem);
+        let taken = !ways.is_empty() && ways.iter().all(|way| way.taken);
+        assert_eq!(taken, suspect.id() != "call-softcap-dropped", "{}", suspect.id());
+    }
+}
+
 /// What a subject shows by itself is not the fault at its call.
 #[test]
 fn a_subjects_own_fault_is_not_taken_for_the_one_at_its_call() {
