@@ -289,6 +289,17 @@ impl EventLog {
         Ok(EventLog { path: path.to_owned(), file: BufWriter::new(file) })
     }
 
+    /// Opens the file behind what it holds, or makes it; a line that was cut off is ended.
+    pub fn append(path: &Path) -> Result<EventLog, RecordError> {
+        let torn = fs::read(path).is_ok_and(|text| text.last().is_some_and(|&last| last != b'\n'));
+        let file = File::options().append(true).create(true).open(path).at(path, "written")?;
+        let mut file = BufWriter::new(file);
+        if torn {
+            file.write_all(b"\n").and_then(|()| file.flush()).at(path, "written")?;
+        }
+        Ok(EventLog { path: path.to_owned(), file })
+    }
+
     /// Appends one event.
     pub fn write(&mut self, event: &impl Serialize) -> Result<(), RecordError> {
         serde_json::to_writer(&mut self.file, event)

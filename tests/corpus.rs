@@ -1,5 +1,6 @@
 //! The stored regressions as cases: they read, they say why they are kept, and nothing in them is written twice.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -7,8 +8,136 @@ use seamproof::case::{CASE_VERSION, Case, InputSource};
 use seamproof::evaluate::replay;
 use seamproof::prove::{Proved, prove};
 use seamproof::verdict::Verdict;
+use seamproof_oracle::Algorithm;
 use seamproof_simulator::schedule::MergeOrder;
 use serde_json::Value;
+
+/// The last entry of the list of real bugs, by its number.
+const LAST: u16 = 214;
+
+/// The regressions that the entries of the list of real bugs are said as.
+const SAID: &[(&str, &[u16])] = &[
+    ("aotriton-55-fewer-queries-than-keys", &[85]),
+    ("cudnn-1083-lse-of-one-query-groups", &[122]),
+    ("cudnn-624-slack-poisons-tiles", &[53]),
+    ("cudnn-737-offsets-recomputed", &[42]),
+    ("diffusers-14316-mask-under-all-to-all", &[104, 119]),
+    ("empty-runs-head-middle-tail", &[77]),
+    ("fa-1254-empty-queries-then-long", &[76]),
+    ("fa-1537-at-most-one-query", &[75]),
+    ("fa-2258-hidden-tiles-in-a-row", &[180]),
+    ("fa-2301-odd-group-ratio", &[146]),
+    ("fa-2421-empty-queries-in-a-batch", &[57, 58]),
+    ("fa-2515-all-empty-pack", &[70]),
+    ("fa-2515-no-sequences", &[71]),
+    ("fa-2665-rows-apart", &[140]),
+    ("fa-2745-value-dim-above-key-dim", &[143, 157]),
+    ("fa-6998e0ec-keys-right-of-all-queries", &[69]),
+    ("fa-9e5e8bc9-more-keys-than-queries", &[84, 86]),
+    ("fa-a4f148b6-one-past-a-tile", &[161, 163]),
+    ("fa-c65b5106-far-more-queries-than-keys", &[68]),
+    ("fa-eeca63a7-head-dim-16", &[159, 160]),
+    ("magi-117-no-multiple-of-a-block", &[90]),
+    ("magi-17-ranks-of-padding", &[55, 78]),
+    ("magi-71-ring-over-a-sub-group", &[99]),
+    ("megatron-1a244a5f-bin-not-full", &[31, 37]),
+    ("megatron-bridge-4489-repeated-closing-offsets", &[33]),
+    ("no-sequences-rows-of-slack", &[34]),
+    ("pytorch-103963-rows-that-see-nothing", &[72]),
+    ("pytorch-141429-balanced-without-a-mask", &[95]),
+    ("pytorch-186142-longer-than-the-head-dim", &[43]),
+    ("ring-flash-attention-42-partial-outs", &[190]),
+    ("ring-flash-attention-63b1c31-causal-ring", &[97, 100, 103, 144]),
+    ("sglang-30107-more-padding-than-tokens", &[48]),
+    ("sglang-32087-oldest-key-of-the-window", &[81]),
+    ("sglang-34273-prefill-past-the-window", &[82]),
+    ("te-1012-first-offset-and-slack-ring", &[26]),
+    ("te-1069-cross-attention-equal-maxima", &[39]),
+    ("te-1212-window-one-key-short", &[80]),
+    ("te-1282-all-gather-causal", &[96]),
+    ("te-1896-value-dim-below-key-dim-ring", &[107]),
+    ("te-1930-seven-in-eight-ring", &[24]),
+    ("te-2186-last-chunk-all-padding-ring", &[25]),
+    ("te-2596-padded-pack-ring", &[5, 8, 51, 94]),
+    ("te-2596-wide-forward", &[11, 168]),
+    ("te-2829-all-gather-pack", &[20]),
+    ("te-2829-all-gather-ranks", &[17, 21]),
+    ("te-2829-first-offset-and-slack", &[18, 19]),
+    ("te-2892-fp8-padded-pack", &[1, 2]),
+    ("te-3063-one-query-long-keys", &[12]),
+    ("te-3063-scale-of-a-layer", &[13]),
+    ("te-3331-padding-after-the-last-ring", &[23]),
+    ("te-3551-learnable-sink-ring", &[108, 192]),
+    ("te-716-large-logits-ring", &[117]),
+    ("te-docstring-padded-pack", &[4]),
+    ("tpu-inference-3241-single-tokens-ring", &[112]),
+    ("triton-4541-not-causal", &[87, 88]),
+    ("verl-4656-shorter-than-the-ranks", &[38, 79]),
+    ("vllm-39148-steps-without-keys", &[64, 65, 66]),
+];
+
+/// Regressions beside those: further packs of the same entries, and what this suite and its peers measure.
+const OTHERS: &[&str] = &[
+    "cudnn-943-queries-without-keys",
+    "dsink-underflow",
+    "fa-1713-keys-without-queries",
+    "fa-2562-empty-queries-head-dim-256",
+    "ragged32-one-sequence",
+    "te-1896-value-dim-below-key-dim",
+    "te-1930-seven-in-eight",
+    "te-2186-last-chunk-all-padding",
+    "te-2186-short-sequences",
+    "te-2829-all-gather-pack-window",
+    "te-3331-padding-after-the-last-only",
+    "te-3331-tail-padding-698",
+    "te-3551-learnable-sink",
+    "te-3551-off-by-one-sink",
+    "te-716-large-logits",
+    "te-cp-tests-100-271",
+    "te-cp-tests-2794-3301-causal",
+    "te-cp-tests-2794-3301-window",
+    "te-golden-empty-middle",
+    "te-golden-four-sequences",
+];
+
+/// Entries that no problem says, and why.
+const UNSAID: &[(&str, &[u16])] = &[
+    ("rotary angles and linear layers: of a region around attention", &[3, 27, 28, 35, 106, 191]),
+    ("labels, rolls and losses outside attention", &[30, 113, 114]),
+    (
+        "memory, time and host reads: of any case, the resource rung sees them",
+        &[7, 14, 22, 49, 203, 204, 206],
+    ),
+    (
+        "signatures, options, dispatch and tracing of a framework",
+        &[6, 10, 15, 16, 36, 41, 44, 92, 93, 115, 116, 127, 128, 130, 131, 138, 199, 202],
+    ),
+    ("caches, paged keys and splits of them: a problem has none", &[46, 47, 50, 62, 123, 164, 166]),
+    ("caches of metadata and compile keys: a case is one problem", &[194, 195, 196, 197, 198, 200, 201]),
+    (
+        "custom masks, additive ones, dropout and sparsity: outside the scope",
+        &[54, 73, 89, 129, 135, 137, 148, 162, 167, 172, 179],
+    ),
+    (
+        "strides of views, gradients and statistics: tensors are dense or of one step",
+        &[59, 102, 132, 133, 142, 145],
+    ),
+    ("FP8 arithmetic: no subject runs it yet", &[139, 188, 193]),
+    ("more elements than a case may have", &[149, 150, 152, 153, 155, 156]),
+    (
+        "orders, lifetimes and tables inside a kernel or its device, at any geometry",
+        &[56, 110, 111, 125, 165, 169, 171, 173, 174, 175, 176, 177, 181, 182, 183, 184, 185],
+    ),
+    ("uneven shards, which must be refused: a regression holds", &[105]),
+    ("the cause is not known", &[60, 147, 170, 187]),
+    ("of oracles and tests", &[9, 207, 208, 209, 210, 211, 212, 213, 214]),
+];
+
+/// Numbers that the list does not use, below its last one.
+const UNUSED: &[u16] = &[
+    29, 32, 40, 45, 52, 61, 63, 67, 74, 83, 91, 98, 101, 109, 118, 120, 121, 124, 126, 134, 136, 141, 151,
+    154, 158, 178, 186, 189, 205,
+];
 
 fn files() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
@@ -61,7 +190,7 @@ fn names_are_plain() {
 #[test]
 fn every_regression_replays() {
     let files = files();
-    assert!(files.len() >= 40, "only {} regressions", files.len());
+    assert!(files.len() >= 70, "only {} regressions", files.len());
     for path in files {
         let name = path.display();
         let case = Case::load(&path).unwrap_or_else(|error| panic!("{error}"));
@@ -72,6 +201,35 @@ fn every_regression_replays() {
         for &order in MergeOrder::of(case.problem.parallel.algorithm) {
             assert!(matches!(prove(&case.problem, order), Proved::Held(_)), "{name}: not proved");
         }
+    }
+}
+
+/// Every entry of the list of real bugs is said as a stored case, or there is a reason why none says it; and every file has
+/// its entries, or is among the others.
+#[test]
+fn every_entry_of_the_list_is_a_regression_or_has_a_reason() {
+    let said = SAID.iter().flat_map(|(_, entries)| *entries);
+    let mut entries: Vec<u16> =
+        said.chain(UNSAID.iter().flat_map(|(_, entries)| *entries)).copied().collect();
+    entries.extend(UNUSED);
+    entries.sort_unstable();
+    assert_eq!(entries, (1..=LAST).collect::<Vec<_>>(), "each number once");
+    assert!(UNSAID.iter().all(|(reason, _)| reason.len() > 10));
+    let mut named: Vec<&str> = SAID.iter().map(|(name, _)| *name).chain(OTHERS.iter().copied()).collect();
+    named.sort_unstable();
+    let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
+    let mut stems: Vec<String> = files().into_iter().map(stem).collect();
+    stems.sort_unstable();
+    assert_eq!(named, stems);
+}
+
+/// What is said of several ranks is stored as a problem of several ranks.
+#[test]
+fn every_algorithm_is_among_the_regressions() {
+    let algorithms: HashSet<_> =
+        files().iter().map(|path| Case::load(path).unwrap().problem.parallel.algorithm).collect();
+    for algorithm in [Algorithm::Single, Algorithm::Ring, Algorithm::AllGather, Algorithm::AllToAll] {
+        assert!(algorithms.contains(&algorithm), "{algorithm:?}");
     }
 }
 

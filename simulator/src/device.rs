@@ -4,6 +4,9 @@
 //! A run begins with an *image* of all buffers on the host and ends with one; what lies between is the device's own. A
 //! device may work behind its host: [`Device::submit`] sends off what was asked so far, [`Device::download`] waits for it.
 
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
 use seamproof_oracle::{Format, Run};
 
 use crate::emulated::{self, Kernel, Right, Serial, Tiled, Tiles};
@@ -37,6 +40,8 @@ pub struct Buffers<T> {
     axes: Vec<Axes>,
     rows: Vec<usize>,
     heads: Vec<usize>,
+    /// What a transfer carries, kept for the next one.
+    moving: Vec<T>,
 }
 
 impl<T: Real> Buffers<T> {
@@ -44,10 +49,14 @@ impl<T: Real> Buffers<T> {
     pub fn unwritten(schedule: &Schedule) -> Buffers<T> {
         let buffers = &schedule.buffers;
         Buffers {
-            tensors: buffers.iter().map(|b| Tensor::unwritten(&b.name, b.shape(), b.format)).collect(),
+            tensors: buffers
+                .iter()
+                .map(|b| Tensor::unwritten(Arc::clone(&b.name), b.shape(), b.format))
+                .collect(),
             axes: buffers.iter().map(|b| b.axes).collect(),
             rows: buffers.iter().map(|b| b.rows).collect(),
             heads: buffers.iter().map(|b| b.heads).collect(),
+            moving: Vec::new(),
         }
     }
 
@@ -74,6 +83,11 @@ impl<T: Real> Buffers<T> {
             Axes::Statistic => self.tensors[id.0].lane_mut(head, row),
             Axes::Heads => self.tensors[id.0].lane_mut(head, 0),
         }
+    }
+
+    /// The elements of a row, all heads, of a buffer whose rows are outermost.
+    pub(crate) fn row_mut(&mut self, id: BufferId, row: usize) -> &mut [T] {
+        self.tensors[id.0].slice_mut(row)
     }
 
     /// The tensor behind a buffer, for a device that brings its memory back.
@@ -112,11 +126,15 @@ impl<T: Real> Buffers<T> {
     }
 
     /// Checks that rows and heads exist.
-    pub fn check(
+    pub fn check(&self, id: BufferId, rows: &[Run], heads: &Range<usize>) -> Result<(), DeviceError> {
+        self.check_each(id, rows, heads)
+    }
+
+    fn check_each<'r>(
         &self,
         id: BufferId,
-        rows: &[Run],
-        heads: &std::ops::Range<usize>,
+        rows: impl IntoIterator<Item = &'r Run>,
+        heads: &Range<usize>,
     ) -> Result<(), DeviceError> {
         let Some(tensor) = self.tensors.get(id.0) else {
             return Err(DeviceError::Shape(format!("there is no buffer {}", id.0)));
@@ -136,41 +154,76 @@ impl<T: Real> Buffers<T> {
     }
 
     /// The rows of a region, row 0 alone for a buffer without rows.
-    fn region_rows(&self, region: &Region) -> Vec<usize> {
-        if self.axes[region.buffer.0] == Axes::Heads { vec![0] } else { region.rows.real_rows().collect() }
+    fn region_rows(&self, region: &Region) -> Run {
+        if self.axes[region.buffer.0] == Axes::Heads { Run::packed(0, 1, 1) } else { region.rows }
+    }
+
+    /// Elements of a region that exists.
+    fn elements(&self, region: &Region) -> usize {
+        self.region_rows(region).len * region.heads.len() * self.dim(region.buffer)
+    }
+
+    /// The elements of a row, all heads.
+    fn width(&self, id: BufferId) -> usize {
+        self.heads[id.0] * self.dim(id)
+    }
+
+    /// Where a region's elements lie, if they lie together.
+    fn region_stretch(&self, region: &Region) -> Option<Range<usize>> {
+        let id = region.buffer;
+        (region.heads == (0..self.heads[id.0]))
+            .then(|| stretch(self.axes[id.0], &region.rows, self.width(id)))
+            .flatten()
     }
 
     /// The elements of a region, row after row.
     pub fn read(&self, region: &Region) -> Result<Vec<T>, DeviceError> {
-        self.check(region.buffer, &[region.rows], &region.heads)?;
         let mut values = Vec::new();
-        for row in self.region_rows(region) {
+        self.read_into(region, &mut values)?;
+        Ok(values)
+    }
+
+    /// The same behind what `values` holds.
+    fn read_into(&self, region: &Region, values: &mut Vec<T>) -> Result<(), DeviceError> {
+        self.check(region.buffer, &[region.rows], &region.heads)?;
+        if let Some(stretch) = self.region_stretch(region) {
+            values.extend_from_slice(&self.tensors[region.buffer.0].values()[stretch]);
+            return Ok(());
+        }
+        for row in self.region_rows(region).real_rows() {
             for head in region.heads.clone() {
                 values.extend_from_slice(self.lane(region.buffer, row, head));
             }
         }
-        Ok(values)
+        Ok(())
     }
 
     /// Writes the elements of a region, rounded to its buffer's format.
     pub fn write(&mut self, region: &Region, values: &[T]) -> Result<(), DeviceError> {
         self.check(region.buffer, &[region.rows], &region.heads)?;
+        let elements = self.elements(region);
+        if values.len() != elements {
+            let than = if values.len() < elements { "shorter" } else { "longer" };
+            return Err(DeviceError::Shape(format!("a message is {than} than its region")));
+        }
         let format = self.tensors[region.buffer.0].format();
-        let short = || DeviceError::Shape("a message is shorter than its region".into());
+        if let Some(stretch) = self.region_stretch(region) {
+            let to = &mut self.tensors[region.buffer.0].values_mut()[stretch];
+            to.copy_from_slice(values);
+            T::round_all(to, format);
+            return Ok(());
+        }
         let mut rest = values;
-        for row in self.region_rows(region) {
+        for row in self.region_rows(region).real_rows() {
             for head in region.heads.clone() {
                 let lane = self.lane_mut(region.buffer, row, head);
-                let (values, after) = rest.split_at_checked(lane.len()).ok_or_else(short)?;
+                let (values, after) = rest.split_at(lane.len());
                 lane.copy_from_slice(values);
                 T::round_all(lane, format);
                 rest = after;
             }
         }
-        if rest.is_empty() {
-            return Ok(());
-        }
-        Err(DeviceError::Shape("a message is longer than its region".into()))
+        Ok(())
     }
 
     /// Takes a tensor out, so that others can be read while it is written.
@@ -195,21 +248,47 @@ pub fn reduce<T: Real>(into: &mut [T], from: &[T], reduction: Reduction, format:
     }
 }
 
+/// The regions of one side of a [`Transfer`]; of a message one, which takes no list.
+#[derive(Clone, Debug)]
+pub enum Parts<'a> {
+    /// One.
+    One(&'a Region),
+    /// Any number, in order.
+    Many(Vec<&'a Region>),
+}
+
+impl<'a> Deref for Parts<'a> {
+    type Target = [&'a Region];
+
+    fn deref(&self) -> &[&'a Region] {
+        match self {
+            Parts::One(region) => std::slice::from_ref(region),
+            Parts::Many(regions) => regions,
+        }
+    }
+}
+
+impl<'a> FromIterator<&'a Region> for Parts<'a> {
+    fn from_iter<I: IntoIterator<Item = &'a Region>>(regions: I) -> Parts<'a> {
+        Parts::Many(regions.into_iter().collect())
+    }
+}
+
 /// Regions whose elements, lane after lane, are combined in order and written to others. One part is a copy.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Transfer<'a> {
     /// Read.
-    pub from: Vec<&'a Region>,
+    pub from: Parts<'a>,
     /// How several parts are combined; a sum is rounded to the first part's format at each step.
     pub reduction: Reduction,
     /// Written, each rounded to its buffer's format.
-    pub to: Vec<&'a Region>,
+    pub to: Parts<'a>,
 }
 
 impl<'a> Transfer<'a> {
     /// A copy.
     pub fn copy(from: &'a Region, to: &'a Region) -> Transfer<'a> {
-        Transfer { from: vec![from], reduction: Reduction::Sum, to: vec![to] }
+        Transfer { from: Parts::One(from), reduction: Reduction::Sum, to: Parts::One(to) }
     }
 }
 
@@ -347,11 +426,18 @@ impl<T: Real> Device for Cpu<T> {
     }
 
     fn transfer(&self, transfers: &[Transfer<'_>], buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
-        let read = |transfer: &Transfer<'_>| combined(transfer, buffers);
-        let values: Vec<Vec<T>> = transfers.iter().map(read).collect::<Result<_, _>>()?;
-        for (transfer, values) in transfers.iter().zip(values) {
-            transfer.to.iter().try_for_each(|to| buffers.write(to, &values))?;
+        let mut values = std::mem::take(&mut buffers.moving);
+        values.clear();
+        for transfer in transfers {
+            combine(transfer, buffers, &mut values)?;
         }
+        let mut rest = &values[..];
+        for transfer in transfers {
+            let (moved, after) = rest.split_at(buffers.elements(transfer.from[0]));
+            transfer.to.iter().try_for_each(|to| buffers.write(to, moved))?;
+            rest = after;
+        }
+        buffers.moving = values;
         Ok(())
     }
 
@@ -399,20 +485,33 @@ impl<T: Real> Device for Cpu<T> {
     }
 }
 
-/// The elements that a transfer writes.
-fn combined<T: Real>(transfer: &Transfer<'_>, buffers: &Buffers<T>) -> Result<Vec<T>, DeviceError> {
+/// The elements that a transfer writes, behind what `values` holds.
+fn combine<T: Real>(
+    transfer: &Transfer<'_>,
+    buffers: &Buffers<T>,
+    values: &mut Vec<T>,
+) -> Result<(), DeviceError> {
     let nothing = || DeviceError::Shape("a transfer of nothing".into());
     let (first, rest) = transfer.from.split_first().ok_or_else(nothing)?;
-    let mut sum = buffers.read(first)?;
+    let begin = values.len();
+    buffers.read_into(first, values)?;
+    let end = values.len();
     let format = buffers.tensor(first.buffer).format();
     for part in rest {
-        let values = buffers.read(part)?;
-        if values.len() != sum.len() {
+        buffers.read_into(part, values)?;
+        if values.len() - end != end - begin {
             return Err(DeviceError::Shape("parts of different sizes are combined".into()));
         }
-        reduce(&mut sum, &values, transfer.reduction, format);
+        let (sum, part) = values[begin..].split_at_mut(end - begin);
+        reduce(sum, part, transfer.reduction, format);
+        values.truncate(end);
     }
-    Ok(sum)
+    Ok(())
+}
+
+/// Where the real rows of a run lie, all heads, if they lie together; `width` elements are a row.
+fn stretch(axes: Axes, rows: &Run, width: usize) -> Option<Range<usize>> {
+    (axes == Axes::Rows && rows.step == 1).then(|| rows.offset * width..(rows.offset + rows.len) * width)
 }
 
 impl<T: Real> Buffers<T> {
@@ -424,9 +523,8 @@ impl<T: Real> Buffers<T> {
     /// Checks that both sides of row pairs exist, in buffers apart, that pairs are of equal length, and that the buffers
     /// have the same heads and lanes.
     pub fn check_pairs(&self, from: BufferId, to: BufferId, rows: &[RowPair]) -> Result<(), DeviceError> {
-        let (read, written): (Vec<Run>, Vec<Run>) = rows.iter().copied().unzip();
-        self.check_rows(from, &read)?;
-        self.check_rows(to, &written)?;
+        self.check_each(from, rows.iter().map(|(read, _)| read), &(0..self.heads(from)))?;
+        self.check_each(to, rows.iter().map(|(_, written)| written), &(0..self.heads(to)))?;
         if from == to {
             return Err(DeviceError::Shape("an operation reads the buffer that it writes".into()));
         }
@@ -450,7 +548,16 @@ fn each_lane<T: Real>(
     buffers.check_pairs(from, to, rows)?;
     let mut target = buffers.take(to)?;
     let (format, axes) = (target.format(), buffers.axes[to.0]);
+    // Both sides have the same heads and lanes.
+    let width = buffers.width(from);
     for (read, written) in rows {
+        let together = stretch(buffers.axes[from.0], read, width).zip(stretch(axes, written, width));
+        if let Some((read, written)) = together {
+            let elements = &mut target.values_mut()[written];
+            combine(elements, &buffers.tensors[from.0].values()[read]);
+            T::round_all(elements, format);
+            continue;
+        }
         for (source, row) in read.real_rows().zip(written.real_rows()) {
             for head in 0..buffers.heads[from.0] {
                 let lane = lane_of(&mut target, axes, row, head);
@@ -475,7 +582,7 @@ fn lane_of<T: Real>(tensor: &mut Tensor<T>, axes: Axes, row: usize, head: usize)
 /// Copies the rank's heads out of hidden rows, or into them and zeros to their other heads.
 fn linear<T: Real>(
     layer: Layer,
-    heads: &std::ops::Range<usize>,
+    heads: &Range<usize>,
     (from, to): (BufferId, BufferId),
     rows: &[RowPair],
     buffers: &mut Buffers<T>,
@@ -562,10 +669,17 @@ fn fill_with<T: Real>(
     buffers: &mut Buffers<T>,
 ) -> Result<(), DeviceError> {
     buffers.check_rows(to, rows)?;
-    let all = if buffers.axes[to.0] == Axes::Heads { vec![Run::packed(0, 1, 1)] } else { rows.to_vec() };
-    for row in all.iter().flat_map(Run::real_rows) {
-        for head in 0..buffers.heads(to) {
-            buffers.lane_mut(to, row, head).fill(value);
+    let one = [Run::packed(0, 1, 1)];
+    let rows = if buffers.axes[to.0] == Axes::Heads { &one } else { rows };
+    for run in rows {
+        if let Some(stretch) = stretch(buffers.axes[to.0], run, buffers.width(to)) {
+            buffers.tensors[to.0].values_mut()[stretch].fill(value);
+            continue;
+        }
+        for row in run.real_rows() {
+            for head in 0..buffers.heads(to) {
+                buffers.lane_mut(to, row, head).fill(value);
+            }
         }
     }
     Ok(())

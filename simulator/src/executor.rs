@@ -11,13 +11,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use ndarray::Axis;
+use ndarray::s;
 use seamproof_oracle::{Inputs, Problem, Run, TensorName};
 
 use crate::Real;
-use crate::device::{Buffers, Device, DeviceError, Transfer};
+use crate::device::{Buffers, Device, DeviceError, Parts, Transfer};
 use crate::schedule::{
-    Axes, BufferId, Operation, Placement, RankProgram, Reduction, Region, Role, Schedule, Work,
+    Axes, BufferId, EventId, Operation, Placement, RankProgram, Reduction, Role, Schedule, Work,
 };
 
 /// Why a schedule did not run to its end.
@@ -83,8 +83,19 @@ struct Lane {
     /// The operations, by their places in the rank's program.
     operations: Vec<usize>,
     next: usize,
-    /// Messages of the launched group that have not met their peers; a collective counts as one.
+    /// Operations of the launched group; a collective counts as one.
+    launched: usize,
+    /// Those that have not met their peers.
     waiting: usize,
+    /// Whether it is among those that can go on.
+    ready: bool,
+}
+
+impl Lane {
+    /// No operation yet.
+    fn new(rank: usize, stream: usize) -> Lane {
+        Lane { rank, stream, operations: Vec::new(), next: 0, launched: 0, waiting: 0, ready: false }
+    }
 }
 
 /// A message that waits for its peer: lane and operation.
@@ -96,6 +107,8 @@ struct Running<'a, D: Device> {
     lanes: Vec<Lane>,
     /// The lanes of each rank, which follow each other.
     of_rank: Vec<Range<usize>>,
+    /// For each rank the number of its first operation, counted over all ranks.
+    first_number: Vec<usize>,
     /// The lanes that can go on, in order.
     ready: Vec<usize>,
     done: Vec<Vec<bool>>,
@@ -123,6 +136,7 @@ pub fn execute<D: Device>(
         schedule,
         device,
         of_rank: (0..schedule.ranks.len()).map(|rank| first(rank)..first(rank + 1)).collect(),
+        first_number: first_numbers(schedule),
         ready: Vec::with_capacity(lanes.len()),
         lanes,
         done: schedule.ranks.iter().map(|program| vec![false; program.operations.len()]).collect(),
@@ -133,7 +147,7 @@ pub fn execute<D: Device>(
         collectives: BTreeMap::new(),
         counts: Counts::default(),
     };
-    (0..schedule.ranks.len()).for_each(|rank| run.look_again(rank));
+    (0..run.lanes.len()).for_each(|lane| run.look_at(lane));
     while !run.ready.is_empty() {
         let ready = run.ready.len();
         run.advance(run.ready[choose(ready).min(ready - 1)], memory)?;
@@ -144,20 +158,27 @@ pub fn execute<D: Device>(
     Ok(run.counts)
 }
 
+fn first_numbers(schedule: &Schedule) -> Vec<usize> {
+    let numbers = schedule.ranks.iter().scan(0, |next, program| {
+        let first = *next;
+        *next += program.operations.len();
+        Some(first)
+    });
+    numbers.collect()
+}
+
 /// Every (rank, stream) with its operations.
 fn lanes(schedule: &Schedule, phase: Phase) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
     for (rank, program) in schedule.ranks.iter().enumerate() {
         let first = lanes.len();
         for (index, Operation { stream, .. }) in of_phase(program, phase) {
-            let known = lanes[first..].iter_mut().find(|lane| lane.stream == *stream);
-            match known {
-                Some(lane) => lane.operations.push(index),
-                None => {
-                    let lane = Lane { rank, stream: *stream, operations: vec![index], next: 0, waiting: 0 };
-                    lanes.push(lane);
-                }
+            let known = lanes[first..].iter().position(|lane| lane.stream == *stream);
+            let place = known.map_or(lanes.len(), |known| first + known);
+            if known.is_none() {
+                lanes.push(Lane::new(rank, *stream));
             }
+            lanes[place].operations.push(index);
         }
     }
     lanes
@@ -170,14 +191,16 @@ fn of_phase(program: &RankProgram, phase: Phase) -> impl Iterator<Item = (usize,
 
 /// For each wait the record that it is for: the event's last one before it, in host order.
 fn awaited(program: &RankProgram, phase: Phase) -> Vec<Option<usize>> {
-    let mut last = BTreeMap::new();
+    let mut records: Vec<(EventId, usize)> = Vec::new();
     let mut awaited = vec![None; program.operations.len()];
     for (index, operation) in of_phase(program, phase) {
         match operation.work {
-            Work::RecordEvent(event) => {
-                last.insert(event, index);
+            Work::RecordEvent(event) => records.push((event, index)),
+            // Mostly one of the last.
+            Work::WaitEvent(event) => {
+                let last = records.iter().rfind(|(recorded, _)| *recorded == event);
+                awaited[index] = last.map(|(_, record)| *record);
             }
-            Work::WaitEvent(event) => awaited[index] = last.get(&event).copied(),
             _ => {}
         }
     }
@@ -202,14 +225,20 @@ impl<D: Device> Running<'_, D> {
     }
 
     /// Finds out which lanes of a rank can go on: that follows from what the rank itself has done and waits for, so it is
-    /// asked when that changes.
-    fn look_again(&mut self, rank: usize) {
-        for lane in self.of_rank[rank].clone() {
-            match (self.can_go_on(lane), self.ready.binary_search(&lane)) {
-                (true, Err(place)) => self.ready.insert(place, lane),
-                (false, Ok(place)) => drop(self.ready.remove(place)),
-                _ => {}
-            }
+    /// asked when a record or a host read is done, which other lanes may wait for.
+    fn look_at_rank(&mut self, rank: usize) {
+        self.of_rank[rank].clone().for_each(|lane| self.look_at(lane));
+    }
+
+    /// Finds out whether a lane can go on: asked when it has come to its next operation, or waits.
+    fn look_at(&mut self, lane: usize) {
+        let ready = self.can_go_on(lane);
+        if std::mem::replace(&mut self.lanes[lane].ready, ready) == ready {
+            return;
+        }
+        match self.ready.binary_search(&lane) {
+            Ok(place) => drop(self.ready.remove(place)),
+            Err(place) => self.ready.insert(place, lane),
         }
     }
 
@@ -249,6 +278,7 @@ impl<D: Device> Running<'_, D> {
             Work::RecordEvent(_) => {
                 self.mark(lane, operation, memory);
                 self.finish(lane, 1);
+                self.look_at_rank(rank);
                 Ok(())
             }
             Work::WaitEvent(_) => {
@@ -263,6 +293,7 @@ impl<D: Device> Running<'_, D> {
                 self.counts.host_reads += 1;
                 self.reads[rank].pop_front();
                 self.finish(lane, 1);
+                self.look_at_rank(rank);
                 Ok(())
             }
             local => {
@@ -276,8 +307,7 @@ impl<D: Device> Running<'_, D> {
 
     /// The number of the mark behind an operation of a lane's rank.
     fn number(&self, (lane, operation): Posted) -> usize {
-        let before = &self.schedule.ranks[..self.lanes[lane].rank];
-        before.iter().map(|program| program.operations.len()).sum::<usize>() + operation
+        self.first_number[self.lanes[lane].rank] + operation
     }
 
     /// Marks how far a lane has come, by an operation of its rank.
@@ -321,50 +351,49 @@ impl<D: Device> Running<'_, D> {
         }
         *next += count;
         *waiting = 0;
-        let rank = *rank;
         self.counts.operations += count;
-        self.look_again(rank);
+        self.look_at(lane);
     }
 
     /// A lane goes no further until what it posted has met its peers.
     fn block(&mut self, lane: usize, posted: usize) {
-        self.lanes[lane].waiting = posted;
-        self.look_again(self.lanes[lane].rank);
+        (self.lanes[lane].launched, self.lanes[lane].waiting) = (posted, posted);
+        self.look_at(lane);
     }
 
-    /// The messages that are launched together with the one at the lane's head.
-    fn group(&self, lane: usize) -> Vec<usize> {
-        let group_of = |operation: usize| match self.work(self.lanes[lane].rank, operation) {
-            Work::Send { group, .. } | Work::Recv { group, .. } => Some(*group),
+    /// How many messages are launched together with the one at the lane's head, which they follow.
+    fn group(&self, lane: usize) -> usize {
+        let Lane { rank, operations, next, .. } = &self.lanes[lane];
+        let group_of = |operation: usize| match self.work(*rank, operation) {
+            Work::Send { group, .. } | Work::Recv { group, .. } => *group,
             _ => None,
         };
-        let rest = &self.lanes[lane].operations[self.lanes[lane].next..];
+        let rest = &operations[*next..];
         match rest.first().and_then(|&first| group_of(first)) {
-            Some(Some(group)) => rest
-                .iter()
-                .copied()
-                .take_while(|&operation| group_of(operation) == Some(Some(group)))
-                .collect(),
-            _ => rest.first().copied().into_iter().collect(),
+            Some(group) => rest.iter().take_while(|&&operation| group_of(operation) == Some(group)).count(),
+            None => 1,
         }
     }
 
     fn launch_group(&mut self, lane: usize, memory: &mut D::Memory) -> Result<(), ExecuteError> {
-        let (rank, group) = (self.lanes[lane].rank, self.group(lane));
-        self.block(lane, group.len());
-        let mut pairs = Vec::new();
-        for operation in group {
+        let (rank, next, launched) = (self.lanes[lane].rank, self.lanes[lane].next, self.group(lane));
+        self.block(lane, launched);
+        for index in next..next + launched {
+            let operation = self.lanes[lane].operations[index];
             let (pair, queue) = match self.work(rank, operation) {
                 Work::Send { to, .. } => ((rank, *to), &mut self.sends),
                 Work::Recv { from, .. } => ((*from, rank), &mut self.recvs),
                 _ => continue,
             };
             queue.entry(pair).or_default().push_back((lane, operation));
-            pairs.push(pair);
             self.mark(lane, operation, memory);
         }
-        for pair in pairs {
-            self.meet(pair, memory)?;
+        for index in next..next + launched {
+            match self.work(rank, self.lanes[lane].operations[index]) {
+                Work::Send { to, .. } => self.meet((rank, *to), memory)?,
+                Work::Recv { from, .. } => self.meet((*from, rank), memory)?,
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -391,8 +420,7 @@ impl<D: Device> Running<'_, D> {
             for (lane, _) in [send, recv] {
                 self.lanes[lane].waiting -= 1;
                 if self.lanes[lane].waiting == 0 {
-                    let launched = self.group(lane).len();
-                    self.finish(lane, launched);
+                    self.finish(lane, self.lanes[lane].launched);
                 }
             }
         }
@@ -461,7 +489,7 @@ fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
                     _ => None,
                 };
                 let to = works.iter().map(of_peer).collect::<Option<_>>()?;
-                Some(Transfer { from: vec![from], reduction: Reduction::Sum, to })
+                Some(Transfer { from: Parts::One(from), reduction: Reduction::Sum, to })
             };
             works.iter().enumerate().map(gathered).collect()
         }
@@ -483,7 +511,7 @@ fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
                     _ => None,
                 };
                 let from = works.iter().map(of_peer).collect::<Option<_>>()?;
-                Some(Transfer { from, reduction: Reduction::Sum, to: vec![to] })
+                Some(Transfer { from, reduction: Reduction::Sum, to: Parts::One(to) })
             };
             works.iter().enumerate().map(summed).collect()
         }
@@ -492,7 +520,7 @@ fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
                 Work::AllReduce { region, reduction: other, .. } if other == reduction => Some(region),
                 _ => None,
             };
-            let regions: Vec<&Region> = works.iter().map(of_member).collect::<Option<_>>()?;
+            let regions: Parts = works.iter().map(of_member).collect::<Option<_>>()?;
             Some(vec![Transfer { from: regions.clone(), reduction: *reduction, to: regions }])
         }
         _ => None,
@@ -514,9 +542,7 @@ pub fn load<T: Real>(schedule: &Schedule, problem: &Problem, inputs: &Inputs, sl
             }
             continue;
         }
-        for (row, head) in (0..buffer.rows).flat_map(|row| (0..buffer.heads).map(move |head| (row, head))) {
-            buffers.lane_mut(placement.buffer, row, head).fill(T::from_f32(slack));
-        }
+        buffers.tensor_mut(placement.buffer).values_mut().fill(T::from_f32(slack));
         load_rows(problem, inputs, placement, buffer.heads, &mut buffers);
     }
     buffers
@@ -535,17 +561,15 @@ fn load_rows<T: Real>(
         TensorName::V => (&inputs.v, true),
         _ => (&inputs.dout, false),
     };
+    let held = placement.heads.start..placement.heads.start + heads;
     for placed in &placement.rows {
         let sequence = &problem.sequences[placed.sequence];
         let global: Run = if key_side { sequence.kv } else { sequence.q };
         for i in 0..placed.piece.span {
             let position = placed.piece.start + i * placed.piece.step;
-            let of_row = source.index_axis(Axis(0), global.row(position));
-            for head in 0..heads {
-                let to = buffers.lane_mut(placement.buffer, placed.local.row(i), head);
-                let lanes = of_row.row(placement.heads.start + head);
-                to.iter_mut().zip(lanes).for_each(|(to, lane)| *to = T::from_f32(*lane));
-            }
+            let elements = source.slice(s![global.row(position), held.clone(), ..]);
+            let to = buffers.row_mut(placement.buffer, placed.local.row(i));
+            to.iter_mut().zip(elements).for_each(|(to, element)| *to = T::from_f32(*element));
         }
     }
 }

@@ -119,7 +119,7 @@ pub fn rank_order(shard: &Shard) -> Vec<usize> {
 /// A rank's slots with the real rows that lie in them.
 pub fn rank_slots(shard: &Shard, rank: usize) -> Vec<Run> {
     let slots = shard.slots.iter().enumerate().map(|(sequence, slot)| {
-        let len = shard.pieces(sequence, rank).iter().map(|piece| shard.real(sequence, piece)).sum();
+        let len = shard.pieces(sequence, rank).map(|piece| shard.real(sequence, &piece)).sum();
         Run { offset: slot.offset, step: 1, len, span: slot.span }
     });
     slots.collect()

@@ -138,9 +138,9 @@ impl Shard {
     }
 
     /// The pieces of a rank's slot, in order of rows; none for an empty slot.
-    pub fn pieces(&self, sequence: usize, rank: usize) -> Vec<Piece> {
-        let pieces = (0..self.piece_count(sequence)).map(|part| self.piece(sequence, rank, part));
-        pieces.filter(|piece| piece.span > 0).collect()
+    pub fn pieces(&self, sequence: usize, rank: usize) -> impl Iterator<Item = Piece> {
+        let pieces = (0..self.piece_count(sequence)).map(move |part| self.piece(sequence, rank, part));
+        pieces.filter(|piece| piece.span > 0)
     }
 
     fn piece_count(&self, sequence: usize) -> usize {
@@ -182,7 +182,7 @@ impl Shard {
     /// The pieces of every sequence on a rank, with their rows.
     pub fn placed(&self, rank: usize) -> Vec<PlacedRun> {
         (0..self.slots.len())
-            .flat_map(|sequence| self.pieces(sequence, rank).into_iter().map(move |piece| (sequence, piece)))
+            .flat_map(|sequence| self.pieces(sequence, rank).map(move |piece| (sequence, piece)))
             .map(|(sequence, piece)| PlacedRun { sequence, piece, local: self.local(sequence, &piece) })
             .collect()
     }

@@ -6,6 +6,7 @@
 //! band, where it is found, and not in a panic.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ndarray::{Array, Array2, Array3, ArrayView, Dimension};
 use seamproof_oracle::Format;
@@ -49,7 +50,7 @@ pub struct Damage {
 /// `[n0, n1, n2]` elements between guard bands; row-major.
 #[derive(Clone, Debug)]
 pub struct Tensor<T = f32> {
-    name: String,
+    name: Arc<str>,
     shape: [usize; 3],
     format: Format,
     guard: usize,
@@ -63,19 +64,22 @@ fn guard_pattern<T: Real>(index: usize) -> T {
 
 impl<T: Real> Tensor<T> {
     /// An unwritten tensor. Each guard band is at least one whole `[n1, n2]` slice.
-    pub fn unwritten(name: &str, shape: [usize; 3], format: Format) -> Tensor<T> {
+    pub fn unwritten(name: impl Into<Arc<str>>, shape: [usize; 3], format: Format) -> Tensor<T> {
         let guard = GUARD_ELEMENTS_MIN.max(shape[1] * shape[2]);
         let len: usize = shape.iter().product();
         let mut data = Vec::with_capacity(2 * guard + len);
-        data.extend((0..guard).map(guard_pattern::<T>));
+        data.resize(guard, T::GUARD[0]);
         data.resize(guard + len, T::UNWRITTEN);
-        data.extend((guard + len..2 * guard + len).map(guard_pattern::<T>));
-        Tensor { name: name.to_owned(), shape, format, guard, data }
+        data.resize(2 * guard + len, T::GUARD[0]);
+        let odd = |first: usize| first + (first + 1) % 2;
+        data[..guard].iter_mut().skip(1).step_by(2).for_each(|value| *value = T::GUARD[1]);
+        data[odd(guard + len)..].iter_mut().step_by(2).for_each(|value| *value = T::GUARD[1]);
+        Tensor { name: name.into(), shape, format, guard, data }
     }
 
     /// No elements, and no guard bands: what takes the place of a tensor that is elsewhere.
     pub fn nothing() -> Tensor<T> {
-        Tensor { name: String::new(), shape: [0; 3], format: Format::F32, guard: 0, data: Vec::new() }
+        Tensor { name: Arc::default(), shape: [0; 3], format: Format::F32, guard: 0, data: Vec::new() }
     }
 
     /// A tensor with the elements of `array` (one to three axes; missing ones count as 1, at the end).
@@ -146,6 +150,14 @@ impl<T: Real> Tensor<T> {
         &self.data[start..start + self.shape[2]]
     }
 
+    /// The `n1 · n2` elements at `[i0]`.
+    #[inline]
+    pub(crate) fn slice_mut(&mut self, i0: usize) -> &mut [T] {
+        let start = self.start(i0, 0);
+        let len = self.shape[1] * self.shape[2];
+        &mut self.data[start..start + len]
+    }
+
     /// The `n2` elements at `[i0, i1]`.
     #[inline]
     pub fn lane_mut(&mut self, i0: usize, i1: usize) -> &mut [T] {
@@ -159,8 +171,11 @@ impl<T: Real> Tensor<T> {
         let end = self.data.len() - self.guard;
         let changed = |index: &usize| self.data[*index].bits() != guard_pattern::<T>(*index).bits();
         let whole = |band: Range<usize>| {
-            let places = self.data[band.clone()].iter().zip(band);
-            places.fold(true, |all, (value, index)| all & (value.bits() == guard_pattern::<T>(index).bits()))
+            let [even, odd] = [0, 1].map(|place| guard_pattern::<T>(band.start + place).bits());
+            let mut pairs = self.data[band].chunks_exact(2);
+            let all =
+                (&mut pairs).fold(true, |all, pair| all & (pair[0].bits() == even) & (pair[1].bits() == odd));
+            all && pairs.remainder().iter().all(|last| last.bits() == even)
         };
         if whole(0..self.guard) && whole(end..self.data.len()) {
             return Vec::new();
@@ -172,7 +187,7 @@ impl<T: Real> Tensor<T> {
             .into_iter()
             .filter_map(|(guard, found)| {
                 let distance = *found.iter().min()?;
-                Some(Damage { tensor: self.name.clone(), guard, distance, elements: found.len() })
+                Some(Damage { tensor: self.name.to_string(), guard, distance, elements: found.len() })
             })
             .collect()
     }

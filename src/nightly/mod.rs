@@ -3,18 +3,20 @@
 //! ```text
 //! HOME/trend.jsonl                     one line a night and campaign
 //! HOME/night-0007/night.json           what it is to do, from its first moment
+//! HOME/night-0007/NAME-regressions.jsonl   a line for each stored case that was judged
 //! HOME/night-0007/NAME/slice-0003/     a slice of a campaign, a run's directory (crate::record)
 //! HOME/night-0007/NAME/whole/          the slices joined
 //! HOME/night-0007/report.json          there once the night has ended; report.md and junit.xml beside it
 //! ```
 //!
-//! The claim: a kill at any moment costs the slice in flight and nothing else. A campaign is cut into *slices*, each of which
+//! The claim: a kill at any moment costs the slice or the stored cases in flight and nothing else. A campaign is cut into *slices*, each of which
 //! begins at the case at which the one before ended; a slice counts once its sums are on disk, and [`campaign::merge`] joins
 //! them into what one run of the same cases would say. A night without a report is gone on with by the next start, which
 //! says what was lost. Every file is written whole or by appending complete lines, and nothing but the night's own
 //! directory and the trend is ever written.
 
 mod known;
+mod regressions;
 mod report;
 mod trend;
 
@@ -25,23 +27,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use known::{Entry, Known, KnownError, Standing};
+pub use regressions::{Regressions, regressions_of};
 pub use report::{Failure, Report};
 pub use trend::{Point, Trend};
 
 use crate::backends::BackendError;
 use crate::campaign::{
     self, Canary, Control, Event, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Sinks, Start,
-    Stored, Subjects, Summary,
+    Stored, Summary,
 };
-use crate::case::{Case, CaseError};
-use crate::evaluate::evaluate;
+use crate::case::CaseError;
 use crate::generate::Profile;
 use crate::record::{EVENTS, Findings, Home, RecordError, RunDir, make_dir, write_whole};
-use crate::verdict::Verdict;
 
 /// Share of the budget of each profile: small cases find most, large ones are judged by identities too.
 const SHARES: [(Profile, f64); 3] = [(Profile::Quick, 0.5), (Profile::Seams, 0.25), (Profile::Large, 0.25)];
@@ -138,21 +138,6 @@ pub struct Night {
     jobs: usize,
 }
 
-/// Stored cases on one subject.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Regressions {
-    /// The subject.
-    pub subject: String,
-    /// Cases in which every check held.
-    pub held: usize,
-    /// Cases that the subject refuses.
-    pub refused: usize,
-    /// Cases that failed, in words.
-    pub failed: Vec<String>,
-    /// Cases that could not be judged, in words.
-    pub internal: Vec<String>,
-}
-
 /// A campaign of a night.
 #[derive(Clone, Debug)]
 pub struct Campaign {
@@ -232,7 +217,8 @@ impl Night {
             return Ok((!watch.stopped()).then_some(outcome));
         }
         for subject in &self.orders.subjects {
-            let regressions = self.regressions(subject, corpus)?;
+            let log = self.dir.join(format!("{}-regressions.jsonl", file_name(subject)));
+            let regressions = regressions::judge(subject, corpus, &log)?;
             note(&regressions.to_string());
             outcome.regressions.push(regressions);
         }
@@ -273,28 +259,6 @@ impl Night {
             shard: Shard::WHOLE,
             jobs: self.jobs,
         }
-    }
-
-    /// Judges every stored regression on a subject.
-    fn regressions(&self, subject: &str, corpus: &Path) -> Result<Regressions, NightError> {
-        let registered = Registered::new(subject)?;
-        let files = regressions_of(corpus)?;
-        let judge = |path: &PathBuf| -> Result<(String, Verdict), NightError> {
-            let case = Case::load(path)?;
-            let backend = registered.backend(registered.fixed())?;
-            Ok((path.display().to_string(), evaluate(backend.as_ref(), &case.problem)))
-        };
-        let verdicts = files.par_iter().map(judge).collect::<Result<Vec<_>, _>>()?;
-        let mut all = Regressions { subject: subject.to_owned(), ..Regressions::default() };
-        for (path, verdict) in verdicts {
-            match verdict {
-                Verdict::Pass(_) => all.held += 1,
-                Verdict::Refused(_) => all.refused += 1,
-                Verdict::Finding(finding) => all.failed.push(format!("{path}: {finding}")),
-                other => all.internal.push(format!("{path}: {other:?}")),
-            }
-        }
-        Ok(all)
     }
 
     /// Runs what is left of a campaign, and joins its slices; `None` where somebody stopped it.
@@ -395,22 +359,6 @@ impl Night {
     }
 }
 
-/// The files of the stored regressions of a corpus, by name.
-pub fn regressions_of(corpus: &Path) -> Result<Vec<PathBuf>, NightError> {
-    let folder = corpus.join("regressions");
-    let unread = |error: std::io::Error| NightError::Read {
-        path: folder.clone(),
-        what: format!(
-            "{error}; --corpus names the folder that holds regressions/, as corpus/ of a checkout does"
-        ),
-    };
-    let entries = fs::read_dir(&folder).map_err(unread)?.map(|entry| entry.map(|entry| entry.path()));
-    let mut files = entries.collect::<Result<Vec<_>, _>>().map_err(unread)?;
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
-    files.sort();
-    Ok(files)
-}
-
 /// What a night is to do, on disk.
 const ORDERS: &str = "night.json";
 
@@ -467,17 +415,6 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<(), NightError> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| NightError::Read { path: path.to_owned(), what: error.to_string() })?;
     Ok(write_whole(path, &(text + "\n"))?)
-}
-
-impl std::fmt::Display for Regressions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Regressions { subject, held, refused, failed, internal } = self;
-        let (failed, internal) = (failed.len(), internal.len());
-        write!(
-            f,
-            "{subject} regressions: held {held} · refused {refused} · failed {failed} · internal {internal}"
-        )
-    }
 }
 
 #[cfg(test)]

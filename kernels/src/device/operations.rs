@@ -383,7 +383,7 @@ impl CudaDevice<'_> {
         memory: &mut CudaMemory,
     ) -> Result<(), DeviceError> {
         check_apart(transfers)?;
-        let regions = transfers.iter().flat_map(|transfer| transfer.from.iter().chain(&transfer.to));
+        let regions = transfers.iter().flat_map(|transfer| transfer.from.iter().chain(transfer.to.iter()));
         for region in regions {
             memory.image.check(region.buffer, &[region.rows], &region.heads)?;
         }

@@ -158,7 +158,7 @@ impl<'a> Machine<'a> {
 
     pub(super) fn mismatch(&mut self, site: &Site, found: &Symbol, needed: String) {
         let buffer = &self.schedule.buffers[site.buffer.0];
-        let (name, found, heads) = (buffer.name.clone(), found.to_string(), site.heads.clone());
+        let (name, found, heads) = (buffer.name.to_string(), found.to_string(), site.heads.clone());
         self.errors.push(match site.place {
             Some(at) => CheckError::Content { at, buffer: name, row: site.row, heads, found, needed },
             None => {

@@ -65,10 +65,20 @@ pub(super) struct Order {
     pub(super) moments: Vec<Vec<Moment>>,
 }
 
-/// Simulates the lanes; nothing if they do not come to their ends.
+/// The order with all moments; nothing if the lanes do not come to their ends.
 pub(super) fn order(schedule: &Schedule, errors: &mut Errors) -> Option<Order> {
+    simulate(schedule, true, errors)
+}
+
+/// The order alone.
+pub(super) fn steps(schedule: &Schedule, errors: &mut Errors) -> Option<Vec<Step>> {
+    simulate(schedule, false, errors).map(|order| order.steps)
+}
+
+/// Simulates the lanes, with their clocks if they are asked for.
+fn simulate(schedule: &Schedule, clocks: bool, errors: &mut Errors) -> Option<Order> {
     let before = errors.0.len();
-    let lanes = lanes(schedule, errors);
+    let lanes = lanes(schedule, clocks, errors);
     let operations: usize = schedule.ranks.iter().map(|program| program.operations.len()).sum();
     if lanes.len().saturating_mul(operations) > COUNTERS_MAX {
         let fault = Fault::TooMany {
@@ -83,7 +93,7 @@ pub(super) fn order(schedule: &Schedule, errors: &mut Errors) -> Option<Order> {
     if errors.0.len() > before {
         return None;
     }
-    let mut run = Simulation::new(schedule, lanes, events);
+    let mut run = Simulation::new(schedule, clocks, lanes, events);
     run.run();
     run.deadlocks(errors);
     (errors.0.len() == before).then_some(run.order)
@@ -96,13 +106,24 @@ struct Lane {
     stream: usize,
     operations: Vec<usize>,
     next: usize,
+    /// Empty where no clocks are asked for.
     clock: Vec<u32>,
     /// Sends and receives of the group in flight that have not met their peers; the lane's clock once they have.
     pending: usize,
     joined: Vec<u32>,
 }
 
-fn lanes(schedule: &Schedule, errors: &mut Errors) -> Vec<Lane> {
+impl Lane {
+    /// `count` operations, of number `lane` on the clock, have ended.
+    fn ended(&mut self, lane: usize, count: usize) {
+        self.next += count;
+        if let Some(own) = self.clock.get_mut(lane) {
+            *own += 1;
+        }
+    }
+}
+
+fn lanes(schedule: &Schedule, clocks: bool, errors: &mut Errors) -> Vec<Lane> {
     let mut lanes = Vec::new();
     for (rank, program) in schedule.ranks.iter().enumerate() {
         let mut streams: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -123,7 +144,7 @@ fn lanes(schedule: &Schedule, errors: &mut Errors) -> Vec<Lane> {
             joined: Vec::new(),
         }));
     }
-    let width = lanes.len();
+    let width = if clocks { lanes.len() } else { 0 };
     lanes.iter_mut().for_each(|lane| lane.clock = vec![0; width]);
     lanes
 }
@@ -196,8 +217,8 @@ struct Simulation<'a> {
     waits: OfOperation<Option<usize>>,
     /// Whether some wait needs a record.
     needed: OfOperation<bool>,
-    /// The clocks of such records; empty before.
-    recorded: OfOperation<Vec<u32>>,
+    /// The clocks of such records, once they are done.
+    recorded: OfOperation<Option<Vec<u32>>>,
     /// Lanes that wait for a record.
     waiting: BTreeMap<(usize, usize), Vec<usize>>,
     /// The other end of a send or receive, rank and operation.
@@ -213,7 +234,12 @@ struct Simulation<'a> {
 }
 
 impl<'a> Simulation<'a> {
-    fn new(schedule: &'a Schedule, lanes: Vec<Lane>, waits: OfOperation<Option<usize>>) -> Simulation<'a> {
+    fn new(
+        schedule: &'a Schedule,
+        clocks: bool,
+        lanes: Vec<Lane>,
+        waits: OfOperation<Option<usize>>,
+    ) -> Simulation<'a> {
         let ranks = schedule.ranks.len();
         let first_lane = (0..=ranks).map(|rank| lanes.partition_point(|lane| lane.rank < rank)).collect();
         let mut needed = of_operations(schedule, false);
@@ -222,12 +248,13 @@ impl<'a> Simulation<'a> {
         }
         let (meetings, numbers) = meetings(schedule);
         let ready = (0..lanes.len()).rev().collect();
+        let moments = if clocks { of_operations(schedule, Moment::default()) } else { Vec::new() };
         Simulation {
             schedule,
             first_lane,
             waits,
             needed,
-            recorded: of_operations(schedule, Vec::new()),
+            recorded: of_operations(schedule, None),
             waiting: BTreeMap::new(),
             peers: peers(schedule),
             posted: of_operations(schedule, None),
@@ -235,7 +262,7 @@ impl<'a> Simulation<'a> {
             numbers,
             ready,
             lanes,
-            order: Order { steps: Vec::new(), moments: of_operations(schedule, Moment::default()) },
+            order: Order { steps: Vec::new(), moments },
         }
     }
 
@@ -261,7 +288,7 @@ impl<'a> Simulation<'a> {
             Work::RecordEvent(_) => {
                 self.finish(lane, operation);
                 if self.needed[rank][operation] {
-                    self.recorded[rank][operation].clone_from(&self.lanes[lane].clock);
+                    self.recorded[rank][operation] = Some(self.lanes[lane].clock.clone());
                 }
                 self.ready.extend(self.waiting.remove(&(rank, operation)).unwrap_or_default());
                 true
@@ -288,46 +315,46 @@ impl<'a> Simulation<'a> {
 
     fn wait(&mut self, lane: usize, rank: usize, operation: usize) -> bool {
         let Some(record) = self.waits[rank][operation] else { return false };
-        let clock = &self.recorded[rank][record];
-        if clock.is_empty() {
+        let Some(clock) = &self.recorded[rank][record] else {
             self.waiting.entry((rank, record)).or_default().push(lane);
             return false;
-        }
+        };
         join(&mut self.lanes[lane].clock, clock);
         self.finish(lane, operation);
         true
     }
 
-    /// Notes the moment of an operation that starts now.
+    /// Notes the moment of an operation that starts now, where moments are asked for.
     fn start(&mut self, lane: usize, operation: usize) {
-        let rank = self.lanes[lane].rank;
-        let (first, end) = (self.first_lane[rank], self.first_lane[rank + 1]);
-        let clock = &self.lanes[lane].clock;
-        self.order.moments[rank][operation] =
-            Moment { lane: lane - first, number: clock[lane] + 1, before: clock[first..end].into() };
+        let Lane { rank, clock, .. } = &self.lanes[lane];
+        let (first, end) = (self.first_lane[*rank], self.first_lane[rank + 1]);
+        if let Some(moments) = self.order.moments.get_mut(*rank) {
+            let (number, before) = (clock[lane] + 1, clock[first..end].into());
+            moments[operation] = Moment { lane: lane - first, number, before };
+        }
     }
 
     /// An operation that starts and ends now.
     fn finish(&mut self, lane: usize, operation: usize) {
         self.start(lane, operation);
-        self.lanes[lane].clock[lane] += 1;
-        self.lanes[lane].next += 1;
+        self.lanes[lane].ended(lane, 1);
     }
 
     /// The operations of the group that begins at the lane's next one.
-    fn group(&self, lane: &Lane) -> Vec<usize> {
+    fn group<'l>(&self, lane: &'l Lane) -> &'l [usize] {
         let group = |&operation: &usize| match self.work(lane.rank, operation) {
             Work::Send { group, .. } | Work::Recv { group, .. } => *group,
             _ => None,
         };
         let rest = &lane.operations[lane.next..];
-        let Some(first) = rest.first().and_then(group) else { return rest[..1].to_vec() };
-        rest.iter().take_while(|operation| group(operation) == Some(first)).copied().collect()
+        let Some(first) = rest.first().and_then(group) else { return &rest[..1] };
+        let end = rest.iter().position(|operation| group(operation) != Some(first));
+        &rest[..end.unwrap_or(rest.len())]
     }
 
     /// Posts a group of sends and receives; those whose peers are posted are met.
     fn post(&mut self, lane: usize) {
-        let group = self.group(&self.lanes[lane]);
+        let group = self.group(&self.lanes[lane]).to_vec();
         let rank = self.lanes[lane].rank;
         self.lanes[lane].pending = group.len();
         self.lanes[lane].joined = self.lanes[lane].clock.clone();
@@ -359,8 +386,7 @@ impl<'a> Simulation<'a> {
                 let group = self.group(&self.lanes[lane]).len();
                 let lane_state = &mut self.lanes[lane];
                 lane_state.clock = std::mem::take(&mut lane_state.joined);
-                lane_state.clock[lane] += 1;
-                lane_state.next += group;
+                lane_state.ended(lane, group);
                 self.ready.push(lane);
             }
         }
@@ -388,8 +414,7 @@ impl<'a> Simulation<'a> {
             arrived.iter().for_each(|&lane| join(&mut clock, &self.lanes[lane].clock));
             for lane in arrived {
                 self.lanes[lane].clock.clone_from(&clock);
-                self.lanes[lane].clock[lane] += 1;
-                self.lanes[lane].next += 1;
+                self.lanes[lane].ended(lane, 1);
                 self.ready.push(lane);
             }
         }

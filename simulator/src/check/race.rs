@@ -143,7 +143,7 @@ impl Races<'_> {
                 for first in before {
                     if self.met.insert((first, place, buffer)) {
                         let (rows, heads) = (start..*end, band.clone());
-                        let buffer = described.name.clone();
+                        let buffer = described.name.to_string();
                         errors.push(CheckError::Race { first, second: place, buffer, rows, heads });
                     }
                 }

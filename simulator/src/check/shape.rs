@@ -151,7 +151,7 @@ fn check_heads(name: &str, heads: usize, asked: &Range<usize>) -> Checked {
 
 fn check_rows(buffer: &Buffer, runs: &[Run]) -> Checked {
     for run in runs {
-        run.check(buffer.rows).map_err(|error| Fault::Rows { buffer: buffer.name.clone(), error })?;
+        run.check(buffer.rows).map_err(|error| Fault::Rows { buffer: buffer.name.to_string(), error })?;
     }
     Ok(())
 }
@@ -161,7 +161,7 @@ fn check_rows(buffer: &Buffer, runs: &[Run]) -> Checked {
 fn disjoint(buffer: &Buffer, runs: impl Iterator<Item = (Run, usize)>, what: &'static str) -> Checked {
     let mut runs: Vec<(Run, usize)> = runs.filter(|(_, rows)| *rows > 0).collect();
     runs.sort_unstable_by_key(|(run, _)| run.offset);
-    let fault = |row| Err(Fault::Row { buffer: buffer.name.clone(), row, what });
+    let fault = |row| Err(Fault::Row { buffer: buffer.name.to_string(), row, what });
     let hull = |(run, rows): &(Run, usize)| run.offset + run.step * (rows - 1) + 1;
     let apart = runs.windows(2).all(|pair| hull(&pair[0]) <= pair[1].0.offset);
     if apart {
@@ -250,7 +250,7 @@ impl<'a> Shape<'a> {
         let buffer = self.schedule.buffers.get(id.0).ok_or(Fault::NoBuffer(id.0))?;
         match buffer.rank == self.rank {
             true => Ok(buffer),
-            false => Err(Fault::Foreign { buffer: buffer.name.clone(), owner: buffer.rank }),
+            false => Err(Fault::Foreign { buffer: buffer.name.to_string(), owner: buffer.rank }),
         }
     }
 
@@ -263,7 +263,7 @@ impl<'a> Shape<'a> {
     }
 
     fn unlike(&self, first: &Buffer, second: &Buffer, what: &'static str) -> Fault {
-        Fault::Unlike { first: first.name.clone(), second: second.name.clone(), what }
+        Fault::Unlike { first: first.name.to_string(), second: second.name.to_string(), what }
     }
 
     /// The same rows and heads, and elements if asked.

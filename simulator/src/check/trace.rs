@@ -9,7 +9,7 @@ use seamproof_oracle::{Problem, Run, TensorName};
 
 use super::error::{CheckError, Errors, Place};
 use super::execute::Machine;
-use super::order::{Step, order};
+use super::order::{Step, steps};
 use super::shape;
 use super::symbol::{Piece, What};
 use crate::Segment;
@@ -91,10 +91,10 @@ fn traced(
     if !errors.0.is_empty() {
         return Err(errors.0);
     }
-    let Some(order) = order(schedule, &mut errors) else { return Err(errors.0) };
+    let Some(steps) = steps(schedule, &mut errors) else { return Err(errors.0) };
     let mut machine = Machine::new(problem, schedule, errors);
     let mut launches = Vec::new();
-    for step in &order.steps {
+    for step in &steps {
         if let Step::Local(place) = step {
             launches.extend(machine.launch(*place));
         }

@@ -229,7 +229,7 @@ pub(super) fn local_with_sinks(
                     heads: usize,
                     dim: usize,
                     format: Format| {
-        let name = tensor.name().to_owned();
+        let name = tensor.name().into();
         let id = builder.buffer(Buffer { name, rank, axes, rows, heads, dim, format, role });
         let rows = match (axes, tensor) {
             (Axes::Heads, _) => Vec::new(),
@@ -333,11 +333,31 @@ pub(super) fn segment(
     Some(Segment { q: q.local, kv: vec![kv_rows], lo, hi })
 }
 
-/// Whether any query of a segment sees a key: `j − i` takes every value between those of its corners.
+/// [`segment`], if any of its queries sees a key; most pieces of long rings see none of the other's.
+pub(super) fn shown_segment(
+    mask: &Mask,
+    (lq, lk): (usize, usize),
+    q: &PlacedRun,
+    kv: &Piece,
+    kv_rows: Run,
+) -> Option<Segment> {
+    let band = band(mask, lq, lk, &q.piece, kv)?;
+    band_shows((q.local.len, kv_rows.len), band).then(|| {
+        let (lo, hi) = band;
+        Segment { q: q.local, kv: vec![kv_rows], lo, hi }
+    })
+}
+
+/// Whether any query of a segment sees a key.
 pub(super) fn shows(segment: &Segment) -> bool {
-    let (queries, keys) = (segment.q.len as i64, segment.keys() as i64);
-    let first = segment.lo.unwrap_or(i64::MIN).max(1 - queries);
-    let last = segment.hi.unwrap_or(i64::MAX).min(keys - 1);
+    band_shows((segment.q.len, segment.keys()), (segment.lo, segment.hi))
+}
+
+/// Whether any of some queries sees any of some keys: `j − i` takes every value between those of its corners.
+fn band_shows((queries, keys): (usize, usize), (lo, hi): (Option<i64>, Option<i64>)) -> bool {
+    let (queries, keys) = (queries as i64, keys as i64);
+    let first = lo.unwrap_or(i64::MIN).max(1 - queries);
+    let last = hi.unwrap_or(i64::MAX).min(keys - 1);
     queries > 0 && keys > 0 && first <= last
 }
 

@@ -27,6 +27,7 @@ mod single;
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
 use serde::{Deserialize, Serialize};
@@ -78,7 +79,7 @@ pub enum Role {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buffer {
     /// For people: `k gathered`, `out of step 2`.
-    pub name: String,
+    pub name: Arc<str>,
     /// The rank that owns it, by its place in the group.
     pub rank: usize,
     /// What its axes mean.

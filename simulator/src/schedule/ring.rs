@@ -256,19 +256,18 @@ impl RingCore<'_> {
         (place, owner): (usize, usize),
         q_parts: Range<usize>,
         kv_part: usize,
-    ) -> Vec<Segment> {
+    ) -> impl Iterator<Item = Segment> {
         let Shards { q, kv } = self.shards;
-        let Some(keys) = kv.pieces(sequence, owner).get(kv_part).copied() else { return Vec::new() };
-        let kv_rows = kv.local(sequence, &keys);
+        let keys = kv.pieces(sequence, owner).nth(kv_part).map(|keys| (keys, kv.local(sequence, &keys)));
         let lengths = (q.slots[sequence].len, kv.slots[sequence].len);
-        let queries = q.pieces(sequence, place).into_iter().skip(q_parts.start).take(q_parts.len());
-        queries
-            .filter_map(|piece| {
+        keys.into_iter().flat_map(move |(keys, kv_rows)| {
+            let queries = q.pieces(sequence, place).skip(q_parts.start).take(q_parts.len());
+            let segment = move |piece| {
                 let queries = PlacedRun { sequence, piece, local: q.local(sequence, &piece) };
-                build::segment(&self.mask, lengths, &queries, &keys, kv_rows)
-            })
-            .filter(build::shows)
-            .collect()
+                build::shown_segment(&self.mask, lengths, &queries, &keys, kv_rows)
+            };
+            queries.filter_map(segment)
+        })
     }
 }
 

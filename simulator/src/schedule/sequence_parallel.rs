@@ -33,6 +33,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::{Heads, Pass, Problem, ProblemFields, Run, Side, TensorName};
@@ -153,7 +154,8 @@ impl<'a> Member<'a> {
                 Role::Scratch => false,
             };
             let role = if inside { Role::Scratch } else { buffer.role };
-            let name = if inside { format!("{} of own heads", buffer.name) } else { buffer.name.clone() };
+            let own = || format!("{} of own heads", buffer.name).into();
+            let name = if inside { own() } else { Arc::clone(&buffer.name) };
             builder.buffer(Buffer { name, role, rank: embedding.rank(buffer.rank), ..buffer.clone() });
         }
         for placement in schedule.placements.iter().filter(|placement| hidden(placement.tensor).is_none()) {
@@ -324,7 +326,7 @@ impl Hidden<'_> {
     /// A buffer of every head; a shard's rows.
     fn buffer(&self, builder: &mut Builder, role: Role, name: &str, rows: usize) -> BufferId {
         let inside = builder.describe(self.inside).clone();
-        builder.buffer(Buffer { name: name.to_owned(), role, rows, heads: self.of_problem, ..inside })
+        builder.buffer(Buffer { name: name.into(), role, rows, heads: self.of_problem, ..inside })
     }
 
     /// The rank's shard, placed where it is an input or a result.

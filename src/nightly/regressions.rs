@@ -1,0 +1,181 @@
+//! The stored regressions on one subject, each judged once a night: a verdict is a line on disk as soon as it is there, and
+//! a start that goes on with the night takes it from there, as long as the case is the same text. What could not be judged
+//! is tried again.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::NightError;
+use crate::campaign::{Registered, Subjects};
+use crate::case::Case;
+use crate::evaluate::evaluate;
+use crate::record::EventLog;
+use crate::verdict::Verdict;
+
+/// Stored cases on one subject.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Regressions {
+    /// The subject.
+    pub subject: String,
+    /// Cases in which every check held.
+    pub held: usize,
+    /// Cases that the subject refuses.
+    pub refused: usize,
+    /// Cases that failed, in words.
+    pub failed: Vec<String>,
+    /// Cases that could not be judged, in words.
+    pub internal: Vec<String>,
+}
+
+/// A stored case that was judged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Judged {
+    /// Its file.
+    file: String,
+    /// BLAKE3 of the file's text.
+    digest: String,
+    /// What came of it.
+    came: Came,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Came {
+    Held,
+    Refused,
+    Failed(String),
+    Internal(String),
+}
+
+impl From<Verdict> for Came {
+    fn from(verdict: Verdict) -> Came {
+        match verdict {
+            Verdict::Pass(_) => Came::Held,
+            Verdict::Refused(_) => Came::Refused,
+            Verdict::Finding(finding) => Came::Failed(finding.to_string()),
+            other => Came::Internal(format!("{other:?}")),
+        }
+    }
+}
+
+/// Judges those regressions of a corpus on a subject that `log` has no verdict of, and adds theirs to it.
+pub(super) fn judge(subject: &str, corpus: &Path, log: &Path) -> Result<Regressions, NightError> {
+    let registered = Registered::new(subject)?;
+    let before = read(log);
+    let lines = Mutex::new(EventLog::append(log)?);
+    let of_file = |path: &PathBuf| -> Result<Judged, NightError> {
+        let text = fs::read(path).map_err(unread(path))?;
+        let (file, digest) = (path.display().to_string(), blake3::hash(&text).to_hex().to_string());
+        if let Some(judged) = before.get(&file).filter(|judged| judged.digest == digest) {
+            return Ok(judged.clone());
+        }
+        let case = Case::load(path)?;
+        let backend = registered.backend(registered.fixed())?;
+        let came = evaluate(backend.as_ref(), &case.problem).into();
+        let judged = Judged { file, digest, came };
+        lines.lock().unwrap_or_else(PoisonError::into_inner).write(&judged)?;
+        Ok(judged)
+    };
+    let all = regressions_of(corpus)?.par_iter().map(of_file).collect::<Result<Vec<_>, _>>()?;
+    Ok(sum(subject, all))
+}
+
+/// What an earlier start judged, by file; lines that are not whole, and cases that could not be judged, do not count.
+fn read(log: &Path) -> BTreeMap<String, Judged> {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let whole = text.lines().filter_map(|line| serde_json::from_str::<Judged>(line).ok());
+    let judged = whole.filter(|judged| !matches!(judged.came, Came::Internal(_)));
+    judged.map(|judged| (judged.file.clone(), judged)).collect()
+}
+
+/// The files of the stored regressions of a corpus, by name.
+pub fn regressions_of(corpus: &Path) -> Result<Vec<PathBuf>, NightError> {
+    let folder = corpus.join("regressions");
+    let missing = |error: std::io::Error| NightError::Read {
+        path: folder.clone(),
+        what: format!(
+            "{error}; --corpus names the folder that holds regressions/, as corpus/ of a checkout does"
+        ),
+    };
+    let entries = fs::read_dir(&folder).map_err(missing)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut files = entries.collect::<Result<Vec<_>, _>>().map_err(missing)?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    Ok(files)
+}
+
+fn unread(path: &Path) -> impl Fn(std::io::Error) -> NightError {
+    move |error| NightError::Read { path: path.to_owned(), what: error.to_string() }
+}
+
+fn sum(subject: &str, all: Vec<Judged>) -> Regressions {
+    let mut sum = Regressions { subject: subject.to_owned(), ..Regressions::default() };
+    for Judged { file, came, .. } in all {
+        match came {
+            Came::Held => sum.held += 1,
+            Came::Refused => sum.refused += 1,
+            Came::Failed(what) => sum.failed.push(format!("{file}: {what}")),
+            Came::Internal(what) => sum.internal.push(format!("{file}: {what}")),
+        }
+    }
+    sum
+}
+
+impl std::fmt::Display for Regressions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Regressions { subject, held, refused, failed, internal } = self;
+        let (failed, internal) = (failed.len(), internal.len());
+        write!(
+            f,
+            "{subject} regressions: held {held} · refused {refused} · failed {failed} · internal {internal}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A corpus of two cases that hold.
+    fn corpus() -> tempfile::TempDir {
+        let corpus = tempfile::tempdir().unwrap();
+        fs::create_dir(corpus.path().join("regressions")).unwrap();
+        for name in ["fa-2515-no-sequences.json", "te-2186-short-sequences.json"] {
+            let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions").join(name);
+            fs::copy(from, corpus.path().join("regressions").join(name)).unwrap();
+        }
+        corpus
+    }
+
+    #[test]
+    fn what_was_judged_is_not_judged_again_unless_it_is_another_case() {
+        let corpus = corpus();
+        let log = corpus.path().join("log.jsonl");
+        let judge = || judge("emulated", corpus.path(), &log).unwrap();
+        let first = judge();
+        assert_eq!((first.held, first.failed.len()), (2, 0));
+        let text = fs::read_to_string(&log).unwrap();
+        assert_eq!(text.lines().count(), 2);
+
+        // What the log says is taken, a torn line is not, and what could not be judged is tried again.
+        let [mut failed, internal] =
+            [0, 1].map(|line| serde_json::from_str::<Judged>(text.lines().nth(line).unwrap()).unwrap());
+        failed.came = Came::Failed("as it was".to_owned());
+        let internal = Judged { came: Came::Internal("no device".to_owned()), ..internal };
+        let lines = [&failed, &internal].map(|judged| serde_json::to_string(judged).unwrap());
+        fs::write(&log, format!("{}\n{}\n{{\"file\":", lines[0], lines[1])).unwrap();
+        let again = judge();
+        assert_eq!((again.held, &again.failed), (1, &vec![format!("{}: as it was", failed.file)]));
+        assert_eq!(judge(), again, "the line behind the torn one is whole");
+        assert_eq!(fs::read_to_string(&log).unwrap().lines().count(), 4);
+
+        let path = Path::new(&failed.file);
+        fs::write(path, fs::read_to_string(path).unwrap() + " ").unwrap();
+        assert_eq!(judge().held, 2);
+    }
+}
