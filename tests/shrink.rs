@@ -251,6 +251,17 @@ fn chunks_of_two_rows(problem: &Problem) -> bool {
     dual && chunks > 2 && any(problem, |s| s.kv.len > chunks)
 }
 
+/// Both middle chunks of some sequence are full, of several keys or of values that tell a key from the next.
+fn full_chunks(problem: &Problem) -> bool {
+    let cp = problem.parallel.size();
+    let full = |s: &Sequence| {
+        let chunk = s.kv.span / (2 * cp);
+        let told_apart = !problem.mode.is_exact() || chunk > 1;
+        s.kv.span == 2 * cp * chunk && chunk > 0 && told_apart && s.kv.len >= (cp + 1) * chunk
+    };
+    problem.parallel.balance == Balance::DualChunk && any(problem, full)
+}
+
 fn wide_head(problem: &Problem) -> bool {
     problem.dims.v > 75 && any_pair(problem)
 }
@@ -337,6 +348,14 @@ fn faults() -> Vec<Fault> {
         ),
         fault("window meets the end", window_meets_end, &[plain(&[(1, 3)], left(2, Alignment::TopLeft))]),
         fault("chunks of two rows", chunks_of_two_rows, &[plain(&[(0, 5)], chunked)]),
+        fault(
+            "full chunks",
+            full_chunks,
+            &[plain(&[(0, 2)], |f| {
+                (f.parallel.algorithm, f.parallel.balance) = (Algorithm::Ring, Balance::DualChunk);
+                f.mode = InputMode::Integers;
+            })],
+        ),
         fault("wide head", wide_head, &[plain(&[(1, 1)], |f| f.dims.v = 76)]),
         fault("stride", stride, &[plain(&[(2, 0)], |f| (f.sequences[0].q.step, f.rows.q) = (2, 3))]),
         fault(

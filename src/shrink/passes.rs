@@ -51,6 +51,7 @@ pub(super) const PASSES: &[Pass] = &[
     Pass { name: "free rows", step: free_rows },
     Pass { name: "precision", step: precision },
     Pass { name: "names", step: names },
+    Pass { name: "full chunks", step: full_chunks },
     Pass { name: "other values", step: other_values },
 ];
 
@@ -488,6 +489,29 @@ fn names(best: &Problem, cursor: usize) -> Step {
             Some([index, id]) => edit(best, |fields| fields.sequences[index].id = id as u32),
         },
     }
+}
+
+/// A fault in how chunks are dealt may need full ones, so that neither ranks nor lengths go down alone, and values that
+/// tell one key from the next: few ranks, every sequence of so many rows in a chunk, and the values as they are or
+/// integers.
+fn full_chunks(best: &Problem, cursor: usize) -> Step {
+    const RANKS_MAX: usize = 2;
+    const ROWS_MAX: usize = 2;
+    let Some([ranks, rows, integers]) = digits(cursor, [RANKS_MAX, ROWS_MAX, 2]) else { return Step::Over };
+    let (ranks, rows) = (ranks + 1, rows + 1);
+    if best.parallel.algorithm == Algorithm::Single || ranks > best.parallel.size() {
+        return Step::Skip;
+    }
+    let mut shape = Shape::of(best);
+    shape.own(2 * ranks * rows);
+    edit(best, |fields| {
+        shape.write(fields);
+        fewer_ranks(&mut fields.parallel, ranks);
+        renumber(&mut fields.parallel);
+        if integers == 1 {
+            fields.mode = InputMode::Integers;
+        }
+    })
 }
 
 /// A fault of arithmetic does not show on all values, and may hide exactly where the geometry gets small: the steps

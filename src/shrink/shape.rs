@@ -88,6 +88,14 @@ impl Shape {
         }
     }
 
+    /// Every sequence that has rows owns `span` of them on that side, real ones as far as it has them.
+    pub(super) fn own(&mut self, span: usize) {
+        for piece in self.sides().into_iter().flat_map(|side| &mut side.pieces) {
+            piece.len = piece.len.min(span);
+            piece.pad = if piece.len > 0 { span - piece.len } else { 0 };
+        }
+    }
+
     /// Puts this layout into a problem's fields.
     pub(super) fn write(&self, fields: &mut ProblemFields) {
         let (q, q_rows) = self.q.runs();
