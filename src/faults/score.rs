@@ -181,9 +181,11 @@ pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First
     let made = |error: BackendError| error.to_string();
     let subject = suspect.subject(seed).map_err(made)?;
     let right = suspect.right(seed).map_err(made)?;
-    let own = |problem: &Problem| match evaluate(right.as_deref()?, problem) {
-        Verdict::Finding(own) => Some(own),
-        _ => None,
+    let own = |problem: &Problem| match right.as_deref().map(|right| evaluate(right, problem)) {
+        Some(Verdict::Finding(own)) => Ok(Some(own)),
+        // A device that is gone says nothing of the fault.
+        Some(Verdict::Infrastructure(why)) => Err(why),
+        _ => Ok(None),
     };
     let (mut looked, mut flawed) = (0, 0);
     for problem in suspect.stream(seed).map_err(made)? {
@@ -193,7 +195,7 @@ pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First
             Verdict::Infrastructure(why) => return Err(why),
             _ => continue,
         };
-        if let Some(own) = own(&problem) {
+        if let Some(own) = own(&problem)? {
             flawed += 1;
             if flawed == FLAWED_MAX {
                 return Err(format!(

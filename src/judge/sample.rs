@@ -3,7 +3,8 @@
 //! A row of a result needs few others: out, lse and dq of a query those of the keys that it sees; dk and dv of a key, once
 //! out and lse are saved, those of the queries that see it; dsink then needs no key at all. What a row needs is a problem
 //! in the same tensors, its *part*: the oracle answers it, and bounds it, as it does any problem, at the cost of one row. Of
-//! each side as many rows are drawn as [`PRODUCTS_MAX`] pays for, [`ROWS_MAX`] at most; and as many that see nothing, or
+//! each side as many rows are drawn as [`PRODUCTS_MAX`] pays for, [`ROWS_MAX`] at most, half of them the first or the last
+//! of their sequence that sees something or is seen, since that is where kernels go wrong; and as many that see nothing, or
 //! that nobody sees, which cost nothing. dsink is judged whole.
 //!
 //! The identities compare the subject with itself: a factor on all of a gradient escapes nearly every one of them. Here
@@ -81,6 +82,9 @@ impl<'a> Sample<'a> {
             if let Some(finding) = self.gradients(&part, Some(Side::Kv), margin) {
                 return Ok(Some(finding));
             }
+        }
+        if self.evidence.problem.learnable_sinks() == 0 {
+            return Ok(None);
         }
         let part = Part::of_sinks(self.evidence.problem)?;
         Ok(self.gradients(&part, None, margin))
@@ -203,15 +207,21 @@ fn drawn(problem: &Problem, side: Side) -> Vec<[usize; 2]> {
     let row = (longest * problem.heads.q * problem.dims.qk.max(problem.dims.v)).max(1) as u64;
     let count = (PRODUCTS_MAX / row).clamp(1, ROWS_MAX);
     let seed = mix(mix(problem.data_seed ^ DRAW) + side as u64);
-    let (mut connected, mut others) = (Vec::new(), Vec::new());
+    let (mut seams, mut connected, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for (index, sequence) in problem.sequences.iter().enumerate() {
         let within = connected_rows(problem, sequence, side);
+        seams.extend(
+            within.clone().next().into_iter().chain(within.clone().skip(1).last()).map(|row| [index, row]),
+        );
         for position in 0..layout::run_of(sequence, side).len {
             let rows = if within.contains(&position) { &mut connected } else { &mut others };
             rows.push([index, position]);
         }
     }
-    [connected, others].iter().flat_map(|rows| draw(rows, count, seed)).collect()
+    let half = count.div_ceil(2);
+    let rows = [(seams, half), (connected, half), (others, count)];
+    let drawn: BTreeSet<_> = rows.iter().flat_map(|(rows, count)| draw(rows, *count, seed)).collect();
+    drawn.into_iter().collect()
 }
 
 /// So many of these rows, or all where there are no more.

@@ -102,6 +102,9 @@ impl PieceGradients {
     }
 }
 
+/// Pieces whose gradients are held before they are added: each has those of all keys that it sees.
+const HELD: usize = 16;
+
 /// The group's gradients: pieces by themselves, then their sum in order.
 pub(super) fn group(
     problem: &Problem,
@@ -115,22 +118,18 @@ pub(super) fn group(
 ) -> GroupBackward {
     let keys = Keys::gather(problem, inputs, group, model);
     let copies = if model.is_some() && sides.kv { query_copies(problem, inputs, group) } else { Vec::new() };
-    let results = map(parallel, pieces(problem, group), |piece| {
-        let context = Context {
-            problem,
-            inputs,
-            saved,
-            lse_error,
-            group,
-            sides,
-            keys: &keys,
-            copies: &copies,
-            model,
-            replay,
-        };
-        let (exact, errors, sink) = context.piece(&piece);
-        (piece, exact, errors, sink)
-    });
+    let context = Context {
+        problem,
+        inputs,
+        saved,
+        lse_error,
+        group,
+        sides,
+        keys: &keys,
+        copies: &copies,
+        model,
+        replay,
+    };
     let rows = if sides.kv { keys.k.nrows() } else { 0 };
     let empty = || GroupGradients {
         dq: Vec::new(),
@@ -139,13 +138,16 @@ pub(super) fn group(
     };
     let (mut exact, mut errors) = (empty(), model.map(|_| Errors::of(empty)));
     let mut sinks = Vec::new();
-    for (piece, from, from_errors, sink) in results {
-        sinks.push((piece.head, sink));
-        exact.add(&piece, from);
-        if let (Some(to), Some(from)) = (&mut errors, from_errors) {
-            to.linear.add(&piece, from.linear);
-            to.rounding.add(&piece, from.rounding);
-            to.noise.add(&piece, from.noise);
+    for held in pieces(problem, group).chunks(HELD) {
+        let results = map(parallel, held.to_vec(), |piece| (context.piece(&piece), piece));
+        for ((from, from_errors, sink), piece) in results {
+            sinks.push((piece.head, sink));
+            exact.add(&piece, from);
+            if let (Some(to), Some(from)) = (&mut errors, from_errors) {
+                to.linear.add(&piece, from.linear);
+                to.rounding.add(&piece, from.rounding);
+                to.noise.add(&piece, from.noise);
+            }
         }
     }
     let bound = model.zip(errors).map(|(model, errors)| bounds(problem, group, model, &exact, errors));
