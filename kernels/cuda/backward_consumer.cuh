@@ -149,7 +149,6 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             named_barrier(1, CONSUMERS);
         }
         const int from = tile.first, end = tile.end, whole = tile.whole, whole_end = tile.whole_end;
-        const bool direct = uniform(tile.direct) != 0;
         int t = from;
 #pragma unroll 1
         for (int left = (end - from) * a.group; left > 0; --left) {
@@ -207,7 +206,8 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(p);
             release(shared.dout_empty(stage));
             barrier_wait(shared.dq_empty(group, ring.turns - 1), (ring.turns - 1) / ADDERS % 2);
-            if (direct) store_queries(a, rows_of_turn(a, get_tile(shared.tile()), now, left), dq);
+            const Tile tile = get_tile(shared.tile());
+            if (tile.direct) store_queries(a, rows_of_turn(a, tile, now, left), dq);
             else store_sums(shared.dq(group), dq);
             __syncwarp();
             release(shared.dq_full(group, ring.turns));

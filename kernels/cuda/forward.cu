@@ -621,16 +621,13 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
     Ring<C::K_STAGES> k_ring;
     float o[DIM / 2], s[C::KEYS / 2];
     u32 p[C::KEYS / 4];
-    // Nobody of a warp is left behind at a wait: what others give back would be filled again before it looked.
     auto pass_over = [&](int count) {
 #pragma unroll 1
         for (; count > 0; --count) {
             const Ring<C::V_STAGES> v_ring = {k_ring.turns};
             barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity());
-            __syncwarp();
             release_keys<C>(shared.k_empty(k_ring.stage()), thread);
             barrier_wait(shared.v_full(v_ring.stage()), v_ring.parity());
-            __syncwarp();
             release_keys<C>(shared.v_empty(v_ring.stage()), thread);
             k_ring.advance();
         }

@@ -13,8 +13,8 @@ use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Alignment, Format, Inputs, Problem, ProblemFields, Sequence, Sink};
 use seamproof_simulator::faults::Catcher::{self, Crash, Envelope, Exact, Identity, Poison, Structure};
 
+use super::difference;
 use super::ideal::Ideal;
-use super::same_bits;
 use crate::backend::{Backend, Outputs, RankGradients, RankOutputs, RunError, Wrapper};
 
 /// Before the id of a miscall, behind the subject's name: the name of the subject with that fault.
@@ -347,7 +347,7 @@ impl Miscalled {
     pub fn shows(&self, problem: &Problem, inputs: &Inputs) -> bool {
         let ideal = Ideal(self.inner.as_ref());
         match (Backend::run(&ideal, problem, inputs), (self.miscall.call)(&ideal, problem, inputs)) {
-            (Ok(right), Ok(wrong)) => !same_bits(&right, &wrong),
+            (Ok(right), Ok(wrong)) => difference(&wrong, &right).is_some(),
             (Ok(_), Err(_)) => true,
             (Err(_), _) => false,
         }
