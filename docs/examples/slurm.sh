@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # One campaign on as many GPUs as the array has tasks, and its result as a whole:
 #   sbatch --array=0-15 docs/examples/slurm.sh
-#   sbatch --dependency=afterany:JOB --wrap "seamproof merge shard-? shard-?? --out whole --junit junit.xml"
+#   sbatch --dependency=afterany:JOB --gres=gpu:1 --wrap \
+#       "seamproof merge $(seq -f 'shard-%g' -s ' ' 0 15) --out whole --junit junit.xml"
+# A shard that was lost runs again by `--array=3 --export=ALL,SHARDS=16`. The merge shrinks, for which it needs the GPU.
 #SBATCH --job-name=seamproof
 #SBATCH --gres=gpu:1
 #SBATCH --cpus-per-task=16
 #SBATCH --time=01:00:00
 set -u
 seamproof run --backend cuda --workers 8 --seed "${SEED:-1}" --cases "${CASES:-2000000}" \
-    --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" --out "shard-$SLURM_ARRAY_TASK_ID"
+    --shard "$SLURM_ARRAY_TASK_ID/${SHARDS:-$SLURM_ARRAY_TASK_COUNT}" --out "shard-$SLURM_ARRAY_TASK_ID"
 code=$?
 # A finding is a result, and too few cases of one class in a shard mean nothing: the merge says what the whole comes to.
 case $code in 0 | 2 | 3 | 4) exit 0 ;; *) exit "$code" ;; esac
