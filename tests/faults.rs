@@ -1,13 +1,15 @@
 //! The fault catalogue: every fault applies to something, something that it names catches it, and nothing is wrong with
 //! the cases on which it is caught when it is not planted.
 
+mod any_order;
+
 use std::collections::BTreeSet;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use any_order::{AnyOrder, hopper};
 use rayon::prelude::*;
-use seamproof::backend::{Backend, Outputs, Promises, RunError, Wrapper};
-use seamproof::backends::{self, Arithmetic, Emulated, MISCALLS, Miscall, Miscalled, miscall};
+use seamproof::backend::Backend;
+use seamproof::backends::{self, Emulated, MISCALLS, Miscall, Miscalled, miscall};
 use seamproof::campaign::Registered;
 use seamproof::evaluate::evaluate;
 use seamproof::faults::{
@@ -19,7 +21,7 @@ use seamproof::judge::faults::JudgeScore;
 use seamproof::judge::{self, judge};
 use seamproof::values;
 use seamproof::verdict::{Check, Verdict};
-use seamproof_oracle::{Inputs, Pass, Problem};
+use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults::{ABSENT, Catcher, Fault, PLANTABLE, WINDOW_OFF_BY_ONE, by_id, catalogue};
 
@@ -179,38 +181,8 @@ fn a_fault_at_the_call_stands_behind_the_name_or_the_options() {
     }
 }
 
-/// The emulated kernel of Hopper's arithmetic that sums dq in another order on every run, and promises no bits of it.
-#[derive(Default)]
-struct AnyOrder {
-    inner: Emulated,
-    runs: AtomicU64,
-}
-
-impl Wrapper for AnyOrder {
-    fn inner(&self) -> &dyn Backend {
-        &self.inner
-    }
-
-    fn name(&self) -> &str {
-        "any-order"
-    }
-
-    fn promises(&self) -> Promises {
-        Promises { deterministic_backward: false, ..self.inner.promises() }
-    }
-
-    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let order = self.runs.fetch_add(1, Ordering::Relaxed);
-        Emulated { order, ..self.inner }.run(problem, inputs)
-    }
-}
-
-fn hopper() -> Emulated {
-    Emulated { arithmetic: Arithmetic::Hopper, ..Emulated::default() }
-}
-
 fn any_order() -> Box<dyn Backend> {
-    Box::new(AnyOrder { inner: hopper(), ..AnyOrder::default() })
+    Box::new(AnyOrder::from(0))
 }
 
 fn wrong(subject: Box<dyn Backend>, id: &str) -> Miscalled {

@@ -1,15 +1,18 @@
 //! Cases that are too large for the oracle: the envelope looks at a sample of their rows. It is silent on right kernels, and
 //! sees a factor on a whole gradient, which identities do not.
 
+mod any_order;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use any_order::AnyOrder;
 use rayon::prelude::*;
-use seamproof::backend::{Backend, Outputs, Promises, RunError, Wrapper};
-use seamproof::backends::{self, Arithmetic, Emulated};
+use seamproof::backend::Backend;
+use seamproof::backends;
 use seamproof::generate::{self, Draw, Limits};
 use seamproof::judge::{Depth, Judge, Rung};
 use seamproof::verdict::{Check, Finding, Verdict};
-use seamproof_oracle::{Inputs, Pass, Problem, TensorName};
+use seamproof_oracle::{Pass, Problem, TensorName};
 
 /// So many cases of a profile.
 type Cases = (u64, fn() -> Limits);
@@ -34,35 +37,10 @@ fn problems(seed: u64, limits: Limits, cases: u64) -> impl ParallelIterator<Item
     (0..cases).into_par_iter().filter_map(drawn)
 }
 
-/// A right kernel that adds dq's tiles in another order on every run, and says so.
-struct AnyOrder {
-    inner: Emulated,
-    runs: AtomicU64,
-}
-
-impl Wrapper for AnyOrder {
-    fn inner(&self) -> &dyn Backend {
-        &self.inner
-    }
-
-    fn name(&self) -> &str {
-        "any-order"
-    }
-
-    fn promises(&self) -> Promises {
-        Promises { deterministic_backward: false, ..self.inner.promises() }
-    }
-
-    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        Emulated { order: self.runs.fetch_add(1, Ordering::Relaxed), ..self.inner }.run(problem, inputs)
-    }
-}
-
 /// The emulated kernel in all its forms, one in 16 without fixed bits.
 fn right(index: u64) -> Box<dyn Backend> {
     if index % 16 == 5 {
-        let inner = Emulated { arithmetic: Arithmetic::Hopper, ..Emulated::default() };
-        return Box::new(AnyOrder { inner, runs: AtomicU64::new(index) });
+        return Box::new(AnyOrder::from(index));
     }
     backends::by_name("emulated", &backends::draw_options("emulated", index)).expect("a backend")
 }

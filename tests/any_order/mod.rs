@@ -1,0 +1,43 @@
+//! A right subject without fixed bits of gradients, and one with them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use seamproof::backend::{Backend, Outputs, Promises, RunError, Wrapper};
+use seamproof::backends::{Arithmetic, Emulated};
+use seamproof_oracle::{Inputs, Problem};
+
+/// The emulated kernel of Hopper's arithmetic.
+pub(crate) fn hopper() -> Emulated {
+    Emulated { arithmetic: Arithmetic::Hopper, ..Emulated::default() }
+}
+
+/// The same, which sums dq in another order on every run, and promises no bits of it.
+pub(crate) struct AnyOrder {
+    inner: Emulated,
+    runs: AtomicU64,
+}
+
+impl AnyOrder {
+    /// Its first run has this order.
+    pub(crate) fn from(order: u64) -> AnyOrder {
+        AnyOrder { inner: hopper(), runs: AtomicU64::new(order) }
+    }
+}
+
+impl Wrapper for AnyOrder {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
+    fn name(&self) -> &str {
+        "any-order"
+    }
+
+    fn promises(&self) -> Promises {
+        Promises { deterministic_backward: false, ..self.inner.promises() }
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        Emulated { order: self.runs.fetch_add(1, Ordering::Relaxed), ..self.inner }.run(problem, inputs)
+    }
+}
