@@ -33,7 +33,8 @@ struct alignas(16) PlannedRows {
     u32 tiles;
     int first_run;
     int runs;
-    int unused;
+    // Rows that the first tile has fewer than others.
+    int skipped;
 };
 
 struct alignas(16) PlannedKeys {
@@ -62,6 +63,7 @@ struct Args {
     View lse;
     View max_logit;
     View sink;
+    // Here and below, heads in packs of 2^packed_log2: those of a tile.
     int heads;
     // Query heads of a KV head.
     int group;
@@ -72,6 +74,7 @@ struct Args {
     // Whether padding rows become zero.
     int clear;
     int sink_kind;
+    int packed_log2;
     float scale;
     // scale · log2 e.
     float scale_log2;
@@ -135,9 +138,17 @@ struct Config {
     // Behind the consumers 128 threads, of which each team has one producer; they leave most of their registers to consumers.
     // A block has those of its launch and no more: it would wait for others for ever.
     static constexpr int THREADS_ALL = CONSUMERS + 128, REGISTERS = 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL;
+    // Whether a tile's rows may be of several heads.
+    static constexpr bool PACKS = GROUPS > 1 && KEYS == 64;
     static constexpr int PRODUCER_REGISTERS = DIM == 64 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = (REGISTERS - 128 * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 };
+
+// A row of a tile is row r >> packed_log2 of the sequence, of head r % 2^packed_log2 of the pack.
+template <class C>
+__device__ __forceinline__ int packed_log2(const Args& a) {
+    return C::PACKS ? a.packed_log2 : 0;
+}
 
 // A block's shared memory: barriers, tiles and blocks in the first kilobyte, then rings of Q, K and V. Addresses.
 template <class C>
@@ -299,16 +310,19 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         const u32 chunk = rest / (rows.tiles * a.head_chunk);
         rest -= chunk * rows.tiles * a.head_chunk;
         const u32 heads = min((u32)a.head_chunk, a.heads - chunk * a.head_chunk);
-        const int first_of_cluster = (int)(rows.tiles - 1 - rest / heads) * C::ROWS * C::CLUSTER;
+        // The first tile has fewer rows, so that the last real rows end with a tile.
+        const int of_cluster = C::ROWS * C::CLUSTER >> packed_log2<C>(a);
+        const int place = (int)(rows.tiles - 1 - rest / heads) * of_cluster - rows.skipped, end = place + of_cluster;
+        const int first_of_cluster = max(place, 0), last = min(rows.len, end);
         const int first = first_of_cluster + (C::CLUSTER > 1 ? cluster_rank() * C::ROWS : 0);
-        const int head = (int)(chunk * a.head_chunk + rest % heads);
+        const int pack = (int)(chunk * a.head_chunk + rest % heads), head = pack << packed_log2<C>(a);
         barrier_wait(shared.tile_empty(tile_ring.stage()), tile_ring.parity() ^ 1);
         const u32 tile = shared.tile(tile_ring.stage());
-        put_four(tile, 0, rows.index + first, rows.phase, head, rows.span - first);
+        put_four(tile, 0, rows.index + first, rows.phase, head, min(rows.span, end) - first);
         const Bounds bounds = {max(first + rows.lo, -FAR_ROWS), max(first + rows.hi, -FAR_ROWS)};
-        put_four(tile, 1, min(rows.len - first, C::ROWS), bounds.lo, bounds.hi, rows.keys);
-        const Span seen = span_seen({first_of_cluster + rows.lo, first_of_cluster + rows.hi},
-                                    min(rows.len - first_of_cluster, C::ROWS * C::CLUSTER), rows.keys);
+        put_four(tile, 1, min(last - first, C::ROWS), bounds.lo, bounds.hi, rows.keys);
+        const Span seen = span_seen({first_of_cluster + rows.lo, first_of_cluster + rows.hi}, last - first_of_cluster,
+                                    rows.keys);
         const u32 first_run = rows.first_run;
         auto run_of = [&](int r) -> const PlannedKeys& { return a.keys[first_run + r]; };
         const int run_count = seen.from < seen.to ? rows.runs : 0;
@@ -327,7 +341,7 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         tile_ring.advance();
         if (blocks == 0) continue;
 
-        const int kv_head = head / a.group;
+        const int kv_head = pack / a.group;
         // V of a block is asked for after K of the next.
         int v_phase = 0, v_index = -1;
         auto load_v = [&](Ring<C::V_STAGES> of) {
@@ -357,15 +371,15 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
     barrier_arrive(shared.q_full(q_ring().stage()));
 }
 
-// What a group of the first rows of `bounds`, `real` of them real, takes.
+// What a group of the first `rows` rows of `bounds`, `real` real ones from there on, takes.
 template <class C>
-__device__ __forceinline__ Blocks blocks_for(const Brought& brought, Bounds bounds, int real, int keys) {
-    const Span seen = span_seen(bounds, min(real, 64), keys);
+__device__ __forceinline__ Blocks blocks_for(const Brought& brought, Bounds bounds, int real, int keys, int rows) {
+    const Span seen = span_seen(bounds, min(real, rows), keys);
     if (seen.from >= seen.to) return {brought.all, 0, 0, 0, 0};
     // Of more runs than one, every block may end early.
     if (brought.len < 0) return {0, 0, brought.all, brought.all, 0};
     const int low = (u32)seen.from / C::KEYS, high = (u32)(seen.to + C::KEYS - 1) / C::KEYS, all = high - low;
-    const int whole_from = (u32)(max(bounds.lo + 63, 0) + C::KEYS - 1) / C::KEYS;
+    const int whole_from = (u32)(max(bounds.lo + rows - 1, 0) + C::KEYS - 1) / C::KEYS;
     const int whole_to = (u32)(max(min(bounds.hi, brought.len - 1), -1) + 1) / C::KEYS;
     // V of a block is used with the scores of the next: one more where V has a tail.
     const int ragged = min(max(high - whole_to, 0) + (high * C::KEYS > brought.len), all);
@@ -408,12 +422,12 @@ __device__ __forceinline__ int keys_below(int bound, int keys) {
 
 // Scores of keys that a row does not see become -inf, whatever they were.
 template <class C>
-__device__ __forceinline__ void mask(float (&s)[C::KEYS / 2], Bounds bounds, Block block, int row) {
+__device__ __forceinline__ void mask(float (&s)[C::KEYS / 2], Bounds bounds, Block block, int row, int packed) {
     static_assert(C::KEYS <= 128, "a thread's keys of a row have a bit each");
     const int first_key = block.first + 2 * (threadIdx.x % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int r = row + 8 * half;
+        const int r = row + 8 * half >> packed;
         const int left = keys_below(r + bounds.lo - first_key, C::KEYS);
         const int right = keys_below(min(r + bounds.hi + 1, block.end) - first_key, C::KEYS);
         u32 seen;
@@ -548,23 +562,27 @@ __device__ __forceinline__ void clear_tail(u32 v_at, int valid) {
     named_barrier(CLEARED + threadIdx.x / 128, 128);
 }
 
-// The largest logit of a warp's rows.
-__device__ __forceinline__ void raise_head(const View& largest, int head, float value) {
+// The largest logit of a warp's rows of each head: rows of 2^packed heads follow each other, at most 8.
+__device__ __forceinline__ void raise_head(const View& largest, int head, float value, int packed) {
 #pragma unroll
-    for (int step = 4; step < 32; step *= 2) value = fmaxf(value, __shfl_xor_sync(FULL, value, step));
-    if (threadIdx.x % 32 == 0 && value > neg_infinity()) raise(largest, place_of(largest, 0, head), value);
+    for (int step = 4; step < 32; step *= 2) {
+        const float other = __shfl_xor_sync(FULL, value, step);
+        if (step >= 4 << packed) value = fmaxf(value, other);
+    }
+    if (threadIdx.x % 4 == 0 && threadIdx.x % 32 < 4 << packed && value > neg_infinity()) raise(largest, place_of(largest, 0, head), value);
 }
 
 template <class C, int HALF>
 __device__ __forceinline__ void store(const Args& a, const Tile& tile, const Rows& rows, const float (&o)[DIM / 2], int row) {
-    const int r = row + 8 * HALF;
+    const int packed = packed_log2<C>(a), r = row + 8 * HALF >> packed;
+    const int head = tile.head + (row + 8 * HALF & (1 << packed) - 1);
     const bool real = r < tile.real, write = real || (a.clear && r < tile.owned);
     const float sum = quad_sum(rows.sum[HALF]);
     float largest = rows.largest[HALF] * a.scale, total = sum, weight = 1.0f;
     float rest = rest_of(rows.largest[HALF], a.scale_log2) * LN_2;
-    raise_head(a.max_logit, tile.head, real ? largest : neg_infinity());
+    raise_head(a.max_logit, head, real ? largest : neg_infinity(), packed);
     if (a.sink_kind != 0) {
-        const float sink = a.sink_kind == 1 ? 0.0f : get(a.sink, place_of(a.sink, 0, tile.head));
+        const float sink = a.sink_kind == 1 ? 0.0f : get(a.sink, place_of(a.sink, 0, head));
         const float top = fmaxf(largest, sink);
         weight = sum == 0.0f ? 0.0f : exact_exp(largest - top - rest);
         total = sum * weight + exact_exp(sink - top);
@@ -575,12 +593,12 @@ __device__ __forceinline__ void store(const Args& a, const Tile& tile, const Row
     const float factor = weight / total;
     const i64 at = (i64)a.q_step * (tile.index + r) + tile.phase;
     if (threadIdx.x % 4 == 0 && write)
-        put(a.lse, place_of(a.lse, at, tile.head),
+        put(a.lse, place_of(a.lse, at, head),
             !real || total == 0.0f ? neg_infinity() : largest + (exact_ln(total) - rest));
     float mine[DIM / 4];
 #pragma unroll
     for (int i = 0; i < DIM / 4; ++i) mine[i] = empty ? 0.0f : o[i / 2 * 4 + 2 * HALF + i % 2] * factor;
-    const i64 place = place_of(a.out, at, tile.head);
+    const i64 place = place_of(a.out, at, head);
     if (a.out.format == F32) {
         if (!write) return;
 #pragma unroll
@@ -637,8 +655,9 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
         const Brought brought = get_brought(shared.tile(tile_ring.stage()));
         if (brought.all < 0) return;
         const int4 limits = get_four(shared.tile(tile_ring.stage()), 1);
-        const int first = 64 * group;
-        Blocks blocks = blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w);
+        const int rows_of_group = 64 >> packed_log2<C>(a), first = rows_of_group * group;
+        Blocks blocks =
+            blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group);
         blocks.all = uniform(blocks.all);
         Rows rows = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}};
 #pragma unroll
@@ -670,7 +689,8 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 release_keys<C>(shared.k_empty(k_ring.stage()), thread);
                 k_ring.advance();
                 if constexpr (ragged)
-                    mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), block, thread / 32 * 16 + thread % 32 / 4);
+                    mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), block, thread / 32 * 16 + thread % 32 / 4,
+                            packed_log2<C>(a));
                 weigh<C>(s, rows, factor, a.scale_log2);
             };
             auto grown = [&]() { return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f); };
@@ -842,6 +862,8 @@ struct PlanArgs {
     int q_step;
     int kv_step;
     int tile_rows;
+    // What a first tile has fewer rows than others is a multiple of this.
+    int part_rows;
     // Tiles that the plan has room for.
     int tile_capacity;
 };
@@ -850,8 +872,16 @@ __device__ __forceinline__ i64 span_of(const PlanArgs& a, int s) {
     const i64 end = s + 1 < a.segment_count ? a.segments[s + 1].first_row : a.q_rows;
     return max(min(end, a.q_rows) - max(a.segments[s].first_row, (i64)0), (i64)0);
 }
+// Under a bound to the right the last rows see most, so that tiles are counted from the last real row: what is left over is
+// the first tile's, which sees least.
+__device__ __forceinline__ u32 skipped_of(const PlanArgs& a, int s) {
+    const u32 real = (u32)max(min(a.segments[s].q_len, span_of(a, s)), (i64)0);
+    const u32 over = (real + a.part_rows - 1) / a.part_rows * a.part_rows % a.tile_rows;
+    return over == 0 || a.segments[s].hi >= FAR ? 0 : a.tile_rows - over;
+}
 __device__ __forceinline__ u32 tiles_of(const PlanArgs& a, int s) {
-    return (u32)((span_of(a, s) + a.tile_rows - 1) / a.tile_rows);
+    const u32 span = (u32)span_of(a, s);
+    return span == 0 ? 0 : (span + skipped_of(a, s) + a.tile_rows - 1) / a.tile_rows;
 }
 __device__ __forceinline__ u32 bucket_of(const PlanArgs& a, int s) {
     return PLANNERS - 1 - (u32)min(max(a.segments[s].keys, (i64)0) / 128, (i64)PLANNERS - 1);
@@ -887,7 +917,7 @@ extern "C" __global__ void __launch_bounds__(PLANNERS, 1) forward_plan(const __g
         a.rows[s] = {
             (int)(segment.q_offset / a.q_step), (int)(segment.q_offset % a.q_step), (int)segment.q_len,
             (int)span_of(a, s), (int)segment.keys, bound(segment.lo), bound(segment.hi), first, tiles,
-            (int)segment.first_run, (int)segment.runs, 0,
+            (int)segment.first_run, (int)segment.runs, (int)skipped_of(a, s),
         };
     }
     for (int r = lane; r < a.run_count; r += PLANNERS) {

@@ -294,10 +294,10 @@ impl Gpu {
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
         let arguments = RawArguments {
             maps: [
-                tensor_map(self, "q", q, q_step, bucket.rows())?,
-                tensor_map(self, "k", k, kv_step, KEYS)?,
-                tensor_map(self, "v", v, kv_step, KEYS)?,
-                tensor_map(self, "dout", dout, q_step, bucket.rows())?,
+                tensor_map(self, "q", q, q_step, [1, bucket.rows()])?,
+                tensor_map(self, "k", k, kv_step, [1, KEYS])?,
+                tensor_map(self, "v", v, kv_step, [1, KEYS])?,
+                tensor_map(self, "dout", dout, q_step, [1, bucket.rows()])?,
             ],
             places,
             views: [

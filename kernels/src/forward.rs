@@ -37,6 +37,8 @@ const SHORT_ROWS: [usize; 2] = [1024, 96];
 const MIDDLE_ROWS: usize = 2048;
 /// Rows of an average segment, and keys that a row of one sees, from which on clusters are faster.
 const PAIRED_ROWS: usize = 8192;
+/// Query heads of a KV head, a power of two, that the rows of a middle tile are of at most.
+const PACKED_MAX: usize = 4;
 
 /// How much is multiplied at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +95,7 @@ struct RawArguments {
     dim_v: i32,
     clear: i32,
     sink_kind: i32,
+    packed_log2: i32,
     scale: f32,
     scale_log2: f32,
 }
@@ -114,6 +117,7 @@ struct RawPlan {
     q_step: i32,
     kv_step: i32,
     tile_rows: i32,
+    part_rows: i32,
     tile_capacity: i32,
 }
 // SAFETY: repr(C), the fields of `PlanArgs` in forward.cu.
@@ -146,6 +150,14 @@ impl Shape {
             Shape::Paired if dim <= 64 => Shape::Long,
             Shape::Middle if dim <= 64 => Shape::Short,
             other => other,
+        }
+    }
+
+    /// Query heads whose rows share a tile, where so many have one KV head.
+    fn packed(self, group: usize) -> usize {
+        match self {
+            Shape::Middle => 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros()),
+            _ => 1,
         }
     }
 
@@ -191,6 +203,12 @@ impl Config {
     /// Query rows of a tile.
     fn rows(self) -> usize {
         64 * self.groups
+    }
+
+    /// Of a cluster's tiles, the rows whose number a sequence's first ones may have instead of all: those of a group where
+    /// keys come in blocks as short.
+    fn part_rows(self) -> usize {
+        if self.groups > 1 && self.keys == 64 { 64 } else { self.rows() * self.cluster }
     }
 
     /// Threads of a block: consumers, and a group with the producers.
@@ -280,9 +298,10 @@ impl CallTables {
         PLAN_BYTES + records + 4 * self.tile_capacity()
     }
 
-    /// Tiles that the owned rows make at most, however they are dealt to the segments.
+    /// Tiles that the owned rows make at most, however they are dealt to the segments: of each the first and the last may
+    /// have fewer rows than others.
     fn tile_capacity(&self) -> usize {
-        self.owned[0] / Shape::Short.config(DIM_MAX).rows() + self.segments
+        self.owned[0] / (Shape::Middle.config(DIM_MAX).rows() / PACKED_MAX) + 2 * self.segments
     }
 }
 
@@ -304,7 +323,7 @@ pub(crate) fn tensor_map(
     name: &str,
     view: &View,
     step: usize,
-    rows_of_box: usize,
+    [heads_of_box, rows_of_box]: [usize; 2],
 ) -> Result<TensorMap, KernelError> {
     let ([rows, heads, dim], raw) = (view.shape(), view.raw(name)?);
     if !raw.base.is_multiple_of(16) {
@@ -316,7 +335,7 @@ pub(crate) fn tensor_map(
         format: view.format(),
         dims: [dim, heads, step, rows / step],
         strides: [head, row, row * step],
-        of_box: [PANEL as u32, 1, 1, rows_of_box as u32],
+        of_box: [PANEL as u32, heads_of_box as u32, 1, rows_of_box as u32],
     })
 }
 
@@ -363,6 +382,8 @@ impl Gpu {
         let shape = shape.served(bucket);
         let config = shape.config(bucket);
         let (rows, cluster) = (config.rows(), config.cluster);
+        let group = heads / kv_heads;
+        let packed = shape.packed(group);
         let rows_at = plan.address() + PLAN_BYTES as u64;
         let keys_at = rows_at + (PLANNED_ROWS_BYTES * call.segments) as u64;
         let tiles_at = keys_at + (PLANNED_KEYS_BYTES * call.runs) as u64;
@@ -378,29 +399,30 @@ impl Gpu {
             run_count: call.runs as i32,
             q_step: q_step as i32,
             kv_step: kv_step as i32,
-            tile_rows: (rows * cluster) as i32,
+            tile_rows: (rows * cluster / packed) as i32,
+            part_rows: (config.part_rows() / packed) as i32,
             tile_capacity: call.tile_capacity() as i32,
         };
-        let group = heads / kv_heads;
         let scale = call.softmax.scale;
         let arguments = RawArguments {
             maps: [
-                tensor_map(self, "q", q, q_step, rows)?,
-                tensor_map(self, "k", k, kv_step, config.keys / cluster)?,
-                tensor_map(self, "v", v, kv_step, config.keys / cluster)?,
+                tensor_map(self, "q", q, q_step, [packed, rows / packed])?,
+                tensor_map(self, "k", k, kv_step, [1, config.keys / cluster])?,
+                tensor_map(self, "v", v, kv_step, [1, config.keys / cluster])?,
             ],
             plan: plan.address(),
             rows: rows_at,
             keys: keys_at,
             tile_segment: tiles_at,
             views: [out, lse.raw("lse")?, max_logit.raw("max_logit")?, sink.raw("sink")?],
-            heads: heads as i32,
-            group: group as i32,
-            head_chunk: head_chunk(call, group, kv_heads, [dim, dim_v]) as i32,
+            heads: (heads / packed) as i32,
+            group: (group / packed) as i32,
+            head_chunk: (head_chunk(call, group, kv_heads, [dim, dim_v]) / packed) as i32,
             q_step: q_step as i32,
             dim_v: dim_v as i32,
             clear: i32::from(call.policy == RowPolicy::Overwrite),
             sink_kind,
+            packed_log2: packed.trailing_zeros() as i32,
             scale,
             scale_log2: scale_log2(scale),
         };
@@ -505,8 +527,8 @@ mod tests {
     /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
     #[test]
     fn sizes_are_those_of_the_source() {
-        assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 9 * 4 + 60);
-        assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 6 * 4);
+        assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 10 * 4 + 56);
+        assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 7 * 4 + 4);
         for shape in [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short] {
             for dim in [64, 128] {
                 assert!(shape.served(dim).config(dim).shared_bytes(dim) <= 232_448, "{shape:?}, {dim}");

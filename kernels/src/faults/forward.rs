@@ -53,11 +53,11 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
             => "step < DIM / 32; ++step",
         VALUES;
     "tile-kv-head-by-remainder", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "forward.cu",
-        "kv_head = head / a.group;"
-            => "kv_head = head % (a.heads / a.group);",
+        "kv_head = pack / a.group;"
+            => "kv_head = pack % (a.heads / a.group);",
         VALUES;
     "tile-lse-of-head-0", WrongSeam, "lse of the wrong head: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
-        "place_of(a.lse, at, tile.head)"
+        "place_of(a.lse, at, head)"
             => "place_of(a.lse, at, 0)",
         FORGETS;
     "dim-of-keys-taken-for-values", WrongSeam, "dqk taken for dv: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "forward.cu",
@@ -89,7 +89,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
             => "descriptor(shared.q(q_ring().stage()), 0);",
         VALUES;
     "second-group-passes-over-the-firsts-blocks", WrongSeam, "blocks of keys are skipped: https://github.com/intel/sycl-tla/pull/489", "forward.cu",
-        "blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w);"
-            => "blocks_for<C>(brought, {limits.y, limits.z}, limits.x, limits.w);",
+        "blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group);"
+            => "blocks_for<C>(brought, {limits.y, limits.z}, limits.x, limits.w, rows_of_group);",
         VALUES;
 };
