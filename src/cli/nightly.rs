@@ -12,7 +12,7 @@ use super::options::{duration, random_seed, seed};
 use super::output::{note, print_line};
 use super::{CliError, worker};
 use crate::campaign::Registered;
-use crate::nightly::{Known, Night, Orders, Outcome, Report, Watch, regressions_of};
+use crate::nightly::{Known, Night, Orders, Outcome, Regressed, Report, Watch, regressions_of};
 use crate::worker::own_program;
 
 /// Subjects that are looked for where none is named.
@@ -138,7 +138,9 @@ fn suites(outcome: &Outcome, report: &Report, known: &Known) -> Vec<TestSuite> {
         night.push(test(&failure.key, Some(("finding", failure.finding.clone())), details));
     }
     let regressions = outcome.regressions.iter().map(|all| {
-        let failed = (!all.failed.is_empty()).then(|| ("finding", all.failed.join("\n")));
+        let news = all.failed.iter().filter(|failed| known.of(&failed.key).is_none());
+        let told: Vec<String> = news.map(Regressed::to_string).collect();
+        let failed = (!told.is_empty()).then(|| ("finding", told.join("\n")));
         let name = format!("{} regressions", all.subject);
         suite_of(&name, vec![test("stored cases hold", failed, String::new())], Duration::ZERO)
     });
@@ -158,7 +160,7 @@ fn exit(outcome: &Outcome, report: &Report) -> Exit {
     let internal = outcome.regressions.iter().any(|all| !all.internal.is_empty());
     if outcome.canary.finding.is_none() {
         Exit::CanaryMissed
-    } else if report.news(false) > 0 || report.unexplained > 0 || report.regressed().next().is_some() {
+    } else if report.news(false) > 0 || report.unexplained > 0 || report.regressed(false).next().is_some() {
         Exit::Finding
     } else if report.news(true) > 0 {
         Exit::Crash

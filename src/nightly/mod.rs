@@ -30,7 +30,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use known::{Entry, Known, KnownError, Standing};
-pub use regressions::{Regressions, regressions_of};
+pub use regressions::{Regressed, Regressions, regressions_of};
 pub use report::{Failure, Report};
 pub use trend::{Point, Trend};
 

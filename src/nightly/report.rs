@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Formatter};
 
 use serde::Serialize;
 
-use super::{Known, Night, NightError, Outcome, Point, Regressions, Standing, Trend};
+use super::{Known, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Trend};
 use crate::campaign::{Distinct, Summary};
 
 /// The file that ends a night.
@@ -135,11 +135,10 @@ impl Report {
         })
     }
 
-    /// Stored cases that fail.
-    pub fn regressed(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.regressions
-            .iter()
-            .flat_map(|all| all.failed.iter().map(|what| (all.subject.as_str(), what.as_str())))
+    /// Stored cases that fail, those of a known key or the others.
+    pub fn regressed(&self, is_known: bool) -> impl Iterator<Item = &Regressed> {
+        let all = self.regressions.iter().flat_map(|all| &all.failed);
+        all.filter(move |failed| self.known.iter().any(|listed| listed.key == failed.key) == is_known)
     }
 }
 
@@ -176,7 +175,7 @@ fn failures(outcome: &Outcome, known: &Known) -> Vec<Failure> {
 
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let news = self.news(false) + self.news(true) + self.regressed().count();
+        let news = self.news(false) + self.news(true) + self.regressed(false).count();
         let title = match (&self.canary, news, self.unexplained) {
             (None, ..) => "proves nothing".to_owned(),
             (Some(_), 0, 0) => "nothing new".to_owned(),
@@ -214,9 +213,9 @@ impl Report {
     }
 
     fn failed(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let regressed: Vec<String> =
-            self.regressed().map(|(subject, what)| format!("{subject}: {what}")).collect();
-        section(f, "Regressions that fail", &regressed)?;
+        let regressed = |is_known| self.regressed(is_known).map(Regressed::to_string).collect::<Vec<_>>();
+        section(f, "Regressions that fail", &regressed(false))?;
+        section(f, "Regressions that fail as is known", &regressed(true))?;
         let (old, new): (Vec<_>, Vec<_>) = self.failures.iter().partition(|failure| failure.known.is_some());
         let told = |failure: &&Failure| {
             let Failure { key, seen, problem, finding, replay, known, .. } = failure;

@@ -61,9 +61,8 @@ impl Point {
     fn margins_against(&self, before: &Point) -> String {
         let both = self.p99.iter().filter_map(|(tensor, now)| Some((tensor, now / before.p99.get(tensor)?)));
         let counted = |point: &Point, tensor| point.counted.get(tensor).copied().unwrap_or(0);
-        let (told, few): (Vec<_>, Vec<_>) = both.partition(|(tensor, _)| {
-            counted(self, tensor).min(counted(before, tensor)) >= COUNTED_MIN
-        });
+        let (told, few): (Vec<_>, Vec<_>) =
+            both.partition(|(tensor, _)| counted(self, tensor).min(counted(before, tensor)) >= COUNTED_MIN);
         let moved = told.iter().filter(|(_, ratio)| (ratio - 1.0).abs() > MARGIN_SHIFT);
         let mut said: Vec<String> =
             moved.map(|(tensor, ratio)| format!("p99 of {tensor} × {ratio:.2}")).collect();
