@@ -21,7 +21,13 @@ pub struct Point {
     pub profile: String,
     /// Cases that were run.
     pub cases: u64,
-    /// The same a second.
+    /// Those of them that the subject refused as its capability table says.
+    #[serde(default)]
+    pub refused: u64,
+    /// Those that no subject may take, and that were refused.
+    #[serde(default)]
+    pub malformed: u64,
+    /// Cases a second.
     pub cases_per_second: f64,
     /// Different failures.
     pub distinct: usize,
@@ -43,6 +49,8 @@ impl Point {
             subject: subject.to_owned(),
             profile: profile.to_owned(),
             cases: summary.cases,
+            refused: summary.refused.values().sum(),
+            malformed: summary.malformed.values().sum(),
             cases_per_second: summary.per_second(summary.cases),
             distinct: summary.distinct.len(),
             p99: margins.iter().map(|(tensor, margin)| (*tensor, margin.p99)).collect(),
@@ -134,7 +142,18 @@ mod tests {
         let p99 = BTreeMap::from([(TensorName::Out, p99)]);
         let counted = BTreeMap::from([(TensorName::Out, COUNTED_MIN)]);
         let (subject, profile) = ("emulated".to_owned(), "quick".to_owned());
-        Point { night, subject, profile, cases: 10, cases_per_second: rate, distinct: 0, p99, counted }
+        Point {
+            night,
+            subject,
+            profile,
+            cases: 10,
+            refused: 0,
+            malformed: 0,
+            cases_per_second: rate,
+            distinct: 0,
+            p99,
+            counted,
+        }
     }
 
     #[test]
