@@ -24,7 +24,8 @@ Examples:
   seamproof nightly --budget 8h --out nights --backend cuda --workers 8
                                                   fails where there is no GPU
 
-A night that was killed is gone on with by the next start with the same --out. docs/nightly.md tells how to set one up.";
+A night that was killed is gone on with by the next start with the same --out: with its own seed, and until the budget of
+that start is spent, what was spent before included. docs/nightly.md tells how to set one up.";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -71,6 +72,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let watch = Arc::new(Watch::default());
     stop_on_signal(&watch)?;
     print_line(&format_args!("{said}: seed {:#x}, {}", night.orders.seed, night.dir().display()));
+    if let Some(seed) = args.seed.filter(|seed| *seed != night.orders.seed) {
+        print_line(&format_args!(
+            "--seed {seed:#x} is not taken: the night keeps the seed that it was begun with"
+        ));
+    }
     let Some(outcome) = night.run(&args.corpus, &watch, &|line| print_line(line))? else {
         print_line("interrupted: the next start goes on with it");
         return Ok(Exit::TooLittle);
