@@ -55,7 +55,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
     // Before anything is run or written.
-    regressions_of(&args.corpus)?;
+    let regressions = regressions_of(&args.corpus)?;
     let known = Known::read(&args.corpus.join("known.toml")).map_err(crate::nightly::NightError::from)?;
     let Found { there: subjects, absent } = found(&args.backend)?;
     let orders = Orders {
@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             "--seed {seed:#x} is not taken: the night keeps the seed that it was begun with"
         ));
     }
-    let Some(outcome) = night.run(&args.corpus, &watch, &|line| print_line(line))? else {
+    let Some(outcome) = night.run(&regressions, &watch, &|line| print_line(line))? else {
         print_line("interrupted: the next start goes on with it");
         return Ok(Exit::TooLittle);
     };

@@ -210,10 +210,11 @@ impl Night {
         &self.dir
     }
 
-    /// Does all that is left; `None` where somebody stopped it. `note` hears how it goes.
+    /// Does all that is left, of the stored cases `regressions` too; `None` where somebody stopped it. `note` hears how it
+    /// goes.
     pub fn run(
         &self,
-        corpus: &Path,
+        regressions: &[PathBuf],
         watch: &Watch,
         note: &dyn Fn(&str),
     ) -> Result<Option<Outcome>, NightError> {
@@ -226,9 +227,9 @@ impl Night {
         }
         for subject in &self.orders.subjects {
             let log = self.dir.join(format!("{}-regressions.jsonl", file_name(subject)));
-            let regressions = regressions::judge(subject, corpus, &log)?;
-            note(&regressions.to_string());
-            outcome.regressions.push(regressions);
+            let judged = regressions::judge(subject, regressions, &log)?;
+            note(&judged.to_string());
+            outcome.regressions.push(judged);
         }
         for (profile, share) in SHARES {
             for subject in &self.orders.subjects {

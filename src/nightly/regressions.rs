@@ -91,8 +91,8 @@ impl Came {
     }
 }
 
-/// Judges those regressions of a corpus on a subject that `log` has no verdict of, and adds theirs to it.
-pub(super) fn judge(subject: &str, corpus: &Path, log: &Path) -> Result<Regressions, NightError> {
+/// Judges those stored cases on a subject that `log` has no verdict of, and adds theirs to it.
+pub(super) fn judge(subject: &str, files: &[PathBuf], log: &Path) -> Result<Regressions, NightError> {
     let registered = Registered::new(subject)?;
     let before = read(log);
     let lines = Mutex::new(EventLog::append(log)?);
@@ -110,7 +110,7 @@ pub(super) fn judge(subject: &str, corpus: &Path, log: &Path) -> Result<Regressi
         lines.lock().unwrap_or_else(PoisonError::into_inner).write(&judged)?;
         Ok(judged)
     };
-    let all = regressions_of(corpus)?.par_iter().map(of_file).collect::<Result<Vec<_>, _>>()?;
+    let all = files.par_iter().map(of_file).collect::<Result<Vec<_>, _>>()?;
     Ok(sum(subject, all))
 }
 
@@ -188,7 +188,11 @@ mod tests {
     fn what_was_judged_is_not_judged_again_unless_it_is_another_case() {
         let corpus = corpus();
         let log = corpus.path().join("log.jsonl");
-        let judge = || judge("emulated", corpus.path(), &log).unwrap();
+        let files = regressions_of(corpus.path()).unwrap();
+        // The list is the night's: a file that comes later is the next one's.
+        let late = corpus.path().join("regressions/late.json");
+        fs::copy(&files[0], late).unwrap();
+        let judge = || judge("emulated", &files, &log).unwrap();
         let first = judge();
         assert_eq!((first.held, first.failed.len()), (2, 0));
         let text = fs::read_to_string(&log).unwrap();
@@ -215,14 +219,11 @@ mod tests {
     /// What fails is named as the list of known failures names it, with the command that shows it on that subject.
     #[test]
     fn a_failing_case_has_its_key_and_its_command() {
-        let corpus = tempfile::tempdir().unwrap();
-        fs::create_dir(corpus.path().join("regressions")).unwrap();
-        let name = "te-1212-window-one-key-short.json";
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions").join(name);
-        let file = corpus.path().join("regressions").join(name);
-        fs::copy(from, &file).unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
+        let file = folder.join("te-1212-window-one-key-short.json");
         let subject = "window-off-by-one";
-        let judged = judge(subject, corpus.path(), &corpus.path().join("log.jsonl")).unwrap();
+        let judged = judge(subject, std::slice::from_ref(&file), &place.path().join("log.jsonl")).unwrap();
         let [told] = &judged.failed[..] else { panic!("{judged:?}") };
         let mut case = Case::load(&file).unwrap();
         case.subject.name = subject.to_owned();
