@@ -191,3 +191,34 @@ fn a_night_that_is_gone_on_with_takes_the_new_budget_and_keeps_its_seed() {
     assert!(report["points"][0]["cases"].as_u64() >= Some(cases), "what was run counts: {report}");
     assert!(report["seconds"].as_f64() < Some(120.0), "it takes as long as it was told: {report}");
 }
+
+/// The options of each example of a night are options, and each example is linked from the page on nights.
+#[test]
+fn examples_of_nights_are_of_this_command() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let page = fs::read_to_string(docs.join("nightly.md")).expect("the page is there");
+    let help = Command::new(cargo_bin("seamproof")).args(["nightly", "--help"]).output().expect("help");
+    let help = said(&help);
+    for (name, options) in [
+        ("nightly-slurm.sh", 4),
+        ("nightly-kubernetes.yaml", 4),
+        ("Dockerfile", 3),
+        ("slurm.sh", 0),
+        ("kubernetes.yaml", 0),
+    ] {
+        assert!(page.contains(&format!("(examples/{name})")), "{name} is not linked");
+        let text = fs::read_to_string(docs.join("examples").join(name)).expect("the example is there");
+        // From the word `nightly` that is an argument to the end of the command: words that begin with two dashes.
+        let words: Vec<&str> = text.split_whitespace().filter(|word| *word != "-").collect();
+        let command = words.windows(2).position(|two| two == ["seamproof", "nightly"]);
+        let command = command.map_or(&[][..], |at| &words[at + 2..]);
+        let end = command.iter().position(|word| matches!(*word, "resources:" | "#" | "FROM"));
+        let command = &command[..end.unwrap_or(command.len())];
+        let dashed = command.iter().filter(|word| word.starts_with("--"));
+        let used: Vec<&str> = dashed.map(|word| word.split('=').next().unwrap_or(word)).collect();
+        assert_eq!(used.len(), options, "{name}: {used:?}");
+        for option in used {
+            assert!(help.contains(&format!("{option} <")), "{name}: `seamproof nightly` has no {option}");
+        }
+    }
+}
