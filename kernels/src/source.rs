@@ -65,6 +65,15 @@ pub fn sources() -> Vec<Source> {
 /// The sources whose kernels wait for earlier launches by themselves, so that they may be started early.
 const OVERLAPPING: [&str; 3] = ["rows.cu", "merge.cu", "metadata.cu"];
 
+/// Kernels whose warps hand registers to each other (`setmaxnreg`): what begins their names.
+const SHARING: [&str; 5] =
+    ["forward_long_", "forward_short_", "forward_middle_", "forward_paired_", "backward_tiles_"];
+
+/// Whether a kernel's warps hand registers to each other.
+pub(crate) fn shares_registers(kernel: &str) -> bool {
+    SHARING.iter().any(|begin| kernel.starts_with(begin))
+}
+
 impl Source {
     /// Whether it is one of [`sources`], and no edit of one.
     pub(crate) fn is_shipped(&self) -> bool {
@@ -116,6 +125,29 @@ mod tests {
             assert!(source.is_shipped(), "{}", source.file);
             assert!(!Source { text: source.text.clone() + " ", ..source }.is_shipped());
         }
+    }
+
+    /// A kernel that hands registers over and is not known to would hang where it is compiled to fewer.
+    #[test]
+    fn every_kernel_that_hands_registers_over_is_known() {
+        let mut kinds = Vec::new();
+        for (file, text, _) in FILES.iter().filter(|(_, text, _)| text.contains("setmaxnreg")) {
+            let stem = file.trim_end_matches(".cu");
+            let named = |line: &str| {
+                // A configuration that becomes a kernel of the forward, or the one kernel that runs the backward on tiles.
+                let forward = line.strip_prefix("KERNEL(").and_then(|rest| rest.split([',', ')']).nth(1));
+                let backward = || line.split("NAMED(").nth(1).filter(|_| line.contains("THREADS_ALL"));
+                let kind = forward.or_else(|| backward()?.split(',').next())?.trim().to_owned();
+                Some(format!("{stem}_{kind}_"))
+            };
+            kinds.extend(text.lines().filter_map(named));
+        }
+        kinds.sort();
+        kinds.dedup();
+        let mut sharing = SHARING.map(str::to_owned);
+        sharing.sort();
+        assert_eq!(kinds, sharing);
+        assert!(shares_registers("forward_long_128_1") && !shares_registers("forward_plan"));
     }
 
     /// A kernel that may be started early and does not wait would read what is not written yet.
