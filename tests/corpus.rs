@@ -268,7 +268,10 @@ fn rows_without_keys_are_told_from_rows_with_another_key() {
         }
     };
     let narrow = told("emulated+window-off-by-one");
-    assert!(narrow.ends_with("looks as if query 4 of sequence 0 saw none of the keys 3..4"), "{narrow}");
+    assert!(
+        narrow.ends_with("looks as if query 4 of sequence 0 saw no key, should see keys 3..4"),
+        "{narrow}"
+    );
     let wide = told("emulated+window-one-too-wide");
     assert!(wide.ends_with("looks as if query 5 of sequence 0 saw hidden key 3 (weight 1.0e0)"), "{wide}");
 }

@@ -150,7 +150,7 @@ pub(super) fn explain(
     let Some(both) = problem.sequences.get(sequence) else { return };
     let visible = problem.mask.visible(query, both.q.len, both.kv.len);
     let saw = if !visible.is_empty() && saw_nothing(problem, inputs, rank, (both.q.row(query), head)) {
-        format!("saw none of the keys {visible:?}")
+        format!("saw no key, should see keys {visible:?}")
     } else {
         let pairs = Pairs::new(problem, inputs, sequence, problem.dims.v);
         let suspect = pairs.and_then(|pairs| suspect_of_out(&pairs, rank, exact, (query, head)));
