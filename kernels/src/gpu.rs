@@ -19,7 +19,7 @@ use crate::cache::Cache;
 use crate::device::store;
 use crate::error::{CUDA_MAJOR_MIN, KernelError};
 use crate::nvrtc::{self, NvrtcVersion};
-use crate::source::{Source, shares_registers, sources};
+use crate::source::{Source, sources};
 use crate::view::format_number;
 
 /// Threads of a block: `THREADS` of the sources.
@@ -58,29 +58,11 @@ pub struct Gpu {
     functions: BTreeMap<String, Kernel>,
 }
 
-/// A loaded kernel.
+/// A loaded kernel, and whether it may be started while earlier launches run.
 #[derive(Debug)]
 struct Kernel {
     function: CudaFunction,
-    /// Whether it may be started while earlier launches run.
     overlaps: bool,
-    /// Registers of a thread, where its warps hand them to each other.
-    shared_out: Option<u32>,
-}
-
-/// Registers of a Hopper multiprocessor, and the steps in which a thread gets them (CUDA C++ Programming Guide, compute
-/// capabilities: 64 K registers; allocated by warps in units of 256).
-const REGISTERS: usize = 65_536;
-const REGISTERS_STEP: usize = 8;
-
-/// That a launch has the registers that a kernel shares out: all of a multiprocessor's, as far as each of its threads gets
-/// as many. With fewer, warps that ask for more wait for ever.
-fn check_registers(kernel: &str, threads: usize, registers: u32) -> Result<(), KernelError> {
-    let needed = (REGISTERS / threads.max(1) / REGISTERS_STEP * REGISTERS_STEP) as u32;
-    if registers.next_multiple_of(REGISTERS_STEP as u32) == needed {
-        return Ok(());
-    }
-    Err(KernelError::Registers { kernel: kernel.to_owned(), threads, registers, needed })
 }
 
 /// Device memory.
@@ -172,13 +154,12 @@ impl Gpu {
         let mut functions = BTreeMap::new();
         for source in sources {
             let (compiled, _) = cache.get(source)?;
+            nvrtc::check_registers(&compiled.log)?;
             let module = context.load_module(Ptx::from_binary(compiled.cubin));
             let module = module.map_err(failed(&format!("load {}", source.file)))?;
             for kernel in nvrtc::resources(&compiled.log) {
                 let function = module.load_function(&kernel.kernel).map_err(failed(&kernel.kernel))?;
-                let shared_out = shares_registers(&kernel.kernel).then_some(kernel.registers);
-                let loaded = Kernel { function, overlaps: source.overlaps(), shared_out };
-                functions.insert(kernel.kernel, loaded);
+                functions.insert(kernel.kernel, Kernel { function, overlaps: source.overlaps() });
             }
         }
         Ok(Gpu { context, stream, beside: RefCell::default(), on: Cell::new(0), functions })
@@ -489,7 +470,6 @@ impl Gpu {
         }
         let found = self.functions.get(kernel);
         let found = found.ok_or_else(|| KernelError::shape(format!("there is no kernel {kernel}")))?;
-        found.shared_out.map_or(Ok(()), |registers| check_registers(kernel, threads, registers))?;
         let mut pointers: Vec<*mut c_void> = arguments
             .iter()
             .map(|argument| std::ptr::from_ref(*argument).cast::<c_void>().cast_mut())
@@ -641,22 +621,5 @@ impl<'a> Area<'a> {
     pub(crate) fn overlaps(&self, other: Area) -> bool {
         let (mine, theirs) = (self.address + self.bytes as u64, other.address + other.bytes as u64);
         self.bytes > 0 && other.bytes > 0 && self.address < theirs && other.address < mine
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_kernel_that_shares_out_registers_has_all_that_its_threads_can_get() {
-        // What the shipped kernels have, and a number that the hardware rounds up to it.
-        for (threads, registers) in [(384, 168), (384, 165), (512, 128), (640, 96)] {
-            assert!(check_registers("k", threads, registers).is_ok(), "{threads} threads, {registers}");
-        }
-        for (threads, registers) in [(384, 160), (512, 120), (640, 88), (640, 104), (384, 0)] {
-            let error = check_registers("k", threads, registers).expect_err("it would hang").to_string();
-            assert!(error.contains(&format!("{registers} registers for each of its {threads}")), "{error}");
-        }
     }
 }

@@ -65,13 +65,20 @@ pub fn sources() -> Vec<Source> {
 /// The sources whose kernels wait for earlier launches by themselves, so that they may be started early.
 const OVERLAPPING: [&str; 3] = ["rows.cu", "merge.cu", "metadata.cu"];
 
-/// Kernels whose warps hand registers to each other (`setmaxnreg`): what begins their names.
-const SHARING: [&str; 5] =
-    ["forward_long_", "forward_short_", "forward_middle_", "forward_paired_", "backward_tiles_"];
+/// Kernels whose warps hand registers to each other (`setmaxnreg`): what begins their names, and the threads of a block.
+pub(crate) const SHARING: [(&str, usize); 7] = [
+    ("backward_tiles_", 384),
+    ("forward_long_128_", 384),
+    ("forward_long_64_", 512),
+    ("forward_middle_128_", 512),
+    ("forward_paired_128_", 384),
+    ("forward_short_128_", 512),
+    ("forward_short_64_", 640),
+];
 
-/// Whether a kernel's warps hand registers to each other.
-pub(crate) fn shares_registers(kernel: &str) -> bool {
-    SHARING.iter().any(|begin| kernel.starts_with(begin))
+/// Threads of a block of a kernel whose warps hand registers to each other; none of any other kernel.
+pub(crate) fn sharing_threads(kernel: &str) -> Option<usize> {
+    SHARING.iter().find(|(begin, _)| kernel.starts_with(begin)).map(|(_, threads)| *threads)
 }
 
 impl Source {
@@ -144,10 +151,10 @@ mod tests {
         }
         kinds.sort();
         kinds.dedup();
-        let mut sharing = SHARING.map(str::to_owned);
-        sharing.sort();
-        assert_eq!(kinds, sharing);
-        assert!(shares_registers("forward_long_128_1") && !shares_registers("forward_plan"));
+        let of_kind = |kind: &String| SHARING.iter().any(|(begin, _)| begin.starts_with(&**kind));
+        assert_eq!(kinds.len(), 5, "{kinds:?}");
+        assert!(kinds.iter().all(of_kind), "{kinds:?}");
+        assert_eq!(sharing_threads("forward_plan"), None);
     }
 
     /// A kernel that may be started early and does not wait would read what is not written yet.
