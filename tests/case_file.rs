@@ -99,6 +99,8 @@ fn documented(page: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_field_is_on_the_page_and_nothing_else() {
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md"));
+    assert!(readme.is_ok_and(|text| text.contains("(docs/case-file.md)")), "the page is linked");
     let mut fields = BTreeSet::new();
     let case = case();
     paths(&serde_json::to_value(&case).expect("a case is JSON"), "", &mut fields);
