@@ -25,7 +25,9 @@ use crate::backends::{Emulated, Planted, same_bits};
 use crate::values::{self, Poison};
 
 pub use rungs::{RungScore, reason};
-pub use score::{Effort, First, MEDIAN_CASES_MAX, Repro, Score, Scored, by_campaign, score, score_all};
+pub use score::{
+    Effort, First, MEDIAN_CASES_MAX, NotRun, Repro, Score, Scored, by_campaign, score, score_all,
+};
 pub use suspect::{Call, Suspect, call_stream};
 pub use table::{TABLE_FAULTS, TableFault, Tabled};
 

@@ -400,7 +400,14 @@ fn questions_without_an_answer_are_refused_at_once() {
     refused(&["run", "--backend", "emulated:"], &["--backend", "OPTION=VALUE", "or BACKEND alone"]);
     refused(&["nightly", "--budget", "1h"], &["corpus/regressions", "--corpus", "checkout"]);
     refused(&["calibrate", "emulated", "--cases", "1", "--lock", "lock.json"], &["1 cases", "at least 48"]);
+    let with_options = ["calibrate", "emulated:kv_tile=32", "--cases", "60"];
+    refused(&[&with_options[..], &["--lock", "lock.json"]].concat(), &["--lock", "name emulated alone"]);
+    refused(&[&with_options[..], &["--check"]].concat(), &["--check", "name emulated alone"]);
+    refused(&["calibrate", "emulated:tiles=32"], &["no option 'tiles'"]);
     assert_eq!(fs::read_dir(place.path()).expect("a directory").count(), 0);
+    // One tile for all cases is a candidate as good as the tile that each instance declares.
+    let tabled = seamproof(place.path(), &with_options);
+    assert!(code(&tabled) == 0 && stdout(&tabled).contains("2 candidates explain"), "{}", stdout(&tabled));
     let locked = ["calibrate", "emulated", "--cases", "60", "--lock", "lock.json"];
     assert_eq!(code(&seamproof(place.path(), &locked)), 0);
     assert!(place.path().join("lock.json").exists());
@@ -443,6 +450,11 @@ fn the_faults_at_the_call_are_scored_on_a_backend() {
     assert_eq!(code(&broken), 70, "{}", stdout(&broken));
     for text in ["NOT RUN call-scale-off", "wrong without the fault, too, on 20 of 20", "missed 0"] {
         assert!(stdout(&broken).contains(text), "{text} is not in {}", stdout(&broken));
+    }
+    let excluded = only("mock:narrow=always", "call-sink-dropped");
+    assert_eq!(code(&excluded), 0, "{}{}", stdout(&excluded), stderr(&excluded));
+    for text in ["excluded call-sink-dropped", "excluded by the table: call-sink-dropped", "missed 0"] {
+        assert!(stdout(&excluded).contains(text), "{text} is not in {}", stdout(&excluded));
     }
     let refused = |arguments: &[&str], texts: &[&str]| refuses(place.path(), arguments, texts);
     refused(&on("mock:bad-device=0"), &["backend mock cannot be started", "gone"]);

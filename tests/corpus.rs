@@ -250,3 +250,28 @@ fn every_seed_of_case_value_is_a_value_and_seeds_are_few() {
     }
     assert!(values > 100 && bytes < 2 << 20, "{values} values, {bytes} bytes in all");
 }
+
+/// A stored case of rows that see no key, on a kernel with a window a key too narrow or too wide: the text of the finding
+/// says what such a row saw, not which one key would explain it best.
+#[test]
+fn rows_without_keys_are_told_from_rows_with_another_key() {
+    let mut stored = files().into_iter();
+    let path = stored
+        .find(|path| path.ends_with("pytorch-103963-rows-that-see-nothing.json"))
+        .expect("it is stored");
+    let mut case = Case::load(&path).expect("a case");
+    let mut told = |subject: &str| {
+        case.subject.name = subject.to_owned();
+        match replay(&case).expect("the case runs") {
+            Verdict::Finding(finding) => finding.what,
+            other => panic!("{subject}: {other:?}"),
+        }
+    };
+    let narrow = told("emulated+window-off-by-one");
+    assert!(
+        narrow.ends_with("looks as if query 4 of sequence 0 saw no key, should see keys 3..4"),
+        "{narrow}"
+    );
+    let wide = told("emulated+window-one-too-wide");
+    assert!(wide.ends_with("looks as if query 5 of sequence 0 saw hidden key 3 (weight 1.0e0)"), "{wide}");
+}

@@ -13,7 +13,7 @@ use seamproof::backends::{self, Emulated, MISCALLS, Miscall, Miscalled, miscall}
 use seamproof::campaign::Registered;
 use seamproof::evaluate::evaluate;
 use seamproof::faults::{
-    Effort, First, MEDIAN_CASES_MAX, Score, Scored, Suspect, TABLE_FAULTS, by_campaign, by_checker,
+    Effort, First, MEDIAN_CASES_MAX, NotRun, Score, Scored, Suspect, TABLE_FAULTS, by_campaign, by_checker,
     call_stream, score, score_all, stream,
 };
 use seamproof::generate::{self, Draw, Limits};
@@ -21,7 +21,7 @@ use seamproof::judge::faults::JudgeScore;
 use seamproof::judge::{self, judge};
 use seamproof::values;
 use seamproof::verdict::{Check, Verdict};
-use seamproof_oracle::{Pass, Problem};
+use seamproof_oracle::{Pass, Problem, Sink};
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults::{ABSENT, Catcher, Fault, PLANTABLE, WINDOW_OFF_BY_ONE, by_id, catalogue};
 
@@ -101,7 +101,7 @@ fn a_catalogue_with_a_missed_fault_does_not_hold() {
             [&named.checker, &named.campaign].map(|firsts| firsts.iter().map(late).collect());
         Score { checker, campaign, ..named.clone() }
     };
-    let not_run = Score { not_run: Some("no worker".to_owned()), ..unseen.clone() };
+    let not_run = Score { not_run: Some(NotRun::Failed("no worker".to_owned())), ..unseen.clone() };
     let held = |score: &Score| Scored { subjects: vec![score.clone()], judge: Vec::new() }.holds();
     assert_eq!([&named, &misnamed, &unseen, &slow, &not_run].map(held), [true, false, false, false, false]);
     let nobody = Scored { subjects: vec![not_run], judge: Vec::new() };
@@ -258,5 +258,25 @@ fn a_subjects_own_fault_is_not_taken_for_the_one_at_its_call() {
     assert!(flawed > 0, "no case of any fault met the subject's own");
     // On problems with a window it is nearly always wrong.
     let why = by_campaign(of("call-window-narrower"), SEED).expect_err("the subject is of no use here");
-    assert!(why.contains("wrong without the fault"), "{why}");
+    assert!(why.to_string().contains("wrong without the fault"), "{why}");
+}
+
+/// What a subject refuses, it cannot be called wrongly on: no fault was missed, and nothing failed.
+#[test]
+fn a_fault_that_shows_on_refused_problems_alone_is_excluded() {
+    let of = |id: &'static str| {
+        let registered = Registered::new("mock:narrow=always").expect("a backend");
+        Suspect::at_calls_of(registered).find(|suspect| suspect.id() == id).expect("a fault at the call")
+    };
+    for id in ["call-sink-dropped", "call-dsink-halved"] {
+        let score = score(of(id), Effort::QUICK);
+        assert!(score.is_excluded() && !score.caught(), "{score:?}");
+        let why = score.not_run.as_ref().map(ToString::to_string).unwrap_or_default();
+        assert!(why.starts_with("excluded by the table") && why.contains("sink"), "{why}");
+        let scored = Scored { subjects: vec![score], judge: Vec::new() };
+        assert_eq!((scored.missed(), scored.not_run(), scored.excluded()), (vec![], vec![], vec![id]));
+        assert!(!scored.holds(), "nothing was looked for");
+    }
+    let others = of("call-scale-off").stream(SEED).expect("a stream").next();
+    assert!(others.is_some_and(|problem| problem.softmax.sink == Sink::None), "the others are looked for");
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use assert_cmd::cargo::cargo_bin;
 use seamproof::case::Case;
@@ -14,6 +14,8 @@ use serde_json::Value;
 const KILLS: u64 = 6;
 /// A night is killed at most this long after its start.
 const MOMENT_MAX: Duration = Duration::from_secs(6);
+/// Longer than the start of a night and a slice take.
+const LONGEST: Duration = Duration::from_secs(300);
 /// A subject that fails, so that findings are written all the time.
 const SUBJECT: &str = "window-off-by-one";
 
@@ -30,8 +32,12 @@ fn corpus(place: &Path, known: &str) -> PathBuf {
 }
 
 fn night(place: &Path, budget: &str) -> Command {
+    night_of_seed(place, budget, "7")
+}
+
+fn night_of_seed(place: &Path, budget: &str, seed: &str) -> Command {
     let mut command = Command::new(cargo_bin("seamproof"));
-    let arguments = ["nightly", "--budget", budget, "--seed", "7", "--corpus", "corpus", "--out", "nights"];
+    let arguments = ["nightly", "--budget", budget, "--seed", seed, "--corpus", "corpus", "--out", "nights"];
     command.current_dir(place).args(arguments).args(["--backend", SUBJECT]);
     command
 }
@@ -155,4 +161,64 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     assert!(report["known"][0]["standing"]["stale"].is_string(), "{report}");
     let text = fs::read_to_string(place.path().join("nights/night-0003/report.md")).expect("a report");
     assert!(text.contains("## Known failures that are none any more"), "{text}");
+}
+
+/// Whoever starts a killed night again with less time gets a night of that length, with all that it ran before.
+#[test]
+fn a_night_that_is_gone_on_with_takes_the_new_budget_and_keeps_its_seed() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    corpus(place.path(), "");
+    let first = place.path().join("nights/night-0001").join(format!("{SUBJECT}-quick/slice-0000/sums.json"));
+    let mut child = night(place.path(), "4m").stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let child = child.as_mut().expect("the night starts");
+    let begin = Instant::now();
+    while !first.exists() && begin.elapsed() < LONGEST {
+        sleep(Duration::from_millis(100));
+    }
+    child.kill().expect("it is killed");
+    child.wait().expect("it ends");
+    assert!(first.exists(), "a slice of 15 s has ended");
+    let output = night_of_seed(place.path(), "2s", "8").output().expect("the night runs");
+    let text = said(&output);
+    assert!(text.starts_with("goes on with night 1"), "{text}");
+    assert!(
+        text.contains("but for 2 s and not 240 s in all") && text.contains("--seed 0x8 is not taken"),
+        "{text}"
+    );
+    let report = json(&place.path().join("nights/night-0001/report.json"));
+    assert_eq!(report["seed"], "0x7");
+    let cases = json(&first)["sums"]["cases"].as_u64().expect("a number");
+    assert!(report["points"][0]["cases"].as_u64() >= Some(cases), "what was run counts: {report}");
+    assert!(report["seconds"].as_f64() < Some(120.0), "it takes as long as it was told: {report}");
+}
+
+/// The options of each example of a night are options, and each example is linked from the page on nights.
+#[test]
+fn examples_of_nights_are_of_this_command() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let page = fs::read_to_string(docs.join("nightly.md")).expect("the page is there");
+    let help = Command::new(cargo_bin("seamproof")).args(["nightly", "--help"]).output().expect("help");
+    let help = said(&help);
+    for (name, options) in [
+        ("nightly-slurm.sh", 4),
+        ("nightly-kubernetes.yaml", 4),
+        ("Dockerfile", 3),
+        ("slurm.sh", 0),
+        ("kubernetes.yaml", 0),
+    ] {
+        assert!(page.contains(&format!("(examples/{name})")), "{name} is not linked");
+        let text = fs::read_to_string(docs.join("examples").join(name)).expect("the example is there");
+        // From the word `nightly` that is an argument to the end of the command: words that begin with two dashes.
+        let words: Vec<&str> = text.split_whitespace().filter(|word| *word != "-").collect();
+        let command = words.windows(2).position(|two| two == ["seamproof", "nightly"]);
+        let command = command.map_or(&[][..], |at| &words[at + 2..]);
+        let end = command.iter().position(|word| matches!(*word, "resources:" | "#" | "FROM"));
+        let command = &command[..end.unwrap_or(command.len())];
+        let dashed = command.iter().filter(|word| word.starts_with("--"));
+        let used: Vec<&str> = dashed.map(|word| word.split('=').next().unwrap_or(word)).collect();
+        assert_eq!(used.len(), options, "{name}: {used:?}");
+        for option in used {
+            assert!(help.contains(&format!("{option} <")), "{name}: `seamproof nightly` has no {option}");
+        }
+    }
 }

@@ -1,9 +1,13 @@
 //! The judge on shapes that a campaign seldom draws, in every input mode: it fires on none of them while the kernel is right,
 //! and sees a lost key in each that has one to lose.
 
-use seamproof::backend::{Backend, Promises, RankOutputs, Wrapper};
-use seamproof::backend::{Outputs, RunError};
-use seamproof::backends::{self, Emulated};
+mod any_order;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use any_order::AnyOrder;
+use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
+use seamproof::backends;
 use seamproof::exact::fit_scale;
 use seamproof::judge::{Depth, Judge, judge};
 use seamproof::values::Poison;
@@ -12,7 +16,6 @@ use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Inputs, Mask,
     Pass, Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
 };
-use std::sync::atomic::{AtomicU64, Ordering};
 
 type Edit = fn(&mut ProblemFields);
 
@@ -157,37 +160,33 @@ fn a_lost_key_is_seen_in_every_odd_shape() {
     }
 }
 
-/// A subject that sums gradients in any order, and says so: an element of dq has another last digit in every second run, and
-/// what padding makes of it.
-struct AnyOrder {
-    inner: Emulated,
+/// A subject that sums gradients in any order, and says so, with one element of dq made anew from the inputs, the number of
+/// the run and what it was.
+struct Spoilt {
+    inner: AnyOrder,
     runs: AtomicU64,
-    leak: fn(&Inputs, f32) -> f32,
+    spoil: fn(&Inputs, u64, f32) -> f32,
 }
 
-impl Wrapper for AnyOrder {
+impl Spoilt {
+    fn new(spoil: fn(&Inputs, u64, f32) -> f32) -> Spoilt {
+        Spoilt { inner: AnyOrder::from(0), runs: AtomicU64::new(0), spoil }
+    }
+}
+
+impl Wrapper for Spoilt {
     fn inner(&self) -> &dyn Backend {
         &self.inner
     }
 
-    fn name(&self) -> &str {
-        "any-order"
-    }
-
-    fn promises(&self) -> Promises {
-        Promises { deterministic_backward: false, ..self.inner.promises() }
-    }
-
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let mut outputs = self.inner.run(problem, inputs)?;
-        let odd = self.runs.fetch_add(1, Ordering::Relaxed) % 2;
+        let mut outputs = Backend::run(&self.inner, problem, inputs)?;
+        let run = self.runs.fetch_add(1, Ordering::Relaxed);
         let real = problem.sequences[0].q.row(0);
-        let moved = |rank: &mut RankOutputs| {
+        for rank in &mut outputs.ranks {
             let dq = &mut rank.gradients.as_mut().expect("a backward pass").dq[[real, 0, 0]];
-            // The last digit of a bf16.
-            *dq = (self.leak)(inputs, f32::from_bits(dq.to_bits() ^ (odd as u32) << 16));
-        };
-        outputs.ranks.iter_mut().for_each(moved);
+            *dq = (self.spoil)(inputs, run, *dq);
+        }
         Ok(outputs)
     }
 }
@@ -198,7 +197,8 @@ fn a_second_run_of_an_exact_mode_is_exact_too() {
     let scale = fit_scale(InputMode::Pairs, fields().softmax.scale);
     let softmax = Softmax { scale, ..fields().softmax };
     let problem = Problem::new(ProblemFields { mode: InputMode::Pairs, softmax, ..fields() });
-    let subject = AnyOrder { inner: Emulated::default(), runs: AtomicU64::new(0), leak: |_, dq| dq };
+    // The last digit of a bf16, in every second run.
+    let subject = Spoilt::new(|_, run, dq| f32::from_bits(dq.to_bits() ^ (run as u32 % 2) << 16));
     match judge(&subject, &problem.expect("a legal shape")) {
         Verdict::Finding(finding) => assert_eq!(finding.check, Check::Exact, "{finding}"),
         verdict => panic!("not seen: {verdict:?}"),
@@ -208,22 +208,19 @@ fn a_second_run_of_an_exact_mode_is_exact_too() {
 #[test]
 fn gradients_in_any_order_are_no_finding_but_a_leak_of_either_run_is() {
     assert_eq!(Poison::strongest(&Problem::new(fields()).expect("a legal shape")), Poison::Nan);
-    let verdict = |leak| {
-        let subject = AnyOrder { inner: Emulated::default(), runs: AtomicU64::new(0), leak };
-        judge(&subject, &Problem::new(fields()).expect("a legal shape"))
-    };
+    let verdict = |leak| judge(&Spoilt::new(leak), &Problem::new(fields()).expect("a legal shape"));
     let seen = |leak| match verdict(leak) {
         Verdict::Finding(finding) => finding.check,
         verdict => panic!("not seen: {verdict:?}"),
     };
-    let right = verdict(|_, dq| dq);
+    let right = verdict(|_, _, dq| dq);
     assert!(matches!(right, Verdict::Pass(_)), "{right:?}");
     assert_eq!(
-        seen(|inputs, dq| if inputs.v.iter().any(|v| v.is_nan()) { f32::NAN } else { dq }),
+        seen(|inputs, _, dq| if inputs.v.iter().any(|v| v.is_nan()) { f32::NAN } else { dq }),
         Check::Poison
     );
     assert_eq!(
-        seen(|inputs, dq| if inputs.v.iter().any(|v| v.is_nan()) { dq } else { dq + 100.0 }),
+        seen(|inputs, _, dq| if inputs.v.iter().any(|v| v.is_nan()) { dq } else { dq + 100.0 }),
         Check::Envelope
     );
 }

@@ -380,6 +380,12 @@ mod tests {
         CallTables::new(&call, [next, next], true).expect("the runs lie in the rows")
     }
 
+    /// Registers are counted for the threads that are launched.
+    #[test]
+    fn tiles_are_launched_with_the_threads_that_share_their_registers() {
+        assert_eq!(crate::source::sharing_threads("backward_tiles_64_1"), Some(TILE_THREADS));
+    }
+
     #[test]
     fn what_is_not_taken_is_named() {
         let taken = call(&[(20, 24), (0, 8)], None);

@@ -7,6 +7,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use crate::error::KernelError;
 use crate::nvrtc::{self, Compiled, NvrtcVersion};
@@ -57,7 +58,8 @@ impl Cache {
         self.folder.as_deref()
     }
 
-    /// The machine code of a source: from disk, or compiled and then stored if the folder lets us.
+    /// The machine code of a source: from disk, or compiled and then stored if the folder lets us. Where this NVRTC spills
+    /// registers, a line on standard error says so: the kernels are as right as without, and slower.
     pub fn get(&self, source: &Source) -> Result<(Compiled, Origin), KernelError> {
         let version = match nvrtc::version() {
             Ok(version) => version,
@@ -65,6 +67,16 @@ impl Cache {
                 return self.any_version(source).map(|found| (found, Origin::Cache)).ok_or(error);
             }
         };
+        let (compiled, origin) = self.of_version(source, version)?;
+        if origin == Origin::Compiled
+            && let Some(warning) = warning(source, &compiled, version)
+        {
+            TOLD.call_once(|| eprintln!("{warning}"));
+        }
+        Ok((compiled, origin))
+    }
+
+    fn of_version(&self, source: &Source, version: NvrtcVersion) -> Result<(Compiled, Origin), KernelError> {
         if let Some(found) = self.entry(source, version).and_then(|path| read(&path)) {
             return Ok((found, Origin::Cache));
         }
@@ -79,10 +91,11 @@ impl Cache {
         self.any_version(source)
     }
 
-    /// As [`Cache::get`], and it must end up on disk.
+    /// As [`Cache::get`], and it must end up on disk, without spilled registers.
     pub fn fill(&self, source: &Source) -> Result<(Compiled, Origin), KernelError> {
         let version = nvrtc::version()?;
-        let (compiled, origin) = self.get(source)?;
+        let (compiled, origin) = self.of_version(source, version)?;
+        nvrtc::without_spills(source.file, &compiled.log)?;
         let stored = self.entry(source, version).is_some_and(|path| path.exists());
         if !stored {
             let path = self.folder.clone().unwrap_or_default();
@@ -121,6 +134,18 @@ impl Cache {
         file.persist(&path).map_err(|error| error.error)?;
         Ok(())
     }
+}
+
+/// Whether somebody was told of spilled registers: once a process is enough.
+static TOLD: Once = Once::new();
+
+/// What is said of a shipped source that this NVRTC spills registers of. A planted edit has to run, and not to be fast.
+fn warning(source: &Source, compiled: &Compiled, version: NvrtcVersion) -> Option<String> {
+    let spills = nvrtc::without_spills(source.file, &compiled.log).err().filter(|_| source.is_shipped())?;
+    Some(format!(
+        "warning: {spills} with NVRTC {version}: its results are the same, and it is slower than with another NVRTC; \
+         `seamproof kernels info` shows all that spill"
+    ))
 }
 
 /// A folder of compiled kernels may be carried to where others read it.
@@ -217,6 +242,22 @@ mod tests {
         let cache = Cache::at(&file);
         assert!(cache.store(&source(), VERSION, &compiled()).is_err());
         assert_eq!(cache.any_version(&source()), None);
+    }
+
+    #[test]
+    fn spilled_registers_are_told_of_shipped_sources() {
+        let shipped = &crate::source::sources()[0];
+        let planted = Source { text: shipped.text.clone() + " ", ..shipped.clone() };
+        let log = |spilled: u32| {
+            format!(
+                "ptxas info : Compiling entry function 'a' for 'sm_90a'\n{spilled} bytes spill stores, 0 bytes spill loads\n"
+            )
+        };
+        let of =
+            |source, spilled| warning(source, &Compiled { cubin: Vec::new(), log: log(spilled) }, VERSION);
+        let told = of(shipped, 8).expect("it spills");
+        assert!(told.contains("a spills 8 bytes of registers to memory with NVRTC 13.0"), "{told}");
+        assert_eq!((of(shipped, 0), of(&planted, 8)), (None, None));
     }
 
     #[test]

@@ -61,6 +61,21 @@ pub enum KernelError {
         /// Bytes stored.
         bytes: u32,
     },
+    /// A kernel whose launch has other registers than its warps share out: some would wait for theirs for ever.
+    #[error(
+        "{kernel} has {registers} registers for each of its {threads} threads and shares out {needed}: it would hang; compile \
+         it with another NVRTC"
+    )]
+    Registers {
+        /// The kernel.
+        kernel: String,
+        /// Threads of a block.
+        threads: usize,
+        /// Registers of a thread at its launch, by the assembler's account.
+        registers: u32,
+        /// What its source takes for granted.
+        needed: u32,
+    },
     /// There is no driver.
     #[error("no NVIDIA driver (libcuda) was found; this needs a machine with a Hopper GPU")]
     DriverMissing,

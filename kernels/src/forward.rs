@@ -440,6 +440,7 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::{SHARING, sharing_threads};
     use seamproof_oracle::{Run, Sink, Softmax};
     use seamproof_simulator::{AttentionCall, Segment};
 
@@ -460,6 +461,25 @@ mod tests {
     /// Rows `phase, phase + step, …`.
     fn strided(phase: usize, step: usize, len: usize) -> Run {
         Run { offset: phase, step, len, span: len }
+    }
+
+    /// Registers are counted for the threads that are launched.
+    #[test]
+    fn every_shape_is_launched_with_the_threads_that_share_its_registers() {
+        let shapes = [
+            (Shape::Long, 64),
+            (Shape::Long, 128),
+            (Shape::Paired, 128),
+            (Shape::Middle, 128),
+            (Shape::Short, 64),
+            (Shape::Short, 128),
+        ];
+        for (shape, dim) in shapes {
+            let kernel = format!("forward_{}_{dim}_1", shape.name());
+            assert_eq!(sharing_threads(&kernel), Some(shape.config(dim).threads()), "{kernel}");
+        }
+        // With the one of the backward these are all.
+        assert_eq!(SHARING.len(), shapes.len() + 1);
     }
 
     #[test]

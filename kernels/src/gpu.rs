@@ -154,6 +154,7 @@ impl Gpu {
         let mut functions = BTreeMap::new();
         for source in sources {
             let (compiled, _) = cache.get(source)?;
+            nvrtc::check_registers(&compiled.log)?;
             let module = context.load_module(Ptx::from_binary(compiled.cubin));
             let module = module.map_err(failed(&format!("load {}", source.file)))?;
             for kernel in nvrtc::resources(&compiled.log) {

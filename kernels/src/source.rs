@@ -65,6 +65,22 @@ pub fn sources() -> Vec<Source> {
 /// The sources whose kernels wait for earlier launches by themselves, so that they may be started early.
 const OVERLAPPING: [&str; 3] = ["rows.cu", "merge.cu", "metadata.cu"];
 
+/// Kernels whose warps hand registers to each other (`setmaxnreg`): what begins their names, and the threads of a block.
+pub(crate) const SHARING: [(&str, usize); 7] = [
+    ("backward_tiles_", 384),
+    ("forward_long_128_", 384),
+    ("forward_long_64_", 512),
+    ("forward_middle_128_", 512),
+    ("forward_paired_128_", 384),
+    ("forward_short_128_", 512),
+    ("forward_short_64_", 640),
+];
+
+/// Threads of a block of a kernel whose warps hand registers to each other; none of any other kernel.
+pub(crate) fn sharing_threads(kernel: &str) -> Option<usize> {
+    SHARING.iter().find(|(begin, _)| kernel.starts_with(begin)).map(|(_, threads)| *threads)
+}
+
 impl Source {
     /// Whether it is one of [`sources`], and no edit of one.
     pub(crate) fn is_shipped(&self) -> bool {
@@ -116,6 +132,29 @@ mod tests {
             assert!(source.is_shipped(), "{}", source.file);
             assert!(!Source { text: source.text.clone() + " ", ..source }.is_shipped());
         }
+    }
+
+    /// A kernel that hands registers over and is not known to would hang where it is compiled to fewer.
+    #[test]
+    fn every_kernel_that_hands_registers_over_is_known() {
+        let mut kinds = Vec::new();
+        for (file, text, _) in FILES.iter().filter(|(_, text, _)| text.contains("setmaxnreg")) {
+            let stem = file.trim_end_matches(".cu");
+            let named = |line: &str| {
+                // A configuration that becomes a kernel of the forward, or the one kernel that runs the backward on tiles.
+                let forward = line.strip_prefix("KERNEL(").and_then(|rest| rest.split([',', ')']).nth(1));
+                let backward = || line.split("NAMED(").nth(1).filter(|_| line.contains("THREADS_ALL"));
+                let kind = forward.or_else(|| backward()?.split(',').next())?.trim().to_owned();
+                Some(format!("{stem}_{kind}_"))
+            };
+            kinds.extend(text.lines().filter_map(named));
+        }
+        kinds.sort();
+        kinds.dedup();
+        let of_kind = |kind: &String| SHARING.iter().any(|(begin, _)| begin.starts_with(&**kind));
+        assert_eq!(kinds.len(), 5, "{kinds:?}");
+        assert!(kinds.iter().all(of_kind), "{kinds:?}");
+        assert_eq!(sharing_threads("forward_plan"), None);
     }
 
     /// A kernel that may be started early and does not wait would read what is not written yet.

@@ -9,18 +9,21 @@ use super::output::{print, print_line};
 use crate::backend::RunError;
 use crate::backends;
 use crate::calibrate::{CASES, Calibration, Outcome, lock_cases_min};
+use crate::campaign::{Registered, Subjects};
 use crate::profile::{Lock, locked};
 
 const EXAMPLES: &str = "\
 Examples:
   seamproof calibrate emulated                                         the table alone
   seamproof calibrate emulated --lock corpus/profiles/emulated.json    and the file, to be committed
-  seamproof calibrate emulated --check                                 whether the locked profile still holds";
+  seamproof calibrate emulated --check                                 whether the locked profile still holds
+  seamproof calibrate emulated:kv_tile=32                              the table of these options; nothing to lock";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The subject
+    /// The subject, NAME or NAME:OPTION=VALUE,…
+    #[arg(value_name = "BACKEND")]
     backend: String,
     /// Dithered cases to run; --lock takes fewer than 48 for too little to tell a wrong profile from the right one
     #[arg(long, value_name = "N", default_value_t = CASES, value_parser = clap::value_parser!(u64).range(1..))]
@@ -37,9 +40,16 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    let make = |index: u64| backends::by_name(&args.backend, &backends::draw_options(&args.backend, index));
     // What is wrong with the question is said before anything runs.
-    make(0)?;
+    let subject = Registered::new(&args.backend)?;
+    let name = subject.name();
+    if (args.lock.is_some() || args.check) && !subject.fixed().is_empty() {
+        return Err(CliError::Usage(format!(
+            "--lock and --check: a profile is of {name} whatever its options; name {name} alone, not '{}'",
+            args.backend
+        )));
+    }
+    let make = |index: u64| backends::by_name(name, &subject.options(index));
     let least = lock_cases_min();
     if args.lock.is_some() && args.cases < least {
         return Err(CliError::Usage(format!(
@@ -51,7 +61,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let calibration = Calibration::run(instance, args.cases, args.seed)
         .map_err(|error| CliError::Usage(format!("{}: {error}", args.backend)))?;
     print(&calibration);
-    let outcome = calibration.outcome(&args.backend, args.seed);
+    let outcome = calibration.outcome(name, args.seed);
     match &outcome {
         Outcome::Unique(_) => print_line("profile   one candidate explains every case"),
         Outcome::None => print_line("profile   no candidate explains every case: tiers W and T only"),
@@ -70,7 +80,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             Ok(Exit::TooLittle)
         }
         (Some(_), _) => Ok(Exit::TooLittle),
-        (None, outcome) if args.check => Ok(check(&args.backend, &outcome)),
+        (None, outcome) if args.check => Ok(check(name, &outcome)),
         (None, _) => Ok(Exit::Held),
     }
 }

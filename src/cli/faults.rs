@@ -11,7 +11,7 @@ use super::worker;
 use crate::backends;
 use crate::campaign::{Registered, Subjects};
 use crate::faults::{
-    CASES_MAX, Effort, First, MEDIAN_CASES_MAX, RungScore, Score, Scored, Suspect, reason, score_all,
+    CASES_MAX, Effort, First, MEDIAN_CASES_MAX, NotRun, RungScore, Score, Scored, Suspect, reason, score_all,
 };
 use crate::judge::faults::{self as judge_faults, FAULTS as JUDGE_FAULTS, JudgeFault, JudgeScore};
 
@@ -148,7 +148,11 @@ fn list(suspects: &[Suspect], judged: &[JudgeFault], all: bool) {
 
 /// What came of a fault, in a word.
 fn mark_of(score: &Score) -> &'static str {
-    if score.not_run.is_some() { "NOT RUN" } else { mark(score.caught()) }
+    match score.not_run {
+        Some(NotRun::Excluded(_)) => "excluded",
+        Some(NotRun::Failed(_)) => "NOT RUN",
+        None => mark(score.caught()),
+    }
 }
 
 fn mark(caught: bool) -> &'static str {
@@ -182,7 +186,7 @@ fn print_score(score: &Score) {
     if let Some(why) = &score.not_run {
         print_line(&format_args!("       {why}"));
     }
-    if let Some(options) = score.suspect.options(0).filter(|_| mark_of(score) != "caught") {
+    if let Some(options) = score.suspect.options(0).filter(|_| !score.caught() && !score.is_excluded()) {
         let options: Vec<String> = options.iter().map(|(name, value)| format!("{name}={value}")).collect();
         print_line(&format_args!("       on seed 0 with {}", options.join(",")));
     }
@@ -242,17 +246,24 @@ fn summarise(scored: &Scored, whole: bool) -> Exit {
     if !not_run.is_empty() {
         print_line(&format_args!("could not be run: {}", not_run.join(" ")));
     }
+    let excluded = scored.excluded();
+    if !excluded.is_empty() {
+        print_line(&format_args!("excluded by the table: {}", excluded.join(" ")));
+    }
     let held = if whole { scored.holds() } else { missed.is_empty() && not_run.is_empty() };
     if held && whole {
         let too = if scored.judge.is_empty() { "" } else { ", those of the judge too" };
+        let of = if excluded.is_empty() { "every fault" } else { "every other fault" };
         print_line(&format_args!(
-            "every fault is caught by a rung that it names{too}; median cases to the first finding at most \
+            "{of} is caught by a rung that it names{too}; median cases to the first finding at most \
              {MEDIAN_CASES_MAX}: held"
         ));
     }
     match (held, missed.is_empty(), not_run.is_empty()) {
         (true, ..) => Exit::Held,
         (false, true, false) => Exit::Internal,
+        // Every fault is excluded: nothing was looked for.
+        (false, true, true) if scored.median_cases().is_none() => Exit::TooLittle,
         _ => Exit::Finding,
     }
 }

@@ -12,7 +12,7 @@ use super::options::{duration, random_seed, seed};
 use super::output::{note, print_line};
 use super::{CliError, worker};
 use crate::campaign::Registered;
-use crate::nightly::{Known, Night, Orders, Outcome, Report, Watch, regressions_of};
+use crate::nightly::{Known, Night, Orders, Outcome, Regressed, Report, Watch, regressions_of};
 use crate::worker::own_program;
 
 /// Subjects that are looked for where none is named.
@@ -24,7 +24,8 @@ Examples:
   seamproof nightly --budget 8h --out nights --backend cuda --workers 8
                                                   fails where there is no GPU
 
-A night that was killed is gone on with by the next start with the same --out. docs/nightly.md tells how to set one up.";
+A night that was killed is gone on with by the next start with the same --out: with its own seed, and until the budget of
+that start is spent, what was spent before included. docs/nightly.md tells how to set one up.";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -54,7 +55,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
     // Before anything is run or written.
-    regressions_of(&args.corpus)?;
+    let regressions = regressions_of(&args.corpus)?;
     let known = Known::read(&args.corpus.join("known.toml")).map_err(crate::nightly::NightError::from)?;
     let Found { there: subjects, absent } = found(&args.backend)?;
     let orders = Orders {
@@ -71,7 +72,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let watch = Arc::new(Watch::default());
     stop_on_signal(&watch)?;
     print_line(&format_args!("{said}: seed {:#x}, {}", night.orders.seed, night.dir().display()));
-    let Some(outcome) = night.run(&args.corpus, &watch, &|line| print_line(line))? else {
+    if let Some(seed) = args.seed.filter(|seed| *seed != night.orders.seed) {
+        print_line(&format_args!(
+            "--seed {seed:#x} is not taken: the night keeps the seed that it was begun with"
+        ));
+    }
+    let Some(outcome) = night.run(&regressions, &watch, &|line| print_line(line))? else {
         print_line("interrupted: the next start goes on with it");
         return Ok(Exit::TooLittle);
     };
@@ -138,7 +144,9 @@ fn suites(outcome: &Outcome, report: &Report, known: &Known) -> Vec<TestSuite> {
         night.push(test(&failure.key, Some(("finding", failure.finding.clone())), details));
     }
     let regressions = outcome.regressions.iter().map(|all| {
-        let failed = (!all.failed.is_empty()).then(|| ("finding", all.failed.join("\n")));
+        let news = all.failed.iter().filter(|failed| known.of(&failed.key).is_none());
+        let told: Vec<String> = news.map(Regressed::to_string).collect();
+        let failed = (!told.is_empty()).then(|| ("finding", told.join("\n")));
         let name = format!("{} regressions", all.subject);
         suite_of(&name, vec![test("stored cases hold", failed, String::new())], Duration::ZERO)
     });
@@ -158,7 +166,7 @@ fn exit(outcome: &Outcome, report: &Report) -> Exit {
     let internal = outcome.regressions.iter().any(|all| !all.internal.is_empty());
     if outcome.canary.finding.is_none() {
         Exit::CanaryMissed
-    } else if report.news(false) > 0 || report.unexplained > 0 || report.regressed().next().is_some() {
+    } else if report.news(false) > 0 || report.unexplained > 0 || report.regressed(false).next().is_some() {
         Exit::Finding
     } else if report.news(true) > 0 {
         Exit::Crash

@@ -10,6 +10,7 @@ use seamproof_simulator::faults::Catcher;
 use super::rungs::{catcher, seen_by};
 use super::suspect::Suspect;
 use super::{DRAWN_MAX, by_checker, planted, rejection};
+use crate::backend::Refusal;
 use crate::backends::BackendError;
 use crate::campaign::{SHRINK_EVALUATIONS_MAX, same_failure};
 use crate::evaluate::evaluate;
@@ -61,6 +62,17 @@ pub struct Repro {
     pub cp: usize,
 }
 
+/// Why a fault was looked for on no case.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotRun {
+    /// It shows on problems that the subject's table refuses, and on none that it takes: there is nothing to be found.
+    #[error("excluded by the table: the subject takes no problem on which it shows; the first one: {0}")]
+    Excluded(Refusal),
+    /// The subject cannot be run or is too often wrong by itself, or the fault shows on no problem at all.
+    #[error("{0}")]
+    Failed(String),
+}
+
 /// How much is done for each fault.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
@@ -95,8 +107,8 @@ pub struct Score {
     pub rungs: BTreeSet<Catcher>,
     /// The first seed's repro, shrunk: the campaign's, or the checker's where the campaign has none.
     pub repro: Option<Repro>,
-    /// Why the subject could not be run, where it was on no seed: such a fault was not missed, it was never looked for.
-    pub not_run: Option<String>,
+    /// Why it was looked for on no seed: such a fault was not missed.
+    pub not_run: Option<NotRun>,
 }
 
 impl Score {
@@ -109,6 +121,11 @@ impl Score {
     pub fn first(&self) -> Option<Catcher> {
         let firsts = self.checker.first().into_iter().chain(self.campaign.first());
         firsts.min_by_key(|first| first.cases).map(|first| first.by)
+    }
+
+    /// Whether the subject's table excludes the fault.
+    pub fn is_excluded(&self) -> bool {
+        matches!(self.not_run, Some(NotRun::Excluded(_)))
     }
 
     /// The rung that alone saw the fault.
@@ -157,7 +174,16 @@ impl Scored {
 
     /// The faults whose subjects could not be run.
     pub fn not_run(&self) -> Vec<&'static str> {
-        self.subjects.iter().filter(|score| score.not_run.is_some()).map(|score| score.suspect.id()).collect()
+        self.ids(|score| matches!(score.not_run, Some(NotRun::Failed(_))))
+    }
+
+    /// The faults that a subject's table excludes.
+    pub fn excluded(&self) -> Vec<&'static str> {
+        self.ids(Score::is_excluded)
+    }
+
+    fn ids(&self, of: impl Fn(&Score) -> bool) -> Vec<&'static str> {
+        self.subjects.iter().filter(|score| of(score)).map(|score| score.suspect.id()).collect()
     }
 
     /// Cases to the first finding, in the median over the faults in subjects that were found.
@@ -165,7 +191,7 @@ impl Scored {
         median(self.subjects.iter().filter_map(Score::cases).collect(), usize::cmp)
     }
 
-    /// Whether every fault is caught by a rung that it names, and soon.
+    /// Whether every fault that the subjects' tables do not exclude is caught by a rung that it names, and soon.
     pub fn holds(&self) -> bool {
         let soon =
             self.subjects.is_empty() || self.median_cases().is_some_and(|cases| cases <= MEDIAN_CASES_MAX);
@@ -176,15 +202,15 @@ impl Scored {
 /// The first problem of a seed's stream on which the judge finds the subject wrong because of the fault, and the finding; an
 /// error where the subject cannot be run, is too often wrong by itself, or has no problem on which the fault shows, and
 /// nothing was found before.
-pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First, Finding)>, String> {
+pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First, Finding)>, NotRun> {
     let (start, suspect) = (Instant::now(), fault.into());
-    let made = |error: BackendError| error.to_string();
+    let made = |error: BackendError| NotRun::Failed(error.to_string());
     let subject = suspect.subject(seed).map_err(made)?;
     let right = suspect.right(seed).map_err(made)?;
     let own = |problem: &Problem| match right.as_deref().map(|right| evaluate(right, problem)) {
         Some(Verdict::Finding(own)) => Ok(Some(own)),
         // A device that is gone says nothing of the fault.
-        Some(Verdict::Infrastructure(why)) => Err(why),
+        Some(Verdict::Infrastructure(why)) => Err(NotRun::Failed(why)),
         _ => Ok(None),
     };
     let (mut looked, mut flawed) = (0, 0);
@@ -192,15 +218,15 @@ pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First
         looked += 1;
         let finding = match evaluate(subject.as_ref(), &problem) {
             Verdict::Finding(finding) => *finding,
-            Verdict::Infrastructure(why) => return Err(why),
+            Verdict::Infrastructure(why) => return Err(NotRun::Failed(why)),
             _ => continue,
         };
         if let Some(own) = own(&problem)? {
             flawed += 1;
             if flawed == FLAWED_MAX {
-                return Err(format!(
+                return Err(NotRun::Failed(format!(
                     "the subject is wrong without the fault, too, on {flawed} of {looked} cases: {own}"
-                ));
+                )));
             }
             continue;
         }
@@ -209,7 +235,13 @@ pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First
         let first = First { by, tensor: finding.tensor, what, cases, seconds, problem, flawed };
         return Ok(Some((first, finding)));
     }
-    if looked == 0 { Err(format!("it shows on none of {DRAWN_MAX} problems")) } else { Ok(None) }
+    if looked > 0 {
+        return Ok(None);
+    }
+    match suspect.excluded(seed).map_err(made)? {
+        Some(refusal) => Err(NotRun::Excluded(refusal)),
+        None => Err(NotRun::Failed(format!("it shows on none of {DRAWN_MAX} problems"))),
+    }
 }
 
 /// The repro of the first seed.
@@ -245,6 +277,8 @@ pub fn score(suspect: Suspect, effort: Effort) -> Score {
                 ran = true;
                 campaign.extend(found.map(|found| (seed, found)));
             }
+            // A subject that fails on one seed is worse than a fault that shows on none of another's.
+            Err(_) if matches!(not_run, Some(NotRun::Failed(_))) => {}
             Err(why) => not_run = Some(why),
         }
     }

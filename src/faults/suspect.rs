@@ -11,7 +11,7 @@ use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
 
 use super::table::{TABLE_FAULTS, TableFault, Tabled};
 use super::{CASES_MAX, DRAWN_MAX, stream};
-use crate::backend::Backend;
+use crate::backend::{Backend, Refusal};
 use crate::backends::{self, BackendError, Cuda, Emulated, MISCALLS, Miscall, Miscalled, Planted};
 use crate::campaign::{Options, Registered, Subjects};
 use crate::generate::{self, Draw, Limits};
@@ -190,6 +190,17 @@ impl Suspect {
             Suspect::Call(call) => call.of.as_ref().map(|of| call.options(of, seed)),
             _ => None,
         }
+    }
+
+    /// Where a subject is called that takes no problem on which the fault shows: why it refuses one that shows it.
+    pub(super) fn excluded(&self, seed: u64) -> Result<Option<Refusal>, BackendError> {
+        let Suspect::Call(call) = self else { return Ok(None) };
+        let table = call.right(seed)?.capabilities();
+        let refused = drawn(seed, call.limits()).filter(|problem| table.refusal(problem).is_some());
+        // Whether the fault shows is a matter of the problem; the emulated kernel takes what the other one refuses.
+        let anything = Rc::new(Miscalled::new(Box::new(emulated(seed)), call.miscall));
+        let shown = shown(&anything, refused.take(CASES_MAX)).next();
+        Ok(shown.and_then(|problem| table.refusal(&problem)))
     }
 
     /// The problems of a seed's stream on which the fault shows: on the others it is equivalent.

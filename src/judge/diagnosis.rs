@@ -5,12 +5,16 @@
 //! `∓scale·dS_ij·q_i`, one of dv by `∓p_ij·dout_i`, with the p and dS that the saved out and lse make. The row's error is
 //! compared with the direction of every pair that it could be made of; one explains it if it takes more than half of its
 //! energy, with the sign that its visibility asks for and about the size that its coefficient predicts.
+//!
+//! Two kinds of rows are not one key off. A row that saw no key at all tells so by its LSE, and no key is named. A row that
+//! should see none has an exact out of 0: all that is in it is hidden keys, and each one's weight is its share of the LSE
+//! that the row returned.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use ndarray::Array3;
-use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, TensorName};
+use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, Sink, TensorName};
 
 use super::compare::lanes;
 use crate::backend::{RankGradients, RankOutputs};
@@ -129,7 +133,7 @@ fn error(got: &[f32], right: &[f64]) -> Vec<f64> {
     got.iter().zip(right).map(|(got, right)| f64::from(*got) - right).collect()
 }
 
-/// Adds to a finding about a row of out or lse which key was dropped or leaked, if it looks like one.
+/// Adds to a finding about a row of out or lse which key it looks to have lost or gained, or that it lost all.
 pub(super) fn explain(
     problem: &Problem,
     inputs: &Inputs,
@@ -143,14 +147,30 @@ pub(super) fn explain(
     if !matches!(finding.tensor, Some(TensorName::Out | TensorName::Lse)) {
         return;
     }
-    let Some(pairs) = Pairs::new(problem, inputs, sequence, problem.dims.v) else { return };
-    if let Some(suspect) = suspect_of_out(&pairs, rank, exact, (query, head)) {
-        let done = if suspect.is_missed { "missed" } else { "saw hidden" };
-        let Suspect { key, weight, .. } = suspect;
-        finding.what += &format!(
-            ": looks as if query {query} of sequence {sequence} {done} key {key} (weight {weight:.1e})"
-        );
-    }
+    let Some(both) = problem.sequences.get(sequence) else { return };
+    let visible = problem.mask.visible(query, both.q.len, both.kv.len);
+    let saw = if !visible.is_empty() && saw_nothing(problem, inputs, rank, (both.q.row(query), head)) {
+        format!("saw no key, should see keys {visible:?}")
+    } else {
+        let pairs = Pairs::new(problem, inputs, sequence, problem.dims.v);
+        let suspect = pairs.and_then(|pairs| suspect_of_out(&pairs, rank, exact, (query, head)));
+        let Some(Suspect { key, weight, is_missed, .. }) = suspect else { return };
+        let done = if is_missed { "missed" } else { "saw hidden" };
+        format!("{done} key {key} (weight {weight:.1e})")
+    };
+    finding.what += &format!(": looks as if query {query} of sequence {sequence} {saw}");
+}
+
+/// Whether a row is what a query without keys has: an LSE of −∞, or the sink's and an out of 0.
+fn saw_nothing(problem: &Problem, inputs: &Inputs, rank: &RankOutputs, (row, head): (usize, usize)) -> bool {
+    let of_none = match problem.softmax.sink {
+        Sink::None => Some(f32::NEG_INFINITY),
+        Sink::OffByOne => Some(0.0),
+        Sink::Learnable => inputs.sink.get(head).copied(),
+    };
+    let lse = rank.lse.as_ref().map(|lse| lse[[head, row]]);
+    let is_zero = || lanes(&rank.out, row, head).iter().all(|out| *out == 0.0);
+    lse == Some(f32::NEG_INFINITY) || (lse.is_none() || lse == of_none) && is_zero()
 }
 
 /// The key that explains the error of a row of out best, if one does.
@@ -163,10 +183,19 @@ fn suspect_of_out(
     let row = pairs.both.q.row(query);
     let right = lanes(&exact.out, row, head);
     let error = error(&lanes(&rank.out, row, head), &right);
+    let is_empty = exact.lse[[head, row]] == f64::NEG_INFINITY;
+    let lse = match &rank.lse {
+        Some(lse) if is_empty => f64::from(lse[[head, row]]),
+        _ => exact.lse[[head, row]],
+    };
     let suspects = (0..pairs.both.kv.len).filter_map(|key| {
-        let suspect = pairs.suspect(query, head, key, exact.lse[[head, row]]);
+        let suspect = pairs.suspect(query, head, key, lse);
         let weight = suspect.weight;
-        let predicted = if suspect.is_missed { -weight / (1.0 - weight) } else { weight / (1.0 + weight) };
+        let predicted = match (suspect.is_missed, is_empty) {
+            (true, _) => -weight / (1.0 - weight),
+            (false, false) => weight / (1.0 + weight),
+            (false, true) => weight,
+        };
         let value = pairs.of_key(&pairs.inputs.v, key, head);
         suspect.explains(&error, widened(&value).zip(&*right).map(|(v, out)| v - out), predicted)
     });

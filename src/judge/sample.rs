@@ -43,6 +43,11 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     }
 }
 
+/// What a row of a sequence needs.
+type OfRow = fn(&Problem, usize, usize) -> Result<Part, ProblemError>;
+/// Results that a part decides, and what is wrong with them.
+type LookAt<'a> = fn(&mut Sample<'a>, &Part, &mut Margin) -> Option<Finding>;
+
 struct Sample<'a> {
     evidence: &'a Evidence<'a>,
     model: Model,
@@ -58,36 +63,31 @@ impl<'a> Sample<'a> {
     }
 
     fn look(mut self, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
-        let [queries, keys] = [Side::Q, Side::Kv].map(|side| drawn(self.evidence.problem, side));
-        for &[sequence, query] in &queries {
-            let part = Part::of_query(self.evidence.problem, sequence, query)?;
-            if let Some(finding) = self.forward(&part, margin) {
-                return Ok(Some(finding));
+        let Evidence { problem, first, .. } = *self.evidence;
+        let [queries, keys] = [Side::Q, Side::Kv].map(|side| drawn(problem, side));
+        let has_gradients = first.gradients.is_some();
+        let has_saved = has_gradients && first.lse.is_some();
+        let looks: [(bool, &[_], OfRow, LookAt<'a>); 3] = [
+            (true, &queries, Part::of_query, |sample, part, margin| sample.forward(part, margin)),
+            (has_gradients, &queries, Part::of_query, |sample, part, margin| {
+                sample.gradients(part, Some(Side::Q), margin)
+            }),
+            (has_saved, &keys, Part::of_key, |sample, part, margin| {
+                sample.gradients(part, Some(Side::Kv), margin)
+            }),
+        ];
+        for (_, rows, of_row, look_at) in looks.into_iter().filter(|(is_there, ..)| *is_there) {
+            for &[sequence, row] in rows {
+                let part = of_row(problem, sequence, row)?;
+                if let Some(finding) = look_at(&mut self, &part, margin) {
+                    return Ok(Some(finding));
+                }
             }
         }
-        if self.evidence.first.gradients.is_none() {
+        if !has_saved || problem.learnable_sinks() == 0 {
             return Ok(None);
         }
-        for [sequence, query] in queries {
-            let part = Part::of_query(self.evidence.problem, sequence, query)?;
-            if let Some(finding) = self.gradients(&part, Some(Side::Q), margin) {
-                return Ok(Some(finding));
-            }
-        }
-        if self.evidence.first.lse.is_none() {
-            return Ok(None);
-        }
-        for [sequence, key] in keys {
-            let part = Part::of_key(self.evidence.problem, sequence, key)?;
-            if let Some(finding) = self.gradients(&part, Some(Side::Kv), margin) {
-                return Ok(Some(finding));
-            }
-        }
-        if self.evidence.problem.learnable_sinks() == 0 {
-            return Ok(None);
-        }
-        let part = Part::of_sinks(self.evidence.problem)?;
-        Ok(self.gradients(&part, None, margin))
+        Ok(self.gradients(&Part::of_sinks(problem)?, None, margin))
     }
 
     /// The exact forward of a part.

@@ -30,7 +30,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use known::{Entry, Known, KnownError, Standing};
-pub use regressions::{Regressions, regressions_of};
+pub use regressions::{Regressed, Regressions, regressions_of};
 pub use report::{Failure, Report};
 pub use trend::{Point, Trend};
 
@@ -41,7 +41,7 @@ use crate::campaign::{
 };
 use crate::case::CaseError;
 use crate::generate::Profile;
-use crate::record::{EVENTS, Findings, Home, RecordError, RunDir, make_dir, write_whole};
+use crate::record::{EVENTS, Findings, Home, RecordError, RunDir, SUMS, make_dir, write_whole};
 
 /// Share of the budget of each profile: small cases find most, large ones are judged by identities too.
 const SHARES: [(Profile, f64); 3] = [(Profile::Quick, 0.5), (Profile::Seams, 0.25), (Profile::Large, 0.25)];
@@ -93,6 +93,14 @@ pub struct Orders {
     pub subjects: Vec<String>,
     /// Subjects that are not there, and why.
     pub absent: Vec<(String, String)>,
+}
+
+impl Orders {
+    /// Whether a night that was begun by these orders can be gone on with by others.
+    fn are_of_one_night(&self, others: &Orders) -> bool {
+        let of = |orders: &Orders| [orders.program.clone(), orders.build.clone()];
+        of(self) == of(others) && self.subjects == others.subjects
+    }
 }
 
 /// The request to stop, and what is asked when it comes.
@@ -163,7 +171,8 @@ pub struct Outcome {
 }
 
 impl Night {
-    /// Goes on with the last night of a home if it has not ended, or begins one; what is said of that.
+    /// Goes on with the last night of a home if it has not ended, or begins one; what is said of that. A night that is gone on
+    /// with keeps its seed and takes the new budget: of its whole time, what was spent before included.
     pub fn begin(home: &Path, orders: Orders, jobs: usize) -> Result<(Night, String), NightError> {
         let home = Home::open(home)?;
         let last = last_night(home.path());
@@ -171,16 +180,15 @@ impl Night {
         if last > 0 && !dir_of(last).join(report::JSON).exists() {
             let path = dir_of(last).join(ORDERS);
             let stored = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Orders>(&text).ok());
-            match stored {
-                Some(stored)
-                    if [&stored.program, &stored.build] == [&orders.program, &orders.build]
-                        && stored.subjects == orders.subjects =>
-                {
-                    let said = format!("goes on with night {last}, which has no report, as it was begun");
-                    let dir = dir_of(last);
-                    return Ok((Night { home, number: last, dir, orders: stored, jobs }, said));
+            if let Some(stored) = stored.filter(|stored| stored.are_of_one_night(&orders)) {
+                let mut said = format!("goes on with night {last}, which has no report, as it was begun");
+                if stored.seconds != orders.seconds {
+                    said += &format!(", but for {} s and not {} s in all", orders.seconds, stored.seconds);
                 }
-                _ => {}
+                let orders = Orders { seconds: orders.seconds, ..stored };
+                write_json(&path, &orders)?;
+                let dir = dir_of(last);
+                return Ok((Night { home, number: last, dir, orders, jobs }, said));
             }
         }
         let (number, dir) = (last + 1, dir_of(last + 1));
@@ -202,10 +210,11 @@ impl Night {
         &self.dir
     }
 
-    /// Does all that is left; `None` where somebody stopped it. `note` hears how it goes.
+    /// Does all that is left, of the stored cases `regressions` too; `None` where somebody stopped it. `note` hears how it
+    /// goes.
     pub fn run(
         &self,
-        corpus: &Path,
+        regressions: &[PathBuf],
         watch: &Watch,
         note: &dyn Fn(&str),
     ) -> Result<Option<Outcome>, NightError> {
@@ -218,9 +227,9 @@ impl Night {
         }
         for subject in &self.orders.subjects {
             let log = self.dir.join(format!("{}-regressions.jsonl", file_name(subject)));
-            let regressions = regressions::judge(subject, corpus, &log)?;
-            note(&regressions.to_string());
-            outcome.regressions.push(regressions);
+            let judged = regressions::judge(subject, regressions, &log)?;
+            note(&judged.to_string());
+            outcome.regressions.push(judged);
         }
         for (profile, share) in SHARES {
             for subject in &self.orders.subjects {
@@ -275,25 +284,31 @@ impl Night {
         make_dir(&dir)?;
         let (mut parts, mut spent) = (Vec::new(), 0.0);
         let slice = (seconds / SLICES).clamp(SLICE.0, SLICE.1);
-        while spent < seconds {
+        loop {
             let path = dir.join(format!("slice-{:04}", parts.len()));
             let first =
                 parts.last().map_or(0, |part: &Part| part.stored.start.first + part.stored.sums.cases);
-            let time = Duration::from_secs_f64(slice.min(seconds - spent));
             let part = match Part::read(&path) {
-                Ok(part) => part,
+                // What was run before counts, whatever the budget is now.
+                Ok(part) => {
+                    spent += part.stored.sums.seconds;
+                    part
+                }
+                Err(MergeError::NotEnded { .. }) if spent >= seconds => break,
                 Err(MergeError::NotEnded { .. }) => {
                     if watch.stopped() {
                         return Ok(None);
                     }
+                    let time = Duration::from_secs_f64(slice.min(seconds - spent));
                     let plan = Plan { first, time: Some(time), ..self.plan(profile) };
-                    self.slice(&plan, &subjects, &path, watch)?
+                    let part = self.slice(&plan, &subjects, &path, watch)?;
+                    spent += part.stored.sums.seconds.max(slice / 2.0);
+                    part
                 }
                 Err(error) => return Err(error.into()),
             };
             // A slice whose campaign stopped itself has nothing left that runs its cases.
             let over = part.stored.sums.interrupted;
-            spent += part.stored.sums.seconds.max(slice / 2.0);
             parts.push(part);
             if over {
                 break;
@@ -369,22 +384,24 @@ fn last_night(home: &Path) -> u32 {
     names.filter_map(number).max().unwrap_or(0)
 }
 
-/// What was lost with slices that did not end: they were set aside when they were run again.
+/// What was lost with slices that did not end: they were set aside when they were run again, or lie where they were begun if
+/// the budget, which a later start may make smaller, has no time left for them.
 fn cut_off(campaign: &Path) -> Vec<String> {
     let entries = fs::read_dir(campaign).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_aside = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        name.starts_with("slice-") && name.contains('.')
-    };
-    let mut aside: Vec<PathBuf> = entries.filter(is_aside).collect();
-    aside.sort();
+    let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+    let is_aside = |path: &Path| name(path).contains('.');
+    let is_lost =
+        |path: &PathBuf| name(path).starts_with("slice-") && (is_aside(path) || !path.join(SUMS).exists());
+    let mut lost: Vec<PathBuf> = entries.filter(is_lost).collect();
+    lost.sort();
     let told = |path: &PathBuf| {
         let text = fs::read(path.join(EVENTS)).unwrap_or_default();
         let is_case = |line: &&[u8]| line.starts_with(b"{\"event\":\"case\"");
         let cases = text.split(|&byte| byte == b'\n').filter(is_case).count();
-        format!("lost: {} was cut off after {cases} cases, which were run again", path.display())
+        let then = if is_aside(path) { "which were run again" } else { "for which no time is left" };
+        format!("lost: {} was cut off after {cases} cases, {then}", path.display())
     };
-    aside.iter().map(told).collect()
+    lost.iter().map(told).collect()
 }
 
 /// A subject's text as the name of a directory.

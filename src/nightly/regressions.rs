@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
+use seamproof_oracle::Problem;
 use serde::{Deserialize, Serialize};
 
 use super::NightError;
-use crate::campaign::{Registered, Subjects};
+use crate::campaign::{FailureKey, Registered, Subjects};
 use crate::case::Case;
 use crate::evaluate::evaluate;
 use crate::record::EventLog;
@@ -26,10 +27,30 @@ pub struct Regressions {
     pub held: usize,
     /// Cases that the subject refuses.
     pub refused: usize,
-    /// Cases that failed, in words.
-    pub failed: Vec<String>,
+    /// Cases that failed.
+    pub failed: Vec<Regressed>,
     /// Cases that could not be judged, in words.
     pub internal: Vec<String>,
+}
+
+/// A stored case that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Regressed {
+    /// Its file.
+    pub file: String,
+    /// Its [`FailureKey`] in words, as the list of known failures takes it.
+    pub key: String,
+    /// What is wrong.
+    pub finding: String,
+    /// The command that shows it again.
+    pub replay: String,
+}
+
+impl std::fmt::Display for Regressed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Regressed { file, key, finding, replay } = self;
+        write!(f, "**{key}** {file}: {finding}\n  `{replay}`")
+    }
 }
 
 /// A stored case that was judged.
@@ -48,23 +69,30 @@ struct Judged {
 enum Came {
     Held,
     Refused,
-    Failed(String),
+    /// The key, and what is wrong.
+    Failed {
+        key: String,
+        finding: String,
+    },
     Internal(String),
 }
 
-impl From<Verdict> for Came {
-    fn from(verdict: Verdict) -> Came {
+impl Came {
+    fn of(verdict: Verdict, backend: &str, problem: &Problem) -> Came {
         match verdict {
             Verdict::Pass(_) => Came::Held,
             Verdict::Refused(_) => Came::Refused,
-            Verdict::Finding(finding) => Came::Failed(finding.to_string()),
+            Verdict::Finding(finding) => Came::Failed {
+                key: FailureKey::of(&finding, backend, problem).to_string(),
+                finding: finding.to_string(),
+            },
             other => Came::Internal(format!("{other:?}")),
         }
     }
 }
 
-/// Judges those regressions of a corpus on a subject that `log` has no verdict of, and adds theirs to it.
-pub(super) fn judge(subject: &str, corpus: &Path, log: &Path) -> Result<Regressions, NightError> {
+/// Judges those stored cases on a subject that `log` has no verdict of, and adds theirs to it.
+pub(super) fn judge(subject: &str, files: &[PathBuf], log: &Path) -> Result<Regressions, NightError> {
     let registered = Registered::new(subject)?;
     let before = read(log);
     let lines = Mutex::new(EventLog::append(log)?);
@@ -76,12 +104,13 @@ pub(super) fn judge(subject: &str, corpus: &Path, log: &Path) -> Result<Regressi
         }
         let case = Case::load(path)?;
         let backend = registered.backend(registered.fixed())?;
-        let came = evaluate(backend.as_ref(), &case.problem).into();
+        let verdict = evaluate(backend.as_ref(), &case.problem);
+        let came = Came::of(verdict, registered.name(), &case.problem);
         let judged = Judged { file, digest, came };
         lines.lock().unwrap_or_else(PoisonError::into_inner).write(&judged)?;
         Ok(judged)
     };
-    let all = regressions_of(corpus)?.par_iter().map(of_file).collect::<Result<Vec<_>, _>>()?;
+    let all = files.par_iter().map(of_file).collect::<Result<Vec<_>, _>>()?;
     Ok(sum(subject, all))
 }
 
@@ -119,7 +148,10 @@ fn sum(subject: &str, all: Vec<Judged>) -> Regressions {
         match came {
             Came::Held => sum.held += 1,
             Came::Refused => sum.refused += 1,
-            Came::Failed(what) => sum.failed.push(format!("{file}: {what}")),
+            Came::Failed { key, finding } => {
+                let replay = format!("seamproof replay {file} --backend {subject}");
+                sum.failed.push(Regressed { file, key, finding, replay });
+            }
             Came::Internal(what) => sum.internal.push(format!("{file}: {what}")),
         }
     }
@@ -156,7 +188,11 @@ mod tests {
     fn what_was_judged_is_not_judged_again_unless_it_is_another_case() {
         let corpus = corpus();
         let log = corpus.path().join("log.jsonl");
-        let judge = || judge("emulated", corpus.path(), &log).unwrap();
+        let files = regressions_of(corpus.path()).unwrap();
+        // The list is the night's: a file that comes later is the next one's.
+        let late = corpus.path().join("regressions/late.json");
+        fs::copy(&files[0], late).unwrap();
+        let judge = || judge("emulated", &files, &log).unwrap();
         let first = judge();
         assert_eq!((first.held, first.failed.len()), (2, 0));
         let text = fs::read_to_string(&log).unwrap();
@@ -165,17 +201,35 @@ mod tests {
         // What the log says is taken, a torn line is not, and what could not be judged is tried again.
         let [mut failed, internal] =
             [0, 1].map(|line| serde_json::from_str::<Judged>(text.lines().nth(line).unwrap()).unwrap());
-        failed.came = Came::Failed("as it was".to_owned());
+        failed.came = Came::Failed { key: "a key".to_owned(), finding: "as it was".to_owned() };
         let internal = Judged { came: Came::Internal("no device".to_owned()), ..internal };
         let lines = [&failed, &internal].map(|judged| serde_json::to_string(judged).unwrap());
         fs::write(&log, format!("{}\n{}\n{{\"file\":", lines[0], lines[1])).unwrap();
         let again = judge();
-        assert_eq!((again.held, &again.failed), (1, &vec![format!("{}: as it was", failed.file)]));
+        let [told] = &again.failed[..] else { panic!("{:?}", again.failed) };
+        assert_eq!((again.held, &*told.finding, &*told.key), (1, "as it was", "a key"));
         assert_eq!(judge(), again, "the line behind the torn one is whole");
         assert_eq!(fs::read_to_string(&log).unwrap().lines().count(), 4);
 
         let path = Path::new(&failed.file);
         fs::write(path, fs::read_to_string(path).unwrap() + " ").unwrap();
         assert_eq!(judge().held, 2);
+    }
+
+    /// What fails is named as the list of known failures names it, with the command that shows it on that subject.
+    #[test]
+    fn a_failing_case_has_its_key_and_its_command() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
+        let file = folder.join("te-1212-window-one-key-short.json");
+        let subject = "window-off-by-one";
+        let judged = judge(subject, std::slice::from_ref(&file), &place.path().join("log.jsonl")).unwrap();
+        let [told] = &judged.failed[..] else { panic!("{judged:?}") };
+        let mut case = Case::load(&file).unwrap();
+        case.subject.name = subject.to_owned();
+        let Verdict::Finding(finding) = crate::evaluate::replay(&case).unwrap() else { panic!("it fails") };
+        assert_eq!(told.key, FailureKey::of(&finding, subject, &case.problem).to_string());
+        assert_eq!(told.finding, finding.to_string());
+        assert_eq!(told.replay, format!("seamproof replay {} --backend {subject}", file.display()));
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Formatter};
 
 use serde::Serialize;
 
-use super::{Known, Night, NightError, Outcome, Point, Regressions, Standing, Trend};
+use super::{Known, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Trend};
 use crate::campaign::{Distinct, Summary};
 
 /// The file that ends a night.
@@ -135,11 +135,10 @@ impl Report {
         })
     }
 
-    /// Stored cases that fail.
-    pub fn regressed(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.regressions
-            .iter()
-            .flat_map(|all| all.failed.iter().map(|what| (all.subject.as_str(), what.as_str())))
+    /// Stored cases that fail, those of a known key or the others.
+    pub fn regressed(&self, is_known: bool) -> impl Iterator<Item = &Regressed> {
+        let all = self.regressions.iter().flat_map(|all| &all.failed);
+        all.filter(move |failed| self.known.iter().any(|listed| listed.key == failed.key) == is_known)
     }
 }
 
@@ -176,7 +175,7 @@ fn failures(outcome: &Outcome, known: &Known) -> Vec<Failure> {
 
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let news = self.news(false) + self.news(true) + self.regressed().count();
+        let news = self.news(false) + self.news(true) + self.regressed(false).count();
         let title = match (&self.canary, news, self.unexplained) {
             (None, ..) => "proves nothing".to_owned(),
             (Some(_), 0, 0) => "nothing new".to_owned(),
@@ -201,28 +200,33 @@ impl Display for Report {
 
 impl Report {
     fn campaigns(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\n| subject | sizes | cases | cases/s | failures | against the night before |")?;
-        writeln!(f, "|---|---|---|---|---|---|")?;
+        writeln!(
+            f,
+            "\n| subject | sizes | cases | refused | malformed | cases/s | failures | against the night before |"
+        )?;
+        writeln!(f, "|---|---|---|---|---|---|---|---|")?;
         for (point, trend) in self.points.iter().zip(&self.trend) {
-            let Point { subject, profile, cases, cases_per_second, distinct, .. } = point;
+            let Point { subject, profile, cases, refused, malformed, distinct, .. } = point;
+            let rate = point.cases_per_second;
             writeln!(
                 f,
-                "| {subject} | {profile} | {cases} | {cases_per_second:.1} | {distinct} | {trend} |"
+                "| {subject} | {profile} | {cases} | {refused} | {malformed} | {rate:.1} | {distinct} | {trend} |"
             )?;
         }
         Ok(())
     }
 
     fn failed(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let regressed: Vec<String> =
-            self.regressed().map(|(subject, what)| format!("{subject}: {what}")).collect();
-        section(f, "Regressions that fail", &regressed)?;
+        let regressed = |is_known| self.regressed(is_known).map(Regressed::to_string).collect::<Vec<_>>();
+        section(f, "Regressions that fail", &regressed(false))?;
+        section(f, "Regressions that fail as is known", &regressed(true))?;
         let (old, new): (Vec<_>, Vec<_>) = self.failures.iter().partition(|failure| failure.known.is_some());
         let told = |failure: &&Failure| {
             let Failure { key, seen, problem, finding, replay, known, .. } = failure;
             let why =
                 known.as_ref().map_or(String::new(), |(why, source)| format!(" Known: {why} ({source})"));
-            format!("**{key}** (seen {seen} times).{why} {problem}: {finding}\n  `{replay}`")
+            let seen = if *seen == 1 { "once".to_owned() } else { format!("{seen} times") };
+            format!("**{key}** (seen {seen}).{why} {problem}: {finding}\n  `{replay}`")
         };
         section(f, "New failures", &new.iter().map(told).collect::<Vec<_>>())?;
         section(f, "Known failures", &old.iter().map(told).collect::<Vec<_>>())?;
@@ -244,4 +248,78 @@ fn section(f: &mut Formatter<'_>, title: &str, items: &[String]) -> fmt::Result 
     }
     writeln!(f, "\n## {title}\n")?;
     items.iter().try_for_each(|item| writeln!(f, "- {item}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn regressed(key: &str) -> Regressed {
+        let [file, finding, replay] = ["case.json", "wrong", "seamproof replay case.json --backend cuda"];
+        Regressed {
+            file: file.to_owned(),
+            key: key.to_owned(),
+            finding: finding.to_owned(),
+            replay: replay.to_owned(),
+        }
+    }
+
+    fn failure(key: &str, seen: u64) -> Failure {
+        Failure {
+            key: key.to_owned(),
+            seen,
+            is_end: false,
+            problem: "1 sequence".to_owned(),
+            finding: "wrong".to_owned(),
+            replay: "seamproof replay f.json".to_owned(),
+            known: None,
+        }
+    }
+
+    fn report() -> Report {
+        let mut summary = Summary::default();
+        (summary.cases, summary.seconds) = (40, 2.0);
+        summary.refused = [("head dim".to_owned(), 3), ("format".to_owned(), 4)].into();
+        summary.malformed = [("offsets".to_owned(), 2)].into();
+        Report {
+            night: 1,
+            program: "1".to_owned(),
+            seed: "0x1".to_owned(),
+            seconds: 2.0,
+            canary: Some("found".to_owned()),
+            absent: Vec::new(),
+            regressions: vec![Regressions {
+                subject: "cuda".to_owned(),
+                failed: vec![regressed("envelope · lse"), regressed("listed")],
+                ..Regressions::default()
+            }],
+            points: vec![Point::of(1, "cuda", "quick", &summary)],
+            trend: vec!["first night".to_owned()],
+            failures: vec![failure("a", 1), failure("b", 2)],
+            known: vec![Listed { key: "listed".to_owned(), standing: Standing::True }],
+            unexplained: 0,
+            missed: Vec::new(),
+            internal: Vec::new(),
+            lost: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_was_refused_is_counted_and_once_is_once() {
+        let text = report().to_string();
+        assert!(text.contains("| cuda | quick | 40 | 7 | 2 | 20.0 | 0 | first night |"), "{text}");
+        assert!(text.contains("**a** (seen once).") && text.contains("**b** (seen 2 times)."), "{text}");
+    }
+
+    #[test]
+    fn a_failing_regression_has_key_and_command_and_is_no_news_where_it_is_known() {
+        let report = report();
+        let [news, known] = [false, true].map(|is_known| report.regressed(is_known).count());
+        assert_eq!((news, known), (1, 1));
+        let text = report.to_string();
+        assert!(text.starts_with("# Night 1: 3 new failures"), "{text}");
+        let line = "- **envelope · lse** case.json: wrong\n  `seamproof replay case.json --backend cuda`\n";
+        assert!(text.contains(&format!("## Regressions that fail\n\n{line}")), "{text}");
+        assert!(text.contains("## Regressions that fail as is known\n\n- **listed** case.json"), "{text}");
+    }
 }

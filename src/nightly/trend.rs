@@ -6,7 +6,7 @@ use std::path::Path;
 use seamproof_oracle::TensorName;
 use serde::{Deserialize, Serialize};
 
-use crate::campaign::Summary;
+use crate::campaign::{Quantiles, Summary};
 use crate::record::{RecordError, write_whole};
 use crate::verdict::Tier;
 
@@ -21,26 +21,40 @@ pub struct Point {
     pub profile: String,
     /// Cases that were run.
     pub cases: u64,
-    /// The same a second.
+    /// Those of them that the subject refused as its capability table says.
+    #[serde(default)]
+    pub refused: u64,
+    /// Those that no subject may take, and that were refused.
+    #[serde(default)]
+    pub malformed: u64,
+    /// Cases a second.
     pub cases_per_second: f64,
     /// Different failures.
     pub distinct: usize,
     /// Error ÷ bound below which 99 of 100 cases were, by tensor, in tier W.
     pub p99: BTreeMap<TensorName, f64>,
+    /// Of how many cases that is.
+    #[serde(default)]
+    pub counted: BTreeMap<TensorName, u64>,
 }
 
 impl Point {
     /// The point of a campaign.
     pub fn of(night: u32, subject: &str, profile: &str, summary: &Summary) -> Point {
         let margins = summary.margins.get(&Tier::W).into_iter().flatten();
+        let margins: Vec<(TensorName, Quantiles)> =
+            margins.filter_map(|(&tensor, margin)| Some((tensor, margin.quantiles()?))).collect();
         Point {
             night,
             subject: subject.to_owned(),
             profile: profile.to_owned(),
             cases: summary.cases,
+            refused: summary.refused.values().sum(),
+            malformed: summary.malformed.values().sum(),
             cases_per_second: summary.per_second(summary.cases),
             distinct: summary.distinct.len(),
-            p99: margins.filter_map(|(&tensor, margin)| Some((tensor, margin.quantiles()?.p99))).collect(),
+            p99: margins.iter().map(|(tensor, margin)| (*tensor, margin.p99)).collect(),
+            counted: margins.iter().map(|(tensor, margin)| (*tensor, margin.count)).collect(),
         }
     }
 
@@ -48,19 +62,33 @@ impl Point {
     pub fn against(&self, before: Option<&Point>) -> String {
         let Some(before) = before else { return "first night".to_owned() };
         let speed = 100.0 * (self.cases_per_second / before.cases_per_second - 1.0);
-        let margins =
-            self.p99.iter().filter_map(|(tensor, now)| Some((tensor, now / before.p99.get(tensor)?)));
-        let moved: Vec<String> = margins
-            .filter(|(_, ratio)| (ratio - 1.0).abs() > MARGIN_SHIFT)
-            .map(|(tensor, ratio)| format!("p99 of {tensor} × {ratio:.2}"))
-            .collect();
-        let margins = if moved.is_empty() { "margins as before".to_owned() } else { moved.join(", ") };
-        format!("{speed:+.0} % cases/s, {margins} (night {})", before.night)
+        format!("{speed:+.0} % cases/s, {} (night {})", self.margins_against(before), before.night)
+    }
+
+    /// Which margins moved, where both nights counted enough cases to say so.
+    fn margins_against(&self, before: &Point) -> String {
+        let both = self.p99.iter().filter_map(|(tensor, now)| Some((tensor, now / before.p99.get(tensor)?)));
+        let counted = |point: &Point, tensor| point.counted.get(tensor).copied().unwrap_or(0);
+        let (told, few): (Vec<_>, Vec<_>) =
+            both.partition(|(tensor, _)| counted(self, tensor).min(counted(before, tensor)) >= COUNTED_MIN);
+        let moved = told.iter().filter(|(_, ratio)| (ratio - 1.0).abs() > MARGIN_SHIFT);
+        let mut said: Vec<String> =
+            moved.map(|(tensor, ratio)| format!("p99 of {tensor} × {ratio:.2}")).collect();
+        if said.is_empty() && !told.is_empty() {
+            said.push("margins as before".to_owned());
+        }
+        if !few.is_empty() {
+            let names: Vec<String> = few.iter().map(|(tensor, _)| tensor.to_string()).collect();
+            said.push(format!("too few cases for p99 of {}", names.join(", ")));
+        }
+        if said.is_empty() { "no margins".to_owned() } else { said.join(", ") }
     }
 }
 
 /// Shifts of a margin that are told: a bin of the histogram is 4.5 % wide, and few cases scatter.
 const MARGIN_SHIFT: f64 = 0.1;
+/// Fewest cases of which 99 of 100 mean something: of fewer, it is their largest.
+const COUNTED_MIN: u64 = 100;
 
 /// The trend of all nights, and lines of its file that are no points, which stay.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -112,8 +140,20 @@ mod tests {
 
     fn point(night: u32, rate: f64, p99: f64) -> Point {
         let p99 = BTreeMap::from([(TensorName::Out, p99)]);
+        let counted = BTreeMap::from([(TensorName::Out, COUNTED_MIN)]);
         let (subject, profile) = ("emulated".to_owned(), "quick".to_owned());
-        Point { night, subject, profile, cases: 10, cases_per_second: rate, distinct: 0, p99 }
+        Point {
+            night,
+            subject,
+            profile,
+            cases: 10,
+            refused: 0,
+            malformed: 0,
+            cases_per_second: rate,
+            distinct: 0,
+            p99,
+            counted,
+        }
     }
 
     #[test]
@@ -131,6 +171,13 @@ mod tests {
         assert_eq!(before, Some(&point(2, 80.0, 0.5)));
         assert_eq!(third.against(before), "-25 % cases/s, p99 of out × 1.60 (night 2)");
         assert_eq!(third.against(None), "first night");
+        let few = |mut point: Point| {
+            point.counted.insert(TensorName::Out, COUNTED_MIN - 1);
+            point
+        };
+        let said = "-25 % cases/s, too few cases for p99 of out (night 2)";
+        assert_eq!(third.against(before.cloned().map(few).as_ref()), said);
+        assert_eq!(few(third.clone()).against(before), said);
         std::fs::write(&path, "no point\n").expect("a file");
         let mut other = Trend::read(&path).expect("a trend");
         assert_eq!(other.before(&third), None);

@@ -24,6 +24,7 @@
 //! | `slow-start` | opening it takes this long | milliseconds |
 //! | `devices` | so many there are, 1 if not given | number |
 //! | `bad-device` | opening it on this device fails | ordinal |
+//! | `narrow` | its table has no sink | `always` |
 //! | `closed` | opening it fails where this file is there; `crash` makes it | path |
 //!
 //! *when* is `always`, `others` (every run but the sentinel), the number of a run of the process (1 is the first; the
@@ -46,13 +47,13 @@ use seamproof_oracle::{Inputs, Problem, Sink};
 use super::sentinel::SENTINEL_SEED;
 use super::serve::{self, leashed, pipes};
 use super::{OpenError, Opened, Phase, Runner, Served};
-use crate::backend::{Backend, Outputs, RunError};
+use crate::backend::{Backend, Capabilities, Outputs, RunError, Wrapper};
 use crate::backends::{BackendError, Emulated};
 
 /// The subject's name.
 pub const NAME: &str = "mock";
 const KNOWN: &str = "crash, exit, error, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, once, escape, \
-    mute, spoilt, unsteady, slow-start, devices, bad-device, closed";
+    mute, spoilt, unsteady, slow-start, devices, bad-device, narrow, closed";
 /// How long a process that escaped holds the pipes.
 const ESCAPED_SECONDS: &str = "60";
 /// The pipe that answers go to.
@@ -62,15 +63,32 @@ const EXIT: i32 = 7;
 
 /// The mock as a pool serves it.
 pub fn served(options: &BTreeMap<String, String>) -> Result<Served, BackendError> {
-    Plan::of(options)?;
+    let plan = Plan::of(options)?;
     let subject = super::subject(NAME, options);
+    let declaration: Box<dyn Backend> = match plan.is_narrow {
+        true => Box::new(Narrow(Emulated::default())),
+        false => Box::new(Emulated::default()),
+    };
     Ok(Served {
-        declaration: Box::new(Emulated::default()),
+        declaration,
         sentinel: subject.clone(),
         sentinel_declaration: Box::new(Emulated::default()),
         subject,
         arguments: vec!["worker".into(), "--mock".into()],
     })
+}
+
+/// The emulated kernel, said to take no sink.
+struct Narrow(Emulated);
+
+impl Wrapper for Narrow {
+    fn inner(&self) -> &dyn Backend {
+        &self.0
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { sinks: vec![Sink::None], ..self.0.capabilities() }
+    }
 }
 
 /// The life of a mock's worker. The exit code.
@@ -159,6 +177,7 @@ struct Plan {
     closed: Option<PathBuf>,
     spoilt: Option<PathBuf>,
     unsteady: Option<PathBuf>,
+    is_narrow: bool,
 }
 
 impl Plan {
@@ -173,6 +192,7 @@ impl Plan {
                 }
                 None if option == "devices" => value.parse().ok().map(|count| plan.devices = Some(count)),
                 None if option == "bad-device" => value.parse().ok().map(|at| plan.bad_device = Some(at)),
+                None if option == "narrow" => (value == "always").then(|| plan.is_narrow = true),
                 None if option == "once" => {
                     plan.once = Some(value.into());
                     Some(())

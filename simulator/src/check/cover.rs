@@ -10,21 +10,26 @@
 //! *chain*: the first begins where the mask's begins, each next one where the last ended, the last ends where the
 //! mask's ends. Two linear functions that agree at both ends of a stretch agree on all of it: a chain that holds, in
 //! one order, at the first and the last row of a stretch holds between them too. Columns of step M are M such
-//! problems, one for each residue.
+//! problems, one for each residue. A chain that breaks in one place and way at both ends of a stretch breaks so between
+//! them, at columns whose ends are linear as well: so a [`Stretch`] of rows is named with what is wrong of each.
 //!
 //! Where steps of rows and columns do not divide each other nothing is linear; such rows are looked at one by one, up
 //! to [`IRREGULAR_MAX`] of them.
 
+use std::fmt;
 use std::ops::Range;
 
 use super::error::{CoverKind, Place};
 
-/// `start, start + step, …`, `len` of them.
+/// Positions `start, start + step, …`, `len` of them. It reads `a..b`, without b, or `a..b step s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Line {
-    pub(super) start: usize,
-    pub(super) step: usize,
-    pub(super) len: usize,
+pub struct Line {
+    /// The first one.
+    pub start: usize,
+    /// From one to the next.
+    pub step: usize,
+    /// How many there are.
+    pub len: usize,
 }
 
 impl Line {
@@ -33,8 +38,55 @@ impl Line {
         Line { start: 0, step: 1, len }
     }
 
-    pub(super) fn at(&self, index: usize) -> usize {
+    /// `range.start, range.start + step, …` below its end; negative ones are cut.
+    fn within(range: Range<i64>, step: i64) -> Line {
+        let start = range.start.max(0);
+        let len = (range.end - start + step - 1).div_euclid(step).max(0);
+        Line { start: start as usize, step: step as usize, len: len as usize }
+    }
+
+    /// The position of an index, which need not be below `len`.
+    pub fn at(&self, index: usize) -> usize {
         self.start + self.step * index
+    }
+
+    /// Moved on by `by`.
+    pub(super) fn moved(self, by: usize) -> Line {
+        Line { start: self.start + by, ..self }
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = if self.len == 0 { self.start } else { self.at(self.len - 1) + 1 };
+        write!(f, "{}..{end}", self.start)?;
+        if self.len > 1 && self.step > 1 { write!(f, " step {}", self.step) } else { Ok(()) }
+    }
+}
+
+/// Rows, and a line of columns of each of them: from the first row's to the last row's in equal steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// The rows; there is one at least.
+    pub rows: Line,
+    /// The first row's columns.
+    pub first: Line,
+    /// The last row's.
+    pub last: Line,
+}
+
+impl Stretch {
+    /// Of one row, or of rows whose columns are all the same.
+    fn alike(rows: Line, cols: Line) -> Stretch {
+        Stretch { rows, first: cols, last: cols }
+    }
+}
+
+impl fmt::Display for Stretch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stretch { rows, first, last } = self;
+        write!(f, "positions {rows}: pairs with positions {first}")?;
+        if first == last { Ok(()) } else { write!(f, " of the first to {last} of the last") }
     }
 }
 
@@ -97,9 +149,28 @@ pub(super) struct Wanted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hole {
     pub(super) kind: CoverKind,
-    pub(super) rows: Range<usize>,
-    pub(super) cols: Range<usize>,
+    pub(super) pairs: Stretch,
     pub(super) launch: Option<Place>,
+}
+
+/// Where the chain of one row breaks.
+struct Flaw {
+    form: Form,
+    /// Columns, at the step of the chain.
+    cols: Range<i64>,
+}
+
+/// In which place and way a chain breaks: everything of a [`Flaw`] that is not linear.
+#[derive(PartialEq)]
+struct Form {
+    kind: CoverKind,
+    /// The strip's, or that of the mask.
+    patch: Option<usize>,
+    /// The whole chain, and which strip of it the break is at.
+    order: Vec<usize>,
+    nth: usize,
+    /// Whether the columns end with another strip than that one.
+    is_cut: bool,
 }
 
 /// One patch, or the mask, on the rows `t` of a piece: columns `start + step·u` for
@@ -154,8 +225,8 @@ pub(super) fn prove(rows: Line, wanted: Wanted, patches: &[Patch]) -> Result<u64
     let columns = patches.iter().fold(1, |sum: usize, patch| sum.saturating_add(patch.cols.len));
     let cost = if regular { step } else { rows.len.saturating_mul(columns) };
     if step > STEP_MAX || cost > IRREGULAR_MAX {
-        let all = rows.start..rows.at(rows.len - 1) + 1;
-        return Err(Hole { kind: CoverKind::Irregular, rows: all, cols: 0..wanted.cols, launch: None });
+        let pairs = Stretch::alike(rows, Line::first(wanted.cols));
+        return Err(Hole { kind: CoverKind::Irregular, pairs, launch: None });
     }
     if regular {
         return residues(rows, wanted, patches, step);
@@ -253,9 +324,7 @@ fn singles(strip: Strip) -> impl Iterator<Item = (usize, Strip)> {
 }
 
 fn outside(rows: Line, patch: &Patch) -> Hole {
-    let all = rows.start..rows.at(rows.len - 1) + 1;
-    let cols = patch.cols.start..patch.cols.at(patch.cols.len.max(1) - 1) + 1;
-    Hole { kind: CoverKind::Irregular, rows: all, cols, launch: Some(patch.place) }
+    Hole { kind: CoverKind::Irregular, pairs: Stretch::alike(rows, patch.cols), launch: Some(patch.place) }
 }
 
 /// The strips of one residue against the mask's.
@@ -279,59 +348,189 @@ impl Chain<'_> {
 
     /// The pairs of the rows `first..=last`, between two breaks.
     fn stretch(&self, first: i64, last: i64) -> Result<u64, Hole> {
-        let (order, width) = self.at(first, last)?;
+        let (order, width) = self.at(first).map_err(|flaw| self.hole(&flaw, first, last))?;
         if first == last {
             return Ok(width);
         }
-        let (there, other) = self.at(last, last)?;
-        if order == there {
+        match self.at(last) {
             // The widths of a stretch are linear too.
-            return Ok((width + other) * (last - first + 1) as u64 / 2);
+            Ok((there, other)) if order == there => Ok((width + other) * (last - first + 1) as u64 / 2),
+            _ => {
+                let middle = first + (last - first) / 2;
+                Ok(self.stretch(first, middle)? + self.stretch(middle + 1, last)?)
+            }
         }
-        let middle = first + (last - first) / 2;
-        Ok(self.stretch(first, middle)? + self.stretch(middle + 1, last)?)
     }
 
-    /// The order of the chain at row t, and its pairs; `last` bounds the rows that an error names.
-    fn at(&self, t: i64, last: i64) -> Result<(Vec<usize>, u64), Hole> {
+    /// The order of the chain at row t, and its pairs.
+    fn at(&self, t: i64) -> Result<(Vec<usize>, u64), Flaw> {
         let shown = self.strips.iter().filter_map(|strip| strip.ends(t).map(|ends| (ends, strip.patch)));
         let mut shown: Vec<((i64, i64), usize)> = shown.collect();
         shown.sort_unstable();
-        let step = self.wanted.step;
-        let ends = self.wanted.ends(t);
-        let (mut next, stop) = ends.unwrap_or((0, -step));
-        for &((first, end), patch) in &shown {
-            if ends.is_none() {
-                return Err(self.hole(CoverKind::Invisible, (t, last), first..end + 1, Some(patch)));
+        let order = shown.iter().map(|(_, patch)| *patch).collect();
+        match self.flaw(t, &shown) {
+            Some((nth, kind, cols, is_cut)) => {
+                let patch =
+                    if kind == CoverKind::Missing { None } else { shown.get(nth).map(|(_, patch)| *patch) };
+                Err(Flaw { form: Form { kind, patch, order, nth, is_cut }, cols })
             }
+            None => {
+                let width =
+                    self.wanted.ends(t).map_or(0, |(first, last)| (last - first) / self.wanted.step + 1);
+                Ok((order, width as u64))
+            }
+        }
+    }
+
+    /// The first place where the strips that are shown at row t are not what the mask shows there.
+    fn flaw(&self, t: i64, shown: &[((i64, i64), usize)]) -> Option<(usize, CoverKind, Range<i64>, bool)> {
+        let Some((start, stop)) = self.wanted.ends(t) else {
+            let ((first, end), _) = shown.first()?;
+            return Some((0, CoverKind::Invisible, *first..end + 1, false));
+        };
+        let (mut next, step) = (start, self.wanted.step);
+        for (nth, &((first, end), _)) in shown.iter().enumerate() {
             if first < next {
-                let twice = first >= ends.map_or(0, |(start, _)| start);
-                let kind = if twice { CoverKind::Twice } else { CoverKind::Invisible };
-                return Err(self.hole(kind, (t, last), first..(end + 1).min(next), Some(patch)));
+                let kind = if first >= start { CoverKind::Twice } else { CoverKind::Invisible };
+                return Some((nth, kind, first..(end + 1).min(next), end + 1 > next));
             }
             if first > next && next <= stop {
-                return Err(self.hole(CoverKind::Missing, (t, last), next..first.min(stop + 1), None));
+                return Some((nth, CoverKind::Missing, next..first.min(stop + 1), first > stop + 1));
             }
             if end > stop {
-                return Err(self.hole(
+                return Some((
+                    nth,
                     CoverKind::Invisible,
-                    (t, last),
-                    first.max(stop + 1)..end + 1,
-                    Some(patch),
+                    first.max(stop + step)..end + 1,
+                    first < stop + step,
                 ));
             }
             next = end + step;
         }
-        if next <= stop {
-            return Err(self.hole(CoverKind::Missing, (t, last), next..stop + 1, None));
-        }
-        let width = ends.map_or(0, |(first, last)| (last - first) / step + 1);
-        Ok((shown.into_iter().map(|(_, patch)| patch).collect(), width as u64))
+        (next <= stop).then(|| (shown.len(), CoverKind::Missing, next..stop + 1, false))
     }
 
-    fn hole(&self, kind: CoverKind, (t, last): (i64, i64), cols: Range<i64>, patch: Option<usize>) -> Hole {
-        let rows = self.rows.at(t as usize)..self.rows.at(last as usize) + 1;
-        let launch = patch.and_then(|patch| self.patches.get(patch)).map(|patch| patch.place);
-        Hole { kind, rows, cols: cols.start.max(0) as usize..cols.end.max(0) as usize, launch }
+    /// A flaw of row `first`, with the rows up to `last` at most that have it in the same form.
+    fn hole(&self, flaw: &Flaw, first: i64, last: i64) -> Hole {
+        let cols = |flaw: &Flaw| Line::within(flaw.cols.clone(), self.wanted.step);
+        let same = self.at(last).err().filter(|there| there.form == flaw.form);
+        match same {
+            Some(there) => {
+                let rows = Line {
+                    start: self.rows.at(first as usize),
+                    len: (last - first + 1) as usize,
+                    ..self.rows
+                };
+                let launch =
+                    flaw.form.patch.and_then(|patch| self.patches.get(patch)).map(|patch| patch.place);
+                let pairs = Stretch { rows, first: cols(flaw), last: cols(&there) };
+                Hole { kind: flaw.form.kind, pairs, launch }
+            }
+            None => self.hole(flaw, first, first + (last - first) / 2),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLS: usize = 24;
+
+    /// The patches that show rows of a step the mask's columns, two of each residue: right ones.
+    fn right(rows: Line, wanted: Wanted) -> Vec<Patch> {
+        let place = Place { rank: 0, operation: 0, stream: 0 };
+        let step = rows.step as i64;
+        let patch = |start: usize, len: usize| {
+            let off = rows.start as i64 - start as i64;
+            let lo = -(-(wanted.lo + off)).div_euclid(step);
+            let hi = (wanted.hi + off).div_euclid(step);
+            let cols = Line { start, step: rows.step, len };
+            Patch { place, sequence: 0, group: 0..1, rows: Line { start: rows.start, ..rows }, cols, lo, hi }
+        };
+        let len = COLS / rows.step;
+        (0..rows.step)
+            .flat_map(|at| [patch(at, len / 2), patch(at + len / 2 * rows.step, len - len / 2)])
+            .collect()
+    }
+
+    /// How often patches show a pair of positions.
+    fn count(patches: &[Patch], row: usize, col: usize) -> usize {
+        let index =
+            |line: &Line, at: usize| (0..line.len).find(|&index| line.at(index) == at).map(|i| i as i64);
+        let shows = |patch: &&Patch| match (index(&patch.rows, row), index(&patch.cols, col)) {
+            (Some(i), Some(j)) => (i + patch.lo..=i + patch.hi).contains(&j),
+            _ => false,
+        };
+        patches.iter().filter(shows).count()
+    }
+
+    /// Every pair that a hole names.
+    fn pairs(stretch: &Stretch) -> Vec<(usize, usize)> {
+        let Stretch { rows, first, last } = stretch;
+        let at = |from: usize, to: usize, t: usize| {
+            (from as i64 + (to as i64 - from as i64) * t as i64 / (rows.len as i64 - 1).max(1)) as usize
+        };
+        let cols =
+            |t| Line { start: at(first.start, last.start, t), len: at(first.len, last.len, t), ..*first };
+        (0..rows.len)
+            .flat_map(|t| (0..cols(t).len).map(move |u| (t, u)))
+            .map(|(t, u)| (rows.at(t), cols(t).at(u)))
+            .collect()
+    }
+
+    /// What is said of a stretch of rows holds of each of them, whatever one patch does wrong.
+    #[test]
+    fn a_hole_is_true_of_every_row_that_it_names() {
+        let (mut bands, mut steps) = (0, 0);
+        for (step, start, left, right_bound) in
+            [(1, 0, 3, 0), (1, 2, 5, 2), (2, 1, 4, 1), (3, 0, 7, 3), (1, 4, FAR, 0), (2, 0, 2, FAR)]
+        {
+            let rows = Line { start, step, len: (COLS - start).div_ceil(step) };
+            let wanted = Wanted { lo: -left, hi: right_bound, cols: COLS };
+            let patches = right(rows, wanted);
+            assert!(prove(rows, wanted, &patches).is_ok(), "{rows} with {wanted:?}");
+            for nth in 0..patches.len() {
+                for (lo, hi, len) in [(1, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -2, 0), (0, 0, 1), (0, 0, 2)] {
+                    let mut wrong = patches.clone();
+                    wrong[nth].lo += lo;
+                    wrong[nth].hi += hi;
+                    wrong[nth].cols.len -= len;
+                    let Err(hole) = prove(rows, wanted, &wrong) else { continue };
+                    let named = pairs(&hole.pairs);
+                    assert!(!named.is_empty(), "{hole:?}");
+                    for (row, col) in named {
+                        let off = col as i64 - row as i64;
+                        let is_wanted = (wanted.lo..=wanted.hi).contains(&off) && col < COLS;
+                        let is = match (is_wanted, count(&wrong, row, col)) {
+                            (true, 0) => CoverKind::Missing,
+                            (false, 1..) => CoverKind::Invisible,
+                            (true, 2..) => CoverKind::Twice,
+                            _ => panic!("row {row} and column {col} are right: {} {}", hole.pairs, hole.kind),
+                        };
+                        assert_eq!(is, hole.kind, "row {row}, column {col}: {}", hole.pairs);
+                    }
+                    bands += usize::from(hole.pairs.first.start != hole.pairs.last.start);
+                    steps += usize::from(hole.pairs.rows.len > 1 && step > 1);
+                }
+            }
+        }
+        assert!(bands > 20 && steps > 10, "{bands} bands, {steps} with steps");
+    }
+
+    #[test]
+    fn a_band_reads_from_its_first_row_to_its_last() {
+        let wanted = Wanted { lo: -3, hi: 0, cols: COLS };
+        let rows = Line::first(COLS);
+        let mut patches = right(rows, wanted);
+        patches.iter_mut().for_each(|patch| patch.lo += 1);
+        let hole = prove(rows, wanted, &patches).expect_err("the window is short");
+        let said = format!("{} {}", hole.pairs, hole.kind);
+        assert_eq!(
+            said,
+            "positions 3..11: pairs with positions 0..1 of the first to 7..8 of the last are missing"
+        );
+        let stepped = Stretch::alike(Line { start: 1, step: 2, len: 3 }, Line::first(2));
+        assert_eq!(stepped.to_string(), "positions 1..6 step 2: pairs with positions 0..2");
     }
 }

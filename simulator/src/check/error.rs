@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use seamproof_oracle::{RunError, TensorName};
 
+use super::cover::{Line, Stretch};
+
 /// Most errors of one check; the rest follow from them more often than not.
 pub const ERRORS_MAX: usize = 64;
 
@@ -200,8 +202,8 @@ pub enum CheckError {
     },
     /// A result, or an input of the backward, that is not the sum over exactly the visible pairs.
     #[error(
-        "{at}: {tensor} of sequence {sequence}, heads {heads:?}, positions {rows:?}: pairs with positions \
-         {others:?} {kind}{}", launch.map(|at| format!(" (launched by {at})")).unwrap_or_default()
+        "{at}: {tensor} of sequence {sequence}, heads {heads:?}, {pairs} {kind}{}",
+        launch.map(|at| format!(" (launched by {at})")).unwrap_or_default()
     )]
     Cover {
         /// `result on rank 2`, or the operation that needs the tensor.
@@ -212,10 +214,8 @@ pub enum CheckError {
         sequence: usize,
         /// Heads of the tensor.
         heads: Range<usize>,
-        /// Its positions.
-        rows: Range<usize>,
-        /// Positions of the other side.
-        others: Range<usize>,
+        /// Its positions, each with those of the other side.
+        pairs: Stretch,
         /// What is wrong with the pairs.
         kind: CoverKind,
         /// The launch that adds them.
@@ -243,7 +243,7 @@ pub enum CheckError {
     },
     /// Rows of a result that no placement owns, or several.
     #[error(
-        "{tensor} of sequence {sequence}, heads {heads:?}: positions {positions:?} {kind} in the placements"
+        "{tensor} of sequence {sequence}, heads {heads:?}: positions {positions} {kind} in the placements"
     )]
     Ownership {
         /// The tensor.
@@ -253,7 +253,7 @@ pub enum CheckError {
         /// Heads of the tensor.
         heads: Range<usize>,
         /// The positions.
-        positions: Range<usize>,
+        positions: Line,
         /// Missing or twice.
         kind: CoverKind,
     },

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Pass, Run, Sequence, Side, TensorName};
 
-use super::cover::{FAR, Line, Patch, Wanted, prove};
+use super::cover::{FAR, Line, Patch, Stretch, Wanted, prove};
 use super::error::{CheckError, CoverKind, Place};
 use super::execute::{Machine, Site, ranges};
 use super::shape::{side, tensor_heads};
@@ -172,7 +172,7 @@ impl Machine<'_> {
                 let both = &self.problem.sequences[sequence];
                 let len = if side(tensor) == Some(Side::Kv) { both.kv.len } else { both.q.len };
                 if let Err(hole) = prove(Line::first(1), Wanted { lo: -FAR, hi: FAR, cols: len }, lines) {
-                    let (kind, positions, heads) = (hole_kind(hole.kind), hole.cols, heads.clone());
+                    let (kind, positions, heads) = (hole_kind(hole.kind), hole.pairs.first, heads.clone());
                     self.errors.push(CheckError::Ownership { tensor, sequence, heads, positions, kind });
                 }
             }
@@ -220,13 +220,13 @@ impl Machine<'_> {
         let patches: Vec<Patch> = patches.iter().filter_map(|patch| clip(patch, &seeing)).collect();
         let wanted = Wanted { lo: -FAR, hi: FAR, cols: seeing.len() };
         if let Err(hole) = prove(Line::first(1), wanted, &patches) {
+            let [first, last] = [hole.pairs.first, hole.pairs.last].map(|cols| cols.moved(seeing.start));
             self.errors.push(CheckError::Cover {
                 at: "the sum over all ranks".into(),
                 tensor: TensorName::Dsink,
                 sequence,
                 heads: heads.clone(),
-                rows: 0..1,
-                others: hole.cols.start + seeing.start..hole.cols.end + seeing.start,
+                pairs: Stretch { first, last, ..hole.pairs },
                 kind: hole.kind,
                 launch: hole.launch,
             });

@@ -177,8 +177,7 @@ impl Machine<'_> {
             tensor: site.tensor,
             sequence: rows.sequence,
             heads: first..first + site.heads.len(),
-            rows: hole.rows,
-            others: hole.cols,
+            pairs: hole.pairs,
             kind: hole.kind,
             launch: hole.launch,
         });

@@ -17,7 +17,7 @@
 
 use seamproof_oracle::{Format, Problem, Run};
 
-use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
+use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part, rank_order};
 use super::{
     Attend, AttendBackward, BufferId, FillValue, PlacedRun, Reduction, RowPair, Schedule, Step, Work,
@@ -226,7 +226,7 @@ impl Rank<'_> {
             1 => vec![placed],
             _ => one_by_one(&placed),
         });
-        rows.filter_map(|placed| self.segment(&placed, 0, 1)).collect()
+        rows.filter_map(|placed| self.segment(&placed, (0, 1), Unseeing::Kept)).collect()
     }
 
     /// The segments of each backward launch; no launch names a key twice. Where dQ has no sum that was filled with
@@ -236,8 +236,9 @@ impl Rank<'_> {
         let ranks = self.shards.kv.cp;
         if self.apart() {
             let launch = |residue| {
-                let segments = placed.iter().filter_map(|placed| self.segment(placed, residue, ranks));
-                segments.filter(build::shows).collect::<Vec<_>>()
+                let keys = (residue, ranks);
+                let segment = |placed| self.segment(placed, keys, Unseeing::Dropped);
+                placed.iter().filter_map(segment).collect::<Vec<_>>()
             };
             return (0..ranks).map(launch).filter(|segments| !segments.is_empty()).collect();
         }
@@ -249,13 +250,13 @@ impl Rank<'_> {
             if index == launches.len() {
                 launches.push(Vec::new());
             }
-            launches[index].extend(self.segment(placed, 0, 1));
+            launches[index].extend(self.segment(placed, (0, 1), Unseeing::Kept));
         }
         launches
     }
 
     /// A piece of queries against the keys `first, first + step, …` of the visible prefix; the step is the piece's.
-    fn segment(&self, q: &PlacedRun, first: usize, step: usize) -> Option<Segment> {
+    fn segment(&self, q: &PlacedRun, (first, step): (usize, usize), unseeing: Unseeing) -> Option<Segment> {
         let sequence = &self.problem.sequences[q.sequence];
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
         let gathered = self.shards.kv.gathered(q.sequence);
@@ -264,7 +265,7 @@ impl Rank<'_> {
         let offset = gathered.offset + if keys > 0 { first } else { 0 };
         let rows = Run { offset, step, len: keys, span: keys };
         let kv = Piece { start: first, step, span: keys, at: 0 };
-        build::segment(&self.problem.mask, (lq, lk), q, &kv, rows)
+        build::segment(&self.problem.mask, (lq, lk), q, (&kv, rows), unseeing)
     }
 }
 

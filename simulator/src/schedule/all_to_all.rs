@@ -14,7 +14,7 @@
 
 use seamproof_oracle::Problem;
 
-use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
+use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{COMPUTE, rank_order};
 use super::exchange::{Exchange, HeadDeal};
 use super::{Attend, AttendBackward, FillValue, PlacedRun, Schedule, Step, Work};
@@ -55,7 +55,8 @@ fn whole_sequences(problem: &Problem, shards: &Shards) -> AttentionCall {
         let (rows, kv) = (shards.q.gathered(index), shards.kv.gathered(index));
         let whole = |span: usize| Piece { start: 0, step: 1, span, at: 0 };
         let q = PlacedRun { sequence: index, piece: whole(rows.span), local: rows };
-        build::segment(&problem.mask, (sequence.q.len, sequence.kv.len), &q, &whole(kv.span), kv)
+        let lengths = (sequence.q.len, sequence.kv.len);
+        build::segment(&problem.mask, lengths, &q, (&whole(kv.span), kv), Unseeing::Kept)
     });
     let segments: Vec<Segment> = segments.collect();
     AttentionCall { segments, softmax: problem.softmax, policy: RowPolicy::Overwrite }

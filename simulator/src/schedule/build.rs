@@ -321,40 +321,31 @@ pub(crate) fn band(
     Some((lo, hi))
 }
 
+/// What becomes of segments none of whose queries sees a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unseeing {
+    /// They are made: their rows are written.
+    Kept,
+    /// They are not made; most pieces of long rings see none of the other's.
+    Dropped,
+}
+
 /// One segment: a placed piece of queries against the rows of a piece of keys.
 pub(super) fn segment(
     mask: &Mask,
     (lq, lk): (usize, usize),
     q: &PlacedRun,
-    kv: &Piece,
-    kv_rows: Run,
-) -> Option<Segment> {
-    let (lo, hi) = band(mask, lq, lk, &q.piece, kv)?;
-    Some(Segment { q: q.local, kv: vec![kv_rows], lo, hi })
-}
-
-/// [`segment`], if any of its queries sees a key; most pieces of long rings see none of the other's.
-pub(super) fn shown_segment(
-    mask: &Mask,
-    (lq, lk): (usize, usize),
-    q: &PlacedRun,
-    kv: &Piece,
-    kv_rows: Run,
+    (kv, kv_rows): (&Piece, Run),
+    unseeing: Unseeing,
 ) -> Option<Segment> {
     let band = band(mask, lq, lk, &q.piece, kv)?;
-    band_shows((q.local.len, kv_rows.len), band).then(|| {
-        let (lo, hi) = band;
-        Segment { q: q.local, kv: vec![kv_rows], lo, hi }
-    })
-}
-
-/// Whether any query of a segment sees a key.
-pub(super) fn shows(segment: &Segment) -> bool {
-    band_shows((segment.q.len, segment.keys()), (segment.lo, segment.hi))
+    let made = unseeing == Unseeing::Kept || shows((q.local.len, kv_rows.len), band);
+    let (lo, hi) = band;
+    made.then(|| Segment { q: q.local, kv: vec![kv_rows], lo, hi })
 }
 
 /// Whether any of some queries sees any of some keys: `j − i` takes every value between those of its corners.
-fn band_shows((queries, keys): (usize, usize), (lo, hi): (Option<i64>, Option<i64>)) -> bool {
+fn shows((queries, keys): (usize, usize), (lo, hi): (Option<i64>, Option<i64>)) -> bool {
     let (queries, keys) = (queries as i64, keys as i64);
     let first = lo.unwrap_or(i64::MIN).max(1 - queries);
     let last = hi.unwrap_or(i64::MAX).min(keys - 1);

@@ -26,7 +26,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Balance, Format, Mask, Pass, Problem, Run, Sink, Softmax};
 
-use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
+use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{self, COMMUNICATION, all};
 use super::{
     Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeOrder, MergeStyle, PlacedRun,
@@ -264,7 +264,7 @@ impl RingCore<'_> {
             let queries = q.pieces(sequence, place).skip(q_parts.start).take(q_parts.len());
             let segment = move |piece| {
                 let queries = PlacedRun { sequence, piece, local: q.local(sequence, &piece) };
-                build::shown_segment(&self.mask, lengths, &queries, &keys, kv_rows)
+                build::segment(&self.mask, lengths, &queries, (&keys, kv_rows), Unseeing::Dropped)
             };
             queries.filter_map(segment)
         })

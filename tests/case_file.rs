@@ -1,0 +1,169 @@
+//! The page on case files names each field, each name of a value and each bound that the types have.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use seamproof::case::{
+    CASE_BYTES_MAX, CASE_VERSION, Case, EARLIER_MAX, Earlier, Found, InputSource, Story, Subject,
+};
+use seamproof::verdict::{Cause, Check, Ending, Finding, Place};
+use seamproof::worker::Phase;
+use seamproof_oracle::limits::{
+    HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALING_BLOCK_MAX, SEQUENCES_MAX, SOFTCAP_MAX, WORLD_MAX,
+};
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
+    Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+};
+use serde_json::{Value, json};
+
+fn page() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/case-file.md");
+    std::fs::read_to_string(path).expect("the page is there")
+}
+
+/// A problem that writes every optional field.
+fn problem(algorithm: Algorithm, balance: Balance) -> Problem {
+    let run = Run { offset: 0, step: 2, len: 3, span: 4 };
+    let fields = ProblemFields {
+        sequences: vec![Sequence { id: 0, q: run, kv: run }],
+        rows: Rows { q: 8, kv: 8 },
+        heads: Heads { q: 2, kv: 1 },
+        dims: Dims { qk: 8, v: 8 },
+        mask: Mask { left: Some(2), right: Some(0), align: Alignment::TopLeft },
+        softmax: Softmax { scale: 0.5, softcap: Some(4.0), sink: Sink::None },
+        precision: Precision::uniform(Format::Bf16),
+        parallel: ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] },
+        mode: InputMode::Flat,
+        data_seed: 1,
+        pass: Pass::Backward,
+    };
+    Problem::new(fields).expect("the fields are legal")
+}
+
+/// Every field of the types, with a value: a new one has to be named here, and then on the page.
+fn case() -> Case {
+    let finding = Finding {
+        check: Check::Crash,
+        identity: serde_json::from_value(json!("padding-amount")).expect("an identity"),
+        ending: Some(Ending { cause: Cause::Failed, after: Some(Phase::Launched) }),
+        tensor: Some(TensorName::Out),
+        place: Place { sequence: Some(0), head: Some(0), row: Some(0), lane: Some(0) },
+        what: "wrong".to_owned(),
+        got: Some("1".to_owned()),
+        expected: Some("2".to_owned()),
+        bound: Some(0.5),
+        ratio: Some(2.0),
+        failed: 1,
+        compared: 2,
+        before: Vec::new(),
+    };
+    let problem = problem(Algorithm::Hierarchical { all_to_all: 2 }, Balance::Striped { stripe: 1 });
+    let options = std::collections::BTreeMap::from([("attention".to_owned(), "simple".to_owned())]);
+    Case {
+        version: CASE_VERSION,
+        story: Some(Story { text: "a story".to_owned(), sources: vec!["https://example.org".to_owned()] }),
+        subject: Subject { name: "cuda".to_owned(), options: options.clone() },
+        schedule_seed: 0,
+        inputs: InputSource::Recorded { file: "inputs.safetensors".to_owned(), digest: "00".to_owned() },
+        problem: problem.clone(),
+        before: vec![Earlier { options, problem }],
+        found: Some(Found { finding, minimal: true, evaluations: 1 }),
+    }
+}
+
+/// The paths of all fields of a value, `[]` for the elements of lists. Options have names of their own, and an earlier run's
+/// problem has the fields of every other.
+fn paths(value: &Value, path: &str, to: &mut BTreeSet<String>) {
+    if !path.is_empty() && !path.ends_with(']') {
+        to.insert(path.to_owned());
+    }
+    match value {
+        Value::Object(fields) if !path.ends_with("options") && path != "before[].problem" => {
+            for (name, value) in fields {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                paths(value, &path, to);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| paths(item, &format!("{path}[]"), to)),
+        _ => {}
+    }
+}
+
+/// What stands in backquotes in the first column of the page's tables.
+fn documented(page: &str) -> BTreeSet<String> {
+    let first = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let names = first.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`').to_owned()));
+    names.collect()
+}
+
+#[test]
+fn every_field_is_on_the_page_and_nothing_else() {
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md"));
+    assert!(readme.is_ok_and(|text| text.contains("(docs/case-file.md)")), "the page is linked");
+    let mut fields = BTreeSet::new();
+    let case = case();
+    paths(&serde_json::to_value(&case).expect("a case is JSON"), "", &mut fields);
+    // What a field that holds one of several forms is called where the form has fields of its own.
+    for form in
+        ["inputs.recorded", "problem.parallel.algorithm.hierarchical", "problem.parallel.balance.striped"]
+    {
+        assert!(fields.remove(form), "{form}");
+    }
+    assert_eq!(documented(&page()), fields);
+    assert_eq!(Case::parse(case.to_json().as_bytes()).expect("it reads back"), case);
+}
+
+#[test]
+fn every_name_of_a_value_is_on_the_page() {
+    let page = page();
+    let text = |value: Value| value.as_str().expect("a name").to_owned();
+    let named = |value: serde_json::Result<Value>| text(value.expect("a name is JSON"));
+    let mut names: Vec<String> = Vec::new();
+    names.extend(InputMode::ALL.map(|mode| named(serde_json::to_value(mode))));
+    names.extend(Format::ALL.map(|format| format.name().to_owned()));
+    names.extend(Check::ALL.map(|check| check.name().to_owned()));
+    names.extend(Phase::ALL.map(|phase| phase.name().to_owned()));
+    names.extend(TensorName::RESULTS.map(|tensor| tensor.name().to_owned()));
+    names.extend([Sink::None, Sink::OffByOne, Sink::Learnable].map(|sink| named(serde_json::to_value(sink))));
+    names
+        .extend([Alignment::TopLeft, Alignment::BottomRight].map(|align| named(serde_json::to_value(align))));
+    names.extend([Pass::Forward, Pass::Backward].map(|pass| named(serde_json::to_value(pass))));
+    let algorithms = [Algorithm::Single, Algorithm::Ring, Algorithm::AllGather, Algorithm::AllToAll];
+    names.extend(algorithms.map(|algorithm| named(serde_json::to_value(algorithm))));
+    names.extend(
+        [Balance::Contiguous, Balance::DualChunk].map(|balance| named(serde_json::to_value(balance))),
+    );
+    let causes = [Cause::Failed, Cause::OutOfMemory, Cause::Garbage, Cause::Digest, Cause::Hang];
+    names.extend(causes.map(|cause| named(serde_json::to_value(cause))));
+    for name in names {
+        assert!(page.contains(&format!("`{name}`")), "{name} is not on the page");
+    }
+}
+
+#[test]
+fn every_bound_is_on_the_page() {
+    let page = page();
+    let line = |field: &str| {
+        let mut lines =
+            page.lines().filter(|line| line.starts_with('|') && line.contains(&format!("`{field}`")));
+        lines.next().unwrap_or_else(|| panic!("{field} is not on the page"))
+    };
+    let bounds = [
+        ("problem.sequences", format!("at most {SEQUENCES_MAX}")),
+        ("problem.rows.q", format!("0 to {ROWS_MAX}")),
+        ("problem.heads.q", format!("1 to {HEADS_MAX}")),
+        ("problem.dims.qk", format!("1 to {HEAD_DIM_MAX}")),
+        ("problem.softmax.scale", format!("to {SCALE_MAX}")),
+        ("problem.softmax.softcap", format!("to {SOFTCAP_MAX}")),
+        ("problem.precision", format!("1 to {SCALING_BLOCK_MAX}")),
+        ("problem.parallel.world", format!("1 to {WORLD_MAX}")),
+        ("problem.parallel.balance.striped.stripe", format!("1 to {ROWS_MAX}")),
+        ("before", format!("at most {EARLIER_MAX}")),
+        ("version", CASE_VERSION.to_string()),
+    ];
+    for (field, bound) in bounds {
+        assert!(line(field).contains(&bound), "{field}: {bound} is not in {}", line(field));
+    }
+    assert!(page.contains(&format!("at most {} MiB", CASE_BYTES_MAX >> 20)));
+}
