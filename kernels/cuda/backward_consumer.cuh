@@ -119,6 +119,18 @@ __device__ __forceinline__ void store_sums(u32 at, const float (&dq)[32]) {
     shared_stores_done();
 }
 
+__device__ __forceinline__ void add_sums(u32 from, float (&dq)[32]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        float4 sums;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(sums.x), "=f"(sums.y), "=f"(sums.z), "=f"(sums.w)
+                     : "r"(from + (i * 128 + threadIdx.x % 128) * 16)
+                     : "memory");
+        dq[4 * i] += sums.x, dq[4 * i + 1] += sums.y, dq[4 * i + 2] += sums.z, dq[4 * i + 3] += sums.w;
+    }
+}
+
 __device__ __forceinline__ void release(u32 barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
@@ -127,7 +139,7 @@ __device__ __forceinline__ void release(u32 barrier) {
 __device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, int t, int left) {
     const int each = tile.end - tile.first, heads = (left + each - 1) / each, first = t * ROWS;
     const int head = (tile.head + 1) * a.group - heads;
-    return {tile.q_index + first, tile.q_phase, a.q_step, head, tile.rows - first, tile.direct - first};
+    return {tile.q_index + first, tile.q_phase, a.q_step, head, tile.rows - first, tile.q_owned - first};
 }
 
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
@@ -148,14 +160,14 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             shared_stores_done();
             named_barrier(1, CONSUMERS);
         }
-        const int from = tile.first, end = tile.end, whole = tile.whole, whole_end = tile.whole_end;
-        int t = from;
+        const int start = start_of(a, tile), last = last_of(a, tile), whole = tile.whole, whole_end = tile.whole_end;
+        int t = start;
 #pragma unroll 1
-        for (int left = (end - from) * a.group; left > 0; --left) {
+        for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
             const Shared shared = {ALIKE ? uniform(all.base) : kept(all.base)};
             const u32 group = ALIKE ? uniform(threadIdx.x / 128) : kept(threadIdx.x) / 128;
             const int now = t;
-            t = t + 1 < end ? t + 1 : from;
+            t = t != last ? t + a.direction : start;
             const u32 stage = ALIKE ? uniform(ring.stage()) : ring.stage();
             barrier_wait(shared.q_full(stage), ring.parity());
             barrier_wait(shared.dout_full(stage), ring.parity());
@@ -206,9 +218,16 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(p);
             release(shared.dout_empty(stage));
             barrier_wait(shared.dq_empty(group, ring.turns - 1), (ring.turns - 1) / ADDERS % 2);
-            const Tile tile = get_tile(shared.tile());
-            if (tile.direct) store_queries(a, rows_of_turn(a, tile, now, left), dq);
-            else store_sums(shared.dq(group), dq);
+            const Ends ends = get_ends(shared.tile());
+            if (now * a.direction >= ends.closes) {
+                if (now * a.direction >= ends.opens) {
+                    barrier_wait(shared.dq_ready(group, ring.turns), ring.turns / ADDERS % 2);
+                    add_sums(shared.dq(group), dq);
+                }
+                store_queries(a, rows_of_turn(a, get_tile(shared.tile()), now, left), dq);
+            } else {
+                store_sums(shared.dq(group), dq);
+            }
             __syncwarp();
             release(shared.dq_full(group, ring.turns));
             wgmma_wait<0>();

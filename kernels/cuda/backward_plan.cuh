@@ -48,18 +48,6 @@ __device__ __forceinline__ u32 bucket_of(const PlanArgs& a, int s) {
 }
 __device__ __forceinline__ int bound(i64 value) { return (int)min(max(value, (i64)-FAR), (i64)FAR); }
 
-// The query rows of a segment that see keys of one tile, the only one that has real keys.
-__device__ __forceinline__ Range direct_rows(const PlanArgs& a, const PlannedSegment& segment) {
-    u32 tiles = 0;
-    Range rows = {};
-    for (int r = segment.first_run; r < segment.first_run + segment.runs; ++r) {
-        const int key = (int)a.runs[r].first_key, len = (int)a.runs[r].len;
-        tiles += (len + KEYS - 1) / KEYS;
-        if (len > 0) rows = rows_seeing(key, len, segment.lo, segment.hi, segment.len);
-    }
-    return tiles == 1 ? rows : Range{0, 0};
-}
-
 __device__ __forceinline__ void plan_segment(const PlanArgs& a, int s, u64 first) {
     const QuerySegment segment = a.segments[s];
     const u64 tiles = tiles_of(a, s);
@@ -68,9 +56,6 @@ __device__ __forceinline__ void plan_segment(const PlanArgs& a, int s, u64 first
         bound(segment.lo), bound(segment.hi), (int)segment.first_run, (int)segment.runs,
         (u32)first, (u32)tiles, (u32)(first >> 32), (u32)(tiles >> 32),
     };
-    const Range direct = direct_rows(a, planned);
-    planned.direct = direct.from / a.tile_rows, planned.direct_end = (direct.to + a.tile_rows - 1) / a.tile_rows;
-    a.planned[s] = planned;
     u32 before = 0;
     for (int r = (int)segment.first_run; r < (int)(segment.first_run + segment.runs); ++r) {
         const KeyRun run = a.runs[r];
@@ -79,7 +64,11 @@ __device__ __forceinline__ void plan_segment(const PlanArgs& a, int s, u64 first
             (int)(run.offset / a.kv_step), (int)(run.offset % a.kv_step), (int)run.first_key, (int)run.len, span, before,
         };
         before += (span + KEYS - 1) / KEYS;
+        planned.keys = (int)(run.first_key + run.len);
     }
+    const Range seeing = rows_seeing(0, planned.keys, planned.lo, planned.hi, planned.len);
+    planned.seeing = seeing.from / a.tile_rows, planned.seeing_end = (seeing.to + a.tile_rows - 1) / a.tile_rows;
+    a.planned[s] = planned;
 }
 
 extern "C" __global__ void __launch_bounds__(PLANNERS, 1) backward_plan(const __grid_constant__ PlanArgs a) {

@@ -1,5 +1,4 @@
-// Rows of the backward: what is made of them before the tiles, D and cleared sums, how gradients are written, and after the
-// tiles, dq of the sums. For backward.cu.
+// Rows of the backward: what is made of them before the tiles, and how gradients are written. For backward.cu.
 #pragma once
 
 // Of a row of a view eight neighbouring lanes, each rounded once.
@@ -87,7 +86,16 @@ __device__ __forceinline__ void store_queries(const Args& a, const Rows& rows, c
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Before: statistics of rows, and sums of zero, but for direct dq.
+// Before: statistics of rows, and dq of those that see no key.
+
+__device__ __forceinline__ void clear_gradients(const Args& a, const PlannedSegment& segment, int first, int head) {
+    float dq[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) dq[i] = 0.0f;
+    const int index = segment.index + first;
+    const Rows rows = {index, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
+    store_queries(a, rows, dq);
+}
 
 __device__ __forceinline__ void prepare(const Args& a) {
     constexpr int LANES = DIM / 8, EACH = THREADS / LANES;
@@ -96,8 +104,10 @@ __device__ __forceinline__ void prepare(const Args& a) {
     const PlannedSegment& segment = a.segments[a.q_tile_segment[tile]];
     const u32 t = tile - segment.first_q_tile;
     const int first = t * ROWS;
-    if (first >= segment.len) return;
-    const bool direct = is_direct(segment, t);
+    if (!sees_keys(segment, t)) {
+        clear_gradients(a, segment, first, head);
+        return;
+    }
     const i64 part = part_of(a, tile, head);
     float* const statistics = a.statistics + part * 2 * ROWS;
     const int column = threadIdx.x % LANES * 8;
@@ -119,35 +129,5 @@ __device__ __forceinline__ void prepare(const Args& a) {
         statistics[row] = real ? get(a.lse, place_of(a.lse, at, head)) : __uint_as_float(0x7f800000u);
         statistics[ROWS + row] = d;
     }
-    if (direct) return;
-    if (a.added) {
-        if (threadIdx.x == 0) a.added[part] = 0;
-        return;
-    }
-    float4* const sums = (float4*)(a.sums + part * SUMS);
-    for (int i = threadIdx.x; i < SUMS / 4; i += THREADS) sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// After: sums become dq, but for direct dq.
-
-__device__ __forceinline__ void finish(const Args& a) {
-    const u32 tile = blockIdx.x, head = blockIdx.y;
-    if (tile >= a.plan->q_tiles) return;
-    const PlannedSegment& segment = a.segments[a.q_tile_segment[tile]];
-    const u32 t = tile - segment.first_q_tile;
-    if (is_direct(segment, t)) return;
-    const int first = t * ROWS;
-    const i64 part = part_of(a, tile, head);
-    const bool any = first < segment.len && (!a.added || a.added[part] > 0);
-    const float4* const from = (const float4*)(a.sums + part * SUMS + threadIdx.x / 128 * (PART_BYTES / 4));
-    float dq[32];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float4 sums = any ? from[i * 128 + threadIdx.x % 128] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        dq[4 * i] = sums.x, dq[4 * i + 1] = sums.y, dq[4 * i + 2] = sums.z, dq[4 * i + 3] = sums.w;
-    }
-    const int index = segment.index + first;
-    const Rows rows = {index, segment.phase, a.q_step, (int)head, segment.len - first, segment.span - first};
-    store_queries(a, rows, dq);
+    if (threadIdx.x == 0) a.added[part] = 0;
 }

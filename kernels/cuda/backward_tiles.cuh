@@ -20,18 +20,26 @@ struct Tile {
     int end;
     // The first tile of query rows in the order of the plan.
     u32 q_tile;
-    // Runs of the segment from the tile's own on, and the tile within that.
+    // Its run, those where tiles are that add before it, and the tile within its run.
     int run;
-    int runs;
+    int runs_from;
+    int runs_end;
     int in_run;
     // The tiles whose rows are all real and all see all keys, which are all real.
     int whole;
     int whole_end;
-    // Where the segment's query rows are, and how many it owns if their dq is direct; 0 if not.
+    // Where the segment's query rows are, and how many it owns.
     int q_index;
     int q_phase;
-    int direct;
+    int q_owned;
+    int unused;
+    // The tiles `t` of query rows whose sums it opens, `t * direction < opens`, and closes, `t * direction >= closes`.
+    struct Ends {
+        int opens;
+        int closes;
+    } ends;
 };
+using Ends = Tile::Ends;
 constexpr int TILE_WORDS = sizeof(Tile) / 4;
 
 // A block's shared memory: barriers and the tile in the first kilobyte, then K and V, rings of Q and dout, dS twice, and dQ.
@@ -50,7 +58,9 @@ struct Shared {
     // One for each adder, who take turns with the one place.
     __device__ __forceinline__ u32 dq_full(u32 group, u32 turn) const { return base + 320 + 16 * group + 8 * (turn % ADDERS); }
     __device__ __forceinline__ u32 dq_empty(u32 group, u32 turn) const { return base + 384 + 16 * group + 8 * (turn % ADDERS); }
-    __device__ __forceinline__ u32 tile() const { return base + 448; }
+    // Sums to be closed are in the place.
+    __device__ __forceinline__ u32 dq_ready(u32 group, u32 turn) const { return base + 448 + 16 * group + 8 * (turn % ADDERS); }
+    __device__ __forceinline__ u32 tile() const { return base + 512; }
     __device__ __forceinline__ u32 k() const { return base + 1024; }
     __device__ __forceinline__ u32 v() const { return k() + KV_BYTES; }
     __device__ __forceinline__ u32 q(u32 stage) const { return v() + KV_BYTES + stage * Q_BYTES; }
@@ -80,11 +90,29 @@ __device__ __forceinline__ Tile get_tile(u32 at) {
     return tile;
 }
 
+__device__ __forceinline__ Ends get_ends(u32 at) {
+    Ends ends;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(ends.opens), "=r"(ends.closes)
+                 : "r"(at + (u32)(sizeof(Tile) - sizeof(Ends)))
+                 : "memory");
+    return ends;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // The producer: takes tiles, and asks for their rows.
 
-// The tile of an item: heads in chunks, whose rows stay in the cache, and the first keys of a chunk first, which most rows see.
-// In a fixed order the last keys come first, and no tile waits for one that is taken later.
+// What a tile of keys opens and closes: rows that see no key before it, or none behind it.
+__device__ __forceinline__ void set_ends(const Args& a, const PlannedSegment& segment, Tile& tile) {
+    const int behind = tile.key + tile.real;
+    // From `low` on no key before, up to `high` no key behind.
+    const int low = tile.key <= 0 ? tile.first : max(tile.key - tile.lo + ROWS - 1, 0) / ROWS;
+    const int high = behind >= min(segment.keys, tile.rows + tile.hi) ? tile.end : max(behind - tile.hi, 0) / ROWS;
+    tile.ends.opens = a.direction > 0 ? high : 1 - low;
+    tile.ends.closes = a.direction > 0 ? low : 1 - high;
+}
+
+// The tile of an item: heads in chunks, whose rows stay in the cache, and in a chunk the tiles that add first.
 __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     const int kv_heads = a.heads / a.group;
     const PlannedSegment& segment = a.segments[a.kv_tile_segment[item / kv_heads]];
@@ -92,7 +120,7 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     const u32 chunk = rest / (segment.kv_tiles * a.head_chunk);
     rest -= chunk * segment.kv_tiles * a.head_chunk;
     const u32 heads = min((u32)a.head_chunk, kv_heads - chunk * a.head_chunk);
-    const u32 number = a.added ? segment.kv_tiles - 1 - rest / heads : rest / heads;
+    const u32 number = a.direction > 0 ? segment.kv_tiles - 1 - rest / heads : rest / heads;
     int run = 0;
     while (run + 1 < segment.runs && a.runs[segment.first_run + run + 1].first_tile <= number) ++run;
     const PlannedRun& keys = a.runs[segment.first_run + run];
@@ -109,12 +137,22 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     tile.first = seeing.from / ROWS;
     tile.end = (seeing.to + ROWS - 1) / ROWS;
     tile.q_tile = segment.first_q_tile;
-    tile.run = segment.first_run + run, tile.runs = segment.runs - run;
+    tile.run = segment.first_run + run;
+    tile.runs_from = a.direction > 0 ? tile.run : segment.first_run;
+    tile.runs_end = a.direction > 0 ? segment.first_run + segment.runs : tile.run + 1;
     tile.whole = max(tile.key + KEYS - 1 - tile.hi + ROWS - 1, 0) / ROWS;
     tile.whole_end = tile.real < KEYS ? 0 : min(tile.rows, max(tile.key - tile.lo + 1, 0)) / ROWS;
-    tile.q_index = segment.index, tile.q_phase = segment.phase;
-    tile.direct = is_direct(segment, tile.first) ? segment.span : 0;
+    tile.q_index = segment.index, tile.q_phase = segment.phase, tile.q_owned = segment.span;
+    set_ends(a, segment, tile);
     return tile;
+}
+
+// The tile of query rows that a walk over a tile's begins and ends with.
+__device__ __forceinline__ int start_of(const Args& a, const Tile& tile) {
+    return a.direction > 0 ? tile.first : tile.end - 1;
+}
+__device__ __forceinline__ int last_of(const Args& a, const Tile& tile) {
+    return a.direction > 0 ? tile.end - 1 : tile.first;
 }
 
 __device__ __forceinline__ void load_panels(
@@ -159,14 +197,15 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
         barrier_expect(shared.kv_full(), 2 * KV_BYTES);
         load_panels(shared.k(), &a.k, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
         load_panels(shared.v(), &a.v, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
-        const int phase = tile.q_phase, index = tile.q_index, from = tile.first, end = tile.end;
+        const int phase = tile.q_phase, index = tile.q_index, start = start_of(a, tile), last = last_of(a, tile);
         const u32 q_tile = tile.q_tile;
-        int head = tile.head * a.group, t = from;
+        int head = tile.head * a.group, t = start;
 #pragma unroll 1
-        for (int left = (end - from) * a.group; left > 0; --left) {
+        for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
             load_queries(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);
             ring.advance();
-            if (++t == end) t = from, ++head;
+            if (t == last) t = start, ++head;
+            else t += a.direction;
         }
     }
     const Shared shared = all.again();
@@ -180,14 +219,17 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The adders: add dQ of each tile to the sums in memory.
 
-// Tiles of keys behind this one that rows `first` to `end` see: they add before it.
+// Tiles of keys that rows `first` to `end` see and that add before this one.
 __device__ __forceinline__ u32 tiles_before(const Args& a, const Tile& tile, int first, int end) {
     u32 count = 0;
-    for (int r = 0; r < tile.runs; ++r) {
-        const PlannedRun& run = a.runs[tile.run + r];
+#pragma unroll 1
+    for (int r = tile.runs_from; r < tile.runs_end; ++r) {
+        const PlannedRun& run = a.runs[r];
         const int from = max(first + tile.lo - run.first, 0), to = min(end + tile.hi - run.first, run.len);
         if (from >= to) continue;
-        const int low = r == 0 ? tile.in_run + 1 : from / KEYS, high = (to + KEYS - 1) / KEYS;
+        const bool own = r == tile.run;
+        const int low = own && a.direction > 0 ? tile.in_run + 1 : from / KEYS;
+        const int high = own && a.direction < 0 ? tile.in_run : (to + KEYS - 1) / KEYS;
         count += max(high - low, 0);
     }
     return count;
@@ -198,26 +240,27 @@ __device__ __forceinline__ u32 load_acquire(const u32* from) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
     return value;
 }
-__device__ __forceinline__ void store_release(u32* to, u32 value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+__device__ __forceinline__ void add_release(u32* to, u32 value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 // Orders ordinary accesses of memory and those of the copy engine.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Until it is a tile's turn to add; its number.
-__device__ __forceinline__ u32 wait_turn(const Args& a, const Tile& tile, int t, i64 part) {
-    const u32 turn = tiles_before(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows));
-    while (load_acquire(a.added + part) != turn) {}
+// Until it is a tile's turn: all that add before it have, or, between the first and the last in any order, the first.
+__device__ __forceinline__ void wait_turn(const Args& a, const Tile& tile, int t, i64 part, bool closes) {
+    const bool all = closes || a.direction > 0;
+    const u32 least = all ? tiles_before(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows)) : 1;
+    while (load_acquire(a.added + part) < least) {}
     proxy_fence();
-    return turn;
 }
 
 // dQ of a tile of query rows and a head, from both consumers.
-__device__ __forceinline__ void add_part(const Shared& shared, u32 turn, float* sums, bool first) {
+__device__ __forceinline__ void add_part(const Shared& shared, u32 turn, float* sums, bool opens) {
     for (int group = 0; group < GROUPS; ++group) {
+        barrier_arrive(shared.dq_ready(group, turn));
         barrier_wait(shared.dq_full(group, turn), turn / ADDERS % 2);
         float* const to = sums + group * (PART_BYTES / 4);
-        if (first) store_bulk(to, shared.dq(group), PART_BYTES);
+        if (opens) store_bulk(to, shared.dq(group), PART_BYTES);
         else add_bulk(to, shared.dq(group), PART_BYTES);
         bulk_commit();
     }
@@ -227,12 +270,38 @@ __device__ __forceinline__ void add_part(const Shared& shared, u32 turn, float* 
     barrier_arrive(shared.dq_empty(1, turn));
 }
 
-// Direct dQ goes another way: its place is free at once.
-__device__ __forceinline__ void pass_part(const Shared& shared, u32 turn) {
+// Brings consumers the sums that they close; their dQ goes another way, and the place is free at once.
+__device__ __forceinline__ void close_part(const Shared& shared, u32 turn, const float* sums, bool opens) {
+    for (int group = 0; group < GROUPS; ++group) {
+        const u32 ready = shared.dq_ready(group, turn);
+        barrier_wait(shared.dq_empty(group, turn - 1), (turn - 1) / ADDERS % 2);
+        if (opens) {
+            barrier_arrive(ready);
+        } else {
+            barrier_expect(ready, PART_BYTES);
+            load_bulk(shared.dq(group), sums + group * (PART_BYTES / 4), ready, PART_BYTES);
+        }
+    }
     for (int group = 0; group < GROUPS; ++group) {
         barrier_wait(shared.dq_full(group, turn), turn / ADDERS % 2);
         barrier_arrive(shared.dq_empty(group, turn));
     }
+}
+
+// dQ of a turn: a tile of query rows and a head.
+__device__ __forceinline__ void add_turn(const Args& a, const Shared& shared, const Tile& tile, u32 turn, int t, int head) {
+    const bool opens = t * a.direction < tile.ends.opens, closes = t * a.direction >= tile.ends.closes;
+    const i64 part = part_of(a, tile.q_tile + t, head);
+    float* const sums = a.sums + part * SUMS;
+    if (!opens) wait_turn(a, tile, t, part, closes);
+    if (closes) {
+        close_part(shared, turn, sums, opens);
+        return;
+    }
+    add_part(shared, turn, sums, opens);
+    bulk_wait();
+    proxy_fence();
+    add_release(a.added + part, 1);
 }
 
 // One of the adders: they take turns, so that one waits for its additions to be made while the other asks for the next.
@@ -245,21 +314,11 @@ __device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 min
         barrier_arrive(shared.kv_empty());
         kv_ring.advance();
         if (tile.first < 0) return;
-        for (int head = tile.head * a.group; head < (tile.head + 1) * a.group; ++head)
-            for (int t = tile.first; t < tile.end; ++t, ++turn) {
-                if (turn % ADDERS != mine) continue;
-                if (tile.direct) {
-                    pass_part(shared, turn);
-                    continue;
-                }
-                const i64 part = part_of(a, tile.q_tile + t, head);
-                // In order, the first one needs no sums of zero.
-                const u32 before = a.added ? wait_turn(a, tile, t, part) : 1;
-                add_part(shared, turn, a.sums + part * SUMS, before == 0);
-                if (!a.added) continue;
-                bulk_wait();
-                proxy_fence();
-                store_release(a.added + part, before + 1);
-            }
+        int head = tile.head * a.group, t = start_of(a, tile);
+        for (int left = (tile.end - tile.first) * a.group; left > 0; --left, ++turn) {
+            if (turn % ADDERS == mine) add_turn(a, shared, tile, turn, t, head);
+            if (t == last_of(a, tile)) t = start_of(a, tile), ++head;
+            else t += a.direction;
+        }
     }
 }

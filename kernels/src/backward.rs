@@ -2,7 +2,7 @@
 //!
 //! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in that or in f32;
 //! [`refusal`] names what it does not take. dk and dv are sums in one order; dq is summed over tiles of keys, in f32, in an
-//! [`Order`] that the caller chooses; where a segment's keys are one tile, both orders are one. Its workspace grows with rows,
+//! [`Order`] that the caller chooses; where a row's keys are in one tile, or in two, both orders are one. Its workspace grows with rows,
 //! not with their square: 4 bytes for each lane of dq, in whole tiles, and a little. A call's plan is made on the GPU from its
 //! tables, as the forward's is.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
@@ -36,7 +36,7 @@ const CACHED_BYTES: usize = 40 << 20;
 /// In which order dq's sums are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As tiles of keys come: the fastest, and its bits differ from launch to launch.
+    /// As tiles of keys come, between the first and the last: the fastest, and its bits differ from launch to launch.
     AsTheyCome,
     /// From the last tile of keys to the first: the same bits each time.
     Fixed,
@@ -110,6 +110,7 @@ struct RawArguments {
     clear: i32,
     accumulate: i32,
     scale: f32,
+    direction: i32,
 }
 // SAFETY: repr(C), the fields of `Args` in backward.cu.
 unsafe impl Argument for RawArguments {}
@@ -249,7 +250,7 @@ fn operands(formats: WeightFormats, tensors: &Backward) -> Operands {
 }
 
 impl Gpu {
-    /// Launches the backward; `tables` holds the call's tables, `workspace` has [`CallTables::workspace_bytes`]. Four
+    /// Launches the backward; `tables` holds the call's tables, `workspace` has [`CallTables::workspace_bytes`]. Three
     /// launches, and no wait. What it does not take is [`KernelError::Unserved`]; dsink is [`Gpu::sink_gradient`]'s.
     pub fn backward(
         &self,
@@ -280,16 +281,13 @@ impl Gpu {
         if heads == 0 {
             return Ok(());
         }
-        let mut places: [u64; 8] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
+        let places: [u64; 8] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
         let planned = raw_plan(call, tables, bucket, &places);
         let group = heads / kv_heads;
-        let chunk = match how.order {
-            Order::AsTheyCome => {
-                places[7] = 0;
-                head_chunk(call, group, kv_heads, bucket)
-            }
+        let (direction, chunk) = match how.order {
+            Order::AsTheyCome => (-1, head_chunk(call, group, kv_heads, bucket)),
             // All tiles of a head at once, so that none waits long for those before it.
-            Order::Fixed => 1,
+            Order::Fixed => (1, 1),
         };
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
         let arguments = RawArguments {
@@ -318,6 +316,7 @@ impl Gpu {
             clear: i32::from(call.policy == RowPolicy::Overwrite),
             accumulate: i32::from(how.update == Update::Accumulate),
             scale: call.softmax.scale,
+            direction,
         };
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
         let kernel = |name: &str| format!("backward_{name}_{}_{instance}", bucket.0);
@@ -325,8 +324,7 @@ impl Gpu {
         self.launch("backward_plan", (1, 1, PLANNERS), &[&planned])?;
         self.launch(&kernel("before"), rows, &[&arguments])?;
         let grid = (self.multiprocessors()?, 1, TILE_THREADS);
-        self.launch_with(&kernel("tiles"), grid, bucket.shared_bytes(), &[&arguments])?;
-        self.launch(&kernel("after"), rows, &[&arguments])
+        self.launch_with(&kernel("tiles"), grid, bucket.shared_bytes(), &[&arguments])
     }
 }
 
@@ -452,7 +450,7 @@ mod tests {
     /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
     #[test]
     fn sizes_are_those_of_the_source() {
-        assert_eq!(size_of::<RawArguments>(), 4 * 128 + 8 * 8 + 6 * 32 + 10 * 4 + 24);
+        assert_eq!(size_of::<RawArguments>(), 4 * 128 + 8 * 8 + 6 * 32 + 11 * 4 + 20);
         assert_eq!(size_of::<RawPlan>(), 7 * 8 + 2 * 8 + 7 * 4 + 4);
         for bucket in [Bucket(64), Bucket(128)] {
             assert!(bucket.shared_bytes() <= 232_448);
