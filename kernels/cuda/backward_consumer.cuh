@@ -142,6 +142,58 @@ __device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, in
     return {tile.q_index + first, tile.q_phase, a.q_step, head, tile.rows - first, tile.q_owned - first};
 }
 
+// Whether none of a group's keys is seen by one of the rows from `first` on.
+__device__ __forceinline__ bool is_blind(const Tile& tile, int first, u32 group) {
+    const int from = group * 64, end = min(from + 64, tile.real), last = min(first + ROWS, tile.rows) - 1;
+    return end <= from || last + tile.hi < tile.key + from || first + tile.lo >= tile.key + end;
+}
+
+// dQ = dS K: the group's rows, or its lanes.
+__device__ __forceinline__ void begin_queries(const Shared& shared, u32 stage, u32 group, float (&dq)[32]) {
+    const u32 panel = group * KEYS * 128, at = shared.ds(stage);
+    if constexpr (PANELS > 1) queries(dq, descriptor(at, 0), descriptor(shared.k() + panel, 0));
+    else queries(dq, descriptor(at + panel, 0), descriptor(shared.k(), 0));
+    wgmma_commit();
+}
+
+// dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows, when `left` turns are left.
+__device__ __forceinline__ void pass_queries(
+    const Args& a, const Shared& shared, u32 group, u32 turn, int t, int left, float (&dq)[32]
+) {
+    barrier_wait(shared.dq_empty(group, turn - 1), (turn - 1) / ADDERS % 2);
+    const Ends ends = get_ends(shared.tile());
+    if (t * a.direction >= ends.closes) {
+        if (t * a.direction >= ends.opens) {
+            barrier_wait(shared.dq_ready(group, turn), turn / ADDERS % 2);
+            add_sums(shared.dq(group), dq);
+        }
+        store_queries(a, rows_of_turn(a, get_tile(shared.tile()), t, left), dq);
+    } else {
+        store_sums(shared.dq(group), dq);
+    }
+    __syncwarp();
+    release(shared.dq_full(group, turn));
+}
+
+// A turn of a group whose keys are not seen: its part of dQ is all that it makes.
+__device__ __forceinline__ void pass_blind(const Args& a, const Shared& shared, u32 group, u32 stage, u32 turn, int t, int left) {
+    u32 ds[ROWS / 4];
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; ++i) ds[i] = 0;
+    store_gradients(shared.ds(stage), ds);
+    shared_stores_done();
+    named_barrier(1, CONSUMERS);
+    release(shared.dout_empty(stage));
+    release(shared.q_empty(stage));
+    float dq[32];
+    hold(dq);
+    wgmma_fence();
+    begin_queries(shared, stage, group, dq);
+    wgmma_wait<0>();
+    hold(dq);
+    pass_queries(a, shared, group, turn, t, left, dq);
+}
+
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
     Ring<1> kv_ring;
     // Of Q and dout; its turns are those of dS and dQ too.
@@ -172,7 +224,15 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             barrier_wait(shared.q_full(stage), ring.parity());
             barrier_wait(shared.dout_full(stage), ring.parity());
             const bool ragged = now < whole || now >= whole_end;
-            if (ragged) clear_queries(shared, stage, get_tile(shared.tile()).rows - now * ROWS);
+            if (ragged) {
+                const Tile tile = get_tile(shared.tile());
+                clear_queries(shared, stage, tile.rows - now * ROWS);
+                if (is_blind(tile, now * ROWS, group)) {
+                    pass_blind(a, shared, group, stage, ring.turns, now, left);
+                    ring.advance();
+                    continue;
+                }
+            }
             float s[ROWS / 2], dp[ROWS / 2];
             u32 p[ROWS / 4], ds[ROWS / 4];
             hold(s);
@@ -205,11 +265,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dk);
             hold(ds);
             wgmma_fence();
-            // The group's rows, or its lanes.
-            const u32 panel = group * KEYS * 128, at = shared.ds(stage);
-            if constexpr (PANELS > 1) queries(dq, descriptor(at, 0), descriptor(shared.k() + panel, 0));
-            else queries(dq, descriptor(at + panel, 0), descriptor(shared.k(), 0));
-            wgmma_commit();
+            begin_queries(shared, stage, group, dq);
             values(dk, ds, descriptor(shared.q(stage), ROWS * 128));
             wgmma_commit();
             wgmma_wait<1>();
@@ -217,19 +273,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dv);
             hold(p);
             release(shared.dout_empty(stage));
-            barrier_wait(shared.dq_empty(group, ring.turns - 1), (ring.turns - 1) / ADDERS % 2);
-            const Ends ends = get_ends(shared.tile());
-            if (now * a.direction >= ends.closes) {
-                if (now * a.direction >= ends.opens) {
-                    barrier_wait(shared.dq_ready(group, ring.turns), ring.turns / ADDERS % 2);
-                    add_sums(shared.dq(group), dq);
-                }
-                store_queries(a, rows_of_turn(a, get_tile(shared.tile()), now, left), dq);
-            } else {
-                store_sums(shared.dq(group), dq);
-            }
-            __syncwarp();
-            release(shared.dq_full(group, ring.turns));
+            pass_queries(a, shared, group, ring.turns, now, left, dq);
             wgmma_wait<0>();
             hold(dk);
             hold(ds);
