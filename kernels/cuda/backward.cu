@@ -111,7 +111,7 @@ struct Args {
     int heads;
     // Query heads of a KV head.
     int group;
-    // KV heads whose rows stay in the L2 cache together.
+    // KV heads whose rows stay in the L2 cache together; 0: as many as have all their tiles taken at once.
     int head_chunk;
     int q_step;
     int kv_step;
@@ -121,9 +121,11 @@ struct Args {
     int clear;
     int accumulate;
     float scale;
-    // From a tile of query rows to the next. 1: from the first, and the last tile of keys adds first, in a fixed order; -1: from
-    // the last, and the first tile of keys adds first, then the others as they come.
+    // From a tile of query rows to the next. 1: from the first, and the last tile of keys adds first; -1: from the last, and the
+    // first tile of keys adds first.
     int direction;
+    // Whether tiles of keys add in their order; if not, those between the first and the last as they come.
+    int fixed;
 };
 
 // Query rows of a segment, the first and the end.

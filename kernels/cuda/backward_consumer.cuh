@@ -135,10 +135,9 @@ __device__ __forceinline__ void release(u32 barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-// The query rows of a turn, when `left` turns of a tile's are left.
-__device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, int t, int left) {
-    const int each = tile.end - tile.first, heads = (left + each - 1) / each, first = t * ROWS;
-    const int head = (tile.head + 1) * a.group - heads;
+// The query rows of a turn: tile `t` of them, and a head of the group.
+__device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, int t, int member) {
+    const int first = t * ROWS, head = tile.head * a.group + member;
     return {tile.q_index + first, tile.q_phase, a.q_step, head, tile.rows - first, tile.q_owned - first};
 }
 
@@ -156,9 +155,9 @@ __device__ __forceinline__ void begin_queries(const Shared& shared, u32 stage, u
     wgmma_commit();
 }
 
-// dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows, when `left` turns are left.
+// dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows and a head of the group.
 __device__ __forceinline__ void pass_queries(
-    const Args& a, const Shared& shared, u32 group, u32 turn, int t, int left, float (&dq)[32]
+    const Args& a, const Shared& shared, u32 group, u32 turn, int t, int member, float (&dq)[32]
 ) {
     barrier_wait(shared.dq_empty(group, turn - 1), (turn - 1) / ADDERS % 2);
     const Ends ends = get_ends(shared.tile());
@@ -167,7 +166,7 @@ __device__ __forceinline__ void pass_queries(
             barrier_wait(shared.dq_ready(group, turn), turn / ADDERS % 2);
             add_sums(shared.dq(group), dq);
         }
-        store_queries(a, rows_of_turn(a, get_tile(shared.tile()), t, left), dq);
+        store_queries(a, rows_of_turn(a, get_tile(shared.tile()), t, member), dq);
     } else {
         store_sums(shared.dq(group), dq);
     }
@@ -176,7 +175,7 @@ __device__ __forceinline__ void pass_queries(
 }
 
 // A turn of a group whose keys are not seen: its part of dQ is all that it makes.
-__device__ __forceinline__ void pass_blind(const Args& a, const Shared& shared, u32 group, u32 stage, u32 turn, int t, int left) {
+__device__ __forceinline__ void pass_blind(const Args& a, const Shared& shared, u32 group, u32 stage, u32 turn, int t, int member) {
     u32 ds[ROWS / 4];
 #pragma unroll
     for (int i = 0; i < ROWS / 4; ++i) ds[i] = 0;
@@ -191,7 +190,7 @@ __device__ __forceinline__ void pass_blind(const Args& a, const Shared& shared, 
     begin_queries(shared, stage, group, dq);
     wgmma_wait<0>();
     hold(dq);
-    pass_queries(a, shared, group, turn, t, left, dq);
+    pass_queries(a, shared, group, turn, t, member, dq);
 }
 
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
@@ -212,14 +211,14 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             shared_stores_done();
             named_barrier(1, CONSUMERS);
         }
-        const int start = start_of(a, tile), last = last_of(a, tile), whole = tile.whole, whole_end = tile.whole_end;
-        int t = start;
+        const int whole = tile.whole, whole_end = tile.whole_end;
+        int t = start_of(a, tile), member = 0;
 #pragma unroll 1
         for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
             const Shared shared = {ALIKE ? uniform(all.base) : kept(all.base)};
             const u32 group = ALIKE ? uniform(threadIdx.x / 128) : kept(threadIdx.x) / 128;
-            const int now = t;
-            t = t != last ? t + a.direction : start;
+            const int now = t, head = member;
+            if (++member == a.group) member = 0, t += a.direction;
             const u32 stage = ALIKE ? uniform(ring.stage()) : ring.stage();
             barrier_wait(shared.q_full(stage), ring.parity());
             barrier_wait(shared.dout_full(stage), ring.parity());
@@ -228,7 +227,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
                 const Tile tile = get_tile(shared.tile());
                 clear_queries(shared, stage, tile.rows - now * ROWS);
                 if (is_blind(tile, now * ROWS, group)) {
-                    pass_blind(a, shared, group, stage, ring.turns, now, left);
+                    pass_blind(a, shared, group, stage, ring.turns, now, head);
                     ring.advance();
                     continue;
                 }
@@ -273,7 +272,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dv);
             hold(p);
             release(shared.dout_empty(stage));
-            pass_queries(a, shared, group, ring.turns, now, left, dq);
+            pass_queries(a, shared, group, ring.turns, now, head, dq);
             wgmma_wait<0>();
             hold(dk);
             hold(ds);

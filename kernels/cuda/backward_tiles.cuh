@@ -117,9 +117,10 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     const int kv_heads = a.heads / a.group;
     const PlannedSegment& segment = a.segments[a.kv_tile_segment[item / kv_heads]];
     u32 rest = item - segment.first_kv_tile * kv_heads;
-    const u32 chunk = rest / (segment.kv_tiles * a.head_chunk);
-    rest -= chunk * segment.kv_tiles * a.head_chunk;
-    const u32 heads = min((u32)a.head_chunk, kv_heads - chunk * a.head_chunk);
+    const u32 most = a.head_chunk > 0 ? a.head_chunk : (gridDim.x + segment.kv_tiles - 1) / segment.kv_tiles;
+    const u32 chunk = rest / (segment.kv_tiles * most);
+    rest -= chunk * segment.kv_tiles * most;
+    const u32 heads = min(most, kv_heads - chunk * most);
     const u32 number = a.direction > 0 ? segment.kv_tiles - 1 - rest / heads : rest / heads;
     int run = 0;
     while (run + 1 < segment.runs && a.runs[segment.first_run + run + 1].first_tile <= number) ++run;
@@ -128,7 +129,7 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     tile.in_run = number - keys.first_tile;
     const int first = tile.in_run * KEYS;
     tile.index = keys.index + first, tile.phase = keys.phase;
-    tile.head = chunk * a.head_chunk + rest % heads;
+    tile.head = chunk * most + rest % heads;
     tile.real = min(keys.len - first, KEYS), tile.owned = keys.span - first;
     tile.key = keys.first + first;
     tile.lo = segment.lo, tile.hi = segment.hi;
@@ -147,12 +148,9 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     return tile;
 }
 
-// The tile of query rows that a walk over a tile's begins and ends with.
+// The tile of query rows that a walk over a tile's begins with.
 __device__ __forceinline__ int start_of(const Args& a, const Tile& tile) {
     return a.direction > 0 ? tile.first : tile.end - 1;
-}
-__device__ __forceinline__ int last_of(const Args& a, const Tile& tile) {
-    return a.direction > 0 ? tile.end - 1 : tile.first;
 }
 
 __device__ __forceinline__ void load_panels(
@@ -197,16 +195,16 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
         barrier_expect(shared.kv_full(), 2 * KV_BYTES);
         load_panels(shared.k(), &a.k, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
         load_panels(shared.v(), &a.v, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
-        const int phase = tile.q_phase, index = tile.q_index, start = start_of(a, tile), last = last_of(a, tile);
+        const int phase = tile.q_phase, index = tile.q_index, head = tile.head * a.group;
         const u32 q_tile = tile.q_tile;
-        int head = tile.head * a.group, t = start;
+        int t = start_of(a, tile);
 #pragma unroll 1
-        for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
-            load_queries(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);
-            ring.advance();
-            if (t == last) t = start, ++head;
-            else t += a.direction;
-        }
+        for (int left = tile.end - tile.first; left > 0; --left, t += a.direction)
+#pragma unroll 1
+            for (int i = 0; i < a.group; ++i) {
+                load_queries(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);
+                ring.advance();
+            }
     }
     const Shared shared = all.again();
     barrier_wait(shared.kv_empty(), kv_ring.parity() ^ 1);
@@ -248,7 +246,7 @@ __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;
 
 // Until it is a tile's turn: all that add before it have, or, between the first and the last in any order, the first.
 __device__ __forceinline__ void wait_turn(const Args& a, const Tile& tile, int t, i64 part, bool closes) {
-    const bool all = closes || a.direction > 0;
+    const bool all = closes || a.fixed;
     const u32 least = all ? tiles_before(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows)) : 1;
     while (load_acquire(a.added + part) < least) {}
     proxy_fence();
@@ -314,11 +312,9 @@ __device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 min
         barrier_arrive(shared.kv_empty());
         kv_ring.advance();
         if (tile.first < 0) return;
-        int head = tile.head * a.group, t = start_of(a, tile);
-        for (int left = (tile.end - tile.first) * a.group; left > 0; --left, ++turn) {
-            if (turn % ADDERS == mine) add_turn(a, shared, tile, turn, t, head);
-            if (t == last_of(a, tile)) t = start_of(a, tile), ++head;
-            else t += a.direction;
-        }
+        int t = start_of(a, tile);
+        for (int left = tile.end - tile.first; left > 0; --left, t += a.direction)
+            for (int i = 0; i < a.group; ++i, ++turn)
+                if (turn % ADDERS == mine) add_turn(a, shared, tile, turn, t, tile.head * a.group + i);
     }
 }

@@ -111,6 +111,7 @@ struct RawArguments {
     accumulate: i32,
     scale: f32,
     direction: i32,
+    fixed: i32,
 }
 // SAFETY: repr(C), the fields of `Args` in backward.cu.
 unsafe impl Argument for RawArguments {}
@@ -286,8 +287,7 @@ impl Gpu {
         let group = heads / kv_heads;
         let (direction, chunk) = match how.order {
             Order::AsTheyCome => (-1, head_chunk(call, group, kv_heads, bucket)),
-            // All tiles of a head at once, so that none waits long for those before it.
-            Order::Fixed => (1, 1),
+            Order::Fixed => (1, 0),
         };
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
         let arguments = RawArguments {
@@ -317,6 +317,7 @@ impl Gpu {
             accumulate: i32::from(how.update == Update::Accumulate),
             scale: call.softmax.scale,
             direction,
+            fixed: i32::from(how.order == Order::Fixed),
         };
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
         let kernel = |name: &str| format!("backward_{name}_{}_{instance}", bucket.0);
@@ -450,7 +451,7 @@ mod tests {
     /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
     #[test]
     fn sizes_are_those_of_the_source() {
-        assert_eq!(size_of::<RawArguments>(), 4 * 128 + 8 * 8 + 6 * 32 + 11 * 4 + 20);
+        assert_eq!(size_of::<RawArguments>(), 4 * 128 + 8 * 8 + 6 * 32 + 12 * 4 + 16);
         assert_eq!(size_of::<RawPlan>(), 7 * 8 + 2 * 8 + 7 * 4 + 4);
         for bucket in [Bucket(64), Bucket(128)] {
             assert!(bucket.shared_bytes() <= 232_448);

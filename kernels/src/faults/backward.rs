@@ -55,8 +55,8 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
             => "dp[4 * j + i]",
         VALUES;
     "a-groups-first-head-for-all", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "backward.cu",
-        "if (t == last) t = start, ++head;"
-            => "if (t == last) t = start;",
+        "load_queries(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);"
+            => "load_queries(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);",
         VALUES;
     "sums-not-cleared", Arithmetic, "dq is added to what was there: https://github.com/Dao-AILab/flash-attention/pull/1893", "backward.cu",
         "add_part(shared, turn, sums, opens);"
@@ -79,8 +79,8 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
             => "tile.rows - first, tile.rows - first};",
         WRITES;
     "direct-dq-of-one-head-of-a-group", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "backward.cu",
-        "head = (tile.head + 1) * a.group - heads;"
-            => "head = tile.head * a.group + 0 * heads;",
+        "head = tile.head * a.group + member;"
+            => "head = tile.head * a.group + 0 * member;",
         FORGETS;
     "rows-beside-direct-dq-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/1009", "backward.cu",
         "if (!sees_keys(segment, t)) {"
