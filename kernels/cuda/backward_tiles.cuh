@@ -161,6 +161,18 @@ __device__ __forceinline__ void load_panels(
         load_box(to + panel * rows * 128, map, bar, panel * 64, head, phase, index);
 }
 
+// Brings what a tile begins with into the L2 cache while its place is taken.
+__device__ __forceinline__ void fetch_tile(const Args& a, const Tile& tile) {
+    const int row = tile.q_index + start_of(a, tile) * ROWS, head = tile.head * a.group;
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel) {
+        fetch_box(&a.k, panel * 64, tile.head, tile.phase, tile.index);
+        fetch_box(&a.v, panel * 64, tile.head, tile.phase, tile.index);
+        fetch_box(&a.q, panel * 64, head, tile.q_phase, row);
+        fetch_box(&a.dout, panel * 64, head, tile.q_phase, row);
+    }
+}
+
 // Query rows of a head, their dout and statistics.
 __device__ __forceinline__ void load_queries(
     const Args& a, const Shared& shared, const Ring<STAGES>& ring, u32 q_tile, int t, int head, int phase, int index
@@ -185,6 +197,7 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
         if (item >= items) break;
         const Tile tile = tile_of(a, item);
         const Shared shared = all.again();
+        if (tile.first < tile.end) fetch_tile(a, tile);
         barrier_wait(shared.kv_empty(), kv_ring.parity() ^ 1);
         kv_ring.advance();
         put_tile(shared.tile(), tile);
