@@ -287,6 +287,7 @@ impl Gpu {
         let group = heads / kv_heads;
         let (direction, chunk) = match how.order {
             Order::AsTheyCome => (-1, head_chunk(call, group, kv_heads, bucket)),
+            // As many heads as have all their tiles taken at once: none waits long for those before it.
             Order::Fixed => (1, 0),
         };
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
