@@ -1,8 +1,8 @@
 // The backward on Hopper: tiles of keys against tiles of query rows on tensor cores, for packs of sequences.
 //
-// Two kernels follow the plan. The first makes D = <dout, out> of each row. In the second a block of threads
-// stays for the whole launch: it takes tiles of KEYS keys of a KV head and, for each query head of the group, goes through all
-// tiles of ROWS query rows that see one of its keys. One thread, the *producer*, asks the copy engine for rows. Two *consumers*
+// Two kernels follow the plan. The first makes D = <dout, out> of each row. In the second a block of threads stays for the
+// whole launch: it takes tiles of KEYS keys of a KV head and goes through all tiles of ROWS query rows that see one of its keys,
+// each with all query heads of the group. One thread, the *producer*, asks the copy engine for rows. Two *consumers*
 // of 128 threads have 64 keys each: with the keys as rows, the scores Sᵀ = K Qᵀ and dPᵀ = V doutᵀ are made in registers and
 // are, weighed, the operands of dV += Pᵀ dout and dK += dSᵀ Q, which stay there until the tile is done; so dk and dv are sums
 // in one order. dS goes through shared memory for dQ = dS K. Two more threads, the *adders*, add that to f32 sums in memory: as

@@ -2,9 +2,9 @@
 //!
 //! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in that or in f32;
 //! [`refusal`] names what it does not take. dk and dv are sums in one order; dq is summed over tiles of keys, in f32, in an
-//! [`Order`] that the caller chooses; where a row's keys are in one tile, or in two, both orders are one. Its workspace grows with rows,
-//! not with their square: 4 bytes for each lane of dq, in whole tiles, and a little. A call's plan is made on the GPU from its
-//! tables, as the forward's is.
+//! [`Order`] that the caller chooses; where a row's keys are in one tile, or in two, both orders are one. Its workspace grows
+//! with rows, not with their square: 4 bytes for each lane of dq, in whole tiles, and a little. A call's plan is made on the
+//! GPU from its tables, as the forward's is.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
