@@ -175,7 +175,9 @@ __device__ __forceinline__ void pass_queries(
 }
 
 // A turn of a group whose keys are not seen: its part of dQ is all that it makes.
-__device__ __forceinline__ void pass_blind(const Args& a, const Shared& shared, u32 group, u32 stage, u32 turn, int t, int member) {
+__device__ __forceinline__ void pass_blind(
+    const Args& a, const Shared& shared, u32 group, u32 stage, u32 turn, int t, int member
+) {
     u32 ds[ROWS / 4];
 #pragma unroll
     for (int i = 0; i < ROWS / 4; ++i) ds[i] = 0;
