@@ -14,9 +14,9 @@
 // waits for one that is taken later. Where all keys are in one tile nothing is added. Rows that see no key are the first
 // kernel's.
 //
-// In a fixed order the last keys come first: in causal masks the shortest tiles, each of which begins where the one before it
-// did, so that none waits. In any order the first keys come first, the longest tiles, and all begin with the last query rows,
-// which all of them see.
+// A walk up goes from the first query rows to the last, and the last keys come first: in causal masks the shortest tiles, each of
+// which begins where the one before it did, so that none waits. A walk down goes from the last rows to the first, and the first
+// keys come first: the longest tiles, all of which begin with the last rows, which all of them see. The host chooses.
 //
 // The copy engine knows tensors and no sequences: boxes run on into padding and into other sequences. What lies there stays
 // out: rows of K, Q and dout behind the last real one are overwritten with zeros in shared memory, weights and gradients of
@@ -121,8 +121,8 @@ struct Args {
     int clear;
     int accumulate;
     float scale;
-    // From a tile of query rows to the next. 1: from the first, and the last tile of keys adds first; -1: from the last, and the
-    // first tile of keys adds first.
+    // From a tile of query rows to the next. 1: up, and the last tile of keys adds first; -1: down, and the first tile of keys
+    // adds first.
     int direction;
     // Whether tiles of keys add in their order; if not, those between the first and the last as they come.
     int fixed;

@@ -117,7 +117,7 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     const int kv_heads = a.heads / a.group;
     const PlannedSegment& segment = a.segments[a.kv_tile_segment[item / kv_heads]];
     u32 rest = item - segment.first_kv_tile * kv_heads;
-    const u32 most = a.head_chunk > 0 ? a.head_chunk : (gridDim.x + segment.kv_tiles - 1) / segment.kv_tiles;
+    const u32 most = a.head_chunk > 0 ? a.head_chunk : max(gridDim.x / segment.kv_tiles, 1u);
     const u32 chunk = rest / (segment.kv_tiles * most);
     rest -= chunk * segment.kv_tiles * most;
     const u32 heads = min(most, kv_heads - chunk * most);

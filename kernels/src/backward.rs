@@ -26,7 +26,7 @@ const PLANNED_SEGMENT_BYTES: usize = 64;
 const PLANNED_RUN_BYTES: usize = 32;
 /// What parts of the workspace begin at multiples of.
 const ALIGNMENT: usize = 16;
-/// Threads of the planning kernel, of the two on rows, and of the one on tiles.
+/// Threads of the planning kernel, of the one on rows, and of the one on tiles.
 const PLANNERS: usize = 1024;
 const ROW_THREADS: usize = 256;
 const TILE_THREADS: usize = 384;
@@ -38,7 +38,7 @@ const CACHED_BYTES: usize = 40 << 20;
 pub enum Order {
     /// As tiles of keys come, between the first and the last: the fastest, and its bits differ from launch to launch.
     AsTheyCome,
-    /// From the last tile of keys to the first: the same bits each time.
+    /// Of tiles of keys, one after the other: the same bits each time.
     Fixed,
 }
 
@@ -226,6 +226,17 @@ fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) 
     kv_heads.div_ceil(chunks)
 }
 
+/// The walk over tiles of query rows, and with it which tile of keys adds first (`Args` in the source): 1 or -1.
+///
+/// Up, every tile begins with rows of its own and the longest are taken last: best where each multiprocessor has a head of
+/// a sequence to itself, and in a fixed order, where no tile waits then. Down, all begin with the last rows and the longest
+/// are taken first: best for few sequences, and for groups, whose tiles are as many times as long. The figures that say
+/// so are in `kernels/NOTES.md`.
+fn direction(order: Order, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> i32 {
+    let even = order == Order::Fixed || heads_of_sequences >= multiprocessors;
+    if group == 1 && even { 1 } else { -1 }
+}
+
 fn aligned(name: &str, view: &View) -> Result<RawView, KernelError> {
     let raw = view.raw(name)?;
     if raw.base.is_multiple_of(ALIGNMENT as u64) {
@@ -285,10 +296,12 @@ impl Gpu {
         let places: [u64; 8] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
         let planned = raw_plan(call, tables, bucket, &places);
         let group = heads / kv_heads;
-        let (direction, chunk) = match how.order {
-            Order::AsTheyCome => (-1, head_chunk(call, group, kv_heads, bucket)),
+        let multiprocessors = self.multiprocessors()?;
+        let direction = direction(how.order, group, call.segments * kv_heads, multiprocessors);
+        let chunk = match how.order {
+            Order::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
             // As many heads as have all their tiles taken at once: none waits long for those before it.
-            Order::Fixed => (1, 0),
+            Order::Fixed => 0,
         };
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
         let arguments = RawArguments {
@@ -325,7 +338,7 @@ impl Gpu {
         let rows = (bucket.capacities(call)[0], heads, ROW_THREADS);
         self.launch("backward_plan", (1, 1, PLANNERS), &[&planned])?;
         self.launch(&kernel("before"), rows, &[&arguments])?;
-        let grid = (self.multiprocessors()?, 1, TILE_THREADS);
+        let grid = (multiprocessors, 1, TILE_THREADS);
         self.launch_with(&kernel("tiles"), grid, bucket.shared_bytes(), &[&arguments])
     }
 }
@@ -447,6 +460,21 @@ mod tests {
         long.strides.keys = 16384;
         assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 2);
         assert_eq!(head_chunk(&long, 4, 8, Bucket(128)), 1, "one head at least");
+    }
+
+    /// The walks that were the faster ones on a machine of 132 multiprocessors.
+    #[test]
+    fn walks_go_up_where_tiles_are_many_or_in_a_fixed_order_without_groups() {
+        for (order, group, heads, up) in [
+            (Order::AsTheyCome, 1, 16, false),
+            (Order::AsTheyCome, 1, 64, false),
+            (Order::AsTheyCome, 1, 512, true),
+            (Order::AsTheyCome, 4, 1024, false),
+            (Order::Fixed, 1, 16, true),
+            (Order::Fixed, 4, 1024, false),
+        ] {
+            assert_eq!(direction(order, group, heads, 132) > 0, up, "{order:?}, {group}, {heads}");
+        }
     }
 
     /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
