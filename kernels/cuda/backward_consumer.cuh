@@ -155,18 +155,19 @@ __device__ __forceinline__ void begin_queries(const Shared& shared, u32 stage, u
     wgmma_commit();
 }
 
-// dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows and a head of the group.
+// dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows and a head of the group, with
+// `left` turns of the walk.
 __device__ __forceinline__ void pass_queries(
-    const Args& a, const Shared& shared, u32 group, u32 turn, int t, int member, float (&dq)[32]
+    const Args& a, const Shared& shared, u32 group, u32 turn, int left, bool closes, int t, int member, float (&dq)[32]
 ) {
     barrier_wait(shared.dq_empty(group, turn - 1), (turn - 1) / ADDERS % 2);
-    const Ends ends = get_ends(shared.tile());
-    if (t * a.direction >= ends.closes) {
-        if (t * a.direction >= ends.opens) {
+    if (closes) {
+        const Tile tile = get_tile(shared.tile());
+        if (left <= tile.opens * a.group) {
             barrier_wait(shared.dq_ready(group, turn), turn / ADDERS % 2);
             add_sums(shared.dq(group), dq);
         }
-        store_queries(a, rows_of_turn(a, get_tile(shared.tile()), t, member), dq);
+        store_queries(a, rows_of_turn(a, tile, t, member), dq);
     } else {
         store_sums(shared.dq(group), dq);
     }
@@ -176,7 +177,7 @@ __device__ __forceinline__ void pass_queries(
 
 // A turn of a group whose keys are not seen: its part of dQ is all that it makes.
 __device__ __forceinline__ void pass_blind(
-    const Args& a, const Shared& shared, u32 group, u32 stage, u32 turn, int t, int member
+    const Args& a, const Shared& shared, u32 group, u32 stage, u32 turn, int left, bool closes, int t, int member
 ) {
     u32 ds[ROWS / 4];
 #pragma unroll
@@ -192,7 +193,7 @@ __device__ __forceinline__ void pass_blind(
     begin_queries(shared, stage, group, dq);
     wgmma_wait<0>();
     hold(dq);
-    pass_queries(a, shared, group, turn, t, member, dq);
+    pass_queries(a, shared, group, turn, left, closes, t, member, dq);
 }
 
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
@@ -214,6 +215,8 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             named_barrier(1, CONSUMERS);
         }
         const int whole = tile.whole, whole_end = tile.whole_end;
+        // Turns from the end on that close sums: read once, for all warps alike.
+        const int closing = (int)uniform(tile.closes * a.group);
         int t = start_of(a, tile), member = 0;
 #pragma unroll 1
         for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
@@ -229,7 +232,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
                 const Tile tile = get_tile(shared.tile());
                 clear_queries(shared, stage, tile.rows - now * ROWS);
                 if (is_blind(tile, now * ROWS, group)) {
-                    pass_blind(a, shared, group, stage, ring.turns, now, head);
+                    pass_blind(a, shared, group, stage, ring.turns, left, left <= closing, now, head);
                     ring.advance();
                     continue;
                 }
@@ -274,7 +277,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dv);
             hold(p);
             release(shared.dout_empty(stage));
-            pass_queries(a, shared, group, ring.turns, now, head, dq);
+            pass_queries(a, shared, group, ring.turns, left, left <= closing, now, head, dq);
             wgmma_wait<0>();
             hold(dk);
             hold(ds);

@@ -33,13 +33,11 @@ struct Tile {
     int q_phase;
     int q_owned;
     int unused;
-    // The tiles `t` of query rows whose sums it opens, `t * direction < opens`, and closes, `t * direction >= closes`.
-    struct Ends {
-        int opens;
-        int closes;
-    } ends;
+    // Whose sums it opens and closes, in tiles of query rows: those with more than `opens` left of its walk, the tile itself
+    // counted, and those with `closes` at most.
+    int opens;
+    int closes;
 };
-using Ends = Tile::Ends;
 constexpr int TILE_WORDS = sizeof(Tile) / 4;
 
 // A block's shared memory: barriers and the tile in the first kilobyte, then K and V, rings of Q and dout, dS twice, and dQ.
@@ -90,15 +88,6 @@ __device__ __forceinline__ Tile get_tile(u32 at) {
     return tile;
 }
 
-__device__ __forceinline__ Ends get_ends(u32 at) {
-    Ends ends;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                 : "=r"(ends.opens), "=r"(ends.closes)
-                 : "r"(at + (u32)(sizeof(Tile) - sizeof(Ends)))
-                 : "memory");
-    return ends;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // The producer: takes tiles, and asks for their rows.
 
@@ -108,8 +97,8 @@ __device__ __forceinline__ void set_ends(const Args& a, const PlannedSegment& se
     // From `low` on no key before, up to `high` no key behind.
     const int low = tile.key <= 0 ? tile.first : max(tile.key - tile.lo + ROWS - 1, 0) / ROWS;
     const int high = behind >= min(segment.keys, tile.rows + tile.hi) ? tile.end : max(behind - tile.hi, 0) / ROWS;
-    tile.ends.opens = a.direction > 0 ? high : 1 - low;
-    tile.ends.closes = a.direction > 0 ? low : 1 - high;
+    tile.opens = a.direction > 0 ? tile.end - high : low - tile.first;
+    tile.closes = a.direction > 0 ? tile.end - low : high - tile.first;
 }
 
 // The tile of an item: heads in chunks, whose rows stay in the cache, and in a chunk the tiles that add first.
@@ -299,9 +288,11 @@ __device__ __forceinline__ void close_part(const Shared& shared, u32 turn, const
     }
 }
 
-// dQ of a turn: a tile of query rows and a head.
-__device__ __forceinline__ void add_turn(const Args& a, const Shared& shared, const Tile& tile, u32 turn, int t, int head) {
-    const bool opens = t * a.direction < tile.ends.opens, closes = t * a.direction >= tile.ends.closes;
+// dQ of a turn: a tile of query rows, with `left` of the walk, and a head.
+__device__ __forceinline__ void add_turn(
+    const Args& a, const Shared& shared, const Tile& tile, u32 turn, int left, int t, int head
+) {
+    const bool opens = left > tile.opens, closes = left <= tile.closes;
     const i64 part = part_of(a, tile.q_tile + t, head);
     float* const sums = a.sums + part * SUMS;
     if (!opens) wait_turn(a, tile, t, part, closes);
@@ -328,6 +319,6 @@ __device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 min
         int t = start_of(a, tile);
         for (int left = tile.end - tile.first; left > 0; --left, t += a.direction)
             for (int i = 0; i < a.group; ++i, ++turn)
-                if (turn % ADDERS == mine) add_turn(a, shared, tile, turn, t, tile.head * a.group + i);
+                if (turn % ADDERS == mine) add_turn(a, shared, tile, turn, left, t, tile.head * a.group + i);
     }
 }
