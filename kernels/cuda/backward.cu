@@ -1,16 +1,22 @@
 // The backward on Hopper: tiles of keys against tiles of query rows on tensor cores, for packs of sequences.
 //
-// Three kernels follow the plan. The first makes D = <dout, out> of each row and clears sums. In the second a block of threads
-// stays for the whole launch: it takes tiles of KEYS keys of a KV head and, for each query head of the group, goes through all
-// tiles of ROWS query rows that see one of its keys. One thread, the *producer*, asks the copy engine for rows. Two *consumers*
+// Two kernels follow the plan. The first makes D = <dout, out> of each row. In the second a block of threads stays for the
+// whole launch: it takes tiles of KEYS keys of a KV head and goes through all tiles of ROWS query rows that see one of its keys,
+// each with all query heads of the group. One thread, the *producer*, asks the copy engine for rows. Two *consumers*
 // of 128 threads have 64 keys each: with the keys as rows, the scores Sᵀ = K Qᵀ and dPᵀ = V doutᵀ are made in registers and
 // are, weighed, the operands of dV += Pᵀ dout and dK += dSᵀ Q, which stay there until the tile is done; so dk and dv are sums
 // in one order. dS goes through shared memory for dQ = dS K. Two more threads, the *adders*, add that to f32 sums in memory: as
-// it comes, or in the order of the tiles of keys where the launch is to give the same bits each time. The third kernel turns
-// the sums into dq.
+// it comes, or in the order of the tiles of keys where the launch is to give the same bits each time.
 //
-// Where all keys of a segment are in one tile there is nothing to add: dQ is *direct*, and consumers write it to its rows. The
-// plan says of which tiles of query rows; dq of all others, of those that see no key too, is the third kernel's.
+// Of the tiles of keys that see a tile of query rows the first *opens* its sums, which it stores, so that nothing is cleared,
+// and the last *closes* them: consumers add them to what they have in registers, and write dq to its rows. Those between wait
+// for the first, and in a fixed order for all before; the last waits for all others. Tiles are taken in their order, so none
+// waits for one that is taken later. Where all keys are in one tile nothing is added. Rows that see no key are the first
+// kernel's.
+//
+// A walk up goes from the first query rows to the last, and the last keys come first: in causal masks the shortest tiles, each of
+// which begins where the one before it did, so that none waits. A walk down goes from the last rows to the first, and the first
+// keys come first: the longest tiles, all of which begin with the last rows, which all of them see. The host chooses.
 //
 // The copy engine knows tensors and no sequences: boxes run on into padding and into other sequences. What lies there stays
 // out: rows of K, Q and dout behind the last real one are overwritten with zeros in shared memory, weights and gradients of
@@ -52,10 +58,11 @@ struct alignas(16) PlannedSegment {
     u32 q_tiles;
     u32 first_kv_tile;
     u32 kv_tiles;
-    // Its tiles of query rows whose dq is direct; none: an empty range.
-    u32 direct;
-    u32 direct_end;
-    u32 unused[2];
+    // Its keys, and its tiles of query rows that see one; none: an empty range.
+    int keys;
+    u32 seeing;
+    u32 seeing_end;
+    u32 unused;
 };
 
 struct alignas(16) PlannedRun {
@@ -92,7 +99,7 @@ struct Args {
     float* sums;
     // LSE and D of its rows.
     float* statistics;
-    // How many tiles of keys have been added; none: in any order.
+    // How many tiles of keys have been added.
     u32* added;
     // As elements, where the copy engine has no part in it.
     View gradient;
@@ -104,7 +111,7 @@ struct Args {
     int heads;
     // Query heads of a KV head.
     int group;
-    // KV heads whose rows stay in the L2 cache together.
+    // KV heads whose rows stay in the L2 cache together; 0: as many as have all their tiles taken at once.
     int head_chunk;
     int q_step;
     int kv_step;
@@ -114,6 +121,11 @@ struct Args {
     int clear;
     int accumulate;
     float scale;
+    // From a tile of query rows to the next. 1: up, and the last tile of keys adds first; -1: down, and the first tile of keys
+    // adds first.
+    int direction;
+    // Whether tiles of keys add in their order; if not, those between the first and the last as they come.
+    int fixed;
 };
 
 // Query rows of a segment, the first and the end.
@@ -127,9 +139,9 @@ __device__ __forceinline__ Range rows_seeing(int key, int real, int lo, int hi, 
     const bool seen = real > 0 && from < to && lo <= hi;
     return seen ? Range{from, to} : Range{0, 0};
 }
-// Whether dq of a segment's tile of query rows is direct.
-__device__ __forceinline__ bool is_direct(const PlannedSegment& segment, u32 t) {
-    return t >= segment.direct && t < segment.direct_end;
+// Whether tiles of keys write dq of a segment's tile of query rows.
+__device__ __forceinline__ bool sees_keys(const PlannedSegment& segment, u32 t) {
+    return t >= segment.seeing && t < segment.seeing_end;
 }
 
 // A tile of query rows and a head.
@@ -155,6 +167,7 @@ __device__ __forceinline__ void backward(const Args& a) {
         for (int i = 0; i < GROUPS * ADDERS; ++i) {
             barrier_init(shared.dq_full(i / ADDERS, i), WARPS / GROUPS);
             barrier_init(shared.dq_empty(i / ADDERS, i), 1);
+            barrier_init(shared.dq_ready(i / ADDERS, i), 1);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -177,9 +190,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) NAMED(before, DIM, TYPE
 }
 extern "C" __global__ void __launch_bounds__(THREADS_ALL, 1) NAMED(tiles, DIM, TYPE)(const __grid_constant__ Args a) {
     backward(a);
-}
-extern "C" __global__ void __launch_bounds__(THREADS, 4) NAMED(after, DIM, TYPE)(const __grid_constant__ Args a) {
-    finish(a);
 }
 
 #ifdef PLAN

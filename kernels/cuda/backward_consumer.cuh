@@ -119,15 +119,81 @@ __device__ __forceinline__ void store_sums(u32 at, const float (&dq)[32]) {
     shared_stores_done();
 }
 
+__device__ __forceinline__ void add_sums(u32 from, float (&dq)[32]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        float4 sums;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(sums.x), "=f"(sums.y), "=f"(sums.z), "=f"(sums.w)
+                     : "r"(from + (i * 128 + threadIdx.x % 128) * 16)
+                     : "memory");
+        dq[4 * i] += sums.x, dq[4 * i + 1] += sums.y, dq[4 * i + 2] += sums.z, dq[4 * i + 3] += sums.w;
+    }
+}
+
 __device__ __forceinline__ void release(u32 barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-// The query rows of a turn, when `left` turns of a tile's are left.
-__device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, int t, int left) {
-    const int each = tile.end - tile.first, heads = (left + each - 1) / each, first = t * ROWS;
-    const int head = (tile.head + 1) * a.group - heads;
-    return {tile.q_index + first, tile.q_phase, a.q_step, head, tile.rows - first, tile.direct - first};
+// The query rows of a turn: tile `t` of them, and a head of the group.
+__device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, int t, int member) {
+    const int first = t * ROWS, head = tile.head * a.group + member;
+    return {tile.q_index + first, tile.q_phase, a.q_step, head, tile.rows - first, tile.q_owned - first};
+}
+
+// Whether none of a group's keys is seen by one of the rows from `first` on.
+__device__ __forceinline__ bool is_blind(const Tile& tile, int first, u32 group) {
+    const int from = group * 64, end = min(from + 64, tile.real), last = min(first + ROWS, tile.rows) - 1;
+    return end <= from || last + tile.hi < tile.key + from || first + tile.lo >= tile.key + end;
+}
+
+// dQ = dS K: the group's rows, or its lanes.
+__device__ __forceinline__ void begin_queries(const Shared& shared, u32 stage, u32 group, float (&dq)[32]) {
+    const u32 panel = group * KEYS * 128, at = shared.ds(stage);
+    if constexpr (PANELS > 1) queries(dq, descriptor(at, 0), descriptor(shared.k() + panel, 0));
+    else queries(dq, descriptor(at + panel, 0), descriptor(shared.k(), 0));
+    wgmma_commit();
+}
+
+// dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows and a head of the group, with
+// `left` turns of the walk.
+__device__ __forceinline__ void pass_queries(
+    const Args& a, const Shared& shared, u32 group, u32 turn, int left, bool closes, int t, int member, float (&dq)[32]
+) {
+    barrier_wait(shared.dq_empty(group, turn - 1), (turn - 1) / ADDERS % 2);
+    if (closes) {
+        const Tile tile = get_tile(shared.tile());
+        if (left <= tile.opens * a.group) {
+            barrier_wait(shared.dq_ready(group, turn), turn / ADDERS % 2);
+            add_sums(shared.dq(group), dq);
+        }
+        store_queries(a, rows_of_turn(a, tile, t, member), dq);
+    } else {
+        store_sums(shared.dq(group), dq);
+    }
+    __syncwarp();
+    release(shared.dq_full(group, turn));
+}
+
+// A turn of a group whose keys are not seen: its part of dQ is all that it makes.
+__device__ __forceinline__ void pass_blind(
+    const Args& a, const Shared& shared, u32 group, u32 stage, u32 turn, int left, bool closes, int t, int member
+) {
+    u32 ds[ROWS / 4];
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; ++i) ds[i] = 0;
+    store_gradients(shared.ds(stage), ds);
+    shared_stores_done();
+    named_barrier(1, CONSUMERS);
+    release(shared.dout_empty(stage));
+    release(shared.q_empty(stage));
+    float dq[32];
+    hold(dq);
+    wgmma_fence();
+    begin_queries(shared, stage, group, dq);
+    wgmma_wait<0>();
+    hold(dq);
+    pass_queries(a, shared, group, turn, left, closes, t, member, dq);
 }
 
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
@@ -148,19 +214,29 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             shared_stores_done();
             named_barrier(1, CONSUMERS);
         }
-        const int from = tile.first, end = tile.end, whole = tile.whole, whole_end = tile.whole_end;
-        int t = from;
+        const int whole = tile.whole, whole_end = tile.whole_end;
+        // Turns from the end on that close sums: read once, for all warps alike.
+        const int closing = (int)uniform(tile.closes * a.group);
+        int t = start_of(a, tile), member = 0;
 #pragma unroll 1
-        for (int left = (end - from) * a.group; left > 0; --left) {
+        for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
             const Shared shared = {ALIKE ? uniform(all.base) : kept(all.base)};
             const u32 group = ALIKE ? uniform(threadIdx.x / 128) : kept(threadIdx.x) / 128;
-            const int now = t;
-            t = t + 1 < end ? t + 1 : from;
+            const int now = t, head = member;
+            if (++member == a.group) member = 0, t += a.direction;
             const u32 stage = ALIKE ? uniform(ring.stage()) : ring.stage();
             barrier_wait(shared.q_full(stage), ring.parity());
             barrier_wait(shared.dout_full(stage), ring.parity());
             const bool ragged = now < whole || now >= whole_end;
-            if (ragged) clear_queries(shared, stage, get_tile(shared.tile()).rows - now * ROWS);
+            if (ragged) {
+                const Tile tile = get_tile(shared.tile());
+                clear_queries(shared, stage, tile.rows - now * ROWS);
+                if (is_blind(tile, now * ROWS, group)) {
+                    pass_blind(a, shared, group, stage, ring.turns, left, left <= closing, now, head);
+                    ring.advance();
+                    continue;
+                }
+            }
             float s[ROWS / 2], dp[ROWS / 2];
             u32 p[ROWS / 4], ds[ROWS / 4];
             hold(s);
@@ -193,11 +269,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dk);
             hold(ds);
             wgmma_fence();
-            // The group's rows, or its lanes.
-            const u32 panel = group * KEYS * 128, at = shared.ds(stage);
-            if constexpr (PANELS > 1) queries(dq, descriptor(at, 0), descriptor(shared.k() + panel, 0));
-            else queries(dq, descriptor(at + panel, 0), descriptor(shared.k(), 0));
-            wgmma_commit();
+            begin_queries(shared, stage, group, dq);
             values(dk, ds, descriptor(shared.q(stage), ROWS * 128));
             wgmma_commit();
             wgmma_wait<1>();
@@ -205,12 +277,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dv);
             hold(p);
             release(shared.dout_empty(stage));
-            barrier_wait(shared.dq_empty(group, ring.turns - 1), (ring.turns - 1) / ADDERS % 2);
-            const Tile tile = get_tile(shared.tile());
-            if (tile.direct) store_queries(a, rows_of_turn(a, tile, now, left), dq);
-            else store_sums(shared.dq(group), dq);
-            __syncwarp();
-            release(shared.dq_full(group, ring.turns));
+            pass_queries(a, shared, group, ring.turns, left, left <= closing, now, head, dq);
             wgmma_wait<0>();
             hold(dk);
             hold(ds);

@@ -37,40 +37,33 @@ __device__ __forceinline__ int rows_of(const PlanArgs& a, int s) {
 __device__ __forceinline__ int keys_of(const PlanArgs& a, int r) {
     return span_of(a.runs[r].first_row, r + 1 < a.run_count ? a.runs[r + 1].first_row : a.kv_rows, a.kv_rows);
 }
-// Tiles of query rows, and above them those of keys.
-__device__ __forceinline__ u64 tiles_of(const PlanArgs& a, int s) {
+// Tiles of query rows, and of keys.
+struct Tiles {
+    u32 q;
+    u32 kv;
+};
+__device__ __forceinline__ Tiles tiles_of(const PlanArgs& a, int s) {
     u32 keys = 0;
     for (int r = 0; r < (int)a.segments[s].runs; ++r) keys += (keys_of(a, a.segments[s].first_run + r) + KEYS - 1) / KEYS;
-    return (u64)keys << 32 | (u32)(rows_of(a, s) + a.tile_rows - 1) / a.tile_rows;
+    return {(u32)(rows_of(a, s) + a.tile_rows - 1) / a.tile_rows, keys};
+}
+// What is there, to which tiles are added: by two words, as the additions of one that has 64 bits are tried again and again
+// where many segments have one bucket.
+__device__ __forceinline__ Tiles add_tiles(Tiles& to, Tiles tiles) {
+    return {atomicAdd(&to.q, tiles.q), atomicAdd(&to.kv, tiles.kv)};
 }
 __device__ __forceinline__ u32 bucket_of(const PlanArgs& a, int s) {
     return PLANNERS - 1 - (u32)min(max(a.segments[s].q_len, (i64)0) / 128, (i64)PLANNERS - 1);
 }
 __device__ __forceinline__ int bound(i64 value) { return (int)min(max(value, (i64)-FAR), (i64)FAR); }
 
-// The query rows of a segment that see keys of one tile, the only one that has real keys.
-__device__ __forceinline__ Range direct_rows(const PlanArgs& a, const PlannedSegment& segment) {
-    u32 tiles = 0;
-    Range rows = {};
-    for (int r = segment.first_run; r < segment.first_run + segment.runs; ++r) {
-        const int key = (int)a.runs[r].first_key, len = (int)a.runs[r].len;
-        tiles += (len + KEYS - 1) / KEYS;
-        if (len > 0) rows = rows_seeing(key, len, segment.lo, segment.hi, segment.len);
-    }
-    return tiles == 1 ? rows : Range{0, 0};
-}
-
-__device__ __forceinline__ void plan_segment(const PlanArgs& a, int s, u64 first) {
+__device__ __forceinline__ void plan_segment(const PlanArgs& a, int s, Tiles tiles, Tiles first) {
     const QuerySegment segment = a.segments[s];
-    const u64 tiles = tiles_of(a, s);
     PlannedSegment planned = {
         (int)(segment.q_offset / a.q_step), (int)(segment.q_offset % a.q_step), (int)segment.q_len, rows_of(a, s),
         bound(segment.lo), bound(segment.hi), (int)segment.first_run, (int)segment.runs,
-        (u32)first, (u32)tiles, (u32)(first >> 32), (u32)(tiles >> 32),
+        first.q, tiles.q, first.kv, tiles.kv,
     };
-    const Range direct = direct_rows(a, planned);
-    planned.direct = direct.from / a.tile_rows, planned.direct_end = (direct.to + a.tile_rows - 1) / a.tile_rows;
-    a.planned[s] = planned;
     u32 before = 0;
     for (int r = (int)segment.first_run; r < (int)(segment.first_run + segment.runs); ++r) {
         const KeyRun run = a.runs[r];
@@ -79,38 +72,50 @@ __device__ __forceinline__ void plan_segment(const PlanArgs& a, int s, u64 first
             (int)(run.offset / a.kv_step), (int)(run.offset % a.kv_step), (int)run.first_key, (int)run.len, span, before,
         };
         before += (span + KEYS - 1) / KEYS;
+        planned.keys = (int)(run.first_key + run.len);
+    }
+    const Range seeing = rows_seeing(0, planned.keys, planned.lo, planned.hi, planned.len);
+    planned.seeing = seeing.from / a.tile_rows, planned.seeing_end = (seeing.to + a.tile_rows - 1) / a.tile_rows;
+    a.planned[s] = planned;
+}
+
+// Says of the tiles of 32 segments whose they are: a warp reads them at once, and takes one after the other.
+__device__ __forceinline__ void name_tiles(const PlanArgs& a, int from) {
+    const u32 lane = threadIdx.x % 32;
+    const PlannedSegment mine = a.planned[min(from + (int)lane, a.segment_count - 1)];
+    for (int j = 0; j < 32 && from + j < a.segment_count; ++j) {
+        const u32 q = __shfl_sync(FULL, mine.first_q_tile, j), kv = __shfl_sync(FULL, mine.first_kv_tile, j);
+        const u32 q_end = min(q + __shfl_sync(FULL, mine.q_tiles, j), (u32)a.q_capacity);
+        const u32 kv_end = min(kv + __shfl_sync(FULL, mine.kv_tiles, j), (u32)a.kv_capacity);
+        for (u32 i = q + lane; i < q_end; i += 32) a.q_tile_segment[i] = from + j;
+        for (u32 i = kv + lane; i < kv_end; i += 32) a.kv_tile_segment[i] = from + j;
     }
 }
 
 extern "C" __global__ void __launch_bounds__(PLANNERS, 1) backward_plan(const __grid_constant__ PlanArgs a) {
-    __shared__ u64 starts[PLANNERS];
+    __shared__ Tiles starts[PLANNERS];
     const u32 lane = threadIdx.x;
-    starts[lane] = 0;
+    starts[lane] = {};
     __syncthreads();
-    for (int s = lane; s < a.segment_count; s += PLANNERS) atomicAdd(&starts[bucket_of(a, s)], tiles_of(a, s));
+    for (int s = lane; s < a.segment_count; s += PLANNERS) add_tiles(starts[bucket_of(a, s)], tiles_of(a, s));
     __syncthreads();
     // Tiles of the buckets before.
-    const u64 own = starts[lane];
-    u64 sum = own;
+    const Tiles own = starts[lane];
+    Tiles sum = own;
     for (u32 step = 1; step < PLANNERS; step *= 2) {
-        const u64 before = lane >= step ? starts[lane - step] : 0;
+        const Tiles before = lane >= step ? starts[lane - step] : Tiles{};
         __syncthreads();
-        sum += before;
+        sum.q += before.q, sum.kv += before.kv;
         starts[lane] = sum;
         __syncthreads();
     }
-    starts[lane] = sum - own;
-    if (lane == PLANNERS - 1)
-        *a.plan = {0, min((u32)sum, (u32)a.q_capacity), min((u32)(sum >> 32), (u32)a.kv_capacity)};
+    starts[lane] = {sum.q - own.q, sum.kv - own.kv};
+    if (lane == PLANNERS - 1) *a.plan = {0, min(sum.q, (u32)a.q_capacity), min(sum.kv, (u32)a.kv_capacity)};
     __syncthreads();
-    for (int s = lane; s < a.segment_count; s += PLANNERS)
-        plan_segment(a, s, atomicAdd(&starts[bucket_of(a, s)], tiles_of(a, s)));
-    __syncthreads();
-    for (int s = lane / 32; s < a.segment_count; s += PLANNERS / 32) {
-        const PlannedSegment planned = a.planned[s];
-        for (u32 i = lane % 32; i < planned.q_tiles && planned.first_q_tile + i < (u32)a.q_capacity; i += 32)
-            a.q_tile_segment[planned.first_q_tile + i] = s;
-        for (u32 i = lane % 32; i < planned.kv_tiles && planned.first_kv_tile + i < (u32)a.kv_capacity; i += 32)
-            a.kv_tile_segment[planned.first_kv_tile + i] = s;
+    for (int s = lane; s < a.segment_count; s += PLANNERS) {
+        const Tiles tiles = tiles_of(a, s);
+        plan_segment(a, s, tiles, add_tiles(starts[bucket_of(a, s)], tiles));
     }
+    __syncthreads();
+    for (int s = lane / 32 * 32; s < a.segment_count; s += PLANNERS) name_tiles(a, s);
 }

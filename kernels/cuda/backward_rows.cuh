@@ -1,5 +1,4 @@
-// Rows of the backward: what is made of them before the tiles, D and cleared sums, how gradients are written, and after the
-// tiles, dq of the sums. For backward.cu.
+// Rows of the backward: what is made of them before the tiles, and how gradients are written. For backward.cu.
 #pragma once
 
 // Of a row of a view eight neighbouring lanes, each rounded once.
@@ -87,67 +86,64 @@ __device__ __forceinline__ void store_queries(const Args& a, const Rows& rows, c
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Before: statistics of rows, and sums of zero, but for direct dq.
+// Before: statistics of rows, and dq of those that see no key.
 
-__device__ __forceinline__ void prepare(const Args& a) {
-    constexpr int LANES = DIM / 8, EACH = THREADS / LANES;
-    const u32 tile = blockIdx.x, head = blockIdx.y;
-    if (tile >= a.plan->q_tiles) return;
-    const PlannedSegment& segment = a.segments[a.q_tile_segment[tile]];
-    const u32 t = tile - segment.first_q_tile;
-    const int first = t * ROWS;
-    if (first >= segment.len) return;
-    const bool direct = is_direct(segment, t);
-    const i64 part = part_of(a, tile, head);
-    float* const statistics = a.statistics + part * 2 * ROWS;
-    const int column = threadIdx.x % LANES * 8;
-    for (int row = threadIdx.x / LANES; row < ROWS; row += EACH) {
-        const bool real = first + row < segment.len;
-        const i64 at = (i64)a.q_step * (segment.index + first + row) + segment.phase;
-        float d = 0.0f;
-        if (real && column < a.dim_v) {
-            float dout[8], out[8];
-            get_eight(a.gradient, place_of(a.gradient, at, head) + column, dout);
-            get_eight(a.out, place_of(a.out, at, head) + column, out);
+__device__ __forceinline__ void clear_gradients(const Args& a, const Rows& rows) {
+    float dq[32];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) d = __fmaf_rn(dout[i], out[i], d);
-        }
+    for (int i = 0; i < 32; ++i) dq[i] = 0.0f;
+    store_queries(a, rows, dq);
+}
+
+// LSE and D of a tile's rows, of which `real` are real, at least one. Everything is asked for before anything is used, by
+// all threads: from a real row where there is none, and from real lanes.
+template <int OUT>
+__device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, float* statistics) {
+    constexpr int LANES = DIM / 8, EACH = THREADS / LANES, COUNT = ROWS / EACH;
+    const int column = threadIdx.x % LANES * 8, lane = min(column, a.dim_v - 8), first = threadIdx.x / LANES;
+    Packed<TYPE, 8> dout[COUNT];
+    Packed<OUT, 8> out[COUNT];
+    float lse[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const i64 at = (i64)rows.step * (rows.index + min(first + i * EACH, rows.real - 1)) + rows.phase;
+        load((const void*)a.gradient.base, place_of(a.gradient, at, rows.head) + lane, dout[i]);
+        load((const void*)a.out.base, place_of(a.out, at, rows.head) + lane, out[i]);
+        lse[i] = ((const float*)a.lse.base)[place_of(a.lse, at, rows.head)];
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const int row = first + i * EACH;
+        const bool real = row < rows.real;
+        float d = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) d = __fmaf_rn(unpacked(dout[i], j), unpacked(out[i], j), d);
+        if (!real || column >= a.dim_v) d = 0.0f;
 #pragma unroll
         for (int step = 1; step < LANES; step *= 2) d += __shfl_xor_sync(FULL, d, step);
         if (column != 0) continue;
         // No weight is left of a row that is not there.
-        statistics[row] = real ? get(a.lse, place_of(a.lse, at, head)) : __uint_as_float(0x7f800000u);
+        statistics[row] = real ? lse[i] : __uint_as_float(0x7f800000u);
         statistics[ROWS + row] = d;
     }
-    if (direct) return;
-    if (a.added) {
-        if (threadIdx.x == 0) a.added[part] = 0;
-        return;
-    }
-    float4* const sums = (float4*)(a.sums + part * SUMS);
-    for (int i = threadIdx.x; i < SUMS / 4; i += THREADS) sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// After: sums become dq, but for direct dq.
-
-__device__ __forceinline__ void finish(const Args& a) {
-    const u32 tile = blockIdx.x, head = blockIdx.y;
+__device__ __forceinline__ void prepare(const Args& a) {
+    const u32 tile = blockIdx.x;
+    const int head = blockIdx.y;
     if (tile >= a.plan->q_tiles) return;
     const PlannedSegment& segment = a.segments[a.q_tile_segment[tile]];
     const u32 t = tile - segment.first_q_tile;
-    if (is_direct(segment, t)) return;
     const int first = t * ROWS;
-    const i64 part = part_of(a, tile, head);
-    const bool any = first < segment.len && (!a.added || a.added[part] > 0);
-    const float4* const from = (const float4*)(a.sums + part * SUMS + threadIdx.x / 128 * (PART_BYTES / 4));
-    float dq[32];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float4 sums = any ? from[i * 128 + threadIdx.x % 128] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        dq[4 * i] = sums.x, dq[4 * i + 1] = sums.y, dq[4 * i + 2] = sums.z, dq[4 * i + 3] = sums.w;
-    }
     const int index = segment.index + first;
-    const Rows rows = {index, segment.phase, a.q_step, (int)head, segment.len - first, segment.span - first};
-    store_queries(a, rows, dq);
+    const Rows rows = {index, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
+    if (!sees_keys(segment, t)) {
+        clear_gradients(a, rows);
+        return;
+    }
+    const i64 part = part_of(a, tile, head);
+    float* const statistics = a.statistics + part * 2 * ROWS;
+    if (a.out.format == F32) put_statistics<F32>(a, rows, statistics);
+    else put_statistics<TYPE>(a, rows, statistics);
+    if (threadIdx.x == 0) a.added[part] = 0;
 }

@@ -20,17 +20,23 @@ struct Tile {
     int end;
     // The first tile of query rows in the order of the plan.
     u32 q_tile;
-    // Runs of the segment from the tile's own on, and the tile within that.
+    // Its run, those where tiles are that add before it, and the tile within its run.
     int run;
-    int runs;
+    int runs_from;
+    int runs_end;
     int in_run;
     // The tiles whose rows are all real and all see all keys, which are all real.
     int whole;
     int whole_end;
-    // Where the segment's query rows are, and how many it owns if their dq is direct; 0 if not.
+    // Where the segment's query rows are, and how many it owns.
     int q_index;
     int q_phase;
-    int direct;
+    int q_owned;
+    int unused;
+    // Whose sums it opens and closes, in tiles of query rows: those with more than `opens` left of its walk, the tile itself
+    // counted, and those with `closes` at most.
+    int opens;
+    int closes;
 };
 constexpr int TILE_WORDS = sizeof(Tile) / 4;
 
@@ -50,7 +56,9 @@ struct Shared {
     // One for each adder, who take turns with the one place.
     __device__ __forceinline__ u32 dq_full(u32 group, u32 turn) const { return base + 320 + 16 * group + 8 * (turn % ADDERS); }
     __device__ __forceinline__ u32 dq_empty(u32 group, u32 turn) const { return base + 384 + 16 * group + 8 * (turn % ADDERS); }
-    __device__ __forceinline__ u32 tile() const { return base + 448; }
+    // Sums to be closed are in the place.
+    __device__ __forceinline__ u32 dq_ready(u32 group, u32 turn) const { return base + 448 + 16 * group + 8 * (turn % ADDERS); }
+    __device__ __forceinline__ u32 tile() const { return base + 512; }
     __device__ __forceinline__ u32 k() const { return base + 1024; }
     __device__ __forceinline__ u32 v() const { return k() + KV_BYTES; }
     __device__ __forceinline__ u32 q(u32 stage) const { return v() + KV_BYTES + stage * Q_BYTES; }
@@ -83,16 +91,26 @@ __device__ __forceinline__ Tile get_tile(u32 at) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The producer: takes tiles, and asks for their rows.
 
-// The tile of an item: heads in chunks, whose rows stay in the cache, and the first keys of a chunk first, which most rows see.
-// In a fixed order the last keys come first, and no tile waits for one that is taken later.
+// What a tile of keys opens and closes: rows that see no key before it, or none behind it.
+__device__ __forceinline__ void set_ends(const Args& a, const PlannedSegment& segment, Tile& tile) {
+    const int behind = tile.key + tile.real;
+    // From `low` on no key before, up to `high` no key behind.
+    const int low = tile.key <= 0 ? tile.first : max(tile.key - tile.lo + ROWS - 1, 0) / ROWS;
+    const int high = behind >= min(segment.keys, tile.rows + tile.hi) ? tile.end : max(behind - tile.hi, 0) / ROWS;
+    tile.opens = a.direction > 0 ? tile.end - high : low - tile.first;
+    tile.closes = a.direction > 0 ? tile.end - low : high - tile.first;
+}
+
+// The tile of an item: heads in chunks, whose rows stay in the cache, and in a chunk the tiles that add first.
 __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     const int kv_heads = a.heads / a.group;
     const PlannedSegment& segment = a.segments[a.kv_tile_segment[item / kv_heads]];
     u32 rest = item - segment.first_kv_tile * kv_heads;
-    const u32 chunk = rest / (segment.kv_tiles * a.head_chunk);
-    rest -= chunk * segment.kv_tiles * a.head_chunk;
-    const u32 heads = min((u32)a.head_chunk, kv_heads - chunk * a.head_chunk);
-    const u32 number = a.added ? segment.kv_tiles - 1 - rest / heads : rest / heads;
+    const u32 most = a.head_chunk > 0 ? a.head_chunk : max(gridDim.x / segment.kv_tiles, 1u);
+    const u32 chunk = rest / (segment.kv_tiles * most);
+    rest -= chunk * segment.kv_tiles * most;
+    const u32 heads = min(most, kv_heads - chunk * most);
+    const u32 number = a.direction > 0 ? segment.kv_tiles - 1 - rest / heads : rest / heads;
     int run = 0;
     while (run + 1 < segment.runs && a.runs[segment.first_run + run + 1].first_tile <= number) ++run;
     const PlannedRun& keys = a.runs[segment.first_run + run];
@@ -100,7 +118,7 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     tile.in_run = number - keys.first_tile;
     const int first = tile.in_run * KEYS;
     tile.index = keys.index + first, tile.phase = keys.phase;
-    tile.head = chunk * a.head_chunk + rest % heads;
+    tile.head = chunk * most + rest % heads;
     tile.real = min(keys.len - first, KEYS), tile.owned = keys.span - first;
     tile.key = keys.first + first;
     tile.lo = segment.lo, tile.hi = segment.hi;
@@ -109,12 +127,19 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     tile.first = seeing.from / ROWS;
     tile.end = (seeing.to + ROWS - 1) / ROWS;
     tile.q_tile = segment.first_q_tile;
-    tile.run = segment.first_run + run, tile.runs = segment.runs - run;
+    tile.run = segment.first_run + run;
+    tile.runs_from = a.direction > 0 ? tile.run : segment.first_run;
+    tile.runs_end = a.direction > 0 ? segment.first_run + segment.runs : tile.run + 1;
     tile.whole = max(tile.key + KEYS - 1 - tile.hi + ROWS - 1, 0) / ROWS;
     tile.whole_end = tile.real < KEYS ? 0 : min(tile.rows, max(tile.key - tile.lo + 1, 0)) / ROWS;
-    tile.q_index = segment.index, tile.q_phase = segment.phase;
-    tile.direct = is_direct(segment, tile.first) ? segment.span : 0;
+    tile.q_index = segment.index, tile.q_phase = segment.phase, tile.q_owned = segment.span;
+    set_ends(a, segment, tile);
     return tile;
+}
+
+// The tile of query rows that a walk over a tile's begins with.
+__device__ __forceinline__ int start_of(const Args& a, const Tile& tile) {
+    return a.direction > 0 ? tile.first : tile.end - 1;
 }
 
 __device__ __forceinline__ void load_panels(
@@ -123,6 +148,18 @@ __device__ __forceinline__ void load_panels(
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel)
         load_box(to + panel * rows * 128, map, bar, panel * 64, head, phase, index);
+}
+
+// Brings what a tile begins with into the L2 cache while its place is taken.
+__device__ __forceinline__ void fetch_tile(const Args& a, const Tile& tile) {
+    const int row = tile.q_index + start_of(a, tile) * ROWS, head = tile.head * a.group;
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel) {
+        fetch_box(&a.k, panel * 64, tile.head, tile.phase, tile.index);
+        fetch_box(&a.v, panel * 64, tile.head, tile.phase, tile.index);
+        fetch_box(&a.q, panel * 64, head, tile.q_phase, row);
+        fetch_box(&a.dout, panel * 64, head, tile.q_phase, row);
+    }
 }
 
 // Query rows of a head, their dout and statistics.
@@ -149,6 +186,7 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
         if (item >= items) break;
         const Tile tile = tile_of(a, item);
         const Shared shared = all.again();
+        if (tile.first < tile.end) fetch_tile(a, tile);
         barrier_wait(shared.kv_empty(), kv_ring.parity() ^ 1);
         kv_ring.advance();
         put_tile(shared.tile(), tile);
@@ -159,15 +197,16 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
         barrier_expect(shared.kv_full(), 2 * KV_BYTES);
         load_panels(shared.k(), &a.k, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
         load_panels(shared.v(), &a.v, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
-        const int phase = tile.q_phase, index = tile.q_index, from = tile.first, end = tile.end;
+        const int phase = tile.q_phase, index = tile.q_index, head = tile.head * a.group;
         const u32 q_tile = tile.q_tile;
-        int head = tile.head * a.group, t = from;
+        int t = start_of(a, tile);
 #pragma unroll 1
-        for (int left = (end - from) * a.group; left > 0; --left) {
-            load_queries(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);
-            ring.advance();
-            if (++t == end) t = from, ++head;
-        }
+        for (int left = tile.end - tile.first; left > 0; --left, t += a.direction)
+#pragma unroll 1
+            for (int i = 0; i < a.group; ++i) {
+                load_queries(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);
+                ring.advance();
+            }
     }
     const Shared shared = all.again();
     barrier_wait(shared.kv_empty(), kv_ring.parity() ^ 1);
@@ -180,14 +219,17 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The adders: add dQ of each tile to the sums in memory.
 
-// Tiles of keys behind this one that rows `first` to `end` see: they add before it.
+// Tiles of keys that rows `first` to `end` see and that add before this one.
 __device__ __forceinline__ u32 tiles_before(const Args& a, const Tile& tile, int first, int end) {
     u32 count = 0;
-    for (int r = 0; r < tile.runs; ++r) {
-        const PlannedRun& run = a.runs[tile.run + r];
+#pragma unroll 1
+    for (int r = tile.runs_from; r < tile.runs_end; ++r) {
+        const PlannedRun& run = a.runs[r];
         const int from = max(first + tile.lo - run.first, 0), to = min(end + tile.hi - run.first, run.len);
         if (from >= to) continue;
-        const int low = r == 0 ? tile.in_run + 1 : from / KEYS, high = (to + KEYS - 1) / KEYS;
+        const bool own = r == tile.run;
+        const int low = own && a.direction > 0 ? tile.in_run + 1 : from / KEYS;
+        const int high = own && a.direction < 0 ? tile.in_run : (to + KEYS - 1) / KEYS;
         count += max(high - low, 0);
     }
     return count;
@@ -198,26 +240,27 @@ __device__ __forceinline__ u32 load_acquire(const u32* from) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
     return value;
 }
-__device__ __forceinline__ void store_release(u32* to, u32 value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+__device__ __forceinline__ void add_release(u32* to, u32 value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 // Orders ordinary accesses of memory and those of the copy engine.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Until it is a tile's turn to add; its number.
-__device__ __forceinline__ u32 wait_turn(const Args& a, const Tile& tile, int t, i64 part) {
-    const u32 turn = tiles_before(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows));
-    while (load_acquire(a.added + part) != turn) {}
+// Until it is a tile's turn: all that add before it have, or, between the first and the last in any order, the first.
+__device__ __forceinline__ void wait_turn(const Args& a, const Tile& tile, int t, i64 part, bool closes) {
+    const bool all = closes || a.fixed;
+    const u32 least = all ? tiles_before(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows)) : 1;
+    while (load_acquire(a.added + part) < least) {}
     proxy_fence();
-    return turn;
 }
 
 // dQ of a tile of query rows and a head, from both consumers.
-__device__ __forceinline__ void add_part(const Shared& shared, u32 turn, float* sums, bool first) {
+__device__ __forceinline__ void add_part(const Shared& shared, u32 turn, float* sums, bool opens) {
     for (int group = 0; group < GROUPS; ++group) {
+        barrier_arrive(shared.dq_ready(group, turn));
         barrier_wait(shared.dq_full(group, turn), turn / ADDERS % 2);
         float* const to = sums + group * (PART_BYTES / 4);
-        if (first) store_bulk(to, shared.dq(group), PART_BYTES);
+        if (opens) store_bulk(to, shared.dq(group), PART_BYTES);
         else add_bulk(to, shared.dq(group), PART_BYTES);
         bulk_commit();
     }
@@ -227,12 +270,40 @@ __device__ __forceinline__ void add_part(const Shared& shared, u32 turn, float* 
     barrier_arrive(shared.dq_empty(1, turn));
 }
 
-// Direct dQ goes another way: its place is free at once.
-__device__ __forceinline__ void pass_part(const Shared& shared, u32 turn) {
+// Brings consumers the sums that they close; their dQ goes another way, and the place is free at once.
+__device__ __forceinline__ void close_part(const Shared& shared, u32 turn, const float* sums, bool opens) {
+    for (int group = 0; group < GROUPS; ++group) {
+        const u32 ready = shared.dq_ready(group, turn);
+        barrier_wait(shared.dq_empty(group, turn - 1), (turn - 1) / ADDERS % 2);
+        if (opens) {
+            barrier_arrive(ready);
+        } else {
+            barrier_expect(ready, PART_BYTES);
+            load_bulk(shared.dq(group), sums + group * (PART_BYTES / 4), ready, PART_BYTES);
+        }
+    }
     for (int group = 0; group < GROUPS; ++group) {
         barrier_wait(shared.dq_full(group, turn), turn / ADDERS % 2);
         barrier_arrive(shared.dq_empty(group, turn));
     }
+}
+
+// dQ of a turn: a tile of query rows, with `left` of the walk, and a head.
+__device__ __forceinline__ void add_turn(
+    const Args& a, const Shared& shared, const Tile& tile, u32 turn, int left, int t, int head
+) {
+    const bool opens = left > tile.opens, closes = left <= tile.closes;
+    const i64 part = part_of(a, tile.q_tile + t, head);
+    float* const sums = a.sums + part * SUMS;
+    if (!opens) wait_turn(a, tile, t, part, closes);
+    if (closes) {
+        close_part(shared, turn, sums, opens);
+        return;
+    }
+    add_part(shared, turn, sums, opens);
+    bulk_wait();
+    proxy_fence();
+    add_release(a.added + part, 1);
 }
 
 // One of the adders: they take turns, so that one waits for its additions to be made while the other asks for the next.
@@ -245,21 +316,9 @@ __device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 min
         barrier_arrive(shared.kv_empty());
         kv_ring.advance();
         if (tile.first < 0) return;
-        for (int head = tile.head * a.group; head < (tile.head + 1) * a.group; ++head)
-            for (int t = tile.first; t < tile.end; ++t, ++turn) {
-                if (turn % ADDERS != mine) continue;
-                if (tile.direct) {
-                    pass_part(shared, turn);
-                    continue;
-                }
-                const i64 part = part_of(a, tile.q_tile + t, head);
-                // In order, the first one needs no sums of zero.
-                const u32 before = a.added ? wait_turn(a, tile, t, part) : 1;
-                add_part(shared, turn, a.sums + part * SUMS, before == 0);
-                if (!a.added) continue;
-                bulk_wait();
-                proxy_fence();
-                store_release(a.added + part, before + 1);
-            }
+        int t = start_of(a, tile);
+        for (int left = tile.end - tile.first; left > 0; --left, t += a.direction)
+            for (int i = 0; i < a.group; ++i, ++turn)
+                if (turn % ADDERS == mine) add_turn(a, shared, tile, turn, left, t, tile.head * a.group + i);
     }
 }

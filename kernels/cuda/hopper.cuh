@@ -38,6 +38,12 @@ __device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 bar, 
         "l"(map), "r"(bar), "r"(column), "r"(head), "r"(phase), "r"(row)
         : "memory");
 }
+// Brings a box into the L2 cache.
+__device__ __forceinline__ void fetch_box(const TensorMap* map, int column, int head, int phase, int row) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(column), "r"(head),
+                 "r"(phase), "r"(row)
+                 : "memory");
+}
 // Bytes that follow each other, a multiple of 16.
 __device__ __forceinline__ void load_bulk(u32 to, const void* from, u32 bar, u32 bytes) {
     asm volatile(

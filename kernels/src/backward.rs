@@ -2,9 +2,9 @@
 //!
 //! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in that or in f32;
 //! [`refusal`] names what it does not take. dk and dv are sums in one order; dq is summed over tiles of keys, in f32, in an
-//! [`Order`] that the caller chooses; where a segment's keys are one tile, both orders are one. Its workspace grows with rows,
-//! not with their square: 4 bytes for each lane of dq, in whole tiles, and a little. A call's plan is made on the GPU from its
-//! tables, as the forward's is.
+//! [`Order`] that the caller chooses; where a row's keys are in one tile, or in two, both orders are one. Its workspace grows
+//! with rows, not with their square: 4 bytes for each lane of dq, in whole tiles, and a little. A call's plan is made on the
+//! GPU from its tables, as the forward's is.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
@@ -26,7 +26,7 @@ const PLANNED_SEGMENT_BYTES: usize = 64;
 const PLANNED_RUN_BYTES: usize = 32;
 /// What parts of the workspace begin at multiples of.
 const ALIGNMENT: usize = 16;
-/// Threads of the planning kernel, of the two on rows, and of the one on tiles.
+/// Threads of the planning kernel, of the one on rows, and of the one on tiles.
 const PLANNERS: usize = 1024;
 const ROW_THREADS: usize = 256;
 const TILE_THREADS: usize = 384;
@@ -36,9 +36,9 @@ const CACHED_BYTES: usize = 40 << 20;
 /// In which order dq's sums are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As tiles of keys come: the fastest, and its bits differ from launch to launch.
+    /// As tiles of keys come, between the first and the last: the fastest, and its bits differ from launch to launch.
     AsTheyCome,
-    /// From the last tile of keys to the first: the same bits each time.
+    /// Of tiles of keys, one after the other: the same bits each time.
     Fixed,
 }
 
@@ -110,6 +110,8 @@ struct RawArguments {
     clear: i32,
     accumulate: i32,
     scale: f32,
+    direction: i32,
+    fixed: i32,
 }
 // SAFETY: repr(C), the fields of `Args` in backward.cu.
 unsafe impl Argument for RawArguments {}
@@ -224,6 +226,17 @@ fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) 
     kv_heads.div_ceil(chunks)
 }
 
+/// The walk over tiles of query rows, and with it which tile of keys adds first (`Args` in the source): 1 or -1.
+///
+/// Up, every tile begins with rows of its own and the longest are taken last: best where each multiprocessor has a head of
+/// a sequence to itself, and in a fixed order, where no tile waits then. Down, all begin with the last rows and the longest
+/// are taken first: best for few sequences, and for groups, whose tiles are as many times as long. The figures that say
+/// so are in `kernels/NOTES.md`.
+fn direction(order: Order, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> i32 {
+    let even = order == Order::Fixed || heads_of_sequences >= multiprocessors;
+    if group == 1 && even { 1 } else { -1 }
+}
+
 fn aligned(name: &str, view: &View) -> Result<RawView, KernelError> {
     let raw = view.raw(name)?;
     if raw.base.is_multiple_of(ALIGNMENT as u64) {
@@ -249,7 +262,7 @@ fn operands(formats: WeightFormats, tensors: &Backward) -> Operands {
 }
 
 impl Gpu {
-    /// Launches the backward; `tables` holds the call's tables, `workspace` has [`CallTables::workspace_bytes`]. Four
+    /// Launches the backward; `tables` holds the call's tables, `workspace` has [`CallTables::workspace_bytes`]. Three
     /// launches, and no wait. What it does not take is [`KernelError::Unserved`]; dsink is [`Gpu::sink_gradient`]'s.
     pub fn backward(
         &self,
@@ -280,16 +293,15 @@ impl Gpu {
         if heads == 0 {
             return Ok(());
         }
-        let mut places: [u64; 8] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
+        let places: [u64; 8] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
         let planned = raw_plan(call, tables, bucket, &places);
         let group = heads / kv_heads;
+        let multiprocessors = self.multiprocessors()?;
+        let direction = direction(how.order, group, call.segments * kv_heads, multiprocessors);
         let chunk = match how.order {
-            Order::AsTheyCome => {
-                places[7] = 0;
-                head_chunk(call, group, kv_heads, bucket)
-            }
-            // All tiles of a head at once, so that none waits long for those before it.
-            Order::Fixed => 1,
+            Order::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
+            // As many heads as have all their tiles taken at once: none waits long for those before it.
+            Order::Fixed => 0,
         };
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
         let arguments = RawArguments {
@@ -318,15 +330,16 @@ impl Gpu {
             clear: i32::from(call.policy == RowPolicy::Overwrite),
             accumulate: i32::from(how.update == Update::Accumulate),
             scale: call.softmax.scale,
+            direction,
+            fixed: i32::from(how.order == Order::Fixed),
         };
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
         let kernel = |name: &str| format!("backward_{name}_{}_{instance}", bucket.0);
         let rows = (bucket.capacities(call)[0], heads, ROW_THREADS);
         self.launch("backward_plan", (1, 1, PLANNERS), &[&planned])?;
         self.launch(&kernel("before"), rows, &[&arguments])?;
-        let grid = (self.multiprocessors()?, 1, TILE_THREADS);
-        self.launch_with(&kernel("tiles"), grid, bucket.shared_bytes(), &[&arguments])?;
-        self.launch(&kernel("after"), rows, &[&arguments])
+        let grid = (multiprocessors, 1, TILE_THREADS);
+        self.launch_with(&kernel("tiles"), grid, bucket.shared_bytes(), &[&arguments])
     }
 }
 
@@ -455,10 +468,25 @@ mod tests {
         assert_eq!(head_chunk(&long, 4, 8, Bucket(128)), 1, "one head at least");
     }
 
+    /// The walks that were the faster ones on a machine of 132 multiprocessors.
+    #[test]
+    fn walks_go_up_where_tiles_are_many_or_in_a_fixed_order_without_groups() {
+        for (order, group, heads, up) in [
+            (Order::AsTheyCome, 1, 16, false),
+            (Order::AsTheyCome, 1, 64, false),
+            (Order::AsTheyCome, 1, 512, true),
+            (Order::AsTheyCome, 4, 1024, false),
+            (Order::Fixed, 1, 16, true),
+            (Order::Fixed, 4, 1024, false),
+        ] {
+            assert_eq!(direction(order, group, heads, 132) > 0, up, "{order:?}, {group}, {heads}");
+        }
+    }
+
     /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
     #[test]
     fn sizes_are_those_of_the_source() {
-        assert_eq!(size_of::<RawArguments>(), 4 * 128 + 8 * 8 + 6 * 32 + 10 * 4 + 24);
+        assert_eq!(size_of::<RawArguments>(), 4 * 128 + 8 * 8 + 6 * 32 + 12 * 4 + 16);
         assert_eq!(size_of::<RawPlan>(), 7 * 8 + 2 * 8 + 7 * 4 + 4);
         for bucket in [Bucket(64), Bucket(128)] {
             assert!(bucket.shared_bytes() <= 232_448);

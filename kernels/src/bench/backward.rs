@@ -1,6 +1,6 @@
 //! How fast the backward is on tensor cores, in both orders of dq's sums, with the memory that it takes.
 //!
-//! A figure counts all four launches. out and lse are those of the forward on tensor cores. Before a peer's time counts,
+//! A figure counts all launches. out and lse are those of the forward on tensor cores. Before a peer's time counts,
 //! its gradients are compared with ours: both begin with the same numbers, and the peer is handed the gradients of the
 //! first rows.
 

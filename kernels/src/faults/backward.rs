@@ -55,12 +55,12 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
             => "dp[4 * j + i]",
         VALUES;
     "a-groups-first-head-for-all", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "backward.cu",
-        "if (++t == end) t = from, ++head;"
-            => "if (++t == end) t = from;",
+        "load_queries(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);"
+            => "load_queries(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);",
         VALUES;
     "sums-not-cleared", Arithmetic, "dq is added to what was there: https://github.com/Dao-AILab/flash-attention/pull/1893", "backward.cu",
-        "a.sums + part * SUMS, before == 0);"
-            => "a.sums + part * SUMS, false);",
+        "add_part(shared, turn, sums, opens);"
+            => "add_part(shared, turn, sums, false);",
         READS;
     "accumulated-for-overwritten", Arithmetic, "gradients of the step before: https://github.com/NVIDIA/TransformerEngine/pull/3063", "backward.cu",
         "put_eight(view, place + column, value, a.accumulate);"
@@ -75,16 +75,16 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
             => "segment.len - first, segment.len - first};",
         WRITES;
     "padding-of-direct-dq-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/3205", "backward.cu",
-        "tile.rows - first, tile.direct - first};"
+        "tile.rows - first, tile.q_owned - first};"
             => "tile.rows - first, tile.rows - first};",
         WRITES;
     "direct-dq-of-one-head-of-a-group", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "backward.cu",
-        "head = (tile.head + 1) * a.group - heads;"
-            => "head = tile.head * a.group + 0 * heads;",
+        "head = tile.head * a.group + member;"
+            => "head = tile.head * a.group + 0 * member;",
         FORGETS;
     "rows-beside-direct-dq-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/1009", "backward.cu",
-        "if (is_direct(segment, t)) return;"
-            => "if (segment.direct < segment.direct_end) return;",
+        "if (!sees_keys(segment, t)) {"
+            => "if (segment.seeing >= segment.seeing_end) {",
         FORGETS;
     "dim-of-keys-taken-for-dv", WrongSeam, "dqk taken for dv: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "backward.cu",
         "store<0>(a.dv, a, keys, dv, 1.0f, a.dim_v);"
