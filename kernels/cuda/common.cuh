@@ -101,6 +101,9 @@ __device__ __forceinline__ Slot window_of(const Slots& slots, u32 row, const Slo
     return slot_at(slots, max(slot_of_warp(slots, row), 0) + threadIdx.x % 32);
 }
 
+// So many slots that begin among a warp's rows are compared one by one: their shuffles do not wait for each other.
+constexpr int FEW = 4;
+
 // The last slot that begins at a lane's row or before; the lanes' rows do not decrease.
 __device__ __forceinline__ Slot slot_of_lane(const Slots& slots, u32 row, const Slot& guess) {
     const u32 first = __shfl_sync(ALL_LANES, row, 0), last = __shfl_sync(ALL_LANES, row, 31);
@@ -110,7 +113,14 @@ __device__ __forceinline__ Slot slot_of_lane(const Slots& slots, u32 row, const 
         const u32 before_first = __ballot_sync(ALL_LANES, window.offset <= first);
         const u32 before_last = __ballot_sync(ALL_LANES, window.offset <= last);
         int count = __popc(before_first);
-        if (before_first != before_last) {
+        const int since = count, begin = __popc(before_last) - since;
+        if (begin <= FEW) {
+#pragma unroll
+            for (int i = 0; i < FEW; ++i) {
+                const u32 offset = __shfl_sync(ALL_LANES, window.offset, since + i);
+                if (i < begin && offset <= row) ++count;
+            }
+        } else {
             count = 0;
             for (int step = 16; step > 0; step /= 2)
                 if (__shfl_sync(ALL_LANES, window.offset, count + step - 1) <= row) count += step;

@@ -89,7 +89,7 @@ __device__ __forceinline__ void merge_rows(
     }
 }
 
-constexpr int HEADS_OF_4 = 2, HALF_HEADS_OF_4 = 2, HEADS = 8;
+constexpr int HEADS_OF_4 = 2, HALF_HEADS_OF_4 = 8, HEADS = 8;
 
 #define MERGE_STATISTICS(each, count)                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, 5) merge_statistics_##each(                               \
@@ -152,15 +152,28 @@ __device__ __forceinline__ void move_half(
             if (h < count) store_words<EACH>(to + h * to_rows, value[h], (1u << EACH) - 1);
         return;
     }
-    for (int h = 0; h < count; ++h, whole += rows, halves += half_rows) {
-        u32 value[EACH];
+    // Few rows lie so, and some heads' are under way together: a launch ends with its last warp. A row of no slot loads
+    // another, so that no load waits for another's condition.
+    constexpr int AT_ONCE = COUNT < 4 ? COUNT : 4;
+#pragma unroll 1
+    for (int begin = 0; begin < count; begin += AT_ONCE, whole += AT_ONCE * rows, halves += AT_ONCE * half_rows) {
+        u32 value[AT_ONCE][EACH];
 #pragma unroll
-        for (int i = 0; i < EACH; ++i)
-            value[i] = there.row[i] < 0 ? pattern : __ldcs(write ? halves + i : whole + there.row[i]);
+        for (int h = 0; h < AT_ONCE; ++h) {
+            const i64 head = begin + h < count ? h : 0;
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            if (there.row[i] >= 0) __stcs(write ? whole + there.row[i] : halves + i, value[i]);
-            else if (fill_rest) __stcs(halves + i, value[i]);
+            for (int i = 0; i < EACH; ++i)
+                value[h][i] = __ldcs(write ? halves + head * half_rows + i : whole + head * rows + max(there.row[i], 0));
+        }
+#pragma unroll
+        for (int h = 0; h < AT_ONCE; ++h) {
+            if (begin + h >= count) return;
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                u32* const half = halves + h * half_rows + i;
+                if (there.row[i] >= 0) __stcs(write ? whole + h * rows + there.row[i] : half, value[h][i]);
+                else if (fill_rest) __stcs(half, pattern);
+            }
         }
     }
 }

@@ -21,7 +21,7 @@ const LOGIT_HEADS: usize = 8;
 /// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the source.
 const QUAD: usize = 4;
 const QUAD_HEADS: usize = 2;
-const HALF_QUAD_HEADS: usize = 2;
+const HALF_QUAD_HEADS: usize = 8;
 /// Elements of a vector.
 const VECTOR: usize = 8;
 
