@@ -11,11 +11,11 @@
 // Of the tiles of keys that see a tile of query rows the first *opens* its sums, which it stores, so that nothing is cleared,
 // and the last *closes* them: consumers add them to what they have in registers, and write dq to its rows. Those between wait
 // for the first, and in a fixed order for all before; the last waits for all others. Tiles are taken in their order, so none
-// waits for one that is taken later. Where all keys are in one tile nothing is added. Rows that see no key are the first
-// kernel's.
+// waits for one that is taken later. Where one tile has all keys that they see nothing is added. Tiles of rows that see no key are
+// the first kernel's.
 //
 // A walk up goes from the first query rows to the last, and the last keys come first: in causal masks the shortest tiles, each of
-// which begins where the one before it did, so that none waits. A walk down goes from the last rows to the first, and the first
+// which begins before the rows that the one before it began with, so that none waits. A walk down goes from the last rows to the first, and the first
 // keys come first: the longest tiles, all of which begin with the last rows, which all of them see. The host chooses.
 //
 // The copy engine knows tensors and no sequences: boxes run on into padding and into other sequences. What lies there stays

@@ -86,7 +86,7 @@ __device__ __forceinline__ void store_queries(const Args& a, const Rows& rows, c
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Before: statistics of rows, and dq of those that see no key.
+// Before: statistics of rows, and dq of tiles of them that see no key.
 
 __device__ __forceinline__ void clear_gradients(const Args& a, const Rows& rows) {
     float dq[32];

@@ -44,7 +44,7 @@ pub struct CallTables {
 pub(crate) struct Strides {
     /// The step of every run, of queries and of keys; `None` where they differ.
     pub(crate) step: [Option<usize>; 2],
-    /// Steps that the furthest real row is from its run's phase, one more.
+    /// Steps that the furthest owned row is from its run's phase, one more: lengths may grow up to it where a graph is replayed.
     pub(crate) reach: [usize; 2],
     /// Most keys of a segment.
     pub(crate) keys: usize,
@@ -253,7 +253,7 @@ impl Strides {
             // The step of a run of one row means nothing.
             let mut steps = runs.iter().filter(|run| run.span > 1).map(|run| run.step);
             let first = steps.next().unwrap_or(1);
-            let reach = runs.iter().filter(|run| run.len > 0).map(|run| run.offset / first + run.len).max();
+            let reach = runs.iter().filter(|run| run.span > 0).map(|run| run.offset / first + run.span).max();
             (steps.all(|step| step == first).then_some(first), reach.unwrap_or(0))
         });
         let keys = call.segments.iter().map(Segment::keys).max().unwrap_or(0);

@@ -525,6 +525,9 @@ mod tests {
         // 64 rows are 21 times three and one more, which no box of rows three apart reaches.
         let beyond = [(strided(0, 3, 22), strided(0, 3, 21))];
         assert!(refusal(&call(&beyond, plain()), &OPERANDS).is_some());
+        // A padding row there becomes a real one where a graph is replayed with a longer sequence.
+        let grows = [(Run { len: 21, ..strided(0, 3, 22) }, strided(0, 3, 21))];
+        assert!(refusal(&call(&grows, plain()), &OPERANDS).is_some());
     }
 
     #[test]

@@ -44,7 +44,7 @@ fn accumulated_gradients_are_sums_rounded_once() {
     assert!(found.is_empty(), "{}", found[0]);
 }
 
-/// dq is written at once where a segment's keys are one tile.
+/// dq is written at once where the keys that a tile of rows sees are one tile.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn direct_dq_has_the_bits_of_sums() {
