@@ -20,10 +20,11 @@ use super::compare::lanes;
 use crate::backend::{RankGradients, RankOutputs};
 use crate::verdict::{Finding, Place};
 
-/// Least share of the error's energy that one pair explains.
-const ENERGY_MIN: f64 = 0.5;
-/// Largest factor between a pair's share in the error and what its coefficient predicts.
-const FACTOR_MAX: f64 = 2.0;
+/// Least share of the error's energy that one pair explains. A pair that is the whole fault leaves only roundings.
+const ENERGY_MIN: f64 = 0.8;
+/// Largest factor between a pair's share in the error and what its coefficient predicts: below the half that a gradient of
+/// half its size leaves in a row of one pair.
+const FACTOR_MAX: f64 = 1.25;
 
 /// Fewest lanes of a row: in fewer dimensions any error is near some pair's direction.
 const LANES_MIN: usize = 8;
