@@ -232,7 +232,12 @@ fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) 
 /// a sequence to itself, and in a fixed order, where no tile waits then. Down, all begin with the last rows and the longest
 /// are taken first: best for few sequences, and for groups, whose tiles are as many times as long. The figures that say
 /// so are in `kernels/NOTES.md`.
-fn direction(order: Order, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> i32 {
+pub(crate) fn direction(
+    order: Order,
+    group: usize,
+    heads_of_sequences: usize,
+    multiprocessors: usize,
+) -> i32 {
     let even = order == Order::Fixed || heads_of_sequences >= multiprocessors;
     if group == 1 && even { 1 } else { -1 }
 }

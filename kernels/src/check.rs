@@ -27,7 +27,7 @@ use crate::gpu::{Buffer, Gpu};
 use crate::tables::Cut;
 use image::{Image, Place};
 pub use large::check_large;
-pub use steady::{STEADY_DIMS, STEADY_MASKS, Steady, accumulated, direct, steady};
+pub use steady::{Pack, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Steady, accumulated, direct, steady};
 
 /// Bytes of an image, at most.
 const IMAGE_BYTES: usize = 64 << 20;
