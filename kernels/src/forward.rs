@@ -10,7 +10,7 @@
 use seamproof_oracle::Format;
 use seamproof_simulator::RowPolicy;
 
-use crate::attend::{CallTables, Forward, SEGMENT_BYTES, WeightFormats, same, statistic};
+use crate::attend::{CallTables, Forward, SEGMENT_BYTES, WeightFormats};
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, TensorMap, Tiled};
 use crate::view::{RawView, View};
@@ -353,7 +353,7 @@ impl Gpu {
         let Forward { q, k, v, out, lse, max_logit, .. } = tensors;
         // The simple kernel's contract holds here too.
         call.raw(tables, [q, k, v], formats)?;
-        let ([q_rows, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
+        let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
         let operands = Operands {
             formats: [q, k, v].map(View::format),
             out: out.format(),
@@ -363,9 +363,7 @@ impl Gpu {
         if let Some(what) = refusal(call, &operands) {
             return Err(KernelError::Unserved(what));
         }
-        same("out", out, [q_rows, heads, dim_v])?;
-        statistic("lse", lse, [q_rows, heads, 1])?;
-        statistic("max_logit", max_logit, [1, heads, 1])?;
+        tensors.check(tables, &[("the plan", plan)])?;
         let (sink_kind, sink) = tensors.sink_of(call)?;
         if plan.bytes() < call.plan_bytes() || !plan.address().is_multiple_of(16) {
             return Err(KernelError::shape(format!("{} bytes for the plan", plan.bytes())));
