@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::check::{
-    STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, accumulated, check, check_large, check_until, direct, steady,
+    STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Tables, accumulated, check, check_large, check_until, direct,
+    replayed, steady,
 };
 use seamproof_kernels::faults::{Seen, source_faults};
 use seamproof_kernels::source::sources;
@@ -51,6 +52,17 @@ fn direct_dq_has_the_bits_of_sums() {
     let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
     let found = direct(&gpu).unwrap_or_else(|error| panic!("{error}"));
     assert!(found.is_empty(), "{}", found[0]);
+}
+
+/// Recorded with one batch's lengths, and right with others that are written to the same tables; stale tables are seen.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn a_graph_is_replayed_with_other_lengths() {
+    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    let replays = |tables| replayed(&gpu, tables).unwrap_or_else(|error| panic!("{error}"));
+    let found = replays(Tables::Rewritten);
+    assert!(found.is_empty(), "{}", found[0]);
+    assert!(!replays(Tables::Stale).is_empty(), "tables of other lengths would not be missed");
 }
 
 /// Launches of each head dim, mask and pack; `seamproof kernels stress` makes more.

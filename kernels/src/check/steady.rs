@@ -17,10 +17,7 @@
 
 use std::time::{Duration, Instant};
 
-use seamproof_oracle::{
-    ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Rows,
-    Run, Sequence, Sink, Softmax,
-};
+use seamproof_oracle::{Format, Heads, Mask, Problem, Rows, Run, Sequence};
 
 use super::Mismatch;
 use crate::attend::Backward;
@@ -98,27 +95,14 @@ impl Pack {
     /// In bf16, sequences with so many real rows of owned ones.
     fn problem(self, sequences: &[(usize, usize)], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
         let mut rows = 0;
-        let sequences = sequences.repeat(self.times).into_iter().zip(0..).map(|((length, span), id)| {
+        let repeated = sequences.repeat(self.times).into_iter().zip(0..);
+        let sequences = repeated.map(|((length, span), id)| {
             let run = Run::packed(rows, length, span);
             rows += run.span;
             Sequence { id, q: run, kv: run }
         });
         let sequences = sequences.collect();
-        let scale = 1.0 / (dim as f32).sqrt();
-        let fields = ProblemFields {
-            sequences,
-            rows: Rows { q: rows, kv: rows },
-            heads: self.heads,
-            dims: Dims { qk: dim, v: dim },
-            mask,
-            softmax: Softmax { scale, softcap: None, sink: Sink::None },
-            precision: Precision::uniform(Format::Bf16),
-            parallel: ContextParallel::single(),
-            mode: InputMode::Flat,
-            data_seed: 1,
-            pass: Pass::Backward,
-        };
-        Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))
+        super::problem(sequences, Rows { q: rows, kv: rows }, self.heads, dim, mask)
     }
 }
 
