@@ -153,9 +153,9 @@ impl Shape {
         }
     }
 
-    /// Query heads whose rows share a tile, where so many have one KV head.
-    fn packed(self, group: usize) -> usize {
-        match self {
+    /// Query heads whose rows share a tile, where so many have one KV head; by the head dims of q and k, and of v.
+    pub fn packed(self, group: usize, dims: [usize; 2]) -> usize {
+        match self.served(bucket(dims)) {
             Shape::Middle => 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros()),
             _ => 1,
         }
@@ -381,7 +381,7 @@ impl Gpu {
         let config = shape.config(bucket);
         let (rows, cluster) = (config.rows(), config.cluster);
         let group = heads / kv_heads;
-        let packed = shape.packed(group);
+        let packed = shape.packed(group, [dim, dim_v]);
         let rows_at = plan.address() + PLAN_BYTES as u64;
         let keys_at = rows_at + (PLANNED_ROWS_BYTES * call.segments) as u64;
         let tiles_at = keys_at + (PLANNED_KEYS_BYTES * call.runs) as u64;
