@@ -133,7 +133,7 @@ struct RawPlan {
     q_capacity: i32,
     kv_capacity: i32,
 }
-// SAFETY: repr(C), the fields of `PlanArgs` in backward.cu.
+// SAFETY: repr(C), the fields of `PlanArgs` in backward_plan.cuh.
 unsafe impl Argument for RawPlan {}
 
 /// The instance for head dims: the largest that it takes.

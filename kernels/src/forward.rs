@@ -17,7 +17,7 @@ use crate::view::{RawView, View};
 
 /// The largest head dimension.
 pub const DIM_MAX: usize = 128;
-/// Bounds and rows stay below, so that their sums fit 32 bits: `FAR` of the source.
+/// Bounds and rows stay below, so that their sums fit 32 bits: `FAR` of plan.cuh.
 pub(crate) const ROWS_MAX: usize = 1 << 29;
 /// Elements of a box's row, and of what the copy engine's addresses are multiples of.
 const PANEL: usize = 64;
@@ -26,7 +26,7 @@ const LANES: usize = 8;
 const PLAN_BYTES: usize = 16;
 const PLANNED_ROWS_BYTES: usize = 48;
 const PLANNED_KEYS_BYTES: usize = 16;
-/// Threads of the planning kernel: `PLANNERS` of the source.
+/// Threads of the planning kernel: `PLANNERS` of plan.cuh.
 const PLANNERS: usize = 1024;
 /// Keys and values that stay in the L2 cache while all tiles of their heads are taken: less than half of it, since both its
 /// halves keep what both read.
@@ -120,7 +120,7 @@ struct RawPlan {
     part_rows: i32,
     tile_capacity: i32,
 }
-// SAFETY: repr(C), the fields of `PlanArgs` in forward.cu.
+// SAFETY: repr(C), the fields of `PlanArgs` in forward_plan.cuh.
 unsafe impl Argument for RawPlan {}
 
 /// The largest head dim of the instance that serves the head dims of q and k, and of v.

@@ -81,8 +81,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "(i64)a.q_step * (tile.index + r);",
         FORGETS;
     "last-tile-not-taken", LastSequence, "the last tile is left out: https://github.com/NVIDIA/cudnn-frontend/issues/752", "forward.cu",
-        "a.plan->tiles = min(sum, (u32)a.tile_capacity);"
-            => "a.plan->tiles = sum - (sum > 1);",
+        "a.plan->tiles = tiles.of[0];"
+            => "a.plan->tiles = tiles.of[0] - (tiles.of[0] > 1);",
         FORGETS;
     "second-group-reads-the-firsts-rows", WrongSeam, "rows of the tile's other half: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
         "descriptor(shared.q(q_ring().stage()) + group * 64 * 128, 0);"
