@@ -23,14 +23,29 @@ use crate::verdict::Verdict;
 pub struct Regressions {
     /// The subject.
     pub subject: String,
-    /// Cases in which every check held.
-    pub held: usize,
-    /// Cases that the subject refuses.
-    pub refused: usize,
+    /// Files of the cases in which every check held.
+    pub held: Vec<String>,
+    /// Files of the cases that the subject refuses.
+    pub refused: Vec<String>,
     /// Cases that failed.
     pub failed: Vec<Regressed>,
-    /// Cases that could not be judged, in words.
-    pub internal: Vec<String>,
+    /// Cases that could not be judged.
+    pub internal: Vec<Unjudged>,
+}
+
+/// A stored case that could not be judged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unjudged {
+    /// Its file.
+    pub file: String,
+    /// Why not.
+    pub what: String,
+}
+
+impl std::fmt::Display for Unjudged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.file, self.what)
+    }
 }
 
 /// A stored case that failed.
@@ -86,7 +101,7 @@ impl Came {
                 key: FailureKey::of(&finding, backend, problem).to_string(),
                 finding: finding.to_string(),
             },
-            other => Came::Internal(format!("{other:?}")),
+            other => Came::Internal(other.to_string()),
         }
     }
 }
@@ -146,13 +161,13 @@ fn sum(subject: &str, all: Vec<Judged>) -> Regressions {
     let mut sum = Regressions { subject: subject.to_owned(), ..Regressions::default() };
     for Judged { file, came, .. } in all {
         match came {
-            Came::Held => sum.held += 1,
-            Came::Refused => sum.refused += 1,
+            Came::Held => sum.held.push(file),
+            Came::Refused => sum.refused.push(file),
             Came::Failed { key, finding } => {
                 let replay = format!("seamproof replay {file} --backend {subject}");
                 sum.failed.push(Regressed { file, key, finding, replay });
             }
-            Came::Internal(what) => sum.internal.push(format!("{file}: {what}")),
+            Came::Internal(what) => sum.internal.push(Unjudged { file, what }),
         }
     }
     sum
@@ -161,7 +176,7 @@ fn sum(subject: &str, all: Vec<Judged>) -> Regressions {
 impl std::fmt::Display for Regressions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Regressions { subject, held, refused, failed, internal } = self;
-        let (failed, internal) = (failed.len(), internal.len());
+        let (held, refused, failed, internal) = (held.len(), refused.len(), failed.len(), internal.len());
         write!(
             f,
             "{subject} regressions: held {held} · refused {refused} · failed {failed} · internal {internal}"
@@ -194,7 +209,7 @@ mod tests {
         fs::copy(&files[0], late).unwrap();
         let judge = || judge("emulated", &files, &log).unwrap();
         let first = judge();
-        assert_eq!((first.held, first.failed.len()), (2, 0));
+        assert_eq!((first.held.len(), first.failed.len()), (2, 0));
         let text = fs::read_to_string(&log).unwrap();
         assert_eq!(text.lines().count(), 2);
 
@@ -207,13 +222,13 @@ mod tests {
         fs::write(&log, format!("{}\n{}\n{{\"file\":", lines[0], lines[1])).unwrap();
         let again = judge();
         let [told] = &again.failed[..] else { panic!("{:?}", again.failed) };
-        assert_eq!((again.held, &*told.finding, &*told.key), (1, "as it was", "a key"));
+        assert_eq!((again.held.len(), &*told.finding, &*told.key), (1, "as it was", "a key"));
         assert_eq!(judge(), again, "the line behind the torn one is whole");
         assert_eq!(fs::read_to_string(&log).unwrap().lines().count(), 4);
 
         let path = Path::new(&failed.file);
         fs::write(path, fs::read_to_string(path).unwrap() + " ").unwrap();
-        assert_eq!(judge().held, 2);
+        assert_eq!(judge().held.len(), 2);
     }
 
     /// What fails is named as the list of known failures names it, with the command that shows it on that subject.
