@@ -7,6 +7,7 @@ use seamproof::backends::{Emulated, canary};
 use seamproof::case::{Case, Found, Subject};
 use seamproof::explain::{Options, explain, subject};
 use seamproof::verdict::{Check, Finding};
+use seamproof_kernels::faults::source_faults;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
     ProblemFields, Rows, Run, Sequence, Sink, Softmax,
@@ -224,7 +225,9 @@ fn what_no_schedule_shows_is_said() {
         let subject = Subject { name: name.to_owned(), options: BTreeMap::new() };
         Case::new(subject, 0, problem.clone())
     };
+    let on_gpu = source_faults().next().map(|fault| format!("cuda+{}", fault.id)).unwrap();
     for (name, what) in [
+        (&*on_gpu, "NOT SHOWN: the fault in its kernels: "),
         ("emulated~call-scale-off", "NOT SHOWN: the fault at the call: the scale is 2^-8 too large"),
         ("emulated+ds-without-scale", "NOT SHOWN: the fault in its kernels: "),
         ("emulated+ds-without-scale~call-scale-off", "the fault in its kernels: "),

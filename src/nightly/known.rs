@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backends::BackendError;
 use crate::campaign::{FailureKey, Options, Registered, Subjects};
 use crate::case::{Case, CaseError, Subject};
 use crate::evaluate::replay;
@@ -65,14 +64,14 @@ pub enum KnownError {
         key: String,
     },
     /// An entry whose subject there is not.
-    #[error("{}: the entry '{key}': {source}", path.display())]
+    #[error("{}: the entry '{key}': {what}", path.display())]
     Subject {
         /// The file.
         path: PathBuf,
         /// The entry.
         key: String,
         /// Why there is none.
-        source: BackendError,
+        what: String,
     },
     /// Two entries of one key.
     #[error("{}: '{key}' is there twice", path.display())]
@@ -159,8 +158,8 @@ impl Known {
             return Err(KnownError::Empty { path, key, field });
         }
         let Some(subject) = FailureKey::subject_of(&key) else { return Err(KnownError::Key { path, key }) };
-        if let Err(source) = Registered::with(subject.to_owned(), Options::new()) {
-            return Err(KnownError::Subject { path, key, source });
+        if let Err(error) = Registered::with(subject.to_owned(), Options::new()) {
+            return Err(KnownError::Subject { path, key, what: error.to_string() });
         }
         match Case::load(&self.folder.join(case)) {
             Ok(_) => Ok(()),

@@ -399,8 +399,8 @@ fn cut_off(campaign: &Path) -> Vec<String> {
         let text = fs::read(path.join(EVENTS)).unwrap_or_default();
         let is_case = |line: &&[u8]| line.starts_with(b"{\"event\":\"case\"");
         let cases = text.split(|&byte| byte == b'\n').filter(is_case).count();
-        let then = if is_aside(path) { "which were run again" } else { "for which no time is left" };
-        format!("lost: {} was cut off after {}, {then}", path.display(), counted(cases, "case"))
+        let then = if is_aside(path) { "and run again" } else { "and no time is left to run it again" };
+        format!("lost: {} was cut off after {} {then}", path.display(), counted(cases, "case"))
     };
     lost.iter().map(told).collect()
 }

@@ -153,16 +153,17 @@ impl Report {
         if self.canary.is_none() {
             return "proves nothing, as the canary was missed".to_owned();
         }
-        let news = self.news(false) + self.news(true) + self.regressed(false).count();
+        let (news, regressed) = (self.news(false) + self.news(true), self.regressed(false).count());
         let (unexplained, stale) = (self.unexplained, self.stale().count());
         let mut told = Vec::new();
         let mut tell = |is_so: bool, what: String| told.extend(is_so.then_some(what));
         tell(news > 0, counted(news, "new failure"));
+        tell(regressed > 0, counted(regressed, "failing regression"));
         tell(unexplained > 0, counted(unexplained, "failing case") + " like no failure");
         tell(stale > 0, counted(stale, "known failure") + " not seen any more");
         tell(!self.internal.is_empty(), "faults of Seamproof or of a device".to_owned());
         tell(!self.missed.is_empty(), "too little was run".to_owned());
-        match (news > 0 || unexplained > 0, told.is_empty()) {
+        match (news > 0 || regressed > 0 || unexplained > 0, told.is_empty()) {
             (true, _) => told.join(", "),
             (false, true) => "nothing new".to_owned(),
             (false, false) => format!("nothing new, but {}", told.join(", ")),
@@ -365,7 +366,7 @@ mod tests {
         titled(right(), "nothing new");
         titled(few(right()), "nothing new, but too little was run");
         titled(stale(right()), "nothing new, but 1 known failure not seen any more");
-        titled(few(report()), "3 new failures, too little was run");
+        titled(few(report()), "2 new failures, 1 failing regression, too little was run");
         let lost = Report { internal: vec!["no device".to_owned()], unexplained: 1, ..right() };
         titled(lost, "1 failing case like no failure, faults of Seamproof or of a device");
         let missed = Report { canary: None, ..report() };
@@ -386,7 +387,7 @@ mod tests {
         let [news, known] = [false, true].map(|is_known| report.regressed(is_known).count());
         assert_eq!((news, known), (1, 1));
         let text = report.to_string();
-        assert!(text.starts_with("# Night 1: 3 new failures"), "{text}");
+        assert!(text.starts_with("# Night 1: 2 new failures, 1 failing regression\n"), "{text}");
         let line = "- **envelope · lse** case.json: wrong\n  `seamproof replay case.json --backend cuda`\n";
         assert!(text.contains(&format!("## Regressions that fail\n\n{line}")), "{text}");
         assert!(text.contains("## Regressions that fail as is known\n\n- **listed** case.json"), "{text}");

@@ -69,8 +69,15 @@ impl Point {
     /// What of this differs from an earlier night, in words.
     pub fn against(&self, before: Option<&Point>) -> String {
         let Some(before) = before else { return "first night".to_owned() };
+        format!("{}, {} (night {})", self.speed_against(before), self.margins_against(before), before.night)
+    }
+
+    fn speed_against(&self, before: &Point) -> String {
+        if self.cases.min(before.cases) < RATE_CASES_MIN {
+            return "too few cases for a rate".to_owned();
+        }
         let speed = 100.0 * (self.cases_per_second / before.cases_per_second - 1.0);
-        format!("{speed:+.0} % cases/s, {} (night {})", self.margins_against(before), before.night)
+        format!("{speed:+.0} % cases/s")
     }
 
     /// Which margins moved, where both nights counted enough cases to say so.
@@ -93,6 +100,8 @@ impl Point {
     }
 }
 
+/// Fewest cases of which a rate is told: of fewer, a few long ones move it by more than a night does.
+const RATE_CASES_MIN: u64 = 100;
 /// Shifts of a margin that are told: a bin of the histogram is 4.5 % wide, and few cases scatter.
 const MARGIN_SHIFT: f64 = 0.1;
 
@@ -152,7 +161,7 @@ mod tests {
             night,
             subject,
             profile,
-            cases: 10,
+            cases: RATE_CASES_MIN,
             refused: 0,
             malformed: 0,
             failed: 0,
@@ -186,6 +195,8 @@ mod tests {
         let said = "-25 % cases/s, too few cases for p99 of out (night 2)";
         assert_eq!(third.against(before.cloned().map(few).as_ref()), said);
         assert_eq!(few(third.clone()).against(before), said);
+        let slow = Point { cases: RATE_CASES_MIN - 1, ..third.clone() };
+        assert_eq!(slow.against(before), "too few cases for a rate, p99 of out × 1.60 (night 2)");
         std::fs::write(&path, "no point\n").expect("a file");
         let mut other = Trend::read(&path).expect("a trend");
         assert_eq!(other.before(&third), None);
