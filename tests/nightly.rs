@@ -288,6 +288,28 @@ fn a_night_that_is_gone_on_with_takes_the_new_budget_and_keeps_its_seed() {
     assert!(report["seconds"].as_f64() < Some(120.0), "it takes as long as it was told: {report}");
 }
 
+/// What stops containers and jobs of a cluster: the night ends in order, and says that it is not over.
+#[cfg(unix)]
+#[test]
+fn a_night_that_is_asked_to_end_ends_after_the_cases_in_flight() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    corpus(place.path(), "");
+    let child = night(place.path(), "1h").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.expect("the night starts");
+    let dir = place.path().join("nights/night-0001");
+    let begin = Instant::now();
+    while !dir.join(format!("{SUBJECT}-quick/slice-0000/events.jsonl")).exists() && begin.elapsed() < LONGEST
+    {
+        sleep(Duration::from_millis(20));
+    }
+    let asked = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(asked.expect("kill runs").success());
+    let output = child.wait_with_output().expect("the night ends");
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert!(said(&output).contains("interrupted: the next start goes on with it"), "{}", said(&output));
+    assert!(!dir.join("report.json").exists());
+}
+
 /// The options of each example of a night are options, and each example is linked from the page on nights.
 #[test]
 fn examples_of_nights_are_of_this_command() {

@@ -221,14 +221,19 @@ impl Night {
     ) -> Result<Option<Outcome>, NightError> {
         let findings = Findings::create(&self.dir.join("canary"))?;
         let canary = campaign::canary(&self.plan(Profile::Quick), &findings, &watch.next());
-        note(&canary.to_string());
+        // Whoever stops the search has not shown that there is nothing to find.
+        if canary.finding.is_some() || !watch.stopped() {
+            note(&canary.to_string());
+        }
         let mut outcome = Outcome { canary, regressions: Vec::new(), campaigns: Vec::new() };
         if outcome.canary.finding.is_none() {
             return Ok((!watch.stopped()).then_some(outcome));
         }
         for subject in &self.orders.subjects {
             let log = self.dir.join(format!("{}-regressions.jsonl", file_name(subject)));
-            let judged = regressions::judge(subject, regressions, &log)?;
+            let Some(judged) = regressions::judge(subject, regressions, &log, watch)? else {
+                return Ok(None);
+            };
             note(&judged.to_string());
             outcome.regressions.push(judged);
         }

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use seamproof_oracle::Problem;
 use serde::{Deserialize, Serialize};
 
-use super::NightError;
+use super::{NightError, Watch};
 use crate::campaign::{FailureKey, Registered, Subjects};
 use crate::case::Case;
 use crate::evaluate::evaluate;
@@ -106,16 +106,25 @@ impl Came {
     }
 }
 
-/// Judges those stored cases on a subject that `log` has no verdict of, and adds theirs to it.
-pub(super) fn judge(subject: &str, files: &[PathBuf], log: &Path) -> Result<Regressions, NightError> {
+/// Judges those stored cases on a subject that `log` has no verdict of, and adds theirs to it; `None` where somebody stopped
+/// the night before all were judged.
+pub(super) fn judge(
+    subject: &str,
+    files: &[PathBuf],
+    log: &Path,
+    watch: &Watch,
+) -> Result<Option<Regressions>, NightError> {
     let registered = Registered::new(subject)?;
     let before = read(log);
     let lines = Mutex::new(EventLog::append(log)?);
-    let of_file = |path: &PathBuf| -> Result<Judged, NightError> {
+    let of_file = |path: &PathBuf| -> Result<Option<Judged>, NightError> {
         let text = fs::read(path).map_err(unread(path))?;
         let (file, digest) = (path.display().to_string(), blake3::hash(&text).to_hex().to_string());
         if let Some(judged) = before.get(&file).filter(|judged| judged.digest == digest) {
-            return Ok(judged.clone());
+            return Ok(Some(judged.clone()));
+        }
+        if watch.stopped() {
+            return Ok(None);
         }
         let case = Case::load(path)?;
         let backend = registered.backend(registered.fixed())?;
@@ -123,10 +132,11 @@ pub(super) fn judge(subject: &str, files: &[PathBuf], log: &Path) -> Result<Regr
         let came = Came::of(verdict, registered.name(), &case.problem);
         let judged = Judged { file, digest, came };
         lines.lock().unwrap_or_else(PoisonError::into_inner).write(&judged)?;
-        Ok(judged)
+        Ok(Some(judged))
     };
     let all = files.par_iter().map(of_file).collect::<Result<Vec<_>, _>>()?;
-    Ok(sum(subject, all))
+    let all: Option<Vec<Judged>> = all.into_iter().collect();
+    Ok(all.map(|all| sum(subject, all)))
 }
 
 /// What an earlier start judged, by file; lines that are not whole, and cases that could not be judged, do not count.
@@ -207,7 +217,11 @@ mod tests {
         // The list is the night's: a file that comes later is the next one's.
         let late = corpus.path().join("regressions/late.json");
         fs::copy(&files[0], late).unwrap();
-        let judge = || judge("emulated", &files, &log).unwrap();
+        let stopped = Watch::default();
+        stopped.stop();
+        assert_eq!(judge("emulated", &files, &log, &stopped).unwrap(), None, "nothing is begun any more");
+        assert_eq!(fs::read_to_string(&log).unwrap(), "");
+        let judge = || judge("emulated", &files, &log, &Watch::default()).unwrap().unwrap();
         let first = judge();
         assert_eq!((first.held.len(), first.failed.len()), (2, 0));
         let text = fs::read_to_string(&log).unwrap();
@@ -238,7 +252,8 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
         let file = folder.join("te-1212-window-one-key-short.json");
         let subject = "window-off-by-one";
-        let judged = judge(subject, std::slice::from_ref(&file), &place.path().join("log.jsonl")).unwrap();
+        let log = place.path().join("log.jsonl");
+        let judged = judge(subject, std::slice::from_ref(&file), &log, &Watch::default()).unwrap().unwrap();
         let [told] = &judged.failed[..] else { panic!("{judged:?}") };
         let mut case = Case::load(&file).unwrap();
         case.subject.name = subject.to_owned();
