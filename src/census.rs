@@ -20,6 +20,7 @@ use crate::backend::{ParallelRule, broken_rule};
 use crate::exact::{Merging, eligible, parts};
 use crate::generate::{Draw, Malformed, Profile};
 use crate::layout::{RankLayout, layouts};
+use crate::prose::counted;
 use crate::values::{Poison, real_kv_rows, real_q_rows};
 
 /// A kind of problem that campaigns must reach.
@@ -396,7 +397,7 @@ pub struct MissedFloor {
 
 impl fmt::Display for MissedFloor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} cases, at least {} wanted", self.class, self.count, self.floor)
+        write!(f, "{}: {}, at least {} wanted", self.class, counted(self.count, "case"), self.floor)
     }
 }
 
@@ -592,8 +593,8 @@ impl fmt::Display for Census {
         let mean = |sum: u64| sum as f64 / self.legal.max(1) as f64;
         write!(
             f,
-            "{} cases, {} legal; tokens p50 {}, p95 {}; a legal case: {:.0} products, {:.0} elements",
-            self.total(),
+            "{}, {} legal; tokens p50 {}, p95 {}; a legal case: {:.0} products, {:.0} elements",
+            counted(self.total(), "case"),
             self.legal,
             self.tokens(0.5),
             self.tokens(0.95),

@@ -10,6 +10,9 @@
 //! that the launch reads, in the sum over all launches what the mask shows. The text is bounded by the limits below, and
 //! says what it leaves out. It shows pairs; that they are also merged, summed and returned rightly is what the checker
 //! proves, and its verdict is the last part.
+//!
+//! Nothing is run. What a query *sees* is what a launch asks a kernel to show it; a kernel that does other than it is asked,
+//! and a subject that is called with other problems, look right here. The head of the text says so of the subject's name.
 
 mod line;
 mod operation;
@@ -25,7 +28,9 @@ use seamproof_simulator::Segment;
 use seamproof_simulator::check::{Held, Holds, Launch, Reading, check, trace};
 use seamproof_simulator::schedule::{BufferId, Operation, PlacedRun, Schedule, Step, Work};
 
-use crate::prose;
+use crate::backends::unscheduled;
+use crate::case::Case;
+use crate::prose::{self, counted};
 use line::{Line, tidy};
 use operation::{name, rows};
 use seen::{Queries, Sighting, differences, queries};
@@ -67,6 +72,21 @@ impl Options {
     fn shows(&self, pass: Pass) -> bool {
         self.pass.is_none_or(|only| only == pass)
     }
+}
+
+/// Whose schedule a case's is, what of that subject no schedule shows, and what was found in the case: the lines before
+/// those of [`explain`]. `other` says that the finding is another subject's.
+pub fn subject(case: &Case, other: bool) -> String {
+    let mut text = format!("subject   {}\n", case.subject.name);
+    for what in unscheduled(&case.subject.name) {
+        let _ =
+            writeln!(text, "          NOT SHOWN: {what}. Below is what is asked of the subject without it.");
+    }
+    if let Some(found) = &case.found {
+        let whose = if other { "of the file's own subject: " } else { "" };
+        let _ = writeln!(text, "found     {whose}{}", found.finding);
+    }
+    text
 }
 
 /// A schedule of a problem, explained.
@@ -117,10 +137,14 @@ fn lines(items: impl IntoIterator<Item = String>, most: usize, indent: &str, wha
 /// What the checker says.
 fn checked(problem: &Problem, schedule: &Schedule) -> String {
     match check(problem, schedule) {
-        Ok(proof) => format!("checked   proved: {} operations, {} pairs\n", proof.operations, proof.pairs),
+        Ok(proof) => format!(
+            "checked   proved of what is asked, not of what kernels do: {}, {}\n",
+            counted(proof.operations, "operation"),
+            counted(proof.pairs, "pair")
+        ),
         Err(errors) => {
             let text = lines(errors.iter().map(ToString::to_string), ERRORS_SHOWN, "  ", "errors");
-            format!("checked   WRONG: {} errors\n{text}", errors.len())
+            format!("checked   WRONG: {}\n{text}", counted(errors.len(), "error"))
         }
     }
 }
@@ -156,7 +180,7 @@ impl Explainer<'_> {
     }
 
     fn layout(&self) -> String {
-        let mut text = "layout    a..b is without b; positions count real rows of a sequence; “all”: every query sees every key\n".to_owned();
+        let mut text = "layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key\n".to_owned();
         let sequences = self.problem.sequences.iter().enumerate().map(|(index, both)| described(index, both));
         text += &lines(sequences, SEQUENCES_SHOWN, "  ", "sequences");
         let ranks = self.ranks();
@@ -333,7 +357,8 @@ impl Explainer<'_> {
                     let _ = writeln!(text, "  {word}: too large to compare query by query");
                 }
                 Some(found) if found.is_empty() => {
-                    let _ = writeln!(text, "  {word}: every query sees exactly what the mask shows");
+                    let _ =
+                        writeln!(text, "  {word}: every query is asked to see exactly what the mask shows");
                 }
                 Some(found) => {
                     let _ = writeln!(text, "  {word}: not what the mask shows");

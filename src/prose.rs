@@ -1,6 +1,6 @@
 //! A problem in one line of words, for people who read findings.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use seamproof_oracle::{Alignment, Mask, Pass, Problem, Sequence, Sink};
 
@@ -8,6 +8,12 @@ use crate::backend::algorithm_name;
 
 /// Sequences that are named one by one; more are counted.
 pub const SEQUENCES_NAMED_MAX: usize = 8;
+
+/// So many of something: `1 case`, `2 cases`.
+pub fn counted<N: Display + PartialEq + From<u8>>(count: N, what: &str) -> String {
+    let plural = if count == N::from(1) { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}
 
 /// The problem in one line.
 pub fn describe(problem: &Problem) -> String {

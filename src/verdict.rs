@@ -423,6 +423,18 @@ pub enum Verdict {
     Infrastructure(String),
 }
 
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Pass(_) => write!(f, "every check holds"),
+            Verdict::RefusedMalformed(rule) => write!(f, "refused as malformed: {rule}"),
+            Verdict::Refused(refusal) => write!(f, "refused: {refusal}"),
+            Verdict::Finding(finding) => write!(f, "{finding}"),
+            Verdict::TooLarge(what) | Verdict::Infrastructure(what) => write!(f, "{what}"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::number;

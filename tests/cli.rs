@@ -399,7 +399,7 @@ fn questions_without_an_answer_are_refused_at_once() {
     refused(&["run", "--cases", "0"], &["--cases", "1.."]);
     refused(&["run", "--backend", "emulated:"], &["--backend", "OPTION=VALUE", "or BACKEND alone"]);
     refused(&["nightly", "--budget", "1h"], &["corpus/regressions", "--corpus", "checkout"]);
-    refused(&["calibrate", "emulated", "--cases", "1", "--lock", "lock.json"], &["1 cases", "at least 48"]);
+    refused(&["calibrate", "emulated", "--cases", "1", "--lock", "lock.json"], &["1 case ", "at least 48"]);
     let with_options = ["calibrate", "emulated:kv_tile=32", "--cases", "60"];
     refused(&[&with_options[..], &["--lock", "lock.json"]].concat(), &["--lock", "name emulated alone"]);
     refused(&[&with_options[..], &["--check"]].concat(), &["--check", "name emulated alone"]);
@@ -421,6 +421,11 @@ fn a_campaign_that_held_says_so_in_its_last_line() {
     let last = said.lines().last().unwrap_or_default();
     assert_eq!(code(&output), 0, "{said}");
     assert!(last.starts_with("result    nothing was found: ") && last.contains(" cases held, "), "{said}");
+    // Of so few cases that held p50 is told, and p99 is not.
+    let margins = said.lines().filter(|line| line.starts_with("          lse ") && line.contains(" W "));
+    let columns: Vec<Vec<&str>> = margins.map(|line| line.split_whitespace().collect()).collect();
+    let told = columns.iter().any(|line| matches!(line[..], [_, _, _, p50, "-", _] if p50 != "-"));
+    assert!(told, "{said}");
     let few = seamproof(place.path(), &["run", "--seed", "1", "--cases", "3"]);
     assert!(code(&few) == 4 && !stdout(&few).contains("nothing was found"), "{}", stdout(&few));
 }
@@ -483,6 +488,7 @@ fn a_stored_defect_is_explained() {
         for text in texts {
             assert!(said.contains(text), "{name}: {text} is not in {said}");
         }
+        assert!(said.starts_with("subject   emulated+"), "{said}");
         let right = seamproof(place.path(), &["explain", &file, "--backend", "emulated"]);
         assert!(stdout(&right).contains("checked   proved"), "{name}: {}", stdout(&right));
         assert_eq!(
@@ -499,6 +505,42 @@ fn a_stored_defect_is_explained() {
     refuses(place.path(), &["explain", &file, "--rank", "2"], &["--rank", "0 to 1"]);
     refuses(place.path(), &["explain", &file, "--pass", "sideways"], &["sideways"]);
     refuses(place.path(), &["explain", "missing.json"], &["missing.json"]);
+}
+
+/// A fault at the call is in no schedule: what is proved is what is asked.
+#[test]
+fn a_fault_that_no_schedule_shows_is_not_proved_away() {
+    let place = place();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-716-large-logits.json");
+    let output = seamproof(place.path(), &["explain", file, "--backend", "emulated~call-scale-off"]);
+    let said = stdout(&output);
+    for text in [
+        "subject   emulated~call-scale-off",
+        "NOT SHOWN: the fault at the call: the scale is 2^-8 too large",
+        "asked to see exactly what the mask shows",
+        "checked   proved of what is asked, not of what kernels do",
+    ] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+}
+
+/// What is wrong with a subject is wrong for every file, and said once.
+#[test]
+fn a_subject_that_cannot_be_had_is_said_once_and_not_for_each_file() {
+    let place = place();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions");
+    let refused = |backend: &str, texts: &[&str]| {
+        refuses(place.path(), &["replay", folder, "--backend", backend], texts);
+    };
+    refused("emulated:nope=1", &["--backend", "no option 'nope'", "q_tile"]);
+    refused("emulated:q_tile=many", &["--backend", "q_tile", "many"]);
+    refused("abacus", &["--backend", "abacus"]);
+    refused("mock:bad-device=0", &["mock:bad-device=0 cannot be started", "gone"]);
+    // A fault alone is no subject.
+    refused("call-scale-off", &["a fault at the call", "write emulated~call-scale-off"]);
+    refused("cuda+call-scale-off", &["write cuda~call-scale-off"]);
+    refused("ds-without-scale", &["write emulated+ds-without-scale"]);
+    refused("emulated~merge-twice", &["write emulated+merge-twice"]);
 }
 
 #[test]

@@ -1,8 +1,13 @@
 //! `explain`, word by word, on cases that a person can follow.
 
+use std::collections::BTreeMap;
+
 use seamproof::backend::Backend;
 use seamproof::backends::{Emulated, canary};
-use seamproof::explain::{Options, explain};
+use seamproof::case::{Case, Found, Subject};
+use seamproof::explain::{Options, explain, subject};
+use seamproof::verdict::{Check, Finding};
+use seamproof_kernels::faults::source_faults;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
     ProblemFields, Rows, Run, Sequence, Sink, Softmax,
@@ -54,7 +59,7 @@ fn one_rank_with_padding() {
         "\
 problem   2 sequences (3 of 4, 2 of 4); heads 1/1; dims 1/1; causal top-left; bf16 flat; forward
 
-layout    a..b is without b; positions count real rows of a sequence; “all”: every query sees every key
+layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
   sequence 0: 3 real of 4 rows from row 0
   sequence 1: 2 real of 4 rows from row 4
   rank 0 owns
@@ -69,9 +74,9 @@ rank 0
       query 0 sees 0..1; query 1 sees 0..2
 
 all ranks together
-  forward: every query sees exactly what the mask shows
+  forward: every query is asked to see exactly what the mask shows
 
-checked   proved: 2 operations, 9 pairs
+checked   proved of what is asked, not of what kernels do: 2 operations, 9 pairs
 ",
     );
 }
@@ -82,7 +87,7 @@ fn a_ring_of_two_ranks() {
     says(&explained(&Emulated::default(), &problem, Options::default()), "\
 problem   2 sequences (3 of 4, 7 of 8); heads 1/1; dims 1/1; causal top-left; ring over 2 ranks; bf16 flat; forward
 
-layout    a..b is without b; positions count real rows of a sequence; “all”: every query sees every key
+layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
   sequence 0: 3 real of 4 rows from row 0
   sequence 1: 7 real of 8 rows from row 4
   rank 0 owns
@@ -123,9 +128,9 @@ rank 1
     sequence 1: queries 4..6 (rows 4..6), keys 0..2 of rank 0 (rows 2..4): all
 
 all ranks together
-  forward: every query sees exactly what the mask shows
+  forward: every query is asked to see exactly what the mask shows
 
-checked   proved: 44 operations, 34 pairs
+checked   proved of what is asked, not of what kernels do: 44 operations, 34 pairs
 ");
 }
 
@@ -136,7 +141,7 @@ fn an_all_gather_with_every_operation_of_a_rank() {
     says(&explained(&Emulated::default(), &problem, options), "\
 problem   2 sequences (3 of 4, 7 of 8); heads 1/1; dims 1/1; causal top-left; all-gather over 2 ranks; bf16 flat; forward
 
-layout    a..b is without b; positions count real rows of a sequence; “all”: every query sees every key
+layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
   sequence 0: 3 real of 4 rows from row 0
   sequence 1: 7 real of 8 rows from row 4
   rank 1 owns
@@ -165,9 +170,9 @@ rank 1
   operation 12, stream 2: takes the maximum of max_logit over ranks 0, 1
 
 all ranks together
-  forward: every query sees exactly what the mask shows
+  forward: every query is asked to see exactly what the mask shows
 
-checked   proved: 26 operations, 34 pairs
+checked   proved of what is asked, not of what kernels do: 26 operations, 34 pairs
 ");
 }
 
@@ -179,7 +184,7 @@ fn a_window_that_is_one_key_short() {
     says(&explained(canary().as_ref(), &problem, options), "\
 problem   2 sequences (3 of 4, 12); heads 1/1; dims 1/1; window (2, 0) top-left; all-gather over 2 ranks; bf16 flat; forward
 
-layout    a..b is without b; positions count real rows of a sequence; “all”: every query sees every key
+layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
   sequence 0: 3 real of 4 rows from row 0
   sequence 1: 12 real of 12 rows from row 4
   rank 0 owns
@@ -210,6 +215,40 @@ checked   WRONG: 5 errors
   result on rank 1: out of sequence 1, heads 0..1, positions 3..5: pairs with positions 1..2 of the first to 2..3 of the last are missing
   result on rank 1: out of sequence 1, heads 0..1, positions 6..8: pairs with positions 4..5 of the first to 5..6 of the last are missing
 ");
+}
+
+/// Faults of a kernel and at a call are in no schedule: the text says so, and shows what was found beside what was asked.
+#[test]
+fn what_no_schedule_shows_is_said() {
+    let problem = problem(&[(3, 4)], Mask::CAUSAL, Algorithm::Single, 1);
+    let named = |name: &str| {
+        let subject = Subject { name: name.to_owned(), options: BTreeMap::new() };
+        Case::new(subject, 0, problem.clone())
+    };
+    let on_gpu = source_faults().next().map(|fault| format!("cuda+{}", fault.id)).unwrap();
+    for (name, what) in [
+        (&*on_gpu, "NOT SHOWN: the fault in its kernels: "),
+        ("emulated~call-scale-off", "NOT SHOWN: the fault at the call: the scale is 2^-8 too large"),
+        ("emulated+ds-without-scale", "NOT SHOWN: the fault in its kernels: "),
+        ("emulated+ds-without-scale~call-scale-off", "the fault in its kernels: "),
+        ("emulated@worker~call-scale-off", "the fault at the call: "),
+    ] {
+        let text = subject(&named(name), false);
+        assert!(text.starts_with(&format!("subject   {name}\n")) && text.contains(what), "{text}");
+        assert!(!text.contains("found "), "{text}");
+    }
+    for name in ["emulated", "cuda", "window-off-by-one", "emulated+merge-twice"] {
+        assert_eq!(subject(&named(name), false), format!("subject   {name}\n"));
+    }
+    let mut case = named("emulated");
+    let finding = Finding::new(Check::Exact, None, "wrong".to_owned());
+    case.found = Some(Found { finding, minimal: true, evaluations: 1 });
+    assert!(subject(&case, false).contains("\nfound     exact: wrong"), "{}", subject(&case, false));
+    assert!(
+        subject(&case, true).contains("\nfound     of the file's own subject: "),
+        "{}",
+        subject(&case, true)
+    );
 }
 
 /// A key that is of another sequence, and padding, are named as what they are; so is a schedule that does not run.

@@ -125,6 +125,30 @@ fn shards_join_into_the_campaign_that_was_not_cut() {
     assert!(failures > 12, "{failures} events of findings: too few to say anything");
 }
 
+/// Every failing case is counted for its failure, or as like none: the summary's counts add up.
+#[test]
+fn every_failing_case_is_counted_once() {
+    let (_kept, whole) = whole("emulated+padded-keys-as-real");
+    let summary = &whole.run["summary"];
+    let sum = |counts: &mut dyn Iterator<Item = u64>| counts.sum::<u64>();
+    let numbers = |values: &Value| -> Vec<u64> {
+        values.as_object().expect("counts").values().filter_map(Value::as_u64).collect()
+    };
+    let failed = sum(&mut numbers(&summary["failed"]).into_iter());
+    let failures = summary["failures"].as_array().expect("a list");
+    let of = |name: &str| sum(&mut failures.iter().filter_map(|failure| failure[name].as_u64()));
+    let unlike = ["kept", "dropped"].iter().filter_map(|name| summary[name].as_u64());
+    let (cases, shrunk) = (of("cases"), of("seen"));
+    assert_eq!(cases + unlike.sum::<u64>(), failed, "{summary}");
+    assert_eq!(cases - shrunk, summary["not_shrunk"].as_u64().expect("a number"), "{summary}");
+    assert!(shrunk < cases, "more failed than were shrunk: {summary}");
+    let told = whole.said.iter().filter(|line| line.starts_with("FAIL ")).count();
+    assert_eq!(told, failures.len(), "{:?}", whole.said);
+    assert!(
+        whole.said.iter().any(|line| line.contains(" of them shrunk, the others like them; first in case "))
+    );
+}
+
 #[test]
 fn what_is_missing_double_or_of_another_campaign_is_said() {
     let place = tempfile::tempdir().expect("a temporary directory");
@@ -139,6 +163,14 @@ fn what_is_missing_double_or_of_another_campaign_is_said() {
     let (code, said) = merge(&[&shards[0], &shards[1], &shards[2]]);
     assert_eq!(code, Some(4), "{said}");
     assert!(said.contains("shard-1: has no sums.json") && said.contains("shard 1/3 is missing"), "{said}");
+    let (code, said) = merge(&[&shards[0], "shard-9", &shards[2]]);
+    assert_eq!(code, Some(4), "{said}");
+    assert!(
+        said.contains("shard-9: there is no such directory") && said.contains("1/3 is missing"),
+        "{said}"
+    );
+    let (code, said) = merge(&["shard-8", "shard-9"]);
+    assert!(code == Some(1) && said.contains("shard-8, shard-9: no shard has ended"), "{said}");
     let (code, said) = merge(&[&shards[0], &shards[0]]);
     assert!(code == Some(1) && said.contains("shard 0/3 once more"), "{said}");
     let other = shard(dir, "window-off-by-one", 4, 5);

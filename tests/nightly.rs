@@ -125,11 +125,19 @@ fn a_killed_night_is_gone_on_with() {
 #[test]
 fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     let place = tempfile::tempdir().expect("a temporary directory");
-    corpus(place.path(), "");
+    // A stored case that names another subject for itself, and fails on this one.
+    let regression = "regressions/te-1212-window-one-key-short.json";
+    fs::copy(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(regression),
+        corpus(place.path(), "").join(regression),
+    )
+    .expect("a copy");
     let first = night(place.path(), "2s").output().expect("the night runs");
     assert_eq!(first.status.code(), Some(2), "{}", said(&first));
     let report = json(&place.path().join("nights/night-0001/report.json"));
+    counts_add_up(&report);
     let failures = report["failures"].as_array().expect("a list");
+    assert_eq!(regressions_in_junit(place.path(), 1), ["failed", "held", "held"]);
     // The smallest case of each key becomes its entry.
     let mut known = String::new();
     for (number, failure) in failures.iter().enumerate() {
@@ -142,6 +150,12 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
             "[[known]]\nkey = \"{key}\"\ncase = \"{number}.json\"\nreason = \"planted\"\nsource = \"https://example.org\"\n"
         );
     }
+    let key = report["regressions"][0]["failed"][0]["key"].as_str().expect("a key");
+    if !failures.iter().any(|failure| failure["key"] == key) {
+        known += &format!(
+            "[[known]]\nkey = \"{key}\"\ncase = \"{regression}\"\nreason = \"planted\"\nsource = \"https://example.org\"\n"
+        );
+    }
     fs::write(place.path().join("corpus/known.toml"), &known).expect("a file");
     let second = night(place.path(), "2s").output().expect("the night runs");
     let report = json(&place.path().join("nights/night-0002/report.json"));
@@ -152,15 +166,97 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
         assert_eq!(failure["known"].is_null(), !listed.contains(&&failure["key"]), "{failure}");
     }
     assert!(said(&second).contains("(night 1)"), "{}", said(&second));
-    // The right kernel does not fail so.
-    let mut case = Case::load(&place.path().join("corpus/0.json")).expect("a case");
-    case.subject.name = "emulated".to_owned();
-    fs::write(place.path().join("corpus/0.json"), case.to_json()).expect("a file");
+    assert!(said(&second).contains("## Regressions that fail as is known\n\n- **"), "{}", said(&second));
+    assert!(!said(&second).contains("## Regressions that fail\n"), "{}", said(&second));
+    assert_eq!(regressions_in_junit(place.path(), 2), ["skipped", "held", "held"]);
+    // A case that does not fail.
+    let held = place.path().join("corpus/regressions/fa-2515-no-sequences.json");
+    fs::copy(held, place.path().join("corpus/0.json")).expect("a copy");
     night(place.path(), "2s").output().expect("the night runs");
     let report = json(&place.path().join("nights/night-0003/report.json"));
     assert!(report["known"][0]["standing"]["stale"].is_string(), "{report}");
     let text = fs::read_to_string(place.path().join("nights/night-0003/report.md")).expect("a report");
     assert!(text.contains("## Known failures that are none any more"), "{text}");
+    assert!(
+        text.lines().next().is_some_and(|title| title.contains("1 known failure not seen any more")),
+        "{text}"
+    );
+}
+
+/// Every failing case of a night is counted, for a failure or as like none.
+fn counts_add_up(report: &Value) {
+    let sum = |list: &str, field: &str| -> u64 {
+        let list = report[list].as_array().expect("a list");
+        list.iter().map(|entry| entry[field].as_u64().expect("a number")).sum()
+    };
+    let (cases, shrunk) = (sum("failures", "cases"), sum("failures", "shrunk"));
+    assert_eq!(cases + sum("points", "unexplained"), sum("points", "failed"), "{report}");
+    assert!(shrunk <= cases, "{report}");
+}
+
+/// What became of each stored case in a night's JUnit report.
+fn regressions_in_junit(place: &Path, night: u32) -> Vec<&'static str> {
+    let path = place.join(format!("nights/night-{night:04}/junit.xml"));
+    let text = fs::read_to_string(path).expect("the report is there");
+    let report = quick_junit::Report::deserialize_from_str(&text).expect("the report is JUnit");
+    let is_suite = |suite: &&quick_junit::TestSuite| suite.name.as_str().ends_with(" regressions");
+    let suite = report.test_suites.iter().find(is_suite).expect("a suite of stored cases");
+    assert!(suite.test_cases.iter().all(|test| test.name.as_str().ends_with(".json")), "{text}");
+    let came = |test: &quick_junit::TestCase| match test.status {
+        quick_junit::TestCaseStatus::Success { .. } => "held",
+        quick_junit::TestCaseStatus::NonSuccess { .. } => "failed",
+        quick_junit::TestCaseStatus::Skipped { .. } => "skipped",
+    };
+    suite.test_cases.iter().map(came).collect()
+}
+
+/// The workflow's artifacts are of the night that it ran: the step that looks for it, run as the runner would.
+#[test]
+fn the_workflow_takes_this_night_and_no_other() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".github/workflows/nightly.yml");
+    let text = fs::read_to_string(path).expect("the workflow is there");
+    let step =
+        text.split("id: tonight").nth(1).and_then(|rest| rest.split("run: |\n").nth(1)).expect("the step");
+    let step: String = step
+        .lines()
+        .take_while(|line| line.starts_with("          "))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (home, file) = (place.path(), |name: &str| place.path().join(name));
+    let tonight = || {
+        ["output", "summary"].iter().for_each(|name| fs::write(file(name), "").expect("a file"));
+        let mut bash = Command::new("bash");
+        bash.args(["-e", "-c", &step]).env("HOME", home).env("RUNNER_TEMP", home);
+        let ended =
+            bash.env("GITHUB_OUTPUT", file("output")).env("GITHUB_STEP_SUMMARY", file("summary")).status();
+        assert!(ended.expect("the step runs").success());
+        ["output", "summary"].map(|name| fs::read_to_string(file(name)).expect("a file"))
+    };
+    let write = |night: &str, at: u64| {
+        let dir = home.join("seamproof-nights").join(night);
+        fs::create_dir_all(&dir).expect("a directory");
+        fs::write(dir.join("report.md"), night).expect("a file");
+        let time = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(at);
+        for path in [dir.join("report.md"), dir] {
+            fs::File::open(path).and_then(|file| file.set_modified(time)).expect("a time");
+        }
+    };
+    fs::write(file("begun"), "").expect("a file");
+    let begun = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+    fs::File::open(file("begun")).and_then(|file| file.set_modified(begun)).expect("a time");
+    assert_eq!(tonight(), ["", ""], "no night at all");
+    write("night-9999", 900);
+    assert_eq!(tonight(), ["", ""], "no night was begun");
+    write("night-10000", 1100);
+    let dir = home.join("seamproof-nights/night-10000");
+    assert_eq!(tonight(), [format!("dir={}\n", dir.display()), "night-10000".to_owned()]);
+    let artifacts = text.split("path:").skip(1).flat_map(|rest| rest.split("- uses").next());
+    let named: String = artifacts.collect();
+    let paths: Vec<&str> = named.split_whitespace().filter(|word| word.contains('/')).collect();
+    assert_eq!(paths.len(), 4, "{paths:?}");
+    let is_tonight = |path: &&&str| path.starts_with("}}/") || **path == "~/seamproof-nights/trend.jsonl";
+    assert!(paths.iter().all(|path| is_tonight(&path)), "{paths:?}");
 }
 
 /// Whoever starts a killed night again with less time gets a night of that length, with all that it ran before.
@@ -190,6 +286,28 @@ fn a_night_that_is_gone_on_with_takes_the_new_budget_and_keeps_its_seed() {
     let cases = json(&first)["sums"]["cases"].as_u64().expect("a number");
     assert!(report["points"][0]["cases"].as_u64() >= Some(cases), "what was run counts: {report}");
     assert!(report["seconds"].as_f64() < Some(120.0), "it takes as long as it was told: {report}");
+}
+
+/// What stops containers and jobs of a cluster: the night ends in order, and says that it is not over.
+#[cfg(unix)]
+#[test]
+fn a_night_that_is_asked_to_end_ends_after_the_cases_in_flight() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    corpus(place.path(), "");
+    let child = night(place.path(), "1h").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.expect("the night starts");
+    let dir = place.path().join("nights/night-0001");
+    let begin = Instant::now();
+    while !dir.join(format!("{SUBJECT}-quick/slice-0000/events.jsonl")).exists() && begin.elapsed() < LONGEST
+    {
+        sleep(Duration::from_millis(20));
+    }
+    let asked = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(asked.expect("kill runs").success());
+    let output = child.wait_with_output().expect("the night ends");
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert!(said(&output).contains("interrupted: the next start goes on with it"), "{}", said(&output));
+    assert!(!dir.join("report.json").exists());
 }
 
 /// The options of each example of a night are options, and each example is linked from the page on nights.

@@ -3,6 +3,8 @@
 #   17 1 * * *  cd /srv/seamproof && sbatch --mail-type=FAIL docs/examples/nightly-slurm.sh
 # NIGHTS is a directory that stays between nights. A night that is preempted, or at its end of time, is gone on with by the next
 # start; two never run at once. The job ends with the night's exit code, so that a finding is a failed job.
+# The program is where `cargo install --path .` puts it, on a home that the nodes see; --time leaves room for what a night takes
+# beyond its budget: stored cases, joining, and the case in flight.
 #SBATCH --job-name=seamproof-nightly
 #SBATCH --dependency=singleton
 #SBATCH --gres=gpu:1
@@ -11,5 +13,6 @@
 #SBATCH --requeue
 #SBATCH --signal=B:INT@120
 set -u
+export PATH="$HOME/.cargo/bin:$PATH"
 # In the shell's place, so that the signal before the end of time reaches it.
 exec seamproof nightly --backend "emulated;cuda" --workers 8 --budget "${BUDGET:-60m}" --out "${NIGHTS:-/srv/nights}"

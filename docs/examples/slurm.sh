@@ -4,11 +4,13 @@
 #   sbatch --dependency=afterany:JOB --gres=gpu:1 --wrap \
 #       "seamproof merge $(seq -f 'shard-%g' -s ' ' 0 15) --out whole --junit junit.xml"
 # A shard that was lost runs again by `--array=3 --export=ALL,SHARDS=16`. The merge shrinks, for which it needs the GPU.
+# The program is where `cargo install --path .` puts it, on a home that the nodes see.
 #SBATCH --job-name=seamproof
 #SBATCH --gres=gpu:1
 #SBATCH --cpus-per-task=16
 #SBATCH --time=01:00:00
 set -u
+export PATH="$HOME/.cargo/bin:$PATH"
 seamproof run --backend cuda --workers 8 --seed "${SEED:-1}" --cases "${CASES:-2000000}" \
     --shard "$SLURM_ARRAY_TASK_ID/${SHARDS:-$SLURM_ARRAY_TASK_COUNT}" --out "shard-$SLURM_ARRAY_TASK_ID"
 code=$?

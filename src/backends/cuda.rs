@@ -274,6 +274,11 @@ fn fault_of(name: &str) -> Option<Option<&'static str>> {
     if name == NAME { Some(None) } else { planted(name.strip_prefix(PREFIX)?) }
 }
 
+/// The bug that the fault imitates which the name of a subject plants in the kernels.
+pub(super) fn imitated(name: &str) -> Option<&'static str> {
+    faults::by_id(fault_of(name)??).map(|fault| fault.imitates)
+}
+
 /// Whether a subject of this name runs on a GPU.
 pub(crate) fn is_named(name: &str) -> bool {
     fault_of(name).is_some()

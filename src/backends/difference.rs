@@ -14,7 +14,11 @@ pub(crate) fn same_bits(a: &Outputs, b: &Outputs) -> bool {
 
 fn first(got: &Outputs, want: &Outputs, same: fn(f32, f32) -> bool) -> Option<String> {
     if got.damage != want.damage {
-        return Some(format!("damage {:?}, the twin has {:?}", got.damage, want.damage));
+        let bands = |outputs: &Outputs| {
+            let told = outputs.damage.iter().map(|damage| format!("{} {}", damage.tensor, damage.elements));
+            told.collect::<Vec<_>>().join(", ")
+        };
+        return Some(format!("guard bands damaged: [{}], the twin's: [{}]", bands(got), bands(want)));
     }
     if got.ranks.len() != want.ranks.len() {
         return Some(format!("{} ranks, the twin has {}", got.ranks.len(), want.ranks.len()));

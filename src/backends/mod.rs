@@ -37,6 +37,16 @@ pub enum BackendError {
         /// The name.
         name: String,
     },
+    /// A fault without the subject that it is planted in, or behind the wrong sign.
+    #[error("'{name}' names a fault {place}; write {write}")]
+    Fault {
+        /// The name.
+        name: String,
+        /// Where the fault is.
+        place: &'static str,
+        /// How it is named.
+        write: String,
+    },
     /// An option that the backend does not have.
     #[error("backend {backend} has no option '{option}'; it has: {known}")]
     UnknownOption {
@@ -121,8 +131,46 @@ pub fn in_process(name: &str, options: &BTreeMap<String, String>) -> Result<Box<
 fn planted_by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
     match name.strip_prefix(planted::PREFIX).and_then(faults::by_id) {
         Some(fault) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
-        None => Err(BackendError::Unknown { name: name.chars().take(40).collect() }),
+        None => Err(unknown(name)),
     }
+}
+
+/// Why a name is no subject's; how a fault is named, where its id ends the name.
+fn unknown(name: &str) -> BackendError {
+    let shown = || name.chars().take(NAME_SHOWN).collect::<String>();
+    let id = name.rsplit(['+', '~']).next().unwrap_or(name);
+    match (miscall(id), faults::by_id(id)) {
+        (Some(fault), _) => {
+            let subject =
+                name.strip_suffix(id).map(|rest| rest.trim_end_matches(['+', '~'])).unwrap_or_default();
+            let subject = if NAMES.contains(&subject) { subject } else { "emulated" };
+            let write = format!("{subject}~{}, or any other BACKEND~{}", fault.id, fault.id);
+            BackendError::Fault { name: shown(), place: "at the call", write }
+        }
+        (None, Some(fault)) => {
+            let write = format!("{}{}", planted::PREFIX, fault.id);
+            BackendError::Fault { name: shown(), place: "of the emulated kernel or its schedule", write }
+        }
+        _ => BackendError::Unknown { name: shown() },
+    }
+}
+
+/// Letters of a name that an error repeats.
+const NAME_SHOWN: usize = 40;
+
+/// What is wrong in the subject of this name although none of its schedules shows it, in words: faults in its kernels and
+/// at its call.
+pub fn unscheduled(name: &str) -> Vec<String> {
+    if let Some((subject, fault)) = miscalled::at_call(name) {
+        let mut all = unscheduled(subject);
+        all.push(format!("the fault at the call: {}", fault.imitates));
+        return all;
+    }
+    let name = name.strip_suffix(AT_WORKER).unwrap_or(name);
+    let in_kernel = |fault: &&faults::Fault| matches!(fault.edit, faults::Plant::Kernel(_));
+    let emulated = name.strip_prefix(planted::PREFIX).and_then(faults::by_id).filter(in_kernel);
+    let imitates = emulated.map(|fault| fault.imitates).or_else(|| cuda::imitated(name));
+    imitates.map(|imitates| format!("the fault in its kernels: {imitates}")).into_iter().collect()
 }
 
 /// Options for a case of a campaign, from its seed: tile sizes vary, so that every edge is met with few tokens.

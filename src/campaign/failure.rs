@@ -79,6 +79,11 @@ impl FailureKey {
         FailureKey { features: features(problem), ..FailureKey::without_problem(finding, backend) }
     }
 
+    /// The subject that a key in words names.
+    pub fn subject_of(words: &str) -> Option<&str> {
+        words.split(SEPARATOR).nth(1)
+    }
+
     /// The key of a finding that no problem shows.
     pub fn without_problem(finding: &Finding, backend: &str) -> FailureKey {
         FailureKey {
@@ -92,21 +97,24 @@ impl FailureKey {
     }
 }
 
+/// Between the parts of a key in words: check (and identity), subject, ending, tensor, features.
+const SEPARATOR: &str = " · ";
+
 impl fmt::Display for FailureKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.check)?;
         if let Some(identity) = self.identity {
             write!(f, " {identity}")?;
         }
-        write!(f, " · {}", self.backend)?;
+        write!(f, "{SEPARATOR}{}", self.backend)?;
         if let Some(ending) = self.ending {
-            write!(f, " · {ending}")?;
+            write!(f, "{SEPARATOR}{ending}")?;
         }
         if let Some(tensor) = self.tensor {
-            write!(f, " · {tensor}")?;
+            write!(f, "{SEPARATOR}{tensor}")?;
         }
         let features: Vec<_> = self.features.iter().copied().collect();
-        if features.is_empty() { Ok(()) } else { write!(f, " · {}", features.join(", ")) }
+        if features.is_empty() { Ok(()) } else { write!(f, "{SEPARATOR}{}", features.join(", ")) }
     }
 }
 

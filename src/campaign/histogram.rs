@@ -60,6 +60,26 @@ pub struct Quantiles {
     pub max: f64,
 }
 
+/// Numbers that must lie above a quantile, at least: of fewer it is noise.
+pub const ABOVE_MIN: u64 = 10;
+
+impl Quantiles {
+    /// Whether so many numbers were counted that the quantile of this share says something: p50 of 20, p99 of 1000.
+    pub fn tells(&self, share: f64) -> bool {
+        tells(self.count, share)
+    }
+}
+
+/// Whether the quantile of this share says something of so many numbers.
+pub fn tells(count: u64, share: f64) -> bool {
+    count - count.min(rank(count, share)) >= ABOVE_MIN
+}
+
+/// How many numbers are at most a quantile.
+fn rank(count: u64, share: f64) -> u64 {
+    (share * count as f64).ceil() as u64
+}
+
 impl Default for Histogram {
     fn default() -> Histogram {
         Histogram { counts: vec![0; BINS], max: 0.0 }
@@ -96,7 +116,7 @@ impl Histogram {
     }
 
     fn quantile(&self, count: u64, share: f64) -> f64 {
-        let rank = (share * count as f64).ceil() as u64;
+        let rank = rank(count, share);
         let mut below = 0;
         let bin = self.counts.iter().position(|&here| {
             below += here;
@@ -120,6 +140,8 @@ mod tests {
             assert!((exact..=exact * 1.05).contains(&got), "{got} for {exact}");
         }
         assert_eq!((quantiles.count, quantiles.max), (1000, 1000.0));
+        assert!(quantiles.tells(0.99) && !Quantiles { count: 999, ..quantiles }.tells(0.99));
+        assert!(tells(20, 0.5) && !tells(19, 0.5));
     }
 
     #[test]

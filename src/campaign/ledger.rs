@@ -214,6 +214,7 @@ impl<'a> Ledger<'a> {
         let distinct = Distinct {
             key: key.clone(),
             seen: 1,
+            counted: 0,
             first_case: index,
             finding: storable(finding),
             problem: format!("malformed: {rule}"),
@@ -235,15 +236,15 @@ impl<'a> Ledger<'a> {
         };
         let symptom = Symptom::of(&finding);
         let drawn = features(&case.problem);
-        let known = self.knows(symptom, &drawn);
+        let known = self.known(symptom, &drawn);
         let shrinks = self.shrinks.entry(symptom).or_default();
-        let most = match (known, finding.check) {
-            (true, Check::Timeout) => HANG_SHRINKS_MAX,
-            (true, _) => SHRINKS_PER_SYMPTOM_MAX,
-            (false, _) => DISTINCT_MAX,
+        let most = match (&known, finding.check) {
+            (Some(_), Check::Timeout) => HANG_SHRINKS_MAX,
+            (Some(_), _) => SHRINKS_PER_SYMPTOM_MAX,
+            (None, _) => DISTINCT_MAX,
         };
         if *shrinks >= most || self.distinct.len() >= DISTINCT_MAX {
-            let kept = self.count_only(known, &name)?;
+            let kept = self.count_only(known.as_ref(), &name)?;
             return if kept && earlier.is_some() { self.keep_drawn(&name, case, symptom) } else { Ok(()) };
         }
         *shrinks += 1;
@@ -263,9 +264,12 @@ impl<'a> Ledger<'a> {
         self.replace(index, symptom, &name, &case)
     }
 
-    /// Whether a known failure of this symptom needs nothing that a problem of these features lacks.
-    fn knows(&self, symptom: Symptom, drawn: &Features) -> bool {
-        self.needs.values().any(|(known, needs)| *known == symptom && needs.is_subset(drawn))
+    /// The known failure of this symptom that needs nothing that a problem of these features lacks; of several the one
+    /// that needs most.
+    fn known(&self, symptom: Symptom, drawn: &Features) -> Option<FailureKey> {
+        let fits =
+            self.needs.iter().filter(|(_, (known, needs))| *known == symptom && needs.is_subset(drawn));
+        fits.max_by_key(|(_, (_, needs))| needs.len()).map(|(key, _)| key.clone())
     }
 
     fn learn(&mut self, symptom: Symptom, drawn: &Features, case: &Case) {
@@ -303,15 +307,18 @@ impl<'a> Ledger<'a> {
         self.sinks.findings.record(name, &case)
     }
 
-    /// A failing case that is not shrunk; it stays on disk where nothing known explains it. Whether it does.
-    fn count_only(&mut self, known: bool, name: &str) -> Result<bool, RecordError> {
-        let kept = !known && self.summary.kept < KEPT_MAX;
+    /// A failing case that is not shrunk; it stays on disk where no known failure explains it. Whether it does.
+    fn count_only(&mut self, known: Option<&FailureKey>, name: &str) -> Result<bool, RecordError> {
+        let kept = known.is_none() && self.summary.kept < KEPT_MAX;
         let count = match (known, kept) {
-            (true, _) => &mut self.summary.not_shrunk,
-            (false, true) => &mut self.summary.kept,
-            (false, false) => &mut self.summary.dropped,
+            (Some(_), _) => &mut self.summary.not_shrunk,
+            (None, true) => &mut self.summary.kept,
+            (None, false) => &mut self.summary.dropped,
         };
         *count += 1;
+        if let Some(distinct) = known.and_then(|key| self.distinct.get_mut(key)) {
+            distinct.counted += 1;
+        }
         if !kept {
             self.sinks.findings.remove(name)?;
         }
@@ -341,6 +348,7 @@ impl<'a> Ledger<'a> {
         let distinct = Distinct {
             key: key.clone(),
             seen: 1,
+            counted: 0,
             first_case: index,
             finding: found.finding.clone(),
             problem: prose::describe(&case.problem),
@@ -369,7 +377,7 @@ impl<'a> Ledger<'a> {
             if known.size <= new.size {
                 return;
             }
-            (new.seen, new.first_case) = (known.seen, known.first_case);
+            (new.seen, new.counted, new.first_case) = (known.seen, known.counted, known.first_case);
         }
         self.sinks.observer.event(&Event::Finding(&new));
         self.distinct.insert(key, new);

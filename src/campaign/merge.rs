@@ -28,6 +28,12 @@ use crate::verdict::{Check, Ending, Finding, Relation, Verdict};
 /// Why parts cannot be joined.
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
+    /// No directory at all.
+    #[error("{}: there is no such directory", path.display())]
+    Missing {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A directory without sums: its campaign goes on, was killed, or missed its canary.
     #[error("{}: has no {SUMS}: it has not ended, or is no campaign's directory", path.display())]
     NotEnded {
@@ -111,7 +117,12 @@ impl Part {
         let text = match std::fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(MergeError::NotEnded { path: dir.to_owned() });
+                let path = dir.to_owned();
+                return Err(if dir.is_dir() {
+                    MergeError::NotEnded { path }
+                } else {
+                    MergeError::Missing { path }
+                });
             }
             Err(source) => return Err(MergeError::Read { path, source }),
         };
@@ -142,6 +153,12 @@ pub fn campaign_of(parts: &[Part]) -> Result<Option<(Start, Vec<Shard>)>, MergeE
     Ok(Some((Start { shard: Shard::WHOLE, jobs, ..first.stored.start.clone() }, missing)))
 }
 
+/// The fixed options in words.
+fn options_of(start: &Start) -> String {
+    let options: Vec<String> = start.options.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if options.is_empty() { "none".to_owned() } else { options.join(",") }
+}
+
 fn same_campaign(part: &Part, first: &Part) -> Result<(), MergeError> {
     let fields = |start: &Start| {
         let limit = |limit: Option<f64>| limit.map_or("none".to_owned(), |limit| limit.to_string());
@@ -149,7 +166,7 @@ fn same_campaign(part: &Part, first: &Part) -> Result<(), MergeError> {
             ("version", start.program.clone()),
             ("seed", start.seed.clone()),
             ("backend", start.backend.clone()),
-            ("options", format!("{:?}", start.options)),
+            ("options", options_of(start)),
             ("profile", start.profile.clone()),
             ("cases", limit(start.cases.map(|cases| cases as f64))),
             ("seconds", limit(start.seconds)),

@@ -29,13 +29,14 @@ use seamproof_oracle::{Pass, Problem};
 
 pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, ShrunkEvent, Silent, Start};
 pub use failure::{FailureKey, SHRINK_RATIO, Symptom, features, same_failure};
-pub use histogram::{Histogram, Quantiles};
+pub use histogram::{ABOVE_MIN, Histogram, Quantiles, tells};
 pub use ledger::{DISTINCT_MAX, HANG_SHRINKS_MAX, KEPT_MAX, SHRINKS_PER_SYMPTOM_MAX};
 pub use logs::Logs;
 pub use merge::{MergeError, Part, Stored, campaign_of, merge};
 pub use minimise::{HANG_EVALUATIONS_MAX, Minimised, SHRINK_EVALUATIONS_MAX, minimise, shrink_budget};
 pub use plan::{Control, Plan, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
+pub(crate) use report::met;
 pub use subjects::{Options, PlantedSubjects, Registered, Subjects};
 pub use summary::{
     Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
@@ -201,7 +202,7 @@ impl Worker<'_> {
             Verdict::Finding(finding) => Judged::Accepted(rule, finding),
             Verdict::Infrastructure(what) => Judged::Infrastructure(what),
             Verdict::RefusedMalformed(rule) => Judged::Malformed(rule),
-            other => Judged::internal(&format!("a malformed problem was judged as {other:?}")),
+            other => Judged::internal(&format!("a malformed problem was judged as a legal one: {other}")),
         };
         Outcome::untouched(index, judged)
     }

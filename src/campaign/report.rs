@@ -5,6 +5,7 @@ use std::fmt::{self, Display, Formatter};
 
 use super::summary::{Canary, Distinct, Summary};
 use crate::backend::DeviceRuns;
+use crate::prose::counted;
 use crate::verdict::Cost;
 
 /// What was too little is named up to this many times; the rest is counted.
@@ -12,14 +13,26 @@ const MISSED_SHOWN_MAX: usize = 4;
 
 impl Display for Distinct {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let first = self.first_case;
-        writeln!(f, "FAIL      {} (seen {} times, first in case {first})", self.key, self.seen)?;
+        writeln!(f, "FAIL      {} ({}; first in case {})", self.key, self.met(), self.first_case)?;
         writeln!(f, "          {}", self.problem)?;
         writeln!(f, "          {}", self.finding)?;
         let state = if self.minimal { "minimal" } else { "not minimal" };
-        writeln!(f, "          {state} after {} evaluations", self.evaluations)?;
+        writeln!(f, "          {state} after {}", counted(self.evaluations, "evaluation"))?;
         writeln!(f, "          replay: {}", self.replay)
     }
+}
+
+impl Distinct {
+    /// How often it was met: `1 failing case`, `312 failing cases, 8 of them shrunk`.
+    pub fn met(&self) -> String {
+        met(self.cases(), self.seen)
+    }
+}
+
+/// How many cases failed in one way, and of how many of them that is more than a likeness.
+pub(crate) fn met(cases: u64, shrunk: u64) -> String {
+    let all = counted(cases, "failing case");
+    if cases == shrunk { all } else { format!("{all}, {shrunk} of them shrunk, the others like them") }
 }
 
 impl Display for Canary {
@@ -29,11 +42,15 @@ impl Display for Canary {
                 let (case, evaluations) = (finding.first_case, finding.evaluations);
                 write!(
                     f,
-                    "canary    found in case {case}, shrunk in {evaluations} evaluations to {}",
+                    "canary    found in case {case}, shrunk in {} to {}",
+                    counted(evaluations, "evaluation"),
                     finding.problem
                 )
             }
-            None => write!(f, "canary    NOT FOUND in {} cases: this campaign proves nothing", self.cases),
+            None => {
+                let cases = counted(self.cases, "case");
+                write!(f, "canary    NOT FOUND in {cases}: this campaign proves nothing")
+            }
         }
     }
 }
@@ -53,15 +70,14 @@ impl Summary {
     /// The failing cases that no line above stands for.
     fn not_shrunk(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let lines = [
-            (
-                self.not_shrunk,
-                "have the check, the tensor and all needed features of a failure below; only counted",
-            ),
-            (self.kept, "are like no failure below; kept as they were drawn"),
-            (self.dropped, "are like no failure below; only counted, as too many are kept already"),
+            (self.not_shrunk, "with check, tensor and all needed features of a failure below: not shrunk"),
+            (self.kept, "like no failure below: kept as drawn"),
+            (self.dropped, "like no failure below: only counted, as too many are kept already"),
         ];
         let mut told = lines.iter().filter(|(count, _)| *count > 0);
-        told.try_for_each(|(count, what)| writeln!(f, "          {count} more failing cases {what}"))
+        told.try_for_each(|(count, what)| {
+            writeln!(f, "          {} {what}", counted(*count, "more failing case"))
+        })
     }
 
     /// Says so where nothing is wrong; what is wrong has its lines above.
@@ -70,11 +86,8 @@ impl Summary {
             return Ok(());
         }
         let refused = self.cases - self.held;
-        write!(
-            f,
-            "result    nothing was found: {} cases held, {refused} were refused as they must be",
-            self.held
-        )
+        let held = counted(self.held, "case");
+        write!(f, "result    nothing was found: {held} held, {refused} refused as they must be")
     }
 
     fn missed(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -82,7 +95,9 @@ impl Summary {
         self.missed[..shown].iter().try_for_each(|missed| writeln!(f, "too little run: {missed}"))?;
         match self.missed.len() - shown {
             0 => Ok(()),
-            others => writeln!(f, "too little run: {others} other floors; run.json names all"),
+            others => {
+                writeln!(f, "too little run: {}; run.json names all", counted(others, "other floor"))
+            }
         }
     }
 
@@ -96,7 +111,12 @@ impl Summary {
         for (tier, histograms) in &self.margins {
             for (tensor, histogram) in histograms {
                 if let Some(quantiles) = histogram.quantiles() {
-                    let [p50, p99, max] = [quantiles.p50, quantiles.p99, quantiles.max].map(two_digits);
+                    let told = |share, value| match quantiles.tells(share) {
+                        true => two_digits(value),
+                        false => "-".to_owned(),
+                    };
+                    let (p50, p99) = (told(0.5, quantiles.p50), told(0.99, quantiles.p99));
+                    let max = two_digits(quantiles.max);
                     let (name, count) = (tensor.name(), quantiles.count);
                     writeln!(f, "          {name:<10}{tier:>4}{count:>9}{p50:>10}{p99:>10}{max:>10}")?;
                 }
@@ -124,8 +144,8 @@ impl Summary {
                 self.without_envelope
             )?;
         }
-        counted(f, "refused", &self.refused)?;
-        counted(f, "malformed", &self.malformed)?;
+        by_name(f, "refused", &self.refused)?;
+        by_name(f, "malformed", &self.malformed)?;
         write!(f, "{}", self.ways)?;
         self.not_shrunk(f)?;
         self.infrastructure.iter().try_for_each(|what| writeln!(f, "internal  {what}"))?;
@@ -152,7 +172,7 @@ impl Summary {
     }
 }
 
-fn counted(f: &mut Formatter<'_>, title: &str, counts: &BTreeMap<String, u64>) -> fmt::Result {
+fn by_name(f: &mut Formatter<'_>, title: &str, counts: &BTreeMap<String, u64>) -> fmt::Result {
     if counts.is_empty() {
         return Ok(());
     }

@@ -12,6 +12,7 @@ use super::plan::Plan;
 use super::ways::Ways;
 use crate::backend::{DeviceRuns, TensorName};
 use crate::census::Census;
+use crate::prose::counted;
 use crate::shrink::Size;
 use crate::verdict::{Check, Cost, Finding, Margin, Tier};
 
@@ -27,7 +28,11 @@ pub struct Distinct {
     pub key: FailureKey,
     /// Shrunk cases that came to it.
     pub seen: u64,
-    /// The first of them.
+    /// Failing cases that were only counted, as each has its check, its tensor and all features that it needs. One that
+    /// could be of several failures is counted for the one that needs most. Known at the end, so the summary tells it.
+    #[serde(skip)]
+    pub counted: u64,
+    /// The first of the shrunk ones.
     pub first_case: u64,
     /// The broken check in the smallest case.
     pub finding: Finding,
@@ -44,6 +49,27 @@ pub struct Distinct {
     pub name: Option<String>,
     /// The command that shows it again.
     pub replay: String,
+}
+
+impl Distinct {
+    /// All failing cases of it.
+    pub fn cases(&self) -> u64 {
+        self.seen + self.counted
+    }
+
+    fn count(&self) -> FailureCount<'_> {
+        FailureCount { key: &self.key, cases: self.cases(), seen: self.seen }
+    }
+}
+
+/// How often a failure was met.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct FailureCount<'a> {
+    key: &'a FailureKey,
+    /// Failing cases of it.
+    cases: u64,
+    /// Those of them that were shrunk.
+    seen: u64,
 }
 
 /// Whether the planted fault was found.
@@ -218,7 +244,7 @@ impl Summary {
     pub(super) fn close(&mut self, census: Census, plan: &Plan, elapsed: Duration) {
         self.seconds = elapsed.as_secs_f64();
         if self.interrupted && !plan.fulfilled(self.cases, elapsed) {
-            self.missed.push(format!("interrupted after {} cases, before its end", self.cases));
+            self.missed.push(format!("interrupted after {}, before its end", counted(self.cases, "case")));
         }
         self.check_judged_share();
         self.missed.extend(census.missed(plan.profile).iter().map(ToString::to_string));
@@ -267,6 +293,7 @@ impl Summary {
             malformed: &self.malformed,
             failed: &self.failed,
             distinct: self.distinct.len(),
+            failures: self.distinct.iter().map(Distinct::count).collect(),
             not_shrunk: self.not_shrunk,
             kept: self.kept,
             dropped: self.dropped,
@@ -311,6 +338,7 @@ pub struct SummaryEvent<'a> {
     malformed: &'a BTreeMap<String, u64>,
     failed: &'a BTreeMap<Check, u64>,
     distinct: usize,
+    failures: Vec<FailureCount<'a>>,
     not_shrunk: u64,
     kept: u64,
     dropped: u64,

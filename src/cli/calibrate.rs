@@ -11,6 +11,7 @@ use crate::backends;
 use crate::calibrate::{CASES, Calibration, Outcome, lock_cases_min};
 use crate::campaign::{Registered, Subjects};
 use crate::profile::{Lock, locked};
+use crate::prose::counted;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,8 +54,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let least = lock_cases_min();
     if args.lock.is_some() && args.cases < least {
         return Err(CliError::Usage(format!(
-            "--lock: {} cases may leave a wrong profile; give --cases at least {least}",
-            args.cases
+            "--lock: {} may leave a wrong profile; give --cases at least {least}",
+            counted(args.cases, "case")
         )));
     }
     let instance = |index: u64| make(index).map_err(|error| RunError::Infrastructure(error.to_string()));

@@ -8,11 +8,11 @@ use seamproof_oracle::Pass;
 use super::exit::Exit;
 use super::output::print;
 use super::{CliError, load};
-use crate::explain::{Options, explain};
+use crate::explain::{self, Options, explain};
 
 const EXAMPLES: &str = "\
 Examples:
-  seamproof explain case.json                          layout, launches, who sees what, and whether that is right
+  seamproof explain case.json                          layout, launches, who is asked to see what, and whether that is right
   seamproof explain case.json --rank 1 --pass backward
   seamproof explain case.json --operations             merges, messages, collectives and copies too";
 
@@ -56,6 +56,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     let schedule = backend.schedule(problem);
     let schedule = schedule.map_err(|error| CliError::Usage(format!("{file}: no schedule: {error}")))?;
-    print(&explain(problem, &schedule, &Options { rank: args.rank, pass, operations: args.operations }));
+    let options = Options { rank: args.rank, pass, operations: args.operations };
+    print(&(explain::subject(&case, args.backend.is_some()) + &explain(problem, &schedule, &options)));
     Ok(Exit::Held)
 }

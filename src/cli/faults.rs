@@ -14,6 +14,7 @@ use crate::faults::{
     CASES_MAX, Effort, First, MEDIAN_CASES_MAX, NotRun, RungScore, Score, Scored, Suspect, reason, score_all,
 };
 use crate::judge::faults::{self as judge_faults, FAULTS as JUDGE_FAULTS, JudgeFault, JudgeScore};
+use crate::prose::counted;
 
 /// Seeds of a score unless told otherwise.
 const SEEDS: u64 = 5;
@@ -193,7 +194,8 @@ fn print_score(score: &Score) {
     let flawed: usize = score.campaign.iter().map(|first| first.flawed).sum();
     if flawed > 0 {
         print_line(&format_args!(
-            "       not counted: {flawed} cases on which the subject is wrong without the fault, too"
+            "       not counted: {} on which the subject is wrong without the fault, too",
+            counted(flawed, "case")
         ));
     }
 }

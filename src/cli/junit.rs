@@ -10,8 +10,13 @@ use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
 use super::run::Outcome;
 use crate::campaign::{Distinct, FailureKey, Summary};
+use crate::nightly::{Regressed, Regressions, Unjudged};
+use crate::prose::counted;
 use crate::record::{RecordError, write_whole};
 use crate::verdict::Check;
+
+/// Test cases of a suite, so that whoever shows them need not draw tens of thousands of lines.
+const TESTS_MAX: usize = 1000;
 
 pub(super) struct Report {
     path: PathBuf,
@@ -83,12 +88,41 @@ fn of_check(summary: &Summary, check: Check, known: &dyn Fn(&FailureKey) -> bool
         summary.distinct.iter().filter(|distinct| distinct.key.check == check).collect();
     let unexplained = summary.kept + summary.dropped > 0;
     if !broken.is_empty() && !unexplained && broken.iter().all(|distinct| known(&distinct.key)) {
-        let mut status = TestCaseStatus::skipped();
-        status.set_type("known").set_message("only known failures");
-        return TestCase::new(check.name(), status);
+        return skipped(check.name(), "known", "only known failures");
     }
-    let failed = summary.failed.get(&check).map(|count| ("finding", format!("{count} cases failed")));
+    let failed =
+        summary.failed.get(&check).map(|&count| ("finding", format!("{} failed", counted(count, "case"))));
     test(check.name(), failed, broken.iter().map(ToString::to_string).collect())
+}
+
+/// A test case for each stored case, those that failed first. One that fails as is known, or that the subject refuses, is
+/// skipped; those past [`TESTS_MAX`] are one.
+pub(super) fn of_regressions(all: &Regressions, known: &dyn Fn(&str) -> bool) -> Vec<TestCase> {
+    let Regressions { held, refused, failed, internal, .. } = all;
+    let failed = failed.iter().map(|Regressed { file, key, finding, replay }| match known(key) {
+        true => skipped(file, "known", key),
+        false => test(file, Some(("finding", finding.clone())), format!("{key}\nreplay: {replay}")),
+    });
+    let internal = internal
+        .iter()
+        .map(|Unjudged { file, what }| test(file, Some(("internal", what.clone())), String::new()));
+    let refused = refused.iter().map(|file| skipped(file, "refused", "the subject's table excludes it"));
+    let held = held.iter().map(|file| test(file, None, String::new()));
+    let mut tests: Vec<TestCase> = failed.chain(internal).chain(refused).chain(held).collect();
+    if tests.len() > TESTS_MAX {
+        let others = tests.split_off(TESTS_MAX - 1);
+        let is_wrong = |test: &&TestCase| matches!(test.status, TestCaseStatus::NonSuccess { .. });
+        let wrong = others.iter().filter(is_wrong).count();
+        let failed = (wrong > 0).then(|| ("finding", format!("{} of them failed", counted(wrong, "case"))));
+        tests.push(test(&counted(others.len(), "more stored case"), failed, String::new()));
+    }
+    tests
+}
+
+fn skipped(name: &str, kind: &str, message: &str) -> TestCase {
+    let mut status = TestCaseStatus::skipped();
+    status.set_type(kind).set_message(message);
+    TestCase::new(name, status)
 }
 
 /// A test case that holds, or fails in a way (`type`) with a message.
@@ -106,4 +140,52 @@ pub(super) fn test(name: &str, failure: Option<(&str, String)>, details: String)
         test.set_system_out(details);
     }
     test
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(count: usize) -> Vec<String> {
+        (0..count).map(|number| format!("{number}.json")).collect()
+    }
+
+    fn regressed(key: &str) -> Regressed {
+        let [file, finding, replay] =
+            ["failed.json", "wrong", "seamproof replay failed.json"].map(str::to_owned);
+        Regressed { file, key: key.to_owned(), finding, replay }
+    }
+
+    #[test]
+    fn each_stored_case_is_a_test_case_and_what_failed_is_first() {
+        let all = Regressions {
+            held: files(2),
+            refused: files(1),
+            failed: vec![regressed("new"), regressed("listed")],
+            internal: vec![Unjudged { file: "lost.json".to_owned(), what: "no device".to_owned() }],
+            ..Regressions::default()
+        };
+        let tests = of_regressions(&all, &|key| key == "listed");
+        let is = |test: &TestCase| match test.status {
+            TestCaseStatus::NonSuccess { .. } => "failed",
+            TestCaseStatus::Skipped { .. } => "skipped",
+            _ => "held",
+        };
+        let told: Vec<&str> = tests.iter().map(is).collect();
+        assert_eq!(told, ["failed", "skipped", "failed", "skipped", "held", "held"]);
+        assert_eq!(tests[2].name.as_str(), "lost.json");
+    }
+
+    #[test]
+    fn a_suite_is_bounded_and_says_what_it_leaves_out() {
+        let many = Regressions { held: files(TESTS_MAX + 1), ..Regressions::default() };
+        let tests = of_regressions(&many, &|_| false);
+        assert_eq!((tests.len(), tests[TESTS_MAX - 1].name.as_str()), (TESTS_MAX, "2 more stored cases"));
+        assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::Success { .. }));
+        let failed = (0..=TESTS_MAX).map(|_| regressed("new")).collect();
+        let tests = of_regressions(&Regressions { failed, ..Regressions::default() }, &|_| false);
+        assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::NonSuccess { .. }));
+        let all = Regressions { held: files(TESTS_MAX), ..Regressions::default() };
+        assert_eq!(of_regressions(&all, &|_| false).len(), TESTS_MAX);
+    }
 }

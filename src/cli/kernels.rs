@@ -15,6 +15,7 @@ use seamproof_kernels::{Gpu, KernelError, check};
 use crate::backend::{Backend, RunError};
 use crate::backends::{Cuda, CudaRunner, difference};
 use crate::generate::{self, Draw, Profile};
+use crate::prose;
 use crate::values::{self, Poison};
 use crate::worker::Phase;
 use seamproof_simulator::schedule::MergeOrder;
@@ -317,7 +318,7 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
             wrong += 1;
             if wrong <= SHOWN_MAX {
                 print_line(&format_args!("case {case}: {what}"));
-                print_line(&format_args!("  {:?} {:?}", problem.parallel, problem.mask));
+                print_line(&format_args!("  {}", prose::describe(&problem)));
             }
         }
     }

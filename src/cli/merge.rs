@@ -54,7 +54,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     let parts = read(&args.shards)?;
     let Some((start, missing)) = campaign::campaign_of(&parts)? else {
-        return Err(CliError::Usage("no shard has ended: there is nothing to merge".to_owned()));
+        let names: Vec<String> = args.shards.iter().map(|dir| dir.display().to_string()).collect();
+        return Err(CliError::Usage(format!("{}: no shard has ended, nothing to merge", names.join(", "))));
     };
     let subjects = Registered::with(start.backend.clone(), start.options.clone())?;
     let plan = plan_of(&start)?;
@@ -83,6 +84,10 @@ fn read(dirs: &[PathBuf]) -> Result<Vec<Part>, CliError> {
             Ok(part) => parts.push(part),
             Err(error @ MergeError::NotEnded { .. }) => {
                 complain(&format_args!("{error}; nothing of it is counted, its findings stay there"));
+            }
+            // A machine that was lost leaves nothing at all.
+            Err(error @ MergeError::Missing { .. }) => {
+                complain(&format_args!("{error}; its shard is missing, unless another name was meant"));
             }
             Err(error) => return Err(error.into()),
         }

@@ -58,7 +58,7 @@ enum Command {
     Shrink(shrink::Args),
     /// Check schedules symbolically, without arithmetic
     Prove(prove::Args),
-    /// Show a case: layout, launches, which queries see which keys, and where that is wrong
+    /// Show a case: layout, launches, which queries are asked to see which keys, and where that is wrong
     Explain(explain::Args),
     /// Plant the catalogue's faults and report what catches them
     Faults(faults::Args),

@@ -7,12 +7,12 @@ use std::time::Duration;
 use quick_junit::TestSuite;
 
 use super::exit::Exit;
-use super::junit::{of_summary, suite_of, test, time_of, write_suites};
+use super::junit::{of_regressions, of_summary, suite_of, test, time_of, write_suites};
 use super::options::{duration, random_seed, seed};
 use super::output::{note, print_line};
 use super::{CliError, worker};
-use crate::campaign::Registered;
-use crate::nightly::{Known, Night, Orders, Outcome, Regressed, Report, Watch, regressions_of};
+use crate::campaign::{Registered, met};
+use crate::nightly::{Failure, Known, Night, Orders, Outcome, Report, Watch, regressions_of};
 use crate::worker::own_program;
 
 /// Subjects that are looked for where none is named.
@@ -82,7 +82,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         return Ok(Exit::TooLittle);
     };
     let report = night.report(&outcome, &known)?;
-    write_suites(&night.dir().join("junit.xml"), suites(&outcome, &report, &known))?;
+    write_suites(&night.dir().join("junit.xml"), suites(&outcome, &report))?;
     night.end(&report)?;
     print_line(&report);
     Ok(exit(&outcome, &report))
@@ -133,28 +133,28 @@ fn stop_on_signal(watch: &Arc<Watch>) -> Result<(), CliError> {
 }
 
 /// A suite for the night, one for the regressions of each subject, one for each campaign.
-fn suites(outcome: &Outcome, report: &Report, known: &Known) -> Vec<TestSuite> {
+fn suites(outcome: &Outcome, report: &Report) -> Vec<TestSuite> {
     let missed = outcome.canary.finding.is_none().then(|| ("missed", outcome.canary.to_string()));
     let mut night = vec![test("canary", missed, String::new())];
     let stale: Vec<String> = report.stale().map(|(key, what)| format!("{key}: {what}")).collect();
     let outdated = (!stale.is_empty()).then(|| ("stale", stale.join("; ")));
     night.push(test("known failures are true", outdated, String::new()));
     for failure in report.failures.iter().filter(|failure| failure.known.is_none()) {
-        let details = format!("{}\n{}\nreplay: {}", failure.problem, failure.finding, failure.replay);
+        let Failure { problem, finding, replay, .. } = failure;
+        let met = met(failure.cases, failure.shrunk);
+        let details = format!("{met}\n{problem}\n{finding}\nreplay: {replay}");
         night.push(test(&failure.key, Some(("finding", failure.finding.clone())), details));
     }
+    let is_known = |key: &str| report.lists(key);
     let regressions = outcome.regressions.iter().map(|all| {
-        let news = all.failed.iter().filter(|failed| known.of(&failed.key).is_none());
-        let told: Vec<String> = news.map(Regressed::to_string).collect();
-        let failed = (!told.is_empty()).then(|| ("finding", told.join("\n")));
         let name = format!("{} regressions", all.subject);
-        suite_of(&name, vec![test("stored cases hold", failed, String::new())], Duration::ZERO)
+        suite_of(&name, of_regressions(all, &is_known), Duration::ZERO)
     });
     let campaigns = outcome.campaigns.iter().map(|campaign| {
         let name = format!("{} {}", campaign.subject, campaign.profile);
         suite_of(
             &name,
-            of_summary(&campaign.summary, &|key| known.of(&key.to_string()).is_some()),
+            of_summary(&campaign.summary, &|key| is_known(&key.to_string())),
             time_of(&campaign.summary),
         )
     });
@@ -163,7 +163,6 @@ fn suites(outcome: &Outcome, report: &Report, known: &Known) -> Vec<TestSuite> {
 
 /// News before everything, then what makes a night doubtful. Known failures are none of it.
 fn exit(outcome: &Outcome, report: &Report) -> Exit {
-    let internal = outcome.regressions.iter().any(|all| !all.internal.is_empty());
     if outcome.canary.finding.is_none() {
         Exit::CanaryMissed
     } else if report.news(false) > 0 || report.unexplained > 0 || report.regressed(false).next().is_some() {
@@ -172,7 +171,7 @@ fn exit(outcome: &Outcome, report: &Report) -> Exit {
         Exit::Crash
     } else if report.stale().next().is_some() {
         Exit::Input
-    } else if internal || !report.internal.is_empty() {
+    } else if !report.internal.is_empty() {
         Exit::Internal
     } else if report.missed.is_empty() {
         Exit::Held

@@ -9,7 +9,7 @@ use super::exit::Exit;
 use super::options::seed;
 use super::output::print_line;
 use crate::case::Case;
-use crate::prose;
+use crate::prose::{self, counted};
 use crate::prove::{Proved, prove, prove_region, sweep};
 use seamproof_simulator::schedule::MergeOrder;
 
@@ -73,14 +73,12 @@ fn run_files(files: &[PathBuf], region: Option<usize>) -> Result<Exit, CliError>
 fn print_proved(name: &dyn Display, proved: &Proved, described: &str) -> bool {
     match proved {
         Proved::Held(proof) => {
-            let (operations, pairs) = (proof.operations, proof.pairs);
-            print_line(&format_args!(
-                "proved   {name} · {operations} operations, {pairs} pairs · {described}"
-            ));
+            let (operations, pairs) = (counted(proof.operations, "operation"), counted(proof.pairs, "pair"));
+            print_line(&format_args!("proved   {name} · {operations}, {pairs} · {described}"));
         }
         Proved::Refused(error) => print_line(&format_args!("refused  {name} · {error} · {described}")),
         Proved::Wrong(errors) => {
-            print_line(&format_args!("WRONG    {name} · {} errors · {described}", errors.len()));
+            print_line(&format_args!("WRONG    {name} · {} · {described}", counted(errors.len(), "error")));
             errors.iter().for_each(|error| print_line(&format_args!("         {error}")));
         }
     }
@@ -91,7 +89,8 @@ fn run_sweep(seed: u64, problems: u64) -> Exit {
     let start = Instant::now();
     let sweep = sweep(seed, problems);
     for (problem, errors) in &sweep.wrong {
-        print_line(&format_args!("WRONG    {} errors · {}", errors.len(), prose::describe(problem)));
+        let errors_told = counted(errors.len(), "error");
+        print_line(&format_args!("WRONG    {errors_told} · {}", prose::describe(problem)));
         errors.iter().for_each(|error| print_line(&format_args!("         {error}")));
     }
     let (proved, refused, seconds) = (sweep.proved, sweep.refused, start.elapsed().as_secs_f64());

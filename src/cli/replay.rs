@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::exit::Exit;
 use super::output::{complain, print_line};
 use super::{CliError, load, worker};
+use crate::campaign::Registered;
 use crate::case::{Case, CaseError};
 use crate::evaluate::replay_as;
 use crate::prose;
@@ -45,6 +46,11 @@ struct Tally {
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
+    // What is wrong with the subject is wrong for every file: it is said once.
+    if let Some(text) = &args.backend {
+        let subject = Registered::new(text)?;
+        subject.ready().map_err(|what| CliError::Start { name: text.clone(), what })?;
+    }
     let mut tally = Tally::default();
     for path in files(&args.paths)? {
         match judged(&path, args.backend.as_deref()) {

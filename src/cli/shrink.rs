@@ -12,7 +12,7 @@ use super::{CliError, load, worker};
 use crate::campaign::{Control, Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 use crate::case::Found;
 use crate::evaluate::replay_as;
-use crate::prose;
+use crate::prose::{self, counted};
 use crate::record::write_whole;
 use crate::verdict::Verdict;
 
@@ -85,7 +85,8 @@ fn save(args: &Args, Minimised { case, accepted }: &Minimised) -> Result<(), Cli
     if let Some(Found { finding, minimal, evaluations }) = &case.found {
         let state = if *minimal { "minimal" } else { "not minimal yet" };
         print_line(&format_args!("         {finding}"));
-        print_line(&format_args!("         {state} after {accepted} steps and {evaluations} evaluations"));
+        let (steps, evaluations) = (counted(*accepted, "step"), counted(*evaluations, "evaluation"));
+        print_line(&format_args!("         {state} after {steps} and {evaluations}"));
     }
     print_line(&format_args!("replay:  seamproof replay {}", out.display()));
     Ok(())

@@ -80,7 +80,10 @@ impl Hunter {
                 (Ok(got), Ok(want)) => backends::difference(got, want),
                 (Err(RunError::Refused(got)), Err(RunError::Refused(want))) if got == want => None,
                 (got, want) => {
-                    Some(format!("{:?} and its twin {:?}", got.as_ref().err(), want.as_ref().err()))
+                    let said = |result: &Result<_, RunError>| {
+                        result.as_ref().err().map_or("ran".to_owned(), ToString::to_string)
+                    };
+                    Some(format!("the subject: {}; its twin: {}", said(got), said(want)))
                 }
             };
             let case = || Case::new(self.subject.clone(), problem.data_seed, problem.clone()).to_json();

@@ -1,10 +1,16 @@
 //! Diagnosis: which (query, key) a wrong row lacks, or has too much. It is a part of a finding's text, and never a verdict.
 //!
 //! A matched filter: without key j of weight p, a row of out moves by `−p/(1 − p)·(v_j − out)`; with a key too many, by
-//! `+p/(1 + p)·(v_j − out)`, where p is what its weight would be. A row of dq moves by `∓scale·dS_ij·k_j`, one of dk by
-//! `∓scale·dS_ij·q_i`, one of dv by `∓p_ij·dout_i`, with the p and dS that the saved out and lse make. The row's error is
-//! compared with the direction of every pair that it could be made of; one explains it if it takes more than half of its
+//! `+p/(1 + p)·(v_j − out)`, where p is what its weight would be. A row of dq moves by `∓scale·dS_ij·k_j`, one of dv by
+//! `∓p_ij·dout_i`, with the p and dS that the saved out and lse make. The row's error is
+//! compared with the direction of every pair that it could be made of; one explains it if it takes nearly all of its
 //! energy, with the sign that its visibility asks for and about the size that its coefficient predicts.
+//!
+//! A pair that is not there is missing in everything that it would be part of, and so nothing is named that the rest of the
+//! results speaks against. Without key j the row's LSE moves by `ln(1 − p)`, with a key too many by `ln(1 + p)`: a
+//! suspect of out has to agree with the LSE that the row returned. A row of dk names none: the pair would be missing in dv
+//! too, which is looked at before. And a hidden pair is not named where a visible one lies in the same direction, only of
+//! another size: then that one's coefficient is as likely wrong.
 //!
 //! Two kinds of rows are not one key off. A row that saw no key at all tells so by its LSE, and no key is named. A row that
 //! should see none has an exact out of 0: all that is in it is hidden keys, and each one's weight is its share of the LSE
@@ -38,32 +44,46 @@ struct Suspect {
     weight: f64,
     is_missed: bool,
     energy: f64,
+    /// Whether all that is known agrees with it, and not its direction alone.
+    fits: bool,
+}
+
+/// Whether a share is about what was predicted.
+fn is_about(got: f64, predicted: f64) -> bool {
+    (1.0 / FACTOR_MAX..=FACTOR_MAX).contains(&(got / predicted))
 }
 
 impl Suspect {
-    /// With the energy of an error along a direction, if that is about `predicted` times it.
-    fn explains(
-        self,
-        error: &[f64],
-        direction: impl Iterator<Item = f64>,
-        predicted: f64,
-    ) -> Option<Suspect> {
+    /// With the energy of an error along a direction; it fits if that is about `predicted` times it.
+    fn explains(self, error: &[f64], direction: impl Iterator<Item = f64>, predicted: f64) -> Suspect {
         let (mut along, mut length) = (0.0, 0.0);
         for (direction, error) in direction.zip(error) {
             along += direction * error;
             length += direction * direction;
         }
-        let factor = along / length / predicted;
-        let fits = (1.0 / FACTOR_MAX..=FACTOR_MAX).contains(&factor);
-        fits.then_some(Suspect { energy: along * along / length, ..self })
+        let fits = is_about(along / length, predicted);
+        Suspect { energy: along * along / length, fits, ..self }
+    }
+
+    /// Whether an LSE that lies so far from the right one says the same: to the rounding of an LSE of this size.
+    fn agrees(&self, moved: f64, lse: f64) -> bool {
+        let predicted = libm::log1p(if self.is_missed { -self.weight } else { self.weight });
+        is_about(moved, predicted)
+            || (moved - predicted).abs() <= f64::from(f32::EPSILON) * lse.abs().max(1.0)
     }
 }
 
-/// The suspect that explains an error best, if one does.
+/// The suspect that explains an error best, if one does; no hidden pair where a visible one lies in its direction.
 fn best(error: &[f64], suspects: impl Iterator<Item = Suspect>) -> Option<Suspect> {
     let whole: f64 = error.iter().map(|x| x * x).sum();
-    let best = suspects.max_by(|a, b| a.energy.total_cmp(&b.energy))?;
-    (best.energy > ENERGY_MIN * whole).then_some(best)
+    let (mut best, mut is_seen) = (None::<Suspect>, false);
+    for suspect in suspects.filter(|suspect| suspect.energy > ENERGY_MIN * whole) {
+        is_seen |= suspect.is_missed;
+        if suspect.fits && best.as_ref().is_none_or(|best| best.energy < suspect.energy) {
+            best = Some(suspect);
+        }
+    }
+    best.filter(|best| best.is_missed || !is_seen)
 }
 
 /// A sequence of a case, as a suspect needs it.
@@ -105,7 +125,7 @@ impl<'a> Pairs<'a> {
     /// A pair that explains nothing yet; `lse` is the row's.
     fn suspect(&self, query: usize, head: usize, key: usize, lse: f64) -> Suspect {
         let weight = libm::exp(self.logit(query, head, key) - lse);
-        Suspect { query, head, key, weight, is_missed: self.sees(query, key), energy: 0.0 }
+        Suspect { query, head, key, weight, is_missed: self.sees(query, key), energy: 0.0, fits: false }
     }
 
     /// `scale · dS` of a suspect, from the saved out.
@@ -189,7 +209,8 @@ fn suspect_of_out(
         Some(lse) if is_empty => f64::from(lse[[head, row]]),
         _ => exact.lse[[head, row]],
     };
-    let suspects = (0..pairs.both.kv.len).filter_map(|key| {
+    let moved = rank.lse.as_ref().filter(|_| !is_empty).map(|got| f64::from(got[[head, row]]) - lse);
+    let suspects = (0..pairs.both.kv.len).map(|key| {
         let suspect = pairs.suspect(query, head, key, lse);
         let weight = suspect.weight;
         let predicted = match (suspect.is_missed, is_empty) {
@@ -198,12 +219,15 @@ fn suspect_of_out(
             (false, true) => weight,
         };
         let value = pairs.of_key(&pairs.inputs.v, key, head);
-        suspect.explains(&error, widened(&value).zip(&*right).map(|(v, out)| v - out), predicted)
+        let direction = widened(&value).zip(&*right).map(|(v, out)| v - out);
+        let suspect = suspect.explains(&error, direction, predicted);
+        let fits = suspect.fits && moved.is_none_or(|moved| suspect.agrees(moved, lse));
+        Suspect { fits, ..suspect }
     });
     best(&error, suspects)
 }
 
-/// Adds to a finding about a row of dq, dk or dv which pair it lacks or has too much, if it looks like one.
+/// Adds to a finding about a row of dq or dv which pair it lacks or has too much, if it looks like one.
 pub(super) fn explain_gradient(
     problem: &Problem,
     inputs: &Inputs,
@@ -218,7 +242,6 @@ pub(super) fn explain_gradient(
     };
     let (got, right) = match tensor {
         TensorName::Dq => (&got.dq, &exact.dq),
-        TensorName::Dk => (&got.dk, &exact.dk),
         TensorName::Dv => (&got.dv, &exact.dv),
         _ => return,
     };
@@ -247,22 +270,21 @@ fn suspect_of_gradient(
     error: &[f64],
 ) -> Option<Suspect> {
     let lse = |query: usize, head: usize| saved.lse[[head, pairs.both.q.row(query)]];
-    let Inputs { q, k, dout, .. } = pairs.inputs;
+    let Inputs { k, dout, .. } = pairs.inputs;
     let of = |(query, head, key): (usize, usize, usize)| {
         let suspect = pairs.suspect(query, head, key, lse(query, head));
         let (direction, coefficient) = match tensor {
             TensorName::Dq => (pairs.of_key(k, key, head), pairs.logit_gradient(&suspect, saved)),
-            TensorName::Dk => (pairs.of_query(q, query, head), pairs.logit_gradient(&suspect, saved)),
             _ => (pairs.of_query(dout, query, head), suspect.weight),
         };
         let predicted = if suspect.is_missed { -coefficient } else { coefficient };
         suspect.explains(error, widened(&direction), predicted)
     };
     match tensor {
-        TensorName::Dq => best(error, (0..pairs.both.kv.len).filter_map(|key| of((row, head, key)))),
+        TensorName::Dq => best(error, (0..pairs.both.kv.len).map(|key| of((row, head, key)))),
         _ => {
             let queries = (0..pairs.both.q.len).flat_map(|i| pairs.heads(head).map(move |h| (i, h, row)));
-            best(error, queries.filter_map(of))
+            best(error, queries.map(of))
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Failures that are known: each with its key, a stored case that shows it, a reason and a public source.
 //!
+//! A key names its subject, on which the entry's case is judged, whatever subject the file names for itself: a stored
+//! regression is the same file for every subject of a night.
+//!
 //! The list must stay true. A finding of a known key is no news; an entry whose case does not fail by that key any more is
 //! an error, since a list that nobody prunes hides the next failure of the same key.
 
@@ -8,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::campaign::{FailureKey, Registered};
-use crate::case::{Case, CaseError};
+use crate::campaign::{FailureKey, Options, Registered, Subjects};
+use crate::case::{Case, CaseError, Subject};
 use crate::evaluate::replay;
 use crate::verdict::Verdict;
 
@@ -52,6 +55,24 @@ pub enum KnownError {
         /// What it lacks.
         field: &'static str,
     },
+    /// An entry whose key is none.
+    #[error("{}: the entry '{key}': name its subject as reports do: CHECK · SUBJECT · …", path.display())]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// The entry.
+        key: String,
+    },
+    /// An entry whose subject there is not.
+    #[error("{}: the entry '{key}': {what}", path.display())]
+    Subject {
+        /// The file.
+        path: PathBuf,
+        /// The entry.
+        key: String,
+        /// Why there is none.
+        what: String,
+    },
     /// Two entries of one key.
     #[error("{}: '{key}' is there twice", path.display())]
     Twice {
@@ -79,7 +100,7 @@ pub struct Known {
 pub struct Entry {
     /// Its [`FailureKey`], as reports write it.
     pub key: String,
-    /// A stored case that fails so, beside the list.
+    /// A stored case that fails so on the key's subject; its path begins at the list.
     pub case: PathBuf,
     /// Why it is not repaired.
     pub reason: String,
@@ -117,25 +138,33 @@ impl Known {
         Ok(known)
     }
 
+    /// Now, and not when the night is over.
     fn check(&self, path: &Path) -> Result<(), KnownError> {
         let mut keys = BTreeSet::new();
-        for Entry { key, reason, source, case } in &self.known {
-            let empty =
-                [("reason", reason), ("source", source)].into_iter().find(|(_, text)| text.trim().is_empty());
-            if let Some((field, _)) = empty {
-                return Err(KnownError::Empty { path: path.to_owned(), key: key.clone(), field });
+        for entry in &self.known {
+            self.check_entry(entry, path)?;
+            if !keys.insert(&entry.key) {
+                return Err(KnownError::Twice { path: path.to_owned(), key: entry.key.clone() });
             }
-            if !keys.insert(key) {
-                return Err(KnownError::Twice { path: path.to_owned(), key: key.clone() });
-            }
-            // Now, and not when the night is over.
-            Case::load(&self.folder.join(case)).map_err(|source| KnownError::Case {
-                path: path.to_owned(),
-                key: key.clone(),
-                source,
-            })?;
         }
         Ok(())
+    }
+
+    fn check_entry(&self, entry: &Entry, path: &Path) -> Result<(), KnownError> {
+        let Entry { key, reason, source, case } = entry;
+        let (path, key) = (path.to_owned(), key.clone());
+        let fields = [("reason", reason), ("source", source)];
+        if let Some((field, _)) = fields.into_iter().find(|(_, text)| text.trim().is_empty()) {
+            return Err(KnownError::Empty { path, key, field });
+        }
+        let Some(subject) = FailureKey::subject_of(&key) else { return Err(KnownError::Key { path, key }) };
+        if let Err(error) = Registered::with(subject.to_owned(), Options::new()) {
+            return Err(KnownError::Subject { path, key, what: error.to_string() });
+        }
+        match Case::load(&self.folder.join(case)) {
+            Ok(_) => Ok(()),
+            Err(source) => Err(KnownError::Case { path, key, source }),
+        }
     }
 
     /// The entry of a key.
@@ -143,35 +172,54 @@ impl Known {
         self.known.iter().find(|entry| entry.key == key)
     }
 
-    /// Judges every entry's case again.
-    pub fn standings(&self) -> Result<Vec<(&Entry, Standing)>, CaseError> {
-        self.known.iter().map(|entry| Ok((entry, self.standing(entry)?))).collect()
+    /// Judges every entry's case again, on the subject of its key; `night` are the subjects of the night.
+    pub fn standings(&self, night: &[Registered]) -> Result<Vec<(&Entry, Standing)>, CaseError> {
+        self.known.iter().map(|entry| Ok((entry, self.standing(entry, night)?))).collect()
     }
 
-    fn standing(&self, entry: &Entry) -> Result<Standing, CaseError> {
-        let case = Case::load(&self.folder.join(&entry.case))?;
-        let (name, options) = (&case.subject.name, case.subject.options.clone());
-        let ready = Registered::with(name.clone(), options).map_err(|error| error.to_string());
-        if let Err(why) = ready.and_then(|subject| subject.ready()) {
-            return Ok(Standing::Unchecked(why));
-        }
-        Ok(match replay(&case) {
-            Ok(Verdict::Finding(finding)) => {
-                let key = FailureKey::of(&finding, name, &case.problem).to_string();
-                if key == entry.key { Standing::True } else { Standing::Stale(format!("fails as '{key}'")) }
+    /// True if the case fails so on any of its subjects; what the last of them says otherwise.
+    fn standing(&self, entry: &Entry, night: &[Registered]) -> Result<Standing, CaseError> {
+        let mut case = Case::load(&self.folder.join(&entry.case))?;
+        let mut standing = Standing::Unchecked("the key names no subject".to_owned());
+        for subject in subjects(entry, &case, night) {
+            case.subject = subject;
+            standing = standing_of(&entry.key, &case);
+            if standing == Standing::True {
+                break;
             }
-            Ok(Verdict::Infrastructure(why)) => Standing::Unchecked(why),
-            Ok(verdict) => Standing::Stale(format!("does not fail any more: {}", short(&verdict))),
-            Err(error) => Standing::Unchecked(error.to_string()),
-        })
+        }
+        Ok(standing)
     }
 }
 
-fn short(verdict: &Verdict) -> String {
-    match verdict {
-        Verdict::Pass(_) => "every check holds".to_owned(),
-        Verdict::Refused(refusal) => format!("refused: {refusal}"),
-        other => format!("{other:?}"),
+/// The subjects on which an entry's case is judged: the one that its key names, with the case's own options where the case
+/// is that subject's, and otherwise with those that the night fixes, as its stored regressions are judged.
+fn subjects(entry: &Entry, case: &Case, night: &[Registered]) -> Vec<Subject> {
+    let Some(name) = FailureKey::subject_of(&entry.key) else { return Vec::new() };
+    if case.subject.name == name {
+        return vec![case.subject.clone()];
+    }
+    let of = |options: &Options| Subject { name: name.to_owned(), options: options.clone() };
+    let of_night = night.iter().filter(|subject| subject.name() == name);
+    let subjects: Vec<Subject> = of_night.map(|subject| of(subject.fixed())).collect();
+    if subjects.is_empty() { vec![of(&Options::new())] } else { subjects }
+}
+
+/// What became of an entry of this key whose case, on its subject, is this.
+fn standing_of(key: &str, case: &Case) -> Standing {
+    let Subject { name, options } = &case.subject;
+    let subject = Registered::with(name.clone(), options.clone()).map_err(|error| error.to_string());
+    if let Err(why) = subject.and_then(|subject| subject.ready()) {
+        return Standing::Unchecked(why);
+    }
+    match replay(case) {
+        Ok(Verdict::Finding(finding)) => match FailureKey::of(&finding, name, &case.problem).to_string() {
+            other if other != key => Standing::Stale(format!("fails as '{other}'")),
+            _ => Standing::True,
+        },
+        Ok(Verdict::Infrastructure(why)) => Standing::Unchecked(why),
+        Ok(verdict) => Standing::Stale(format!("does not fail any more: {verdict}")),
+        Err(error) => Standing::Unchecked(error.to_string()),
     }
 }
 
@@ -196,7 +244,7 @@ mod tests {
     }
 
     fn standings(known: &Known) -> Vec<Standing> {
-        known.standings().expect("the cases read").into_iter().map(|(_, standing)| standing).collect()
+        known.standings(&[]).expect("the cases read").into_iter().map(|(_, standing)| standing).collect()
     }
 
     #[test]
@@ -205,14 +253,51 @@ mod tests {
         let known = known.expect("a list");
         assert_eq!(standings(&known), [Standing::True]);
         assert!(known.of(&known.known[0].key).is_some() && known.of("another").is_none());
-        // On the right kernel it does not fail.
+        // The file may name any subject for itself.
         let path = place.path().join("case.json");
         let mut case = Case::load(&path).expect("the case");
         case.subject.name = "emulated".to_owned();
         std::fs::write(&path, case.to_json()).expect("a file");
-        assert!(matches!(&standings(&known)[..], [Standing::Stale(_)]));
+        assert_eq!(standings(&known), [Standing::True]);
+        // A problem on which that subject is right.
+        let held = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions/fa-2515-no-sequences.json");
+        std::fs::copy(held, &path).expect("a copy");
+        let said = standings(&known);
+        assert!(
+            matches!(&said[..], [Standing::Stale(what)] if what.ends_with("every check holds")),
+            "{said:?}"
+        );
         let (_place, known) = listed(|text| text.replace("key = \"", "key = \"other "));
         assert!(matches!(&standings(&known.expect("a list"))[..], [Standing::Stale(_)]));
+    }
+
+    /// A subject of a night may have options that an entry cannot name: it is judged as the night's regressions are.
+    #[test]
+    fn an_entry_is_judged_with_the_options_of_the_night_s_subject() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
+        let case = Case::load(&folder.join("te-1212-window-one-key-short.json")).expect("the case is there");
+        let entry = |key: &str| Entry {
+            key: key.to_owned(),
+            case: PathBuf::from("case.json"),
+            reason: "planted".to_owned(),
+            source: "https://example.org".to_owned(),
+        };
+        let night =
+            ["emulated:q_tile=2", "emulated:q_tile=4", "cuda"].map(|text| Registered::new(text).unwrap());
+        let named = |key: &str| -> Vec<String> {
+            let tile = |subject: Subject| subject.options.get("q_tile").cloned().unwrap_or_default();
+            subjects(&entry(key), &case, &night).into_iter().map(tile).collect()
+        };
+        assert_eq!(named("exact · emulated · out"), [""], "the case's own subject, with its own options");
+        let mut other = case.clone();
+        other.subject.name = "cuda".to_owned();
+        let tiles = subjects(&entry("exact · emulated · out"), &other, &night);
+        assert_eq!(
+            tiles.iter().map(|subject| subject.options["q_tile"].as_str()).collect::<Vec<_>>(),
+            ["2", "4"]
+        );
+        let planted = subjects(&entry("exact · window-off-by-one · out"), &case, &night);
+        assert!(planted.len() == 1 && planted[0].options.is_empty());
     }
 
     #[test]
@@ -222,6 +307,11 @@ mod tests {
         assert!(of(|text| text.replace("https://example.org", "")).contains("has no source"));
         assert!(of(|text| text.replace("source", "sauce")).contains("known.toml"));
         assert!(of(|text| format!("{text}\n{text}")).contains("twice"));
+        assert!(of(|text| text.replace(" · ", ", ")).contains("name its subject"));
+        assert!(
+            of(|text| text.replace(" · emulated", " · abacus"))
+                .contains("write emulated+reorder-writes-rows-twice")
+        );
         let nowhere = Known::read(Path::new("/nowhere/known.toml"));
         assert_eq!(nowhere.expect("no list is an empty one"), Known::default());
     }

@@ -30,7 +30,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use known::{Entry, Known, KnownError, Standing};
-pub use regressions::{Regressed, Regressions, regressions_of};
+pub use regressions::{Regressed, Regressions, Unjudged, regressions_of};
 pub use report::{Failure, Report};
 pub use trend::{Point, Trend};
 
@@ -41,6 +41,7 @@ use crate::campaign::{
 };
 use crate::case::CaseError;
 use crate::generate::Profile;
+use crate::prose::counted;
 use crate::record::{EVENTS, Findings, Home, RecordError, RunDir, SUMS, make_dir, write_whole};
 
 /// Share of the budget of each profile: small cases find most, large ones are judged by identities too.
@@ -220,14 +221,19 @@ impl Night {
     ) -> Result<Option<Outcome>, NightError> {
         let findings = Findings::create(&self.dir.join("canary"))?;
         let canary = campaign::canary(&self.plan(Profile::Quick), &findings, &watch.next());
-        note(&canary.to_string());
+        // Whoever stops the search has not shown that there is nothing to find.
+        if canary.finding.is_some() || !watch.stopped() {
+            note(&canary.to_string());
+        }
         let mut outcome = Outcome { canary, regressions: Vec::new(), campaigns: Vec::new() };
         if outcome.canary.finding.is_none() {
             return Ok((!watch.stopped()).then_some(outcome));
         }
         for subject in &self.orders.subjects {
             let log = self.dir.join(format!("{}-regressions.jsonl", file_name(subject)));
-            let judged = regressions::judge(subject, regressions, &log)?;
+            let Some(judged) = regressions::judge(subject, regressions, &log, watch)? else {
+                return Ok(None);
+            };
             note(&judged.to_string());
             outcome.regressions.push(judged);
         }
@@ -294,8 +300,8 @@ impl Night {
                     spent += part.stored.sums.seconds;
                     part
                 }
-                Err(MergeError::NotEnded { .. }) if spent >= seconds => break,
-                Err(MergeError::NotEnded { .. }) => {
+                Err(MergeError::NotEnded { .. } | MergeError::Missing { .. }) if spent >= seconds => break,
+                Err(MergeError::NotEnded { .. } | MergeError::Missing { .. }) => {
                     if watch.stopped() {
                         return Ok(None);
                     }
@@ -398,8 +404,8 @@ fn cut_off(campaign: &Path) -> Vec<String> {
         let text = fs::read(path.join(EVENTS)).unwrap_or_default();
         let is_case = |line: &&[u8]| line.starts_with(b"{\"event\":\"case\"");
         let cases = text.split(|&byte| byte == b'\n').filter(is_case).count();
-        let then = if is_aside(path) { "which were run again" } else { "for which no time is left" };
-        format!("lost: {} was cut off after {cases} cases, {then}", path.display())
+        let then = if is_aside(path) { "and run again" } else { "and no time is left to run it again" };
+        format!("lost: {} was cut off after {} {then}", path.display(), counted(cases, "case"))
     };
     lost.iter().map(told).collect()
 }
@@ -419,8 +425,8 @@ fn lift_floors(summary: &mut Summary) {
 
 fn counts(summary: &Summary) -> String {
     format!(
-        "{} cases · held {} · failed {} ({} distinct) · {:.0} cases/s",
-        summary.cases,
+        "{} · held {} · failed {} ({} distinct) · {:.0} cases/s",
+        counted(summary.cases, "case"),
         summary.held,
         summary.failed_count(),
         summary.distinct.len(),

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use seamproof_oracle::Problem;
 use serde::{Deserialize, Serialize};
 
-use super::NightError;
+use super::{NightError, Watch};
 use crate::campaign::{FailureKey, Registered, Subjects};
 use crate::case::Case;
 use crate::evaluate::evaluate;
@@ -23,14 +23,29 @@ use crate::verdict::Verdict;
 pub struct Regressions {
     /// The subject.
     pub subject: String,
-    /// Cases in which every check held.
-    pub held: usize,
-    /// Cases that the subject refuses.
-    pub refused: usize,
+    /// Files of the cases in which every check held.
+    pub held: Vec<String>,
+    /// Files of the cases that the subject refuses.
+    pub refused: Vec<String>,
     /// Cases that failed.
     pub failed: Vec<Regressed>,
-    /// Cases that could not be judged, in words.
-    pub internal: Vec<String>,
+    /// Cases that could not be judged.
+    pub internal: Vec<Unjudged>,
+}
+
+/// A stored case that could not be judged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unjudged {
+    /// Its file.
+    pub file: String,
+    /// Why not.
+    pub what: String,
+}
+
+impl std::fmt::Display for Unjudged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.file, self.what)
+    }
 }
 
 /// A stored case that failed.
@@ -86,21 +101,30 @@ impl Came {
                 key: FailureKey::of(&finding, backend, problem).to_string(),
                 finding: finding.to_string(),
             },
-            other => Came::Internal(format!("{other:?}")),
+            other => Came::Internal(other.to_string()),
         }
     }
 }
 
-/// Judges those stored cases on a subject that `log` has no verdict of, and adds theirs to it.
-pub(super) fn judge(subject: &str, files: &[PathBuf], log: &Path) -> Result<Regressions, NightError> {
+/// Judges those stored cases on a subject that `log` has no verdict of, and adds theirs to it; `None` where somebody stopped
+/// the night before all were judged.
+pub(super) fn judge(
+    subject: &str,
+    files: &[PathBuf],
+    log: &Path,
+    watch: &Watch,
+) -> Result<Option<Regressions>, NightError> {
     let registered = Registered::new(subject)?;
     let before = read(log);
     let lines = Mutex::new(EventLog::append(log)?);
-    let of_file = |path: &PathBuf| -> Result<Judged, NightError> {
+    let of_file = |path: &PathBuf| -> Result<Option<Judged>, NightError> {
         let text = fs::read(path).map_err(unread(path))?;
         let (file, digest) = (path.display().to_string(), blake3::hash(&text).to_hex().to_string());
         if let Some(judged) = before.get(&file).filter(|judged| judged.digest == digest) {
-            return Ok(judged.clone());
+            return Ok(Some(judged.clone()));
+        }
+        if watch.stopped() {
+            return Ok(None);
         }
         let case = Case::load(path)?;
         let backend = registered.backend(registered.fixed())?;
@@ -108,10 +132,11 @@ pub(super) fn judge(subject: &str, files: &[PathBuf], log: &Path) -> Result<Regr
         let came = Came::of(verdict, registered.name(), &case.problem);
         let judged = Judged { file, digest, came };
         lines.lock().unwrap_or_else(PoisonError::into_inner).write(&judged)?;
-        Ok(judged)
+        Ok(Some(judged))
     };
     let all = files.par_iter().map(of_file).collect::<Result<Vec<_>, _>>()?;
-    Ok(sum(subject, all))
+    let all: Option<Vec<Judged>> = all.into_iter().collect();
+    Ok(all.map(|all| sum(subject, all)))
 }
 
 /// What an earlier start judged, by file; lines that are not whole, and cases that could not be judged, do not count.
@@ -146,13 +171,13 @@ fn sum(subject: &str, all: Vec<Judged>) -> Regressions {
     let mut sum = Regressions { subject: subject.to_owned(), ..Regressions::default() };
     for Judged { file, came, .. } in all {
         match came {
-            Came::Held => sum.held += 1,
-            Came::Refused => sum.refused += 1,
+            Came::Held => sum.held.push(file),
+            Came::Refused => sum.refused.push(file),
             Came::Failed { key, finding } => {
                 let replay = format!("seamproof replay {file} --backend {subject}");
                 sum.failed.push(Regressed { file, key, finding, replay });
             }
-            Came::Internal(what) => sum.internal.push(format!("{file}: {what}")),
+            Came::Internal(what) => sum.internal.push(Unjudged { file, what }),
         }
     }
     sum
@@ -161,7 +186,7 @@ fn sum(subject: &str, all: Vec<Judged>) -> Regressions {
 impl std::fmt::Display for Regressions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Regressions { subject, held, refused, failed, internal } = self;
-        let (failed, internal) = (failed.len(), internal.len());
+        let (held, refused, failed, internal) = (held.len(), refused.len(), failed.len(), internal.len());
         write!(
             f,
             "{subject} regressions: held {held} · refused {refused} · failed {failed} · internal {internal}"
@@ -192,9 +217,13 @@ mod tests {
         // The list is the night's: a file that comes later is the next one's.
         let late = corpus.path().join("regressions/late.json");
         fs::copy(&files[0], late).unwrap();
-        let judge = || judge("emulated", &files, &log).unwrap();
+        let stopped = Watch::default();
+        stopped.stop();
+        assert_eq!(judge("emulated", &files, &log, &stopped).unwrap(), None, "nothing is begun any more");
+        assert_eq!(fs::read_to_string(&log).unwrap(), "");
+        let judge = || judge("emulated", &files, &log, &Watch::default()).unwrap().unwrap();
         let first = judge();
-        assert_eq!((first.held, first.failed.len()), (2, 0));
+        assert_eq!((first.held.len(), first.failed.len()), (2, 0));
         let text = fs::read_to_string(&log).unwrap();
         assert_eq!(text.lines().count(), 2);
 
@@ -207,13 +236,13 @@ mod tests {
         fs::write(&log, format!("{}\n{}\n{{\"file\":", lines[0], lines[1])).unwrap();
         let again = judge();
         let [told] = &again.failed[..] else { panic!("{:?}", again.failed) };
-        assert_eq!((again.held, &*told.finding, &*told.key), (1, "as it was", "a key"));
+        assert_eq!((again.held.len(), &*told.finding, &*told.key), (1, "as it was", "a key"));
         assert_eq!(judge(), again, "the line behind the torn one is whole");
         assert_eq!(fs::read_to_string(&log).unwrap().lines().count(), 4);
 
         let path = Path::new(&failed.file);
         fs::write(path, fs::read_to_string(path).unwrap() + " ").unwrap();
-        assert_eq!(judge().held, 2);
+        assert_eq!(judge().held.len(), 2);
     }
 
     /// What fails is named as the list of known failures names it, with the command that shows it on that subject.
@@ -223,7 +252,8 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
         let file = folder.join("te-1212-window-one-key-short.json");
         let subject = "window-off-by-one";
-        let judged = judge(subject, std::slice::from_ref(&file), &place.path().join("log.jsonl")).unwrap();
+        let log = place.path().join("log.jsonl");
+        let judged = judge(subject, std::slice::from_ref(&file), &log, &Watch::default()).unwrap().unwrap();
         let [told] = &judged.failed[..] else { panic!("{judged:?}") };
         let mut case = Case::load(&file).unwrap();
         case.subject.name = subject.to_owned();

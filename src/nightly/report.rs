@@ -5,8 +5,9 @@ use std::fmt::{self, Display, Formatter};
 
 use serde::Serialize;
 
-use super::{Known, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Trend};
-use crate::campaign::{Distinct, Summary};
+use super::{Known, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Trend, Unjudged};
+use crate::campaign::{Distinct, Registered, Summary, met};
+use crate::prose::counted;
 
 /// The file that ends a night.
 pub(super) const JSON: &str = "report.json";
@@ -19,8 +20,11 @@ const LINES_MAX: usize = 4;
 pub struct Failure {
     /// Its key in words.
     pub key: String,
-    /// Shrunk cases that came to it.
-    pub seen: u64,
+    /// Failing cases of it: those that were shrunk to it, and those that were only counted, as each has its check, its
+    /// tensor and all features that it needs.
+    pub cases: u64,
+    /// Those of them that were shrunk to it.
+    pub shrunk: u64,
     /// Whether the subject died or hung.
     pub is_end: bool,
     /// The smallest case in words.
@@ -96,7 +100,11 @@ impl Report {
             });
             said.collect()
         };
-        let listed = known.standings()?.into_iter();
+        let subjects = night.orders.subjects.iter().map(|text| Registered::new(text));
+        let listed = known.standings(&subjects.collect::<Result<Vec<_>, _>>()?)?.into_iter();
+        let unjudged = outcome.regressions.iter().flat_map(|all| {
+            all.internal.iter().map(move |Unjudged { file, what }| format!("{} {file}: {what}", all.subject))
+        });
         Ok(Report {
             night: night.number,
             program: night.orders.program.clone(),
@@ -106,18 +114,12 @@ impl Report {
             absent: night.orders.absent.clone(),
             regressions: outcome.regressions.clone(),
             trend: points.iter().map(|point| point.against(trend.before(point))).collect(),
+            unexplained: points.iter().map(|point| point.unexplained).sum(),
             points,
             failures: failures(outcome, known),
             known: listed.map(|(entry, standing)| Listed { key: entry.key.clone(), standing }).collect(),
-            unexplained: outcome.campaigns.iter().map(|c| c.summary.kept + c.summary.dropped).sum(),
-            missed: told(|summary| {
-                let more = summary.kept + summary.dropped;
-                let more = (more > 0).then(|| {
-                    format!("{more} failing cases are like no failure above; look at whole/findings")
-                });
-                few(&summary.missed).into_iter().chain(more).collect()
-            }),
-            internal: told(|summary| summary.infrastructure.clone()),
+            missed: told(|summary| few(&summary.missed)),
+            internal: unjudged.chain(told(|summary| summary.infrastructure.clone())).collect(),
             lost: outcome.campaigns.iter().flat_map(|campaign| campaign.lost.clone()).collect(),
         })
     }
@@ -138,7 +140,34 @@ impl Report {
     /// Stored cases that fail, those of a known key or the others.
     pub fn regressed(&self, is_known: bool) -> impl Iterator<Item = &Regressed> {
         let all = self.regressions.iter().flat_map(|all| &all.failed);
-        all.filter(move |failed| self.known.iter().any(|listed| listed.key == failed.key) == is_known)
+        all.filter(move |failed| self.lists(&failed.key) == is_known)
+    }
+
+    /// Whether a key is on the list of known failures.
+    pub fn lists(&self, key: &str) -> bool {
+        self.known.iter().any(|listed| listed.key == key)
+    }
+
+    /// What the night came to, as its exit code says, in a few words.
+    fn title(&self) -> String {
+        if self.canary.is_none() {
+            return "proves nothing, as the canary was missed".to_owned();
+        }
+        let (news, regressed) = (self.news(false) + self.news(true), self.regressed(false).count());
+        let (unexplained, stale) = (self.unexplained, self.stale().count());
+        let mut told = Vec::new();
+        let mut tell = |is_so: bool, what: String| told.extend(is_so.then_some(what));
+        tell(news > 0, counted(news, "new failure"));
+        tell(regressed > 0, counted(regressed, "failing regression"));
+        tell(unexplained > 0, counted(unexplained, "failing case") + " like no failure");
+        tell(stale > 0, counted(stale, "known failure") + " not seen any more");
+        tell(!self.internal.is_empty(), "faults of Seamproof or of a device".to_owned());
+        tell(!self.missed.is_empty(), "too little was run".to_owned());
+        match (news > 0 || regressed > 0 || unexplained > 0, told.is_empty()) {
+            (true, _) => told.join(", "),
+            (false, true) => "nothing new".to_owned(),
+            (false, false) => format!("nothing new, but {}", told.join(", ")),
+        }
     }
 }
 
@@ -146,25 +175,27 @@ impl Report {
 fn few(lines: &[String]) -> Vec<String> {
     let mut few: Vec<String> = lines.iter().take(LINES_MAX).cloned().collect();
     if lines.len() > LINES_MAX {
-        few.push(format!("and {} others", lines.len() - LINES_MAX));
+        few.push(format!("and {}", counted((lines.len() - LINES_MAX) as u64, "other")));
     }
     few
 }
 
 /// Every key once, with its smallest case.
 fn failures(outcome: &Outcome, known: &Known) -> Vec<Failure> {
-    let mut all: BTreeMap<String, (u64, &Distinct)> = BTreeMap::new();
+    let mut all: BTreeMap<String, ([u64; 2], &Distinct)> = BTreeMap::new();
     for distinct in outcome.campaigns.iter().flat_map(|campaign| &campaign.summary.distinct) {
-        let (seen, smallest) = all.entry(distinct.key.to_string()).or_insert((0, distinct));
-        *seen += distinct.seen;
+        let ([cases, shrunk], smallest) = all.entry(distinct.key.to_string()).or_insert(([0; 2], distinct));
+        *cases += distinct.cases();
+        *shrunk += distinct.seen;
         if distinct.size < smallest.size {
             *smallest = distinct;
         }
     }
-    let failure = |(key, (seen, distinct)): (String, (u64, &Distinct))| Failure {
+    let failure = |(key, ([cases, shrunk], distinct)): (String, ([u64; 2], &Distinct))| Failure {
         known: known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone())),
         key,
-        seen,
+        cases,
+        shrunk,
         is_end: distinct.key.check.is_end(),
         problem: distinct.problem.clone(),
         finding: distinct.finding.to_string(),
@@ -175,14 +206,7 @@ fn failures(outcome: &Outcome, known: &Known) -> Vec<Failure> {
 
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let news = self.news(false) + self.news(true) + self.regressed(false).count();
-        let title = match (&self.canary, news, self.unexplained) {
-            (None, ..) => "proves nothing".to_owned(),
-            (Some(_), 0, 0) => "nothing new".to_owned(),
-            (Some(_), 0, more) => format!("{more} failing cases that are like no failure"),
-            (Some(_), news, _) => format!("{news} new failures"),
-        };
-        writeln!(f, "# Night {}: {title}\n", self.night)?;
+        writeln!(f, "# Night {}: {}\n", self.night, self.title())?;
         writeln!(f, "Seamproof {}, seed {}, {:.0} s of campaigns.\n", self.program, self.seed, self.seconds)?;
         match &self.canary {
             Some(canary) => writeln!(f, "- {canary}")?,
@@ -202,18 +226,27 @@ impl Report {
     fn campaigns(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "\n| subject | sizes | cases | refused | malformed | cases/s | failures | against the night before |"
+            "\n| subject | sizes | cases | refused | malformed | failed | different | cases/s | against the night before |"
         )?;
-        writeln!(f, "|---|---|---|---|---|---|---|---|")?;
+        writeln!(f, "|---|---|---|---|---|---|---|---|---|")?;
         for (point, trend) in self.points.iter().zip(&self.trend) {
-            let Point { subject, profile, cases, refused, malformed, distinct, .. } = point;
+            let Point { subject, profile, cases, refused, malformed, failed, distinct, .. } = point;
             let rate = point.cases_per_second;
             writeln!(
                 f,
-                "| {subject} | {profile} | {cases} | {refused} | {malformed} | {rate:.1} | {distinct} | {trend} |"
+                "| {subject} | {profile} | {cases} | {refused} | {malformed} | {failed} | {distinct} | {rate:.1} | {trend} |"
             )?;
         }
         Ok(())
+    }
+
+    /// Where those failing cases lie that nothing was shrunk for.
+    fn unexplained(&self) -> Vec<String> {
+        let points = self.points.iter().filter(|point| point.unexplained > 0);
+        let told = points.map(|Point { subject, profile, unexplained, .. }| {
+            format!("{subject} {profile}: {unexplained}, as they were drawn, in whole/findings")
+        });
+        told.collect()
     }
 
     fn failed(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -222,13 +255,14 @@ impl Report {
         section(f, "Regressions that fail as is known", &regressed(true))?;
         let (old, new): (Vec<_>, Vec<_>) = self.failures.iter().partition(|failure| failure.known.is_some());
         let told = |failure: &&Failure| {
-            let Failure { key, seen, problem, finding, replay, known, .. } = failure;
+            let Failure { key, cases, shrunk, problem, finding, replay, known, .. } = failure;
             let why =
                 known.as_ref().map_or(String::new(), |(why, source)| format!(" Known: {why} ({source})"));
-            let seen = if *seen == 1 { "once".to_owned() } else { format!("{seen} times") };
-            format!("**{key}** (seen {seen}).{why} {problem}: {finding}\n  `{replay}`")
+            let met = met(*cases, *shrunk);
+            format!("**{key}** ({met}).{why} {problem}: {finding}\n  `{replay}`")
         };
         section(f, "New failures", &new.iter().map(told).collect::<Vec<_>>())?;
+        section(f, "Failing cases like no failure above", &self.unexplained())?;
         section(f, "Known failures", &old.iter().map(told).collect::<Vec<_>>())?;
         let stale: Vec<String> =
             self.stale().map(|(key, what)| format!("{key}: {what}; take it off the list")).collect();
@@ -253,6 +287,7 @@ fn section(f: &mut Formatter<'_>, title: &str, items: &[String]) -> fmt::Result 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::Check;
 
     fn regressed(key: &str) -> Regressed {
         let [file, finding, replay] = ["case.json", "wrong", "seamproof replay case.json --backend cuda"];
@@ -264,10 +299,11 @@ mod tests {
         }
     }
 
-    fn failure(key: &str, seen: u64) -> Failure {
+    fn failure(key: &str, cases: u64, shrunk: u64) -> Failure {
         Failure {
             key: key.to_owned(),
-            seen,
+            cases,
+            shrunk,
             is_end: false,
             problem: "1 sequence".to_owned(),
             finding: "wrong".to_owned(),
@@ -278,9 +314,10 @@ mod tests {
 
     fn report() -> Report {
         let mut summary = Summary::default();
-        (summary.cases, summary.seconds) = (40, 2.0);
+        (summary.cases, summary.seconds) = (400, 2.0);
         summary.refused = [("head dim".to_owned(), 3), ("format".to_owned(), 4)].into();
         summary.malformed = [("offsets".to_owned(), 2)].into();
+        summary.failed = [(Check::Exact, 313)].into();
         Report {
             night: 1,
             program: "1".to_owned(),
@@ -295,7 +332,7 @@ mod tests {
             }],
             points: vec![Point::of(1, "cuda", "quick", &summary)],
             trend: vec!["first night".to_owned()],
-            failures: vec![failure("a", 1), failure("b", 2)],
+            failures: vec![failure("a", 1, 1), failure("b", 312, 8)],
             known: vec![Listed { key: "listed".to_owned(), standing: Standing::True }],
             unexplained: 0,
             missed: Vec::new(),
@@ -305,10 +342,43 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_is_counted_and_once_is_once() {
+    fn what_was_refused_and_what_failed_is_counted() {
         let text = report().to_string();
-        assert!(text.contains("| cuda | quick | 40 | 7 | 2 | 20.0 | 0 | first night |"), "{text}");
-        assert!(text.contains("**a** (seen once).") && text.contains("**b** (seen 2 times)."), "{text}");
+        assert!(text.contains("| cuda | quick | 400 | 7 | 2 | 313 | 0 | 200.0 | first night |"), "{text}");
+        let b = "**b** (312 failing cases, 8 of them shrunk, the others like them).";
+        assert!(text.contains("**a** (1 failing case).") && text.contains(b), "{text}");
+    }
+
+    /// The title says what the exit code says.
+    #[test]
+    fn the_title_says_what_is_so() {
+        let right =
+            || Report { regressions: Vec::new(), failures: Vec::new(), known: Vec::new(), ..report() };
+        let few = |report: Report| Report { missed: vec!["cases".to_owned()], ..report };
+        let stale = |report: Report| {
+            let standing = Standing::Stale("does not fail any more".to_owned());
+            Report { known: vec![Listed { key: "a".to_owned(), standing }], ..report }
+        };
+        let titled = |report: Report, title: &str| {
+            let text = report.to_string();
+            assert_eq!(text.lines().next(), Some(&*format!("# Night 1: {title}")));
+        };
+        titled(right(), "nothing new");
+        titled(few(right()), "nothing new, but too little was run");
+        titled(stale(right()), "nothing new, but 1 known failure not seen any more");
+        titled(few(report()), "2 new failures, 1 failing regression, too little was run");
+        let lost = Report { internal: vec!["no device".to_owned()], unexplained: 1, ..right() };
+        titled(lost, "1 failing case like no failure, faults of Seamproof or of a device");
+        let missed = Report { canary: None, ..report() };
+        titled(missed, "proves nothing, as the canary was missed");
+    }
+
+    #[test]
+    fn of_many_lines_the_first_are_told_and_the_others_counted() {
+        let lines: Vec<String> = (0..LINES_MAX + 2).map(|line| line.to_string()).collect();
+        assert_eq!(few(&lines).last().map(String::as_str), Some("and 2 others"));
+        assert_eq!(few(&lines[..=LINES_MAX]).last().map(String::as_str), Some("and 1 other"));
+        assert_eq!(few(&lines[..LINES_MAX]).len(), LINES_MAX);
     }
 
     #[test]
@@ -317,7 +387,7 @@ mod tests {
         let [news, known] = [false, true].map(|is_known| report.regressed(is_known).count());
         assert_eq!((news, known), (1, 1));
         let text = report.to_string();
-        assert!(text.starts_with("# Night 1: 3 new failures"), "{text}");
+        assert!(text.starts_with("# Night 1: 2 new failures, 1 failing regression\n"), "{text}");
         let line = "- **envelope · lse** case.json: wrong\n  `seamproof replay case.json --backend cuda`\n";
         assert!(text.contains(&format!("## Regressions that fail\n\n{line}")), "{text}");
         assert!(text.contains("## Regressions that fail as is known\n\n- **listed** case.json"), "{text}");

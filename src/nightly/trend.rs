@@ -6,7 +6,7 @@ use std::path::Path;
 use seamproof_oracle::TensorName;
 use serde::{Deserialize, Serialize};
 
-use crate::campaign::{Quantiles, Summary};
+use crate::campaign::{Quantiles, Summary, tells};
 use crate::record::{RecordError, write_whole};
 use crate::verdict::Tier;
 
@@ -27,6 +27,12 @@ pub struct Point {
     /// Those that no subject may take, and that were refused.
     #[serde(default)]
     pub malformed: u64,
+    /// Those that failed.
+    #[serde(default)]
+    pub failed: u64,
+    /// Failing cases that are like none of the different failures, past what was shrunk.
+    #[serde(default)]
+    pub unexplained: u64,
     /// Cases a second.
     pub cases_per_second: f64,
     /// Different failures.
@@ -51,6 +57,8 @@ impl Point {
             cases: summary.cases,
             refused: summary.refused.values().sum(),
             malformed: summary.malformed.values().sum(),
+            failed: summary.failed_count(),
+            unexplained: summary.kept + summary.dropped,
             cases_per_second: summary.per_second(summary.cases),
             distinct: summary.distinct.len(),
             p99: margins.iter().map(|(tensor, margin)| (*tensor, margin.p99)).collect(),
@@ -61,8 +69,15 @@ impl Point {
     /// What of this differs from an earlier night, in words.
     pub fn against(&self, before: Option<&Point>) -> String {
         let Some(before) = before else { return "first night".to_owned() };
+        format!("{}, {} (night {})", self.speed_against(before), self.margins_against(before), before.night)
+    }
+
+    fn speed_against(&self, before: &Point) -> String {
+        if self.cases.min(before.cases) < RATE_CASES_MIN {
+            return "too few cases for a rate".to_owned();
+        }
         let speed = 100.0 * (self.cases_per_second / before.cases_per_second - 1.0);
-        format!("{speed:+.0} % cases/s, {} (night {})", self.margins_against(before), before.night)
+        format!("{speed:+.0} % cases/s")
     }
 
     /// Which margins moved, where both nights counted enough cases to say so.
@@ -70,7 +85,7 @@ impl Point {
         let both = self.p99.iter().filter_map(|(tensor, now)| Some((tensor, now / before.p99.get(tensor)?)));
         let counted = |point: &Point, tensor| point.counted.get(tensor).copied().unwrap_or(0);
         let (told, few): (Vec<_>, Vec<_>) =
-            both.partition(|(tensor, _)| counted(self, tensor).min(counted(before, tensor)) >= COUNTED_MIN);
+            both.partition(|(tensor, _)| tells(counted(self, tensor).min(counted(before, tensor)), 0.99));
         let moved = told.iter().filter(|(_, ratio)| (ratio - 1.0).abs() > MARGIN_SHIFT);
         let mut said: Vec<String> =
             moved.map(|(tensor, ratio)| format!("p99 of {tensor} × {ratio:.2}")).collect();
@@ -85,10 +100,10 @@ impl Point {
     }
 }
 
+/// Fewest cases of which a rate is told: of fewer, a few long ones move it by more than a night does.
+const RATE_CASES_MIN: u64 = 100;
 /// Shifts of a margin that are told: a bin of the histogram is 4.5 % wide, and few cases scatter.
 const MARGIN_SHIFT: f64 = 0.1;
-/// Fewest cases of which 99 of 100 mean something: of fewer, it is their largest.
-const COUNTED_MIN: u64 = 100;
 
 /// The trend of all nights, and lines of its file that are no points, which stay.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -140,15 +155,17 @@ mod tests {
 
     fn point(night: u32, rate: f64, p99: f64) -> Point {
         let p99 = BTreeMap::from([(TensorName::Out, p99)]);
-        let counted = BTreeMap::from([(TensorName::Out, COUNTED_MIN)]);
+        let counted = BTreeMap::from([(TensorName::Out, 1000)]);
         let (subject, profile) = ("emulated".to_owned(), "quick".to_owned());
         Point {
             night,
             subject,
             profile,
-            cases: 10,
+            cases: RATE_CASES_MIN,
             refused: 0,
             malformed: 0,
+            failed: 0,
+            unexplained: 0,
             cases_per_second: rate,
             distinct: 0,
             p99,
@@ -172,12 +189,14 @@ mod tests {
         assert_eq!(third.against(before), "-25 % cases/s, p99 of out × 1.60 (night 2)");
         assert_eq!(third.against(None), "first night");
         let few = |mut point: Point| {
-            point.counted.insert(TensorName::Out, COUNTED_MIN - 1);
+            point.counted.insert(TensorName::Out, 999);
             point
         };
         let said = "-25 % cases/s, too few cases for p99 of out (night 2)";
         assert_eq!(third.against(before.cloned().map(few).as_ref()), said);
         assert_eq!(few(third.clone()).against(before), said);
+        let slow = Point { cases: RATE_CASES_MIN - 1, ..third.clone() };
+        assert_eq!(slow.against(before), "too few cases for a rate, p99 of out × 1.60 (night 2)");
         std::fs::write(&path, "no point\n").expect("a file");
         let mut other = Trend::read(&path).expect("a trend");
         assert_eq!(other.before(&third), None);

@@ -12,7 +12,7 @@ use super::sentinel;
 use super::session::{Death, Session, StartError};
 use crate::backend::{Ended, Outputs, RunError};
 use crate::case::{EARLIER_MAX, Earlier, Subject};
-use crate::prose;
+use crate::prose::{self, counted};
 use crate::verdict::Cause;
 
 /// Times that a failure which does not show at once is tried again, and that one which is found is repeated.
@@ -154,7 +154,8 @@ impl Suspicion<'_> {
         }
         let Some(tried) = (1..=TRIES).find(|_| fails(before)) else {
             let how = format!(
-                "nor does it after the {count} runs before it{forgotten}: not reproduced, 1 of {} times in all",
+                "nor does it after the {} before it{forgotten}: not reproduced, 1 of {} times in all",
+                counted(count, "run"),
                 TRIES + 2
             );
             return (how, Vec::new());
@@ -189,7 +190,7 @@ fn shown(entries: &[Entry]) -> String {
     };
     let mut texts: Vec<String> = entries.iter().take(SHOWN_MAX).map(words).collect();
     if entries.len() > SHOWN_MAX {
-        texts.push(format!("{} others", entries.len() - SHOWN_MAX));
+        texts.push(counted(entries.len() - SHOWN_MAX, "other"));
     }
     texts.join(", then ")
 }

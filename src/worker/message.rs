@@ -4,6 +4,7 @@
 //! Decoding trusts nothing: every shape is held against the bytes that are there before anything is allocated for it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension};
 use seamproof_oracle::limits::WORLD_MAX;
@@ -204,6 +205,16 @@ impl From<RunError> for Failure {
             // Only a supervisor says these.
             RunError::Ended(ended) => Failure::Crash(ended.to_string()),
             RunError::Sentinel(what) => Failure::Crash(what),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Refused(refusal) => write!(f, "refused: {refusal}"),
+            Failure::OutOfMemory(what) => write!(f, "out of memory: {what}"),
+            Failure::Crash(what) | Failure::Infrastructure(what) => write!(f, "{what}"),
         }
     }
 }

@@ -159,7 +159,11 @@ impl Pool {
 
     /// Starts a worker with this subject, unless there is one; why that cannot be done.
     pub fn start(&self, served: &Served) -> Result<(), StartError> {
-        self.on_seat(|seat| seat.ready(self, served)).map_err(|error| error.to_string())
+        self.on_seat(|seat| seat.ready(self, served)).map_err(|error| match error {
+            // That it is no fault of the subject goes without saying: nothing was run.
+            RunError::Infrastructure(what) => what,
+            error => error.to_string(),
+        })
     }
 
     /// Seats that were given up: on which device, and why.

@@ -26,7 +26,7 @@ pub const EXIT_FAILED: u8 = 3;
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The subject failed; the supervisor was told.
-    #[error("the subject failed: {0:?}")]
+    #[error("the subject failed: {0}")]
     Subject(Failure),
     /// What came is no request.
     #[error("no request: {0}")]

@@ -125,7 +125,7 @@ impl Session {
         Ok(match self.ask(Kind::Run, body)? {
             Answer::Outputs(outputs) => Ok(*outputs),
             Answer::Failed(Failure::Refused(refusal)) => Err(RunError::Refused(refusal)),
-            Answer::Failed(failure) => Err(RunError::Infrastructure(format!("{failure:?}"))),
+            Answer::Failed(failure) => Err(RunError::Infrastructure(failure.to_string())),
             Answer::Ready(_) => Err(RunError::Infrastructure("the worker opened what it was to run".into())),
         })
     }

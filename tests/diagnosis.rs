@@ -1,0 +1,76 @@
+//! What the text of a finding names: the key that a query lost, where that is the fault, and none where the fault is another.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use seamproof::backends::by_name;
+use seamproof::case::Case;
+use seamproof::evaluate::evaluate;
+use seamproof::generate::{Draw, Profile, draw};
+use seamproof::verdict::{Finding, Verdict};
+use seamproof_oracle::{Pass, Problem};
+
+const CASES: u64 = 160;
+const NAMES: &str = "looks as if";
+
+/// Drawn problems with a backward, and what a subject of this name does wrong in them.
+fn findings(subject: &str) -> Vec<(Problem, Finding)> {
+    let subject = by_name(subject, &BTreeMap::new()).unwrap();
+    let drawn = (0..CASES).filter_map(|index| match draw(11, index, &Profile::Quick.limits()) {
+        Draw::Problem(problem) if problem.pass == Pass::Backward => Some(problem),
+        _ => None,
+    });
+    let found = drawn.filter_map(|problem| match evaluate(subject.as_ref(), &problem) {
+        Verdict::Finding(finding) => Some((problem, *finding)),
+        _ => None,
+    });
+    found.collect()
+}
+
+#[test]
+fn a_fault_that_is_no_single_pair_names_none() {
+    for subject in [
+        "emulated+ds-without-scale",
+        "emulated~call-scale-off",
+        "emulated~call-scale-of-head-dim",
+        "emulated~call-softcap-dropped",
+        "emulated~call-lse-in-bf16",
+        "emulated~call-dk-off",
+        "emulated~call-dq-and-dk-halved",
+        "emulated~call-dk-of-a-head-halved",
+        "emulated~call-dk-doubled",
+    ] {
+        let found = findings(subject);
+        assert!(found.len() > 20, "{subject}: {} findings are too few to say anything", found.len());
+        for (problem, finding) in found {
+            let problem = seamproof::prose::describe(&problem);
+            assert!(!finding.what.contains(NAMES), "{subject}: {problem}: {}", finding.what);
+        }
+    }
+}
+
+/// The faulty kernel loses the first key that a query should see.
+#[test]
+fn a_lost_key_is_named_and_is_the_one_that_was_lost() {
+    let found = findings("window-off-by-one");
+    let (mut named, all) = (0, found.len());
+    for (problem, finding) in found {
+        let Some((_, key)) = finding.what.split_once(" missed key ") else { continue };
+        let key: usize = key.split(' ').next().unwrap().parse().unwrap();
+        let (sequence, query) = (finding.place.sequence.unwrap(), finding.place.row.unwrap());
+        let both = &problem.sequences[sequence];
+        assert_eq!(key, problem.mask.visible(query, both.q.len, both.kv.len).start, "{}", finding.what);
+        named += 1;
+    }
+    assert!(named > 5 && named * 3 > all, "{named} of {all}");
+}
+
+/// Large logits: a larger scale takes weight from the second key, as if it were lost, but the row's LSE grows.
+#[test]
+fn no_key_is_lost_where_the_lse_grew() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
+    let case = Case::load(&folder.join("te-716-large-logits.json")).unwrap();
+    let subject = by_name("emulated~call-scale-off", &BTreeMap::new()).unwrap();
+    let Verdict::Finding(finding) = evaluate(subject.as_ref(), &case.problem) else { panic!("it fails") };
+    assert!(!finding.what.contains(NAMES), "{}", finding.what);
+}
