@@ -100,14 +100,9 @@ __device__ __forceinline__ void clear_queries(const Shared& shared, u32 stage, i
 
 // dSᵀ of 64 keys in rows of 64 query rows, as the copy engine would swizzle them.
 __device__ __forceinline__ void store_gradients(u32 at, const u32 (&ds)[ROWS / 4]) {
-    const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int j = 0; j < ROWS / 8; j += 2) {
-        const u32 to = at + j / 8 * (KEYS * 128) + row * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(ds[2 * j]),
-                     "r"(ds[2 * j + 1]), "r"(ds[2 * j + 2]), "r"(ds[2 * j + 3])
-                     : "memory");
-    }
+    const u32 own = at + threadIdx.x / 32 * 2048;
+    put_rows<0>(own, ds);
+    if constexpr (ROWS > 64) put_rows<16>(own + KEYS * 128, ds);
 }
 
 __device__ __forceinline__ void store_sums(u32 at, const float (&dq)[32]) {
@@ -167,7 +162,8 @@ __device__ __forceinline__ void pass_queries(
             barrier_wait(shared.dq_ready(group, turn), turn / ADDERS % 2);
             add_sums(shared.dq(group), dq);
         }
-        store_queries(a, rows_of_turn(a, tile, t, member), dq);
+        // dS of the next turn is not there yet, and that of the one before has been used by both groups.
+        store(a.dq, a, rows_of_turn(a, tile, t, member), shared.ds(turn + 1), dq, a.scale, a.dim);
     } else {
         store_sums(shared.dq(group), dq);
     }
@@ -197,14 +193,13 @@ __device__ __forceinline__ void pass_blind(
 }
 
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
-    Ring<1> kv_ring;
+    u32 kv_parity = 0;
     // Of Q and dout; its turns are those of dS and dQ too.
     Ring<STAGES> ring;
     float dk[DIM / 2], dv[DIM / 2];
     for (;;) {
         const Shared shared = all.again();
-        barrier_wait(shared.kv_full(), kv_ring.parity());
-        kv_ring.advance();
+        barrier_wait(shared.kv_full(), kv_parity);
         const Tile tile = get_tile(shared.tile());
         if (tile.first < 0) return;
 #pragma unroll
@@ -285,12 +280,12 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             ring.advance();
         }
         const Tile done = get_tile(shared.tile());
+        kv_parity = done.next_parity;
         __syncwarp();
         release(shared.kv_empty());
         const Rows keys = {done.index, done.phase, a.kv_step, done.head, done.real, done.owned};
-        store<0>(a.dk, a, keys, dk, a.scale, a.dim);
-        store<1>(a.dk, a, keys, dk, a.scale, a.dim);
-        store<0>(a.dv, a, keys, dv, 1.0f, a.dim_v);
-        store<1>(a.dv, a, keys, dv, 1.0f, a.dim_v);
+        const u32 at = shared.ds(ring.turns);
+        store(a.dk, a, keys, at, dk, a.scale, a.dim);
+        store(a.dv, a, keys, at, dv, 1.0f, a.dim_v);
     }
 }

@@ -32,7 +32,8 @@ struct Tile {
     int q_index;
     int q_phase;
     int q_owned;
-    int unused;
+    // The parity of the barrier's phase in which the next tile comes: consumers have no register for it.
+    u32 next_parity;
     // Whose sums it opens and closes, in tiles of query rows: those with more than `opens` left of its walk, the tile itself
     // counted, and those with `closes` at most.
     int opens;
@@ -184,11 +185,12 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
     for (;;) {
         const u32 item = atomicAdd(&a.plan->next, 1);
         if (item >= items) break;
-        const Tile tile = tile_of(a, item);
+        Tile tile = tile_of(a, item);
         const Shared shared = all.again();
         if (tile.first < tile.end) fetch_tile(a, tile);
         barrier_wait(shared.kv_empty(), kv_ring.parity() ^ 1);
         kv_ring.advance();
+        tile.next_parity = kv_ring.parity();
         put_tile(shared.tile(), tile);
         if (tile.first >= tile.end) {
             barrier_arrive(shared.kv_full());
