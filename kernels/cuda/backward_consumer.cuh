@@ -151,13 +151,14 @@ __device__ __forceinline__ void begin_queries(const Shared& shared, u32 stage, u
 }
 
 // dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows and a head of the group, with
-// `left` turns of the walk.
+// `left` turns of the walk. `at`: the tile of keys.
 __device__ __forceinline__ void pass_queries(
-    const Args& a, const Shared& shared, u32 group, u32 turn, int left, bool closes, int t, int member, float (&dq)[32]
+    const Args& a, const Shared& shared, u32 at, u32 group, u32 turn, int left, bool closes, int t, int member,
+    float (&dq)[32]
 ) {
     barrier_wait(shared.dq_empty(group, turn - 1), (turn - 1) / ADDERS % 2);
     if (closes) {
-        const Tile tile = get_tile(shared.tile());
+        const Tile tile = get_tile(at);
         if (left <= tile.opens * a.group) {
             barrier_wait(shared.dq_ready(group, turn), turn / ADDERS % 2);
             add_sums(shared.dq(group), dq);
@@ -173,7 +174,7 @@ __device__ __forceinline__ void pass_queries(
 
 // A turn of a group whose keys are not seen: its part of dQ is all that it makes.
 __device__ __forceinline__ void pass_blind(
-    const Args& a, const Shared& shared, u32 group, u32 stage, u32 turn, int left, bool closes, int t, int member
+    const Args& a, const Shared& shared, u32 at, u32 group, u32 stage, u32 turn, int left, bool closes, int t, int member
 ) {
     u32 ds[ROWS / 4];
 #pragma unroll
@@ -181,7 +182,6 @@ __device__ __forceinline__ void pass_blind(
     store_gradients(shared.ds(stage), ds);
     shared_stores_done();
     named_barrier(1, CONSUMERS);
-    release(shared.dout_empty(stage));
     release(shared.q_empty(stage));
     float dq[32];
     hold(dq);
@@ -189,18 +189,20 @@ __device__ __forceinline__ void pass_blind(
     begin_queries(shared, stage, group, dq);
     wgmma_wait<0>();
     hold(dq);
-    pass_queries(a, shared, group, turn, left, closes, t, member, dq);
+    release(shared.dout_empty(stage));
+    pass_queries(a, shared, at, group, turn, left, closes, t, member, dq);
 }
 
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
-    u32 kv_parity = 0;
+    Ring<TILES> tiles;
     // Of Q and dout; its turns are those of dS and dQ too.
     Ring<STAGES> ring;
     float dk[DIM / 2], dv[DIM / 2];
     for (;;) {
         const Shared shared = all.again();
-        barrier_wait(shared.kv_full(), kv_parity);
-        const Tile tile = get_tile(shared.tile());
+        barrier_wait(shared.kv_full(tiles.stage()), tiles.parity());
+        const u32 at = uniform(shared.tile(tiles.stage()));
+        const Tile tile = get_tile(at);
         if (tile.first < 0) return;
 #pragma unroll
         for (int i = 0; i < DIM / 2; ++i) dk[i] = 0.0f, dv[i] = 0.0f;
@@ -209,7 +211,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             shared_stores_done();
             named_barrier(1, CONSUMERS);
         }
-        const int whole = tile.whole, whole_end = tile.whole_end;
+        const int whole = (int)uniform(tile.whole), whole_end = (int)uniform(tile.whole_end);
         // Turns from the end on that close sums: read once, for all warps alike.
         const int closing = (int)uniform(tile.closes * a.group);
         int t = start_of(a, tile), member = 0;
@@ -224,10 +226,10 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             barrier_wait(shared.dout_full(stage), ring.parity());
             const bool ragged = now < whole || now >= whole_end;
             if (ragged) {
-                const Tile tile = get_tile(shared.tile());
+                const Tile tile = get_tile(at);
                 clear_queries(shared, stage, tile.rows - now * ROWS);
                 if (is_blind(tile, now * ROWS, group)) {
-                    pass_blind(a, shared, group, stage, ring.turns, left, left <= closing, now, head);
+                    pass_blind(a, shared, at, group, stage, ring.turns, left, left <= closing, now, head);
                     ring.advance();
                     continue;
                 }
@@ -247,7 +249,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             wgmma_wait<0>();
             hold(dp);
             differentiate(dp, s, shared.statistics(stage) + ROWS * 4);
-            if (ragged) mask(s, dp, get_tile(shared.tile()), now * ROWS);
+            if (ragged) mask(s, dp, get_tile(at), now * ROWS);
             pack(s, p);
             pack(dp, ds);
             hold(p);
@@ -272,20 +274,20 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dv);
             hold(p);
             release(shared.dout_empty(stage));
-            pass_queries(a, shared, group, ring.turns, left, left <= closing, now, head, dq);
+            pass_queries(a, shared, at, group, ring.turns, left, left <= closing, now, head, dq);
             wgmma_wait<0>();
             hold(dk);
             hold(ds);
             release(shared.q_empty(stage));
             ring.advance();
         }
-        const Tile done = get_tile(shared.tile());
-        kv_parity = done.next_parity;
+        const Tile done = get_tile(at);
         __syncwarp();
-        release(shared.kv_empty());
+        release(shared.kv_empty(tiles.stage()));
+        tiles.advance();
         const Rows keys = {done.index, done.phase, a.kv_step, done.head, done.real, done.owned};
-        const u32 at = shared.ds(ring.turns);
-        store(a.dk, a, keys, at, dk, a.scale, a.dim);
-        store(a.dv, a, keys, at, dv, 1.0f, a.dim_v);
+        const u32 place = shared.ds(ring.turns);
+        store(a.dk, a, keys, place, dk, a.scale, a.dim);
+        store(a.dv, a, keys, place, dv, 1.0f, a.dim_v);
     }
 }
