@@ -195,5 +195,6 @@ extern "C" __global__ void __launch_bounds__(THREADS_ALL, 1) NAMED(tiles, DIM, T
 }
 
 #ifdef PLAN
+#include "plan.cuh"
 #include "backward_plan.cuh"
 #endif

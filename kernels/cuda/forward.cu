@@ -15,6 +15,8 @@
 // one half for both, so that the L2 cache is read half as often. Blocks of keys that one of the tiles sees alone are passed
 // over in the other.
 //
+// The plan is made by forward_plan.cuh.
+//
 // Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16). PLAN: with the planning kernel.
 #include "common.cuh"
 #include "hopper.cuh"
@@ -842,93 +844,6 @@ KERNEL(Paired, paired, __cluster_dims__(Paired::CLUSTER, 1, 1))
 #endif
 
 #ifdef PLAN
-// ---------------------------------------------------------------------------------------------------------------------
-// The plan: segments in falling order of their keys, each with all its tiles.
-
-constexpr u32 PLANNERS = 1024;
-// Bounds are cut to this; there are no more rows and keys.
-constexpr int FAR = 1 << 29;
-
-struct PlanArgs {
-    const QuerySegment* segments;
-    const KeyRun* runs;
-    Plan* plan;
-    PlannedRows* rows;
-    PlannedKeys* keys;
-    u32* tile_segment;
-    i64 q_rows;
-    int segment_count;
-    int run_count;
-    int q_step;
-    int kv_step;
-    int tile_rows;
-    // What a first tile has fewer rows than others is a multiple of this.
-    int part_rows;
-    // Tiles that the plan has room for.
-    int tile_capacity;
-};
-
-__device__ __forceinline__ i64 span_of(const PlanArgs& a, int s) {
-    const i64 end = s + 1 < a.segment_count ? a.segments[s + 1].first_row : a.q_rows;
-    return max(min(end, a.q_rows) - max(a.segments[s].first_row, (i64)0), (i64)0);
-}
-// Under a bound to the right the last rows see most, so that tiles are counted from the last real row: what is left over is
-// the first tile's, which sees least.
-__device__ __forceinline__ u32 skipped_of(const PlanArgs& a, int s) {
-    const u32 real = (u32)max(min(a.segments[s].q_len, span_of(a, s)), (i64)0);
-    const u32 over = (real + a.part_rows - 1) / a.part_rows * a.part_rows % a.tile_rows;
-    return over == 0 || a.segments[s].hi >= FAR ? 0 : a.tile_rows - over;
-}
-__device__ __forceinline__ u32 tiles_of(const PlanArgs& a, int s) {
-    const u32 span = (u32)span_of(a, s);
-    return span == 0 ? 0 : (span + skipped_of(a, s) + a.tile_rows - 1) / a.tile_rows;
-}
-__device__ __forceinline__ u32 bucket_of(const PlanArgs& a, int s) {
-    return PLANNERS - 1 - (u32)min(max(a.segments[s].keys, (i64)0) / 128, (i64)PLANNERS - 1);
-}
-__device__ __forceinline__ int bound(i64 value) { return (int)min(max(value, (i64)-FAR), (i64)FAR); }
-
-extern "C" __global__ void __launch_bounds__(PLANNERS, 1) forward_plan(const __grid_constant__ PlanArgs a) {
-    __shared__ u32 starts[PLANNERS];
-    const u32 lane = threadIdx.x;
-    starts[lane] = 0;
-    __syncthreads();
-    for (int s = lane; s < a.segment_count; s += PLANNERS) atomicAdd(&starts[bucket_of(a, s)], tiles_of(a, s));
-    __syncthreads();
-    // Tiles of the buckets before.
-    const u32 own = starts[lane];
-    u32 sum = own;
-    for (u32 step = 1; step < PLANNERS; step *= 2) {
-        const u32 before = lane >= step ? starts[lane - step] : 0;
-        __syncthreads();
-        sum += before;
-        starts[lane] = sum;
-        __syncthreads();
-    }
-    starts[lane] = sum - own;
-    if (lane == PLANNERS - 1) {
-        a.plan->tiles = min(sum, (u32)a.tile_capacity);
-        a.plan->next = 0;
-    }
-    __syncthreads();
-    for (int s = lane; s < a.segment_count; s += PLANNERS) {
-        const QuerySegment segment = a.segments[s];
-        const u32 tiles = tiles_of(a, s), first = atomicAdd(&starts[bucket_of(a, s)], tiles);
-        a.rows[s] = {
-            (int)(segment.q_offset / a.q_step), (int)(segment.q_offset % a.q_step), (int)segment.q_len,
-            (int)span_of(a, s), (int)segment.keys, bound(segment.lo), bound(segment.hi), first, tiles,
-            (int)segment.first_run, (int)segment.runs, (int)skipped_of(a, s),
-        };
-    }
-    for (int r = lane; r < a.run_count; r += PLANNERS) {
-        const KeyRun run = a.runs[r];
-        a.keys[r] = {(int)(run.offset / a.kv_step), (int)(run.offset % a.kv_step), (int)run.first_key, (int)run.len};
-    }
-    __syncthreads();
-    for (int s = lane / 32; s < a.segment_count; s += PLANNERS / 32) {
-        const u32 first = a.rows[s].first_tile, tiles = a.rows[s].tiles;
-        for (u32 tile = lane % 32; tile < tiles && first + tile < (u32)a.tile_capacity; tile += 32)
-            a.tile_segment[first + tile] = s;
-    }
-}
+#include "plan.cuh"
+#include "forward_plan.cuh"
 #endif

@@ -130,6 +130,18 @@ __device__ __forceinline__ HalfRows<EACH> half_rows_of_lane(const Part& part, u3
     return rows;
 }
 
+// `load(h, values)` for COUNT heads, all under way together, then `store(h, values)` for those that there are. In place of one
+// that there is not the first is loaded, so that no load waits for a condition.
+template <int EACH, int COUNT, class Load, class Store>
+__device__ __forceinline__ void move_heads(int count, Load load, Store store) {
+    u32 values[COUNT][EACH];
+#pragma unroll
+    for (int h = 0; h < COUNT; ++h) load(h < count ? h : 0, values[h]);
+#pragma unroll
+    for (int h = 0; h < COUNT; ++h)
+        if (h < count) store(h, values[h]);
+}
+
 template <int EACH, int COUNT>
 __device__ __forceinline__ void move_half(
     const Part& part, u32* whole, u32* halves, int heads, int write, int fill_rest, u32 pattern
@@ -144,38 +156,30 @@ __device__ __forceinline__ void move_half(
         const u32* const from = write ? halves : whole + there.row[0];
         u32* const to = write ? whole + there.row[0] : halves;
         const i64 from_rows = write ? half_rows : rows, to_rows = write ? rows : half_rows;
-        u32 value[COUNT][EACH];
-#pragma unroll
-        for (int h = 0; h < COUNT; ++h) load_words<EACH>(h < count ? from + h * from_rows : from, value[h]);
-#pragma unroll
-        for (int h = 0; h < COUNT; ++h)
-            if (h < count) store_words<EACH>(to + h * to_rows, value[h], (1u << EACH) - 1);
+        auto load = [&](i64 h, u32 (&values)[EACH]) { load_words<EACH>(from + h * from_rows, values); };
+        auto store = [&](i64 h, u32 (&values)[EACH]) { store_words<EACH>(to + h * to_rows, values, (1u << EACH) - 1); };
+        move_heads<EACH, COUNT>(count, load, store);
         return;
     }
-    // Few rows lie so, and some heads' are under way together: a launch ends with its last warp. A row of no slot loads
-    // another, so that no load waits for another's condition.
+    // A row of no slot loads the first one.
+    auto load = [&](i64 h, u32 (&values)[EACH]) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            values[i] = __ldcs(write ? halves + h * half_rows + i : whole + h * rows + max(there.row[i], 0));
+    };
+    auto store = [&](i64 h, u32 (&values)[EACH]) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            u32* const half = halves + h * half_rows + i;
+            if (there.row[i] >= 0) __stcs(write ? whole + h * rows + there.row[i] : half, values[i]);
+            else if (fill_rest) __stcs(half, pattern);
+        }
+    };
+    // Few rows lie so, and some heads' are under way together: a launch ends with its last warp.
     constexpr int AT_ONCE = COUNT < 4 ? COUNT : 4;
 #pragma unroll 1
-    for (int begin = 0; begin < count; begin += AT_ONCE, whole += AT_ONCE * rows, halves += AT_ONCE * half_rows) {
-        u32 value[AT_ONCE][EACH];
-#pragma unroll
-        for (int h = 0; h < AT_ONCE; ++h) {
-            const i64 head = begin + h < count ? h : 0;
-#pragma unroll
-            for (int i = 0; i < EACH; ++i)
-                value[h][i] = __ldcs(write ? halves + head * half_rows + i : whole + head * rows + max(there.row[i], 0));
-        }
-#pragma unroll
-        for (int h = 0; h < AT_ONCE; ++h) {
-            if (begin + h >= count) return;
-#pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                u32* const half = halves + h * half_rows + i;
-                if (there.row[i] >= 0) __stcs(write ? whole + h * rows + there.row[i] : half, value[h][i]);
-                else if (fill_rest) __stcs(half, pattern);
-            }
-        }
-    }
+    for (int left = count; left > 0; left -= AT_ONCE, whole += AT_ONCE * rows, halves += AT_ONCE * half_rows)
+        move_heads<EACH, AT_ONCE>(left, load, store);
 }
 
 #define HALF_STATISTICS(each, count)                                                                                \

@@ -231,6 +231,20 @@ impl CallTables {
 }
 
 impl<'a> Forward<'a> {
+    /// What is written has its shape and lies apart from what is read, and from what else is written: `own`, which is the
+    /// launcher's, too. Tensors that are read may lie anywhere else, in one allocation or in one place.
+    pub(crate) fn check(&self, tables: Area, own: &[(&'static str, Area)]) -> Result<(), KernelError> {
+        let Forward { q, k, v, sink, out, lse, max_logit } = self;
+        let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
+        same("out", out, [q_rows, heads, dim_v])?;
+        statistic("lse", lse, [q_rows, heads, 1])?;
+        statistic("max_logit", max_logit, [1, heads, 1])?;
+        let written = [out.named("out"), lse.named("lse"), max_logit.named("max_logit")];
+        let mut read = vec![q.named("q"), k.named("k"), v.named("v"), ("the call's table", tables)];
+        read.extend(sink.map(|sink| sink.named("sink")));
+        check_apart(&[&written, own].concat(), &read)
+    }
+
     /// The sink's kind as the sources number it, and where its numbers are; some other statistic where it has none.
     pub(crate) fn sink_of(&self, call: &CallTables) -> Result<(i32, View<'a>), KernelError> {
         let (kind, view) = match (call.softmax.sink, self.sink) {
@@ -242,6 +256,24 @@ impl<'a> Forward<'a> {
         let [_, heads, _] = self.q.shape();
         statistic("sink", &view, [1, heads, 1])?;
         Ok((kind, view))
+    }
+}
+
+impl Backward<'_> {
+    /// As [`Forward::check`].
+    pub(crate) fn check(&self, tables: Area, own: &[(&'static str, Area)]) -> Result<(), KernelError> {
+        let Backward { q, k, v, dout, out, lse, dq, dk, dv } = self;
+        let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
+        same("dout", dout, [q_rows, heads, dim_v])?;
+        same("out", out, [q_rows, heads, dim_v])?;
+        statistic("lse", lse, [q_rows, heads, 1])?;
+        same("dq", dq, q.shape())?;
+        same("dk", dk, k.shape())?;
+        same("dv", dv, v.shape())?;
+        let written = [dq.named("dq"), dk.named("dk"), dv.named("dv")];
+        let inputs = [q.named("q"), k.named("k"), v.named("v"), dout.named("dout")];
+        let saved = [out.named("out"), lse.named("lse"), ("the call's table", tables)];
+        check_apart(&[&written, own].concat(), &[&inputs[..], &saved].concat())
     }
 }
 
@@ -308,14 +340,8 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         let Forward { q, k, v, out, lse, max_logit, .. } = tensors;
         let raw = call.raw(tables, [q, k, v], formats)?;
-        let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
-        same("out", out, [q_rows, heads, dim_v])?;
-        statistic("lse", lse, [q_rows, heads, 1])?;
-        statistic("max_logit", max_logit, [1, heads, 1])?;
+        tensors.check(tables, &[])?;
         let (sink_kind, sink) = tensors.sink_of(call)?;
-        let mut read = vec![q.named("q"), k.named("k"), v.named("v"), ("the tables", tables)];
-        read.extend(tensors.sink.map(|sink| sink.named("sink")));
-        check_apart(&[out.named("out"), lse.named("lse"), max_logit.named("max_logit")], &read)?;
         let views = [
             q.raw("q")?,
             k.raw("k")?,
@@ -326,6 +352,7 @@ impl Gpu {
             max_logit.raw("max_logit")?,
         ];
         let arguments = RawForward { call: raw, views, sink_kind };
+        let [_, heads, _] = q.shape();
         self.launch("attend", (blocks(call.owned[0] * heads, WARPS), 1, THREADS), &[&arguments])
     }
 
@@ -339,16 +366,8 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         let Backward { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
         let raw = call.raw(tables, [q, k, v], formats)?;
-        let ([q_rows, heads, _], [_, kv_heads, _], [_, _, dim_v]) = (q.shape(), k.shape(), v.shape());
-        same("dout", dout, [q_rows, heads, dim_v])?;
-        same("out", out, [q_rows, heads, dim_v])?;
-        statistic("lse", lse, [q_rows, heads, 1])?;
-        same("dq", dq, q.shape())?;
-        same("dk", dk, k.shape())?;
-        same("dv", dv, v.shape())?;
-        let written = [dq.named("dq"), dk.named("dk"), dv.named("dv"), ("scratch", scratch)];
-        let saved = [dout.named("dout"), out.named("out"), lse.named("lse"), ("the tables", tables)];
-        check_apart(&written, &[&saved[..], &[q.named("q"), k.named("k"), v.named("v")]].concat())?;
+        tensors.check(tables, &[("the scratch", scratch)])?;
+        let ([_, heads, _], [_, kv_heads, _]) = (q.shape(), k.shape());
         if scratch.bytes() < call.scratch_bytes(heads) || !scratch.address().is_multiple_of(4) {
             return Err(KernelError::shape(format!("{} bytes of scratch", scratch.bytes())));
         }
@@ -367,5 +386,82 @@ impl Gpu {
         let grid = |rows: usize, heads: usize| (blocks(rows * heads, WARPS), 1, THREADS);
         self.launch("attend_queries", grid(call.owned[0], heads), &[&arguments])?;
         self.launch("attend_keys", grid(call.owned[1], kv_heads), &[&arguments])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: [usize; 3] = [4, 2, 8];
+    const BYTES: u64 = 4 * 2 * 8 * 2;
+
+    /// A tensor in the place of this number, of places that follow each other.
+    fn tensor<'a>(place: u64) -> View<'a> {
+        View::rows(Area::nowhere(place * BYTES, BYTES as usize), SHAPE, Format::Bf16)
+    }
+
+    fn statistic_at<'a>(place: u64) -> View<'a> {
+        View::statistic(Area::nowhere(place * BYTES, 4 * 2 * 4), [2, 4], Format::F32)
+    }
+
+    fn heads_at<'a>(place: u64) -> View<'a> {
+        View::heads(Area::nowhere(place * BYTES, 2 * 4), 2, Format::F32)
+    }
+
+    fn area<'a>(place: u64) -> Area<'a> {
+        Area::nowhere(place * BYTES, BYTES as usize)
+    }
+
+    fn said(checked: Result<(), KernelError>) -> String {
+        checked.err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_forward_writes_apart_from_all_that_it_reads() {
+        let (q, k, v) = (tensor(0), tensor(1), tensor(2));
+        let (out, lse, max_logit) = (tensor(3), statistic_at(4), heads_at(5));
+        let right = Forward { q, k, v, sink: Some(heads_at(6)), out, lse, max_logit };
+        let [tables, plan] = [7, 8].map(area);
+        let check = |forward: Forward, plan| said(forward.check(tables, &[("the plan", plan)]));
+        assert_eq!(check(right, plan), "", "q, k and v in one allocation");
+        assert_eq!(check(Forward { k: q, v: q, sink: None, ..right }, plan), "", "keys that are values");
+        for (wrong, plan, what) in [
+            (Forward { out: q, ..right }, plan, "out is written where q lies"),
+            (Forward { lse: statistic_at(2), ..right }, plan, "lse is written where v lies"),
+            (Forward { max_logit: heads_at(6), ..right }, plan, "max_logit is written where sink lies"),
+            (Forward { lse: statistic_at(3), ..right }, plan, "out is written where lse lies"),
+            (right, tables, "the plan is written where the call's table lies"),
+            (right, area(1), "the plan is written where k lies"),
+            (right, area(3), "out is written where the plan lies"),
+        ] {
+            let said = check(wrong, plan);
+            assert!(said.contains(what), "{said:?}, not {what:?}");
+        }
+        let short = View::rows(Area::nowhere(3 * BYTES, 0), [0, 2, 8], Format::Bf16);
+        assert!(check(Forward { out: short, ..right }, plan).contains("out"), "another shape");
+    }
+
+    #[test]
+    fn a_backward_writes_apart_from_all_that_it_reads() {
+        let [q, k, v, dout, out, dq, dk, dv] = [0, 1, 2, 3, 4, 5, 6, 7].map(tensor);
+        let right = Backward { q, k, v, dout, out, lse: statistic_at(8), dq, dk, dv };
+        let [tables, workspace] = [9, 10].map(area);
+        let check = |backward: Backward, own| said(backward.check(tables, &[("the workspace", own)]));
+        assert_eq!(check(right, workspace), "", "gradients that are added to lie where they are written");
+        assert_eq!(check(Backward { k: q, v: q, dout: out, ..right }, workspace), "", "read in one place");
+        for (wrong, own, what) in [
+            (Backward { dq: dout, ..right }, workspace, "dq is written where dout lies"),
+            (Backward { dk: out, ..right }, workspace, "dk is written where out lies"),
+            (Backward { dv: k, ..right }, workspace, "dv is written where k lies"),
+            (Backward { dv: dk, ..right }, workspace, "dk is written where dv lies"),
+            (Backward { lse: statistic_at(5), ..right }, workspace, "dq is written where lse lies"),
+            (right, tables, "the workspace is written where the call's table lies"),
+            (right, area(6), "dk is written where the workspace lies"),
+            (right, area(8), "the workspace is written where lse lies"),
+        ] {
+            let said = check(wrong, own);
+            assert!(said.contains(what), "{said:?}, not {what:?}");
+        }
     }
 }

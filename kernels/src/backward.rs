@@ -10,7 +10,7 @@
 use seamproof_oracle::Format;
 use seamproof_simulator::RowPolicy;
 
-use crate::attend::{Backward, CallTables, SEGMENT_BYTES, WeightFormats, same, statistic};
+use crate::attend::{Backward, CallTables, SEGMENT_BYTES, WeightFormats};
 use crate::error::KernelError;
 use crate::forward::{self, Attention, tensor_map};
 use crate::gpu::{Area, Argument, Gpu, TensorMap};
@@ -133,7 +133,7 @@ struct RawPlan {
     q_capacity: i32,
     kv_capacity: i32,
 }
-// SAFETY: repr(C), the fields of `PlanArgs` in backward.cu.
+// SAFETY: repr(C), the fields of `PlanArgs` in backward_plan.cuh.
 unsafe impl Argument for RawPlan {}
 
 /// The instance for head dims: the largest that it takes.
@@ -232,7 +232,12 @@ fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) 
 /// a sequence to itself, and in a fixed order, where no tile waits then. Down, all begin with the last rows and the longest
 /// are taken first: best for few sequences, and for groups, whose tiles are as many times as long. The figures that say
 /// so are in `kernels/NOTES.md`.
-fn direction(order: Order, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> i32 {
+pub(crate) fn direction(
+    order: Order,
+    group: usize,
+    heads_of_sequences: usize,
+    multiprocessors: usize,
+) -> i32 {
     let even = order == Order::Fixed || heads_of_sequences >= multiprocessors;
     if group == 1 && even { 1 } else { -1 }
 }
@@ -275,16 +280,11 @@ impl Gpu {
         let Backward { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
         // The simple kernel's contract holds here too.
         call.raw(tables, [q, k, v], formats)?;
-        let ([q_rows, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
+        let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
         if let Some(what) = refusal(call, &operands(formats, tensors)) {
             return Err(KernelError::Unserved(what));
         }
-        same("dout", dout, [q_rows, heads, dim_v])?;
-        same("out", out, [q_rows, heads, dim_v])?;
-        statistic("lse", lse, [q_rows, heads, 1])?;
-        same("dq", dq, q.shape())?;
-        same("dk", dk, k.shape())?;
-        same("dv", dv, v.shape())?;
+        tensors.check(tables, &[("the workspace", workspace)])?;
         let bucket = Bucket::of([dim, dim_v]);
         let layout = bucket.layout(call, heads);
         if workspace.bytes() < layout[8] || !workspace.address().is_multiple_of(ALIGNMENT as u64) {

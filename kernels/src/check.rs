@@ -12,6 +12,7 @@ mod elements;
 mod image;
 mod large;
 mod moves;
+mod replay;
 mod steady;
 mod tables;
 
@@ -19,7 +20,10 @@ use std::fmt;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use seamproof_oracle::{Balance, Run};
+use seamproof_oracle::{
+    Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields,
+    Rows, Run, Sequence, Sink, Softmax,
+};
 use seamproof_simulator::shard::{Shard, span_multiple};
 
 use crate::error::KernelError;
@@ -27,7 +31,8 @@ use crate::gpu::{Buffer, Gpu};
 use crate::tables::Cut;
 use image::{Image, Place};
 pub use large::check_large;
-pub use steady::{STEADY_DIMS, STEADY_MASKS, Steady, accumulated, direct, steady};
+pub use replay::{Tables, replayed};
+pub use steady::{Pack, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Steady, accumulated, direct, steady};
 
 /// Bytes of an image, at most.
 const IMAGE_BYTES: usize = 64 << 20;
@@ -160,6 +165,31 @@ fn run(
     let got = gpu.read(area)?;
     let difference = image.difference(&got).map(|(place, bytes)| (place, draw.what.clone(), bytes));
     Ok((image.before != image.after, difference))
+}
+
+/// A pass with its backward, in bf16, of one head dim.
+fn problem(
+    sequences: Vec<Sequence>,
+    rows: Rows,
+    heads: Heads,
+    dim: usize,
+    mask: Mask,
+) -> Result<Problem, KernelError> {
+    let scale = 1.0 / (dim as f32).sqrt();
+    let fields = ProblemFields {
+        sequences,
+        rows,
+        heads,
+        dims: Dims { qk: dim, v: dim },
+        mask,
+        softmax: Softmax { scale, softcap: None, sink: Sink::None },
+        precision: Precision::uniform(Format::Bf16),
+        parallel: ContextParallel::single(),
+        mode: InputMode::Flat,
+        data_seed: 1,
+        pass: Pass::Backward,
+    };
+    Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))
 }
 
 /// A case's choices, and what they were.

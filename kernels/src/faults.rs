@@ -10,6 +10,7 @@ mod forward;
 
 use seamproof_simulator::faults::Catcher;
 
+use crate::forward::{Attention, Shape};
 use crate::source::{Source, sources};
 
 /// What a fault is an example of.
@@ -78,6 +79,8 @@ pub struct SourceFault {
     pub replace: &'static str,
     /// What shows it.
     pub seen: Seen,
+    /// With which attention kernels, where a campaign's judge shows it.
+    pub attention: Attention,
 }
 
 impl SourceFault {
@@ -136,15 +139,23 @@ const TE_STRIPED: &str = "lengths from ids and offsets from positions: \
 const PYTORCH_186142: &str =
     "illegal address, scratch sized from the wrong axis: https://github.com/pytorch/pytorch/issues/186142";
 
-/// Entries of a catalogue: id, kind, what it imitates, source, text => text, what shows it.
+/// A catalogue: which attention kernels show its entries; and of each its id, kind, what it imitates, source, text => text,
+/// what shows it.
 macro_rules! faults {
-    ($($id:literal, $kind:ident, $imitates:expr, $file:literal, $find:literal => $replace:literal, $seen:expr;)*) => {
+    ($attention:expr; $($id:literal, $kind:ident, $imitates:expr, $file:literal, $find:literal => $replace:literal, $seen:expr;)*) => {
         &[$(SourceFault {
             id: $id, kind: Kind::$kind, imitates: $imitates, file: $file, find: $find, replace: $replace, seen: $seen,
+            attention: $attention,
         }),*]
     };
 }
 use faults;
+
+const SIMPLE: Attention = Attention::Simple;
+/// Faults of the kernels on tensor cores show in the forward's long shape, some in that alone.
+const TUNED: Attention = Attention::Of(Shape::Long);
+/// Those of tiles with rows of several heads, which other shapes do not have.
+const PACKED: Attention = Attention::Of(Shape::Middle);
 
 const GATHERS: &[&str] = &["all-gather segments", "all-gather backward segments"];
 const HALVES: &[&str] =
@@ -156,7 +167,7 @@ const MERGES: &[&str] = &["merge of statistics", "merge of out"];
 
 /// Every planted fault of a kernel.
 pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
-    let tuned = forward::FORWARD_FAULTS.iter().chain(backward::BACKWARD_FAULTS);
+    let tuned = forward::FORWARD_FAULTS.iter().chain(forward::PACKED_FAULTS).chain(backward::BACKWARD_FAULTS);
     HELPER_FAULTS.iter().chain(attention::ATTENTION_FAULTS).chain(tuned)
 }
 
@@ -166,7 +177,7 @@ pub fn by_id(id: &str) -> Option<&'static SourceFault> {
 }
 
 /// Those of the kernels for packed slots.
-const HELPER_FAULTS: &[SourceFault] = faults! {
+const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "global-base-of-ranks-row", GlobalOffset, TE_2596, "rows.cu",
         "const i64 base = offset * cut.cp;" => "const i64 base = offset;",
         Seen::Bits(&["reorder", "partition indices"]);

@@ -10,14 +10,14 @@
 use seamproof_oracle::Format;
 use seamproof_simulator::RowPolicy;
 
-use crate::attend::{CallTables, Forward, SEGMENT_BYTES, WeightFormats, same, statistic};
+use crate::attend::{CallTables, Forward, SEGMENT_BYTES, WeightFormats};
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, TensorMap, Tiled};
 use crate::view::{RawView, View};
 
 /// The largest head dimension.
 pub const DIM_MAX: usize = 128;
-/// Bounds and rows stay below, so that their sums fit 32 bits: `FAR` of the source.
+/// Bounds and rows stay below, so that their sums fit 32 bits: `FAR` of plan.cuh.
 pub(crate) const ROWS_MAX: usize = 1 << 29;
 /// Elements of a box's row, and of what the copy engine's addresses are multiples of.
 const PANEL: usize = 64;
@@ -26,7 +26,7 @@ const LANES: usize = 8;
 const PLAN_BYTES: usize = 16;
 const PLANNED_ROWS_BYTES: usize = 48;
 const PLANNED_KEYS_BYTES: usize = 16;
-/// Threads of the planning kernel: `PLANNERS` of the source.
+/// Threads of the planning kernel: `PLANNERS` of plan.cuh.
 const PLANNERS: usize = 1024;
 /// Keys and values that stay in the L2 cache while all tiles of their heads are taken: less than half of it, since both its
 /// halves keep what both read.
@@ -120,7 +120,7 @@ struct RawPlan {
     part_rows: i32,
     tile_capacity: i32,
 }
-// SAFETY: repr(C), the fields of `PlanArgs` in forward.cu.
+// SAFETY: repr(C), the fields of `PlanArgs` in forward_plan.cuh.
 unsafe impl Argument for RawPlan {}
 
 /// The largest head dim of the instance that serves the head dims of q and k, and of v.
@@ -153,9 +153,9 @@ impl Shape {
         }
     }
 
-    /// Query heads whose rows share a tile, where so many have one KV head.
-    fn packed(self, group: usize) -> usize {
-        match self {
+    /// Query heads whose rows share a tile, where so many have one KV head; by the head dims of q and k, and of v.
+    pub fn packed(self, group: usize, dims: [usize; 2]) -> usize {
+        match self.served(bucket(dims)) {
             Shape::Middle => 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros()),
             _ => 1,
         }
@@ -353,7 +353,7 @@ impl Gpu {
         let Forward { q, k, v, out, lse, max_logit, .. } = tensors;
         // The simple kernel's contract holds here too.
         call.raw(tables, [q, k, v], formats)?;
-        let ([q_rows, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
+        let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
         let operands = Operands {
             formats: [q, k, v].map(View::format),
             out: out.format(),
@@ -363,9 +363,7 @@ impl Gpu {
         if let Some(what) = refusal(call, &operands) {
             return Err(KernelError::Unserved(what));
         }
-        same("out", out, [q_rows, heads, dim_v])?;
-        statistic("lse", lse, [q_rows, heads, 1])?;
-        statistic("max_logit", max_logit, [1, heads, 1])?;
+        tensors.check(tables, &[("the plan", plan)])?;
         let (sink_kind, sink) = tensors.sink_of(call)?;
         if plan.bytes() < call.plan_bytes() || !plan.address().is_multiple_of(16) {
             return Err(KernelError::shape(format!("{} bytes for the plan", plan.bytes())));
@@ -383,7 +381,7 @@ impl Gpu {
         let config = shape.config(bucket);
         let (rows, cluster) = (config.rows(), config.cluster);
         let group = heads / kv_heads;
-        let packed = shape.packed(group);
+        let packed = shape.packed(group, [dim, dim_v]);
         let rows_at = plan.address() + PLAN_BYTES as u64;
         let keys_at = rows_at + (PLANNED_ROWS_BYTES * call.segments) as u64;
         let tiles_at = keys_at + (PLANNED_KEYS_BYTES * call.runs) as u64;

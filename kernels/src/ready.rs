@@ -10,7 +10,7 @@ use crate::attend::{Backward, CallTables, Forward, WeightFormats};
 use crate::backward::How;
 use crate::error::KernelError;
 use crate::forward::Shape;
-use crate::gpu::{Buffer, Gpu};
+use crate::gpu::{Area, Buffer, Gpu};
 use crate::view::View;
 
 /// P and dS enter products as bf16, as q, k, v and dout are.
@@ -166,6 +166,14 @@ impl Gradients {
             dout: numbers.tensor(gpu, 3, problem.out_shape())?,
             results: [room(problem.q_shape())?, room(problem.k_shape())?, room(problem.v_shape())?],
         })
+    }
+
+    /// What a forward and a backward write, each by its name.
+    pub(crate) fn results(&self) -> [(&'static str, Area<'_>); 6] {
+        let Tensors { out, lse, max_logit, .. } = &self.forward;
+        let [dq, dk, dv] = &self.results;
+        [("out", out), ("lse", lse), ("max_logit", max_logit), ("dq", dq), ("dk", dk), ("dv", dv)]
+            .map(|(name, buffer)| (name, buffer.area()))
     }
 
     pub(crate) fn backward(&self, problem: &Problem) -> Backward<'_> {

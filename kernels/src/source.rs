@@ -15,9 +15,11 @@ pub struct Source {
 }
 
 /// The headers that sources may include, each by its name. They include none.
-pub const HEADERS: [(&str, &str); 6] = [
+pub const HEADERS: [(&str, &str); 8] = [
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("hopper.cuh", include_str!("../cuda/hopper.cuh")),
+    ("plan.cuh", include_str!("../cuda/plan.cuh")),
+    ("forward_plan.cuh", include_str!("../cuda/forward_plan.cuh")),
     ("backward_rows.cuh", include_str!("../cuda/backward_rows.cuh")),
     ("backward_tiles.cuh", include_str!("../cuda/backward_tiles.cuh")),
     ("backward_consumer.cuh", include_str!("../cuda/backward_consumer.cuh")),

@@ -83,8 +83,8 @@ enum What {
     /// Launch the backward in its fixed order again and again beside other work: not one bit may differ
     #[command(hide = true)]
     Stress {
-        /// Launches of each head dim, the masks in turn
-        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(4..))]
+        /// Launches of each head dim, the masks and the packs in turn
+        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(12..))]
         launches: u32,
         /// Which GPU
         #[arg(long, default_value_t = 0)]
@@ -248,19 +248,23 @@ fn compare(gpu: usize, cases: u64, seed: u64) -> Result<Exit, CliError> {
 fn stress(gpu: usize, launches: usize) -> Result<Exit, CliError> {
     let gpu = Gpu::open(gpu, &Cache::of_user())?;
     let (mut fixed, mut any) = (0, 0);
+    let parts = check::STEADY_MASKS.len() * check::STEADY_PACKS.len();
     for dim in check::STEADY_DIMS {
         for (name, mask) in check::STEADY_MASKS {
-            let steady = check::steady(&gpu, dim, mask, launches.div_ceil(check::STEADY_MASKS.len()))?;
-            print_line(&format_args!(
-                "head dim {dim:>3}, {name:<6}: {} of {} launches in the fixed order differ from the first, in any order {} \
-                 ({:.0} launches a second of each)",
-                steady.fixed,
-                steady.launches,
-                steady.any,
-                steady.launches as f64 / steady.time.as_secs_f64()
-            ));
-            fixed += steady.fixed;
-            any += steady.any;
+            for pack in check::STEADY_PACKS {
+                let steady = check::steady(&gpu, pack, (dim, mask), launches.div_ceil(parts))?;
+                print_line(&format_args!(
+                    "head dim {dim:>3}, {name:<6}, {:<7}: {} of {} launches in the fixed order differ from the first, \
+                     in any order {} ({:.0} launches a second of each)",
+                    pack.name,
+                    steady.fixed,
+                    steady.launches,
+                    steady.any,
+                    steady.launches as f64 / steady.time.as_secs_f64()
+                ));
+                fixed += steady.fixed;
+                any += steady.any;
+            }
         }
     }
     print_line(&format_args!("on {}: {fixed} launches differ", gpu.name()?));

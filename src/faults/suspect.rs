@@ -165,11 +165,7 @@ impl Suspect {
             Suspect::Call(call) => Box::new(call.wrong(seed)?),
             Suspect::Table(fault) => Box::new(Tabled::new(fault)),
             Suspect::Source(fault) => {
-                // Every fault of the tensor cores' kernel shows in its long shape, some in that alone.
-                let attention = match is_tuned(fault) {
-                    true => Attention::Of(Shape::Long),
-                    false => Attention::Simple,
-                };
+                let attention = fault.attention;
                 backends::on_gpu(fault, Cuda { order: seed, helpers: false, attention, ..Cuda::default() })
             }
         })
@@ -216,7 +212,7 @@ impl Suspect {
             Suspect::Source(fault) => {
                 let taken = Cuda::default().capabilities();
                 let taken = move |problem: &Problem| taken.refusal(problem).is_none();
-                match is_tuned(fault) {
+                match fault.attention != Attention::Simple {
                     // Sequences of more than a block of keys, on problems that go to tensor cores.
                     true => {
                         let drawn = drawn(seed, Limits::quick()).filter(on_tensor_cores);
@@ -234,14 +230,13 @@ fn emulated(seed: u64) -> Emulated {
     Emulated { order: seed, ..Emulated::default() }
 }
 
-/// Whether a fault is one of attention on tensor cores.
-fn is_tuned(fault: &SourceFault) -> bool {
-    ["forward.cu", "backward.cu"].contains(&fault.file)
-}
-
-/// Whether a problem comes to the pass that a fault of a source is in.
+/// Whether a problem comes to the pass that a fault of a source is in, and to tiles of several heads where it is one of these.
 fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
-    fault.file != "backward.cu" || problem.pass == Pass::Backward
+    let packs = |shape: Shape| shape.packed(problem.group(), [problem.dims.qk, problem.dims.v]) > 1;
+    match fault.attention {
+        Attention::Of(shape @ Shape::Middle) => packs(shape),
+        _ => fault.file != "backward.cu" || problem.pass == Pass::Backward,
+    }
 }
 
 /// Whether attention on tensor cores takes a problem, as far as the problem alone says.

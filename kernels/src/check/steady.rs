@@ -7,17 +7,17 @@
 //! comparison would see nothing.
 //!
 //! *Accumulated*: gradients that are added to what was there are `round(there + gradient)`, where the gradient is what an
-//! overwriting launch gives in f32.
+//! overwriting launch of the same order gives in f32.
 //!
 //! *Direct*: dq of rows that see one tile of keys has the same bits whether that tile is all of the sequence, and dq is written
 //! at once, or others follow, and dq is a sum of one term.
+//!
+//! Heads and the number of sequences decide which *walk* over tiles the launcher takes in each order (`direction` in
+//! `backward.rs`). A *pack* is sequences, repeated, with such heads; there is one for each choice of walks.
 
 use std::time::{Duration, Instant};
 
-use seamproof_oracle::{
-    ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Rows,
-    Run, Sequence, Sink, Softmax,
-};
+use seamproof_oracle::{Format, Heads, Mask, Problem, Rows, Run, Sequence};
 
 use super::Mismatch;
 use crate::attend::Backward;
@@ -36,14 +36,22 @@ pub const STEADY_MASKS: [(&str, Mask); 4] = [
     ("window", Mask { left: Some(512), ..Mask::CAUSAL }),
     ("band", Mask { left: Some(300), right: Some(70), ..Mask::CAUSAL }),
 ];
-/// Lengths of the sequences that are repeated: of many tiles of keys, of one, of one row.
+/// One for each choice of walks, in the fixed order and in any.
+pub const STEADY_PACKS: [Pack; 3] = [GROUPED, FEW, MANY];
+/// Several query heads to a KV head: the walk goes down in both orders.
+const GROUPED: Pack = Pack { name: "grouped", heads: Heads { q: 8, kv: 2 }, times: 1 };
+/// One query head to a KV head, and few sequences: up in the fixed order, down in any.
+const FEW: Pack = Pack { name: "few", heads: Heads { q: 4, kv: 4 }, times: 1 };
+/// The same, with as many heads of sequences as multiprocessors, of which a Hopper GPU has 144 at most
+/// (<https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/>): up in both orders.
+const MANY: Pack = Pack { times: 6, name: "many", ..FEW };
+/// Lengths of the sequences whose launches are repeated: of many tiles of keys, of one, of one row.
 const LENGTHS: [usize; 6] = [300, 64, 1, 777, 2048, 513];
 /// Lengths of one tile of keys, to which nothing is added, and of two, of which a sum has two terms: in any order the same bits.
 const SHORT: [usize; 7] = [128, 1, 200, 77, 64, 256, 100];
 /// Keys of a tile, and rows of two tiles.
 const TILE: usize = 128;
 const TWO_TILES: usize = 2 * TILE;
-const HEADS: Heads = Heads { q: 8, kv: 2 };
 /// Rows that a sequence owns behind its real ones.
 const PADDING: usize = 16;
 /// Bytes of a copy beside the launches, and after how many of them one is made.
@@ -54,6 +62,15 @@ const BESIDE: [usize; 2] = [1, 2];
 
 const FIXED: How = How { order: Order::Fixed, update: Update::Overwrite };
 const ANY: How = How { order: Order::AsTheyCome, update: Update::Overwrite };
+
+/// Heads, and how often each sequence is there.
+#[derive(Clone, Copy, Debug)]
+pub struct Pack {
+    /// Its name.
+    pub name: &'static str,
+    heads: Heads,
+    times: usize,
+}
 
 /// What repeated launches came to.
 #[derive(Clone, Copy, Debug)]
@@ -68,36 +85,25 @@ pub struct Steady {
     pub time: Duration,
 }
 
-/// A pack in bf16, with padding behind each sequence.
-fn problem(lengths: &[usize], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
-    let padded: Vec<_> = lengths.iter().map(|&length| (length, length + PADDING)).collect();
-    pack(&padded, dim, mask)
-}
+impl Pack {
+    /// In bf16, sequences of these lengths with padding behind each.
+    fn padded(self, lengths: &[usize], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
+        let padded: Vec<_> = lengths.iter().map(|&length| (length, length + PADDING)).collect();
+        self.problem(&padded, dim, mask)
+    }
 
-/// A pack in bf16 of sequences with so many real rows of owned ones.
-fn pack(sequences: &[(usize, usize)], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
-    let mut rows = 0;
-    let sequences = sequences.iter().enumerate().map(|(id, &(length, span))| {
-        let run = Run::packed(rows, length, span);
-        rows += run.span;
-        Sequence { id: id as u32, q: run, kv: run }
-    });
-    let sequences = sequences.collect();
-    let scale = 1.0 / (dim as f32).sqrt();
-    let fields = ProblemFields {
-        sequences,
-        rows: Rows { q: rows, kv: rows },
-        heads: HEADS,
-        dims: Dims { qk: dim, v: dim },
-        mask,
-        softmax: Softmax { scale, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
-        data_seed: 1,
-        pass: Pass::Backward,
-    };
-    Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))
+    /// In bf16, sequences with so many real rows of owned ones.
+    fn problem(self, sequences: &[(usize, usize)], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
+        let mut rows = 0;
+        let repeated = sequences.repeat(self.times).into_iter().zip(0..);
+        let sequences = repeated.map(|((length, span), id)| {
+            let run = Run::packed(rows, length, span);
+            rows += run.span;
+            Sequence { id, q: run, kv: run }
+        });
+        let sequences = sequences.collect();
+        super::problem(sequences, Rows { q: rows, kv: rows }, self.heads, dim, mask)
+    }
 }
 
 /// A backward whose results are compared with those of its first launch.
@@ -143,9 +149,14 @@ impl<'g> Compared<'g> {
     }
 }
 
-/// Launches a head dim's backward so often with a mask.
-pub fn steady(gpu: &Gpu, dim: usize, mask: Mask, launches: usize) -> Result<Steady, KernelError> {
-    let (problem, numbers) = (problem(&LENGTHS, dim, mask)?, Numbers::new(gpu)?);
+/// Launches a pack's backward so often, of a head dim and with a mask.
+pub fn steady(
+    gpu: &Gpu,
+    pack: Pack,
+    (dim, mask): (usize, Mask),
+    launches: usize,
+) -> Result<Steady, KernelError> {
+    let (problem, numbers) = (pack.padded(&LENGTHS, dim, mask)?, Numbers::new(gpu)?);
     let fixed = Compared::new(gpu, (&problem, &numbers), FIXED, launches)?;
     let any = Compared::new(gpu, (&problem, &numbers), ANY, launches)?;
     let copied = [gpu.allocate(COPY_BYTES)?, gpu.allocate(COPY_BYTES)?];
@@ -166,17 +177,27 @@ pub fn steady(gpu: &Gpu, dim: usize, mask: Mask, launches: usize) -> Result<Stea
     Ok(Steady { launches, fixed: fixed.differing()?, any: any.differing()?, time })
 }
 
-/// Gradients that are accumulated, of both head dims, both orders and formats of the sum, and every mask.
+/// Packs whose gradients are accumulated, every walk in both orders: in any order sums of two terms at most, which have one
+/// value.
+const ACCUMULATED: [(Pack, Order, &[usize]); 5] = [
+    (GROUPED, Order::Fixed, &LENGTHS),
+    (FEW, Order::Fixed, &LENGTHS),
+    (GROUPED, Order::AsTheyCome, &SHORT),
+    (FEW, Order::AsTheyCome, &SHORT),
+    (MANY, Order::AsTheyCome, &SHORT),
+];
+
+/// Gradients that are accumulated, of both head dims, both orders, walks and formats of the sum, and every mask.
 pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = Numbers::new(gpu)?;
     let mut found = Vec::new();
     for dim in STEADY_DIMS {
         for (name, mask) in STEADY_MASKS {
-            for (order, lengths) in [(Order::Fixed, LENGTHS.as_slice()), (Order::AsTheyCome, &SHORT)] {
-                let problem = problem(lengths, dim, mask)?;
+            for (pack, order, lengths) in ACCUMULATED {
+                let problem = pack.padded(lengths, dim, mask)?;
                 let ready = Ready::new(gpu, &problem, &numbers, 1)?;
                 for format in [Format::F32, Format::Bf16] {
-                    let what = format!("head dim {dim}, {name}, {order:?}, {format}");
+                    let what = format!("head dim {dim}, {name}, {}, {order:?}, {format}", pack.name);
                     let wrong = Accumulated { gpu, ready: &ready, order, format }.wrong(&problem)?;
                     let case = found.len() as u64;
                     found.extend(wrong.into_iter().map(|(place, bytes)| Mismatch {
@@ -194,38 +215,48 @@ pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
 }
 
 /// dq of rows that see one tile of keys, which writes it at once in both orders, beside that of the same rows where their tile
-/// sees a second one, so that it is a sum; of both head dims, and in both formats.
+/// sees a second one, so that it is a sum; of both head dims, in both formats, and in every walk.
 pub fn direct(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = Numbers::new(gpu)?;
     let mut found = Vec::new();
     for dim in STEADY_DIMS {
-        // The last row of the first tile sees a key of the second, so that two tiles open and close the sums of its tile of rows.
-        let mask = Mask { right: Some(1), ..Mask::CAUSAL };
-        let problem = |length| pack(&[(length, TWO_TILES)], dim, mask);
-        let (one, two) = (problem(TILE)?, problem(TWO_TILES)?);
-        let (direct, summed) = (Ready::new(gpu, &one, &numbers, 1)?, Ready::new(gpu, &two, &numbers, 1)?);
-        for format in [Format::F32, Format::Bf16] {
-            // One forward for both.
-            let dq = |ready: &Ready, order| {
-                let how = How { order, update: Update::Overwrite };
-                let zeros = shapes(&two).map(|shape| vec![0.0; shape.iter().product()]);
-                gradients(gpu, ready, &summed, how, format, zeros).map(|[dq, ..]| dq)
+        for pack in STEADY_PACKS {
+            found.extend(direct_of(gpu, &numbers, pack, dim)?);
+        }
+    }
+    Ok(found)
+}
+
+fn direct_of(gpu: &Gpu, numbers: &Numbers, pack: Pack, dim: usize) -> Result<Vec<Mismatch>, KernelError> {
+    // The last row of the first tile sees a key of the second, so that two tiles open and close the sums of its tile of rows.
+    let mask = Mask { right: Some(1), ..Mask::CAUSAL };
+    let problem = |length| pack.problem(&[(length, TWO_TILES); LENGTHS.len()], dim, mask);
+    let (one, two) = (problem(TILE)?, problem(TWO_TILES)?);
+    let (direct, summed) = (Ready::new(gpu, &one, numbers, 1)?, Ready::new(gpu, &two, numbers, 1)?);
+    let row = pack.heads.q * dim;
+    let mut found = Vec::new();
+    for format in [Format::F32, Format::Bf16] {
+        // One forward for both.
+        let dq = |ready: &Ready, order| {
+            let how = How { order, update: Update::Overwrite };
+            let zeros = shapes(&two).map(|shape| vec![0.0; shape.iter().product()]);
+            gradients(gpu, ready, &summed, how, format, zeros).map(|[dq, ..]| dq)
+        };
+        let sums = dq(&summed, Order::Fixed)?;
+        for order in Order::ALL {
+            let got = dq(&direct, order)?;
+            let sequences = got.chunks(TWO_TILES * row).zip(sums.chunks(TWO_TILES * row));
+            let pairs = sequences.flat_map(|(got, sums)| got.iter().zip(sums).take((TILE - 1) * row));
+            // As numbers: 0 and -0 are 0.
+            let wrong = pairs.filter(|(direct, sum)| direct != sum).count();
+            let mismatch = Mismatch {
+                operation: "backward, direct",
+                case: found.len() as u64,
+                place: "dq".to_owned(),
+                what: format!("head dim {dim}, {}, {order:?}, {format}", pack.name),
+                bytes: wrong * format.bits() as usize / 8,
             };
-            let sums = dq(&summed, Order::Fixed)?;
-            for order in Order::ALL {
-                let rows = (TILE - 1) * HEADS.q * dim;
-                let pairs = dq(&direct, order)?.into_iter().zip(&sums).take(rows);
-                // As numbers: 0 and -0 are 0.
-                let wrong = pairs.filter(|(direct, sum)| direct != *sum).count();
-                let mismatch = Mismatch {
-                    operation: "backward, direct",
-                    case: found.len() as u64,
-                    place: "dq".to_owned(),
-                    what: format!("head dim {dim}, {order:?}, {format}"),
-                    bytes: wrong * format.bits() as usize / 8,
-                };
-                found.extend((wrong > 0).then_some(mismatch));
-            }
+            found.extend((wrong > 0).then_some(mismatch));
         }
     }
     Ok(found)
@@ -247,18 +278,18 @@ struct Accumulated<'a> {
 impl Accumulated<'_> {
     /// Where sums are not what they must be: the first place of each gradient, and how many bytes.
     fn wrong(&self, problem: &Problem) -> Result<Vec<(String, usize)>, KernelError> {
-        let Accumulated { gpu, ready, .. } = *self;
+        let Accumulated { gpu, ready, order, format } = *self;
         let shapes = shapes(problem);
         let zeros = shapes.map(|shape| vec![0.0; shape.iter().product()]);
-        let overwritten = gradients(gpu, ready, ready, FIXED, Format::F32, zeros)?;
+        // By the same walk, in whose order dk and dv are sums.
+        let overwrite = How { order, update: Update::Overwrite };
+        let overwritten = gradients(gpu, ready, ready, overwrite, Format::F32, zeros)?;
         let there = shapes.map(|shape| {
             let numbers = 0..shape.iter().product::<usize>();
-            numbers
-                .map(|index| self.format.round_f32(index as f32 % 253.0 / 16.0 - 8.0))
-                .collect::<Vec<f32>>()
+            numbers.map(|index| format.round_f32(index as f32 % 253.0 / 16.0 - 8.0)).collect::<Vec<f32>>()
         });
-        let how = How { order: self.order, update: Update::Accumulate };
-        let sums = gradients(gpu, ready, ready, how, self.format, there.clone())?;
+        let accumulate = How { order, update: Update::Accumulate };
+        let sums = gradients(gpu, ready, ready, accumulate, format, there.clone())?;
         let mut real = vec![false; problem.rows.q];
         problem.sequences.iter().flat_map(|sequence| sequence.q.real_rows()).for_each(|row| real[row] = true);
         let mut found = Vec::new();
@@ -267,14 +298,14 @@ impl Accumulated<'_> {
             let wrong: Vec<usize> = (0..there[index].len())
                 .filter(|&at| {
                     let (before, gradient) = (there[index][at], overwritten[index][at]);
-                    let sum = if real[at / row] { self.format.round_f32(before + gradient) } else { before };
+                    let sum = if real[at / row] { format.round_f32(before + gradient) } else { before };
                     sums[index][at] != sum
                 })
                 .collect();
             if let Some(&at) = wrong.first() {
                 let (before, gradient, sum) = (there[index][at], overwritten[index][at], sums[index][at]);
                 let place = format!("{name}, row {}: {before} + {gradient} became {sum}", at / row);
-                found.push((place, wrong.len() * self.format.bits() as usize / 8));
+                found.push((place, wrong.len() * format.bits() as usize / 8));
             }
         }
         Ok(found)
@@ -311,4 +342,27 @@ fn numbers(gpu: &Gpu, area: Area, format: Format) -> Result<Vec<f32>, KernelErro
         // The upper half of an f32.
         _ => bytes.chunks_exact(2).map(|half| f32::from_le_bytes([0, 0, half[0], half[1]])).collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backward::direction;
+
+    /// The walks that comments name, on an H100 for PCIe and on a Hopper GPU with all its multiprocessors.
+    #[test]
+    fn packs_take_every_walk_in_every_order() {
+        for multiprocessors in [114, 144] {
+            let walks = |pack: Pack, sequences: usize| {
+                let Heads { q, kv } = pack.heads;
+                let heads = sequences * pack.times * kv;
+                Order::ALL.map(|order| direction(order, q / kv, heads, multiprocessors))
+            };
+            for sequences in [LENGTHS.len(), SHORT.len()] {
+                assert_eq!(walks(GROUPED, sequences), [-1, -1]);
+                assert_eq!(walks(FEW, sequences), [1, -1]);
+                assert_eq!(walks(MANY, sequences), [1, 1]);
+            }
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! Planted faults of the attention kernels and of the kernels on tables of rows, which a campaign's judge is to find.
 
-use super::{FORGETS, Kind, READS, Seen, SourceFault, VALUES, WRITES, faults};
+use super::{FORGETS, Kind, READS, SIMPLE, Seen, SourceFault, VALUES, WRITES, faults};
 
 /// Every one.
-pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! {
+pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "diagonal-not-seen", WrongSeam, "≥ for > at the right bound: https://github.com/SandAI-org/MagiAttention/pull/117", "attend.cu",
         "min(index + segment.hi + 1, segment.keys)"
             => "min(index + segment.hi, segment.keys)",

@@ -1,6 +1,6 @@
 //! Planted faults of the backward on tensor cores, which a campaign's judge is to find.
 
-use super::{FORGETS, Kind, READS, SPREADS, SourceFault, VALUES, WRITES, faults};
+use super::{FORGETS, Kind, READS, SPREADS, SourceFault, TUNED, VALUES, WRITES, faults};
 
 /// NaN and infinities of padding rows in the gradients of real ones.
 const FA_1990: &str = "padding between sequences in the backward: \
@@ -9,7 +9,7 @@ const FA_1990: &str = "padding between sequences in the backward: \
 const FORMULA: &str = "a term of the gradients: https://arxiv.org/abs/2307.08691";
 
 /// Every one.
-pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
+pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "tail-of-queries-not-cleared", MissingGuard, FA_1990, "backward.cu",
         "clear_rows(shared.q(stage), valid, ROWS);"
             => ";",
@@ -61,6 +61,14 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! {
     "sums-not-cleared", Arithmetic, "dq is added to what was there: https://github.com/Dao-AILab/flash-attention/pull/1893", "backward.cu",
         "add_part(shared, turn, sums, opens);"
             => "add_part(shared, turn, sums, false);",
+        READS;
+    "sums-of-other-keys-forgotten", Arithmetic, "dq of the last tile of keys alone, not a sum: https://arxiv.org/abs/2307.08691", "backward.cu",
+        "add_sums(shared.dq(group), dq);"
+            => ";",
+        VALUES;
+    "sums-opened-twice", WrongSeam, "which tile of keys adds first, by a bound that is off: https://github.com/Dao-AILab/flash-attention/pull/2549", "backward.cu",
+        "const bool opens = left > tile.opens"
+            => "const bool opens = left >= tile.opens",
         READS;
     "accumulated-for-overwritten", Arithmetic, "gradients of the step before: https://github.com/NVIDIA/TransformerEngine/pull/3063", "backward.cu",
         "put_eight(view, place + column, value, a.accumulate);"

@@ -1,9 +1,9 @@
 //! Planted faults of the forward on tensor cores, which a campaign's judge is to find.
 
-use super::{FORGETS, Kind, READS, SourceFault, VALUES, WRITES, faults};
+use super::{FORGETS, Kind, PACKED, READS, SourceFault, TUNED, VALUES, WRITES, faults};
 
-/// Every one.
-pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
+/// Those of every tile.
+pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "tail-block-unmasked", WrongSeam, "keys behind the sequence's end are seen: https://github.com/flashinfer-ai/flashinfer/pull/5090", "forward.cu",
         "keys_below(min(r + bounds.hi + 1, block.end) - first_key"
             => "keys_below(r + bounds.hi + 1 - first_key",
@@ -81,8 +81,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
             => "(i64)a.q_step * (tile.index + r);",
         FORGETS;
     "last-tile-not-taken", LastSequence, "the last tile is left out: https://github.com/NVIDIA/cudnn-frontend/issues/752", "forward.cu",
-        "a.plan->tiles = min(sum, (u32)a.tile_capacity);"
-            => "a.plan->tiles = sum - (sum > 1);",
+        "a.plan->tiles = tiles.of[0];"
+            => "a.plan->tiles = tiles.of[0] - (tiles.of[0] > 1);",
         FORGETS;
     "second-group-reads-the-firsts-rows", WrongSeam, "rows of the tile's other half: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
         "descriptor(shared.q(q_ring().stage()) + group * 64 * 128, 0);"
@@ -91,5 +91,17 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! {
     "second-group-passes-over-the-firsts-blocks", WrongSeam, "blocks of keys are skipped: https://github.com/intel/sycl-tla/pull/489", "forward.cu",
         "blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group);"
             => "blocks_for<C>(brought, {limits.y, limits.z}, limits.x, limits.w, rows_of_group);",
+        VALUES;
+};
+
+/// Those of tiles with rows of several heads.
+pub(super) const PACKED_FAULTS: &[SourceFault] = faults! { PACKED;
+    "packed-rows-of-one-head", WrongSeam, "head indexing and storage of packed heads: https://github.com/HKUSTDial/flash-sparse-attention/pull/224", "forward.cu",
+        "const int head = tile.head + (row + 8 * HALF & (1 << packed) - 1);"
+            => "const int head = tile.head;",
+        FORGETS;
+    "packed-rows-masked-as-rows", WrongSeam, "rows and packed rows confused in the mask: https://github.com/Dao-AILab/flash-attention/pull/2528", "forward.cu",
+        "const int r = row + 8 * half >> packed;"
+            => "const int r = row + 8 * half;",
         VALUES;
 };
