@@ -126,6 +126,13 @@ __device__ __forceinline__ void add_sums(u32 from, float (&dq)[32]) {
     }
 }
 
+// A group's sums that nobody reads again: what the cache has of them need not go to memory. A line a thread, of those that are
+// the group's alone.
+__device__ __forceinline__ void forget_sums(const float* sums) {
+    const u64 line = ((u64)sums + 127) / 128 * 128 + 128 * (threadIdx.x % 128);
+    if (line + 128 <= (u64)sums + PART_BYTES) asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory");
+}
+
 __device__ __forceinline__ void release(u32 barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
@@ -162,6 +169,8 @@ __device__ __forceinline__ void pass_queries(
         if (left <= tile.opens * a.group) {
             barrier_wait(shared.dq_ready(group, turn), turn / ADDERS % 2);
             add_sums(shared.dq(group), dq);
+            const i64 part = part_of(a, tile.q_tile + t, tile.head * a.group + member);
+            forget_sums(a.sums + part * SUMS + group * (PART_BYTES / 4));
         }
         // dS of the next turn is not there yet, and that of the one before has been used by both groups.
         store(a.dq, a, rows_of_turn(a, tile, t, member), shared.ds(turn + 1), dq, a.scale, a.dim);

@@ -42,8 +42,8 @@ struct Rows {
     int owned;
 };
 
-// Of the accumulators of two groups of threads: a group holds 64 rows with all lanes, or all rows with COUNT pairs of lanes.
-// The first row and lane of a warp, which has 16 rows.
+// The first row and lane that a warp has of the accumulators of two groups of threads: it has 16 rows, a group 64 with all lanes,
+// or all rows with COUNT pairs of lanes.
 struct Corner {
     int row;
     int lane;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void get_four(u32 at, float (&value)[8], int first) {
 }
 
 // Writes 64 lanes of accumulators, from pair FIRST on, rounded, over what is there: through 2 KB of shared memory at `at`, of
-// this warp alone, so that eight threads write 128 bytes of a row.
+// this warp alone, so that eight threads write 128 bytes of a row. Nothing of it is read again: it is the first to leave the cache.
 template <int FIRST, int COUNT>
 __device__ __forceinline__ void store_panel(
     const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[COUNT], float factor, int dim
@@ -104,7 +104,7 @@ __device__ __forceinline__ void store_panel(
                      : "r"(at + r * 128 + (eighth ^ r % 8) * 16)
                      : "memory");
         if (corner.row + r >= rows.real) eight = make_uint4(0, 0, 0, 0);
-        if (is_written(a, rows, corner.row + r) && column < dim) *(uint4*)to = eight;
+        if (is_written(a, rows, corner.row + r) && column < dim) __stcs((uint4*)to, eight);
     }
     __syncwarp();
 }
