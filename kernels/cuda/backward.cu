@@ -34,7 +34,7 @@ constexpr int GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS_ALL = CONSUMERS + 12
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL,
               "more registers than the launch gives");
-constexpr int STAGES = 2, ADDERS = 2;
+constexpr int STAGES = 2, ADDERS = 2, TILES = 2;
 // Whether consumers make descriptors from what warps have alike: a tenth fewer instructions, which count where products are
 // short. With 128 lanes the registers that are read once more cost as much.
 constexpr bool ALIKE = DIM <= 64;
@@ -156,8 +156,10 @@ __device__ __forceinline__ void backward(const Args& a) {
     const Shared shared = {kept((shared_address(dynamic) + 1023) / 1024 * 1024)};
     if (threadIdx.x == 0) {
         constexpr int WARPS = CONSUMERS / 32;
-        barrier_init(shared.kv_full(), 1);
-        barrier_init(shared.kv_empty(), WARPS + ADDERS);
+        for (int i = 0; i < TILES; ++i) {
+            barrier_init(shared.kv_full(i), 1);
+            barrier_init(shared.kv_empty(i), WARPS + ADDERS);
+        }
         for (int i = 0; i < STAGES; ++i) {
             barrier_init(shared.q_full(i), 1);
             barrier_init(shared.dout_full(i), 1);

@@ -100,14 +100,9 @@ __device__ __forceinline__ void clear_queries(const Shared& shared, u32 stage, i
 
 // dSᵀ of 64 keys in rows of 64 query rows, as the copy engine would swizzle them.
 __device__ __forceinline__ void store_gradients(u32 at, const u32 (&ds)[ROWS / 4]) {
-    const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int j = 0; j < ROWS / 8; j += 2) {
-        const u32 to = at + j / 8 * (KEYS * 128) + row * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(ds[2 * j]),
-                     "r"(ds[2 * j + 1]), "r"(ds[2 * j + 2]), "r"(ds[2 * j + 3])
-                     : "memory");
-    }
+    const u32 own = at + threadIdx.x / 32 * 2048;
+    put_rows<0>(own, ds);
+    if constexpr (ROWS > 64) put_rows<16>(own + KEYS * 128, ds);
 }
 
 __device__ __forceinline__ void store_sums(u32 at, const float (&dq)[32]) {
@@ -129,6 +124,13 @@ __device__ __forceinline__ void add_sums(u32 from, float (&dq)[32]) {
                      : "memory");
         dq[4 * i] += sums.x, dq[4 * i + 1] += sums.y, dq[4 * i + 2] += sums.z, dq[4 * i + 3] += sums.w;
     }
+}
+
+// A group's sums that nobody reads again: what the cache has of them need not go to memory. A line a thread, of those that are
+// the group's alone.
+__device__ __forceinline__ void forget_sums(const float* sums) {
+    const u64 line = ((u64)sums + 127) / 128 * 128 + 128 * (threadIdx.x % 128);
+    if (line + 128 <= (u64)sums + PART_BYTES) asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory");
 }
 
 __device__ __forceinline__ void release(u32 barrier) {
@@ -156,18 +158,22 @@ __device__ __forceinline__ void begin_queries(const Shared& shared, u32 stage, u
 }
 
 // dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows and a head of the group, with
-// `left` turns of the walk.
+// `left` turns of the walk. `at`: the tile of keys.
 __device__ __forceinline__ void pass_queries(
-    const Args& a, const Shared& shared, u32 group, u32 turn, int left, bool closes, int t, int member, float (&dq)[32]
+    const Args& a, const Shared& shared, u32 at, u32 group, u32 turn, int left, bool closes, int t, int member,
+    float (&dq)[32]
 ) {
     barrier_wait(shared.dq_empty(group, turn - 1), (turn - 1) / ADDERS % 2);
     if (closes) {
-        const Tile tile = get_tile(shared.tile());
+        const Tile tile = get_tile(at);
         if (left <= tile.opens * a.group) {
             barrier_wait(shared.dq_ready(group, turn), turn / ADDERS % 2);
             add_sums(shared.dq(group), dq);
+            const i64 part = part_of(a, tile.q_tile + t, tile.head * a.group + member);
+            forget_sums(a.sums + part * SUMS + group * (PART_BYTES / 4));
         }
-        store_queries(a, rows_of_turn(a, tile, t, member), dq);
+        // dS of the next turn is not there yet, and that of the one before has been used by both groups.
+        store(a.dq, a, rows_of_turn(a, tile, t, member), shared.ds(turn + 1), dq, a.scale, a.dim);
     } else {
         store_sums(shared.dq(group), dq);
     }
@@ -177,7 +183,7 @@ __device__ __forceinline__ void pass_queries(
 
 // A turn of a group whose keys are not seen: its part of dQ is all that it makes.
 __device__ __forceinline__ void pass_blind(
-    const Args& a, const Shared& shared, u32 group, u32 stage, u32 turn, int left, bool closes, int t, int member
+    const Args& a, const Shared& shared, u32 at, u32 group, u32 stage, u32 turn, int left, bool closes, int t, int member
 ) {
     u32 ds[ROWS / 4];
 #pragma unroll
@@ -185,7 +191,6 @@ __device__ __forceinline__ void pass_blind(
     store_gradients(shared.ds(stage), ds);
     shared_stores_done();
     named_barrier(1, CONSUMERS);
-    release(shared.dout_empty(stage));
     release(shared.q_empty(stage));
     float dq[32];
     hold(dq);
@@ -193,19 +198,20 @@ __device__ __forceinline__ void pass_blind(
     begin_queries(shared, stage, group, dq);
     wgmma_wait<0>();
     hold(dq);
-    pass_queries(a, shared, group, turn, left, closes, t, member, dq);
+    release(shared.dout_empty(stage));
+    pass_queries(a, shared, at, group, turn, left, closes, t, member, dq);
 }
 
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
-    Ring<1> kv_ring;
+    Ring<TILES> tiles;
     // Of Q and dout; its turns are those of dS and dQ too.
     Ring<STAGES> ring;
     float dk[DIM / 2], dv[DIM / 2];
     for (;;) {
         const Shared shared = all.again();
-        barrier_wait(shared.kv_full(), kv_ring.parity());
-        kv_ring.advance();
-        const Tile tile = get_tile(shared.tile());
+        barrier_wait(shared.kv_full(tiles.stage()), tiles.parity());
+        const u32 at = uniform(shared.tile(tiles.stage()));
+        const Tile tile = get_tile(at);
         if (tile.first < 0) return;
 #pragma unroll
         for (int i = 0; i < DIM / 2; ++i) dk[i] = 0.0f, dv[i] = 0.0f;
@@ -214,7 +220,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             shared_stores_done();
             named_barrier(1, CONSUMERS);
         }
-        const int whole = tile.whole, whole_end = tile.whole_end;
+        const int whole = (int)uniform(tile.whole), whole_end = (int)uniform(tile.whole_end);
         // Turns from the end on that close sums: read once, for all warps alike.
         const int closing = (int)uniform(tile.closes * a.group);
         int t = start_of(a, tile), member = 0;
@@ -229,10 +235,10 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             barrier_wait(shared.dout_full(stage), ring.parity());
             const bool ragged = now < whole || now >= whole_end;
             if (ragged) {
-                const Tile tile = get_tile(shared.tile());
+                const Tile tile = get_tile(at);
                 clear_queries(shared, stage, tile.rows - now * ROWS);
                 if (is_blind(tile, now * ROWS, group)) {
-                    pass_blind(a, shared, group, stage, ring.turns, left, left <= closing, now, head);
+                    pass_blind(a, shared, at, group, stage, ring.turns, left, left <= closing, now, head);
                     ring.advance();
                     continue;
                 }
@@ -252,7 +258,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             wgmma_wait<0>();
             hold(dp);
             differentiate(dp, s, shared.statistics(stage) + ROWS * 4);
-            if (ragged) mask(s, dp, get_tile(shared.tile()), now * ROWS);
+            if (ragged) mask(s, dp, get_tile(at), now * ROWS);
             pack(s, p);
             pack(dp, ds);
             hold(p);
@@ -277,20 +283,20 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dv);
             hold(p);
             release(shared.dout_empty(stage));
-            pass_queries(a, shared, group, ring.turns, left, left <= closing, now, head, dq);
+            pass_queries(a, shared, at, group, ring.turns, left, left <= closing, now, head, dq);
             wgmma_wait<0>();
             hold(dk);
             hold(ds);
             release(shared.q_empty(stage));
             ring.advance();
         }
-        const Tile done = get_tile(shared.tile());
+        const Tile done = get_tile(at);
         __syncwarp();
-        release(shared.kv_empty());
+        release(shared.kv_empty(tiles.stage()));
+        tiles.advance();
         const Rows keys = {done.index, done.phase, a.kv_step, done.head, done.real, done.owned};
-        store<0>(a.dk, a, keys, dk, a.scale, a.dim);
-        store<1>(a.dk, a, keys, dk, a.scale, a.dim);
-        store<0>(a.dv, a, keys, dv, 1.0f, a.dim_v);
-        store<1>(a.dv, a, keys, dv, 1.0f, a.dim_v);
+        const u32 place = shared.ds(ring.turns);
+        store(a.dk, a, keys, place, dk, a.scale, a.dim);
+        store(a.dv, a, keys, place, dv, 1.0f, a.dim_v);
     }
 }

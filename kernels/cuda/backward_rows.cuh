@@ -31,18 +31,6 @@ __device__ __forceinline__ void put_eight(const View& view, i64 place, float (&v
     }
 }
 
-// Four accumulators' pairs of a row, 8 lanes from one to the next, become eight neighbours of the pair with the thread's
-// number in its quad.
-__device__ __forceinline__ void neighbours(const float (&even)[4], const float (&odd)[4], float (&value)[8]) {
-    u32 low[4], high[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) low[i] = __float_as_uint(even[i]), high[i] = __float_as_uint(odd[i]);
-    transpose(low);
-    transpose(high);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) value[2 * i] = __uint_as_float(low[i]), value[2 * i + 1] = __uint_as_float(high[i]);
-}
-
 // Rows of a head: row r is `step * (index + r) + phase`.
 struct Rows {
     int index;
@@ -54,45 +42,136 @@ struct Rows {
     int owned;
 };
 
-// Writes accumulators of two groups of threads, of 16 rows the first or the second 8. A group holds 64 rows with all lanes, or
-// all rows with COUNT pairs of lanes.
-template <int HALF, int COUNT>
-__device__ __forceinline__ void store(
-    const View& view, const Args& a, const Rows& rows, const float (&d)[COUNT], float factor, int dim
-) {
+// The first row and lane that a warp has of the accumulators of two groups of threads: it has 16 rows, a group 64 with all lanes,
+// or all rows with COUNT pairs of lanes.
+struct Corner {
+    int row;
+    int lane;
+};
+template <int COUNT>
+__device__ __forceinline__ Corner corner_of_warp() {
     constexpr int LANES = 2 * COUNT;
     const u32 thread = kept(threadIdx.x);
-    const int r = (LANES < DIM ? thread % 128 : thread) / 32 * 16 + thread % 32 / 4 + 8 * HALF;
-    const int first = LANES < DIM ? thread / 128 * LANES : 0;
-    const bool real = r < rows.real, write = real || (a.clear && r < rows.owned && !a.accumulate);
-    const i64 place = place_of(view, (i64)rows.step * (rows.index + r) + rows.phase, rows.head);
-#pragma unroll
-    for (int j = 0; j < LANES / 8; j += 4) {
-        float even[4], odd[4], value[8];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            even[i] = real ? d[4 * (j + i) + 2 * HALF] * factor : 0.0f;
-            odd[i] = real ? d[4 * (j + i) + 2 * HALF + 1] * factor : 0.0f;
-        }
-        neighbours(even, odd, value);
-        const int column = first + 8 * (j + thread % 4);
-        if (write && column < dim) put_eight(view, place + column, value, a.accumulate);
-    }
+    return {(int)((LANES < DIM ? thread % 128 : thread) / 32 * 16), LANES < DIM ? (int)(thread / 128 * LANES) : 0};
+}
+// Whether a row is written, if only with zeros.
+__device__ __forceinline__ bool is_written(const Args& a, const Rows& rows, int r) {
+    return r < rows.real || (a.clear && r < rows.owned && !a.accumulate);
 }
 
-__device__ __forceinline__ void store_queries(const Args& a, const Rows& rows, const float (&dq)[32]) {
-    store<0>(a.dq, a, rows, dq, a.scale, a.dim);
-    store<1>(a.dq, a, rows, dq, a.scale, a.dim);
+// Puts 16 rows of 64 lanes, which a warp holds in pairs, into shared memory as the copy engine would swizzle them.
+template <int FIRST, int COUNT>
+__device__ __forceinline__ void put_rows(u32 at, const u32 (&pairs)[COUNT]) {
+    const u32 lane = threadIdx.x % 32, row = lane % 16;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         at + row * 128 + ((j + lane / 16) ^ row % 8) * 16),
+                     "r"(pairs[FIRST + 2 * j]), "r"(pairs[FIRST + 2 * j + 1]), "r"(pairs[FIRST + 2 * j + 2]),
+                     "r"(pairs[FIRST + 2 * j + 3])
+                     : "memory");
+}
+
+// Four lanes of shared memory.
+__device__ __forceinline__ void get_four(u32 at, float (&value)[8], int first) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value[first]), "=f"(value[first + 1]), "=f"(value[first + 2]), "=f"(value[first + 3])
+                 : "r"(at)
+                 : "memory");
+}
+
+// Writes 64 lanes of accumulators, from pair FIRST on, rounded, over what is there: through 2 KB of shared memory at `at`, of
+// this warp alone, so that eight threads write 128 bytes of a row. Nothing of it is read again: it is the first to leave the cache.
+template <int FIRST, int COUNT>
+__device__ __forceinline__ void store_panel(
+    const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[COUNT], float factor, int dim
+) {
+    u32 pairs[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) pairs[i] = pair_of(d[FIRST + 2 * i] * factor, d[FIRST + 2 * i + 1] * factor);
+    put_rows<0>(at, pairs);
+    __syncwarp();
+    const Corner corner = corner_of_warp<COUNT>();
+    const u32 lane = kept(threadIdx.x) % 32;
+    const int row = lane / 8, eighth = lane % 8, column = corner.lane + 2 * FIRST + 8 * eighth;
+    const i64 first = (i64)rows.step * (rows.index + corner.row + row) + rows.phase;
+    u16* to = (u16*)view.base + place_of(view, first, rows.head) + column;
+#pragma unroll
+    for (int r = row; r < 16; r += 4, to += 4 * rows.step * view.row) {
+        uint4 eight;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
+                     : "r"(at + r * 128 + (eighth ^ r % 8) * 16)
+                     : "memory");
+        if (corner.row + r >= rows.real) eight = make_uint4(0, 0, 0, 0);
+        if (is_written(a, rows, corner.row + r) && column < dim) __stcs((uint4*)to, eight);
+    }
+    __syncwarp();
+}
+
+// Writes 32 lanes of accumulators, from pair FIRST on, in any format, and adds them to what is there where that is asked for:
+// as f32 through the same place.
+template <int FIRST, int COUNT>
+__device__ __forceinline__ void store_lanes(
+    const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[COUNT], float factor, int dim
+) {
+    const u32 lane = kept(threadIdx.x) % 32;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int r = lane / 4 + i % 2 * 8, sixteenth = i / 2 * 2 + lane % 4 / 2;
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at + r * 128 + (sixteenth ^ r % 4 * 2) * 16 + lane % 2 * 8),
+                     "f"(d[FIRST + 2 * i] * factor), "f"(d[FIRST + 2 * i + 1] * factor)
+                     : "memory");
+    }
+    __syncwarp();
+    const Corner corner = corner_of_warp<COUNT>();
+    const int column = corner.lane + 2 * FIRST + 8 * (lane % 4);
+#pragma unroll 1
+    for (int r = lane / 4; r < 16; r += 8) {
+        float value[8];
+        get_four(at + r * 128 + (lane % 4 ^ r % 4) * 32, value, 0);
+        get_four(at + r * 128 + (lane % 4 ^ r % 4) * 32 + 16, value, 4);
+        const int row = corner.row + r;
+        if (row >= rows.real) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) value[i] = 0.0f;
+        }
+        const i64 place = place_of(view, (i64)rows.step * (rows.index + row) + rows.phase, rows.head);
+        if (is_written(a, rows, row) && column < dim) put_eight(view, place + column, value, a.accumulate);
+    }
+    __syncwarp();
+}
+
+// Writes accumulators; `at` has 2 KB of shared memory for each warp.
+template <int COUNT>
+__device__ __forceinline__ void store(
+    const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[COUNT], float factor, int dim
+) {
+    const u32 own = at + kept(threadIdx.x) / 32 * 2048;
+    if (view.format == TYPE && !a.accumulate) {
+        store_panel<0>(view, a, rows, own, d, factor, dim);
+        if constexpr (COUNT > 32) store_panel<32>(view, a, rows, own, d, factor, dim);
+    } else {
+        store_lanes<0>(view, a, rows, own, d, factor, dim);
+        store_lanes<16>(view, a, rows, own, d, factor, dim);
+        if constexpr (COUNT > 32) {
+            store_lanes<32>(view, a, rows, own, d, factor, dim);
+            store_lanes<48>(view, a, rows, own, d, factor, dim);
+        }
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Before: statistics of rows, and dq of tiles of them that see no key.
 
 __device__ __forceinline__ void clear_gradients(const Args& a, const Rows& rows) {
-    float dq[32];
-#pragma unroll
-    for (int i = 0; i < 32; ++i) dq[i] = 0.0f;
-    store_queries(a, rows, dq);
+    if (a.accumulate) return;
+    for (int i = threadIdx.x; i < ROWS * DIM / 8; i += THREADS) {
+        const int r = i / (DIM / 8), column = i % (DIM / 8) * 8;
+        const i64 place = place_of(a.dq, (i64)rows.step * (rows.index + r) + rows.phase, rows.head);
+        float zeros[8] = {};
+        if (is_written(a, rows, r) && column < a.dim) put_eight(a.dq, place + column, zeros, false);
+    }
 }
 
 // LSE and D of a tile's rows, of which `real` are real, at least one. Everything is asked for before anything is used, by

@@ -39,16 +39,18 @@ struct Tile {
     int closes;
 };
 constexpr int TILE_WORDS = sizeof(Tile) / 4;
+static_assert(sizeof(Tile) <= 128 && TILE_WORDS % 4 == 0, "a tile has no place");
 
-// A block's shared memory: barriers and the tile in the first kilobyte, then K and V, rings of Q and dout, dS twice, and dQ.
+// A block's shared memory: barriers and two tiles in the first kilobyte, then K and V, rings of Q and dout, dS twice, and dQ.
 // Addresses.
 struct Shared {
     u32 base;
 
     // The same, of which nothing is known: addresses are made from it when they are needed, and not kept.
     __device__ __forceinline__ Shared again() const { return {kept(base)}; }
-    __device__ __forceinline__ u32 kv_full() const { return base; }
-    __device__ __forceinline__ u32 kv_empty() const { return base + 8; }
+    // A tile, and with it its K and V, are there; a tile is read no more.
+    __device__ __forceinline__ u32 kv_full(u32 number) const { return base + 8 * number; }
+    __device__ __forceinline__ u32 kv_empty(u32 number) const { return base + 16 + 8 * number; }
     __device__ __forceinline__ u32 q_full(u32 stage) const { return base + 64 + 8 * stage; }
     __device__ __forceinline__ u32 q_empty(u32 stage) const { return base + 128 + 8 * stage; }
     __device__ __forceinline__ u32 dout_full(u32 stage) const { return base + 192 + 8 * stage; }
@@ -58,7 +60,7 @@ struct Shared {
     __device__ __forceinline__ u32 dq_empty(u32 group, u32 turn) const { return base + 384 + 16 * group + 8 * (turn % ADDERS); }
     // Sums to be closed are in the place.
     __device__ __forceinline__ u32 dq_ready(u32 group, u32 turn) const { return base + 448 + 16 * group + 8 * (turn % ADDERS); }
-    __device__ __forceinline__ u32 tile() const { return base + 512; }
+    __device__ __forceinline__ u32 tile(u32 number) const { return base + 512 + 128 * number; }
     __device__ __forceinline__ u32 k() const { return base + 1024; }
     __device__ __forceinline__ u32 v() const { return k() + KV_BYTES; }
     __device__ __forceinline__ u32 q(u32 stage) const { return v() + KV_BYTES + stage * Q_BYTES; }
@@ -150,16 +152,25 @@ __device__ __forceinline__ void load_panels(
         load_box(to + panel * rows * 128, map, bar, panel * 64, head, phase, index);
 }
 
-// Brings what a tile begins with into the L2 cache while its place is taken.
-__device__ __forceinline__ void fetch_tile(const Args& a, const Tile& tile) {
-    const int row = tile.q_index + start_of(a, tile) * ROWS, head = tile.head * a.group;
+// Brings a tile's keys into the L2 cache while their place is taken.
+__device__ __forceinline__ void fetch_keys(const Args& a, const Tile& tile) {
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel) {
         fetch_box(&a.k, panel * 64, tile.head, tile.phase, tile.index);
         fetch_box(&a.v, panel * 64, tile.head, tile.phase, tile.index);
-        fetch_box(&a.q, panel * 64, head, tile.q_phase, row);
-        fetch_box(&a.dout, panel * 64, head, tile.q_phase, row);
     }
+}
+
+// K and V of tile `number`, of which there is one place: it is free when the turn before the ring's has given its dout back, after
+// its last product with keys.
+__device__ __forceinline__ void load_keys(const Args& a, const Shared& shared, const Ring<STAGES>& ring, u32 number) {
+    const Ring<STAGES> last = {ring.turns + STAGES - 1};
+    barrier_wait(shared.dout_empty(last.stage()), last.parity() ^ 1);
+    const Tile tile = get_tile(shared.tile(number));
+    const u32 full = shared.kv_full(number);
+    barrier_expect(full, 2 * KV_BYTES);
+    load_panels(shared.k(), &a.k, full, KEYS, tile.head, tile.phase, tile.index);
+    load_panels(shared.v(), &a.v, full, KEYS, tile.head, tile.phase, tile.index);
 }
 
 // Query rows of a head, their dout and statistics.
@@ -177,43 +188,43 @@ __device__ __forceinline__ void load_queries(
     load_panels(shared.dout(stage), &a.dout, shared.dout_full(stage), ROWS, head, phase, index);
 }
 
+// Hands a tile to all others, once its place is free. Its rows may come later.
+__device__ __forceinline__ void hand_over(const Shared& shared, const Ring<TILES>& tiles, const Tile& tile) {
+    const u32 number = tiles.stage();
+    barrier_wait(shared.kv_empty(number), tiles.parity() ^ 1);
+    put_tile(shared.tile(number), tile);
+    if (tile.first >= tile.end) barrier_arrive(shared.kv_full(number));
+}
+
 __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
-    Ring<1> kv_ring;
+    Ring<TILES> tiles;
     Ring<STAGES> ring;
     const u32 items = a.plan->kv_tiles * (a.heads / a.group);
-    for (;;) {
+    for (;; tiles.advance()) {
         const u32 item = atomicAdd(&a.plan->next, 1);
         if (item >= items) break;
         const Tile tile = tile_of(a, item);
+        if (tile.first < tile.end) fetch_keys(a, tile);
         const Shared shared = all.again();
-        if (tile.first < tile.end) fetch_tile(a, tile);
-        barrier_wait(shared.kv_empty(), kv_ring.parity() ^ 1);
-        kv_ring.advance();
-        put_tile(shared.tile(), tile);
-        if (tile.first >= tile.end) {
-            barrier_arrive(shared.kv_full());
-            continue;
-        }
-        barrier_expect(shared.kv_full(), 2 * KV_BYTES);
-        load_panels(shared.k(), &a.k, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
-        load_panels(shared.v(), &a.v, shared.kv_full(), KEYS, tile.head, tile.phase, tile.index);
+        hand_over(shared, tiles, tile);
+        if (tile.first >= tile.end) continue;
         const int phase = tile.q_phase, index = tile.q_index, head = tile.head * a.group;
         const u32 q_tile = tile.q_tile;
-        int t = start_of(a, tile);
+        const int turns = (tile.end - tile.first) * a.group;
+        int t = start_of(a, tile), i = 0;
 #pragma unroll 1
-        for (int left = tile.end - tile.first; left > 0; --left, t += a.direction)
-#pragma unroll 1
-            for (int i = 0; i < a.group; ++i) {
-                load_queries(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);
-                ring.advance();
-            }
+        for (int turn = 0; turn < turns; ++turn) {
+            load_queries(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);
+            // The place of the first rows is free before that of the keys is.
+            if (turn == 0) load_keys(a, all.again(), ring, tiles.stage());
+            ring.advance();
+            if (++i == a.group) i = 0, t += a.direction;
+        }
     }
-    const Shared shared = all.again();
-    barrier_wait(shared.kv_empty(), kv_ring.parity() ^ 1);
     Tile none = {};
     none.first = -1;
-    put_tile(shared.tile(), none);
-    barrier_arrive(shared.kv_full());
+    hand_over(all.again(), tiles, none);
+    barrier_arrive(all.again().kv_full(tiles.stage()));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -308,13 +319,11 @@ __device__ __forceinline__ void add_turn(
 
 // One of the adders: they take turns, so that one waits for its additions to be made while the other asks for the next.
 __device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 mine) {
-    Ring<1> kv_ring;
     u32 turn = 0;
-    for (;;) {
-        barrier_wait(shared.kv_full(), kv_ring.parity());
-        const Tile tile = get_tile(shared.tile());
-        barrier_arrive(shared.kv_empty());
-        kv_ring.advance();
+    for (Ring<TILES> tiles;; tiles.advance()) {
+        barrier_wait(shared.kv_full(tiles.stage()), tiles.parity());
+        const Tile tile = get_tile(shared.tile(tiles.stage()));
+        barrier_arrive(shared.kv_empty(tiles.stage()));
         if (tile.first < 0) return;
         int t = start_of(a, tile);
         for (int left = tile.end - tile.first; left > 0; --left, t += a.direction)

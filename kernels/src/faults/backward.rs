@@ -43,12 +43,12 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "min(key - tile.lo - 1, tile.rows - 1)",
         VALUES;
     "sums-of-dq-without-scale", Arithmetic, FORMULA, "backward.cu",
-        "store<0>(a.dq, a, rows, dq, a.scale, a.dim);"
-            => "store<0>(a.dq, a, rows, dq, 1.0f, a.dim);",
+        "shared.ds(turn + 1), dq, a.scale, a.dim);"
+            => "shared.ds(turn + 1), dq, 1.0f, a.dim);",
         VALUES;
-    "upper-rows-of-dk-without-scale", Arithmetic, FORMULA, "backward.cu",
-        "store<1>(a.dk, a, keys, dk, a.scale, a.dim);"
-            => "store<1>(a.dk, a, keys, dk, 1.0f, a.dim);",
+    "tiles-of-dk-without-scale", Arithmetic, FORMULA, "backward.cu",
+        "store(a.dk, a, keys, place, dk, a.scale, a.dim);"
+            => "store(a.dk, a, keys, place, dk, 1.0f, a.dim);",
         VALUES;
     "gradient-without-d", Arithmetic, FORMULA, "backward.cu",
         "(dp[4 * j + i] - (i % 2 == 0 ? of.x : of.y))"
@@ -95,8 +95,8 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "if (segment.seeing >= segment.seeing_end) {",
         FORGETS;
     "dim-of-keys-taken-for-dv", WrongSeam, "dqk taken for dv: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "backward.cu",
-        "store<0>(a.dv, a, keys, dv, 1.0f, a.dim_v);"
-            => "store<0>(a.dv, a, keys, dv, 1.0f, min(a.dim, a.dim_v) - 8 * (a.dim_v > 8));",
+        "store(a.dv, a, keys, place, dv, 1.0f, a.dim_v);"
+            => "store(a.dv, a, keys, place, dv, 1.0f, min(a.dim, a.dim_v) - 8 * (a.dim_v > 8));",
         FORGETS;
     "phase-of-queries-forgotten", GlobalOffset, "rows of another batch entry: https://github.com/NVIDIA/TransformerEngine/pull/2596", "backward.cu",
         "const int phase = tile.q_phase,"
