@@ -116,30 +116,25 @@ struct HalfRows {
     bool none;
 };
 
-// The half row that the slot after this one begins at.
-__device__ __forceinline__ u32 next_half_row(const Slots& slots, const Slot& slot) {
-    return slot.index + 1 < slots.count ? (u32)slots.offset[slot.index + 1] >> 1 : NOWHERE;
-}
-
+// All lanes of the warp together. A warp of which some rows lie otherwise looks for each in the window that it has: a table
+// asked for by then would wait behind all the rows that are under way.
 template <int EACH>
 __device__ __forceinline__ HalfRows<EACH> half_rows_of_lane(const Part& part, u32 first) {
-    const HalfRow found = half_row_of_lane(part.slots, part.half, first);
+    const u32 row_of_warp = __shfl_sync(ALL_LANES, 2 * first + 1, 0);
+    const Slot window = window_of(part.slots, row_of_warp, guessed_window(part.slots, row_of_warp));
+    auto half_row = [&](u32 row) {
+        return half_row_of_slot(part.slots, part.half, row, slot_of_lane(part.slots, 2 * row + 1, window));
+    };
+    const HalfRow found = half_row(first);
     HalfRows<EACH> rows;
     rows.at_once = found.row >= 0 && found.in_half + EACH <= found.slot.span >> 1;
-    rows.none = false;
+    rows.none = found.row < 0;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) rows.row[i] = found.row + i;
-    if (!rows.at_once) {
-        Slot slot = found.slot;
-        u32 next = next_half_row(part.slots, slot);
-        rows.none = true;
+    if (EACH > 1 && __any_sync(ALL_LANES, !rows.at_once)) {
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            while (next <= first + i) {
-                slot = slot_at(part.slots, slot.index + 1);
-                next = next_half_row(part.slots, slot);
-            }
-            rows.row[i] = half_row_of_slot(part.slots, part.half, first + i, slot).row;
+        for (int i = 1; i < EACH; ++i) {
+            rows.row[i] = half_row(first + i).row;
             rows.none &= rows.row[i] < 0;
         }
     }
