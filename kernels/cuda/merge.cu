@@ -53,8 +53,12 @@ __device__ __forceinline__ float share(float a, float total) {
     return a == neg_infinity() ? 0.0f : exponential(a - total);
 }
 
-__device__ __forceinline__ float scaled(float value, float weight) {
-    return weight == 0.0f ? 0.0f : value * weight;
+// What is not weighed is never multiplied.
+template <int FORMAT, int N>
+__device__ __forceinline__ Packed<FORMAT, N> weighed(const Packed<FORMAT, N>& packed, float weight) {
+    Packed<FORMAT, N> kept;
+    for (u32 i = 0; i < sizeof(kept.word) / sizeof(u32); ++i) kept.word[i] = weight == 0.0f ? 0 : packed.word[i];
+    return kept;
 }
 
 // Statistics alone. A thread has EACH neighbouring rows (four of a whole part, else one) of HEADS heads, all of them in
@@ -102,28 +106,36 @@ MERGE_STATISTICS(4, HEADS_OF_4)
 MERGE_STATISTICS(1, HEADS)
 
 // One half of a statistic to or from the layout of halves; whole halves, padding included. A thread has EACH neighbouring
-// half rows of COUNT heads. Four of them that lie in one slot, on 16 bytes, are moved at once.
+// half rows of COUNT heads. Four of them that lie in one slot, on 16 bytes, are moved at once; four of no slot are filled at
+// once, or left alone.
 template <int EACH>
 struct HalfRows {
     // -1 for none.
     int row[EACH];
     bool at_once;
+    bool none;
 };
 
+// All lanes of the warp together. A warp of which some rows lie otherwise looks for each in the window that it has: a table
+// asked for by then would wait behind all the rows that are under way.
 template <int EACH>
 __device__ __forceinline__ HalfRows<EACH> half_rows_of_lane(const Part& part, u32 first) {
-    const HalfRow found = half_row_of_lane(part.slots, part.half, first);
+    const u32 row_of_warp = __shfl_sync(ALL_LANES, 2 * first + 1, 0);
+    const Slot window = window_of(part.slots, row_of_warp, guessed_window(part.slots, row_of_warp));
+    auto half_row = [&](u32 row) {
+        return half_row_of_slot(part.slots, part.half, row, slot_of_lane(part.slots, 2 * row + 1, window));
+    };
+    const HalfRow found = half_row(first);
     HalfRows<EACH> rows;
     rows.at_once = found.row >= 0 && found.in_half + EACH <= found.slot.span >> 1;
+    rows.none = found.row < 0;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) rows.row[i] = found.row + i;
-    if (!rows.at_once) {
-        Slot slot = found.slot;
+    if (EACH > 1 && __any_sync(ALL_LANES, !rows.at_once)) {
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            while (slot.index + 1 < part.slots.count && (u32)part.slots.offset[slot.index + 1] >> 1 <= first + i)
-                slot = slot_at(part.slots, slot.index + 1);
-            rows.row[i] = half_row_of_slot(part.slots, part.half, first + i, slot).row;
+        for (int i = 1; i < EACH; ++i) {
+            rows.row[i] = half_row(first + i).row;
+            rows.none &= rows.row[i] < 0;
         }
     }
     rows.at_once &= EACH == 1 || rows.row[0] % 4 == 0;
@@ -159,6 +171,15 @@ __device__ __forceinline__ void move_half(
         auto load = [&](i64 h, u32 (&values)[EACH]) { load_words<EACH>(from + h * from_rows, values); };
         auto store = [&](i64 h, u32 (&values)[EACH]) { store_words<EACH>(to + h * to_rows, values, (1u << EACH) - 1); };
         move_heads<EACH, COUNT>(count, load, store);
+        return;
+    }
+    if (there.none) {
+        auto fill = [&](i64, u32 (&values)[EACH]) {
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) values[i] = pattern;
+        };
+        auto store = [&](i64 h, u32 (&values)[EACH]) { store_words<EACH>(halves + h * half_rows, values, (1u << EACH) - 1); };
+        move_heads<EACH, COUNT>(fill_rest ? count : 0, fill, store);
         return;
     }
     // A row of no slot loads the first one.
@@ -247,32 +268,51 @@ __device__ __forceinline__ Owned pair_of(const Shape& shape, const Tile& tile, u
     return {tile.rows * shape.tile_rows + min(row, (u32)shape.tile_rows), none ? -1 : head};
 }
 
-// First elements of the lane's pair; -1 for none.
-struct Elements {
-    i64 running;
-    i64 step;
+// Where the tile's first vector would lie if all its pairs were in one piece with the lane's; the tensor's first elements
+// for a lane whose pair is not there. Of a whole part all pairs are, and all lanes have the same.
+template <int ACC, int STEP>
+struct Origins {
+    const u8* running;
+    const u8* step;
+
+    __device__ __forceinline__ Origins(
+        const Part& part, const Shape& shape, const Tile& tile, const Pair& pair, u32 pairs, const void* out,
+        const void* step_out
+    ) {
+        const int row = shape.heads * shape.dim;
+        i64 first = 0, step_first = 0;
+        if (part.half == WHOLE) {
+            const i64 row_of_tile = tile.rows * shape.tile_rows;
+            if (pairs != 0) first = row_of_tile * row + tile.heads * shape.tile_heads * shape.dim;
+            step_first = first;
+        } else if (pairs >> threadIdx.x % 32 & 1) {
+            const int before = threadIdx.x % 32 * shape.per_head >> 16;
+            const int in_row = (int)(tile.heads - before) * shape.tile_heads * shape.dim;
+            first = (i64)pair.running * row + in_row;
+            step_first = (i64)pair.step * row + in_row;
+        }
+        running = (const u8*)out + first * (ACC == F32 ? 4 : 2);
+        step = (const u8*)step_out + step_first * (STEP == F32 ? 4 : 2);
+    }
 };
 
-__device__ __forceinline__ Elements elements_of(const Shape& shape, const Owned& owned, const Pair& pair) {
-    if (owned.head < 0 || pair.running < 0) return {-1, -1};
-    const i64 dim = shape.dim;
-    return {((i64)pair.running * shape.heads + owned.head) * dim, ((i64)pair.step * shape.heads + owned.head) * dim};
-}
-
-// A vector of the tile: its first elements, -1 for none, and the lane that has its pair. All lanes together.
+// A vector of the tile: the lane that has its pair, that lane's bit, or none, and how many elements it lies behind the
+// origin.
 struct Vector {
-    i64 running;
-    i64 step;
     u32 owner;
+    u32 bit;
+    u32 elements;
 };
 
 template <int N>
-__device__ __forceinline__ Vector vector_at(const Shape& shape, const Elements& elements, u32 i, u32 total) {
-    const u32 owner = __umulhi(2 * i, shape.per_lane), column = (i - owner * shape.lanes) * N;
-    const i64 running = __shfl_sync(ALL_LANES, elements.running, owner);
-    const i64 step = __shfl_sync(ALL_LANES, elements.step, owner);
-    if (i >= total || running < 0) return {-1, -1, 0};
-    return {running + column, step + column, owner};
+__device__ __forceinline__ Vector vector_at(const Shape& shape, u32 pairs, u32 i, u32 total) {
+    const u32 owner = __umulhi(2 * i, shape.per_lane), bit = i < total ? pairs & 1u << owner % 32 : 0;
+    return {owner, bit, bit ? i * N : 0};
+}
+
+// The vector's own origin. All lanes together.
+__device__ __forceinline__ const u8* origin_of(const Part& part, const u8* origin, const Vector& vector) {
+    return part.half == WHOLE ? origin : (const u8*)__shfl_sync(ALL_LANES, (u64)origin, vector.owner);
 }
 
 constexpr int RUNNING = 0, WEIGHTED = 1, WEIGHTED_ROUNDED = 2;
@@ -289,34 +329,34 @@ __device__ __forceinline__ void merge_out(
     constexpr u32 FLIGHT = 2;
     __shared__ float sums[WARPS][32];
     __shared__ int sum_rows[WARPS][32];
-    const Tile tile = tile_of_warp<STYLE == RUNNING>(shape);
-    const Owned owned = pair_of(shape, tile, threadIdx.x % 32);
-    const Place place = place_of_lane(part, owned.row);
-    Elements elements = elements_of(shape, owned, place.pair);
-    float keep = 1.0f, add = 0.0f;
-    u32 reals = 0;
     const u32 lane = threadIdx.x % 32, total = shape.tile_rows * shape.tile_heads * shape.lanes;
+    const Tile tile = tile_of_warp<STYLE == RUNNING>(shape);
+    const Owned owned = pair_of(shape, tile, lane);
+    const Place place = place_of_lane(part, owned.row);
+    const bool there = owned.head >= 0 && place.pair.running >= 0;
+    // Pairs that are there, and when it is known, those of real rows.
+    u32 pairs = __ballot_sync(ALL_LANES, there);
+    const Origins<ACC, STEP> origins(part, shape, tile, place.pair, pairs, out, step_out);
+    float keep = 1.0f, add = 0.0f;
     for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
         Packed<ACC, N> running[FLIGHT];
         Packed<STEP, N> step[FLIGHT];
-        Vector vector[FLIGHT];
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            vector[j] = vector_at<N>(shape, elements, base + j * 32, total);
-            load<ACC, N>(out, max(vector[j].running, (i64)0), running[j]);
-            load<STEP, N>(step_out, max(vector[j].step, (i64)0), step[j]);
+            const Vector vector = vector_at<N>(shape, pairs, base + j * 32, total);
+            load<ACC, N>(origin_of(part, origins.running, vector), vector.elements, running[j]);
+            load<STEP, N>(origin_of(part, origins.step, vector), vector.elements, step[j]);
         }
         // The first vectors are on their way before it is known which rows are real. Statistics are asked for here: a
         // weight that does not change in the loop is made before it, and all would wait for that.
         if (base == lane) {
             float old = 0.0f, added = 0.0f;
-            if (elements.running >= 0) {
+            if (there) {
                 old = lse[(i64)owned.head * part.slots.rows + place.pair.running];
                 added = step_lse[owned.head * shape.step_rows + place.pair.step];
             }
-            const bool real = is_real_of_lane(part, place, owned.row) && elements.running >= 0;
-            reals = __ballot_sync(ALL_LANES, real);
-            if (!real) elements.running = -1;
+            const bool real = is_real_of_lane(part, place, owned.row) && there;
+            pairs = __ballot_sync(ALL_LANES, real);
             const float sum = STYLE == RUNNING ? log_add(old, added) : old;
             if (STYLE == RUNNING) keep = share(old, sum);
             add = share(added, sum);
@@ -327,18 +367,21 @@ __device__ __forceinline__ void merge_out(
         }
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            const float kept = __shfl_sync(ALL_LANES, keep, vector[j].owner);
-            const float adding = __shfl_sync(ALL_LANES, add, vector[j].owner);
-            if (vector[j].running < 0 || !(reals >> vector[j].owner & 1)) continue;
+            const Vector vector = vector_at<N>(shape, pairs, base + j * 32, total);
+            const float kept = __shfl_sync(ALL_LANES, keep, vector.owner);
+            const float adding = __shfl_sync(ALL_LANES, add, vector.owner);
+            u8* const to = (u8*)origin_of(part, origins.running, vector);
+            if (!vector.bit) continue;
+            const Packed<ACC, N> held = STYLE == RUNNING ? weighed(running[j], kept) : running[j];
+            const Packed<STEP, N> of_step = weighed(step[j], adding);
             float merged[N];
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-                const float product = scaled(unpacked(step[j], i), adding);
-                const float held = unpacked(running[j], i);
-                merged[i] = (STYLE == RUNNING ? scaled(held, kept) : held)
+                const float product = unpacked(of_step, i) * adding;
+                merged[i] = (STYLE == RUNNING ? unpacked(held, i) * kept : unpacked(held, i))
                     + (STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product);
             }
-            store<ACC, N>(out, vector[j].running, merged);
+            store<ACC, N>(to, vector.elements, merged);
         }
     }
     if (STYLE != RUNNING) return;
@@ -356,36 +399,40 @@ __device__ __forceinline__ void accumulate(
     const Part& part, const Shape& shape, int first_op, int second_op, void* sum, const void* step
 ) {
     constexpr u32 FLIGHT = ACC == F32 ? 1 : 2;
-    const Owned owned = pair_of(shape, tile_of_warp<false>(shape), threadIdx.x % 32);
+    const Tile tile = tile_of_warp<false>(shape);
+    const Owned owned = pair_of(shape, tile, threadIdx.x % 32);
     const Place place = place_of_lane(part, owned.row);
     const Slot slot = slot_of_place(part, place, owned.row);
-    Elements elements = elements_of(shape, owned, place.pair);
     const int half = part.half == WHOLE ? owned.row - slot.offset >= slot.span / 2 : part.half;
     const int operation = half ? second_op : first_op;
-    if (!is_real(slot, place.pair.running) || operation == LEAVE) elements.running = -1;
+    const bool there = owned.head >= 0 && place.pair.running >= 0 && operation != LEAVE;
+    const u32 pairs = __ballot_sync(ALL_LANES, there && is_real(slot, place.pair.running));
+    const Origins<ACC, STEP> origins(part, shape, tile, place.pair, pairs, sum, step);
     const u32 lane = threadIdx.x % 32, adds = __ballot_sync(ALL_LANES, operation == ADD);
     const u32 total = shape.tile_rows * shape.tile_heads * shape.lanes;
     for (u32 base = lane; base - lane < total; base += 32 * FLIGHT) {
         Packed<STEP, N> value[FLIGHT];
         Packed<ACC, N> old[FLIGHT];
+        const u8* to[FLIGHT];
         Vector vector[FLIGHT];
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            vector[j] = vector_at<N>(shape, elements, base + j * 32, total);
-            load<STEP, N>(step, max(vector[j].step, (i64)0), value[j]);
-            load<ACC, N>(sum, adds >> vector[j].owner & 1 ? max(vector[j].running, (i64)0) : 0, old[j]);
+            vector[j] = vector_at<N>(shape, pairs, base + j * 32, total);
+            to[j] = origin_of(part, origins.running, vector[j]);
+            load<STEP, N>(origin_of(part, origins.step, vector[j]), vector[j].elements, value[j]);
+            load<ACC, N>(to[j], adds & vector[j].bit ? vector[j].elements : 0, old[j]);
         }
 #pragma unroll
         for (u32 j = 0; j < FLIGHT; ++j) {
-            if (vector[j].running < 0) continue;
-            const bool added = adds >> vector[j].owner & 1;
+            if (!vector[j].bit) continue;
+            const bool added = adds & vector[j].bit;
             float result[N];
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 const float of_step = unpacked(value[j], i);
                 result[i] = added ? unpacked(old[j], i) + of_step : of_step;
             }
-            store<ACC, N>(sum, vector[j].running, result);
+            store<ACC, N>((u8*)to[j], vector[j].elements, result);
         }
     }
 }

@@ -200,7 +200,7 @@ const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         "return a == neg_infinity() ? 0.0f : exponential(a - total);" => "return exponential(a - total);",
         Seen::Bits(&["merge of out"]);
     "empty-out-times-zero", MissingGuard, VLLM_49294, "merge.cu",
-        "return weight == 0.0f ? 0.0f : value * weight;" => "return value * weight;",
+        "kept.word[i] = weight == 0.0f ? 0 : packed.word[i];" => "kept.word[i] = packed.word[i];",
         Seen::Bits(&["merge of out"]);
     "first-offset-0-in-reorder", FirstOffset, TE_2829, "rows.cu",
         "const i64 x = row - offset;" => "const i64 x = row - (slot.index == 0 ? 0 : offset);",
@@ -216,8 +216,7 @@ const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         "\"l\"(from + move.from * row_bytes + column)" => "\"l\"(from + (int)((u32)move.from * row_bytes) + column)",
         Seen::Large;
     "int32-elements-of-a-step", Int32Product, TE_1230, "merge.cu",
-        "((i64)pair.step * shape.heads + owned.head) * dim}"
-            => "(i64)(int)(((u32)pair.step * shape.heads + owned.head) * shape.dim)}",
+        "step_first = first;" => "step_first = (int)first;",
         Seen::Large;
     "last-sequence-not-found", LastSequence, MAGI_28, "rows.cu",
         "if (s >= slots.count) return {s, NOWHERE, 0, 0};" => "if (s + 1 >= slots.count) return {s, NOWHERE, 0, 0};",
