@@ -81,7 +81,7 @@ __device__ __forceinline__ void get_four(u32 at, float (&value)[8], int first) {
 }
 
 // Writes 64 lanes of accumulators, from pair FIRST on, rounded, over what is there: through 2 KB of shared memory at `at`, of
-// this warp alone, so that eight threads write 128 bytes of a row. Nothing of it is read again: it is the first to leave the cache.
+// this warp alone, so that eight threads write 128 bytes of a row.
 template <int FIRST, int COUNT>
 __device__ __forceinline__ void store_panel(
     const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[COUNT], float factor, int dim
@@ -104,7 +104,7 @@ __device__ __forceinline__ void store_panel(
                      : "r"(at + r * 128 + (eighth ^ r % 8) * 16)
                      : "memory");
         if (corner.row + r >= rows.real) eight = make_uint4(0, 0, 0, 0);
-        if (is_written(a, rows, corner.row + r) && column < dim) __stcs((uint4*)to, eight);
+        if (is_written(a, rows, corner.row + r) && column < dim) *(uint4*)to = eight;
     }
     __syncwarp();
 }
