@@ -62,17 +62,17 @@ __device__ __forceinline__ Tiles<KINDS> sum_buckets(Tiles<KINDS>* buckets) {
     return sum;
 }
 
-// Says of the tiles of a warp's segments whose they are: lane j has those of segment `from + 32 * j`.
+// Says of the tiles of a warp's segments whose they are: lane j has those of segment `from + j`.
 template <int KINDS>
 __device__ __forceinline__ void name_tiles(
     const Names<KINDS>& names, const Tiles<KINDS>& first, const Tiles<KINDS>& tiles, int from, int segment_count
 ) {
-    for (int j = 0; j < 32 && from + 32 * j < segment_count; ++j)
+    for (int j = 0; j < 32 && from + j < segment_count; ++j)
 #pragma unroll
         for (int kind = 0; kind < KINDS; ++kind) {
             const u32 begin = __shfl_sync(FULL, first.of[kind], j), count = __shfl_sync(FULL, tiles.of[kind], j);
             const u32 end = min(begin + count, names.room.of[kind]);
-            for (u32 i = begin + threadIdx.x % 32; i < end; i += 32) names.segment[kind][i] = from + 32 * j;
+            for (u32 i = begin + threadIdx.x % 32; i < end; i += 32) names.segment[kind][i] = from + j;
         }
 }
 
@@ -81,7 +81,7 @@ __device__ __forceinline__ void name_tiles(
 template <int KINDS, class Args>
 __device__ __forceinline__ void make_plan(const Args& a, const Names<KINDS>& names) {
     __shared__ Tiles<KINDS> buckets[PLANNERS];
-    const u32 thread = threadIdx.x, warps = PLANNERS / 32;
+    const u32 thread = threadIdx.x;
     buckets[thread] = {};
     __syncthreads();
     for (int s = thread; s < a.segment_count; s += PLANNERS) {
@@ -92,9 +92,9 @@ __device__ __forceinline__ void make_plan(const Args& a, const Names<KINDS>& nam
 #pragma unroll
     for (int kind = 0; kind < KINDS; ++kind) total.of[kind] = min(total.of[kind], names.room.of[kind]);
     if (thread == PLANNERS - 1) put_total(a, total);
-    // Segments that follow each other go to different warps, so that few are named by many.
-    for (int from = thread / 32; from < a.segment_count; from += PLANNERS) {
-        const int s = from + warps * (thread % 32);
+    // Segments of a bucket stay about in their order: tiles that are taken together read memory that lies together.
+    for (int from = thread / 32 * 32; from < a.segment_count; from += PLANNERS) {
+        const int s = from + thread % 32;
         Tiles<KINDS> first = {}, tiles = {};
         if (s < a.segment_count) {
             const auto cut = cut_of(a, s);
