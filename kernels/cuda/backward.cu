@@ -18,6 +18,9 @@
 // which begins before the rows that the one before it began with, so that none waits. A walk down goes from the last rows to the first, and the first
 // keys come first: the longest tiles, all of which begin with the last rows, which all of them see. The host chooses.
 //
+// Gradients go to their rows through shared memory, 64 lanes of a warp's 16 rows at a time, in dS's place of the turn that is next.
+// While a tile ends the next one's first rows are loaded, and its keys as soon as the last turn has made dQ.
+//
 // The copy engine knows tensors and no sequences: boxes run on into padding and into other sequences. What lies there stays
 // out: rows of K, Q and dout behind the last real one are overwritten with zeros in shared memory, weights and gradients of
 // pairs that are not seen are replaced and not multiplied, and rows that are not real are written as zeros or not at all.

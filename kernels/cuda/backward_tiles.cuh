@@ -265,10 +265,17 @@ __device__ __forceinline__ void wait_turn(const Args& a, const Tile& tile, int t
     proxy_fence();
 }
 
+// Ends a phase in which no consumer waits for sums to be closed. It is waited for here, as one that nobody waits for is an error
+// to tools that check barriers.
+__device__ __forceinline__ void pass_ready(const Shared& shared, u32 group, u32 turn) {
+    barrier_arrive(shared.dq_ready(group, turn));
+    barrier_wait(shared.dq_ready(group, turn), turn / ADDERS % 2);
+}
+
 // dQ of a tile of query rows and a head, from both consumers.
 __device__ __forceinline__ void add_part(const Shared& shared, u32 turn, float* sums, bool opens) {
     for (int group = 0; group < GROUPS; ++group) {
-        barrier_arrive(shared.dq_ready(group, turn));
+        pass_ready(shared, group, turn);
         barrier_wait(shared.dq_full(group, turn), turn / ADDERS % 2);
         float* const to = sums + group * (PART_BYTES / 4);
         if (opens) store_bulk(to, shared.dq(group), PART_BYTES);
@@ -287,7 +294,7 @@ __device__ __forceinline__ void close_part(const Shared& shared, u32 turn, const
         const u32 ready = shared.dq_ready(group, turn);
         barrier_wait(shared.dq_empty(group, turn - 1), (turn - 1) / ADDERS % 2);
         if (opens) {
-            barrier_arrive(ready);
+            pass_ready(shared, group, turn);
         } else {
             barrier_expect(ready, PART_BYTES);
             load_bulk(shared.dq(group), sums + group * (PART_BYTES / 4), ready, PART_BYTES);
