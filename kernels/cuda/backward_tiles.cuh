@@ -99,8 +99,11 @@ __device__ __forceinline__ void set_ends(const Args& a, const PlannedSegment& se
     // From `low` on no key before, up to `high` no key behind.
     const int low = tile.key <= 0 ? tile.first : max(tile.key - tile.lo + ROWS - 1, 0) / ROWS;
     const int high = behind >= min(segment.keys, tile.rows + tile.hi) ? tile.end : max(behind - tile.hi, 0) / ROWS;
-    tile.opens = a.direction > 0 ? tile.end - high : low - tile.first;
-    tile.closes = a.direction > 0 ? tile.end - low : high - tile.first;
+    const int opens = a.direction > 0 ? tile.end - high : low - tile.first;
+    const int closes = a.direction > 0 ? tile.end - low : high - tile.first;
+    // No further than the walk, as they are multiplied with the heads of a group: far bounds and 256 heads are 2^31.
+    tile.opens = min(max(opens, 0), tile.end - tile.first);
+    tile.closes = min(max(closes, 0), tile.end - tile.first);
 }
 
 // The tile of an item: heads in chunks, whose rows stay in the cache, and in a chunk the tiles that add first.
