@@ -15,8 +15,9 @@
 // the first kernel's.
 //
 // A walk up goes from the first query rows to the last, and the last keys come first: in causal masks the shortest tiles, each of
-// which begins before the rows that the one before it began with, so that none waits. A walk down goes from the last rows to the first, and the first
-// keys come first: the longest tiles, all of which begin with the last rows, which all of them see. The host chooses.
+// which begins before the rows that the one before it began with, so that none waits. A walk down goes from the last rows to the
+// first, and the first keys come first: the longest tiles, all of which begin with the last rows, which all of them see. The host
+// chooses.
 //
 // Gradients go to their rows through shared memory, 64 lanes of a warp's 16 rows at a time, in dS's place of the turn that is next.
 // While a tile ends the next one's first rows are loaded, and its keys as soon as the last turn has made dQ.

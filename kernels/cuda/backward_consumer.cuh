@@ -117,11 +117,7 @@ __device__ __forceinline__ void store_sums(u32 at, const float (&dq)[32]) {
 __device__ __forceinline__ void add_sums(u32 from, float (&dq)[32]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        float4 sums;
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(sums.x), "=f"(sums.y), "=f"(sums.z), "=f"(sums.w)
-                     : "r"(from + (i * 128 + threadIdx.x % 128) * 16)
-                     : "memory");
+        const float4 sums = get_four(from + (i * 128 + threadIdx.x % 128) * 16);
         dq[4 * i] += sums.x, dq[4 * i + 1] += sums.y, dq[4 * i + 2] += sums.z, dq[4 * i + 3] += sums.w;
     }
 }

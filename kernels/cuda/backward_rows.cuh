@@ -73,11 +73,13 @@ __device__ __forceinline__ void put_rows(u32 at, const u32 (&pairs)[COUNT]) {
 }
 
 // Four lanes of shared memory.
-__device__ __forceinline__ void get_four(u32 at, float (&value)[8], int first) {
+__device__ __forceinline__ float4 get_four(u32 at) {
+    float4 four;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(value[first]), "=f"(value[first + 1]), "=f"(value[first + 2]), "=f"(value[first + 3])
+                 : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
                  : "r"(at)
                  : "memory");
+    return four;
 }
 
 // Writes 64 lanes of accumulators, from pair FIRST on, rounded, over what is there: through 2 KB of shared memory at `at`, of
@@ -128,9 +130,9 @@ __device__ __forceinline__ void store_lanes(
     const int column = corner.lane + 2 * FIRST + 8 * (lane % 4);
 #pragma unroll 1
     for (int r = lane / 4; r < 16; r += 8) {
-        float value[8];
-        get_four(at + r * 128 + (lane % 4 ^ r % 4) * 32, value, 0);
-        get_four(at + r * 128 + (lane % 4 ^ r % 4) * 32 + 16, value, 4);
+        const u32 from = at + r * 128 + (lane % 4 ^ r % 4) * 32;
+        const float4 low = get_four(from), high = get_four(from + 16);
+        float value[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
         const int row = corner.row + r;
         if (row >= rows.real) {
 #pragma unroll
