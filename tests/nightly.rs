@@ -36,9 +36,13 @@ fn night(place: &Path, budget: &str) -> Command {
 }
 
 fn night_of_seed(place: &Path, budget: &str, seed: &str) -> Command {
+    night_of(place, budget, seed, SUBJECT)
+}
+
+fn night_of(place: &Path, budget: &str, seed: &str, subject: &str) -> Command {
     let mut command = Command::new(cargo_bin("seamproof"));
     let arguments = ["nightly", "--budget", budget, "--seed", seed, "--corpus", "corpus", "--out", "nights"];
-    command.current_dir(place).args(arguments).args(["--backend", SUBJECT]);
+    command.current_dir(place).args(arguments).args(["--backend", subject]);
     command
 }
 
@@ -120,6 +124,61 @@ fn a_killed_night_is_gone_on_with() {
     assert_eq!(lost, files(&dir).iter().filter(is_aside).count());
     let trend = fs::read_to_string(nights.join("trend.jsonl")).expect("the trend is written");
     assert_eq!(trend.lines().count(), 3, "{trend}");
+}
+
+/// What a killed night found is in the report of the next one that ends, where that one begins anew, and in no other.
+#[test]
+fn what_a_killed_night_found_is_in_the_next_report() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    corpus(place.path(), "");
+    let findings =
+        place.path().join("nights/night-0001").join(format!("{SUBJECT}-quick/slice-0000/findings"));
+    let shrunk = || {
+        let words = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "txt");
+        findings.exists() && files(&findings).iter().any(words)
+    };
+    let mut child = night(place.path(), "4m").stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let child = child.as_mut().expect("the night starts");
+    let begin = Instant::now();
+    while !shrunk() && begin.elapsed() < LONGEST {
+        sleep(Duration::from_millis(20));
+    }
+    child.kill().expect("it is killed");
+    child.wait().expect("it ends");
+    assert!(shrunk(), "something was found");
+
+    let output = night_of(place.path(), "1s", "7", "emulated").output().expect("the night runs");
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let reason =
+        format!("begins night 2, as night 1 has no report and is for '{SUBJECT}' and not 'emulated'");
+    assert!(text.starts_with(&reason), "{text}");
+    assert!(text.contains("## Left behind by starts that were killed\n\n- Night 1 never ended"), "{text}");
+    let dir = place.path().join("nights/night-0002");
+    let report = json(&dir.join("report.json"));
+    let left = report["left"].as_array().expect("a list");
+    assert_eq!((left.len(), &left[0]["night"]), (1, &Value::from(1)), "{report}");
+    assert_eq!(left[0]["replay"], "seamproof replay nights/night-0001");
+    let told = left[0]["findings"].as_array().expect("a list");
+    let cases: u64 = told.iter().filter_map(|failure| failure["cases"].as_u64()).sum();
+    let stored =
+        files(&findings).iter().filter(|path| path.extension().is_some_and(|end| end == "json")).count();
+    assert_eq!(cases, stored as u64, "each case on disk counts: {report}");
+    let junit = fs::read_to_string(dir.join("junit.xml")).expect("a report");
+    for failure in told {
+        let command = failure["replay"].as_str().expect("a command");
+        assert!(text.contains(command) && junit.contains(command), "{command}");
+        let mut words = command.split(' ').skip(1);
+        let mut replay = Command::new(cargo_bin("seamproof"));
+        let replay = replay.current_dir(place.path()).args(words.by_ref()).output().expect("it is replayed");
+        assert_eq!(replay.status.code(), Some(2), "{command}: {}", said(&replay));
+    }
+
+    let output = night_of(place.path(), "1s", "7", "emulated").output().expect("the night runs");
+    let text = said(&output);
+    assert!(text.starts_with("begins night 3, as night 2 has ended"), "{text}");
+    assert_eq!(output.status.code(), Some(4), "too little was run, and nothing found: {text}");
+    assert!(!text.contains("Left behind"), "{text}");
 }
 
 #[test]

@@ -18,6 +18,9 @@ use crate::evaluate::evaluate;
 use crate::record::EventLog;
 use crate::verdict::Verdict;
 
+/// How the name of a log ends.
+pub(super) const LOG: &str = "-regressions.jsonl";
+
 /// Stored cases on one subject.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Regressions {
@@ -53,6 +56,8 @@ impl std::fmt::Display for Unjudged {
 pub struct Regressed {
     /// Its file.
     pub file: String,
+    /// The subject on which it failed.
+    pub subject: String,
     /// Its [`FailureKey`] in words, as the list of known failures takes it.
     pub key: String,
     /// What is wrong.
@@ -63,7 +68,7 @@ pub struct Regressed {
 
 impl std::fmt::Display for Regressed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Regressed { file, key, finding, replay } = self;
+        let Regressed { file, key, finding, replay, .. } = self;
         write!(f, "**{key}** {file}: {finding}\n  `{replay}`")
     }
 }
@@ -73,6 +78,8 @@ impl std::fmt::Display for Regressed {
 struct Judged {
     /// Its file.
     file: String,
+    /// The subject on which it was judged.
+    subject: String,
     /// BLAKE3 of the file's text.
     digest: String,
     /// What came of it.
@@ -130,7 +137,7 @@ pub(super) fn judge(
         let backend = registered.backend(registered.fixed())?;
         let verdict = evaluate(backend.as_ref(), &case.problem);
         let came = Came::of(verdict, registered.name(), &case.problem);
-        let judged = Judged { file, digest, came };
+        let judged = Judged { file, subject: subject.to_owned(), digest, came };
         lines.lock().unwrap_or_else(PoisonError::into_inner).write(&judged)?;
         Ok(Some(judged))
     };
@@ -145,6 +152,20 @@ fn read(log: &Path) -> BTreeMap<String, Judged> {
     let whole = text.lines().filter_map(|line| serde_json::from_str::<Judged>(line).ok());
     let judged = whole.filter(|judged| !matches!(judged.came, Came::Internal(_)));
     judged.map(|judged| (judged.file.clone(), judged)).collect()
+}
+
+/// The stored cases that a log says failed.
+pub(super) fn failed_in(log: &Path) -> Vec<Regressed> {
+    let of = |Judged { file, subject, came, .. }| match came {
+        Came::Failed { key, finding } => Some(regressed(file, subject, key, finding)),
+        _ => None,
+    };
+    read(log).into_values().filter_map(of).collect()
+}
+
+fn regressed(file: String, subject: String, key: String, finding: String) -> Regressed {
+    let replay = format!("seamproof replay {file} --backend {subject}");
+    Regressed { file, subject, key, finding, replay }
 }
 
 /// The files of the stored regressions of a corpus, by name.
@@ -169,14 +190,11 @@ fn unread(path: &Path) -> impl Fn(std::io::Error) -> NightError {
 
 fn sum(subject: &str, all: Vec<Judged>) -> Regressions {
     let mut sum = Regressions { subject: subject.to_owned(), ..Regressions::default() };
-    for Judged { file, came, .. } in all {
+    for Judged { file, subject, came, .. } in all {
         match came {
             Came::Held => sum.held.push(file),
             Came::Refused => sum.refused.push(file),
-            Came::Failed { key, finding } => {
-                let replay = format!("seamproof replay {file} --backend {subject}");
-                sum.failed.push(Regressed { file, key, finding, replay });
-            }
+            Came::Failed { key, finding } => sum.failed.push(regressed(file, subject, key, finding)),
             Came::Internal(what) => sum.internal.push(Unjudged { file, what }),
         }
     }
