@@ -179,6 +179,16 @@ fn what_a_killed_night_found_is_in_the_next_report() {
     assert!(text.starts_with("begins night 3, as night 2 has ended"), "{text}");
     assert_eq!(output.status.code(), Some(4), "too little was run, and nothing found: {text}");
     assert!(!text.contains("Left behind"), "{text}");
+    let replay = |night: &str| {
+        let mut replay = Command::new(cargo_bin("seamproof"));
+        let output =
+            replay.current_dir(place.path()).args(["replay", night]).output().expect("it is replayed");
+        (output.status.code(), said(&output))
+    };
+    let (code, text) = replay("nights/night-0001");
+    assert!(code == Some(2) && text.contains("unreadable 0"), "an unfinished night's folder: {text}");
+    let (code, text) = replay("nights/night-0003");
+    assert!(code == Some(1) && text.contains("night-0003: this night found nothing"), "{text}");
 }
 
 #[test]
@@ -195,6 +205,7 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     assert_eq!(first.status.code(), Some(2), "{}", said(&first));
     let report = json(&place.path().join("nights/night-0001/report.json"));
     counts_add_up(&report);
+    replays_whole(place.path(), &report);
     let failures = report["failures"].as_array().expect("a list");
     assert_eq!(regressions_in_junit(place.path(), 1), ["failed", "held", "held"]);
     // The smallest case of each key becomes its entry.
@@ -240,6 +251,34 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
         text.lines().next().is_some_and(|title| title.contains("1 known failure not seen any more")),
         "{text}"
     );
+}
+
+/// A night's folder stands for all that the night found: the files that its campaigns left, and the stored case that failed,
+/// on the night's subject.
+fn replays_whole(place: &Path, report: &Value) {
+    let replay = Command::new(cargo_bin("seamproof"))
+        .current_dir(place)
+        .args(["replay", "nights/night-0001"])
+        .output()
+        .expect("it is replayed");
+    let text = said(&replay);
+    assert_eq!(replay.status.code(), Some(2), "{text}");
+    let stored = report["regressions"][0]["failed"].as_array().expect("a list");
+    let failures = report["failures"].as_array().expect("a list");
+    let commands =
+        failures.iter().chain(stored).map(|failure| failure["replay"].as_str().expect("a command"));
+    let named: Vec<&str> = commands.filter_map(|command| command.split(' ').nth(2)).collect();
+    assert!(named.len() > 1 && !stored.is_empty(), "{report}");
+    for file in named {
+        assert!(text.contains(&format!("FAIL     {file} ·")), "{file}: {text}");
+    }
+    let findings = files(&place.join("nights/night-0001")).into_iter().filter(|path| {
+        path.extension().is_some_and(|end| end == "json")
+            && path.to_string_lossy().contains("/whole/findings/")
+    });
+    let (lines, files) = (text.lines().count(), findings.count());
+    assert_eq!(lines, files + stored.len() + 1, "each once, and a summary: {text}");
+    assert!(text.contains(&format!("failed {} · crashed 0 · unreadable 0", files + stored.len())), "{text}");
 }
 
 /// Every failing case of a night is counted, for a failure or as like none.

@@ -182,8 +182,8 @@ pub struct Outcome {
 }
 
 impl Night {
-    /// Goes on with the last night of a home if it has not ended and is of these orders, or begins one; what is said of that. A night that is gone on
-    /// with keeps its seed and takes the new budget: of its whole time, what was spent before included.
+    /// Goes on with the last night of a home if it has not ended and is of these orders, or begins one; what is said of that.
+    /// A night that is gone on with keeps its seed and takes the new budget: of its whole time, what was spent before included.
     pub fn begin(home: &Path, orders: Orders, jobs: usize) -> Result<(Night, String), NightError> {
         let home = Home::open(home)?;
         let last = nights(home.path()).last().copied().unwrap_or(0);
