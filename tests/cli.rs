@@ -324,6 +324,35 @@ fn a_case_that_fails_on_another_subject_is_shrunk_for_that_subject() {
     assert_eq!(code(&seamproof(place.path(), &["replay", "small.json", "--backend", "emulated"])), 0);
 }
 
+/// What is minimal already is not written once more, where a replay of its folder would count it twice.
+#[test]
+fn a_minimal_case_is_not_written_again() {
+    let place = place();
+    let (file, subject) = ("case.json", "window-off-by-one");
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1212-window-one-key-short.json");
+    fs::copy(stored, place.path().join(file)).expect("a copy");
+    let shrink = |file: &str| {
+        let output = seamproof(place.path(), &["shrink", file, "--backend", subject]);
+        assert_eq!(code(&output), 2, "{}", stderr(&output));
+        stdout(&output)
+    };
+    let said = shrink(file);
+    assert!(
+        said.contains("replay:  seamproof replay case.min.json\n") && !said.contains("no file"),
+        "{said}"
+    );
+    let said = shrink("case.min.json");
+    assert!(
+        said.contains("minimal after 0 steps") && said.contains("nothing got smaller: no file is written"),
+        "{said}"
+    );
+    let replay = "seamproof replay case.min.json --backend window-off-by-one\n";
+    assert!(said.ends_with(&format!("replay:  {replay}")), "{said}");
+    assert!(!place.path().join("case.min.min.json").exists());
+    let replayed = seamproof(place.path(), &["replay", ".", "--backend", subject]);
+    assert!(stdout(&replayed).contains("failed 2"), "{}", stdout(&replayed));
+}
+
 #[test]
 fn the_census_needs_no_backend() {
     let place = place();
