@@ -386,6 +386,19 @@ fn a_night_that_is_gone_on_with_takes_the_new_budget_and_keeps_its_seed() {
     assert!(report["seconds"].as_f64() < Some(120.0), "it takes as long as it was told: {report}");
 }
 
+/// Whoever waits sees what the night does and how far it is, large campaigns and stored cases like all others.
+#[test]
+fn a_night_shows_what_it_does() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    corpus(place.path(), "");
+    let output = night_of(place.path(), "12s", "7", "emulated").output().expect("the night runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let mut lines = said.lines().filter(|line| line.starts_with("progress "));
+    let stage =
+        |line: &str| line.strip_prefix("progress emulated ").is_some_and(|rest| rest.contains(" cases · "));
+    assert!(lines.clone().count() > 0 && lines.any(stage), "{said}");
+}
+
 /// What stops containers and jobs of a cluster: the night ends in order, and says that it is not over.
 #[cfg(unix)]
 #[test]

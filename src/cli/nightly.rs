@@ -10,7 +10,7 @@ use super::exit::Exit;
 use super::junit::{of_regressions, of_summary, suite_of, test, time_of, write_suites};
 use super::options::{duration, random_seed, seed};
 use super::output::{note, print_line};
-use super::{CliError, worker};
+use super::{CliError, progress, worker};
 use crate::campaign::{Registered, met};
 use crate::nightly::{Failure, Known, Night, Orders, Outcome, Regressed, Report, Watch, regressions_of};
 use crate::worker::own_program;
@@ -77,7 +77,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             "--seed {seed:#x} is not taken: the night keeps the seed that it was begun with"
         ));
     }
-    let Some(outcome) = night.run(&regressions, &watch, &|line| print_line(line))? else {
+    let outcome = progress::of_night(&watch, |say| night.run(&regressions, &watch, say))?;
+    let Some(outcome) = outcome else {
         print_line("interrupted: the next start goes on with it");
         return Ok(Exit::TooLittle);
     };

@@ -25,9 +25,9 @@ mod trend;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -114,18 +114,48 @@ impl Orders {
     }
 }
 
-/// The request to stop, and what is asked when it comes.
+/// What goes between a running night and whoever watches it: a request to stop, and what is done at present.
 #[derive(Debug, Default)]
 pub struct Watch {
     asked: AtomicBool,
-    current: Mutex<Arc<Control>>,
+    stage: Mutex<Stage>,
+}
+
+/// A stage of a night: the canary, stored cases, a campaign, or joining its slices.
+#[derive(Debug)]
+struct Stage {
+    what: String,
+    begun: Instant,
+    /// What its earlier controls counted.
+    cases: u64,
+    failed: u64,
+    control: Arc<Control>,
+}
+
+impl Default for Stage {
+    fn default() -> Stage {
+        Stage { what: String::new(), begun: Instant::now(), cases: 0, failed: 0, control: Arc::default() }
+    }
+}
+
+/// How far a night's stage is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The stage in words; empty before the first.
+    pub what: String,
+    /// Cases judged in it.
+    pub cases: u64,
+    /// Those of them that failed.
+    pub failed: u64,
+    /// Time since it was begun.
+    pub elapsed: Duration,
 }
 
 impl Watch {
     /// Asks the night to end after the cases in flight; the next start goes on. True if that was asked before.
     pub fn stop(&self) -> bool {
         let before = self.asked.swap(true, Ordering::Relaxed);
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).stop();
+        self.stage().control.stop();
         before
     }
 
@@ -134,10 +164,33 @@ impl Watch {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// A control of its own for the next campaign: one that stops itself does not end the night.
+    /// What the night does now.
+    pub fn progress(&self) -> Progress {
+        let stage = self.stage();
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Progress {
+            what: stage.what.clone(),
+            cases: stage.cases + count(&stage.control.cases),
+            failed: stage.failed + count(&stage.control.failed),
+            elapsed: stage.begun.elapsed(),
+        }
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A stage begins.
+    fn begin(&self, what: String) {
+        *self.stage() = Stage { what, ..Stage::default() };
+    }
+
+    /// A control of its own for the next part of the stage: a campaign that stops itself does not end the night.
     fn next(&self) -> Arc<Control> {
+        let Progress { cases, failed, .. } = self.progress();
         let control = Arc::new(Control::default());
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&control);
+        let mut stage = self.stage();
+        (stage.cases, stage.failed, stage.control) = (cases, failed, Arc::clone(&control));
         if self.stopped() {
             control.stop();
         }
@@ -235,6 +288,7 @@ impl Night {
         watch: &Watch,
         note: &dyn Fn(&str),
     ) -> Result<Option<Outcome>, NightError> {
+        watch.begin("canary".to_owned());
         let findings = Findings::create(&self.dir.join("canary"))?;
         let canary = campaign::canary(&self.plan(Profile::Quick), &findings, &watch.next());
         // Whoever stops the search has not shown that there is nothing to find.
@@ -246,6 +300,7 @@ impl Night {
             return Ok((!watch.stopped()).then_some(outcome));
         }
         for subject in &self.orders.subjects {
+            watch.begin(format!("{subject} regressions"));
             let log = self.dir.join(file_name(subject) + regressions::LOG);
             let Some(judged) = regressions::judge(subject, regressions, &log, watch)? else {
                 return Ok(None);
@@ -301,6 +356,7 @@ impl Night {
         watch: &Watch,
         note: &dyn Fn(&str),
     ) -> Result<Option<Campaign>, NightError> {
+        watch.begin(format!("{subject} {profile}"));
         let subjects = Registered::new(subject)?;
         let dir = self.dir.join(format!("{}-{}", file_name(subject), profile.name()));
         make_dir(&dir)?;
@@ -338,6 +394,7 @@ impl Night {
         }
         let lost = lost(&dir);
         lost.iter().for_each(|what| note(what));
+        watch.begin(format!("{subject} {profile}, joining {}", counted(parts.len(), "slice")));
         let mut summary = self.join(&dir, &subjects, profile, &parts, watch)?;
         if profile == Profile::Large {
             lift_floors(&mut summary);

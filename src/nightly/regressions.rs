@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
@@ -122,7 +123,7 @@ pub(super) fn judge(
     watch: &Watch,
 ) -> Result<Option<Regressions>, NightError> {
     let registered = Registered::new(subject)?;
-    let before = read(log);
+    let (before, control) = (read(log), watch.next());
     let lines = Mutex::new(EventLog::append(log)?);
     let of_file = |path: &PathBuf| -> Result<Option<Judged>, NightError> {
         let text = fs::read(path).map_err(unread(path))?;
@@ -137,6 +138,8 @@ pub(super) fn judge(
         let backend = registered.backend(registered.fixed())?;
         let verdict = evaluate(backend.as_ref(), &case.problem);
         let came = Came::of(verdict, registered.name(), &case.problem);
+        control.cases.fetch_add(1, Ordering::Relaxed);
+        control.failed.fetch_add(u64::from(matches!(came, Came::Failed { .. })), Ordering::Relaxed);
         let judged = Judged { file, subject: subject.to_owned(), digest, came };
         lines.lock().unwrap_or_else(PoisonError::into_inner).write(&judged)?;
         Ok(Some(judged))
@@ -271,7 +274,11 @@ mod tests {
         let file = folder.join("te-1212-window-one-key-short.json");
         let subject = "window-off-by-one";
         let log = place.path().join("log.jsonl");
-        let judged = judge(subject, std::slice::from_ref(&file), &log, &Watch::default()).unwrap().unwrap();
+        let watch = Watch::default();
+        watch.begin("regressions".to_owned());
+        let judged = judge(subject, std::slice::from_ref(&file), &log, &watch).unwrap().unwrap();
+        let progress = watch.progress();
+        assert_eq!((&*progress.what, progress.cases, progress.failed), ("regressions", 1, 1));
         let [told] = &judged.failed[..] else { panic!("{judged:?}") };
         let mut case = Case::load(&file).unwrap();
         case.subject.name = subject.to_owned();
