@@ -206,6 +206,7 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     let report = json(&place.path().join("nights/night-0001/report.json"));
     counts_add_up(&report);
     replays_whole(place.path(), &report);
+    events_name_files(place.path());
     let failures = report["failures"].as_array().expect("a list");
     assert_eq!(regressions_in_junit(place.path(), 1), ["failed", "held", "held"]);
     // The smallest case of each key becomes its entry.
@@ -279,6 +280,23 @@ fn replays_whole(place: &Path, report: &Value) {
     let (lines, files) = (text.lines().count(), findings.count());
     assert_eq!(lines, files + stored.len() + 1, "each once, and a summary: {text}");
     assert!(text.contains(&format!("failed {} · crashed 0 · unreadable 0", files + stored.len())), "{text}");
+}
+
+/// The events of a night's campaign name the files of its findings by the commands that replay them; of each key the last
+/// event holds.
+fn events_name_files(place: &Path) {
+    let log = place.join(format!("nights/night-0001/{SUBJECT}-quick/whole/events.jsonl"));
+    let text = fs::read_to_string(log).expect("events are written");
+    let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("an event is JSON"));
+    let findings = events.filter(|event| event["event"] == "finding");
+    let last: BTreeMap<String, Value> = findings.map(|event| (event["key"].to_string(), event)).collect();
+    assert!(!last.is_empty(), "{text}");
+    for event in last.values() {
+        let name = event["name"].as_str().expect("a name");
+        let file = format!("nights/night-0001/{SUBJECT}-quick/whole/findings/{name}.json");
+        assert_eq!(event["replay"], format!("seamproof replay {file}"));
+        assert!(place.join(&file).exists(), "{file}");
+    }
 }
 
 /// Every failing case of a night is counted, for a failure or as like none.
@@ -395,7 +413,7 @@ fn a_night_shows_what_it_does() {
     let said = String::from_utf8_lossy(&output.stderr);
     let mut lines = said.lines().filter(|line| line.starts_with("progress "));
     let stage =
-        |line: &str| line.strip_prefix("progress emulated ").is_some_and(|rest| rest.contains(" cases · "));
+        |line: &str| line.strip_prefix("progress emulated ").is_some_and(|rest| rest.contains(" failed · "));
     assert!(lines.clone().count() > 0 && lines.any(stage), "{said}");
 }
 

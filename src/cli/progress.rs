@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::output::{note, print_line};
 use crate::campaign::{Control, Plan};
 use crate::nightly::Watch;
+use crate::prose::counted;
 
 /// Between two redraws of the bar.
 const REDRAW: Duration = Duration::from_millis(200);
@@ -47,7 +48,7 @@ pub(super) fn of_night<T>(watch: &Watch, work: impl FnOnce(&dyn Fn(&str)) -> T) 
 
 fn counts(cases: u64, failed: u64, elapsed: Duration) -> String {
     let rate = cases as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
-    format!("{cases} cases · {failed} failed · {rate:.0} cases/s")
+    format!("{} · {failed} failed · {rate:.0} cases/s", counted(cases, "case"))
 }
 
 fn followed<T>(done: &(dyn Fn(Duration) -> Done + Sync), work: impl FnOnce(&dyn Fn(&str)) -> T) -> T {

@@ -136,7 +136,7 @@ fn grouped(files: &[PathBuf], known: &Known, own: &[Failure]) -> Vec<Failure> {
                 let key = FailureKey::of(&found.finding, &case.subject.name, &case.problem);
                 let explained = own.iter().any(|failure| key.explained_by(&failure.key));
                 let kind = if found.minimal { &mut minimal } else { &mut drawn };
-                kind.extend((!explained).then(|| (key, path, case, found.finding)));
+                kind.extend((!explained).then_some((key, path, case, found.finding)));
             }
             Err(what) => unread.push(unreadable(path, what)),
         }
@@ -178,9 +178,11 @@ fn add(
 
 fn failure(key: String, group: Group, known: &Known) -> Failure {
     let Group { cases, shrunk, smallest: (_, path, case, finding) } = group;
+    let symptom = FailureKey::without_problem(&finding, &case.subject.name).to_string();
     Failure {
         known: known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone())),
         key,
+        symptom,
         cases,
         shrunk,
         is_end: finding.check.is_end(),
@@ -190,9 +192,13 @@ fn failure(key: String, group: Group, known: &Known) -> Failure {
     }
 }
 
+/// In the place of a key.
+const UNREADABLE: &str = "a finding that cannot be read";
+
 fn unreadable(path: &Path, what: String) -> Failure {
     Failure {
-        key: "a finding that cannot be read".to_owned(),
+        key: UNREADABLE.to_owned(),
+        symptom: UNREADABLE.to_owned(),
         cases: 1,
         shrunk: 0,
         is_end: false,
@@ -257,7 +263,7 @@ mod tests {
         let told = left(&night, &known, &[]);
         let [this] = &told[..] else { panic!("{told:?}") };
         let counts: Vec<_> = this.findings.iter().map(|f| (&*f.key, f.cases, f.shrunk)).collect();
-        assert_eq!(counts, [(&*key.to_string(), 2, 1), ("a finding that cannot be read", 1, 0)]);
+        assert_eq!(counts, [(&*key.to_string(), 2, 1), (UNREADABLE, 1, 0)]);
         assert_eq!(this.replay, format!("seamproof replay {}", night.dir.display()));
         std::fs::remove_file(findings.path("torn")).unwrap();
         assert!(left(&night, &known, &[own(&key.to_string())]).is_empty(), "it was found again");

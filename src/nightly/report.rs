@@ -17,11 +17,19 @@ pub(super) const JSON: &str = "report.json";
 /// Lines of one campaign about what was too little.
 const LINES_MAX: usize = 4;
 
+/// What the columns of the campaigns are.
+const LEGEND: &str = "\
+*cases*: all that were run. *refused*: of them, outside of the subject's capability table. *malformed*: those that no subject may
+take, refused as such. *failed*: those in which a check broke. *different*: failures, each with a key of its own.
+*against the night before*: cases a second, and the p99 of each tensor, the error ÷ bound that 99 of 100 cases stay below.";
+
 /// A failure of a night, whatever campaigns it was seen in.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failure {
     /// Its key in words.
     pub key: String,
+    /// The key without its features: check, subject and tensor. Failures that share it are often one fault.
+    pub symptom: String,
     /// Failing cases of it: those that were shrunk to it, and those that were only counted, as each has its check, its
     /// tensor and all features that it needs.
     pub cases: u64,
@@ -223,6 +231,7 @@ fn failures(outcome: &Outcome, known: &Known) -> Vec<Failure> {
     let failure = |(key, ([cases, shrunk], distinct)): (String, ([u64; 2], &Distinct))| Failure {
         known: known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone())),
         key,
+        symptom: distinct.key.without_features().to_string(),
         cases,
         shrunk,
         is_end: distinct.key.check.is_end(),
@@ -266,7 +275,7 @@ impl Report {
                 "| {subject} | {profile} | {cases} | {refused} | {malformed} | {failed} | {distinct} | {rate:.1} | {trend} |"
             )?;
         }
-        Ok(())
+        writeln!(f, "\n{LEGEND}")
     }
 
     /// Where those failing cases lie that nothing was shrunk for.
@@ -299,7 +308,7 @@ impl Report {
         section(f, "Regressions that fail", &regressed(false))?;
         section(f, "Regressions that fail as is known", &regressed(true))?;
         let (old, new): (Vec<_>, Vec<_>) = self.failures.iter().partition(|failure| failure.known.is_some());
-        section(f, "New failures", &new.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+        section(f, "New failures", &grouped(&new))?;
         section(f, "Failing cases like no failure above", &self.unexplained())?;
         section(f, "Left behind by starts that were killed", &self.told_of_left())?;
         section(f, "Known failures", &old.iter().map(ToString::to_string).collect::<Vec<_>>())?;
@@ -312,6 +321,23 @@ impl Report {
         });
         section(f, "Known failures that could not be looked at", &unchecked.collect::<Vec<_>>())
     }
+}
+
+/// Failures, those of one symptom under one head.
+fn grouped(failures: &[&Failure]) -> Vec<String> {
+    let mut groups: BTreeMap<&str, Vec<&Failure>> = BTreeMap::new();
+    failures.iter().for_each(|failure| groups.entry(&failure.symptom).or_default().push(failure));
+    let told = |(symptom, group): (&str, Vec<&Failure>)| match &group[..] {
+        [alone] => alone.to_string(),
+        group => {
+            let cases = counted(group.iter().map(|failure| failure.cases).sum::<u64>(), "failing case");
+            let head = format!("**{symptom}**: {cases} by {} keys, often of one fault", group.len());
+            let each =
+                group.iter().map(|failure| format!("\n  - {}", failure.to_string().replace('\n', "\n  ")));
+            head + &each.collect::<String>()
+        }
+    };
+    groups.into_iter().map(told).collect()
 }
 
 /// A list under a title; nothing where it is empty.
@@ -342,6 +368,7 @@ mod tests {
     fn failure(key: &str, cases: u64, shrunk: u64) -> Failure {
         Failure {
             key: key.to_owned(),
+            symptom: key.split(", ").next().unwrap_or_default().to_owned(),
             cases,
             shrunk,
             is_end: false,
@@ -388,6 +415,34 @@ mod tests {
         assert!(text.contains("| cuda | quick | 400 | 7 | 2 | 313 | 0 | 200.0 | first night |"), "{text}");
         let b = "**b** (312 failing cases, 8 of them shrunk, the others like them).";
         assert!(text.contains("**a** (1 failing case).") && text.contains(b), "{text}");
+    }
+
+    #[test]
+    fn failures_of_one_symptom_stand_under_one_head_and_columns_are_explained() {
+        let failures = vec![failure("a, x", 3, 1), failure("a, y", 2, 2), failure("b", 1, 1)];
+        let text = Report { failures, ..report() }.to_string();
+        let group = "- **a**: 5 failing cases by 2 keys, often of one fault
+  - **a, x** (3 failing cases, 1 of them shrunk, the others like them). 1 sequence: wrong
+    `seamproof replay f.json`
+  - **a, y** (2 failing cases). 1 sequence: wrong
+    `seamproof replay f.json`
+- **b** (1 failing case). 1 sequence: wrong
+  `seamproof replay f.json`
+";
+        assert!(text.contains(group), "{text}");
+        for column in ["cases", "refused", "malformed", "failed", "different", "against the night before"] {
+            assert!(text.contains(&format!("*{column}*: ")), "{column}: {text}");
+        }
+    }
+
+    /// The page on nights shows a report: its legend is this one, and what it leaves out of the p99 is named by the true names.
+    #[test]
+    fn the_page_on_nights_shows_the_columns_and_tensors_that_there_are() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/nightly.md");
+        let page = std::fs::read_to_string(page).expect("the page is there");
+        assert!(page.contains(LEGEND), "{LEGEND}");
+        let few = page.lines().find(|line| line.contains("too few cases for p99 of")).expect("the sample");
+        assert!(few.contains("p99 of out, lse, max_logit, dq, dk, dv"), "{few}");
     }
 
     /// The title says what the exit code says.
