@@ -13,7 +13,7 @@
 //!
 //! Nothing of the subject is run. What a query *sees* is what a launch asks a kernel to show it; a kernel that does other than
 //! it is asked, and a subject that is called with other problems, look right here. The head of the text says so of the
-//! subject's name. An identity holds the case's run against others: where that is the finding, each of those is shown behind it.
+//! subject's name. An identity holds the case's run against others: where that is the finding, each of those is shown as well.
 
 mod further;
 mod line;

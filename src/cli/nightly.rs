@@ -24,8 +24,9 @@ Examples:
   seamproof nightly --budget 8h --out nights --backend cuda --workers 8
                                                   fails where there is no GPU
 
-A night that was killed is gone on with by the next start with the same --out: with its own seed, and until the budget of
-that start is spent, what was spent before included. docs/nightly.md tells how to set one up.";
+A night that was killed is gone on with by the next start with the same --out, build and subjects: with its own seed, and until
+the budget of that start is spent, what was spent before included. Any other start begins the next night, whose report tells
+what the killed one found. docs/nightly.md tells how to set one up.";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]

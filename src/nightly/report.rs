@@ -19,8 +19,8 @@ const LINES_MAX: usize = 4;
 
 /// What the columns of the campaigns are.
 const LEGEND: &str = "\
-*cases*: all that were run. *refused*: of them, outside of the subject's capability table. *malformed*: those that no subject may
-take, refused as such. *failed*: those in which a check broke. *different*: failures, each with a key of its own.
+*cases*: all that were run. *refused*: of them, outside of the subject's capability table. *malformed*: those that no subject
+may take, refused as such. *failed*: those in which a check broke. *different*: failures, each with a key of its own.
 *against the night before*: cases a second, and the p99 of each tensor, the error ÷ bound that 99 of 100 cases stay below.";
 
 /// A failure of a night, whatever campaigns it was seen in.
