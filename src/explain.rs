@@ -11,9 +11,11 @@
 //! says what it leaves out. It shows pairs; that they are also merged, summed and returned rightly is what the checker
 //! proves, and its verdict is the last part.
 //!
-//! Nothing is run. What a query *sees* is what a launch asks a kernel to show it; a kernel that does other than it is asked,
-//! and a subject that is called with other problems, look right here. The head of the text says so of the subject's name.
+//! Nothing of the subject is run. What a query *sees* is what a launch asks a kernel to show it; a kernel that does other than
+//! it is asked, and a subject that is called with other problems, look right here. The head of the text says so of the
+//! subject's name. An identity holds the case's run against others: where that is the finding, each of those is shown as well.
 
+mod further;
 mod line;
 mod operation;
 mod seen;
@@ -28,9 +30,12 @@ use seamproof_simulator::Segment;
 use seamproof_simulator::check::{Held, Holds, Launch, Reading, check, trace};
 use seamproof_simulator::schedule::{BufferId, Operation, PlacedRun, Schedule, Step, Work};
 
+use crate::backend::Backend;
 use crate::backends::unscheduled;
 use crate::case::Case;
+use crate::judge::identity::identity;
 use crate::prose::{self, counted};
+use further::further_runs;
 use line::{Line, tidy};
 use operation::{name, rows};
 use seen::{Queries, Sighting, differences, queries};
@@ -104,6 +109,37 @@ pub fn explain(problem: &Problem, schedule: &Schedule, options: &Options) -> Str
         Err(_) => text += "\nnothing can be followed: the schedule does not run\n",
     }
     text += &checked(problem, schedule);
+    text
+}
+
+/// The runs of an identity beside the case's own, where one is what was found in the case: what they are, and each on the
+/// subject's schedule of its problem. Empty for any other finding.
+pub fn other_runs(case: &Case, backend: &dyn Backend, options: &Options) -> String {
+    let Some(relation) = case.found.as_ref().and_then(|found| found.finding.identity) else {
+        return String::new();
+    };
+    let twin = identity(relation).twin;
+    if twin.is_empty() {
+        return format!("\nidentity  {relation}: between results of the run above; there is no other\n");
+    }
+    let runs = further_runs(&case.problem, relation);
+    let mut text = format!("\nidentity  {relation}: the run above is held against a second one, {twin}\n");
+    for (index, problem) in runs.iter().enumerate() {
+        let _ = write!(text, "\nrun {}     ", index + 2);
+        if *problem == case.problem {
+            text += "of the problem above, with the values that the identity asks for: the same layout and launches\n";
+            continue;
+        }
+        match backend.schedule(problem) {
+            Ok(schedule) => {
+                text += "of another problem\n";
+                text += &explain(problem, &schedule, options);
+            }
+            Err(error) => {
+                let _ = writeln!(text, "{}: no schedule: {error}", prose::describe(problem));
+            }
+        }
+    }
     text
 }
 

@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
 use seamproof::backends::MISCALLS;
+use seamproof::case::{Case, Found};
+use seamproof::judge::Relation;
+use seamproof::verdict::{Check, Finding};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -322,6 +325,52 @@ fn a_case_that_fails_on_another_subject_is_shrunk_for_that_subject() {
     assert!(stdout(&output).contains("step "), "{}", stdout(&output));
     assert_eq!(code(&seamproof(place.path(), &["replay", "small.json"])), 2);
     assert_eq!(code(&seamproof(place.path(), &["replay", "small.json", "--backend", "emulated"])), 0);
+}
+
+/// `explain` of what an identity found shows every run that the identity compares.
+#[test]
+fn an_identity_s_finding_is_explained_with_all_its_runs() {
+    let place = place();
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1212-window-one-key-short.json");
+    let mut case = Case::load(Path::new(stored)).expect("the case is there");
+    let broken = Finding::new(Check::Identity, None, "the runs differ".to_owned());
+    let finding = Finding { identity: Some(Relation::SequenceOrder), ..broken };
+    case.found = Some(Found { finding, minimal: false, evaluations: 0 });
+    fs::write(place.path().join("case.json"), case.to_json()).expect("a file");
+    let output = seamproof(place.path(), &["explain", "case.json"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let said = stdout(&output);
+    assert!(said.contains("problem   2 sequences (256, 61)"), "{said}");
+    assert!(said.contains("\nrun 2     of another problem\nproblem   2 sequences (61, 256)"), "{said}");
+}
+
+/// What is minimal already is not written once more, where a replay of its folder would count it twice.
+#[test]
+fn a_minimal_case_is_not_written_again() {
+    let place = place();
+    let (file, subject) = ("case.json", "window-off-by-one");
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1212-window-one-key-short.json");
+    fs::copy(stored, place.path().join(file)).expect("a copy");
+    let shrink = |file: &str| {
+        let output = seamproof(place.path(), &["shrink", file, "--backend", subject]);
+        assert_eq!(code(&output), 2, "{}", stderr(&output));
+        stdout(&output)
+    };
+    let said = shrink(file);
+    assert!(
+        said.contains("replay:  seamproof replay case.min.json\n") && !said.contains("no file"),
+        "{said}"
+    );
+    let said = shrink("case.min.json");
+    assert!(
+        said.contains("minimal after 0 steps") && said.contains("nothing got smaller: no file is written"),
+        "{said}"
+    );
+    let replay = "seamproof replay case.min.json --backend window-off-by-one\n";
+    assert!(said.ends_with(&format!("replay:  {replay}")), "{said}");
+    assert!(!place.path().join("case.min.min.json").exists());
+    let replayed = seamproof(place.path(), &["replay", ".", "--backend", subject]);
+    assert!(stdout(&replayed).contains("failed 2"), "{}", stdout(&replayed));
 }
 
 #[test]

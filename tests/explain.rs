@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use seamproof::backend::Backend;
 use seamproof::backends::{Emulated, canary};
 use seamproof::case::{Case, Found, Subject};
-use seamproof::explain::{Options, explain, subject};
+use seamproof::explain::{Options, explain, other_runs, subject};
+use seamproof::judge::Relation;
 use seamproof::verdict::{Check, Finding};
 use seamproof_kernels::faults::source_faults;
 use seamproof_oracle::{
@@ -249,6 +250,39 @@ fn what_no_schedule_shows_is_said() {
         "{}",
         subject(&case, true)
     );
+}
+
+/// An identity holds the case's run against others: those are shown too, each as what it is.
+#[test]
+fn the_other_runs_of_an_identity_are_shown() {
+    let problem = problem(&[(3, 4), (2, 4)], Mask::CAUSAL, Algorithm::Single, 1);
+    let shown = |relation: Option<Relation>| {
+        let mut case =
+            Case::new(Subject { name: "emulated".to_owned(), options: BTreeMap::new() }, 0, problem.clone());
+        let finding =
+            Finding { identity: relation, ..Finding::new(Check::Identity, None, "wrong".to_owned()) };
+        case.found = Some(Found { finding, minimal: true, evaluations: 1 });
+        other_runs(&case, &Emulated::default(), &Options::default())
+    };
+    let text = shown(Some(Relation::SequenceOrder));
+    let head = "
+identity  sequence-order: the run above is held against a second one, the same sequences in the opposite order
+
+run 2     of another problem
+problem   2 sequences (2 of 4, 3 of 4); heads 1/1; dims 1/1; causal top-left; bf16 flat; forward
+";
+    assert!(text.starts_with(head), "{text}");
+    assert!(
+        text.contains("    sequence 0: queries 0..2 (rows 0..2), keys 0..2 of rank 0 (rows 0..2)\n"),
+        "{text}"
+    );
+    let text = shown(Some(Relation::Rerun));
+    assert!(text.contains("\nrun 2     of the problem above, with the values"), "{text}");
+    let text = shown(Some(Relation::History));
+    assert!(text.contains("\nrun 2     of another problem\nproblem   1 sequence (3 of 4)"), "{text}");
+    assert!(text.contains("\nrun 3     of the problem above"), "{text}");
+    assert!(shown(Some(Relation::SumOfDv)).contains("there is no other"));
+    assert_eq!(shown(None), "");
 }
 
 /// A key that is of another sequence, and padding, are named as what they are; so is a schedule that does not run.

@@ -12,6 +12,8 @@ use seamproof::case::Case;
 use serde_json::Value;
 
 const KILLS: u64 = 6;
+/// Longer than all kills together take, so that none of them comes after the night's end.
+const KILLED_BUDGET: &str = "22s";
 /// A night is killed at most this long after its start.
 const MOMENT_MAX: Duration = Duration::from_secs(6);
 /// Longer than the start of a night and a slice take.
@@ -36,9 +38,13 @@ fn night(place: &Path, budget: &str) -> Command {
 }
 
 fn night_of_seed(place: &Path, budget: &str, seed: &str) -> Command {
+    night_of(place, budget, seed, SUBJECT)
+}
+
+fn night_of(place: &Path, budget: &str, seed: &str, subject: &str) -> Command {
     let mut command = Command::new(cargo_bin("seamproof"));
     let arguments = ["nightly", "--budget", budget, "--seed", seed, "--corpus", "corpus", "--out", "nights"];
-    command.current_dir(place).args(arguments).args(["--backend", SUBJECT]);
+    command.current_dir(place).args(arguments).args(["--backend", subject]);
     command
 }
 
@@ -87,7 +93,8 @@ fn a_killed_night_is_gone_on_with() {
     let (corpus, nights) = (corpus(place.path(), ""), place.path().join("nights"));
     let before = contents(&corpus);
     for number in 0..KILLS {
-        let mut child = night(place.path(), "8s").stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut child =
+            night(place.path(), KILLED_BUDGET).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = child.as_mut().expect("the night starts");
         let drawn = blake3::hash(&number.to_le_bytes()).as_bytes()[0];
         sleep(MOMENT_MAX.mul_f64(f64::from(drawn) / 255.0));
@@ -97,7 +104,7 @@ fn a_killed_night_is_gone_on_with() {
             all_whole(&nights);
         }
     }
-    let output = night(place.path(), "8s").output().expect("the night runs");
+    let output = night(place.path(), KILLED_BUDGET).output().expect("the night runs");
     let text = said(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.starts_with("goes on with night 1"), "{text}");
@@ -122,6 +129,71 @@ fn a_killed_night_is_gone_on_with() {
     assert_eq!(trend.lines().count(), 3, "{trend}");
 }
 
+/// What a killed night found is in the report of the next one that ends, where that one begins anew, and in no other.
+#[test]
+fn what_a_killed_night_found_is_in_the_next_report() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    corpus(place.path(), "");
+    let findings =
+        place.path().join("nights/night-0001").join(format!("{SUBJECT}-quick/slice-0000/findings"));
+    let shrunk = || {
+        let words = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "txt");
+        findings.exists() && files(&findings).iter().any(words)
+    };
+    let mut child = night(place.path(), "4m").stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let child = child.as_mut().expect("the night starts");
+    let begin = Instant::now();
+    while !shrunk() && begin.elapsed() < LONGEST {
+        sleep(Duration::from_millis(20));
+    }
+    child.kill().expect("it is killed");
+    child.wait().expect("it ends");
+    assert!(shrunk(), "something was found");
+
+    let output = night_of(place.path(), "1s", "7", "emulated").output().expect("the night runs");
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let reason =
+        format!("begins night 2, as night 1 has no report and is for '{SUBJECT}' and not 'emulated'");
+    assert!(text.starts_with(&reason), "{text}");
+    assert!(text.contains("## Left behind by starts that were killed\n\n- Night 1 never ended"), "{text}");
+    let dir = place.path().join("nights/night-0002");
+    let report = json(&dir.join("report.json"));
+    let left = report["left"].as_array().expect("a list");
+    assert_eq!((left.len(), &left[0]["night"]), (1, &Value::from(1)), "{report}");
+    assert_eq!(left[0]["replay"], "seamproof replay nights/night-0001");
+    let told = left[0]["findings"].as_array().expect("a list");
+    let cases: u64 = told.iter().filter_map(|failure| failure["cases"].as_u64()).sum();
+    let stored =
+        files(&findings).iter().filter(|path| path.extension().is_some_and(|end| end == "json")).count();
+    assert_eq!(cases, stored as u64, "each case on disk counts: {report}");
+    let junit = fs::read_to_string(dir.join("junit.xml")).expect("a report");
+    for failure in told {
+        let command = failure["replay"].as_str().expect("a command");
+        assert!(text.contains(command) && junit.contains(command), "{command}");
+        let mut words = command.split(' ').skip(1);
+        let mut replay = Command::new(cargo_bin("seamproof"));
+        let replay = replay.current_dir(place.path()).args(words.by_ref()).output().expect("it is replayed");
+        assert_eq!(replay.status.code(), Some(2), "{command}: {}", said(&replay));
+    }
+
+    let output = night_of(place.path(), "1s", "7", "emulated").output().expect("the night runs");
+    let text = said(&output);
+    assert!(text.starts_with("begins night 3, as night 2 has ended"), "{text}");
+    assert!(matches!(output.status.code(), Some(0 | 4)), "nothing found, maybe too little run: {text}");
+    assert!(!text.contains("Left behind"), "{text}");
+    let replay = |night: &str| {
+        let mut replay = Command::new(cargo_bin("seamproof"));
+        let output =
+            replay.current_dir(place.path()).args(["replay", night]).output().expect("it is replayed");
+        (output.status.code(), said(&output))
+    };
+    let (code, text) = replay("nights/night-0001");
+    assert!(code == Some(2) && text.contains("unreadable 0"), "an unfinished night's folder: {text}");
+    let (code, text) = replay("nights/night-0003");
+    assert!(code == Some(1) && text.contains("night-0003: this night found nothing"), "{text}");
+}
+
 #[test]
 fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     let place = tempfile::tempdir().expect("a temporary directory");
@@ -136,6 +208,8 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     assert_eq!(first.status.code(), Some(2), "{}", said(&first));
     let report = json(&place.path().join("nights/night-0001/report.json"));
     counts_add_up(&report);
+    replays_whole(place.path(), &report);
+    events_name_files(place.path());
     let failures = report["failures"].as_array().expect("a list");
     assert_eq!(regressions_in_junit(place.path(), 1), ["failed", "held", "held"]);
     // The smallest case of each key becomes its entry.
@@ -181,6 +255,51 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
         text.lines().next().is_some_and(|title| title.contains("1 known failure not seen any more")),
         "{text}"
     );
+}
+
+/// A night's folder stands for all that the night found: the files that its campaigns left, and the stored case that failed,
+/// on the night's subject.
+fn replays_whole(place: &Path, report: &Value) {
+    let replay = Command::new(cargo_bin("seamproof"))
+        .current_dir(place)
+        .args(["replay", "nights/night-0001"])
+        .output()
+        .expect("it is replayed");
+    let text = said(&replay);
+    assert_eq!(replay.status.code(), Some(2), "{text}");
+    let stored = report["regressions"][0]["failed"].as_array().expect("a list");
+    let failures = report["failures"].as_array().expect("a list");
+    let commands =
+        failures.iter().chain(stored).map(|failure| failure["replay"].as_str().expect("a command"));
+    let named: Vec<&str> = commands.filter_map(|command| command.split(' ').nth(2)).collect();
+    assert!(named.len() > 1 && !stored.is_empty(), "{report}");
+    for file in named {
+        assert!(text.contains(&format!("FAIL     {file} ·")), "{file}: {text}");
+    }
+    let findings = files(&place.join("nights/night-0001")).into_iter().filter(|path| {
+        path.extension().is_some_and(|end| end == "json")
+            && path.to_string_lossy().contains("/whole/findings/")
+    });
+    let (lines, files) = (text.lines().count(), findings.count());
+    assert_eq!(lines, files + stored.len() + 1, "each once, and a summary: {text}");
+    assert!(text.contains(&format!("failed {} · crashed 0 · unreadable 0", files + stored.len())), "{text}");
+}
+
+/// The events of a night's campaign name the files of its findings by the commands that replay them; of each key the last
+/// event holds.
+fn events_name_files(place: &Path) {
+    let log = place.join(format!("nights/night-0001/{SUBJECT}-quick/whole/events.jsonl"));
+    let text = fs::read_to_string(log).expect("events are written");
+    let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("an event is JSON"));
+    let findings = events.filter(|event| event["event"] == "finding");
+    let last: BTreeMap<String, Value> = findings.map(|event| (event["key"].to_string(), event)).collect();
+    assert!(!last.is_empty(), "{text}");
+    for event in last.values() {
+        let name = event["name"].as_str().expect("a name");
+        let file = format!("nights/night-0001/{SUBJECT}-quick/whole/findings/{name}.json");
+        assert_eq!(event["replay"], format!("seamproof replay {file}"));
+        assert!(place.join(&file).exists(), "{file}");
+    }
 }
 
 /// Every failing case of a night is counted, for a failure or as like none.
@@ -286,6 +405,19 @@ fn a_night_that_is_gone_on_with_takes_the_new_budget_and_keeps_its_seed() {
     let cases = json(&first)["sums"]["cases"].as_u64().expect("a number");
     assert!(report["points"][0]["cases"].as_u64() >= Some(cases), "what was run counts: {report}");
     assert!(report["seconds"].as_f64() < Some(120.0), "it takes as long as it was told: {report}");
+}
+
+/// Whoever waits sees what the night does and how far it is, large campaigns and stored cases like all others.
+#[test]
+fn a_night_shows_what_it_does() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    corpus(place.path(), "");
+    let output = night_of(place.path(), "12s", "7", "emulated").output().expect("the night runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let mut lines = said.lines().filter(|line| line.starts_with("progress "));
+    let stage =
+        |line: &str| line.strip_prefix("progress emulated ").is_some_and(|rest| rest.contains(" failed · "));
+    assert!(lines.clone().count() > 0 && lines.any(stage), "{said}");
 }
 
 /// What stops containers and jobs of a cluster: the night ends in order, and says that it is not over.

@@ -84,6 +84,20 @@ impl FailureKey {
         words.split(SEPARATOR).nth(1)
     }
 
+    /// Whether this key of a case as it was drawn has all that the failure of a key in words needs: the same but for features,
+    /// of which the drawn case may have more.
+    pub fn explained_by(&self, words: &str) -> bool {
+        let bare = self.without_features().to_string();
+        let Some(features) = words.strip_prefix(&bare) else { return false };
+        let named = |rest: &str| rest.split(BETWEEN_FEATURES).all(|name| self.features.contains(name));
+        features.is_empty() || features.strip_prefix(SEPARATOR).is_some_and(named)
+    }
+
+    /// The key of any failure of this check on this tensor of the subject.
+    pub fn without_features(&self) -> FailureKey {
+        FailureKey { features: BTreeSet::new(), ..self.clone() }
+    }
+
     /// The key of a finding that no problem shows.
     pub fn without_problem(finding: &Finding, backend: &str) -> FailureKey {
         FailureKey {
@@ -99,6 +113,8 @@ impl FailureKey {
 
 /// Between the parts of a key in words: check (and identity), subject, ending, tensor, features.
 const SEPARATOR: &str = " · ";
+/// Between features in words.
+const BETWEEN_FEATURES: &str = ", ";
 
 impl fmt::Display for FailureKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -114,7 +130,7 @@ impl fmt::Display for FailureKey {
             write!(f, "{SEPARATOR}{tensor}")?;
         }
         let features: Vec<_> = self.features.iter().copied().collect();
-        if features.is_empty() { Ok(()) } else { write!(f, "{SEPARATOR}{}", features.join(", ")) }
+        if features.is_empty() { Ok(()) } else { write!(f, "{SEPARATOR}{}", features.join(BETWEEN_FEATURES)) }
     }
 }
 
@@ -178,6 +194,29 @@ mod tests {
         assert_eq!(same_failure(&start, Verdict::Pass(Box::default())), None);
         let nan = finding(Check::Envelope, TensorName::Out, None);
         assert!(!same(&nan, &near));
+    }
+
+    #[test]
+    fn a_drawn_case_is_explained_by_a_failure_that_needs_no_more_than_it_has() {
+        let key = |features: &[&'static str]| FailureKey {
+            features: features.iter().copied().collect(),
+            ..FailureKey::without_problem(&finding(Check::Envelope, TensorName::Dk, None), "emulated")
+        };
+        let drawn = key(&["backward", "causal", "padding"]);
+        for features in [&[][..], &["backward"], &["backward", "padding"], &["backward", "causal", "padding"]]
+        {
+            assert!(drawn.explained_by(&key(features).to_string()), "{features:?}");
+        }
+        assert!(!drawn.explained_by(&key(&["backward", "sink"]).to_string()));
+        assert!(!key(&[]).explained_by(&drawn.to_string()), "it needs more than there is");
+        for other in ["envelope · emulated", "envelope · emulated · dv", "envelope · cuda · dk", "envelope"]
+        {
+            assert!(!drawn.explained_by(other), "{other}");
+        }
+        let alone =
+            Finding { identity: Some(Relation::Alone), ..finding(Check::Identity, TensorName::Dk, None) };
+        let alone = FailureKey::without_problem(&alone, "emulated");
+        assert!(!alone.explained_by("identity · emulated · dk") && alone.explained_by(&alone.to_string()));
     }
 
     #[test]

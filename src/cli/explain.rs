@@ -57,6 +57,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let schedule = backend.schedule(problem);
     let schedule = schedule.map_err(|error| CliError::Usage(format!("{file}: no schedule: {error}")))?;
     let options = Options { rank: args.rank, pass, operations: args.operations };
-    print(&(explain::subject(&case, args.backend.is_some()) + &explain(problem, &schedule, &options)));
+    let head = explain::subject(&case, args.backend.is_some());
+    let others = explain::other_runs(&case, backend.as_ref(), &options);
+    print(&(head + &explain(problem, &schedule, &options) + &others));
     Ok(Exit::Held)
 }

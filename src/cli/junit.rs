@@ -99,7 +99,7 @@ fn of_check(summary: &Summary, check: Check, known: &dyn Fn(&FailureKey) -> bool
 /// skipped; those past [`TESTS_MAX`] are one.
 pub(super) fn of_regressions(all: &Regressions, known: &dyn Fn(&str) -> bool) -> Vec<TestCase> {
     let Regressions { held, refused, failed, internal, .. } = all;
-    let failed = failed.iter().map(|Regressed { file, key, finding, replay }| match known(key) {
+    let failed = failed.iter().map(|Regressed { file, key, finding, replay, .. }| match known(key) {
         true => skipped(file, "known", key),
         false => test(file, Some(("finding", finding.clone())), format!("{key}\nreplay: {replay}")),
     });
@@ -151,9 +151,9 @@ mod tests {
     }
 
     fn regressed(key: &str) -> Regressed {
-        let [file, finding, replay] =
-            ["failed.json", "wrong", "seamproof replay failed.json"].map(str::to_owned);
-        Regressed { file, key: key.to_owned(), finding, replay }
+        let [file, subject, finding, replay] =
+            ["failed.json", "cuda", "wrong", "seamproof replay failed.json"].map(str::to_owned);
+        Regressed { file, subject, key: key.to_owned(), finding, replay }
     }
 
     #[test]

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quick_junit::TestSuite;
+use quick_junit::{TestCase, TestSuite};
 
 use super::exit::Exit;
 use super::junit::{of_regressions, of_summary, suite_of, test, time_of, write_suites};
 use super::options::{duration, random_seed, seed};
 use super::output::{note, print_line};
-use super::{CliError, worker};
+use super::{CliError, progress, worker};
 use crate::campaign::{Registered, met};
-use crate::nightly::{Failure, Known, Night, Orders, Outcome, Report, Watch, regressions_of};
+use crate::nightly::{Failure, Known, Night, Orders, Outcome, Regressed, Report, Watch, regressions_of};
 use crate::worker::own_program;
 
 /// Subjects that are looked for where none is named.
@@ -24,8 +24,9 @@ Examples:
   seamproof nightly --budget 8h --out nights --backend cuda --workers 8
                                                   fails where there is no GPU
 
-A night that was killed is gone on with by the next start with the same --out: with its own seed, and until the budget of
-that start is spent, what was spent before included. docs/nightly.md tells how to set one up.";
+A night that was killed is gone on with by the next start with the same --out, build and subjects: with its own seed, and until
+the budget of that start is spent, what was spent before included. Any other start begins the next night, whose report tells
+what the killed one found. docs/nightly.md tells how to set one up.";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -77,7 +78,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             "--seed {seed:#x} is not taken: the night keeps the seed that it was begun with"
         ));
     }
-    let Some(outcome) = night.run(&regressions, &watch, &|line| print_line(line))? else {
+    let outcome = progress::of_night(&watch, |say| night.run(&regressions, &watch, say))?;
+    let Some(outcome) = outcome else {
         print_line("interrupted: the next start goes on with it");
         return Ok(Exit::TooLittle);
     };
@@ -139,13 +141,21 @@ fn suites(outcome: &Outcome, report: &Report) -> Vec<TestSuite> {
     let stale: Vec<String> = report.stale().map(|(key, what)| format!("{key}: {what}")).collect();
     let outdated = (!stale.is_empty()).then(|| ("stale", stale.join("; ")));
     night.push(test("known failures are true", outdated, String::new()));
-    for failure in report.failures.iter().filter(|failure| failure.known.is_none()) {
-        let Failure { problem, finding, replay, .. } = failure;
-        let met = met(failure.cases, failure.shrunk);
-        let details = format!("{met}\n{problem}\n{finding}\nreplay: {replay}");
-        night.push(test(&failure.key, Some(("finding", failure.finding.clone())), details));
-    }
+    let news = |failure: &&Failure| failure.known.is_none();
+    night.extend(report.failures.iter().filter(news).map(|failure| of_failure(&failure.key, failure)));
     let is_known = |key: &str| report.lists(key);
+    for left in &report.left {
+        let name = |key: &str| format!("night {}, left behind: {key}", left.night);
+        night.extend(
+            left.findings.iter().filter(news).map(|failure| of_failure(&name(&failure.key), failure)),
+        );
+        for Regressed { file, key, finding, replay, .. } in
+            left.regressions.iter().filter(|r| !is_known(&r.key))
+        {
+            let details = format!("{key}\nreplay: {replay}");
+            night.push(test(&name(file), Some(("finding", finding.clone())), details));
+        }
+    }
     let regressions = outcome.regressions.iter().map(|all| {
         let name = format!("{} regressions", all.subject);
         suite_of(&name, of_regressions(all, &is_known), Duration::ZERO)
@@ -161,13 +171,24 @@ fn suites(outcome: &Outcome, report: &Report) -> Vec<TestSuite> {
     std::iter::once(suite_of("night", night, Duration::ZERO)).chain(regressions).chain(campaigns).collect()
 }
 
+/// A failure as a test case.
+fn of_failure(name: &str, failure: &Failure) -> TestCase {
+    let Failure { problem, finding, replay, .. } = failure;
+    let met = met(failure.cases, failure.shrunk);
+    let details = format!("{met}\n{problem}\n{finding}\nreplay: {replay}");
+    test(name, Some(("finding", finding.clone())), details)
+}
+
 /// News before everything, then what makes a night doubtful. Known failures are none of it.
 fn exit(outcome: &Outcome, report: &Report) -> Exit {
     if outcome.canary.finding.is_none() {
         Exit::CanaryMissed
-    } else if report.news(false) > 0 || report.unexplained > 0 || report.regressed(false).next().is_some() {
+    } else if report.news(false) + report.left_behind(false) > 0
+        || report.unexplained > 0
+        || report.regressed(false).next().is_some()
+    {
         Exit::Finding
-    } else if report.news(true) > 0 {
+    } else if report.news(true) + report.left_behind(true) > 0 {
         Exit::Crash
     } else if report.stale().next().is_some() {
         Exit::Input

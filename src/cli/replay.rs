@@ -10,6 +10,7 @@ use super::{CliError, load, worker};
 use crate::campaign::Registered;
 use crate::case::{Case, CaseError};
 use crate::evaluate::replay_as;
+use crate::nightly::{FoundBy, Regressed, found_by};
 use crate::prose;
 use crate::record::findings_of;
 use crate::verdict::Verdict;
@@ -18,12 +19,13 @@ const EXAMPLES: &str = "\
 Examples:
   seamproof replay corpus/regressions             every *.json in a directory
   seamproof replay seamproof.out                  what the last campaign found
+  seamproof replay nights/night-0001              what a night found
   seamproof replay case.json --backend emulated   a case on another subject";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Case files, or directories of them
+    /// Case files, directories of them, or directories of campaigns or nights
     #[arg(required = true, value_name = "FILE|DIR")]
     paths: Vec<PathBuf>,
     /// Judge this subject instead of each case's own
@@ -52,8 +54,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         subject.ready().map_err(|what| CliError::Start { name: text.clone(), what })?;
     }
     let mut tally = Tally::default();
-    for path in files(&args.paths)? {
-        match judged(&path, args.backend.as_deref()) {
+    for Asked { path, subject } in asked(&args.paths)? {
+        match judged(&path, args.backend.as_deref().or(subject.as_deref())) {
             Ok((case, verdict)) => print_line(&tally.line(&path, &case, &verdict)),
             Err(error) => {
                 // One bad file must not hide what the others show.
@@ -76,17 +78,37 @@ fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliErro
     }
 }
 
-/// The files in the order given, those of a directory by name.
-fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
-    let mut files = Vec::new();
+/// A case file, and the subject on which it is judged if not on its own.
+struct Asked {
+    path: PathBuf,
+    subject: Option<String>,
+}
+
+/// The cases in the order given, those of a directory by name; of a night its stored cases that failed too, each on the
+/// subject on which it did.
+fn asked(paths: &[PathBuf]) -> Result<Vec<Asked>, CliError> {
+    let mut all = Vec::new();
+    let on_its_own = |path: PathBuf| Asked { path, subject: None };
     for path in paths {
-        if path.is_dir() {
-            files.extend(files_in(&findings_of(path).unwrap_or_else(|| path.clone()))?);
+        if let Some(FoundBy { cases, regressions }) = found_by(path) {
+            if cases.is_empty() && regressions.is_empty() {
+                return Err(CliError::Usage(format!("{}: this night found nothing", path.display())));
+            }
+            all.extend(cases.into_iter().map(on_its_own));
+            all.extend(
+                regressions.into_iter().map(|Regressed { file, subject, .. }| Asked {
+                    path: file.into(),
+                    subject: Some(subject),
+                }),
+            );
+        } else if path.is_dir() {
+            let files = files_in(&findings_of(path).unwrap_or_else(|| path.clone()))?;
+            all.extend(files.into_iter().map(on_its_own));
         } else {
-            files.push(path.clone());
+            all.push(on_its_own(path.clone()));
         }
     }
-    Ok(files)
+    Ok(all)
 }
 
 fn files_in(dir: &Path) -> Result<Vec<PathBuf>, CliError> {

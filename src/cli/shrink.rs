@@ -18,7 +18,7 @@ use crate::verdict::Verdict;
 
 const EXAMPLES: &str = "\
 Examples:
-  seamproof shrink case.json                      writes case.min.json
+  seamproof shrink case.json                      writes case.min.json, if anything gets smaller
   seamproof shrink case.json --out small.json";
 
 #[derive(clap::Args, Debug)]
@@ -26,7 +26,7 @@ Examples:
 pub(super) struct Args {
     /// The failing case
     file: PathBuf,
-    /// Where the minimal case goes; FILE with .min.json at its end if not given
+    /// Where the minimal case goes; FILE with .min.json at its end if not given, and nowhere where FILE cannot be made smaller
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Judge this subject instead of the case's own
@@ -79,8 +79,11 @@ fn nothing_to_do(args: &Args, verdict: &Verdict) -> Result<Exit, CliError> {
 }
 
 fn save(args: &Args, Minimised { case, accepted }: &Minimised) -> Result<(), CliError> {
-    let out = args.out.clone().unwrap_or_else(|| args.file.with_extension("min.json"));
-    write_whole(&out, &case.to_json())?;
+    // A second file of the same case would count as a second case wherever a folder is replayed.
+    let out = args.out.clone().or_else(|| (*accepted > 0).then(|| args.file.with_extension("min.json")));
+    if let Some(out) = &out {
+        write_whole(out, &case.to_json())?;
+    }
     print_line(&format_args!("to       {}", prose::describe(&case.problem)));
     if let Some(Found { finding, minimal, evaluations }) = &case.found {
         let state = if *minimal { "minimal" } else { "not minimal yet" };
@@ -88,6 +91,13 @@ fn save(args: &Args, Minimised { case, accepted }: &Minimised) -> Result<(), Cli
         let (steps, evaluations) = (counted(*accepted, "step"), counted(*evaluations, "evaluation"));
         print_line(&format_args!("         {state} after {steps} and {evaluations}"));
     }
-    print_line(&format_args!("replay:  seamproof replay {}", out.display()));
+    let backend = args.backend.as_ref().map_or(String::new(), |name| format!(" --backend {name}"));
+    match out {
+        Some(out) => print_line(&format_args!("replay:  seamproof replay {}", out.display())),
+        None => {
+            print_line("         nothing got smaller: no file is written");
+            print_line(&format_args!("replay:  seamproof replay {}{backend}", args.file.display()));
+        }
+    }
     Ok(())
 }

@@ -1,7 +1,11 @@
 //! The subject of a target, and what becomes of a finding.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::panic::{PanicHookInfo, panic_any};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
 
 use crate::backend::{Backend, RunError};
 use crate::backends::{self, Cuda};
@@ -26,11 +30,45 @@ pub struct Hunter {
     findings: PathBuf,
 }
 
+/// What is said of a finding; its last line, where it could be stored, is what replays it.
+struct Told(String);
+
+/// Before the command of that line.
+const REPLAY: &str = "replay: ";
+
 /// For the start of a target: panics of the subject become findings, and reach libFuzzer once they are stored.
 pub fn start() {
-    // libFuzzer's own hook ends the process at the first panic, caught or not; one that is not caught still does.
+    // libFuzzer's own hook ends the process at the first panic, caught or not. One that is not caught still does, and here
+    // rather than where it leaves the target: Rust would print a second trace there.
     drop(std::panic::take_hook());
+    let (report, target) = (std::panic::take_hook(), thread::current().id());
+    std::panic::set_hook(Box::new(move |info| {
+        tell(info, &report);
+        if thread::current().id() == target {
+            std::process::abort();
+        }
+    }));
     quiet_caught_panics();
+}
+
+/// A finding's words alone, as no place in this program says more of it; any other panic as `report` does.
+fn tell(info: &PanicHookInfo<'_>, report: &dyn Fn(&PanicHookInfo<'_>)) {
+    let Some(Told(text)) = info.payload().downcast_ref() else { return report(info) };
+    eprintln!("{text}");
+    let Some(last) = text.lines().next_back().filter(|line| line.starts_with(REPLAY)) else { return };
+    if let Err(error) = say_last(last) {
+        eprintln!("the line above is not said again: {error}");
+    }
+}
+
+/// Says a line once this process has ended, behind libFuzzer's own words, which come when it dies: a shell waits for the end
+/// of its input, which is that of this process.
+fn say_last(line: &str) -> io::Result<()> {
+    let wait = "cat >/dev/null; printf '%s\\n' \"$0\" >&2";
+    let shell = Command::new("sh").args(["-c", wait, line]).stdin(Stdio::piped()).spawn()?;
+    // Dropped, it would have its input's end now.
+    std::mem::forget(shell);
+    Ok(())
 }
 
 /// Where findings go.
@@ -101,7 +139,7 @@ impl Hunter {
             Draw::Problem(problem) => match evaluate(self.backend.as_ref(), &problem) {
                 Verdict::Finding(finding) => {
                     let case = Case::new(self.subject.clone(), problem.data_seed, problem);
-                    panic!("{}", self.store(&case, &finding))
+                    panic_any(Told(self.store(&case, &finding)))
                 }
                 Verdict::Infrastructure(what) => panic!("{what}: {problem:?}"),
                 Verdict::RefusedMalformed(rule) => panic!("a problem was taken for malformed: {rule}"),
@@ -126,7 +164,7 @@ impl Hunter {
             Ok(findings.replay_command(&name))
         });
         match stored {
-            Ok(command) => format!("{finding}\nreplay: {command}"),
+            Ok(command) => format!("{finding}\n{REPLAY}{command}"),
             Err(error) => format!("{finding}\nnot stored: {error}\n{}", small.to_json()),
         }
     }
@@ -147,11 +185,38 @@ mod tests {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hunter.case(&raw))).err()
         };
         let panic = (0..400).find_map(hunt).expect("the fault shows in some cases");
-        let said = panic.downcast_ref::<String>().unwrap();
+        let Told(said) = panic.downcast_ref::<Told>().unwrap();
         let path = said.split("seamproof replay ").nth(1).unwrap().trim();
         let case = Case::load(Path::new(path)).unwrap();
         assert!(case.problem.tokens() <= 12, "{} tokens", case.problem.tokens());
         assert!(matches!(crate::evaluate::replay(&case), Ok(Verdict::Finding(_))));
+    }
+
+    const FOLDER: &str = "SEAMPROOF_HUNT_TEST_FINDINGS";
+
+    #[test]
+    #[ignore = "the child of the test below, not a test of its own"]
+    fn child() {
+        let Some(folder) = std::env::var_os(FOLDER) else { return };
+        start();
+        let hunter = Hunter::new(Some("window-off-by-one"), Path::new(&folder)).unwrap();
+        (0..400).for_each(|index| hunter.case(&draw_raw(1, index, &Limits::fuzz())));
+    }
+
+    /// Whatever a fuzzer prints when its process dies, the command that replays the finding is its last line, and no trace is
+    /// printed of a panic that is how a finding is told.
+    #[test]
+    fn the_last_line_of_a_target_that_finds_something_replays_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["fuzz::hunt::tests::child", "--exact", "--ignored", "--nocapture"]);
+        let output = child.env(FOLDER, folder.path()).env("RUST_BACKTRACE", "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.lines().next_back().unwrap_or_default();
+        let path = last.strip_prefix("replay: seamproof replay ").unwrap_or_else(|| panic!("{said}"));
+        assert!(Case::load(Path::new(path)).is_ok() && !output.status.success(), "{said}");
+        assert_eq!(said.lines().filter(|line| *line == last).count(), 2, "at once, and once more: {said}");
+        assert!(!said.contains("panicked") && !said.contains("stack backtrace"), "{said}");
     }
 
     #[test]

@@ -9,13 +9,15 @@
 //! HOME/night-0007/report.json          there once the night has ended; report.md and junit.xml beside it
 //! ```
 //!
-//! The claim: a kill at any moment costs the slice or the stored cases in flight and nothing else. A campaign is cut into *slices*, each of which
-//! begins at the case at which the one before ended; a slice counts once its sums are on disk, and [`campaign::merge`] joins
-//! them into what one run of the same cases would say. A night without a report is gone on with by the next start, which
-//! says what was lost. Every file is written whole or by appending complete lines, and nothing but the night's own
-//! directory and the trend is ever written.
+//! The claim: a kill at any moment costs the slice or the stored cases in flight and nothing else. A campaign is cut into
+//! *slices*, each of which begins at the case at which the one before ended; a slice counts once its sums are on disk, and
+//! [`campaign::merge`] joins them into what one run of the same cases would say. A night without a report is gone on with by
+//! the next start, which says what was lost. Where the next start begins another night, that one's report tells what the
+//! unfinished one found ([`Left`]). Every file is written whole or by appending complete lines, and nothing but the night's
+//! own directory and the trend is ever written.
 
 mod known;
+mod left;
 mod regressions;
 mod report;
 mod trend;
@@ -23,13 +25,14 @@ mod trend;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 pub use known::{Entry, Known, KnownError, Standing};
+pub use left::{FoundBy, Left, found_by};
 pub use regressions::{Regressed, Regressions, Unjudged, regressions_of};
 pub use report::{Failure, Report};
 pub use trend::{Point, Trend};
@@ -97,25 +100,62 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Whether a night that was begun by these orders can be gone on with by others.
-    fn are_of_one_night(&self, others: &Orders) -> bool {
-        let of = |orders: &Orders| [orders.program.clone(), orders.build.clone()];
-        of(self) == of(others) && self.subjects == others.subjects
+    /// Why a night that was begun by these orders cannot be gone on with by others, with what differs; empty where it can.
+    fn differences(&self, others: &Orders) -> Vec<String> {
+        let program = |orders: &Orders| format!("Seamproof {}, build {}", orders.program, orders.build);
+        let subjects = |orders: &Orders| orders.subjects.join(";");
+        let mut all = Vec::new();
+        let mut compare = |what: &str, own: String, other: String| {
+            all.extend((own != other).then(|| format!("is {what} '{own}' and not '{other}'")));
+        };
+        compare("of", program(self), program(others));
+        compare("for", subjects(self), subjects(others));
+        all
     }
 }
 
-/// The request to stop, and what is asked when it comes.
+/// What goes between a running night and whoever watches it: a request to stop, and what is done at present.
 #[derive(Debug, Default)]
 pub struct Watch {
     asked: AtomicBool,
-    current: Mutex<Arc<Control>>,
+    stage: Mutex<Stage>,
+}
+
+/// A stage of a night: the canary, stored cases, a campaign, or joining its slices.
+#[derive(Debug)]
+struct Stage {
+    what: String,
+    begun: Instant,
+    /// What its earlier controls counted.
+    cases: u64,
+    failed: u64,
+    control: Arc<Control>,
+}
+
+impl Default for Stage {
+    fn default() -> Stage {
+        Stage { what: String::new(), begun: Instant::now(), cases: 0, failed: 0, control: Arc::default() }
+    }
+}
+
+/// How far a night's stage is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The stage in words; empty before the first.
+    pub what: String,
+    /// Cases judged in it.
+    pub cases: u64,
+    /// Those of them that failed.
+    pub failed: u64,
+    /// Time since it was begun.
+    pub elapsed: Duration,
 }
 
 impl Watch {
     /// Asks the night to end after the cases in flight; the next start goes on. True if that was asked before.
     pub fn stop(&self) -> bool {
         let before = self.asked.swap(true, Ordering::Relaxed);
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).stop();
+        self.stage().control.stop();
         before
     }
 
@@ -124,10 +164,33 @@ impl Watch {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// A control of its own for the next campaign: one that stops itself does not end the night.
+    /// What the night does now.
+    pub fn progress(&self) -> Progress {
+        let stage = self.stage();
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Progress {
+            what: stage.what.clone(),
+            cases: stage.cases + count(&stage.control.cases),
+            failed: stage.failed + count(&stage.control.failed),
+            elapsed: stage.begun.elapsed(),
+        }
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A stage begins.
+    fn begin(&self, what: String) {
+        *self.stage() = Stage { what, ..Stage::default() };
+    }
+
+    /// A control of its own for the next part of the stage: a campaign that stops itself does not end the night.
     fn next(&self) -> Arc<Control> {
+        let Progress { cases, failed, .. } = self.progress();
         let control = Arc::new(Control::default());
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&control);
+        let mut stage = self.stage();
+        (stage.cases, stage.failed, stage.control) = (cases, failed, Arc::clone(&control));
         if self.stopped() {
             control.stop();
         }
@@ -172,37 +235,43 @@ pub struct Outcome {
 }
 
 impl Night {
-    /// Goes on with the last night of a home if it has not ended, or begins one; what is said of that. A night that is gone on
-    /// with keeps its seed and takes the new budget: of its whole time, what was spent before included.
+    /// Goes on with the last night of a home if it has not ended and is of these orders, or begins one; what is said of that.
+    /// A night that is gone on with keeps its seed and takes the new budget: of its whole time, what was spent before included.
     pub fn begin(home: &Path, orders: Orders, jobs: usize) -> Result<(Night, String), NightError> {
         let home = Home::open(home)?;
-        let last = last_night(home.path());
-        let dir_of = |number: u32| home.path().join(format!("night-{number:04}"));
-        if last > 0 && !dir_of(last).join(report::JSON).exists() {
-            let path = dir_of(last).join(ORDERS);
-            let stored = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Orders>(&text).ok());
-            if let Some(stored) = stored.filter(|stored| stored.are_of_one_night(&orders)) {
-                let mut said = format!("goes on with night {last}, which has no report, as it was begun");
-                if stored.seconds != orders.seconds {
-                    said += &format!(", but for {} s and not {} s in all", orders.seconds, stored.seconds);
+        let last = nights(home.path()).last().copied().unwrap_or(0);
+        let said = match unfinished(&dir_of(home.path(), last)) {
+            None if last == 0 => "begins night 1".to_owned(),
+            None => format!("begins night {}, as night {last} has ended", last + 1),
+            Some(stored) => match stored.map(|stored| (stored.differences(&orders), stored)) {
+                Ok((differences, stored)) if differences.is_empty() => {
+                    return Night::go_on(home, last, stored, orders.seconds, jobs);
                 }
-                let orders = Orders { seconds: orders.seconds, ..stored };
-                write_json(&path, &orders)?;
-                let dir = dir_of(last);
-                return Ok((Night { home, number: last, dir, orders, jobs }, said));
-            }
-        }
-        let (number, dir) = (last + 1, dir_of(last + 1));
+                Ok((differences, _)) => given_up(last, &differences.join(" and ")),
+                Err(what) => given_up(last, &what),
+            },
+        };
+        let (number, dir) = (last + 1, dir_of(home.path(), last + 1));
         make_dir(&dir)?;
         write_json(&dir.join(ORDERS), &orders)?;
-        let given_up = last > 0 && !dir_of(last).join(report::JSON).exists();
-        let said = match given_up {
-            true => format!(
-                "begins night {number}; night {last} never ended, and was for other subjects, of another build, \
-                 or not begun whole"
-            ),
-            false => format!("begins night {number}"),
-        };
+        Ok((Night { home, number, dir, orders, jobs }, said))
+    }
+
+    /// Goes on with a night that was begun by `stored`, for `seconds` in all.
+    fn go_on(
+        home: Home,
+        number: u32,
+        stored: Orders,
+        seconds: f64,
+        jobs: usize,
+    ) -> Result<(Night, String), NightError> {
+        let dir = dir_of(home.path(), number);
+        let mut said = format!("goes on with night {number}, which has no report, as it was begun");
+        if stored.seconds != seconds {
+            said += &format!(", but for {seconds} s and not {} s in all", stored.seconds);
+        }
+        let orders = Orders { seconds, ..stored };
+        write_json(&dir.join(ORDERS), &orders)?;
         Ok((Night { home, number, dir, orders, jobs }, said))
     }
 
@@ -219,6 +288,7 @@ impl Night {
         watch: &Watch,
         note: &dyn Fn(&str),
     ) -> Result<Option<Outcome>, NightError> {
+        watch.begin("canary".to_owned());
         let findings = Findings::create(&self.dir.join("canary"))?;
         let canary = campaign::canary(&self.plan(Profile::Quick), &findings, &watch.next());
         // Whoever stops the search has not shown that there is nothing to find.
@@ -230,7 +300,8 @@ impl Night {
             return Ok((!watch.stopped()).then_some(outcome));
         }
         for subject in &self.orders.subjects {
-            let log = self.dir.join(format!("{}-regressions.jsonl", file_name(subject)));
+            watch.begin(format!("{subject} regressions"));
+            let log = self.dir.join(file_name(subject) + regressions::LOG);
             let Some(judged) = regressions::judge(subject, regressions, &log, watch)? else {
                 return Ok(None);
             };
@@ -285,6 +356,7 @@ impl Night {
         watch: &Watch,
         note: &dyn Fn(&str),
     ) -> Result<Option<Campaign>, NightError> {
+        watch.begin(format!("{subject} {profile}"));
         let subjects = Registered::new(subject)?;
         let dir = self.dir.join(format!("{}-{}", file_name(subject), profile.name()));
         make_dir(&dir)?;
@@ -320,8 +392,9 @@ impl Night {
                 break;
             }
         }
-        let lost = cut_off(&dir);
+        let lost = lost(&dir);
         lost.iter().for_each(|what| note(what));
+        watch.begin(format!("{subject} {profile}, joining {}", counted(parts.len(), "slice")));
         let mut summary = self.join(&dir, &subjects, profile, &parts, watch)?;
         if profile == Profile::Large {
             lift_floors(&mut summary);
@@ -383,23 +456,64 @@ impl Night {
 /// What a night is to do, on disk.
 const ORDERS: &str = "night.json";
 
-/// The number of the last night of a home; 0 where there is none.
-fn last_night(home: &Path) -> u32 {
-    let names = fs::read_dir(home).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix("night-")?.parse().ok();
-    names.filter_map(number).max().unwrap_or(0)
+/// What a night without a report was begun by, or why that cannot be read; `None` where it has one or there is no night.
+fn unfinished(dir: &Path) -> Option<Result<Orders, String>> {
+    if !dir.is_dir() || dir.join(report::JSON).exists() {
+        return None;
+    }
+    let text = fs::read(dir.join(ORDERS)).map_err(|error| error.to_string());
+    let orders = text.and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
+    Some(orders.map_err(|what| format!("has a {ORDERS} that cannot be read ({what})")))
 }
 
-/// What was lost with slices that did not end: they were set aside when they were run again, or lie where they were begun if
-/// the budget, which a later start may make smaller, has no time left for them.
-fn cut_off(campaign: &Path) -> Vec<String> {
-    let entries = fs::read_dir(campaign).into_iter().flatten().flatten().map(|entry| entry.path());
-    let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-    let is_aside = |path: &Path| name(path).contains('.');
-    let is_lost =
-        |path: &PathBuf| name(path).starts_with("slice-") && (is_aside(path) || !path.join(SUMS).exists());
-    let mut lost: Vec<PathBuf> = entries.filter(is_lost).collect();
-    lost.sort();
+fn given_up(last: u32, why: &str) -> String {
+    let next = last + 1;
+    format!(
+        "begins night {next}, as night {last} has no report and {why}; what it found will be in the report"
+    )
+}
+
+/// The numbers of the nights of a home.
+fn nights(home: &Path) -> BTreeSet<u32> {
+    entries(home).iter().filter_map(|path| name(path).strip_prefix("night-")?.parse().ok()).collect()
+}
+
+/// The directory of a night of a home.
+fn dir_of(home: &Path, number: u32) -> PathBuf {
+    home.join(format!("night-{number:04}"))
+}
+
+/// What a directory holds, by name; nothing where it cannot be read.
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let mut all: Vec<_> =
+        fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    all.sort();
+    all
+}
+
+fn name(path: &Path) -> &str {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+/// The slices of a night's campaigns that did not end: they were set aside when they were run again, or lie where they were
+/// begun if the budget, which a later start may make smaller, has no time left for them.
+fn cut_off(night: &Path) -> Vec<PathBuf> {
+    entries(night).iter().flat_map(|campaign| cut_off_of(campaign)).collect()
+}
+
+/// The same of one campaign.
+fn cut_off_of(campaign: &Path) -> Vec<PathBuf> {
+    let is_cut_off = |path: &PathBuf| is_aside(path) || !path.join(SUMS).exists();
+    let is_lost = |path: &PathBuf| name(path).starts_with("slice-") && is_cut_off(path);
+    entries(campaign).into_iter().filter(is_lost).collect()
+}
+
+fn is_aside(slice: &Path) -> bool {
+    name(slice).contains('.')
+}
+
+/// What was lost with those slices of a campaign.
+fn lost(campaign: &Path) -> Vec<String> {
     let told = |path: &PathBuf| {
         let text = fs::read(path.join(EVENTS)).unwrap_or_default();
         let is_case = |line: &&[u8]| line.starts_with(b"{\"event\":\"case\"");
@@ -407,7 +521,7 @@ fn cut_off(campaign: &Path) -> Vec<String> {
         let then = if is_aside(path) { "and run again" } else { "and no time is left to run it again" };
         format!("lost: {} was cut off after {} {then}", path.display(), counted(cases, "case"))
     };
-    lost.iter().map(told).collect()
+    cut_off_of(campaign).iter().map(told).collect()
 }
 
 /// A subject's text as the name of a directory.
@@ -443,6 +557,43 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<(), NightError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a start says of the newest night: that it goes on with it, or the reason why it does not.
+    #[test]
+    fn a_night_that_is_not_gone_on_with_says_why() {
+        let place = tempfile::tempdir().unwrap();
+        let home = place.path().join("nights");
+        let orders = |build: &str, subjects: &[&str]| Orders {
+            program: "1".to_owned(),
+            build: build.to_owned(),
+            seed: 1,
+            seconds: 60.0,
+            subjects: subjects.iter().copied().map(str::to_owned).collect(),
+            absent: Vec::new(),
+        };
+        let said = |orders: Orders| Night::begin(&home, orders, 1).unwrap().1;
+        assert_eq!(said(orders("a", &["emulated"])), "begins night 1");
+        let again = said(Orders { seconds: 5.0, ..orders("a", &["emulated"]) });
+        assert_eq!(
+            again,
+            "goes on with night 1, which has no report, as it was begun, but for 5 s and not 60 s in all"
+        );
+        let found = "; what it found will be in the report";
+        let subjects = "is for 'emulated' and not 'emulated;cuda'";
+        let begins = format!("begins night 2, as night 1 has no report and {subjects}{found}");
+        assert_eq!(said(orders("a", &["emulated", "cuda"])), begins);
+        let build = "is of 'Seamproof 1, build a' and not 'Seamproof 1, build b'";
+        let begins = format!("begins night 3, as night 2 has no report and {build}{found}");
+        assert_eq!(said(orders("b", &["emulated", "cuda"])), begins);
+        assert!(said(orders("c", &["emulated"])).contains(" and is for 'emulated;cuda' and not 'emulated'"));
+        fs::write(dir_of(&home, 4).join(ORDERS), "{").unwrap();
+        assert!(
+            said(orders("c", &["emulated"]))
+                .starts_with("begins night 5, as night 4 has no report and has a night.json")
+        );
+        fs::write(dir_of(&home, 5).join(report::JSON), "{}").unwrap();
+        assert_eq!(said(orders("c", &["emulated"])), "begins night 6, as night 5 has ended");
+    }
 
     #[test]
     fn of_large_cases_the_floors_are_lifted_and_nothing_else() {

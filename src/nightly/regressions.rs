@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
@@ -17,6 +18,9 @@ use crate::case::Case;
 use crate::evaluate::evaluate;
 use crate::record::EventLog;
 use crate::verdict::Verdict;
+
+/// How the name of a log ends.
+pub(super) const LOG: &str = "-regressions.jsonl";
 
 /// Stored cases on one subject.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -53,6 +57,8 @@ impl std::fmt::Display for Unjudged {
 pub struct Regressed {
     /// Its file.
     pub file: String,
+    /// The subject on which it failed.
+    pub subject: String,
     /// Its [`FailureKey`] in words, as the list of known failures takes it.
     pub key: String,
     /// What is wrong.
@@ -63,7 +69,7 @@ pub struct Regressed {
 
 impl std::fmt::Display for Regressed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Regressed { file, key, finding, replay } = self;
+        let Regressed { file, key, finding, replay, .. } = self;
         write!(f, "**{key}** {file}: {finding}\n  `{replay}`")
     }
 }
@@ -73,6 +79,8 @@ impl std::fmt::Display for Regressed {
 struct Judged {
     /// Its file.
     file: String,
+    /// The subject on which it was judged.
+    subject: String,
     /// BLAKE3 of the file's text.
     digest: String,
     /// What came of it.
@@ -115,7 +123,7 @@ pub(super) fn judge(
     watch: &Watch,
 ) -> Result<Option<Regressions>, NightError> {
     let registered = Registered::new(subject)?;
-    let before = read(log);
+    let (before, control) = (read(log), watch.next());
     let lines = Mutex::new(EventLog::append(log)?);
     let of_file = |path: &PathBuf| -> Result<Option<Judged>, NightError> {
         let text = fs::read(path).map_err(unread(path))?;
@@ -130,7 +138,9 @@ pub(super) fn judge(
         let backend = registered.backend(registered.fixed())?;
         let verdict = evaluate(backend.as_ref(), &case.problem);
         let came = Came::of(verdict, registered.name(), &case.problem);
-        let judged = Judged { file, digest, came };
+        control.cases.fetch_add(1, Ordering::Relaxed);
+        control.failed.fetch_add(u64::from(matches!(came, Came::Failed { .. })), Ordering::Relaxed);
+        let judged = Judged { file, subject: subject.to_owned(), digest, came };
         lines.lock().unwrap_or_else(PoisonError::into_inner).write(&judged)?;
         Ok(Some(judged))
     };
@@ -145,6 +155,20 @@ fn read(log: &Path) -> BTreeMap<String, Judged> {
     let whole = text.lines().filter_map(|line| serde_json::from_str::<Judged>(line).ok());
     let judged = whole.filter(|judged| !matches!(judged.came, Came::Internal(_)));
     judged.map(|judged| (judged.file.clone(), judged)).collect()
+}
+
+/// The stored cases that a log says failed.
+pub(super) fn failed_in(log: &Path) -> Vec<Regressed> {
+    let of = |Judged { file, subject, came, .. }| match came {
+        Came::Failed { key, finding } => Some(regressed(file, subject, key, finding)),
+        _ => None,
+    };
+    read(log).into_values().filter_map(of).collect()
+}
+
+fn regressed(file: String, subject: String, key: String, finding: String) -> Regressed {
+    let replay = format!("seamproof replay {file} --backend {subject}");
+    Regressed { file, subject, key, finding, replay }
 }
 
 /// The files of the stored regressions of a corpus, by name.
@@ -169,14 +193,11 @@ fn unread(path: &Path) -> impl Fn(std::io::Error) -> NightError {
 
 fn sum(subject: &str, all: Vec<Judged>) -> Regressions {
     let mut sum = Regressions { subject: subject.to_owned(), ..Regressions::default() };
-    for Judged { file, came, .. } in all {
+    for Judged { file, subject, came, .. } in all {
         match came {
             Came::Held => sum.held.push(file),
             Came::Refused => sum.refused.push(file),
-            Came::Failed { key, finding } => {
-                let replay = format!("seamproof replay {file} --backend {subject}");
-                sum.failed.push(Regressed { file, key, finding, replay });
-            }
+            Came::Failed { key, finding } => sum.failed.push(regressed(file, subject, key, finding)),
             Came::Internal(what) => sum.internal.push(Unjudged { file, what }),
         }
     }
@@ -253,7 +274,11 @@ mod tests {
         let file = folder.join("te-1212-window-one-key-short.json");
         let subject = "window-off-by-one";
         let log = place.path().join("log.jsonl");
-        let judged = judge(subject, std::slice::from_ref(&file), &log, &Watch::default()).unwrap().unwrap();
+        let watch = Watch::default();
+        watch.begin("regressions".to_owned());
+        let judged = judge(subject, std::slice::from_ref(&file), &log, &watch).unwrap().unwrap();
+        let progress = watch.progress();
+        assert_eq!((&*progress.what, progress.cases, progress.failed), ("regressions", 1, 1));
         let [told] = &judged.failed[..] else { panic!("{judged:?}") };
         let mut case = Case::load(&file).unwrap();
         case.subject.name = subject.to_owned();

@@ -5,7 +5,9 @@ use std::fmt::{self, Display, Formatter};
 
 use serde::Serialize;
 
-use super::{Known, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Trend, Unjudged};
+use super::{
+    Known, Left, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Trend, Unjudged, left,
+};
 use crate::campaign::{Distinct, Registered, Summary, met};
 use crate::prose::counted;
 
@@ -15,11 +17,19 @@ pub(super) const JSON: &str = "report.json";
 /// Lines of one campaign about what was too little.
 const LINES_MAX: usize = 4;
 
+/// What the columns of the campaigns are.
+const LEGEND: &str = "\
+*cases*: all that were run. *refused*: of them, outside of the subject's capability table. *malformed*: those that no subject
+may take, refused as such. *failed*: those in which a check broke. *different*: failures, each with a key of its own.
+*against the night before*: cases a second, and the p99 of each tensor, the error ÷ bound that 99 of 100 cases stay below.";
+
 /// A failure of a night, whatever campaigns it was seen in.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failure {
     /// Its key in words.
     pub key: String,
+    /// The key without its features: check, subject and tensor. Failures that share it are often one fault.
+    pub symptom: String,
     /// Failing cases of it: those that were shrunk to it, and those that were only counted, as each has its check, its
     /// tensor and all features that it needs.
     pub cases: u64,
@@ -35,6 +45,17 @@ pub struct Failure {
     pub replay: String,
     /// Why it is known, and where that is said.
     pub known: Option<(String, String)>,
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Failure { key, problem, finding, replay, .. } = self;
+        write!(f, "**{key}** ({}).", met(self.cases, self.shrunk))?;
+        if let Some((why, source)) = &self.known {
+            write!(f, " Known: {why} ({source})")?;
+        }
+        write!(f, " {problem}: {finding}\n  `{replay}`")
+    }
 }
 
 /// An entry of the list of known failures.
@@ -69,6 +90,8 @@ pub struct Report {
     pub trend: Vec<String>,
     /// Failures, each key once.
     pub failures: Vec<Failure>,
+    /// What killed starts left behind, of unfinished nights and of slices of this one.
+    pub left: Vec<Left>,
     /// The list of known failures.
     pub known: Vec<Listed>,
     /// Failing cases that are like none of these, past what was shrunk.
@@ -105,6 +128,7 @@ impl Report {
         let unjudged = outcome.regressions.iter().flat_map(|all| {
             all.internal.iter().map(move |Unjudged { file, what }| format!("{} {file}: {what}", all.subject))
         });
+        let failures = failures(outcome, known);
         Ok(Report {
             night: night.number,
             program: night.orders.program.clone(),
@@ -116,7 +140,8 @@ impl Report {
             trend: points.iter().map(|point| point.against(trend.before(point))).collect(),
             unexplained: points.iter().map(|point| point.unexplained).sum(),
             points,
-            failures: failures(outcome, known),
+            left: left::left(night, known, &failures),
+            failures,
             known: listed.map(|(entry, standing)| Listed { key: entry.key.clone(), standing }).collect(),
             missed: told(|summary| few(&summary.missed)),
             internal: unjudged.chain(told(|summary| summary.infrastructure.clone())).collect(),
@@ -127,6 +152,16 @@ impl Report {
     /// Failures that are not known, those of the subject's end or the others.
     pub fn news(&self, is_end: bool) -> usize {
         self.failures.iter().filter(|failure| failure.known.is_none() && failure.is_end == is_end).count()
+    }
+
+    /// Failures that killed starts left behind and that are not known, those of the subject's end or the others.
+    pub fn left_behind(&self, is_end: bool) -> usize {
+        let is_new = |failure: &&Failure| failure.known.is_none() && failure.is_end == is_end;
+        let is_regressed = |failed: &&Regressed| !is_end && !self.lists(&failed.key);
+        let of_one = |left: &Left| {
+            left.findings.iter().filter(is_new).count() + left.regressions.iter().filter(is_regressed).count()
+        };
+        self.left.iter().map(of_one).sum()
     }
 
     /// Entries of the list that are not true any more.
@@ -155,15 +190,17 @@ impl Report {
         }
         let (news, regressed) = (self.news(false) + self.news(true), self.regressed(false).count());
         let (unexplained, stale) = (self.unexplained, self.stale().count());
+        let left = self.left_behind(false) + self.left_behind(true);
         let mut told = Vec::new();
         let mut tell = |is_so: bool, what: String| told.extend(is_so.then_some(what));
         tell(news > 0, counted(news, "new failure"));
         tell(regressed > 0, counted(regressed, "failing regression"));
         tell(unexplained > 0, counted(unexplained, "failing case") + " like no failure");
+        tell(left > 0, counted(left, "failure") + " left behind");
         tell(stale > 0, counted(stale, "known failure") + " not seen any more");
         tell(!self.internal.is_empty(), "faults of Seamproof or of a device".to_owned());
         tell(!self.missed.is_empty(), "too little was run".to_owned());
-        match (news > 0 || regressed > 0 || unexplained > 0, told.is_empty()) {
+        match (news > 0 || regressed > 0 || unexplained > 0 || left > 0, told.is_empty()) {
             (true, _) => told.join(", "),
             (false, true) => "nothing new".to_owned(),
             (false, false) => format!("nothing new, but {}", told.join(", ")),
@@ -194,6 +231,7 @@ fn failures(outcome: &Outcome, known: &Known) -> Vec<Failure> {
     let failure = |(key, ([cases, shrunk], distinct)): (String, ([u64; 2], &Distinct))| Failure {
         known: known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone())),
         key,
+        symptom: distinct.key.without_features().to_string(),
         cases,
         shrunk,
         is_end: distinct.key.check.is_end(),
@@ -237,7 +275,7 @@ impl Report {
                 "| {subject} | {profile} | {cases} | {refused} | {malformed} | {failed} | {distinct} | {rate:.1} | {trend} |"
             )?;
         }
-        Ok(())
+        writeln!(f, "\n{LEGEND}")
     }
 
     /// Where those failing cases lie that nothing was shrunk for.
@@ -249,21 +287,31 @@ impl Report {
         told.collect()
     }
 
+    /// Each night with the command that judges it again, and then what it found.
+    fn told_of_left(&self) -> Vec<String> {
+        let of_one = |left: &Left| {
+            let Left { night, replay, findings, regressions } = left;
+            let what = match *night == self.night {
+                true => "Slices of this night were cut off, and what they found was not met again".to_owned(),
+                false => format!("Night {night} never ended, and no report told what it found"),
+            };
+            let findings = findings.iter().map(ToString::to_string);
+            let each = findings.chain(regressions.iter().map(ToString::to_string));
+            let each = each.map(|each| format!("night {night}: {each}"));
+            std::iter::once(format!("{what}\n  `{replay}`")).chain(each).collect::<Vec<_>>()
+        };
+        self.left.iter().flat_map(of_one).collect()
+    }
+
     fn failed(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let regressed = |is_known| self.regressed(is_known).map(Regressed::to_string).collect::<Vec<_>>();
         section(f, "Regressions that fail", &regressed(false))?;
         section(f, "Regressions that fail as is known", &regressed(true))?;
         let (old, new): (Vec<_>, Vec<_>) = self.failures.iter().partition(|failure| failure.known.is_some());
-        let told = |failure: &&Failure| {
-            let Failure { key, cases, shrunk, problem, finding, replay, known, .. } = failure;
-            let why =
-                known.as_ref().map_or(String::new(), |(why, source)| format!(" Known: {why} ({source})"));
-            let met = met(*cases, *shrunk);
-            format!("**{key}** ({met}).{why} {problem}: {finding}\n  `{replay}`")
-        };
-        section(f, "New failures", &new.iter().map(told).collect::<Vec<_>>())?;
+        section(f, "New failures", &grouped(&new))?;
         section(f, "Failing cases like no failure above", &self.unexplained())?;
-        section(f, "Known failures", &old.iter().map(told).collect::<Vec<_>>())?;
+        section(f, "Left behind by starts that were killed", &self.told_of_left())?;
+        section(f, "Known failures", &old.iter().map(ToString::to_string).collect::<Vec<_>>())?;
         let stale: Vec<String> =
             self.stale().map(|(key, what)| format!("{key}: {what}; take it off the list")).collect();
         section(f, "Known failures that are none any more", &stale)?;
@@ -273,6 +321,23 @@ impl Report {
         });
         section(f, "Known failures that could not be looked at", &unchecked.collect::<Vec<_>>())
     }
+}
+
+/// Failures, those of one symptom under one head.
+fn grouped(failures: &[&Failure]) -> Vec<String> {
+    let mut groups: BTreeMap<&str, Vec<&Failure>> = BTreeMap::new();
+    failures.iter().for_each(|failure| groups.entry(&failure.symptom).or_default().push(failure));
+    let told = |(symptom, group): (&str, Vec<&Failure>)| match &group[..] {
+        [alone] => alone.to_string(),
+        group => {
+            let cases = counted(group.iter().map(|failure| failure.cases).sum::<u64>(), "failing case");
+            let head = format!("**{symptom}**: {cases} by {} keys, often of one fault", group.len());
+            let each =
+                group.iter().map(|failure| format!("\n  - {}", failure.to_string().replace('\n', "\n  ")));
+            head + &each.collect::<String>()
+        }
+    };
+    groups.into_iter().map(told).collect()
 }
 
 /// A list under a title; nothing where it is empty.
@@ -293,6 +358,7 @@ mod tests {
         let [file, finding, replay] = ["case.json", "wrong", "seamproof replay case.json --backend cuda"];
         Regressed {
             file: file.to_owned(),
+            subject: "cuda".to_owned(),
             key: key.to_owned(),
             finding: finding.to_owned(),
             replay: replay.to_owned(),
@@ -302,6 +368,7 @@ mod tests {
     fn failure(key: &str, cases: u64, shrunk: u64) -> Failure {
         Failure {
             key: key.to_owned(),
+            symptom: key.split(", ").next().unwrap_or_default().to_owned(),
             cases,
             shrunk,
             is_end: false,
@@ -333,6 +400,7 @@ mod tests {
             points: vec![Point::of(1, "cuda", "quick", &summary)],
             trend: vec!["first night".to_owned()],
             failures: vec![failure("a", 1, 1), failure("b", 312, 8)],
+            left: Vec::new(),
             known: vec![Listed { key: "listed".to_owned(), standing: Standing::True }],
             unexplained: 0,
             missed: Vec::new(),
@@ -347,6 +415,34 @@ mod tests {
         assert!(text.contains("| cuda | quick | 400 | 7 | 2 | 313 | 0 | 200.0 | first night |"), "{text}");
         let b = "**b** (312 failing cases, 8 of them shrunk, the others like them).";
         assert!(text.contains("**a** (1 failing case).") && text.contains(b), "{text}");
+    }
+
+    #[test]
+    fn failures_of_one_symptom_stand_under_one_head_and_columns_are_explained() {
+        let failures = vec![failure("a, x", 3, 1), failure("a, y", 2, 2), failure("b", 1, 1)];
+        let text = Report { failures, ..report() }.to_string();
+        let group = "- **a**: 5 failing cases by 2 keys, often of one fault
+  - **a, x** (3 failing cases, 1 of them shrunk, the others like them). 1 sequence: wrong
+    `seamproof replay f.json`
+  - **a, y** (2 failing cases). 1 sequence: wrong
+    `seamproof replay f.json`
+- **b** (1 failing case). 1 sequence: wrong
+  `seamproof replay f.json`
+";
+        assert!(text.contains(group), "{text}");
+        for column in ["cases", "refused", "malformed", "failed", "different", "against the night before"] {
+            assert!(text.contains(&format!("*{column}*: ")), "{column}: {text}");
+        }
+    }
+
+    /// The page on nights shows a report: its legend is this one, and what it leaves out of the p99 is named by the true names.
+    #[test]
+    fn the_page_on_nights_shows_the_columns_and_tensors_that_there_are() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/nightly.md");
+        let page = std::fs::read_to_string(page).expect("the page is there");
+        assert!(page.contains(LEGEND), "{LEGEND}");
+        let few = page.lines().find(|line| line.contains("too few cases for p99 of")).expect("the sample");
+        assert!(few.contains("p99 of out, lse, max_logit, dq, dk, dv"), "{few}");
     }
 
     /// The title says what the exit code says.
@@ -369,6 +465,18 @@ mod tests {
         titled(few(report()), "2 new failures, 1 failing regression, too little was run");
         let lost = Report { internal: vec!["no device".to_owned()], unexplained: 1, ..right() };
         titled(lost, "1 failing case like no failure, faults of Seamproof or of a device");
+        let left = |is_end: bool, known: Option<(String, String)>| Left {
+            night: 1,
+            replay: "seamproof replay nights/night-0001".to_owned(),
+            findings: vec![Failure { is_end, known, ..failure("a", 1, 1) }],
+            regressions: vec![regressed("listed")],
+        };
+        let known = Some(("planted".to_owned(), "https://example.org".to_owned()));
+        let list = || vec![Listed { key: "listed".to_owned(), standing: Standing::True }];
+        let behind = |left: Left| Report { left: vec![left], known: list(), ..right() };
+        titled(behind(left(false, None)), "1 failure left behind");
+        titled(behind(left(true, known)), "nothing new");
+        titled(Report { left: vec![left(true, None)], ..right() }, "2 failures left behind");
         let missed = Report { canary: None, ..report() };
         titled(missed, "proves nothing, as the canary was missed");
     }

@@ -1,0 +1,68 @@
+//! The further runs of an identity, whose results are held against those of the case's own.
+//!
+//! What they are is the judge's to say, and follows from the problem: it is asked about the right emulated kernel, which notes
+//! the problems that it is given. A subject that an identity was asked of is given the same.
+
+use std::sync::{Mutex, PoisonError};
+
+use seamproof_oracle::{Inputs, Problem};
+
+use crate::backend::{Backend, Outputs, RunError, Wrapper};
+use crate::backends::Emulated;
+use crate::judge::{Depth, Judge, Relation};
+use crate::verdict::Check;
+
+/// Runs of the case itself, under the two contents of padding, which come before those of any identity.
+const OWN_RUNS: usize = 2;
+
+/// The problems of the runs that an identity makes beside the case's own, in their order; none where it needs none, or where
+/// the emulated kernel does not take the problem.
+pub(super) fn further_runs(problem: &Problem, relation: Relation) -> Vec<Problem> {
+    let noted = Noted { kernel: Emulated::default(), problems: Mutex::default() };
+    let mut judge = Judge { identities: vec![relation], ..Judge::default() };
+    judge.rungs.retain(|rung| rung.check == Check::Identity);
+    judge.examine(&noted, problem, Depth::All);
+    let problems = noted.problems.into_inner().unwrap_or_else(PoisonError::into_inner);
+    problems.into_iter().skip(OWN_RUNS).collect()
+}
+
+/// The emulated kernel, and the problems that it was given.
+struct Noted {
+    kernel: Emulated,
+    problems: Mutex<Vec<Problem>>,
+}
+
+impl Wrapper for Noted {
+    fn inner(&self) -> &dyn Backend {
+        &self.kernel
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner).push(problem.clone());
+        self.kernel.run(problem, inputs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::{self, Draw, Limits};
+    use crate::judge::identity::TABLE;
+
+    /// Whatever an identity runs beside the case is here, and nothing of the case's own.
+    #[test]
+    fn the_runs_are_those_that_the_table_counts() {
+        let mut asked = [0; TABLE.len()];
+        for index in 0..120 {
+            let Draw::Problem(problem) = generate::draw(3, index, &Limits::fuzz()) else { continue };
+            for (identity, asked) in TABLE.iter().zip(&mut asked) {
+                let runs = further_runs(&problem, identity.relation).len();
+                assert!(runs == identity.runs as usize || runs == 0, "{}: {runs}", identity.name);
+                *asked += usize::from(runs > 0);
+            }
+        }
+        for (identity, asked) in TABLE.iter().zip(asked) {
+            assert_eq!(asked > 0, identity.runs > 0, "{}", identity.name);
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! What killed starts left behind: findings on disk that no report tells of.
+//!
+//! A night is *unfinished* as long as it has no report. The next start goes on with it or begins another one; then the findings
+//! in the unfinished night's slices, and the stored cases that failed in it, are in no campaign's sums. The next report tells
+//! of them, and none after it, as that report's JSON names the night. Of the report's own night the same is asked of slices
+//! that were cut off, as a slice that is run again may end before it comes to the same case.
+//!
+//! The claim: what was found and on disk when a process was killed is in a report, by its key. A case that was not shrunk yet
+//! counts for a failure that needs nothing that it lacks, as in a campaign, or for its check on its tensor where there is none.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    Failure, Known, Night, ORDERS, Regressed, cut_off, dir_of, entries, nights, regressions, report,
+};
+use crate::campaign::FailureKey;
+use crate::case::{Case, Found};
+use crate::prose;
+use crate::record::findings_of;
+use crate::shrink::{Size, size};
+use crate::verdict::Finding;
+
+/// What of a night no campaign of any report counts.
+#[derive(Clone, Debug, Serialize)]
+pub struct Left {
+    /// The night's number.
+    pub night: u32,
+    /// The command that judges again all that it found.
+    pub replay: String,
+    /// The findings, each key once.
+    pub findings: Vec<Failure>,
+    /// Stored cases that failed.
+    pub regressions: Vec<Regressed>,
+}
+
+/// What earlier nights left behind that no report tells of, then what slices of this night did that were cut off. `own` are
+/// the failures of this night.
+pub(super) fn left(night: &Night, known: &Known, own: &[Failure]) -> Vec<Left> {
+    let home = night.home.path();
+    let all = nights(home);
+    let told = told(home, &all);
+    let is_untold = |number: &&u32| !told.contains(number) && !has_ended(&dir_of(home, **number));
+    let earlier = all.range(..night.number).filter(is_untold).map(|&number| {
+        let dir = dir_of(home, number);
+        let FoundBy { cases, regressions } = stored(&dir);
+        let findings = grouped(&cases, known, &[]);
+        Left { night: number, replay: replay_of(&dir), findings, regressions }
+    });
+    let cases: Vec<PathBuf> = cut_off(&night.dir).iter().flat_map(|slice| cases_of_slice(slice)).collect();
+    let findings = grouped(&cases, known, own);
+    let this = Left { night: night.number, replay: replay_of(&night.dir), findings, regressions: Vec::new() };
+    let is_some = |left: &Left| !left.findings.is_empty() || !left.regressions.is_empty();
+    earlier.chain([this]).filter(is_some).collect()
+}
+
+/// What a night found: case files, and stored cases with their subjects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoundBy {
+    /// Case files.
+    pub cases: Vec<PathBuf>,
+    /// Stored cases that failed.
+    pub regressions: Vec<Regressed>,
+}
+
+/// What the night of this directory found: of one that has ended what its campaigns came to, and what slices that were cut
+/// off left; of another one all that its slices hold. `None` where the directory is no night's.
+pub fn found_by(dir: &Path) -> Option<FoundBy> {
+    dir.join(ORDERS).is_file().then(|| stored(dir))
+}
+
+fn stored(night: &Path) -> FoundBy {
+    let is_slice = |path: &PathBuf| super::name(path).starts_with("slice-");
+    let runs: Vec<PathBuf> = match has_ended(night) {
+        true => entries(night).into_iter().map(|dir| dir.join("whole")).chain(cut_off(night)).collect(),
+        false => entries(night).iter().flat_map(|dir| entries(dir)).filter(is_slice).collect(),
+    };
+    let logs = entries(night).into_iter().filter(|path| super::name(path).ends_with(regressions::LOG));
+    FoundBy {
+        cases: runs.iter().flat_map(|run| cases_in(run)).collect(),
+        regressions: logs.flat_map(|log| regressions::failed_in(&log)).collect(),
+    }
+}
+
+fn has_ended(night: &Path) -> bool {
+    night.join(report::JSON).exists()
+}
+
+fn replay_of(night: &Path) -> String {
+    format!("seamproof replay {}", night.display())
+}
+
+/// Nights that a report names as unfinished.
+fn told(home: &Path, nights: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let reports = nights.iter().filter_map(|&number| fs::read(dir_of(home, number).join(report::JSON)).ok());
+    let reports = reports.filter_map(|text| serde_json::from_slice::<Value>(&text).ok());
+    let left = reports.flat_map(|report| report["left"].as_array().cloned().unwrap_or_default());
+    left.filter_map(|left| u32::try_from(left["night"].as_u64()?).ok()).collect()
+}
+
+/// The case files of a run's directory; none where it is no run's.
+fn cases_in(run: &Path) -> Vec<PathBuf> {
+    let findings = findings_of(run).map(|dir| entries(&dir)).unwrap_or_default();
+    findings
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .collect()
+}
+
+/// The case files of a slice that was cut off, but for those that the joined campaign keeps as they were drawn, too.
+fn cases_of_slice(slice: &Path) -> Vec<PathBuf> {
+    let whole = slice.with_file_name("whole");
+    let kept: Vec<PathBuf> = cases_in(&whole);
+    let is_kept = |path: &PathBuf| kept.iter().any(|kept| super::name(kept) == super::name(path));
+    cases_in(slice).into_iter().filter(|path| !is_kept(path)).collect()
+}
+
+/// A key's cases so far, and the smallest of them.
+struct Group {
+    cases: u64,
+    shrunk: u64,
+    smallest: (Size, PathBuf, Case, Finding),
+}
+
+/// Every key once, with its smallest case; those that a failure of `own` explains are left out. A file that cannot be read is
+/// a failure of its own, so that nothing is lost.
+fn grouped(files: &[PathBuf], known: &Known, own: &[Failure]) -> Vec<Failure> {
+    let (mut minimal, mut drawn, mut unread) = (Vec::new(), Vec::new(), Vec::new());
+    for path in files {
+        match Case::load(path).map_err(|error| error.to_string()).and_then(found) {
+            Ok((case, found)) => {
+                let key = FailureKey::of(&found.finding, &case.subject.name, &case.problem);
+                let explained = own.iter().any(|failure| key.explained_by(&failure.key));
+                let kind = if found.minimal { &mut minimal } else { &mut drawn };
+                kind.extend((!explained).then_some((key, path, case, found.finding)));
+            }
+            Err(what) => unread.push(unreadable(path, what)),
+        }
+    }
+    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
+    for (key, path, case, finding) in minimal {
+        add(&mut groups, key.to_string(), true, (size(&case.problem), path.clone(), case, finding));
+    }
+    for (key, path, case, finding) in drawn {
+        let listed = known.known.iter().map(|entry| &entry.key);
+        let words = groups.keys().chain(listed).find(|words| key.explained_by(words)).cloned();
+        let words = words.unwrap_or_else(|| key.without_features().to_string());
+        add(&mut groups, words, false, (size(&case.problem), path.clone(), case, finding));
+    }
+    groups.into_iter().map(|(words, group)| failure(words, group, known)).chain(unread).collect()
+}
+
+fn found(case: Case) -> Result<(Case, Found), String> {
+    case.found.clone().map(|found| (case, found)).ok_or_else(|| "says of no finding".to_owned())
+}
+
+fn add(
+    groups: &mut BTreeMap<String, Group>,
+    words: String,
+    shrunk: bool,
+    new: (Size, PathBuf, Case, Finding),
+) {
+    match groups.get_mut(&words) {
+        None => drop(groups.insert(words, Group { cases: 1, shrunk: u64::from(shrunk), smallest: new })),
+        Some(group) => {
+            group.cases += 1;
+            group.shrunk += u64::from(shrunk);
+            if new.0 < group.smallest.0 {
+                group.smallest = new;
+            }
+        }
+    }
+}
+
+fn failure(key: String, group: Group, known: &Known) -> Failure {
+    let Group { cases, shrunk, smallest: (_, path, case, finding) } = group;
+    let symptom = FailureKey::without_problem(&finding, &case.subject.name).to_string();
+    Failure {
+        known: known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone())),
+        key,
+        symptom,
+        cases,
+        shrunk,
+        is_end: finding.check.is_end(),
+        problem: prose::describe(&case.problem),
+        finding: finding.to_string(),
+        replay: replay_of(&path),
+    }
+}
+
+/// In the place of a key.
+const UNREADABLE: &str = "a finding that cannot be read";
+
+fn unreadable(path: &Path, what: String) -> Failure {
+    Failure {
+        key: UNREADABLE.to_owned(),
+        symptom: UNREADABLE.to_owned(),
+        cases: 1,
+        shrunk: 0,
+        is_end: false,
+        problem: path.display().to_string(),
+        finding: what,
+        replay: replay_of(path),
+        known: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nightly::Orders;
+    use crate::record::{Findings, RunDir};
+    use crate::verdict::Verdict;
+
+    /// A case that fails, with what is found in it.
+    fn failing(minimal: bool) -> (Case, FailureKey) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects");
+        let mut case = Case::load(&folder.join("te-reorder-tail.json")).unwrap();
+        let Ok(Verdict::Finding(finding)) = crate::evaluate::replay(&case) else { panic!("a defect fails") };
+        let key = FailureKey::of(&finding, &case.subject.name, &case.problem);
+        case.found = Some(Found { finding: *finding, minimal, evaluations: 0 });
+        (case, key)
+    }
+
+    fn begin(home: &Path, subject: &str) -> (Night, String) {
+        let orders = Orders {
+            program: "1".to_owned(),
+            build: "a".to_owned(),
+            seed: 1,
+            seconds: 1.0,
+            subjects: vec![subject.to_owned()],
+            absent: Vec::new(),
+        };
+        Night::begin(home, orders, 1).unwrap()
+    }
+
+    /// A slice without sums, and what it holds.
+    fn slice(night: &Night, name: &str) -> Findings {
+        RunDir::create(&night.dir.join("emulated-quick").join(name)).unwrap().findings().unwrap()
+    }
+
+    /// A failure of this key that the night's own campaigns found.
+    fn own(key: &str) -> Failure {
+        Failure { key: key.to_owned(), ..unreadable(Path::new("own.json"), String::new()) }
+    }
+
+    #[test]
+    fn what_is_on_disk_and_in_no_report_is_told_by_its_key() {
+        let place = tempfile::tempdir().unwrap();
+        let home = place.path().join("nights");
+        let (night, _) = begin(&home, "emulated");
+        let (minimal, key) = failing(true);
+        let findings = slice(&night, "slice-0000");
+        findings.record("minimal", &minimal).unwrap();
+        findings.record("case-00000001", &failing(false).0).unwrap();
+        std::fs::write(findings.path("torn"), "{").unwrap();
+        let known = Known::default();
+        // Of the night itself, as its slice was cut off.
+        let told = left(&night, &known, &[]);
+        let [this] = &told[..] else { panic!("{told:?}") };
+        let counts: Vec<_> = this.findings.iter().map(|f| (&*f.key, f.cases, f.shrunk)).collect();
+        assert_eq!(counts, [(&*key.to_string(), 2, 1), (UNREADABLE, 1, 0)]);
+        assert_eq!(this.replay, format!("seamproof replay {}", night.dir.display()));
+        std::fs::remove_file(findings.path("torn")).unwrap();
+        assert!(left(&night, &known, &[own(&key.to_string())]).is_empty(), "it was found again");
+        assert!(left(&night, &known, &[own(&key.without_features().to_string())]).is_empty());
+        assert_eq!(left(&night, &known, &[own("envelope · cuda")]).len(), 1);
+        drop(night);
+
+        // Of an earlier night, which is told of by the next report and by none after it.
+        let (night, _) = begin(&home, "cuda");
+        let told = left(&night, &known, &[own(&key.to_string())]);
+        let [earlier] = &told[..] else { panic!("{told:?}") };
+        assert_eq!((earlier.night, earlier.findings.len()), (1, 1), "whatever this night found");
+        let report = format!("{{\"left\": {}}}", serde_json::to_string(&told).unwrap());
+        std::fs::write(night.dir.join(report::JSON), report).unwrap();
+        drop(night);
+        let (night, _) = begin(&home, "cuda");
+        assert_eq!(night.number, 3);
+        assert!(left(&night, &known, &[]).is_empty());
+    }
+
+    /// A case that nobody has shrunk counts for what explains it, in the list of known failures too, or for its check.
+    #[test]
+    fn a_case_as_it_was_drawn_counts_for_what_explains_it() {
+        let place = tempfile::tempdir().unwrap();
+        let findings = Findings::create(place.path()).unwrap();
+        let (drawn, key) = failing(false);
+        findings.record("case-00000001", &drawn).unwrap();
+        let files = [findings.path("case-00000001")];
+        let [bare] = &grouped(&files, &Known::default(), &[])[..] else { panic!("one failure") };
+        assert_eq!(
+            (&*bare.key, bare.shrunk, bare.known.as_ref()),
+            (&*key.without_features().to_string(), 0, None)
+        );
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects/te-reorder-tail.json");
+        let list = place.path().join("known.toml");
+        let entry = format!(
+            "[[known]]\nkey = \"{key}\"\ncase = \"{}\"\nreason = \"planted\"\nsource = \"https://example.org\"\n",
+            folder.display()
+        );
+        std::fs::write(&list, entry).unwrap();
+        let [listed] = &grouped(&files, &Known::read(&list).unwrap(), &[])[..] else { panic!("one failure") };
+        assert!(listed.known.is_some() && listed.key == key.to_string());
+    }
+
+    #[test]
+    fn a_stored_case_that_failed_is_left_behind_too() {
+        let place = tempfile::tempdir().unwrap();
+        let home = place.path().join("nights");
+        let (night, _) = begin(&home, "window-off-by-one");
+        let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("corpus/regressions/te-1212-window-one-key-short.json");
+        let log = night.dir.join("window-off-by-one-regressions.jsonl");
+        let watch = crate::nightly::Watch::default();
+        regressions::judge("window-off-by-one", &[file], &log, &watch).unwrap();
+        assert_eq!(left(&night, &Known::default(), &[]).len(), 0, "the night itself reports it");
+        drop(night);
+        let (night, _) = begin(&home, "emulated");
+        let told = left(&night, &Known::default(), &[]);
+        assert_eq!(told[0].regressions[0].subject, "window-off-by-one");
+        assert!(
+            told[0].findings.is_empty()
+                && told[0].regressions[0].replay.ends_with("--backend window-off-by-one")
+        );
+    }
+}
