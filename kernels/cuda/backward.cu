@@ -160,6 +160,7 @@ __device__ __forceinline__ void backward(const Args& a) {
     const Shared shared = {kept((shared_address(dynamic) + 1023) / 1024 * 1024)};
     if (threadIdx.x == 0) {
         constexpr int WARPS = CONSUMERS / 32;
+        barrier_init(shared.met(), CONSUMERS);
         for (int i = 0; i < TILES; ++i) {
             barrier_init(shared.kv_full(i), 1);
             barrier_init(shared.kv_empty(i), WARPS + ADDERS);

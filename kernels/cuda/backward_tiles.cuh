@@ -2,22 +2,28 @@
 // adders. For backward.cu.
 #pragma once
 
-// Keys of a KV head; key k is seen by row r where r + lo <= k <= r + hi.
-struct Tile {
-    int index;
-    int phase;
-    int head;
-    // Real keys and owned ones; owned ones may be more than the tile has, real ones less than 0.
-    int real;
-    int owned;
-    // The first key among those of its segment.
-    int key;
+// Who sees what: key k is seen by row r where r + lo <= k <= r + hi.
+struct Sight {
     int lo;
     int hi;
+    // The first key among those of its segment.
+    int key;
+    // Real keys, which may be less than 0.
+    int real;
     // Real query rows, and the tiles of them that see a key; none: an empty range; no more tiles: -1.
     int rows;
     int first;
     int end;
+    int unused;
+};
+
+// Keys of a KV head.
+struct Tile : Sight {
+    int index;
+    int phase;
+    int head;
+    // Owned keys, which may be more than the tile has.
+    int owned;
     // The first tile of query rows in the order of the plan.
     u32 q_tile;
     // Its run, those where tiles are that add before it, and the tile within its run.
@@ -32,7 +38,6 @@ struct Tile {
     int q_index;
     int q_phase;
     int q_owned;
-    int unused;
     // Whose sums it opens and closes, in tiles of query rows: those with more than `opens` left of its walk, the tile itself
     // counted, and those with `closes` at most.
     int opens;
@@ -51,6 +56,8 @@ struct Shared {
     // A tile, and with it its K and V, are there; a tile is read no more.
     __device__ __forceinline__ u32 kv_full(u32 number) const { return base + 8 * number; }
     __device__ __forceinline__ u32 kv_empty(u32 number) const { return base + 16 + 8 * number; }
+    // All consumers are here, in a turn of which one group sees nothing.
+    __device__ __forceinline__ u32 met() const { return base + 32; }
     __device__ __forceinline__ u32 q_full(u32 stage) const { return base + 64 + 8 * stage; }
     __device__ __forceinline__ u32 q_empty(u32 stage) const { return base + 128 + 8 * stage; }
     __device__ __forceinline__ u32 dout_full(u32 stage) const { return base + 192 + 8 * stage; }
@@ -78,11 +85,13 @@ __device__ __forceinline__ void put_tile(u32 at, const Tile& tile) {
                      "r"(w[i + 2]), "r"(w[i + 3])
                      : "memory");
 }
-__device__ __forceinline__ Tile get_tile(u32 at) {
-    Tile tile;
+// A tile, or what of it comes first: a Sight.
+template <class T = Tile>
+__device__ __forceinline__ T get_tile(u32 at) {
+    T tile;
     int* const w = (int*)&tile;
 #pragma unroll
-    for (int i = 0; i < TILE_WORDS; i += 4)
+    for (int i = 0; i < sizeof(T) / 4; i += 4)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
                      : "r"(at + 4 * i)
@@ -225,9 +234,8 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
         }
     }
     Tile none = {};
-    none.first = -1;
+    none.first = none.end = -1;
     hand_over(all.again(), tiles, none);
-    barrier_arrive(all.again().kv_full(tiles.stage()));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -31,6 +31,13 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
         "r"(parity)
         : "memory");
 }
+// Arrives, and waits for all others.
+__device__ __forceinline__ void barrier_meet(u32 bar) {
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b64 phase;\nmbarrier.arrive.shared::cta.b64 phase, [%0];\nagain:\n"
+        "mbarrier.try_wait.shared::cta.b64 p, [%0], phase;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(bar)
+        : "memory");
+}
 __device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 bar, int column, int head, int phase, int row) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
