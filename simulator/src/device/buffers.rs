@@ -1,0 +1,251 @@
+//! All buffers of a run on the host: what they hold, which rows and lanes exist, and how regions are read and written.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use seamproof_oracle::{Format, Run};
+
+use super::DeviceError;
+use crate::schedule::{Axes, BufferId, Reduction, Region, RowPair, Schedule};
+use crate::{Damage, Real, Tensor};
+
+/// All buffers of a schedule.
+#[derive(Clone, Debug)]
+pub struct Buffers<T> {
+    pub(super) tensors: Vec<Tensor<T>>,
+    pub(super) axes: Vec<Axes>,
+    rows: Vec<usize>,
+    pub(super) heads: Vec<usize>,
+    /// What a transfer carries, kept for the next one.
+    pub(super) moving: Vec<T>,
+}
+
+impl<T: Real> Buffers<T> {
+    /// Unwritten buffers, one for each of the schedule's.
+    pub fn unwritten(schedule: &Schedule) -> Buffers<T> {
+        let buffers = &schedule.buffers;
+        Buffers {
+            tensors: buffers
+                .iter()
+                .map(|b| Tensor::unwritten(Arc::clone(&b.name), b.shape(), b.format))
+                .collect(),
+            axes: buffers.iter().map(|b| b.axes).collect(),
+            rows: buffers.iter().map(|b| b.rows).collect(),
+            heads: buffers.iter().map(|b| b.heads).collect(),
+            moving: Vec::new(),
+        }
+    }
+
+    /// The tensor behind a buffer.
+    pub fn tensor(&self, id: BufferId) -> &Tensor<T> {
+        &self.tensors[id.0]
+    }
+
+    /// The elements of a row and head; a buffer without rows has row 0.
+    #[inline]
+    pub fn lane(&self, id: BufferId, row: usize, head: usize) -> &[T] {
+        match self.axes[id.0] {
+            Axes::Rows => self.tensors[id.0].lane(row, head),
+            Axes::Statistic => self.tensors[id.0].lane(head, row),
+            Axes::Heads => self.tensors[id.0].lane(head, 0),
+        }
+    }
+
+    /// The elements of a row and head.
+    #[inline]
+    pub fn lane_mut(&mut self, id: BufferId, row: usize, head: usize) -> &mut [T] {
+        match self.axes[id.0] {
+            Axes::Rows => self.tensors[id.0].lane_mut(row, head),
+            Axes::Statistic => self.tensors[id.0].lane_mut(head, row),
+            Axes::Heads => self.tensors[id.0].lane_mut(head, 0),
+        }
+    }
+
+    /// The elements of a row, all heads, of a buffer whose rows are outermost.
+    pub(crate) fn row_mut(&mut self, id: BufferId, row: usize) -> &mut [T] {
+        self.tensors[id.0].slice_mut(row)
+    }
+
+    /// The tensor behind a buffer, for a device that brings its memory back.
+    pub fn tensor_mut(&mut self, id: BufferId) -> &mut Tensor<T> {
+        &mut self.tensors[id.0]
+    }
+
+    /// The tensors, in order of buffers.
+    pub fn tensors(&self) -> &[Tensor<T>] {
+        &self.tensors
+    }
+
+    /// What a buffer's axes mean.
+    pub fn axes(&self, id: BufferId) -> Axes {
+        self.axes[id.0]
+    }
+
+    /// Rows of a buffer; 0 where there is no such buffer.
+    pub fn rows(&self, id: BufferId) -> usize {
+        self.rows.get(id.0).copied().unwrap_or(0)
+    }
+
+    /// Heads of a buffer; 0 where there is no such buffer.
+    pub fn heads(&self, id: BufferId) -> usize {
+        self.heads.get(id.0).copied().unwrap_or(0)
+    }
+
+    /// Elements of a row and head.
+    pub fn dim(&self, id: BufferId) -> usize {
+        if self.axes[id.0] == Axes::Rows { self.tensors[id.0].shape()[2] } else { 1 }
+    }
+
+    /// Guard bands that changed.
+    pub fn damage(&self) -> Vec<Damage> {
+        self.tensors.iter().flat_map(Tensor::damage).collect()
+    }
+
+    /// Checks that rows and heads exist.
+    pub fn check(&self, id: BufferId, rows: &[Run], heads: &Range<usize>) -> Result<(), DeviceError> {
+        self.check_each(id, rows, heads)
+    }
+
+    fn check_each<'r>(
+        &self,
+        id: BufferId,
+        rows: impl IntoIterator<Item = &'r Run>,
+        heads: &Range<usize>,
+    ) -> Result<(), DeviceError> {
+        let Some(tensor) = self.tensors.get(id.0) else {
+            return Err(DeviceError::Shape(format!("there is no buffer {}", id.0)));
+        };
+        if heads.end > self.heads[id.0] {
+            let what = format!("{}: heads {heads:?} of {}", tensor.name(), self.heads[id.0]);
+            return Err(DeviceError::Shape(what));
+        }
+        if self.axes[id.0] == Axes::Heads {
+            return Ok(());
+        }
+        for run in rows {
+            run.check(self.rows[id.0])
+                .map_err(|error| DeviceError::Shape(format!("{}: {error}", tensor.name())))?;
+        }
+        Ok(())
+    }
+
+    /// The rows of a region, row 0 alone for a buffer without rows.
+    fn region_rows(&self, region: &Region) -> Run {
+        if self.axes[region.buffer.0] == Axes::Heads { Run::packed(0, 1, 1) } else { region.rows }
+    }
+
+    /// Elements of a region that exists.
+    pub(super) fn elements(&self, region: &Region) -> usize {
+        self.region_rows(region).len * region.heads.len() * self.dim(region.buffer)
+    }
+
+    /// The elements of a row, all heads.
+    pub(super) fn width(&self, id: BufferId) -> usize {
+        self.heads[id.0] * self.dim(id)
+    }
+
+    /// Where a region's elements lie, if they lie together.
+    fn region_stretch(&self, region: &Region) -> Option<Range<usize>> {
+        let id = region.buffer;
+        (region.heads == (0..self.heads[id.0]))
+            .then(|| stretch(self.axes[id.0], &region.rows, self.width(id)))
+            .flatten()
+    }
+
+    /// The elements of a region, row after row.
+    pub fn read(&self, region: &Region) -> Result<Vec<T>, DeviceError> {
+        let mut values = Vec::new();
+        self.read_into(region, &mut values)?;
+        Ok(values)
+    }
+
+    /// The same behind what `values` holds.
+    pub(super) fn read_into(&self, region: &Region, values: &mut Vec<T>) -> Result<(), DeviceError> {
+        self.check(region.buffer, &[region.rows], &region.heads)?;
+        if let Some(stretch) = self.region_stretch(region) {
+            values.extend_from_slice(&self.tensors[region.buffer.0].values()[stretch]);
+            return Ok(());
+        }
+        for row in self.region_rows(region).real_rows() {
+            for head in region.heads.clone() {
+                values.extend_from_slice(self.lane(region.buffer, row, head));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the elements of a region, rounded to its buffer's format.
+    pub fn write(&mut self, region: &Region, values: &[T]) -> Result<(), DeviceError> {
+        self.check(region.buffer, &[region.rows], &region.heads)?;
+        let elements = self.elements(region);
+        if values.len() != elements {
+            let than = if values.len() < elements { "shorter" } else { "longer" };
+            return Err(DeviceError::Shape(format!("a message is {than} than its region")));
+        }
+        let format = self.tensors[region.buffer.0].format();
+        if let Some(stretch) = self.region_stretch(region) {
+            let to = &mut self.tensors[region.buffer.0].values_mut()[stretch];
+            to.copy_from_slice(values);
+            T::round_all(to, format);
+            return Ok(());
+        }
+        let mut rest = values;
+        for row in self.region_rows(region).real_rows() {
+            for head in region.heads.clone() {
+                let lane = self.lane_mut(region.buffer, row, head);
+                let (values, after) = rest.split_at(lane.len());
+                lane.copy_from_slice(values);
+                T::round_all(lane, format);
+                rest = after;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a tensor out, so that others can be read while it is written.
+    pub(super) fn take(&mut self, id: BufferId) -> Result<Tensor<T>, DeviceError> {
+        let missing = || DeviceError::Shape(format!("there is no buffer {}", id.0));
+        let tensor = self.tensors.get_mut(id.0).ok_or_else(missing)?;
+        Ok(std::mem::replace(tensor, Tensor::nothing()))
+    }
+
+    pub(super) fn put(&mut self, id: BufferId, tensor: Tensor<T>) {
+        self.tensors[id.0] = tensor;
+    }
+
+    /// Checks that rows exist.
+    pub fn check_rows(&self, id: BufferId, rows: &[Run]) -> Result<(), DeviceError> {
+        self.check(id, rows, &(0..self.heads(id)))
+    }
+
+    /// Checks that both sides of row pairs exist, in buffers apart, that pairs are of equal length, and that the buffers
+    /// have the same heads and lanes.
+    pub fn check_pairs(&self, from: BufferId, to: BufferId, rows: &[RowPair]) -> Result<(), DeviceError> {
+        self.check_each(from, rows.iter().map(|(read, _)| read), &(0..self.heads(from)))?;
+        self.check_each(to, rows.iter().map(|(_, written)| written), &(0..self.heads(to)))?;
+        if from == to {
+            return Err(DeviceError::Shape("an operation reads the buffer that it writes".into()));
+        }
+        let same = self.heads(from) == self.heads(to) && self.dim(from) == self.dim(to);
+        if !same || rows.iter().any(|(read, written)| read.len != written.len) {
+            let (from, to) = (self.tensor(from).name(), self.tensor(to).name());
+            return Err(DeviceError::Shape(format!("{from} and {to} do not fit each other")));
+        }
+        Ok(())
+    }
+}
+
+/// Where the real rows of a run lie, all heads, if they lie together; `width` elements are a row.
+pub(super) fn stretch(axes: Axes, rows: &Run, width: usize) -> Option<Range<usize>> {
+    (axes == Axes::Rows && rows.step == 1).then(|| rows.offset * width..(rows.offset + rows.len) * width)
+}
+
+/// Adds or compares members' values in order, rounding each sum as a collective in the buffer's format does.
+pub fn reduce<T: Real>(into: &mut [T], from: &[T], reduction: Reduction, format: Format) {
+    for (into, from) in into.iter_mut().zip(from) {
+        *into = match reduction {
+            Reduction::Sum => (*into + *from).round(format),
+            Reduction::Max => into.larger(*from),
+        };
+    }
+}

@@ -1,0 +1,268 @@
+//! The local operations of the CPU device, a lane at a time: sums and copies of rows, hidden rows, rotations, fills, merges of
+//! partial results, and the sink.
+
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Run};
+
+use super::DeviceError;
+use super::buffers::{Buffers, stretch};
+use crate::schedule::{Axes, BufferId, FillValue, Layer, Merge, MergeStyle, Rotated, RowPair};
+use crate::{Real, Tensor};
+
+/// Combines lanes with others; what comes of it is rounded to the format that it is stored in.
+pub(super) fn each_lane<T: Real>(
+    from: BufferId,
+    to: BufferId,
+    rows: &[RowPair],
+    buffers: &mut Buffers<T>,
+    combine: impl Fn(&mut [T], &[T]),
+) -> Result<(), DeviceError> {
+    buffers.check_pairs(from, to, rows)?;
+    let mut target = buffers.take(to)?;
+    let (format, axes) = (target.format(), buffers.axes[to.0]);
+    // Both sides have the same heads and lanes.
+    let width = buffers.width(from);
+    for (read, written) in rows {
+        let together = stretch(buffers.axes[from.0], read, width).zip(stretch(axes, written, width));
+        if let Some((read, written)) = together {
+            let elements = &mut target.values_mut()[written];
+            combine(elements, &buffers.tensors[from.0].values()[read]);
+            T::round_all(elements, format);
+            continue;
+        }
+        for (source, row) in read.real_rows().zip(written.real_rows()) {
+            for head in 0..buffers.heads[from.0] {
+                let lane = lane_of(&mut target, axes, row, head);
+                combine(lane, buffers.lane(from, source, head));
+                T::round_all(lane, format);
+            }
+        }
+    }
+    buffers.put(to, target);
+    Ok(())
+}
+
+/// The elements of a row and head of a tensor that was taken out of its buffers.
+fn lane_of<T: Real>(tensor: &mut Tensor<T>, axes: Axes, row: usize, head: usize) -> &mut [T] {
+    match axes {
+        Axes::Rows => tensor.lane_mut(row, head),
+        Axes::Statistic => tensor.lane_mut(head, row),
+        Axes::Heads => tensor.lane_mut(head, 0),
+    }
+}
+
+/// Copies the rank's heads out of hidden rows, or into them and zeros to their other heads.
+pub(super) fn linear<T: Real>(
+    layer: Layer,
+    heads: &Range<usize>,
+    (from, to): (BufferId, BufferId),
+    rows: &[RowPair],
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    let own = 0..heads.len();
+    let (read, written) = match layer {
+        Layer::Column => (heads.clone(), own),
+        Layer::Row => (own, heads.clone()),
+    };
+    let (sources, targets): (Vec<Run>, Vec<Run>) = rows.iter().copied().unzip();
+    buffers.check(from, &sources, &read)?;
+    buffers.check(to, &targets, &written)?;
+    let format = buffers.tensor(to).format();
+    if layer == Layer::Row {
+        fill(to, &targets, FillValue::Zero, buffers)?;
+    }
+    for (source, target) in rows {
+        for (source, target) in source.real_rows().zip(target.real_rows()) {
+            for (head, to_head) in read.clone().zip(written.clone()) {
+                let lane = buffers.lane(from, source, head).to_vec();
+                for (to, from) in buffers.lane_mut(to, target, to_head).iter_mut().zip(lane) {
+                    *to = from.round(format);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The base of rotary frequencies.
+const ROTARY_BASE: f64 = 10_000.0;
+
+/// See [`Work::Rotate`].
+pub(super) fn rotate<T: Real>(
+    id: BufferId,
+    rows: &[Rotated],
+    inverse: bool,
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    let runs: Vec<Run> = rows.iter().map(|rotated| rotated.rows).collect();
+    buffers.check_rows(id, &runs)?;
+    let format = buffers.tensor(id).format();
+    for Rotated { rows, position, step } in rows {
+        for (i, row) in rows.real_rows().enumerate() {
+            let position = (position + step * i) as f64;
+            for head in 0..buffers.heads(id) {
+                turn(buffers.lane_mut(id, row, head), if inverse { -position } else { position }, format);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One row of one head.
+fn turn<T: Real>(lane: &mut [T], position: f64, format: Format) {
+    let half = lane.len() / 2;
+    for j in 0..half {
+        let frequency = libm::pow(ROTARY_BASE, -(j as f64) / half as f64);
+        let (sin, cos) = libm::sincos(position * frequency);
+        let (sin, cos) = (T::from_f64(sin), T::from_f64(cos));
+        let (a, b) = (lane[j], lane[j + half]);
+        lane[j] = (a * cos - b * sin).round(format);
+        lane[j + half] = (a * sin + b * cos).round(format);
+    }
+}
+
+pub(super) fn fill<T: Real>(
+    to: BufferId,
+    rows: &[Run],
+    value: FillValue,
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    let value = match value {
+        FillValue::Zero => T::ZERO,
+        FillValue::NegInfinity => T::NEG_INFINITY,
+    };
+    fill_with(to, rows, value, buffers)
+}
+
+pub(super) fn fill_with<T: Real>(
+    to: BufferId,
+    rows: &[Run],
+    value: T,
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    buffers.check_rows(to, rows)?;
+    let one = [Run::packed(0, 1, 1)];
+    let rows = if buffers.axes[to.0] == Axes::Heads { &one } else { rows };
+    for run in rows {
+        if let Some(stretch) = stretch(buffers.axes[to.0], run, buffers.width(to)) {
+            buffers.tensors[to.0].values_mut()[stretch].fill(value);
+            continue;
+        }
+        for row in run.real_rows() {
+            for head in 0..buffers.heads(to) {
+                buffers.lane_mut(to, row, head).fill(value);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `ln(e^a + e^b)`; −∞ and −∞ make −∞, so that empty statistics are the identity.
+pub(crate) fn log_add<T: Real>(a: T, b: T) -> T {
+    let largest = a.larger(b);
+    if largest == T::NEG_INFINITY {
+        return T::NEG_INFINITY;
+    }
+    largest + ((a - largest).exp() + (b - largest).exp()).ln()
+}
+
+/// `e^(a − total)`, 0 for an empty a.
+pub(crate) fn share<T: Real>(a: T, total: T) -> T {
+    if a == T::NEG_INFINITY { T::ZERO } else { (a - total).exp() }
+}
+
+pub(super) fn merge<T: Real>(merge: &Merge, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
+    buffers.check_pairs(merge.step_out, merge.out, &merge.rows)?;
+    buffers.check_pairs(merge.step_lse, merge.lse, &merge.rows)?;
+    let heads = 0..buffers.heads(merge.out);
+    let mut out = buffers.take(merge.out)?;
+    let mut lse = buffers.take(merge.lse)?;
+    let format = out.format();
+    for (step, running) in &merge.rows {
+        for (source, target) in step.real_rows().zip(running.real_rows()) {
+            for head in heads.clone() {
+                let old = &mut lse.lane_mut(head, target)[0];
+                let new = buffers.lane(merge.step_lse, source, head)[0];
+                let Weights { total, keep, add } = weights(merge.style, *old, new);
+                *old = total;
+                if merge.style == MergeStyle::Statistics {
+                    continue;
+                }
+                let rounded = merge.style == MergeStyle::Weighted { product_rounded: true };
+                let product = if rounded { format } else { Format::F32 };
+                let step = buffers.lane(merge.step_out, source, head);
+                for (out, &step) in out.lane_mut(target, head).iter_mut().zip(step) {
+                    *out = (*out * keep + (step * add).round(product)).round(format);
+                }
+            }
+        }
+    }
+    buffers.put(merge.out, out);
+    buffers.put(merge.lse, lse);
+    Ok(())
+}
+
+/// What a merge makes of two statistics: the new one, and what both outs are multiplied by.
+struct Weights<T> {
+    total: T,
+    keep: T,
+    add: T,
+}
+
+fn weights<T: Real>(style: MergeStyle, old: T, new: T) -> Weights<T> {
+    match style {
+        MergeStyle::Running => {
+            let total = log_add(old, new);
+            Weights { total, keep: share(old, total), add: share(new, total) }
+        }
+        MergeStyle::Statistics => Weights { total: log_add(old, new), keep: T::ONE, add: T::ZERO },
+        MergeStyle::Weighted { .. } => Weights { total: old, keep: T::ONE, add: share(new, old) },
+    }
+}
+
+pub(super) fn apply_sink<T: Real>(
+    sink: Option<BufferId>,
+    out: BufferId,
+    lse: BufferId,
+    rows: &[Run],
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    buffers.check_rows(out, rows)?;
+    buffers.check_rows(lse, rows)?;
+    let format = buffers.tensor(out).format();
+    for row in rows.iter().flat_map(Run::real_rows) {
+        for head in 0..buffers.heads(out) {
+            let sink = sink.map_or(T::ZERO, |sink| buffers.lane(sink, 0, head)[0]);
+            let old = buffers.lane(lse, row, head)[0];
+            let total = log_add(old, sink);
+            let keep = share(old, total);
+            buffers.lane_mut(lse, row, head)[0] = total;
+            buffers.lane_mut(out, row, head).iter_mut().for_each(|out| *out = (*out * keep).round(format));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn sink_gradient<T: Real>(
+    [sink, dout, out, lse, dsink]: [BufferId; 5],
+    rows: &[Run],
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
+    for id in [dout, out, lse] {
+        buffers.check_rows(id, rows)?;
+    }
+    for head in 0..buffers.heads(dsink) {
+        let mut sum = T::ZERO;
+        for row in rows.iter().flat_map(Run::real_rows) {
+            let lse = buffers.lane(lse, row, head)[0];
+            if lse != T::NEG_INFINITY {
+                let lanes = buffers.lane(dout, row, head).iter().zip(buffers.lane(out, row, head));
+                let d = lanes.fold(T::ZERO, |sum, (a, b)| sum + *a * *b);
+                sum -= (buffers.lane(sink, 0, head)[0] - lse).exp() * d;
+            }
+        }
+        buffers.lane_mut(dsink, 0, head)[0] = sum;
+    }
+    Ok(())
+}
