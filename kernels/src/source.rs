@@ -15,10 +15,12 @@ pub struct Source {
 }
 
 /// The headers that sources may include, each by its name. They include none.
-pub const HEADERS: [(&str, &str); 8] = [
+pub const HEADERS: [(&str, &str); 10] = [
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("hopper.cuh", include_str!("../cuda/hopper.cuh")),
     ("plan.cuh", include_str!("../cuda/plan.cuh")),
+    ("forward_producer.cuh", include_str!("../cuda/forward_producer.cuh")),
+    ("forward_consumer.cuh", include_str!("../cuda/forward_consumer.cuh")),
     ("forward_plan.cuh", include_str!("../cuda/forward_plan.cuh")),
     ("backward_rows.cuh", include_str!("../cuda/backward_rows.cuh")),
     ("backward_tiles.cuh", include_str!("../cuda/backward_tiles.cuh")),

@@ -1,0 +1,410 @@
+// The forward's products and weights: 64 rows of a tile against blocks of keys. For forward.cu.
+#pragma once
+
+// What a group of 64 rows takes of the blocks that are brought for its tile.
+struct Blocks {
+    // Passed over before and after those that some row sees.
+    int before;
+    int after;
+    int all;
+    // Of all, how many come first that some row sees in part, and how many after them that all rows see whole.
+    int ragged;
+    int whole;
+};
+
+// What a group of the first `rows` rows of `bounds`, `real` real ones from there on, takes.
+template <class C>
+__device__ __forceinline__ Blocks blocks_for(const Brought& brought, Bounds bounds, int real, int keys, int rows) {
+    const Span seen = span_seen(bounds, min(real, rows), keys);
+    if (seen.from >= seen.to) return {brought.all, 0, 0, 0, 0};
+    // Of more runs than one, every block may end early.
+    if (brought.len < 0) return {0, 0, brought.all, brought.all, 0};
+    const int low = (u32)seen.from / C::KEYS, high = (u32)(seen.to + C::KEYS - 1) / C::KEYS, all = high - low;
+    const int whole_from = (u32)(max(bounds.lo + rows - 1, 0) + C::KEYS - 1) / C::KEYS;
+    const int whole_to = (u32)(max(min(bounds.hi, brought.len - 1), -1) + 1) / C::KEYS;
+    // V of a block is used with the scores of the next: one more where V has a tail.
+    const int ragged = min(max(high - whole_to, 0) + (high * C::KEYS > brought.len), all);
+    const int whole = min(max(high - ragged - max(whole_from, low), 0), all - ragged);
+    return {brought.high - high, low - brought.low, all, ragged, whole};
+}
+
+struct Yes {
+    __device__ constexpr operator bool() const { return true; }
+};
+struct No {
+    __device__ constexpr operator bool() const { return false; }
+};
+
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(FULL, x, 1));
+    return fmaxf(x, __shfl_xor_sync(FULL, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(FULL, x, 1);
+    return x + __shfl_xor_sync(FULL, x, 2);
+}
+
+constexpr float LN_2 = 0.693147182464599609375f;
+
+// What a thread keeps of its two rows.
+struct Rows {
+    float largest[2];
+    float sum[2];
+};
+
+// Of a thread's keys in a row of a block, 8 j + i of them from its first one on with i < 2, those below `bound`.
+__device__ __forceinline__ int keys_below(int bound, int keys) {
+    bound = min(max(bound, 0), keys);
+    return bound / 8 * 2 + min(bound % 8, 2);
+}
+
+// Scores of keys that a row does not see become -inf, whatever they were.
+template <class C>
+__device__ __forceinline__ void mask(float (&s)[C::KEYS / 2], Bounds bounds, Block block, int row, int packed) {
+    static_assert(C::KEYS <= 128, "a thread's keys of a row have a bit each");
+    const int first_key = block.first + 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int r = row + 8 * half >> packed;
+        const int left = keys_below(r + bounds.lo - first_key, C::KEYS);
+        const int right = keys_below(min(r + bounds.hi + 1, block.end) - first_key, C::KEYS);
+        u32 seen;
+        asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(seen) : "r"(left), "r"(max(right - left, 0)));
+#pragma unroll
+        for (int i = 0; i < C::KEYS / 4; ++i)
+            if (!(seen >> i & 1)) s[i / 2 * 4 + 2 * half + i % 2] = neg_infinity();
+    }
+}
+
+// `value`, but not before `earlier` is there: the assembler orders instructions by what they need, and by nothing else.
+__device__ __forceinline__ float after(float value, float earlier) {
+    u32 none;
+    asm("mov.u32 %0, %%ctaid.y;" : "=r"(none));
+    return __uint_as_float(__float_as_uint(value) | (__float_as_uint(earlier) & none));
+}
+
+// The largest score of a row, that of the blocks before included.
+template <class C, int HALF>
+__device__ __forceinline__ float largest_of(const float (&s)[C::KEYS / 2], float old) {
+    float top[4] = {old, old, old, old};
+#pragma unroll
+    for (int j = 0; j < C::KEYS / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) top[j % 2 * 2 + i] = fmaxf(top[j % 2 * 2 + i], s[4 * j + 2 * HALF + i]);
+    return quad_max(fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3])));
+}
+
+// A row's weights are 2 to the power of `score · scale + shift`, one fused operation: `shift` is minus the *level* of the
+// largest score so far, its product with the scale, rounded, so that the largest weight is 2 to the power of what rounding
+// left out, the row's *rest*, of which the end takes account: at most 64 for levels below 2^31, or 8 below 2^28 where weights
+// are fp16. Above that the scale is a power of two, so that nothing is rounded: by rounding alone, a score that is not the
+// largest one could be anything there, and weighs next to nothing.
+struct Level {
+    float base;
+    float scale;
+    float shift;
+};
+
+constexpr u32 LEVEL_EXPONENT = TYPE == BF16 ? 30 : 27;
+
+__device__ __forceinline__ Level level_of(float largest, float scale_log2) {
+    Level level;
+    // A row that has seen no key yet: any number will do.
+    level.base = largest == neg_infinity() ? 0.0f : largest;
+    // 2^LEVEL_EXPONENT over the score's power of two. Without a sign, that of a tiny score is larger than any scale.
+    const u32 power = (LEVEL_EXPONENT + 2 * 127 << 23) - (__float_as_uint(level.base) & 0x7f800000u);
+    level.scale = __uint_as_float(min(__float_as_uint(scale_log2), power));
+    level.shift = -level.base * level.scale;
+    return level;
+}
+
+__device__ __forceinline__ float rest_of(float largest, float scale_log2) {
+    const Level level = level_of(largest, scale_log2);
+    return fmaf(level.base, level.scale, level.shift);
+}
+
+// What weights by an older largest score are worth by this level.
+__device__ __forceinline__ float factor_of(float old, const Level& level) {
+    return exp2_of(old * level.scale + level.shift);
+}
+
+// Scores of a row become weights; their sum.
+template <class C, int HALF>
+__device__ __forceinline__ float weights_of(float (&s)[C::KEYS / 2], const Level& level) {
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < C::KEYS / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float& x = s[4 * j + 2 * HALF + i];
+            x = exp2_of(fmaf(x, level.scale, level.shift));
+            sum[i] += x;
+        }
+    return sum[0] + sum[1];
+}
+
+// Scores become weights by the new largest scores; `factor` is what older weights are worth by them.
+template <class C>
+__device__ __forceinline__ void weigh(float (&s)[C::KEYS / 2], Rows& rows, float (&factor)[2], float scale_log2) {
+    const float old[2] = {rows.largest[0], rows.largest[1]};
+    rows.largest[0] = largest_of<C, 0>(s, old[0]);
+    const Level first = level_of(rows.largest[0], scale_log2);
+    // While the first row's exponentials are made, which with three groups others do as well.
+    rows.largest[1] = largest_of<C, 1>(s, C::GROUPS == 2 ? after(old[1], first.base) : old[1]);
+    const Level second = level_of(rows.largest[1], scale_log2);
+    factor[0] = factor_of(old[0], first);
+    rows.sum[0] = rows.sum[0] * factor[0] + weights_of<C, 0>(s, first);
+    factor[1] = factor_of(old[1], second);
+    rows.sum[1] = rows.sum[1] * factor[1] + weights_of<C, 1>(s, second);
+}
+
+template <class C>
+__device__ __forceinline__ void pack(const float (&s)[C::KEYS / 2], u32 (&p)[C::KEYS / 4]) {
+#pragma unroll
+    for (int i = 0; i < C::KEYS / 4; ++i) p[i] = pair_of(s[2 * i], s[2 * i + 1]);
+}
+
+template <class C>
+__device__ __forceinline__ void scores(float (&s)[C::KEYS / 2], u32 q, u32 k) {
+#pragma unroll
+    for (int step = 0; step < DIM / 16; ++step) {
+        const int panel = step / 4, in_panel = step % 4 * 2;
+        score_step<C::KEYS>(s, q + panel * (C::ROWS * 128 >> 4) + in_panel,
+                                       k + panel * (C::KEYS * 128 >> 4) + in_panel, step > 0);
+    }
+}
+
+template <class C>
+__device__ __forceinline__ void values(float (&o)[DIM / 2], const u32 (&p)[C::KEYS / 4], u32 v) {
+#pragma unroll
+    for (int step = 0; step < C::KEYS / 16; ++step)
+        value_step(o, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3],
+                                      v + step * (2048 >> 4));
+}
+
+// The first of the groups' named barriers.
+constexpr int CLEARED = 1;
+
+// Rows of V past the end of the keys become zero: their weights are, but 0 · NaN is not. Each group does so for itself and
+// waits for no other, which writes the same zeros.
+template <class C>
+__device__ __forceinline__ void clear_tail(u32 v_at, int valid) {
+    const int count = (C::KEYS - valid) * PANELS * 8;
+    for (int i = threadIdx.x % 128; i < count; i += 128) {
+        const int row = valid + i / (PANELS * 8), panel = i / 8 % PANELS;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_at + panel * C::KEYS * 128 + row * 128 + i % 8 * 16),
+                     "r"(0)
+                     : "memory");
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    named_barrier(CLEARED + threadIdx.x / 128, 128);
+}
+
+// The largest logit of a warp's rows of each head: rows of 2^packed heads follow each other, at most 8.
+__device__ __forceinline__ void raise_head(const View& largest, int head, float value, int packed) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+        const float other = __shfl_xor_sync(FULL, value, step);
+        if (step >= 4 << packed) value = fmaxf(value, other);
+    }
+    if (threadIdx.x % 4 == 0 && threadIdx.x % 32 < 4 << packed && value > neg_infinity()) raise(largest, place_of(largest, 0, head), value);
+}
+
+template <class C, int HALF>
+__device__ __forceinline__ void store(const Args& a, const Tile& tile, const Rows& rows, const float (&o)[DIM / 2], int row) {
+    const int packed = packed_log2<C>(a), r = row + 8 * HALF >> packed;
+    const int head = tile.head + (row + 8 * HALF & (1 << packed) - 1);
+    const bool real = r < tile.real, write = real || (a.clear && r < tile.owned);
+    const float sum = quad_sum(rows.sum[HALF]);
+    float largest = rows.largest[HALF] * a.scale, total = sum, weight = 1.0f;
+    float rest = rest_of(rows.largest[HALF], a.scale_log2) * LN_2;
+    raise_head(a.max_logit, head, real ? largest : neg_infinity(), packed);
+    if (a.sink_kind != 0) {
+        const float sink = a.sink_kind == 1 ? 0.0f : get(a.sink, place_of(a.sink, 0, head));
+        const float top = fmaxf(largest, sink);
+        weight = sum == 0.0f ? 0.0f : exact_exp(largest - top - rest);
+        total = sum * weight + exact_exp(sink - top);
+        largest = top, rest = 0.0f;
+    }
+    // Not multiplied where the row is empty: there may be anything.
+    const bool empty = !real || sum == 0.0f;
+    const float factor = weight / total;
+    const i64 at = (i64)a.q_step * (tile.index + r) + tile.phase;
+    if (threadIdx.x % 4 == 0 && write)
+        put(a.lse, place_of(a.lse, at, head),
+            !real || total == 0.0f ? neg_infinity() : largest + (exact_ln(total) - rest));
+    float mine[DIM / 4];
+#pragma unroll
+    for (int i = 0; i < DIM / 4; ++i) mine[i] = empty ? 0.0f : o[i / 2 * 4 + 2 * HALF + i % 2] * factor;
+    const i64 place = place_of(a.out, at, head);
+    if (a.out.format == F32) {
+        if (!write) return;
+#pragma unroll
+        for (int j = 0; j < DIM / 8; ++j)
+            if (8 * j < a.dim_v)
+            *(float2*)((float*)a.out.base + place + 8 * j + 2 * (threadIdx.x % 4)) =
+                make_float2(mine[2 * j], mine[2 * j + 1]);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < DIM / 8; j += 4) {
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = pair_of(mine[2 * (j + i)], mine[2 * (j + i) + 1]);
+        transpose(words);
+        if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v)
+            *(uint4*)((u16*)a.out.base + place + 8 * (j + threadIdx.x % 4)) =
+                make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+__device__ __forceinline__ void release(u32 barrier, u32 thread) {
+    if (thread % 32 == 0) barrier_arrive(barrier);
+}
+// What all blocks of the cluster wait for: each refills its own half of both.
+template <class C>
+__device__ __forceinline__ void release_keys(u32 barrier, u32 thread) {
+    if constexpr (C::CLUSTER == 1) release(barrier, thread);
+    else if (thread % 32 < C::CLUSTER) barrier_arrive_in(barrier, thread % 32);
+}
+
+template <class C>
+__device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) {
+    const u32 thread = kept(C::TEAMS == 1 ? threadIdx.x : threadIdx.x % C::TEAM), group = uniform(thread / 128);
+    const int row = thread / 32 * 16 + thread % 32 / 4;
+    Ring<2> tile_ring;
+    auto q_ring = [&]() { return Ring<C::Q_STAGES>{tile_ring.turns}; };
+    Ring<C::K_STAGES> k_ring;
+    float o[DIM / 2], s[C::KEYS / 2];
+    u32 p[C::KEYS / 4];
+    auto pass_over = [&](int count) {
+#pragma unroll 1
+        for (; count > 0; --count) {
+            const Ring<C::V_STAGES> v_ring = {k_ring.turns};
+            barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity());
+            release_keys<C>(shared.k_empty(k_ring.stage()), thread);
+            barrier_wait(shared.v_full(v_ring.stage()), v_ring.parity());
+            release_keys<C>(shared.v_empty(v_ring.stage()), thread);
+            k_ring.advance();
+        }
+    };
+    for (;;) {
+        barrier_wait(shared.q_full(q_ring().stage()), q_ring().parity());
+        const Brought brought = get_brought(shared.tile(tile_ring.stage()));
+        if (brought.all < 0) return;
+        const int4 limits = get_four(shared.tile(tile_ring.stage()), 1);
+        const int rows_of_group = 64 >> packed_log2<C>(a), first = rows_of_group * group;
+        Blocks blocks =
+            blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group);
+        blocks.all = uniform(blocks.all);
+        Rows rows = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}};
+#pragma unroll
+        for (int i = 0; i < DIM / 2; ++i) o[i] = 0.0f;
+        if constexpr (C::GROUPS * C::CLUSTER > 1) pass_over(blocks.before);
+        if (blocks.all > 0) {
+            const u32 q = descriptor(shared.q(q_ring().stage()) + group * 64 * 128, 0);
+            float factor[2];
+            // Keys of the block whose weights were made last.
+            int valid;
+            auto wait_keys = [&]() { barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity()); };
+            // V of the block whose scores were taken last.
+            auto v_ring = [&]() { return Ring<C::V_STAGES>{k_ring.turns - 1}; };
+            auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring().stage()), v_ring().parity()); };
+            auto start_scores = [&]() {
+                hold(s);
+                wgmma_fence();
+                scores<C>(s, q, uniform(descriptor(shared.k(k_ring.stage()), 0)));
+                wgmma_commit();
+            };
+            auto weigh_block = [&](auto ragged) {
+                hold(s);
+                Block block;
+                if constexpr (ragged) {
+                    block = get_block(shared.block(k_ring.stage()));
+                    valid = block.end - block.first;
+                    __syncwarp();
+                }
+                release_keys<C>(shared.k_empty(k_ring.stage()), thread);
+                k_ring.advance();
+                if constexpr (ragged)
+                    mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), block, thread / 32 * 16 + thread % 32 / 4,
+                            packed_log2<C>(a));
+                weigh<C>(s, rows, factor, a.scale_log2);
+            };
+            auto grown = [&]() { return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f); };
+            auto clear_values = [&]() {
+                wait_values();
+                if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);
+            };
+            // O += P · V of the block whose weights were made last.
+            auto start_values = [&](bool grew) {
+                if (grew) {
+#pragma unroll
+                    for (int i = 0; i < DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
+                }
+                hold(o);
+                wgmma_fence();
+                values<C>(o, p, uniform(descriptor(shared.v(v_ring().stage()), C::KEYS * 128)));
+                wgmma_commit();
+            };
+            auto finish_values = [&]() {
+                wgmma_wait<0>();
+                hold(o);
+                hold(p);
+            };
+            auto release_values = [&](u32 turns) {
+                release_keys<C>(shared.v_empty(Ring<C::V_STAGES>{turns}.stage()), thread);
+            };
+            bool used = false;
+            // While weights are made, P · V of the block before is under way. The wait for it begins the next turn: at the end
+            // of one, the assembler would move it before the weights.
+            auto turn = [&](auto ragged) {
+                wait_keys();
+                const bool grew = grown();
+                finish_values();
+                pack<C>(s, p);
+                hold(p);
+                start_scores();
+                if (used) release_values(k_ring.turns - 2);
+                used = true;
+                if constexpr (ragged) clear_values();
+                wait_values();
+                start_values(grew);
+                wgmma_wait<1>();
+                weigh_block(ragged);
+            };
+            wait_keys();
+            start_scores();
+            wgmma_wait<0>();
+            weigh_block(Yes());
+            // Ragged blocks, whole ones, and ragged ones behind them.
+            int left = blocks.all - 1, ragged = blocks.ragged - 1, whole = blocks.whole + min(ragged, 0);
+            while (left > 0) {
+#pragma unroll 1
+                for (; ragged > 0; --ragged, --left) turn(Yes());
+#pragma unroll 1
+                for (; whole > 0; --whole, --left) turn(No());
+                ragged = left;
+            }
+            release(shared.q_empty(q_ring().stage()), thread);
+            finish_values();
+            if (used) release_values(k_ring.turns - 2);
+            pack<C>(s, p);
+            hold(p);
+            clear_values();
+            start_values(grown());
+            wgmma_wait<0>();
+            hold(o);
+            release_values(k_ring.turns - 1);
+        } else {
+            release(shared.q_empty(q_ring().stage()), thread);
+        }
+        if constexpr (C::GROUPS * C::CLUSTER > 1) pass_over(blocks.after);
+        const Tile done = get_tile(shared.tile(tile_ring.stage()));
+        __syncwarp();
+        release(shared.tile_empty(tile_ring.stage()), thread);
+        tile_ring.advance();
+        store<C, 0>(a, done, rows, o, row);
+        store<C, 1>(a, done, rows, o, row);
+    }
+}

@@ -1,0 +1,154 @@
+// The forward's producer, which takes tiles and asks for their rows and keys. For forward.cu.
+#pragma once
+
+// Rows and keys are fewer than 2^29, and bounds are cut to that, so that their sums and differences stay in 32 bits. A
+// bound below the keys' beginning by more rows than a tile has is as good as any further one.
+constexpr int FAR_ROWS = 1024;
+
+// Blocks of a run begin at its beginning; those from `low` to `high` hold keys of the span.
+template <class C>
+__device__ __forceinline__ void blocks_of(const PlannedKeys& run, Span span, int& low, int& high) {
+    const int from = max(span.from - run.first, 0), to = min(span.to - run.first, run.len);
+    low = (u32)from / C::KEYS;
+    high = from < to ? (u32)(to + C::KEYS - 1) / C::KEYS : low;
+}
+
+template <class C>
+__device__ __forceinline__ void load_rows(
+    u32 to, const TensorMap* map, u32 bar, int rows, int head, int phase, int index
+) {
+    barrier_expect(bar, rows * DIM * 2);
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel)
+        load_box(to + panel * rows * 128, map, bar, panel * 64, head, phase, index);
+}
+
+// KEYS rows of K or V; in a cluster the part of this block's rank, for all its blocks.
+template <class C>
+__device__ __forceinline__ void load_keys(u32 to, const TensorMap* map, u32 bar, int head, int phase, int index) {
+    if constexpr (C::CLUSTER == 1) {
+        load_rows<C>(to, map, bar, C::KEYS, head, phase, index);
+    } else {
+        constexpr int PART = C::KEYS / C::CLUSTER;
+        const int first = cluster_rank() * PART;
+        barrier_expect(bar, C::KEYS * DIM * 2);
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel)
+            load_box_for((1 << C::CLUSTER) - 1, to + (panel * C::KEYS + first) * 128, map, bar, panel * 64, head, phase,
+                         index + first);
+    }
+}
+
+// The items of a launch, one after the other; those of a cluster are taken by its first block, one ahead, for all its blocks.
+template <class C>
+struct Items {
+    const Args& a;
+    const Shared<C>& shared;
+    Ring<2> ring;
+
+    __device__ __forceinline__ u32 take() const { return atomicAdd(&a.plan->next, 1); }
+    __device__ __forceinline__ void send(Ring<2> to) const {
+        barrier_wait(shared.item_empty(to.stage()), to.parity() ^ 1);
+        const u32 item = take();
+#pragma unroll
+        for (u32 rank = 0; rank < C::CLUSTER; ++rank)
+            store_in(shared.item(to.stage()), shared.item_full(to.stage()), rank, item);
+    }
+    __device__ __forceinline__ u32 next() {
+        if constexpr (C::CLUSTER == 1) return take();
+        if (cluster_rank() == 0) {
+            if (ring.turns == 0) send(ring);
+            send({ring.turns + 1});
+        }
+        receive();
+        u32 item;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(item) : "r"(shared.item(ring.stage())) : "memory");
+        barrier_arrive_in(shared.item_empty(ring.stage()), 0);
+        ring.advance();
+        return item;
+    }
+    __device__ __forceinline__ void receive() const {
+        barrier_expect(shared.item_full(ring.stage()), 4);
+        barrier_wait(shared.item_full(ring.stage()), ring.parity());
+    }
+    // The item that was sent ahead of the last one: nothing may be under way to a block that ends.
+    __device__ __forceinline__ void end() const {
+        if constexpr (C::CLUSTER > 1) receive();
+    }
+};
+
+template <class C>
+__device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) {
+    Ring<2> tile_ring;
+    auto q_ring = [&]() { return Ring<C::Q_STAGES>{tile_ring.turns}; };
+    Ring<C::K_STAGES> ring;
+    Items<C> items = {a, shared, {}};
+    for (;;) {
+        const u32 item = items.next();
+        if (item >= a.plan->tiles * a.heads) break;
+        const PlannedRows& rows = a.rows[a.tile_segment[item / a.heads]];
+        u32 rest = item - rows.first_tile * a.heads;
+        // Heads in chunks, whose keys stay in the cache; the longest tiles of a chunk first.
+        const u32 chunk = rest / (rows.tiles * a.head_chunk);
+        rest -= chunk * rows.tiles * a.head_chunk;
+        const u32 heads = min((u32)a.head_chunk, a.heads - chunk * a.head_chunk);
+        // The first tile has fewer rows, so that the last real rows end with a tile.
+        const int of_cluster = C::ROWS * C::CLUSTER >> packed_log2<C>(a);
+        const int place = (int)(rows.tiles - 1 - rest / heads) * of_cluster - rows.skipped, end = place + of_cluster;
+        const int first_of_cluster = max(place, 0), last = min(rows.len, end);
+        const int first = first_of_cluster + (C::CLUSTER > 1 ? cluster_rank() * C::ROWS : 0);
+        const int pack = (int)(chunk * a.head_chunk + rest % heads), head = pack << packed_log2<C>(a);
+        barrier_wait(shared.tile_empty(tile_ring.stage()), tile_ring.parity() ^ 1);
+        const u32 tile = shared.tile(tile_ring.stage());
+        put_four(tile, 0, rows.index + first, rows.phase, head, min(rows.span, end) - first);
+        const Bounds bounds = {max(first + rows.lo, -FAR_ROWS), max(first + rows.hi, -FAR_ROWS)};
+        put_four(tile, 1, min(last - first, C::ROWS), bounds.lo, bounds.hi, rows.keys);
+        const Span seen = span_seen({first_of_cluster + rows.lo, first_of_cluster + rows.hi}, last - first_of_cluster,
+                                    rows.keys);
+        const u32 first_run = rows.first_run;
+        auto run_of = [&](int r) -> const PlannedKeys& { return a.keys[first_run + r]; };
+        const int run_count = seen.from < seen.to ? rows.runs : 0;
+        int blocks = 0, low, high;
+        for (int r = 0; r < run_count; ++r) {
+            blocks_of<C>(run_of(r), seen, low, high);
+            blocks += high - low;
+        }
+        put_four(tile, 2, blocks, high, low, run_count == 1 ? run_of(0).len : -1);
+        barrier_wait(shared.q_empty(q_ring().stage()), q_ring().parity() ^ 1);
+        if (blocks == 0)
+            barrier_arrive(shared.q_full(q_ring().stage()));
+        else
+            load_rows<C>(shared.q(q_ring().stage()), &a.q, shared.q_full(q_ring().stage()), C::ROWS, head, rows.phase,
+                         rows.index + first);
+        tile_ring.advance();
+        if (blocks == 0) continue;
+
+        const int kv_head = pack / a.group;
+        // V of a block is asked for after K of the next.
+        int v_phase = 0, v_index = -1;
+        auto load_v = [&](Ring<C::V_STAGES> of) {
+            barrier_wait(shared.v_empty(of.stage()), of.parity() ^ 1);
+            load_keys<C>(shared.v(of.stage()), &a.v, shared.v_full(of.stage()), kv_head, v_phase, v_index);
+        };
+        for (int r = run_count - 1; r >= 0; --r) {
+            const PlannedKeys& run = run_of(r);
+            blocks_of<C>(run, seen, low, high);
+            for (int block = high - 1; block >= low; --block) {
+                barrier_wait(shared.k_empty(ring.stage()), ring.parity() ^ 1);
+                const int key = block * C::KEYS;
+                put_block(shared.block(ring.stage()), {run.first + key, run.first + min(key + C::KEYS, run.len)});
+                load_keys<C>(shared.k(ring.stage()), &a.k, shared.k_full(ring.stage()), kv_head, run.phase,
+                             run.index + key);
+                if (v_index >= 0) load_v({ring.turns - 1});
+                v_index = run.index + key, v_phase = run.phase;
+                ring.advance();
+            }
+        }
+        load_v({ring.turns - 1});
+    }
+    items.end();
+    barrier_wait(shared.tile_empty(tile_ring.stage()), tile_ring.parity() ^ 1);
+    put_four(shared.tile(tile_ring.stage()), 2, -1, 0, 0, 0);
+    barrier_wait(shared.q_empty(q_ring().stage()), q_ring().parity() ^ 1);
+    barrier_arrive(shared.q_full(q_ring().stage()));
+}
