@@ -207,7 +207,8 @@ __device__ __forceinline__ void raise_head(const View& largest, int head, float 
         const float other = __shfl_xor_sync(FULL, value, step);
         if (step >= 4 << packed) value = fmaxf(value, other);
     }
-    if (threadIdx.x % 4 == 0 && threadIdx.x % 32 < 4 << packed && value > neg_infinity()) raise(largest, place_of(largest, 0, head), value);
+    if (threadIdx.x % 4 == 0 && threadIdx.x % 32 < 4 << packed && value > neg_infinity())
+        raise(largest, place_of(largest, 0, head), value);
 }
 
 template <class C, int HALF>
