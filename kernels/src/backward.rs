@@ -11,6 +11,7 @@ use seamproof_oracle::Format;
 use seamproof_simulator::RowPolicy;
 
 use crate::attend::{Backward, CallTables, SEGMENT_BYTES, WeightFormats};
+use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
 use crate::forward::{self, Attention, tensor_map};
 use crate::gpu::{Area, Argument, Gpu, TensorMap};
@@ -27,7 +28,7 @@ const PLANNED_RUN_BYTES: usize = 32;
 /// What parts of the workspace begin at multiples of.
 const ALIGNMENT: usize = 16;
 /// Threads of the planning kernel, of the one on rows, and of the one on tiles.
-const PLANNERS: usize = 1024;
+const PLANNERS: usize = SCAN_THREADS;
 const ROW_THREADS: usize = 256;
 const TILE_THREADS: usize = 384;
 /// Query rows that stay in the L2 cache, with what is made of them, while all tiles of their heads are taken.
@@ -182,6 +183,12 @@ impl Bucket {
         }
         ends
     }
+}
+
+/// Dynamic shared memory of a block of the kernel on tiles; none of any other kernel.
+pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
+    let dim = kernel.strip_prefix("backward_tiles_")?.split('_').next()?.parse().ok()?;
+    Some(Bucket(dim).shared_bytes())
 }
 
 /// What there is in a call that the kernels do not take; `None` where they take the call.

@@ -11,6 +11,7 @@ use seamproof_oracle::Format;
 use seamproof_simulator::RowPolicy;
 
 use crate::attend::{CallTables, Forward, SEGMENT_BYTES, WeightFormats};
+use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, TensorMap, Tiled};
 use crate::view::{RawView, View};
@@ -27,7 +28,7 @@ const PLAN_BYTES: usize = 16;
 const PLANNED_ROWS_BYTES: usize = 48;
 const PLANNED_KEYS_BYTES: usize = 16;
 /// Threads of the planning kernel: `PLANNERS` of plan.cuh.
-const PLANNERS: usize = 1024;
+const PLANNERS: usize = SCAN_THREADS;
 /// Keys and values that stay in the L2 cache while all tiles of their heads are taken: less than half of it, since both its
 /// halves keep what both read.
 const CACHED_BYTES: usize = 24 << 20;
@@ -128,6 +129,9 @@ fn bucket([dim, dim_v]: [usize; 2]) -> usize {
     if dim.max(dim_v) <= 64 { 64 } else { DIM_MAX }
 }
 
+/// Every shape.
+const SHAPES: [Shape; 4] = [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
+
 impl Shape {
     /// The fastest one for a call, by the lengths that the host knows and the head dims of q and k, and of v.
     pub fn of(call: &CallTables, dims: [usize; 2]) -> Shape {
@@ -221,6 +225,14 @@ impl Config {
         let [q, k, v] = self.stages;
         1024 + self.teams * (1024 + (q * self.rows() + (k + v) * self.keys) * dim * 2)
     }
+}
+
+/// Dynamic shared memory of a block of a kernel of this module; none of any other kernel.
+pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
+    let mut parts = kernel.strip_prefix("forward_")?.split('_');
+    let (name, dim) = (parts.next()?, parts.next()?.parse().ok()?);
+    let shape = SHAPES.into_iter().find(|shape| shape.name() == name)?;
+    Some(shape.config(dim).shared_bytes(dim))
 }
 
 impl Attention {
@@ -550,7 +562,7 @@ mod tests {
     fn sizes_are_those_of_the_source() {
         assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 10 * 4 + 56);
         assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 7 * 4 + 4);
-        for shape in [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short] {
+        for shape in SHAPES {
             for dim in [64, 128] {
                 assert!(shape.served(dim).config(dim).shared_bytes(dim) <= 232_448, "{shape:?}, {dim}");
             }

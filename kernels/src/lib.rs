@@ -3,6 +3,7 @@
 pub mod attend;
 pub mod backward;
 pub mod bench;
+pub mod block;
 pub mod cache;
 pub mod check;
 pub mod device;

@@ -6,13 +6,12 @@
 
 use seamproof_oracle::{Alignment, Balance, Mask};
 
+use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
 use crate::rows::check_tables;
 use crate::tables::{Cut, ROWS_MAX, RawSlots, Slots, blocks, check_apart, holds_i32};
 
-/// `SCAN_THREADS` of the source.
-const SCAN_THREADS: usize = 1024;
 /// `TILE` of the source.
 const RUN_TILE: usize = 1024;
 /// Bytes of a segment: query offset and length, key offset and length as i32, the band's two ends as i64.

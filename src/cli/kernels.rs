@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
+use seamproof_kernels::block::block_of;
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
 use seamproof_kernels::nvrtc::{self, Resources};
@@ -24,14 +25,6 @@ use super::CliError;
 use super::exit::Exit;
 use super::large;
 use super::output::{note, print_line};
-
-/// Threads, registers and shared memory of a Hopper multiprocessor, and threads of our blocks.
-const SM_THREADS: u32 = 2048;
-const SM_REGISTERS: u32 = 65_536;
-const SM_SHARED: u32 = 233_472;
-const BLOCK_THREADS: u32 = 256;
-/// Shared memory that a block takes besides its own.
-const BLOCK_SHARED: u32 = 1024;
 
 #[derive(clap::Args, Debug)]
 #[command(arg_required_else_help = false)]
@@ -131,8 +124,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 fn build(cache: &Cache) -> Result<Exit, CliError> {
     print_line(&format_args!("NVRTC {}, into {}", nvrtc::version()?, folder(cache)));
     print_line(&format_args!(
-        "{:<12} {:<36} {:>9} {:>8} {:>7} {:>7} {:>10}",
-        "source", "kernel", "registers", "shared", "spills", "stack", "warps"
+        "{:<12} {:<36} {:>9} {:>7} {:>8} {:>7} {:>7} {:>10}",
+        "source", "kernel", "registers", "threads", "shared", "spills", "stack", "warps"
     ));
     let sources = sources();
     // Each takes a second or two, and NVRTC compiles on as many threads as call it.
@@ -181,20 +174,17 @@ fn build_faults() -> Result<Exit, CliError> {
 }
 
 fn table(source: &Source, kernels: &[Resources]) {
-    for Resources { kernel, registers, shared, spills, stack } in kernels {
-        let warps = warps(*registers, *shared);
+    for resources in kernels {
+        let Resources { kernel, registers, spills, stack, .. } = resources;
+        let block = block_of(kernel);
         print_line(&format_args!(
-            "{:<12} {kernel:<36} {registers:>9} {shared:>8} {spills:>7} {stack:>7} {warps:>4} of 64",
-            source.file
+            "{:<12} {kernel:<36} {registers:>9} {:>7} {:>8} {spills:>7} {stack:>7} {:>4} of 64",
+            source.file,
+            block.threads,
+            block.shared_with(resources),
+            block.resident_warps(resources)
         ));
     }
-}
-
-/// Warps of our blocks that a multiprocessor holds at once.
-fn warps(registers: u32, shared: u32) -> u32 {
-    let by_registers = SM_REGISTERS / (registers.next_multiple_of(8).max(8) * BLOCK_THREADS);
-    let by_shared = SM_SHARED / (shared + BLOCK_SHARED);
-    by_registers.min(by_shared).min(SM_THREADS / BLOCK_THREADS) * BLOCK_THREADS / 32
 }
 
 fn folder(cache: &Cache) -> String {
