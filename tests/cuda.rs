@@ -100,3 +100,16 @@ fn a_fault_at_the_call_of_a_kernel_is_found() {
             .success();
     }
 }
+
+/// What the field reported holds on the kernels on tensor cores too, wherever they take a case.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn stored_cases_hold_on_tensor_cores() {
+    // Another folder where the test programs were carried to another machine.
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions");
+    let regressions = std::env::var_os("SEAMPROOF_REGRESSIONS").unwrap_or_else(|| stored.into());
+    for backend in ["cuda:attention=tuned", "cuda:attention=tuned,dq=any"] {
+        let mut replay = Command::cargo_bin("seamproof").unwrap();
+        replay.arg("replay").arg(&regressions).args(["--backend", backend]).assert().success();
+    }
+}

@@ -3,11 +3,11 @@
 //!
 //! [`Cuda`] is what the subject declares, and needs no CUDA: its table, its contract, its schedule, how it cuts its sums.
 //! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). Attention runs on tensor cores,
-//! forwards in one of two shapes and backwards with dq summed in a fixed order or in any ([`Order`]), or on the simple
-//! kernels, whose sums are serial ([`Attention`]). What the simple kernels compute is bit for bit what the emulated kernel computes with tiles of
-//! [`KEY_TILE`] keys, and so is all that kernels on tables of rows do. Of the tensor cores' sums the envelope knows the
-//! bound and no replay; tiles of [`KEY_TILE`] keys are the smallest of all kernels, and so change the maximum at least as
-//! often as any.
+//! forwards in one of four shapes and backwards with dq summed in a fixed order or in any ([`Order`]), or on the simple
+//! kernels, whose sums are serial ([`Attention`]). What the simple kernels compute is bit for bit what the emulated kernel
+//! computes with tiles of [`KEY_TILE`] keys, and so is all that kernels on tables of rows do. Of the tensor cores' sums the
+//! envelope knows the bound and no replay; tiles of [`KEY_TILE`] keys are the smallest of all kernels, and so change the
+//! maximum at least as often as any.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
