@@ -2,8 +2,9 @@
 //
 // Rows are numbered in 32 bits (a launcher refuses more), elements and bytes in 64. A *slot* is the run of rows that a
 // sequence owns: `span` rows from `offset`, its padding included. Slots are in order of rows and do not overlap; gaps,
-// a first offset, slack behind the last slot and empty slots are ordinary. No table, however wrong, makes a kernel
-// touch memory outside of its tensors: rows are compared with the tensor's before they are used.
+// a first offset, slack behind the last slot and empty slots are ordinary. No table of slots, however wrong, makes a kernel
+// touch memory outside of its tensors: rows are compared with the tensor's before they are used. A table of an attention call
+// is not: its launcher has checked it, and whoever rewrites one for a recorded graph answers for it.
 #pragma once
 
 typedef unsigned char u8;

@@ -275,7 +275,8 @@ fn operands(formats: WeightFormats, tensors: &Backward) -> Operands {
 
 impl Gpu {
     /// Launches the backward; `tables` holds the call's tables, `workspace` has [`CallTables::workspace_bytes`]. Three
-    /// launches, and no wait. What it does not take is [`KernelError::Unserved`]; dsink is [`Gpu::sink_gradient`]'s.
+    /// launches, and no wait. What it does not take is [`KernelError::Unserved`]; dsink is [`Gpu::sink_gradient`]'s. Of tables
+    /// that are written over those of a recorded launch the same is asked as of the forward's.
     pub fn backward(
         &self,
         call: &CallTables,

@@ -353,7 +353,8 @@ pub(crate) fn tensor_map(
 
 impl Gpu {
     /// Launches the forward; `tables` holds the call's tables, `plan` has [`CallTables::plan_bytes`]. Two launches, and no
-    /// wait. What it does not take is [`KernelError::Unserved`].
+    /// wait. What it does not take is [`KernelError::Unserved`]. Tables that are written over those of a recorded launch have
+    /// to be of a call that [`CallTables::new`] takes for the same tensors, with as many segments, runs and owned rows.
     pub fn forward(
         &self,
         call: &CallTables,

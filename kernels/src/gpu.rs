@@ -500,8 +500,8 @@ impl Gpu {
             found.function.set_attribute(most, shared as i32).map_err(failed(kernel))?;
         }
         let (function, none) = (found.function.cu_function(), std::ptr::null_mut());
-        // SAFETY: the launchers check sizes against the kernels' contracts, and kernels compare rows with the tensors';
-        // a kernel that may be started early waits for what was launched before it touches anything.
+        // SAFETY: the launchers check sizes against the kernels' contracts; kernels on slots compare rows with the tensors',
+        // and tables of attention calls have been checked (a caller who overwrites one answers for it); a kernel that may be started early waits for what was launched before it touches anything.
         let launched = unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), none) };
         launched.result().map_err(failed(kernel))
     }

@@ -74,6 +74,14 @@ pub enum CallError {
         /// The row.
         row: usize,
     },
+    /// A scale or a softcap that nothing can be multiplied with or divided by.
+    #[error("the {what} is {value}, and has to be a finite number above 0")]
+    Factor {
+        /// `scale` or `softcap`.
+        what: &'static str,
+        /// What it is.
+        value: String,
+    },
 }
 
 impl AttentionCall {
@@ -92,8 +100,13 @@ impl AttentionCall {
         AttentionCall { segments: segments.collect(), softmax: problem.softmax, policy: RowPolicy::Overwrite }
     }
 
-    /// Checks every run against the tensors' rows, and that no query row is owned twice.
+    /// Checks every run against the tensors' rows, that no query row is owned twice, and the scale and softcap.
     pub fn check(&self, q_rows: usize, kv_rows: usize) -> Result<(), CallError> {
+        for (what, factor) in [("scale", Some(self.softmax.scale)), ("softcap", self.softmax.softcap)] {
+            if let Some(value) = factor.filter(|factor| !(factor.is_finite() && *factor > 0.0)) {
+                return Err(CallError::Factor { what, value: value.to_string() });
+            }
+        }
         let mut owned = vec![false; q_rows];
         for (segment, Segment { q, kv, .. }) in self.segments.iter().enumerate() {
             q.check(q_rows).map_err(|error| CallError::Run { segment, side: "q", error })?;
@@ -157,6 +170,26 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_factor_that_is_none_is_refused() {
+        let problem = problem(Mask::CAUSAL, &[(4, 2)]);
+        let refused = |scale: f32, softcap: Option<f32>| {
+            let mut call = AttentionCall::whole(&problem);
+            call.softmax = Softmax { scale, softcap, ..call.softmax };
+            call.check(problem.rows.q, problem.rows.kv).map_err(|error| error.to_string())
+        };
+        assert_eq!(refused(0.5, Some(3.0)), Ok(()));
+        for (scale, softcap) in [(f32::NAN, None), (0.0, None), (f32::INFINITY, None), (-1.0, None)] {
+            assert!(refused(scale, softcap).is_err_and(|said| said.contains("the scale is")), "{scale}");
+        }
+        for softcap in [f32::NAN, 0.0, -2.0] {
+            assert!(
+                refused(1.0, Some(softcap)).is_err_and(|said| said.contains("the softcap is")),
+                "{softcap}"
+            );
         }
     }
 
