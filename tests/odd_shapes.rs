@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use any_order::AnyOrder;
 use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
-use seamproof::backends;
+use seamproof::backends::{self, Arithmetic, Emulated, difference};
 use seamproof::exact::fit_scale;
 use seamproof::judge::{Depth, Judge, judge};
-use seamproof::values::Poison;
+use seamproof::values::{self, Poison};
 use seamproof::verdict::{Check, Verdict};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Inputs, Mask,
@@ -157,6 +157,29 @@ fn a_lost_key_is_seen_in_every_odd_shape() {
     for (name, edit) in SHAPES {
         let seen = problems(edit).any(|problem| matches!(judge(&*wrong, &problem), Verdict::Finding(_)));
         assert_eq!(seen, !blind.contains(&name), "{name}");
+    }
+}
+
+/// A sink of −∞ is none, bit for bit, in rows without keys too, whose LSE is −∞.
+#[test]
+fn a_sink_of_minus_infinity_is_none() {
+    for keys in [40, 0] {
+        let problem = |sink| {
+            let mut fields = fields();
+            lengths(&mut fields, [9, keys]);
+            (fields.softmax.sink, fields.pass) = (sink, Pass::Forward);
+            Problem::new(fields).expect("a problem")
+        };
+        let (with, without) = (problem(Sink::Learnable), problem(Sink::None));
+        let mut inputs = values::inputs(&with);
+        inputs.sink.fill(f32::NEG_INFINITY);
+        let bare = Inputs { sink: values::inputs(&without).sink, ..inputs.clone() };
+        for arithmetic in [Arithmetic::F32, Arithmetic::Hopper] {
+            let kernel = Emulated { arithmetic, ..Emulated::default() };
+            let [got, want] = [(&with, &inputs), (&without, &bare)]
+                .map(|(problem, inputs)| kernel.run(problem, inputs).expect("a run"));
+            assert_eq!(difference(&got, &want), None, "{keys} keys, {arithmetic:?}");
+        }
     }
 }
 

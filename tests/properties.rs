@@ -4,11 +4,13 @@
 
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use seamproof::backend::Backend;
-use seamproof::backends::{self, Arithmetic, Emulated};
+use seamproof::backends::{self, Arithmetic, Cuda, Emulated};
 use seamproof::generate::{self, Limits};
 use seamproof::judge::judge;
 use seamproof::strategy::problems;
 use seamproof::verdict::Verdict;
+use seamproof_kernels::backward::Order;
+use seamproof_kernels::forward::Attention;
 use seamproof_oracle::Problem;
 use seamproof_simulator::emulated::Tiles;
 
@@ -61,6 +63,19 @@ fn the_tensor_core_model_is_right_on_drawn_problems() {
         200,
         Limits::seams(),
     );
+}
+
+/// The same strategies on the kernels of a GPU.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn the_kernels_are_right_on_drawn_problems() {
+    for attention in Attention::ALL {
+        for dq in Order::ALL {
+            let kernels = Cuda { attention, dq, ..Cuda::default() };
+            every_problem_holds(&kernels, 100, Limits::quick());
+            every_problem_holds(&Cuda { order: 7, streams: 4, ..kernels }, 60, Limits::seams());
+        }
+    }
 }
 
 #[test]

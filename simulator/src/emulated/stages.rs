@@ -41,8 +41,11 @@ pub struct Finished<T> {
 }
 
 impl<T: Real> Finished<T> {
-    /// Makes room for the sink and adds it.
+    /// Makes room for the sink and adds it. A sink of −∞ weighs nothing, also in a row without keys, where −∞ − −∞ is no number.
     pub fn add_sink<A: Arithmetic<T>>(&mut self, units: &A, sink: T) {
+        if sink == T::NEG_INFINITY {
+            return;
+        }
         if sink > self.max {
             let factor = units.exp(self.max - sink);
             self.sum *= factor;
