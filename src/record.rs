@@ -29,7 +29,8 @@ pub const DEFAULT_DIR: &str = "seamproof.out";
 pub const EARLIER_RUNS_MAX: usize = 999;
 
 const LOCK: &str = "seamproof.lock";
-const FINDINGS: &str = "findings";
+/// The findings of a campaign's directory.
+pub const FINDINGS: &str = "findings";
 /// The event log of a campaign's directory.
 pub const EVENTS: &str = "events.jsonl";
 /// Its sums, once it has ended.

@@ -23,7 +23,7 @@ mod report;
 mod trend;
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 pub use known::{Entry, Known, KnownError, Standing};
-pub use left::{FoundBy, Left, found_by};
+pub use left::{FoundBy, Left, Unread, found_by};
 pub use regressions::{Regressed, Regressions, Unjudged, regressions_of};
 pub use report::{Failure, Report};
 pub use trend::{Point, Trend};
@@ -43,6 +43,7 @@ use crate::campaign::{
     Stored, Summary,
 };
 use crate::case::CaseError;
+use crate::files;
 use crate::generate::Profile;
 use crate::prose::counted;
 use crate::record::{EVENTS, Findings, Home, RecordError, RunDir, SUMS, make_dir, write_whole};
@@ -72,6 +73,12 @@ pub enum NightError {
     /// A subject that cannot be made.
     #[error("subject: {0}")]
     Subject(#[from] BackendError),
+    /// No number is left.
+    #[error("{}: after night {} there is none; rename or remove it", path.display(), u32::MAX)]
+    Last {
+        /// The directory of nights.
+        path: PathBuf,
+    },
     /// A file that cannot be read.
     #[error("{}: cannot be read: {what}", path.display())]
     Read {
@@ -208,6 +215,10 @@ pub struct Night {
     /// What it is to do.
     pub orders: Orders,
     jobs: usize,
+    /// The numbers of the nights that were there when it was begun.
+    nights: BTreeSet<u32>,
+    /// What earlier nights came to.
+    trend: Trend,
 }
 
 /// A campaign of a night.
@@ -239,40 +250,32 @@ impl Night {
     /// A night that is gone on with keeps its seed and takes the new budget: of its whole time, what was spent before included.
     pub fn begin(home: &Path, orders: Orders, jobs: usize) -> Result<(Night, String), NightError> {
         let home = Home::open(home)?;
-        let last = nights(home.path()).last().copied().unwrap_or(0);
-        let said = match unfinished(&dir_of(home.path(), last)) {
-            None if last == 0 => "begins night 1".to_owned(),
-            None => format!("begins night {}, as night {last} has ended", last + 1),
-            Some(stored) => match stored.map(|stored| (stored.differences(&orders), stored)) {
-                Ok((differences, stored)) if differences.is_empty() => {
-                    return Night::go_on(home, last, stored, orders.seconds, jobs);
-                }
-                Ok((differences, _)) => given_up(last, &differences.join(" and ")),
-                Err(what) => given_up(last, &what),
-            },
+        let Nights { numbers, others } = nights(home.path())?;
+        let trend = Trend::read(&home.path().join(TREND))?;
+        let last = numbers.last().copied().unwrap_or(0);
+        let (number, orders, mut said) = match newest(&dir_of(home.path(), last), &orders) {
+            Newest::None => (1, orders, "begins night 1".to_owned()),
+            Newest::Unfinished(stored) => {
+                let said = going_on(last, stored.seconds, orders.seconds);
+                (last, Orders { seconds: orders.seconds, ..stored }, said)
+            }
+            other => {
+                let next =
+                    last.checked_add(1).ok_or_else(|| NightError::Last { path: home.path().into() })?;
+                let why = match other {
+                    Newest::GivenUp(why) => format!("{why}; what it found will be in the report"),
+                    _ => "has ended".to_owned(),
+                };
+                (next, orders, format!("begins night {next}, as night {last} {why}"))
+            }
         };
-        let (number, dir) = (last + 1, dir_of(home.path(), last + 1));
+        if !others.is_empty() {
+            said += &format!("; no nights by their names: {}", others.join(", "));
+        }
+        let dir = dir_of(home.path(), number);
         make_dir(&dir)?;
         write_json(&dir.join(ORDERS), &orders)?;
-        Ok((Night { home, number, dir, orders, jobs }, said))
-    }
-
-    /// Goes on with a night that was begun by `stored`, for `seconds` in all.
-    fn go_on(
-        home: Home,
-        number: u32,
-        stored: Orders,
-        seconds: f64,
-        jobs: usize,
-    ) -> Result<(Night, String), NightError> {
-        let dir = dir_of(home.path(), number);
-        let mut said = format!("goes on with night {number}, which has no report, as it was begun");
-        if stored.seconds != seconds {
-            said += &format!(", but for {seconds} s and not {} s in all", stored.seconds);
-        }
-        let orders = Orders { seconds, ..stored };
-        write_json(&dir.join(ORDERS), &orders)?;
-        Ok((Night { home, number, dir, orders, jobs }, said))
+        Ok((Night { home, number, dir, orders, jobs, nights: numbers, trend }, said))
     }
 
     /// Its directory.
@@ -322,11 +325,12 @@ impl Night {
 
     /// Writes the reports; the one that ends the night is the last.
     pub fn report(&self, outcome: &Outcome, known: &Known) -> Result<Report, NightError> {
-        let path = self.home.path().join("trend.jsonl");
-        let mut trend = Trend::read(&path)?;
-        let report = Report::new(self, outcome, known, &trend)?;
+        let mut report = Report::new(self, outcome, known)?;
+        let path = self.home.path().join(TREND);
+        // The report is worth more than the trend.
+        let written = self.trend.clone().write(self.number, &report.points, &path);
+        report.internal.extend(written.err().map(|error| error.to_string()));
         write_whole(&self.dir.join("report.md"), &report.to_string())?;
-        trend.write(self.number, &report.points, &path)?;
         Ok(report)
     }
 
@@ -440,7 +444,7 @@ impl Night {
         parts: &[Part],
         watch: &Watch,
     ) -> Result<Summary, NightError> {
-        let (whole, control) = (RunDir::create(&dir.join("whole"))?, watch.next());
+        let (whole, control) = (RunDir::create(&dir.join(left::WHOLE))?, watch.next());
         let logs = Logs::new(vec![whole.events()?], &control);
         let (plan, findings) = (self.plan(profile), whole.findings()?);
         logs.event(&Event::Start(&Start::of(&plan, subjects)));
@@ -456,26 +460,73 @@ impl Night {
 /// What a night is to do, on disk.
 const ORDERS: &str = "night.json";
 
-/// What a night without a report was begun by, or why that cannot be read; `None` where it has one or there is no night.
-fn unfinished(dir: &Path) -> Option<Result<Orders, String>> {
-    if !dir.is_dir() || dir.join(report::JSON).exists() {
-        return None;
+/// What nights came to, in their home.
+const TREND: &str = "trend.jsonl";
+/// The largest file that is read of a night or of all of them, but for cases and event logs.
+const JSON_BYTES_MAX: u64 = 64 << 20;
+
+/// How the newest night stands to a start.
+enum Newest {
+    /// There is none.
+    None,
+    /// It has its report.
+    Ended,
+    /// It is gone on with, as it was begun by these orders.
+    Unfinished(Orders),
+    /// It is not, as it … .
+    GivenUp(String),
+}
+
+fn newest(dir: &Path, orders: &Orders) -> Newest {
+    if files::is_absent(dir) {
+        return Newest::None;
     }
-    let text = fs::read(dir.join(ORDERS)).map_err(|error| error.to_string());
-    let orders = text.and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
-    Some(orders.map_err(|what| format!("has a {ORDERS} that cannot be read ({what})")))
+    if !dir.is_dir() {
+        return Newest::GivenUp("is no directory".to_owned());
+    }
+    match left::ending(dir) {
+        Ok(Some(_)) => return Newest::Ended,
+        Err(what) => return Newest::GivenUp(format!("has a {} that does not end it ({what})", report::JSON)),
+        Ok(None) => {}
+    }
+    let text = files::read(&dir.join(ORDERS), JSON_BYTES_MAX).map_err(|error| error.to_string());
+    let stored = text.and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
+    let why = match stored.map(|stored: Orders| (stored.differences(orders), stored)) {
+        Ok((differences, stored)) if differences.is_empty() => return Newest::Unfinished(stored),
+        Ok((differences, _)) => differences.join(" and "),
+        Err(what) => format!("has a {ORDERS} that cannot be read ({what})"),
+    };
+    Newest::GivenUp(format!("has no report and {why}"))
 }
 
-fn given_up(last: u32, why: &str) -> String {
-    let next = last + 1;
-    format!(
-        "begins night {next}, as night {last} has no report and {why}; what it found will be in the report"
-    )
+fn going_on(number: u32, before: f64, now: f64) -> String {
+    let mut said = format!("goes on with night {number}, which has no report, as it was begun");
+    if before != now {
+        said += &format!(", but for {now} s and not {before} s in all");
+    }
+    said
 }
 
-/// The numbers of the nights of a home.
-fn nights(home: &Path) -> BTreeSet<u32> {
-    entries(home).iter().filter_map(|path| name(path).strip_prefix("night-")?.parse().ok()).collect()
+/// What a home holds of nights, by name.
+struct Nights {
+    numbers: BTreeSet<u32>,
+    /// Names that are nearly those of nights.
+    others: Vec<String>,
+}
+
+fn nights(home: &Path) -> Result<Nights, NightError> {
+    let all = files::list(home)
+        .map_err(|error| NightError::Read { path: home.to_owned(), what: error.to_string() })?;
+    let numbers = all.iter().filter_map(|path| number_of(path)).collect();
+    let is_other = |path: &&PathBuf| name(path).starts_with("night-") && number_of(path).is_none();
+    let others = all.iter().filter(is_other).map(|path| name(path).to_owned()).collect();
+    Ok(Nights { numbers, others })
+}
+
+/// The number of the night whose directory has this name; `night-1` and `night-0000` are none's.
+fn number_of(dir: &Path) -> Option<u32> {
+    let number = name(dir).strip_prefix("night-")?.parse().ok()?;
+    (number > 0 && dir_of(Path::new(""), number) == Path::new(name(dir))).then_some(number)
 }
 
 /// The directory of a night of a home.
@@ -483,29 +534,34 @@ fn dir_of(home: &Path, number: u32) -> PathBuf {
     home.join(format!("night-{number:04}"))
 }
 
-/// What a directory holds, by name; nothing where it cannot be read.
-fn entries(dir: &Path) -> Vec<PathBuf> {
-    let mut all: Vec<_> =
-        fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    all.sort();
-    all
+/// What a directory holds, by name; that it cannot be read is added to `unread`.
+fn entries(dir: &Path, unread: &mut Vec<Unread>) -> Vec<PathBuf> {
+    files::list(dir).unwrap_or_else(|error| {
+        unread.push(Unread::new(dir, &error));
+        Vec::new()
+    })
 }
 
 fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-/// The slices of a night's campaigns that did not end: they were set aside when they were run again, or lie where they were
-/// begun if the budget, which a later start may make smaller, has no time left for them.
-fn cut_off(night: &Path) -> Vec<PathBuf> {
-    entries(night).iter().flat_map(|campaign| cut_off_of(campaign)).collect()
+/// Whether a path of a night is that of a campaign.
+fn is_campaign(path: &Path) -> bool {
+    SHARES.iter().any(|(profile, _)| name(path).ends_with(&format!("-{}", profile.name())))
 }
 
-/// The same of one campaign.
-fn cut_off_of(campaign: &Path) -> Vec<PathBuf> {
+/// The slices of a campaign, those that were set aside too.
+fn slices_of(campaign: &Path, unread: &mut Vec<Unread>) -> Vec<PathBuf> {
+    let is_slice = |path: &PathBuf| name(path).starts_with("slice-");
+    entries(campaign, unread).into_iter().filter(is_slice).collect()
+}
+
+/// Those that did not end: they were set aside when they were run again, or lie where they were begun if the budget, which a
+/// later start may make smaller, has no time left for them.
+fn cut_off_of(campaign: &Path, unread: &mut Vec<Unread>) -> Vec<PathBuf> {
     let is_cut_off = |path: &PathBuf| is_aside(path) || !path.join(SUMS).exists();
-    let is_lost = |path: &PathBuf| name(path).starts_with("slice-") && is_cut_off(path);
-    entries(campaign).into_iter().filter(is_lost).collect()
+    slices_of(campaign, unread).into_iter().filter(is_cut_off).collect()
 }
 
 fn is_aside(slice: &Path) -> bool {
@@ -515,13 +571,30 @@ fn is_aside(slice: &Path) -> bool {
 /// What was lost with those slices of a campaign.
 fn lost(campaign: &Path) -> Vec<String> {
     let told = |path: &PathBuf| {
-        let text = fs::read(path.join(EVENTS)).unwrap_or_default();
-        let is_case = |line: &&[u8]| line.starts_with(b"{\"event\":\"case\"");
-        let cases = text.split(|&byte| byte == b'\n').filter(is_case).count();
-        let then = if is_aside(path) { "and run again" } else { "and no time is left to run it again" };
-        format!("lost: {} was cut off after {} {then}", path.display(), counted(cases, "case"))
+        let cases = match cases_told(&path.join(EVENTS)) {
+            Ok(cases) => counted(cases, "case"),
+            Err(error) => format!("an unknown number of cases ({error})"),
+        };
+        let then = match is_aside(path) && path.with_extension("").exists() {
+            true => "and run again",
+            false => "and no time is left to run it again",
+        };
+        format!("{} was cut off after {cases} {then}", path.display())
     };
-    cut_off_of(campaign).iter().map(told).collect()
+    // What cannot be read is in the report anyway.
+    cut_off_of(campaign, &mut Vec::new()).iter().map(told).collect()
+}
+
+/// Of how many cases an event log tells.
+fn cases_told(log: &Path) -> io::Result<u64> {
+    if files::is_absent(log) {
+        return Ok(0);
+    }
+    let mut cases = 0;
+    for line in BufReader::new(files::open(log)?).split(b'\n') {
+        cases += u64::from(line?.starts_with(b"{\"event\":\"case\""));
+    }
+    Ok(cases)
 }
 
 /// A subject's text as the name of a directory.
@@ -556,6 +629,8 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<(), NightError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// What a start says of the newest night: that it goes on with it, or the reason why it does not.
@@ -591,8 +666,21 @@ mod tests {
             said(orders("c", &["emulated"]))
                 .starts_with("begins night 5, as night 4 has no report and has a night.json")
         );
-        fs::write(dir_of(&home, 5).join(report::JSON), "{}").unwrap();
+        let ended = "{\"night\": 5, \"program\": \"1\"}";
+        fs::write(dir_of(&home, 5).join(report::JSON), ended).unwrap();
         assert_eq!(said(orders("c", &["emulated"])), "begins night 6, as night 5 has ended");
+        fs::write(dir_of(&home, 6).join(report::JSON), ended).unwrap();
+        let begins =
+            "begins night 7, as night 6 has a report.json that does not end it (it is that of night 5)";
+        assert_eq!(said(orders("c", &["emulated"])), format!("{begins}{found}"));
+        fs::write(home.join("night-0008"), "").unwrap();
+        fs::create_dir(home.join("night-9")).unwrap();
+        let begins = "begins night 9, as night 8 is no directory";
+        let others = "; no nights by their names: night-9";
+        assert_eq!(said(orders("c", &["emulated"])), format!("{begins}{found}{others}"));
+        fs::create_dir(home.join(format!("night-{}", u32::MAX))).unwrap();
+        let again = Night::begin(&home, orders("c", &["emulated"]), 1);
+        assert!(matches!(again, Err(NightError::Last { .. })), "no number is left");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -12,10 +13,11 @@ use rayon::prelude::*;
 use seamproof_oracle::Problem;
 use serde::{Deserialize, Serialize};
 
-use super::{NightError, Watch};
+use super::{JSON_BYTES_MAX, NightError, Watch};
 use crate::campaign::{FailureKey, Registered, Subjects};
-use crate::case::Case;
+use crate::case::{CASE_BYTES_MAX, Case};
 use crate::evaluate::evaluate;
+use crate::files;
 use crate::record::EventLog;
 use crate::verdict::Verdict;
 
@@ -123,10 +125,10 @@ pub(super) fn judge(
     watch: &Watch,
 ) -> Result<Option<Regressions>, NightError> {
     let registered = Registered::new(subject)?;
-    let (before, control) = (read(log), watch.next());
+    let (before, control) = (read(log).map_err(unread(log))?, watch.next());
     let lines = Mutex::new(EventLog::append(log)?);
     let of_file = |path: &PathBuf| -> Result<Option<Judged>, NightError> {
-        let text = fs::read(path).map_err(unread(path))?;
+        let text = files::read(path, CASE_BYTES_MAX).map_err(unread(path))?;
         let (file, digest) = (path.display().to_string(), blake3::hash(&text).to_hex().to_string());
         if let Some(judged) = before.get(&file).filter(|judged| judged.digest == digest) {
             return Ok(Some(judged.clone()));
@@ -149,21 +151,26 @@ pub(super) fn judge(
     Ok(all.map(|all| sum(subject, all)))
 }
 
-/// What an earlier start judged, by file; lines that are not whole, and cases that could not be judged, do not count.
-fn read(log: &Path) -> BTreeMap<String, Judged> {
-    let text = fs::read_to_string(log).unwrap_or_default();
+/// What an earlier start judged, by file; lines that are not whole, and cases that could not be judged, do not count. Nothing
+/// where there is no log.
+fn read(log: &Path) -> io::Result<BTreeMap<String, Judged>> {
+    if files::is_absent(log) {
+        return Ok(BTreeMap::new());
+    }
+    let text = files::read(log, JSON_BYTES_MAX)?;
+    let text = String::from_utf8_lossy(&text);
     let whole = text.lines().filter_map(|line| serde_json::from_str::<Judged>(line).ok());
     let judged = whole.filter(|judged| !matches!(judged.came, Came::Internal(_)));
-    judged.map(|judged| (judged.file.clone(), judged)).collect()
+    Ok(judged.map(|judged| (judged.file.clone(), judged)).collect())
 }
 
 /// The stored cases that a log says failed.
-pub(super) fn failed_in(log: &Path) -> Vec<Regressed> {
+pub(super) fn failed_in(log: &Path) -> io::Result<Vec<Regressed>> {
     let of = |Judged { file, subject, came, .. }| match came {
         Came::Failed { key, finding } => Some(regressed(file, subject, key, finding)),
         _ => None,
     };
-    read(log).into_values().filter_map(of).collect()
+    Ok(read(log)?.into_values().filter_map(of).collect())
 }
 
 fn regressed(file: String, subject: String, key: String, finding: String) -> Regressed {
@@ -182,7 +189,7 @@ pub fn regressions_of(corpus: &Path) -> Result<Vec<PathBuf>, NightError> {
     };
     let entries = fs::read_dir(&folder).map_err(missing)?.map(|entry| entry.map(|entry| entry.path()));
     let mut files = entries.collect::<Result<Vec<_>, _>>().map_err(missing)?;
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files.retain(|path| files::is_json(path));
     files.sort();
     Ok(files)
 }

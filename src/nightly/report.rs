@@ -6,7 +6,7 @@ use std::fmt::{self, Display, Formatter};
 use serde::Serialize;
 
 use super::{
-    Known, Left, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Trend, Unjudged, left,
+    Known, Left, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Unjudged, left,
 };
 use crate::campaign::{Distinct, Registered, Summary, met};
 use crate::prose::counted;
@@ -50,7 +50,10 @@ pub struct Failure {
 impl Display for Failure {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Failure { key, problem, finding, replay, .. } = self;
-        write!(f, "**{key}** ({}).", met(self.cases, self.shrunk))?;
+        match self.cases {
+            0 => write!(f, "**{key}**.")?,
+            cases => write!(f, "**{key}** ({}).", met(cases, self.shrunk))?,
+        }
         if let Some((why, source)) = &self.known {
             write!(f, " Known: {why} ({source})")?;
         }
@@ -105,12 +108,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(
-        night: &Night,
-        outcome: &Outcome,
-        known: &Known,
-        trend: &Trend,
-    ) -> Result<Report, NightError> {
+    pub(super) fn new(night: &Night, outcome: &Outcome, known: &Known) -> Result<Report, NightError> {
         let points: Vec<Point> = outcome
             .campaigns
             .iter()
@@ -137,7 +135,7 @@ impl Report {
             canary: outcome.canary.finding.as_ref().map(|_| outcome.canary.to_string()),
             absent: night.orders.absent.clone(),
             regressions: outcome.regressions.clone(),
-            trend: points.iter().map(|point| point.against(trend.before(point))).collect(),
+            trend: points.iter().map(|point| point.against(night.trend.before(point))).collect(),
             unexplained: points.iter().map(|point| point.unexplained).sum(),
             points,
             left: left::left(night, known, &failures),
