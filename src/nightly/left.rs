@@ -21,7 +21,7 @@ use super::{
 use crate::campaign::FailureKey;
 use crate::case::{Case, Found};
 use crate::files;
-use crate::prose;
+use crate::prose::{self, replay_command};
 use crate::record::FINDINGS;
 use crate::shrink::{Size, size};
 use crate::verdict::Finding;
@@ -67,11 +67,16 @@ pub(super) fn left(night: &Night, known: &Known, own: &[Failure]) -> Vec<Left> {
         let dir = dir_of(home, number);
         let FoundBy { cases, regressions, unread } = stored(&dir);
         let findings = [grouped(&cases, known, &[]), unread.into_iter().map(unreadable).collect()].concat();
-        Left { night: number, replay: replay_of(&dir), findings, regressions }
+        Left { night: number, replay: replay_command(&dir, None), findings, regressions }
     });
     let FoundBy { cases, unread, .. } = cut_off(&night.dir);
     let findings = [grouped(&cases, known, own), unread.into_iter().map(unreadable).collect()].concat();
-    let this = Left { night: night.number, replay: replay_of(&night.dir), findings, regressions: Vec::new() };
+    let this = Left {
+        night: night.number,
+        replay: replay_command(&night.dir, None),
+        findings,
+        regressions: Vec::new(),
+    };
     let is_some = |left: &Left| !left.findings.is_empty() || !left.regressions.is_empty();
     earlier.chain([this]).filter(is_some).collect()
 }
@@ -159,10 +164,6 @@ pub(super) fn ending(night: &Path) -> Result<Option<Ending>, String> {
     }
 }
 
-fn replay_of(night: &Path) -> String {
-    format!("seamproof replay {}", night.display())
-}
-
 /// The joined slices of a campaign.
 pub(super) const WHOLE: &str = "whole";
 
@@ -247,7 +248,7 @@ fn failure(key: String, group: Group, known: &Known) -> Failure {
         is_end: finding.check.is_end(),
         problem: prose::describe(&case.problem),
         finding: finding.to_string(),
-        replay: replay_of(&path),
+        replay: replay_command(&path, None),
     }
 }
 
@@ -264,7 +265,7 @@ fn unreadable(Unread { path, what }: Unread) -> Failure {
         is_end: false,
         problem: path.display().to_string(),
         finding: what,
-        replay: replay_of(&path),
+        replay: replay_command(&path, None),
         known: None,
     }
 }
