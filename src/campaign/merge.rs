@@ -130,6 +130,13 @@ impl Part {
         let stored = parsed(&path, 1, &text)?;
         Ok(Part { dir: dir.to_owned(), stored })
     }
+
+    /// Whether its event log can be read and tells of all its cases.
+    pub fn check(&self) -> Result<(), MergeError> {
+        let mut log = Log::open(self)?;
+        while log.next()?.is_some() {}
+        log.whole()
+    }
 }
 
 fn parsed<T: DeserializeOwned>(path: &Path, line: usize, text: &[u8]) -> Result<T, MergeError> {

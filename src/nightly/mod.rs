@@ -46,7 +46,7 @@ use crate::case::CaseError;
 use crate::files;
 use crate::generate::Profile;
 use crate::prose::counted;
-use crate::record::{EVENTS, Findings, Home, RecordError, RunDir, SUMS, make_dir, write_whole};
+use crate::record::{EVENTS, Findings, Home, RecordError, RunDir, SUMS, make_dir, move_aside, write_whole};
 
 /// Share of the budget of each profile: small cases find most, large ones are judged by identities too.
 const SHARES: [(Profile, f64); 3] = [(Profile::Quick, 0.5), (Profile::Seams, 0.25), (Profile::Large, 0.25)];
@@ -367,27 +367,30 @@ impl Night {
         let (mut parts, mut spent) = (Vec::new(), 0.0);
         let slice = (seconds / SLICES).clamp(SLICE.0, SLICE.1);
         loop {
-            let path = dir.join(format!("slice-{:04}", parts.len()));
+            let path = slice_of(&dir, parts.len());
             let first =
                 parts.last().map_or(0, |part: &Part| part.stored.start.first + part.stored.sums.cases);
-            let part = match Part::read(&path) {
+            let part = match ended(&path, first)? {
                 // What was run before counts, whatever the budget is now.
-                Ok(part) => {
+                Some(part) => {
                     spent += part.stored.sums.seconds;
                     part
                 }
-                Err(MergeError::NotEnded { .. } | MergeError::Missing { .. }) if spent >= seconds => break,
-                Err(MergeError::NotEnded { .. } | MergeError::Missing { .. }) => {
+                None if spent >= seconds => break,
+                None => {
                     if watch.stopped() {
                         return Ok(None);
                     }
                     let time = Duration::from_secs_f64(slice.min(seconds - spent));
-                    let plan = Plan { first, time: Some(time), ..self.plan(profile) };
+                    // Up to the slice behind it, where that is there: it goes on counting.
+                    let plan = match begin_of(&slice_of(&dir, parts.len() + 1)).filter(|&next| next > first) {
+                        Some(next) => Plan { first, cases: Some(next), ..self.plan(profile) },
+                        None => Plan { first, time: Some(time), ..self.plan(profile) },
+                    };
                     let part = self.slice(&plan, &subjects, &path, watch)?;
                     spent += part.stored.sums.seconds.max(slice / 2.0);
                     part
                 }
-                Err(error) => return Err(error.into()),
             };
             // A slice whose campaign stopped itself has nothing left that runs its cases.
             let over = part.stored.sums.interrupted;
@@ -396,6 +399,7 @@ impl Night {
                 break;
             }
         }
+        set_aside_from(&dir, parts.len())?;
         let lost = lost(&dir);
         lost.iter().for_each(|what| note(what));
         watch.begin(format!("{subject} {profile}, joining {}", counted(parts.len(), "slice")));
@@ -523,6 +527,12 @@ fn nights(home: &Path) -> Result<Nights, NightError> {
     Ok(Nights { numbers, others })
 }
 
+/// The newest night of a home; `None` where the directory is none's.
+pub fn newest_of(home: &Path) -> Option<PathBuf> {
+    let last = nights(home).ok()?.numbers.last().copied()?;
+    Some(dir_of(home, last))
+}
+
 /// The number of the night whose directory has this name; `night-1` and `night-0000` are none's.
 fn number_of(dir: &Path) -> Option<u32> {
     let number = name(dir).strip_prefix("night-")?.parse().ok()?;
@@ -555,6 +565,39 @@ fn is_campaign(path: &Path) -> bool {
 fn slices_of(campaign: &Path, unread: &mut Vec<Unread>) -> Vec<PathBuf> {
     let is_slice = |path: &PathBuf| name(path).starts_with("slice-");
     entries(campaign, unread).into_iter().filter(is_slice).collect()
+}
+
+fn slice_of(campaign: &Path, number: usize) -> PathBuf {
+    campaign.join(format!("slice-{number:04}"))
+}
+
+/// A slice that ended and begins at case `first`. Another one that has sums, or that cannot be read, is set aside: it is run
+/// again, and what it found is told of as what any slice found that was cut off.
+fn ended(path: &Path, first: u64) -> Result<Option<Part>, NightError> {
+    match Part::read(path).and_then(|part| part.check().map(|()| part)) {
+        Ok(part) if part.stored.start.first == first => return Ok(Some(part)),
+        Err(MergeError::NotEnded { .. } | MergeError::Missing { .. }) => {}
+        _ => move_aside(path)?,
+    }
+    Ok(None)
+}
+
+/// The first case of a slice that ended.
+fn begin_of(path: &Path) -> Option<u64> {
+    Part::read(path).ok().map(|part| part.stored.start.first)
+}
+
+/// Sets slices aside that ended and do not count, as the one before them is not there any more and no time is left for it.
+fn set_aside_from(campaign: &Path, number: usize) -> Result<(), NightError> {
+    for number in number.. {
+        let path = slice_of(campaign, number);
+        if !files::is_absent(&path.join(SUMS)) {
+            move_aside(&path)?;
+        } else if files::is_absent(&slice_of(campaign, number + 1)) {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Those that did not end: they were set aside when they were run again, or lie where they were begun if the budget, which a
@@ -681,6 +724,53 @@ mod tests {
         fs::create_dir(home.join(format!("night-{}", u32::MAX))).unwrap();
         let again = Night::begin(&home, orders("c", &["emulated"]), 1);
         assert!(matches!(again, Err(NightError::Last { .. })), "no number is left");
+    }
+
+    fn night(home: &Path) -> Night {
+        let orders = Orders {
+            program: "1".to_owned(),
+            build: "a".to_owned(),
+            seed: 1,
+            seconds: 60.0,
+            subjects: vec!["emulated".to_owned()],
+            absent: Vec::new(),
+        };
+        Night::begin(home, orders, 1).unwrap().0
+    }
+
+    /// A slice whose files are not whole, or that is no slice at all, is run again up to the one behind it.
+    #[test]
+    fn a_slice_that_cannot_be_read_is_run_again() {
+        let place = tempfile::tempdir().unwrap();
+        let night = night(&place.path().join("nights"));
+        let run = |seconds: f64| {
+            let profile = Profile::Seams;
+            let campaign =
+                night.campaign("emulated", profile, seconds, &Watch::default(), &|_| {}).unwrap().unwrap();
+            let events = fs::read_to_string(night.dir.join("emulated-seams/whole/events.jsonl")).unwrap();
+            let told = events.lines().filter(|line| line.starts_with("{\"event\":\"case\""));
+            assert_eq!(told.count() as u64, campaign.summary.cases);
+            (campaign.summary.cases, campaign.lost.len())
+        };
+        let (cases, lost) = run(2.0);
+        assert_eq!(lost, 0);
+        let slices = night.dir.join("emulated-seams");
+        let cut = |file: &str| {
+            let text = fs::read(slices.join(file)).unwrap();
+            fs::write(slices.join(file), &text[..text.len() - 9]).unwrap();
+        };
+        cut("slice-0000/sums.json");
+        let begin = begin_of(&slices.join("slice-0001")).unwrap();
+        let (again, lost) = run(2.0);
+        assert!(again >= cases && lost == 1);
+        let [first, second] = [0, 1].map(|number| Part::read(&slice_of(&slices, number)).unwrap().stored);
+        assert_eq!((first.sums.cases, second.start.first), (begin, begin), "what is behind it still counts");
+        cut("slice-0000/events.jsonl");
+        // No time is left for it, and what is behind it begins nowhere: all of them are told of.
+        let (none, lost) = run(0.0);
+        assert!(none == 0 && lost >= 3, "{none} {lost}");
+        let log = night.dir.join("emulated-seams/slice-0000.1/sums.json");
+        assert!(log.exists() && !slices.join("slice-0001").exists());
     }
 
     #[test]
