@@ -9,7 +9,7 @@ use crate::campaign::Registered;
 use crate::case::{Case, CaseError};
 use crate::evaluate::replay_as;
 use crate::files;
-use crate::nightly::{FoundBy, Regressed, Unread, found_by};
+use crate::nightly::{FoundBy, Regressed, Unread, found_by, newest_of};
 use crate::prose;
 use crate::record::findings_of;
 use crate::verdict::Verdict;
@@ -106,6 +106,9 @@ fn asked(paths: &[PathBuf]) -> Result<(Vec<Asked>, Vec<Unread>), CliError> {
                     subject: Some(subject),
                 }),
             );
+        } else if let Some(night) = newest_of(path) {
+            let (home, night) = (path.display(), night.display());
+            return Err(CliError::Usage(format!("{home}: holds nights; name one of them, such as {night}")));
         } else if path.is_dir() {
             let files = files_in(&findings_of(path).unwrap_or_else(|| path.clone()))?;
             all.extend(files.into_iter().map(on_its_own));
