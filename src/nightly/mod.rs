@@ -773,6 +773,25 @@ mod tests {
         assert!(log.exists() && !slices.join("slice-0001").exists());
     }
 
+    /// The trend is read before anything is run, and the report does not depend on whether it can be written.
+    #[test]
+    fn a_bad_trend_costs_no_report() {
+        let place = tempfile::tempdir().unwrap();
+        let home = place.path().join("nights");
+        let begun = night(&home);
+        fs::create_dir(home.join(TREND)).unwrap();
+        let (canary, campaigns) =
+            (Canary { cases: 0, finding: None, infrastructure: Vec::new() }, Vec::new());
+        let report = begun.report(&Outcome { canary, regressions: Vec::new(), campaigns }, &Known::default());
+        let [what] = &report.unwrap().internal[..] else { panic!("one fault") };
+        assert!(what.contains("trend.jsonl: cannot be written"), "{what}");
+        let text = fs::read_to_string(begun.dir.join("report.md")).unwrap();
+        assert!(text.contains(what), "{text}");
+        let orders = begun.orders.clone();
+        drop(begun);
+        assert!(Night::begin(&home, orders, 1).is_err(), "the next start is refused at once");
+    }
+
     #[test]
     fn of_large_cases_the_floors_are_lifted_and_nothing_else() {
         let others = ["judged: 3 of 40 legal cases; at least 50 % is enough", "interrupted after 40 cases"];
