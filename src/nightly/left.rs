@@ -5,9 +5,9 @@
 //! of them, and none after it, as that report's JSON names the night. Of the report's own night the same is asked of slices
 //! that were cut off, as a slice that is run again may end before it comes to the same case.
 //!
-//! The claim: what was found and on disk when a process was killed is in a report, by its key; what of a night cannot be read is
-//! in it too, as it may hold findings. A case that was not shrunk yet
-//! counts for a failure that needs nothing that it lacks, as in a campaign, or for its check on its tensor where there is none.
+//! The claim: what was found and on disk when a process was killed is in a report, by its key; what of a night cannot be read
+//! is in it too, as it may hold findings. A case that was not shrunk yet counts for a failure that needs nothing that it lacks,
+//! as in a campaign, or for its check on its tensor where there is none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
