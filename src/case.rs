@@ -5,13 +5,13 @@
 //! problem inside is validated as any other. Whatever is wrong is one line that names the file and the field.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use seamproof_oracle::Problem;
 use serde::{Deserialize, Serialize};
 
+use crate::files;
 use crate::verdict::Finding;
 
 /// The version that this program writes.
@@ -194,8 +194,12 @@ impl Case {
 
     /// Reads a case file.
     pub fn load(path: &Path) -> Result<Case, CaseError> {
-        let bytes = read_bounded(path, CASE_BYTES_MAX)?;
-        Case::parse(&bytes).map_err(|source| CaseError::Parse { path: path.to_owned(), source })
+        let path_of = || path.to_owned();
+        let bytes = files::read(path, CASE_BYTES_MAX).map_err(|source| match source.kind() {
+            io::ErrorKind::FileTooLarge => CaseError::TooLarge { path: path_of() },
+            _ => CaseError::Read { path: path_of(), source },
+        })?;
+        Case::parse(&bytes).map_err(|source| CaseError::Parse { path: path_of(), source })
     }
 
     /// Reads a case from bytes.
@@ -237,18 +241,6 @@ fn check_version(text: &str) -> Result<(), ParseError> {
         Ok(Head { version }) => Err(ParseError::Version { got: version }),
         Err(error) => Err(ParseError::NotACase { what: one_line(&error) }),
     }
-}
-
-/// Reads at most `limit` bytes. The limit is kept while reading: a file may grow, and a device has no length.
-fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, CaseError> {
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(limit + 1).read_to_end(&mut bytes))
-        .map_err(|source| CaseError::Read { path: path.to_owned(), source })?;
-    if bytes.len() as u64 > limit {
-        return Err(CaseError::TooLarge { path: path.to_owned() });
-    }
-    Ok(bytes)
 }
 
 /// A text on one line and of bounded length: errors quote names from the file, which may hold anything.
@@ -348,13 +340,5 @@ mod tests {
             assert!(!error.contains('\n'));
         }
         assert!(error(&format!("{text} x")).contains("trailing characters"));
-    }
-
-    #[test]
-    fn reading_is_bounded() {
-        let file = tempfile::NamedTempFile::new().expect("a temporary file");
-        std::fs::write(file.path(), [b' '; 11]).expect("it is written");
-        assert!(read_bounded(file.path(), 11).is_ok());
-        assert!(matches!(read_bounded(file.path(), 10), Err(CaseError::TooLarge { .. })));
     }
 }

@@ -12,6 +12,7 @@ pub mod evaluate;
 pub mod exact;
 pub mod explain;
 pub mod faults;
+pub mod files;
 pub mod fuzz;
 pub mod generate;
 pub mod judge;

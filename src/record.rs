@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::case::Case;
+use crate::files;
 use crate::prose;
 
 /// Where a campaign writes unless told otherwise.
@@ -29,7 +30,8 @@ pub const DEFAULT_DIR: &str = "seamproof.out";
 pub const EARLIER_RUNS_MAX: usize = 999;
 
 const LOCK: &str = "seamproof.lock";
-const FINDINGS: &str = "findings";
+/// The findings of a campaign's directory.
+pub const FINDINGS: &str = "findings";
 /// The event log of a campaign's directory.
 pub const EVENTS: &str = "events.jsonl";
 /// Its sums, once it has ended.
@@ -151,15 +153,20 @@ fn set_aside(path: &Path) -> Result<Option<File>, RecordError> {
         return Err(RecordError::NotOurs { path: path.to_owned() });
     }
     let old = lock(path)?;
+    move_aside(path)?;
+    Ok(Some(old))
+}
+
+/// Renames a file or directory to the first of `PATH.1`, `PATH.2`, … that is free.
+pub fn move_aside(path: &Path) -> Result<(), RecordError> {
     let numbered = |number: usize| {
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{number}"));
         PathBuf::from(name)
     };
-    let free = (1..=EARLIER_RUNS_MAX).map(numbered).find(|place| !place.exists());
+    let free = (1..=EARLIER_RUNS_MAX).map(numbered).find(|place| files::is_absent(place));
     let place = free.ok_or_else(|| RecordError::TooManyEarlier { path: path.to_owned() })?;
-    fs::rename(path, &place).at(path, "renamed")?;
-    Ok(Some(old))
+    fs::rename(path, &place).at(path, "renamed")
 }
 
 /// A directory that stays, locked for as long as this value lives: what holds campaigns' directories and their reports.
@@ -249,7 +256,7 @@ impl Findings {
 
     /// The command that judges a finding again.
     pub fn replay_command(&self, name: &str) -> String {
-        format!("seamproof replay {}", self.path(name).display())
+        prose::replay_command(&self.path(name), None)
     }
 
     fn words(&self, name: &str, case: &Case) -> String {

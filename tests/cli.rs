@@ -638,3 +638,57 @@ fn a_signal_ends_the_campaign_with_its_summary() {
         assert!(!text.contains("has not ended"), "{text}");
     }
 }
+
+/// A deadline of no time would end everything, and the words would blame the subject.
+#[test]
+fn a_deadline_is_some_time() {
+    let place = place();
+    for option in ["--deadline", "--start-deadline"] {
+        refuses(place.path(), &["run", "--cases", "1", option, "0s"], &[option, "use more than 0"]);
+    }
+}
+
+/// Whoever names a directory too high or too low is told what to name.
+#[cfg(unix)]
+#[test]
+fn what_to_name_is_said() {
+    let place = place();
+    let findings = place.path().join("nights/night-0001/emulated-quick/slice-0000/findings");
+    fs::create_dir_all(&findings).expect("a directory");
+    fs::write(place.path().join("nights/night-0001/night.json"), "{}").expect("a file");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions/fa-2515-no-sequences.json");
+    fs::copy(from, findings.join("one.json")).expect("a copy");
+    refuses(place.path(), &["replay", "nights"], &["name one of them, such as nights/night-0001"]);
+    let file = "nights/night-0001/emulated-quick/slice-0000/findings/one.json";
+    for command in ["explain", "shrink"] {
+        refuses(place.path(), &[command, "nights/night-0001"], &["is a directory", file]);
+    }
+    // What cannot be read of it is counted, and nothing is waited for.
+    let made = Process::new("mkfifo").arg(findings.join("pipe.json")).status().expect("mkfifo runs");
+    assert!(made.success());
+    fs::create_dir(place.path().join("nights/night-0001/emulated-regressions.jsonl")).expect("a directory");
+    let output = seamproof(place.path(), &["replay", "nights/night-0001"]);
+    assert!(
+        stdout(&output).contains("held 1 · refused 0 · failed 0 · crashed 0 · unreadable 2"),
+        "{output:?}"
+    );
+    assert_eq!(code(&output), 1);
+}
+
+/// The line that replays a finding can be pasted, whatever the folder is called.
+#[test]
+fn a_replay_line_can_be_pasted() {
+    let place = place();
+    let dir = place.path().join("it's `my` $HOME");
+    fs::create_dir(&dir).expect("a directory");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects/te-reorder-tail.json");
+    fs::copy(from, dir.join("a case.json")).expect("a copy");
+    let file = format!("{}/a case.json", dir.file_name().expect("a name").to_string_lossy());
+    let said = stdout(&seamproof(place.path(), &["shrink", &file, "--budget", "1"]));
+    let line = said.lines().find_map(|line| line.strip_prefix("replay:  ")).expect("a command");
+    let program = assert_cmd::cargo::cargo_bin("seamproof");
+    let script = format!("seamproof() {{ {} \"$@\"; }}\n{line}", program.display());
+    let output =
+        Process::new("sh").args(["-c", &script]).current_dir(place.path()).output().expect("a shell");
+    assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
+}

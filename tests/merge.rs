@@ -186,3 +186,30 @@ fn what_is_missing_double_or_of_another_campaign_is_said() {
     let (code, said) = merge(&[&shards[0], &shards[2]]);
     assert!(code == Some(1) && said.contains("shard-2/events.jsonl: tells of"), "{said}");
 }
+
+/// What a killed shard found is in no sum: it is named, and is a finding.
+#[test]
+fn what_a_shard_found_that_did_not_end_is_named() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let dir = place.path();
+    let shards = [0, 1].map(|index| {
+        let (shard, out) = (format!("{index}/2"), format!("shard-{index}"));
+        let subject = if index == 0 { "emulated" } else { SUBJECTS[0] };
+        let run =
+            ["run", "--seed", "1", "--cases", "40", "--backend", subject, "--shard", &shard, "--out", &out];
+        seamproof(dir, &run);
+        out
+    });
+    let found = files(&dir.join("shard-1/findings"));
+    let found: Vec<&String> = found.keys().filter(|name| name.ends_with(".json")).collect();
+    assert!(!found.is_empty(), "the shard found something");
+    fs::remove_file(dir.join("shard-1/sums.json")).expect("the sums were written");
+    for arguments in [&["merge", &shards[0], &shards[1]][..], &["merge", &shards[1]]] {
+        let output = seamproof(dir, arguments);
+        let said = String::from_utf8(output.stdout).expect("text");
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        for name in &found {
+            assert!(said.contains(&format!("replay: seamproof replay shard-1/findings/{name}\n")), "{said}");
+        }
+    }
+}

@@ -21,9 +21,13 @@ use super::{Sinks, Subjects, case_of, merged};
 use crate::backend::TensorName;
 use crate::case::Case;
 use crate::evaluate::evaluate_malformed;
+use crate::files;
 use crate::generate::{self, Draw};
 use crate::record::{EVENTS, SUMS};
 use crate::verdict::{Check, Ending, Finding, Relation, Verdict};
+
+/// The largest file of sums that is read.
+const SUMS_BYTES_MAX: u64 = 64 << 20;
 
 /// Why parts cannot be joined.
 #[derive(Debug, thiserror::Error)]
@@ -114,20 +118,24 @@ impl Part {
     /// Reads the sums of a directory.
     pub fn read(dir: &Path) -> Result<Part, MergeError> {
         let path = dir.join(SUMS);
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let path = dir.to_owned();
-                return Err(if dir.is_dir() {
-                    MergeError::NotEnded { path }
-                } else {
-                    MergeError::Missing { path }
-                });
-            }
-            Err(source) => return Err(MergeError::Read { path, source }),
-        };
+        if files::is_absent(&path) {
+            let path = dir.to_owned();
+            return Err(match dir.is_dir() {
+                true => MergeError::NotEnded { path },
+                false => MergeError::Missing { path },
+            });
+        }
+        let text = files::read(&path, SUMS_BYTES_MAX)
+            .map_err(|source| MergeError::Read { path: path.clone(), source })?;
         let stored = parsed(&path, 1, &text)?;
         Ok(Part { dir: dir.to_owned(), stored })
+    }
+
+    /// Whether its event log can be read and tells of all its cases.
+    pub fn check(&self) -> Result<(), MergeError> {
+        let mut log = Log::open(self)?;
+        while log.next()?.is_some() {}
+        log.whole()
     }
 }
 
@@ -298,7 +306,7 @@ struct Log<'a> {
 impl<'a> Log<'a> {
     fn open(part: &'a Part) -> Result<Log<'a>, MergeError> {
         let path = part.dir.join(EVENTS);
-        let file = File::open(&path).map_err(|source| MergeError::Read { path: path.clone(), source })?;
+        let file = files::open(&path).map_err(|source| MergeError::Read { path: path.clone(), source })?;
         let lines = BufReader::new(file).lines();
         let mut log = Log { path, lines, line: 0, ahead: None, taken: 0, sums: &part.stored.sums };
         log.advance()?;

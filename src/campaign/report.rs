@@ -32,7 +32,12 @@ impl Distinct {
 /// How many cases failed in one way, and of how many of them that is more than a likeness.
 pub(crate) fn met(cases: u64, shrunk: u64) -> String {
     let all = counted(cases, "failing case");
-    if cases == shrunk { all } else { format!("{all}, {shrunk} of them shrunk, the others like them") }
+    match (cases, shrunk) {
+        (1, 0) => format!("{all}, not shrunk"),
+        (_, 0) => format!("{all}, none of them shrunk"),
+        _ if cases == shrunk => all,
+        _ => format!("{all}, {shrunk} of them shrunk, the others like them"),
+    }
 }
 
 impl Display for Canary {
@@ -183,4 +188,17 @@ fn by_name(f: &mut Formatter<'_>, title: &str, counts: &BTreeMap<String, u64>) -
 /// Margins agree to two digits between machines, so no more are shown.
 fn two_digits(value: f64) -> String {
     if value < 0.001 { format!("{value:.1e}") } else { format!("{value:.2}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::met;
+
+    #[test]
+    fn how_often_a_failure_was_met_is_said_in_plain_words() {
+        assert_eq!(met(1, 1), "1 failing case");
+        assert_eq!(met(1, 0), "1 failing case, not shrunk");
+        assert_eq!(met(3, 0), "3 failing cases, none of them shrunk");
+        assert_eq!(met(3, 1), "3 failing cases, 1 of them shrunk, the others like them");
+    }
 }

@@ -153,7 +153,7 @@ mod tests {
     fn regressed(key: &str) -> Regressed {
         let [file, subject, finding, replay] =
             ["failed.json", "cuda", "wrong", "seamproof replay failed.json"].map(str::to_owned);
-        Regressed { file, subject, key: key.to_owned(), finding, replay }
+        Regressed { file, subject, key: key.to_owned(), is_end: false, finding, replay }
     }
 
     #[test]

@@ -5,13 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::exit::Exit;
-use super::output::complain;
+use super::output::{complain, print_line};
 use super::run::{Outcome, announce, conclude, stop_on_signal};
 use super::{CliError, junit, worker};
 use crate::campaign::{
     self, Control, Event, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Sinks, Start,
 };
-use crate::record::{DEFAULT_DIR, EventLog, RunDir};
+use crate::case::Case;
+use crate::files;
+use crate::prose::{self, counted, replay_command};
+use crate::record::{DEFAULT_DIR, EventLog, FINDINGS, RunDir};
+
+/// Findings of a shard that did not end are named up to this many times; the rest is counted.
+const LEFT_SHOWN_MAX: usize = 8;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,8 +58,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             dir.display()
         )));
     }
-    let parts = read(&args.shards)?;
+    let (parts, unfinished) = read(&args.shards)?;
+    let left = unfinished.iter().map(|dir| left_in(dir)).fold(None, worse);
     let Some((start, missing)) = campaign::campaign_of(&parts)? else {
+        if let Some(exit) = left {
+            return Ok(exit);
+        }
         let names: Vec<String> = args.shards.iter().map(|dir| dir.display().to_string()).collect();
         return Err(CliError::Usage(format!("{}: no shard has ended, nothing to merge", names.join(", "))));
     };
@@ -73,17 +83,63 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     if let Some(report) = report {
         report.write(&start.backend, &outcome)?;
     }
-    Ok(exit)
+    // What proves nothing finds nothing: the canary stays before all else.
+    Ok(if exit == Exit::CanaryMissed { exit } else { worse(Some(exit), left).unwrap_or(exit) })
 }
 
-/// The parts that have ended; what has not is said, and is missing.
-fn read(dirs: &[PathBuf]) -> Result<Vec<Part>, CliError> {
-    let mut parts = Vec::new();
+/// The one of two ends that outweighs the other: a finding, a crash, whatever there is.
+fn worse(one: Option<Exit>, other: Option<Exit>) -> Option<Exit> {
+    let weight = |exit: &Option<Exit>| match exit {
+        Some(Exit::Finding) => 3,
+        Some(Exit::Crash) => 2,
+        Some(_) => 1,
+        None => 0,
+    };
+    if weight(&other) > weight(&one) { other } else { one }
+}
+
+/// Names what a shard found that did not end, of which no sum tells; how that ends the program, if there is anything.
+fn left_in(dir: &Path) -> Option<Exit> {
+    let findings = match files::list(&dir.join(FINDINGS)) {
+        Ok(findings) => findings,
+        Err(error) => {
+            complain(&format_args!("{}: cannot be read: {error}", dir.join(FINDINGS).display()));
+            return Some(Exit::Finding);
+        }
+    };
+    let cases: Vec<PathBuf> = findings.into_iter().filter(|path| files::is_json(path)).collect();
+    for path in cases.iter().take(LEFT_SHOWN_MAX) {
+        match Case::load(path) {
+            Ok(Case { problem, found, .. }) => {
+                let finding = found.map(|found| found.finding.to_string()).unwrap_or_default();
+                print_line(&format_args!("FAIL      {}: {finding}", prose::describe(&problem)));
+            }
+            Err(error) => print_line(&format_args!("FAIL      {error}")),
+        }
+        print_line(&format_args!("          replay: {}", replay_command(path, None)));
+    }
+    if cases.len() > LEFT_SHOWN_MAX {
+        let (others, replay) = (cases.len() - LEFT_SHOWN_MAX, replay_command(dir, None));
+        print_line(&format_args!("          and {}: {replay}", counted(others as u64, "other finding")));
+    }
+    // Whatever is no crash for sure is a finding.
+    let is_end = |path: &PathBuf| {
+        Case::load(path).is_ok_and(|case| case.found.is_some_and(|found| found.finding.check.is_end()))
+    };
+    (!cases.is_empty()).then(|| if cases.iter().all(is_end) { Exit::Crash } else { Exit::Finding })
+}
+
+/// The parts that have ended, and the directories of others that are there; what has not ended is said, and is missing.
+fn read(dirs: &[PathBuf]) -> Result<(Vec<Part>, Vec<&Path>), CliError> {
+    let (mut parts, mut unfinished) = (Vec::new(), Vec::new());
     for dir in dirs {
         match Part::read(dir) {
             Ok(part) => parts.push(part),
             Err(error @ MergeError::NotEnded { .. }) => {
-                complain(&format_args!("{error}; nothing of it is counted, its findings stay there"));
+                complain(&format_args!(
+                    "{error}; nothing of it is counted but its findings, which stay there"
+                ));
+                unfinished.push(dir.as_path());
             }
             // A machine that was lost leaves nothing at all.
             Err(error @ MergeError::Missing { .. }) => {
@@ -92,7 +148,7 @@ fn read(dirs: &[PathBuf]) -> Result<Vec<Part>, CliError> {
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(parts)
+    Ok((parts, unfinished))
 }
 
 /// The plan of the whole.
@@ -122,7 +178,7 @@ impl Joined<'_> {
     fn outcome(&self, dir: &RunDir, logs: &Logs, control: &Control) -> Result<Outcome, CliError> {
         let canary = campaign::canary(self.plan, &dir.canary()?, control);
         logs.event(&Event::Canary(&canary));
-        super::output::print_line(&canary);
+        print_line(&canary);
         if canary.finding.is_none() {
             return Ok(Outcome { canary, summary: None, interrupted: control.stopped() });
         }

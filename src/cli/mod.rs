@@ -33,7 +33,9 @@ use crate::backend::Backend;
 use crate::backends;
 use crate::case::{Case, CaseError, Subject};
 use crate::evaluate::{ReplayError, quiet_caught_panics, subject_of};
-use crate::record::RecordError;
+use crate::files;
+use crate::nightly::found_by;
+use crate::record::{RecordError, findings_of};
 use exit::Exit;
 use output::{complain, print};
 
@@ -146,6 +148,9 @@ fn dispatch(cli: Cli) -> Exit {
 
 /// A stored case and its subject, or the subject that `backend` names, with the options that it names, in its place.
 fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), CliError> {
+    if file.is_dir() {
+        return Err(CliError::Usage(format!("{}: is a directory; {}", file.display(), case_below(file))));
+    }
     let mut case = Case::load(file)?;
     if let Some(text) = backend {
         let (name, options) = backends::parse(text)?;
@@ -154,6 +159,16 @@ fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), 
     match subject_of(&case) {
         Ok(backend) => Ok((case, backend)),
         Err(source) => Err(CliError::Replay { file: file.display().to_string(), source }),
+    }
+}
+
+/// What to name in the place of a directory.
+fn case_below(dir: &Path) -> String {
+    let listed = || files::list(&findings_of(dir).unwrap_or_else(|| dir.to_owned())).unwrap_or_default();
+    let cases = found_by(dir).map_or_else(listed, |found| found.cases);
+    match cases.iter().find(|path| files::is_json(path)) {
+        Some(case) => format!("name a case file, such as {}", case.display()),
+        None => "name a case file".to_owned(),
     }
 }
 

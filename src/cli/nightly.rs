@@ -87,7 +87,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     write_suites(&night.dir().join("junit.xml"), suites(&outcome, &report))?;
     night.end(&report)?;
     print_line(&report);
-    Ok(exit(&outcome, &report))
+    Ok(exit(&report))
 }
 
 /// The subjects that were looked for.
@@ -180,15 +180,12 @@ fn of_failure(name: &str, failure: &Failure) -> TestCase {
 }
 
 /// News before everything, then what makes a night doubtful. Known failures are none of it.
-fn exit(outcome: &Outcome, report: &Report) -> Exit {
-    if outcome.canary.finding.is_none() {
+fn exit(report: &Report) -> Exit {
+    if report.canary.is_none() {
         Exit::CanaryMissed
-    } else if report.news(false) + report.left_behind(false) > 0
-        || report.unexplained > 0
-        || report.regressed(false).next().is_some()
-    {
+    } else if report.has_news(false) {
         Exit::Finding
-    } else if report.news(true) + report.left_behind(true) > 0 {
+    } else if report.has_news(true) {
         Exit::Crash
     } else if report.stale().next().is_some() {
         Exit::Input

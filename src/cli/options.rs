@@ -45,6 +45,14 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// The same, and not none: nothing ends in no time.
+pub(super) fn positive_duration(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("use more than 0".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,6 +77,9 @@ mod tests {
         assert_eq!(duration("60s"), Ok(Duration::from_secs(60)));
         assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("0s"), Ok(Duration::ZERO));
+        assert!(positive_duration("0s").is_err() && positive_duration("0.0h").is_err());
+        assert_eq!(positive_duration("1ms"), Ok(Duration::from_millis(1)));
         for wrong in ["", "60", "s", "-1s", "1e9h", "NaNs", "1d", "é1s"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }

@@ -1,7 +1,5 @@
 //! `seamproof replay`: judges stored cases again.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
@@ -10,7 +8,8 @@ use super::{CliError, load, worker};
 use crate::campaign::Registered;
 use crate::case::{Case, CaseError};
 use crate::evaluate::replay_as;
-use crate::nightly::{FoundBy, Regressed, found_by};
+use crate::files;
+use crate::nightly::{FoundBy, Regressed, Unread, found_by, newest_of};
 use crate::prose;
 use crate::record::findings_of;
 use crate::verdict::Verdict;
@@ -54,7 +53,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         subject.ready().map_err(|what| CliError::Start { name: text.clone(), what })?;
     }
     let mut tally = Tally::default();
-    for Asked { path, subject } in asked(&args.paths)? {
+    let (all, unread) = asked(&args.paths)?;
+    for Unread { path, what } in &unread {
+        complain(&format_args!("{}: {what}", path.display()));
+    }
+    tally.unreadable = unread.len();
+    for Asked { path, subject } in all {
         match judged(&path, args.backend.as_deref().or(subject.as_deref())) {
             Ok((case, verdict)) => print_line(&tally.line(&path, &case, &verdict)),
             Err(error) => {
@@ -85,15 +89,16 @@ struct Asked {
 }
 
 /// The cases in the order given, those of a directory by name; of a night its stored cases that failed too, each on the
-/// subject on which it did.
-fn asked(paths: &[PathBuf]) -> Result<Vec<Asked>, CliError> {
-    let mut all = Vec::new();
+/// subject on which it did, and what of it cannot be read.
+fn asked(paths: &[PathBuf]) -> Result<(Vec<Asked>, Vec<Unread>), CliError> {
+    let (mut all, mut unread) = (Vec::new(), Vec::new());
     let on_its_own = |path: PathBuf| Asked { path, subject: None };
     for path in paths {
-        if let Some(FoundBy { cases, regressions }) = found_by(path) {
-            if cases.is_empty() && regressions.is_empty() {
+        if let Some(FoundBy { cases, regressions, unread: others }) = found_by(path) {
+            if cases.is_empty() && regressions.is_empty() && others.is_empty() {
                 return Err(CliError::Usage(format!("{}: this night found nothing", path.display())));
             }
+            unread.extend(others);
             all.extend(cases.into_iter().map(on_its_own));
             all.extend(
                 regressions.into_iter().map(|Regressed { file, subject, .. }| Asked {
@@ -101,6 +106,9 @@ fn asked(paths: &[PathBuf]) -> Result<Vec<Asked>, CliError> {
                     subject: Some(subject),
                 }),
             );
+        } else if let Some(night) = newest_of(path) {
+            let (home, night) = (path.display(), night.display());
+            return Err(CliError::Usage(format!("{home}: holds nights; name one of them, such as {night}")));
         } else if path.is_dir() {
             let files = files_in(&findings_of(path).unwrap_or_else(|| path.clone()))?;
             all.extend(files.into_iter().map(on_its_own));
@@ -108,16 +116,12 @@ fn asked(paths: &[PathBuf]) -> Result<Vec<Asked>, CliError> {
             all.push(on_its_own(path.clone()));
         }
     }
-    Ok(all)
+    Ok((all, unread))
 }
 
 fn files_in(dir: &Path) -> Result<Vec<PathBuf>, CliError> {
-    let list = || -> io::Result<Vec<PathBuf>> {
-        fs::read_dir(dir)?.map(|entry| entry.map(|entry| entry.path())).collect()
-    };
-    let mut files = list().map_err(|source| CaseError::Read { path: dir.to_owned(), source })?;
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
-    files.sort();
+    let listed = files::list(dir).map_err(|source| CaseError::Read { path: dir.to_owned(), source })?;
+    let files: Vec<PathBuf> = listed.into_iter().filter(|path| files::is_json(path)).collect();
     if files.is_empty() {
         return Err(CliError::Usage(format!(
             "{}: holds no *.json; name a directory of cases",

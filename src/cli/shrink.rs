@@ -12,7 +12,7 @@ use super::{CliError, load, worker};
 use crate::campaign::{Control, Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 use crate::case::Found;
 use crate::evaluate::replay_as;
-use crate::prose::{self, counted};
+use crate::prose::{self, counted, replay_command};
 use crate::record::write_whole;
 use crate::verdict::Verdict;
 
@@ -91,13 +91,13 @@ fn save(args: &Args, Minimised { case, accepted }: &Minimised) -> Result<(), Cli
         let (steps, evaluations) = (counted(*accepted, "step"), counted(*evaluations, "evaluation"));
         print_line(&format_args!("         {state} after {steps} and {evaluations}"));
     }
-    let backend = args.backend.as_ref().map_or(String::new(), |name| format!(" --backend {name}"));
-    match out {
-        Some(out) => print_line(&format_args!("replay:  seamproof replay {}", out.display())),
+    let replay = match &out {
+        Some(out) => replay_command(out, None),
         None => {
             print_line("         nothing got smaller: no file is written");
-            print_line(&format_args!("replay:  seamproof replay {}{backend}", args.file.display()));
+            replay_command(&args.file, args.backend.as_deref())
         }
-    }
+    };
+    print_line(&format_args!("replay:  {replay}"));
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::exit::Exit;
-use super::options::duration;
+use super::options::positive_duration;
 use crate::worker::{self, Deadlines, Settings, mock};
 
 #[derive(clap::Args, Debug)]
@@ -27,10 +27,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     workers: Option<u32>,
     /// Longest time for each phase of a run in a worker; one or two minutes if not given
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     deadline: Option<Duration>,
     /// Longest time for the start of a worker; two minutes if not given
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     start_deadline: Option<Duration>,
 }
 

@@ -30,7 +30,7 @@ pub struct Hunter {
     findings: PathBuf,
 }
 
-/// What is said of a finding; its last line, where it could be stored, is what replays it.
+/// What is said of a finding; its last line, where it could be stored, is what replays it. Or of an unknown fault.
 struct Told(String);
 
 /// Before the command of that line.
@@ -51,11 +51,12 @@ pub fn start() {
     quiet_caught_panics();
 }
 
-/// A finding's words alone, as no place in this program says more of it; any other panic as `report` does.
+/// Its words alone, as no place in this program says more of it; any other panic as `report` does.
 fn tell(info: &PanicHookInfo<'_>, report: &dyn Fn(&PanicHookInfo<'_>)) {
     let Some(Told(text)) = info.payload().downcast_ref() else { return report(info) };
     eprintln!("{text}");
-    let Some(last) = text.lines().next_back().filter(|line| line.starts_with(REPLAY)) else { return };
+    let is_last = |line: &&str| [REPLAY, FAULT_VARIABLE].iter().any(|start| line.starts_with(start));
+    let Some(last) = text.lines().next_back().filter(is_last) else { return };
     if let Err(error) = say_last(last) {
         eprintln!("the line above is not said again: {error}");
     }
@@ -81,7 +82,8 @@ impl Hunter {
     /// target that hunts nothing must not pass.
     pub fn from_environment() -> Hunter {
         let fault = std::env::var(FAULT_VARIABLE).ok().filter(|id| !id.is_empty());
-        Hunter::new(fault.as_deref(), &folder()).unwrap_or_else(|what| panic!("{FAULT_VARIABLE}: {what}"))
+        Hunter::new(fault.as_deref(), &folder())
+            .unwrap_or_else(|what| panic_any(Told(format!("{FAULT_VARIABLE}: {what}"))))
     }
 
     /// The emulated kernel, with this fault in its schedule, its arithmetic or at its call.
@@ -217,6 +219,28 @@ mod tests {
         assert!(Case::load(Path::new(path)).is_ok() && !output.status.success(), "{said}");
         assert_eq!(said.lines().filter(|line| *line == last).count(), 2, "at once, and once more: {said}");
         assert!(!said.contains("panicked") && !said.contains("stack backtrace"), "{said}");
+    }
+
+    #[test]
+    #[ignore = "the child of the test below, not a test of its own"]
+    fn child_of_an_unknown_fault() {
+        start();
+        if std::env::var_os(FAULT_VARIABLE).is_some() {
+            Hunter::from_environment();
+        }
+    }
+
+    #[test]
+    fn the_last_line_of_a_target_names_a_fault_that_is_none() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let name = "fuzz::hunt::tests::child_of_an_unknown_fault";
+        child.args([name, "--exact", "--ignored", "--nocapture"]).env(FAULT_VARIABLE, "no-such-fault");
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.lines().next_back().unwrap_or_default();
+        assert!(last.starts_with("SEAMPROOF_FAULT: ") && last.contains("'no-such-fault'"), "{said}");
+        let lines = said.lines().filter(|line| *line == last).count();
+        assert!(lines == 2 && !output.status.success(), "{said}");
     }
 
     #[test]

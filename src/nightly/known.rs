@@ -7,13 +7,16 @@
 //! an error, since a list that nobody prunes hides the next failure of the same key.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::JSON_BYTES_MAX;
 use crate::campaign::{FailureKey, Options, Registered, Subjects};
 use crate::case::{Case, CaseError, Subject};
 use crate::evaluate::replay;
+use crate::files;
 use crate::verdict::Verdict;
 
 /// Why a list cannot be read.
@@ -123,11 +126,12 @@ pub enum Standing {
 impl Known {
     /// Reads a list; none where there is no file.
     pub fn read(path: &Path) -> Result<Known, KnownError> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Known::default()),
-            Err(source) => return Err(KnownError::Read { path: path.to_owned(), source }),
-        };
+        if files::is_absent(path) {
+            return Ok(Known::default());
+        }
+        let unread = |source| KnownError::Read { path: path.to_owned(), source };
+        let bytes = files::read(path, JSON_BYTES_MAX).map_err(unread)?;
+        let text = String::from_utf8(bytes).map_err(|_| unread(io::Error::other("is no text")))?;
         let wrong = |error: toml::de::Error| KnownError::Text {
             path: path.to_owned(),
             what: error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
@@ -314,5 +318,7 @@ mod tests {
         );
         let nowhere = Known::read(Path::new("/nowhere/known.toml"));
         assert_eq!(nowhere.expect("no list is an empty one"), Known::default());
+        let device = Known::read(Path::new("/dev/null")).map(|_| ()).expect_err("refused").to_string();
+        assert!(device.contains("is no regular file"), "{device}");
     }
 }

@@ -5,23 +5,24 @@
 //! of them, and none after it, as that report's JSON names the night. Of the report's own night the same is asked of slices
 //! that were cut off, as a slice that is run again may end before it comes to the same case.
 //!
-//! The claim: what was found and on disk when a process was killed is in a report, by its key. A case that was not shrunk yet
-//! counts for a failure that needs nothing that it lacks, as in a campaign, or for its check on its tensor where there is none.
+//! The claim: what was found and on disk when a process was killed is in a report, by its key; what of a night cannot be read
+//! is in it too, as it may hold findings. A case that was not shrunk yet counts for a failure that needs nothing that it lacks,
+//! as in a campaign, or for its check on its tensor where there is none.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 use super::{
-    Failure, Known, Night, ORDERS, Regressed, cut_off, dir_of, entries, nights, regressions, report,
+    Failure, JSON_BYTES_MAX, Known, Night, ORDERS, Regressed, cut_off_of, dir_of, entries, is_campaign, name,
+    number_of, regressions, report, slices_of,
 };
 use crate::campaign::FailureKey;
 use crate::case::{Case, Found};
-use crate::prose;
-use crate::record::findings_of;
+use crate::files;
+use crate::prose::{self, replay_command};
+use crate::record::FINDINGS;
 use crate::shrink::{Size, size};
 use crate::verdict::Finding;
 
@@ -38,22 +39,44 @@ pub struct Left {
     pub regressions: Vec<Regressed>,
 }
 
+/// What of a night cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unread {
+    /// A file or folder.
+    pub path: PathBuf,
+    /// Why not.
+    pub what: String,
+}
+
+impl Unread {
+    /// This file or folder, for this reason.
+    pub(super) fn new(path: &Path, why: &impl ToString) -> Unread {
+        Unread { path: path.to_owned(), what: format!("cannot be read: {}", why.to_string()) }
+    }
+}
+
 /// What earlier nights left behind that no report tells of, then what slices of this night did that were cut off. `own` are
 /// the failures of this night.
 pub(super) fn left(night: &Night, known: &Known, own: &[Failure]) -> Vec<Left> {
     let home = night.home.path();
-    let all = nights(home);
-    let told = told(home, &all);
-    let is_untold = |number: &&u32| !told.contains(number) && !has_ended(&dir_of(home, **number));
-    let earlier = all.range(..night.number).filter(is_untold).map(|&number| {
+    let ending = |&number: &u32| (number, ending(&dir_of(home, number)).ok().flatten());
+    let endings: BTreeMap<u32, Option<Ending>> = night.nights.iter().map(ending).collect();
+    let told: BTreeSet<u32> = endings.values().flatten().flat_map(Ending::told).collect();
+    let is_untold = |(number, ending): &(&u32, &Option<Ending>)| !told.contains(number) && ending.is_none();
+    let earlier = endings.range(..night.number).filter(is_untold).map(|(&number, _)| {
         let dir = dir_of(home, number);
-        let FoundBy { cases, regressions } = stored(&dir);
-        let findings = grouped(&cases, known, &[]);
-        Left { night: number, replay: replay_of(&dir), findings, regressions }
+        let FoundBy { cases, regressions, unread } = stored(&dir);
+        let findings = [grouped(&cases, known, &[]), unread.into_iter().map(unreadable).collect()].concat();
+        Left { night: number, replay: replay_command(&dir, None), findings, regressions }
     });
-    let cases: Vec<PathBuf> = cut_off(&night.dir).iter().flat_map(|slice| cases_of_slice(slice)).collect();
-    let findings = grouped(&cases, known, own);
-    let this = Left { night: night.number, replay: replay_of(&night.dir), findings, regressions: Vec::new() };
+    let FoundBy { cases, unread, .. } = cut_off(&night.dir);
+    let findings = [grouped(&cases, known, own), unread.into_iter().map(unreadable).collect()].concat();
+    let this = Left {
+        night: night.number,
+        replay: replay_command(&night.dir, None),
+        findings,
+        regressions: Vec::new(),
+    };
     let is_some = |left: &Left| !left.findings.is_empty() || !left.regressions.is_empty();
     earlier.chain([this]).filter(is_some).collect()
 }
@@ -65,58 +88,95 @@ pub struct FoundBy {
     pub cases: Vec<PathBuf>,
     /// Stored cases that failed.
     pub regressions: Vec<Regressed>,
+    /// What cannot be read, and may hold more.
+    pub unread: Vec<Unread>,
 }
 
 /// What the night of this directory found: of one that has ended what its campaigns came to, and what slices that were cut
 /// off left; of another one all that its slices hold. `None` where the directory is no night's.
 pub fn found_by(dir: &Path) -> Option<FoundBy> {
-    dir.join(ORDERS).is_file().then(|| stored(dir))
+    let is_night = number_of(dir).is_some() || !files::is_absent(&dir.join(ORDERS));
+    (is_night && dir.is_dir()).then(|| stored(dir))
 }
 
 fn stored(night: &Path) -> FoundBy {
-    let is_slice = |path: &PathBuf| super::name(path).starts_with("slice-");
-    let runs: Vec<PathBuf> = match has_ended(night) {
-        true => entries(night).into_iter().map(|dir| dir.join("whole")).chain(cut_off(night)).collect(),
-        false => entries(night).iter().flat_map(|dir| entries(dir)).filter(is_slice).collect(),
-    };
-    let logs = entries(night).into_iter().filter(|path| super::name(path).ends_with(regressions::LOG));
-    FoundBy {
-        cases: runs.iter().flat_map(|run| cases_in(run)).collect(),
-        regressions: logs.flat_map(|log| regressions::failed_in(&log)).collect(),
+    let has_ended = matches!(ending(night), Ok(Some(_)));
+    let mut found = FoundBy::default();
+    for path in entries(night, &mut found.unread) {
+        if name(&path).ends_with(regressions::LOG) {
+            match regressions::failed_in(&path) {
+                Ok(failed) => found.regressions.extend(failed),
+                Err(error) => found.unread.push(Unread::new(&path, &error)),
+            }
+        } else if is_campaign(&path) {
+            let runs = match has_ended {
+                true => [vec![path.join(WHOLE)], cut_off_of(&path, &mut found.unread)].concat(),
+                false => slices_of(&path, &mut found.unread),
+            };
+            found.cases.extend(runs.iter().flat_map(|run| cases_in(run, &mut found.unread)));
+        }
+    }
+    found
+}
+
+/// What the slices of a night found that were cut off.
+fn cut_off(night: &Path) -> FoundBy {
+    let mut found = FoundBy::default();
+    for campaign in entries(night, &mut found.unread).iter().filter(|path| is_campaign(path)) {
+        let slices = cut_off_of(campaign, &mut found.unread);
+        found.cases.extend(slices.iter().flat_map(|slice| cases_of_slice(slice, &mut found.unread)));
+    }
+    found
+}
+
+/// What of a report says that its night has ended, and which others it tells of.
+#[derive(Deserialize)]
+pub(super) struct Ending {
+    night: u32,
+    #[serde(rename = "program")]
+    _program: String,
+    #[serde(default)]
+    left: Vec<Told>,
+}
+
+#[derive(Deserialize)]
+struct Told {
+    night: u32,
+}
+
+impl Ending {
+    fn told(&self) -> impl Iterator<Item = u32> {
+        self.left.iter().map(|left| left.night)
     }
 }
 
-fn has_ended(night: &Path) -> bool {
-    night.join(report::JSON).exists()
+/// The report that ended a night; `None` where it has none, and why where what is in its place is none of this night's.
+pub(super) fn ending(night: &Path) -> Result<Option<Ending>, String> {
+    let path = night.join(report::JSON);
+    if files::is_absent(&path) {
+        return Ok(None);
+    }
+    let text = files::read(&path, JSON_BYTES_MAX).map_err(|error| error.to_string())?;
+    let ending: Ending = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    match number_of(night) {
+        Some(number) if number != ending.night => Err(format!("it is that of night {}", ending.night)),
+        _ => Ok(Some(ending)),
+    }
 }
 
-fn replay_of(night: &Path) -> String {
-    format!("seamproof replay {}", night.display())
-}
+/// The joined slices of a campaign.
+pub(super) const WHOLE: &str = "whole";
 
-/// Nights that a report names as unfinished.
-fn told(home: &Path, nights: &BTreeSet<u32>) -> BTreeSet<u32> {
-    let reports = nights.iter().filter_map(|&number| fs::read(dir_of(home, number).join(report::JSON)).ok());
-    let reports = reports.filter_map(|text| serde_json::from_slice::<Value>(&text).ok());
-    let left = reports.flat_map(|report| report["left"].as_array().cloned().unwrap_or_default());
-    left.filter_map(|left| u32::try_from(left["night"].as_u64()?).ok()).collect()
-}
-
-/// The case files of a run's directory; none where it is no run's.
-fn cases_in(run: &Path) -> Vec<PathBuf> {
-    let findings = findings_of(run).map(|dir| entries(&dir)).unwrap_or_default();
-    findings
-        .into_iter()
-        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
-        .collect()
+/// The case files of a run's directory.
+fn cases_in(run: &Path, unread: &mut Vec<Unread>) -> Vec<PathBuf> {
+    entries(&run.join(FINDINGS), unread).into_iter().filter(|path| files::is_json(path)).collect()
 }
 
 /// The case files of a slice that was cut off, but for those that the joined campaign keeps as they were drawn, too.
-fn cases_of_slice(slice: &Path) -> Vec<PathBuf> {
-    let whole = slice.with_file_name("whole");
-    let kept: Vec<PathBuf> = cases_in(&whole);
-    let is_kept = |path: &PathBuf| kept.iter().any(|kept| super::name(kept) == super::name(path));
-    cases_in(slice).into_iter().filter(|path| !is_kept(path)).collect()
+fn cases_of_slice(slice: &Path, unread: &mut Vec<Unread>) -> Vec<PathBuf> {
+    let kept: Vec<PathBuf> = cases_in(&slice.with_file_name(WHOLE), unread);
+    let is_kept = |path: &PathBuf| kept.iter().any(|kept| name(kept) == name(path));
+    cases_in(slice, unread).into_iter().filter(|path| !is_kept(path)).collect()
 }
 
 /// A key's cases so far, and the smallest of them.
@@ -138,7 +198,7 @@ fn grouped(files: &[PathBuf], known: &Known, own: &[Failure]) -> Vec<Failure> {
                 let kind = if found.minimal { &mut minimal } else { &mut drawn };
                 kind.extend((!explained).then_some((key, path, case, found.finding)));
             }
-            Err(what) => unread.push(unreadable(path, what)),
+            Err(what) => unread.push(unreadable(Unread { path: path.clone(), what })),
         }
     }
     let mut groups: BTreeMap<String, Group> = BTreeMap::new();
@@ -188,28 +248,29 @@ fn failure(key: String, group: Group, known: &Known) -> Failure {
         is_end: finding.check.is_end(),
         problem: prose::describe(&case.problem),
         finding: finding.to_string(),
-        replay: replay_of(&path),
+        replay: replay_command(&path, None),
     }
 }
 
 /// In the place of a key.
-const UNREADABLE: &str = "a finding that cannot be read";
+const UNREADABLE: &str = "cannot be read and may hold findings";
 
-fn unreadable(path: &Path, what: String) -> Failure {
+/// A failure of its own, so that nothing is lost.
+fn unreadable(Unread { path, what }: Unread) -> Failure {
     Failure {
         key: UNREADABLE.to_owned(),
         symptom: UNREADABLE.to_owned(),
-        cases: 1,
+        cases: 0,
         shrunk: 0,
         is_end: false,
         problem: path.display().to_string(),
         finding: what,
-        replay: replay_of(path),
+        replay: replay_command(&path, None),
         known: None,
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
     use crate::nightly::Orders;
@@ -245,7 +306,7 @@ mod tests {
 
     /// A failure of this key that the night's own campaigns found.
     fn own(key: &str) -> Failure {
-        Failure { key: key.to_owned(), ..unreadable(Path::new("own.json"), String::new()) }
+        Failure { key: key.to_owned(), ..unreadable(Unread::new(Path::new("own.json"), &"")) }
     }
 
     #[test]
@@ -263,7 +324,7 @@ mod tests {
         let told = left(&night, &known, &[]);
         let [this] = &told[..] else { panic!("{told:?}") };
         let counts: Vec<_> = this.findings.iter().map(|f| (&*f.key, f.cases, f.shrunk)).collect();
-        assert_eq!(counts, [(&*key.to_string(), 2, 1), (UNREADABLE, 1, 0)]);
+        assert_eq!(counts, [(&*key.to_string(), 2, 1), (UNREADABLE, 0, 0)]);
         assert_eq!(this.replay, format!("seamproof replay {}", night.dir.display()));
         std::fs::remove_file(findings.path("torn")).unwrap();
         assert!(left(&night, &known, &[own(&key.to_string())]).is_empty(), "it was found again");
@@ -276,12 +337,86 @@ mod tests {
         let told = left(&night, &known, &[own(&key.to_string())]);
         let [earlier] = &told[..] else { panic!("{told:?}") };
         assert_eq!((earlier.night, earlier.findings.len()), (1, 1), "whatever this night found");
-        let report = format!("{{\"left\": {}}}", serde_json::to_string(&told).unwrap());
+        let report = format!(
+            "{{\"night\": 2, \"program\": \"1\", \"left\": {}}}",
+            serde_json::to_string(&told).unwrap()
+        );
         std::fs::write(night.dir.join(report::JSON), report).unwrap();
         drop(night);
         let (night, _) = begin(&home, "cuda");
         assert_eq!(night.number, 3);
         assert!(left(&night, &known, &[]).is_empty());
+    }
+
+    /// Whatever of a night cannot be read is told of, by the next report and by `replay`.
+    #[test]
+    fn what_cannot_be_read_is_told() {
+        // Each makes one thing of a night's slice unreadable, and says which.
+        type Spoil = fn(&Path) -> PathBuf;
+        let spoils: [Spoil; 5] = [
+            |campaign| {
+                let findings = campaign.join("slice-0000/findings");
+                std::fs::remove_dir_all(&findings).unwrap();
+                std::os::unix::fs::symlink("nowhere", &findings).unwrap();
+                findings
+            },
+            |campaign| {
+                let findings = campaign.join("slice-0000/findings");
+                std::fs::remove_dir_all(&findings).unwrap();
+                std::fs::write(&findings, "").unwrap();
+                findings
+            },
+            |campaign| {
+                std::fs::write(campaign.join("slice-0001"), "").unwrap();
+                campaign.join("slice-0001/findings")
+            },
+            |campaign| {
+                let finding = campaign.join("slice-0000/findings/null.json");
+                std::os::unix::fs::symlink("/dev/null", &finding).unwrap();
+                finding
+            },
+            |campaign| {
+                let log = campaign.with_file_name("emulated-regressions.jsonl");
+                std::fs::create_dir(&log).unwrap();
+                log
+            },
+        ];
+        for spoil in spoils {
+            let place = tempfile::tempdir().unwrap();
+            let home = place.path().join("nights");
+            let (night, _) = begin(&home, "emulated");
+            drop(slice(&night, "slice-0000"));
+            let dir = night.dir.clone();
+            drop(night);
+            let path = spoil(&dir.join("emulated-quick"));
+            let (night, _) = begin(&home, "cuda");
+            let told = left(&night, &Known::default(), &[]);
+            let [Left { night: 1, findings, .. }] = &told[..] else { panic!("{told:?}") };
+            let [Failure { key, problem, .. }] = &findings[..] else { panic!("{findings:?}") };
+            assert_eq!((&**key, &**problem), (UNREADABLE, &*path.display().to_string()));
+            let found = found_by(&dir).unwrap();
+            let unread = found.unread.iter().map(|unread| unread.path.clone()).chain(found.cases);
+            assert_eq!(unread.collect::<Vec<_>>(), [path], "replay comes to it too");
+        }
+    }
+
+    /// Another file in the place of a report, or the report of another night, ends nothing.
+    #[test]
+    fn only_its_own_report_ends_a_night() {
+        let place = tempfile::tempdir().unwrap();
+        let night = place.path().join("night-0002");
+        let path = night.join(report::JSON);
+        std::fs::create_dir_all(&path).unwrap();
+        assert!(ending(&night).is_err(), "a directory");
+        std::fs::remove_dir(&path).unwrap();
+        assert!(matches!(ending(&night), Ok(None)), "none at all");
+        let of = |number: u32| format!("{{\"night\": {number}, \"program\": \"1\"}}");
+        for text in ["", "null", "{}", "{\"night\": 2", &of(3)] {
+            std::fs::write(&path, text).unwrap();
+            assert!(ending(&night).is_err(), "{text}");
+        }
+        std::fs::write(&path, of(2)).unwrap();
+        assert!(matches!(ending(&night), Ok(Some(_))));
     }
 
     /// A case that nobody has shrunk counts for what explains it, in the list of known failures too, or for its check.

@@ -23,7 +23,7 @@ mod report;
 mod trend;
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 pub use known::{Entry, Known, KnownError, Standing};
-pub use left::{FoundBy, Left, found_by};
+pub use left::{FoundBy, Left, Unread, found_by};
 pub use regressions::{Regressed, Regressions, Unjudged, regressions_of};
 pub use report::{Failure, Report};
 pub use trend::{Point, Trend};
@@ -43,9 +43,10 @@ use crate::campaign::{
     Stored, Summary,
 };
 use crate::case::CaseError;
+use crate::files;
 use crate::generate::Profile;
 use crate::prose::counted;
-use crate::record::{EVENTS, Findings, Home, RecordError, RunDir, SUMS, make_dir, write_whole};
+use crate::record::{EVENTS, Findings, Home, RecordError, RunDir, SUMS, make_dir, move_aside, write_whole};
 
 /// Share of the budget of each profile: small cases find most, large ones are judged by identities too.
 const SHARES: [(Profile, f64); 3] = [(Profile::Quick, 0.5), (Profile::Seams, 0.25), (Profile::Large, 0.25)];
@@ -72,6 +73,12 @@ pub enum NightError {
     /// A subject that cannot be made.
     #[error("subject: {0}")]
     Subject(#[from] BackendError),
+    /// No number is left.
+    #[error("{}: after night {} there is none; rename or remove it", path.display(), u32::MAX)]
+    Last {
+        /// The directory of nights.
+        path: PathBuf,
+    },
     /// A file that cannot be read.
     #[error("{}: cannot be read: {what}", path.display())]
     Read {
@@ -208,6 +215,10 @@ pub struct Night {
     /// What it is to do.
     pub orders: Orders,
     jobs: usize,
+    /// The numbers of the nights that were there when it was begun.
+    nights: BTreeSet<u32>,
+    /// What earlier nights came to.
+    trend: Trend,
 }
 
 /// A campaign of a night.
@@ -239,40 +250,32 @@ impl Night {
     /// A night that is gone on with keeps its seed and takes the new budget: of its whole time, what was spent before included.
     pub fn begin(home: &Path, orders: Orders, jobs: usize) -> Result<(Night, String), NightError> {
         let home = Home::open(home)?;
-        let last = nights(home.path()).last().copied().unwrap_or(0);
-        let said = match unfinished(&dir_of(home.path(), last)) {
-            None if last == 0 => "begins night 1".to_owned(),
-            None => format!("begins night {}, as night {last} has ended", last + 1),
-            Some(stored) => match stored.map(|stored| (stored.differences(&orders), stored)) {
-                Ok((differences, stored)) if differences.is_empty() => {
-                    return Night::go_on(home, last, stored, orders.seconds, jobs);
-                }
-                Ok((differences, _)) => given_up(last, &differences.join(" and ")),
-                Err(what) => given_up(last, &what),
-            },
+        let Nights { numbers, others } = nights(home.path())?;
+        let trend = Trend::read(&home.path().join(TREND))?;
+        let last = numbers.last().copied().unwrap_or(0);
+        let (number, orders, mut said) = match newest(&dir_of(home.path(), last), &orders) {
+            Newest::None => (1, orders, "begins night 1".to_owned()),
+            Newest::Unfinished(stored) => {
+                let said = going_on(last, stored.seconds, orders.seconds);
+                (last, Orders { seconds: orders.seconds, ..stored }, said)
+            }
+            other => {
+                let next =
+                    last.checked_add(1).ok_or_else(|| NightError::Last { path: home.path().into() })?;
+                let why = match other {
+                    Newest::GivenUp(why) => format!("{why}; what it found will be in the report"),
+                    _ => "has ended".to_owned(),
+                };
+                (next, orders, format!("begins night {next}, as night {last} {why}"))
+            }
         };
-        let (number, dir) = (last + 1, dir_of(home.path(), last + 1));
+        if !others.is_empty() {
+            said += &format!("; no nights by their names: {}", others.join(", "));
+        }
+        let dir = dir_of(home.path(), number);
         make_dir(&dir)?;
         write_json(&dir.join(ORDERS), &orders)?;
-        Ok((Night { home, number, dir, orders, jobs }, said))
-    }
-
-    /// Goes on with a night that was begun by `stored`, for `seconds` in all.
-    fn go_on(
-        home: Home,
-        number: u32,
-        stored: Orders,
-        seconds: f64,
-        jobs: usize,
-    ) -> Result<(Night, String), NightError> {
-        let dir = dir_of(home.path(), number);
-        let mut said = format!("goes on with night {number}, which has no report, as it was begun");
-        if stored.seconds != seconds {
-            said += &format!(", but for {seconds} s and not {} s in all", stored.seconds);
-        }
-        let orders = Orders { seconds, ..stored };
-        write_json(&dir.join(ORDERS), &orders)?;
-        Ok((Night { home, number, dir, orders, jobs }, said))
+        Ok((Night { home, number, dir, orders, jobs, nights: numbers, trend }, said))
     }
 
     /// Its directory.
@@ -322,11 +325,12 @@ impl Night {
 
     /// Writes the reports; the one that ends the night is the last.
     pub fn report(&self, outcome: &Outcome, known: &Known) -> Result<Report, NightError> {
-        let path = self.home.path().join("trend.jsonl");
-        let mut trend = Trend::read(&path)?;
-        let report = Report::new(self, outcome, known, &trend)?;
+        let mut report = Report::new(self, outcome, known)?;
+        let path = self.home.path().join(TREND);
+        // The report is worth more than the trend.
+        let written = self.trend.clone().write(self.number, &report.points, &path);
+        report.internal.extend(written.err().map(|error| error.to_string()));
         write_whole(&self.dir.join("report.md"), &report.to_string())?;
-        trend.write(self.number, &report.points, &path)?;
         Ok(report)
     }
 
@@ -363,27 +367,30 @@ impl Night {
         let (mut parts, mut spent) = (Vec::new(), 0.0);
         let slice = (seconds / SLICES).clamp(SLICE.0, SLICE.1);
         loop {
-            let path = dir.join(format!("slice-{:04}", parts.len()));
+            let path = slice_of(&dir, parts.len());
             let first =
                 parts.last().map_or(0, |part: &Part| part.stored.start.first + part.stored.sums.cases);
-            let part = match Part::read(&path) {
+            let part = match ended(&path, first)? {
                 // What was run before counts, whatever the budget is now.
-                Ok(part) => {
+                Some(part) => {
                     spent += part.stored.sums.seconds;
                     part
                 }
-                Err(MergeError::NotEnded { .. } | MergeError::Missing { .. }) if spent >= seconds => break,
-                Err(MergeError::NotEnded { .. } | MergeError::Missing { .. }) => {
+                None if spent >= seconds => break,
+                None => {
                     if watch.stopped() {
                         return Ok(None);
                     }
                     let time = Duration::from_secs_f64(slice.min(seconds - spent));
-                    let plan = Plan { first, time: Some(time), ..self.plan(profile) };
+                    // Up to the slice behind it, where that is there: it goes on counting.
+                    let plan = match begin_of(&slice_of(&dir, parts.len() + 1)).filter(|&next| next > first) {
+                        Some(next) => Plan { first, cases: Some(next), ..self.plan(profile) },
+                        None => Plan { first, time: Some(time), ..self.plan(profile) },
+                    };
                     let part = self.slice(&plan, &subjects, &path, watch)?;
                     spent += part.stored.sums.seconds.max(slice / 2.0);
                     part
                 }
-                Err(error) => return Err(error.into()),
             };
             // A slice whose campaign stopped itself has nothing left that runs its cases.
             let over = part.stored.sums.interrupted;
@@ -392,6 +399,7 @@ impl Night {
                 break;
             }
         }
+        set_aside_from(&dir, parts.len())?;
         let lost = lost(&dir);
         lost.iter().for_each(|what| note(what));
         watch.begin(format!("{subject} {profile}, joining {}", counted(parts.len(), "slice")));
@@ -440,7 +448,7 @@ impl Night {
         parts: &[Part],
         watch: &Watch,
     ) -> Result<Summary, NightError> {
-        let (whole, control) = (RunDir::create(&dir.join("whole"))?, watch.next());
+        let (whole, control) = (RunDir::create(&dir.join(left::WHOLE))?, watch.next());
         let logs = Logs::new(vec![whole.events()?], &control);
         let (plan, findings) = (self.plan(profile), whole.findings()?);
         logs.event(&Event::Start(&Start::of(&plan, subjects)));
@@ -456,26 +464,79 @@ impl Night {
 /// What a night is to do, on disk.
 const ORDERS: &str = "night.json";
 
-/// What a night without a report was begun by, or why that cannot be read; `None` where it has one or there is no night.
-fn unfinished(dir: &Path) -> Option<Result<Orders, String>> {
-    if !dir.is_dir() || dir.join(report::JSON).exists() {
-        return None;
+/// What nights came to, in their home.
+const TREND: &str = "trend.jsonl";
+/// The largest file that is read of a night or of all of them, but for cases and event logs.
+const JSON_BYTES_MAX: u64 = 64 << 20;
+
+/// How the newest night stands to a start.
+enum Newest {
+    /// There is none.
+    None,
+    /// It has its report.
+    Ended,
+    /// It is gone on with, as it was begun by these orders.
+    Unfinished(Orders),
+    /// It is not, as it … .
+    GivenUp(String),
+}
+
+fn newest(dir: &Path, orders: &Orders) -> Newest {
+    if files::is_absent(dir) {
+        return Newest::None;
     }
-    let text = fs::read(dir.join(ORDERS)).map_err(|error| error.to_string());
-    let orders = text.and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
-    Some(orders.map_err(|what| format!("has a {ORDERS} that cannot be read ({what})")))
+    if !dir.is_dir() {
+        return Newest::GivenUp("is no directory".to_owned());
+    }
+    match left::ending(dir) {
+        Ok(Some(_)) => return Newest::Ended,
+        Err(what) => return Newest::GivenUp(format!("has a {} that does not end it ({what})", report::JSON)),
+        Ok(None) => {}
+    }
+    let text = files::read(&dir.join(ORDERS), JSON_BYTES_MAX).map_err(|error| error.to_string());
+    let stored = text.and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
+    let why = match stored.map(|stored: Orders| (stored.differences(orders), stored)) {
+        Ok((differences, stored)) if differences.is_empty() => return Newest::Unfinished(stored),
+        Ok((differences, _)) => differences.join(" and "),
+        Err(what) => format!("has a {ORDERS} that cannot be read ({what})"),
+    };
+    Newest::GivenUp(format!("has no report and {why}"))
 }
 
-fn given_up(last: u32, why: &str) -> String {
-    let next = last + 1;
-    format!(
-        "begins night {next}, as night {last} has no report and {why}; what it found will be in the report"
-    )
+fn going_on(number: u32, before: f64, now: f64) -> String {
+    let mut said = format!("goes on with night {number}, which has no report, as it was begun");
+    if before != now {
+        said += &format!(", but for {now} s and not {before} s in all");
+    }
+    said
 }
 
-/// The numbers of the nights of a home.
-fn nights(home: &Path) -> BTreeSet<u32> {
-    entries(home).iter().filter_map(|path| name(path).strip_prefix("night-")?.parse().ok()).collect()
+/// What a home holds of nights, by name.
+struct Nights {
+    numbers: BTreeSet<u32>,
+    /// Names that are nearly those of nights.
+    others: Vec<String>,
+}
+
+fn nights(home: &Path) -> Result<Nights, NightError> {
+    let all = files::list(home)
+        .map_err(|error| NightError::Read { path: home.to_owned(), what: error.to_string() })?;
+    let numbers = all.iter().filter_map(|path| number_of(path)).collect();
+    let is_other = |path: &&PathBuf| name(path).starts_with("night-") && number_of(path).is_none();
+    let others = all.iter().filter(is_other).map(|path| name(path).to_owned()).collect();
+    Ok(Nights { numbers, others })
+}
+
+/// The newest night of a home; `None` where the directory is none's.
+pub fn newest_of(home: &Path) -> Option<PathBuf> {
+    let last = nights(home).ok()?.numbers.last().copied()?;
+    Some(dir_of(home, last))
+}
+
+/// The number of the night whose directory has this name; `night-1` and `night-0000` are none's.
+fn number_of(dir: &Path) -> Option<u32> {
+    let number = name(dir).strip_prefix("night-")?.parse().ok()?;
+    (number > 0 && dir_of(Path::new(""), number) == Path::new(name(dir))).then_some(number)
 }
 
 /// The directory of a night of a home.
@@ -483,29 +544,67 @@ fn dir_of(home: &Path, number: u32) -> PathBuf {
     home.join(format!("night-{number:04}"))
 }
 
-/// What a directory holds, by name; nothing where it cannot be read.
-fn entries(dir: &Path) -> Vec<PathBuf> {
-    let mut all: Vec<_> =
-        fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    all.sort();
-    all
+/// What a directory holds, by name; that it cannot be read is added to `unread`.
+fn entries(dir: &Path, unread: &mut Vec<Unread>) -> Vec<PathBuf> {
+    files::list(dir).unwrap_or_else(|error| {
+        unread.push(Unread::new(dir, &error));
+        Vec::new()
+    })
 }
 
 fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-/// The slices of a night's campaigns that did not end: they were set aside when they were run again, or lie where they were
-/// begun if the budget, which a later start may make smaller, has no time left for them.
-fn cut_off(night: &Path) -> Vec<PathBuf> {
-    entries(night).iter().flat_map(|campaign| cut_off_of(campaign)).collect()
+/// Whether a path of a night is that of a campaign.
+fn is_campaign(path: &Path) -> bool {
+    SHARES.iter().any(|(profile, _)| name(path).ends_with(&format!("-{}", profile.name())))
 }
 
-/// The same of one campaign.
-fn cut_off_of(campaign: &Path) -> Vec<PathBuf> {
+/// The slices of a campaign, those that were set aside too.
+fn slices_of(campaign: &Path, unread: &mut Vec<Unread>) -> Vec<PathBuf> {
+    let is_slice = |path: &PathBuf| name(path).starts_with("slice-");
+    entries(campaign, unread).into_iter().filter(is_slice).collect()
+}
+
+fn slice_of(campaign: &Path, number: usize) -> PathBuf {
+    campaign.join(format!("slice-{number:04}"))
+}
+
+/// A slice that ended and begins at case `first`. Another one that has sums, or that cannot be read, is set aside: it is run
+/// again, and what it found is told of as what any slice found that was cut off.
+fn ended(path: &Path, first: u64) -> Result<Option<Part>, NightError> {
+    match Part::read(path).and_then(|part| part.check().map(|()| part)) {
+        Ok(part) if part.stored.start.first == first => return Ok(Some(part)),
+        Err(MergeError::NotEnded { .. } | MergeError::Missing { .. }) => {}
+        _ => move_aside(path)?,
+    }
+    Ok(None)
+}
+
+/// The first case of a slice that ended.
+fn begin_of(path: &Path) -> Option<u64> {
+    Part::read(path).ok().map(|part| part.stored.start.first)
+}
+
+/// Sets slices aside that ended and do not count, as the one before them is not there any more and no time is left for it.
+fn set_aside_from(campaign: &Path, number: usize) -> Result<(), NightError> {
+    for number in number.. {
+        let path = slice_of(campaign, number);
+        if !files::is_absent(&path.join(SUMS)) {
+            move_aside(&path)?;
+        } else if files::is_absent(&slice_of(campaign, number + 1)) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Those that did not end: they were set aside when they were run again, or lie where they were begun if the budget, which a
+/// later start may make smaller, has no time left for them.
+fn cut_off_of(campaign: &Path, unread: &mut Vec<Unread>) -> Vec<PathBuf> {
     let is_cut_off = |path: &PathBuf| is_aside(path) || !path.join(SUMS).exists();
-    let is_lost = |path: &PathBuf| name(path).starts_with("slice-") && is_cut_off(path);
-    entries(campaign).into_iter().filter(is_lost).collect()
+    slices_of(campaign, unread).into_iter().filter(is_cut_off).collect()
 }
 
 fn is_aside(slice: &Path) -> bool {
@@ -515,13 +614,30 @@ fn is_aside(slice: &Path) -> bool {
 /// What was lost with those slices of a campaign.
 fn lost(campaign: &Path) -> Vec<String> {
     let told = |path: &PathBuf| {
-        let text = fs::read(path.join(EVENTS)).unwrap_or_default();
-        let is_case = |line: &&[u8]| line.starts_with(b"{\"event\":\"case\"");
-        let cases = text.split(|&byte| byte == b'\n').filter(is_case).count();
-        let then = if is_aside(path) { "and run again" } else { "and no time is left to run it again" };
-        format!("lost: {} was cut off after {} {then}", path.display(), counted(cases, "case"))
+        let cases = match cases_told(&path.join(EVENTS)) {
+            Ok(cases) => counted(cases, "case"),
+            Err(error) => format!("an unknown number of cases ({error})"),
+        };
+        let then = match is_aside(path) && path.with_extension("").exists() {
+            true => "and run again",
+            false => "and no time is left to run it again",
+        };
+        format!("{} was cut off after {cases} {then}", path.display())
     };
-    cut_off_of(campaign).iter().map(told).collect()
+    // What cannot be read is in the report anyway.
+    cut_off_of(campaign, &mut Vec::new()).iter().map(told).collect()
+}
+
+/// Of how many cases an event log tells.
+fn cases_told(log: &Path) -> io::Result<u64> {
+    if files::is_absent(log) {
+        return Ok(0);
+    }
+    let mut cases = 0;
+    for line in BufReader::new(files::open(log)?).split(b'\n') {
+        cases += u64::from(line?.starts_with(b"{\"event\":\"case\""));
+    }
+    Ok(cases)
 }
 
 /// A subject's text as the name of a directory.
@@ -556,6 +672,8 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<(), NightError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// What a start says of the newest night: that it goes on with it, or the reason why it does not.
@@ -591,8 +709,87 @@ mod tests {
             said(orders("c", &["emulated"]))
                 .starts_with("begins night 5, as night 4 has no report and has a night.json")
         );
-        fs::write(dir_of(&home, 5).join(report::JSON), "{}").unwrap();
+        let ended = "{\"night\": 5, \"program\": \"1\"}";
+        fs::write(dir_of(&home, 5).join(report::JSON), ended).unwrap();
         assert_eq!(said(orders("c", &["emulated"])), "begins night 6, as night 5 has ended");
+        fs::write(dir_of(&home, 6).join(report::JSON), ended).unwrap();
+        let begins =
+            "begins night 7, as night 6 has a report.json that does not end it (it is that of night 5)";
+        assert_eq!(said(orders("c", &["emulated"])), format!("{begins}{found}"));
+        fs::write(home.join("night-0008"), "").unwrap();
+        fs::create_dir(home.join("night-9")).unwrap();
+        let begins = "begins night 9, as night 8 is no directory";
+        let others = "; no nights by their names: night-9";
+        assert_eq!(said(orders("c", &["emulated"])), format!("{begins}{found}{others}"));
+        fs::create_dir(home.join(format!("night-{}", u32::MAX))).unwrap();
+        let again = Night::begin(&home, orders("c", &["emulated"]), 1);
+        assert!(matches!(again, Err(NightError::Last { .. })), "no number is left");
+    }
+
+    fn night(home: &Path) -> Night {
+        let orders = Orders {
+            program: "1".to_owned(),
+            build: "a".to_owned(),
+            seed: 1,
+            seconds: 60.0,
+            subjects: vec!["emulated".to_owned()],
+            absent: Vec::new(),
+        };
+        Night::begin(home, orders, 1).unwrap().0
+    }
+
+    /// A slice whose files are not whole, or that is no slice at all, is run again up to the one behind it.
+    #[test]
+    fn a_slice_that_cannot_be_read_is_run_again() {
+        let place = tempfile::tempdir().unwrap();
+        let night = night(&place.path().join("nights"));
+        let run = |seconds: f64| {
+            let profile = Profile::Seams;
+            let campaign =
+                night.campaign("emulated", profile, seconds, &Watch::default(), &|_| {}).unwrap().unwrap();
+            let events = fs::read_to_string(night.dir.join("emulated-seams/whole/events.jsonl")).unwrap();
+            let told = events.lines().filter(|line| line.starts_with("{\"event\":\"case\""));
+            assert_eq!(told.count() as u64, campaign.summary.cases);
+            (campaign.summary.cases, campaign.lost.len())
+        };
+        let (cases, lost) = run(2.0);
+        assert_eq!(lost, 0);
+        let slices = night.dir.join("emulated-seams");
+        let cut = |file: &str| {
+            let text = fs::read(slices.join(file)).unwrap();
+            fs::write(slices.join(file), &text[..text.len() - 9]).unwrap();
+        };
+        cut("slice-0000/sums.json");
+        let begin = begin_of(&slices.join("slice-0001")).unwrap();
+        let (again, lost) = run(2.0);
+        assert!(again >= cases && lost == 1);
+        let [first, second] = [0, 1].map(|number| Part::read(&slice_of(&slices, number)).unwrap().stored);
+        assert_eq!((first.sums.cases, second.start.first), (begin, begin), "what is behind it still counts");
+        cut("slice-0000/events.jsonl");
+        // No time is left for it, and what is behind it begins nowhere: all of them are told of.
+        let (none, lost) = run(0.0);
+        assert!(none == 0 && lost >= 3, "{none} {lost}");
+        let log = night.dir.join("emulated-seams/slice-0000.1/sums.json");
+        assert!(log.exists() && !slices.join("slice-0001").exists());
+    }
+
+    /// The trend is read before anything is run, and the report does not depend on whether it can be written.
+    #[test]
+    fn a_bad_trend_costs_no_report() {
+        let place = tempfile::tempdir().unwrap();
+        let home = place.path().join("nights");
+        let begun = night(&home);
+        fs::create_dir(home.join(TREND)).unwrap();
+        let (canary, campaigns) =
+            (Canary { cases: 0, finding: None, infrastructure: Vec::new() }, Vec::new());
+        let report = begun.report(&Outcome { canary, regressions: Vec::new(), campaigns }, &Known::default());
+        let [what] = &report.unwrap().internal[..] else { panic!("one fault") };
+        assert!(what.contains("trend.jsonl: cannot be written"), "{what}");
+        let text = fs::read_to_string(begun.dir.join("report.md")).unwrap();
+        assert!(text.contains(what), "{text}");
+        let orders = begun.orders.clone();
+        drop(begun);
+        assert!(Night::begin(&home, orders, 1).is_err(), "the next start is refused at once");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -12,10 +13,12 @@ use rayon::prelude::*;
 use seamproof_oracle::Problem;
 use serde::{Deserialize, Serialize};
 
-use super::{NightError, Watch};
+use super::{JSON_BYTES_MAX, NightError, Watch};
 use crate::campaign::{FailureKey, Registered, Subjects};
-use crate::case::Case;
+use crate::case::{CASE_BYTES_MAX, Case};
 use crate::evaluate::evaluate;
+use crate::files;
+use crate::prose::{code, replay_command};
 use crate::record::EventLog;
 use crate::verdict::Verdict;
 
@@ -61,6 +64,8 @@ pub struct Regressed {
     pub subject: String,
     /// Its [`FailureKey`] in words, as the list of known failures takes it.
     pub key: String,
+    /// Whether the subject died or hung.
+    pub is_end: bool,
     /// What is wrong.
     pub finding: String,
     /// The command that shows it again.
@@ -70,7 +75,7 @@ pub struct Regressed {
 impl std::fmt::Display for Regressed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Regressed { file, key, finding, replay, .. } = self;
-        write!(f, "**{key}** {file}: {finding}\n  `{replay}`")
+        write!(f, "**{key}** {file}: {finding}\n  {}", code(replay))
     }
 }
 
@@ -92,10 +97,12 @@ struct Judged {
 enum Came {
     Held,
     Refused,
-    /// The key, and what is wrong.
+    /// The key, what is wrong, and whether the subject died or hung.
     Failed {
         key: String,
         finding: String,
+        #[serde(default)]
+        is_end: bool,
     },
     Internal(String),
 }
@@ -108,6 +115,7 @@ impl Came {
             Verdict::Finding(finding) => Came::Failed {
                 key: FailureKey::of(&finding, backend, problem).to_string(),
                 finding: finding.to_string(),
+                is_end: finding.check.is_end(),
             },
             other => Came::Internal(other.to_string()),
         }
@@ -123,10 +131,10 @@ pub(super) fn judge(
     watch: &Watch,
 ) -> Result<Option<Regressions>, NightError> {
     let registered = Registered::new(subject)?;
-    let (before, control) = (read(log), watch.next());
+    let (before, control) = (read(log).map_err(unread(log))?, watch.next());
     let lines = Mutex::new(EventLog::append(log)?);
     let of_file = |path: &PathBuf| -> Result<Option<Judged>, NightError> {
-        let text = fs::read(path).map_err(unread(path))?;
+        let text = files::read(path, CASE_BYTES_MAX).map_err(unread(path))?;
         let (file, digest) = (path.display().to_string(), blake3::hash(&text).to_hex().to_string());
         if let Some(judged) = before.get(&file).filter(|judged| judged.digest == digest) {
             return Ok(Some(judged.clone()));
@@ -149,26 +157,35 @@ pub(super) fn judge(
     Ok(all.map(|all| sum(subject, all)))
 }
 
-/// What an earlier start judged, by file; lines that are not whole, and cases that could not be judged, do not count.
-fn read(log: &Path) -> BTreeMap<String, Judged> {
-    let text = fs::read_to_string(log).unwrap_or_default();
+/// What an earlier start judged, by file; lines that are not whole, and cases that could not be judged, do not count. Nothing
+/// where there is no log.
+fn read(log: &Path) -> io::Result<BTreeMap<String, Judged>> {
+    if files::is_absent(log) {
+        return Ok(BTreeMap::new());
+    }
+    let text = files::read(log, JSON_BYTES_MAX)?;
+    let text = String::from_utf8_lossy(&text);
     let whole = text.lines().filter_map(|line| serde_json::from_str::<Judged>(line).ok());
     let judged = whole.filter(|judged| !matches!(judged.came, Came::Internal(_)));
-    judged.map(|judged| (judged.file.clone(), judged)).collect()
+    Ok(judged.map(|judged| (judged.file.clone(), judged)).collect())
 }
 
 /// The stored cases that a log says failed.
-pub(super) fn failed_in(log: &Path) -> Vec<Regressed> {
-    let of = |Judged { file, subject, came, .. }| match came {
-        Came::Failed { key, finding } => Some(regressed(file, subject, key, finding)),
-        _ => None,
-    };
-    read(log).into_values().filter_map(of).collect()
+pub(super) fn failed_in(log: &Path) -> io::Result<Vec<Regressed>> {
+    Ok(read(log)?.into_values().filter_map(|judged| regressed(&judged)).collect())
 }
 
-fn regressed(file: String, subject: String, key: String, finding: String) -> Regressed {
-    let replay = format!("seamproof replay {file} --backend {subject}");
-    Regressed { file, subject, key, finding, replay }
+/// A stored case that failed; `None` where another thing came of it.
+fn regressed(Judged { file, subject, came, .. }: &Judged) -> Option<Regressed> {
+    let Came::Failed { key, finding, is_end } = came else { return None };
+    Some(Regressed {
+        file: file.clone(),
+        subject: subject.clone(),
+        key: key.clone(),
+        is_end: *is_end,
+        finding: finding.clone(),
+        replay: replay_command(Path::new(file), Some(subject)),
+    })
 }
 
 /// The files of the stored regressions of a corpus, by name.
@@ -182,7 +199,7 @@ pub fn regressions_of(corpus: &Path) -> Result<Vec<PathBuf>, NightError> {
     };
     let entries = fs::read_dir(&folder).map_err(missing)?.map(|entry| entry.map(|entry| entry.path()));
     let mut files = entries.collect::<Result<Vec<_>, _>>().map_err(missing)?;
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files.retain(|path| files::is_json(path));
     files.sort();
     Ok(files)
 }
@@ -193,11 +210,13 @@ fn unread(path: &Path) -> impl Fn(std::io::Error) -> NightError {
 
 fn sum(subject: &str, all: Vec<Judged>) -> Regressions {
     let mut sum = Regressions { subject: subject.to_owned(), ..Regressions::default() };
-    for Judged { file, subject, came, .. } in all {
+    for judged in all {
+        sum.failed.extend(regressed(&judged));
+        let Judged { file, came, .. } = judged;
         match came {
             Came::Held => sum.held.push(file),
             Came::Refused => sum.refused.push(file),
-            Came::Failed { key, finding } => sum.failed.push(regressed(file, subject, key, finding)),
+            Came::Failed { .. } => {}
             Came::Internal(what) => sum.internal.push(Unjudged { file, what }),
         }
     }
@@ -251,7 +270,8 @@ mod tests {
         // What the log says is taken, a torn line is not, and what could not be judged is tried again.
         let [mut failed, internal] =
             [0, 1].map(|line| serde_json::from_str::<Judged>(text.lines().nth(line).unwrap()).unwrap());
-        failed.came = Came::Failed { key: "a key".to_owned(), finding: "as it was".to_owned() };
+        failed.came =
+            Came::Failed { key: "a key".to_owned(), finding: "as it was".to_owned(), is_end: false };
         let internal = Judged { came: Came::Internal("no device".to_owned()), ..internal };
         let lines = [&failed, &internal].map(|judged| serde_json::to_string(judged).unwrap());
         fs::write(&log, format!("{}\n{}\n{{\"file\":", lines[0], lines[1])).unwrap();

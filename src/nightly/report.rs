@@ -6,10 +6,10 @@ use std::fmt::{self, Display, Formatter};
 use serde::Serialize;
 
 use super::{
-    Known, Left, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Trend, Unjudged, left,
+    Known, Left, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Unjudged, left,
 };
 use crate::campaign::{Distinct, Registered, Summary, met};
-use crate::prose::counted;
+use crate::prose::{code, counted};
 
 /// The file that ends a night.
 pub(super) const JSON: &str = "report.json";
@@ -50,11 +50,14 @@ pub struct Failure {
 impl Display for Failure {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Failure { key, problem, finding, replay, .. } = self;
-        write!(f, "**{key}** ({}).", met(self.cases, self.shrunk))?;
+        match self.cases {
+            0 => write!(f, "**{key}**.")?,
+            cases => write!(f, "**{key}** ({}).", met(cases, self.shrunk))?,
+        }
         if let Some((why, source)) = &self.known {
             write!(f, " Known: {why} ({source})")?;
         }
-        write!(f, " {problem}: {finding}\n  `{replay}`")
+        write!(f, " {problem}: {finding}\n  {}", code(replay))
     }
 }
 
@@ -105,12 +108,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(
-        night: &Night,
-        outcome: &Outcome,
-        known: &Known,
-        trend: &Trend,
-    ) -> Result<Report, NightError> {
+    pub(super) fn new(night: &Night, outcome: &Outcome, known: &Known) -> Result<Report, NightError> {
         let points: Vec<Point> = outcome
             .campaigns
             .iter()
@@ -137,7 +135,7 @@ impl Report {
             canary: outcome.canary.finding.as_ref().map(|_| outcome.canary.to_string()),
             absent: night.orders.absent.clone(),
             regressions: outcome.regressions.clone(),
-            trend: points.iter().map(|point| point.against(trend.before(point))).collect(),
+            trend: points.iter().map(|point| point.against(night.trend.before(point))).collect(),
             unexplained: points.iter().map(|point| point.unexplained).sum(),
             points,
             left: left::left(night, known, &failures),
@@ -157,11 +155,18 @@ impl Report {
     /// Failures that killed starts left behind and that are not known, those of the subject's end or the others.
     pub fn left_behind(&self, is_end: bool) -> usize {
         let is_new = |failure: &&Failure| failure.known.is_none() && failure.is_end == is_end;
-        let is_regressed = |failed: &&Regressed| !is_end && !self.lists(&failed.key);
+        let is_regressed = |failed: &&Regressed| failed.is_end == is_end && !self.lists(&failed.key);
         let of_one = |left: &Left| {
             left.findings.iter().filter(is_new).count() + left.regressions.iter().filter(is_regressed).count()
         };
         self.left.iter().map(of_one).sum()
+    }
+
+    /// Whether anything failed that is not known: by the subject's end, or otherwise.
+    pub fn has_news(&self, is_end: bool) -> bool {
+        self.news(is_end) + self.left_behind(is_end) > 0
+            || self.regressed(false).any(|failed| failed.is_end == is_end)
+            || (!is_end && self.unexplained > 0)
     }
 
     /// Entries of the list that are not true any more.
@@ -200,7 +205,7 @@ impl Report {
         tell(stale > 0, counted(stale, "known failure") + " not seen any more");
         tell(!self.internal.is_empty(), "faults of Seamproof or of a device".to_owned());
         tell(!self.missed.is_empty(), "too little was run".to_owned());
-        match (news > 0 || regressed > 0 || unexplained > 0 || left > 0, told.is_empty()) {
+        match (self.has_news(false) || self.has_news(true), told.is_empty()) {
             (true, _) => told.join(", "),
             (false, true) => "nothing new".to_owned(),
             (false, false) => format!("nothing new, but {}", told.join(", ")),
@@ -256,7 +261,7 @@ impl Display for Report {
         self.failed(f)?;
         section(f, "Too little was run", &self.missed)?;
         section(f, "Faults of Seamproof, or of a device", &self.internal)?;
-        section(f, "Lost when an earlier start ended", &self.lost)
+        section(f, "Cut off when an earlier start ended", &self.lost)
     }
 }
 
@@ -298,7 +303,7 @@ impl Report {
             let findings = findings.iter().map(ToString::to_string);
             let each = findings.chain(regressions.iter().map(ToString::to_string));
             let each = each.map(|each| format!("night {night}: {each}"));
-            std::iter::once(format!("{what}\n  `{replay}`")).chain(each).collect::<Vec<_>>()
+            std::iter::once(format!("{what}\n  {}", code(replay))).chain(each).collect::<Vec<_>>()
         };
         self.left.iter().flat_map(of_one).collect()
     }
@@ -360,6 +365,7 @@ mod tests {
             file: file.to_owned(),
             subject: "cuda".to_owned(),
             key: key.to_owned(),
+            is_end: false,
             finding: finding.to_owned(),
             replay: replay.to_owned(),
         }
@@ -479,6 +485,21 @@ mod tests {
         titled(Report { left: vec![left(true, None)], ..right() }, "2 failures left behind");
         let missed = Report { canary: None, ..report() };
         titled(missed, "proves nothing, as the canary was missed");
+    }
+
+    /// The exit code tells a crash from a wrong result, in stored cases and in what was left behind too.
+    #[test]
+    fn a_stored_case_in_which_the_subject_died_is_a_crash() {
+        let ended = || vec![Regressed { is_end: true, ..regressed("crash · cuda") }];
+        let right =
+            || Report { regressions: Vec::new(), failures: Vec::new(), known: Vec::new(), ..report() };
+        let news = |report: &Report| [false, true].map(|is_end| report.has_news(is_end));
+        assert_eq!(news(&right()), [false, false]);
+        let stored = Regressions { failed: ended(), ..Regressions::default() };
+        assert_eq!(news(&Report { regressions: vec![stored], ..right() }), [false, true]);
+        let left = Left { night: 1, replay: String::new(), findings: Vec::new(), regressions: ended() };
+        assert_eq!(news(&Report { left: vec![left], ..right() }), [false, true]);
+        assert_eq!(news(&report()), [true, false]);
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! One line a night and campaign, in `trend.jsonl`: how fast it was, and how near to the bounds.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
 use seamproof_oracle::TensorName;
 use serde::{Deserialize, Serialize};
 
+use super::JSON_BYTES_MAX;
 use crate::campaign::{Quantiles, Summary, tells};
+use crate::files;
 use crate::record::{RecordError, write_whole};
 use crate::verdict::Tier;
 
@@ -115,10 +118,13 @@ pub struct Trend {
 impl Trend {
     /// Reads the file; empty where there is none. A line that is no point is another program's and stays.
     pub fn read(path: &Path) -> Result<Trend, RecordError> {
-        let text = match std::fs::read_to_string(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Trend::default()),
-            text => text.map_err(|source| RecordError::Io { path: path.to_owned(), what: "read", source })?,
-        };
+        if files::is_absent(path) {
+            return Ok(Trend::default());
+        }
+        let text = files::read(path, JSON_BYTES_MAX).and_then(|bytes| {
+            String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "is no text"))
+        });
+        let text = text.map_err(|source| RecordError::Io { path: path.to_owned(), what: "read", source })?;
         let mut trend = Trend::default();
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
             match serde_json::from_str(line) {

@@ -1,0 +1,90 @@
+//! Files and folders that anybody may have touched since they were written.
+//!
+//! The claim: whatever lies there, reading it ends and what cannot be read is an error. Only *regular* files are read, after
+//! following links, as a pipe may never give anything; and no more of one than a limit.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+/// Opens a regular file.
+pub fn open(path: &Path) -> io::Result<File> {
+    // Before it is opened: that alone would wait for whoever writes into a pipe.
+    match fs::metadata(path)?.is_file() {
+        true => File::open(path),
+        false => Err(io::Error::new(ErrorKind::InvalidInput, "is no regular file")),
+    }
+}
+
+/// Reads a regular file of at most `limit` bytes; a larger one is [`ErrorKind::FileTooLarge`]. The limit is kept while
+/// reading, as a file may grow.
+pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {limit} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Whether nothing has this name. A link that leads nowhere is something, and so is what one may not look at.
+pub fn is_absent(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+/// What a folder holds, by name; nothing where there is no folder.
+pub fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    if is_absent(dir) {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(dir)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut all = entries.collect::<io::Result<Vec<_>>>()?;
+    all.sort();
+    Ok(all)
+}
+
+/// Whether a path is that of a `.json`.
+pub fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "json")
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Without the look before it is opened, this waits for ever.
+    #[test]
+    fn a_pipe_and_a_device_are_refused_through_links_too() {
+        let place = tempfile::tempdir().unwrap();
+        let [pipe, link, null] = ["pipe", "link", "null"].map(|name| place.path().join(name));
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        symlink(&pipe, &link).unwrap();
+        symlink("/dev/null", &null).unwrap();
+        for path in [&pipe, &link, &null, &place.path().to_owned()] {
+            let error = read(path, 1).unwrap_err().to_string();
+            assert_eq!(error, "is no regular file", "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn reading_is_bounded() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), [b' '; 11]).unwrap();
+        assert_eq!(read(file.path(), 11).unwrap().len(), 11);
+        assert_eq!(read(file.path(), 10).unwrap_err().kind(), ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_empty_and_a_link_that_leads_nowhere_is_not() {
+        let place = tempfile::tempdir().unwrap();
+        let [absent, link, file] = ["absent", "link", "file"].map(|name| place.path().join(name));
+        symlink(place.path().join("nowhere"), &link).unwrap();
+        fs::write(&file, "").unwrap();
+        assert!(list(&absent).unwrap().is_empty());
+        assert!(list(&link).is_err() && list(&file).is_err() && list(&file.join("below")).is_err());
+        assert_eq!(list(place.path()).unwrap(), [file, link]);
+    }
+}
