@@ -27,8 +27,7 @@ const PLANNED_SEGMENT_BYTES: usize = 64;
 const PLANNED_RUN_BYTES: usize = 32;
 /// What parts of the workspace begin at multiples of.
 const ALIGNMENT: usize = 16;
-/// Threads of the planning kernel, of the one on rows, and of the one on tiles.
-const PLANNERS: usize = SCAN_THREADS;
+/// Threads of the kernel on rows, and of the one on tiles.
 const ROW_THREADS: usize = 256;
 const TILE_THREADS: usize = 384;
 /// Query rows that stay in the L2 cache, with what is made of them, while all tiles of their heads are taken.
@@ -344,7 +343,7 @@ impl Gpu {
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
         let kernel = |name: &str| format!("backward_{name}_{}_{instance}", bucket.0);
         let rows = (bucket.capacities(call)[0], heads, ROW_THREADS);
-        self.launch("backward_plan", (1, 1, PLANNERS), &[&planned])?;
+        self.launch("backward_plan", (1, 1, SCAN_THREADS), &[&planned])?;
         self.launch(&kernel("before"), rows, &[&arguments])?;
         let grid = (multiprocessors, 1, TILE_THREADS);
         self.launch_with(&kernel("tiles"), grid, bucket.shared_bytes(), &[&arguments])

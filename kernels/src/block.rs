@@ -1,19 +1,17 @@
 //! Blocks of threads: what each kernel is launched with, and how many of them a multiprocessor of a Hopper GPU holds at once.
 
 use crate::gpu::THREADS;
-use crate::nvrtc::Resources;
+use crate::nvrtc::{REGISTERS, REGISTERS_STEP, Resources};
 use crate::source::sharing_threads;
 use crate::{backward, forward, reference};
 
-/// Threads, registers and shared memory of a multiprocessor.
+/// Threads and shared memory of a multiprocessor.
 const SM_THREADS: usize = 2048;
-const SM_REGISTERS: usize = 65_536;
 const SM_SHARED: usize = 233_472;
 /// Shared memory that a block takes besides its own.
 const BLOCK_SHARED: usize = 1024;
-/// Threads that registers are dealt to together, and registers of a thread that are.
-const WARP: usize = 32;
-const REGISTERS_STEP: usize = 8;
+/// Threads that run together.
+pub(crate) const WARP: usize = 32;
 
 /// Threads of a block that goes over all of a table: `SCAN_THREADS` and `PLANNERS` of the sources.
 pub(crate) const SCAN_THREADS: usize = 1024;
@@ -50,7 +48,7 @@ impl Block {
     /// Warps of such blocks that a multiprocessor holds at once.
     pub fn resident_warps(self, resources: &Resources) -> usize {
         let registers = (resources.registers as usize).next_multiple_of(REGISTERS_STEP).max(REGISTERS_STEP);
-        let by_registers = SM_REGISTERS / (registers * self.threads);
+        let by_registers = REGISTERS / (registers * self.threads);
         let by_shared = SM_SHARED / (self.shared_with(resources) + BLOCK_SHARED);
         by_registers.min(by_shared).min(SM_THREADS / self.threads) * self.threads / WARP
     }

@@ -27,8 +27,6 @@ const LANES: usize = 8;
 const PLAN_BYTES: usize = 16;
 const PLANNED_ROWS_BYTES: usize = 48;
 const PLANNED_KEYS_BYTES: usize = 16;
-/// Threads of the planning kernel: `PLANNERS` of plan.cuh.
-const PLANNERS: usize = SCAN_THREADS;
 /// Keys and values that stay in the L2 cache while all tiles of their heads are taken: less than half of it, since both its
 /// halves keep what both read.
 const CACHED_BYTES: usize = 24 << 20;
@@ -438,7 +436,7 @@ impl Gpu {
             scale_log2: scale_log2(scale),
         };
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
-        self.launch("forward_plan", (1, 1, PLANNERS), &[&planned])?;
+        self.launch("forward_plan", (1, 1, SCAN_THREADS), &[&planned])?;
         self.launch_with(
             &format!("forward_{}_{bucket}_{instance}", shape.name()),
             (self.multiprocessors()? / cluster * cluster, 1, config.threads()),

@@ -501,7 +501,8 @@ impl Gpu {
         }
         let (function, none) = (found.function.cu_function(), std::ptr::null_mut());
         // SAFETY: the launchers check sizes against the kernels' contracts; kernels on slots compare rows with the tensors',
-        // and tables of attention calls have been checked (a caller who overwrites one answers for it); a kernel that may be started early waits for what was launched before it touches anything.
+        // and tables of attention calls have been checked (a caller who overwrites one answers for it); a kernel that may be
+        // started early waits for what was launched before it touches anything.
         let launched = unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), none) };
         launched.result().map_err(failed(kernel))
     }

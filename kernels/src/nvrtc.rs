@@ -125,8 +125,8 @@ fn accept(file: &str, log: &str) -> Result<(), KernelError> {
 
 /// Registers of a Hopper multiprocessor, and the steps in which a thread gets them: 64 K, and 256 for a warp (CUDA C++
 /// Programming Guide, technical specifications of compute capability 9.0).
-const REGISTERS: usize = 65_536;
-const REGISTERS_STEP: usize = 8;
+pub(crate) const REGISTERS: usize = 65_536;
+pub(crate) const REGISTERS_STEP: usize = 8;
 
 /// That the kernels whose warps hand registers to each other have all that their threads can get at their launch: with fewer,
 /// warps that ask for more wait for ever.

@@ -363,7 +363,7 @@ fn f64s(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect()
 }
 
-/// The same of a block of a kernel of this module, with the largest head dim; none of any other kernel.
+/// Dynamic shared memory of a block of a kernel of this module with the largest head dim; none of any other kernel.
 pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
     kernel.starts_with("reference").then(|| shared_bytes(DIM_MAX))
 }

@@ -6,6 +6,7 @@
 
 use seamproof_simulator::helpers::{Half, Order, Rest};
 
+use crate::block::WARP;
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
 use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, check_apart, holds_i32};
@@ -20,8 +21,6 @@ const BULK_BYTES: usize = 24576;
 const BULK_TILE_BYTES: usize = 12288;
 /// Rows that are worth a request of their own to the bulk copy engine.
 const BULK_ROW_BYTES_MIN: usize = 512;
-/// Threads of a warp.
-const WARP: usize = 32;
 /// Rows of the mask that a thread writes.
 const MASK_EACH: usize = 16;
 

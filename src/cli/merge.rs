@@ -108,11 +108,21 @@ fn left_in(dir: &Path) -> Option<Exit> {
         }
     };
     let cases: Vec<PathBuf> = findings.into_iter().filter(|path| files::is_json(path)).collect();
-    for path in cases.iter().take(LEFT_SHOWN_MAX) {
-        match Case::load(path) {
-            Ok(Case { problem, found, .. }) => {
+    // Whatever is no crash for sure is a finding.
+    let mut exit = (!cases.is_empty()).then_some(Exit::Crash);
+    for (number, path) in cases.iter().enumerate() {
+        let case = Case::load(path);
+        let found = case.as_ref().ok().and_then(|case| case.found.as_ref());
+        if !found.is_some_and(|found| found.finding.check.is_end()) {
+            exit = Some(Exit::Finding);
+        }
+        if number >= LEFT_SHOWN_MAX {
+            continue;
+        }
+        match &case {
+            Ok(Case { problem, .. }) => {
                 let finding = found.map(|found| found.finding.to_string()).unwrap_or_default();
-                print_line(&format_args!("FAIL      {}: {finding}", prose::describe(&problem)));
+                print_line(&format_args!("FAIL      {}: {finding}", prose::describe(problem)));
             }
             Err(error) => print_line(&format_args!("FAIL      {error}")),
         }
@@ -122,11 +132,7 @@ fn left_in(dir: &Path) -> Option<Exit> {
         let (others, replay) = (cases.len() - LEFT_SHOWN_MAX, replay_command(dir, None));
         print_line(&format_args!("          and {}: {replay}", counted(others as u64, "other finding")));
     }
-    // Whatever is no crash for sure is a finding.
-    let is_end = |path: &PathBuf| {
-        Case::load(path).is_ok_and(|case| case.found.is_some_and(|found| found.finding.check.is_end()))
-    };
-    (!cases.is_empty()).then(|| if cases.iter().all(is_end) { Exit::Crash } else { Exit::Finding })
+    exit
 }
 
 /// The parts that have ended, and the directories of others that are there; what has not ended is said, and is missing.

@@ -7,6 +7,7 @@ use super::CliError;
 use super::exit::Exit;
 use super::output::print_line;
 use crate::case::{Case, CaseError};
+use crate::files;
 use crate::fuzz;
 use crate::generate::value_of;
 use crate::record::{RecordError, make_dir};
@@ -47,7 +48,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 /// A stored case's nearest value; of any other file the value that its bytes choose.
 fn value(path: &Path) -> Result<Vec<u8>, CliError> {
-    if path.extension().is_some_and(|extension| extension == "json") {
+    if files::is_json(path) {
         return Ok(fuzz::to_bytes(&value_of(&Case::load(path)?.problem)));
     }
     let bytes = fs::read(path).map_err(|source| CaseError::Read { path: path.to_owned(), source })?;
