@@ -254,7 +254,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
             for (int i = 0; i < EACH; ++i) acc[i] *= factor;
             largest = sink;
         }
-        sum += exact_exp(sink - largest);
+        // A sink of -inf is none: in a row without keys it would be subtracted from itself.
+        if (sink != neg_infinity()) sum += exact_exp(sink - largest);
     }
     put_row(acc, sum == 0.0f ? 0.0f : 1.0f / sum, a.out, out, call.dim_v);
     if (lane == 0) put(a.lse, lse, sum == 0.0f ? neg_infinity() : largest + exact_ln(sum));

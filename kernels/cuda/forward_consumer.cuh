@@ -49,6 +49,7 @@ constexpr float LN_2 = 0.693147182464599609375f;
 // What a thread keeps of its two rows.
 struct Rows {
     float largest[2];
+    float rest[2];
     float sum[2];
 };
 
@@ -94,18 +95,26 @@ __device__ __forceinline__ float largest_of(const float (&s)[C::KEYS / 2], float
     return quad_max(fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3])));
 }
 
-// A row's weights are 2 to the power of `score · scale + shift`, one fused operation: `shift` is minus the *level* of the
-// largest score so far, its product with the scale, rounded, so that the largest weight is 2 to the power of what rounding
-// left out, the row's *rest*, of which the end takes account: at most 64 for levels below 2^31, or 8 below 2^28 where weights
-// are fp16. Above that the scale is a power of two, so that nothing is rounded: by rounding alone, a score that is not the
-// largest one could be anything there, and weighs next to nothing.
+// A row's weights are 2 to the power of (score - largest score so far) · scale. Weights in bf16 take one fused operation:
+// `score · scale + shift`, where `shift` is minus the *level* of the largest score, its product with the scale, rounded, so
+// that the largest weight is 2 to the power of what rounding left out, the row's *rest*, of which later levels and the end
+// take account. It is at most 64 for levels below 2^31. Above that the scale is a power of two, so that nothing is rounded:
+// by rounding alone, a score that is not the largest one could be anything there, and weighs next to nothing. Weights in fp16
+// have no room for a rest: they subtract, then scale.
+constexpr bool FUSED = TYPE == BF16;
+
 struct Level {
     float base;
     float scale;
     float shift;
+
+    __device__ __forceinline__ float exponent_of(float score) const {
+        return FUSED ? fmaf(score, scale, shift) : (score - base) * scale;
+    }
+    __device__ __forceinline__ float rest() const { return FUSED ? exponent_of(base) : 0.0f; }
 };
 
-constexpr u32 LEVEL_EXPONENT = TYPE == BF16 ? 30 : 27;
+constexpr u32 LEVEL_EXPONENT = 30;
 
 __device__ __forceinline__ Level level_of(float largest, float scale_log2) {
     Level level;
@@ -113,19 +122,14 @@ __device__ __forceinline__ Level level_of(float largest, float scale_log2) {
     level.base = largest == neg_infinity() ? 0.0f : largest;
     // 2^LEVEL_EXPONENT over the score's power of two. Without a sign, that of a tiny score is larger than any scale.
     const u32 power = (LEVEL_EXPONENT + 2 * 127 << 23) - (__float_as_uint(level.base) & 0x7f800000u);
-    level.scale = __uint_as_float(min(__float_as_uint(scale_log2), power));
+    level.scale = FUSED ? __uint_as_float(min(__float_as_uint(scale_log2), power)) : scale_log2;
     level.shift = -level.base * level.scale;
     return level;
 }
 
-__device__ __forceinline__ float rest_of(float largest, float scale_log2) {
-    const Level level = level_of(largest, scale_log2);
-    return fmaf(level.base, level.scale, level.shift);
-}
-
-// What weights by an older largest score are worth by this level.
-__device__ __forceinline__ float factor_of(float old, const Level& level) {
-    return exp2_of(old * level.scale + level.shift);
+// What weights by an older largest score, which have its rest, are worth by this level.
+__device__ __forceinline__ float factor_of(float old, float rest, const Level& level) {
+    return exp2_of(level.exponent_of(old) - rest);
 }
 
 // Scores of a row become weights; their sum.
@@ -137,7 +141,7 @@ __device__ __forceinline__ float weights_of(float (&s)[C::KEYS / 2], const Level
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             float& x = s[4 * j + 2 * HALF + i];
-            x = exp2_of(fmaf(x, level.scale, level.shift));
+            x = exp2_of(level.exponent_of(x));
             sum[i] += x;
         }
     return sum[0] + sum[1];
@@ -152,9 +156,11 @@ __device__ __forceinline__ void weigh(float (&s)[C::KEYS / 2], Rows& rows, float
     // While the first row's exponentials are made, which with three groups others do as well.
     rows.largest[1] = largest_of<C, 1>(s, C::GROUPS == 2 ? after(old[1], first.base) : old[1]);
     const Level second = level_of(rows.largest[1], scale_log2);
-    factor[0] = factor_of(old[0], first);
+    factor[0] = factor_of(old[0], rows.rest[0], first);
+    rows.rest[0] = first.rest();
     rows.sum[0] = rows.sum[0] * factor[0] + weights_of<C, 0>(s, first);
-    factor[1] = factor_of(old[1], second);
+    factor[1] = factor_of(old[1], rows.rest[1], second);
+    rows.rest[1] = second.rest();
     rows.sum[1] = rows.sum[1] * factor[1] + weights_of<C, 1>(s, second);
 }
 
@@ -183,7 +189,7 @@ __device__ __forceinline__ void values(float (&o)[DIM / 2], const u32 (&p)[C::KE
 }
 
 // The first of the groups' named barriers.
-constexpr int CLEARED = 1;
+constexpr int OF_GROUP = 1;
 
 // Rows of V past the end of the keys become zero: their weights are, but 0 · NaN is not. Each group does so for itself and
 // waits for no other, which writes the same zeros.
@@ -197,7 +203,7 @@ __device__ __forceinline__ void clear_tail(u32 v_at, int valid) {
                      : "memory");
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    named_barrier(CLEARED + threadIdx.x / 128, 128);
+    named_barrier(OF_GROUP + threadIdx.x / 128, 128);
 }
 
 // The largest logit of a warp's rows of each head: rows of 2^packed heads follow each other, at most 8.
@@ -218,14 +224,17 @@ __device__ __forceinline__ void store(const Args& a, const Tile& tile, const Row
     const bool real = r < tile.real, write = real || (a.clear && r < tile.owned);
     const float sum = quad_sum(rows.sum[HALF]);
     float largest = rows.largest[HALF] * a.scale, total = sum, weight = 1.0f;
-    float rest = rest_of(rows.largest[HALF], a.scale_log2) * LN_2;
+    float rest = rows.rest[HALF] * LN_2;
     raise_head(a.max_logit, head, real ? largest : neg_infinity(), packed);
     if (a.sink_kind != 0) {
         const float sink = a.sink_kind == 1 ? 0.0f : get(a.sink, place_of(a.sink, 0, head));
-        const float top = fmaxf(largest, sink);
-        weight = sum == 0.0f ? 0.0f : exact_exp(largest - top - rest);
-        total = sum * weight + exact_exp(sink - top);
-        largest = top, rest = 0.0f;
+        // A sink of -inf is none: in a row without keys it would be subtracted from itself.
+        if (sink != neg_infinity()) {
+            const float top = fmaxf(largest, sink);
+            weight = sum == 0.0f ? 0.0f : exact_exp(largest - top - rest);
+            total = sum * weight + exact_exp(sink - top);
+            largest = top, rest = 0.0f;
+        }
     }
     // Not multiplied where the row is empty: there may be anything.
     const bool empty = !real || sum == 0.0f;
@@ -278,16 +287,21 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
     Ring<C::K_STAGES> k_ring;
     float o[DIM / 2], s[C::KEYS / 2];
     u32 p[C::KEYS / 4];
+    // Nothing is read: those threads wait that release, and the others for them, so that none misses a phase.
     auto pass_over = [&](int count) {
+        if (count == 0) return;
+        if (thread % 32 < C::CLUSTER)
 #pragma unroll 1
-        for (; count > 0; --count) {
-            const Ring<C::V_STAGES> v_ring = {k_ring.turns};
-            barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity());
-            release_keys<C>(shared.k_empty(k_ring.stage()), thread);
-            barrier_wait(shared.v_full(v_ring.stage()), v_ring.parity());
-            release_keys<C>(shared.v_empty(v_ring.stage()), thread);
-            k_ring.advance();
-        }
+            for (u32 turns = k_ring.turns; turns != k_ring.turns + count; ++turns) {
+                const Ring<C::K_STAGES> ring = {turns};
+                const Ring<C::V_STAGES> v_ring = {turns};
+                barrier_wait(shared.k_full(ring.stage()), ring.parity());
+                release_keys<C>(shared.k_empty(ring.stage()), thread);
+                barrier_wait(shared.v_full(v_ring.stage()), v_ring.parity());
+                release_keys<C>(shared.v_empty(v_ring.stage()), thread);
+            }
+        k_ring.turns += count;
+        named_barrier(OF_GROUP + group, 128);
     };
     for (;;) {
         barrier_wait(shared.q_full(q_ring().stage()), q_ring().parity());
@@ -298,7 +312,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
         Blocks blocks =
             blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group);
         blocks.all = uniform(blocks.all);
-        Rows rows = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}};
+        Rows rows = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}, {0.0f, 0.0f}};
 #pragma unroll
         for (int i = 0; i < DIM / 2; ++i) o[i] = 0.0f;
         if constexpr (C::GROUPS * C::CLUSTER > 1) pass_over(blocks.before);

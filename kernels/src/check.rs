@@ -11,6 +11,7 @@
 mod elements;
 mod image;
 mod large;
+mod levels;
 mod moves;
 mod replay;
 mod steady;
@@ -27,10 +28,12 @@ use seamproof_oracle::{
 use seamproof_simulator::shard::{Shard, span_multiple};
 
 use crate::error::KernelError;
+use crate::faults::{Seen, SourceFault};
 use crate::gpu::{Buffer, Gpu};
 use crate::tables::Cut;
 use image::{Image, Place};
 pub use large::check_large;
+pub use levels::check_levels;
 pub use replay::{Tables, replayed};
 pub use steady::{Pack, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Steady, accumulated, direct, steady};
 
@@ -142,6 +145,28 @@ pub fn check_until(gpu: &Gpu, cases: u64, seed: u64, enough: usize) -> Result<Ou
         }
     }
     Ok(outcome)
+}
+
+/// Looks for a planted fault with the comparison that is to show it, of `cases` random cases where it is one of those: the first
+/// disagreement, and whether it is one that the fault names. `None` of a fault that no comparison shows.
+pub fn seen(
+    gpu: &Gpu,
+    fault: &SourceFault,
+    cases: u64,
+    seed: u64,
+) -> Result<Option<(bool, Option<Mismatch>)>, KernelError> {
+    let found = match fault.seen {
+        Seen::Bits(_) => check_until(gpu, cases, seed, 1)?.mismatches,
+        Seen::Large => check_large(gpu)?,
+        Seen::Levels => check_levels(gpu)?,
+        Seen::Rungs(_) | Seen::IllegalAddress | Seen::Deadline => return Ok(None),
+    };
+    let first = found.into_iter().next();
+    let named = first.as_ref().is_some_and(|first| match fault.seen {
+        Seen::Bits(operations) => operations.contains(&first.operation),
+        _ => true,
+    });
+    Ok(Some((named, first)))
 }
 
 /// Where a case differs, what it is, and in how many bytes.

@@ -43,6 +43,8 @@ pub enum Seen {
     Rungs(&'static [Catcher]),
     /// The comparison on a tensor of more than 2^31 elements.
     Large,
+    /// The forward on scores far from 0.
+    Levels,
     /// The driver: an access to an address that is nobody's.
     IllegalAddress,
     /// A deadline: the kernel does not end.
@@ -156,6 +158,9 @@ const SIMPLE: Attention = Attention::Simple;
 const TUNED: Attention = Attention::Of(Shape::Long);
 /// Those of tiles with rows of several heads, which other shapes do not have.
 const PACKED: Attention = Attention::Of(Shape::Middle);
+/// Those of clusters, and of teams.
+const PAIRED: Attention = Attention::Of(Shape::Paired);
+const SHORT: Attention = Attention::Of(Shape::Short);
 
 const GATHERS: &[&str] = &["all-gather segments", "all-gather backward segments"];
 const HALVES: &[&str] =
@@ -167,8 +172,16 @@ const MERGES: &[&str] = &["merge of statistics", "merge of out"];
 
 /// Every planted fault of a kernel.
 pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
-    let tuned = forward::FORWARD_FAULTS.iter().chain(forward::PACKED_FAULTS).chain(backward::BACKWARD_FAULTS);
-    HELPER_FAULTS.iter().chain(attention::ATTENTION_FAULTS).chain(tuned)
+    let tables = [
+        HELPER_FAULTS,
+        attention::ATTENTION_FAULTS,
+        forward::FORWARD_FAULTS,
+        forward::PACKED_FAULTS,
+        forward::PAIRED_FAULTS,
+        forward::SHORT_FAULTS,
+        backward::BACKWARD_FAULTS,
+    ];
+    tables.into_iter().flatten()
 }
 
 /// The planted fault of this name.

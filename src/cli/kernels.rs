@@ -70,6 +70,9 @@ enum What {
         /// A tensor of more than 2^31 elements in place of random cases; needs 18 GB of the GPU's memory
         #[arg(long)]
         large: bool,
+        /// The forward on scores far from 0 in place of random cases
+        #[arg(long, conflicts_with = "large")]
+        levels: bool,
         /// Plant a fault, or all that end no process, and show where it is seen
         #[arg(long, value_name = "ID|all")]
         plant: Option<String>,
@@ -113,6 +116,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         }
         What::Info => info(),
         What::Check { gpu, large: true, .. } => compare_large(*gpu),
+        What::Check { gpu, levels: true, .. } => compare_levels(*gpu),
         What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, id, *cases, *seed),
         What::Check { cases, seed, gpu, .. } => compare(*gpu, *cases, *seed),
         What::Stress { launches, gpu } => stress(*gpu, *launches as usize),
@@ -343,26 +347,27 @@ fn compare_large(gpu: usize) -> Result<Exit, CliError> {
     Ok(if found.is_empty() { Exit::Held } else { Exit::Finding })
 }
 
+fn compare_levels(gpu: usize) -> Result<Exit, CliError> {
+    let gpu = Gpu::open(gpu, &Cache::of_user())?;
+    let found = check::check_levels(&gpu)?;
+    found.iter().for_each(print_line);
+    print_line(&format_args!("scores far from 0 on {}: {} wrong", gpu.name()?, found.len()));
+    Ok(if found.is_empty() { Exit::Held } else { Exit::Finding })
+}
+
 /// Whether each planted fault is seen where it says; those that end the process only by their name.
 fn plant(gpu: usize, id: &str, cases: u64, seed: u64) -> Result<Exit, CliError> {
-    let compares = |fault: &SourceFault| matches!(fault.seen, Seen::Bits(_) | Seen::Large);
+    let compares =
+        |fault: &SourceFault| !matches!(fault.seen, Seen::Rungs(_) | Seen::IllegalAddress | Seen::Deadline);
     let chosen = |fault: &&SourceFault| if id == "all" { compares(fault) } else { fault.id == id };
     let (mut planted, mut seen) = (0, 0);
     for fault in source_faults().filter(chosen) {
         let Some(sources) = fault.sources() else { continue };
         let gpu = Gpu::with_sources(gpu, &Cache::of_user(), &sources)?;
         planted += 1;
-        let found = match fault.seen {
-            Seen::Large => check::check_large(&gpu)?,
-            _ => check::check_until(&gpu, cases, seed, 1)?.mismatches,
-        };
-        let expected = match (found.first(), fault.seen) {
-            (Some(first), Seen::Bits(operations)) => operations.contains(&first.operation),
-            (Some(_), Seen::Large) => true,
-            _ => false,
-        };
+        let (expected, found) = check::seen(&gpu, fault, cases, seed)?.unwrap_or_default();
         seen += usize::from(expected);
-        let what = found.first().map_or_else(|| "not seen".to_owned(), ToString::to_string);
+        let what = found.map_or_else(|| "not seen".to_owned(), |first| first.to_string());
         print_line(&format_args!(
             "{:<32} {} {what}",
             fault.id,

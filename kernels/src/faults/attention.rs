@@ -49,7 +49,7 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
             => "1.0f / sum",
         VALUES;
     "sink-not-counted", Arithmetic, "the sink is not counted: https://github.com/NVIDIA/TransformerEngine/pull/3551", "attend.cu",
-        "        sum += exact_exp(sink - largest);\n"
+        "if (sink != neg_infinity()) sum += exact_exp(sink - largest);"
             => "",
         VALUES;
     "max-logit-of-first-row", LastSequence, "the largest logit of the first row alone: https://github.com/NVIDIA/TransformerEngine/pull/2829", "attend.cu",

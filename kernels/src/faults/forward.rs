@@ -1,6 +1,6 @@
 //! Planted faults of the forward on tensor cores, which a campaign's judge is to find.
 
-use super::{FORGETS, Kind, PACKED, READS, SourceFault, TUNED, VALUES, WRITES, faults};
+use super::{FORGETS, Kind, PACKED, PAIRED, READS, SHORT, Seen, SourceFault, TUNED, VALUES, WRITES, faults};
 
 /// Those of every tile.
 pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
@@ -45,8 +45,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "const Level second = level_of(old[1] == neg_infinity() ? rows.largest[1] : old[1], scale_log2);",
         VALUES;
     "scale-off-by-a-256th", Arithmetic, "a scale other than the caller's: https://github.com/NVIDIA/TransformerEngine/pull/3063", "forward.cu",
-        "x = exp2_of(fmaf(x, level.scale, level.shift));"
-            => "x = exp2_of(1.00390625f * fmaf(x, level.scale, level.shift));",
+        "x = exp2_of(level.exponent_of(x));"
+            => "x = exp2_of(1.00390625f * level.exponent_of(x));",
         VALUES;
     "half-of-the-lanes-scored", WrongSeam, "the tail of the head dim is left out: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "forward.cu",
         "step < DIM / 16; ++step"
@@ -92,6 +92,34 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group);"
             => "blocks_for<C>(brought, {limits.y, limits.z}, limits.x, limits.w, rows_of_group);",
         VALUES;
+    "level-of-no-key", MissingGuard, "−∞ − −∞ in rows that have seen no key yet: https://github.com/pytorch/pytorch/issues/103963", "forward.cu",
+        "level.base = largest == neg_infinity() ? 0.0f : largest;"
+            => "level.base = largest;",
+        VALUES;
+    "row-without-keys-divided", MissingGuard, "out of a row without keys is 0 / 0: https://github.com/pytorch/pytorch/issues/103963", "forward.cu",
+        "const bool empty = !real || sum == 0.0f;"
+            => "const bool empty = !real;",
+        FORGETS;
+    "rest-of-a-level-forgotten", Arithmetic, "large logits: https://github.com/NVIDIA/TransformerEngine/pull/716", "forward.cu",
+        "return exp2_of(level.exponent_of(old) - rest);"
+            => "return exp2_of(old * level.scale + level.shift);",
+        Seen::Levels;
+    "level-past-its-bound", Arithmetic, "large logits: https://github.com/NVIDIA/TransformerEngine/pull/716", "forward.cu",
+        "__uint_as_float(min(__float_as_uint(scale_log2), power))"
+            => "scale_log2",
+        Seen::Levels;
+    "largest-logit-of-padding", WrongSeam, "the largest logit of rows that are not real: https://github.com/NVIDIA/TransformerEngine/pull/2829", "forward.cu",
+        "raise_head(a.max_logit, head, real ? largest : neg_infinity(), packed);"
+            => "raise_head(a.max_logit, head, largest, packed);",
+        READS;
+    "keys-of-a-run-counted-from-0", WrongSeam, "a later run's keys take the places of the first one's: https://github.com/NVIDIA/TransformerEngine/pull/2829", "forward.cu",
+        "{run.first + key, run.first + min(key + C::KEYS, run.len)}"
+            => "{key, min(key + C::KEYS, run.len)}",
+        VALUES;
+    "values-of-the-first-phase", GlobalOffset, "values of another batch entry: https://github.com/NVIDIA/TransformerEngine/pull/2596", "forward.cu",
+        "v_index = run.index + key, v_phase = run.phase;"
+            => "v_index = run.index + key;",
+        READS;
 };
 
 /// Those of tiles with rows of several heads.
@@ -104,4 +132,28 @@ pub(super) const PACKED_FAULTS: &[SourceFault] = faults! { PACKED;
         "const int r = row + 8 * half >> packed;"
             => "const int r = row + 8 * half;",
         VALUES;
+    "largest-logit-of-the-pack", WrongSeam, "one head's statistic in the place of another's: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
+        "if (step >= 4 << packed) value = fmaxf(value, other);"
+            => "value = fmaxf(value, other);",
+        VALUES;
+};
+
+/// Those of two blocks of threads that share keys.
+pub(super) const PAIRED_FAULTS: &[SourceFault] = faults! { PAIRED;
+    "half-of-the-keys-asked-for-twice", WrongSeam, "an offset applied by one loader and not by the other: https://github.com/Dao-AILab/flash-attention/pull/2368", "forward.cu",
+        "const int first = cluster_rank() * PART;"
+            => "const int first = 0;",
+        READS;
+    "second-block-takes-the-firsts-rows", WrongSeam, "rows of the tile's other half: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
+        "(C::CLUSTER > 1 ? cluster_rank() * C::ROWS : 0);"
+            => "0;",
+        FORGETS;
+};
+
+/// Those of teams that share a block of threads.
+pub(super) const SHORT_FAULTS: &[SourceFault] = faults! { SHORT;
+    "teams-counted-as-one", WrongSeam, "more threads than rows: https://github.com/Dao-AILab/flash-attention/commit/eeca63a7", "forward.cu",
+        "kept(C::TEAMS == 1 ? threadIdx.x : threadIdx.x % C::TEAM)"
+            => "kept(threadIdx.x)",
+        FORGETS;
 };
