@@ -8,6 +8,7 @@
 //! Cases aim at the seams: no sequence, empty ones, thousands, a first offset, gaps, slack, whole padding, odd lengths,
 //! rows of any number of bytes on any alignment, statistics of −∞.
 
+mod calls;
 mod elements;
 mod image;
 mod large;
@@ -31,6 +32,7 @@ use crate::error::KernelError;
 use crate::faults::{Seen, SourceFault};
 use crate::gpu::{Buffer, Gpu};
 use crate::tables::Cut;
+pub use calls::check_calls;
 use image::{Image, Place};
 pub use large::check_large;
 pub use levels::check_levels;
@@ -147,7 +149,7 @@ pub fn check_until(gpu: &Gpu, cases: u64, seed: u64, enough: usize) -> Result<Ou
     Ok(outcome)
 }
 
-/// Looks for a planted fault with the comparison that is to show it, of `cases` random cases where it is one of those: the first
+/// Looks for a planted fault with the comparison that is to show it, on `cases` random cases or calls where it is one of those: the first
 /// disagreement, and whether it is one that the fault names. `None` of a fault that no comparison shows.
 pub fn seen(
     gpu: &Gpu,
@@ -159,6 +161,7 @@ pub fn seen(
         Seen::Bits(_) => check_until(gpu, cases, seed, 1)?.mismatches,
         Seen::Large => check_large(gpu)?,
         Seen::Levels => check_levels(gpu)?,
+        Seen::Calls => check_calls(gpu, cases, seed, 1)?,
         Seen::Rungs(_) | Seen::IllegalAddress | Seen::Deadline => return Ok(None),
     };
     let first = found.into_iter().next();

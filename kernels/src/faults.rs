@@ -45,6 +45,8 @@ pub enum Seen {
     Large,
     /// The forward on scores far from 0.
     Levels,
+    /// The comparison on attention calls that no schedule makes.
+    Calls,
     /// The driver: an access to an address that is nobody's.
     IllegalAddress,
     /// A deadline: the kernel does not end.

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::check::{
-    STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Tables, accumulated, check, check_large, check_levels, direct,
-    replayed, seen, steady,
+    STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Tables, accumulated, check, check_calls, check_large,
+    check_levels, direct, replayed, seen, steady,
 };
 use seamproof_kernels::faults::{Seen, source_faults};
 use seamproof_kernels::source::sources;
@@ -16,6 +16,8 @@ use seamproof_kernels::{Gpu, KernelError};
 /// Cases of the comparison, and the least that each operation must get to write.
 const CASES: u64 = 6800;
 const WRITING_CASES_MIN: u64 = 200;
+/// Calls, each launched in every way.
+const CALLS: u64 = 200;
 
 #[test]
 #[ignore = "needs a Hopper GPU"]
@@ -42,6 +44,15 @@ fn products_of_rows_and_elements_are_64_bits_wide() {
 fn weights_of_scores_far_from_0_are_right() {
     let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
     let found = check_levels(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    assert!(found.is_empty(), "{}", found[0]);
+}
+
+/// Calls with several runs of keys to a segment, bounds of any kind and sinks of −∞, on every kernel.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn calls_that_no_schedule_makes_are_right() {
+    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    let found = check_calls(&gpu, CALLS, 1, 1).unwrap_or_else(|error| panic!("{error}"));
     assert!(found.is_empty(), "{}", found[0]);
 }
 
@@ -109,7 +120,8 @@ fn a_planted_fault_is_seen() {
             continue;
         }
         let gpu = Gpu::with_sources(0, &Cache::of_user(), &fault.sources().unwrap()).unwrap();
-        let (found, _) = seen(&gpu, fault, 1700, 2).unwrap().unwrap();
+        let (found, _) =
+            seen(&gpu, fault, if fault.seen == Seen::Calls { CALLS } else { 1700 }, 2).unwrap().unwrap();
         assert!(found, "{} was not seen, or elsewhere", fault.id);
     }
 }

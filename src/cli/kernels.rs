@@ -73,6 +73,9 @@ enum What {
         /// The forward on scores far from 0 in place of random cases
         #[arg(long, conflicts_with = "large")]
         levels: bool,
+        /// So many attention calls that no schedule makes, on every kernel, in place of random cases
+        #[arg(long, value_name = "N", conflicts_with_all = ["large", "levels"])]
+        calls: Option<u64>,
         /// Plant a fault, or all that end no process, and show where it is seen
         #[arg(long, value_name = "ID|all")]
         plant: Option<String>,
@@ -117,6 +120,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Info => info(),
         What::Check { gpu, large: true, .. } => compare_large(*gpu),
         What::Check { gpu, levels: true, .. } => compare_levels(*gpu),
+        What::Check { gpu, calls: Some(calls), seed, .. } => compare_calls(*gpu, *calls, *seed),
         What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, id, *cases, *seed),
         What::Check { cases, seed, gpu, .. } => compare(*gpu, *cases, *seed),
         What::Stress { launches, gpu } => stress(*gpu, *launches as usize),
@@ -352,6 +356,18 @@ fn compare_levels(gpu: usize) -> Result<Exit, CliError> {
     let found = check::check_levels(&gpu)?;
     found.iter().for_each(print_line);
     print_line(&format_args!("scores far from 0 on {}: {} wrong", gpu.name()?, found.len()));
+    Ok(if found.is_empty() { Exit::Held } else { Exit::Finding })
+}
+
+fn compare_calls(gpu: usize, calls: u64, seed: u64) -> Result<Exit, CliError> {
+    let gpu = Gpu::open(gpu, &Cache::of_user())?;
+    let found = check::check_calls(&gpu, calls, seed, check::MISMATCHES_MAX)?;
+    found.iter().for_each(print_line);
+    print_line(&format_args!(
+        "{calls} calls that no schedule makes on {}: {} wrong",
+        gpu.name()?,
+        found.len()
+    ));
     Ok(if found.is_empty() { Exit::Held } else { Exit::Finding })
 }
 

@@ -52,6 +52,10 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
         "if (sink != neg_infinity()) sum += exact_exp(sink - largest);"
             => "",
         VALUES;
+    "sink-of-none-subtracted", MissingGuard, "−∞ less −∞ in rows without keys: https://github.com/vllm-project/vllm/issues/39148", "attend.cu",
+        "if (sink != neg_infinity()) sum"
+            => "sum",
+        Seen::Calls;
     "max-logit-of-first-row", LastSequence, "the largest logit of the first row alone: https://github.com/NVIDIA/TransformerEngine/pull/2829", "attend.cu",
         "if (lane == 0 && largest > neg_infinity())"
             => "if (lane == 0 && largest > neg_infinity() && query.index == 0)",

@@ -76,6 +76,10 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "total = sum * weight + exact_exp(sink - top);"
             => "total = sum * weight;",
         VALUES;
+    "tile-sink-of-none-subtracted", MissingGuard, "−∞ less −∞ in rows without keys: https://github.com/vllm-project/vllm/issues/39148", "forward.cu",
+        "if (sink != neg_infinity()) {"
+            => "{",
+        Seen::Calls;
     "phase-forgotten", GlobalOffset, "rows of another batch entry: https://github.com/NVIDIA/TransformerEngine/pull/2596", "forward.cu",
         "(i64)a.q_step * (tile.index + r) + tile.phase;"
             => "(i64)a.q_step * (tile.index + r);",
@@ -115,7 +119,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "keys-of-a-run-counted-from-0", WrongSeam, "a later run's keys take the places of the first one's: https://github.com/NVIDIA/TransformerEngine/pull/2829", "forward.cu",
         "{run.first + key, run.first + min(key + C::KEYS, run.len)}"
             => "{key, min(key + C::KEYS, run.len)}",
-        VALUES;
+        Seen::Calls;
     "values-of-the-first-phase", GlobalOffset, "values of another batch entry: https://github.com/NVIDIA/TransformerEngine/pull/2596", "forward.cu",
         "v_index = run.index + key, v_phase = run.phase;"
             => "v_index = run.index + key;",
@@ -147,7 +151,7 @@ pub(super) const PAIRED_FAULTS: &[SourceFault] = faults! { PAIRED;
     "second-block-takes-the-firsts-rows", WrongSeam, "rows of the tile's other half: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
         "(C::CLUSTER > 1 ? cluster_rank() * C::ROWS : 0);"
             => "0;",
-        FORGETS;
+        Seen::Calls;
 };
 
 /// Those of teams that share a block of threads.
