@@ -34,6 +34,8 @@ const LOCK: &str = "seamproof.lock";
 pub const FINDINGS: &str = "findings";
 /// The event log of a campaign's directory.
 pub const EVENTS: &str = "events.jsonl";
+/// The longest line of an event log that is read: an event holds one case.
+pub const EVENT_BYTES_MAX: u64 = 64 << 20;
 /// Its sums, once it has ended.
 pub const SUMS: &str = "sums.json";
 const TEMPORARY_PREFIX: &str = ".tmp-";
@@ -100,6 +102,15 @@ impl RunDir {
         let dir = RunDir { path, _lock: lock };
         dir.findings()?;
         Ok(dir)
+    }
+
+    /// The same in a place that is the caller's by its name: whatever else lies there is renamed too.
+    pub fn claim(path: &Path) -> Result<RunDir, RecordError> {
+        let is_empty = || fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
+        if !files::is_absent(path) && !path.join(LOCK).is_file() && !is_empty() {
+            move_aside(path)?;
+        }
+        RunDir::create(path)
     }
 
     /// The directory.
@@ -205,7 +216,8 @@ pub fn findings_of(path: &Path) -> Option<PathBuf> {
 
 fn lock(dir: &Path) -> Result<File, RecordError> {
     let path = dir.join(LOCK);
-    let file = File::create(&path).at(&path, "written")?;
+    // What it holds is nobody's business here: it may be a link.
+    let file = File::options().write(true).create(true).truncate(false).open(&path).at(&path, "written")?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(RecordError::Busy { path: dir.to_owned() }),

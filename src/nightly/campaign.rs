@@ -105,7 +105,7 @@ impl Night {
         path: &Path,
         watch: &Watch,
     ) -> Result<Part, NightError> {
-        let (dir, control) = (RunDir::create(path)?, watch.next());
+        let (dir, control) = (RunDir::claim(path)?, watch.next());
         let logs = Logs::new(vec![dir.events()?], &control);
         let start = Start::of(plan, subjects);
         logs.event(&Event::Start(&start));
@@ -131,7 +131,7 @@ impl Night {
         parts: &[Part],
         watch: &Watch,
     ) -> Result<Summary, NightError> {
-        let (whole, control) = (RunDir::create(&dir.join(left::WHOLE))?, watch.next());
+        let (whole, control) = (RunDir::claim(&dir.join(left::WHOLE))?, watch.next());
         let logs = Logs::new(vec![whole.events()?], &control);
         let (plan, findings) = (self.plan(profile), whole.findings()?);
         logs.event(&Event::Start(&Start::of(&plan, subjects)));

@@ -5,7 +5,7 @@
 //! `slice-NNNN.1` and so on. The claim: a slice counts only where it begins at the case at which the one before it ended; any
 //! other that is there is set aside with all that it found, and told of.
 
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::home::{entries, name};
@@ -13,7 +13,7 @@ use super::{NightError, SHARES, Unread};
 use crate::campaign::{MergeError, Part};
 use crate::files;
 use crate::prose::counted;
-use crate::record::{EVENTS, SUMS, move_aside};
+use crate::record::{EVENT_BYTES_MAX, EVENTS, SUMS, move_aside};
 
 /// Whether a path of a night is that of a campaign.
 pub(super) fn is_campaign(path: &Path) -> bool {
@@ -33,7 +33,7 @@ pub(super) fn slice_of(campaign: &Path, number: usize) -> PathBuf {
 /// A slice that ended and begins at case `first`. Another one that has sums, or that cannot be read, is set aside: it is run
 /// again, and what it found is told of as what any slice found that was cut off.
 pub(super) fn ended(path: &Path, first: u64) -> Result<Option<Part>, NightError> {
-    match Part::read(path).and_then(|part| part.check().map(|()| part)) {
+    match Part::read_whole(path) {
         Ok(part) if part.stored.start.first == first => return Ok(Some(part)),
         Err(MergeError::NotEnded { .. } | MergeError::Missing { .. }) => {}
         _ => move_aside(path)?,
@@ -93,7 +93,7 @@ fn cases_told(log: &Path) -> io::Result<u64> {
         return Ok(0);
     }
     let mut cases = 0;
-    for line in BufReader::new(files::open(log)?).split(b'\n') {
+    for line in files::lines(log, EVENT_BYTES_MAX)? {
         cases += u64::from(line?.starts_with(b"{\"event\":\"case\""));
     }
     Ok(cases)
