@@ -204,3 +204,23 @@ pub(super) fn stop_on_signal(control: &Arc<Control>) -> Result<(), CliError> {
         note("stopping after the cases in flight; once more to stop at once");
     })?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk that is full, or a report that cannot be written, does not turn a finding into an input error.
+    #[test]
+    fn what_cannot_be_recorded_hides_no_finding() {
+        let full = || RecordError::TooManyEarlier { path: "out".into() };
+        for (exit, expected) in [
+            (Exit::Finding, Exit::Finding),
+            (Exit::Crash, Exit::Crash),
+            (Exit::Held, Exit::Input),
+            (Exit::TooLittle, Exit::Input),
+        ] {
+            assert_eq!(recorded(exit, Err(full())), expected);
+            assert_eq!(recorded(exit, Ok(())), exit);
+        }
+    }
+}

@@ -205,6 +205,59 @@ mod tests {
         assert!(log.exists() && !slices.join("slice-0001").exists());
     }
 
+    /// Whatever a kill, or whoever tidies up, left in the place of a slice or of the joined ones: the next start goes on, nothing
+    /// is written over, and what was not run again is told.
+    #[test]
+    fn a_place_that_holds_something_else_is_set_aside() {
+        // Each leaves something in the place of a slice or of the joined ones, and says which file of it must last, if any.
+        type Leave = fn(&Path) -> Option<&'static str>;
+        let leaves: [(&str, Leave); 6] = [
+            ("nothing", |_| None),
+            ("an empty directory", |place| {
+                fs::create_dir(place).unwrap();
+                None
+            }),
+            ("a lock and nothing else", |place| {
+                fs::create_dir(place).unwrap();
+                fs::write(place.join("seamproof.lock"), "").unwrap();
+                Some("seamproof.lock")
+            }),
+            ("findings without a lock", |place| {
+                fs::create_dir_all(place.join("findings")).unwrap();
+                fs::write(place.join("findings/case-00000001.json"), "{").unwrap();
+                Some("findings/case-00000001.json")
+            }),
+            ("somebody else's files, and a lock that is a directory", |place| {
+                fs::create_dir_all(place.join("seamproof.lock")).unwrap();
+                fs::write(place.join("events.jsonl"), "mine").unwrap();
+                Some("events.jsonl")
+            }),
+            ("a file", |place| {
+                fs::write(place, "mine").unwrap();
+                Some("")
+            }),
+        ];
+        for (what, leave) in leaves {
+            let parent = tempfile::tempdir().unwrap();
+            let night = night(&parent.path().join("nights"));
+            let dir = night.dir.join("emulated-seams");
+            fs::create_dir(&dir).unwrap();
+            let last = [slice_of(&dir, 0), dir.join(left::WHOLE)].map(|place| (leave(&place), place));
+            let campaign =
+                night.campaign("emulated", Profile::Seams, 1.0, &Watch::default(), &|_| {}).unwrap().unwrap();
+            assert!(campaign.summary.cases > 0, "{what}");
+            for (file, place) in &last {
+                assert!(place.join("events.jsonl").is_file(), "{what}: it is run");
+                let aside = |file: &str| match file {
+                    "" => place.with_extension("1"),
+                    file => place.with_extension("1").join(file),
+                };
+                assert!(file.is_none_or(|file| aside(file).exists()), "{what}: it is not there any more");
+            }
+            assert_eq!(campaign.lost.len(), usize::from(last[0].0.is_some()), "{what}: {:?}", campaign.lost);
+        }
+    }
+
     #[test]
     fn of_large_cases_the_floors_are_lifted_and_nothing_else() {
         let others = ["judged: 3 of 40 legal cases; at least 50 % is enough", "interrupted after 40 cases"];
