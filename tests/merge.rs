@@ -331,6 +331,15 @@ fn what_a_shard_found_that_did_not_end_is_named() {
             assert!(message.as_ref().is_some_and(|message| said.contains(message.as_str())), "{test:?}");
         }
     }
+    // Whatever is in the way of joining the others.
+    for arguments in
+        [&["--out", "j.xml"][..], &["--json", "shard-0"], &["--junit", "nowhere/j.xml"], &["shard-0"]]
+    {
+        let output = seamproof(dir, &[&["merge", &shards[0], &shards[1]], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.lines().count() > 1, "{arguments:?}: {said}");
+    }
     // Nothing was found, and nothing ended: the reports say so, and it is an input error.
     fs::create_dir(dir.join("empty")).expect("a directory");
     let output = seamproof(dir, &["merge", "empty", "--json", "e.jsonl", "--junit", "j.xml"]);

@@ -59,10 +59,30 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         )));
     }
     let (parts, unended) = read(&args.shards);
-    let whole = campaign::campaign_of(&parts)?;
     let left: Vec<LeftFinding> = unended.iter().flat_map(|shard| campaign::left_in(shard.dir)).collect();
     show(&left);
-    let Some((start, missing)) = whole else { return none_ended(args, &left) };
+    match (merged(args, out, &parts, &unended, &left), exit_of(&left)) {
+        // What proves nothing finds nothing: the canary stays before all else.
+        (Ok(Exit::CanaryMissed), _) => Ok(Exit::CanaryMissed),
+        (Ok(exit), left) => Ok(left.map_or(exit, |left| worse(exit, left))),
+        // What was found stays found, whatever is in the way of joining the others.
+        (Err(error), Some(exit)) => {
+            complain(&error);
+            Ok(exit)
+        }
+        (Err(error), None) => Err(error),
+    }
+}
+
+/// Joins the parts into a directory, and tells what others found beside them.
+fn merged(
+    args: &Args,
+    out: &Path,
+    parts: &[Part],
+    unended: &[Unended],
+    left: &[LeftFinding],
+) -> Result<Exit, CliError> {
+    let Some((start, missing)) = campaign::campaign_of(parts)? else { return Err(none_ended(args, left)) };
     let subjects = Registered::with(start.backend.clone(), start.options.clone())?;
     let plan = plan_of(&start)?;
     let dir = RunDir::create(out)?;
@@ -74,18 +94,15 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     logs.event(&Event::Start(&start));
     left.iter().for_each(|left| logs.event(&Event::Left(left)));
     announce(&start, &dir);
-    let missed = missed(&missing, &unended, &left);
-    let joined = Joined { plan: &plan, subjects: &subjects, parts: &parts, missed };
+    let joined = Joined { plan: &plan, subjects: &subjects, parts, missed: missed(&missing, unended, left) };
     let outcome = joined.outcome(&dir, &logs, &control)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
-    let written = report.map_or(Ok(()), |report| report.write(&start.backend, &outcome, &left));
-    let exit = recorded(exit, written);
-    // What proves nothing finds nothing: the canary stays before all else.
-    Ok(if exit == Exit::CanaryMissed { exit } else { worse(Some(exit), exit_of(&left)).unwrap_or(exit) })
+    let written = report.map_or(Ok(()), |report| report.write(&start.backend, &outcome, left));
+    Ok(recorded(exit, written))
 }
 
-/// Where no shard has ended there is nothing to join: what was found is told to whoever asked for it.
-fn none_ended(args: &Args, left: &[LeftFinding]) -> Result<Exit, CliError> {
+/// Where no shard has ended there is nothing to join, which is an error; what was found is told to whoever asked for it.
+fn none_ended(args: &Args, left: &[LeftFinding]) -> CliError {
     let names: Vec<String> = args.shards.iter().map(|dir| dir.display().to_string()).collect();
     let why = format!("{}: no shard has ended, nothing to merge", names.join(", "));
     let log = |path: &PathBuf| {
@@ -94,26 +111,24 @@ fn none_ended(args: &Args, left: &[LeftFinding]) -> Result<Exit, CliError> {
     };
     let report = |path: &PathBuf| junit::Report::create(path)?.write_left(&why, left);
     let logged = args.json.as_ref().map_or(Ok(()), log);
-    let written = logged.and(args.junit.as_ref().map_or(Ok(()), report));
-    complain(&why);
-    Ok(recorded(exit_of(left).unwrap_or(Exit::Input), written))
+    let reported = args.junit.as_ref().map_or(Ok(()), report);
+    logged.and(reported).map_or_else(CliError::from, |()| CliError::Usage(why.clone()))
 }
 
 /// How findings that no sum counts end the program. Whatever is no crash for sure is a finding.
 fn exit_of(left: &[LeftFinding]) -> Option<Exit> {
     let exit = |left: &LeftFinding| if left.is_end() { Exit::Crash } else { Exit::Finding };
-    left.iter().map(exit).fold(None, |all, exit| worse(all, Some(exit)))
+    left.iter().map(exit).reduce(worse)
 }
 
 /// The one of two ends that outweighs the other: a finding, a crash, whatever there is.
-fn worse(one: Option<Exit>, other: Option<Exit>) -> Option<Exit> {
-    let weight = |exit: &Option<Exit>| match exit {
-        Some(Exit::Finding) => 3,
-        Some(Exit::Crash) => 2,
-        Some(_) => 1,
-        None => 0,
+fn worse(one: Exit, other: Exit) -> Exit {
+    let weight = |exit: Exit| match exit {
+        Exit::Finding => 2,
+        Exit::Crash => 1,
+        _ => 0,
     };
-    if weight(&other) > weight(&one) { other } else { one }
+    if weight(other) > weight(one) { other } else { one }
 }
 
 /// Names what shards found that did not end, of each the first ones.
