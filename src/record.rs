@@ -12,7 +12,8 @@
 //!
 //! Every file but the event log is written whole: into a hidden temporary file beside its place, synchronised, then
 //! renamed. A `.json` in `findings` is complete, whenever one looks. A directory of an earlier campaign is renamed to
-//! `DIR.1`, `DIR.2`, …, never overwritten or removed; a directory that holds anything else is refused.
+//! `DIR.1`, `DIR.2`, …, never overwritten or removed; a directory that holds anything else is refused, or renamed too where its
+//! name says that the place is a campaign's (a night's slices).
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};

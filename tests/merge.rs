@@ -198,7 +198,7 @@ fn edited(file: &Path, edit: fn(&mut Value)) {
 /// One shard that cannot be read costs none of the others: it is as good as one that did not end.
 #[test]
 fn a_shard_that_cannot_be_read_is_missing_and_the_others_are_joined() {
-    let spoils: [(&str, Spoil, &str); 9] = [
+    let spoils: [(&str, Spoil, &str); 10] = [
         ("sums.json", cut, "EOF while parsing"),
         ("sums.json", |file| fs::write(file, "").expect("a file"), "EOF while parsing"),
         ("sums.json", |file| fs::write(file, "{}").expect("a file"), "missing field `start`"),
@@ -208,6 +208,7 @@ fn a_shard_that_cannot_be_read_is_missing_and_the_others_are_joined() {
             |file| edited(file, |sums| sums["start"]["shard"] = "0/18446744073709551615".into()),
             "is no shard",
         ),
+        ("sums.json", |file| edited(file, |sums| sums["sums"]["seconds"] = (-1).into()), "less than none"),
         (
             "sums.json",
             |file| edited(file, |sums| sums["sums"]["held"] = u64::MAX.into()),

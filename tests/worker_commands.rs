@@ -1,7 +1,7 @@
 //! Commands on subjects behind worker processes, without a GPU: a mock that fails as it is told.
 //!
-//! The claim: whatever a worker does, the command ends, says what it was, and its exit code tells a crash or a hang from a wrong
-//! result; and however a command ends, no process is left.
+//! The claim: whatever a worker does, the command ends, says what it was, and its exit code tells a crash or a hang from a
+//! wrong result; and however a command ends, no process is left.
 
 #![cfg(unix)]
 

@@ -1,8 +1,8 @@
 //! What a part of a campaign found that did not end: findings on disk that no sum tells of.
 //!
-//! A part that was killed leaves complete findings (crate::record) and no sums; of one whose sums or event log cannot be read the
-//! same is as good as true. Nobody knows how many cases such findings are of, so they are in no summary. The claim: each of them
-//! is told of once, and so is what cannot be read and may be one or hold some.
+//! A part that was killed leaves complete findings (crate::record) and no sums; of one whose sums or event log cannot be read
+//! the same is as good as true. Nobody knows how many cases such findings are of, so they are in no summary. The claim: each
+//! of them is told of once, and so is what cannot be read and may be one or hold some.
 
 use std::fmt::{self, Display, Formatter};
 use std::path::Path;

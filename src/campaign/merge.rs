@@ -4,6 +4,9 @@
 //! that did not hold go through the ledger once more, in the order of the whole campaign, from the parts' events. Where
 //! the ledger shrinks a case, the part that ran it has shrunk it already, as a rule: a part's first cases of a symptom are
 //! among its own first ones. Where it has not, the case is drawn, judged and shrunk here.
+//!
+//! A directory is a *part* if its sums can be read and its event log tells of all their cases. Of any other one nothing is
+//! counted; what it found is told of by [`left_in`](super::left_in).
 
 use std::fs;
 use std::io;
@@ -74,8 +77,8 @@ pub enum MergeError {
         what: String,
     },
     /// Sums that no campaign has.
-    #[error("{}: its counts come to more than {COUNTS_MAX}, which no campaign's do", path.display())]
-    Counts {
+    #[error("{}: its counts come to more than {COUNTS_MAX}, or its time to less than none: no campaign's do", path.display())]
+    Impossible {
         /// The file.
         path: PathBuf,
     },
@@ -148,9 +151,10 @@ impl Part {
         let text = files::read(&path, SUMS_BYTES_MAX)
             .map_err(|source| MergeError::Read { path: path.clone(), source })?;
         let stored: Stored = parsed(&path, 1, &text)?;
-        match counts_in(&serde_json::to_value(&stored.sums).unwrap_or_default()) {
-            0..=COUNTS_MAX => Ok(Part { dir: dir.to_owned(), stored }),
-            _ => Err(MergeError::Counts { path }),
+        let counts = counts_in(&serde_json::to_value(&stored.sums).unwrap_or_default());
+        match counts <= COUNTS_MAX && stored.sums.seconds >= 0.0 {
+            true => Ok(Part { dir: dir.to_owned(), stored }),
+            false => Err(MergeError::Impossible { path }),
         }
     }
 

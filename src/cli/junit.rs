@@ -1,4 +1,5 @@
-//! A JUnit report: one suite for the subject, one test case for each check of the judge.
+//! A JUnit report: one suite for the subject, one test case for each check of the judge, and one for each finding of a shard
+//! that did not end, which no check counts.
 //!
 //! The file exists from the beginning, saying that the campaign has not ended, so that even a killed one leaves a report
 //! and never that of an earlier run.

@@ -14,7 +14,7 @@ use crate::campaign::{
     Start,
 };
 use crate::prose::{counted, replay_command};
-use crate::record::{DEFAULT_DIR, EventLog, FINDINGS, RunDir};
+use crate::record::{DEFAULT_DIR, EventLog, FINDINGS, RunDir, SUMS};
 
 /// Findings of a shard that did not end are named up to this many times; the rest is counted.
 const LEFT_SHOWN_MAX: usize = 8;
@@ -25,7 +25,8 @@ Examples:
                                                   what `run --shard 0/4 --out shard-0` and its siblings left
 
 The result is that of `run` without --shard, but for its times. A failing case that the whole campaign would have shrunk
-and its shard did not is shrunk here, which needs the subject.";
+and its shard did not is shrunk here, which needs the subject. A shard that did not end, or whose files are torn, is missing
+(exit code 4); what it found is told, in the events and the JUnit report too, and is a finding (2, or 3).";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -84,7 +85,7 @@ fn merged(
 ) -> Result<Exit, CliError> {
     let Some((start, missing)) = campaign::campaign_of(parts)? else { return Err(none_ended(args, left)) };
     let subjects = Registered::with(start.backend.clone(), start.options.clone())?;
-    let plan = plan_of(&start)?;
+    let plan = plan_of(&start, &parts[0].dir)?;
     let dir = RunDir::create(out)?;
     let logs = [Some(dir.events()?), args.json.as_deref().map(EventLog::create).transpose()?];
     let report = args.junit.as_deref().map(junit::Report::create).transpose()?;
@@ -182,9 +183,9 @@ fn missed(missing: &[Shard], unended: &[Unended], left: &[LeftFinding]) -> Vec<S
     missing.chain(torn).chain(left).collect()
 }
 
-/// The plan of the whole, on this machine: the shards had one of their own each.
-fn plan_of(start: &Start) -> Result<Plan, CliError> {
-    let wrong = |what: String| CliError::Usage(format!("sums.json: {what}"));
+/// The plan of the whole as one of its parts has it, with the threads of this machine.
+fn plan_of(start: &Start, part: &Path) -> Result<Plan, CliError> {
+    let wrong = |what: String| CliError::Usage(format!("{}: {what}", part.join(SUMS).display()));
     Ok(Plan {
         seed: super::options::seed(&start.seed).map_err(wrong)?,
         profile: start.profile.parse().map_err(|error| wrong(format!("{error}")))?,

@@ -1,4 +1,4 @@
-//! A campaign of a night: run in slices, and joined.
+//! A campaign of a night: run in slices ([`super::slices`]), and joined.
 //!
 //! The claim: a kill costs the slice in flight and nothing else, as each begins at the case at which the one before it ended;
 //! joined they say what one run of the same cases would.
@@ -205,8 +205,8 @@ mod tests {
         assert!(log.exists() && !slices.join("slice-0001").exists());
     }
 
-    /// Whatever a kill, or whoever tidies up, left in the place of a slice or of the joined ones: the next start goes on, nothing
-    /// is written over, and what was not run again is told.
+    /// Whatever a kill, or whoever tidies up, left in the place of a slice or of the joined ones: the next start goes on,
+    /// nothing is written over, and what was not run again is told.
     #[test]
     fn a_place_that_holds_something_else_is_set_aside() {
         // Each leaves something in the place of a slice or of the joined ones, and says which file of it must last, if any.

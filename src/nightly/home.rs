@@ -1,7 +1,8 @@
 //! Where nights lie, and what their files are called.
 //!
-//! A *home* is the directory of all nights; a night's is `night-` and its number, from 1, in at least four digits. The claim: a
-//! name is one night's or none's, and names that are nearly those of nights are told, so that nobody takes such a folder for one.
+//! A *home* is the directory of all nights; a night's is `night-` and its number, from 1, in at least four digits. The claim:
+//! a name is one night's or none's, and names that are nearly those of nights are told, so that nobody takes such a folder
+//! for one.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! The slices of a night's campaign on disk: which count, and which were cut off.
 //!
-//! A *slice* is a run's directory (crate::record), `slice-` and its number; it *has ended* once its sums are there and its event
-//! log tells of all their cases. One that *was cut off* has not, and lies where it was begun or was *set aside*: renamed to
-//! `slice-NNNN.1` and so on. The claim: a slice counts only where it begins at the case at which the one before it ended; any
-//! other that is there is set aside with all that it found, and told of.
+//! A *slice* is a run's directory (crate::record), `slice-` and its number; it *has ended* once its sums are there and its
+//! event log tells of all their cases. One that *was cut off* has not, and lies where it was begun or was *set aside*:
+//! renamed to `slice-NNNN.1` and so on. The claim: a slice counts only where it begins at the case at which the one before it
+//! ended; any other that is there is told of, and set aside with all that it found before its place is used.
 
 use std::io;
 use std::path::{Path, PathBuf};

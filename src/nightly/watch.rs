@@ -1,8 +1,8 @@
 //! What goes between a running night and whoever watches it.
 //!
-//! A *stage* is a part of a night that is told of as one: the canary, stored cases, a campaign, or joining its slices. It may have
-//! several *controls* in turn, one for each campaign that it runs. The claim: a request to stop reaches whatever runs at that
-//! moment and all that comes after it, and what is told counts every case of the stage once.
+//! A *stage* is a part of a night that is told of as one: the canary, stored cases, a campaign, or joining its slices. It may
+//! have several *controls* in turn, one for each campaign that it runs. The claim: a request to stop reaches whatever runs at
+//! that moment and all that comes after it, and what is told counts every case of the stage once.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
