@@ -330,13 +330,17 @@ impl EventLog {
     }
 }
 
-/// Writes a file so that it is there whole or not at all.
+/// Writes a file so that it is there whole or not at all. What is there and is no regular file, such as a device or a pipe, is
+/// refused: a rename would put the file in its place.
 pub fn write_whole(path: &Path, text: &str) -> Result<(), RecordError> {
     let dir = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
     let write = || {
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "is no regular file"));
+        }
         let mut file = temporary_file(dir)?;
         file.write_all(text.as_bytes())?;
         file.as_file().sync_all()?;
@@ -404,5 +408,22 @@ mod tests {
             assert_eq!(fs::read_to_string(&file).expect("the file is read"), text);
         }
         assert_eq!(fs::read_dir(parent.path()).expect("the directory is read").count(), 1);
+    }
+
+    /// Not even a program that may do everything puts a file in a device's place, whatever link leads there.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_is_not_replaced() {
+        let (parent, link) = place();
+        let [pipe, folder] = ["pipe", "folder"].map(|name| parent.path().join(name));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+        std::os::unix::fs::symlink(&pipe, &link).expect("a link");
+        fs::create_dir(&folder).expect("a directory");
+        for path in [&pipe, &link, &folder] {
+            let error = write_whole(path, "text").expect_err("it is no file").to_string();
+            assert!(error.ends_with(": cannot be written: is no regular file"), "{error}");
+        }
+        assert!(!fs::metadata(&link).expect("the link leads there still").is_file());
+        assert_eq!(fs::read_dir(parent.path()).expect("the directory is read").count(), 3);
     }
 }

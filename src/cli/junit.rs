@@ -219,5 +219,14 @@ mod tests {
         assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::NonSuccess { .. }));
         let all = Regressions { held: files(TESTS_MAX), ..Regressions::default() };
         assert_eq!(of_regressions(&all, &|_| false).len(), TESTS_MAX);
+        let unread = |number: usize| LeftFinding {
+            shard: "shard".to_owned(),
+            file: format!("shard/findings/{number}.json"),
+            holds: Holds::Unread { unread: "torn".to_owned() },
+            replay: String::new(),
+        };
+        let tests = of_left(&(0..=TESTS_MAX).map(unread).collect::<Vec<_>>());
+        assert_eq!((tests.len(), tests[TESTS_MAX - 1].name.as_str()), (TESTS_MAX, "2 more left findings"));
+        assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::NonSuccess { .. }));
     }
 }
