@@ -477,7 +477,7 @@ impl Census {
     pub fn merge(&mut self, other: &Census) {
         self.legal += other.legal;
         self.outside += other.outside;
-        self.products += other.products;
+        self.products = self.products.saturating_add(other.products);
         self.elements += other.elements;
         for (name, count) in &other.malformed {
             increment(&mut self.malformed, name, *count);

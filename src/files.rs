@@ -4,7 +4,7 @@
 //! following links, as a pipe may never give anything; and no more of one than a limit.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// Opens a regular file.
@@ -25,6 +25,31 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {limit} bytes")));
     }
     Ok(bytes)
+}
+
+/// Reads a regular file line by line, each without its end and of at most `limit` bytes; a longer one is
+/// [`ErrorKind::FileTooLarge`], and the last thing that is read.
+pub fn lines(path: &Path, limit: u64) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>> + use<>> {
+    let mut file = Some(BufReader::new(open(path)?));
+    Ok(std::iter::from_fn(move || {
+        let mut line = Vec::new();
+        let read = file.as_mut()?.take(limit + 1).read_until(b'\n', &mut line);
+        match read {
+            Ok(0) => return None,
+            Ok(_) if line.last() == Some(&b'\n') => drop(line.pop()),
+            Ok(_) if line.len() as u64 <= limit => {}
+            Ok(_) => {
+                file = None;
+                let what = format!("a line is longer than {limit} bytes");
+                return Some(Err(io::Error::new(ErrorKind::FileTooLarge, what)));
+            }
+            Err(error) => {
+                file = None;
+                return Some(Err(error));
+            }
+        }
+        Some(Ok(line))
+    }))
 }
 
 /// Whether nothing has this name. A link that leads nowhere is something, and so is what one may not look at.
@@ -75,6 +100,21 @@ mod tests {
         fs::write(file.path(), [b' '; 11]).unwrap();
         assert_eq!(read(file.path(), 11).unwrap().len(), 11);
         assert_eq!(read(file.path(), 10).unwrap_err().kind(), ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn lines_are_bounded_and_the_last_one_may_lack_its_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            fs::write(file.path(), text).unwrap();
+            lines(file.path(), 3).unwrap().map(|line| line.map_err(|error| error.kind())).collect::<Vec<_>>()
+        };
+        let line = |text: &str| Ok(text.as_bytes().to_vec());
+        assert_eq!(read(""), []);
+        assert_eq!(read("abc\n\nde"), [line("abc"), line(""), line("de")]);
+        assert_eq!(read("abc\nabc"), [line("abc"), line("abc")]);
+        assert_eq!(read("a\nabcd\nb\n"), [line("a"), Err(ErrorKind::FileTooLarge)]);
+        assert_eq!(read("abcd"), [Err(ErrorKind::FileTooLarge)]);
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //!
 //! Every file but the event log is written whole: into a hidden temporary file beside its place, synchronised, then
 //! renamed. A `.json` in `findings` is complete, whenever one looks. A directory of an earlier campaign is renamed to
-//! `DIR.1`, `DIR.2`, …, never overwritten or removed; a directory that holds anything else is refused.
+//! `DIR.1`, `DIR.2`, …, never overwritten or removed; a directory that holds anything else is refused, or renamed too where its
+//! name says that the place is a campaign's (a night's slices).
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -34,6 +35,8 @@ const LOCK: &str = "seamproof.lock";
 pub const FINDINGS: &str = "findings";
 /// The event log of a campaign's directory.
 pub const EVENTS: &str = "events.jsonl";
+/// The longest line of an event log that is read: an event holds one case.
+pub const EVENT_BYTES_MAX: u64 = 64 << 20;
 /// Its sums, once it has ended.
 pub const SUMS: &str = "sums.json";
 const TEMPORARY_PREFIX: &str = ".tmp-";
@@ -100,6 +103,15 @@ impl RunDir {
         let dir = RunDir { path, _lock: lock };
         dir.findings()?;
         Ok(dir)
+    }
+
+    /// The same in a place that is the caller's by its name: whatever else lies there is renamed too.
+    pub fn claim(path: &Path) -> Result<RunDir, RecordError> {
+        let is_empty = || fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
+        if !files::is_absent(path) && !path.join(LOCK).is_file() && !is_empty() {
+            move_aside(path)?;
+        }
+        RunDir::create(path)
     }
 
     /// The directory.
@@ -205,7 +217,8 @@ pub fn findings_of(path: &Path) -> Option<PathBuf> {
 
 fn lock(dir: &Path) -> Result<File, RecordError> {
     let path = dir.join(LOCK);
-    let file = File::create(&path).at(&path, "written")?;
+    // What it holds is nobody's business here: it may be a link.
+    let file = File::options().write(true).create(true).truncate(false).open(&path).at(&path, "written")?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(RecordError::Busy { path: dir.to_owned() }),
@@ -317,13 +330,17 @@ impl EventLog {
     }
 }
 
-/// Writes a file so that it is there whole or not at all.
+/// Writes a file so that it is there whole or not at all. What is there and is no regular file, such as a device or a pipe, is
+/// refused: a rename would put the file in its place.
 pub fn write_whole(path: &Path, text: &str) -> Result<(), RecordError> {
     let dir = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
     let write = || {
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "is no regular file"));
+        }
         let mut file = temporary_file(dir)?;
         file.write_all(text.as_bytes())?;
         file.as_file().sync_all()?;
@@ -391,5 +408,22 @@ mod tests {
             assert_eq!(fs::read_to_string(&file).expect("the file is read"), text);
         }
         assert_eq!(fs::read_dir(parent.path()).expect("the directory is read").count(), 1);
+    }
+
+    /// Not even a program that may do everything puts a file in a device's place, whatever link leads there.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_is_not_replaced() {
+        let (parent, link) = place();
+        let [pipe, folder] = ["pipe", "folder"].map(|name| parent.path().join(name));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+        std::os::unix::fs::symlink(&pipe, &link).expect("a link");
+        fs::create_dir(&folder).expect("a directory");
+        for path in [&pipe, &link, &folder] {
+            let error = write_whole(path, "text").expect_err("it is no file").to_string();
+            assert!(error.ends_with(": cannot be written: is no regular file"), "{error}");
+        }
+        assert!(!fs::metadata(&link).expect("the link leads there still").is_file());
+        assert_eq!(fs::read_dir(parent.path()).expect("the directory is read").count(), 3);
     }
 }

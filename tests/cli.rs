@@ -112,6 +112,7 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     refuses(dir, &["run", "--cases", "many"], &["--cases", "many"]);
     refuses(dir, &["run", "--time", "60"], &["--time", "60s"]);
     refuses(dir, &["run", "--shard", "3/3"], &["--shard", "3/3"]);
+    refuses(dir, &["run", "--shard", "0/1048577"], &["--shard", "at most 1048576"]);
     refuses(dir, &["run", "--seed", "x"], &["--seed", "commit"]);
     refuses(dir, &["run", "--seed", "18446744073709551616"], &["--seed", "64 bits"]);
     refuses(dir, &["bench"], &["bench", "oracle"]);
@@ -673,6 +674,29 @@ fn what_to_name_is_said() {
         "{output:?}"
     );
     assert_eq!(code(&output), 1);
+}
+
+/// Bytes of choices are read up to a limit that the error says, and nothing waits for a pipe.
+#[cfg(unix)]
+#[test]
+fn a_fuzzer_s_file_is_read_up_to_a_limit() {
+    let place = place();
+    let dir = place.path();
+    let values = |from: &str| ["values".to_owned(), from.to_owned(), "--out".to_owned(), "out".to_owned()];
+    let refuses = |from: &str, texts: &[&str]| {
+        let arguments = values(from);
+        refuses(dir, &arguments.each_ref().map(String::as_str), texts);
+    };
+    let file = fs::File::create(dir.join("bytes")).expect("a file");
+    // A hole: nothing is written.
+    file.set_len(1 << 40).expect("a length");
+    refuses("bytes", &["bytes: cannot be read: larger than 1048576 bytes"]);
+    assert!(Process::new("mkfifo").arg(dir.join("pipe")).status().expect("mkfifo runs").success());
+    refuses("pipe", &["pipe: cannot be read: is no regular file"]);
+    refuses("/dev/zero", &["/dev/zero: cannot be read: is no regular file"]);
+    file.set_len(1 << 20).expect("a length");
+    let output = seamproof(dir, &values("bytes").each_ref().map(String::as_str));
+    assert_eq!((code(&output), &*stdout(&output)), (0, "values    1 read, 1 new in out\n"));
 }
 
 /// The line that replays a finding can be pasted, whatever the folder is called.

@@ -178,16 +178,105 @@ fn what_is_missing_double_or_of_another_campaign_is_said() {
     assert!(code == Some(1) && said.contains("not parts of one campaign"), "{said}");
     let (code, said) = merge(&[&shards[0], "--out", &shards[0]]);
     assert!(code == Some(1) && said.contains("is a shard"), "{said}");
-    // A log that lost its end.
-    let log = dir.join("shard-2/events.jsonl");
-    let text = fs::read_to_string(&log).expect("events are written");
-    let kept: Vec<&str> = text.lines().take(20).collect();
-    fs::write(&log, kept.join("\n")).expect("the log is written");
-    let (code, said) = merge(&[&shards[0], &shards[2]]);
-    assert!(code == Some(1) && said.contains("shard-2/events.jsonl: tells of"), "{said}");
 }
 
-/// What a killed shard found is in no sum: it is named, and is a finding.
+/// Writes something else in the place of a file.
+type Spoil = fn(&Path);
+
+fn cut(file: &Path) {
+    let text = fs::read(file).expect("the file is written");
+    fs::write(file, &text[..text.len() / 2]).expect("the file is cut");
+}
+
+/// Edits the sums of a shard.
+fn edited(file: &Path, edit: fn(&mut Value)) {
+    let mut value = serde_json::from_slice(&fs::read(file).expect("the file is written")).expect("JSON");
+    edit(&mut value);
+    fs::write(file, value.to_string()).expect("the file is written");
+}
+
+/// One shard that cannot be read costs none of the others: it is as good as one that did not end.
+#[test]
+fn a_shard_that_cannot_be_read_is_missing_and_the_others_are_joined() {
+    let spoils: [(&str, Spoil, &str); 10] = [
+        ("sums.json", cut, "EOF while parsing"),
+        ("sums.json", |file| fs::write(file, "").expect("a file"), "EOF while parsing"),
+        ("sums.json", |file| fs::write(file, "{}").expect("a file"), "missing field `start`"),
+        ("sums.json", |file| fs::write(file, [0xff, 0]).expect("a file"), "expected value"),
+        (
+            "sums.json",
+            |file| edited(file, |sums| sums["start"]["shard"] = "0/18446744073709551615".into()),
+            "is no shard",
+        ),
+        ("sums.json", |file| edited(file, |sums| sums["sums"]["seconds"] = (-1).into()), "less than none"),
+        (
+            "sums.json",
+            |file| edited(file, |sums| sums["sums"]["held"] = u64::MAX.into()),
+            "its counts come to more than",
+        ),
+        (
+            "sums.json",
+            |file| {
+                fs::remove_file(file).expect("the file is removed");
+                fs::create_dir(file).expect("a directory");
+            },
+            "is no regular file",
+        ),
+        ("events.jsonl", |file| drop(fs::remove_file(file)), "cannot be read"),
+        (
+            "events.jsonl",
+            |file| {
+                let text = fs::read_to_string(file).expect("events are written");
+                let kept: Vec<&str> = text.lines().take(9).collect();
+                fs::write(file, kept.join("\n")).expect("the log is written");
+            },
+            "tells of",
+        ),
+    ];
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let dir = place.path();
+    let shards: Vec<String> = (0..3).map(|index| shard(dir, "emulated", index, 3)).collect();
+    let names: Vec<&str> = shards.iter().map(String::as_str).collect();
+    let kept = ["sums.json", "events.jsonl"].map(|name| {
+        let file = dir.join("shard-1").join(name);
+        let text = fs::read(&file).expect("the file is written");
+        (file, text)
+    });
+    for (name, spoil, reason) in spoils {
+        let file = dir.join("shard-1").join(name);
+        spoil(&file);
+        let output = seamproof(dir, &[&["merge", "--json", "e.jsonl"], &names[..]].concat());
+        let said = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
+        assert_eq!(output.status.code(), Some(4), "{reason}: {said}");
+        let told = said.lines().find(|line| line.starts_with("error: shard-1/")).unwrap_or_default();
+        assert!(told.contains(name) && told.contains(reason), "{reason}: {said}");
+        assert!(said.contains("too little run: shard 1/3 is missing"), "{said}");
+        assert!(said.contains(&format!("not counted: shard-1/{name}")), "{said}");
+        let summary = last(&dir.join("e.jsonl"));
+        assert_eq!((&summary["cases"], &summary["event"]), (&160.into(), &"summary".into()), "{said}");
+        let _ = fs::remove_dir(&file);
+        kept.iter().for_each(|(file, text)| fs::write(file, text).expect("the file is put back"));
+    }
+    // Nothing else is missing then.
+    let copy = dir.join("copy");
+    fs::create_dir(&copy).expect("a directory");
+    fs::write(copy.join("sums.json"), "{").expect("a file");
+    let output = seamproof(dir, &[&["merge", "copy"], &names[..]].concat());
+    assert_eq!(output.status.code(), Some(4), "{}", String::from_utf8_lossy(&output.stdout));
+    // No directory at all is no shard.
+    fs::write(dir.join("shard-3"), "").expect("a file");
+    let output = seamproof(dir, &[&["merge", "shard-3"], &names[..]].concat());
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
+    assert!(said.contains("error: shard-3: is no directory") && !said.contains("missing\n"), "{said}");
+}
+
+/// The last event of a log.
+fn last(log: &Path) -> Value {
+    let text = fs::read_to_string(log).expect("events are written");
+    serde_json::from_str(text.lines().last().expect("an event")).expect("an event is JSON")
+}
+
+/// What a shard found that did not end is in no sum: it is named, in the events and the JUnit report too, and is a finding.
 #[test]
 fn what_a_shard_found_that_did_not_end_is_named() {
     let place = tempfile::tempdir().expect("a temporary directory");
@@ -203,13 +292,60 @@ fn what_a_shard_found_that_did_not_end_is_named() {
     let found = files(&dir.join("shard-1/findings"));
     let found: Vec<&String> = found.keys().filter(|name| name.ends_with(".json")).collect();
     assert!(!found.is_empty(), "the shard found something");
-    fs::remove_file(dir.join("shard-1/sums.json")).expect("the sums were written");
-    for arguments in [&["merge", &shards[0], &shards[1]][..], &["merge", &shards[1]]] {
-        let output = seamproof(dir, arguments);
+    fs::write(dir.join("shard-1/findings/torn.json"), "{").expect("a file");
+    let spoils: [Spoil; 2] = [cut, |file| fs::remove_file(file).expect("the sums were written")];
+    for (spoil, arguments) in spoils.into_iter().zip([
+        // Named twice, it is told of once.
+        &["merge", &shards[0], &shards[1], "./shard-1"][..],
+        &["merge", &shards[1]],
+    ]) {
+        spoil(&dir.join("shard-1/sums.json"));
+        let output = seamproof(dir, &[arguments, &["--json", "e.jsonl", "--junit", "j.xml"]].concat());
         let said = String::from_utf8(output.stdout).expect("text");
         assert_eq!(output.status.code(), Some(2), "{said}");
-        for name in &found {
-            assert!(said.contains(&format!("replay: seamproof replay shard-1/findings/{name}\n")), "{said}");
+        let text = fs::read_to_string(dir.join("e.jsonl")).expect("events are written");
+        let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("an event is JSON"));
+        let told: Vec<Value> = events.filter(|event| event["event"] == "left").collect();
+        assert_eq!(told.len(), found.len() + 1, "{text}");
+        let suites = quick_junit::Report::deserialize_from_str(
+            &fs::read_to_string(dir.join("j.xml")).expect("a report is written"),
+        );
+        let [suite] = &suites.expect("the report is JUnit").test_suites[..] else { panic!("one suite") };
+        for name in found.iter().copied().map(String::as_str).chain(["torn.json"]) {
+            let file = format!("shard-1/findings/{name}");
+            let replay = format!("seamproof replay {file}");
+            assert!(said.contains(&format!("replay: {replay}\n")), "{said}");
+            let event = told.iter().find(|event| event["file"] == *file).expect("an event");
+            assert_eq!((&event["replay"], &event["shard"]), (&replay.as_str().into(), &"shard-1".into()));
+            match name {
+                "torn.json" => assert!(event["unread"].as_str().is_some_and(|why| why.contains("EOF"))),
+                _ => assert!(event["key"]["check"].is_string() && event["problem"].is_string(), "{event}"),
+            }
+            let is_this =
+                |test: &&quick_junit::TestCase| test.name.as_str() == format!("left behind: {file}");
+            let test = suite.test_cases.iter().find(is_this).expect("a test case");
+            let quick_junit::TestCaseStatus::NonSuccess { message, .. } = &test.status else {
+                panic!("it holds")
+            };
+            let out = test.system_out.as_ref().map(quick_junit::XmlString::as_str).unwrap_or_default();
+            assert!(out.contains(&format!("replay: {replay}")), "{out}");
+            assert!(message.as_ref().is_some_and(|message| said.contains(message.as_str())), "{test:?}");
         }
     }
+    // Whatever is in the way of joining the others.
+    for arguments in
+        [&["--out", "j.xml"][..], &["--json", "shard-0"], &["--junit", "nowhere/j.xml"], &["shard-0"]]
+    {
+        let output = seamproof(dir, &[&["merge", &shards[0], &shards[1]], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.lines().count() > 1, "{arguments:?}: {said}");
+    }
+    // Nothing was found, and nothing ended: the reports say so, and it is an input error.
+    fs::create_dir(dir.join("empty")).expect("a directory");
+    let output = seamproof(dir, &["merge", "empty", "--json", "e.jsonl", "--junit", "j.xml"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(fs::read_to_string(dir.join("e.jsonl")).expect("events"), "");
+    let report = fs::read_to_string(dir.join("j.xml")).expect("a report is written");
+    assert!(report.contains("empty: no shard has ended") && report.contains("failures=\"1\""), "{report}");
 }

@@ -4,31 +4,24 @@
 
 #![cfg(unix)]
 
+mod mocking;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, test_kill_process_group};
 use seamproof::backend::{Backend, Ended, Outputs, RunError};
 use seamproof::backends::{self, Emulated, MISCALLS, Miscalled, miscall};
-use seamproof::case::{Case, Earlier, Subject};
 use seamproof::evaluate::evaluate;
-use seamproof::shrink::size;
 use seamproof::values;
 use seamproof::verdict::{Cause, Check, Ending, Verdict};
 use seamproof::worker::{self, Deadlines, Phase, Pool, Remote, Served, Settings, mock};
-use seamproof_oracle::{Pass, Problem, ProblemFields, Sink};
-use serde_json::Value;
+use seamproof_oracle::{Pass, Problem, Sink};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_seamproof");
-/// No start of a mock takes nearly this long, whatever else the machine does.
-const START: Duration = Duration::from_secs(30);
-/// Nor does a run that does not hang.
+use mocking::{PROGRAM, START, capped, is_gone, options, problem, wait_until, with_sink};
+
+/// A run that does not hang takes less.
 const RUN: Duration = Duration::from_secs(10);
 /// For those that are meant to hang.
 const SHORT: Duration = Duration::from_millis(700);
@@ -42,34 +35,10 @@ fn settings(phase: Duration) -> Settings {
     }
 }
 
-fn options(listed: &[(&str, &str)]) -> BTreeMap<String, String> {
-    listed.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
-}
-
 fn mocked(listed: &[(&str, &str)], settings: Settings) -> (Remote, Arc<Pool>) {
     let pool = Arc::new(Pool::new(settings));
     let served = mock::served(&options(listed)).expect("the mock's options");
     (Remote::new(mock::NAME, served, Arc::clone(&pool)), pool)
-}
-
-/// The sentinel's problem with other numbers: small, legal, and not the sentinel.
-fn plain() -> ProblemFields {
-    let problem = worker::sentinel_problem().expect("a problem");
-    ProblemFields { data_seed: 1, pass: Pass::Backward, ..problem.into() }
-}
-
-fn problem(edit: impl FnOnce(&mut ProblemFields)) -> Problem {
-    let mut fields = plain();
-    edit(&mut fields);
-    Problem::new(fields).expect("a problem")
-}
-
-fn capped() -> Problem {
-    problem(|fields| fields.softmax.softcap = Some(4.0))
-}
-
-fn with_sink() -> Problem {
-    problem(|fields| fields.softmax.sink = Sink::OffByOne)
 }
 
 fn run(backend: &dyn Backend, problem: &Problem) -> Result<Outputs, RunError> {
@@ -87,19 +56,6 @@ fn bits(outputs: &Outputs) -> Vec<u32> {
     let rank = &outputs.ranks[0];
     let gradients = rank.gradients.iter().flat_map(|of| of.dq.iter().chain(&of.dk).chain(&of.dv));
     rank.out.iter().chain(rank.lse.iter().flatten()).chain(gradients).map(|value| value.to_bits()).collect()
-}
-
-fn is_gone(group: u32) -> bool {
-    let group = Pid::from_raw(group as i32).expect("a process");
-    test_kill_process_group(group).is_err()
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < START, "{what}");
-        sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -480,291 +436,5 @@ fn what_a_run_behind_a_worker_costs() {
         let bytes = 16 * len * heads * 64;
         let (here, there) = (best(&Emulated::default(), &problem), best(&remote, &problem));
         eprintln!("{bytes:>8} bytes of tensors: {here:?} here, {there:?} behind a worker");
-    }
-}
-
-// The command line.
-
-fn seamproof(dir: &Path, arguments: &[&str]) -> Output {
-    Command::new(PROGRAM).current_dir(dir).args(arguments).output().expect("the program runs")
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().expect("an exit code")
-}
-
-fn events(file: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(file).expect("the events");
-    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
-}
-
-fn campaign<'a>(backend: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    let usual =
-        ["run", "--backend", backend, "--cases", "60", "--seed", "3", "--workers", "1", "--jobs", "2"];
-    [&usual, more].concat()
-}
-
-#[test]
-fn a_campaign_goes_on_past_crashes() {
-    let place = tempfile::tempdir().expect("a directory");
-    let dir = place.path();
-    let output = seamproof(dir, &campaign("mock:crash=sink", &["--json", "e.jsonl", "--junit", "j.xml"]));
-    let said = stdout(&output);
-    assert_eq!(code(&output), 3, "{said}");
-    assert!(said.contains("SIGSEGV after launched"), "{said}");
-    let runs =
-        said.lines().find(|line| line.starts_with("device    0: ") && line.ends_with(" runs · mock 0"));
-    assert!(runs.is_some(), "{said}");
-    let events = events(&dir.join("e.jsonl"));
-    assert!(events.iter().filter(|event| event["verdict"] == "held").count() > 5, "{said}");
-    assert!(events.iter().all(|event| event["check"] == "crash" || event["check"].is_null()), "{said}");
-    let found = events.iter().find(|event| event["event"] == "finding").expect("a finding");
-    assert_eq!(found["key"]["ending"]["after"], "launched");
-    let junit = fs::read_to_string(dir.join("j.xml")).expect("the report");
-    assert!(junit.contains("SIGSEGV after launched"), "{junit}");
-    let replayed = seamproof(dir, &["replay", "seamproof.out", "--workers", "1"]);
-    assert_eq!(code(&replayed), 3, "{}", stdout(&replayed));
-}
-
-/// A campaign whose last worker is gone ends there, and says so; what it has judged counts.
-#[test]
-fn a_campaign_without_workers_ends() {
-    let place = tempfile::tempdir().expect("a directory");
-    let dir = place.path();
-    let closed = format!("mock:crash=9,closed={}", dir.join("closed").display());
-    let output = seamproof(dir, &campaign(&closed, &["--json", "e.jsonl"]));
-    let said = stdout(&output);
-    assert_eq!(code(&output), 3, "{said}");
-    for text in ["no worker can be started any more", "the mock's device 0 is gone", "interrupted after"] {
-        assert!(said.contains(text), "{text} is not in {said}");
-    }
-    let cases = events(&dir.join("e.jsonl"));
-    let judged = cases.iter().filter(|event| event["event"] == "case").count();
-    assert!((1..60).contains(&judged), "{judged} cases");
-}
-
-/// A failure that an earlier run causes is stored with that run, and replayed with it.
-#[test]
-fn a_failure_in_company_is_replayed_in_company() {
-    let place = tempfile::tempdir().expect("a directory");
-    let dir = place.path();
-    let subject = Subject { name: mock::NAME.to_owned(), options: options(&[("history", "always")]) };
-    let alone = Case::new(subject, 0, with_sink());
-    let before = vec![Earlier { options: alone.subject.options.clone(), problem: capped() }];
-    let together = Case { before, ..alone.clone() };
-    for (name, case) in [("alone", &alone), ("together", &together)] {
-        assert_eq!(Case::parse(case.to_json().as_bytes()).as_ref(), Ok(case));
-        fs::write(dir.join(name).with_extension("json"), case.to_json()).expect("the case is written");
-    }
-    let replayed = |name: &str| seamproof(dir, &["replay", name, "--workers", "1"]);
-    assert_eq!(code(&replayed("alone.json")), 0);
-    let output = replayed("together.json");
-    assert_eq!(code(&output), 3, "{}", stdout(&output));
-    assert!(stdout(&output).contains("after 1 of the"), "{}", stdout(&output));
-
-    let shrunk = |name: &str| {
-        seamproof(dir, &["shrink", name, "--out", "small.json", "--budget", "30", "--workers", "1"])
-    };
-    assert_eq!(code(&shrunk("alone.json")), 0);
-    let output = shrunk("together.json");
-    assert_eq!(code(&output), 3, "{}", stdout(&output));
-    let small = Case::load(&dir.join("small.json")).expect("a case");
-    assert_eq!(small.before, together.before);
-    assert!(size(&small.problem) < size(&together.problem), "{}", stdout(&output));
-    assert_eq!(code(&replayed("small.json")), 3);
-
-    let output = seamproof(dir, &campaign("mock:history=always", &[]));
-    assert_eq!(code(&output), 3, "{}", stdout(&output));
-    let found = fs::read_dir(dir.join("seamproof.out/findings")).expect("findings");
-    let cases = found.map(|entry| entry.expect("an entry").path());
-    let case = cases.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "json"));
-    let case = Case::load(&case.expect("a case")).expect("a case");
-    assert!(case.before.iter().any(|earlier| earlier.problem.softmax.softcap.is_some()));
-    assert_eq!(code(&seamproof(dir, &["replay", "seamproof.out", "--workers", "1"])), 3);
-}
-
-/// The runs before a failure are stored as they were made: they are not made wrong once more.
-#[test]
-fn the_runs_before_a_wrong_call_are_replayed_as_they_were() {
-    let place = tempfile::tempdir().expect("a directory");
-    let dir = place.path();
-    let name = format!("{}~call-softcap-dropped", mock::NAME);
-    let subject = Subject { name, options: options(&[("history", "always")]) };
-    let before = vec![Earlier { options: subject.options.clone(), problem: capped() }];
-    let case = Case { before, ..Case::new(subject, 0, with_sink()) };
-    fs::write(dir.join("case.json"), case.to_json()).expect("the case is written");
-    let output = seamproof(dir, &["replay", "case.json", "--workers", "1"]);
-    assert_eq!(code(&output), 3, "{}", stdout(&output));
-}
-
-/// What a campaign finds of a subject that is called wrongly replays by that name.
-#[test]
-fn a_campaign_on_a_subject_that_is_called_wrongly_finds_it() {
-    let place = tempfile::tempdir().expect("a directory");
-    let dir = place.path();
-    let output = seamproof(dir, &campaign("mock~call-lse-in-bf16", &[]));
-    assert_eq!(code(&output), 2, "{}", stdout(&output));
-    assert_eq!(code(&seamproof(dir, &["replay", "seamproof.out", "--workers", "1"])), 2);
-    let right = ["replay", "seamproof.out", "--workers", "1", "--backend", "mock"];
-    assert_eq!(code(&seamproof(dir, &right)), 0);
-}
-
-/// A supervisor goes on with workers of its own build, whatever lies in its program's place by now.
-#[cfg(target_os = "linux")]
-#[test]
-fn workers_are_of_the_supervisors_build() {
-    let place = tempfile::tempdir().expect("a directory");
-    let program = place.path().join("seamproof");
-    fs::copy(PROGRAM, &program).expect("the program is copied");
-    let mut child = Command::new(&program)
-        .current_dir(place.path())
-        .args(campaign("mock:crash=sink", &["--json", "e.jsonl"]))
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
-    let log = place.path().join("e.jsonl");
-    let begun = || fs::read_to_string(&log).is_ok_and(|text| text.contains("\"start\""));
-    wait_until("the campaign does not begin", begun);
-    fs::remove_file(&program).expect("the program is removed");
-    fs::write(&program, "another build").expect("another is written");
-    let mut said = String::new();
-    child.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
-    assert_eq!(child.wait().expect("it ends").code(), Some(3), "{said}");
-    assert!(said.contains("SIGSEGV") && said.contains("internal 0"), "{said}");
-}
-
-#[test]
-fn the_case_after_a_hang_is_judged() {
-    let place = tempfile::tempdir().expect("a directory");
-    let dir = place.path();
-    for (name, problem) in [("a", with_sink()), ("b", problem(|_| {}))] {
-        let subject = Subject { name: mock::NAME.to_owned(), options: BTreeMap::new() };
-        let text = Case::new(subject, 0, problem).to_json();
-        fs::write(dir.join(name).with_extension("json"), text).expect("the case is written");
-    }
-    let hanging = ["--backend", "mock:hang=sink", "--workers", "1", "--deadline", "1500ms"];
-    let replayed = seamproof(dir, &[&["replay", "a.json", "b.json"][..], &hanging].concat());
-    let said = stdout(&replayed);
-    assert_eq!(code(&replayed), 3, "{said}");
-    for text in ["timeout: hung after launched", "held     b.json", "held 1", "crashed 1"] {
-        assert!(said.contains(text), "{text} is not in {said}");
-    }
-    let shrunk = seamproof(dir, &[&["shrink", "a.json", "--budget", "2"][..], &hanging].concat());
-    assert_eq!(code(&shrunk), 3, "{}", stdout(&shrunk));
-}
-
-#[test]
-fn a_crash_shrinks_to_what_it_needs() {
-    let place = tempfile::tempdir().expect("a directory");
-    let dir = place.path();
-    let output = seamproof(dir, &campaign("mock:crash=sink", &[]));
-    let found = fs::read_dir(dir.join("seamproof.out/findings")).expect("findings");
-    let cases = found.map(|entry| entry.expect("an entry").path());
-    let case = cases.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "json"));
-    let case = case.expect("a case").display().to_string();
-    assert!(stdout(&output).contains("minimal after"), "{}", stdout(&output));
-    let shrunk = seamproof(dir, &["shrink", &case, "--out", "small.json", "--workers", "1"]);
-    assert_eq!(code(&shrunk), 3, "{}", stdout(&shrunk));
-    let small = fs::read_to_string(dir.join("small.json")).expect("the case");
-    assert!(small.contains("\"signal\": 11") && small.contains("\"sink\""), "{small}");
-    let healthy = seamproof(dir, &["replay", "small.json", "--backend", "mock"]);
-    assert_eq!(code(&healthy), 0, "{}", stdout(&healthy));
-}
-
-#[test]
-fn behind_a_worker_the_emulated_kernel_is_judged_as_without() {
-    let place = tempfile::tempdir().expect("a directory");
-    let cases = |backend: &str| {
-        let output = seamproof(place.path(), &campaign(backend, &["--json", "e.jsonl"]));
-        assert!([0, 4].contains(&code(&output)), "{}", stdout(&output));
-        let mut events = events(&place.path().join("e.jsonl"));
-        events.retain(|event| event["event"] == "case");
-        events
-    };
-    assert_eq!(cases("emulated"), cases("emulated@worker"));
-    let planted = seamproof(place.path(), &campaign("emulated+window-off-by-one@worker", &[]));
-    assert_eq!(code(&planted), 2, "{}", stdout(&planted));
-}
-
-#[test]
-fn a_subject_that_cannot_be_started_is_one_line() {
-    let place = tempfile::tempdir().expect("a directory");
-    let late = ["--start-deadline", "300ms"];
-    let output = seamproof(place.path(), &campaign("mock:slow-start=600000", &late));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(code(&output), 1, "{said}");
-    assert!(said.lines().count() == 1 && said.contains("mock") && said.contains("300ms"), "{said}");
-    assert!(!place.path().join("seamproof.out").exists());
-    for wrong in ["mock:crash", "mock:crash=never", "mock:fly=1", "abacus@worker", "emulated@worker:q_tile=0"]
-    {
-        let output = seamproof(place.path(), &campaign(wrong, &[]));
-        assert_eq!(code(&output), 1, "{wrong}");
-        assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "{wrong}");
-    }
-}
-
-#[test]
-fn a_worker_without_a_supervisor_ends() {
-    let output = Command::new(PROGRAM).arg("worker").stdin(Stdio::null()).output().expect("it runs");
-    assert_eq!((code(&output), output.stdout.len()), (i32::from(worker::EXIT_FAILED), 0));
-    let mut child = Command::new(PROGRAM)
-        .arg("worker")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("it runs");
-    let mut pipe = child.stdin.take().expect("a pipe");
-    pipe.write_all(&[b'x'; 100]).expect("it reads");
-    assert_eq!(child.wait().expect("it ends").code(), Some(i32::from(worker::EXIT_FAILED)));
-}
-
-/// Processes whose parent this is.
-#[cfg(target_os = "linux")]
-fn children(parent: u32) -> Vec<u32> {
-    let processes = fs::read_dir("/proc").expect("processes").filter_map(Result::ok);
-    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let parent_of = |process: u32| -> Option<u32> {
-        let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
-    };
-    numbers.filter(|&process| parent_of(process) == Some(parent)).collect()
-}
-
-/// However a supervisor ends while its worker hangs, the worker ends with it.
-#[cfg(target_os = "linux")]
-#[test]
-fn no_worker_outlives_its_supervisor() {
-    for signals in [&["-KILL"][..], &["-INT", "-INT"], &["-TERM", "-TERM"]] {
-        let place = tempfile::tempdir().expect("a directory");
-        let mut child = Command::new(PROGRAM)
-            .current_dir(place.path())
-            .args(campaign("mock:hang=others", &["--deadline", "10m", "--json", "e.jsonl"]))
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let log = place.path().join("e.jsonl");
-        let begun = || fs::read_to_string(&log).is_ok_and(|text| text.contains("\"canary\""));
-        wait_until("the campaign does not begin", begun);
-        let workers = children(child.id());
-        assert!(!workers.is_empty(), "there is no worker");
-        let mut notes = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-        for (number, signal) in signals.iter().enumerate() {
-            if number > 0 {
-                // The first one was taken note of.
-                assert!(notes.by_ref().any(|line| line.expect("a line").contains("once more")));
-            }
-            let killed = Command::new("kill").args([signal, &*child.id().to_string()]).status();
-            assert!(killed.expect("kill runs").success());
-        }
-        child.wait().expect("it ends");
-        for worker in workers {
-            wait_until("the worker is left", || is_gone(worker));
-        }
     }
 }

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::left::LeftFinding;
 use super::plan::{Plan, Shard};
 use super::subjects::{Options, Registered, Subjects};
 use super::summary::{Canary, Distinct, SummaryEvent};
@@ -20,6 +21,8 @@ pub const CASE_EVENTS_MAX: u64 = 1 << 20;
 pub enum Event<'a> {
     /// The campaign begins.
     Start(&'a Start),
+    /// A finding of a part that did not end, told by whoever joins the others.
+    Left(&'a LeftFinding),
     /// The canary was looked for.
     Canary(&'a Canary),
     /// A case was judged.

@@ -40,7 +40,10 @@ impl From<Stored> for Histogram {
     /// A bin that there is not counts as the last one.
     fn from(stored: Stored) -> Histogram {
         let mut histogram = Histogram { max: stored.max, ..Histogram::default() };
-        stored.bins.into_iter().for_each(|(bin, count)| histogram.counts[bin.min(BINS - 1)] += count);
+        stored.bins.into_iter().for_each(|(bin, count)| {
+            let all = &mut histogram.counts[bin.min(BINS - 1)];
+            *all = all.saturating_add(count);
+        });
         histogram
     }
 }

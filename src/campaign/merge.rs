@@ -4,14 +4,18 @@
 //! that did not hold go through the ledger once more, in the order of the whole campaign, from the parts' events. Where
 //! the ledger shrinks a case, the part that ran it has shrunk it already, as a rule: a part's first cases of a symptom are
 //! among its own first ones. Where it has not, the case is drawn, judged and shrunk here.
+//!
+//! A directory is a *part* if its sums can be read and its event log tells of all their cases. Of any other one nothing is
+//! counted; what it found is told of by [`left_in`](super::left_in).
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Lines};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Start};
 use super::ledger::{Failed, Judged, Ledger, Recorded};
@@ -23,11 +27,15 @@ use crate::case::Case;
 use crate::evaluate::evaluate_malformed;
 use crate::files;
 use crate::generate::{self, Draw};
-use crate::record::{EVENTS, SUMS};
+use crate::record::{EVENT_BYTES_MAX, EVENTS, SUMS};
 use crate::verdict::{Check, Ending, Finding, Relation, Verdict};
 
 /// The largest file of sums that is read.
 const SUMS_BYTES_MAX: u64 = 64 << 20;
+/// All counts of a part's sums together come to at most this, products apart, so that those of a thousand parts can be added.
+const COUNTS_MAX: u64 = 1 << 53;
+/// Fields of sums whose numbers may be larger: they are added up to the largest number that there is.
+const PRODUCTS: [&str; 2] = ["products", "product_count"];
 
 /// Why parts cannot be joined.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +44,12 @@ pub enum MergeError {
     #[error("{}: there is no such directory", path.display())]
     Missing {
         /// The directory.
+        path: PathBuf,
+    },
+    /// Something else in the place of a directory.
+    #[error("{}: is no directory", path.display())]
+    NoDirectory {
+        /// What was named.
         path: PathBuf,
     },
     /// A directory without sums: its campaign goes on, was killed, or missed its canary.
@@ -61,6 +75,12 @@ pub enum MergeError {
         line: usize,
         /// What is wrong.
         what: String,
+    },
+    /// Sums that no campaign has.
+    #[error("{}: its counts come to more than {COUNTS_MAX}, or its time to less than none: no campaign's do", path.display())]
+    Impossible {
+        /// The file.
+        path: PathBuf,
     },
     /// Parts of different campaigns.
     #[error("{}: {field} {got}, and {} has {expected}: not parts of one campaign", path.display(), first.display())]
@@ -117,6 +137,9 @@ pub struct Part {
 impl Part {
     /// Reads the sums of a directory.
     pub fn read(dir: &Path) -> Result<Part, MergeError> {
+        if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) {
+            return Err(MergeError::NoDirectory { path: dir.to_owned() });
+        }
         let path = dir.join(SUMS);
         if files::is_absent(&path) {
             let path = dir.to_owned();
@@ -127,22 +150,41 @@ impl Part {
         }
         let text = files::read(&path, SUMS_BYTES_MAX)
             .map_err(|source| MergeError::Read { path: path.clone(), source })?;
-        let stored = parsed(&path, 1, &text)?;
-        Ok(Part { dir: dir.to_owned(), stored })
+        let stored: Stored = parsed(&path, 1, &text)?;
+        let counts = counts_in(&serde_json::to_value(&stored.sums).unwrap_or_default());
+        match counts <= COUNTS_MAX && stored.sums.seconds >= 0.0 {
+            true => Ok(Part { dir: dir.to_owned(), stored }),
+            false => Err(MergeError::Impossible { path }),
+        }
     }
 
-    /// Whether its event log can be read and tells of all its cases.
-    pub fn check(&self) -> Result<(), MergeError> {
-        let mut log = Log::open(self)?;
+    /// The same of a directory whose event log tells of all its cases.
+    pub fn read_whole(dir: &Path) -> Result<Part, MergeError> {
+        let part = Part::read(dir)?;
+        let mut log = Log::open(&part)?;
         while log.next()?.is_some() {}
-        log.whole()
+        log.whole()?;
+        Ok(part)
     }
 }
 
+/// What all counts in a value come to.
+fn counts_in(value: &Value) -> u64 {
+    match value {
+        Value::Array(parts) => parts.iter().map(counts_in).fold(0, u64::saturating_add),
+        Value::Object(fields) => {
+            let counts = fields.iter().filter(|(name, _)| !PRODUCTS.contains(&name.as_str()));
+            counts.map(|(_, part)| counts_in(part)).fold(0, u64::saturating_add)
+        }
+        other => other.as_u64().unwrap_or(0),
+    }
+}
+
+/// Reads a value that begins on this line of a file.
 fn parsed<T: DeserializeOwned>(path: &Path, line: usize, text: &[u8]) -> Result<T, MergeError> {
     serde_json::from_slice(text).map_err(|error| MergeError::Text {
         path: path.to_owned(),
-        line,
+        line: line + error.line().saturating_sub(1),
         what: error.to_string(),
     })
 }
@@ -157,7 +199,7 @@ pub fn campaign_of(parts: &[Part]) -> Result<Option<(Start, Vec<Shard>)>, MergeE
         let at = missing.iter().position(|&other| other == shard);
         missing.remove(at.ok_or_else(|| MergeError::Twice { path: part.dir.clone(), shard })?);
     }
-    let jobs = parts.iter().map(|part| part.stored.start.jobs).sum();
+    let jobs = parts.iter().fold(0, |jobs: usize, part| jobs.saturating_add(part.stored.start.jobs));
     Ok(Some((Start { shard: Shard::WHOLE, jobs, ..first.stored.start.clone() }, missing)))
 }
 
@@ -295,7 +337,7 @@ struct Kind {
 /// The cases of a part's event log, in order.
 struct Log<'a> {
     path: PathBuf,
-    lines: Lines<BufReader<File>>,
+    lines: Box<dyn Iterator<Item = io::Result<Vec<u8>>>>,
     line: usize,
     /// The case after those that were taken.
     ahead: Option<Record>,
@@ -306,9 +348,10 @@ struct Log<'a> {
 impl<'a> Log<'a> {
     fn open(part: &'a Part) -> Result<Log<'a>, MergeError> {
         let path = part.dir.join(EVENTS);
-        let file = files::open(&path).map_err(|source| MergeError::Read { path: path.clone(), source })?;
-        let lines = BufReader::new(file).lines();
-        let mut log = Log { path, lines, line: 0, ahead: None, taken: 0, sums: &part.stored.sums };
+        let lines = files::lines(&path, EVENT_BYTES_MAX)
+            .map_err(|source| MergeError::Read { path: path.clone(), source })?;
+        let mut log =
+            Log { path, lines: Box::new(lines), line: 0, ahead: None, taken: 0, sums: &part.stored.sums };
         log.advance()?;
         Ok(log)
     }
@@ -332,13 +375,13 @@ impl<'a> Log<'a> {
         for text in self.lines.by_ref() {
             self.line += 1;
             let text = text.map_err(|source| MergeError::Read { path: self.path.clone(), source })?;
-            let kind: Kind = parsed(&self.path, self.line, text.as_bytes())?;
+            let kind: Kind = parsed(&self.path, self.line, &text)?;
             match kind.event.as_str() {
                 "case" => {
-                    self.ahead = Some(parsed(&self.path, self.line, text.as_bytes())?);
+                    self.ahead = Some(parsed(&self.path, self.line, &text)?);
                     break;
                 }
-                "shrunk" => shrunk = Some(parsed::<Shrunk>(&self.path, self.line, text.as_bytes())?.case),
+                "shrunk" => shrunk = Some(parsed::<Shrunk>(&self.path, self.line, &text)?.case),
                 _ => {}
             }
         }

@@ -10,6 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::generate::Profile;
 
+/// Parts of a campaign, at most: whoever joins them names those that are missing.
+pub const SHARDS_MAX: u64 = 1 << 20;
+
 /// One of `count` parts of a campaign: the cases whose index is `index` modulo `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shard {
@@ -19,7 +22,7 @@ pub struct Shard {
 
 /// A text that names no [`Shard`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no shard; write I/N with I below N, as in 0/4")]
+#[error("'{0}' is no shard; write I/N with I below N and N at most {SHARDS_MAX}, as in 0/4")]
 pub struct ShardError(String);
 
 impl Shard {
@@ -48,7 +51,7 @@ impl FromStr for Shard {
     fn from_str(text: &str) -> Result<Shard, ShardError> {
         let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
         match parts {
-            Some((index, count)) if index < count => Ok(Shard { index, count }),
+            Some((index, count)) if index < count && count <= SHARDS_MAX => Ok(Shard { index, count }),
             _ => Err(ShardError(text.to_owned())),
         }
     }

@@ -90,7 +90,7 @@ impl Summary {
         if !self.failed.is_empty() || self.infrastructure_count > 0 || !self.missed.is_empty() {
             return Ok(());
         }
-        let refused = self.cases - self.held;
+        let refused = self.cases.saturating_sub(self.held);
         let held = counted(self.held, "case");
         write!(f, "result    nothing was found: {held} held, {refused} refused as they must be")
     }

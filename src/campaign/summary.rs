@@ -254,7 +254,7 @@ impl Summary {
 
     fn check_judged_share(&mut self) {
         let malformed: u64 = self.malformed.values().sum();
-        let drawn = (self.cases - malformed) as f64;
+        let drawn = self.cases.saturating_sub(malformed) as f64;
         let judged = (self.held + self.failed_count()) as f64;
         if judged < drawn * JUDGED_SHARE_MIN || self.cases == 0 {
             let share = 100.0 * JUDGED_SHARE_MIN;

@@ -1,4 +1,5 @@
-//! A JUnit report: one suite for the subject, one test case for each check of the judge.
+//! A JUnit report: one suite for the subject, one test case for each check of the judge, and one for each finding of a shard
+//! that did not end, which no check counts.
 //!
 //! The file exists from the beginning, saying that the campaign has not ended, so that even a killed one leaves a report
 //! and never that of an earlier run.
@@ -9,7 +10,7 @@ use std::time::Duration;
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
 use super::run::Outcome;
-use crate::campaign::{Distinct, FailureKey, Summary};
+use crate::campaign::{Distinct, FailureKey, Holds, LeftFinding, Summary};
 use crate::nightly::{Regressed, Regressions, Unjudged};
 use crate::prose::counted;
 use crate::record::{RecordError, write_whole};
@@ -32,8 +33,13 @@ impl Report {
         Ok(report)
     }
 
-    /// Replaces it by the campaign's results.
-    pub(super) fn write(&self, backend: &str, outcome: &Outcome) -> Result<(), RecordError> {
+    /// Replaces it by the campaign's results, and by what parts of it found that did not end.
+    pub(super) fn write(
+        &self,
+        backend: &str,
+        outcome: &Outcome,
+        left: &[LeftFinding],
+    ) -> Result<(), RecordError> {
         let missed = outcome.canary.finding.is_none().then(|| ("missed", outcome.canary.to_string()));
         let mut tests = vec![test("canary", missed, String::new())];
         let mut time = Duration::ZERO;
@@ -41,7 +47,14 @@ impl Report {
             time = time_of(summary);
             tests.extend(of_summary(summary, &|_| false));
         }
+        tests.extend(of_left(left));
         self.save(backend, tests, time)
+    }
+
+    /// Replaces it where no part of a campaign ended: by the reason why there are no results, and by what was found.
+    pub(super) fn write_left(&self, why: &str, left: &[LeftFinding]) -> Result<(), RecordError> {
+        let campaign = test("campaign", Some(("too little run", why.to_owned())), String::new());
+        self.save("seamproof", [vec![campaign], of_left(left)].concat(), Duration::ZERO)
     }
 
     fn save(&self, suite: &str, tests: Vec<TestCase>, time: Duration) -> Result<(), RecordError> {
@@ -108,13 +121,32 @@ pub(super) fn of_regressions(all: &Regressions, known: &dyn Fn(&str) -> bool) ->
         .map(|Unjudged { file, what }| test(file, Some(("internal", what.clone())), String::new()));
     let refused = refused.iter().map(|file| skipped(file, "refused", "the subject's table excludes it"));
     let held = held.iter().map(|file| test(file, None, String::new()));
-    let mut tests: Vec<TestCase> = failed.chain(internal).chain(refused).chain(held).collect();
+    bounded(failed.chain(internal).chain(refused).chain(held).collect(), "more stored case")
+}
+
+/// A failed test case for each finding that no sum counts.
+fn of_left(left: &[LeftFinding]) -> Vec<TestCase> {
+    let of_one = |left: &LeftFinding| {
+        let (message, details) = match &left.holds {
+            Holds::Finding { key, finding, problem, .. } => {
+                (finding.to_string(), format!("{key}\n{problem}\n"))
+            }
+            Holds::Unread { unread } => (unread.clone(), String::new()),
+        };
+        let details = format!("{details}replay: {}", left.replay);
+        test(&format!("left behind: {}", left.file), Some(("finding", message)), details)
+    };
+    bounded(left.iter().map(of_one).collect(), "more left finding")
+}
+
+/// Test cases, of which those past [`TESTS_MAX`] are one that says how many more of what they are.
+fn bounded(mut tests: Vec<TestCase>, what: &str) -> Vec<TestCase> {
     if tests.len() > TESTS_MAX {
         let others = tests.split_off(TESTS_MAX - 1);
         let is_wrong = |test: &&TestCase| matches!(test.status, TestCaseStatus::NonSuccess { .. });
         let wrong = others.iter().filter(is_wrong).count();
         let failed = (wrong > 0).then(|| ("finding", format!("{} of them failed", counted(wrong, "case"))));
-        tests.push(test(&counted(others.len(), "more stored case"), failed, String::new()));
+        tests.push(test(&counted(others.len(), what), failed, String::new()));
     }
     tests
 }
@@ -187,5 +219,14 @@ mod tests {
         assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::NonSuccess { .. }));
         let all = Regressions { held: files(TESTS_MAX), ..Regressions::default() };
         assert_eq!(of_regressions(&all, &|_| false).len(), TESTS_MAX);
+        let unread = |number: usize| LeftFinding {
+            shard: "shard".to_owned(),
+            file: format!("shard/findings/{number}.json"),
+            holds: Holds::Unread { unread: "torn".to_owned() },
+            replay: String::new(),
+        };
+        let tests = of_left(&(0..=TESTS_MAX).map(unread).collect::<Vec<_>>());
+        assert_eq!((tests.len(), tests[TESTS_MAX - 1].name.as_str()), (TESTS_MAX, "2 more left findings"));
+        assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::NonSuccess { .. }));
     }
 }

@@ -1,20 +1,20 @@
 //! `seamproof merge`: joins the shards of a campaign.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use super::run::{Outcome, announce, conclude, stop_on_signal};
+use super::run::{Outcome, announce, conclude, recorded, stop_on_signal};
 use super::{CliError, junit, worker};
 use crate::campaign::{
-    self, Control, Event, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Sinks, Start,
+    self, Control, Event, LeftFinding, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Sinks,
+    Start,
 };
-use crate::case::Case;
-use crate::files;
-use crate::prose::{self, counted, replay_command};
-use crate::record::{DEFAULT_DIR, EventLog, FINDINGS, RunDir};
+use crate::prose::{counted, replay_command};
+use crate::record::{DEFAULT_DIR, EventLog, FINDINGS, RunDir, SUMS};
 
 /// Findings of a shard that did not end are named up to this many times; the rest is counted.
 const LEFT_SHOWN_MAX: usize = 8;
@@ -25,7 +25,8 @@ Examples:
                                                   what `run --shard 0/4 --out shard-0` and its siblings left
 
 The result is that of `run` without --shard, but for its times. A failing case that the whole campaign would have shrunk
-and its shard did not is shrunk here, which needs the subject.";
+and its shard did not is shrunk here, which needs the subject. A shard that did not end, or whose files are torn, is missing
+(exit code 4); what it found is told, in the events and the JUnit report too, and is a finding (2, or 3).";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -58,17 +59,33 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             dir.display()
         )));
     }
-    let (parts, unfinished) = read(&args.shards)?;
-    let left = unfinished.iter().map(|dir| left_in(dir)).fold(None, worse);
-    let Some((start, missing)) = campaign::campaign_of(&parts)? else {
-        if let Some(exit) = left {
-            return Ok(exit);
+    let (parts, unended) = read(&args.shards);
+    let left: Vec<LeftFinding> = unended.iter().flat_map(|shard| campaign::left_in(shard.dir)).collect();
+    show(&left);
+    match (merged(args, out, &parts, &unended, &left), exit_of(&left)) {
+        // What proves nothing finds nothing: the canary stays before all else.
+        (Ok(Exit::CanaryMissed), _) => Ok(Exit::CanaryMissed),
+        (Ok(exit), left) => Ok(left.map_or(exit, |left| worse(exit, left))),
+        // What was found stays found, whatever is in the way of joining the others.
+        (Err(error), Some(exit)) => {
+            complain(&error);
+            Ok(exit)
         }
-        let names: Vec<String> = args.shards.iter().map(|dir| dir.display().to_string()).collect();
-        return Err(CliError::Usage(format!("{}: no shard has ended, nothing to merge", names.join(", "))));
-    };
+        (Err(error), None) => Err(error),
+    }
+}
+
+/// Joins the parts into a directory, and tells what others found beside them.
+fn merged(
+    args: &Args,
+    out: &Path,
+    parts: &[Part],
+    unended: &[Unended],
+    left: &[LeftFinding],
+) -> Result<Exit, CliError> {
+    let Some((start, missing)) = campaign::campaign_of(parts)? else { return Err(none_ended(args, left)) };
     let subjects = Registered::with(start.backend.clone(), start.options.clone())?;
-    let plan = plan_of(&start)?;
+    let plan = plan_of(&start, &parts[0].dir)?;
     let dir = RunDir::create(out)?;
     let logs = [Some(dir.events()?), args.json.as_deref().map(EventLog::create).transpose()?];
     let report = args.junit.as_deref().map(junit::Report::create).transpose()?;
@@ -76,90 +93,99 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     stop_on_signal(&control)?;
     let logs = Logs::new(logs.into_iter().flatten().collect(), &control);
     logs.event(&Event::Start(&start));
+    left.iter().for_each(|left| logs.event(&Event::Left(left)));
     announce(&start, &dir);
-    let joined = Joined { plan: &plan, subjects: &subjects, parts: &parts, missing: &missing };
+    let joined = Joined { plan: &plan, subjects: &subjects, parts, missed: missed(&missing, unended, left) };
     let outcome = joined.outcome(&dir, &logs, &control)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
-    if let Some(report) = report {
-        report.write(&start.backend, &outcome)?;
-    }
-    // What proves nothing finds nothing: the canary stays before all else.
-    Ok(if exit == Exit::CanaryMissed { exit } else { worse(Some(exit), left).unwrap_or(exit) })
+    let written = report.map_or(Ok(()), |report| report.write(&start.backend, &outcome, left));
+    Ok(recorded(exit, written))
+}
+
+/// Where no shard has ended there is nothing to join, which is an error; what was found is told to whoever asked for it.
+fn none_ended(args: &Args, left: &[LeftFinding]) -> CliError {
+    let names: Vec<String> = args.shards.iter().map(|dir| dir.display().to_string()).collect();
+    let why = format!("{}: no shard has ended, nothing to merge", names.join(", "));
+    let log = |path: &PathBuf| {
+        let mut log = EventLog::create(path)?;
+        left.iter().try_for_each(|left| log.write(&Event::Left(left)))
+    };
+    let report = |path: &PathBuf| junit::Report::create(path)?.write_left(&why, left);
+    let logged = args.json.as_ref().map_or(Ok(()), log);
+    let reported = args.junit.as_ref().map_or(Ok(()), report);
+    logged.and(reported).map_or_else(CliError::from, |()| CliError::Usage(why.clone()))
+}
+
+/// How findings that no sum counts end the program. Whatever is no crash for sure is a finding.
+fn exit_of(left: &[LeftFinding]) -> Option<Exit> {
+    let exit = |left: &LeftFinding| if left.is_end() { Exit::Crash } else { Exit::Finding };
+    left.iter().map(exit).reduce(worse)
 }
 
 /// The one of two ends that outweighs the other: a finding, a crash, whatever there is.
-fn worse(one: Option<Exit>, other: Option<Exit>) -> Option<Exit> {
-    let weight = |exit: &Option<Exit>| match exit {
-        Some(Exit::Finding) => 3,
-        Some(Exit::Crash) => 2,
-        Some(_) => 1,
-        None => 0,
+fn worse(one: Exit, other: Exit) -> Exit {
+    let weight = |exit: Exit| match exit {
+        Exit::Finding => 2,
+        Exit::Crash => 1,
+        _ => 0,
     };
-    if weight(&other) > weight(&one) { other } else { one }
+    if weight(other) > weight(one) { other } else { one }
 }
 
-/// Names what a shard found that did not end, of which no sum tells; how that ends the program, if there is anything.
-fn left_in(dir: &Path) -> Option<Exit> {
-    let findings = match files::list(&dir.join(FINDINGS)) {
-        Ok(findings) => findings,
-        Err(error) => {
-            complain(&format_args!("{}: cannot be read: {error}", dir.join(FINDINGS).display()));
-            return Some(Exit::Finding);
+/// Names what shards found that did not end, of each the first ones.
+fn show(left: &[LeftFinding]) {
+    for of_shard in left.chunk_by(|one, other| one.shard == other.shard) {
+        of_shard.iter().take(LEFT_SHOWN_MAX).for_each(print_line);
+        if let Some(others) = of_shard.len().checked_sub(LEFT_SHOWN_MAX).filter(|&others| others > 0) {
+            let replay = replay_command(&Path::new(&of_shard[0].shard).join(FINDINGS), None);
+            print_line(&format_args!("          and {}: {replay}", counted(others as u64, "other finding")));
         }
-    };
-    let cases: Vec<PathBuf> = findings.into_iter().filter(|path| files::is_json(path)).collect();
-    // Whatever is no crash for sure is a finding.
-    let mut exit = (!cases.is_empty()).then_some(Exit::Crash);
-    for (number, path) in cases.iter().enumerate() {
-        let case = Case::load(path);
-        let found = case.as_ref().ok().and_then(|case| case.found.as_ref());
-        if !found.is_some_and(|found| found.finding.check.is_end()) {
-            exit = Some(Exit::Finding);
-        }
-        if number >= LEFT_SHOWN_MAX {
-            continue;
-        }
-        match &case {
-            Ok(Case { problem, .. }) => {
-                let finding = found.map(|found| found.finding.to_string()).unwrap_or_default();
-                print_line(&format_args!("FAIL      {}: {finding}", prose::describe(problem)));
-            }
-            Err(error) => print_line(&format_args!("FAIL      {error}")),
-        }
-        print_line(&format_args!("          replay: {}", replay_command(path, None)));
     }
-    if cases.len() > LEFT_SHOWN_MAX {
-        let (others, replay) = (cases.len() - LEFT_SHOWN_MAX, replay_command(dir, None));
-        print_line(&format_args!("          and {}: {replay}", counted(others as u64, "other finding")));
-    }
-    exit
 }
 
-/// The parts that have ended, and the directories of others that are there; what has not ended is said, and is missing.
-fn read(dirs: &[PathBuf]) -> Result<(Vec<Part>, Vec<&Path>), CliError> {
-    let (mut parts, mut unfinished) = (Vec::new(), Vec::new());
+/// The directory of a shard that is not joined, and why.
+struct Unended<'a> {
+    dir: &'a Path,
+    why: MergeError,
+}
+
+/// The parts that have ended, and others that are there, each once; what has not ended, or cannot be read, is said.
+fn read(dirs: &[PathBuf]) -> (Vec<Part>, Vec<Unended<'_>>) {
+    let (mut parts, mut unended, mut seen) = (Vec::new(), Vec::new(), BTreeSet::new());
     for dir in dirs {
-        match Part::read(dir) {
+        match Part::read_whole(dir) {
             Ok(part) => parts.push(part),
-            Err(error @ MergeError::NotEnded { .. }) => {
-                complain(&format_args!(
-                    "{error}; nothing of it is counted but its findings, which stay there"
-                ));
-                unfinished.push(dir.as_path());
-            }
             // A machine that was lost leaves nothing at all.
-            Err(error @ MergeError::Missing { .. }) => {
-                complain(&format_args!("{error}; its shard is missing, unless another name was meant"));
+            Err(why @ (MergeError::Missing { .. } | MergeError::NoDirectory { .. })) => {
+                complain(&format_args!("{why}; its shard is missing, unless another name was meant"));
             }
-            Err(error) => return Err(error.into()),
+            Err(why) => {
+                complain(&format_args!(
+                    "{why}; nothing of {} is counted, its findings are told and stay there",
+                    dir.display()
+                ));
+                if seen.insert(dir.canonicalize().unwrap_or_else(|_| dir.clone())) {
+                    unended.push(Unended { dir, why });
+                }
+            }
         }
     }
-    Ok((parts, unfinished))
+    (parts, unended)
 }
 
-/// The plan of the whole.
-fn plan_of(start: &Start) -> Result<Plan, CliError> {
-    let wrong = |what: String| CliError::Usage(format!("sums.json: {what}"));
+/// What of the campaign is not there, in words.
+fn missed(missing: &[Shard], unended: &[Unended], left: &[LeftFinding]) -> Vec<String> {
+    let missing = missing.iter().map(|shard| format!("shard {shard} is missing"));
+    let is_torn = |shard: &&Unended| !matches!(shard.why, MergeError::NotEnded { .. });
+    let torn = unended.iter().filter(is_torn).map(|shard| format!("not counted: {}", shard.why));
+    let told = counted(left.len() as u64, "finding");
+    let left = (!left.is_empty()).then(|| format!("not counted: {told} of shards that did not end"));
+    missing.chain(torn).chain(left).collect()
+}
+
+/// The plan of the whole as one of its parts has it, with the threads of this machine.
+fn plan_of(start: &Start, part: &Path) -> Result<Plan, CliError> {
+    let wrong = |what: String| CliError::Usage(format!("{}: {what}", part.join(SUMS).display()));
     Ok(Plan {
         seed: super::options::seed(&start.seed).map_err(wrong)?,
         profile: start.profile.parse().map_err(|error| wrong(format!("{error}")))?,
@@ -167,7 +193,7 @@ fn plan_of(start: &Start) -> Result<Plan, CliError> {
         cases: start.cases,
         time: start.seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
         shard: Shard::WHOLE,
-        jobs: start.jobs,
+        jobs: std::thread::available_parallelism().map_or(1, usize::from),
     })
 }
 
@@ -176,12 +202,13 @@ struct Joined<'a> {
     plan: &'a Plan,
     subjects: &'a Registered,
     parts: &'a [Part],
-    missing: &'a [Shard],
+    /// What of it is not there.
+    missed: Vec<String>,
 }
 
 impl Joined<'_> {
     /// The canary is looked for again: it is the same for every part, and says that this program is theirs.
-    fn outcome(&self, dir: &RunDir, logs: &Logs, control: &Control) -> Result<Outcome, CliError> {
+    fn outcome(self, dir: &RunDir, logs: &Logs, control: &Control) -> Result<Outcome, CliError> {
         let canary = campaign::canary(self.plan, &dir.canary()?, control);
         logs.event(&Event::Canary(&canary));
         print_line(&canary);
@@ -190,10 +217,9 @@ impl Joined<'_> {
         }
         let seconds = self.parts.iter().map(|part| part.stored.sums.seconds).fold(0.0, f64::max);
         let elapsed = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-        let missed = self.missing.iter().map(|shard| format!("shard {shard} is missing")).collect();
         let findings = dir.findings()?;
         let sinks = Sinks { findings: &findings, observer: logs, control };
-        let summary = campaign::merge(self.plan, self.subjects, self.parts, (elapsed, missed), &sinks)?;
+        let summary = campaign::merge(self.plan, self.subjects, self.parts, (elapsed, self.missed), &sinks)?;
         Ok(Outcome { canary, summary: Some(summary), interrupted: control.stopped() })
     }
 }

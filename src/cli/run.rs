@@ -15,7 +15,7 @@ use crate::campaign::{
     Summary,
 };
 use crate::generate::Profile;
-use crate::record::{DEFAULT_DIR, EventLog, RunDir};
+use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
 
 /// Length of a campaign that neither cases nor time limit.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
@@ -105,10 +105,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     announce(&start, &dir);
     let outcome = campaign(&plan, &subjects, &dir, &logs, &control)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
-    if let Some(report) = report {
-        report.write(subjects.name(), &outcome)?;
-    }
-    Ok(exit)
+    let written = report.map_or(Ok(()), |report| report.write(subjects.name(), &outcome, &[]));
+    Ok(recorded(exit, written))
 }
 
 /// The subject where none is named.
@@ -168,13 +166,14 @@ pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &Outcome, logs: &Lo
         }
         None => Exit::CanaryMissed,
     };
-    match logs.trouble().or(summed.err()).or(described.err()) {
-        Some(error) => {
-            complain(&error);
-            if matches!(exit, Exit::Finding | Exit::Crash) { exit } else { Exit::Input }
-        }
-        None => exit,
-    }
+    recorded(exit, logs.trouble().map_or(Ok(()), Err).and(summed).and(described))
+}
+
+/// How it ends where something may not have been recorded: what was found stays found.
+pub(super) fn recorded(exit: Exit, written: Result<(), RecordError>) -> Exit {
+    let Err(error) = written else { return exit };
+    complain(&error);
+    if matches!(exit, Exit::Finding | Exit::Crash) { exit } else { Exit::Input }
 }
 
 /// `run.json`.
@@ -204,4 +203,24 @@ pub(super) fn stop_on_signal(control: &Arc<Control>) -> Result<(), CliError> {
         control.stop();
         note("stopping after the cases in flight; once more to stop at once");
     })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk that is full, or a report that cannot be written, does not turn a finding into an input error.
+    #[test]
+    fn what_cannot_be_recorded_hides_no_finding() {
+        let full = || RecordError::TooManyEarlier { path: "out".into() };
+        for (exit, expected) in [
+            (Exit::Finding, Exit::Finding),
+            (Exit::Crash, Exit::Crash),
+            (Exit::Held, Exit::Input),
+            (Exit::TooLittle, Exit::Input),
+        ] {
+            assert_eq!(recorded(exit, Err(full())), expected);
+            assert_eq!(recorded(exit, Ok(())), exit);
+        }
+    }
 }

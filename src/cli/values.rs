@@ -12,6 +12,9 @@ use crate::fuzz;
 use crate::generate::value_of;
 use crate::record::{RecordError, make_dir};
 
+/// The largest file of bytes that is read: no fuzzer makes a larger one.
+const CHOICES_BYTES_MAX: u64 = 1 << 20;
+
 const EXAMPLES: &str = "\
 Examples:
   seamproof values corpus/regressions --out corpus/fuzz/case_value      stored cases
@@ -31,7 +34,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     make_dir(&args.out)?;
     let (mut count, mut new) = (0, 0);
-    for path in files(&args.from)? {
+    for path in files_of(&args.from)? {
         let value = value(&path)?;
         let name = blake3::hash(&value).to_hex();
         let place = args.out.join(&name[..16]);
@@ -51,11 +54,12 @@ fn value(path: &Path) -> Result<Vec<u8>, CliError> {
     if files::is_json(path) {
         return Ok(fuzz::to_bytes(&value_of(&Case::load(path)?.problem)));
     }
-    let bytes = fs::read(path).map_err(|source| CaseError::Read { path: path.to_owned(), source })?;
+    let bytes = files::read(path, CHOICES_BYTES_MAX)
+        .map_err(|source| CaseError::Read { path: path.to_owned(), source })?;
     Ok(fuzz::to_bytes(&fuzz::choices(&bytes)))
 }
 
-fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
+fn files_of(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     let mut files = Vec::new();
     for path in paths {
         let unread = |source| CaseError::Read { path: path.clone(), source };

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::JSON_BYTES_MAX;
+use super::home::JSON_BYTES_MAX;
 use crate::campaign::{FailureKey, Options, Registered, Subjects};
 use crate::case::{Case, CaseError, Subject};
 use crate::evaluate::replay;

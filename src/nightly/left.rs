@@ -14,10 +14,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Failure, JSON_BYTES_MAX, Known, Night, ORDERS, Regressed, cut_off_of, dir_of, entries, is_campaign, name,
-    number_of, regressions, report, slices_of,
-};
+use super::home::{JSON_BYTES_MAX, ORDERS, dir_of, entries, name, number_of};
+use super::slices::{cut_off_of, is_campaign, slices_of};
+use super::{Failure, Known, Night, Regressed, regressions, report};
 use crate::campaign::FailureKey;
 use crate::case::{Case, Found};
 use crate::files;

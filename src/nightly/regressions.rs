@@ -13,7 +13,8 @@ use rayon::prelude::*;
 use seamproof_oracle::Problem;
 use serde::{Deserialize, Serialize};
 
-use super::{JSON_BYTES_MAX, NightError, Watch};
+use super::home::JSON_BYTES_MAX;
+use super::{NightError, Watch};
 use crate::campaign::{FailureKey, Registered, Subjects};
 use crate::case::{CASE_BYTES_MAX, Case};
 use crate::evaluate::evaluate;

@@ -7,7 +7,7 @@ use std::path::Path;
 use seamproof_oracle::TensorName;
 use serde::{Deserialize, Serialize};
 
-use super::JSON_BYTES_MAX;
+use super::home::JSON_BYTES_MAX;
 use crate::campaign::{Quantiles, Summary, tells};
 use crate::files;
 use crate::record::{RecordError, write_whole};
