@@ -156,11 +156,12 @@ fn assembled(
 fn report(name: &str, judged: &Judged, start: Instant) {
     let [worst, dithered] = [&judged.margin.worst_case, &judged.margin.dithered];
     print_line(&format_args!(
-        "{name:<26} {:>8} rows: lse {:.3}, out {:.3} of tier W, {:.3}, {:.3} of tier T, {} unbounded; reference {:.2} ms \
-         ({:.1} s in all)",
+        "{name:<26} {:>8} rows: lse {:.3}, out {:.3}, max_logit {:.3} of tier W, {:.3}, {:.3} of tier T, {} unbounded; \
+         reference {:.2} ms ({:.1} s in all)",
         judged.rows,
         worst.lse,
         worst.out,
+        worst.max_logit,
         dithered.lse,
         dithered.out,
         judged.unbounded,
