@@ -12,6 +12,7 @@ mod elements;
 mod image;
 mod large;
 mod moves;
+mod passes;
 mod replay;
 mod steady;
 mod tables;
@@ -31,7 +32,7 @@ use crate::gpu::{Buffer, Gpu};
 use crate::tables::Cut;
 use image::{Image, Place};
 pub use large::check_large;
-pub use replay::{Tables, replayed};
+pub use replay::{REPLAYED, Replayed, Tables, replayed};
 pub use steady::{Pack, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Steady, accumulated, direct, steady};
 
 /// Bytes of an image, at most.
