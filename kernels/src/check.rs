@@ -32,6 +32,7 @@ use crate::gpu::{Buffer, Gpu};
 use crate::tables::Cut;
 use image::{Image, Place};
 pub use large::check_large;
+pub use passes::{instances, launch_instances};
 pub use replay::{REPLAYED, Replayed, Tables, replayed};
 pub use steady::{Pack, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Steady, accumulated, direct, steady};
 

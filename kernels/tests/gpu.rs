@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::check::{
     REPLAYED, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Tables, accumulated, check, check_large, check_until,
-    direct, replayed, steady,
+    direct, instances, launch_instances, replayed, steady,
 };
 use seamproof_kernels::faults::{Seen, source_faults};
 use seamproof_kernels::source::sources;
@@ -66,6 +66,17 @@ fn a_graph_is_replayed_with_other_lengths() {
         let stale = replays(Tables::Stale);
         assert!(!stale.is_empty(), "{}: tables of other lengths would not be missed", what.name);
     }
+}
+
+/// What a sanitizer watches around `seamproof kernels stress`.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn every_instance_is_launched() {
+    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    assert!(instances(&gpu).all(|(_, count)| count == 0));
+    launch_instances(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    let missing: Vec<&str> = instances(&gpu).filter(|(_, count)| *count == 0).map(|(name, _)| name).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// Launches of each head dim, mask and pack; `seamproof kernels stress` makes more.

@@ -74,7 +74,8 @@ enum What {
         #[arg(long, value_name = "ID|all")]
         plant: Option<String>,
     },
-    /// Launch the backward in its fixed order again and again beside other work: not one bit may differ
+    /// Launch every instance of the kernels on tensor cores, and the backward in its fixed order again and again beside other
+    /// work: not one bit may differ
     #[command(hide = true)]
     Stress {
         /// Launches of each head dim, the masks and the packs in turn
@@ -235,10 +236,12 @@ fn compare(gpu: usize, cases: u64, seed: u64) -> Result<Exit, CliError> {
     })
 }
 
-/// What is launched in any order must differ somewhere: else a difference would not be seen.
+/// Every instance is launched, so that a sanitizer around this command sees all. What is launched in any order must differ
+/// somewhere: else a difference would not be seen.
 fn stress(gpu: usize, launches: usize) -> Result<Exit, CliError> {
     let gpu = Gpu::open(gpu, &Cache::of_user())?;
     let (mut fixed, mut any) = (0, 0);
+    check::launch_instances(&gpu)?;
     let parts = check::STEADY_MASKS.len() * check::STEADY_PACKS.len();
     for dim in check::STEADY_DIMS {
         for (name, mask) in check::STEADY_MASKS {
@@ -258,9 +261,16 @@ fn stress(gpu: usize, launches: usize) -> Result<Exit, CliError> {
             }
         }
     }
-    print_line(&format_args!("on {}: {fixed} launches differ", gpu.name()?));
+    let launched: Vec<String> =
+        check::instances(&gpu).map(|(name, count)| format!("{name} {count}")).collect();
+    print_line(&format_args!("launches of each instance: {}", launched.join(", ")));
+    let missing = check::instances(&gpu).filter(|(_, count)| *count == 0).count();
+    print_line(&format_args!(
+        "on {}: {fixed} launches differ, {missing} instances were not launched",
+        gpu.name()?
+    ));
     Ok(match fixed {
-        0 if any == 0 => Exit::TooLittle,
+        0 if any == 0 || missing > 0 => Exit::TooLittle,
         0 => Exit::Held,
         _ => Exit::Finding,
     })

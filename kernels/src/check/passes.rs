@@ -1,10 +1,13 @@
 //! A forward and a backward on tensors of their own, by any of the kernels, for what launches them again and again.
+//!
+//! An *instance* is one of the kernels that a source is compiled to: of a shape, the largest head dim and a format.
 
-use seamproof_oracle::Problem;
+use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields, Rows, Run, Sequence};
 use seamproof_simulator::AttentionCall;
 
+use super::problem;
 use crate::attend::CallTables;
-use crate::backward::How;
+use crate::backward::{How, Order, Update};
 use crate::error::KernelError;
 use crate::forward::Shape;
 use crate::gpu::{Buffer, Gpu};
@@ -91,4 +94,55 @@ impl<'g> Passes<'g> {
         let read = self.tensors.results().into_iter().map(|(name, area)| Ok((name, self.gpu.read(area)?)));
         read.collect()
     }
+}
+
+/// Lengths that have a tile cut short, whole ones, and more than one in every shape; with padding behind each.
+const LENGTHS: [usize; 4] = [300, 1, 64, 450];
+const PADDING: usize = 16;
+/// Query heads of a KV head: as many as share tiles, and one.
+const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
+const SHAPES: [Shape; 4] = [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
+const DIMS: [usize; 2] = [64, 128];
+const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
+/// What begins the names of the kernels on tensor cores.
+const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];
+
+/// Launches every instance of the kernels on tensor cores, and the simple kernels, forward and backward: small passes for a
+/// tool that watches launches, such as a sanitizer. What they compute is compared elsewhere.
+pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
+    for format in FORMATS {
+        let numbers = Numbers::of(gpu, format)?;
+        for (dim, heads) in DIMS.into_iter().flat_map(|dim| HEADS.map(|heads| (dim, heads))) {
+            let problem = small(format, dim, heads)?;
+            let call = AttentionCall::whole(&problem);
+            let orders = Order::ALL.into_iter().flat_map(|order| {
+                [Update::Overwrite, Update::Accumulate].map(|update| How { order, update })
+            });
+            let tuned = SHAPES.into_iter().zip(orders).map(|(shape, how)| Kernels::Tuned(shape, how));
+            for kernels in [Kernels::Simple].into_iter().chain(tuned) {
+                let passes = Passes::new(gpu, (&problem, &call), kernels, &numbers)?;
+                passes.results(|| passes.launch())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn small(format: Format, dim: usize, heads: Heads) -> Result<Problem, KernelError> {
+    let mut rows = 0;
+    let sequences = LENGTHS.into_iter().zip(0..).map(|(len, id)| {
+        let run = Run::packed(rows, len, len + PADDING);
+        rows += run.span;
+        Sequence { id, q: run, kv: run }
+    });
+    let sequences = sequences.collect();
+    let plain = problem(sequences, Rows { q: rows, kv: rows }, heads, dim, Mask::CAUSAL)?;
+    let fields = ProblemFields { precision: Precision::uniform(format), ..plain.into() };
+    Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))
+}
+
+/// The kernels on tensor cores, each with how often it was launched.
+pub fn instances(gpu: &Gpu) -> impl Iterator<Item = (&str, u64)> {
+    let of_tensor_cores = |name: &str| TENSOR_CORES.iter().any(|begin| name.starts_with(begin));
+    gpu.launches().filter(move |(name, _)| of_tensor_cores(name))
 }
