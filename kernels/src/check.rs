@@ -9,6 +9,7 @@
 //! rows of any number of bytes on any alignment, statistics of −∞.
 
 mod elements;
+mod far;
 mod image;
 mod large;
 mod moves;

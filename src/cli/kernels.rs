@@ -67,7 +67,7 @@ enum What {
         /// Which GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
-        /// A tensor of more than 2^31 elements in place of random cases; needs 18 GB of the GPU's memory
+        /// Tensors of more than 2^31 elements in place of random cases; needs 44 GB of the GPU's memory
         #[arg(long)]
         large: bool,
         /// Plant a fault, or all that end no process, and show where it is seen
@@ -345,11 +345,7 @@ fn compare_large(gpu: usize) -> Result<Exit, CliError> {
     let gpu = Gpu::open(gpu, &Cache::of_user())?;
     let found = check::check_large(&gpu)?;
     found.iter().for_each(print_line);
-    print_line(&format_args!(
-        "a tensor of more than 2^31 elements on {}: {} wrong",
-        gpu.name()?,
-        found.len()
-    ));
+    print_line(&format_args!("tensors of more than 2^31 elements on {}: {} wrong", gpu.name()?, found.len()));
     Ok(if found.is_empty() { Exit::Held } else { Exit::Finding })
 }
 

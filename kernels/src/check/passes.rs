@@ -6,7 +6,7 @@ use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields, R
 use seamproof_simulator::AttentionCall;
 
 use super::problem;
-use crate::attend::CallTables;
+use crate::attend::{Backward, CallTables, Forward, WeightFormats};
 use crate::backward::{How, Order, Update};
 use crate::error::KernelError;
 use crate::forward::Shape;
@@ -27,16 +27,61 @@ pub(super) enum Kernels {
     Tuned(Shape, How),
 }
 
-/// A forward and a backward, and what they are launched with.
-pub(super) struct Passes<'g> {
-    gpu: &'g Gpu,
-    problem: &'g Problem,
+/// What the launches of a forward and a backward of one call take beside tensors.
+pub(super) struct Launches {
     kernels: Kernels,
-    tensors: Gradients,
     pub(super) call: CallTables,
     pub(super) tables: Buffer,
     /// The forward's plan, and the backward's workspace.
     rooms: [Buffer; 2],
+    weights: WeightFormats,
+}
+
+impl Launches {
+    /// Of a call on tensors of so many rows of queries and keys, query heads, and lanes of a head.
+    pub(super) fn new(
+        gpu: &Gpu,
+        call: &AttentionCall,
+        (rows, heads, dims): ([usize; 2], usize, [usize; 2]),
+        (kernels, weights): (Kernels, WeightFormats),
+    ) -> Result<Launches, KernelError> {
+        let call = CallTables::new(call, rows, true)?;
+        let bytes = match kernels {
+            Kernels::Simple => [0, call.scratch_bytes(heads)],
+            Kernels::Tuned(..) => [call.plan_bytes(), call.workspace_bytes(heads, dims)],
+        };
+        let [plan, workspace] = bytes.map(|bytes| gpu.allocate(bytes));
+        let (tables, rooms) = (gpu.upload(&call.bytes)?, [plan?, workspace?]);
+        Ok(Launches { kernels, call, tables, rooms, weights })
+    }
+
+    /// Launches both.
+    pub(super) fn launch(
+        &self,
+        gpu: &Gpu,
+        (forward, backward): (&Forward, &Backward),
+    ) -> Result<(), KernelError> {
+        let Launches { call, weights, .. } = self;
+        let (tables, [plan, workspace]) = (self.tables.area(), self.rooms.each_ref().map(Buffer::area));
+        match self.kernels {
+            Kernels::Simple => {
+                gpu.attend(call, tables, *weights, forward)?;
+                gpu.attend_backward(call, [tables, workspace], *weights, backward)
+            }
+            Kernels::Tuned(shape, how) => {
+                gpu.forward(call, [tables, plan], *weights, shape, forward)?;
+                gpu.backward(call, [tables, workspace], *weights, how, backward)
+            }
+        }
+    }
+}
+
+/// A forward and a backward of a problem, with their tensors.
+pub(super) struct Passes<'g> {
+    gpu: &'g Gpu,
+    problem: &'g Problem,
+    tensors: Gradients,
+    pub(super) launches: Launches,
 }
 
 impl<'g> Passes<'g> {
@@ -47,36 +92,15 @@ impl<'g> Passes<'g> {
         kernels: Kernels,
         numbers: &Numbers,
     ) -> Result<Passes<'g>, KernelError> {
-        let call = CallTables::new(call, [problem.rows.q, problem.rows.kv], true)?;
-        let heads = problem.heads.q;
-        let rooms = match kernels {
-            Kernels::Simple => [0, call.scratch_bytes(heads)],
-            Kernels::Tuned(..) => {
-                [call.plan_bytes(), call.workspace_bytes(heads, [problem.dims.qk, problem.dims.v])]
-            }
-        };
-        let [plan, workspace] = rooms.map(|bytes| gpu.allocate(bytes));
-        let (tables, rooms) = (gpu.upload(&call.bytes)?, [plan?, workspace?]);
-        let tensors = Gradients::new(gpu, problem, numbers)?;
-        Ok(Passes { gpu, problem, kernels, tensors, call, tables, rooms })
+        let (rows, dims) = ([problem.rows.q, problem.rows.kv], [problem.dims.qk, problem.dims.v]);
+        let launches = Launches::new(gpu, call, (rows, problem.heads.q, dims), (kernels, weights(problem)))?;
+        Ok(Passes { gpu, problem, tensors: Gradients::new(gpu, problem, numbers)?, launches })
     }
 
     /// Launches both.
     pub(super) fn launch(&self) -> Result<(), KernelError> {
-        let Passes { gpu, problem, call, .. } = self;
-        let (forward, backward) = (self.tensors.forward.forward(problem), self.tensors.backward(problem));
-        let (tables, [plan, workspace]) = (self.tables.area(), self.rooms.each_ref().map(Buffer::area));
-        let weights = weights(problem);
-        match self.kernels {
-            Kernels::Simple => {
-                gpu.attend(call, tables, weights, &forward)?;
-                gpu.attend_backward(call, [tables, workspace], weights, &backward)
-            }
-            Kernels::Tuned(shape, how) => {
-                gpu.forward(call, [tables, plan], weights, shape, &forward)?;
-                gpu.backward(call, [tables, workspace], weights, how, &backward)
-            }
-        }
+        let Passes { gpu, problem, tensors, launches } = self;
+        launches.launch(gpu, (&tensors.forward.forward(problem), &tensors.backward(problem)))
     }
 
     /// What `launch` writes, and what it leaves, by the names of results.

@@ -216,7 +216,7 @@ impl Choice {
             let fresh = new(dealing)?;
             let want = fresh.results(|| fresh.launch())?;
             if tables == Tables::Rewritten {
-                gpu.write(recorded.tables.area(), &fresh.call.bytes)?;
+                gpu.write(recorded.launches.tables.area(), &fresh.launches.call.bytes)?;
             }
             let got = recorded.results(|| graph.launch())?;
             for ((name, got), (_, want)) in got.into_iter().zip(want).filter(|(got, want)| got != want) {
