@@ -161,6 +161,17 @@ impl Cuda {
         Cuda { helpers, attention: Attention::Simple, ..self }
     }
 
+    /// The same with every forward in the shape of this problem's: then the bits of a sequence depend neither on other sequences
+    /// nor on where rows lie, since tiles follow from their sequence and from the shape. `None` where the problem has more
+    /// launches than one, or one on the simple kernels.
+    pub fn in_shape_of(self, problem: &Problem) -> Option<Cuda> {
+        let schedule = self.schedule(problem).ok()?;
+        match device::shapes(&schedule, formats(problem), self.attention).ok()?[..] {
+            [Some(shape)] => Some(Cuda { attention: Attention::Of(shape), ..self }),
+            _ => None,
+        }
+    }
+
     /// The emulated kernel that gives the same bits, for a subject [`Cuda::with_twins_bits`].
     pub fn twin(&self) -> Emulated {
         Emulated { tiles: TILES, order: self.order, merge: self.merge, ..Emulated::default() }

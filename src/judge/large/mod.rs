@@ -4,6 +4,7 @@
 //!
 //! A process that judges so holds a GPU; a campaign's supervisor does not, and never comes here.
 
+mod related;
 mod rows;
 mod tally;
 
@@ -18,6 +19,7 @@ use seamproof_oracle::{Format, Inputs, Problem, Run};
 
 use crate::backend::RankOutputs;
 use crate::verdict::{Finding, Margin, Place};
+pub use related::{RELATIONS, Related, related};
 use rows::rows_of;
 use tally::Tally;
 
