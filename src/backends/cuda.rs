@@ -23,7 +23,7 @@ use seamproof_kernels::gpu::{self, Gpu};
 use seamproof_kernels::source::sources;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::Launch;
-use seamproof_oracle::{Inputs, Problem};
+use seamproof_oracle::{Algorithm, Inputs, Problem};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
@@ -162,9 +162,12 @@ impl Cuda {
     }
 
     /// The same with every forward in the shape of this problem's: then the bits of a sequence depend neither on other sequences
-    /// nor on where rows lie, since tiles follow from their sequence and from the shape. `None` where the problem has more
-    /// launches than one, or one on the simple kernels.
+    /// nor on where rows lie, since tiles follow from their sequence and from the shape. `None` on several
+    /// ranks, whose launches may have shapes of their own, and where the launch goes to the simple kernels.
     pub fn in_shape_of(self, problem: &Problem) -> Option<Cuda> {
+        if problem.parallel.algorithm != Algorithm::Single {
+            return None;
+        }
         let schedule = self.schedule(problem).ok()?;
         match device::shapes(&schedule, formats(problem), self.attention).ok()?[..] {
             [Some(shape)] => Some(Cuda { attention: Attention::Of(shape), ..self }),

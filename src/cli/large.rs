@@ -185,7 +185,7 @@ struct Lent<'a> {
 }
 
 impl<'a> Lent<'a> {
-    /// In the shape of the case's one launch a subject promises that a sequence's results are its own.
+    /// In the shape of the case's one launch, a subject promises that a sequence's results are its own.
     fn new(subject: &Cuda, problem: &Problem, runner: &'a mut CudaRunner) -> Lent<'a> {
         let promises = subject.promises();
         let (subject, promises) = match subject.in_shape_of(problem) {

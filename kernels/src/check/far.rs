@@ -98,6 +98,9 @@ fn numbers(seed: u64, count: usize) -> Vec<u8> {
     (0..count).flat_map(|_| (Format::Bf16.encode(number()) as u16).to_le_bytes()).collect()
 }
 
+/// For each part of the results the name of its tensor, its sequence, and what is there.
+type Parts<T> = Vec<(&'static str, usize, T)>;
+
 /// The tensors of a layout.
 struct Memory<'g> {
     gpu: &'g Gpu,
@@ -143,8 +146,8 @@ impl<'g> Memory<'g> {
         self.tensor(tensor)?.part(first * row..(first + count) * row)
     }
 
-    /// Every area that a forward and a backward of so many heads write, by the name of its tensor and its sequence.
-    fn results(&self, heads: usize) -> Result<Vec<(&'static str, usize, Area<'_>)>, KernelError> {
+    /// Every area that a forward and a backward of so many heads write.
+    fn results(&self, heads: usize) -> Result<Parts<Area<'_>>, KernelError> {
         let mut areas = Vec::new();
         for (tensor, (name, side)) in TENSORS.into_iter().enumerate().skip(RESULTS) {
             for (index, run) in self.layout.runs(side).into_iter().enumerate() {
@@ -161,11 +164,7 @@ impl<'g> Memory<'g> {
     }
 
     /// What the kernels write to the sequences' rows.
-    fn written(
-        &self,
-        (dim, heads): (usize, Heads),
-        kernels: Kernels,
-    ) -> Result<Vec<(&'static str, usize, Vec<u8>)>, KernelError> {
+    fn written(&self, (dim, heads): (usize, Heads), kernels: Kernels) -> Result<Parts<Vec<u8>>, KernelError> {
         let Memory { gpu, layout, .. } = *self;
         for (_, _, area) in self.results(heads.q)? {
             gpu.write(area, &vec![NAN; area.bytes()])?;

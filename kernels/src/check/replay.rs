@@ -73,6 +73,7 @@ pub struct Replayed {
     step: usize,
     /// Whether keys lie in two runs, the first ones behind the others.
     two_runs: bool,
+    softcap: Option<f32>,
     sink: Sink,
     policy: RowPolicy,
 }
@@ -88,10 +89,11 @@ const PLAIN: Replayed = Replayed {
     format: Format::Bf16,
     step: 1,
     two_runs: false,
+    softcap: None,
     sink: Sink::None,
     policy: RowPolicy::Overwrite,
 };
-/// All that calls say beside a mask, at once.
+/// What calls say beside a mask, at once.
 const EVERYTHING: Replayed = Replayed {
     name: "everything",
     how: How { order: Order::Fixed, update: Update::Accumulate },
@@ -104,12 +106,13 @@ const EVERYTHING: Replayed = Replayed {
 };
 
 /// Everything that is recorded and replayed.
-pub const REPLAYED: [Replayed; 11] = [
+pub const REPLAYED: [Replayed; 12] = [
     Replayed { heads: &[GROUPED, APART], masks: &[Mask::CAUSAL, BAND], ..PLAIN },
     Replayed { name: "fp16", format: Format::Fp16, ..PLAIN },
     Replayed { name: "interleaved rows", step: 2, ..PLAIN },
     Replayed { name: "two runs of keys", two_runs: true, ..PLAIN },
     Replayed { name: "a learnable sink", sink: Sink::Learnable, ..PLAIN },
+    Replayed { name: "a sink of 0", shapes: &[Shape::Middle], sink: Sink::OffByOne, ..PLAIN },
     Replayed { name: "padding is left", policy: RowPolicy::Leave, ..PLAIN },
     Replayed {
         name: "gradients are added",
@@ -129,7 +132,13 @@ pub const REPLAYED: [Replayed; 11] = [
     EVERYTHING,
     // Head dims that the kernels on tensor cores do not take.
     Replayed { name: "the simple kernels", shapes: NO_SHAPES, dims: &[20, 136], ..PLAIN },
-    Replayed { name: "everything on the simple kernels", shapes: NO_SHAPES, dims: &[20, 136], ..EVERYTHING },
+    Replayed {
+        name: "everything on the simple kernels",
+        shapes: NO_SHAPES,
+        dims: &[20, 136],
+        softcap: Some(2.0),
+        ..EVERYTHING
+    },
 ];
 
 /// A graph: what is recorded, with one of its choices each.
@@ -186,7 +195,7 @@ impl Choice {
         let rows = ROWS * of.step;
         let plain = problem(sequences, Rows { q: rows, kv: rows }, heads, dim, mask)?;
         let fields = ProblemFields {
-            softmax: Softmax { sink: of.sink, ..plain.softmax },
+            softmax: Softmax { softcap: of.softcap, sink: of.sink, ..plain.softmax },
             precision: Precision::uniform(of.format),
             dims: Dims { qk: dim, v: dim },
             ..plain.into()
