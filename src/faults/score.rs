@@ -244,8 +244,8 @@ pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First
     }
 }
 
-/// Every rung that sees the fault on a case: those that condemn the subject, and do not condemn it without the fault. A campaign
-/// draws identities of a case; all are asked here, and one more may be the subject's own failure.
+/// Every rung that sees the fault on a case: those that condemn the subject, and do not condemn it without the fault. A
+/// campaign draws identities of a case; all are asked here, and one more may be the subject's own failure.
 fn seen_of(suspect: &Suspect, seed: u64, problem: &Problem) -> BTreeSet<Catcher> {
     let Ok(subject) = suspect.subject(seed) else { return BTreeSet::new() };
     let own = match suspect.right(seed) {

@@ -1,4 +1,4 @@
-//! Attention on rows that are far from where their tensors begin: products of rows and elements must be 64 bits wide there, too.
+//! Attention on rows that are far from where their tensors begin: products of rows and elements must be 64 bits wide.
 //!
 //! The same few sequences lie in two *layouts*: one after the other in small tensors, and in tensors of more than 2^31 elements
 //! and 2^32 bytes at the first rows, across both of these bounds, and at the last rows. Every kernel must write the same bits
@@ -197,8 +197,8 @@ impl<'g> Memory<'g> {
     }
 }
 
-/// Both passes on every kernel of attention, far from where tensors begin and near; the first difference of each. Needs 44 GB of
-/// the GPU's memory.
+/// Both passes on every kernel of attention, far from where tensors begin and near; the first difference of each. Needs 44 GB
+/// of the GPU's memory.
 pub(super) fn check_far(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let (far, packed) = (Memory::new(gpu, Layout::Far)?, Memory::new(gpu, Layout::Packed)?);
     let mut found = Vec::new();
