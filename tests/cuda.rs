@@ -9,7 +9,8 @@ use seamproof::backends::{Cuda, CudaRunner, difference};
 use seamproof::generate::{self, Draw, Profile};
 use seamproof::values::{self, Poison};
 use seamproof_kernels::attend::CallTables;
-use seamproof_oracle::{Pass, Problem};
+use seamproof_kernels::forward::Attention;
+use seamproof_oracle::{Algorithm, Pass, Problem};
 use seamproof_simulator::schedule::{MergeOrder, Work};
 
 /// Random problems that the subject takes, with the subject.
@@ -55,6 +56,41 @@ fn every_launch_of_a_schedule_has_tables() {
         }
     }
     assert!(forward > 2000 && backward > 1000, "too little run: {forward}, {backward}");
+}
+
+/// Where a sequence's bits are said to be its own there is one launch, in one shape, which further launches keep.
+#[test]
+fn the_shape_of_a_problem_is_that_of_its_one_launch() {
+    let (mut of_one, mut others) = (0, 0);
+    for (problem, subject) in problems(1000, 7) {
+        assert_eq!(subject.in_shape_of(&problem), None, "the simple kernels have no shape");
+        let tuned = Cuda { attention: Attention::Tuned, ..subject };
+        let forward = tuned.ways(&problem).first().is_some_and(|way| way.taken);
+        match tuned.in_shape_of(&problem) {
+            Some(in_shape) => {
+                assert!(forward && problem.parallel.algorithm == Algorithm::Single, "{problem:?}");
+                assert!(matches!(in_shape.attention, Attention::Of(_)));
+                assert_eq!(in_shape.in_shape_of(&problem), Some(in_shape));
+                of_one += 1;
+            }
+            None => {
+                assert!(!forward || problem.parallel.algorithm != Algorithm::Single, "{problem:?}");
+                others += 1;
+            }
+        }
+    }
+    assert!(of_one > 50 && others > 50, "too little run: {of_one}, {others}");
+}
+
+/// Large forwards, groups of ranks too, with every identity that fits them.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn large_forwards_hold_with_every_identity() {
+    Command::cargo_bin("seamproof")
+        .unwrap()
+        .args(["kernels", "judge", "--cases", "8", "--sample", "16", "--identities", "15"])
+        .assert()
+        .success();
 }
 
 #[test]

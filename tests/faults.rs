@@ -11,14 +11,14 @@ use rayon::prelude::*;
 use seamproof::backend::Backend;
 use seamproof::backends::{self, Emulated, MISCALLS, Miscall, Miscalled, miscall};
 use seamproof::campaign::Registered;
-use seamproof::evaluate::evaluate;
+use seamproof::evaluate::{evaluate, findings};
 use seamproof::faults::{
     Effort, First, MEDIAN_CASES_MAX, NotRun, Score, Scored, Suspect, TABLE_FAULTS, by_campaign, by_checker,
     call_stream, score, score_all, stream,
 };
 use seamproof::generate::{self, Draw, Limits};
 use seamproof::judge::faults::JudgeScore;
-use seamproof::judge::{self, judge};
+use seamproof::judge::{self, Judge, judge};
 use seamproof::values;
 use seamproof::verdict::{Check, Verdict};
 use seamproof_oracle::{Pass, Problem, Sink};
@@ -259,6 +259,20 @@ fn a_subjects_own_fault_is_not_taken_for_the_one_at_its_call() {
     // On problems with a window it is nearly always wrong.
     let why = by_campaign(of("call-window-narrower"), SEED).expect_err("the subject is of no use here");
     assert!(why.to_string().contains("wrong without the fault"), "{why}");
+}
+
+/// A campaign draws identities of a case, and a score asks all: those that the subject breaks by itself are not the fault's.
+#[test]
+fn a_rung_that_a_subject_breaks_by_itself_is_not_the_faults() {
+    let name = "emulated+padded-lengths-in-a-region";
+    let registered = Registered::new(name).expect("a backend");
+    let suspect = Suspect::at_calls_of(registered).find(|suspect| suspect.id() == "call-dk-of-a-head-halved");
+    let score = score(suspect.expect("a fault at the call"), Effort::QUICK);
+    let own = backends::by_name(name, &Default::default()).expect("a backend");
+    let of_itself = findings(&Judge::default(), &*own, &score.campaign[0].problem);
+    assert!(of_itself.iter().any(|finding| finding.check == Check::Identity), "{of_itself:?}");
+    assert!(score.rungs.contains(&Catcher::Envelope), "{:?}", score.rungs);
+    assert!(!score.rungs.contains(&Catcher::Identity), "{:?}", score.rungs);
 }
 
 /// What a subject refuses, it cannot be called wrongly on: no fault was missed, and nothing failed.

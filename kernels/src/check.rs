@@ -10,10 +10,12 @@
 
 mod calls;
 mod elements;
+mod far;
 mod image;
 mod large;
 mod levels;
 mod moves;
+mod passes;
 mod replay;
 mod steady;
 mod tables;
@@ -36,7 +38,8 @@ pub use calls::check_calls;
 use image::{Image, Place};
 pub use large::check_large;
 pub use levels::check_levels;
-pub use replay::{Tables, replayed};
+pub use passes::{instances, launch_instances};
+pub use replay::{REPLAYED, Replayed, Tables, replayed};
 pub use steady::{Pack, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Steady, accumulated, direct, steady};
 
 /// Bytes of an image, at most.

@@ -58,11 +58,12 @@ pub struct Gpu {
     functions: BTreeMap<String, Kernel>,
 }
 
-/// A loaded kernel, and whether it may be started while earlier launches run.
+/// A loaded kernel, whether it may be started while earlier launches run, and how often it was launched.
 #[derive(Debug)]
 struct Kernel {
     function: CudaFunction,
     overlaps: bool,
+    launches: Cell<u64>,
 }
 
 /// Device memory.
@@ -159,7 +160,8 @@ impl Gpu {
             let module = module.map_err(failed(&format!("load {}", source.file)))?;
             for kernel in nvrtc::resources(&compiled.log) {
                 let function = module.load_function(&kernel.kernel).map_err(failed(&kernel.kernel))?;
-                functions.insert(kernel.kernel, Kernel { function, overlaps: source.overlaps() });
+                let (overlaps, launches) = (source.overlaps(), Cell::new(0));
+                functions.insert(kernel.kernel, Kernel { function, overlaps, launches });
             }
         }
         Ok(Gpu { context, stream, beside: RefCell::default(), on: Cell::new(0), functions })
@@ -504,7 +506,14 @@ impl Gpu {
         // and tables of attention calls have been checked (a caller who overwrites one answers for it); a kernel that may be
         // started early waits for what was launched before it touches anything.
         let launched = unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), none) };
-        launched.result().map_err(failed(kernel))
+        launched.result().map_err(failed(kernel))?;
+        found.launches.set(found.launches.get() + 1);
+        Ok(())
+    }
+
+    /// How often each kernel was launched, or recorded to be, by name.
+    pub fn launches(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.functions.iter().map(|(name, kernel)| (name.as_str(), kernel.launches.get()))
     }
 
     /// Records what `work` launches, as one thing to repeat.

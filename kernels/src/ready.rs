@@ -3,7 +3,7 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use seamproof_oracle::{Format, Problem};
+use seamproof_oracle::{Format, Problem, Sink};
 use seamproof_simulator::AttentionCall;
 
 use crate::attend::{Backward, CallTables, Forward, WeightFormats};
@@ -13,40 +13,48 @@ use crate::forward::Shape;
 use crate::gpu::{Area, Buffer, Gpu};
 use crate::view::View;
 
-/// P and dS enter products as bf16, as q, k, v and dout are.
-pub(crate) const FORMATS: WeightFormats = WeightFormats { p: Format::Bf16, ds: Format::Bf16 };
-
 /// Numbers of a tensor until they repeat.
 const NUMBERS: usize = 1 << 22;
-const BF16_BYTES: usize = 2;
+/// Of bf16 and fp16.
+const ELEMENT_BYTES: usize = 2;
+/// Sinks of heads, in turn: next to nothing, about as much as a key, more than all keys.
+const SINKS: [f32; 3] = [-9.0, 0.5, 12.0];
 
-/// Numbers from N(0, 1) in bf16, for q, k, v and dout.
-pub(crate) struct Numbers([Buffer; 4]);
+/// Numbers from N(0, 1), for q, k, v and dout.
+pub(crate) struct Numbers {
+    blocks: [Buffer; 4],
+    format: Format,
+}
 
 impl Numbers {
+    /// In bf16.
     pub(crate) fn new(gpu: &Gpu) -> Result<Numbers, KernelError> {
+        Numbers::of(gpu, Format::Bf16)
+    }
+
+    /// In bf16 or fp16.
+    pub(crate) fn of(gpu: &Gpu, format: Format) -> Result<Numbers, KernelError> {
         let block = |seed| {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             // In (0, 1], whose logarithm is finite.
             let mut uniform = || (rng.next_u32() as f32 + 1.0) / 4_294_967_296.0;
             // Box and Muller (Ann. Math. Stat. 29, 1958): two uniform numbers make a normal one.
             let mut normal = || (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos();
-            let bytes =
-                (0..NUMBERS).flat_map(|_| (Format::Bf16.encode(f64::from(normal())) as u16).to_le_bytes());
+            let bytes = (0..NUMBERS).flat_map(|_| (format.encode(f64::from(normal())) as u16).to_le_bytes());
             gpu.upload(&bytes.collect::<Vec<u8>>())
         };
-        Ok(Numbers([block(1)?, block(2)?, block(3)?, block(4)?]))
+        Ok(Numbers { blocks: [block(1)?, block(2)?, block(3)?, block(4)?], format })
     }
 
     /// The blocks one after the other.
     pub(crate) fn bytes(&self, gpu: &Gpu) -> Result<Vec<u8>, KernelError> {
-        let blocks = self.0.iter().map(|block| gpu.read(block.area())).collect::<Result<Vec<_>, _>>()?;
+        let blocks = self.blocks.iter().map(|block| gpu.read(block.area())).collect::<Result<Vec<_>, _>>()?;
         Ok(blocks.concat())
     }
 
     /// A tensor that repeats a block.
     fn tensor(&self, gpu: &Gpu, block: usize, shape: [usize; 3]) -> Result<Buffer, KernelError> {
-        let (from, tensor) = (self.0[block].area(), gpu.allocate(bytes(shape))?);
+        let (from, tensor) = (self.blocks[block].area(), gpu.allocate(bytes(shape))?);
         for start in (0..bytes(shape)).step_by(from.bytes()) {
             let part = from.bytes().min(bytes(shape) - start);
             gpu.copy(from.part(0..part)?, tensor.area().part(start..start + part)?)?;
@@ -56,7 +64,12 @@ impl Numbers {
 }
 
 fn bytes(shape: [usize; 3]) -> usize {
-    shape.iter().product::<usize>() * BF16_BYTES
+    shape.iter().product::<usize>() * ELEMENT_BYTES
+}
+
+/// What P and dS of a problem enter products as.
+pub(crate) fn weights(problem: &Problem) -> WeightFormats {
+    WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format }
 }
 
 /// Launches one forward.
@@ -72,7 +85,8 @@ pub(crate) fn forward_launcher<'g>(
     let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], false)?;
     let (tables, plan) = (gpu.upload(&call.bytes)?, gpu.allocate(call.plan_bytes())?);
     let shape = shape.unwrap_or(Shape::of(&call, [problem.dims.qk, problem.dims.v]));
-    Ok(Box::new(move |tensors| gpu.forward(&call, [tables.area(), plan.area()], FORMATS, shape, tensors)))
+    let weights = weights(problem);
+    Ok(Box::new(move |tensors| gpu.forward(&call, [tables.area(), plan.area()], weights, shape, tensors)))
 }
 
 /// Tensors of a forward.
@@ -83,11 +97,19 @@ pub(crate) struct Tensors {
     out: Buffer,
     lse: Buffer,
     max_logit: Buffer,
+    /// Where the problem has a learnable one.
+    sink: Option<Buffer>,
+    /// Of q, k, v and out.
+    format: Format,
 }
 
 impl Tensors {
     pub(crate) fn new(gpu: &Gpu, problem: &Problem, numbers: &Numbers) -> Result<Tensors, KernelError> {
+        let sinks = (0..problem.heads.q).flat_map(|head| SINKS[head % SINKS.len()].to_le_bytes());
+        let sink = (problem.softmax.sink == Sink::Learnable).then(|| gpu.upload(&sinks.collect::<Vec<u8>>()));
         Ok(Tensors {
+            format: numbers.format,
+            sink: sink.transpose()?,
             q: numbers.tensor(gpu, 0, problem.q_shape())?,
             k: numbers.tensor(gpu, 1, problem.k_shape())?,
             v: numbers.tensor(gpu, 2, problem.v_shape())?,
@@ -99,11 +121,11 @@ impl Tensors {
 
     pub(crate) fn forward(&self, problem: &Problem) -> Forward<'_> {
         Forward {
-            q: View::rows(self.q.area(), problem.q_shape(), Format::Bf16),
-            k: View::rows(self.k.area(), problem.k_shape(), Format::Bf16),
-            v: View::rows(self.v.area(), problem.v_shape(), Format::Bf16),
-            sink: None,
-            out: View::rows(self.out.area(), problem.out_shape(), Format::Bf16),
+            q: View::rows(self.q.area(), problem.q_shape(), self.format),
+            k: View::rows(self.k.area(), problem.k_shape(), self.format),
+            v: View::rows(self.v.area(), problem.v_shape(), self.format),
+            sink: self.sink.as_ref().map(|sink| View::heads(sink.area(), problem.heads.q, Format::F32)),
+            out: View::rows(self.out.area(), problem.out_shape(), self.format),
             lse: View::statistic(self.lse.area(), problem.lse_shape(), Format::F32),
             max_logit: View::heads(self.max_logit.area(), problem.heads.q, Format::F32),
         }
@@ -146,7 +168,8 @@ impl<'g> Ready<'g> {
 
     /// Launches the backward. One launch after the other: there is one workspace.
     pub(crate) fn launch(&self, how: How, tensors: &Backward) -> Result<(), KernelError> {
-        self.gpu.backward(&self.call, [self.tables.area(), self.workspace.area()], FORMATS, how, tensors)
+        let memory = [self.tables.area(), self.workspace.area()];
+        self.gpu.backward(&self.call, memory, weights(self.problem), how, tensors)
     }
 }
 
@@ -178,17 +201,17 @@ impl Gradients {
 
     pub(crate) fn backward(&self, problem: &Problem) -> Backward<'_> {
         let Forward { q, k, v, out, lse, .. } = self.forward.forward(problem);
-        let [dq, dk, dv] = &self.results;
+        let ([dq, dk, dv], format) = (&self.results, self.forward.format);
         Backward {
             q,
             k,
             v,
-            dout: View::rows(self.dout.area(), problem.out_shape(), Format::Bf16),
+            dout: View::rows(self.dout.area(), problem.out_shape(), format),
             out,
             lse,
-            dq: View::rows(dq.area(), q.shape(), Format::Bf16),
-            dk: View::rows(dk.area(), k.shape(), Format::Bf16),
-            dv: View::rows(dv.area(), v.shape(), Format::Bf16),
+            dq: View::rows(dq.area(), q.shape(), format),
+            dk: View::rows(dk.area(), k.shape(), format),
+            dv: View::rows(dv.area(), v.shape(), format),
         }
     }
 }

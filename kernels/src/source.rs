@@ -130,6 +130,13 @@ fn include(name: &str) -> String {
 mod tests {
     use super::*;
 
+    /// Each is a file of machine code that is built, stored and loaded. A new instance has to be worth that.
+    #[test]
+    fn instances_are_few() {
+        let count = sources().len();
+        assert!(count <= 24, "{count} instances; at most 24 may be shipped");
+    }
+
     #[test]
     fn an_edit_is_not_shipped() {
         for source in sources() {

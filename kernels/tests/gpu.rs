@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::check::{
-    STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Tables, accumulated, check, check_calls, check_large,
-    check_levels, direct, replayed, seen, steady,
+    REPLAYED, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Tables, accumulated, check, check_calls, check_large,
+    check_levels, direct, instances, launch_instances, replayed, seen, steady,
 };
 use seamproof_kernels::faults::{Seen, source_faults};
 use seamproof_kernels::source::sources;
@@ -79,10 +79,24 @@ fn direct_dq_has_the_bits_of_sums() {
 #[ignore = "needs a Hopper GPU"]
 fn a_graph_is_replayed_with_other_lengths() {
     let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
-    let replays = |tables| replayed(&gpu, tables).unwrap_or_else(|error| panic!("{error}"));
-    let found = replays(Tables::Rewritten);
-    assert!(found.is_empty(), "{}", found[0]);
-    assert!(!replays(Tables::Stale).is_empty(), "tables of other lengths would not be missed");
+    for what in REPLAYED {
+        let replays = |tables| replayed(&gpu, what, tables).unwrap_or_else(|error| panic!("{error}"));
+        let found = replays(Tables::Rewritten);
+        assert!(found.is_empty(), "{}", found[0]);
+        let stale = replays(Tables::Stale);
+        assert!(!stale.is_empty(), "{}: tables of other lengths would not be missed", what.name);
+    }
+}
+
+/// What a sanitizer watches around `seamproof kernels stress`.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn every_instance_is_launched() {
+    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    assert!(instances(&gpu).all(|(_, count)| count == 0));
+    launch_instances(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    let missing: Vec<&str> = instances(&gpu).filter(|(_, count)| *count == 0).map(|(name, _)| name).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// Launches of each head dim, mask and pack; `seamproof kernels stress` makes more.

@@ -23,7 +23,7 @@ use seamproof_kernels::gpu::{self, Gpu};
 use seamproof_kernels::source::sources;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::Launch;
-use seamproof_oracle::{Inputs, Problem};
+use seamproof_oracle::{Algorithm, Inputs, Problem};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
@@ -159,6 +159,20 @@ impl Cuda {
     pub fn with_twins_bits(self, problem: &Problem) -> Cuda {
         let helpers = self.helpers && self.partition(problem).merges.count == 0;
         Cuda { helpers, attention: Attention::Simple, ..self }
+    }
+
+    /// The same with every forward in the shape of this problem's: then the bits of a sequence depend neither on other sequences
+    /// nor on where rows lie, since tiles follow from their sequence and from the shape. `None` on several
+    /// ranks, whose launches may have shapes of their own, and where the launch goes to the simple kernels.
+    pub fn in_shape_of(self, problem: &Problem) -> Option<Cuda> {
+        if problem.parallel.algorithm != Algorithm::Single {
+            return None;
+        }
+        let schedule = self.schedule(problem).ok()?;
+        match device::shapes(&schedule, formats(problem), self.attention).ok()?[..] {
+            [Some(shape)] => Some(Cuda { attention: Attention::Of(shape), ..self }),
+            _ => None,
+        }
     }
 
     /// The emulated kernel that gives the same bits, for a subject [`Cuda::with_twins_bits`].

@@ -67,7 +67,7 @@ enum What {
         /// Which GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
-        /// A tensor of more than 2^31 elements in place of random cases; needs 18 GB of the GPU's memory
+        /// Tensors of more than 2^31 elements in place of random cases; needs 44 GB of the GPU's memory
         #[arg(long)]
         large: bool,
         /// The forward on scores far from 0 in place of random cases
@@ -80,7 +80,8 @@ enum What {
         #[arg(long, value_name = "ID|all")]
         plant: Option<String>,
     },
-    /// Launch the backward in its fixed order again and again beside other work: not one bit may differ
+    /// Launch every instance of the kernels on tensor cores, and the backward in its fixed order again and again beside other
+    /// work: not one bit may differ
     #[command(hide = true)]
     Stress {
         /// Launches of each head dim, the masks and the packs in turn
@@ -243,10 +244,12 @@ fn compare(gpu: usize, cases: u64, seed: u64) -> Result<Exit, CliError> {
     })
 }
 
-/// What is launched in any order must differ somewhere: else a difference would not be seen.
+/// Every instance is launched, so that a sanitizer around this command sees all. What is launched in any order must differ
+/// somewhere: else a difference would not be seen.
 fn stress(gpu: usize, launches: usize) -> Result<Exit, CliError> {
     let gpu = Gpu::open(gpu, &Cache::of_user())?;
     let (mut fixed, mut any) = (0, 0);
+    check::launch_instances(&gpu)?;
     let parts = check::STEADY_MASKS.len() * check::STEADY_PACKS.len();
     for dim in check::STEADY_DIMS {
         for (name, mask) in check::STEADY_MASKS {
@@ -266,9 +269,16 @@ fn stress(gpu: usize, launches: usize) -> Result<Exit, CliError> {
             }
         }
     }
-    print_line(&format_args!("on {}: {fixed} launches differ", gpu.name()?));
+    let launched: Vec<String> =
+        check::instances(&gpu).map(|(name, count)| format!("{name} {count}")).collect();
+    print_line(&format_args!("launches of each instance: {}", launched.join(", ")));
+    let missing = check::instances(&gpu).filter(|(_, count)| *count == 0).count();
+    print_line(&format_args!(
+        "on {}: {fixed} launches differ, {missing} instances were not launched",
+        gpu.name()?
+    ));
     Ok(match fixed {
-        0 if any == 0 => Exit::TooLittle,
+        0 if any == 0 || missing > 0 => Exit::TooLittle,
         0 => Exit::Held,
         _ => Exit::Finding,
     })
@@ -343,11 +353,7 @@ fn compare_large(gpu: usize) -> Result<Exit, CliError> {
     let gpu = Gpu::open(gpu, &Cache::of_user())?;
     let found = check::check_large(&gpu)?;
     found.iter().for_each(print_line);
-    print_line(&format_args!(
-        "a tensor of more than 2^31 elements on {}: {} wrong",
-        gpu.name()?,
-        found.len()
-    ));
+    print_line(&format_args!("tensors of more than 2^31 elements on {}: {} wrong", gpu.name()?, found.len()));
     Ok(if found.is_empty() { Exit::Held } else { Exit::Finding })
 }
 

@@ -1,24 +1,26 @@
 //! `seamproof kernels judge`: forwards that are too large for the oracle on a CPU, run on the kernels and judged by their
-//! structure and by the reference on the GPU: the packs of `bench attention`, or random problems, groups of ranks too.
+//! structure, by the reference on the GPU, and by identities between results of theirs: the packs of `bench attention`, or
+//! random problems, groups of ranks too.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use seamproof_kernels::Gpu;
 use seamproof_kernels::bench;
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::forward::Attention;
-use seamproof_oracle::envelope::Model;
-use seamproof_oracle::{Pass, Problem, ProblemFields};
+use seamproof_oracle::envelope::{Accumulation, Model, Partition};
+use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields};
 use seamproof_simulator::schedule::MergeOrder;
 
 use super::CliError;
 use super::exit::Exit;
 use super::output::print_line;
-use crate::backend::{Backend, Outputs, RankOutputs, RunError};
+use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RankOutputs, RunError};
 use crate::backends::{Cuda, CudaRunner};
 use crate::generate::{self, Draw, Limits};
 use crate::judge::Judge;
-use crate::judge::large::{self, Judged, Rows};
+use crate::judge::large::{self, Judged, Related, Rows};
 use crate::values::{self, Poison};
 use crate::verdict::Finding;
 
@@ -42,6 +44,10 @@ pub(super) struct Args {
     /// Judge every row, in tier W alone; a sample is judged in tier T too
     #[arg(long)]
     all: bool,
+    /// Identities of each case that are asked besides, drawn from those that fit it, about as long as the case's own run each;
+    /// 0 for none
+    #[arg(long, default_value_t = 2)]
+    identities: usize,
     /// Draws problems and rows
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -66,6 +72,7 @@ pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
         runner: CudaRunner::open(args.gpu)?,
         gpu: Gpu::open(args.gpu, &Cache::of_user())?,
         rows: if args.all { Rows::All } else { Rows::Sample { count: args.sample, seed: args.seed } },
+        identities: args.identities,
         judged: 0,
         broken: 0,
     };
@@ -96,6 +103,8 @@ struct Bench {
     runner: CudaRunner,
     gpu: Gpu,
     rows: Rows,
+    /// Of each case.
+    identities: usize,
     judged: u64,
     broken: u64,
 }
@@ -131,11 +140,90 @@ impl Bench {
             }
         };
         let model = Model::new(problem, subject.accumulation(), subject.partition(problem));
+        let of_run = start.elapsed().as_secs_f64();
         let forward = large::Forward { problem, inputs: &inputs, got: &got, model: &model };
         let judged = large::forward(&self.gpu, &forward, self.rows)?;
-        self.broken += u64::from(judged.finding.is_some());
         report(name, &judged, start);
+        let mut broken = judged.finding.is_some();
+        if self.identities > 0 {
+            values::poison(&mut inputs, problem, Poison::Zero);
+            let forward = large::Forward { problem, inputs: &inputs, got: &got, model: &model };
+            broken |= self.relate(name, subject, &forward, of_run)?;
+        }
+        self.broken += u64::from(broken);
         Ok(())
+    }
+
+    /// Asks identities, whose runs take as long as the case's own, its inputs included; whether one is broken.
+    fn relate(
+        &mut self,
+        name: &str,
+        subject: &Cuda,
+        forward: &large::Forward<'_>,
+        of_run: f64,
+    ) -> Result<bool, CliError> {
+        let lent = Lent::new(subject, forward.problem, &mut self.runner);
+        let count = self.identities.min(large::RELATIONS.len());
+        print_line(&format_args!(
+            "{name:<26} at most {count} identities, {of_run:.1} s a run: about {:.0} s",
+            of_run * count as f64
+        ));
+        let related = large::related(&lent, forward, count)
+            .map_err(|what| CliError::Twins(RunError::Infrastructure(what)))?;
+        let Related { asked, runs, finding, seconds } = related;
+        print_line(&format_args!("{name:<26} {runs} more runs, {seconds:.1} s: {}", asked.join(", ")));
+        finding.iter().for_each(|finding: &Finding| print_line(finding));
+        Ok(finding.is_some())
+    }
+}
+
+/// A subject on a GPU that is open, for the further runs of a case.
+struct Lent<'a> {
+    subject: Cuda,
+    promises: Promises,
+    runner: Mutex<&'a mut CudaRunner>,
+}
+
+impl<'a> Lent<'a> {
+    /// In the shape of the case's one launch, a subject promises that a sequence's results are its own.
+    fn new(subject: &Cuda, problem: &Problem, runner: &'a mut CudaRunner) -> Lent<'a> {
+        let promises = subject.promises();
+        let (subject, promises) = match subject.in_shape_of(problem) {
+            Some(in_shape) => (in_shape, Promises { sequences_alone: true, ..promises }),
+            None => (*subject, promises),
+        };
+        Lent { subject, promises, runner: Mutex::new(runner) }
+    }
+}
+
+impl Backend for Lent<'_> {
+    fn name(&self) -> &str {
+        self.subject.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.subject.capabilities()
+    }
+
+    fn padding(&self) -> PaddingContract {
+        self.subject.padding()
+    }
+
+    fn promises(&self) -> Promises {
+        self.promises
+    }
+
+    fn accumulation(&self) -> Accumulation {
+        self.subject.accumulation()
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        self.subject.partition(problem)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
+        runner.run(&self.subject, problem, inputs, &mut |_| {})
     }
 }
 
@@ -156,11 +244,12 @@ fn assembled(
 fn report(name: &str, judged: &Judged, start: Instant) {
     let [worst, dithered] = [&judged.margin.worst_case, &judged.margin.dithered];
     print_line(&format_args!(
-        "{name:<26} {:>8} rows: lse {:.3}, out {:.3} of tier W, {:.3}, {:.3} of tier T, {} unbounded; reference {:.2} ms \
-         ({:.1} s in all)",
+        "{name:<26} {:>8} rows: lse {:.3}, out {:.3}, max_logit {:.3} of tier W, {:.3}, {:.3} of tier T, {} unbounded; \
+         reference {:.2} ms ({:.1} s in all)",
         judged.rows,
         worst.lse,
         worst.out,
+        worst.max_logit,
         dithered.lse,
         dithered.out,
         judged.unbounded,

@@ -10,7 +10,7 @@ use seamproof_simulator::faults::Catcher;
 use super::rungs::{catcher, seen_by};
 use super::suspect::Suspect;
 use super::{DRAWN_MAX, by_checker, planted, rejection};
-use crate::backend::Refusal;
+use crate::backend::{Backend, Refusal};
 use crate::backends::BackendError;
 use crate::campaign::{SHRINK_EVALUATIONS_MAX, same_failure};
 use crate::evaluate::evaluate;
@@ -244,6 +244,17 @@ pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First
     }
 }
 
+/// Every rung that sees the fault on a case: those that condemn the subject, and do not condemn it without the fault. A
+/// campaign draws identities of a case; all are asked here, and one more may be the subject's own failure.
+fn seen_of(suspect: &Suspect, seed: u64, problem: &Problem) -> BTreeSet<Catcher> {
+    let Ok(subject) = suspect.subject(seed) else { return BTreeSet::new() };
+    let own = match suspect.right(seed) {
+        Ok(Some(right)) => seen_by(right.as_ref(), problem),
+        _ => BTreeSet::new(),
+    };
+    &seen_by(subject.as_ref(), problem) - &own
+}
+
 /// The repro of the first seed.
 fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, checker: Option<&First>) -> Option<Repro> {
     let small = |problem: &Problem, fails: &mut dyn FnMut(&Problem) -> bool| {
@@ -251,9 +262,15 @@ fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, checker: Option
         Repro { sequences: small.sequences.len(), tokens: small.tokens(), cp: small.parallel.size() }
     };
     if let Some((first, start)) = campaign {
-        let subject = suspect.subject(0).ok()?;
-        let mut fails =
-            |candidate: &Problem| same_failure(start, evaluate(subject.as_ref(), candidate)).is_some();
+        let (subject, right) = (suspect.subject(0).ok()?, suspect.right(0).ok()?);
+        let fails_as = |subject: &dyn Backend, candidate: &Problem| {
+            same_failure(start, evaluate(subject, candidate)).is_some()
+        };
+        // What fails in the same way without the fault is no repro of it.
+        let mut fails = |candidate: &Problem| {
+            fails_as(subject.as_ref(), candidate)
+                && !right.as_deref().is_some_and(|right| fails_as(right, candidate))
+        };
         return Some(small(&first.problem, &mut fails));
     }
     let (first, fault) = (checker?, suspect.edited()?);
@@ -284,10 +301,8 @@ pub fn score(suspect: Suspect, effort: Effort) -> Score {
     }
     let not_run = not_run.filter(|_| !ran);
     let examined = campaign.iter().take(effort.examined);
-    let mut rungs: BTreeSet<Catcher> = examined
-        .filter_map(|(seed, (first, _))| Some((suspect.subject(*seed).ok()?, &first.problem)))
-        .flat_map(|(subject, problem)| seen_by(subject.as_ref(), problem))
-        .collect();
+    let mut rungs: BTreeSet<Catcher> =
+        examined.flat_map(|(seed, (first, _))| seen_of(&suspect, *seed, &first.problem)).collect();
     rungs.extend(checker.iter().map(|first| first.by));
     rungs.extend(campaign.iter().map(|(_, (first, _))| first.by));
     let start = campaign.first().map(|(_, found)| found);

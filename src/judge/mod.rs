@@ -168,6 +168,8 @@ pub struct Judge {
     pub ratio: Ratios,
     /// Visible products up to which the oracle is asked about every row.
     pub products_max: u64,
+    /// Elements up to which a case is judged, and a further run of the subject made.
+    pub elements_max: u64,
     /// The identities that may be asked.
     pub identities: Vec<Relation>,
     /// What is asked of the assembled results, in order.
@@ -182,6 +184,7 @@ impl Default for Judge {
             assemble: assemble::assemble,
             ratio: envelope::error_ratios,
             products_max: PRODUCTS_MAX,
+            elements_max: ELEMENTS_MAX,
             identities: identity::TABLE.iter().map(|identity| identity.relation).collect(),
             rungs: vec![
                 Rung { check: Check::Poison, look: poison::look },
@@ -245,7 +248,7 @@ impl Judge {
         findings: &mut Vec<Finding>,
     ) -> Result<Verdict, Box<Margin>> {
         let mut margin = Box::<Margin>::default();
-        if let Some(reason) = too_large(problem) {
+        if let Some(reason) = self.too_large(problem) {
             return Ok(Verdict::TooLarge(reason));
         }
         let inputs = meter.inputs(|| values::inputs(problem));
@@ -293,6 +296,12 @@ impl Judge {
             }
         }
         None
+    }
+
+    fn too_large(&self, problem: &Problem) -> Option<String> {
+        let (elements, most) = (problem.elements(), self.elements_max);
+        (elements > most)
+            .then(|| format!("the case has {elements} tensor elements; at most {most} are judged"))
     }
 
     /// The results of two runs in the problem's own layout, or what is wrong with their structure: what is unwritten or of
@@ -388,12 +397,6 @@ pub fn judge_malformed(malformed: &Malformed) -> Verdict {
 
 fn expected_refusal(backend: &dyn Backend, problem: &Problem) -> Option<crate::backend::Refusal> {
     backend.capabilities().refusal(problem)
-}
-
-fn too_large(problem: &Problem) -> Option<String> {
-    let elements = problem.elements();
-    (elements > ELEMENTS_MAX)
-        .then(|| format!("the case has {elements} tensor elements; at most {ELEMENTS_MAX} are judged"))
 }
 
 /// Visible pairs × query heads × head dimension: what the oracle's time grows with.

@@ -18,7 +18,7 @@ use crate::attend::CallTables;
 use crate::error::KernelError;
 use crate::forward::Attention as Kernel;
 use crate::gpu::Gpu;
-use crate::ready::{FORMATS, Launcher, Numbers, Tensors, forward_launcher};
+use crate::ready::{Launcher, Numbers, Tensors, forward_launcher, weights};
 
 pub(super) const TIMING: Timing =
     Timing { sets: 2, launches: 8, warm_up: Duration::from_millis(300), repetitions: 21 };
@@ -59,7 +59,8 @@ fn launcher<'g>(gpu: &'g Gpu, problem: &Problem, kernel: Kernel) -> Result<Launc
 fn simple<'g>(gpu: &'g Gpu, problem: &Problem) -> Result<Launcher<'g>, KernelError> {
     let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], false)?;
     let tables = gpu.upload(&call.bytes)?;
-    Ok(Box::new(move |tensors| gpu.attend(&call, tables.area(), FORMATS, tensors)))
+    let weights = weights(problem);
+    Ok(Box::new(move |tensors| gpu.attend(&call, tables.area(), weights, tensors)))
 }
 
 /// The problems that are measured, each with its name: of the named tracks and columns, of all where none is named.

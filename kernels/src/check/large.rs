@@ -1,12 +1,14 @@
 //! A tensor of more than 2^31 elements: every product of rows and elements must be 64 bits wide.
 //!
 //! Bytes and elements both pass 2^31 within the tensor. It lies between stretches as long as itself, so that a product
-//! that wraps reads or writes a wrong place and not one that is nobody's.
+//! that wraps reads or writes a wrong place and not one that is nobody's. Halves of slots are as long as the tensor, and so
+//! twice as long together.
 
 use seamproof_oracle::Format;
-use seamproof_simulator::helpers::{Part, Rest, Style, Update};
+use seamproof_simulator::helpers::{Half, Part, Rest, Style, Update};
 
 use super::Mismatch;
+use super::far::check_far;
 use crate::error::KernelError;
 use crate::gpu::{Area, Buffer, Gpu};
 use crate::merge::{Statistic, Tensor};
@@ -36,7 +38,8 @@ fn rows_from(pattern: &[u8], first: usize) -> &[u8] {
     &pattern[first % PERIOD * ROW_BYTES..][..CHUNK]
 }
 
-fn fill(gpu: &Gpu, to: Area, byte: u8) -> Result<(), KernelError> {
+/// Fills an area with a byte.
+pub(super) fn fill(gpu: &Gpu, to: Area, byte: u8) -> Result<(), KernelError> {
     let block = gpu.upload(&vec![byte; CHUNK])?;
     for start in (0..to.bytes()).step_by(CHUNK) {
         let end = to.bytes().min(start + CHUNK);
@@ -68,13 +71,14 @@ fn difference(gpu: &Gpu, operation: &'static str, got: Area) -> Result<Option<Mi
 /// The memory of the check.
 struct Memory {
     all: Buffer,
+    /// 0, the rows, and twice as many.
     tables: [Buffer; 3],
     statistics: [Buffer; 2],
 }
 
 impl Memory {
     fn new(gpu: &Gpu) -> Result<Memory, KernelError> {
-        let all = gpu.allocate(4 * BYTES)?;
+        let all = gpu.allocate(5 * BYTES)?;
         fill(gpu, all.area(), 0)?;
         let pattern = pattern();
         for first in (0..ROWS).step_by(CHUNK_ROWS) {
@@ -90,7 +94,7 @@ impl Memory {
                 gpu.write(statistic.area().part(start..start + words.len())?, &words)?;
             }
         }
-        Ok(Memory { all, tables: [table(0)?, table(ROWS)?, table(ROWS)?], statistics })
+        Ok(Memory { all, tables: [table(0)?, table(ROWS)?, table(2 * ROWS)?], statistics })
     }
 
     fn to(&self) -> Result<Area<'_>, KernelError> {
@@ -101,9 +105,25 @@ impl Memory {
         self.all.area().part(2 * BYTES..3 * BYTES)
     }
 
+    /// One slot of all rows, without padding.
     fn slots(&self) -> Slots<'_> {
-        let [offset, span, len] = &self.tables;
-        Slots { offset: offset.area(), span: span.area(), len: len.area(), count: 1, rows: ROWS }
+        let [first, rows, _] = self.tables.each_ref().map(Buffer::area);
+        Slots { offset: first, span: rows, len: rows, count: 1, rows: ROWS }
+    }
+
+    /// The same of twice as many rows.
+    fn slots_of_halves(&self) -> Slots<'_> {
+        let [first, _, rows] = self.tables.each_ref().map(Buffer::area);
+        Slots { offset: first, span: rows, len: rows, count: 1, rows: 2 * ROWS }
+    }
+
+    /// Both tensors as one, and what has its halves.
+    fn whole(&self) -> Result<Area<'_>, KernelError> {
+        self.all.area().part(BYTES..3 * BYTES)
+    }
+
+    fn halves(&self) -> Result<Area<'_>, KernelError> {
+        self.all.area().part(3 * BYTES..4 * BYTES)
     }
 
     fn statistic(&self, which: usize) -> Statistic<'_> {
@@ -115,9 +135,18 @@ fn tensor(area: Area) -> Tensor {
     Tensor { area, rows: ROWS, heads: HEADS, dim: DIM, format: Format::Bf16 }
 }
 
-/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, and compares all of it. Needs 18 GB of the
-/// GPU's memory.
+/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, moves halves of one of twice as many, and compares
+/// all of it; then runs attention on rows that are as far apart. Needs 44 GB of the GPU's memory.
 pub fn check_large(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
+    let mut found = check_helpers(gpu)?;
+    // What is looked for in attention is not what was found here.
+    if found.is_empty() {
+        found = check_far(gpu)?;
+    }
+    Ok(found)
+}
+
+fn check_helpers(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let memory = Memory::new(gpu)?;
     let (from, to, slots) = (memory.from()?, memory.to()?, memory.slots());
     let rows = |area| Rows { area, rows: ROWS, row_bytes: ROW_BYTES };
@@ -131,5 +160,26 @@ pub fn check_large(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let (running, step) = ((tensor(to), memory.statistic(0)), (tensor(from), memory.statistic(1)));
     gpu.merge_out(slots, (Part::Whole, Style::Running), running, step)?;
     found.extend(difference(gpu, "merge of out", to)?);
+    found.extend(check_halves(gpu, &memory)?);
+    Ok(found)
+}
+
+/// Reads both halves of a slot, each the source's rows, and writes them back.
+fn check_halves(gpu: &Gpu, memory: &Memory) -> Result<Vec<Mismatch>, KernelError> {
+    let (first, second, slots) = (memory.to()?, memory.from()?, memory.slots_of_halves());
+    gpu.copy(second, first)?;
+    let whole = Rows { area: memory.whole()?, rows: 2 * ROWS, row_bytes: ROW_BYTES };
+    let halves = Rows { area: memory.halves()?, rows: ROWS, row_bytes: ROW_BYTES };
+    let mut found = Vec::new();
+    for half in [Half::First, Half::Second] {
+        fill(gpu, halves.area, 0)?;
+        gpu.read_half(slots, half, whole, halves, Rest::Leave)?;
+        found.extend(difference(gpu, "read half", halves.area)?);
+    }
+    fill(gpu, whole.area, 0)?;
+    for (half, area) in [(Half::First, first), (Half::Second, second)] {
+        gpu.write_half(slots, half, halves, whole)?;
+        found.extend(difference(gpu, "write half", area)?);
+    }
     Ok(found)
 }

@@ -3,18 +3,24 @@
 //! *Dealings* of one number of owned rows to one number of sequences make tables of one size: they differ in real lengths, in
 //! owned rows, in first rows and in bounds. The launches of one dealing are recorded as a graph; before each replay the tables
 //! of another are written where the recorded ones were. What a replay writes must be, bit for bit and in every row, what
-//! launches that were made for its dealing write, in the same shape and in the fixed order.
+//! launches that were made for its dealing write, by the same kernels. [`REPLAYED`] says what is recorded: everything that a
+//! call can say, and that a launch can be told.
+//!
+//! Where dq is summed in any order, rows see keys of two tiles at most: a sum of two terms is one number in either order.
 
-use seamproof_oracle::{Alignment, Heads, Mask, Problem, Rows, Run, Sequence};
-use seamproof_simulator::AttentionCall;
+use seamproof_oracle::{
+    Alignment, Dims, Format, Heads, Mask, Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink,
+    Softmax,
+};
+use seamproof_simulator::{AttentionCall, RowPolicy};
 
+use super::passes::{Kernels, Passes};
 use super::{Mismatch, problem};
-use crate::attend::CallTables;
 use crate::backward::{How, Order, Update};
 use crate::error::KernelError;
 use crate::forward::Shape;
-use crate::gpu::{Buffer, Gpu};
-use crate::ready::{FORMATS, Gradients, Numbers};
+use crate::gpu::Gpu;
+use crate::ready::Numbers;
 
 /// Whether tables are written before a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +31,8 @@ pub enum Tables {
     Stale,
 }
 
-/// Rows of every tensor; those behind the last sequence, and before and between some, are nobody's.
+/// Rows of every tensor, as many times as the step of its rows; those behind the last sequence, and before and between some,
+/// are nobody's.
 const ROWS: usize = 3000;
 /// Of each sequence the first row, the real and the owned rows. The first is recorded. Then: as long as there is room; shorter
 /// or empty; nearly all rows one sequence's, from a first row on; none real. Queries of one dealing have the keys of the next.
@@ -38,123 +45,187 @@ const DEALINGS: [[(usize, usize, usize); 5]; 5] = [
 ];
 /// The order of the replays: every dealing, the recorded one again after another.
 const REPLAYS: [usize; 6] = [1, 2, 3, 4, 0, 1];
-const SHAPES: [Shape; 4] = [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
-const DIMS: [usize; 2] = [64, 128];
+const SHAPES: &[Shape] = &[Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
+/// The simple kernels have no shapes.
+const NO_SHAPES: &[Shape] = &[];
 /// Walks of the backward go down with groups and up without.
-const HEADS: [Heads; 2] = [Heads { q: 8, kv: 2 }, Heads { q: 4, kv: 4 }];
-const MASKS: [(&str, Mask); 2] = [
-    ("causal", Mask::CAUSAL),
-    ("band", Mask { left: Some(300), right: Some(70), align: Alignment::BottomRight }),
-];
+const GROUPED: Heads = Heads { q: 8, kv: 2 };
+const APART: Heads = Heads { q: 4, kv: 4 };
+const BAND: Mask = Mask { left: Some(300), right: Some(70), align: Alignment::BottomRight };
+/// Keys of two tiles of 128 at most.
+const NARROW: Mask = Mask { left: Some(100), ..Mask::CAUSAL };
 const FIXED: How = How { order: Order::Fixed, update: Update::Overwrite };
-/// What lies in results before a launch.
-const BEFORE: u8 = 0xa5;
 
-fn runs(dealing: usize) -> impl Iterator<Item = Run> {
-    DEALINGS[dealing % DEALINGS.len()].into_iter().map(|(first, len, span)| Run::packed(first, len, span))
+/// What is recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Replayed {
+    /// Its name.
+    pub name: &'static str,
+    /// Forwards on tensor cores; where there is none, both passes run on the simple kernels.
+    shapes: &'static [Shape],
+    /// Of backwards on tensor cores.
+    how: How,
+    dims: &'static [usize],
+    heads: &'static [Heads],
+    masks: &'static [Mask],
+    format: Format,
+    /// Rows between one row of a sequence and the next. Sequences begin in each of the rows between in turn.
+    step: usize,
+    /// Whether keys lie in two runs, the first ones behind the others.
+    two_runs: bool,
+    softcap: Option<f32>,
+    sink: Sink,
+    policy: RowPolicy,
 }
 
-fn dealt(dealing: usize, heads: Heads, dim: usize, mask: Mask) -> Result<Problem, KernelError> {
-    let both = runs(dealing).zip(runs(dealing + 1));
-    let sequences = both.zip(0..).map(|((q, kv), id)| Sequence { id, q, kv }).collect();
-    problem(sequences, Rows { q: ROWS, kv: ROWS }, heads, dim, mask)
+/// As most calls are.
+const PLAIN: Replayed = Replayed {
+    name: "plain",
+    shapes: SHAPES,
+    how: FIXED,
+    dims: &[64, 128],
+    heads: &[GROUPED],
+    masks: &[BAND],
+    format: Format::Bf16,
+    step: 1,
+    two_runs: false,
+    softcap: None,
+    sink: Sink::None,
+    policy: RowPolicy::Overwrite,
+};
+/// What calls say beside a mask, at once.
+const EVERYTHING: Replayed = Replayed {
+    name: "everything",
+    how: How { order: Order::Fixed, update: Update::Accumulate },
+    format: Format::Fp16,
+    step: 3,
+    two_runs: true,
+    sink: Sink::Learnable,
+    policy: RowPolicy::Leave,
+    ..PLAIN
+};
+
+/// Everything that is recorded and replayed.
+pub const REPLAYED: [Replayed; 12] = [
+    Replayed { heads: &[GROUPED, APART], masks: &[Mask::CAUSAL, BAND], ..PLAIN },
+    Replayed { name: "fp16", format: Format::Fp16, ..PLAIN },
+    Replayed { name: "interleaved rows", step: 2, ..PLAIN },
+    Replayed { name: "two runs of keys", two_runs: true, ..PLAIN },
+    Replayed { name: "a learnable sink", sink: Sink::Learnable, ..PLAIN },
+    Replayed { name: "a sink of 0", shapes: &[Shape::Middle], sink: Sink::OffByOne, ..PLAIN },
+    Replayed { name: "padding is left", policy: RowPolicy::Leave, ..PLAIN },
+    Replayed {
+        name: "gradients are added",
+        shapes: &[Shape::Long],
+        how: How { order: Order::Fixed, update: Update::Accumulate },
+        heads: &[GROUPED, APART],
+        ..PLAIN
+    },
+    Replayed {
+        name: "dq in any order",
+        shapes: &[Shape::Long],
+        how: How { order: Order::AsTheyCome, update: Update::Overwrite },
+        heads: &[GROUPED, APART],
+        masks: &[NARROW],
+        ..PLAIN
+    },
+    EVERYTHING,
+    // Head dims that the kernels on tensor cores do not take.
+    Replayed { name: "the simple kernels", shapes: NO_SHAPES, dims: &[20, 136], ..PLAIN },
+    Replayed {
+        name: "everything on the simple kernels",
+        shapes: NO_SHAPES,
+        dims: &[20, 136],
+        softcap: Some(2.0),
+        ..EVERYTHING
+    },
+];
+
+/// A graph: what is recorded, with one of its choices each.
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    of: Replayed,
+    kernels: Kernels,
+    dim: usize,
+    heads: Heads,
+    mask: Mask,
 }
 
-/// A forward and a backward on tensors of their own, and what they are launched with.
-struct Launches<'g> {
-    gpu: &'g Gpu,
-    problem: &'g Problem,
-    shape: Shape,
-    tensors: Gradients,
-    call: CallTables,
-    tables: Buffer,
-    plan: Buffer,
-    workspace: Buffer,
-}
-
-impl<'g> Launches<'g> {
-    fn new(
-        gpu: &'g Gpu,
-        problem: &'g Problem,
-        shape: Shape,
-        numbers: &Numbers,
-    ) -> Result<Launches<'g>, KernelError> {
-        let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], true)?;
-        let (tables, plan) = (gpu.upload(&call.bytes)?, gpu.allocate(call.plan_bytes())?);
-        let bytes = call.workspace_bytes(problem.heads.q, [problem.dims.qk, problem.dims.v]);
-        let (workspace, tensors) = (gpu.allocate(bytes)?, Gradients::new(gpu, problem, numbers)?);
-        Ok(Launches { gpu, problem, shape, tensors, call, tables, plan, workspace })
+impl Replayed {
+    /// Every choice.
+    fn choices(self) -> impl Iterator<Item = Choice> {
+        let tuned = self.shapes.iter().map(move |&shape| Kernels::Tuned(shape, self.how));
+        let kernels: Vec<Kernels> =
+            if self.shapes.is_empty() { vec![Kernels::Simple] } else { tuned.collect() };
+        let heads = self.dims.iter().flat_map(move |&dim| self.heads.iter().map(move |&heads| (dim, heads)));
+        let masks =
+            heads.flat_map(move |(dim, heads)| self.masks.iter().map(move |&mask| (dim, heads, mask)));
+        masks.flat_map(move |(dim, heads, mask)| {
+            let of = move |kernels| Choice { of: self, kernels, dim, heads, mask };
+            kernels.clone().into_iter().map(of)
+        })
     }
 
-    fn launch(&self) -> Result<(), KernelError> {
-        let Launches { gpu, problem, shape, call, .. } = self;
-        let (forward, backward) = (self.tensors.forward.forward(problem), self.tensors.backward(problem));
-        let [tables, plan, workspace] = [&self.tables, &self.plan, &self.workspace].map(Buffer::area);
-        gpu.forward(call, [tables, plan], FORMATS, *shape, &forward)?;
-        gpu.backward(call, [tables, workspace], FORMATS, FIXED, &backward)
-    }
-
-    /// What `launch` writes, on results that nothing was in.
-    fn results(
-        &self,
-        launch: impl FnOnce() -> Result<(), KernelError>,
-    ) -> Result<Vec<(&'static str, Vec<u8>)>, KernelError> {
-        let lowest = f32::NEG_INFINITY.to_le_bytes().repeat(self.problem.heads.q);
-        for (name, area) in self.tensors.results() {
-            let before = if name == "max_logit" { lowest.clone() } else { vec![BEFORE; area.bytes()] };
-            self.gpu.write(area, &before)?;
-        }
-        launch()?;
-        let read = self.tensors.results().into_iter().map(|(name, area)| Ok((name, self.gpu.read(area)?)));
-        read.collect()
+    fn runs(self, dealing: usize) -> impl Iterator<Item = Run> {
+        let of = DEALINGS[dealing % DEALINGS.len()].into_iter().enumerate();
+        of.map(move |(index, (first, len, span))| Run {
+            offset: self.step * first + index % self.step,
+            step: self.step,
+            len,
+            span,
+        })
     }
 }
 
-/// Replays of graphs in every shape, of both head dims, with groups and without, and with two masks; no further than to the
-/// first graph that is wrong.
-pub fn replayed(gpu: &Gpu, tables: Tables) -> Result<Vec<Mismatch>, KernelError> {
-    let numbers = Numbers::new(gpu)?;
-    for dim in DIMS {
-        for heads in HEADS {
-            for (name, mask) in MASKS {
-                let problems = (0..DEALINGS.len()).map(|dealing| dealt(dealing, heads, dim, mask));
-                let problems: Vec<Problem> = problems.collect::<Result<_, _>>()?;
-                for shape in SHAPES {
-                    let what =
-                        format!("{shape:?}, head dim {dim}, {} heads on {}, {name}", heads.q, heads.kv);
-                    let replays = Replays { gpu, problems: &problems, shape, numbers: &numbers, tables };
-                    let found = replays.wrong(&what)?;
-                    if !found.is_empty() {
-                        return Ok(found);
-                    }
-                }
+/// A run in two, the rows behind first: each has its share of the real rows.
+fn halves(run: Run) -> Vec<Run> {
+    let span = run.span / 2;
+    let len = run.len * span / run.span.max(1);
+    let behind =
+        Run { offset: run.offset + run.step * span, len: run.len - len, span: run.span - span, ..run };
+    vec![behind, Run { len, span, ..run }]
+}
+
+impl Choice {
+    /// A dealing's problem and call.
+    fn dealt(&self, dealing: usize) -> Result<(Problem, AttentionCall), KernelError> {
+        let Choice { of, dim, heads, mask, .. } = *self;
+        let both = of.runs(dealing).zip(of.runs(dealing + 1));
+        let sequences = both.zip(0..).map(|((q, kv), id)| Sequence { id, q, kv }).collect();
+        let rows = ROWS * of.step;
+        let plain = problem(sequences, Rows { q: rows, kv: rows }, heads, dim, mask)?;
+        let fields = ProblemFields {
+            softmax: Softmax { softcap: of.softcap, sink: of.sink, ..plain.softmax },
+            precision: Precision::uniform(of.format),
+            dims: Dims { qk: dim, v: dim },
+            ..plain.into()
+        };
+        let problem = Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))?;
+        let mut call = AttentionCall { policy: of.policy, ..AttentionCall::whole(&problem) };
+        if of.two_runs {
+            for segment in &mut call.segments {
+                segment.kv = segment.kv.iter().copied().flat_map(halves).collect();
             }
         }
+        Ok((problem, call))
     }
-    Ok(Vec::new())
-}
 
-/// A recorded graph's replays.
-struct Replays<'a> {
-    gpu: &'a Gpu,
-    problems: &'a [Problem],
-    shape: Shape,
-    numbers: &'a Numbers,
-    tables: Tables,
-}
-
-impl Replays<'_> {
-    fn wrong(&self, what: &str) -> Result<Vec<Mismatch>, KernelError> {
-        let gpu = self.gpu;
-        let new = |problem| Launches::new(gpu, problem, self.shape, self.numbers);
-        let recorded = new(&self.problems[0])?;
+    /// Replays of its graph, and what is wrong with them.
+    fn wrong(&self, gpu: &Gpu, numbers: &Numbers, tables: Tables) -> Result<Vec<Mismatch>, KernelError> {
+        let dealt: Vec<(Problem, AttentionCall)> =
+            (0..DEALINGS.len()).map(|dealing| self.dealt(dealing)).collect::<Result<_, _>>()?;
+        let new = |dealing: usize| {
+            let (problem, call) = &dealt[dealing];
+            Passes::new(gpu, (problem, call), self.kernels, numbers)
+        };
+        let recorded = new(0)?;
         let graph = gpu.record(|| recorded.launch())?;
         let mut found = Vec::new();
         for (case, dealing) in REPLAYS.into_iter().enumerate() {
-            let fresh = new(&self.problems[dealing])?;
+            let fresh = new(dealing)?;
             let want = fresh.results(|| fresh.launch())?;
-            if self.tables == Tables::Rewritten {
-                gpu.write(recorded.tables.area(), &fresh.call.bytes)?;
+            if tables == Tables::Rewritten {
+                gpu.write(recorded.launches.tables.area(), &fresh.launches.call.bytes)?;
             }
             let got = recorded.results(|| graph.launch())?;
             for ((name, got), (_, want)) in got.into_iter().zip(want).filter(|(got, want)| got != want) {
@@ -163,7 +234,7 @@ impl Replays<'_> {
                     operation: "a replayed graph",
                     case: case as u64,
                     place: format!("{name}, byte {}", differing.first().unwrap_or(&0)),
-                    what: format!("dealing {dealing}, {what}"),
+                    what: format!("dealing {dealing}, {self}"),
                     bytes: differing.len(),
                 });
             }
@@ -172,24 +243,104 @@ impl Replays<'_> {
     }
 }
 
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let Choice { of, kernels, dim, heads, mask } = self;
+        write!(f, "{}: {kernels:?}, head dim {dim}, {} heads on {}, {mask:?}", of.name, heads.q, heads.kv)
+    }
+}
+
+/// Replays of the graphs of one of [`REPLAYED`]; no further than to the first graph that is wrong.
+pub fn replayed(gpu: &Gpu, replayed: Replayed, tables: Tables) -> Result<Vec<Mismatch>, KernelError> {
+    let numbers = Numbers::of(gpu, replayed.format)?;
+    for choice in replayed.choices() {
+        let found = choice.wrong(gpu, &numbers, tables)?;
+        if !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    Ok(Vec::new())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attend::CallTables;
+    use crate::{backward, forward};
 
-    /// A graph's launches depend on the owned rows and on the number of sequences and runs, which are the same in all.
+    fn operands(problem: &Problem) -> backward::Operands {
+        let format = problem.precision.q.format;
+        let dims = [problem.dims.qk, problem.dims.v];
+        backward::Operands {
+            forward: forward::Operands { formats: [format; 3], out: format, p: format, dims },
+            ds: format,
+            dout: format,
+            gradients: [format; 3],
+        }
+    }
+
+    /// A graph's launches depend on the owned rows, on their step, and on the number of sequences and runs, which are the same
+    /// in all dealings; and they go to the kernels that are meant.
     #[test]
     fn dealings_have_tables_of_one_size_that_differ() {
-        for (name, mask) in MASKS {
-            let tables = |dealing| {
-                let problem = dealt(dealing, HEADS[0], 64, mask).expect("a problem");
-                CallTables::new(&AttentionCall::whole(&problem), [ROWS; 2], true)
+        for choice in REPLAYED.into_iter().flat_map(Replayed::choices) {
+            let dealt: Vec<_> =
+                (0..DEALINGS.len()).map(|dealing| choice.dealt(dealing).expect("a problem")).collect();
+            let tables = |(problem, call): &(Problem, AttentionCall)| {
+                CallTables::new(call, [problem.rows.q, problem.rows.kv], true)
                     .expect("its runs lie in the rows")
             };
-            let all: Vec<CallTables> = (0..DEALINGS.len()).map(tables).collect();
+            let all: Vec<CallTables> = dealt.iter().map(tables).collect();
+            let first = &all[0];
             for (dealing, call) in all.iter().enumerate() {
-                assert_eq!(call.owned, all[0].owned, "{name}, {dealing}");
-                assert_eq!(call.bytes.len(), all[0].bytes.len(), "{name}, {dealing}");
-                assert!(all[..dealing].iter().all(|other| other.bytes != call.bytes), "{name}, {dealing}");
+                assert_eq!((call.segments, call.runs), (first.segments, first.runs), "{choice}, {dealing}");
+                assert_eq!(call.owned, first.owned, "{choice}, {dealing}");
+                assert_eq!(call.strides.step, [Some(choice.of.step); 2], "{choice}, {dealing}");
+                assert_eq!(call.bytes.len(), first.bytes.len(), "{choice}, {dealing}");
+                assert!(all[..dealing].iter().all(|other| other.bytes != call.bytes), "{choice}, {dealing}");
+                let refused = backward::refusal(call, &operands(&dealt[dealing].0));
+                assert_eq!(
+                    refused.is_some(),
+                    choice.of.shapes.is_empty(),
+                    "{choice}, {dealing}: {refused:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn two_runs_have_the_rows_of_one_with_padding_behind_each() {
+        let run = Run { offset: 3, step: 2, len: 37, span: 101 };
+        let both = halves(run);
+        assert!(both.iter().all(|run| run.len < run.span));
+        let mut rows: Vec<usize> =
+            both.iter().flat_map(|run| run.real_rows().chain(run.padding_rows())).collect();
+        rows.sort_unstable();
+        assert_eq!(rows, run.real_rows().chain(run.padding_rows()).collect::<Vec<_>>());
+        assert_eq!(both.iter().map(|run| run.len).sum::<usize>(), run.len);
+        for (len, span) in [(0, 0), (1, 1), (0, 1), (5, 5), (2, 3)] {
+            let both = halves(Run::packed(0, len, span));
+            assert!(both.iter().all(|run| run.len <= run.span), "{both:?}");
+        }
+    }
+
+    /// Whose sums have two terms at most.
+    #[test]
+    fn rows_of_sums_in_any_order_see_two_tiles() {
+        for choice in REPLAYED.into_iter().flat_map(Replayed::choices) {
+            if choice.of.how.order == Order::Fixed {
+                continue;
+            }
+            for dealing in 0..DEALINGS.len() {
+                let (problem, _) = choice.dealt(dealing).expect("a problem");
+                for sequence in &problem.sequences {
+                    for i in 0..sequence.q.len {
+                        let keys = problem.mask.visible(i, sequence.q.len, sequence.kv.len);
+                        let tiles =
+                            if keys.is_empty() { 0 } else { (keys.end - 1) / 128 - keys.start / 128 + 1 };
+                        assert!(tiles <= 2, "{choice}: {keys:?}");
+                    }
+                }
             }
         }
     }

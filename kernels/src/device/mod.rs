@@ -29,7 +29,7 @@ use crate::gpu::{Area, Buffer, Gpu, Staging};
 use image::Placed;
 pub(crate) use image::store;
 use lanes::Command;
-pub use operations::on_tensor_cores;
+pub use operations::{on_tensor_cores, shapes};
 
 /// What tables begin at multiples of.
 const ALIGNMENT: usize = 16;

@@ -83,6 +83,27 @@ pub fn on_tensor_cores(
     Ok(taken)
 }
 
+/// The shape of each forward launch of a schedule on tensor cores; `None` of one that the simple kernels run.
+pub fn shapes(
+    schedule: &Schedule,
+    formats: WeightFormats,
+    attention: Attention,
+) -> Result<Vec<Option<Shape>>, KernelError> {
+    let buffer = |id: BufferId| &schedule.buffers[id.0];
+    let forwards = schedule.ranks.iter().flat_map(|rank| &rank.operations);
+    let forwards = forwards.filter_map(|operation| match &operation.work {
+        Work::Attend(attend) => Some(attend),
+        _ => None,
+    });
+    let shape = |a: &Attend| {
+        let operands =
+            operands([a.q, a.k, a.v, a.out].map(|id| (buffer(id).format, buffer(id).dim)), formats);
+        let tables = CallTables::new(&a.call, [buffer(a.q).rows, buffer(a.k).rows], false)?;
+        Ok(attention.shape(&tables, &operands))
+    };
+    forwards.map(shape).collect()
+}
+
 impl CudaDevice<'_> {
     pub(super) fn record_work(&self, work: &Work, memory: &mut CudaMemory) -> Result<(), DeviceError> {
         match work {

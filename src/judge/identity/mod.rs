@@ -213,16 +213,23 @@ pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
     let known = &evidence.judge.identities;
     let asked = asked.into_iter().filter(|identity| known.contains(&identity.relation));
     for identity in asked.filter(|identity| (identity.needs)(&promises)) {
-        match (identity.ask)(evidence) {
+        match identity.answer(evidence) {
             None | Some(Look::Held) => {}
-            Some(Look::Broken(finding)) => return Look::Broken(Box::new(identity.told(*finding))),
-            Some(failed) => return failed,
+            Some(broken_or_failed) => return broken_or_failed,
         }
     }
     Look::Held
 }
 
 impl Identity {
+    /// Asks; nothing where it says nothing about the case.
+    pub(super) fn answer(&self, evidence: &Evidence<'_>) -> Option<Look> {
+        match (self.ask)(evidence) {
+            Some(Look::Broken(finding)) => Some(Look::Broken(Box::new(self.told(*finding)))),
+            answer => answer,
+        }
+    }
+
     /// A finding that says which runs disagree. A process that ended has said so itself.
     fn told(&self, finding: Finding) -> Finding {
         if self.twin.is_empty() || finding.check != Check::Identity {

@@ -7,7 +7,7 @@ use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side};
 
 use super::super::compare::{View, Worst, lanes};
 use super::super::structure::results;
-use super::super::{ELEMENTS_MAX, Evidence, Look, death, fills, poisoned};
+use super::super::{Evidence, Look, death, fills, poisoned};
 use super::{Relation, broken};
 use crate::backend::{RankOutputs, RunError, TensorName};
 use crate::layout::{self, RankLayout, run_of};
@@ -106,7 +106,7 @@ impl Twin {
     pub(super) fn new(evidence: &Evidence<'_>, fields: ProblemFields, source: Source) -> Option<Twin> {
         let problem = Problem::new(fields).ok()?;
         let taken = evidence.backend.capabilities().refusal(&problem).is_none();
-        if !taken || problem.elements() > ELEMENTS_MAX {
+        if !taken || problem.elements() > evidence.judge.elements_max {
             return None;
         }
         let inputs = evidence.making(|| gather(evidence.problem, evidence.inputs, &problem, &source));

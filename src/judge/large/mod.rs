@@ -1,9 +1,10 @@
 //! The envelope of a forward that is too large for the oracle on a CPU: the exact answers come from the reference kernel on a
 //! GPU, the bounds from the oracle's own model ([`seamproof_oracle::envelope::RowEnvelope`]). Of every row tier W, of a sample
-//! tier T too.
+//! tier T too. The largest logit of a head is that of its rows; where some of these are looked at, it is no less than theirs.
 //!
 //! A process that judges so holds a GPU; a campaign's supervisor does not, and never comes here.
 
+mod related;
 mod rows;
 mod tally;
 
@@ -18,6 +19,7 @@ use seamproof_oracle::{Format, Inputs, Problem, Run};
 
 use crate::backend::RankOutputs;
 use crate::verdict::{Finding, Margin, Place};
+pub use related::{RELATIONS, Related, related};
 use rows::rows_of;
 use tally::Tally;
 
@@ -113,7 +115,7 @@ pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<Judged, K
     let (all, of_keys) = (rows == Rows::All, of_keys(problem, inputs));
     let at_once =
         if all { rows_of_lanes(problem) } else { rows_of_slots(problem).min(rows_of_lanes(problem)) };
-    let mut tally = Tally::new(problem, all);
+    let mut tally = Tally::new(problem);
     let queries = (0..problem.heads.q).flat_map(|head| {
         rows_of(problem, rows, head).into_iter().map(move |[sequence, i]| Asked { sequence, head, i })
     });

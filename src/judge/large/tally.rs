@@ -67,18 +67,63 @@ struct OfRow {
 pub(super) struct Tally {
     worst: [Worst; PARTS.len()],
     judged: Judged,
-    /// Of each head the largest logit and what it may be off by, where every row is looked at.
-    max_logit: Option<Vec<[f64; 2]>>,
+    /// Of each head.
+    largest: Vec<Largest>,
+    /// Real rows of a head.
+    real: usize,
+}
+
+/// The largest logit of some rows of a head.
+#[derive(Clone, Copy, Debug)]
+struct Largest {
+    rows: usize,
+    /// The exact one.
+    exact: f64,
+    /// What a result may be off by that is one of any of these rows.
+    error: f64,
+    /// The largest that one of the rows is at least, its own error taken off; with that error.
+    least: [f64; 2],
+}
+
+impl Default for Largest {
+    fn default() -> Largest {
+        let none = f64::NEG_INFINITY;
+        Largest { rows: 0, exact: none, error: 0.0, least: [none, 0.0] }
+    }
+}
+
+impl Largest {
+    fn add(&mut self, exact: f64, error: f64) {
+        self.rows += 1;
+        self.exact = self.exact.max(exact);
+        self.error = self.error.max(error);
+        let [least, its_error] = self.least;
+        if exact - error > least - its_error {
+            self.least = [exact, error];
+        }
+    }
+
+    /// The result of a head of so many rows beside it: off by no more than the error where they are all here, and no less
+    /// where some are, since it may be that of another row. An infinite one is no row's.
+    fn compared(&self, got: f32, rows: usize) -> Compared {
+        let all = self.rows == rows;
+        let [exact, error] = if all { [self.exact, self.error] } else { self.least };
+        if !all && got.is_finite() && f64::from(got) > exact {
+            return Compared { got, exact, bound: error, ratio: 0.0 };
+        }
+        Compared::new(got, exact, error, None)
+    }
 }
 
 impl Tally {
-    pub(super) fn new(problem: &Problem, all: bool) -> Tally {
+    pub(super) fn new(problem: &Problem) -> Tally {
         let judged =
             Judged { finding: None, margin: Margin::default(), rows: 0, unbounded: 0, reference_ms: 0.0 };
         Tally {
             worst: PARTS.map(|(tensor, tier)| Worst::new(Check::Envelope, tensor, wording(tier))),
             judged,
-            max_logit: all.then(|| vec![[f64::NEG_INFINITY, 0.0]; problem.heads.q]),
+            largest: vec![Largest::default(); problem.heads.q],
+            real: problem.sequences.iter().map(|sequence| sequence.q.len).sum(),
         }
     }
 
@@ -102,23 +147,19 @@ impl Tally {
                 let lane = (tensor == TensorName::Out).then_some(part.lane);
                 count(&mut self.worst[index], part, asked.place(lane));
             }
-            if let Some(of_head) = &mut self.max_logit {
-                let [largest, error] = &mut of_head[asked.head];
-                *largest = largest.max(statistics.largest);
-                *error = error.max(row.max_logit_error);
-            }
+            self.largest[asked.head].add(statistics.largest, row.max_logit_error);
         }
     }
 
     pub(super) fn finish(mut self, forward: &Forward<'_>) -> Judged {
         let tensors = 1 + usize::from(forward.got.lse.is_some());
-        let max_logit = forward.got.max_logit.as_ref().zip(self.max_logit.as_ref());
+        let max_logit = forward.got.max_logit.as_ref();
         self.judged.margin.compared = tensors + usize::from(max_logit.is_some());
         let mut worst = Worst::new(Check::Envelope, TensorName::MaxLogit, wording(Tier::W));
-        let heads = max_logit.into_iter().flat_map(|(got, exact)| got.iter().zip(exact));
-        for (head, (&got, &[exact, bound])) in heads.enumerate() {
+        let heads = max_logit.into_iter().flat_map(|got| got.iter().zip(&self.largest));
+        for (head, (&got, largest)) in heads.enumerate() {
             let mut part = PartOfRow::default();
-            part.add(0, Compared::new(got, exact, bound, None));
+            part.add(0, largest.compared(got, self.real));
             let margin = &mut self.judged.margin.worst_case.max_logit;
             *margin = margin.max(part.worst.ratio);
             count(&mut worst, &part, Place { head: Some(head), ..Place::default() });
@@ -202,4 +243,42 @@ fn judge_row(
         }
     }
     OfRow { parts: [lse, dithered_lse, out, dithered_out], max_logit_error: envelope.max_logit_error() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ratio(rows: &[(f64, f64)], got: f32, all: bool) -> f64 {
+        let mut largest = Largest::default();
+        rows.iter().for_each(|&(exact, error)| largest.add(exact, error));
+        largest.compared(got, rows.len() + usize::from(!all)).ratio
+    }
+
+    #[test]
+    fn a_largest_logit_is_that_of_all_rows_and_no_less_than_that_of_some() {
+        let rows = [(1.0, 0.125), (3.0, 0.25), (2.0, 0.5)];
+        for (got, of_all, of_some) in [
+            (3.0, 0.0, 0.0),
+            (2.75, 0.5, 1.0),
+            (2.5, 1.0, 2.0),
+            (2.25, 1.5, 3.0),
+            (3.5, 1.0, 0.0),
+            (9.0, 12.0, 0.0),
+        ] {
+            assert_eq!(ratio(&rows, got, true), of_all, "{got}");
+            assert_eq!(ratio(&rows, got, false), of_some, "{got}");
+        }
+        for all in [true, false] {
+            for got in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                assert_eq!(ratio(&rows, got, all), f64::INFINITY, "{got}");
+            }
+            assert_eq!(ratio(&[], f32::NEG_INFINITY, all), 0.0, "no key is seen");
+        }
+        assert_eq!(ratio(&[], 5.0, true), f64::INFINITY);
+        assert_eq!(ratio(&[], 5.0, false), 0.0, "other rows may see keys");
+        // The row with the larger logit may be the one of which less is known.
+        assert_eq!(ratio(&[(3.0, 2.0), (2.5, 0.25)], 2.0, false), 2.0);
+        assert_eq!(ratio(&[(f64::NEG_INFINITY, 0.0), (1.0, 0.0)], 0.5, false), f64::INFINITY);
+    }
 }
