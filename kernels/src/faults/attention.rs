@@ -1,6 +1,6 @@
 //! Planted faults of the attention kernels and of the kernels on tables of rows, which a campaign's judge is to find.
 
-use super::{FORGETS, Kind, READS, SIMPLE, Seen, SourceFault, VALUES, WRITES, faults};
+use super::{FORGETS, Kind, READS, SIMPLE, Seen, SourceFault, TE_1230, VALUES, WRITES, faults};
 
 /// Every one.
 pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
@@ -52,6 +52,10 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
         "if (sink != neg_infinity()) sum += exact_exp(sink - largest);"
             => "",
         VALUES;
+    "int32-elements-of-attention", Int32Product, TE_1230, "attend.cu",
+        "return row * view.row + head * view.head;"
+            => "return (int)(row * view.row) + head * view.head;",
+        Seen::Large;
     "sink-of-none-subtracted", MissingGuard, "−∞ less −∞ in rows without keys: https://github.com/vllm-project/vllm/issues/39148", "attend.cu",
         "if (sink != neg_infinity()) sum"
             => "sum",

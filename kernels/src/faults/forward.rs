@@ -1,6 +1,8 @@
 //! Planted faults of the forward on tensor cores, which a campaign's judge is to find.
 
-use super::{FORGETS, Kind, PACKED, PAIRED, READS, SHORT, Seen, SourceFault, TUNED, VALUES, WRITES, faults};
+use super::{
+    FORGETS, Kind, PACKED, PAIRED, READS, SHORT, Seen, SourceFault, TE_1230, TUNED, VALUES, WRITES, faults,
+};
 
 /// Those of every tile.
 pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
@@ -84,6 +86,10 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "(i64)a.q_step * (tile.index + r) + tile.phase;"
             => "(i64)a.q_step * (tile.index + r);",
         FORGETS;
+    "int32-elements-of-a-row", Int32Product, TE_1230, "forward.cu",
+        "return row * view.row + head * view.head;"
+            => "return (int)(row * view.row) + head * view.head;",
+        Seen::Large;
     "last-tile-not-taken", LastSequence, "the last tile is left out: https://github.com/NVIDIA/cudnn-frontend/issues/752", "forward.cu",
         "a.plan->tiles = tiles.of[0];"
             => "a.plan->tiles = tiles.of[0] - (tiles.of[0] > 1);",
