@@ -154,7 +154,7 @@ __device__ __forceinline__ void weigh(float (&s)[C::KEYS / 2], Rows& rows, float
     rows.largest[0] = largest_of<C, 0>(s, old[0]);
     const Level first = level_of(rows.largest[0], scale_log2);
     // While the first row's exponentials are made, which with three groups others do as well.
-    rows.largest[1] = largest_of<C, 1>(s, C::GROUPS == 2 ? after(old[1], first.base) : old[1]);
+    rows.largest[1] = largest_of<C, 1>(s, C::GROUPS == 2 ? after(old[1], first.shift) : old[1]);
     const Level second = level_of(rows.largest[1], scale_log2);
     factor[0] = factor_of(old[0], rows.rest[0], first);
     rows.rest[0] = first.rest();
