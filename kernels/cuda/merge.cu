@@ -154,43 +154,16 @@ __device__ __forceinline__ void move_heads(int count, Load load, Store store) {
         if (h < count) store(h, values[h]);
 }
 
-// How many times 16 bytes lie between an address and the line of memory that it is in.
-__device__ __forceinline__ u32 quads_into_line(const u32* at) { return (u32)(u64)at / 16 % 8; }
-
-// What a lane has of the 512 bytes of a warp: 16 of them, so that each eight lanes have those of one line, wherever the first
-// byte lies. Of the first line and of the one behind the last the same eight lanes have a part each.
-__device__ __forceinline__ const u32* in_lines(const u32* from) {
-    return from + 4 * ((threadIdx.x - quads_into_line(from)) % 32);
-}
-
 template <int EACH, int COUNT>
 __device__ __forceinline__ void move_half(
     const Part& part, u32* whole, u32* halves, int heads, int write, int fill_rest, u32 pattern
 ) {
     const u32 row = (blockIdx.x * THREADS + threadIdx.x) * EACH;
     const HalfRows<EACH> there = half_rows_of_lane<EACH>(part, row);
+    if (row >= part.half_rows) return;
     const int first = blockIdx.y * COUNT, count = min(heads - first, COUNT);
     const i64 rows = part.slots.rows, half_rows = part.half_rows;
     whole += first * rows, halves += first * half_rows + row;
-    const u32 lane = threadIdx.x % 32;
-    const int row_of_warp = __shfl_sync(ALL_LANES, there.row[0], 0);
-    // Each lane has what EACH · lane rows on from the warp's first are.
-    const bool of_one_piece = there.at_once && there.row[0] == row_of_warp + (int)(EACH * lane);
-    if (EACH == 4 && __all_sync(ALL_LANES, of_one_piece)) {
-        const u32* const from = write ? halves - EACH * lane : whole + row_of_warp;
-        u32* const to = write ? whole + row_of_warp : halves - EACH * lane;
-        const i64 from_rows = write ? half_rows : rows, to_rows = write ? rows : half_rows;
-        auto load = [&](i64 h, u32 (&values)[EACH]) { load_words<EACH>(in_lines(from + h * from_rows), values); };
-        auto store = [&](i64 h, u32 (&values)[EACH]) {
-            const u32 holder = lane + quads_into_line(from + h * from_rows) - quads_into_line(to + h * to_rows);
-#pragma unroll
-            for (int i = 0; i < EACH; ++i) values[i] = __shfl_sync(ALL_LANES, values[i], holder % 32);
-            store_words<EACH>((u32*)in_lines(to + h * to_rows), values, (1u << EACH) - 1);
-        };
-        move_heads<EACH, COUNT>(count, load, store);
-        return;
-    }
-    if (row >= part.half_rows) return;
     if (there.at_once) {
         const u32* const from = write ? halves : whole + there.row[0];
         u32* const to = write ? whole + there.row[0] : halves;
