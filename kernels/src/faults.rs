@@ -132,6 +132,8 @@ const MAGI_28: &str = "a table of ranges read one entry too far, or one too few:
     https://github.com/SandAI-org/MagiAttention/pull/28";
 const FA_A3A257C7: &str = "a store bounded by the tile's end and not by the sequence's: \
     https://github.com/Dao-AILab/flash-attention/commit/a3a257c7";
+const FA_2573: &str = "one row's statistic in the place of another's: \
+    https://github.com/Dao-AILab/flash-attention/pull/2573";
 const TE_2892: &str = "one table in the roles of real and padded offsets: \
     https://github.com/NVIDIA/TransformerEngine/issues/2892";
 const TE_2186: &str = "a last chunk of nothing but padding: \
@@ -246,6 +248,10 @@ const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "last-half-left-out", LastSequence, MAGI_28, "merge.cu",
         "if (slot.index < 0 || in_half >= chunk" => "if (slot.index + 1 == slots.count || in_half >= chunk",
         Seen::Bits(&["merge of statistics", "merge of out", "accumulation", "half statistic"]);
+    "lines-turned-half-way", WrongSeam, FA_2573, "merge.cu",
+        "lane + quads_into_line(from + h * from_rows) - quads_into_line(to + h * to_rows);"
+            => "lane + quads_into_line(from + h * from_rows);",
+        Seen::Bits(&["half statistic"]);
     "last-run-unfinished", LastSequence, MAGI_28, "metadata.cu",
         "if (run < *count) {" => "if (run + 1 < *count) {",
         Seen::Bits(&["segment runs"]);
