@@ -205,6 +205,23 @@ mod tests {
         assert!(log.exists() && !slices.join("slice-0001").exists());
     }
 
+    /// However many before it are not there any more.
+    #[test]
+    fn a_slice_behind_a_gap_is_told_of() {
+        let place = tempfile::tempdir().unwrap();
+        let night = night(&place.path().join("nights"));
+        let run = |seconds: f64| {
+            let watch = Watch::default();
+            night.campaign("emulated", Profile::Seams, seconds, &watch, &|_| {}).unwrap().unwrap()
+        };
+        run(1.0);
+        let slices = night.dir.join("emulated-seams");
+        fs::rename(slice_of(&slices, 0), slice_of(&slices, 9)).unwrap();
+        let campaign = run(0.0);
+        assert!(slices.join("slice-0009.1/sums.json").exists());
+        assert!(campaign.summary.cases == 0 && !campaign.lost.is_empty(), "{:?}", campaign.lost);
+    }
+
     /// Whatever a kill, or whoever tidies up, left in the place of a slice or of the joined ones: the next start goes on,
     /// nothing is written over, and what was not run again is told.
     #[test]
