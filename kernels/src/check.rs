@@ -152,8 +152,8 @@ pub fn check_until(gpu: &Gpu, cases: u64, seed: u64, enough: usize) -> Result<Ou
     Ok(outcome)
 }
 
-/// Looks for a planted fault with the comparison that is to show it, on `cases` random cases or calls where it is one of those: the first
-/// disagreement, and whether it is one that the fault names. `None` of a fault that no comparison shows.
+/// Looks for a planted fault with the comparison that is to show it, on `cases` random cases or calls where it is one of
+/// those: the first disagreement, and whether it is one that the fault names. `None` of a fault that no comparison shows.
 pub fn seen(
     gpu: &Gpu,
     fault: &SourceFault,
