@@ -341,8 +341,8 @@ __device__ __forceinline__ float log_add(float a, float b) {
     return fmaxf(a, b) + log_of_one_and(bounded_exponential(-fabsf(difference)));
 }
 
-// e^x and ln x in f32 by the steps of FreeBSD's msun (e_expf.c, e_logf.c), which the libm crate of the CPU device takes
-// too: with --fmad=false both devices give the same bits, which attention and merges on tables are held to. Arguments here are never NaN.
+// e^x and ln x in f32 by the steps of FreeBSD's msun (e_expf.c, e_logf.c), which the libm crate of the CPU device takes too:
+// with --fmad=false both devices give the same bits, which attention and merges on tables are held to. Arguments are never NaN.
 // Copyright (C) 1993 by Sun Microsystems, Inc. Permission to use, copy, modify, and distribute this software is freely
 // granted, provided that this notice is preserved.
 __device__ __forceinline__ float two_to(int k) { return __int_as_float((k + 127) << 23); }
@@ -373,7 +373,7 @@ __device__ __forceinline__ float exact_exp(float x) {
     return y * two_to(k);
 }
 
-// For x of at least 1: the sums that it is asked for hold e^0.
+// For normal x: the sums that it is asked for hold e^0, or 2 to the power of a rest of the forward.
 __device__ __forceinline__ float exact_ln(float x) {
     u32 bits = __float_as_uint(x);
     if (bits >= 0x7f800000u) return x;

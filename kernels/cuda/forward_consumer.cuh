@@ -99,8 +99,8 @@ __device__ __forceinline__ float largest_of(const float (&s)[C::KEYS / 2], float
 // `score · scale + shift`, where `shift` is minus the *level* of the largest score, its product with the scale, rounded, so
 // that the largest weight is 2 to the power of what rounding left out, the row's *rest*, of which later levels and the end
 // take account. It is at most 64 for levels below 2^31. Above that the scale is a power of two, so that nothing is rounded:
-// by rounding alone, a score that is not the largest one could be anything there, and weighs next to nothing. Weights in fp16
-// have no room for a rest: they subtract, then scale.
+// by rounding alone, a score that is not the largest one could be anything there, and weighs next to nothing. (Where weights
+// are 2^64, values above 2^63 are past f32.) Weights in fp16 have no room for a rest: they subtract, then scale.
 constexpr bool FUSED = TYPE == BF16;
 
 struct Level {

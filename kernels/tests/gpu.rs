@@ -93,7 +93,7 @@ fn a_graph_is_replayed_with_other_lengths() {
 #[ignore = "needs a Hopper GPU"]
 fn every_instance_is_launched() {
     let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
-    assert!(instances(&gpu).all(|(_, count)| count == 0));
+    assert!(instances(&gpu).count() > 0 && instances(&gpu).all(|(_, count)| count == 0));
     launch_instances(&gpu).unwrap_or_else(|error| panic!("{error}"));
     let missing: Vec<&str> = instances(&gpu).filter(|(_, count)| *count == 0).map(|(name, _)| name).collect();
     assert!(missing.is_empty(), "{missing:?}");
@@ -134,8 +134,7 @@ fn a_planted_fault_is_seen() {
             continue;
         }
         let gpu = Gpu::with_sources(0, &Cache::of_user(), &fault.sources().unwrap()).unwrap();
-        let (found, _) =
-            seen(&gpu, fault, if fault.seen == Seen::Calls { CALLS } else { 1700 }, 2).unwrap().unwrap();
+        let (found, _) = seen(&gpu, fault, 1700, 2).unwrap().unwrap();
         assert!(found, "{} was not seen, or elsewhere", fault.id);
     }
 }

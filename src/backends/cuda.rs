@@ -161,9 +161,9 @@ impl Cuda {
         Cuda { helpers, attention: Attention::Simple, ..self }
     }
 
-    /// The same with every forward in the shape of this problem's: then the bits of a sequence depend neither on other sequences
-    /// nor on where rows lie, since tiles follow from their sequence and from the shape. `None` on several
-    /// ranks, whose launches may have shapes of their own, and where the launch goes to the simple kernels.
+    /// The same with every forward in the shape of this problem's: then the bits of a sequence depend neither on other
+    /// sequences nor on where rows lie, since tiles follow from their sequence and from the shape. `None` on several ranks,
+    /// whose launches may have shapes of their own, and where the launch goes to the simple kernels.
     pub fn in_shape_of(self, problem: &Problem) -> Option<Cuda> {
         if problem.parallel.algorithm != Algorithm::Single {
             return None;

@@ -77,7 +77,7 @@ enum What {
         #[arg(long, value_name = "N", conflicts_with_all = ["large", "levels"])]
         calls: Option<u64>,
         /// Plant a fault, or all that end no process, and show where it is seen
-        #[arg(long, value_name = "ID|all")]
+        #[arg(long, value_name = "ID|all", conflicts_with_all = ["large", "levels", "calls"])]
         plant: Option<String>,
     },
     /// Launch every instance of the kernels on tensor cores, and the backward in its fixed order again and again beside other
@@ -374,7 +374,11 @@ fn compare_calls(gpu: usize, calls: u64, seed: u64) -> Result<Exit, CliError> {
         gpu.name()?,
         found.len()
     ));
-    Ok(if found.is_empty() { Exit::Held } else { Exit::Finding })
+    Ok(match calls {
+        _ if !found.is_empty() => Exit::Finding,
+        0 => Exit::TooLittle,
+        _ => Exit::Held,
+    })
 }
 
 /// Whether each planted fault is seen where it says; those that end the process only by their name.
@@ -384,9 +388,12 @@ fn plant(gpu: usize, id: &str, cases: u64, seed: u64) -> Result<Exit, CliError> 
     let chosen = |fault: &&SourceFault| if id == "all" { compares(fault) } else { fault.id == id };
     let (mut planted, mut seen) = (0, 0);
     for fault in source_faults().filter(chosen) {
-        let Some(sources) = fault.sources() else { continue };
-        let gpu = Gpu::with_sources(gpu, &Cache::of_user(), &sources)?;
         planted += 1;
+        let Some(sources) = fault.sources() else {
+            print_line(&format_args!("{:<32} WRONG: its text is not in the source exactly once", fault.id));
+            continue;
+        };
+        let gpu = Gpu::with_sources(gpu, &Cache::of_user(), &sources)?;
         let (expected, found) = check::seen(&gpu, fault, cases, seed)?.unwrap_or_default();
         seen += usize::from(expected);
         let what = found.map_or_else(|| "not seen".to_owned(), |first| first.to_string());

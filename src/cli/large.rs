@@ -15,7 +15,7 @@ use seamproof_simulator::schedule::MergeOrder;
 
 use super::CliError;
 use super::exit::Exit;
-use super::output::print_line;
+use super::output::{complain, print_line};
 use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RankOutputs, RunError};
 use crate::backends::{Cuda, CudaRunner};
 use crate::generate::{self, Draw, Limits};
@@ -76,21 +76,14 @@ pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
         judged: 0,
         broken: 0,
     };
-    match args.cases {
-        None => {
-            for (name, problem) in bench::problems(&args.tracks, &args.columns)? {
-                let subject = Cuda { attention: args.attention, ..Cuda::default() };
-                bench.judge(&name, &subject, &problem)?;
-            }
-        }
-        Some(cases) => {
-            for case in 0..cases {
-                bench.draw(args.attention, args.seed, case)?;
-            }
-        }
-    }
+    let ended = bench.all(args);
     let Bench { judged, broken, .. } = bench;
     print_line(&format_args!("{judged} judged, {broken} with a finding, on {}", bench.gpu.name()?));
+    // What was found outweighs what could not be judged.
+    match ended {
+        Err(error) if broken > 0 => complain(&error),
+        ended => ended?,
+    }
     Ok(match judged {
         _ if broken > 0 => Exit::Finding,
         0 => Exit::TooLittle,
@@ -110,6 +103,15 @@ struct Bench {
 }
 
 impl Bench {
+    fn all(&mut self, args: &Args) -> Result<(), CliError> {
+        if let Some(cases) = args.cases {
+            return (0..cases).try_for_each(|case| self.draw(args.attention, args.seed, case));
+        }
+        let subject = Cuda { attention: args.attention, ..Cuda::default() };
+        let problems = bench::problems(&args.tracks, &args.columns)?;
+        problems.iter().try_for_each(|(name, problem)| self.judge(name, &subject, problem))
+    }
+
     /// A random problem, its forward alone.
     fn draw(&mut self, attention: Attention, seed: u64, case: u64) -> Result<(), CliError> {
         let Draw::Problem(problem) = generate::draw(seed, case, &limits()) else { return Ok(()) };
@@ -144,13 +146,14 @@ impl Bench {
         let forward = large::Forward { problem, inputs: &inputs, got: &got, model: &model };
         let judged = large::forward(&self.gpu, &forward, self.rows)?;
         report(name, &judged, start);
-        let mut broken = judged.finding.is_some();
+        let broken = judged.finding.is_some();
+        self.broken += u64::from(broken);
         if self.identities > 0 {
             values::poison(&mut inputs, problem, Poison::Zero);
             let forward = large::Forward { problem, inputs: &inputs, got: &got, model: &model };
-            broken |= self.relate(name, subject, &forward, of_run)?;
+            let related = self.relate(name, subject, &forward, of_run)?;
+            self.broken += u64::from(related && !broken);
         }
-        self.broken += u64::from(broken);
         Ok(())
     }
 

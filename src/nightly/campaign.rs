@@ -65,9 +65,13 @@ impl Night {
                         return Ok(None);
                     }
                     let time = Duration::from_secs_f64(slice.min(seconds - spent));
-                    // Up to the slice behind it, where that is there: it goes on counting.
+                    // Up to the slice behind it, where that is there: it goes on counting. It took about as long to run up to
+                    // there before; what lies there need not be of a night.
                     let plan = match begin_of(&slice_of(&dir, parts.len() + 1)).filter(|&next| next > first) {
-                        Some(next) => Plan { first, cases: Some(next), ..self.plan(profile) },
+                        Some(next) => {
+                            let twice = Duration::from_secs_f64(2.0 * slice);
+                            Plan { first, cases: Some(next), time: Some(twice), ..self.plan(profile) }
+                        }
                         None => Plan { first, time: Some(time), ..self.plan(profile) },
                     };
                     let part = self.slice(&plan, &subjects, &path, watch)?;
@@ -203,6 +207,23 @@ mod tests {
         assert!(none == 0 && lost >= 3, "{none} {lost}");
         let log = night.dir.join("emulated-seams/slice-0000.1/sums.json");
         assert!(log.exists() && !slices.join("slice-0001").exists());
+    }
+
+    /// However many before it are not there any more.
+    #[test]
+    fn a_slice_behind_a_gap_is_told_of() {
+        let place = tempfile::tempdir().unwrap();
+        let night = night(&place.path().join("nights"));
+        let run = |seconds: f64| {
+            let watch = Watch::default();
+            night.campaign("emulated", Profile::Seams, seconds, &watch, &|_| {}).unwrap().unwrap()
+        };
+        run(1.0);
+        let slices = night.dir.join("emulated-seams");
+        fs::rename(slice_of(&slices, 0), slice_of(&slices, 9)).unwrap();
+        let campaign = run(0.0);
+        assert!(slices.join("slice-0009.1/sums.json").exists());
+        assert!(campaign.summary.cases == 0 && !campaign.lost.is_empty(), "{:?}", campaign.lost);
     }
 
     /// Whatever a kill, or whoever tidies up, left in the place of a slice or of the joined ones: the next start goes on,

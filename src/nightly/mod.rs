@@ -86,6 +86,7 @@ pub enum NightError {
         what: String,
     },
 }
+
 /// A night's directory.
 #[derive(Debug)]
 pub struct Night {

@@ -46,14 +46,13 @@ pub(super) fn begin_of(path: &Path) -> Option<u64> {
     Part::read(path).ok().map(|part| part.stored.start.first)
 }
 
-/// Sets slices aside that ended and do not count, as the one before them is not there any more and no time is left for it.
+/// Sets slices aside that ended and do not count, as one before them is not there any more and no time is left for it.
 pub(super) fn set_aside_from(campaign: &Path, number: usize) -> Result<(), NightError> {
-    for number in number.. {
-        let path = slice_of(campaign, number);
-        if !files::is_absent(&path.join(SUMS)) {
+    // What cannot be read is in the report anyway.
+    for path in slices_of(campaign, &mut Vec::new()) {
+        let counts = (0..number).any(|number| path == slice_of(campaign, number));
+        if !counts && !is_aside(&path) && !files::is_absent(&path.join(SUMS)) {
             move_aside(&path)?;
-        } else if files::is_absent(&slice_of(campaign, number + 1)) {
-            break;
         }
     }
     Ok(())

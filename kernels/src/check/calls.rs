@@ -1,7 +1,8 @@
-//! Attention calls that no schedule makes: several runs of keys to a segment, bounds of any kind, rows of any step, sinks of −∞.
+//! Attention calls that no schedule makes: several runs of keys to a segment, bounds of any kind, rows of any step, sinks of
+//! −∞.
 //!
-//! A *call* is drawn, and its results on the CPU are those of the serial kernel with the tiles of the simple kernels. These must
-//! give the same bits in every row, written or not. The kernels on tensor cores, in each shape and in both orders of the
+//! A *call* is drawn, and its results on the CPU are those of the serial kernel with the tiles of the simple kernels. These
+//! must give the same bits in every row, written or not. The kernels on tensor cores, in each shape and in both orders of the
 //! backward, must come near in rows that are real, and give the same bits in all others.
 
 use seamproof_oracle::{Format, Heads, Run, Sink, Softmax};
@@ -27,8 +28,8 @@ const SHAPES: [Shape; 4] = [Shape::Long, Shape::Paired, Shape::Middle, Shape::Sh
 const ORDERS: [Order; 2] = [Order::Fixed, Order::AsTheyCome];
 /// What lies in results before a launch, but in the largest logit.
 const BEFORE: f32 = 7.0;
-/// What results on tensor cores may be off by where no number is above 2: two roundings to the tensors' format; and of gradients,
-/// as a share of the largest one, and where dP and D cancel. LSE is made of f32.
+/// What results on tensor cores may be off by where no number is above 2: two roundings to the tensors' format; and of
+/// gradients, as a share of the largest one, and where dP and D cancel. LSE is made of f32.
 const OUT: f32 = 1.0 / 128.0;
 const GRADIENT: f32 = 1.0 / 64.0;
 const CANCELLED: f32 = 1.0 / 4096.0;

@@ -59,6 +59,15 @@ impl Draw {
         self.runs(unit, 1500)
     }
 
+    /// The same, or slots of which a half has all rows of some warps, in a tensor that is read four rows at a time.
+    fn small_or_long(&mut self) -> (Vec<Run>, usize) {
+        if self.one_in(2) {
+            return self.small();
+        }
+        let (runs, rows) = self.runs(72, 8192);
+        (runs, rows.next_multiple_of(8))
+    }
+
     /// Random numbers where `rows` say, poison elsewhere.
     fn numbers(
         &mut self,
@@ -263,7 +272,7 @@ pub(super) fn accumulate(draw: &mut Draw, image: &mut Image) -> Launch {
 }
 
 pub(super) fn half_statistic(draw: &mut Draw, image: &mut Image) -> Launch {
-    let (runs, total) = draw.small();
+    let (runs, total) = draw.small_or_long();
     let slots = image.slots(&runs, total);
     let (heads, half) = (draw.pick(&[1, 3, 4, 9]), draw.pick(&[Half::First, Half::Second]));
     let (write, rest) = (draw.one_in(2), draw.one_in(2).then_some(f32::NEG_INFINITY));
@@ -322,4 +331,38 @@ pub(super) fn max_logit(draw: &mut Draw, image: &mut Image) -> Launch {
     Box::new(move |gpu: &Gpu, place: &Place| {
         gpu.max_logit(place.slots(slots)?, rows_max.statistic(place)?, place.of(largest)?, fresh)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Half rows of a warp that has four rows a lane, and rows of a line of memory.
+    const WARP_ROWS: usize = 128;
+    const LINE_ROWS: usize = 32;
+
+    /// The rows of whole warps whose half rows are one piece of a half, on 16 bytes.
+    fn pieces(runs: &[Run], half: usize) -> Vec<usize> {
+        let of_run = |run: &Run| {
+            let (offset, first, chunk) = (run.offset, run.offset / 2, run.span / 2);
+            let begins = (first.next_multiple_of(WARP_ROWS)..first + chunk).step_by(WARP_ROWS);
+            let whole = begins.filter(move |begin| begin + WARP_ROWS <= first + chunk);
+            whole.map(move |begin| offset + half * chunk + begin - first).filter(|row| row % 4 == 0)
+        };
+        runs.iter().flat_map(of_run).collect()
+    }
+
+    /// Half statistics whose warps are of one piece, on one place of a line of memory there and on another one here.
+    #[test]
+    fn half_statistics_have_warps_of_one_piece() {
+        let (mut of_one_piece, mut turned) = (0, 0);
+        for case in 0..100 {
+            let (runs, rows) = Draw::new(2, case).small_or_long();
+            let pieces =
+                if rows % 8 == 0 { [pieces(&runs, 0), pieces(&runs, 1)].concat() } else { Vec::new() };
+            of_one_piece += usize::from(!pieces.is_empty());
+            turned += usize::from(pieces.iter().any(|row| row % LINE_ROWS != 0));
+        }
+        assert!(of_one_piece > 20 && turned > 20, "too little is drawn: {of_one_piece}, {turned}");
+    }
 }

@@ -5,9 +5,9 @@
 //! weight is known however large it is. V of a climb's key is 1 in a lane of its own: `out` holds the weights, which must be
 //! those of the definition in f64, as far as rounding to the tensors' format allows.
 //!
-//! Levels, which are scores times the scale in powers of two, are rounded to f32 by a kernel that folds the largest one into its
-//! exponentials (<https://arxiv.org/abs/2407.08608>). What rounding leaves out of a level of 2^30 is up to 64, a factor of 2^64
-//! that has to be the same in all weights of a row.
+//! Levels, which are scores times the scale in powers of two, are rounded to f32 by a kernel that folds the largest one into
+//! its exponentials (<https://arxiv.org/abs/2407.08608>). What rounding leaves out of a level of 2^30 is up to 64, a factor of
+//! 2^64 that has to be the same in all weights of a row.
 
 use seamproof_oracle::{
     ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Rows,
@@ -180,13 +180,22 @@ impl Pack<'_> {
             });
             rows.map(|(row, lse)| self.fault(climb, row, lse)).find_map(|fault| fault)
         });
-        Ok(found.map(|place| Mismatch {
+        let largest = f32s(&gpu.read(max_logit.area())?);
+        Ok(found.or_else(|| self.wrong_largest(&largest)).map(|place| Mismatch {
             operation: "scores far from 0",
             case: 0,
             place,
             what: format!("{shape:?}, head dim {}, {format}, scale {}", self.dim, self.scale),
             bytes: 4,
         }))
+    }
+
+    /// What is wrong with the largest logits, which are the same in all heads.
+    fn wrong_largest(&self, largest: &[f32]) -> Option<String> {
+        let top = self.climbs.iter().flatten().copied().fold(f32::NEG_INFINITY, f32::max);
+        let want = f64::from(top) * f64::from(self.scale);
+        let is_wrong = |got: &&f32| (f64::from(**got) - want).abs() > STATISTIC * want.abs();
+        largest.iter().find(is_wrong).map(|_| format!("largest logits {largest:?}, must be {want}"))
     }
 
     /// What is wrong with a row of a climb.
