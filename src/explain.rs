@@ -27,7 +27,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Pass, Problem, Run, Sequence, TensorName};
 use seamproof_simulator::Segment;
-use seamproof_simulator::check::{Held, Holds, Launch, Reading, check, trace};
+use seamproof_simulator::check::{CheckError, Held, Holds, Launch, Reading, check, trace};
 use seamproof_simulator::schedule::{BufferId, Operation, PlacedRun, Schedule, Step, Work};
 
 use crate::backend::Backend;
@@ -77,6 +77,14 @@ impl Options {
     fn shows(&self, pass: Pass) -> bool {
         self.pass.is_none_or(|only| only == pass)
     }
+
+    /// Whether an error is of the rank and the pass; one that is of none is of all.
+    fn takes(&self, error: &CheckError, schedule: &Schedule) -> bool {
+        let Some((rank, operation)) = error.about() else { return true };
+        let begin = schedule.ranks.get(rank).and_then(|program| program.backward).unwrap_or(usize::MAX);
+        let pass = |operation| if operation < begin { Pass::Forward } else { Pass::Backward };
+        self.rank.is_none_or(|only| only == rank) && operation.is_none_or(|at| self.shows(pass(at)))
+    }
 }
 
 /// Whose schedule a case's is, what of that subject no schedule shows, and what was found in the case: the lines before
@@ -108,7 +116,7 @@ pub fn explain(problem: &Problem, schedule: &Schedule, options: &Options) -> Str
         }
         Err(_) => text += "\nnothing can be followed: the schedule does not run\n",
     }
-    text += &checked(problem, schedule);
+    text += &checked(problem, schedule, options);
     text
 }
 
@@ -170,8 +178,8 @@ fn lines(items: impl IntoIterator<Item = String>, most: usize, indent: &str, wha
     text
 }
 
-/// What the checker says.
-fn checked(problem: &Problem, schedule: &Schedule) -> String {
+/// What the checker says; of its errors those of the rank and the pass that are asked for.
+fn checked(problem: &Problem, schedule: &Schedule, options: &Options) -> String {
     match check(problem, schedule) {
         Ok(proof) => format!(
             "checked   proved of what is asked, not of what kernels do: {}, {}\n",
@@ -179,8 +187,14 @@ fn checked(problem: &Problem, schedule: &Schedule) -> String {
             counted(proof.pairs, "pair")
         ),
         Err(errors) => {
-            let text = lines(errors.iter().map(ToString::to_string), ERRORS_SHOWN, "  ", "errors");
-            format!("checked   WRONG: {}\n{text}", counted(errors.len(), "error"))
+            let (shown, others): (Vec<_>, Vec<_>) =
+                errors.iter().partition(|error| options.takes(error, schedule));
+            let mut text = format!("checked   WRONG: {}\n", counted(errors.len(), "error"));
+            text += &lines(shown.iter().map(ToString::to_string), ERRORS_SHOWN, "  ", "errors");
+            if !others.is_empty() {
+                let _ = writeln!(text, "  {} of other ranks or passes", counted(others.len(), "error"));
+            }
+            text
         }
     }
 }

@@ -161,7 +161,7 @@ fn read(dirs: &[PathBuf]) -> (Vec<Part>, Vec<Unended<'_>>) {
             }
             Err(why) => {
                 complain(&format_args!(
-                    "{why}; nothing of {} is counted, its findings are told and stay there",
+                    "{why}; nothing of {} is counted, what it found is told and stays there",
                     dir.display()
                 ));
                 if seen.insert(dir.canonicalize().unwrap_or_else(|_| dir.clone())) {

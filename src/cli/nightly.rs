@@ -105,6 +105,10 @@ fn found(named: &[String]) -> Result<Found, CliError> {
         [] => SUBJECTS.to_vec(),
         named => named.iter().map(String::as_str).collect(),
     };
+    let is_twice = |(at, name): &(usize, &&str)| wanted[..*at].contains(name);
+    if let Some((_, twice)) = wanted.iter().enumerate().find(is_twice) {
+        return Err(CliError::Usage(format!("--backend names {twice} twice")));
+    }
     for name in wanted {
         match Registered::new(name)?.ready() {
             Ok(()) => found.there.push(name.to_owned()),

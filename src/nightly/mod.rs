@@ -141,6 +141,9 @@ impl Night {
         if !others.is_empty() {
             said += &format!("; no nights by their names: {}", others.join(", "));
         }
+        if let Some(what) = trend.passed_over() {
+            said += &format!("; {TREND} has {what}");
+        }
         let dir = dir_of(home.path(), number);
         make_dir(&dir)?;
         write_json(&dir.join(ORDERS), &orders)?;

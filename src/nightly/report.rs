@@ -20,7 +20,8 @@ const LINES_MAX: usize = 4;
 /// What the columns of the campaigns are.
 const LEGEND: &str = "\
 *cases*: all that were run. *refused*: of them, outside of the subject's capability table. *malformed*: those that no subject
-may take, refused as such. *failed*: those in which a check broke. *different*: failures, each with a key of its own.
+may take, refused as such. *failed*: those in which a check broke. *different*: failures, each with a key of its own. Of *large*
+cases, of which a second holds few, no floors are asked.
 *against the night before*: cases a second, and the p99 of each tensor, the error ÷ bound that 99 of 100 cases stay below.";
 
 /// A failure of a night, whatever campaigns it was seen in.
@@ -105,6 +106,8 @@ pub struct Report {
     pub internal: Vec<String>,
     /// What was lost by an earlier end of the night.
     pub lost: Vec<String>,
+    /// What of the trend's file is no night's.
+    pub passed_over: Option<String>,
 }
 
 impl Report {
@@ -144,6 +147,7 @@ impl Report {
             missed: told(|summary| few(&summary.missed)),
             internal: unjudged.chain(told(|summary| summary.infrastructure.clone())).collect(),
             lost: outcome.campaigns.iter().flat_map(|campaign| campaign.lost.clone()).collect(),
+            passed_over: night.trend.passed_over(),
         })
     }
 
@@ -280,7 +284,11 @@ impl Report {
                 "| {subject} | {profile} | {cases} | {refused} | {malformed} | {failed} | {distinct} | {rate:.1} | {trend} |"
             )?;
         }
-        writeln!(f, "\n{LEGEND}")
+        writeln!(f, "\n{LEGEND}")?;
+        match &self.passed_over {
+            Some(what) => writeln!(f, "\n`trend.jsonl` has {what}."),
+            None => Ok(()),
+        }
     }
 
     /// Where those failing cases lie that nothing was shrunk for.
@@ -412,6 +420,7 @@ mod tests {
             missed: Vec::new(),
             internal: Vec::new(),
             lost: Vec::new(),
+            passed_over: None,
         }
     }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::home::JSON_BYTES_MAX;
 use crate::campaign::{Quantiles, Summary, tells};
 use crate::files;
+use crate::prose::counted;
 use crate::record::{RecordError, write_whole};
 use crate::verdict::Tier;
 
@@ -135,6 +136,12 @@ impl Trend {
         Ok(trend)
     }
 
+    /// What of the file is no point, in words.
+    pub fn passed_over(&self) -> Option<String> {
+        let lines = self.others.len();
+        (lines > 0).then(|| format!("{} of no night, kept and passed over", counted(lines, "line")))
+    }
+
     /// The last night before `night` that ran the same.
     pub fn before(&self, point: &Point) -> Option<&Point> {
         let same = |other: &&Point| other.subject == point.subject && other.profile == point.profile;
@@ -177,6 +184,20 @@ mod tests {
             p99,
             counted,
         }
+    }
+
+    #[test]
+    fn lines_that_tell_of_no_night_are_told_of_and_stay() {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let path = place.path().join("trend.jsonl");
+        Trend::default().write(1, &[point(1, 100.0, 0.5)], &path).expect("written");
+        let whole = std::fs::read_to_string(&path).expect("a file");
+        assert_eq!(Trend::read(&path).expect("a trend").passed_over(), None);
+        std::fs::write(&path, &whole[..whole.len() - 9]).expect("torn");
+        let mut torn = Trend::read(&path).expect("a trend");
+        assert!(torn.passed_over().is_some_and(|what| what.starts_with("1 line of no night")), "{torn:?}");
+        torn.write(2, &[point(2, 1.0, 1.0)], &path).expect("written");
+        assert!(Trend::read(&path).expect("a trend").passed_over().is_some());
     }
 
     #[test]

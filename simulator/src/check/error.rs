@@ -27,6 +27,27 @@ impl fmt::Display for Place {
     }
 }
 
+/// What needs a tensor to be a sum over exactly the visible pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needed {
+    /// The sum of a result over all ranks.
+    AllRanks,
+    /// A result on the rank of this place in the group.
+    Result(usize),
+    /// An operation.
+    Operation(Place),
+}
+
+impl fmt::Display for Needed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Needed::AllRanks => write!(f, "the sum over all ranks"),
+            Needed::Result(rank) => write!(f, "result on rank {rank}"),
+            Needed::Operation(at) => at.fmt(f),
+        }
+    }
+}
+
 /// How a set of (query, key) pairs differs from what the mask shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CoverKind {
@@ -206,8 +227,8 @@ pub enum CheckError {
         launch.map(|at| format!(" (launched by {at})")).unwrap_or_default()
     )]
     Cover {
-        /// `result on rank 2`, or the operation that needs the tensor.
-        at: String,
+        /// Who needs the tensor.
+        at: Needed,
         /// The tensor.
         tensor: TensorName,
         /// The sequence.
@@ -257,6 +278,25 @@ pub enum CheckError {
         /// Missing or twice.
         kind: CoverKind,
     },
+}
+
+impl CheckError {
+    /// The rank that it is about, and the operation where it is one's; `None` where it is the schedule's, or of a sequence.
+    pub fn about(&self) -> Option<(usize, Option<usize>)> {
+        match self {
+            CheckError::Malformed { at, .. }
+            | CheckError::Deadlock { at, .. }
+            | CheckError::Disagree { at, .. }
+            | CheckError::Content { at, .. }
+            | CheckError::Race { second: at, .. } => Some((at.rank, Some(at.operation))),
+            CheckError::Cover { at: Needed::Operation(at), .. } => Some((at.rank, Some(at.operation))),
+            CheckError::Cover { at: Needed::Result(rank), .. } | CheckError::Result { rank, .. } => {
+                Some((*rank, None))
+            }
+            CheckError::Cover { at: Needed::AllRanks, .. } => None,
+            CheckError::Table { .. } | CheckError::Ownership { .. } => None,
+        }
+    }
 }
 
 /// The errors of a check, up to [`ERRORS_MAX`].

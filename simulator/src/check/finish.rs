@@ -5,7 +5,7 @@ use std::ops::Range;
 use seamproof_oracle::{Pass, Run, Sequence, Side, TensorName};
 
 use super::cover::{FAR, Line, Patch, Stretch, Wanted, prove};
-use super::error::{CheckError, CoverKind, Place};
+use super::error::{CheckError, CoverKind, Needed, Place};
 use super::execute::{Machine, Site, ranges};
 use super::shape::{side, tensor_heads};
 use super::symbol::{Cover, Form, Piece, Symbol, Tokens, What, zip};
@@ -222,7 +222,7 @@ impl Machine<'_> {
         if let Err(hole) = prove(Line::first(1), wanted, &patches) {
             let [first, last] = [hole.pairs.first, hole.pairs.last].map(|cols| cols.moved(seeing.start));
             self.errors.push(CheckError::Cover {
-                at: "the sum over all ranks".into(),
+                at: Needed::AllRanks,
                 tensor: TensorName::Dsink,
                 sequence,
                 heads: heads.clone(),

@@ -44,7 +44,7 @@ mod whole;
 use seamproof_oracle::Problem;
 
 pub use cover::{Line, Stretch};
-pub use error::{CheckError, CoverKind, ERRORS_MAX, Fault, Place};
+pub use error::{CheckError, CoverKind, ERRORS_MAX, Fault, Needed, Place};
 pub use trace::{Held, Holds, Launch, Reading, trace, trace_moves};
 
 use crate::schedule::{Schedule, Work};

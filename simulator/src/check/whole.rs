@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use seamproof_oracle::{Side, Sink, TensorName};
 
 use super::cover::{FAR, Hole, Line, Patch, Wanted, prove};
-use super::error::CheckError;
+use super::error::{CheckError, Needed};
 use super::execute::{Machine, Site};
 use super::linear::form_outside;
 use super::shape::side;
@@ -168,8 +168,8 @@ impl Machine<'_> {
 
     fn hole(&mut self, site: &Site, rows: &Tokens, hole: Hole) {
         let at = match site.place {
-            Some(place) => place.to_string(),
-            None => format!("result on rank {}", self.schedule.buffers[site.buffer.0].rank),
+            Some(place) => Needed::Operation(place),
+            None => Needed::Result(self.schedule.buffers[site.buffer.0].rank),
         };
         let first = rows.head.max(0) as usize;
         self.errors.push(CheckError::Cover {
