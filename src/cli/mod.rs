@@ -28,16 +28,18 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use seamproof_oracle::Problem;
 
 use crate::backend::Backend;
 use crate::backends;
 use crate::case::{Case, CaseError, Subject};
 use crate::evaluate::{ReplayError, quiet_caught_panics, subject_of};
 use crate::files;
+use crate::judge::products;
 use crate::nightly::found_by;
 use crate::record::{RecordError, findings_of};
 use exit::Exit;
-use output::{complain, print};
+use output::{complain, note, print};
 
 #[derive(Parser)]
 #[command(name = "seamproof", version, about, arg_required_else_help = false, after_help = exit::HELP)]
@@ -144,6 +146,20 @@ fn dispatch(cli: Cli) -> Exit {
         complain(&error);
         Exit::Input
     })
+}
+
+/// Products of a case's pairs, heads and lanes above which a core judges it for minutes.
+const LONG_PRODUCTS: u64 = 1 << 32;
+
+/// Says of a case that is judged for long that it is, so that nobody takes it for one that hangs.
+fn tell_if_long(file: &Path, problem: &Problem) {
+    let count = products(problem);
+    if count > LONG_PRODUCTS {
+        let file = file.display();
+        note(&format_args!(
+            "{file}: {count:.1e} products of pairs, heads and lanes: this takes minutes, or hours"
+        ));
+    }
 }
 
 /// A stored case and its subject, or the subject that `backend` names, with the options that it names, in its place.

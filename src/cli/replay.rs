@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use super::{CliError, load, worker};
+use super::{CliError, load, tell_if_long, worker};
 use crate::campaign::Registered;
 use crate::case::{Case, CaseError};
 use crate::evaluate::replay_as;
@@ -74,6 +74,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliError> {
     let (case, backend) = load(path, backend)?;
+    tell_if_long(path, &case.problem);
     let file = || path.display().to_string();
     let verdict = replay_as(&case, backend.as_ref(), &case.problem);
     match verdict.map_err(|source| CliError::Replay { file: file(), source })? {

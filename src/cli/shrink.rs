@@ -8,7 +8,7 @@ use seamproof_oracle::Problem;
 use super::exit::Exit;
 use super::output::print_line;
 use super::run::stop_on_signal;
-use super::{CliError, load, worker};
+use super::{CliError, load, tell_if_long, worker};
 use crate::campaign::{Control, Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 use crate::case::Found;
 use crate::evaluate::replay_as;
@@ -42,6 +42,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
     let (case, backend) = load(&args.file, args.backend.as_deref())?;
+    tell_if_long(&args.file, &case.problem);
     let verdict = replay_as(&case, backend.as_ref(), &case.problem)
         .map_err(|source| CliError::Replay { file: args.file.display().to_string(), source })?;
     let start = match verdict {

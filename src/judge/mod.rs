@@ -400,7 +400,7 @@ fn expected_refusal(backend: &dyn Backend, problem: &Problem) -> Option<crate::b
 }
 
 /// Visible pairs × query heads × head dimension: what the oracle's time grows with.
-fn products(problem: &Problem) -> u64 {
+pub(crate) fn products(problem: &Problem) -> u64 {
     let width = (problem.heads.q * problem.dims.qk.max(problem.dims.v)) as u64;
     problem.pairs().saturating_mul(width)
 }
