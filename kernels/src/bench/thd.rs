@@ -12,6 +12,7 @@ use seamproof_simulator::shard::Shard;
 
 use super::BenchError;
 use super::pools::{DIM, HEADS, LAUNCHES_MAX, Pack, Pools, REPETITIONS, ROW_BYTES, SlotBuffers, pack};
+use crate::error::KernelError;
 use crate::gpu::Gpu;
 use crate::metadata::{RunTables, SEGMENT_BYTES, SegmentIds, SlotTables};
 use crate::tables::Cut;
@@ -177,15 +178,20 @@ fn statistics(pools: &Pools, pack: &Pack, to: &mut dyn Write) -> Result<(), Benc
     })?;
     writeln!(to, "{line}")?;
     let owned: usize = pack.runs.iter().map(|run| run.span).sum();
-    let line = pools.line(
-        (&pack.name, "read second half, 128 stat."),
-        (owned * MANY_HEADS * 4, tensor),
-        |launch| {
-            let halves = pools.statistic(1, launch, MANY_HEADS, half_rows(rows))?;
-            let whole = pools.statistic(0, launch, MANY_HEADS, rows)?;
-            gpu.read_half_statistic(slots, Half::Second, whole, halves, None)
-        },
-    )?;
+    let bytes = (owned * MANY_HEADS * 4, tensor);
+    let halves_and_whole = |launch| -> Result<_, KernelError> {
+        let halves = pools.statistic(1, launch, MANY_HEADS, half_rows(rows))?;
+        Ok((halves, pools.statistic(0, launch, MANY_HEADS, rows)?))
+    };
+    let line = pools.line((&pack.name, "read second half, 128 stat."), bytes, |launch| {
+        let (halves, whole) = halves_and_whole(launch)?;
+        gpu.read_half_statistic(slots, Half::Second, whole, halves, None)
+    })?;
+    writeln!(to, "{line}")?;
+    let line = pools.line((&pack.name, "write second half, 128 stat."), bytes, |launch| {
+        let (halves, whole) = halves_and_whole(launch)?;
+        gpu.write_half_statistic(slots, Half::Second, halves, whole)
+    })?;
     writeln!(to, "{line}")?;
     Ok(())
 }
