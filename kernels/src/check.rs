@@ -202,15 +202,9 @@ fn run(
 }
 
 /// A pass with its backward, in bf16, of one head dim.
-fn problem(
-    sequences: Vec<Sequence>,
-    rows: Rows,
-    heads: Heads,
-    dim: usize,
-    mask: Mask,
-) -> Result<Problem, KernelError> {
+fn fields(sequences: Vec<Sequence>, rows: Rows, heads: Heads, dim: usize, mask: Mask) -> ProblemFields {
     let scale = 1.0 / (dim as f32).sqrt();
-    let fields = ProblemFields {
+    ProblemFields {
         sequences,
         rows,
         heads,
@@ -222,7 +216,10 @@ fn problem(
         mode: InputMode::Flat,
         data_seed: 1,
         pass: Pass::Backward,
-    };
+    }
+}
+
+fn legal(fields: ProblemFields) -> Result<Problem, KernelError> {
     Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))
 }
 

@@ -127,10 +127,10 @@ fn bucket([dim, dim_v]: [usize; 2]) -> usize {
     if dim.max(dim_v) <= 64 { 64 } else { DIM_MAX }
 }
 
-/// Every shape.
-const SHAPES: [Shape; 4] = [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
-
 impl Shape {
+    /// Every shape.
+    pub const ALL: [Shape; 4] = [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
+
     /// The fastest one for a call, by the lengths that the host knows and the head dims of q and k, and of v.
     pub fn of(call: &CallTables, dims: [usize; 2]) -> Shape {
         let (rows, wide) = (call.owned[0] / call.segments.max(1), bucket(dims) > 64);
@@ -229,7 +229,7 @@ impl Config {
 pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
     let mut parts = kernel.strip_prefix("forward_")?.split('_');
     let (name, dim) = (parts.next()?, parts.next()?.parse().ok()?);
-    let shape = SHAPES.into_iter().find(|shape| shape.name() == name)?;
+    let shape = Shape::ALL.into_iter().find(|shape| shape.name() == name)?;
     Some(shape.config(dim).shared_bytes(dim))
 }
 
@@ -559,7 +559,7 @@ mod tests {
     fn sizes_are_those_of_the_source() {
         assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 10 * 4 + 56);
         assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 7 * 4 + 4);
-        for shape in SHAPES {
+        for shape in Shape::ALL {
             for dim in [64, 128] {
                 assert!(shape.served(dim).config(dim).shared_bytes(dim) <= 232_448, "{shape:?}, {dim}");
             }

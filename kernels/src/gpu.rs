@@ -16,7 +16,7 @@ use cudarc::nvrtc::Ptx;
 use seamproof_oracle::Format;
 
 use crate::cache::Cache;
-use crate::device::store;
+use crate::device::{load, store};
 use crate::error::{CUDA_MAJOR_MIN, KernelError};
 use crate::nvrtc::{self, NvrtcVersion};
 use crate::source::{Source, sources};
@@ -304,10 +304,7 @@ impl Gpu {
 
     /// Memory with these elements as kernels take them: in bf16, fp16 or f32, which must hold them.
     pub fn upload_elements(&self, elements: &[f32], format: Format) -> Result<Buffer, KernelError> {
-        format_number("elements", format)?;
-        let mut bytes = vec![0; elements.len() * format.bits() as usize / 8];
-        store(format, elements, &mut bytes);
-        self.upload(&bytes)
+        self.upload(&stored(elements, format)?)
     }
 
     /// Memory with these numbers.
@@ -405,6 +402,19 @@ impl Gpu {
             .map_err(failed("copy from the device"))?;
         self.finish()?;
         Ok(contents)
+    }
+
+    /// Overwrites an area with these elements, as [`Gpu::upload_elements`] stores them.
+    pub fn write_elements(&self, to: Area, elements: &[f32], format: Format) -> Result<(), KernelError> {
+        self.write(to, &stored(elements, format)?)
+    }
+
+    /// The elements of an area in bf16, fp16 or f32.
+    pub fn read_elements(&self, from: Area, format: Format) -> Result<Vec<f32>, KernelError> {
+        format_number("elements", format)?;
+        let mut elements = vec![0.0; from.bytes() * 8 / format.bits() as usize];
+        load(format, &self.read(from)?, &mut elements);
+        Ok(elements)
     }
 
     /// The contents of an area, after all that was launched.
@@ -632,4 +642,11 @@ impl<'a> Area<'a> {
         let (mine, theirs) = (self.address + self.bytes as u64, other.address + other.bytes as u64);
         self.bytes > 0 && other.bytes > 0 && self.address < theirs && other.address < mine
     }
+}
+/// Elements as kernels take them.
+fn stored(elements: &[f32], format: Format) -> Result<Vec<u8>, KernelError> {
+    format_number("elements", format)?;
+    let mut bytes = vec![0; elements.len() * format.bits() as usize / 8];
+    store(format, elements, &mut bytes);
+    Ok(bytes)
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Subcommand;
 use seamproof_kernels::block::block_of;
 use seamproof_kernels::cache::{Cache, Origin};
+use seamproof_kernels::check::Mismatch;
 use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
 use seamproof_kernels::nvrtc::{self, Resources};
 use seamproof_kernels::source::{Source, sources};
@@ -119,8 +120,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             if *faults && built == Exit::Held { build_faults() } else { Ok(built) }
         }
         What::Info => info(),
-        What::Check { gpu, large: true, .. } => compare_large(*gpu),
-        What::Check { gpu, levels: true, .. } => compare_levels(*gpu),
+        What::Check { gpu, large: true, .. } => {
+            compared(*gpu, (1, "tensors of more than 2^31 elements"), check::check_large)
+        }
+        What::Check { gpu, levels: true, .. } => {
+            compared(*gpu, (1, "scores far from 0"), check::check_levels)
+        }
         What::Check { gpu, calls: Some(calls), seed, .. } => compare_calls(*gpu, *calls, *seed),
         What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, id, *cases, *seed),
         What::Check { cases, seed, gpu, .. } => compare(*gpu, *cases, *seed),
@@ -349,36 +354,26 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
     })
 }
 
-fn compare_large(gpu: usize) -> Result<Exit, CliError> {
+/// Prints what a comparison of this many things finds on a GPU.
+fn compared(
+    gpu: usize,
+    (count, what): (u64, &str),
+    check: impl FnOnce(&Gpu) -> Result<Vec<Mismatch>, KernelError>,
+) -> Result<Exit, CliError> {
     let gpu = Gpu::open(gpu, &Cache::of_user())?;
-    let found = check::check_large(&gpu)?;
+    let found = check(&gpu)?;
     found.iter().for_each(print_line);
-    print_line(&format_args!("tensors of more than 2^31 elements on {}: {} wrong", gpu.name()?, found.len()));
-    Ok(if found.is_empty() { Exit::Held } else { Exit::Finding })
-}
-
-fn compare_levels(gpu: usize) -> Result<Exit, CliError> {
-    let gpu = Gpu::open(gpu, &Cache::of_user())?;
-    let found = check::check_levels(&gpu)?;
-    found.iter().for_each(print_line);
-    print_line(&format_args!("scores far from 0 on {}: {} wrong", gpu.name()?, found.len()));
-    Ok(if found.is_empty() { Exit::Held } else { Exit::Finding })
-}
-
-fn compare_calls(gpu: usize, calls: u64, seed: u64) -> Result<Exit, CliError> {
-    let gpu = Gpu::open(gpu, &Cache::of_user())?;
-    let found = check::check_calls(&gpu, calls, seed, check::MISMATCHES_MAX)?;
-    found.iter().for_each(print_line);
-    print_line(&format_args!(
-        "{calls} calls that no schedule makes on {}: {} wrong",
-        gpu.name()?,
-        found.len()
-    ));
-    Ok(match calls {
+    print_line(&format_args!("{what} on {}: {} wrong", gpu.name()?, found.len()));
+    Ok(match count {
         _ if !found.is_empty() => Exit::Finding,
         0 => Exit::TooLittle,
         _ => Exit::Held,
     })
+}
+
+fn compare_calls(gpu: usize, calls: u64, seed: u64) -> Result<Exit, CliError> {
+    let what = format!("{calls} calls that no schedule makes");
+    compared(gpu, (calls, &what), |gpu| check::check_calls(gpu, calls, seed, check::MISMATCHES_MAX))
 }
 
 /// Whether each planted fault is seen where it says; those that end the process only by their name.

@@ -9,14 +9,14 @@ use seamproof_kernels::Gpu;
 use seamproof_kernels::bench;
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::forward::Attention;
-use seamproof_oracle::envelope::{Accumulation, Model, Partition};
+use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields};
 use seamproof_simulator::schedule::MergeOrder;
 
 use super::CliError;
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use crate::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RankOutputs, RunError};
+use crate::backend::{Backend, Outputs, Promises, RankOutputs, RunError, Wrapper};
 use crate::backends::{Cuda, CudaRunner};
 use crate::generate::{self, Draw, Limits};
 use crate::judge::Judge;
@@ -199,29 +199,13 @@ impl<'a> Lent<'a> {
     }
 }
 
-impl Backend for Lent<'_> {
-    fn name(&self) -> &str {
-        self.subject.name()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.subject.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.subject.padding()
+impl Wrapper for Lent<'_> {
+    fn inner(&self) -> &dyn Backend {
+        &self.subject
     }
 
     fn promises(&self) -> Promises {
         self.promises
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.subject.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.subject.partition(problem)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

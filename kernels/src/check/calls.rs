@@ -9,8 +9,9 @@ use seamproof_oracle::{Format, Heads, Run, Sink, Softmax};
 use seamproof_simulator::emulated::{self, Kernel, Right, Serial, Tiled, Tiles};
 use seamproof_simulator::{AttentionCall, RowPolicy, Segment, Tensor};
 
+use super::passes::{Kernels, Launches};
 use super::{Draw, Mismatch};
-use crate::attend::{Backward, CallTables, Forward, KEY_TILE, WeightFormats};
+use crate::attend::{Backward, Forward, KEY_TILE, WeightFormats};
 use crate::backward::{How, Order, Update};
 use crate::error::KernelError;
 use crate::forward::Shape;
@@ -24,8 +25,6 @@ const SEGMENTS_MAX: usize = 4;
 const LENGTHS: [usize; 12] = [0, 1, 5, 63, 64, 65, 100, 127, 129, 150, 257, 300];
 /// Keys are dealt to so many runs of a segment.
 const RUNS_MAX: usize = 4;
-const SHAPES: [Shape; 4] = [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
-const ORDERS: [Order; 2] = [Order::Fixed, Order::AsTheyCome];
 /// What lies in results before a launch, but in the largest logit.
 const BEFORE: f32 = 7.0;
 /// What results on tensor cores may be off by where no number is above 2: two roundings to the tensors' format; and of
@@ -201,13 +200,10 @@ impl Case {
     }
 }
 
-/// A case on the GPU: what is read, what is written, and what is launched with them.
-struct Launches<'g> {
+/// A case on the GPU: what is read, and what is written.
+struct Placed<'g> {
     gpu: &'g Gpu,
     case: &'g Case,
-    call: CallTables,
-    tables: Buffer,
-    workspace: Buffer,
     inputs: [(Buffer, [usize; 3]); 4],
     sink: Option<Buffer>,
     results: [(Buffer, Tensor); 6],
@@ -223,17 +219,26 @@ enum Way {
     Backward(Order),
 }
 
-impl<'g> Launches<'g> {
+impl Way {
+    fn kernels(self) -> Kernels {
+        let how = |order| How { order, update: Update::Overwrite };
+        match self {
+            Way::Simple => Kernels::Simple,
+            Way::Forward(shape) => Kernels::Tuned(shape, how(Order::Fixed)),
+            // A backward has one shape: that of a forward is not looked at.
+            Way::Backward(order) => Kernels::Tuned(Shape::Long, how(order)),
+        }
+    }
+}
+
+impl<'g> Placed<'g> {
     fn new(
         gpu: &'g Gpu,
         case: &'g Case,
         inputs: &[Tensor; 4],
         sink: &[f32],
         twin: &[Tensor; 6],
-    ) -> Result<Launches<'g>, KernelError> {
-        let call = CallTables::new(&case.call, case.rows, true)?;
-        let scratch = call.scratch_bytes(case.heads.q);
-        let workspace = call.workspace_bytes(case.heads.q, case.dims).max(call.plan_bytes()).max(scratch);
+    ) -> Result<Placed<'g>, KernelError> {
         let upload = |tensor: &Tensor| gpu.upload_elements(tensor.values(), tensor.format());
         let [q, k, v, dout] = inputs.each_ref().map(|tensor| Ok((upload(tensor)?, tensor.shape())));
         let [a, b, c, d, e, f] =
@@ -246,12 +251,9 @@ impl<'g> Launches<'g> {
                 lse.lane_mut(head, row).fill(f32::NAN);
             }
         }
-        Ok(Launches {
+        Ok(Placed {
             gpu,
             case,
-            tables: gpu.upload(&call.bytes)?,
-            workspace: gpu.allocate(workspace)?,
-            call,
             inputs: [q?, k?, v?, dout?],
             sink: (!sink.is_empty()).then(|| gpu.upload_elements(sink, Format::F32)).transpose()?,
             results: [a?, b?, c?, d?, e?, f?],
@@ -260,8 +262,7 @@ impl<'g> Launches<'g> {
     }
 
     fn launch(&self, way: Way) -> Result<(), KernelError> {
-        let Launches { gpu, case, call, results: [out, lse, max_logit, dq, dk, dv], .. } = self;
-        let formats = WeightFormats { p: case.format, ds: case.format };
+        let Placed { gpu, case, results: [out, lse, max_logit, dq, dk, dv], .. } = self;
         let [q, k, v, dout] =
             self.inputs.each_ref().map(|(buffer, shape)| View::rows(buffer.area(), *shape, case.format));
         let statistic = [case.heads.q, case.rows[0]];
@@ -286,23 +287,20 @@ impl<'g> Launches<'g> {
             dk: View::rows(dk.0.area(), dk.1.shape(), case.format),
             dv: View::rows(dv.0.area(), dv.1.shape(), case.format),
         };
-        let areas = [self.tables.area(), self.workspace.area()];
+        let weights = WeightFormats { p: case.format, ds: case.format };
+        let sizes = (case.rows, case.heads.q, case.dims);
+        let launches = Launches::new(gpu, &case.call, sizes, (way.kernels(), weights))?;
         match way {
-            Way::Simple => {
-                gpu.attend(call, areas[0], formats, &forward)?;
-                gpu.attend_backward(call, areas, formats, &backward)
-            }
-            Way::Forward(shape) => gpu.forward(call, areas, formats, shape, &forward),
-            Way::Backward(order) => {
-                gpu.backward(call, areas, formats, How { order, update: Update::Overwrite }, &backward)
-            }
+            Way::Simple => launches.launch(gpu, (&forward, &backward)),
+            Way::Forward(_) => launches.forward(gpu, &forward),
+            Way::Backward(_) => launches.backward(gpu, &backward),
         }
     }
 
     /// The first result of a launch that is not as the CPU's.
     fn wrong(&self, way: Way, twin: &[Tensor; 6]) -> Result<Option<String>, KernelError> {
         for (buffer, tensor) in &self.results {
-            self.gpu.write(buffer.area(), &bytes(tensor.values(), tensor.format()))?;
+            self.gpu.write_elements(buffer.area(), tensor.values(), tensor.format())?;
         }
         self.launch(way)?;
         let written = match way {
@@ -311,7 +309,7 @@ impl<'g> Launches<'g> {
             Way::Backward(_) => 3..6,
         };
         for (index, ((buffer, tensor), want)) in self.results.iter().zip(twin).enumerate() {
-            let got = elements(&self.gpu.read(buffer.area())?, tensor.format());
+            let got = self.gpu.read_elements(buffer.area(), tensor.format())?;
             let want = if written.contains(&index) { want } else { tensor };
             let near = (!matches!(way, Way::Simple)).then(|| self.allowed(index, want));
             if let Some(what) = self.difference((index, &got), want, near) {
@@ -353,17 +351,6 @@ impl<'g> Launches<'g> {
     }
 }
 
-fn bytes(values: &[f32], format: Format) -> Vec<u8> {
-    let code = |value: &f32| format.encode(f64::from(*value)).to_le_bytes();
-    let width = format.bits() as usize / 8;
-    values.iter().flat_map(|value| code(value)[..width].to_vec()).collect()
-}
-
-fn elements(bytes: &[u8], format: Format) -> Vec<f32> {
-    let code = |bytes: &[u8]| bytes.iter().rev().fold(0, |code, byte| code << 8 | u32::from(*byte));
-    bytes.chunks_exact(format.bits() as usize / 8).map(|bytes| format.decode(code(bytes)) as f32).collect()
-}
-
 /// Calls from a seed, in every way; the first way of a call that is wrong, and no further than to `enough` calls.
 pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = Vec::new();
@@ -372,11 +359,11 @@ pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Ve
         let drawn = Case::draw(&mut draw);
         let (inputs, sink) = (drawn.inputs(&mut draw), drawn.sinks(&mut draw));
         let twin = drawn.twin(&inputs, &sink);
-        let launches = Launches::new(gpu, &drawn, &inputs, &sink, &twin)?;
+        let placed = Placed::new(gpu, &drawn, &inputs, &sink, &twin)?;
         let ways = [Way::Simple].into_iter();
-        let ways = ways.chain(SHAPES.map(Way::Forward)).chain(ORDERS.map(Way::Backward));
+        let ways = ways.chain(Shape::ALL.map(Way::Forward)).chain(Order::ALL.map(Way::Backward));
         for way in ways {
-            if let Some(place) = launches.wrong(way, &twin)? {
+            if let Some(place) = placed.wrong(way, &twin)? {
                 let Case { call, dims, heads, format, .. } = &drawn;
                 let what = format!("{way:?}, {format}, head dims {dims:?}, {heads:?}, {call:?}");
                 found.push(Mismatch { operation: "a call", case, place, what, bytes: 1 });
@@ -393,6 +380,7 @@ pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attend::CallTables;
 
     /// What schedules do not make is drawn, and the CPU takes it.
     #[test]

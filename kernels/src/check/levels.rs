@@ -10,16 +10,15 @@
 //! 2^64 that has to be the same in all weights of a row.
 
 use seamproof_oracle::{
-    ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Rows,
-    Run, Sequence, Sink, Softmax,
+    Format, Heads, Mask, Pass, Precision, Problem, ProblemFields, Rows, Run, Sequence, Softmax,
 };
-use seamproof_simulator::AttentionCall;
 
-use super::Mismatch;
-use crate::attend::{CallTables, Forward, WeightFormats};
+use super::{Mismatch, fields, legal};
+use crate::attend::Forward;
 use crate::error::KernelError;
 use crate::forward::Shape;
 use crate::gpu::Gpu;
+use crate::ready::forward_launcher;
 use crate::view::View;
 
 /// Keys of a climb: two of the largest blocks.
@@ -31,7 +30,6 @@ const STEPS_MAX: usize = 3;
 const PIECES: usize = 3;
 /// Rows of several heads may be packed.
 const HEADS: Heads = Heads { q: 4, kv: 1 };
-const SHAPES: [Shape; 4] = [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
 const DIMS: [usize; 2] = [64, 128];
 /// Like that of head dim 64, and like none.
 const SCALES: [f32; 2] = [0.125, 0.3];
@@ -106,20 +104,15 @@ impl Pack<'_> {
             q: Run::packed(index, 1, 1),
             kv: Run::packed(index * KEYS, KEYS, KEYS),
         };
-        let fields = ProblemFields {
-            sequences: (0..self.climbs.len()).map(sequence).collect(),
-            rows: Rows { q: self.climbs.len(), kv: self.climbs.len() * KEYS },
-            heads: HEADS,
-            dims: Dims { qk: self.dim, v: self.dim },
-            mask: Mask::FULL,
-            softmax: Softmax { scale: self.scale, softcap: None, sink: Sink::None },
+        let sequences = (0..self.climbs.len()).map(sequence).collect();
+        let rows = Rows { q: self.climbs.len(), kv: self.climbs.len() * KEYS };
+        let plain = fields(sequences, rows, HEADS, self.dim, Mask::FULL);
+        legal(ProblemFields {
+            softmax: Softmax { scale: self.scale, ..plain.softmax },
             precision: Precision::uniform(self.reach.format),
-            parallel: ContextParallel::single(),
-            mode: InputMode::Flat,
-            data_seed: 1,
             pass: Pass::Forward,
-        };
-        Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))
+            ..plain
+        })
     }
 
     fn queries(&self) -> Vec<f32> {
@@ -152,9 +145,6 @@ impl Pack<'_> {
     /// The first climb whose results are wrong.
     fn wrong(&self, gpu: &Gpu, shape: Shape) -> Result<Option<Mismatch>, KernelError> {
         let (problem, format) = (self.problem()?, self.reach.format);
-        let call =
-            CallTables::new(&AttentionCall::whole(&problem), [problem.rows.q, problem.rows.kv], false)?;
-        let (tables, plan) = (gpu.upload(&call.bytes)?, gpu.allocate(call.plan_bytes())?);
         let [q, k, v] =
             [self.queries(), self.keys(), self.values()].map(|tensor| gpu.upload_elements(&tensor, format));
         let (q, k, v) = (q?, k?, v?);
@@ -170,9 +160,10 @@ impl Pack<'_> {
             lse: View::statistic(lse.area(), problem.lse_shape(), Format::F32),
             max_logit: View::heads(max_logit.area(), HEADS.q, Format::F32),
         };
-        let formats = WeightFormats { p: format, ds: format };
-        gpu.forward(&call, [tables.area(), plan.area()], formats, shape, &tensors)?;
-        let (out, lse) = (f32s(&gpu.read(out.area())?), f32s(&gpu.read(lse.area())?));
+        forward_launcher(gpu, &problem, Some(shape))?(&tensors)?;
+        let [out, lse, largest] =
+            [&out, &lse, &max_logit].map(|result| gpu.read_elements(result.area(), Format::F32));
+        let (out, lse, largest) = (out?, lse?, largest?);
         let found = self.climbs.iter().enumerate().find_map(|(sequence, climb)| {
             let rows = (0..HEADS.q).map(|head| {
                 let row = &out[(sequence * HEADS.q + head) * self.dim..][..climb.len()];
@@ -180,7 +171,6 @@ impl Pack<'_> {
             });
             rows.map(|(row, lse)| self.fault(climb, row, lse)).find_map(|fault| fault)
         });
-        let largest = f32s(&gpu.read(max_logit.area())?);
         Ok(found.or_else(|| self.wrong_largest(&largest)).map(|place| Mismatch {
             operation: "scores far from 0",
             case: 0,
@@ -194,14 +184,13 @@ impl Pack<'_> {
     fn wrong_largest(&self, largest: &[f32]) -> Option<String> {
         let top = self.climbs.iter().flatten().copied().fold(f32::NEG_INFINITY, f32::max);
         let want = f64::from(top) * f64::from(self.scale);
-        let is_wrong = |got: &&f32| (f64::from(**got) - want).abs() > STATISTIC * want.abs();
+        let is_wrong = |got: &&f32| !near(**got, want, STATISTIC * want.abs());
         largest.iter().find(is_wrong).map(|_| format!("largest logits {largest:?}, must be {want}"))
     }
 
     /// What is wrong with a row of a climb.
     fn fault(&self, climb: &Climb, row: &[f32], lse: f32) -> Option<String> {
         let (weights, logarithm) = weights(climb, self.scale);
-        let near = |got: f32, want: f64, allowed: f64| (f64::from(got) - want).abs() <= allowed;
         for (got, want) in row.iter().zip(&weights) {
             if !near(*got, *want, RELATIVE * want + ABSOLUTE) {
                 return Some(format!("scores {climb:?}: weights {row:?}, must be {weights:?}"));
@@ -214,8 +203,9 @@ impl Pack<'_> {
     }
 }
 
-fn f32s(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+/// NaN is near nothing.
+fn near(got: f32, want: f64, allowed: f64) -> bool {
+    (f64::from(got) - want).abs() <= allowed
 }
 
 /// Climbs in every shape, of both head dims and formats; one of each that is wrong.
@@ -227,7 +217,7 @@ pub fn check_levels(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
             for scale in SCALES {
                 for places in PLACES {
                     let pack = Pack { reach, climbs: &climbs, places, dim, scale };
-                    for shape in SHAPES {
+                    for shape in Shape::ALL {
                         found.extend(pack.wrong(gpu, shape)?);
                     }
                 }

@@ -5,7 +5,7 @@
 use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields, Rows, Run, Sequence};
 use seamproof_simulator::AttentionCall;
 
-use super::problem;
+use super::{fields, legal};
 use crate::attend::{Backward, CallTables, Forward, WeightFormats};
 use crate::backward::{How, Order, Update};
 use crate::error::KernelError;
@@ -61,17 +61,28 @@ impl Launches {
         gpu: &Gpu,
         (forward, backward): (&Forward, &Backward),
     ) -> Result<(), KernelError> {
-        let Launches { call, weights, .. } = self;
-        let (tables, [plan, workspace]) = (self.tables.area(), self.rooms.each_ref().map(Buffer::area));
+        self.forward(gpu, forward)?;
+        self.backward(gpu, backward)
+    }
+
+    /// Launches the forward.
+    pub(super) fn forward(&self, gpu: &Gpu, tensors: &Forward) -> Result<(), KernelError> {
+        let (Launches { call, weights, .. }, tables) = (self, self.tables.area());
         match self.kernels {
-            Kernels::Simple => {
-                gpu.attend(call, tables, *weights, forward)?;
-                gpu.attend_backward(call, [tables, workspace], *weights, backward)
+            Kernels::Simple => gpu.attend(call, tables, *weights, tensors),
+            Kernels::Tuned(shape, _) => {
+                gpu.forward(call, [tables, self.rooms[0].area()], *weights, shape, tensors)
             }
-            Kernels::Tuned(shape, how) => {
-                gpu.forward(call, [tables, plan], *weights, shape, forward)?;
-                gpu.backward(call, [tables, workspace], *weights, how, backward)
-            }
+        }
+    }
+
+    /// Launches the backward.
+    pub(super) fn backward(&self, gpu: &Gpu, tensors: &Backward) -> Result<(), KernelError> {
+        let Launches { call, weights, .. } = self;
+        let areas = [self.tables.area(), self.rooms[1].area()];
+        match self.kernels {
+            Kernels::Simple => gpu.attend_backward(call, areas, *weights, tensors),
+            Kernels::Tuned(_, how) => gpu.backward(call, areas, *weights, how, tensors),
         }
     }
 }
@@ -125,7 +136,6 @@ const LENGTHS: [usize; 4] = [300, 1, 64, 450];
 const PADDING: usize = 16;
 /// Query heads of a KV head: as many as share tiles, and one.
 const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
-const SHAPES: [Shape; 4] = [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
 const DIMS: [usize; 2] = [64, 128];
 const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// What begins the names of the kernels on tensor cores.
@@ -142,7 +152,7 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
             let orders = Order::ALL.into_iter().flat_map(|order| {
                 [Update::Overwrite, Update::Accumulate].map(|update| How { order, update })
             });
-            let tuned = SHAPES.into_iter().zip(orders).map(|(shape, how)| Kernels::Tuned(shape, how));
+            let tuned = Shape::ALL.into_iter().zip(orders).map(|(shape, how)| Kernels::Tuned(shape, how));
             for kernels in [Kernels::Simple].into_iter().chain(tuned) {
                 let passes = Passes::new(gpu, (&problem, &call), kernels, &numbers)?;
                 passes.results(|| passes.launch())?;
@@ -160,9 +170,8 @@ fn small(format: Format, dim: usize, heads: Heads) -> Result<Problem, KernelErro
         Sequence { id, q: run, kv: run }
     });
     let sequences = sequences.collect();
-    let plain = problem(sequences, Rows { q: rows, kv: rows }, heads, dim, Mask::CAUSAL)?;
-    let fields = ProblemFields { precision: Precision::uniform(format), ..plain.into() };
-    Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))
+    let plain = fields(sequences, Rows { q: rows, kv: rows }, heads, dim, Mask::CAUSAL);
+    legal(ProblemFields { precision: Precision::uniform(format), ..plain })
 }
 
 /// The kernels on tensor cores, each with how often it was launched.

@@ -9,13 +9,12 @@
 //! Where dq is summed in any order, rows see keys of two tiles at most: a sum of two terms is one number in either order.
 
 use seamproof_oracle::{
-    Alignment, Dims, Format, Heads, Mask, Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink,
-    Softmax,
+    Alignment, Format, Heads, Mask, Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
 };
 use seamproof_simulator::{AttentionCall, RowPolicy};
 
 use super::passes::{Kernels, Passes};
-use super::{Mismatch, problem};
+use super::{Mismatch, fields, legal};
 use crate::backward::{How, Order, Update};
 use crate::error::KernelError;
 use crate::forward::Shape;
@@ -45,7 +44,6 @@ const DEALINGS: [[(usize, usize, usize); 5]; 5] = [
 ];
 /// The order of the replays: every dealing, the recorded one again after another.
 const REPLAYS: [usize; 6] = [1, 2, 3, 4, 0, 1];
-const SHAPES: &[Shape] = &[Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
 /// The simple kernels have no shapes.
 const NO_SHAPES: &[Shape] = &[];
 /// Walks of the backward go down with groups and up without.
@@ -81,7 +79,7 @@ pub struct Replayed {
 /// As most calls are.
 const PLAIN: Replayed = Replayed {
     name: "plain",
-    shapes: SHAPES,
+    shapes: &Shape::ALL,
     how: FIXED,
     dims: &[64, 128],
     heads: &[GROUPED],
@@ -193,14 +191,12 @@ impl Choice {
         let both = of.runs(dealing).zip(of.runs(dealing + 1));
         let sequences = both.zip(0..).map(|((q, kv), id)| Sequence { id, q, kv }).collect();
         let rows = ROWS * of.step;
-        let plain = problem(sequences, Rows { q: rows, kv: rows }, heads, dim, mask)?;
-        let fields = ProblemFields {
+        let plain = fields(sequences, Rows { q: rows, kv: rows }, heads, dim, mask);
+        let problem = legal(ProblemFields {
             softmax: Softmax { softcap: of.softcap, sink: of.sink, ..plain.softmax },
             precision: Precision::uniform(of.format),
-            dims: Dims { qk: dim, v: dim },
-            ..plain.into()
-        };
-        let problem = Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))?;
+            ..plain
+        })?;
         let mut call = AttentionCall { policy: of.policy, ..AttentionCall::whole(&problem) };
         if of.two_runs {
             for segment in &mut call.segments {

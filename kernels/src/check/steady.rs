@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 
 use seamproof_oracle::{Format, Heads, Mask, Problem, Rows, Run, Sequence};
 
-use super::Mismatch;
+use super::{Mismatch, fields, legal};
 use crate::attend::Backward;
 use crate::backward::{How, Order, Update};
 use crate::error::KernelError;
-use crate::gpu::{Area, Buffer, Gpu};
+use crate::gpu::{Buffer, Gpu};
 use crate::ready::{Numbers, Ready};
 use crate::view::View;
 
@@ -102,7 +102,7 @@ impl Pack {
             Sequence { id, q: run, kv: run }
         });
         let sequences = sequences.collect();
-        super::problem(sequences, Rows { q: rows, kv: rows }, self.heads, dim, mask)
+        legal(fields(sequences, Rows { q: rows, kv: rows }, self.heads, dim, mask))
     }
 }
 
@@ -327,21 +327,8 @@ fn gradients(
     let shapes = [tensors.q.shape(), tensors.k.shape(), tensors.v.shape()];
     let view = |index: usize| View::rows(buffers[index].area(), shapes[index], format);
     ready.launch(how, &Backward { dq: view(0), dk: view(1), dv: view(2), ..tensors })?;
-    let [dq, dk, dv] = [0, 1, 2].map(|index| numbers(gpu, buffers[index].area(), format));
+    let [dq, dk, dv] = [0, 1, 2].map(|index| gpu.read_elements(buffers[index].area(), format));
     Ok([dq?, dk?, dv?])
-}
-
-/// An area's numbers, in f32 or bf16.
-fn numbers(gpu: &Gpu, area: Area, format: Format) -> Result<Vec<f32>, KernelError> {
-    let bytes = gpu.read(area)?;
-    Ok(match format {
-        Format::F32 => {
-            let words = bytes.chunks_exact(4);
-            words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
-        }
-        // The upper half of an f32.
-        _ => bytes.chunks_exact(2).map(|half| f32::from_le_bytes([0, 0, half[0], half[1]])).collect(),
-    })
 }
 
 #[cfg(test)]

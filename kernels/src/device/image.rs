@@ -127,13 +127,17 @@ pub(crate) fn store(format: Format, elements: &[f32], bytes: &mut [u8]) {
 
 /// The way back.
 pub(super) fn decode(place: &Placed, bytes: &[u8], elements: &mut [f32]) {
-    let bytes = &bytes[place.start..place.start + place.raw_bytes()];
+    load(place.format, &bytes[place.start..place.start + place.raw_bytes()], elements);
+}
+
+/// Elements as a format stores them.
+pub(crate) fn load(format: Format, bytes: &[u8], elements: &mut [f32]) {
     let pairs = |bits: fn(u16) -> u32, elements: &mut [f32]| {
         for (from, value) in bytes.chunks_exact(2).zip(elements) {
             *value = f32::from_bits(bits(u16::from_le_bytes([from[0], from[1]])));
         }
     };
-    match place.format {
+    match format {
         Format::Bf16 => pairs(bf16_bits, elements),
         Format::Fp16 => pairs(fp16_bits, elements),
         _ => {

@@ -27,7 +27,7 @@ use crate::error::KernelError;
 use crate::forward::Attention;
 use crate::gpu::{Area, Buffer, Gpu, Staging};
 use image::Placed;
-pub(crate) use image::store;
+pub(crate) use image::{load, store};
 use lanes::Command;
 pub use operations::{on_tensor_cores, shapes};
 
