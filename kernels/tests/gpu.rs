@@ -164,15 +164,19 @@ fn a_cache_survives_company_and_damage() {
     let process = || {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--ignored", "--exact", "a_process_fills_a_cache"]).env(SHARED, folder.path());
-        command.stdout(Stdio::null()).spawn().unwrap()
+        command.stdout(Stdio::piped()).spawn().unwrap()
     };
     let both = [(); 2].map(|()| process());
-    assert!(both.map(|mut process| process.wait().unwrap().success()).iter().all(|ended| *ended));
+    for process in both {
+        let ended = process.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+    }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "one entry, and nothing left over");
     let entry = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     let whole = std::fs::read(&entry).unwrap();
     std::fs::write(&entry, &whole[..whole.len() / 2]).unwrap();
     assert_eq!(cache.get(source).unwrap().1, Origin::Compiled);
+    assert_eq!(std::fs::read(&entry).unwrap(), whole, "a source compiles to the same bytes every time");
     assert_eq!(cache.get(source).unwrap().1, Origin::Cache);
     // Rights keep everybody but root from writing; a file in the folder's place keeps everybody.
     let locked = tempfile::tempdir().unwrap();
