@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use rayon::prelude::*;
-use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, Promises, RankOutputs, RunError};
+use seamproof::backend::{Backend, Outputs, Promises, RankOutputs, RunError, Wrapper};
 use seamproof::backends::{self, Emulated};
 use seamproof::campaign::same_failure;
 use seamproof::generate::{self, Draw, Limits};
@@ -11,7 +11,6 @@ use seamproof::judge::identity::{self, Identity, TABLE};
 use seamproof::judge::{Depth, Judge, Rung};
 use seamproof::shrink::shrink;
 use seamproof::verdict::{Check, Finding, Relation, Verdict};
-use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{Algorithm, Alignment, Inputs, Mask, Pass, Problem, ProblemFields, TensorName};
 
 /// Cases of the emulated kernel that no identity may break on, all algorithms and modes, tiles drawn; small ones, and
@@ -84,29 +83,17 @@ impl Spoilt {
     }
 }
 
-impl Backend for Spoilt {
+impl Wrapper for Spoilt {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
     fn name(&self) -> &str {
         "spoilt"
     }
 
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.inner.padding()
-    }
-
     fn promises(&self) -> Promises {
         Promises::ALL
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.inner.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.inner.partition(problem)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -1,7 +1,7 @@
 //! The envelope's tiers hold on a right kernel, each sees what the weaker ones miss, and a profile tells subjects apart.
 
 use ndarray::{Array2, Array3, ArrayView1, s};
-use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RankGradients, RunError};
+use seamproof::backend::{Backend, Capabilities, Outputs, RankGradients, RunError, Wrapper};
 use seamproof::backends::{self, Emulated};
 use seamproof::calibrate::{Calibration, ForwardFacts, Outcome, Unlockable};
 use seamproof::generate::{self, Draw, Limits};
@@ -9,7 +9,7 @@ use seamproof::judge::judge;
 use seamproof::profile;
 use seamproof::values;
 use seamproof::verdict::{Check, Finding, Tier, Verdict};
-use seamproof_oracle::envelope::{Accumulation, Model, Partition};
+use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay::{self, Launch, Replay};
 use seamproof_oracle::{
     ContextParallel, Dims, Element, Format, Forward, Heads, InputMode, Inputs, Mask, Pass, Precision,
@@ -83,7 +83,11 @@ fn merges_deferred(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Res
     Emulated { merge: MergeOrder::Deferred, ..*kernel }.run(problem, inputs)
 }
 
-impl Backend for Changed {
+impl Wrapper for Changed {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
     fn name(&self) -> &str {
         "changed"
     }
@@ -92,18 +96,6 @@ impl Backend for Changed {
         let mut capabilities = self.inner.capabilities();
         capabilities.statistics.retain(|statistic| !(self.hides_lse && *statistic == TensorName::Lse));
         capabilities
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.inner.padding()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.inner.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.inner.partition(problem)
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {

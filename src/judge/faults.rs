@@ -5,7 +5,6 @@
 //! rung that the fault blinds.
 
 use ndarray::{Axis, s};
-use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
     Problem, ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
@@ -14,9 +13,7 @@ use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
 
 use super::identity::{self, Relation};
 use super::{Depth, Evidence, Judge, Look, Told, envelope, structure};
-use crate::backend::{
-    Backend, Capabilities, Outputs, PaddingContract, Promises, RankGradients, RankOutputs, RunError,
-};
+use crate::backend::{Backend, Outputs, RankGradients, RankOutputs, RunError, Wrapper};
 use crate::backends::Emulated;
 use crate::layout::{self, RankLayout};
 use crate::verdict::{Check, Margin, Verdict};
@@ -339,29 +336,13 @@ struct Spoilt {
     runs: std::sync::atomic::AtomicUsize,
 }
 
-impl Backend for Spoilt {
+impl Wrapper for Spoilt {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
+    }
+
     fn name(&self) -> &str {
         "spoilt"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.inner.padding()
-    }
-
-    fn promises(&self) -> Promises {
-        self.inner.promises()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        self.inner.accumulation()
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        self.inner.partition(problem)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
