@@ -115,20 +115,27 @@ impl Model {
         (p_error, ds, ds_error)
     }
 
+    /// A floor of dS's format, in units of dS: a subject may round `scale·dS`, which a scale below 1 brings nearer to the floor.
+    #[inline]
+    fn logit_gradient_floor(&self, floor: f64) -> f64 {
+        floor / self.scale.min(1.0)
+    }
+
     /// The errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
     #[inline]
     pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
         let (by_query, by_key) = sums;
         let (p_error, ds, ds_error) = self.gradient_errors(pair);
         let p_rounding = rounding(self.p, pair.p + p_error, self.p.tiny_half());
-        let ds_rounding = rounding(self.ds, ds + ds_error, self.ds.tiny_half());
+        let ds_rounding = rounding(self.ds, ds + ds_error, self.logit_gradient_floor(self.ds.tiny_half()));
+        let ds_floor = self.logit_gradient_floor(self.ds_floor);
 
         let p_rounded = pair.p + p_error + p_rounding.most;
         let ds_rounded = ds + ds_error + ds_rounding.most;
         GradientPairError {
             dv: p_error + by_query * factor(p_rounded, self.p_floor),
-            dk: ds_error + (by_query + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, self.ds_floor),
-            dq: ds_error + (by_key + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, self.ds_floor),
+            dk: ds_error + (by_query + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, ds_floor),
+            dq: ds_error + (by_key + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, ds_floor),
             p: p_rounding,
             ds: ds_rounding,
         }
@@ -148,13 +155,13 @@ impl Model {
         // What is rounded is dS times this; dividing by it again is exact enough in f64.
         let scale = if profile.scales_logit_gradients { self.scale } else { 1.0 };
         let (ds, ds_left) = replayed(self.ds, ds * scale, (ds_error + F32_ROUNDOFF * ds) * scale);
-        let (ds, ds_left) = (ds / scale, ds_left / scale);
+        let (ds, ds_left, ds_floor) = (ds / scale, ds_left / scale, self.ds_floor / scale);
         ReplayedPair {
             p,
             ds: ds.copysign(pair.x),
             dv: p_left + by_query * factor(p + p_left, self.p_floor),
-            dk: ds_left + (by_query + 3.0 * F32_ROUNDOFF) * factor(ds + ds_left, self.ds_floor),
-            dq: ds_left + (by_key + 3.0 * F32_ROUNDOFF) * factor(ds + ds_left, self.ds_floor),
+            dk: ds_left + (by_query + 3.0 * F32_ROUNDOFF) * factor(ds + ds_left, ds_floor),
+            dq: ds_left + (by_key + 3.0 * F32_ROUNDOFF) * factor(ds + ds_left, ds_floor),
         }
     }
 
