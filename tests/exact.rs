@@ -305,6 +305,34 @@ fn the_finding_says_which_row_a_query_read() {
 }
 
 #[test]
+fn the_finding_says_which_head_a_query_saw() {
+    for mode in [InputMode::UniformCount, InputMode::Endpoints, InputMode::Staircase] {
+        let mut fields: ProblemFields = one(mode, [12, 12], Mask::CAUSAL, Pass::Forward).into();
+        fields.heads = Heads { q: 4, kv: 2 };
+        let problem = Problem::new(fields).expect("a legal problem");
+        // Query heads to KV heads by modulo: the two in the middle see each other's.
+        let by_modulo = |_: &Problem, _: &Inputs, rank: &mut RankOutputs| {
+            for row in 0..12 {
+                let lse = rank.lse.as_mut().expect("an LSE");
+                lse.swap([1, row], [2, row]);
+                (0..16).for_each(|lane| rank.out.swap([row, 1, lane], [row, 2, lane]));
+            }
+        };
+        let finding = found(&Edited(by_modulo), &problem);
+        let query = finding.place.row.expect("a row");
+        let (own, other) = match finding.place.head {
+            Some(1) => (0, 1),
+            _ => (1, 0),
+        };
+        let expected = format!(
+            "sequence 0, query {query}: saw keys 0..{} of KV head {other}; should see those of its own, KV head {own}",
+            query + 1
+        );
+        assert_eq!(finding.what, expected, "{mode:?}");
+    }
+}
+
+#[test]
 fn the_finding_says_which_queries_a_key_received_from() {
     let window = Mask { left: Some(3), right: Some(0), align: Alignment::TopLeft };
     let narrow: Edit = |_, schedule| {

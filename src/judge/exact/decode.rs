@@ -7,7 +7,7 @@ use seamproof_oracle::InputMode;
 use super::row::{Allowed, Head, Keys};
 use crate::exact::{Merging, Plan};
 
-/// Work that a story is worth: sets of keys times lanes.
+/// Work that a story is worth: sets of keys, or keys of other heads, times lanes.
 const WORK_MAX: usize = 1 << 24;
 
 /// A row of results.
@@ -21,10 +21,10 @@ pub(super) struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Whether the row is what a query that sees `keys` shows.
-    fn is_of(&self, keys: &Keys, scratch: &mut [f64]) -> bool {
-        let plan = self.head.plan;
-        let Some(shown) = self.head.row(self.query, self.query_head, keys, scratch) else { return false };
+    /// Whether the row is what a query that sees `keys` of a KV head shows.
+    fn is_of(&self, head: &Head<'_>, keys: &Keys, scratch: &mut [f64]) -> bool {
+        let plan = head.plan;
+        let Some(shown) = head.row(self.query, self.query_head, keys, scratch) else { return false };
         let allowed = Allowed::new(plan, &shown, self.merging);
         let lse = self.lse.is_none_or(|lse| allowed.holds_lse(lse, shown.lse()));
         let out = |out: &Cow<'_, [f32]>| {
@@ -37,7 +37,19 @@ impl Row<'_> {
     fn saw(&self, right: &Keys) -> Option<Keys> {
         let mut scratch = vec![0.0; self.head.plan.problem.dims.v];
         let most = WORK_MAX / scratch.len().max(1);
-        sets(right, self.head.plan.keys()).take(most).find(|keys| self.is_of(keys, &mut scratch))
+        sets(right, self.head.plan.keys()).take(most).find(|keys| self.is_of(self.head, keys, &mut scratch))
+    }
+
+    /// The KV head beside its own whose keys in `right` explain the row. Where keys have codes no query can read another head.
+    fn saw_head(&self, right: &Keys) -> Option<usize> {
+        let Head { plan, inputs, kv_head, .. } = *self.head;
+        if crate::exact::has_codes(plan.problem.mode) {
+            return None;
+        }
+        let mut scratch = vec![0.0; plan.problem.dims.v];
+        let most = WORK_MAX / (plan.keys() * scratch.len()).max(1);
+        let mut others = (0..plan.problem.heads.kv).filter(|&other| other != kv_head).take(most);
+        others.find(|&other| self.is_of(&Head::new(plan, inputs, other), right, &mut scratch))
     }
 
     /// The number of keys that the LSE counts, where all weigh the same.
@@ -88,8 +100,12 @@ fn sets(right: &Keys, count: usize) -> impl Iterator<Item = Keys> {
     moved.chain(single).chain([Keys::all(0..0)]).chain(any)
 }
 
-/// What a wrong row shows, and what it should; whether it is what some set of keys, or another key, shows.
+/// What a wrong row shows, and what it should; whether it is what another head, some set of keys, or another key shows.
 pub(super) fn story(row: &Row<'_>, plans: &[Plan<'_>], right: &Keys) -> (String, bool) {
+    let own = row.head.kv_head;
+    if let Some(other) = row.saw_head(right) {
+        return (format!("saw {right} of KV head {other}; should see those of its own, KV head {own}"), true);
+    }
     if let Some(saw) = row.saw(right) {
         return (format!("saw {saw}, should see {right}"), true);
     }
@@ -98,7 +114,7 @@ pub(super) fn story(row: &Row<'_>, plans: &[Plan<'_>], right: &Keys) -> (String,
     if mode == InputMode::Routing
         && let Some((sequence, head, key)) = row.read(plans)
     {
-        let (own, read) = (row.head.kv_head, format!("key {key} of sequence {sequence}, KV head {head}"));
+        let read = format!("key {key} of sequence {sequence}, KV head {head}");
         return (format!("read {read}; should read {chosen} of its own, KV head {own}"), true);
     }
     let what = match row.count() {
