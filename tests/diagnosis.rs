@@ -7,8 +7,8 @@ use seamproof::backends::by_name;
 use seamproof::case::Case;
 use seamproof::evaluate::evaluate;
 use seamproof::generate::{Draw, Profile, draw};
-use seamproof::verdict::{Finding, Verdict};
-use seamproof_oracle::{Pass, Problem};
+use seamproof::verdict::{Check, Finding, Verdict};
+use seamproof_oracle::{Pass, Problem, TensorName};
 
 const CASES: u64 = 160;
 const NAMES: &str = "looks as if";
@@ -63,6 +63,29 @@ fn a_lost_key_is_named_and_is_the_one_that_was_lost() {
         named += 1;
     }
     assert!(named > 5 && named * 3 > all, "{named} of {all}");
+}
+
+/// Two faulty kernels: query heads read the KV head after their own; the first of a group reads the one before.
+#[test]
+fn another_head_is_named_and_is_the_one_that_was_read() {
+    for (subject, step) in [("emulated~call-kv-heads-rotated", 1), ("emulated+kv-head-of-neighbour", -1)] {
+        let found = findings(subject);
+        let rows = found.iter().filter(|(problem, finding)| {
+            let forward = matches!(finding.tensor, Some(TensorName::Out | TensorName::Lse));
+            forward && finding.check == Check::Envelope && problem.dims.v >= 8
+        });
+        let (mut named, mut all) = (0, 0);
+        for (problem, finding) in rows {
+            all += 1;
+            let Some((_, other)) = finding.what.split_once(" of KV head ") else { continue };
+            let other: usize = other.split(',').next().unwrap().parse().unwrap();
+            let own = finding.place.head.unwrap() / problem.group();
+            let heads = problem.heads.kv as isize;
+            assert_eq!(other as isize, (own as isize + step).rem_euclid(heads), "{}", finding.what);
+            named += 1;
+        }
+        assert!(named > 5 && named * 10 > all * 9, "{subject}: {named} of {all}");
+    }
 }
 
 /// Large logits: a larger scale takes weight from the second key, as if it were lost, but the row's LSE grows.

@@ -15,6 +15,9 @@
 //! Two kinds of rows are not one key off. A row that saw no key at all tells so by its LSE, and no key is named. A row that
 //! should see none has an exact out of 0: all that is in it is hidden keys, and each one's weight is its share of the LSE
 //! that the row returned.
+//!
+//! A row may be right for another KV head: its out, and the LSE that it returned, are then what that head's keys and values, or
+//! its values alone, make of the query.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -31,6 +34,12 @@ const ENERGY_MIN: f64 = 0.8;
 /// Largest factor between a pair's share in the error and what its coefficient predicts: below the half that a gradient of
 /// half its size leaves in a row of one pair.
 const FACTOR_MAX: f64 = 1.25;
+
+/// Largest share of an error's size that is left where another KV head explains the row: roundings of a 16-bit format.
+const REST_MAX: f64 = 1.0 / 16.0;
+
+/// Work that other heads are worth: keys of all of them, times lanes.
+const WORK_MAX: usize = 1 << 24;
 
 /// Fewest lanes of a row: in fewer dimensions any error is near some pair's direction.
 const LANES_MIN: usize = 8;
@@ -54,6 +63,12 @@ fn is_about(got: f64, predicted: f64) -> bool {
 }
 
 impl Suspect {
+    /// What its query did, where it explains a row of out.
+    fn of_out(&self) -> String {
+        let done = if self.is_missed { "missed" } else { "saw hidden" };
+        format!("{done} key {} (weight {:.1e})", self.key, self.weight)
+    }
+
     /// With the energy of an error along a direction; it fits if that is about `predicted` times it.
     fn explains(self, error: &[f64], direction: impl Iterator<Item = f64>, predicted: f64) -> Suspect {
         let (mut along, mut length) = (0.0, 0.0);
@@ -117,9 +132,29 @@ impl<'a> Pairs<'a> {
     }
 
     fn logit(&self, query: usize, head: usize, key: usize) -> f64 {
+        self.logit_of(query, head, key, head / self.problem.group())
+    }
+
+    /// The logit with a key of any KV head.
+    fn logit_of(&self, query: usize, head: usize, key: usize, kv_head: usize) -> f64 {
         let Inputs { q, k, .. } = self.inputs;
-        let product = dot(&self.of_query(q, query, head), &self.of_key(k, key, head));
+        let product = dot(&self.of_query(q, query, head), &lanes(k, self.both.kv.row(key), kv_head));
         self.problem.softmax.cap(f64::from(self.problem.softmax.scale) * product)
+    }
+
+    /// LSE and out of a query with the visible keys of one KV head and the values of another.
+    fn attended(&self, query: usize, head: usize, [of_keys, of_values]: [usize; 2]) -> (f64, Vec<f64>) {
+        let keys = self.problem.mask.visible(query, self.both.q.len, self.both.kv.len);
+        let logit = |key: usize| self.logit_of(query, head, key, of_keys);
+        let logits: Vec<f64> = keys.clone().map(logit).chain(sink(self.problem, self.inputs, head)).collect();
+        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let lse = largest + libm::log(logits.iter().map(|logit| libm::exp(logit - largest)).sum());
+        let mut out = vec![0.0; self.problem.dims.v];
+        for (key, logit) in keys.zip(&logits) {
+            let value = lanes(&self.inputs.v, self.both.kv.row(key), of_values);
+            out.iter_mut().zip(widened(&value)).for_each(|(out, v)| *out += libm::exp(logit - lse) * v);
+        }
+        (lse, out)
     }
 
     /// A pair that explains nothing yet; `lse` is the row's.
@@ -173,22 +208,53 @@ pub(super) fn explain(
     let saw = if !visible.is_empty() && saw_nothing(problem, inputs, rank, (both.q.row(query), head)) {
         format!("saw no key, should see keys {visible:?}")
     } else {
-        let pairs = Pairs::new(problem, inputs, sequence, problem.dims.v);
-        let suspect = pairs.and_then(|pairs| suspect_of_out(&pairs, rank, exact, (query, head)));
-        let Some(Suspect { key, weight, is_missed, .. }) = suspect else { return };
-        let done = if is_missed { "missed" } else { "saw hidden" };
-        format!("{done} key {key} (weight {weight:.1e})")
+        let Some(pairs) = Pairs::new(problem, inputs, sequence, problem.dims.v) else { return };
+        let of_key = || suspect_of_out(&pairs, rank, exact, (query, head)).map(|suspect| suspect.of_out());
+        let Some(saw) = head_of_out(&pairs, rank, exact, (query, head)).or_else(of_key) else { return };
+        saw
     };
     finding.what += &format!(": looks as if query {query} of sequence {sequence} {saw}");
 }
 
+/// The logit of the sink of a query head.
+fn sink(problem: &Problem, inputs: &Inputs, head: usize) -> Option<f64> {
+    match problem.softmax.sink {
+        Sink::None => None,
+        Sink::OffByOne => Some(0.0),
+        Sink::Learnable => inputs.sink.get(head).copied().map(f64::from),
+    }
+}
+
+/// Which other KV head a row of out is right for, in words.
+fn head_of_out(
+    pairs: &Pairs<'_>,
+    rank: &RankOutputs,
+    exact: &Forward,
+    (query, head): (usize, usize),
+) -> Option<String> {
+    let row = pairs.both.q.row(query);
+    let got = lanes(&rank.out, row, head);
+    let distance = |right: &[f64]| error(&got, right).iter().map(|error| error * error).sum::<f64>().sqrt();
+    let most = REST_MAX * distance(&lanes(&exact.out, row, head));
+    let is_of = |heads: &[usize; 2]| {
+        let (lse, out) = pairs.attended(query, head, *heads);
+        let moved = rank.lse.as_ref().map_or(0.0, |of_row| f64::from(of_row[[head, row]]) - lse);
+        distance(&out) < most && moved.abs() < REST_MAX
+    };
+    let own = head / pairs.problem.group();
+    let dims = pairs.problem.dims;
+    let most_heads = WORK_MAX / (pairs.both.kv.len * (dims.qk + dims.v)).max(1);
+    let others = (0..pairs.problem.heads.kv).filter(|&other| other != own).take(most_heads);
+    let mut read = others.flat_map(|other| [[other, other], [own, other]]);
+    read.find(is_of).map(|[of_keys, other]| {
+        let what = if of_keys == own { "values" } else { "keys and values" };
+        format!("took the {what} of KV head {other}, should take those of KV head {own}")
+    })
+}
+
 /// Whether a row is what a query without keys has: an LSE of −∞, or the sink's and an out of 0.
 fn saw_nothing(problem: &Problem, inputs: &Inputs, rank: &RankOutputs, (row, head): (usize, usize)) -> bool {
-    let of_none = match problem.softmax.sink {
-        Sink::None => Some(f32::NEG_INFINITY),
-        Sink::OffByOne => Some(0.0),
-        Sink::Learnable => inputs.sink.get(head).copied(),
-    };
+    let of_none = Some(sink(problem, inputs, head).map_or(f32::NEG_INFINITY, |sink| sink as f32));
     let lse = rank.lse.as_ref().map(|lse| lse[[head, row]]);
     let is_zero = || lanes(&rank.out, row, head).iter().all(|out| *out == 0.0);
     lse == Some(f32::NEG_INFINITY) || (lse.is_none() || lse == of_none) && is_zero()
