@@ -74,6 +74,12 @@ pub fn subject_of(case: &Case) -> Result<Box<dyn Backend>, ReplayError> {
     Ok(backends::by_name(name, options)?)
 }
 
+/// Whether this program cannot make the subject of a stored case, which then is another crate's: that alone can judge the
+/// case on it.
+pub fn is_foreign(case: &Case) -> bool {
+    matches!(subject_of(case), Err(ReplayError::Subject(_)))
+}
+
 /// Judges a stored case on its subject, after the runs that it needs before it.
 pub fn replay(case: &Case) -> Result<Verdict, ReplayError> {
     replay_as(case, subject_of(case)?.as_ref(), &case.problem)

@@ -6,7 +6,7 @@
 //! DIR/events.jsonl        one event a line (docs/events.md)
 //! DIR/sums.json           for `seamproof merge`, once it ended: what of it needs no order
 //! DIR/findings/NAME.json  a finding: a case to replay; with NAME.rs (a test to paste) and NAME.txt (one line of
-//!                         words and the command that replays it) once it is minimal
+//!                         words and what replays it) once it is minimal
 //! DIR/canary/NAME.json    the planted fault, found
 //! ```
 //!
@@ -14,6 +14,9 @@
 //! renamed. A `.json` in `findings` is complete, whenever one looks. A directory of an earlier campaign is renamed to
 //! `DIR.1`, `DIR.2`, …, never overwritten or removed; a directory that holds anything else is refused, or renamed too where its
 //! name says that the place is a campaign's (a night's slices).
+//!
+//! A finding's subject is *foreign* where this program cannot make it by its name: another crate ran a campaign of its own.
+//! No command judges such a case on it, and the test to paste leaves a place for it.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -22,6 +25,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::case::Case;
+use crate::evaluate::is_foreign;
 use crate::files;
 use crate::prose;
 
@@ -251,7 +255,7 @@ impl Findings {
 
     /// Writes what a reader needs beside the case: a test to paste, and words.
     pub fn explain(&self, name: &str, case: &Case) -> Result<(), RecordError> {
-        write_whole(&self.dir.join(format!("{name}.rs")), &test_to_paste(name, case))?;
+        write_whole(&self.test(name), &test_to_paste(name, case))?;
         write_whole(&self.dir.join(format!("{name}.txt")), &self.words(name, case))
     }
 
@@ -267,15 +271,27 @@ impl Findings {
         Ok(())
     }
 
-    /// The command that judges a finding again.
-    pub fn replay_command(&self, name: &str) -> String {
+    /// What judges a finding again: a command, or for a foreign subject the test to paste, in words.
+    pub fn replay(&self, name: &str, case: &Case) -> String {
+        if is_foreign(case) {
+            let (test, subject) = (self.test(name), &case.subject.name);
+            let test = test.display();
+            return format!(
+                "paste the test {test} into the crate that has {subject:?}; seamproof itself has no such subject"
+            );
+        }
         prose::replay_command(&self.path(name), None)
+    }
+
+    /// The file of a finding's test.
+    fn test(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.rs"))
     }
 
     fn words(&self, name: &str, case: &Case) -> String {
         let finding = case.found.as_ref().map(|found| found.finding.to_string()).unwrap_or_default();
         let problem = prose::describe(&case.problem);
-        format!("{problem}: {finding}\nreplay: {}\n", self.replay_command(name))
+        format!("{problem}: {finding}\nreplay: {}\n", self.replay(name, case))
     }
 }
 
@@ -286,14 +302,33 @@ fn test_to_paste(name: &str, case: &Case) -> String {
     while json.contains(&format!("\"{hashes}")) {
         hashes.push('#');
     }
+    let subject = &case.subject.name;
+    let (note, judge) = match is_foreign(case) {
+        false => (String::new(), REPLAYED),
+        true => (
+            format!(
+                "///\n/// Seamproof has no subject {subject:?} of its own: paste this into the crate that has it, and make its\n\
+                 /// backend where `your_backend` stands.\n"
+            ),
+            JUDGED_HERE,
+        ),
+    };
     format!(
-        "/// {}.\n#[test]\nfn {}() {{\n    let case = seamproof::case::Case::parse(r{hashes}\"{json}\"{hashes}.as_bytes());\n    \
-         let verdict = seamproof::evaluate::replay(&case.expect(\"the case is valid\"));\n    \
-         assert!(matches!(verdict, Ok(seamproof::verdict::Verdict::Pass(_))), \"{{verdict:?}}\");\n}}\n",
+        "/// {}.\n{note}#[test]\nfn {}() {{\n    let case = seamproof::case::Case::parse(r{hashes}\"{json}\"{hashes}.as_bytes());\n\
+         {judge}    assert!(matches!(verdict, Ok(seamproof::verdict::Verdict::Pass(_))), \"{{verdict:?}}\");\n}}\n",
         prose::describe(&case.problem),
         name.replace('-', "_"),
     )
 }
+
+/// How a test to paste judges a case on its own subject.
+const REPLAYED: &str =
+    "    let verdict = seamproof::evaluate::replay(&case.expect(\"the case is valid\"));\n";
+/// And on a foreign one.
+const JUDGED_HERE: &str = "    let case = case.expect(\"the case is valid\");
+    let backend = your_backend(&case.subject.options); // your `Backend`, made with these options
+    let verdict = seamproof::evaluate::replay_as(&case, &backend, &case.problem);
+";
 
 /// A log of one JSON value a line, each line handed to the system as soon as it is complete.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use seamproof::campaign::{
     self, Control, Distinct, Event, Observer, Options, Plan, PlantedSubjects, Shard, Silent, Sinks, Subjects,
     Summary, Symptom,
 };
-use seamproof::case::Case;
+use seamproof::case::{Case, Subject};
 use seamproof::evaluate::evaluate;
 use seamproof::generate::Profile;
 use seamproof::record::Findings;
@@ -91,10 +91,54 @@ fn each_failure_is_kept_once_minimal_and_fails_again() {
         let subject = Crashing.backend(&case.subject.options).expect("the subject is made");
         assert!(matches!(evaluate(subject.as_ref(), &case.problem), Verdict::Finding(_)));
         let name = format!("{}-{}", Symptom::of(&found.finding).name(), case.id());
-        let test = fs::read_to_string(place.path().join(format!("{name}.rs"))).expect("a test to paste");
+        let path = place.path().join(format!("{name}.rs"));
+        let test = fs::read_to_string(&path).expect("a test to paste");
         assert!(test.contains(&case.to_json()));
-        let words = fs::read_to_string(place.path().join(format!("{name}.txt"))).expect("words");
-        assert!(words.contains("seamproof replay"));
+        // No command knows the subject: what is told to do must be the test.
+        let words = fs::read_to_string(path.with_extension("txt")).expect("words");
+        let told = summary.distinct.iter().find(|distinct| distinct.name.as_ref() == Some(&name));
+        let told = &told.expect("the summary tells it").replay;
+        assert!(words.ends_with(&format!("\nreplay: {told}\n")), "{words}");
+        let path = path.display().to_string();
+        assert!([&path, "\"broken\""].iter().all(|text| told.contains(*text)), "{told}");
+        assert!(!told.contains("seamproof replay"), "{told}");
+    }
+}
+
+/// Tests that findings left, as they were pasted: they compile, and hold once the subject is right.
+mod pasted {
+    use std::collections::BTreeMap;
+
+    use seamproof::backends::Emulated;
+
+    /// What a reader puts in the place of the name: the fault is gone.
+    fn your_backend(options: &BTreeMap<String, String>) -> Emulated {
+        assert_eq!(options["q_tile"], "16");
+        Emulated::default()
+    }
+
+    include!("pasted/registered.rs");
+    include!("pasted/foreign.rs");
+}
+
+/// A case of a subject of this program is judged by its name, and one of another crate's by what that puts there.
+#[test]
+fn a_test_to_paste_is_that_of_the_module_above() {
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1930-seven-in-eight.json");
+    let case = Case { story: None, ..Case::load(Path::new(stored)).expect("a stored case") };
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let findings = Findings::create(place.path()).expect("the directory is made");
+    let texts = [include_str!("pasted/registered.rs"), include_str!("pasted/foreign.rs")];
+    for (subject, name, text) in
+        [("emulated", "registered", texts[0]), ("my \"kernel\"", "foreign", texts[1])]
+    {
+        let options = [("q_tile".to_owned(), "16".to_owned())].into_iter().collect();
+        let case = Case { subject: Subject { name: subject.to_owned(), options }, ..case.clone() };
+        findings.explain(name, &case).expect("the test is written");
+        let left = fs::read_to_string(place.path().join(format!("{name}.rs"))).expect("a test to paste");
+        assert!(left == text, "tests/pasted/{name}.rs is to hold:\n{left}");
+        let is_told = findings.replay(name, &case).starts_with("seamproof replay ");
+        assert_eq!(is_told, subject == "emulated");
     }
 }
 

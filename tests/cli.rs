@@ -345,6 +345,30 @@ fn an_identity_s_finding_is_explained_with_all_its_runs() {
     assert!(said.contains("\nrun 2     of another problem\nproblem   2 sequences (61, 256)"), "{said}");
 }
 
+/// A case that a campaign of another crate left: no command has its subject, and each says what to do.
+#[test]
+fn a_case_of_another_crates_subject_says_where_it_is_judged() {
+    let place = place();
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1930-seven-in-eight.json");
+    let mut case = Case::load(Path::new(stored)).expect("a stored case");
+    case.subject.name = "mine".to_owned();
+    fs::write(place.path().join("case.json"), case.to_json()).expect("the case is written");
+    let help = ["case.json: subject: ", "'mine'", "known: emulated, cuda", "--backend", "NAME.rs"];
+    for command in ["shrink", "explain"] {
+        refuses(place.path(), &[command, "case.json"], &help);
+    }
+    let replayed = seamproof(place.path(), &["replay", "case.json"]);
+    let said = stderr(&replayed);
+    assert_eq!((code(&replayed), said.lines().count()), (1, 1), "{said}");
+    assert!(help.iter().all(|text| said.contains(text)), "{said}");
+    let named = ["case.json", "--backend", "another"];
+    for command in ["replay", "shrink", "explain"] {
+        let said = stderr(&seamproof(place.path(), &[&[command], &named[..]].concat()));
+        assert!(said.contains("'another'") && !said.contains("NAME.rs"), "{said}");
+    }
+    assert_eq!(code(&seamproof(place.path(), &["replay", "case.json", "--backend", "emulated"])), 0);
+}
+
 /// What is minimal already is not written once more, where a replay of its folder would count it twice.
 #[test]
 fn a_minimal_case_is_not_written_again() {

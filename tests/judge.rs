@@ -252,14 +252,17 @@ fn structure_rows_that_are_not_real() {
             });
             assert_eq!((told.tensor, told.failed), (Some(tensor), 1), "{told}");
         }
-        let told = seen(&problem(|_| {}), Check::Structure, "padding row", move |_, outputs| {
-            *element(&mut outputs.ranks[0], tensor, FREE_ROW) = 0.0;
-        });
+        // Zeros, as the contract of padding has them: the row is nobody's, and the contract is not about it.
+        let told =
+            seen(&problem(|_| {}), Check::Structure, "no sequence owns this row", move |_, outputs| {
+                *element(&mut outputs.ranks[0], tensor, FREE_ROW) = 0.0;
+            });
         assert_eq!(
             (told.tensor, told.place.row, told.place.sequence),
             (Some(tensor), Some(FREE_ROW), None),
             "{told}"
         );
+        assert!(!told.what.contains("padding") && told.what.contains("left as it was"), "{told}");
         let last_rank = seen(&over_two_ranks(), Check::Structure, "on rank 1", move |_, outputs| {
             // The second row of the second rank's share is the sequence's padding.
             *element(&mut outputs.ranks[1], tensor, 1) = f32::MIN_POSITIVE;

@@ -356,7 +356,7 @@ impl<'a> Ledger<'a> {
             minimal: found.minimal,
             evaluations: found.evaluations,
             name: Some(name.clone()),
-            replay: findings.replay_command(&name),
+            replay: findings.replay(&name, case),
         };
         let known = self.distinct.get(&key);
         if known.is_none_or(|known| distinct.size < known.size) {

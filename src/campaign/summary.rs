@@ -47,7 +47,7 @@ pub struct Distinct {
     pub evaluations: usize,
     /// Name of its files; absent where the failure is no problem that could be stored.
     pub name: Option<String>,
-    /// The command that shows it again.
+    /// The command that shows it again; where only the crate that has the subject can, the test to paste there, in words.
     pub replay: String,
 }
 

@@ -31,7 +31,7 @@ use clap::{Parser, Subcommand};
 use seamproof_oracle::Problem;
 
 use crate::backend::Backend;
-use crate::backends;
+use crate::backends::{self, BackendError};
 use crate::case::{Case, CaseError, Subject};
 use crate::evaluate::{ReplayError, quiet_caught_panics, subject_of};
 use crate::files;
@@ -90,10 +90,15 @@ enum CliError {
     Case(#[from] CaseError),
     #[error("{file}: {source}")]
     Replay { file: String, source: ReplayError },
+    #[error(
+        "{file}: subject: {source}; name one of these with --backend, or judge the case in the crate that has its own \
+             subject: the NAME.rs that a campaign leaves beside NAME.json is a test for that"
+    )]
+    Foreign { file: String, source: BackendError },
     #[error("{file}: {what}")]
     TooLarge { file: String, what: String },
     #[error("--backend: {0}")]
-    Backend(#[from] crate::backends::BackendError),
+    Backend(#[from] BackendError),
     #[error("backend {name} cannot be started: {what}")]
     Start { name: String, what: String },
     #[error(transparent)]
@@ -172,9 +177,13 @@ fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), 
         let (name, options) = backends::parse(text)?;
         case.subject = Subject { name, options };
     }
+    let file = file.display().to_string();
     match subject_of(&case) {
         Ok(backend) => Ok((case, backend)),
-        Err(source) => Err(CliError::Replay { file: file.display().to_string(), source }),
+        Err(ReplayError::Subject(source @ BackendError::Unknown { .. })) if backend.is_none() => {
+            Err(CliError::Foreign { file, source })
+        }
+        Err(source) => Err(CliError::Replay { file, source }),
     }
 }
 

@@ -163,7 +163,7 @@ impl Hunter {
         let stored = Findings::create(&self.findings).and_then(|findings| {
             findings.record(&name, &small)?;
             findings.explain(&name, &small)?;
-            Ok(findings.replay_command(&name))
+            Ok(findings.replay(&name, &small))
         });
         match stored {
             Ok(command) => format!("{finding}\n{REPLAY}{command}"),

@@ -52,8 +52,10 @@ pub(super) fn check(
     ranks().find_map(|(rank, (layout, outputs))| {
         let (q, kv) = (outside(&layout.q), outside(&layout.kv));
         let finding = results(outputs).into_iter().find_map(|(tensor, view)| {
-            let rows = if view.side() == Side::Q { &q } else { &kv };
-            unwritten(layout, tensor, &view).or_else(|| padding(rows, contract, tensor, &view))
+            let (padding, unowned) = if view.side() == Side::Q { &q } else { &kv };
+            unwritten(layout, tensor, &view)
+                .or_else(|| broken(padding, contract, PADDING_BROKEN, tensor, &view))
+                .or_else(|| broken(unowned, PaddingOutputs::Untouched, UNOWNED_WRITTEN, tensor, &view))
         });
         finding.map(|finding| on_rank(rank, finding))
     })
@@ -119,6 +121,12 @@ fn unwritten(layout: &RankLayout, tensor: TensorName, view: &View<'_, f32>) -> O
     worst.finding()
 }
 
+/// What is said of an owned row past the real ones.
+pub(super) const PADDING_BROKEN: &str = "a padding row breaks the contract";
+/// What is said of a row that no sequence owns: no contract is about it.
+pub(super) const UNOWNED_WRITTEN: &str =
+    "no sequence owns this row: it was written and must be left as it was";
+
 /// A row that holds no real token.
 struct Outside {
     row: usize,
@@ -137,28 +145,28 @@ impl Outside {
     }
 }
 
-/// The rows of a side past the real ones, then those that no sequence owns.
-fn outside(side: &SideLayout) -> Vec<Outside> {
+/// The owned rows of a side past the real ones, and the rows that no sequence owns.
+fn outside(side: &SideLayout) -> (Vec<Outside>, Vec<Outside>) {
     let real: usize = side.runs.iter().map(|placed| placed.local.len).sum();
-    let mut outside = Vec::with_capacity(side.rows.saturating_sub(real));
+    let mut padding = Vec::with_capacity(side.rows.saturating_sub(real));
     let mut owned = vec![false; side.rows];
     for placed in &side.runs {
         placed.local.real_rows().for_each(|row| owned[row] = true);
         for (i, row) in (placed.local.len..).zip(Run::padding_rows(&placed.local)) {
             owned[row] = true;
             let position = placed.piece.start + i * placed.piece.step;
-            outside.push(Outside { row, owner: Some((placed.sequence, position)) });
+            padding.push(Outside { row, owner: Some((placed.sequence, position)) });
         }
     }
-    let slack = (0..side.rows).filter(|&row| !owned[row]);
-    outside.extend(slack.map(|row| Outside { row, owner: None }));
-    outside
+    let unowned = (0..side.rows).filter(|&row| !owned[row]).map(|row| Outside { row, owner: None });
+    (padding, unowned.collect())
 }
 
-/// Owned rows past the real ones follow the contract; rows that no sequence owns keep what they held.
-fn padding(
+/// The first of these rows that does not hold what it should.
+fn broken(
     rows: &[Outside],
     contract: PaddingOutputs,
+    what: &str,
     tensor: TensorName,
     view: &View<'_, f32>,
 ) -> Option<Finding> {
@@ -166,17 +174,13 @@ fn padding(
         return None;
     }
     let neutral = if tensor == TensorName::Lse { f32::NEG_INFINITY } else { 0.0 };
-    let holds = |contract: PaddingOutputs, got: f32| match contract {
+    let holds = |got: f32| match contract {
         PaddingOutputs::Zero => got == neutral,
         PaddingOutputs::Untouched => is_unwritten(got),
         PaddingOutputs::Unspecified => true,
     };
-    let contract_of = |outside: &Outside| match outside.owner {
-        Some(_) => contract,
-        None => PaddingOutputs::Untouched,
-    };
     // Each contract has a comparison of its own, without a choice for each element.
-    let row_holds = |outside: &Outside| match contract_of(outside) {
+    let row_holds = |outside: &Outside| match contract {
         PaddingOutputs::Zero => view.every_of_row(outside.row, |got| got == neutral),
         PaddingOutputs::Untouched => view.every_of_row(outside.row, is_unwritten),
         PaddingOutputs::Unspecified => true,
@@ -184,13 +188,12 @@ fn padding(
     if rows.iter().all(row_holds) {
         return None;
     }
-    let mut worst = Worst::new(Check::Structure, tensor, "a padding row breaks the contract");
+    let mut worst = Worst::new(Check::Structure, tensor, what);
     for outside in rows {
-        let contract = contract_of(outside);
         for head in 0..view.extent().0 {
             for (lane, &got) in view.lane(outside.row, head).iter().enumerate() {
                 worst.compared();
-                if holds(contract, got) {
+                if holds(got) {
                     continue;
                 }
                 worst.failed(0.0, |finding| {
