@@ -137,6 +137,10 @@ impl ParallelRule {
 }
 
 /// What a subject declares that it can do. Data, so that it can be printed, checked and compared with what it does.
+///
+/// What has no row here nobody refuses: masks and windows, lengths, padding, gaps and steps of rows, groups of heads, head
+/// dimensions of values other than those of keys, scales, the backward. A kernel without one of these is asked about fitted
+/// problems only (`tests/own_kernel.rs` fits what is drawn).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capabilities {
     /// Formats of q, k, v, out, dout, ds and gradients; all of them the same one.
@@ -269,7 +273,8 @@ pub enum PaddingInputs {
     Finite,
 }
 
-/// What a subject puts into padding rows of its outputs (the owned rows past the real ones).
+/// What a subject puts into padding rows of its outputs (the owned rows past the real ones). Rows that no sequence owns are
+/// not among them: under each of these they stay as [`RankOutputs`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PaddingOutputs {
     /// Exact zeros; −∞ in the LSE.
@@ -289,28 +294,51 @@ pub struct PaddingContract {
     pub outputs: PaddingOutputs,
 }
 
-/// One rank's results in the rank's own layout, padding included. Elements that nobody wrote still hold
-/// [`seamproof_simulator::UNWRITTEN_BITS`].
+/// One rank's results in the rank's own layout, padding included.
+///
+/// The subject makes these arrays, and fills out, lse, dq, dk and dv with [`UNWRITTEN_BITS`] before its kernel writes to
+/// them. Afterwards no real row may hold these bits, and rows that no sequence owns must hold nothing else, whatever the
+/// subject's [`PaddingOutputs`]: so the judge sees what was forgotten, and what was written outside. A kernel that adds to
+/// zeroed memory does that elsewhere, and its owned rows are copied here.
+///
+/// [`UNWRITTEN_BITS`]: seamproof_simulator::UNWRITTEN_BITS
 #[derive(Clone, Debug)]
 pub struct RankOutputs {
-    /// `[q rows, q heads, v dim]`.
+    /// `[q rows, q heads, v dim]`; 0 for a row that sees no key.
     pub out: Array3<f32>,
-    /// `[q heads, q rows]`, where the subject shows it.
+    /// `[q heads, q rows]`, where the subject shows it: the natural logarithm of the row's sum, the sink included, and −∞
+    /// for a row that sees neither key nor sink. A kernel that has +∞ there, or logarithms of base 2, converts them.
     pub lse: Option<Array2<f32>>,
-    /// `[q heads]`, where the subject shows it.
+    /// `[q heads]`, where the subject shows it: the largest logit of all ranks' visible pairs, without the sink; −∞ where
+    /// there is none.
     pub max_logit: Option<Array1<f32>>,
     /// The gradients, for a backward pass.
     pub gradients: Option<RankGradients>,
 }
 
-/// One rank's gradients.
+/// One rank's gradients: those of the out and lse that the same run returned, as it returned them.
+///
+/// For query i and key j, with `out_i` in its stored format and `lse_i` in f32:
+///
+/// ```text
+/// D_i = ⟨dout_i, out_i⟩
+/// p_ij = exp(s_ij − lse_i)
+/// ds_ij = p_ij · (⟨dout_i, v_j⟩ − D_i) · cap'(s_ij)
+/// dq_i = scale · Σ_j ds_ij · k_j      dk_j = scale · Σ_i ds_ij · q_i      dv_j = Σ_i p_ij · dout_i
+/// ```
+///
+/// The bounds hold the errors of f32 in that, the rounding of p to its format (for dv), that of ds or of `scale · ds`, and
+/// that of the result. A kernel that takes `D` from an out before it was rounded, or as `Σ_j p_ij · ⟨dout_i, v_j⟩`, is off
+/// from these gradients by the rounding of out. No bound has room for that, and the judge condemns it, although the gradients
+/// of an exact out may be nearer: the bounds are not for such a kernel. Where the subject hides its LSE, the exact one
+/// takes its place, and the bounds grow by the error that the forward may have.
 #[derive(Clone, Debug)]
 pub struct RankGradients {
     /// `[q rows, q heads, qk dim]`.
     pub dq: Array3<f32>,
-    /// `[kv rows, kv heads, qk dim]`.
+    /// `[kv rows, kv heads, qk dim]`, summed over the group's query heads.
     pub dk: Array3<f32>,
-    /// `[kv rows, kv heads, v dim]`.
+    /// `[kv rows, kv heads, v dim]`, summed over the group's query heads.
     pub dv: Array3<f32>,
     /// `[q heads]`, this rank's partial sum; empty without a learnable sink.
     pub dsink: Array1<f32>,
@@ -416,10 +444,11 @@ pub trait Backend: Sync {
         Promises::default()
     }
 
-    /// How sums are accumulated.
+    /// How sums are accumulated: [`Accumulation::F32Serial`] for f32 on ordinary units, in whatever order.
     fn accumulation(&self) -> Accumulation;
 
-    /// How this problem's sums are cut into separately rounded pieces.
+    /// How this problem's sums are cut into separately rounded pieces: one rank without tiles declares
+    /// `Partition::single(problem.rows.q, problem.rows.kv)`.
     fn partition(&self, problem: &Problem) -> Partition;
 
     /// Which keys its launches show together, for a replay of its roundings; `None` where that is not known.
@@ -457,7 +486,12 @@ pub trait Backend: Sync {
         Vec::new()
     }
 
-    /// Runs the problem. Padding and slack rows of `inputs` hold what the padding contract allows.
+    /// Runs the problem, forward and backward where it asks for both. Padding and slack rows of `inputs` hold what the
+    /// padding contract allows.
+    ///
+    /// What the subject does not take it refuses here by itself, before anything else, for the reason that its table has:
+    /// usually `self.capabilities().refusal(problem)`. The judge runs problems that the table refuses too. What
+    /// the results must hold is said at [`RankOutputs`] and [`RankGradients`].
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError>;
 }
 
@@ -473,6 +507,9 @@ pub struct DeviceRuns {
 }
 
 /// A subject that is another one but for what it says itself: each method of [`Backend`], forwarded unless written.
+///
+/// Whatever is a wrapper is a [`Backend`] too. Where both traits are in scope, `self.capabilities()` on it is ambiguous (the
+/// compiler's E0034): write `Wrapper::capabilities(self)`.
 pub trait Wrapper: Sync {
     /// The other subject.
     fn inner(&self) -> &dyn Backend;

@@ -101,7 +101,10 @@ pub struct Precision {
     pub k: Element,
     /// Values.
     pub v: Element,
-    /// Softmax weights, before the product with the values; f32 means that they are not rounded.
+    /// Softmax weights, before the product with the values; f32 means that they are not rounded. The forward rounds
+    /// `exp(s − max)`, with the row's maximum or a running one, *before* it divides by the row's sum; the backward rounds
+    /// `exp(s − lse)`. A forward that divides first stays within the bounds, but has other results where inputs of an exact
+    /// mode allow one alone.
     pub p: Element,
     /// The output.
     pub out: Element,

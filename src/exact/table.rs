@@ -37,6 +37,9 @@ soft cap), by how partial results are merged. The LSE is exact in every one of t
 listed is left to the envelope. `uniform-count` and `endpoints` allow a soft cap; no other mode does. Every mask, every
 group of heads and every sink is allowed in every mode.
 
+Weights are `exp(s − max)`, rounded to the format of P *before* they are divided by their sum: that is what these results
+are of. A kernel that normalises first and then rounds has others, and is condemned here, although the envelope takes it.
+
 ";
 
 /// The table as Markdown.

@@ -7,12 +7,15 @@ const F32_NORMAL_MIN: f64 = f32::MIN_POSITIVE as f64;
 /// The smallest subnormal f32: more than gradual underflow may lose.
 const F32_SUBNORMAL_STEP: f64 = 1.401_298_464_324_817e-45;
 
-/// How a subject sums, as it declares.
+/// How a subject sums, as it declares. All of its sums: where some are made in one way and others in another, it declares
+/// one whose bounds hold for each. Sums in less than f32 fit none of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accumulation {
-    /// One after the other in f32, each product and each sum rounded to nearest, subnormals kept.
+    /// One after the other in f32, each product and each sum rounded to nearest, subnormals kept. No term passes through more
+    /// roundings in any other order, nor with fused multiplication and addition, nor in f64: this holds for any mix of
+    /// those, where subnormals are kept.
     F32Serial,
-    /// `width` serial partial sums in f32, then a binary tree over them.
+    /// `width` serial partial sums in f32, then a binary tree over them, in every sum: tighter than the serial one.
     F32Tree {
         /// Partial sums; at least 1.
         width: usize,
@@ -20,7 +23,8 @@ pub enum Accumulation {
     /// Hopper's `wgmma`: 16 products and the addend aligned to the largest exponent, cut to 25 fractional bits, the
     /// result truncated to f32. Row sums are FlashAttention-3's: four threads a row, then a shuffle.
     WgmmaTruncating,
-    /// Not declared: for each sum the weakest of the others.
+    /// Not declared: for each sum the weaker of the serial one and the tensor core's. Also for a subject that has both, and
+    /// for one on ordinary units that flushes subnormals to zero.
     Unknown,
 }
 

@@ -3,6 +3,9 @@
 use crate::Format;
 
 /// How a subject cuts a problem's sums into separately rounded pieces.
+///
+/// Smaller tiles allow more roundings: a subject with tiles of several sizes declares the smallest, and one without tiles
+/// [`Partition::single`] of all rows of the problem, one tile (keys taken one at a time, the maximum running, are tiles of 1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
     /// Query rows of a tile.
@@ -31,7 +34,11 @@ pub struct Merges {
 /// Partial gradients of one row, computed by separate launches, stored and added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sums {
-    /// Roundings of a partial sum on its way, in all; 0 where one launch makes the final gradient.
+    /// Roundings to `format` of the partial sums of one element, and of what they are added up to; 0 where one launch makes
+    /// the final gradient. Each allows a unit roundoff of the sum of all terms' magnitudes, and half a smallest spacing. Of N
+    /// stored partial sums the count is N, whether they are added in f32 or one after the other in `format`: no term
+    /// passes through more. So where each query head of a group stores its own dk and dv, which are then added, it is the
+    /// number of the group's query heads.
     pub count: usize,
     /// What they round to.
     pub format: Format,
