@@ -253,6 +253,10 @@ impl Subjects for Own {
     fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
         Ok(Box::new(*self))
     }
+
+    fn fitted(&self, problem: Problem) -> Problem {
+        fit(problem)
+    }
 }
 
 /// A campaign's summary, and the cases that it stored.
@@ -272,8 +276,8 @@ fn campaign(own: Own) -> (Summary, Vec<Case>) {
 #[test]
 fn a_campaign_finds_a_planted_bug_and_nothing_in_the_right_kernel() {
     let (summary, _) = campaign(RIGHT);
-    // Most drawn problems are not for this kernel: it refuses them, and the summary says that little was judged.
-    assert!(summary.failed.is_empty() && summary.held > 20, "{summary}");
+    // What is missed: several ranks, formats and sinks that the kernel does not have.
+    assert!(summary.failed.is_empty() && summary.refused.is_empty() && summary.held > 1400, "{summary}");
     let (summary, cases) = campaign(SHORT);
     assert!(!cases.is_empty(), "{summary}");
     for case in &cases {

@@ -26,7 +26,7 @@ use crate::backend::TensorName;
 use crate::case::Case;
 use crate::evaluate::evaluate_malformed;
 use crate::files;
-use crate::generate::{self, Draw};
+use crate::generate::Draw;
 use crate::record::{EVENT_BYTES_MAX, EVENTS, SUMS};
 use crate::verdict::{Check, Ending, Finding, Relation, Verdict};
 
@@ -277,7 +277,7 @@ fn failed(
     shrunk: Option<Box<Case>>,
 ) -> Result<Judged, String> {
     let index = record.index;
-    match generate::draw(plan.seed, index, &plan.profile.limits()) {
+    match super::drawn(plan, subjects, &plan.profile.limits(), index) {
         Draw::Malformed(malformed) => match evaluate_malformed(&malformed) {
             Verdict::Finding(finding) => Ok(Judged::Accepted(malformed.rule, finding)),
             _ => Err(format!("case {index} failed in its part of the campaign and does not fail here")),

@@ -153,7 +153,7 @@ impl Worker<'_> {
     /// such instead of ending the campaign.
     fn case(&self, index: u64, census: &mut Census) -> Outcome {
         let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
-            let draw = generate::draw(self.plan.seed, index, &self.limits);
+            let draw = drawn(self.plan, self.subjects, &self.limits, index);
             census.add_draw(&draw);
             match draw {
                 Draw::Problem(problem) => self.problem(index, problem),
@@ -216,6 +216,14 @@ impl Worker<'_> {
         case.found = Some(Found { finding: storable(finding.clone()), minimal: false, evaluations: 0 });
         let recorded = self.sinks.findings.record(&name, &case);
         Failed { name, case, finding, recorded: Recorded::Now(recorded) }
+    }
+}
+
+/// The problem of this index, as the subject can take it.
+fn drawn(plan: &Plan, subjects: &dyn Subjects, limits: &Limits, index: u64) -> Draw {
+    match generate::draw(plan.seed, index, limits) {
+        Draw::Problem(problem) => Draw::Problem(subjects.fitted(problem)),
+        malformed => malformed,
     }
 }
 

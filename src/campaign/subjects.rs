@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use seamproof_oracle::Problem;
+
 use crate::backend::Backend;
 use crate::backends::{self, BackendError};
 
@@ -18,6 +20,12 @@ pub trait Subjects: Sync {
 
     /// The subject with these options.
     fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError>;
+
+    /// What is judged in place of a drawn problem, of which it is a function: for a subject that takes few, the nearest one
+    /// that it takes.
+    fn fitted(&self, problem: Problem) -> Problem {
+        problem
+    }
 }
 
 /// A subject that the command line knows by name.
