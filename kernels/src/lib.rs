@@ -1,4 +1,7 @@
 #![doc = include_str!("../README.md")]
+//!
+//! [`bench`]: mod@bench
+//! [`reference`]: mod@reference
 
 pub mod attend;
 pub mod backward;

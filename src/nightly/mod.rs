@@ -11,10 +11,10 @@
 //!
 //! The claim: a kill at any moment costs the slice or the stored cases in flight and nothing else. A campaign is cut into
 //! *slices*, each of which begins at the case at which the one before ended; a slice counts once its sums are on disk, and
-//! [`campaign::merge`] joins them into what one run of the same cases would say. A night without a report is gone on with by
-//! the next start, which says what was lost. Where the next start begins another night, that one's report tells what the
-//! unfinished one found ([`Left`]). Every file is written whole or by appending complete lines, and nothing but the night's
-//! own directory and the trend is ever written.
+//! [`merge`](crate::campaign::merge) joins them into what one run of the same cases would say. A night without a report is
+//! gone on with by the next start, which says what was lost. Where the next start begins another night, that one's report
+//! tells what the unfinished one found ([`Left`]). Every file is written whole or by appending complete lines, and nothing
+//! but the night's own directory and the trend is ever written.
 
 mod campaign;
 mod home;
