@@ -77,7 +77,8 @@ pub fn subject_of(case: &Case) -> Result<Box<dyn Backend>, ReplayError> {
 /// Whether this program cannot make the subject of a stored case, which then is another crate's: that alone can judge the
 /// case on it.
 pub fn is_foreign(case: &Case) -> bool {
-    matches!(subject_of(case), Err(ReplayError::Subject(BackendError::Unknown { .. })))
+    use BackendError::{Fault, Unknown};
+    matches!(subject_of(case), Err(ReplayError::Subject(Unknown { .. } | Fault { .. })))
 }
 
 /// Judges a stored case on its subject, after the runs that it needs before it.

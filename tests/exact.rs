@@ -310,7 +310,7 @@ fn the_finding_says_which_head_a_query_saw() {
         let mut fields: ProblemFields = one(mode, [12, 12], Mask::CAUSAL, Pass::Forward).into();
         fields.heads = Heads { q: 4, kv: 2 };
         let problem = Problem::new(fields).expect("a legal problem");
-        // Query heads to KV heads by modulo: the two in the middle see each other's.
+        // Query heads to KV heads by modulo, as it shows: the two in the middle have each other's results.
         let by_modulo = |_: &Problem, _: &Inputs, rank: &mut RankOutputs| {
             for row in 0..12 {
                 let lse = rank.lse.as_mut().expect("an LSE");

@@ -142,19 +142,20 @@ impl<'a> Pairs<'a> {
         self.problem.softmax.cap(f64::from(self.problem.softmax.scale) * product)
     }
 
-    /// LSE and out of a query with the visible keys of one KV head and the values of another.
-    fn attended(&self, query: usize, head: usize, [of_keys, of_values]: [usize; 2]) -> (f64, Vec<f64>) {
+    /// LSE, the keys' share of the weights, and out of a query with the visible keys of one KV head and the values of another.
+    fn attended(&self, query: usize, head: usize, [of_keys, of_values]: [usize; 2]) -> (f64, f64, Vec<f64>) {
         let keys = self.problem.mask.visible(query, self.both.q.len, self.both.kv.len);
         let logit = |key: usize| self.logit_of(query, head, key, of_keys);
         let logits: Vec<f64> = keys.clone().map(logit).chain(sink(self.problem, self.inputs, head)).collect();
         let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = largest + libm::log(logits.iter().map(|logit| libm::exp(logit - largest)).sum());
-        let mut out = vec![0.0; self.problem.dims.v];
+        let (mut share, mut out) = (0.0, vec![0.0; self.problem.dims.v]);
         for (key, logit) in keys.zip(&logits) {
+            share += libm::exp(logit - lse);
             let value = lanes(&self.inputs.v, self.both.kv.row(key), of_values);
             out.iter_mut().zip(widened(&value)).for_each(|(out, v)| *out += libm::exp(logit - lse) * v);
         }
-        (lse, out)
+        (lse, share, out)
     }
 
     /// A pair that explains nothing yet; `lse` is the row's.
@@ -237,9 +238,10 @@ fn head_of_out(
     let distance = |right: &[f64]| error(&got, right).iter().map(|error| error * error).sum::<f64>().sqrt();
     let most = REST_MAX * distance(&lanes(&exact.out, row, head));
     let is_of = |heads: &[usize; 2]| {
-        let (lse, out) = pairs.attended(query, head, *heads);
+        let (lse, share, out) = pairs.attended(query, head, *heads);
         let moved = rank.lse.as_ref().map_or(0.0, |of_row| f64::from(of_row[[head, row]]) - lse);
-        distance(&out) < most && moved.abs() < REST_MAX
+        // A row that is all but the sink's looks alike for all heads.
+        distance(&out) < most && moved.abs() < REST_MAX && share > REST_MAX
     };
     let own = head / pairs.problem.group();
     let dims = pairs.problem.dims;

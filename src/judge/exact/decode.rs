@@ -10,6 +10,9 @@ use crate::exact::{Merging, Plan};
 /// Work that a story is worth: sets of keys, or keys of other heads, times lanes.
 const WORK_MAX: usize = 1 << 24;
 
+/// Fewest lanes of a row in which another head is a nearer explanation than other keys.
+const LANES_MIN: usize = 8;
+
 /// A row of results.
 pub(super) struct Row<'a> {
     pub(super) head: &'a Head<'a>,
@@ -40,7 +43,8 @@ impl Row<'_> {
         sets(right, self.head.plan.keys()).take(most).find(|keys| self.is_of(self.head, keys, &mut scratch))
     }
 
-    /// The KV head beside its own whose keys in `right` explain the row. Where keys have codes no query can read another head.
+    /// The KV head beside its own whose keys in `right` explain the row, if they have a weight: a row without one looks alike
+    /// for all heads. Where keys have codes no query can read another head.
     fn saw_head(&self, right: &Keys) -> Option<usize> {
         let Head { plan, inputs, kv_head, .. } = *self.head;
         if crate::exact::has_codes(plan.problem.mode) {
@@ -49,7 +53,11 @@ impl Row<'_> {
         let mut scratch = vec![0.0; plan.problem.dims.v];
         let most = WORK_MAX / (plan.keys() * scratch.len()).max(1);
         let mut others = (0..plan.problem.heads.kv).filter(|&other| other != kv_head).take(most);
-        others.find(|&other| self.is_of(&Head::new(plan, inputs, other), right, &mut scratch))
+        others.find(|&other| {
+            let other = Head::new(plan, inputs, other);
+            let shown = other.row(self.query, self.query_head, right, &mut scratch);
+            shown.is_some_and(|shown| shown.active > 0) && self.is_of(&other, right, &mut scratch)
+        })
     }
 
     /// The number of keys that the LSE counts, where all weigh the same.
@@ -103,11 +111,16 @@ fn sets(right: &Keys, count: usize) -> impl Iterator<Item = Keys> {
 /// What a wrong row shows, and what it should; whether it is what another head, some set of keys, or another key shows.
 pub(super) fn story(row: &Row<'_>, plans: &[Plan<'_>], right: &Keys) -> (String, bool) {
     let own = row.head.kv_head;
-    if let Some(other) = row.saw_head(right) {
-        return (format!("saw {right} of KV head {other}; should see those of its own, KV head {own}"), true);
-    }
-    if let Some(saw) = row.saw(right) {
-        return (format!("saw {saw}, should see {right}"), true);
+    // A number or a few are some head's by chance.
+    let is_wide = row.head.plan.problem.dims.v >= LANES_MIN;
+    let of_head = || {
+        let (other, saw) = (row.saw_head(right)?, if is_wide { "saw" } else { "as if it saw" });
+        Some(format!("{saw} {right} of KV head {other}; should see those of its own, KV head {own}"))
+    };
+    let of_keys = || Some(format!("saw {}, should see {right}", row.saw(right)?));
+    let seen = if is_wide { of_head().or_else(of_keys) } else { of_keys().or_else(of_head) };
+    if let Some(seen) = seen {
+        return (seen, true);
     }
     let mode = row.head.plan.problem.mode;
     let chosen = Keys::all(row.head.plan.chosen(row.query, row.query_head));

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::{F32_ROUNDOFF, GradientPair, Merges, Model, Partition, Row, Sums, Tier};
-use seamproof_oracle::{Format, Inputs, Problem};
+use seamproof_oracle::{Inputs, Problem};
 
 use super::super::Evidence;
 use super::super::compare::lanes;
@@ -251,7 +251,7 @@ impl<'a> Bounds<'a> {
         let d_error = self.model.d_error(dout * out);
         let pair = GradientPair { x, b, d_error, ..whole_weight(&row, a) };
         let pair = self.model.gradient_pair(&pair, sums);
-        let floor = self.problem.precision.ds.format.tiny_half() + 4.0 * self.underflow * (1.0 + x);
+        let floor = self.model.logit_gradient_floor() + 4.0 * self.underflow * (1.0 + x);
         let total = libm::exp(error.lse);
         // With exact arithmetic D would be that of the exact out; it is that of the returned one.
         total * (1.01 * (pair.dk + pair.ds.most) + dout_sum * error.out) + keys as f64 * floor
@@ -283,13 +283,12 @@ impl<'a> Bounds<'a> {
         let pair = self.model.gradient_pair(&pair, self.sums(sequence, keys));
         let error = self.row_of(&worst);
         let total = libm::exp(error.lse);
-        let floor =
-            |format: Format, x: f64| keys as f64 * (format.tiny_half() + 4.0 * self.underflow * (1.0 + x));
-        let precision = &self.problem.precision;
+        let floor = |of_format: f64, x: f64| keys as f64 * (of_format + 4.0 * self.underflow * (1.0 + x));
         let own = GivenError {
-            weights: total * 1.01 * (pair.dv + pair.p.most) + floor(precision.p.format, 0.0),
+            weights: total * 1.01 * (pair.dv + pair.p.most)
+                + floor(self.problem.precision.p.format.tiny_half(), 0.0),
             logit_gradients: total * 1.01 * (pair.dk.max(pair.dq) + pair.ds.most)
-                + floor(precision.ds.format, x),
+                + floor(self.model.logit_gradient_floor(), x),
         };
         let dout_sum = lanes(&self.inputs.dout, at, head).iter().map(|&x| f64::from(x.abs())).sum::<f64>();
         match against {

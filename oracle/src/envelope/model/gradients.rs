@@ -115,10 +115,17 @@ impl Model {
         (p_error, ds, ds_error)
     }
 
-    /// A floor of dS's format, in units of dS: a subject may round `scale·dS`, which a scale below 1 brings nearer to the floor.
+    /// What a number near dS's own is in units of dS at most: a subject may work on `scale·dS`, which a scale below 1 brings
+    /// nearer to the floors of formats.
     #[inline]
-    fn logit_gradient_floor(&self, floor: f64) -> f64 {
-        floor / self.scale.min(1.0)
+    fn unscaled(&self, number: f64) -> f64 {
+        number / self.scale.min(1.0)
+    }
+
+    /// What rounding dS may lose below the normal range.
+    #[inline]
+    pub fn logit_gradient_floor(&self) -> f64 {
+        self.unscaled(self.ds.tiny_half().max(self.accumulation.underflow()))
     }
 
     /// The errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
@@ -127,8 +134,8 @@ impl Model {
         let (by_query, by_key) = sums;
         let (p_error, ds, ds_error) = self.gradient_errors(pair);
         let p_rounding = rounding(self.p, pair.p + p_error, self.p.tiny_half());
-        let ds_rounding = rounding(self.ds, ds + ds_error, self.logit_gradient_floor(self.ds.tiny_half()));
-        let ds_floor = self.logit_gradient_floor(self.ds_floor);
+        let ds_rounding = rounding(self.ds, ds + ds_error, self.logit_gradient_floor());
+        let ds_floor = self.unscaled(self.ds_floor);
 
         let p_rounded = pair.p + p_error + p_rounding.most;
         let ds_rounded = ds + ds_error + ds_rounding.most;
@@ -154,7 +161,8 @@ impl Model {
         let (p, p_left) = replayed(self.weight_format(profile), pair.p, p_error);
         // What is rounded is dS times this; dividing by it again is exact enough in f64.
         let scale = if profile.scales_logit_gradients { self.scale } else { 1.0 };
-        let (ds, ds_left) = replayed(self.ds, ds * scale, (ds_error + F32_ROUNDOFF * ds) * scale);
+        let scaled_error = (ds_error + F32_ROUNDOFF * ds) * scale + self.accumulation.underflow();
+        let (ds, ds_left) = replayed(self.ds, ds * scale, scaled_error);
         let (ds, ds_left, ds_floor) = (ds / scale, ds_left / scale, self.ds_floor / scale);
         ReplayedPair {
             p,
