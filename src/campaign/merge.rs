@@ -277,7 +277,7 @@ fn failed(
     shrunk: Option<Box<Case>>,
 ) -> Result<Judged, String> {
     let index = record.index;
-    match super::drawn(plan, subjects, &plan.profile.limits(), index) {
+    match super::drawn(plan, subjects, index) {
         Draw::Malformed(malformed) => match evaluate_malformed(&malformed) {
             Verdict::Finding(finding) => Ok(Judged::Accepted(malformed.rule, finding)),
             _ => Err(format!("case {index} failed in its part of the campaign and does not fail here")),

@@ -48,7 +48,7 @@ pub use ways::{Share, Ways};
 use crate::case::{Case, Found, Subject};
 use crate::census::Census;
 use crate::evaluate::{evaluate_malformed, evaluate_timed};
-use crate::generate::{self, Draw, Limits, Malformed};
+use crate::generate::{self, Draw, Malformed};
 use crate::record::Findings;
 use crate::verdict::{Finding, Verdict};
 use ledger::{Failed, Judged, Ledger, Outcome, Recorded};
@@ -89,14 +89,8 @@ pub fn run(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks) -> Summary {
 fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Option<usize>) -> Summary {
     let start = Instant::now();
     let queue = Queue::new(Ledger::new(plan, subjects, sinks), distinct_max);
-    let worker = Worker {
-        plan,
-        subjects,
-        sinks,
-        limits: plan.profile.limits(),
-        deadline: Deadline::after(plan.time),
-        turns: AtomicU64::new(0),
-    };
+    let worker =
+        Worker { plan, subjects, sinks, deadline: Deadline::after(plan.time), turns: AtomicU64::new(0) };
     let census = match rayon::ThreadPoolBuilder::new().num_threads(plan.jobs).build() {
         Ok(pool) => merged(&pool.broadcast(|_| worker.work(&queue))),
         // A machine without room for threads still has this one.
@@ -123,7 +117,6 @@ struct Worker<'a> {
     plan: &'a Plan,
     subjects: &'a dyn Subjects,
     sinks: &'a Sinks<'a>,
-    limits: Limits,
     deadline: Deadline,
     turns: AtomicU64,
 }
@@ -153,7 +146,7 @@ impl Worker<'_> {
     /// such instead of ending the campaign.
     fn case(&self, index: u64, census: &mut Census) -> Outcome {
         let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
-            let draw = drawn(self.plan, self.subjects, &self.limits, index);
+            let draw = drawn(self.plan, self.subjects, index);
             census.add_draw(&draw);
             match draw {
                 Draw::Problem(problem) => self.problem(index, problem),
@@ -220,8 +213,8 @@ impl Worker<'_> {
 }
 
 /// The problem of this index, as the subject can take it.
-fn drawn(plan: &Plan, subjects: &dyn Subjects, limits: &Limits, index: u64) -> Draw {
-    match generate::draw(plan.seed, index, limits) {
+fn drawn(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Draw {
+    match generate::draw(plan.seed, index, &plan.profile.limits()) {
         Draw::Problem(problem) => Draw::Problem(subjects.fitted(problem)),
         malformed => malformed,
     }

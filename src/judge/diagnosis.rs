@@ -23,7 +23,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use ndarray::Array3;
-use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, Sink, TensorName};
+use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, TensorName};
 
 use super::compare::lanes;
 use crate::backend::{RankGradients, RankOutputs};
@@ -146,14 +146,16 @@ impl<'a> Pairs<'a> {
     fn attended(&self, query: usize, head: usize, [of_keys, of_values]: [usize; 2]) -> (f64, f64, Vec<f64>) {
         let keys = self.problem.mask.visible(query, self.both.q.len, self.both.kv.len);
         let logit = |key: usize| self.logit_of(query, head, key, of_keys);
-        let logits: Vec<f64> = keys.clone().map(logit).chain(sink(self.problem, self.inputs, head)).collect();
+        let sink = self.problem.sink(head, self.inputs.sink.as_slice().unwrap_or(&[]));
+        let logits: Vec<f64> = keys.clone().map(logit).chain(sink).collect();
         let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = largest + libm::log(logits.iter().map(|logit| libm::exp(logit - largest)).sum());
         let (mut share, mut out) = (0.0, vec![0.0; self.problem.dims.v]);
         for (key, logit) in keys.zip(&logits) {
-            share += libm::exp(logit - lse);
+            let weight = libm::exp(logit - lse);
+            share += weight;
             let value = lanes(&self.inputs.v, self.both.kv.row(key), of_values);
-            out.iter_mut().zip(widened(&value)).for_each(|(out, v)| *out += libm::exp(logit - lse) * v);
+            out.iter_mut().zip(widened(&value)).for_each(|(out, v)| *out += weight * v);
         }
         (lse, share, out)
     }
@@ -217,15 +219,6 @@ pub(super) fn explain(
     finding.what += &format!(": looks as if query {query} of sequence {sequence} {saw}");
 }
 
-/// The logit of the sink of a query head.
-fn sink(problem: &Problem, inputs: &Inputs, head: usize) -> Option<f64> {
-    match problem.softmax.sink {
-        Sink::None => None,
-        Sink::OffByOne => Some(0.0),
-        Sink::Learnable => inputs.sink.get(head).copied().map(f64::from),
-    }
-}
-
 /// Which other KV head a row of out is right for, in words.
 fn head_of_out(
     pairs: &Pairs<'_>,
@@ -256,7 +249,8 @@ fn head_of_out(
 
 /// Whether a row is what a query without keys has: an LSE of −∞, or the sink's and an out of 0.
 fn saw_nothing(problem: &Problem, inputs: &Inputs, rank: &RankOutputs, (row, head): (usize, usize)) -> bool {
-    let of_none = Some(sink(problem, inputs, head).map_or(f32::NEG_INFINITY, |sink| sink as f32));
+    let sink = problem.sink(head, inputs.sink.as_slice().unwrap_or(&[]));
+    let of_none = Some(sink.map_or(f32::NEG_INFINITY, |sink| sink as f32));
     let lse = rank.lse.as_ref().map(|lse| lse[[head, row]]);
     let is_zero = || lanes(&rank.out, row, head).iter().all(|out| *out == 0.0);
     lse == Some(f32::NEG_INFINITY) || (lse.is_none() || lse == of_none) && is_zero()

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use seamproof_oracle::InputMode;
 
-use super::row::{Allowed, Head, Keys};
+use super::row::{Allowed, Head, Keys, Shown};
 use crate::exact::{Merging, Plan};
 
 /// Work that a story is worth: sets of keys, or keys of other heads, times lanes.
@@ -24,23 +24,23 @@ pub(super) struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Whether the row is what a query that sees `keys` of a KV head shows.
-    fn is_of(&self, head: &Head<'_>, keys: &Keys, scratch: &mut [f64]) -> bool {
-        let plan = head.plan;
-        let Some(shown) = head.row(self.query, self.query_head, keys, scratch) else { return false };
-        let allowed = Allowed::new(plan, &shown, self.merging);
+    /// What a query that sees `keys` of a KV head shows, if it is this row.
+    fn shown(&self, head: &Head<'_>, keys: &Keys, scratch: &mut [f64]) -> Option<Shown> {
+        let shown = head.row(self.query, self.query_head, keys, scratch)?;
+        let allowed = Allowed::new(head.plan, &shown, self.merging);
         let lse = self.lse.is_none_or(|lse| allowed.holds_lse(lse, shown.lse()));
         let out = |out: &Cow<'_, [f32]>| {
             out.iter().zip(&*scratch).all(|(got, right)| allowed.holds_out(*got, *right))
         };
-        lse && self.out.as_ref().is_none_or(out)
+        (lse && self.out.as_ref().is_none_or(out)).then_some(shown)
     }
 
     /// The set of keys nearest to `right` that explains the row.
     fn saw(&self, right: &Keys) -> Option<Keys> {
         let mut scratch = vec![0.0; self.head.plan.problem.dims.v];
         let most = WORK_MAX / scratch.len().max(1);
-        sets(right, self.head.plan.keys()).take(most).find(|keys| self.is_of(self.head, keys, &mut scratch))
+        let mut sets = sets(right, self.head.plan.keys()).take(most);
+        sets.find(|keys| self.shown(self.head, keys, &mut scratch).is_some())
     }
 
     /// The KV head beside its own whose keys in `right` explain the row, if they have a weight: a row without one looks alike
@@ -54,9 +54,8 @@ impl Row<'_> {
         let most = WORK_MAX / (plan.keys() * scratch.len()).max(1);
         let mut others = (0..plan.problem.heads.kv).filter(|&other| other != kv_head).take(most);
         others.find(|&other| {
-            let other = Head::new(plan, inputs, other);
-            let shown = other.row(self.query, self.query_head, right, &mut scratch);
-            shown.is_some_and(|shown| shown.active > 0) && self.is_of(&other, right, &mut scratch)
+            let shown = self.shown(&Head::new(plan, inputs, other), right, &mut scratch);
+            shown.is_some_and(|shown| shown.active > 0)
         })
     }
 
