@@ -262,7 +262,7 @@ __device__ __forceinline__ void load_words(const u32* from, u32 (&words)[EACH]) 
 template <int EACH>
 __device__ __forceinline__ void store_words(u32* to, const u32 (&words)[EACH], u32 which) {
     if (EACH == 4 && which == 15) {
-        *(uint4*)to = make_uint4(words[0], words[1 % EACH], words[2 % EACH], words[3 % EACH]);
+        __stcs((uint4*)to, make_uint4(words[0], words[1 % EACH], words[2 % EACH], words[3 % EACH]));
     } else {
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
