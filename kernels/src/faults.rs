@@ -259,6 +259,10 @@ const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "rows-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
         "if (lane >= tile_rows || row >= rows)" => "if (lane >= tile_rows || row > rows)",
         Seen::Bits(&["reorder", "copy valid", "fill padding", "read half"]);
+    "heads-past-the-last", PastTheEnd, FA_A3A257C7, "merge.cu",
+        "if (h < count) store_words<EACH>(to, values[h], (1u << EACH) - 1);"
+            => "store_words<EACH>(to, values[h], (1u << EACH) - 1);",
+        Seen::Bits(&["half statistic"]);
     "a-stripe-too-many", PastTheEnd, MAGI_28, "metadata.cu",
         "index >= q.span[s] / stripe" => "index > q.span[s] / stripe",
         Seen::Bits(GATHERS);
