@@ -50,6 +50,8 @@ pub(crate) struct Strides {
     pub(crate) keys: usize,
     /// Most keys that a row sees, by its segment's keys and bounds.
     pub(crate) seen: usize,
+    /// Whether no segment's first row sees its segment's last key, so that keys are seen one after the other.
+    pub(crate) staggered: bool,
 }
 
 /// Formats that P and dS are rounded to before they enter a product.
@@ -290,7 +292,11 @@ impl Strides {
         });
         let keys = call.segments.iter().map(Segment::keys).max().unwrap_or(0);
         let seen = call.segments.iter().map(keys_seen).max().unwrap_or(0);
-        Strides { step: sides.map(|side| side.0), reach: sides.map(|side| side.1), keys, seen }
+        let staggered = call.segments.iter().all(|segment| {
+            let last = segment.keys() as i64 - 1;
+            last <= 0 || segment.hi.is_some_and(|hi| hi < last)
+        });
+        Strides { step: sides.map(|side| side.0), reach: sides.map(|side| side.1), keys, seen, staggered }
     }
 }
 
