@@ -127,7 +127,9 @@ __device__ __forceinline__ HalfRows<EACH> half_rows_of_lane(const Part& part, u3
     };
     const HalfRow found = half_row(first);
     HalfRows<EACH> rows;
-    rows.at_once = first < part.half_rows && found.row >= 0 && found.in_half + EACH <= found.slot.span >> 1;
+    // All EACH rows lie in the tensor, whatever wrong tables say of the slot; -1, unsigned, is no such row.
+    const bool within = (u32)found.row <= (u32)part.slots.rows - EACH;
+    rows.at_once = first < part.half_rows && within && found.in_half + EACH <= found.slot.span >> 1;
     rows.none = found.row < 0;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) rows.row[i] = found.row + i;

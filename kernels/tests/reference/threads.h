@@ -1,5 +1,5 @@
-// A block of a CUDA kernel on a CPU, thread by thread: as much of CUDA as `reference.cu` uses. Threads are coroutines, which
-// give way where they wait for one another: at a block's barrier, and where a warp's lanes exchange values or multiply.
+// A block of a CUDA kernel on a CPU, thread by thread: as much of CUDA as its checks use. Threads are coroutines, which give
+// way where they wait for one another: at a block's barrier, and where a warp's lanes exchange values or multiply.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ struct uint4 {
 // Dynamic shared memory.
 alignas(16) inline u8 memory[256 * 1024];
 
-using std::min;
+using std::max, std::min;
 
 struct Threads {
     ucontext_t main, of[THREADS];
@@ -115,6 +115,26 @@ inline u32 atomicOr(u32* at, u32 bits) {
     return before;
 }
 inline u32 __ldcg(const u32* at) { return *at; }
+
+// What each lane has for the others of its warp. All of them come here, or the program would not end.
+inline u32 lanes[THREADS];
+template <class T> T __shfl_sync(u32, T value, int lane) {
+    lanes[threadIdx.x] = bits_of<u32>(value);
+    sync_warp();
+    const T other = bits_of<T>(lanes[warp() + lane % 32]);
+    sync_warp();
+    return other;
+}
+inline u32 __ballot_sync(u32, bool vote) {
+    lanes[threadIdx.x] = vote;
+    sync_warp();
+    u32 votes = 0;
+    for (int lane = 0; lane < 32; ++lane) votes |= lanes[warp() + lane] << lane;
+    sync_warp();
+    return votes;
+}
+inline bool __any_sync(u32 all, bool vote) { return __ballot_sync(all, vote) != 0; }
+inline int __popc(u32 word) { return __builtin_popcount(word); }
 
 // What each lane has for the others of its four: a mask names no more.
 inline double shown[THREADS];
