@@ -32,8 +32,8 @@ const ROW_THREADS: usize = 256;
 const TILE_THREADS: usize = 384;
 /// Query rows that stay in the L2 cache, with what is made of them, while all tiles of their heads are taken.
 const CACHED_BYTES: usize = 40 << 20;
-/// Rows of an average segment up to which tiles of keys add in turns where that costs nothing.
-const TURNS_ROWS: usize = 1024;
+/// Rows of an average segment up to which tiles of keys add in turns, in whichever order is asked for, where none waits then.
+pub(crate) const TURNS_ROWS: usize = 1024;
 
 /// In which order dq's sums are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -45,8 +45,9 @@ const FEW: Pack = Pack { name: "few", heads: Heads { q: 4, kv: 4 }, times: 1 };
 /// The same, with as many heads of sequences as multiprocessors, of which a Hopper GPU has 144 at most
 /// (<https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/>): up in both orders.
 const MANY: Pack = Pack { times: 6, name: "many", ..FEW };
-/// Lengths of the sequences whose launches are repeated: of many tiles of keys, of one, of one row.
-const LENGTHS: [usize; 6] = [300, 64, 1, 777, 2048, 513];
+/// Lengths of the sequences whose launches are repeated: of many tiles of keys, of one, of one row. They are so long in the mean
+/// that none is launched in the fixed order in place of any (`TURNS_ROWS` in `backward.rs`).
+const LENGTHS: [usize; 7] = [300, 64, 1, 777, 2048, 513, 4096];
 /// Lengths of one tile of keys, to which nothing is added, and of two, of which a sum has two terms: in any order the same bits.
 const SHORT: [usize; 7] = [128, 1, 200, 77, 64, 256, 100];
 /// Keys of a tile, and rows of two tiles.
@@ -334,7 +335,7 @@ fn gradients(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backward::direction;
+    use crate::backward::{TURNS_ROWS, direction};
 
     /// The walks that comments name, on an H100 for PCIe and on a Hopper GPU with all its multiprocessors.
     #[test]
@@ -345,6 +346,7 @@ mod tests {
                 let heads = sequences * pack.times * kv;
                 Order::ALL.map(|order| direction(order, q / kv, heads, multiprocessors))
             };
+            assert!(LENGTHS.iter().sum::<usize>() > TURNS_ROWS * LENGTHS.len());
             for sequences in [LENGTHS.len(), SHORT.len()] {
                 assert_eq!(walks(GROUPED, sequences), [-1, -1]);
                 assert_eq!(walks(FEW, sequences), [1, -1]);
