@@ -145,8 +145,8 @@ __device__ __forceinline__ HalfRows<EACH> half_rows_of_lane(const Part& part, u3
 }
 
 // One vector of rows of COUNT heads, all loads under way together; in place of a head that there is not the last is loaded,
-// so that none waits for a condition. Pointers walk from head to head: a product for each address cost 3 % of the rate, which
-// begins only once the search has ended.
+// so that none waits for a condition. Pointers walk from head to head: no load begins before the search has ended, and products for
+// its address would come in between (`kernels/NOTES.md`).
 template <int EACH, int COUNT>
 __device__ __forceinline__ void move_vectors(const u32* from, i64 from_rows, u32* to, i64 to_rows, int count) {
     u32 values[COUNT][EACH];

@@ -8,6 +8,7 @@
 use seamproof_oracle::{Format, Run, Sink, Softmax};
 use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
+use crate::backward;
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
 use crate::tables::{ROWS_MAX, blocks, check_apart};
@@ -50,7 +51,7 @@ pub(crate) struct Strides {
     pub(crate) keys: usize,
     /// Most keys that a row sees, by its segment's keys and bounds.
     pub(crate) seen: usize,
-    /// Whether no segment's first row sees its segment's last key, so that keys are seen one after the other.
+    /// Whether a segment's first row sees one of the backward's tiles of keys at most, so that other tiles are seen later.
     pub(crate) staggered: bool,
 }
 
@@ -293,8 +294,7 @@ impl Strides {
         let keys = call.segments.iter().map(Segment::keys).max().unwrap_or(0);
         let seen = call.segments.iter().map(keys_seen).max().unwrap_or(0);
         let staggered = call.segments.iter().all(|segment| {
-            let last = segment.keys() as i64 - 1;
-            last <= 0 || segment.hi.is_some_and(|hi| hi < last)
+            segment.keys() <= backward::KEYS || segment.hi.is_some_and(|hi| hi < backward::KEYS as i64)
         });
         Strides { step: sides.map(|side| side.0), reach: sides.map(|side| side.1), keys, seen, staggered }
     }

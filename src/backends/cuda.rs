@@ -57,7 +57,7 @@ pub struct Cuda {
     pub helpers: bool,
     /// Which kernels run forwards and backwards.
     pub attention: Attention,
-    /// In which order dq is summed on tensor cores; in any, the same inputs do not give the same bits.
+    /// In which order dq is summed on tensor cores; in any, the same inputs need not give the same bits.
     pub dq: Order,
     /// CUDA streams that the schedule's streams run on; 1 for one after the other, in the order that is drawn.
     pub streams: usize,

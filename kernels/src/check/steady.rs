@@ -188,7 +188,8 @@ const ACCUMULATED: [(Pack, Order, &[usize]); 5] = [
     (MANY, Order::AsTheyCome, &SHORT),
 ];
 
-/// Gradients that are accumulated, of both head dims, both orders, walks and formats of the sum, and every mask.
+/// Gradients that are accumulated, of both head dims, both orders that are asked for, walks and formats of the sum, and every
+/// mask.
 pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = Numbers::new(gpu)?;
     let mut found = Vec::new();

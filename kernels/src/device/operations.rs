@@ -195,6 +195,7 @@ impl CudaDevice<'_> {
         let scratch = memory.scratch(scratch);
         // A schedule adds gradients up itself.
         let how = How { order: self.ways.dq, update: backward::Update::Overwrite };
+        // By the order that is asked for: in any, short packs may be launched in the fixed one.
         self.workspace.count(match (tuned, how.order) {
             (true, Order::Fixed) => "attend backward: backward, fixed order",
             (true, Order::AsTheyCome) => "attend backward: backward, any order",
