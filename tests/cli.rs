@@ -119,6 +119,11 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     refuses(dir, &["run", "--profile", "tiny"], &["--profile", "tiny"]);
     refuses(dir, &["run", "--jobs", "0"], &["--jobs"]);
     refuses(dir, &["run", "--backend", "abacus"], &["--backend", "abacus", "emulated", "window-off-by-one"]);
+    refuses(dir, &["faults", "--only", "nope"], &["--only: there is no fault 'nope'", "`seamproof faults`"]);
+    // Before a GPU is looked for, which most machines do not have.
+    let plant = |id: &str, texts: &[&str]| refuses(dir, &["kernels", "check", "--plant", id], texts);
+    plant("nope", &["--plant: there is no fault 'nope'", "known: all, ", "product-not-rounded"]);
+    plant("attend-endless", &["--plant: no comparison shows the fault 'attend-endless'", "cuda+attend-endless"]);
     refuses(dir, &["replay"], &["FILE"]);
     assert!(!dir.join("seamproof.out").exists());
     for arguments in [vec!["run", "--speed"], vec!["run", "--cases", "many"], vec!["replay"], vec!["bench"]] {

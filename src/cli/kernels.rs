@@ -9,7 +9,7 @@ use clap::Subcommand;
 use seamproof_kernels::block::block_of;
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::check::Mismatch;
-use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
+use seamproof_kernels::faults::{self, Seen, SourceFault, source_faults};
 use seamproof_kernels::nvrtc::{self, Resources};
 use seamproof_kernels::source::{Source, sources};
 use seamproof_kernels::{Gpu, KernelError, check};
@@ -127,7 +127,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             compared(*gpu, (1, "scores far from 0"), check::check_levels)
         }
         What::Check { gpu, calls: Some(calls), seed, .. } => compare_calls(*gpu, *calls, *seed),
-        What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, id, *cases, *seed),
+        What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, &planted(id)?, *cases, *seed),
         What::Check { cases, seed, gpu, .. } => compare(*gpu, *cases, *seed),
         What::Stress { launches, gpu } => stress(*gpu, *launches as usize),
         What::Judge(args) => large::judge(args),
@@ -376,14 +376,29 @@ fn compare_calls(gpu: usize, calls: u64, seed: u64) -> Result<Exit, CliError> {
     compared(gpu, (calls, &what), |gpu| check::check_calls(gpu, calls, seed, check::MISMATCHES_MAX))
 }
 
-/// Whether each planted fault is seen where it says; those that end the process only by their name.
-fn plant(gpu: usize, id: &str, cases: u64, seed: u64) -> Result<Exit, CliError> {
-    let compares =
+/// The faults that are meant: one by its id, or all that a comparison shows.
+fn planted(id: &str) -> Result<Vec<&'static SourceFault>, CliError> {
+    let compared =
         |fault: &SourceFault| !matches!(fault.seen, Seen::Rungs(_) | Seen::IllegalAddress | Seen::Deadline);
-    let chosen = |fault: &&SourceFault| if id == "all" { compares(fault) } else { fault.id == id };
-    let (mut planted, mut seen) = (0, 0);
-    for fault in source_faults().filter(chosen) {
-        planted += 1;
+    let all = || source_faults().filter(|fault| compared(fault));
+    match faults::by_id(id) {
+        _ if id == "all" => Ok(all().collect()),
+        Some(fault) if compared(fault) => Ok(vec![fault]),
+        Some(_) => Err(CliError::Usage(format!(
+            "--plant: no comparison shows the fault '{id}'; plant it in a campaign, `seamproof run --backend cuda+{id}`"
+        ))),
+        None => {
+            let known: Vec<&str> = all().map(|fault| fault.id).collect();
+            let known = format!("known: all, {}", known.join(", "));
+            Err(CliError::NoFault { option: "--plant", kind: "fault", id: id.to_owned(), known })
+        }
+    }
+}
+
+/// Whether each of these faults, planted, is seen where it says.
+fn plant(gpu: usize, faults: &[&SourceFault], cases: u64, seed: u64) -> Result<Exit, CliError> {
+    let mut seen = 0;
+    for fault in faults {
         let Some(sources) = fault.sources() else {
             print_line(&format_args!("{:<32} WRONG: its text is not in the source exactly once", fault.id));
             continue;
@@ -398,6 +413,6 @@ fn plant(gpu: usize, id: &str, cases: u64, seed: u64) -> Result<Exit, CliError> 
             if expected { "as it says:" } else { "WRONG:" }
         ));
     }
-    print_line(&format_args!("{seen} of {planted} planted faults are seen where they say"));
-    Ok(if planted > 0 && seen == planted { Exit::Held } else { Exit::Finding })
+    print_line(&format_args!("{seen} of {} planted faults are seen where they say", faults.len()));
+    Ok(if seen == faults.len() { Exit::Held } else { Exit::Finding })
 }

@@ -99,6 +99,8 @@ enum CliError {
     TooLarge { file: String, what: String },
     #[error("--backend: {0}")]
     Backend(#[from] BackendError),
+    #[error("{option}: there is no {kind} '{id}'; {known}")]
+    NoFault { option: &'static str, kind: &'static str, id: String, known: String },
     #[error("backend {name} cannot be started: {what}")]
     Start { name: String, what: String },
     #[error(transparent)]
