@@ -123,7 +123,15 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     // Before a GPU is looked for, which most machines do not have.
     let plant = |id: &str, texts: &[&str]| refuses(dir, &["kernels", "check", "--plant", id], texts);
     plant("nope", &["--plant: there is no fault 'nope'", "known: all, ", "product-not-rounded"]);
-    plant("attend-endless", &["--plant: no comparison shows the fault 'attend-endless'", "cuda+attend-endless"]);
+    plant(
+        "attend-endless",
+        &["--plant: no comparison shows the fault 'attend-endless'", "cuda+attend-endless"],
+    );
+    for command in [["bench", "attention"], ["kernels", "judge"]] {
+        let named = |option, texts: &[&str]| refuses(dir, &[&command[..], &[option, "nope"]].concat(), texts);
+        named("--tracks", &["there is no track 'nope'", "one_16384"]);
+        named("--columns", &["there is no column 'nope'", "mha-d128"]);
+    }
     refuses(dir, &["replay"], &["FILE"]);
     assert!(!dir.join("seamproof.out").exists());
     for arguments in [vec!["run", "--speed"], vec!["run", "--cases", "many"], vec!["replay"], vec!["bench"]] {
