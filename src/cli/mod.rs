@@ -74,7 +74,7 @@ enum Command {
     Calibrate(calibrate::Args),
     /// Measure
     Bench(bench::Args),
-    /// Compile the GPU kernels
+    /// Compile the GPU kernels, compare them with what must give the same, and judge large packs
     Kernels(kernels::Args),
     /// The subject's process; not for people
     #[command(hide = true)]
