@@ -22,7 +22,10 @@ const CALLS: u64 = 200;
 /// What was done, or a failure that shows the error's text.
 #[track_caller]
 fn done<T>(result: Result<T, KernelError>) -> T {
-    result.unwrap_or_else(|error| panic!("{error}"))
+    match result {
+        Ok(done) => done,
+        Err(error) => panic!("{error}"),
+    }
 }
 
 #[test]
