@@ -1,5 +1,6 @@
 //! The command line from outside: exit codes, texts, files.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Output, Stdio};
@@ -91,6 +92,8 @@ fn help_is_no_error_and_shows_examples() {
         vec!["shrink", "--help"],
         vec!["census", "--help"],
         vec!["bench", "oracle", "--help"],
+        vec!["kernels", "--help"],
+        vec!["kernels", "judge", "--help"],
         vec!["--version"],
     ] {
         let output = seamproof(place.path(), &arguments);
@@ -100,6 +103,22 @@ fn help_is_no_error_and_shows_examples() {
             assert!(stdout(&output).contains("Example"), "{arguments:?}");
         }
     }
+}
+
+/// Every command of the kernels is in the list, with a line that says what it does; instances are told apart.
+#[test]
+fn what_the_kernels_commands_are_and_what_is_compiled_is_listed() {
+    let place = place();
+    let said = stdout(&seamproof(place.path(), &["kernels", "-h"]));
+    for command in ["build", "info", "check", "stress", "judge", "twins"] {
+        let line = said.lines().find_map(|line| line.strip_prefix(&format!("  {command} ")));
+        assert!(line.is_some_and(|what| what.trim().contains(' ')), "{command}: {said}");
+    }
+    let mut info = Command::cargo_bin("seamproof").expect("the program is built");
+    let info = info.args(["kernels", "info"]).env("SEAMPROOF_KERNEL_CACHE", place.path());
+    let said = stdout(&info.output().expect("the program runs"));
+    let lines: BTreeSet<&str> = said.lines().collect();
+    assert_eq!(lines.len(), said.lines().count(), "{said}");
 }
 
 #[test]
@@ -119,6 +138,19 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     refuses(dir, &["run", "--profile", "tiny"], &["--profile", "tiny"]);
     refuses(dir, &["run", "--jobs", "0"], &["--jobs"]);
     refuses(dir, &["run", "--backend", "abacus"], &["--backend", "abacus", "emulated", "window-off-by-one"]);
+    refuses(dir, &["faults", "--only", "nope"], &["--only: there is no fault 'nope'", "`seamproof faults`"]);
+    // Before a GPU is looked for, which most machines do not have.
+    let plant = |id: &str, texts: &[&str]| refuses(dir, &["kernels", "check", "--plant", id], texts);
+    plant("nope", &["--plant: there is no fault 'nope'", "known: all, ", "product-not-rounded"]);
+    plant(
+        "attend-endless",
+        &["--plant: no comparison shows the fault 'attend-endless'", "cuda+attend-endless"],
+    );
+    for command in [["bench", "attention"], ["kernels", "judge"]] {
+        let named = |option, texts: &[&str]| refuses(dir, &[&command[..], &[option, "nope"]].concat(), texts);
+        named("--tracks", &["there is no track 'nope'", "one_16384"]);
+        named("--columns", &["there is no column 'nope'", "mha-d128"]);
+    }
     refuses(dir, &["replay"], &["FILE"]);
     assert!(!dir.join("seamproof.out").exists());
     for arguments in [vec!["run", "--speed"], vec!["run", "--cases", "many"], vec!["replay"], vec!["bench"]] {

@@ -86,6 +86,16 @@ pub(crate) fn sharing_threads(kernel: &str) -> Option<usize> {
 }
 
 impl Source {
+    /// What messages call it: the file, and of an instance of several its head dim and format.
+    pub fn name(&self) -> String {
+        let value = |name: &str| self.options.iter().find_map(|option| option.strip_prefix(name));
+        let format = value("-DTYPE=").map(|number| if number == "1" { "bf16" } else { "fp16" });
+        match value("-DDIM=").zip(format) {
+            Some((dim, format)) => format!("{} (head dim {dim}, {format})", self.file),
+            None => self.file.to_owned(),
+        }
+    }
+
     /// Whether it is one of [`sources`], and no edit of one.
     pub(crate) fn is_shipped(&self) -> bool {
         FILES.iter().any(|(file, text, _)| *file == self.file && *text == self.text)
@@ -135,6 +145,15 @@ mod tests {
     fn instances_are_few() {
         let count = sources().len();
         assert!(count <= 24, "{count} instances; at most 24 may be shipped");
+    }
+
+    #[test]
+    fn an_instance_has_a_name_of_its_own() {
+        let names: Vec<String> = sources().iter().map(Source::name).collect();
+        let unique: std::collections::BTreeSet<&String> = names.iter().collect();
+        assert_eq!(unique.len(), names.len(), "{names:?}");
+        assert!(names.iter().any(|name| name == "rows.cu"), "{names:?}");
+        assert!(names.iter().any(|name| name == "backward.cu (head dim 64, fp16)"), "{names:?}");
     }
 
     #[test]

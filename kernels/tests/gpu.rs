@@ -19,11 +19,20 @@ const WRITING_CASES_MIN: u64 = 200;
 /// Calls, each launched in every way.
 const CALLS: u64 = 200;
 
+/// What was done, or a failure that shows the error's text.
+#[track_caller]
+fn done<T>(result: Result<T, KernelError>) -> T {
+    match result {
+        Ok(done) => done,
+        Err(error) => panic!("{error}"),
+    }
+}
+
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn every_kernel_gives_its_twins_bits() {
-    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
-    let outcome = check(&gpu, CASES, 1).unwrap_or_else(|error| panic!("{error}"));
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
+    let outcome = done(check(&gpu, CASES, 1));
     assert!(outcome.mismatches.is_empty(), "{}", outcome.mismatches[0]);
     for tally in outcome.tallies {
         assert!(tally.wrote >= WRITING_CASES_MIN, "too little run: {tally:?}");
@@ -33,8 +42,8 @@ fn every_kernel_gives_its_twins_bits() {
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn products_of_rows_and_elements_are_64_bits_wide() {
-    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
-    let found = check_large(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
+    let found = done(check_large(&gpu));
     assert!(found.is_empty(), "{}", found[0]);
 }
 
@@ -42,8 +51,8 @@ fn products_of_rows_and_elements_are_64_bits_wide() {
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn weights_of_scores_far_from_0_are_right() {
-    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
-    let found = check_levels(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
+    let found = done(check_levels(&gpu));
     assert!(found.is_empty(), "{}", found[0]);
 }
 
@@ -51,8 +60,8 @@ fn weights_of_scores_far_from_0_are_right() {
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn calls_that_no_schedule_makes_are_right() {
-    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
-    let found = check_calls(&gpu, CALLS, 1, 1).unwrap_or_else(|error| panic!("{error}"));
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
+    let found = done(check_calls(&gpu, CALLS, 1, 1));
     assert!(found.is_empty(), "{}", found[0]);
 }
 
@@ -60,8 +69,8 @@ fn calls_that_no_schedule_makes_are_right() {
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn accumulated_gradients_are_sums_rounded_once() {
-    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
-    let found = accumulated(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
+    let found = done(accumulated(&gpu));
     assert!(found.is_empty(), "{}", found[0]);
 }
 
@@ -69,8 +78,8 @@ fn accumulated_gradients_are_sums_rounded_once() {
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn direct_dq_has_the_bits_of_sums() {
-    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
-    let found = direct(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
+    let found = done(direct(&gpu));
     assert!(found.is_empty(), "{}", found[0]);
 }
 
@@ -78,9 +87,9 @@ fn direct_dq_has_the_bits_of_sums() {
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn a_graph_is_replayed_with_other_lengths() {
-    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
     for what in REPLAYED {
-        let replays = |tables| replayed(&gpu, what, tables).unwrap_or_else(|error| panic!("{error}"));
+        let replays = |tables| done(replayed(&gpu, what, tables));
         let found = replays(Tables::Rewritten);
         assert!(found.is_empty(), "{}", found[0]);
         let stale = replays(Tables::Stale);
@@ -92,9 +101,9 @@ fn a_graph_is_replayed_with_other_lengths() {
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn every_instance_is_launched() {
-    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
     assert!(instances(&gpu).count() > 0 && instances(&gpu).all(|(_, count)| count == 0));
-    launch_instances(&gpu).unwrap_or_else(|error| panic!("{error}"));
+    done(launch_instances(&gpu));
     let missing: Vec<&str> = instances(&gpu).filter(|(_, count)| *count == 0).map(|(name, _)| name).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
@@ -105,15 +114,14 @@ const STEADY_LAUNCHES: usize = 200;
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn the_fixed_order_gives_the_same_bits_and_any_order_does_not() {
-    let gpu = Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"));
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
     for dim in STEADY_DIMS {
         for (name, mask) in STEADY_MASKS {
             // Which launch meets another order is chance, most of all beside other processes.
             let launches = [1, 4, 16, 64].map(|times| times * STEADY_LAUNCHES);
             let any = launches.into_iter().any(|launches| {
                 let differing = STEADY_PACKS.map(|pack| {
-                    let steady = steady(&gpu, pack, (dim, mask), launches);
-                    let steady = steady.unwrap_or_else(|error| panic!("{error}"));
+                    let steady = done(steady(&gpu, pack, (dim, mask), launches));
                     assert_eq!(steady.fixed, 0, "head dim {dim}, {name}, {}: {steady:?}", pack.name);
                     steady.any
                 });
@@ -133,8 +141,8 @@ fn a_planted_fault_is_seen() {
         if matches!(fault.seen, Seen::Rungs(_) | Seen::IllegalAddress | Seen::Deadline) {
             continue;
         }
-        let gpu = Gpu::with_sources(0, &Cache::of_user(), &fault.sources().unwrap()).unwrap();
-        let (found, _) = seen(&gpu, fault, 1700, 2).unwrap().unwrap();
+        let gpu = done(Gpu::with_sources(0, &Cache::of_user(), &fault.sources().unwrap()));
+        let (found, _) = done(seen(&gpu, fault, 1700, 2)).unwrap();
         assert!(found, "{} was not seen, or elsewhere", fault.id);
     }
 }
@@ -149,8 +157,8 @@ fn a_process_fills_a_cache() {
     let own = tempfile::tempdir().unwrap();
     let folder = std::env::var_os(SHARED).map_or_else(|| own.path().to_owned(), PathBuf::from);
     let source = &sources()[2];
-    let (compiled, _) = Cache::at(&folder).get(source).unwrap();
-    assert_eq!(Cache::at(&folder).get(source).unwrap(), (compiled, Origin::Cache));
+    let (compiled, _) = done(Cache::at(&folder).get(source));
+    assert_eq!(done(Cache::at(&folder).get(source)), (compiled, Origin::Cache));
 }
 
 /// Needs NVRTC only. Processes that compile one source at once all get whole machine code and leave one entry, a truncated
@@ -175,9 +183,9 @@ fn a_cache_survives_company_and_damage() {
     let entry = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     let whole = std::fs::read(&entry).unwrap();
     std::fs::write(&entry, &whole[..whole.len() / 2]).unwrap();
-    assert_eq!(cache.get(source).unwrap().1, Origin::Compiled);
+    assert_eq!(done(cache.get(source)).1, Origin::Compiled);
     assert_eq!(std::fs::read(&entry).unwrap(), whole, "a source compiles to the same bytes every time");
-    assert_eq!(cache.get(source).unwrap().1, Origin::Cache);
+    assert_eq!(done(cache.get(source)).1, Origin::Cache);
     // Rights keep everybody but root from writing; a file in the folder's place keeps everybody.
     let locked = tempfile::tempdir().unwrap();
     std::fs::set_permissions(locked.path(), std::fs::Permissions::from_mode(0o555)).unwrap();

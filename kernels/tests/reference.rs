@@ -8,6 +8,13 @@ const SOURCE: &str = include_str!("../cuda/reference.cu");
 const COMMON: &str = include_str!("../cuda/common.cuh");
 const MERGE: &str = include_str!("../cuda/merge.cu");
 
+/// All that the checks are compiled from is in the test program: it runs where there is no checkout.
+const CHECKS: [(&str, &str); 3] = [
+    ("check.cpp", include_str!("reference/check.cpp")),
+    ("halves.cpp", include_str!("reference/halves.cpp")),
+    ("threads.h", include_str!("reference/threads.h")),
+];
+
 /// Faults of the count of alike weights, as edits of the source.
 const FAULTS: [[&str; 2]; 3] = [
     ["if (atomicOr(word, bit) & bit) atomicOr(word + 1, bit);", "atomicOr(word, bit);"],
@@ -36,17 +43,16 @@ fn part<'a>(text: &'a str, begin: &str, end: &str) -> &'a str {
     &text[from..from + len]
 }
 
-/// Compiles `check` beside files of these names and texts, and runs it.
+/// Compiles one of [`CHECKS`] beside files of these names and texts, and runs it.
 fn run(check: &str, files: &[(&str, &str)]) -> Output {
     let folder = tempfile::tempdir().unwrap();
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
-    for (name, text) in files {
+    for (name, text) in CHECKS.iter().chain(files) {
         std::fs::write(folder.path().join(name), text).unwrap();
     }
     let program = folder.path().join("check");
     let compiled = Command::new("c++")
-        .args(["-std=c++17", "-O1", "-w", "-I"])
-        .args([&here, Path::new("-I"), folder.path(), &here.join(check), Path::new("-o"), &program])
+        .args(["-std=c++17", "-O1", "-w"])
+        .args([&folder.path().join(check), Path::new("-o"), &program])
         .output()
         .unwrap_or_else(|error| panic!("c++: {error}"));
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));

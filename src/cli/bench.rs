@@ -93,8 +93,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Power { cases, seed } => power(&Plan { cases: (*cases).into(), seed: *seed }),
         What::Thd { gpu } => on_gpu(*gpu, gpu_bench::thd)?.map(|()| true),
         What::Attention { gpu, pass, kernel, tracks, columns, peer } => {
-            let plan =
-                Attention { subject: subject(*pass, *kernel)?, tracks, columns, peer: peer.as_deref() };
+            let plan = Attention::new(subject(*pass, *kernel)?, [tracks, columns], peer.as_deref())?;
             on_gpu(*gpu, |gpu, to| gpu_bench::attention(gpu, &plan, to))?.map(|()| true)
         }
     };

@@ -112,9 +112,8 @@ fn chosen(args: &Args) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
     }
     if suspects.is_empty() && judged.is_empty() {
         let kind = if args.backend.is_some() { "fault at the call" } else { "fault" };
-        return Err(CliError::Usage(format!(
-            "--only: there is no {kind} '{id}'; `seamproof faults` lists them"
-        )));
+        let known = "`seamproof faults` lists them".to_owned();
+        return Err(CliError::NoFault { option: "--only", kind, id: id.clone(), known });
     }
     Ok((suspects, judged))
 }

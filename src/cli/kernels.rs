@@ -1,4 +1,5 @@
-//! `seamproof kernels`: compiles the GPU kernels, and compares them with their twins on the CPU.
+//! `seamproof kernels`: compiles the GPU kernels, compares them with their twins on the CPU and with themselves, and judges
+//! them on large packs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use clap::Subcommand;
 use seamproof_kernels::block::block_of;
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::check::Mismatch;
-use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
+use seamproof_kernels::faults::{self, Seen, SourceFault, source_faults};
 use seamproof_kernels::nvrtc::{self, Resources};
 use seamproof_kernels::source::{Source, sources};
 use seamproof_kernels::{Gpu, KernelError, check};
@@ -28,7 +29,7 @@ use super::large;
 use super::output::{note, print_line};
 
 #[derive(clap::Args, Debug)]
-#[command(arg_required_else_help = false)]
+#[command(arg_required_else_help = false, after_help = EXAMPLES)]
 pub(super) struct Args {
     #[command(subcommand)]
     what: What,
@@ -38,8 +39,13 @@ const EXAMPLES: &str = "\
 Examples:
   seamproof kernels build                  fills the user's cache; needs NVRTC, no GPU
   seamproof kernels build --out kernels    fills a folder, to be named by SEAMPROOF_KERNEL_CACHE elsewhere
-  seamproof kernels build --faults         compiles every planted fault too
-  seamproof kernels info";
+  seamproof kernels build --faults         compiles every planted fault too, which takes minutes
+  seamproof kernels info
+  seamproof kernels check                  random cases, each kernel against its twin; needs a Hopper GPU, as all below
+  seamproof kernels check --plant all      shows that it would see faults
+  seamproof kernels stress --launches 24   every instance, and some backwards
+  seamproof kernels judge --tracks one_16384
+  seamproof kernels twins --cases 100";
 
 #[derive(Debug, Subcommand)]
 enum What {
@@ -49,7 +55,7 @@ enum What {
         /// Folder of compiled kernels, in place of the user's cache
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
-        /// Compile every planted fault too, which is stored nowhere
+        /// Compile every planted fault too, which is stored nowhere and takes minutes
         #[arg(long)]
         faults: bool,
     },
@@ -57,7 +63,7 @@ enum What {
     #[command(after_help = EXAMPLES)]
     Info,
     /// Compare every kernel with its twin on the CPU, bit for bit
-    #[command(hide = true)]
+    #[command(after_help = EXAMPLES)]
     Check {
         /// Random cases, the operations in turn
         #[arg(long, default_value_t = 1700)]
@@ -81,9 +87,10 @@ enum What {
         #[arg(long, value_name = "ID|all", conflicts_with_all = ["large", "levels", "calls"])]
         plant: Option<String>,
     },
-    /// Launch every instance of the kernels on tensor cores, and the backward in its fixed order again and again beside other
-    /// work: not one bit may differ
-    #[command(hide = true)]
+    /// Launch every instance of the tensor cores' kernels, and the backward's fixed order many times: no bit may differ
+    ///
+    /// The backwards run beside other work.
+    #[command(after_help = EXAMPLES)]
     Stress {
         /// Launches of each head dim, the masks and the packs in turn
         #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(12..))]
@@ -93,10 +100,10 @@ enum What {
         gpu: usize,
     },
     /// Judge forwards of large packs by the reference kernel on the GPU
-    #[command(hide = true)]
+    #[command(after_help = EXAMPLES)]
     Judge(large::Args),
     /// Compare the CUDA device with the CPU device, bit for bit, on random problems; says which kernels ran
-    #[command(hide = true)]
+    #[command(after_help = EXAMPLES)]
     Twins {
         /// Random problems
         #[arg(long, default_value_t = 1000)]
@@ -127,7 +134,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             compared(*gpu, (1, "scores far from 0"), check::check_levels)
         }
         What::Check { gpu, calls: Some(calls), seed, .. } => compare_calls(*gpu, *calls, *seed),
-        What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, id, *cases, *seed),
+        What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, &planted(id)?, *cases, *seed),
         What::Check { cases, seed, gpu, .. } => compare(*gpu, *cases, *seed),
         What::Stress { launches, gpu } => stress(*gpu, *launches as usize),
         What::Judge(args) => large::judge(args),
@@ -154,7 +161,7 @@ fn build(cache: &Cache) -> Result<Exit, CliError> {
         let (compiled, origin) = built?;
         table(source, &nvrtc::resources(&compiled.log));
         let how = if origin == Origin::Cache { "was there" } else { "compiled" };
-        note(&format_args!("{}: {how}, {} bytes", source.file, compiled.cubin.len()));
+        note(&format_args!("{}: {how}, {} bytes", source.name(), compiled.cubin.len()));
     }
     Ok(Exit::Held)
 }
@@ -216,7 +223,7 @@ fn info() -> Result<Exit, CliError> {
     for source in sources() {
         match cache.peek(&source) {
             Some(compiled) => table(&source, &nvrtc::resources(&compiled.log)),
-            None => print_line(&format_args!("{:<12} not compiled yet", source.file)),
+            None => print_line(&format_args!("{}: not compiled yet", source.name())),
         }
     }
     Ok(Exit::Held)
@@ -376,14 +383,29 @@ fn compare_calls(gpu: usize, calls: u64, seed: u64) -> Result<Exit, CliError> {
     compared(gpu, (calls, &what), |gpu| check::check_calls(gpu, calls, seed, check::MISMATCHES_MAX))
 }
 
-/// Whether each planted fault is seen where it says; those that end the process only by their name.
-fn plant(gpu: usize, id: &str, cases: u64, seed: u64) -> Result<Exit, CliError> {
-    let compares =
+/// The faults that are meant: one by its id, or all that a comparison shows.
+fn planted(id: &str) -> Result<Vec<&'static SourceFault>, CliError> {
+    let compared =
         |fault: &SourceFault| !matches!(fault.seen, Seen::Rungs(_) | Seen::IllegalAddress | Seen::Deadline);
-    let chosen = |fault: &&SourceFault| if id == "all" { compares(fault) } else { fault.id == id };
-    let (mut planted, mut seen) = (0, 0);
-    for fault in source_faults().filter(chosen) {
-        planted += 1;
+    let all = || source_faults().filter(|fault| compared(fault));
+    match faults::by_id(id) {
+        _ if id == "all" => Ok(all().collect()),
+        Some(fault) if compared(fault) => Ok(vec![fault]),
+        Some(_) => Err(CliError::Usage(format!(
+            "--plant: no comparison shows the fault '{id}'; plant it in a campaign, `seamproof run --backend cuda+{id}`"
+        ))),
+        None => {
+            let known: Vec<&str> = all().map(|fault| fault.id).collect();
+            let known = format!("known: all, {}", known.join(", "));
+            Err(CliError::NoFault { option: "--plant", kind: "fault", id: id.to_owned(), known })
+        }
+    }
+}
+
+/// Whether each of these faults, planted, is seen where it says.
+fn plant(gpu: usize, faults: &[&SourceFault], cases: u64, seed: u64) -> Result<Exit, CliError> {
+    let mut seen = 0;
+    for fault in faults {
         let Some(sources) = fault.sources() else {
             print_line(&format_args!("{:<32} WRONG: its text is not in the source exactly once", fault.id));
             continue;
@@ -398,6 +420,6 @@ fn plant(gpu: usize, id: &str, cases: u64, seed: u64) -> Result<Exit, CliError> 
             if expected { "as it says:" } else { "WRONG:" }
         ));
     }
-    print_line(&format_args!("{seen} of {planted} planted faults are seen where they say"));
-    Ok(if planted > 0 && seen == planted { Exit::Held } else { Exit::Finding })
+    print_line(&format_args!("{seen} of {} planted faults are seen where they say", faults.len()));
+    Ok(if seen == faults.len() { Exit::Held } else { Exit::Finding })
 }

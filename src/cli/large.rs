@@ -68,6 +68,11 @@ fn limits() -> Limits {
 }
 
 pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
+    // Names are looked at before a GPU is looked for.
+    let problems = match args.cases {
+        Some(_) => Vec::new(),
+        None => bench::problems(&args.tracks, &args.columns)?,
+    };
     let mut bench = Bench {
         runner: CudaRunner::open(args.gpu)?,
         gpu: Gpu::open(args.gpu, &Cache::of_user())?,
@@ -76,7 +81,7 @@ pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
         judged: 0,
         broken: 0,
     };
-    let ended = bench.all(args);
+    let ended = bench.all(args, &problems);
     let Bench { judged, broken, .. } = bench;
     print_line(&format_args!("{judged} judged, {broken} with a finding, on {}", bench.gpu.name()?));
     // What was found outweighs what could not be judged.
@@ -103,12 +108,12 @@ struct Bench {
 }
 
 impl Bench {
-    fn all(&mut self, args: &Args) -> Result<(), CliError> {
+    /// The random problems that are asked for, or else those of the tracks.
+    fn all(&mut self, args: &Args, problems: &[(String, Problem)]) -> Result<(), CliError> {
         if let Some(cases) = args.cases {
             return (0..cases).try_for_each(|case| self.draw(args.attention, args.seed, case));
         }
         let subject = Cuda { attention: args.attention, ..Cuda::default() };
-        let problems = bench::problems(&args.tracks, &args.columns)?;
         problems.iter().try_for_each(|(name, problem)| self.judge(name, &subject, problem))
     }
 

@@ -74,7 +74,7 @@ enum Command {
     Calibrate(calibrate::Args),
     /// Measure
     Bench(bench::Args),
-    /// Compile the GPU kernels
+    /// Compile the GPU kernels, compare them with what must give the same, and judge large packs
     Kernels(kernels::Args),
     /// The subject's process; not for people
     #[command(hide = true)]
@@ -99,6 +99,8 @@ enum CliError {
     TooLarge { file: String, what: String },
     #[error("--backend: {0}")]
     Backend(#[from] BackendError),
+    #[error("{option}: there is no {kind} '{id}'; {known}")]
+    NoFault { option: &'static str, kind: &'static str, id: String, known: String },
     #[error("backend {name} cannot be started: {what}")]
     Start { name: String, what: String },
     #[error(transparent)]

@@ -35,16 +35,23 @@ pub enum Subject {
 }
 
 /// What is measured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Attention<'a> {
-    /// The pass.
-    pub subject: Subject,
-    /// Names of tracks; all where there is none.
-    pub tracks: &'a [String],
-    /// Names of columns; all where there is none.
-    pub columns: &'a [String],
-    /// A command of the shell that answers for a peer (`bench/fa4.py`).
-    pub peer: Option<&'a str>,
+    subject: Subject,
+    cells: Vec<Cell>,
+    peer: Option<&'a str>,
+}
+
+impl<'a> Attention<'a> {
+    /// The named tracks and columns, all where none is named, beside a peer: a command of the shell that answers for it
+    /// (`bench/fa4.py`).
+    pub fn new(
+        subject: Subject,
+        [rows, columns]: [&[String]; 2],
+        peer: Option<&'a str>,
+    ) -> Result<Attention<'a>, BenchError> {
+        Ok(Attention { subject, cells: cells(&tracks()?, [rows, columns])?, peer })
+    }
 }
 
 /// Puts what a call says where the GPU reads it; what comes back launches the call by a kernel.
@@ -72,8 +79,7 @@ pub fn problems(rows: &[String], columns: &[String]) -> Result<Vec<(String, Prob
 /// Prints the figures of every cell, with the ratio to the peer's, and the ratios' geometric means. A peer that fails is
 /// said so, and costs its own figures alone.
 pub fn attention(gpu: &Gpu, plan: &Attention, to: &mut dyn Write) -> Result<(), BenchError> {
-    let Attention { subject, tracks: rows, columns, peer } = *plan;
-    let cells = cells(&tracks()?, [rows, columns])?;
+    let Attention { subject, cells, peer } = plan;
     writeln!(
         to,
         "{}, {} multiprocessors, at most {} MHz; {}, bf16; medians of {} times {} launches",
@@ -87,10 +93,10 @@ pub fn attention(gpu: &Gpu, plan: &Attention, to: &mut dyn Write) -> Result<(), 
         TIMING.repetitions,
         TIMING.launches
     )?;
-    let mut figures = Figures::new(peer, to)?;
+    let mut figures = Figures::new(*peer, to)?;
     match subject {
-        Subject::Forward(kernel) => forward(gpu, kernel, &cells, &mut figures)?,
-        Subject::Backward => backward(gpu, &cells, &mut figures)?,
+        Subject::Forward(kernel) => forward(gpu, *kernel, cells, &mut figures)?,
+        Subject::Backward => backward(gpu, cells, &mut figures)?,
     }
     figures.means()
 }
