@@ -47,6 +47,8 @@ pub(crate) struct Strides {
     pub(crate) step: [Option<usize>; 2],
     /// Steps that the furthest owned row is from its run's phase, one more: lengths may grow up to it where a graph is replayed.
     pub(crate) reach: [usize; 2],
+    /// Segments that own query rows.
+    pub(crate) filled: usize,
     /// Most keys of a segment.
     pub(crate) keys: usize,
     /// Most keys that a row sees, by its segment's keys and bounds.
@@ -147,6 +149,11 @@ unsafe impl Argument for RawForward {}
 unsafe impl Argument for RawBackward {}
 
 impl CallTables {
+    /// Query rows that a segment owns in the mean, of those that own any: tables may have places for more sequences than there are.
+    pub(crate) fn mean_rows(&self) -> usize {
+        self.owned[0] / self.strides.filled.max(1)
+    }
+
     /// The tables of a call on tensors of so many rows. A call of a backward pass names each key once.
     pub fn new(
         call: &AttentionCall,
@@ -284,6 +291,7 @@ impl Strides {
     fn of(call: &AttentionCall) -> Strides {
         let queries: Vec<Run> = call.segments.iter().map(|segment| segment.q).collect();
         let keys: Vec<Run> = call.segments.iter().flat_map(|segment| segment.kv.iter().copied()).collect();
+        let filled = queries.iter().filter(|run| run.span > 0).count();
         let sides = [queries, keys].map(|runs| {
             // The step of a run of one row means nothing.
             let mut steps = runs.iter().filter(|run| run.span > 1).map(|run| run.step);
@@ -296,7 +304,8 @@ impl Strides {
         let staggered = call.segments.iter().all(|segment| {
             segment.keys() <= backward::KEYS || segment.hi.is_some_and(|hi| hi < backward::KEYS as i64)
         });
-        Strides { step: sides.map(|side| side.0), reach: sides.map(|side| side.1), keys, seen, staggered }
+        let (step, reach) = (sides.map(|side| side.0), sides.map(|side| side.1));
+        Strides { step, reach, filled, keys, seen, staggered }
     }
 }
 

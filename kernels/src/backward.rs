@@ -255,8 +255,11 @@ impl Order {
     /// The order of a launch. Where walks up begin one after the other and are short, tiles that add in turns do not wait: in causal
     /// masks they are 2 % faster than those that add as they come, with a window as fast (`kernels/NOTES.md`).
     fn of_launch(self, call: &CallTables, direction: i32) -> Order {
-        let short = call.owned[0] / call.segments.max(1) <= TURNS_ROWS;
-        if direction > 0 && short && call.strides.staggered { Order::Fixed } else { self }
+        if direction > 0 && call.mean_rows() <= TURNS_ROWS && call.strides.staggered {
+            Order::Fixed
+        } else {
+            self
+        }
     }
 }
 
@@ -316,7 +319,7 @@ impl Gpu {
         let planned = raw_plan(call, tables, bucket, &places);
         let group = heads / kv_heads;
         let multiprocessors = self.multiprocessors()?;
-        let direction = direction(how.order, group, call.segments * kv_heads, multiprocessors);
+        let direction = direction(how.order, group, call.strides.filled * kv_heads, multiprocessors);
         let order = how.order.of_launch(call, direction);
         let chunk = match order {
             Order::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
@@ -523,6 +526,7 @@ mod tests {
             assert_eq!(any.of_launch(&seen, 1), fixed, "one does");
         }
         assert_eq!(any.of_launch(&call(&[(4096, 4096)], None), 1), any);
+        assert_eq!(any.of_launch(&call(&[(4096, 4096), (0, 0), (0, 0), (0, 0)], None), 1), any);
         assert_eq!(any.of_launch(&call(&[], None), 1), fixed, "no segment at all");
     }
 

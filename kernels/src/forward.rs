@@ -133,7 +133,7 @@ impl Shape {
 
     /// The fastest one for a call, by the lengths that the host knows and the head dims of q and k, and of v.
     pub fn of(call: &CallTables, dims: [usize; 2]) -> Shape {
-        let (rows, wide) = (call.owned[0] / call.segments.max(1), bucket(dims) > 64);
+        let (rows, wide) = (call.mean_rows(), bucket(dims) > 64);
         let both = rows.min(call.strides.seen);
         if rows <= SHORT_ROWS[usize::from(wide)] {
             Shape::Short
@@ -568,12 +568,14 @@ mod tests {
 
     #[test]
     fn lengths_and_head_dims_choose_a_shape() {
-        let of = |rows: usize, lo: Option<i64>, dims: [usize; 2]| {
-            let run = Run::packed(0, rows, rows);
-            let segments = vec![Segment { q: run, kv: vec![run], lo, hi: Some(0) }];
+        let beside = |empty: usize, rows: usize, lo: Option<i64>, dims: [usize; 2]| {
+            let segment = |run| Segment { q: run, kv: vec![run], lo, hi: Some(0) };
+            let mut segments = vec![segment(Run::packed(0, rows, rows))];
+            segments.resize(1 + empty, segment(Run::packed(rows, 0, 0)));
             let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
             Shape::of(&CallTables::new(&call, [rows, rows], false).expect("one run of all rows"), dims)
         };
+        let of = |rows: usize, lo: Option<i64>, dims: [usize; 2]| beside(0, rows, lo, dims);
         assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [Shape::Short, Shape::Middle]);
         assert_eq!([2048, 2049].map(|rows| of(rows, None, [72, 64])), [Shape::Middle, Shape::Long]);
         assert_eq!([1024, 1025].map(|rows| of(rows, None, [64, 64])), [Shape::Short, Shape::Long]);
@@ -582,6 +584,11 @@ mod tests {
         assert_eq!(of(8192, Some(-4096), [128, 128]), Shape::Long);
         assert_eq!(of(8192, Some(-512), [64, 64]), Shape::Long);
         assert_eq!([Shape::Paired, Shape::Middle].map(|shape| shape.served(64)), [Shape::Long, Shape::Short]);
+        assert_eq!(
+            beside(64, 8192, None, [128, 128]),
+            Shape::Paired,
+            "places without a sequence do not count"
+        );
     }
 
     #[test]
