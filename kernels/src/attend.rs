@@ -8,7 +8,6 @@
 use seamproof_oracle::{Format, Run, Sink, Softmax};
 use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
-use crate::backward;
 use crate::error::KernelError;
 use crate::gpu::{Area, Argument, Gpu, THREADS};
 use crate::tables::{ROWS_MAX, blocks, check_apart};
@@ -40,7 +39,7 @@ pub struct CallTables {
     pub(crate) strides: Strides,
 }
 
-/// What the copy engine needs to know of a call's runs.
+/// What the host keeps of a call's segments and runs, for the copy engine and for the choice of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Strides {
     /// The step of every run, of queries and of keys; `None` where they differ.
@@ -53,8 +52,8 @@ pub(crate) struct Strides {
     pub(crate) keys: usize,
     /// Most keys that a row sees, by its segment's keys and bounds.
     pub(crate) seen: usize,
-    /// Whether a segment's first row sees one of the backward's tiles of keys at most, so that other tiles are seen later.
-    pub(crate) staggered: bool,
+    /// Most keys that a segment's first row sees, by its keys and the bound to the right.
+    pub(crate) first_seen: usize,
 }
 
 /// Formats that P and dS are rounded to before they enter a product.
@@ -301,11 +300,9 @@ impl Strides {
         });
         let keys = call.segments.iter().map(Segment::keys).max().unwrap_or(0);
         let seen = call.segments.iter().map(keys_seen).max().unwrap_or(0);
-        let staggered = call.segments.iter().all(|segment| {
-            segment.keys() <= backward::KEYS || segment.hi.is_some_and(|hi| hi < backward::KEYS as i64)
-        });
+        let first_seen = call.segments.iter().map(keys_of_first_row).max().unwrap_or(0);
         let (step, reach) = (sides.map(|side| side.0), sides.map(|side| side.1));
-        Strides { step, reach, filled, keys, seen, staggered }
+        Strides { step, reach, filled, keys, seen, first_seen }
     }
 }
 
@@ -314,6 +311,12 @@ fn keys_seen(segment: &Segment) -> usize {
     let width =
         segment.lo.zip(segment.hi).map(|(lo, hi)| hi.saturating_sub(lo).saturating_add(1).max(0) as usize);
     segment.keys().min(width.unwrap_or(usize::MAX))
+}
+
+/// Most keys that a segment's first row sees.
+fn keys_of_first_row(segment: &Segment) -> usize {
+    let end = segment.hi.map(|hi| hi.saturating_add(1).max(0) as usize);
+    segment.keys().min(end.unwrap_or(usize::MAX))
 }
 
 /// No key row is owned twice: its gradients would be of either launch.

@@ -18,7 +18,7 @@ use crate::gpu::{Area, Argument, Gpu, TensorMap};
 use crate::view::{RawView, View};
 
 /// Keys of a tile: `KEYS` of the source.
-pub(crate) const KEYS: usize = 128;
+const KEYS: usize = 128;
 /// Query rows times lanes of a tile, of which f32 sums are kept: `SUMS` of the source.
 const SUMS: usize = 8192;
 /// Bytes of `Plan`, `PlannedSegment` and `PlannedRun` of the source.
@@ -255,11 +255,9 @@ impl Order {
     /// The order of a launch. Where walks up begin one after the other and are short, tiles that add in turns do not wait: in causal
     /// masks they are 2 % faster than those that add as they come, with a window as fast (`kernels/NOTES.md`).
     fn of_launch(self, call: &CallTables, direction: i32) -> Order {
-        if direction > 0 && call.mean_rows() <= TURNS_ROWS && call.strides.staggered {
-            Order::Fixed
-        } else {
-            self
-        }
+        // The first rows see one tile of keys: all others begin later.
+        let staggered = call.strides.first_seen <= KEYS;
+        if direction > 0 && call.mean_rows() <= TURNS_ROWS && staggered { Order::Fixed } else { self }
     }
 }
 

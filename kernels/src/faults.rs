@@ -53,6 +53,13 @@ pub enum Seen {
     Deadline,
 }
 
+impl Seen {
+    /// Whether a comparison shows it; what does not is for campaigns.
+    pub fn is_compared(self) -> bool {
+        !matches!(self, Seen::Rungs(_) | Seen::IllegalAddress | Seen::Deadline)
+    }
+}
+
 /// Wrong numbers in real rows.
 const VALUES: Seen = Seen::Rungs(&[Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
 /// Rows are read that nothing real is in.

@@ -10,7 +10,7 @@ use clap::Subcommand;
 use seamproof_kernels::block::block_of;
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::check::Mismatch;
-use seamproof_kernels::faults::{self, Seen, SourceFault, source_faults};
+use seamproof_kernels::faults::{self, SourceFault, source_faults};
 use seamproof_kernels::nvrtc::{self, Resources};
 use seamproof_kernels::source::{Source, sources};
 use seamproof_kernels::{Gpu, KernelError, check};
@@ -385,12 +385,12 @@ fn compare_calls(gpu: usize, calls: u64, seed: u64) -> Result<Exit, CliError> {
 
 /// The faults that are meant: one by its id, or all that a comparison shows.
 fn planted(id: &str) -> Result<Vec<&'static SourceFault>, CliError> {
-    let compared =
-        |fault: &SourceFault| !matches!(fault.seen, Seen::Rungs(_) | Seen::IllegalAddress | Seen::Deadline);
-    let all = || source_faults().filter(|fault| compared(fault));
+    let all = || source_faults().filter(|fault| fault.seen.is_compared());
+    if id == "all" {
+        return Ok(all().collect());
+    }
     match faults::by_id(id) {
-        _ if id == "all" => Ok(all().collect()),
-        Some(fault) if compared(fault) => Ok(vec![fault]),
+        Some(fault) if fault.seen.is_compared() => Ok(vec![fault]),
         Some(_) => Err(CliError::Usage(format!(
             "--plant: no comparison shows the fault '{id}'; plant it in a campaign, `seamproof run --backend cuda+{id}`"
         ))),

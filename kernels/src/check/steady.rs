@@ -341,13 +341,13 @@ mod tests {
     /// The walks that comments name, on an H100 for PCIe and on a Hopper GPU with all its multiprocessors.
     #[test]
     fn packs_take_every_walk_in_every_order() {
+        assert!(LENGTHS.iter().sum::<usize>() > TURNS_ROWS * LENGTHS.len());
         for multiprocessors in [114, 144] {
             let walks = |pack: Pack, sequences: usize| {
                 let Heads { q, kv } = pack.heads;
                 let heads = sequences * pack.times * kv;
                 Order::ALL.map(|order| direction(order, q / kv, heads, multiprocessors))
             };
-            assert!(LENGTHS.iter().sum::<usize>() > TURNS_ROWS * LENGTHS.len());
             for sequences in [LENGTHS.len(), SHORT.len()] {
                 assert_eq!(walks(GROUPED, sequences), [-1, -1]);
                 assert_eq!(walks(FEW, sequences), [1, -1]);
