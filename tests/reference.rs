@@ -97,7 +97,7 @@ fn compare(gpu: &Gpu, problem: &Problem, inputs: &Inputs) -> ([f64; 2], [usize; 
     let (mut worst, mut known) = ([0.0f64; 2], 0);
     for (index, query) in queries.iter().enumerate() {
         let row = answers.statistics[index];
-        let sink = problem.sink(query.head, inputs.sink.as_slice().unwrap());
+        let sink = problem.sink(query.head, &inputs.sink);
         let context = || format!("{query:?} (position {}) of {problem:?}: {row:?}", positions[index]);
         assert_eq!(row.keys, query.keys.len(), "{}", context());
         let largest = sink.map_or(row.largest, |sink| sink.max(row.largest));

@@ -55,7 +55,7 @@ fn forward_row(
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     forward.max_logit[head] = forward.max_logit[head].max(largest);
 
-    let lse = log_sum_exp(&logits, problem.sink(head, inputs.sink.as_slice().unwrap_or(&[])));
+    let lse = log_sum_exp(&logits, problem.sink(head, &inputs.sink));
     forward.lse[[head, row]] = lse;
     for (j, logit) in visible.zip(logits) {
         let weight = libm::exp(logit - lse);
@@ -67,7 +67,7 @@ fn forward_row(
 }
 
 /// `ln(Σ exp(logits) + exp(sink))`, the largest term taken out so that nothing overflows.
-fn log_sum_exp(logits: &[f64], sink: Option<f64>) -> f64 {
+pub fn log_sum_exp(logits: &[f64], sink: Option<f64>) -> f64 {
     let largest = logits.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     if largest == f64::NEG_INFINITY {
         return f64::NEG_INFINITY;

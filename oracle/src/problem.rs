@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 
+use ndarray::Array1;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{
@@ -269,7 +270,7 @@ impl Problem {
     }
 
     /// The sink of a head as a logit, from the learnable values where there are some.
-    pub fn sink(&self, head: usize, learnable: &[f32]) -> Option<f64> {
+    pub fn sink(&self, head: usize, learnable: &Array1<f32>) -> Option<f64> {
         match self.softmax.sink {
             Sink::None => None,
             Sink::OffByOne => Some(0.0),

@@ -83,7 +83,7 @@ fn check_rows(problem: &Problem, inputs: &Inputs, consts: &mut Consts) -> usize 
                 .visible(i, sequence.q.len, sequence.kv.len)
                 .map(|j| sequence.kv.row(j))
                 .collect();
-            let sink = problem.sink(head, inputs.sink.as_slice().unwrap()).map(Big::new);
+            let sink = problem.sink(head, &inputs.sink).map(Big::new);
             if keys.is_empty() {
                 continue;
             }

@@ -57,7 +57,7 @@ fn sums(
         sum: weights.iter().sum(),
         sum_a: weights.iter().zip(&a).map(|(w, a)| w * a).sum(),
         largest_a: a.iter().copied().fold(0.0, f64::max),
-        sink: problem.sink(head, inputs.sink.as_slice().unwrap_or(&[])),
+        sink: problem.sink(head, &inputs.sink),
         value_max: (0..problem.dims.v).flat_map(values).map(f64::abs).fold(0.0, f64::max),
     };
     (row, dither, lanes)

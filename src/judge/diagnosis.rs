@@ -23,6 +23,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use ndarray::Array3;
+use seamproof_oracle::exact::log_sum_exp;
 use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, TensorName};
 
 use super::compare::lanes;
@@ -146,10 +147,8 @@ impl<'a> Pairs<'a> {
     fn attended(&self, query: usize, head: usize, [of_keys, of_values]: [usize; 2]) -> (f64, f64, Vec<f64>) {
         let keys = self.problem.mask.visible(query, self.both.q.len, self.both.kv.len);
         let logit = |key: usize| self.logit_of(query, head, key, of_keys);
-        let sink = self.problem.sink(head, self.inputs.sink.as_slice().unwrap_or(&[]));
-        let logits: Vec<f64> = keys.clone().map(logit).chain(sink).collect();
-        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let lse = largest + libm::log(logits.iter().map(|logit| libm::exp(logit - largest)).sum());
+        let logits: Vec<f64> = keys.clone().map(logit).collect();
+        let lse = log_sum_exp(&logits, self.problem.sink(head, &self.inputs.sink));
         let (mut share, mut out) = (0.0, vec![0.0; self.problem.dims.v]);
         for (key, logit) in keys.zip(&logits) {
             let weight = libm::exp(logit - lse);
@@ -249,7 +248,7 @@ fn head_of_out(
 
 /// Whether a row is what a query without keys has: an LSE of −∞, or the sink's and an out of 0.
 fn saw_nothing(problem: &Problem, inputs: &Inputs, rank: &RankOutputs, (row, head): (usize, usize)) -> bool {
-    let sink = problem.sink(head, inputs.sink.as_slice().unwrap_or(&[]));
+    let sink = problem.sink(head, &inputs.sink);
     let of_none = Some(sink.map_or(f32::NEG_INFINITY, |sink| sink as f32));
     let lse = rank.lse.as_ref().map(|lse| lse[[head, row]]);
     let is_zero = || lanes(&rank.out, row, head).iter().all(|out| *out == 0.0);

@@ -59,7 +59,7 @@ pub(super) fn piece(
     for rows in tiles(piece.rows.clone(), ROW_TILE) {
         let at = rows.start - piece.rows.start;
         let q = gather(&inputs.q, &run, rows.clone(), piece.head);
-        let sink = problem.sink(piece.head, inputs.sink.as_slice().unwrap_or(&[]));
+        let sink = problem.sink(piece.head, &inputs.sink);
         let mut tile = Tile::new(problem, group, keys, &q, rows.clone(), sink);
         let errors = model.map(|model| match replay {
             None => tile.errors(keys, &q, model),

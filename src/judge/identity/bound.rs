@@ -195,7 +195,7 @@ impl<'a> Bounds<'a> {
         let norms = self.raised(self.keys(sequence, head));
         let q = norm(&self.inputs.q, both.q.row(position), head) + self.raise(self.problem.dims.qk);
         let a = q * norms.k;
-        let sink = self.problem.sink(head, self.inputs.sink.as_slice().unwrap_or(&[]));
+        let sink = self.problem.sink(head, &self.inputs.sink);
         let logit = capped(self.problem, f64::from(self.problem.softmax.scale) * a);
         let max = logit.max(sink.map_or(0.0, f64::abs));
         let log_keys = libm::log(keys as f64 + 1.0);

@@ -119,7 +119,6 @@ pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
         Err(look) => return Some(look),
     };
     let problem = evidence.problem;
-    let sinks = twin.inputs.sink.as_slice().unwrap_or(&[]);
     if answer.lse.is_none() && problem.softmax.sink != Sink::None {
         return None;
     }
@@ -133,7 +132,7 @@ pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
         } else {
             let error = bounds.row(sequence, position, head);
             let lse = answer.lse.as_ref().map_or(0.0, |lse| f64::from(lse[[head, row]]));
-            let mass = problem.sink(head, sinks).map_or(0.0, |sink| libm::exp(sink - lse));
+            let mass = problem.sink(head, &twin.inputs.sink).map_or(0.0, |sink| libm::exp(sink - lse));
             let of_sink = if mass == 0.0 { 0.0 } else { mass * libm::expm1(error.lse) };
             (1.0 - mass, error.out + of_sink)
         };

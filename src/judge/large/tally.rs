@@ -195,7 +195,7 @@ fn envelope<'a>(
     let Forward { problem, inputs, model, .. } = *forward;
     let OfKeys { value_max, copies } = of_keys[asked.sequence][asked.head / problem.group()];
     let Statistics { keys, largest, smallest, sum, sum_a, largest_a } = answers.statistics[index];
-    let sink = problem.sink(asked.head, inputs.sink.as_slice().unwrap_or(&[]));
+    let sink = problem.sink(asked.head, &inputs.sink);
     let sums = RowSums { keys, largest, smallest, sum, sum_a, largest_a, sink, value_max };
     let envelope = RowEnvelope::new(model, &sums);
     let Some(dither) = &answers.dither else { return envelope };
