@@ -27,6 +27,7 @@ use seamproof_oracle::exact::log_sum_exp;
 use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, TensorName};
 
 use super::compare::lanes;
+use super::stories::{LANES_MIN, other_heads};
 use crate::backend::{RankGradients, RankOutputs};
 use crate::verdict::{Finding, Place};
 
@@ -38,12 +39,6 @@ const FACTOR_MAX: f64 = 1.25;
 
 /// Largest share of an error's size that is left where another KV head explains the row: roundings of a 16-bit format.
 const REST_MAX: f64 = 1.0 / 16.0;
-
-/// Work that other heads are worth: keys of all of them, times lanes.
-const WORK_MAX: usize = 1 << 24;
-
-/// Fewest lanes of a row: in fewer dimensions any error is near some pair's direction.
-const LANES_MIN: usize = 8;
 
 /// A pair, and what it would explain.
 struct Suspect {
@@ -237,8 +232,7 @@ fn head_of_out(
     };
     let own = head / pairs.problem.group();
     let dims = pairs.problem.dims;
-    let most_heads = WORK_MAX / (pairs.both.kv.len * (dims.qk + dims.v)).max(1);
-    let others = (0..pairs.problem.heads.kv).filter(|&other| other != own).take(most_heads);
+    let others = other_heads(pairs.problem, own, pairs.both.kv.len * (dims.qk + dims.v));
     let mut read = others.flat_map(|other| [[other, other], [own, other]]);
     read.find(is_of).map(|[of_keys, other]| {
         let what = if of_keys == own { "values" } else { "keys and values" };

@@ -20,6 +20,7 @@ pub mod identity;
 pub mod large;
 mod poison;
 mod sample;
+mod stories;
 mod structure;
 mod trial;
 

@@ -4,14 +4,9 @@ use std::borrow::Cow;
 
 use seamproof_oracle::InputMode;
 
+use super::super::stories::{LANES_MIN, WORK_MAX, other_heads};
 use super::row::{Allowed, Head, Keys, Shown};
 use crate::exact::{Merging, Plan};
-
-/// Work that a story is worth: sets of keys, or keys of other heads, times lanes.
-const WORK_MAX: usize = 1 << 24;
-
-/// Fewest lanes of a row in which another head is a nearer explanation than other keys.
-const LANES_MIN: usize = 8;
 
 /// A row of results.
 pub(super) struct Row<'a> {
@@ -51,8 +46,7 @@ impl Row<'_> {
             return None;
         }
         let mut scratch = vec![0.0; plan.problem.dims.v];
-        let most = WORK_MAX / (plan.keys() * scratch.len()).max(1);
-        let mut others = (0..plan.problem.heads.kv).filter(|&other| other != kv_head).take(most);
+        let mut others = other_heads(plan.problem, kv_head, plan.keys() * scratch.len());
         others.find(|&other| {
             let shown = self.shown(&Head::new(plan, inputs, other), right, &mut scratch);
             shown.is_some_and(|shown| shown.active > 0)
