@@ -1,0 +1,161 @@
+//! What the command line is asked for: help, and what it refuses.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::{Command as Process, Stdio};
+
+use assert_cmd::Command;
+
+use super::{NOTHING_FOUND, code, place, refuses, seamproof, stderr, stdout};
+
+#[test]
+fn help_is_no_error_and_shows_examples() {
+    let place = place();
+    for arguments in [
+        vec!["--help"],
+        vec!["run", "--help"],
+        vec!["replay", "--help"],
+        vec!["shrink", "--help"],
+        vec!["census", "--help"],
+        vec!["bench", "oracle", "--help"],
+        vec!["kernels", "--help"],
+        vec!["kernels", "judge", "--help"],
+        vec!["--version"],
+    ] {
+        let output = seamproof(place.path(), &arguments);
+        assert_eq!((code(&output), stderr(&output).as_str()), (0, ""), "{arguments:?}");
+        assert!(stdout(&output).contains("seamproof"));
+        if arguments.len() > 1 {
+            assert!(stdout(&output).contains("Example"), "{arguments:?}");
+        }
+    }
+}
+
+/// Every command of the kernels is in the list, with a line that says what it does; instances are told apart.
+#[test]
+fn what_the_kernels_commands_are_and_what_is_compiled_is_listed() {
+    let place = place();
+    let said = stdout(&seamproof(place.path(), &["kernels", "-h"]));
+    for command in ["build", "info", "check", "stress", "judge", "twins"] {
+        let line = said.lines().find_map(|line| line.strip_prefix(&format!("  {command} ")));
+        assert!(line.is_some_and(|what| what.trim().contains(' ')), "{command}: {said}");
+    }
+    let mut info = Command::cargo_bin("seamproof").expect("the program is built");
+    let info = info.args(["kernels", "info"]).env("SEAMPROOF_KERNEL_CACHE", place.path());
+    let said = stdout(&info.output().expect("the program runs"));
+    let lines: BTreeSet<&str> = said.lines().collect();
+    assert_eq!(lines.len(), said.lines().count(), "{said}");
+}
+
+#[test]
+fn wrong_arguments_are_one_line_and_exit_1() {
+    let place = place();
+    let dir = place.path();
+    refuses(dir, &["fly"], &["fly"]);
+    refuses(dir, &["run", "--speed"], &["--speed"]);
+    refuses(dir, &["run", "--cases=-1"], &["--cases", "-1"]);
+    refuses(dir, &["run", "--cases", "many"], &["--cases", "many"]);
+    refuses(dir, &["run", "--time", "60"], &["--time", "60s"]);
+    refuses(dir, &["run", "--shard", "3/3"], &["--shard", "3/3"]);
+    refuses(dir, &["run", "--shard", "0/1048577"], &["--shard", "at most 1048576"]);
+    refuses(dir, &["run", "--seed", "x"], &["--seed", "commit"]);
+    refuses(dir, &["run", "--seed", "18446744073709551616"], &["--seed", "64 bits"]);
+    refuses(dir, &["bench"], &["bench", "oracle"]);
+    refuses(dir, &["run", "--profile", "tiny"], &["--profile", "tiny"]);
+    refuses(dir, &["run", "--jobs", "0"], &["--jobs"]);
+    refuses(dir, &["run", "--backend", "abacus"], &["--backend", "abacus", "emulated", "window-off-by-one"]);
+    refuses(dir, &["faults", "--only", "nope"], &["--only: there is no fault 'nope'", "`seamproof faults`"]);
+    // Before a GPU is looked for, which most machines do not have.
+    let plant = |id: &str, texts: &[&str]| refuses(dir, &["kernels", "check", "--plant", id], texts);
+    plant("nope", &["--plant: there is no fault 'nope'", "known: all, ", "product-not-rounded"]);
+    plant(
+        "attend-endless",
+        &["--plant: no comparison shows the fault 'attend-endless'", "cuda+attend-endless"],
+    );
+    for command in [["bench", "attention"], ["kernels", "judge"]] {
+        let named = |option, texts: &[&str]| refuses(dir, &[&command[..], &[option, "nope"]].concat(), texts);
+        named("--tracks", &["there is no track 'nope'", "one_16384"]);
+        named("--columns", &["there is no column 'nope'", "mha-d128"]);
+    }
+    refuses(dir, &["replay"], &["FILE"]);
+    assert!(!dir.join("seamproof.out").exists());
+    for arguments in [vec!["run", "--speed"], vec!["run", "--cases", "many"], vec!["replay"], vec!["bench"]] {
+        let said = stderr(&seamproof(dir, &arguments));
+        assert_eq!(said.matches("--help").count(), 1, "{arguments:?}: {said}");
+    }
+}
+
+/// What can't give an answer is refused before anything runs, and nothing is left on disk.
+#[test]
+fn questions_without_an_answer_are_refused_at_once() {
+    let place = place();
+    let refused = |arguments: &[&str], texts: &[&str]| refuses(place.path(), arguments, texts);
+    refused(&["run", "--cases", "0"], &["--cases", "1.."]);
+    refused(&["run", "--backend", "emulated:"], &["--backend", "OPTION=VALUE", "or BACKEND alone"]);
+    refused(&["nightly", "--budget", "1h"], &["corpus/regressions", "--corpus", "checkout"]);
+    refused(&["calibrate", "emulated", "--cases", "1", "--lock", "lock.json"], &["1 case ", "at least 48"]);
+    let with_options = ["calibrate", "emulated:kv_tile=32", "--cases", "60"];
+    refused(&[&with_options[..], &["--lock", "lock.json"]].concat(), &["--lock", "name emulated alone"]);
+    refused(&[&with_options[..], &["--check"]].concat(), &["--check", "name emulated alone"]);
+    refused(&["calibrate", "emulated:tiles=32"], &["no option 'tiles'"]);
+    assert_eq!(fs::read_dir(place.path()).expect("a directory").count(), 0);
+    // One tile for all cases is a candidate as good as the tile that each instance declares.
+    let tabled = seamproof(place.path(), &with_options);
+    assert!(code(&tabled) == 0 && stdout(&tabled).contains("2 candidates explain"), "{}", stdout(&tabled));
+    let locked = ["calibrate", "emulated", "--cases", "60", "--lock", "lock.json"];
+    assert_eq!(code(&seamproof(place.path(), &locked)), 0);
+    assert!(place.path().join("lock.json").exists());
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let place = place();
+    let mut child = Process::new(assert_cmd::cargo::cargo_bin("seamproof"))
+        .current_dir(place.path())
+        .args(["run", "--cases", "300", "--seed", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("the program ends");
+    assert!(NOTHING_FOUND.contains(&code(&output)), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("panic"));
+}
+
+/// A deadline of no time would end everything, and the words would blame the subject.
+#[test]
+fn a_deadline_is_some_time() {
+    let place = place();
+    for option in ["--deadline", "--start-deadline"] {
+        refuses(place.path(), &["run", "--cases", "1", option, "0s"], &[option, "use more than 0"]);
+    }
+}
+
+/// Whoever names a directory too high or too low is told what to name.
+#[cfg(unix)]
+#[test]
+fn what_to_name_is_said() {
+    let place = place();
+    let findings = place.path().join("nights/night-0001/emulated-quick/slice-0000/findings");
+    fs::create_dir_all(&findings).expect("a directory");
+    fs::write(place.path().join("nights/night-0001/night.json"), "{}").expect("a file");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions/fa-2515-no-sequences.json");
+    fs::copy(from, findings.join("one.json")).expect("a copy");
+    refuses(place.path(), &["replay", "nights"], &["name one of them, such as nights/night-0001"]);
+    let file = "nights/night-0001/emulated-quick/slice-0000/findings/one.json";
+    for command in ["explain", "shrink"] {
+        refuses(place.path(), &[command, "nights/night-0001"], &["is a directory", file]);
+    }
+    // What cannot be read of it is counted, and nothing is waited for.
+    let made = Process::new("mkfifo").arg(findings.join("pipe.json")).status().expect("mkfifo runs");
+    assert!(made.success());
+    fs::create_dir(place.path().join("nights/night-0001/emulated-regressions.jsonl")).expect("a directory");
+    let output = seamproof(place.path(), &["replay", "nights/night-0001"]);
+    assert!(
+        stdout(&output).contains("held 1 · refused 0 · failed 0 · crashed 0 · unreadable 2"),
+        "{output:?}"
+    );
+    assert_eq!(code(&output), 1);
+}

@@ -1,0 +1,288 @@
+//! Stored cases: read, replayed, shrunk and explained.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command as Process;
+
+use seamproof::case::{Case, Found};
+use seamproof::judge::Relation;
+use seamproof::verdict::{Check, Finding};
+
+use super::{code, place, refuses, seamproof, stderr, stdout, stored_case};
+
+const DEFECTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/defects");
+
+#[test]
+fn a_bad_case_file_is_one_line_that_names_file_and_field() {
+    let place = place();
+    let dir = place.path();
+    let good = stored_case(dir);
+    let replace = |from: &str, to: &str| {
+        assert!(good.contains(from), "{from}");
+        good.replacen(from, to, 1)
+    };
+    let deep = "[".repeat(1 << 20);
+    let heads = good.find("\"heads\"").expect("a case has heads");
+    let (before, after) = good.split_at(heads);
+    let kv = after.find("\"kv\": ").expect("heads have kv") + "\"kv\": ".len();
+    let end = kv + after[kv..].find(|letter: char| !letter.is_ascii_digit()).expect("a number ends");
+    let zero_heads = format!("{before}{}0{}", &after[..kv], &after[end..]);
+    let overflow = "\"sequences\": [{\"id\": 9, \"q\": {\"offset\": 18446744073709551615, \"len\": 9, \"span\": 9}, \
+                    \"kv\": {\"offset\": 0, \"len\": 0, \"span\": 0}}], \"rows\"";
+    // Without a sequence, any number of rows is legal.
+    let large = {
+        let sequences = good.find("\"sequences\"").expect("a case has sequences");
+        let heads = good.find("\"heads\"").expect("a case has heads");
+        let rows = "\"sequences\": [], \"rows\": {\"q\": 67108864, \"kv\": 67108864}, ";
+        format!("{}{rows}{}", &good[..sequences], &good[heads..])
+    };
+    let sequences = good.find("\"sequences\"").expect("a case has sequences");
+    let rows = good.find("\"rows\"").expect("a case has rows") + "\"rows\"".len();
+    let overflow = format!("{}{overflow}{}", &good[..sequences], &good[rows..]);
+    let cases = [
+        ("text", "attention".to_owned(), "line 1"),
+        ("truncated", good[..good.len() / 2].to_owned(), "EOF"),
+        ("nested", replace("\"problem\": ", &format!("\"problem\": {deep}")), "line"),
+        ("version", replace("\"version\": 1", "\"version\": 2"), "version: 2"),
+        ("type", replace("\"schedule_seed\": ", "\"schedule_seed\": -"), "schedule_seed"),
+        ("unknown", replace("\"problem\"", "\"notes\": 1, \"problem\""), "notes"),
+        ("zero", zero_heads, "heads.kv is 0"),
+        ("overflow", overflow, "sequences[0].q"),
+        ("subject", replace("\"name\": \"", "\"name\": \"un"), "subject"),
+        ("escape", replace("\"name\": \"", "\"name\": \"\\u001b[2J\\nerror: "), "\\u{1b}[2J\\nerror: "),
+        ("large", large, "at most"),
+        (
+            "recorded",
+            replace("\"generated\"", "{\"recorded\": {\"file\": \"f\", \"digest\": \"d\"}}"),
+            "inputs",
+        ),
+    ];
+    for (name, text, field) in cases {
+        let file = format!("{name}.json");
+        fs::write(dir.join(&file), text).expect("the file is written");
+        for command in ["replay", "shrink"] {
+            let output = seamproof(dir, &[command, &file]);
+            let said = stderr(&output);
+            assert_eq!((code(&output), said.lines().count()), (1, 1), "{command} {name}: {said}");
+            assert!(said.contains(&file) && said.contains(field), "{command} {name}: {said}");
+            assert!(said.len() < 1000, "{command} {name}: {} bytes", said.len());
+        }
+    }
+    fs::write(dir.join("binary.json"), b"\xff\xfe{").expect("the file is written");
+    refuses(dir, &["replay", "binary.json"], &["binary.json", "UTF-8"]);
+    refuses(dir, &["replay", "missing.json"], &["missing.json"]);
+    refuses(dir, &["replay", "seamproof.out/findings"], &["seamproof.out/findings", "*.json"]);
+    refuses(dir, &["replay", "seamproof.out"], &["seamproof.out/findings", "*.json"]);
+}
+
+/// A limit on the address space is the shell's, so that this needs no unsafe code.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_bounded_whatever_the_file_holds() {
+    const LIMIT_KIB: &str = "1000000";
+    let place = place();
+    let dir = place.path();
+    let huge = File::create(dir.join("huge.json")).expect("a file");
+    huge.set_len(1 << 36).expect("a sparse file");
+    fs::write(dir.join("deep.json"), "{\"version\": 1, \"story\": ".to_owned() + &"[".repeat(50 << 20))
+        .expect("a file");
+    fs::write(dir.join("long.json"), "{\"version\": 1, \"".to_owned() + &"x".repeat(50 << 20))
+        .expect("a file");
+    for (file, text) in [("huge.json", "larger than"), ("deep.json", "no case"), ("long.json", "EOF")] {
+        let program = assert_cmd::cargo::cargo_bin("seamproof");
+        let output = Process::new("sh")
+            .current_dir(dir)
+            .args(["-c", "ulimit -v $0 && exec \"$1\" replay \"$2\"", LIMIT_KIB])
+            .args([program.as_os_str(), file.as_ref()])
+            .output()
+            .expect("the shell runs");
+        let said = stderr(&output);
+        assert_eq!((code(&output), said.lines().count()), (1, 1), "{file}: {said}");
+        assert!(said.contains(file) && said.contains(text), "{file}: {said}");
+    }
+}
+
+/// The canary is a finding like any other: it replays, and it shrinks.
+#[test]
+fn a_stored_finding_fails_again() {
+    let place = place();
+    stored_case(place.path());
+    let output = seamproof(place.path(), &["replay", "seamproof.out/canary"]);
+    assert!([2, 3].contains(&code(&output)), "{}{}", stdout(&output), stderr(&output));
+    assert!(stdout(&output).contains("FAIL"));
+}
+
+/// Whoever names a campaign's directory means its findings, and not the summary that lies there too.
+#[test]
+fn a_campaign_s_directory_replays_its_findings() {
+    let place = place();
+    let output =
+        seamproof(place.path(), &["run", "--backend", "window-off-by-one", "--cases", "50", "--seed", "1"]);
+    assert_eq!(code(&output), 2, "{}{}", stdout(&output), stderr(&output));
+    let output = seamproof(place.path(), &["replay", "seamproof.out"]);
+    assert_eq!(code(&output), 2, "{}{}", stdout(&output), stderr(&output));
+    assert!(stdout(&output).contains("unreadable 0"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_case_that_fails_on_another_subject_is_shrunk_for_that_subject() {
+    const CANARY: &str = "window-off-by-one";
+    let place = place();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1212-window-one-key-short.json");
+    let output = seamproof(place.path(), &["shrink", file, "--out", "small.json"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(stdout(&output).contains("nothing to shrink"));
+    let output = seamproof(place.path(), &["shrink", file, "--backend", CANARY, "--out", "small.json"]);
+    assert_eq!(code(&output), 2, "{}", stderr(&output));
+    assert!(stdout(&output).contains("step "), "{}", stdout(&output));
+    assert_eq!(code(&seamproof(place.path(), &["replay", "small.json"])), 2);
+    assert_eq!(code(&seamproof(place.path(), &["replay", "small.json", "--backend", "emulated"])), 0);
+}
+
+/// `explain` of what an identity found shows every run that the identity compares.
+#[test]
+fn an_identity_s_finding_is_explained_with_all_its_runs() {
+    let place = place();
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1212-window-one-key-short.json");
+    let mut case = Case::load(Path::new(stored)).expect("the case is there");
+    let broken = Finding::new(Check::Identity, None, "the runs differ".to_owned());
+    let finding = Finding { identity: Some(Relation::SequenceOrder), ..broken };
+    case.found = Some(Found { finding, minimal: false, evaluations: 0 });
+    fs::write(place.path().join("case.json"), case.to_json()).expect("a file");
+    let output = seamproof(place.path(), &["explain", "case.json"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let said = stdout(&output);
+    assert!(said.contains("problem   2 sequences (256, 61)"), "{said}");
+    assert!(said.contains("\nrun 2     of another problem\nproblem   2 sequences (61, 256)"), "{said}");
+}
+
+/// A case that a campaign of another crate left: no command has its subject, and each says what to do.
+#[test]
+fn a_case_of_another_crates_subject_says_where_it_is_judged() {
+    let place = place();
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1930-seven-in-eight.json");
+    let mut case = Case::load(Path::new(stored)).expect("a stored case");
+    case.subject.name = "mine".to_owned();
+    fs::write(place.path().join("case.json"), case.to_json()).expect("the case is written");
+    let help = ["case.json: subject: ", "'mine'", "known: emulated, cuda", "--backend", "NAME.rs"];
+    for command in ["shrink", "explain"] {
+        refuses(place.path(), &[command, "case.json"], &help);
+    }
+    let replayed = seamproof(place.path(), &["replay", "case.json"]);
+    let said = stderr(&replayed);
+    assert_eq!((code(&replayed), said.lines().count()), (1, 1), "{said}");
+    assert!(help.iter().all(|text| said.contains(text)), "{said}");
+    let named = ["case.json", "--backend", "another"];
+    for command in ["replay", "shrink", "explain"] {
+        let said = stderr(&seamproof(place.path(), &[&[command], &named[..]].concat()));
+        assert!(said.contains("'another'") && !said.contains("NAME.rs"), "{said}");
+    }
+    assert_eq!(code(&seamproof(place.path(), &["replay", "case.json", "--backend", "emulated"])), 0);
+}
+
+/// What is minimal already is not written once more, where a replay of its folder would count it twice.
+#[test]
+fn a_minimal_case_is_not_written_again() {
+    let place = place();
+    let (file, subject) = ("case.json", "window-off-by-one");
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1212-window-one-key-short.json");
+    fs::copy(stored, place.path().join(file)).expect("a copy");
+    let shrink = |file: &str| {
+        let output = seamproof(place.path(), &["shrink", file, "--backend", subject]);
+        assert_eq!(code(&output), 2, "{}", stderr(&output));
+        stdout(&output)
+    };
+    let said = shrink(file);
+    assert!(
+        said.contains("replay:  seamproof replay case.min.json\n") && !said.contains("no file"),
+        "{said}"
+    );
+    let said = shrink("case.min.json");
+    assert!(
+        said.contains("minimal after 0 steps") && said.contains("nothing got smaller: no file is written"),
+        "{said}"
+    );
+    let replay = "seamproof replay case.min.json --backend window-off-by-one\n";
+    assert!(said.ends_with(&format!("replay:  {replay}")), "{said}");
+    assert!(!place.path().join("case.min.min.json").exists());
+    let replayed = seamproof(place.path(), &["replay", ".", "--backend", subject]);
+    assert!(stdout(&replayed).contains("failed 2"), "{}", stdout(&replayed));
+}
+
+/// Each stored defect: what is computed beside what should be, and the step in which it goes wrong.
+#[test]
+fn a_stored_defect_is_explained() {
+    let place = place();
+    for (name, texts) in [
+        ("te-all-gather-window-shift", ["should see", "checked   WRONG"]),
+        ("te-all-gather-real-offsets", ["should see", "checked   WRONG"]),
+        ("te-reorder-tail", ["checked   WRONG", "layout"]),
+        ("te-ring-floored-lengths", ["ring step 2 of 2: lower section", "checked   WRONG"]),
+        ("te-ring-window-opens", ["ring step 2 of 2: full section", "should see"]),
+    ] {
+        let file = format!("{DEFECTS}/{name}.json");
+        let output = seamproof(place.path(), &["explain", &file]);
+        let said = stdout(&output);
+        assert_eq!(code(&output), 0, "{name}: {}", stderr(&output));
+        for text in texts {
+            assert!(said.contains(text), "{name}: {text} is not in {said}");
+        }
+        assert!(said.starts_with("subject   emulated+"), "{said}");
+        let right = seamproof(place.path(), &["explain", &file, "--backend", "emulated"]);
+        assert!(stdout(&right).contains("checked   proved"), "{name}: {}", stdout(&right));
+        assert_eq!(
+            code(&seamproof(place.path(), &["prove", &file])),
+            0,
+            "{name}: the builder's own is right"
+        );
+        assert!([2, 3].contains(&code(&seamproof(place.path(), &["replay", &file]))), "{name}");
+    }
+    let file = format!("{DEFECTS}/te-ring-window-opens.json");
+    let one =
+        seamproof(place.path(), &["explain", &file, "--rank", "1", "--pass", "forward", "--operations"]);
+    assert!(stdout(&one).contains("merges") && !stdout(&one).contains("\nrank 0\n"), "{}", stdout(&one));
+    refuses(place.path(), &["explain", &file, "--rank", "2"], &["--rank", "0 to 1"]);
+    refuses(place.path(), &["explain", &file, "--pass", "sideways"], &["sideways"]);
+    refuses(place.path(), &["explain", "missing.json"], &["missing.json"]);
+}
+
+/// Bytes of choices are read up to a limit that the error says, and nothing waits for a pipe.
+#[cfg(unix)]
+#[test]
+fn a_fuzzer_s_file_is_read_up_to_a_limit() {
+    let place = place();
+    let dir = place.path();
+    let values = |from: &str| ["values".to_owned(), from.to_owned(), "--out".to_owned(), "out".to_owned()];
+    let refuses = |from: &str, texts: &[&str]| {
+        let arguments = values(from);
+        refuses(dir, &arguments.each_ref().map(String::as_str), texts);
+    };
+    let file = fs::File::create(dir.join("bytes")).expect("a file");
+    // A hole: nothing is written.
+    file.set_len(1 << 40).expect("a length");
+    refuses("bytes", &["bytes: cannot be read: larger than 1048576 bytes"]);
+    assert!(Process::new("mkfifo").arg(dir.join("pipe")).status().expect("mkfifo runs").success());
+    refuses("pipe", &["pipe: cannot be read: is no regular file"]);
+    refuses("/dev/zero", &["/dev/zero: cannot be read: is no regular file"]);
+    file.set_len(1 << 20).expect("a length");
+    let output = seamproof(dir, &values("bytes").each_ref().map(String::as_str));
+    assert_eq!((code(&output), &*stdout(&output)), (0, "values    1 read, 1 new in out\n"));
+}
+
+/// The line that replays a finding can be pasted, whatever the folder is called.
+#[test]
+fn a_replay_line_can_be_pasted() {
+    let place = place();
+    let dir = place.path().join("it's `my` $HOME");
+    fs::create_dir(&dir).expect("a directory");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects/te-reorder-tail.json");
+    fs::copy(from, dir.join("a case.json")).expect("a copy");
+    let file = format!("{}/a case.json", dir.file_name().expect("a name").to_string_lossy());
+    let said = stdout(&seamproof(place.path(), &["shrink", &file, "--budget", "1"]));
+    let line = said.lines().find_map(|line| line.strip_prefix("replay:  ")).expect("a command");
+    let program = assert_cmd::cargo::cargo_bin("seamproof");
+    let script = format!("seamproof() {{ {} \"$@\"; }}\n{line}", program.display());
+    let output =
+        Process::new("sh").args(["-c", &script]).current_dir(place.path()).output().expect("a shell");
+    assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
+}

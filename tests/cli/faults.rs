@@ -1,0 +1,116 @@
+//! The catalogue of planted faults, listed and scored.
+
+use seamproof::backends::MISCALLS;
+
+use super::{code, place, refuses, seamproof, stderr, stdout};
+
+#[test]
+fn the_catalogue_is_listed_and_a_fault_is_scored() {
+    let place = place();
+    let list = seamproof(place.path(), &["faults", "--list"]);
+    let said = stdout(&list);
+    assert_eq!((code(&list), stderr(&list).as_str()), (0, ""));
+    for text in ["window-off-by-one", "lengths-floored", "table-too-wide", "not here", "https://github.com/"]
+    {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+    let one = seamproof(place.path(), &["faults", "--only", "merge-twice"]);
+    assert_eq!((code(&one), stdout(&one).matches("https://").count()), (0, 1), "{}", stdout(&one));
+    let arguments = ["faults", "--score", "--only", "merge-twice", "--seeds", "1"];
+    let score = seamproof(place.path(), &arguments);
+    let said = stdout(&score);
+    assert_eq!(code(&score), 0, "{said}{}", stderr(&score));
+    for text in ["caught merge-twice", "checker", "envelope", "seq", "seen by checker, ", "missed 0"] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+    refuses(place.path(), &["faults", "--only", "nothing"], &["--only", "nothing"]);
+    refuses(place.path(), &["faults", "--list", "--score"], &["--score"]);
+    refuses(place.path(), &["faults", "--score", "--seeds", "0"], &["--seeds"]);
+    refuses(place.path(), &["faults", "--quick"], &["--score"]);
+    refuses(place.path(), &["faults", "--score", "--quick", "--seeds", "2"], &["--quick"]);
+}
+
+/// Faults of every kind by name, and the whole catalogue: each is caught, and the table has a line for each rung.
+#[test]
+fn the_whole_catalogue_is_scored_by_rung() {
+    let place = place();
+    for (id, rung) in [
+        ("table-too-wide", "seen by capability"),
+        ("call-lse-in-bf16", "envelope"),
+        ("row-not-rescaled", "identity"),
+        ("judge-nan-equals", "blinds envelope"),
+    ] {
+        let one = seamproof(place.path(), &["faults", "--score", "--quick", "--only", id]);
+        let said = stdout(&one);
+        assert_eq!(code(&one), 0, "{said}{}", stderr(&one));
+        assert!(said.contains(&format!("caught {id}")) && said.contains(rung), "{said}");
+    }
+    let whole = seamproof(place.path(), &["faults", "--score", "--quick"]);
+    let said = stdout(&whole);
+    assert_eq!(code(&whole), 0, "{said}{}", stderr(&whole));
+    let lines = |start: &str| said.lines().filter(|line| line.starts_with(start)).count();
+    for rung in ["checker", "capability", "crash", "structure", "poison", "exact", "envelope", "identity"] {
+        assert_eq!(lines(&format!("{rung} ")), 1, "{rung} in {said}");
+    }
+    assert!(lines("caught ") > 200 && lines("MISSED ") == 0, "{said}");
+    for text in ["missed 0", "those of the judge too", "at most 20: held", "kept because"] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+}
+
+/// The faults at the call of a subject behind worker processes: each is caught there.
+#[test]
+fn the_faults_at_the_call_are_scored_on_a_backend() {
+    let place = place();
+    let on = |backend: &'static str| ["faults", "--score", "--quick", "--backend", backend];
+    let whole = seamproof(place.path(), &on("emulated@worker"));
+    let said = stdout(&whole);
+    assert_eq!(code(&whole), 0, "{said}{}", stderr(&whole));
+    let caught = said.lines().filter(|line| line.starts_with("caught call-")).count();
+    assert_eq!(caught, MISCALLS.len(), "{said}");
+    assert!(!said.contains("those of the judge too"), "{said}");
+    let sum = format!("faults in subjects {caught} · in the judge 0 · missed 0");
+    for text in ["rung ", &sum, "at most 20: held"] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+    let only = |backend: &'static str, id: &'static str| {
+        seamproof(place.path(), &[&on(backend)[..], &["--only", id]].concat())
+    };
+    let one = only("emulated:arithmetic=hopper", "call-scale-off");
+    assert_eq!((code(&one), stdout(&one).contains("caught call-scale-off")), (0, true), "{}", stdout(&one));
+    // A subject that is wrong whatever it is told shows nothing of what it is told.
+    let broken = only("mock:error=others", "call-scale-off");
+    assert_eq!(code(&broken), 70, "{}", stdout(&broken));
+    for text in ["NOT RUN call-scale-off", "wrong without the fault, too, on 20 of 20", "missed 0"] {
+        assert!(stdout(&broken).contains(text), "{text} is not in {}", stdout(&broken));
+    }
+    let excluded = only("mock:narrow=always", "call-sink-dropped");
+    assert_eq!(code(&excluded), 0, "{}{}", stdout(&excluded), stderr(&excluded));
+    for text in ["excluded call-sink-dropped", "excluded by the table: call-sink-dropped", "missed 0"] {
+        assert!(stdout(&excluded).contains(text), "{text} is not in {}", stdout(&excluded));
+    }
+    let refused = |arguments: &[&str], texts: &[&str]| refuses(place.path(), arguments, texts);
+    refused(&on("mock:bad-device=0"), &["backend mock cannot be started", "gone"]);
+    refused(&on("abacus"), &["--backend", "abacus"]);
+    refused(&on("emulated~call-scale-off"), &["called wrongly already", "--only"]);
+    refused(&[&on("emulated")[..], &["--only", "merge-twice"]].concat(), &["--only", "fault at the call"]);
+    refused(&[&on("emulated")[..], &["--gpu"]].concat(), &["--gpu"]);
+    refused(&["faults", "--backend", "emulated"], &["--score"]);
+}
+
+/// A fault at the call is in no schedule: what is proved is what is asked.
+#[test]
+fn a_fault_that_no_schedule_shows_is_not_proved_away() {
+    let place = place();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-716-large-logits.json");
+    let output = seamproof(place.path(), &["explain", file, "--backend", "emulated~call-scale-off"]);
+    let said = stdout(&output);
+    for text in [
+        "subject   emulated~call-scale-off",
+        "NOT SHOWN: the fault at the call: the scale is 2^-8 too large",
+        "asked to see exactly what the mask shows",
+        "checked   proved of what is asked, not of what kernels do",
+    ] {
+        assert!(said.contains(text), "{text} is not in {said}");
+    }
+}
