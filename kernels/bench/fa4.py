@@ -133,14 +133,23 @@ def repetition(graph):
     return begin.elapsed_time(end)
 
 
+def repeated(graph, duration_ms):
+    """What each repetition took, repeated until a time on the clock is over, at least once."""
+    begin, times = time.monotonic(), [repetition(graph)]
+    while time.monotonic() - begin < duration_ms / 1e3:
+        times.append(repetition(graph))
+    return times
+
+
 def milliseconds(request, launches):
+    """Of a launch, in the mean, after a warm-up. All that comes before lets the GPU rest, and a GPU that rested exceeds its
+    power limit until its controller steps in; then its clock swings around the limit. Seen on an H200 with a limit of 700 W:
+    740 to 750 W for 0.75 s, a dip at 0.85 s, then swings of 0.8 s that make a launch up to 3 % faster or slower. The warm-up
+    that is asked for ends after the dip, the measured time is whole swings: their mean is what a long run gets, where a median
+    picks a phase."""
     graph = recorded(request, launches)
-    begin = time.monotonic()
-    while True:
-        repetition(graph)
-        if time.monotonic() - begin >= request["warm_up_ms"] / 1e3:
-            break
-    return statistics.median(repetition(graph) for _ in range(request["repetitions"])) / request["launches"]
+    repeated(graph, request["warm_up_ms"])
+    return statistics.fmean(repeated(graph, request["measured_ms"])) / request["launches"]
 
 
 def measured(request):

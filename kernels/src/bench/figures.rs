@@ -114,13 +114,9 @@ fn group(cell: &Cell) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
+    use super::super::attention::TIMING;
     use super::super::tracks::{cells, tracks};
     use super::*;
-
-    const TIMING: Timing =
-        Timing { sets: 2, launches: 8, warm_up: Duration::from_millis(300), repetitions: 21 };
 
     /// What is printed of all cells of one column, each with a figure of 1 ms, by a peer that gives these answers.
     fn printed(column: &str, answers: &str) -> Vec<String> {

@@ -29,11 +29,12 @@ struct Request<'a> {
     causal: bool,
     /// Keys to the left of the diagonal; absent means all.
     window: Option<u32>,
-    /// Sets of tensors in turn, launches between two looks at the clock, and how often to look, after milliseconds of warm-up.
+    /// Sets of tensors in turn, launches of a repetition, and how long to repeat it, unmeasured first and then measured, at
+    /// least once each. The answer is the mean.
     sets: usize,
     launches: usize,
     warm_up_ms: u64,
-    repetitions: usize,
+    measured_ms: u64,
     /// The backward; the forward where there is none.
     backward: Option<&'a BackwardRequest>,
 }
@@ -75,8 +76,8 @@ pub(super) struct Timing {
     pub(super) launches: usize,
     /// Repeated so long before anything counts, at least once: a GPU that rested runs faster than its power limit allows.
     pub(super) warm_up: Duration,
-    /// Repetitions, whose median counts.
-    pub(super) repetitions: usize,
+    /// Repeated so long, at least once; the mean counts.
+    pub(super) measured: Duration,
 }
 
 /// A peer's process.
@@ -157,7 +158,7 @@ fn read(answer: &str, backward: bool) -> Result<Measured, String> {
 
 fn request<'a>(cell: &'a Cell, timing: Timing, backward: Option<&'a BackwardRequest>) -> Request<'a> {
     let Cell { track, column, problem } = cell;
-    let Timing { sets, launches, warm_up, repetitions } = timing;
+    let Timing { sets, launches, warm_up, measured } = timing;
     Request {
         track,
         column: column.name,
@@ -170,7 +171,7 @@ fn request<'a>(cell: &'a Cell, timing: Timing, backward: Option<&'a BackwardRequ
         sets,
         launches,
         warm_up_ms: warm_up.as_millis() as u64,
-        repetitions,
+        measured_ms: measured.as_millis() as u64,
         backward,
     }
 }
@@ -180,8 +181,12 @@ mod tests {
     use super::super::tracks::{cells, tracks};
     use super::*;
 
-    const TIMING: Timing =
-        Timing { sets: 2, launches: 8, warm_up: Duration::from_millis(300), repetitions: 21 };
+    const TIMING: Timing = Timing {
+        sets: 2,
+        launches: 8,
+        warm_up: Duration::from_millis(1500),
+        measured: Duration::from_millis(2400),
+    };
 
     fn ask(command: &str) -> Result<Measured, String> {
         let tracks = tracks().unwrap();
@@ -193,6 +198,13 @@ mod tests {
     fn a_peer_is_asked_and_answers() {
         let script = r#"read line; case "$line" in *'"padded":[4096,4096,4096,4096]'*) echo; echo '{"ms": 1.5}';; esac"#;
         assert_eq!(ask(script), Ok(Measured { ms: 1.5, difference: None }));
+    }
+
+    #[test]
+    fn a_peer_is_told_how_a_figure_is_taken() {
+        let asked = r#"*'"sets":2,"launches":8,"warm_up_ms":1500,"measured_ms":2400,'*"#;
+        let script = format!("read line; case \"$line\" in {asked}) echo '{{\"ms\": 1.5}}';; esac");
+        assert_eq!(ask(&script), Ok(Measured { ms: 1.5, difference: None }));
     }
 
     #[test]
