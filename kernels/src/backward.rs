@@ -252,8 +252,8 @@ pub(crate) fn direction(
 }
 
 impl Order {
-    /// The order of a launch. Where walks up begin one after the other and are short, tiles that add in turns do not wait: in causal
-    /// masks they are 2 % faster than those that add as they come, with a window as fast (`kernels/NOTES.md`).
+    /// The order of a launch. Where walks up begin one after the other and are short, tiles that add in turns do not wait, and are as
+    /// fast as those that add as they come (`kernels/NOTES.md`).
     fn of_launch(self, call: &CallTables, direction: i32) -> Order {
         // The first rows see one tile of keys: all others begin later.
         let staggered = call.strides.first_seen <= KEYS;
