@@ -5,6 +5,7 @@
 //! problem inside is validated as any other. Whatever is wrong is one line that names the file and the field.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -106,6 +107,44 @@ pub struct Found {
     pub minimal: bool,
     /// Evaluations that the shrinker used.
     pub evaluations: usize,
+    /// What was wrong before shrinking, in words, where the finding says less or another thing: a minimal case often has too
+    /// few lanes, heads or rows to tell faults apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unshrunk: Option<String>,
+}
+
+impl Found {
+    /// In a case that nobody has shrunk.
+    pub fn drawn(finding: Finding) -> Found {
+        Found { finding, minimal: false, evaluations: 0, unshrunk: None }
+    }
+
+    /// Keeps what was wrong before shrinking, in words, where that is not known yet and says more than the finding.
+    pub fn remember(&mut self, before: &str) {
+        if self.unshrunk.is_none() && says_more(before, &self.finding.what) {
+            self.unshrunk = Some(before.to_owned());
+        }
+    }
+}
+
+/// Whether what was wrong before shrinking says more than what is wrong now, or another thing: whether not all of its words are
+/// there in their order. A smaller case has other rows, keys and weights, so words with a digit are not compared.
+fn says_more(before: &str, now: &str) -> bool {
+    let mut now = words(now);
+    !words(before).all(|word| now.any(|other| other == word))
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|letter: char| !letter.is_alphanumeric());
+    words.filter(|word| !word.is_empty() && !word.contains(|letter: char| letter.is_ascii_digit()))
+}
+
+impl fmt::Display for Found {
+    /// In one line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.finding)?;
+        self.unshrunk.iter().try_for_each(|what| write!(f, "; before shrinking: {what}"))
+    }
 }
 
 /// [`EARLIER_MAX`] of them.
@@ -319,6 +358,25 @@ mod tests {
         assert!(error(&edited("\"kv\": 1", "\"kv\": 0")).contains("heads.kv is 0"));
         assert!(error(&edited("\"schedule_seed\"", "\"shedule_seed\"")).contains("`shedule_seed`"));
         assert!(error(&edited("bf16", "bf17")).starts_with("problem.precision.q: "));
+    }
+
+    #[test]
+    fn what_was_wrong_before_says_more_where_its_words_are_others_and_not_where_its_numbers_are() {
+        const NONE: &str = "further from the exact value than rounding explains";
+        let missed = format!("{NONE}: looks as if query 237 of sequence 0 missed key 227 (weight 3.9e-1)");
+        let again = format!("{NONE}: looks as if query 0 of sequence 3 missed key 1 (weight 1.0e0)");
+        let read = format!("{NONE}: looks as if query 0 of sequence 0 took the values of KV head 1");
+        assert!(says_more(&missed, NONE) && says_more(&missed, &read) && says_more(&read, &missed));
+        assert!(!says_more(&missed, &again) && !says_more(&missed, &missed));
+        assert!(!says_more(NONE, &missed) && !says_more(NONE, NONE), "what is wrong now says more");
+        let [saw, as_if] = ["query 1: saw keys 0..9", "query 0: as if it saw keys 0..1"];
+        assert!(!says_more(saw, as_if) && says_more(as_if, saw));
+
+        let finding = crate::verdict::Finding::new(crate::verdict::Check::Envelope, None, NONE.to_owned());
+        let mut found = Found::drawn(finding);
+        assert_eq!(found.to_string(), format!("envelope: {NONE}"));
+        [NONE, &missed, &read].iter().for_each(|before| found.remember(before));
+        assert_eq!(found.to_string(), format!("envelope: {NONE}; before shrinking: {missed}"), "the first");
     }
 
     #[test]

@@ -97,7 +97,7 @@ pub fn subject(case: &Case, other: bool) -> String {
     }
     if let Some(found) = &case.found {
         let whose = if other { "of the file's own subject: " } else { "" };
-        let _ = writeln!(text, "found     {whose}{}", found.finding);
+        let _ = writeln!(text, "found     {whose}{found}");
     }
     text
 }

@@ -289,7 +289,7 @@ impl Findings {
     }
 
     fn words(&self, name: &str, case: &Case) -> String {
-        let finding = case.found.as_ref().map(|found| found.finding.to_string()).unwrap_or_default();
+        let finding = case.found.as_ref().map(ToString::to_string).unwrap_or_default();
         let problem = prose::describe(&case.problem);
         format!("{problem}: {finding}\nreplay: {}\n", self.replay(name, case))
     }

@@ -241,6 +241,6 @@ fn the_canary_is_found_and_nothing_else_is_left_behind() {
     let findings = Findings::create(place.path()).expect("the directory is made");
     let canary = campaign::canary(&plan(3), &findings, &Control::default());
     let finding = canary.finding.expect("the canary is found");
-    assert!(finding.minimal);
+    assert!(finding.found.minimal);
     assert_eq!(cases(place.path()).len(), 1);
 }

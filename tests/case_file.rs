@@ -68,7 +68,7 @@ fn case() -> Case {
         inputs: InputSource::Recorded { file: "inputs.safetensors".to_owned(), digest: "00".to_owned() },
         problem: problem.clone(),
         before: vec![Earlier { options, problem }],
-        found: Some(Found { finding, minimal: true, evaluations: 1 }),
+        found: Some(Found { finding, minimal: true, evaluations: 1, unshrunk: Some("wrong".to_owned()) }),
     }
 }
 

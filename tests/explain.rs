@@ -241,7 +241,7 @@ fn what_no_schedule_shows_is_said() {
     }
     let mut case = named("emulated");
     let finding = Finding::new(Check::Exact, None, "wrong".to_owned());
-    case.found = Some(Found { finding, minimal: true, evaluations: 1 });
+    case.found = Some(Found::drawn(finding));
     assert!(subject(&case, false).contains("\nfound     exact: wrong"), "{}", subject(&case, false));
     assert!(
         subject(&case, true).contains("\nfound     of the file's own subject: "),
@@ -259,7 +259,7 @@ fn the_other_runs_of_an_identity_are_shown() {
             Case::new(Subject { name: "emulated".to_owned(), options: BTreeMap::new() }, 0, problem.clone());
         let finding =
             Finding { identity: relation, ..Finding::new(Check::Identity, None, "wrong".to_owned()) };
-        case.found = Some(Found { finding, minimal: true, evaluations: 1 });
+        case.found = Some(Found::drawn(finding));
         other_runs(&case, &Emulated::default(), &Options::default())
     };
     let text = shown(Some(Relation::SequenceOrder));

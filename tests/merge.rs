@@ -10,12 +10,15 @@ use assert_cmd::Command;
 use serde_json::Value;
 
 /// Subjects whose failures have one symptom, or several; and the right one.
-const SUBJECTS: [&str; 4] = [
+const SUBJECTS: [&str; 5] = [
     "window-off-by-one",
+    OTHER_HEAD,
     "emulated+padded-keys-as-real",
     "emulated+gradient-sums-not-cleared",
     "emulated:q_tile=2",
 ];
+/// Queries read the KV head after their own, which a minimal case of one lane cannot tell from other faults.
+const OTHER_HEAD: &str = "emulated~call-kv-heads-rotated";
 const CASES: &str = "240";
 
 fn seamproof(dir: &Path, arguments: &[&str]) -> Output {
@@ -123,6 +126,66 @@ fn shards_join_into_the_campaign_that_was_not_cut() {
         }
     }
     assert!(failures > 12, "{failures} events of findings: too few to say anything");
+}
+
+/// The last event of each failure.
+fn findings(events: &[Value]) -> Vec<&Value> {
+    let all = events.iter().filter(|event| event["event"] == "finding");
+    all.map(|event| (event["key"].to_string(), event)).collect::<BTreeMap<_, _>>().into_values().collect()
+}
+
+/// What was wrong before shrinking is told wherever the finding is, by one run and by the merge of its parts; the parts of a
+/// program that did not keep it are joined without.
+#[test]
+fn what_was_wrong_before_shrinking_is_not_lost() {
+    let (place, expected) = whole(OTHER_HEAD);
+    let told: Vec<&Value> =
+        findings(&expected.events).into_iter().filter(|f| f["key"]["check"] == "envelope").collect();
+    assert!(!told.is_empty());
+    for event in told {
+        let now = event["finding"]["what"].as_str().expect("words");
+        assert!(!now.contains("looks as if"), "{now}: the minimal case is too small to tell");
+        let before = event["unshrunk"].as_str().unwrap_or_else(|| panic!("{event}"));
+        assert!(before.contains("took the keys and values of KV head "), "{before}");
+        let line = format!("; before shrinking: {before}");
+        let name = event["name"].as_str().expect("a name");
+        assert!(expected.said.iter().any(|said| said.ends_with(&line)), "{line}: {:?}", expected.said);
+        assert!(expected.junit.iter().any(|said| said.ends_with(&line)), "{line}: {:?}", expected.junit);
+        assert!(expected.findings[&format!("{name}.txt")].contains(&line), "{line}");
+        let file = format!("out/findings/{name}.json");
+        let case: Value =
+            serde_json::from_str(&expected.findings[&format!("{name}.json")]).expect("a case is JSON");
+        assert_eq!(case["found"]["unshrunk"], event["unshrunk"]);
+        let shown = seamproof(place.path(), &["explain", &file]).stdout;
+        assert!(String::from_utf8_lossy(&shown).contains(&line), "{line}");
+    }
+
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let parts = [0, 1].map(|index| shard(place.path(), OTHER_HEAD, index, 2));
+    for part in &parts {
+        let log = place.path().join(part).join("events.jsonl");
+        let text = fs::read_to_string(&log).expect("an event log");
+        let old: Vec<String> = text.lines().map(|line| without_unshrunk(line).to_string()).collect();
+        assert!(text.contains("\"unshrunk\""), "{text}");
+        fs::write(&log, old.join("\n") + "\n").expect("the log is written");
+    }
+    let merge = ["merge", "--out", "out", "--junit", "junit.xml", &parts[0], &parts[1]];
+    let merged = left(place.path(), &seamproof(place.path(), &merge));
+    let keys = |left: &Left| -> Vec<String> {
+        findings(&left.events).iter().map(|f| f["key"].to_string()).collect()
+    };
+    assert_eq!((merged.code, keys(&merged)), (expected.code, keys(&expected)));
+    assert!(!merged.said.iter().any(|line| line.contains("before shrinking")), "nobody kept it");
+}
+
+/// An event as a program wrote it that kept nothing of what was wrong before shrinking.
+fn without_unshrunk(line: &str) -> Value {
+    let mut event: Value = serde_json::from_str(line).expect("an event is JSON");
+    event.as_object_mut().expect("an event is an object").remove("unshrunk");
+    if let Some(found) = event.pointer_mut("/case/found").and_then(Value::as_object_mut) {
+        found.remove("unshrunk");
+    }
+    event
 }
 
 /// Every failing case is counted for its failure, or as like none: the summary's counts add up.

@@ -120,6 +120,8 @@ pub(super) struct Ledger<'a> {
     /// Cases that were noted.
     noted: u64,
     distinct: BTreeMap<FailureKey, Distinct>,
+    /// The smallest case of each, as it is on disk.
+    smallest: BTreeMap<FailureKey, Case>,
     shrinks: BTreeMap<Symptom, usize>,
     /// What each known failure needs: features of its smallest case that all cases had which came to it. The others
     /// were brought in by the shrinker (an empty sequence is simpler than a short one).
@@ -128,8 +130,17 @@ pub(super) struct Ledger<'a> {
 
 impl<'a> Ledger<'a> {
     pub(super) fn new(plan: &'a Plan, subjects: &'a dyn Subjects, sinks: &'a Sinks<'a>) -> Ledger<'a> {
-        let (distinct, shrinks, needs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Ledger { plan, subjects, sinks, summary: Summary::default(), noted: 0, distinct, shrinks, needs }
+        Ledger {
+            plan,
+            subjects,
+            sinks,
+            summary: Summary::default(),
+            noted: 0,
+            distinct: BTreeMap::new(),
+            smallest: BTreeMap::new(),
+            shrinks: BTreeMap::new(),
+            needs: BTreeMap::new(),
+        }
     }
 
     /// Adds the next case; returns the number of different failures so far.
@@ -216,11 +227,9 @@ impl<'a> Ledger<'a> {
             seen: 1,
             counted: 0,
             first_case: index,
-            finding: storable(finding),
+            found: Found { minimal: true, ..Found::drawn(storable(finding)) },
             problem: format!("malformed: {rule}"),
             size: None,
-            minimal: true,
-            evaluations: 0,
             name: None,
             replay,
         };
@@ -261,7 +270,7 @@ impl<'a> Ledger<'a> {
         };
         self.sinks.observer.event(&Event::Shrunk(ShrunkEvent { index, case: &case }));
         self.learn(symptom, &drawn, &case);
-        self.replace(index, symptom, &name, &case)
+        self.replace(index, symptom, &name, case)
     }
 
     /// The known failure of this symptom that needs nothing that a problem of these features lacks; of several the one
@@ -303,7 +312,7 @@ impl<'a> Ledger<'a> {
     fn keep_drawn(&mut self, name: &str, mut case: Case, symptom: Symptom) -> Result<(), RecordError> {
         let Some(finding) = self.judged_again(&case, symptom) else { return Ok(()) };
         case.before.clone_from(&finding.before);
-        case.found = Some(Found { finding: storable(finding), minimal: false, evaluations: 0 });
+        case.found = Some(Found::drawn(storable(finding)));
         self.sinks.findings.record(name, &case)
     }
 
@@ -340,33 +349,34 @@ impl<'a> Ledger<'a> {
     }
 
     /// Puts the minimal case in the place of the drawn one, unless a smaller case of the same failure is there.
-    fn replace(&mut self, index: u64, symptom: Symptom, drawn: &str, case: &Case) -> Result<(), RecordError> {
-        let Some(found) = &case.found else { return Ok(()) };
+    fn replace(&mut self, index: u64, symptom: Symptom, drawn: &str, new: Case) -> Result<(), RecordError> {
+        let Some(found) = &new.found else { return Ok(()) };
         let findings = self.sinks.findings;
-        let key = FailureKey::of(&found.finding, self.subjects.name(), &case.problem);
-        let name = format!("{}-{}", symptom.name(), case.id());
+        let key = FailureKey::of(&found.finding, self.subjects.name(), &new.problem);
+        let known = self.smallest.get(&key);
+        let case = known.map_or_else(|| new.clone(), |known| smaller(known, &new));
+        let Some(found) = &case.found else { return Ok(()) };
+        let named = |case: &Case| format!("{}-{}", symptom.name(), case.id());
+        let name = named(&case);
+        if known != Some(&case) {
+            findings.record(&name, &case)?;
+            findings.explain(&name, &case)?;
+            if let Some(beaten) = known.map(named).filter(|beaten| *beaten != name) {
+                findings.remove(&beaten)?;
+            }
+        }
         let distinct = Distinct {
             key: key.clone(),
             seen: 1,
             counted: 0,
             first_case: index,
-            finding: found.finding.clone(),
+            found: found.clone(),
             problem: prose::describe(&case.problem),
             size: Some(shrink::size(&case.problem)),
-            minimal: found.minimal,
-            evaluations: found.evaluations,
             name: Some(name.clone()),
-            replay: findings.replay(&name, case),
+            replay: findings.replay(&name, &case),
         };
-        let known = self.distinct.get(&key);
-        if known.is_none_or(|known| distinct.size < known.size) {
-            let beaten = known.and_then(|known| known.name.clone());
-            findings.record(&name, case)?;
-            findings.explain(&name, case)?;
-            if let Some(beaten) = beaten.filter(|beaten| *beaten != name) {
-                findings.remove(&beaten)?;
-            }
-        }
+        self.smallest.insert(key.clone(), case);
         self.keep(key, distinct);
         findings.remove(drawn)
     }
@@ -374,7 +384,7 @@ impl<'a> Ledger<'a> {
     fn keep(&mut self, key: FailureKey, mut new: Distinct) {
         if let Some(known) = self.distinct.get_mut(&key) {
             known.seen += 1;
-            if known.size <= new.size {
+            if known.size <= new.size && known.found.unshrunk == new.found.unshrunk {
                 return;
             }
             (new.seen, new.counted, new.first_case) = (known.seen, known.counted, known.first_case);
@@ -382,4 +392,16 @@ impl<'a> Ledger<'a> {
         self.sinks.observer.event(&Event::Finding(&new));
         self.distinct.insert(key, new);
     }
+}
+
+/// The smaller of two cases of a failure; what was wrong before shrinking may be known of the other one alone.
+fn smaller(known: &Case, new: &Case) -> Case {
+    let is_new = shrink::size(&new.problem) < shrink::size(&known.problem);
+    let (case, other) = if is_new { (new, known) } else { (known, new) };
+    let mut case = case.clone();
+    let unshrunk = other.found.as_ref().and_then(|found| found.unshrunk.as_deref());
+    if let (Some(found), Some(unshrunk)) = (&mut case.found, unshrunk) {
+        found.remember(unshrunk);
+    }
+    case
 }

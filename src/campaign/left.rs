@@ -10,11 +10,10 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::failure::FailureKey;
-use crate::case::Case;
+use crate::case::{Case, Found};
 use crate::files;
 use crate::prose::{describe, replay_command};
 use crate::record::FINDINGS;
-use crate::verdict::Finding;
 
 /// A finding that no sum tells of.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,12 +37,11 @@ pub enum Holds {
     Finding {
         /// What makes it different from others, with all features of the case where that was not shrunk.
         key: FailureKey,
-        /// The broken check.
-        finding: Box<Finding>,
+        /// What was found.
+        #[serde(flatten)]
+        found: Box<Found>,
         /// The case in words.
         problem: String,
-        /// Whether the shrinker had finished with it.
-        minimal: bool,
     },
     /// Nothing that can be read.
     Unread {
@@ -60,7 +58,7 @@ impl LeftFinding {
 
     /// Whether it is the subject's end for sure, and no wrong result.
     pub fn is_end(&self) -> bool {
-        matches!(&self.holds, Holds::Finding { finding, .. } if finding.check.is_end())
+        matches!(&self.holds, Holds::Finding { found, .. } if found.finding.check.is_end())
     }
 }
 
@@ -84,8 +82,7 @@ fn held_by(path: &Path) -> Holds {
         Ok(Case { subject, problem, found: Some(found), .. }) => Holds::Finding {
             key: FailureKey::of(&found.finding, &subject.name, &problem),
             problem: describe(&problem),
-            minimal: found.minimal,
-            finding: Box::new(found.finding),
+            found: Box::new(found),
         },
         Ok(_) => Holds::Unread { unread: format!("{}: says of no finding", path.display()) },
         Err(error) => Holds::Unread { unread: error.to_string() },
@@ -95,7 +92,7 @@ fn held_by(path: &Path) -> Holds {
 impl Display for LeftFinding {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match &self.holds {
-            Holds::Finding { problem, finding, .. } => writeln!(f, "FAIL      {problem}: {finding}")?,
+            Holds::Finding { problem, found, .. } => writeln!(f, "FAIL      {problem}: {found}")?,
             Holds::Unread { unread } => writeln!(f, "FAIL      {unread}")?,
         }
         write!(f, "          replay: {}", self.replay)

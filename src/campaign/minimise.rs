@@ -1,8 +1,11 @@
 //! Shrinks a failing case, as a campaign and `seamproof shrink` do.
+//!
+//! A finding's words may name the fault (which key a query lost, which head it read), and a minimal case is often too small for
+//! that: in one lane any key may be the lost one. So what was wrong before shrinking stays with what was found.
 
 use seamproof_oracle::Problem;
 
-use super::failure::same_failure;
+use super::failure::{Symptom, same_failure};
 use super::plan::Control;
 use super::storable;
 use crate::backend::Backend;
@@ -53,9 +56,16 @@ pub fn minimise(
     };
     let shrunk = shrink::shrink(&case.problem, budget, fails);
     let minimal = shrunk.complete && !control.stopped();
-    let found = Found { finding: storable(last), minimal, evaluations: shrunk.evaluations };
+    let mut found = Found { minimal, evaluations: shrunk.evaluations, ..Found::drawn(storable(last)) };
+    found.remember(unshrunk(case, start));
     Minimised {
         case: Case { problem: shrunk.problem, found: Some(found), ..case.clone() },
         accepted: shrunk.accepted.iter().map(|(_, steps)| steps).sum(),
     }
+}
+
+/// What was wrong in a case before anybody shrunk it: it may have been shrunk already, for the same symptom.
+fn unshrunk<'a>(case: &'a Case, start: &'a Finding) -> &'a str {
+    let found = case.found.as_ref().filter(|found| Symptom::of(&found.finding) == Symptom::of(start));
+    found.and_then(|found| found.unshrunk.as_deref()).unwrap_or(&start.what)
 }

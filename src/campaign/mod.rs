@@ -206,7 +206,7 @@ impl Worker<'_> {
     fn record(&self, index: u64, mut case: Case, finding: Finding) -> Failed {
         let name = name_of(index);
         case.before.clone_from(&finding.before);
-        case.found = Some(Found { finding: storable(finding.clone()), minimal: false, evaluations: 0 });
+        case.found = Some(Found::drawn(storable(finding.clone())));
         let recorded = self.sinks.findings.record(&name, &case);
         Failed { name, case, finding, recorded: Recorded::Now(recorded) }
     }

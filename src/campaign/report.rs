@@ -15,9 +15,9 @@ impl Display for Distinct {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "FAIL      {} ({}; first in case {})", self.key, self.met(), self.first_case)?;
         writeln!(f, "          {}", self.problem)?;
-        writeln!(f, "          {}", self.finding)?;
-        let state = if self.minimal { "minimal" } else { "not minimal" };
-        writeln!(f, "          {state} after {}", counted(self.evaluations, "evaluation"))?;
+        writeln!(f, "          {}", self.found)?;
+        let state = if self.found.minimal { "minimal" } else { "not minimal" };
+        writeln!(f, "          {state} after {}", counted(self.found.evaluations, "evaluation"))?;
         writeln!(f, "          replay: {}", self.replay)
     }
 }
@@ -44,7 +44,7 @@ impl Display for Canary {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match &self.finding {
             Some(finding) => {
-                let (case, evaluations) = (finding.first_case, finding.evaluations);
+                let (case, evaluations) = (finding.first_case, finding.found.evaluations);
                 write!(
                     f,
                     "canary    found in case {case}, shrunk in {} to {}",

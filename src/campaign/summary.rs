@@ -11,6 +11,7 @@ use super::histogram::{Histogram, Quantiles};
 use super::plan::Plan;
 use super::ways::Ways;
 use crate::backend::{DeviceRuns, TensorName};
+use crate::case::Found;
 use crate::census::Census;
 use crate::prose::counted;
 use crate::shrink::Size;
@@ -34,17 +35,14 @@ pub struct Distinct {
     pub counted: u64,
     /// The first of the shrunk ones.
     pub first_case: u64,
-    /// The broken check in the smallest case.
-    pub finding: Finding,
+    /// What was found in the smallest case.
+    #[serde(flatten)]
+    pub found: Found,
     /// The smallest case in words.
     pub problem: String,
     /// How large it is; absent where the failure is no problem.
     #[serde(skip)]
     pub size: Option<Size>,
-    /// Whether no single step makes it smaller.
-    pub minimal: bool,
-    /// Evaluations of the shrinker.
-    pub evaluations: usize,
     /// Name of its files; absent where the failure is no problem that could be stored.
     pub name: Option<String>,
     /// The command that shows it again; where only the crate that has the subject can, the test to paste there, in words.

@@ -128,9 +128,7 @@ pub(super) fn of_regressions(all: &Regressions, known: &dyn Fn(&str) -> bool) ->
 fn of_left(left: &[LeftFinding]) -> Vec<TestCase> {
     let of_one = |left: &LeftFinding| {
         let (message, details) = match &left.holds {
-            Holds::Finding { key, finding, problem, .. } => {
-                (finding.to_string(), format!("{key}\n{problem}\n"))
-            }
+            Holds::Finding { key, found, problem } => (found.to_string(), format!("{key}\n{problem}\n")),
             Holds::Unread { unread } => (unread.clone(), String::new()),
         };
         let details = format!("{details}replay: {}", left.replay);

@@ -10,7 +10,6 @@ use super::output::print_line;
 use super::run::stop_on_signal;
 use super::{CliError, load, tell_if_long, worker};
 use crate::campaign::{Control, Minimised, SHRINK_EVALUATIONS_MAX, minimise};
-use crate::case::Found;
 use crate::evaluate::replay_as;
 use crate::prose::{self, counted, replay_command};
 use crate::record::write_whole;
@@ -41,7 +40,11 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
-    let (case, backend) = load(&args.file, args.backend.as_deref())?;
+    let (mut case, backend) = load(&args.file, args.backend.as_deref())?;
+    // What the file tells was wrong before shrinking is its own subject's.
+    if args.backend.is_some() {
+        case.found = None;
+    }
     tell_if_long(&args.file, &case.problem);
     let verdict = replay_as(&case, backend.as_ref(), &case.problem)
         .map_err(|source| CliError::Replay { file: args.file.display().to_string(), source })?;
@@ -86,10 +89,10 @@ fn save(args: &Args, Minimised { case, accepted }: &Minimised) -> Result<(), Cli
         write_whole(out, &case.to_json())?;
     }
     print_line(&format_args!("to       {}", prose::describe(&case.problem)));
-    if let Some(Found { finding, minimal, evaluations }) = &case.found {
-        let state = if *minimal { "minimal" } else { "not minimal yet" };
-        print_line(&format_args!("         {finding}"));
-        let (steps, evaluations) = (counted(*accepted, "step"), counted(*evaluations, "evaluation"));
+    if let Some(found) = &case.found {
+        let state = if found.minimal { "minimal" } else { "not minimal yet" };
+        print_line(&format_args!("         {found}"));
+        let (steps, evaluations) = (counted(*accepted, "step"), counted(found.evaluations, "evaluation"));
         print_line(&format_args!("         {state} after {steps} and {evaluations}"));
     }
     let replay = match &out {

@@ -23,7 +23,6 @@ use crate::files;
 use crate::prose::{self, replay_command};
 use crate::record::FINDINGS;
 use crate::shrink::{Size, size};
-use crate::verdict::Finding;
 
 /// What of a night no campaign of any report counts.
 #[derive(Clone, Debug, Serialize)]
@@ -182,7 +181,7 @@ fn cases_of_slice(slice: &Path, unread: &mut Vec<Unread>) -> Vec<PathBuf> {
 struct Group {
     cases: u64,
     shrunk: u64,
-    smallest: (Size, PathBuf, Case, Finding),
+    smallest: (Size, PathBuf, Case, Found),
 }
 
 /// Every key once, with its smallest case; those that a failure of `own` explains are left out. A file that cannot be read is
@@ -195,20 +194,20 @@ fn grouped(files: &[PathBuf], known: &Known, own: &[Failure]) -> Vec<Failure> {
                 let key = FailureKey::of(&found.finding, &case.subject.name, &case.problem);
                 let explained = own.iter().any(|failure| key.explained_by(&failure.key));
                 let kind = if found.minimal { &mut minimal } else { &mut drawn };
-                kind.extend((!explained).then_some((key, path, case, found.finding)));
+                kind.extend((!explained).then_some((key, path, case, found)));
             }
             Err(what) => unread.push(unreadable(Unread { path: path.clone(), what })),
         }
     }
     let mut groups: BTreeMap<String, Group> = BTreeMap::new();
-    for (key, path, case, finding) in minimal {
-        add(&mut groups, key.to_string(), true, (size(&case.problem), path.clone(), case, finding));
+    for (key, path, case, found) in minimal {
+        add(&mut groups, key.to_string(), true, (size(&case.problem), path.clone(), case, found));
     }
-    for (key, path, case, finding) in drawn {
+    for (key, path, case, found) in drawn {
         let listed = known.known.iter().map(|entry| &entry.key);
         let words = groups.keys().chain(listed).find(|words| key.explained_by(words)).cloned();
         let words = words.unwrap_or_else(|| key.without_features().to_string());
-        add(&mut groups, words, false, (size(&case.problem), path.clone(), case, finding));
+        add(&mut groups, words, false, (size(&case.problem), path.clone(), case, found));
     }
     groups.into_iter().map(|(words, group)| failure(words, group, known)).chain(unread).collect()
 }
@@ -217,12 +216,7 @@ fn found(case: Case) -> Result<(Case, Found), String> {
     case.found.clone().map(|found| (case, found)).ok_or_else(|| "says of no finding".to_owned())
 }
 
-fn add(
-    groups: &mut BTreeMap<String, Group>,
-    words: String,
-    shrunk: bool,
-    new: (Size, PathBuf, Case, Finding),
-) {
+fn add(groups: &mut BTreeMap<String, Group>, words: String, shrunk: bool, new: (Size, PathBuf, Case, Found)) {
     match groups.get_mut(&words) {
         None => drop(groups.insert(words, Group { cases: 1, shrunk: u64::from(shrunk), smallest: new })),
         Some(group) => {
@@ -236,17 +230,17 @@ fn add(
 }
 
 fn failure(key: String, group: Group, known: &Known) -> Failure {
-    let Group { cases, shrunk, smallest: (_, path, case, finding) } = group;
-    let symptom = FailureKey::without_problem(&finding, &case.subject.name).to_string();
+    let Group { cases, shrunk, smallest: (_, path, case, found) } = group;
+    let symptom = FailureKey::without_problem(&found.finding, &case.subject.name).to_string();
     Failure {
         known: known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone())),
         key,
         symptom,
         cases,
         shrunk,
-        is_end: finding.check.is_end(),
+        is_end: found.finding.check.is_end(),
         problem: prose::describe(&case.problem),
-        finding: finding.to_string(),
+        finding: found.to_string(),
         replay: replay_command(&path, None),
     }
 }
@@ -282,7 +276,7 @@ mod tests {
         let mut case = Case::load(&folder.join("te-reorder-tail.json")).unwrap();
         let Ok(Verdict::Finding(finding)) = crate::evaluate::replay(&case) else { panic!("a defect fails") };
         let key = FailureKey::of(&finding, &case.subject.name, &case.problem);
-        case.found = Some(Found { finding: *finding, minimal, evaluations: 0 });
+        case.found = Some(Found { minimal, ..Found::drawn(*finding) });
         (case, key)
     }
 

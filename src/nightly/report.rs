@@ -245,7 +245,7 @@ fn failures(outcome: &Outcome, known: &Known) -> Vec<Failure> {
         shrunk,
         is_end: distinct.key.check.is_end(),
         problem: distinct.problem.clone(),
-        finding: distinct.finding.to_string(),
+        finding: distinct.found.to_string(),
         replay: distinct.replay.clone(),
     };
     all.into_iter().map(failure).collect()
