@@ -97,6 +97,9 @@ pub struct Case {
     pub found: Option<Found>,
 }
 
+/// Characters of what was wrong before shrinking that are kept: it goes from file to file, and one may hold anything.
+pub const UNSHRUNK_MAX: usize = 4096;
+
 /// What a campaign found in a case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -122,7 +125,7 @@ impl Found {
     /// Keeps what was wrong before shrinking, in words, where that is not known yet and says more than the finding.
     pub fn remember(&mut self, before: &str) {
         if self.unshrunk.is_none() && says_more(before, &self.finding.what) {
-            self.unshrunk = Some(before.to_owned());
+            self.unshrunk = Some(before.chars().take(UNSHRUNK_MAX).collect());
         }
     }
 }
@@ -136,14 +139,36 @@ fn says_more(before: &str, now: &str) -> bool {
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|letter: char| !letter.is_alphanumeric());
-    words.filter(|word| !word.is_empty() && !word.contains(|letter: char| letter.is_ascii_digit()))
+    words.filter(|word| !word.is_empty() && !has_digit(word))
 }
 
+fn has_digit(text: &str) -> bool {
+    text.contains(|letter: char| letter.is_ascii_digit())
+}
+
+/// What was wrong before shrinking, without the clauses at its beginning that what is wrong now begins with too. One that tells
+/// a place stays.
+fn beyond<'a>(before: &'a str, now: &str) -> &'a str {
+    let mut rest = before;
+    for clause in now.split(CLAUSE).take_while(|clause| !has_digit(clause)) {
+        let Some(more) = rest.strip_prefix(clause).and_then(|more| more.strip_prefix(CLAUSE)) else { break };
+        rest = more;
+    }
+    rest
+}
+
+/// Between the clauses of what is wrong: the general one is first.
+const CLAUSE: &str = ": ";
+
 impl fmt::Display for Found {
-    /// In one line.
+    /// In one line, whatever texts a file held.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.finding)?;
-        self.unshrunk.iter().try_for_each(|what| write!(f, "; before shrinking: {what}"))
+        let mut text = self.finding.to_string();
+        if let Some(before) = &self.unshrunk {
+            text += "; before shrinking: ";
+            text += beyond(before, &self.finding.what);
+        }
+        f.write_str(&text.replace(['\n', '\r'], " "))
     }
 }
 
@@ -376,7 +401,32 @@ mod tests {
         let mut found = Found::drawn(finding);
         assert_eq!(found.to_string(), format!("envelope: {NONE}"));
         [NONE, &missed, &read].iter().for_each(|before| found.remember(before));
-        assert_eq!(found.to_string(), format!("envelope: {NONE}; before shrinking: {missed}"), "the first");
+        assert_eq!(found.unshrunk.as_ref(), Some(&missed), "the first");
+        let mut found = Found { unshrunk: None, ..found };
+        found.remember(&"±".repeat(UNSHRUNK_MAX + 1));
+        assert_eq!(found.unshrunk, None, "no word");
+        found.remember(&"ß".repeat(UNSHRUNK_MAX + 1));
+        assert_eq!(found.unshrunk, Some("ß".repeat(UNSHRUNK_MAX)));
+    }
+
+    #[test]
+    fn what_was_found_is_one_line_that_says_nothing_twice() {
+        let line = |what: &str, before: &str| {
+            let finding =
+                crate::verdict::Finding::new(crate::verdict::Check::Envelope, None, what.to_owned());
+            Found { unshrunk: Some(before.to_owned()), ..Found::drawn(finding) }.to_string()
+        };
+        assert_eq!(line("off", "off: missed key 227"), "envelope: off; before shrinking: missed key 227");
+        assert_eq!(
+            line("off: saw none", "off: saw one"),
+            "envelope: off: saw none; before shrinking: saw one"
+        );
+        let at_a_place = line("query 0: saw none", "query 0: saw one");
+        assert_eq!(at_a_place, "envelope: query 0: saw none; before shrinking: query 0: saw one");
+        assert_eq!(line("off: saw none", "off"), "envelope: off: saw none; before shrinking: off");
+        assert_eq!(line("off", "offset: 3"), "envelope: off; before shrinking: offset: 3");
+        assert_eq!(line("a\nFAIL b", "c\r\nFAIL d"), "envelope: a FAIL b; before shrinking: c  FAIL d");
+        assert_eq!(line("", ""), "envelope: ; before shrinking: ");
     }
 
     #[test]
