@@ -133,7 +133,7 @@ def repetition(graph):
     return begin.elapsed_time(end)
 
 
-def repeated(graph, duration_ms):
+def repetitions(graph, duration_ms):
     """What each repetition took, repeated until a time on the clock is over, at least once."""
     begin, times = time.monotonic(), [repetition(graph)]
     while time.monotonic() - begin < duration_ms / 1e3:
@@ -148,8 +148,8 @@ def milliseconds(request, launches):
     that is asked for ends after the dip, the measured time is whole swings: their mean is what a long run gets, where a median
     picks a phase."""
     graph = recorded(request, launches)
-    repeated(graph, request["warm_up_ms"])
-    return statistics.fmean(repeated(graph, request["measured_ms"])) / request["launches"]
+    repetitions(graph, request["warm_up_ms"])
+    return statistics.fmean(repetitions(graph, request["measured_ms"])) / request["launches"]
 
 
 def measured(request):
