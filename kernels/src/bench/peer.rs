@@ -200,6 +200,18 @@ mod tests {
         assert_eq!(ask(script), Ok(Measured { ms: 1.5, difference: None }));
     }
 
+    /// Python lets a second function of one name replace the first; nothing runs the script where there is no GPU.
+    #[test]
+    fn functions_of_the_peer_have_names_of_their_own() {
+        let script = include_str!("../../bench/fa4.py");
+        let mut names: Vec<&str> =
+            script.lines().filter_map(|line| line.strip_prefix("def ")?.split('(').next()).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert!(all > 10 && names.len() == all, "{all} functions of the names {names:?}");
+    }
+
     #[test]
     fn a_peer_is_told_how_a_figure_is_taken() {
         let asked = r#"*'"sets":2,"launches":8,"warm_up_ms":1500,"measured_ms":2400,'*"#;
