@@ -19,6 +19,13 @@
 // first, and the first keys come first: the longest tiles, all of which begin with the last rows, which all of them see. The host
 // chooses.
 //
+// For short packs there is a second form, `short`, of tiles of keys that come to a tile of rows one after the other. The first
+// kernel makes no D: the tile of keys that opens a tile of rows *describes* them, which is to make LSE and D, for itself and for
+// those that see these rows later. And where all tiles of keys of a segment see all its rows they *go around*: they begin evenly
+// apart, and go on with the first rows after the last, so that each opens rows of its own. Only these wait for tiles that are
+// taken later. So the tiles of a head are neighbours in the order, a block takes nothing else until all of them are taken, and as
+// many blocks as they are must be there at once, MOST_AROUND at most.
+//
 // Gradients go to their rows through shared memory, 64 lanes of a warp's 16 rows at a time, in dS's place of the turn that is next.
 // While a tile ends the next one's first rows are loaded, and its keys as soon as the last turn has made dQ.
 //
@@ -26,8 +33,9 @@
 // out: rows of K, Q and dout behind the last real one are overwritten with zeros in shared memory, weights and gradients of
 // pairs that are not seen are replaced and not multiplied, and rows that are not real are written as zeros or not at all.
 //
-// The kernels on rows are in backward_rows.cuh, the threads that move rows in backward_tiles.cuh, those that multiply in
-// backward_consumer.cuh, the plan in backward_plan.cuh; here is what they have in common.
+// What is done on rows is in backward_rows.cuh, the threads that move rows in backward_tiles.cuh, the warp of statistics in
+// backward_statistics.cuh, those that multiply in backward_consumer.cuh, the plan in backward_plan.cuh; here is what they have in
+// common.
 //
 // Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16). PLAN: with the planning kernel.
 #include "common.cuh"
@@ -38,6 +46,8 @@ constexpr int GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS_ALL = CONSUMERS + 12
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL,
               "more registers than the launch gives");
+// Tiles of keys of a segment that go around, at most.
+constexpr u32 MOST_AROUND = 8;
 constexpr int STAGES = 2, ADDERS = 2, TILES = 2;
 // Whether consumers make descriptors from what warps have alike: a tenth fewer instructions, which count where products are
 // short. With 128 lanes the registers that are read once more cost as much.
@@ -45,6 +55,8 @@ constexpr bool ALIKE = DIM <= 64;
 constexpr int KV_BYTES = KEYS * DIM * 2, Q_BYTES = ROWS * DIM * 2, DS_BYTES = KEYS * ROWS * 2;
 // Of dQ, f32: a group's part of 64 rows and 64 lanes, and all.
 constexpr int PART_BYTES = 64 * 64 * 4, SUMS = ROWS * DIM;
+// The numbers of a tile of rows: LSE of each, then D of each.
+constexpr int STATISTICS = 2 * ROWS;
 constexpr float LOG2_E = 1.44269504088896340736f;
 
 // What the planning kernel makes of the tables. A row of the tensors is `step * index + phase`, the same step for all.
@@ -66,7 +78,8 @@ struct alignas(16) PlannedSegment {
     int keys;
     u32 seeing;
     u32 seeing_end;
-    u32 unused;
+    // Its tiles with real keys, where they may go around; else 0.
+    u32 around;
 };
 
 struct alignas(16) PlannedRun {
@@ -93,6 +106,8 @@ struct Args {
     TensorMap k;
     TensorMap v;
     TensorMap dout;
+    // Out, in the short form.
+    TensorMap saved;
     Plan* plan;
     const PlannedSegment* segments;
     const PlannedRun* runs;
@@ -103,8 +118,9 @@ struct Args {
     float* sums;
     // LSE and D of its rows.
     float* statistics;
-    // How many tiles of keys have been added.
+    // How many tiles of keys have been added, and whether its rows are described.
     u32* added;
+    u32* described;
     // As elements, where the copy engine has no part in it.
     View gradient;
     View out;
@@ -115,7 +131,8 @@ struct Args {
     int heads;
     // Query heads of a KV head.
     int group;
-    // KV heads whose rows stay in the L2 cache together; 0: as many as have all their tiles taken at once.
+    // KV heads whose rows stay in the L2 cache together; 0: as many as have all their tiles taken at once. Tiles of keys may go
+    // around where it is 1.
     int head_chunk;
     int q_step;
     int kv_step;
@@ -130,6 +147,8 @@ struct Args {
     int direction;
     // Whether tiles of keys add in their order; if not, those between the first and the last as they come.
     int fixed;
+    // Whether tiles of keys describe rows.
+    int describes;
 };
 
 // Query rows of a segment, the first and the end.
@@ -153,20 +172,25 @@ __device__ __forceinline__ i64 part_of(const Args& a, u32 tile, int head) { retu
 
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
+#include "backward_statistics.cuh"
 #include "backward_consumer.cuh"
 
+template <bool SHORT>
 __device__ __forceinline__ void backward(const Args& a) {
     extern __shared__ u8 dynamic[];
     const Shared shared = {kept((shared_address(dynamic) + 1023) / 1024 * 1024)};
     if (threadIdx.x == 0) {
         constexpr int WARPS = CONSUMERS / 32;
         barrier_init(shared.met(), CONSUMERS);
+        barrier_init(shared.out_full(), 1);
+        barrier_init(shared.d_full(), WARPS);
         for (int i = 0; i < TILES; ++i) {
             barrier_init(shared.kv_full(i), 1);
-            barrier_init(shared.kv_empty(i), WARPS + ADDERS);
+            barrier_init(shared.kv_empty(i), WARPS + ADDERS + SHORT);
+            barrier_init(shared.tile_full(i), 1);
         }
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(shared.q_full(i), 1);
+            barrier_init(shared.q_full(i), 1 + SHORT);
             barrier_init(shared.dout_full(i), 1);
             barrier_init(shared.q_empty(i), WARPS);
             barrier_init(shared.dout_empty(i), WARPS);
@@ -181,11 +205,13 @@ __device__ __forceinline__ void backward(const Args& a) {
     __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        if (threadIdx.x == CONSUMERS) produce(a, shared);
-        if (threadIdx.x == CONSUMERS + 32 || threadIdx.x == CONSUMERS + 64) add(a, shared, threadIdx.x / 32 % 2 == 0);
+        if (threadIdx.x == CONSUMERS) produce<SHORT>(a, shared);
+        if (threadIdx.x == CONSUMERS + 32 || threadIdx.x == CONSUMERS + 64)
+            add<SHORT>(a, shared, threadIdx.x / 32 % 2 == 0);
+        if (SHORT && threadIdx.x >= CONSUMERS + 96) describe(a, shared);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-        consume(a, shared);
+        consume<SHORT>(a, shared);
     }
 }
 
@@ -196,7 +222,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) NAMED(before, DIM, TYPE
     prepare(a);
 }
 extern "C" __global__ void __launch_bounds__(THREADS_ALL, 1) NAMED(tiles, DIM, TYPE)(const __grid_constant__ Args a) {
-    backward(a);
+    backward<false>(a);
+}
+extern "C" __global__ void __launch_bounds__(THREADS_ALL, 1) NAMED(short, DIM, TYPE)(const __grid_constant__ Args a) {
+    backward<true>(a);
 }
 
 #ifdef PLAN

@@ -133,12 +133,6 @@ __device__ __forceinline__ void release(u32 barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-// The query rows of a turn: tile `t` of them, and a head of the group.
-__device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, int t, int member) {
-    const int first = t * ROWS, head = tile.head * a.group + member;
-    return {tile.q_index + first, tile.q_phase, a.q_step, head, tile.rows - first, tile.q_owned - first};
-}
-
 // Whether none of a group's keys is seen by one of the rows from `first` on.
 __device__ __forceinline__ bool is_blind(const Sight& tile, int first, u32 group) {
     const int from = group * 64, end = min(from + 64, tile.real), last = min(first + ROWS, tile.rows) - 1;
@@ -198,6 +192,7 @@ __device__ __forceinline__ void pass_blind(
     pass_queries(a, shared, at, group, turn, left, closes, t, member, dq);
 }
 
+template <bool SHORT>
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
     Ring<TILES> tiles;
     // Of Q and dout; its turns are those of dS and dQ too.
@@ -217,15 +212,17 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             named_barrier(1, CONSUMERS);
         }
         const int whole = (int)uniform(tile.whole), whole_end = (int)uniform(tile.whole_end);
-        // Turns from the end on that close sums: read once, for all warps alike.
+        // Turns from the end on that close sums: read once, for all warps alike; and of turns that describe rows.
+        const int opening = SHORT ? (int)uniform(tile.opening) : 0;
         const int closing = (int)uniform(tile.closes * a.group);
-        int t = start_of(a, tile), member = 0;
+        const int end = SHORT ? (int)uniform(tile.end) : 0;
+        int t = start_of<SHORT>(a, tile, at), member = 0;
 #pragma unroll 1
         for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
             const Shared shared = {ALIKE ? uniform(all.base) : kept(all.base)};
             const u32 group = ALIKE ? uniform(threadIdx.x / 128) : kept(threadIdx.x) / 128;
             const int now = t, head = member;
-            if (++member == a.group) member = 0, t += a.direction;
+            if (++member == a.group) member = 0, t = around<SHORT>(t + a.direction, end);
             const u32 stage = ALIKE ? uniform(ring.stage()) : ring.stage();
             barrier_wait(shared.q_full(stage), ring.parity());
             barrier_wait(shared.dout_full(stage), ring.parity());
@@ -237,6 +234,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
                 alone = is_blind(tile, now * ROWS, group ^ 1);
                 clear_queries(shared, stage, tile.rows - now * ROWS);
                 if (is_blind(tile, now * ROWS, group)) {
+                    if (SHORT && 2 * left > opening) make_d(shared, stage, left + opening, tile.rows - now * ROWS);
                     pass_blind(a, shared, at, group, stage, ring.turns, left, left <= closing, now, head);
                     ring.advance();
                     continue;
@@ -245,10 +243,16 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             float s[ROWS / 2], dp[ROWS / 2];
             u32 p[ROWS / 4], ds[ROWS / 4];
             hold(s);
-            hold(dp);
+            if (!SHORT) hold(dp);
             wgmma_fence();
             scores(s, descriptor(shared.k() + group * 64 * 128, 0), descriptor(shared.q(stage), 0));
             wgmma_commit();
+            if constexpr (SHORT) {
+                if (2 * left > opening)
+                    make_d(shared, stage, left + opening, get_tile<Sight>(at).rows - now * ROWS);
+                hold(dp);
+                wgmma_fence();
+            }
             scores(dp, descriptor(shared.v() + group * 64 * 128, 0), descriptor(shared.dout(stage), 0));
             wgmma_commit();
             wgmma_wait<1>();
@@ -256,6 +260,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             weigh(s, shared.statistics(stage), a.scale);
             wgmma_wait<0>();
             hold(dp);
+            if (SHORT && 2 * left > opening) barrier_wait(shared.d_full(), (left + opening) % 2);
             differentiate(dp, s, shared.statistics(stage) + ROWS * 4);
             if (ragged) mask(s, dp, get_tile<Sight>(at), now * ROWS);
             pack(s, p);

@@ -50,17 +50,23 @@ __device__ __forceinline__ void put_segment(const PlanArgs& a, int s, const Cut&
         first.of[OF_QUERIES], cut.tiles.of[OF_QUERIES], first.of[OF_KEYS], cut.tiles.of[OF_KEYS],
     };
     u32 before = 0;
+    // Tiles with real keys, and whether none comes behind one without.
+    u32 real = 0;
+    bool together = true;
     for (int r = (int)segment.first_run; r < (int)(segment.first_run + segment.runs); ++r) {
         const KeyRun run = a.runs[r];
         const int span = keys_of(a, r);
         a.planned_runs[r] = {
             (int)(run.offset / a.kv_step), (int)(run.offset % a.kv_step), (int)run.first_key, (int)run.len, span, before,
         };
-        before += (span + KEYS - 1) / KEYS;
+        together = together && (run.len == 0 || real == before);
+        before += (span + KEYS - 1) / KEYS, real += (u32)(run.len + KEYS - 1) / KEYS;
         planned.keys = (int)(run.first_key + run.len);
     }
     const Range seeing = rows_seeing(0, planned.keys, planned.lo, planned.hi, planned.len);
     planned.seeing = seeing.from / a.tile_rows, planned.seeing_end = (seeing.to + a.tile_rows - 1) / a.tile_rows;
+    const bool all_seen = planned.lo + planned.len <= 1 && planned.hi >= planned.keys - 1;
+    planned.around = together && all_seen && planned.len > 0 && real <= MOST_AROUND ? real : 0;
     a.planned[s] = planned;
 }
 

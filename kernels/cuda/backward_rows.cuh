@@ -1,4 +1,4 @@
-// Rows of the backward: what is made of them before the tiles, and how gradients are written. For backward.cu.
+// Rows of the backward: what is done before the tiles, and how gradients are written. For backward.cu.
 #pragma once
 
 // Of a row of a view eight neighbouring lanes, each rounded once.
@@ -80,6 +80,14 @@ __device__ __forceinline__ float4 get_four(u32 at) {
                  : "r"(at)
                  : "memory");
     return four;
+}
+
+__device__ __forceinline__ void put_four(u32 at, const float4& four) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w)
+                 : "memory");
+}
+__device__ __forceinline__ void put_one(u32 at, float one) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(one) : "memory");
 }
 
 // Writes 64 lanes of accumulators, from pair FIRST on, rounded, over what is there: through 2 KB of shared memory at `at`, of
@@ -164,7 +172,7 @@ __device__ __forceinline__ void store(
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Before: statistics of rows, and dq of tiles of them that see no key.
+// Before: statistics of rows, counts, and dq of tiles of rows that see no key.
 
 __device__ __forceinline__ void clear_gradients(const Args& a, const Rows& rows) {
     if (a.accumulate) return;
@@ -200,8 +208,10 @@ __device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, 
 #pragma unroll
         for (int j = 0; j < 8; ++j) d = __fmaf_rn(unpacked(dout[i], j), unpacked(out[i], j), d);
         if (!real || column >= a.dim_v) d = 0.0f;
+        // In the order of `make_d`: a row's D has the same bits in both forms.
+        constexpr int STEPS[] = {4, PANELS > 1 ? 8 : 2, 1, 2};
 #pragma unroll
-        for (int step = 1; step < LANES; step *= 2) d += __shfl_xor_sync(FULL, d, step);
+        for (int step = 0; step < 2 + PANELS; ++step) d += __shfl_xor_sync(FULL, d, STEPS[step]);
         if (column != 0) continue;
         // No weight is left of a row that is not there.
         statistics[row] = real ? lse[i] : __uint_as_float(0x7f800000u);
@@ -209,22 +219,21 @@ __device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, 
     }
 }
 
+// What is to be done before tiles of keys are taken, for a tile of rows.
 __device__ __forceinline__ void prepare(const Args& a) {
     const u32 tile = blockIdx.x;
-    const int head = blockIdx.y;
     if (tile >= a.plan->q_tiles) return;
     const PlannedSegment& segment = a.segments[a.q_tile_segment[tile]];
     const u32 t = tile - segment.first_q_tile;
     const int first = t * ROWS;
-    const int index = segment.index + first;
-    const Rows rows = {index, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
-    if (!sees_keys(segment, t)) {
-        clear_gradients(a, rows);
-        return;
+    const bool seeing = sees_keys(segment, t);
+    for (int head = blockIdx.y; head < a.heads; head += gridDim.y) {
+        const Rows rows = {segment.index + first, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
+        const i64 part = part_of(a, tile, head);
+        float* const statistics = a.statistics + part * STATISTICS;
+        if (!seeing) clear_gradients(a, rows);
+        else if (!a.describes && a.out.format == F32) put_statistics<F32>(a, rows, statistics);
+        else if (!a.describes) put_statistics<TYPE>(a, rows, statistics);
+        if (seeing && threadIdx.x == 0) a.added[part] = 0, a.described[part] = 0;
     }
-    const i64 part = part_of(a, tile, head);
-    float* const statistics = a.statistics + part * 2 * ROWS;
-    if (a.out.format == F32) put_statistics<F32>(a, rows, statistics);
-    else put_statistics<TYPE>(a, rows, statistics);
-    if (threadIdx.x == 0) a.added[part] = 0;
 }

@@ -14,7 +14,9 @@ struct Sight {
     int rows;
     int first;
     int end;
-    int unused;
+    // Where tiles describe rows: turns with more than half of this left, rounded down, do; their phases are counted from its
+    // lowest bit.
+    int opening;
 };
 
 // Keys of a KV head.
@@ -44,20 +46,35 @@ struct Tile : Sight {
     int closes;
 };
 constexpr int TILE_WORDS = sizeof(Tile) / 4;
-static_assert(sizeof(Tile) <= 128 && TILE_WORDS % 4 == 0, "a tile has no place");
 
-// A block's shared memory: barriers and two tiles in the first kilobyte, then K and V, rings of Q and dout, dS twice, and dQ.
-// Addresses.
+// How a tile of keys goes through tiles of query rows in the short form.
+struct Walk {
+    // The first of them.
+    int start;
+    // Its number among its segment's tiles of keys that go around, and how many these are; 0: it does not.
+    int place;
+    int places;
+    // How many items are taken when all that it waits for are.
+    u32 taken;
+};
+static_assert(sizeof(Tile) + sizeof(Walk) <= 128 && TILE_WORDS % 4 == 0 && sizeof(Walk) == 16, "a tile has no place");
+
+// A block's shared memory: barriers and two tiles in the first kilobyte, then K and V, rings of Q and dout, dS twice, dQ,
+// statistics of the ring's rows, and out. Addresses.
 struct Shared {
     u32 base;
 
     // The same, of which nothing is known: addresses are made from it when they are needed, and not kept.
     __device__ __forceinline__ Shared again() const { return {kept(base)}; }
-    // A tile, and with it its K and V, are there; a tile is read no more.
+    // A tile's K and V are there, or it needs none; a tile is read no more; a tile is there.
     __device__ __forceinline__ u32 kv_full(u32 number) const { return base + 8 * number; }
     __device__ __forceinline__ u32 kv_empty(u32 number) const { return base + 16 + 8 * number; }
+    __device__ __forceinline__ u32 tile_full(u32 number) const { return base + 32 + 8 * number; }
+    // Out of rows that are opened is there; their D is.
+    __device__ __forceinline__ u32 out_full() const { return base + 48; }
+    __device__ __forceinline__ u32 d_full() const { return base + 56; }
     // All consumers are here, in a turn of which one group sees nothing.
-    __device__ __forceinline__ u32 met() const { return base + 32; }
+    __device__ __forceinline__ u32 met() const { return base + 80; }
     __device__ __forceinline__ u32 q_full(u32 stage) const { return base + 64 + 8 * stage; }
     __device__ __forceinline__ u32 q_empty(u32 stage) const { return base + 128 + 8 * stage; }
     __device__ __forceinline__ u32 dout_full(u32 stage) const { return base + 192 + 8 * stage; }
@@ -75,6 +92,7 @@ struct Shared {
     __device__ __forceinline__ u32 ds(u32 turn) const { return dout(STAGES) + turn % STAGES * DS_BYTES; }
     __device__ __forceinline__ u32 dq(u32 group) const { return dout(STAGES) + STAGES * DS_BYTES + group * PART_BYTES; }
     __device__ __forceinline__ u32 statistics(u32 stage) const { return dq(GROUPS) + stage * ROWS * 8; }
+    __device__ __forceinline__ u32 out() const { return statistics(STAGES); }
 };
 
 __device__ __forceinline__ void put_tile(u32 at, const Tile& tile) {
@@ -84,6 +102,14 @@ __device__ __forceinline__ void put_tile(u32 at, const Tile& tile) {
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + 4 * i), "r"(w[i]), "r"(w[i + 1]),
                      "r"(w[i + 2]), "r"(w[i + 3])
                      : "memory");
+}
+__device__ __forceinline__ Walk get_walk(u32 tile) {
+    Walk walk;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(walk.start), "=r"(walk.place), "=r"(walk.places), "=r"(walk.taken)
+                 : "r"(tile + 4 * TILE_WORDS)
+                 : "memory");
+    return walk;
 }
 // A tile, or what of it comes first: a Sight.
 template <class T = Tile>
@@ -97,6 +123,15 @@ __device__ __forceinline__ T get_tile(u32 at) {
                      : "r"(at + 4 * i)
                      : "memory");
     return tile;
+}
+
+__device__ __forceinline__ u32 load_acquire(const u32* from) {
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+__device__ __forceinline__ void add_release(u32* to, u32 value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -155,6 +190,18 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
 __device__ __forceinline__ int start_of(const Args& a, const Tile& tile) {
     return a.direction > 0 ? tile.first : tile.end - 1;
 }
+template <bool SHORT>
+__device__ __forceinline__ int start_of(const Args& a, const Tile& tile, u32 at) {
+    return SHORT ? get_walk(at).start : start_of(a, tile);
+}
+// Where a walk is that has come to `t`: one that goes around begins again behind the last.
+template <bool SHORT>
+__device__ __forceinline__ int around(int t, int end) { return SHORT && t >= end ? t - end : t; }
+
+// Where tile `place` of `places` that go around begins.
+__device__ __forceinline__ int start_around(int place, int places, int tiles) {
+    return (int)((u32)(place * tiles) / (u32)places);
+}
 
 __device__ __forceinline__ void load_panels(
     u32 to, const TensorMap* map, u32 bar, int rows, int head, int phase, int index
@@ -185,57 +232,111 @@ __device__ __forceinline__ void load_keys(const Args& a, const Shared& shared, c
     load_panels(shared.v(), &a.v, full, KEYS, tile.head, tile.phase, tile.index);
 }
 
-// Query rows of a head, their dout and statistics.
+// Query rows of a head, their dout, and statistics where the first kernel has made them.
+template <bool SHORT>
 __device__ __forceinline__ void load_queries(
     const Args& a, const Shared& shared, const Ring<STAGES>& ring, u32 q_tile, int t, int head, int phase, int index
 ) {
     const u32 stage = ring.stage(), parity = ring.parity() ^ 1;
     barrier_wait(shared.q_empty(stage), parity);
-    barrier_expect(shared.q_full(stage), Q_BYTES + ROWS * 8);
+    barrier_expect(shared.q_full(stage), SHORT ? Q_BYTES : Q_BYTES + ROWS * 8);
     load_panels(shared.q(stage), &a.q, shared.q_full(stage), ROWS, head, phase, index);
-    load_bulk(shared.statistics(stage), a.statistics + part_of(a, q_tile + t, head) * 2 * ROWS, shared.q_full(stage),
-              ROWS * 8);
+    if constexpr (!SHORT)
+        load_bulk(shared.statistics(stage), a.statistics + part_of(a, q_tile + t, head) * 2 * ROWS, shared.q_full(stage),
+                  ROWS * 8);
     barrier_wait(shared.dout_empty(stage), parity);
     barrier_expect(shared.dout_full(stage), Q_BYTES);
     load_panels(shared.dout(stage), &a.dout, shared.dout_full(stage), ROWS, head, phase, index);
 }
 
-// Hands a tile to all others, once its place is free. Its rows may come later.
-__device__ __forceinline__ void hand_over(const Shared& shared, const Ring<TILES>& tiles, const Tile& tile) {
+// Puts the walk of a tile that is in its place, which is an item. Rows are opened by the tile of keys that begins last before them;
+// then come those that began before that one, and what a tile closes is what the one behind it opened.
+__device__ __forceinline__ void put_walk(const Args& a, u32 at, u32 item) {
+    const Tile tile = get_tile(at);
+    Walk walk = {start_of(a, tile), 0, 0, 0};
+    const PlannedSegment& segment = a.segments[a.kv_tile_segment[item / (a.heads / a.group)]];
+    const bool neighbours = a.direction > 0 && a.head_chunk == 1;
+    if (tile.first < tile.end && neighbours && segment.around > 0 && segment.around <= gridDim.x) {
+        const int tiles = tile.end, places = segment.around, place = a.runs[tile.run].first_tile + tile.in_run;
+        walk = {start_around(place, places, tiles), place, places, item + place + 1};
+        const int behind = place > 0 ? start_around(place - 1, places, tiles) : start_around(places - 1, places, tiles) - tiles;
+        const int opens = tiles - (start_around(place + 1, places, tiles) - walk.start), closes = walk.start - behind;
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at + 4 * TILE_WORDS - 8), "r"(opens), "r"(closes) : "memory");
+    }
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + 4 * TILE_WORDS), "r"(walk.start), "r"(walk.place),
+                 "r"(walk.places), "r"(walk.taken)
+                 : "memory");
+}
+
+// Puts the `opening` of a tile that is in its place, behind that of the tile before.
+__device__ __forceinline__ void put_opening(const Args& a, const Shared& shared, const Ring<TILES>& tiles) {
+    const Tile tile = get_tile(shared.tile(tiles.stage()));
+    const u32 before = tiles.turns == 0 ? 0 : get_tile<Sight>(shared.tile(tiles.stage() ^ 1)).opening;
+    const int turns = (tile.end - tile.first) * a.group;
+    const int opening = 2 * tile.opens * a.group + ((before ^ before >> 1) + turns) % 2;
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared.tile(tiles.stage()) + 28), "r"(opening) : "memory");
+}
+
+// Hands a tile, which is an item, to all others, once its place is free. Its rows may come later.
+template <bool SHORT>
+__device__ __forceinline__ void hand_over(
+    const Args& a, const Shared& shared, const Ring<TILES>& tiles, const Tile& tile, u32 item
+) {
     const u32 number = tiles.stage();
     barrier_wait(shared.kv_empty(number), tiles.parity() ^ 1);
     put_tile(shared.tile(number), tile);
+    if constexpr (SHORT) {
+        if (tile.first >= 0) put_walk(a, shared.tile(number), item);
+        put_opening(a, shared, tiles);
+        barrier_arrive(shared.tile_full(number));
+    }
     if (tile.first >= tile.end) barrier_arrive(shared.kv_full(number));
 }
 
+__device__ __forceinline__ void wait_taken(const Args& a, u32 items) {
+    while (load_acquire(&a.plan->next) < items) {}
+}
+
+template <bool SHORT>
 __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
     Ring<TILES> tiles;
     Ring<STAGES> ring;
     const u32 items = a.plan->kv_tiles * (a.heads / a.group);
     for (;; tiles.advance()) {
+        if (SHORT && tiles.turns > 0) wait_taken(a, get_walk(all.tile(tiles.stage() ^ 1)).taken);
         const u32 item = atomicAdd(&a.plan->next, 1);
+        // What is read of the tile is not asked for before: there are no registers for it.
+        if constexpr (SHORT) __syncwarp(1);
         if (item >= items) break;
-        const Tile tile = tile_of(a, item);
+        Tile tile = tile_of(a, item);
         if (tile.first < tile.end) fetch_keys(a, tile);
         const Shared shared = all.again();
-        hand_over(shared, tiles, tile);
+        hand_over<SHORT>(a, shared, tiles, tile, item);
+        if (SHORT) tile = get_tile(shared.tile(tiles.stage()));
         if (tile.first >= tile.end) continue;
         const int phase = tile.q_phase, index = tile.q_index, head = tile.head * a.group;
         const u32 q_tile = tile.q_tile;
         const int turns = (tile.end - tile.first) * a.group;
-        int t = start_of(a, tile), i = 0;
+        int t = start_of<SHORT>(a, tile, shared.tile(tiles.stage())), i = 0;
+        const int end = tile.end;
 #pragma unroll 1
         for (int turn = 0; turn < turns; ++turn) {
-            load_queries(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);
+            load_queries<SHORT>(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);
             // The place of the first rows is free before that of the keys is.
             if (turn == 0) load_keys(a, all.again(), ring, tiles.stage());
             ring.advance();
-            if (++i == a.group) i = 0, t += a.direction;
+            if (++i == a.group) i = 0, t = around<SHORT>(t + a.direction, end);
         }
     }
     Tile none = {};
     none.first = none.end = -1;
-    hand_over(all.again(), tiles, none);
+    hand_over<SHORT>(a, all.again(), tiles, none, 0);
+}
+
+// The query rows of a turn: tile `t` of them, and a head of the group.
+__device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, int t, int member) {
+    const int first = t * ROWS, head = tile.head * a.group + member;
+    return {tile.q_index + first, tile.q_phase, a.q_step, head, tile.rows - first, tile.q_owned - first};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -257,21 +358,24 @@ __device__ __forceinline__ u32 tiles_before(const Args& a, const Tile& tile, int
     return count;
 }
 
-__device__ __forceinline__ u32 load_acquire(const u32* from) {
-    u32 value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-    return value;
+// The same of tiles that go around, at tile `t` of query rows.
+__device__ __forceinline__ u32 tiles_before(const Walk& walk, int t, int tiles) {
+    const u32 opener = (u32)((t + 1) * walk.places - 1) / (u32)tiles;
+    return (opener + walk.places - walk.place) % walk.places;
 }
-__device__ __forceinline__ void add_release(u32* to, u32 value) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
+
 // Orders ordinary accesses of memory and those of the copy engine.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Until it is a tile's turn: all that add before it have, or, between the first and the last in any order, the first.
-__device__ __forceinline__ void wait_turn(const Args& a, const Tile& tile, int t, i64 part, bool closes) {
+// Until it is a tile's turn: all that add before it have, or, between the first and the last in any order, the first. `at`: the
+// tile.
+template <bool SHORT>
+__device__ __forceinline__ void wait_turn(const Args& a, const Tile& tile, u32 at, int t, i64 part, bool closes) {
     const bool all = closes || a.fixed;
-    const u32 least = all ? tiles_before(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows)) : 1;
+    const Walk walk = SHORT ? get_walk(at) : Walk{};
+    const u32 least = !all              ? 1
+                      : walk.places > 0 ? tiles_before(walk, t, tile.end)
+                                        : tiles_before(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows));
     while (load_acquire(a.added + part) < least) {}
     proxy_fence();
 }
@@ -317,14 +421,15 @@ __device__ __forceinline__ void close_part(const Shared& shared, u32 turn, const
     }
 }
 
-// dQ of a turn: a tile of query rows, with `left` of the walk, and a head.
+// dQ of a turn: a tile of query rows, with `left` of the walk, and a head. `at`: the tile of keys.
+template <bool SHORT>
 __device__ __forceinline__ void add_turn(
-    const Args& a, const Shared& shared, const Tile& tile, u32 turn, int left, int t, int head
+    const Args& a, const Shared& shared, const Tile& tile, u32 at, u32 turn, int left, int t, int head
 ) {
     const bool opens = left > tile.opens, closes = left <= tile.closes;
     const i64 part = part_of(a, tile.q_tile + t, head);
     float* const sums = a.sums + part * SUMS;
-    if (!opens) wait_turn(a, tile, t, part, closes);
+    if (!opens) wait_turn<SHORT>(a, tile, at, t, part, closes);
     if (closes) {
         close_part(shared, turn, sums, opens);
         return;
@@ -336,16 +441,20 @@ __device__ __forceinline__ void add_turn(
 }
 
 // One of the adders: they take turns, so that one waits for its additions to be made while the other asks for the next.
+template <bool SHORT>
 __device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 mine) {
     u32 turn = 0;
     for (Ring<TILES> tiles;; tiles.advance()) {
-        barrier_wait(shared.kv_full(tiles.stage()), tiles.parity());
-        const Tile tile = get_tile(shared.tile(tiles.stage()));
-        barrier_arrive(shared.kv_empty(tiles.stage()));
+        barrier_wait(SHORT ? shared.tile_full(tiles.stage()) : shared.kv_full(tiles.stage()), tiles.parity());
+        const u32 at = shared.tile(tiles.stage());
+        const Tile tile = get_tile(at);
+        int t = start_of<SHORT>(a, tile, at);
+        if (!SHORT) barrier_arrive(shared.kv_empty(tiles.stage()));
         if (tile.first < 0) return;
-        int t = start_of(a, tile);
-        for (int left = tile.end - tile.first; left > 0; --left, t += a.direction)
+        for (int left = tile.end - tile.first; left > 0; --left, t = around<SHORT>(t + a.direction, tile.end))
             for (int i = 0; i < a.group; ++i, ++turn)
-                if (turn % ADDERS == mine) add_turn(a, shared, tile, turn, left, t, tile.head * a.group + i);
+                if (turn % ADDERS == mine)
+                    add_turn<SHORT>(a, SHORT ? shared.again() : shared, tile, at, turn, left, t, tile.head * a.group + i);
+        if (SHORT) barrier_arrive(shared.kv_empty(tiles.stage()));
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct Strides {
     pub(crate) seen: usize,
     /// Most keys that a segment's first row sees, by its keys and the bound to the right.
     pub(crate) first_seen: usize,
+    /// Whether every row sees all keys of its segment.
+    pub(crate) all_seen: bool,
 }
 
 /// Formats that P and dS are rounded to before they enter a product.
@@ -151,6 +153,12 @@ impl CallTables {
     /// Query rows that a segment owns in the mean, of those that own any: tables may have places for more sequences than there are.
     pub(crate) fn mean_rows(&self) -> usize {
         self.owned[0] / self.strides.filled.max(1)
+    }
+
+    /// Has what is chosen by lengths and masks, such as the form of a kernel, chosen as for another call of as many owned rows.
+    pub(crate) fn choose_as(&mut self, other: &CallTables) {
+        let Strides { step, reach, .. } = self.strides;
+        self.strides = Strides { step, reach, ..other.strides };
     }
 
     /// The tables of a call on tensors of so many rows. A call of a backward pass names each key once.
@@ -302,7 +310,8 @@ impl Strides {
         let seen = call.segments.iter().map(keys_seen).max().unwrap_or(0);
         let first_seen = call.segments.iter().map(keys_of_first_row).max().unwrap_or(0);
         let (step, reach) = (sides.map(|side| side.0), sides.map(|side| side.1));
-        Strides { step, reach, filled, keys, seen, first_seen }
+        let all_seen = call.segments.iter().all(sees_all);
+        Strides { step, reach, filled, keys, seen, first_seen, all_seen }
     }
 }
 
@@ -317,6 +326,14 @@ fn keys_seen(segment: &Segment) -> usize {
 fn keys_of_first_row(segment: &Segment) -> usize {
     let end = segment.hi.map(|hi| hi.saturating_add(1).max(0) as usize);
     segment.keys().min(end.unwrap_or(usize::MAX))
+}
+
+/// Whether every row of a segment sees all its keys.
+fn sees_all(segment: &Segment) -> bool {
+    let (rows, keys) = (segment.q.len as i64, segment.keys() as i64);
+    let from_first = segment.lo.is_none_or(|lo| lo.saturating_add(rows - 1) <= 0);
+    let to_last = segment.hi.is_none_or(|hi| hi >= keys - 1);
+    rows == 0 || (from_first && to_last)
 }
 
 /// No key row is owned twice: its gradients would be of either launch.

@@ -32,8 +32,10 @@ const ROW_THREADS: usize = 256;
 const TILE_THREADS: usize = 384;
 /// Query rows that stay in the L2 cache, with what is made of them, while all tiles of their heads are taken.
 const CACHED_BYTES: usize = 40 << 20;
-/// Rows of an average segment up to which tiles of keys add in turns, in whichever order is asked for, where none waits then.
-pub(crate) const TURNS_ROWS: usize = 1024;
+/// Rows of an average segment up to which walks are short.
+pub(crate) const SHORT_ROWS: usize = 1024;
+/// Tiles of keys of a segment that go around, at most: `MOST_AROUND` of the source.
+const MOST_AROUND: usize = 8;
 
 /// In which order dq's sums are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,10 +99,11 @@ pub struct Operands {
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct RawArguments {
-    /// q, k, v, dout.
-    maps: [TensorMap; 4],
-    /// Plan, segments, runs, tiles of query rows, tiles of keys, sums, statistics, tiles added.
-    places: [u64; 8],
+    /// q, k, v, dout, and out in the short form.
+    maps: [TensorMap; 5],
+    /// Plan, segments, runs, tiles of query rows, tiles of keys, sums, statistics, tiles added, whether rows are
+    /// described.
+    places: [u64; 9],
     /// dout, out, lse, dq, dk, dv.
     views: [RawView; 6],
     heads: i32,
@@ -115,6 +118,7 @@ struct RawArguments {
     scale: f32,
     direction: i32,
     fixed: i32,
+    describes: i32,
 }
 // SAFETY: repr(C), the fields of `Args` in backward.cu.
 unsafe impl Argument for RawArguments {}
@@ -153,11 +157,12 @@ impl Bucket {
         SUMS / self.0
     }
 
-    /// Bytes of shared memory: barriers, K and V, two stages of Q, dout and their statistics, dS twice, and dQ, from a
-    /// multiple of 1024 on.
-    fn shared_bytes(self) -> usize {
+    /// Bytes of shared memory: barriers, K and V, two stages of Q, dout and their statistics, dS twice, dQ, and out where tiles
+    /// describe rows, from a multiple of 1024 on.
+    fn shared_bytes(self, form: Form) -> usize {
         let queries = 2 * (2 * SUMS * 2 + self.rows() * 8);
-        1024 + 1024 + 2 * KEYS * self.0 * 2 + queries + 2 * KEYS * self.rows() * 2 + SUMS * 4
+        let out = if form == Form::Short { SUMS * 2 } else { 0 };
+        1024 + 1024 + 2 * KEYS * self.0 * 2 + queries + 2 * KEYS * self.rows() * 2 + SUMS * 4 + out
     }
 
     /// Tiles that a call's owned rows make at most, however they are dealt to segments and runs: of query rows, of keys.
@@ -166,7 +171,7 @@ impl Bucket {
     }
 
     /// Where the workspace's parts begin, in the order of [`RawArguments::places`], and where it ends.
-    fn layout(self, call: &CallTables, heads: usize) -> [usize; 9] {
+    fn layout(self, call: &CallTables, heads: usize) -> [usize; 10] {
         let [q_tiles, kv_tiles] = self.capacities(call);
         let parts = q_tiles * heads;
         let bytes = [
@@ -178,8 +183,9 @@ impl Bucket {
             4 * SUMS * parts,
             4 * 2 * self.rows() * parts,
             4 * parts,
+            4 * parts,
         ];
-        let mut ends = [0; 9];
+        let mut ends = [0; 10];
         for (index, bytes) in bytes.into_iter().enumerate() {
             ends[index + 1] = ends[index] + bytes.next_multiple_of(ALIGNMENT);
         }
@@ -189,8 +195,10 @@ impl Bucket {
 
 /// Dynamic shared memory of a block of the kernel on tiles; none of any other kernel.
 pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
-    let dim = kernel.strip_prefix("backward_tiles_")?.split('_').next()?.parse().ok()?;
-    Some(Bucket(dim).shared_bytes())
+    let mut parts = kernel.strip_prefix("backward_")?.split('_');
+    let (name, dim) = (parts.next()?, parts.next()?.parse().ok()?);
+    let form = Form::ALL.into_iter().find(|form| form.name() == name)?;
+    Some(Bucket(dim).shared_bytes(form))
 }
 
 /// What there is in a call that the kernels do not take; `None` where they take the call.
@@ -223,7 +231,7 @@ impl Attention {
 impl CallTables {
     /// Bytes of a backward's workspace, whose address is a multiple of 16; linear in rows and heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
-        Bucket::of(dims).layout(self, heads)[8]
+        Bucket::of(dims).layout(self, heads)[9]
     }
 }
 
@@ -251,13 +259,38 @@ pub(crate) fn direction(
     if group == 1 && even { 1 } else { -1 }
 }
 
-impl Order {
-    /// The order of a launch. Where walks up begin one after the other and are short, tiles that add in turns do not wait, and are as
-    /// fast as those that add as they come (`kernels/NOTES.md`).
-    fn of_launch(self, call: &CallTables, direction: i32) -> Order {
-        // The first rows see one tile of keys: all others begin later.
+/// Whether the tiles of keys of segments go around (`backward.cu`), in walks up: all rows see all keys, of few tiles.
+fn goes_around(call: &CallTables) -> bool {
+    let keys = call.strides.keys;
+    call.strides.all_seen && keys > KEYS && keys <= MOST_AROUND * KEYS
+}
+
+/// The forms of the kernel on tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// The kernel before has made D of all rows.
+    Tiles,
+    /// For tiles of keys that come to a tile of rows one after the other: they make it, so that dout is read once less.
+    Short,
+}
+
+impl Form {
+    const ALL: [Form; 2] = [Form::Tiles, Form::Short];
+
+    fn name(self) -> &'static str {
+        match self {
+            Form::Tiles => "tiles",
+            Form::Short => "short",
+        }
+    }
+
+    /// The form for a call with an out of this format: the copy engine brings out as it brings dout.
+    fn of(call: &CallTables, direction: i32, out: Format) -> Form {
+        let of_one_tile = call.strides.keys <= KEYS;
+        // The first rows see one tile of keys, so that all others begin later.
         let staggered = call.strides.first_seen <= KEYS;
-        if direction > 0 && call.mean_rows() <= TURNS_ROWS && staggered { Order::Fixed } else { self }
+        let short = direction > 0 && call.mean_rows() <= SHORT_ROWS && (staggered || goes_around(call));
+        if out != Format::F32 && (of_one_tile || short) { Form::Short } else { Form::Tiles }
     }
 }
 
@@ -288,7 +321,8 @@ fn operands(formats: WeightFormats, tensors: &Backward) -> Operands {
 impl Gpu {
     /// Launches the backward; `tables` holds the call's tables, `workspace` has [`CallTables::workspace_bytes`]. Three
     /// launches, and no wait. What it does not take is [`KernelError::Unserved`]; dsink is [`Gpu::sink_gradient`]'s. Of tables
-    /// that are written over those of a recorded launch the same is asked as of the forward's.
+    /// that are written over those of a recorded launch the same is asked as of the forward's; sums are made in the orders that
+    /// were chosen for the recorded call. At least eight multiprocessors are not taken by kernels that wait for this launch.
     pub fn backward(
         &self,
         call: &CallTables,
@@ -307,30 +341,37 @@ impl Gpu {
         tensors.check(tables, &[("the workspace", workspace)])?;
         let bucket = Bucket::of([dim, dim_v]);
         let layout = bucket.layout(call, heads);
-        if workspace.bytes() < layout[8] || !workspace.address().is_multiple_of(ALIGNMENT as u64) {
+        if workspace.bytes() < layout[9] || !workspace.address().is_multiple_of(ALIGNMENT as u64) {
             return Err(KernelError::shape(format!("{} bytes for the workspace", workspace.bytes())));
         }
         if heads == 0 {
             return Ok(());
         }
-        let places: [u64; 8] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
+        let places: [u64; 9] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
         let planned = raw_plan(call, tables, bucket, &places);
         let group = heads / kv_heads;
         let multiprocessors = self.multiprocessors()?;
         let direction = direction(how.order, group, call.strides.filled * kv_heads, multiprocessors);
-        let order = how.order.of_launch(call, direction);
+        let form = Form::of(call, direction, out.format());
+        // Tiles that come to rows one after the other add in turns at no cost.
+        let order = if form == Form::Short { Order::Fixed } else { how.order };
         let chunk = match order {
             Order::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
+            // Those that go around are neighbours.
+            Order::Fixed if form == Form::Short && goes_around(call) => 1,
             // As many heads as have all their tiles taken at once: none waits long for those before it.
             Order::Fixed => 0,
         };
         let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
+        // The other form does not use it.
+        let brought = if form == Form::Short { out } else { dout };
         let arguments = RawArguments {
             maps: [
                 tensor_map(self, "q", q, q_step, [1, bucket.rows()])?,
                 tensor_map(self, "k", k, kv_step, [1, KEYS])?,
                 tensor_map(self, "v", v, kv_step, [1, KEYS])?,
                 tensor_map(self, "dout", dout, q_step, [1, bucket.rows()])?,
+                tensor_map(self, "out", brought, q_step, [1, bucket.rows()])?,
             ],
             places,
             views: [
@@ -353,18 +394,19 @@ impl Gpu {
             scale: call.softmax.scale,
             direction,
             fixed: i32::from(order == Order::Fixed),
+            describes: i32::from(form == Form::Short),
         };
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
         let kernel = |name: &str| format!("backward_{name}_{}_{instance}", bucket.0);
-        let rows = (bucket.capacities(call)[0], heads, ROW_THREADS);
+        let rows = (bucket.capacities(call)[0], if form == Form::Short { 1 } else { heads }, ROW_THREADS);
         self.launch("backward_plan", (1, 1, SCAN_THREADS), &[&planned])?;
         self.launch(&kernel("before"), rows, &[&arguments])?;
         let grid = (multiprocessors, 1, TILE_THREADS);
-        self.launch_with(&kernel("tiles"), grid, bucket.shared_bytes(), &[&arguments])
+        self.launch_with(&kernel(form.name()), grid, bucket.shared_bytes(form), &[&arguments])
     }
 }
 
-fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; 8]) -> RawPlan {
+fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; 9]) -> RawPlan {
     let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
     let [q_capacity, kv_capacity] = bucket.capacities(call);
     let [plan, segments, runs, q_tiles, kv_tiles, ..] = *places;
@@ -421,7 +463,10 @@ mod tests {
     /// Registers are counted for the threads that are launched.
     #[test]
     fn tiles_are_launched_with_the_threads_that_share_their_registers() {
-        assert_eq!(crate::source::sharing_threads("backward_tiles_64_1"), Some(TILE_THREADS));
+        for form in Form::ALL {
+            let kernel = format!("backward_{}_64_1", form.name());
+            assert_eq!(crate::source::sharing_threads(&kernel), Some(TILE_THREADS));
+        }
     }
 
     #[test]
@@ -509,32 +554,42 @@ mod tests {
     }
 
     #[test]
-    fn short_walks_that_begin_one_after_the_other_add_in_turns() {
-        let [any, fixed] = [Order::AsTheyCome, Order::Fixed];
-        let causal = call(&[(300, 300), (1, 1), (700, 700)], None);
-        assert_eq!(any.of_launch(&causal, 1), fixed);
-        assert_eq!(any.of_launch(&causal, -1), any, "a walk down waits in turns");
-        assert_eq!(fixed.of_launch(&causal, -1), fixed);
-        for hi in [None, Some(128), Some(299)] {
-            let seen = bounded(&[(300, 300), (700, 700)], None, hi);
-            assert_eq!(any.of_launch(&seen, 1), any, "two tiles begin with the first rows");
+    fn the_short_form_is_for_tiles_that_come_one_after_the_other() {
+        let form = |call: &CallTables, direction| Form::of(call, direction, Format::Bf16);
+        let whole = |lengths: &[usize]| lengths.iter().map(|&length| (length, length)).collect::<Vec<_>>();
+        let causal = call(&whole(&[300, 1, 700]), None);
+        assert_eq!(form(&causal, 1), Form::Short);
+        assert_eq!(Form::of(&causal, 1, Format::F32), Form::Tiles, "the copy engine does not bring this out");
+        assert_eq!(form(&causal, -1), Form::Tiles, "a walk down waits");
+        for (lengths, hi, expected) in [
+            (vec![300, 700], Some(127), Form::Short),
+            (vec![300, 700], Some(128), Form::Tiles),
+            (vec![300, 700], Some(299), Form::Tiles),
+            (vec![300, 700], Some(699), Form::Short),
+            (vec![300, 700], None, Form::Short),
+            (vec![300, 1024], None, Form::Short),
+            (vec![300, 1025], None, Form::Tiles),
+        ] {
+            let seen = bounded(&whole(&lengths), None, hi);
+            assert_eq!(form(&seen, 1), expected, "{lengths:?}, {hi:?}");
+            assert_eq!(goes_around(&seen), expected == Form::Short && hi != Some(127), "{lengths:?}, {hi:?}");
+            assert_eq!(form(&seen, -1), Form::Tiles);
         }
-        for (lengths, hi) in [([300, 700], Some(127)), ([128, 64], None)] {
-            let seen = bounded(&lengths.map(|length| (length, length)), None, hi);
-            assert_eq!(any.of_launch(&seen, 1), fixed, "one does");
-        }
-        assert_eq!(any.of_launch(&call(&[(4096, 4096)], None), 1), any);
-        assert_eq!(any.of_launch(&call(&[(4096, 4096), (0, 0), (0, 0), (0, 0)], None), 1), any);
-        assert_eq!(any.of_launch(&call(&[], None), 1), fixed, "no segment at all");
+        let alone = bounded(&whole(&[128, 64]), None, None);
+        assert_eq!([1, -1].map(|direction| form(&alone, direction)), [Form::Short; 2]);
+        assert!(!goes_around(&alone));
+        assert_eq!(form(&call(&whole(&[4096]), None), 1), Form::Tiles);
+        assert_eq!(form(&call(&[(4096, 4096), (0, 0), (0, 0), (0, 0)], None), 1), Form::Tiles);
+        assert_eq!(form(&call(&[], None), 1), Form::Short, "no segment at all");
     }
 
     /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
     #[test]
     fn sizes_are_those_of_the_source() {
-        assert_eq!(size_of::<RawArguments>(), 4 * 128 + 8 * 8 + 6 * 32 + 12 * 4 + 16);
+        assert_eq!(size_of::<RawArguments>(), 5 * 128 + 9 * 8 + 6 * 32 + 13 * 4 + 4);
         assert_eq!(size_of::<RawPlan>(), 7 * 8 + 2 * 8 + 7 * 4 + 4);
         for bucket in [Bucket(64), Bucket(128)] {
-            assert!(bucket.shared_bytes() <= 232_448);
+            assert!(Form::ALL.into_iter().all(|form| bucket.shared_bytes(form) <= 232_448));
         }
     }
 }

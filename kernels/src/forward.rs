@@ -487,8 +487,8 @@ mod tests {
             let kernel = format!("forward_{}_{dim}_1", shape.name());
             assert_eq!(sharing_threads(&kernel), Some(shape.config(dim).threads()), "{kernel}");
         }
-        // With the one of the backward these are all.
-        assert_eq!(SHARING.len(), shapes.len() + 1);
+        // With the two of the backward these are all.
+        assert_eq!(SHARING.len(), shapes.len() + 2);
     }
 
     #[test]

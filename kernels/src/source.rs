@@ -15,7 +15,7 @@ pub struct Source {
 }
 
 /// The headers that sources may include, each by its name. They include none.
-pub const HEADERS: [(&str, &str); 10] = [
+pub const HEADERS: [(&str, &str); 11] = [
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("hopper.cuh", include_str!("../cuda/hopper.cuh")),
     ("plan.cuh", include_str!("../cuda/plan.cuh")),
@@ -24,6 +24,7 @@ pub const HEADERS: [(&str, &str); 10] = [
     ("forward_plan.cuh", include_str!("../cuda/forward_plan.cuh")),
     ("backward_rows.cuh", include_str!("../cuda/backward_rows.cuh")),
     ("backward_tiles.cuh", include_str!("../cuda/backward_tiles.cuh")),
+    ("backward_statistics.cuh", include_str!("../cuda/backward_statistics.cuh")),
     ("backward_consumer.cuh", include_str!("../cuda/backward_consumer.cuh")),
     ("backward_plan.cuh", include_str!("../cuda/backward_plan.cuh")),
 ];
@@ -70,7 +71,8 @@ pub fn sources() -> Vec<Source> {
 const OVERLAPPING: [&str; 3] = ["rows.cu", "merge.cu", "metadata.cu"];
 
 /// Kernels whose warps hand registers to each other (`setmaxnreg`): what begins their names, and the threads of a block.
-pub(crate) const SHARING: [(&str, usize); 7] = [
+pub(crate) const SHARING: [(&str, usize); 8] = [
+    ("backward_short_", 384),
     ("backward_tiles_", 384),
     ("forward_long_128_", 384),
     ("forward_long_64_", 512),
@@ -171,7 +173,7 @@ mod tests {
         for (file, text, _) in FILES.iter().filter(|(_, text, _)| text.contains("setmaxnreg")) {
             let stem = file.trim_end_matches(".cu");
             let named = |line: &str| {
-                // A configuration that becomes a kernel of the forward, or the one kernel that runs the backward on tiles.
+                // A configuration that becomes a kernel of the forward, or a kernel that runs the backward on tiles.
                 let forward = line.strip_prefix("KERNEL(").and_then(|rest| rest.split([',', ')']).nth(1));
                 let backward = || line.split("NAMED(").nth(1).filter(|_| line.contains("THREADS_ALL"));
                 let kind = forward.or_else(|| backward()?.split(',').next())?.trim().to_owned();
@@ -182,7 +184,7 @@ mod tests {
         kinds.sort();
         kinds.dedup();
         let of_kind = |kind: &String| SHARING.iter().any(|(begin, _)| begin.starts_with(&**kind));
-        assert_eq!(kinds.len(), 5, "{kinds:?}");
+        assert_eq!(kinds.len(), 6, "{kinds:?}");
         assert!(kinds.iter().all(of_kind), "{kinds:?}");
         assert_eq!(sharing_threads("forward_plan"), None);
     }

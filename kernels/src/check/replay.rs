@@ -3,8 +3,8 @@
 //! *Dealings* of one number of owned rows to one number of sequences make tables of one size: they differ in real lengths, in
 //! owned rows, in first rows and in bounds. The launches of one dealing are recorded as a graph; before each replay the tables
 //! of another are written where the recorded ones were. What a replay writes must be, bit for bit and in every row, what
-//! launches that were made for its dealing write, by the same kernels. [`REPLAYED`] says what is recorded: everything that a
-//! call can say, and that a launch can be told.
+//! launches that were made for its dealing write, by the same kernels and with what was chosen for the recorded call.
+//! [`REPLAYED`] says what is recorded: everything that a call can say, and that a launch can be told.
 //!
 //! Where dq is summed in any order, rows see keys of two tiles at most: a sum of two terms is one number in either order.
 
@@ -105,7 +105,7 @@ const EVERYTHING: Replayed = Replayed {
 
 /// Everything that is recorded and replayed.
 pub const REPLAYED: [Replayed; 12] = [
-    Replayed { heads: &[GROUPED, APART], masks: &[Mask::CAUSAL, BAND], ..PLAIN },
+    Replayed { heads: &[GROUPED, APART], masks: &[Mask::CAUSAL, Mask::FULL, BAND], ..PLAIN },
     Replayed { name: "fp16", format: Format::Fp16, ..PLAIN },
     Replayed { name: "interleaved rows", step: 2, ..PLAIN },
     Replayed { name: "two runs of keys", two_runs: true, ..PLAIN },
@@ -218,7 +218,8 @@ impl Choice {
         let graph = gpu.record(|| recorded.launch())?;
         let mut found = Vec::new();
         for (case, dealing) in REPLAYS.into_iter().enumerate() {
-            let fresh = new(dealing)?;
+            let mut fresh = new(dealing)?;
+            fresh.launches.call.choose_as(&recorded.launches.call);
             let want = fresh.results(|| fresh.launch())?;
             if tables == Tables::Rewritten {
                 gpu.write(recorded.launches.tables.area(), &fresh.launches.call.bytes)?;

@@ -36,20 +36,24 @@ pub const STEADY_MASKS: [(&str, Mask); 4] = [
     ("window", Mask { left: Some(512), ..Mask::CAUSAL }),
     ("band", Mask { left: Some(300), right: Some(70), ..Mask::CAUSAL }),
 ];
-/// One for each choice of walks, in the fixed order and in any.
-pub const STEADY_PACKS: [Pack; 3] = [GROUPED, FEW, MANY];
+/// One for each choice of walks, in the fixed order and in any, and one whose launches have the short form in both.
+pub const STEADY_PACKS: [Pack; 4] = [GROUPED, FEW, MANY, SHORT];
 /// Several query heads to a KV head: the walk goes down in both orders.
-const GROUPED: Pack = Pack { name: "grouped", heads: Heads { q: 8, kv: 2 }, times: 1 };
+const GROUPED: Pack = Pack { name: "grouped", heads: Heads { q: 8, kv: 2 }, times: 1, lengths: &LENGTHS };
 /// One query head to a KV head, and few sequences: up in the fixed order, down in any.
-const FEW: Pack = Pack { name: "few", heads: Heads { q: 4, kv: 4 }, times: 1 };
+const FEW: Pack = Pack { name: "few", heads: Heads { q: 4, kv: 4 }, times: 1, lengths: &LENGTHS };
 /// The same, with as many heads of sequences as multiprocessors, of which a Hopper GPU has 144 at most
 /// (<https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/>): up in both orders.
 const MANY: Pack = Pack { times: 6, name: "many", ..FEW };
+/// As many again, which are short: what is asked for in any order is launched in the fixed one.
+const SHORT: Pack = Pack { name: "short", lengths: &SHORT_LENGTHS, ..MANY };
 /// Lengths of the sequences whose launches are repeated: of many tiles of keys, of one, of one row. They are so long in the mean
-/// that none is launched in the fixed order in place of any (`TURNS_ROWS` in `backward.rs`).
+/// that none has the short form (`SHORT_ROWS` in `backward.rs`).
 const LENGTHS: [usize; 7] = [300, 64, 1, 777, 2048, 513, 4096];
+/// The same, of eight tiles of keys at most: in full masks these go around.
+const SHORT_LENGTHS: [usize; 7] = [300, 64, 1, 777, 1000, 513, 128];
 /// Lengths of one tile of keys, to which nothing is added, and of two, of which a sum has two terms: in any order the same bits.
-const SHORT: [usize; 7] = [128, 1, 200, 77, 64, 256, 100];
+const TWO_TILES_AT_MOST: [usize; 7] = [128, 1, 200, 77, 64, 256, 100];
 /// Keys of a tile, and rows of two tiles.
 const TILE: usize = 128;
 const TWO_TILES: usize = 2 * TILE;
@@ -64,13 +68,14 @@ const BESIDE: [usize; 2] = [1, 2];
 const FIXED: How = How { order: Order::Fixed, update: Update::Overwrite };
 const ANY: How = How { order: Order::AsTheyCome, update: Update::Overwrite };
 
-/// Heads, and how often each sequence is there.
+/// Sequences, each so many times, and their heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Pack {
     /// Its name.
     pub name: &'static str,
     heads: Heads,
     times: usize,
+    lengths: &'static [usize],
 }
 
 /// What repeated launches came to.
@@ -157,7 +162,7 @@ pub fn steady(
     (dim, mask): (usize, Mask),
     launches: usize,
 ) -> Result<Steady, KernelError> {
-    let (problem, numbers) = (pack.padded(&LENGTHS, dim, mask)?, Numbers::new(gpu)?);
+    let (problem, numbers) = (pack.padded(pack.lengths, dim, mask)?, Numbers::new(gpu)?);
     let fixed = Compared::new(gpu, (&problem, &numbers), FIXED, launches)?;
     let any = Compared::new(gpu, (&problem, &numbers), ANY, launches)?;
     let copied = [gpu.allocate(COPY_BYTES)?, gpu.allocate(COPY_BYTES)?];
@@ -180,12 +185,13 @@ pub fn steady(
 
 /// Packs whose gradients are accumulated, every walk in both orders: in any order sums of two terms at most, which have one
 /// value.
-const ACCUMULATED: [(Pack, Order, &[usize]); 5] = [
+const ACCUMULATED: [(Pack, Order, &[usize]); 6] = [
     (GROUPED, Order::Fixed, &LENGTHS),
     (FEW, Order::Fixed, &LENGTHS),
-    (GROUPED, Order::AsTheyCome, &SHORT),
-    (FEW, Order::AsTheyCome, &SHORT),
-    (MANY, Order::AsTheyCome, &SHORT),
+    (FEW, Order::Fixed, &SHORT_LENGTHS),
+    (GROUPED, Order::AsTheyCome, &TWO_TILES_AT_MOST),
+    (FEW, Order::AsTheyCome, &TWO_TILES_AT_MOST),
+    (MANY, Order::AsTheyCome, &TWO_TILES_AT_MOST),
 ];
 
 /// Gradients that are accumulated, of both head dims, both orders that are asked for, walks and formats of the sum, and every
@@ -217,7 +223,8 @@ pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
 }
 
 /// dq of rows that see one tile of keys, which writes it at once in both orders, beside that of the same rows where their tile
-/// sees a second one, so that it is a sum; of both head dims, in both formats, and in every walk.
+/// sees a second one, so that it is a sum; of both head dims, in both formats, and in every walk. In walks down one tile has the
+/// short form and two have not, so that D has the same bits in both.
 pub fn direct(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = Numbers::new(gpu)?;
     let mut found = Vec::new();
@@ -336,19 +343,20 @@ fn gradients(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backward::{TURNS_ROWS, direction};
+    use crate::backward::{SHORT_ROWS, direction};
 
     /// The walks that comments name, on an H100 for PCIe and on a Hopper GPU with all its multiprocessors.
     #[test]
     fn packs_take_every_walk_in_every_order() {
-        assert!(LENGTHS.iter().sum::<usize>() > TURNS_ROWS * LENGTHS.len());
+        assert!(LENGTHS.iter().sum::<usize>() > SHORT_ROWS * LENGTHS.len());
+        assert!(SHORT_LENGTHS.iter().sum::<usize>() < SHORT_ROWS * SHORT_LENGTHS.len());
         for multiprocessors in [114, 144] {
             let walks = |pack: Pack, sequences: usize| {
                 let Heads { q, kv } = pack.heads;
                 let heads = sequences * pack.times * kv;
                 Order::ALL.map(|order| direction(order, q / kv, heads, multiprocessors))
             };
-            for sequences in [LENGTHS.len(), SHORT.len()] {
+            for sequences in [LENGTHS.len(), SHORT_LENGTHS.len(), TWO_TILES_AT_MOST.len()] {
                 assert_eq!(walks(GROUPED, sequences), [-1, -1]);
                 assert_eq!(walks(FEW, sequences), [1, -1]);
                 assert_eq!(walks(MANY, sequences), [1, 1]);

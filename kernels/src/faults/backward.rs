@@ -55,8 +55,8 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "dp[4 * j + i]",
         VALUES;
     "a-groups-first-head-for-all", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "backward.cu",
-        "load_queries(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);"
-            => "load_queries(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);",
+        "load_queries<SHORT>(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);"
+            => "load_queries<SHORT>(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);",
         VALUES;
     "sums-not-cleared", Arithmetic, "dq is added to what was there: https://github.com/Dao-AILab/flash-attention/pull/1893", "backward.cu",
         "add_part(shared, turn, sums, opens);"
@@ -91,8 +91,8 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "head = tile.head * a.group + 0 * member;",
         FORGETS;
     "rows-beside-direct-dq-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/1009", "backward.cu",
-        "if (!sees_keys(segment, t)) {"
-            => "if (segment.seeing >= segment.seeing_end) {",
+        "const bool seeing = sees_keys(segment, t);"
+            => "const bool seeing = segment.seeing < segment.seeing_end;",
         FORGETS;
     "dim-of-keys-taken-for-dv", WrongSeam, "dqk taken for dv: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "backward.cu",
         "store(a.dv, a, keys, place, dv, 1.0f, a.dim_v);"
@@ -109,5 +109,21 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "second-group-adds-the-firsts-lanes", WrongSeam, "half of dq twice: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
         "panel = group * KEYS * 128,"
             => "panel = 0 * group,",
+        FORGETS;
+    "described-d-of-the-next-row", WrongSeam, "statistics of other rows: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
+        "shared.statistics(stage) + 4 * (ROWS + r),"
+            => "shared.statistics(stage) + 4 * (ROWS + (r ^ 1)),",
+        VALUES;
+    "described-by-another-heads-out", WrongSeam, "statistics of the first head for all: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
+        "ROWS, rows.head, rows.phase, rows.index);"
+            => "ROWS, 0, rows.phase, rows.index);",
+        VALUES;
+    "shared-statistics-of-other-rows", WrongSeam, "lse of other rows: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
+        "a.statistics + part * STATISTICS + threadIdx.x"
+            => "a.statistics + part / 2 * 2 * STATISTICS + threadIdx.x",
+        VALUES;
+    "rows-around-not-closed", WrongSeam, "which tile of keys adds last, by a bound that is off: https://github.com/Dao-AILab/flash-attention/pull/2549", "backward.cu",
+        "closes = walk.start - behind;"
+            => "closes = walk.start - behind - 1;",
         FORGETS;
 };
