@@ -455,6 +455,7 @@ __device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 min
             for (int i = 0; i < a.group; ++i, ++turn)
                 if (turn % ADDERS == mine)
                     add_turn<SHORT>(a, SHORT ? shared.again() : shared, tile, at, turn, left, t, tile.head * a.group + i);
-        if (SHORT) barrier_arrive(shared.kv_empty(tiles.stage()));
+        // Its number is made again, as it would be kept over all turns.
+        if (SHORT) barrier_arrive(shared.kv_empty(kept(tiles.turns) % TILES));
     }
 }
