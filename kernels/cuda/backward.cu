@@ -46,8 +46,6 @@ constexpr int GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS_ALL = CONSUMERS + 12
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL,
               "more registers than the launch gives");
-// Tiles of keys of a segment that go around, at most.
-constexpr u32 MOST_AROUND = 8;
 constexpr int STAGES = 2, ADDERS = 2, TILES = 2;
 // Whether consumers make descriptors from what warps have alike: a tenth fewer instructions, which count where products are
 // short. With 128 lanes the registers that are read once more cost as much.

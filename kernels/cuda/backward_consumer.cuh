@@ -108,9 +108,8 @@ __device__ __forceinline__ void store_gradients(u32 at, const u32 (&ds)[ROWS / 4
 __device__ __forceinline__ void store_sums(u32 at, const float (&dq)[32]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + (i * 128 + threadIdx.x % 128) * 16),
-                     "f"(dq[4 * i]), "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
-                     : "memory");
+        put_four(at + (i * 128 + threadIdx.x % 128) * 16,
+                 make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]));
     shared_stores_done();
 }
 

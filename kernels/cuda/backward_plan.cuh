@@ -22,6 +22,9 @@ struct PlanArgs {
     int kv_capacity;
 };
 
+// Tiles of keys of a segment that go around, at most.
+constexpr u32 MOST_AROUND = 8;
+
 // Kinds of tiles.
 constexpr int OF_QUERIES = 0, OF_KEYS = 1;
 

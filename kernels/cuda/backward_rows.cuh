@@ -184,6 +184,9 @@ __device__ __forceinline__ void clear_gradients(const Args& a, const Rows& rows)
     }
 }
 
+// A row's LSE, or what leaves no weight of a row that is not there.
+__device__ __forceinline__ float lse_if(bool real, float lse) { return real ? lse : __uint_as_float(0x7f800000u); }
+
 // LSE and D of a tile's rows, of which `real` are real, at least one. Everything is asked for before anything is used, by
 // all threads: from a real row where there is none, and from real lanes.
 template <int OUT>
@@ -213,8 +216,7 @@ __device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, 
 #pragma unroll
         for (int step = 0; step < 2 + PANELS; ++step) d += __shfl_xor_sync(FULL, d, STEPS[step]);
         if (column != 0) continue;
-        // No weight is left of a row that is not there.
-        statistics[row] = real ? lse[i] : __uint_as_float(0x7f800000u);
+        statistics[row] = lse_if(real, lse[i]);
         statistics[ROWS + row] = d;
     }
 }

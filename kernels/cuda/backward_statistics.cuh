@@ -6,12 +6,8 @@
 #pragma once
 
 __device__ __forceinline__ Packed<TYPE, 8> get_packed(u32 at) {
-    Packed<TYPE, 8> packed;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(packed.word[0]), "=r"(packed.word[1]), "=r"(packed.word[2]), "=r"(packed.word[3])
-                 : "r"(at)
-                 : "memory");
-    return packed;
+    const int4 four = get_words(at);
+    return {{(u32)four.x, (u32)four.y, (u32)four.z, (u32)four.w}};
 }
 
 // Of eight lanes.
@@ -84,10 +80,9 @@ __device__ __forceinline__ void bring_rows(const Args& a, const Shared& shared, 
     }
     barrier_wait(shared.q_empty(stage), ring.parity() ^ 1);
     const int real = rows.real - lane;
-    // No weight is left of a row that is not there.
 #pragma unroll
     for (int i = 0; i < ROWS / 32; ++i)
-        put_one(shared.statistics(stage) + 4 * lane + 128 * i, 32 * i < real ? lse[i] : __uint_as_float(0x7f800000u));
+        put_one(shared.statistics(stage) + 4 * lane + 128 * i, lse_if(32 * i < real, lse[i]));
 }
 
 // Has a turn's statistics, which the tile of keys that opened its rows has made.

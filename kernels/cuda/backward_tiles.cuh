@@ -98,18 +98,11 @@ struct Shared {
 __device__ __forceinline__ void put_tile(u32 at, const Tile& tile) {
     const int* const w = (const int*)&tile;
 #pragma unroll
-    for (int i = 0; i < TILE_WORDS; i += 4)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + 4 * i), "r"(w[i]), "r"(w[i + 1]),
-                     "r"(w[i + 2]), "r"(w[i + 3])
-                     : "memory");
+    for (int i = 0; i < TILE_WORDS; i += 4) put_words(at + 4 * i, w[i], w[i + 1], w[i + 2], w[i + 3]);
 }
 __device__ __forceinline__ Walk get_walk(u32 tile) {
-    Walk walk;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(walk.start), "=r"(walk.place), "=r"(walk.places), "=r"(walk.taken)
-                 : "r"(tile + 4 * TILE_WORDS)
-                 : "memory");
-    return walk;
+    const int4 four = get_words(tile + 4 * TILE_WORDS);
+    return {four.x, four.y, four.z, (u32)four.w};
 }
 // A tile, or what of it comes first: a Sight.
 template <class T = Tile>
@@ -117,11 +110,10 @@ __device__ __forceinline__ T get_tile(u32 at) {
     T tile;
     int* const w = (int*)&tile;
 #pragma unroll
-    for (int i = 0; i < sizeof(T) / 4; i += 4)
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
-                     : "r"(at + 4 * i)
-                     : "memory");
+    for (int i = 0; i < sizeof(T) / 4; i += 4) {
+        const int4 four = get_words(at + 4 * i);
+        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
+    }
     return tile;
 }
 
@@ -263,9 +255,7 @@ __device__ __forceinline__ void put_walk(const Args& a, u32 at, u32 item) {
         const int opens = tiles - (start_around(place + 1, places, tiles) - walk.start), closes = walk.start - behind;
         asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at + 4 * TILE_WORDS - 8), "r"(opens), "r"(closes) : "memory");
     }
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + 4 * TILE_WORDS), "r"(walk.start), "r"(walk.place),
-                 "r"(walk.places), "r"(walk.taken)
-                 : "memory");
+    put_words(at + 4 * TILE_WORDS, walk.start, walk.place, walk.places, walk.taken);
 }
 
 // Puts the `opening` of a tile that is in its place, behind that of the tile before.

@@ -175,16 +175,10 @@ struct Shared {
 
 // A tile's record: index, phase, head and owned rows; real rows, bounds and keys of the segment; what is brought.
 __device__ __forceinline__ void put_four(u32 tile, int place, int a, int b, int c, int d) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(tile + 16 * place), "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
+    put_words(tile + 16 * place, a, b, c, d);
 }
 __device__ __forceinline__ int4 get_four(u32 tile, int place) {
-    int4 four;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
-                 : "r"(tile + 16 * place)
-                 : "memory");
-    return four;
+    return get_words(tile + 16 * place);
 }
 __device__ __forceinline__ Tile get_tile(u32 tile) {
     const int4 four = get_four(tile, 0);

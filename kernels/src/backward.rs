@@ -25,7 +25,8 @@ const SUMS: usize = 8192;
 const PLAN_BYTES: usize = 16;
 const PLANNED_SEGMENT_BYTES: usize = 64;
 const PLANNED_RUN_BYTES: usize = 32;
-/// What parts of the workspace begin at multiples of.
+/// Parts of the workspace, in the order of [`RawArguments::places`], and what they begin at multiples of.
+const PARTS: usize = 9;
 const ALIGNMENT: usize = 16;
 /// Threads of the kernel on rows, and of the one on tiles.
 const ROW_THREADS: usize = 256;
@@ -103,7 +104,7 @@ struct RawArguments {
     maps: [TensorMap; 5],
     /// Plan, segments, runs, tiles of query rows, tiles of keys, sums, statistics, tiles added, whether rows are
     /// described.
-    places: [u64; 9],
+    places: [u64; PARTS],
     /// dout, out, lse, dq, dk, dv.
     views: [RawView; 6],
     heads: i32,
@@ -171,10 +172,10 @@ impl Bucket {
     }
 
     /// Where the workspace's parts begin, in the order of [`RawArguments::places`], and where it ends.
-    fn layout(self, call: &CallTables, heads: usize) -> [usize; 10] {
+    fn layout(self, call: &CallTables, heads: usize) -> [usize; PARTS + 1] {
         let [q_tiles, kv_tiles] = self.capacities(call);
         let parts = q_tiles * heads;
-        let bytes = [
+        let bytes: [usize; PARTS] = [
             PLAN_BYTES,
             PLANNED_SEGMENT_BYTES * call.segments,
             PLANNED_RUN_BYTES * call.runs,
@@ -185,7 +186,7 @@ impl Bucket {
             4 * parts,
             4 * parts,
         ];
-        let mut ends = [0; 10];
+        let mut ends = [0; PARTS + 1];
         for (index, bytes) in bytes.into_iter().enumerate() {
             ends[index + 1] = ends[index] + bytes.next_multiple_of(ALIGNMENT);
         }
@@ -231,7 +232,7 @@ impl Attention {
 impl CallTables {
     /// Bytes of a backward's workspace, whose address is a multiple of 16; linear in rows and heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
-        Bucket::of(dims).layout(self, heads)[9]
+        Bucket::of(dims).layout(self, heads)[PARTS]
     }
 }
 
@@ -341,13 +342,13 @@ impl Gpu {
         tensors.check(tables, &[("the workspace", workspace)])?;
         let bucket = Bucket::of([dim, dim_v]);
         let layout = bucket.layout(call, heads);
-        if workspace.bytes() < layout[9] || !workspace.address().is_multiple_of(ALIGNMENT as u64) {
+        if workspace.bytes() < layout[PARTS] || !workspace.address().is_multiple_of(ALIGNMENT as u64) {
             return Err(KernelError::shape(format!("{} bytes for the workspace", workspace.bytes())));
         }
         if heads == 0 {
             return Ok(());
         }
-        let places: [u64; 9] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
+        let places: [u64; PARTS] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
         let planned = raw_plan(call, tables, bucket, &places);
         let group = heads / kv_heads;
         let multiprocessors = self.multiprocessors()?;
@@ -406,7 +407,7 @@ impl Gpu {
     }
 }
 
-fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; 9]) -> RawPlan {
+fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; PARTS]) -> RawPlan {
     let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
     let [q_capacity, kv_capacity] = bucket.capacities(call);
     let [plan, segments, runs, q_tiles, kv_tiles, ..] = *places;
