@@ -297,6 +297,7 @@ impl Case {
 /// Looks at the version alone, so that a file of a later version says so whatever else changed in it.
 fn check_version(text: &str) -> Result<(), ParseError> {
     #[derive(Deserialize)]
+    #[serde(expecting = "an object with a 'version'")]
     struct Head {
         version: u64,
     }

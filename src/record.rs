@@ -93,6 +93,8 @@ impl<T> At<T> for io::Result<T> {
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
+    /// Where an earlier campaign's directory is now.
+    earlier: Option<PathBuf>,
     _lock: File,
 }
 
@@ -101,10 +103,10 @@ impl RunDir {
     pub fn create(path: &Path) -> Result<RunDir, RecordError> {
         // Without a slash at its end, which would put the renamed directory inside itself.
         let path: PathBuf = path.components().collect();
-        let _old = set_aside(&path)?;
+        let (earlier, _old) = set_aside(&path)?.unzip();
         fs::create_dir_all(&path).at(&path, "created")?;
         let lock = lock(&path)?;
-        let dir = RunDir { path, _lock: lock };
+        let dir = RunDir { path, earlier, _lock: lock };
         dir.findings()?;
         Ok(dir)
     }
@@ -116,6 +118,21 @@ impl RunDir {
             move_aside(path)?;
         }
         RunDir::create(path)
+    }
+
+    /// Undoes [`RunDir::create`] for a campaign that cannot be started, before anything is written: the earlier one's directory has
+    /// its name again. Where others have put files there it stays.
+    pub fn abandon(self) {
+        // Whatever cannot be undone is left, as a campaign's directory: why the campaign cannot be started is what matters.
+        let _ = fs::remove_file(self.path.join(EVENTS));
+        let _ = fs::remove_dir(self.path.join(FINDINGS));
+        let is_bare = || Ok::<_, io::Error>(fs::read_dir(&self.path)?.count() == 1);
+        if is_bare().unwrap_or(false) && fs::remove_file(self.path.join(LOCK)).is_ok() {
+            let removed = fs::remove_dir(&self.path);
+            if let (Ok(()), Some(earlier)) = (removed, &self.earlier) {
+                let _ = fs::rename(earlier, &self.path);
+            }
+        }
     }
 
     /// The directory.
@@ -155,8 +172,8 @@ impl RunDir {
     }
 }
 
-/// Renames an earlier campaign's directory out of the way; its lock is held until the new one is made.
-fn set_aside(path: &Path) -> Result<Option<File>, RecordError> {
+/// Renames an earlier campaign's directory out of the way: to where; its lock is held until the new one is made.
+fn set_aside(path: &Path) -> Result<Option<(PathBuf, File)>, RecordError> {
     let mut entries = match fs::read_dir(path) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -169,12 +186,11 @@ fn set_aside(path: &Path) -> Result<Option<File>, RecordError> {
         return Err(RecordError::NotOurs { path: path.to_owned() });
     }
     let old = lock(path)?;
-    move_aside(path)?;
-    Ok(Some(old))
+    Ok(Some((move_aside(path)?, old)))
 }
 
-/// Renames a file or directory to the first of `PATH.1`, `PATH.2`, … that is free.
-pub fn move_aside(path: &Path) -> Result<(), RecordError> {
+/// Renames a file or directory to the first of `PATH.1`, `PATH.2`, … that is free, which is returned.
+pub fn move_aside(path: &Path) -> Result<PathBuf, RecordError> {
     let numbered = |number: usize| {
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{number}"));
@@ -182,7 +198,8 @@ pub fn move_aside(path: &Path) -> Result<(), RecordError> {
     };
     let free = (1..=EARLIER_RUNS_MAX).map(numbered).find(|place| files::is_absent(place));
     let place = free.ok_or_else(|| RecordError::TooManyEarlier { path: path.to_owned() })?;
-    fs::rename(path, &place).at(path, "renamed")
+    fs::rename(path, &place).at(path, "renamed")?;
+    Ok(place)
 }
 
 /// A directory that stays, locked for as long as this value lives: what holds campaigns' directories and their reports.
@@ -420,6 +437,32 @@ mod tests {
         assert_eq!(run(".1").expect("the first run"), "0\n");
         assert_eq!(run(".2").expect("the second run"), "1\n");
         assert_eq!(run("").expect("the last run"), "2\n");
+    }
+
+    #[test]
+    fn a_campaign_that_cannot_be_started_leaves_the_earlier_ones_directory() {
+        let (parent, path) = place();
+        let listed = || {
+            let entries = fs::read_dir(parent.path()).expect("the directory is read");
+            let mut names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
+            names.sort();
+            names
+        };
+        RunDir::create(&path).expect("the directory is made").abandon();
+        assert!(listed().is_empty());
+        RunDir::create(&path).expect("the directory is made").describe(&1).expect("run.json is written");
+        let dir = RunDir::create(&path).expect("the directory is made");
+        let _events = dir.events().expect("the log is made");
+        dir.abandon();
+        assert_eq!(listed(), ["out"]);
+        assert_eq!(fs::read_to_string(path.join("run.json")).expect("the first run"), "1\n");
+        // Somebody's file is not removed, and the directory is a campaign's still.
+        let dir = RunDir::create(&path).expect("the directory is made");
+        fs::write(path.join("mine"), "").expect("a file");
+        dir.abandon();
+        assert_eq!(listed(), ["out", "out.1"]);
+        RunDir::create(&path).expect("the directory is made");
+        assert_eq!(listed(), ["out", "out.1", "out.2"]);
     }
 
     #[test]

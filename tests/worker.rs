@@ -236,7 +236,7 @@ fn where_no_seat_is_left_every_run_says_so() {
     for _ in 0..2 {
         match run(&remote, &problem(|_| {})) {
             Err(RunError::Infrastructure(said)) => {
-                assert!(said.contains("no worker can be started any more: device 0: the mock's"), "{said}");
+                assert!(said.contains("no worker can be started: device 0: the mock's"), "{said}");
             }
             other => panic!("{other:?}"),
         }

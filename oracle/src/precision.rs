@@ -36,7 +36,10 @@ pub struct Element {
 
 /// A text that names no [`Element`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no element; write FORMAT, FORMAT/tensor or FORMAT/blockRxC, as in bf16 or e4m3/block1x32")]
+#[error(
+    "'{0}' is no element; write FORMAT, FORMAT/tensor or FORMAT/blockRxC, as in bf16 or e4m3/block1x32; formats: f32, bf16, fp16, \
+     e4m3, e5m2"
+)]
 pub struct ElementNameError(String);
 
 impl From<Format> for Element {

@@ -333,7 +333,8 @@ fn check_softmax(softmax: &Softmax) -> Result<(), ProblemError> {
 
 fn check_parallel(parallel: &ContextParallel) -> Result<(), ProblemError> {
     let size = parallel.size();
-    let ranges = [("parallel.world", parallel.world, WORLD_MAX), ("parallel.ranks", size, parallel.world)];
+    let ranges =
+        [("parallel.world", parallel.world, WORLD_MAX), ("the size of parallel.ranks", size, parallel.world)];
     for (field, got, max) in ranges {
         if !(1..=max).contains(&got) {
             return Err(ProblemError::OutOfRange { field, got, min: 1, max });

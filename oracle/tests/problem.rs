@@ -192,8 +192,8 @@ fn ranks_are_distinct_members_of_the_world() {
     let range = |field, got, max| ProblemError::OutOfRange { field, got, min: 1, max };
     assert_eq!(ranks(0, &[]), range("parallel.world", 0, WORLD_MAX));
     assert_eq!(ranks(WORLD_MAX + 1, &[0]), range("parallel.world", WORLD_MAX + 1, WORLD_MAX));
-    assert_eq!(ranks(2, &[]), range("parallel.ranks", 0, 2));
-    assert_eq!(ranks(2, &[0, 1, 0]), range("parallel.ranks", 3, 2));
+    assert_eq!(ranks(2, &[]), range("the size of parallel.ranks", 0, 2));
+    assert_eq!(ranks(2, &[0, 1, 0]), range("the size of parallel.ranks", 3, 2));
     assert_eq!(ranks(2, &[1, 2]), ProblemError::RankOutsideWorld { index: 1, rank: 2, world: 2 });
     assert_eq!(ranks(4, &[3, 1, 3]), ProblemError::RepeatedRank { rank: 3 });
 }

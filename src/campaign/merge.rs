@@ -10,6 +10,7 @@
 
 use std::fs;
 use std::io;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -251,10 +252,16 @@ pub fn merge(
         let Some(Taken { record, shrunk }) = log.next()? else { break };
         ledger.note(record.event());
         match record.verdict.as_str() {
-            "finding" => match failed(plan, subjects, &record, shrunk) {
-                Ok(judged) => ledger.settle(record.index, judged),
-                Err(what) => ledger.trouble(what),
-            },
+            "finding" => {
+                // A subject from outside has a say in what is drawn, and may panic.
+                let drawn = panic::catch_unwind(AssertUnwindSafe(|| failed(plan, subjects, &record, shrunk)));
+                match drawn
+                    .unwrap_or_else(|_| Err(format!("case {}: drawing it again panicked", record.index)))
+                {
+                    Ok(judged) => ledger.settle(record.index, judged),
+                    Err(what) => ledger.trouble(what),
+                }
+            }
             "infrastructure" => {
                 let what = record.reason.clone().unwrap_or_default();
                 ledger.settle(record.index, Judged::Infrastructure(what));

@@ -42,7 +42,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     // What is wrong with the question is said before anything runs.
-    let subject = Registered::new(&args.backend)?;
+    let subject =
+        Registered::new(&args.backend).map_err(|error| CliError::Usage(format!("BACKEND: {error}")))?;
     let name = subject.name();
     if (args.lock.is_some() || args.check) && !subject.fixed().is_empty() {
         return Err(CliError::Usage(format!(

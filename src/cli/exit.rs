@@ -18,7 +18,7 @@ pub(super) enum Exit {
 
 /// The same, for `--help`.
 pub(super) const HELP: &str = "\
-Without a command: `seamproof run`.
+Without a command: `seamproof run`, and where there is a GPU for this project's kernels `seamproof run --backend cuda` after it.
 
 Exit codes:
   0   everything held

@@ -132,22 +132,22 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> Exit {
-    let command = cli.command.unwrap_or_else(|| Command::Run(run::Args::default()));
-    let result = match command {
-        Command::Run(args) => run::run(&args),
-        Command::Merge(args) => merge::run(&args),
-        Command::Nightly(args) => nightly::run(&args),
-        Command::Replay(args) => replay::run(&args),
-        Command::Shrink(args) => shrink::run(&args),
-        Command::Prove(args) => prove::run(&args),
-        Command::Explain(args) => explain::run(&args),
-        Command::Faults(args) => faults::run(&args),
-        Command::Census(args) => census::run(&args),
-        Command::Values(args) => values::run(&args),
-        Command::Calibrate(args) => calibrate::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Kernels(args) => kernels::run(&args),
-        Command::Worker(args) => return worker::run(&args),
+    let result = match cli.command {
+        None => run::run_all(),
+        Some(Command::Run(args)) => run::run(&args),
+        Some(Command::Merge(args)) => merge::run(&args),
+        Some(Command::Nightly(args)) => nightly::run(&args),
+        Some(Command::Replay(args)) => replay::run(&args),
+        Some(Command::Shrink(args)) => shrink::run(&args),
+        Some(Command::Prove(args)) => prove::run(&args),
+        Some(Command::Explain(args)) => explain::run(&args),
+        Some(Command::Faults(args)) => faults::run(&args),
+        Some(Command::Census(args)) => census::run(&args),
+        Some(Command::Values(args)) => values::run(&args),
+        Some(Command::Calibrate(args)) => calibrate::run(&args),
+        Some(Command::Bench(args)) => bench::run(&args),
+        Some(Command::Kernels(args)) => kernels::run(&args),
+        Some(Command::Worker(args)) => return worker::run(&args),
     };
     result.unwrap_or_else(|error| {
         complain(&error);

@@ -111,7 +111,7 @@ fn asked(paths: &[PathBuf]) -> Result<(Vec<Asked>, Vec<Unread>), CliError> {
             let (home, night) = (path.display(), night.display());
             return Err(CliError::Usage(format!("{home}: holds nights; name one of them, such as {night}")));
         } else if path.is_dir() {
-            let files = files_in(&findings_of(path).unwrap_or_else(|| path.clone()))?;
+            let files = files_in(path)?;
             all.extend(files.into_iter().map(on_its_own));
         } else {
             all.push(on_its_own(path.clone()));
@@ -120,14 +120,19 @@ fn asked(paths: &[PathBuf]) -> Result<(Vec<Asked>, Vec<Unread>), CliError> {
     Ok((all, unread))
 }
 
-fn files_in(dir: &Path) -> Result<Vec<PathBuf>, CliError> {
+/// The cases of a directory, or of a campaign's.
+fn files_in(path: &Path) -> Result<Vec<PathBuf>, CliError> {
+    let findings = findings_of(path);
+    let dir = findings.as_deref().unwrap_or(path);
     let listed = files::list(dir).map_err(|source| CaseError::Read { path: dir.to_owned(), source })?;
     let files: Vec<PathBuf> = listed.into_iter().filter(|path| files::is_json(path)).collect();
     if files.is_empty() {
-        return Err(CliError::Usage(format!(
-            "{}: holds no *.json; name a directory of cases",
-            dir.display()
-        )));
+        let what = if findings.is_some() {
+            "this campaign found nothing"
+        } else {
+            "holds no *.json; name a directory of cases"
+        };
+        return Err(CliError::Usage(format!("{}: {what}", path.display())));
     }
     Ok(files)
 }

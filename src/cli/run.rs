@@ -85,32 +85,72 @@ impl Args {
     }
 }
 
+/// The default campaign, and where there is a GPU that this project's kernels run on the same on it.
+pub(super) fn run_all() -> Result<Exit, CliError> {
+    let control = Arc::new(Control::default());
+    stop_on_signal(&control)?;
+    let exit = run_until(&Args::default(), &control)?;
+    if control.stopped() {
+        return Ok(exit);
+    }
+    print_line("");
+    if let Err(why) = Registered::new(GPU_BACKEND)?.ready() {
+        print_line(&format_args!("gpu       not used: {why}"));
+        return Ok(exit);
+    }
+    let on_gpu = Args {
+        backend: Some(GPU_BACKEND.to_owned()),
+        out: Some(format!("{DEFAULT_DIR}.{GPU_BACKEND}").into()),
+        ..Args::default()
+    };
+    let second = run_until(&on_gpu, &control)?;
+    Ok(if exit == Exit::Held { second } else { exit })
+}
+
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
+    let control = Arc::new(Control::default());
+    stop_on_signal(&control)?;
+    run_until(args, &control)
+}
+
+fn run_until(args: &Args, control: &Arc<Control>) -> Result<Exit, CliError> {
     let subjects = Registered::new(args.backend.as_deref().unwrap_or(DEFAULT_BACKEND))?;
     subjects.ready().map_err(|what| CliError::Start { name: subjects.name().to_owned(), what })?;
     let plan = args.plan();
     let dir = RunDir::create(args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR)))?;
-    let logs = [Some(dir.events()?), args.json.as_deref().map(EventLog::create).transpose()?];
-    let report = args.junit.as_deref().map(junit::Report::create).transpose()?;
-    let control = Arc::new(Control::default());
-    stop_on_signal(&control)?;
+    let (logs, report) = match opened(args, &dir) {
+        Ok(files) => files,
+        Err(error) => {
+            dir.abandon();
+            return Err(error);
+        }
+    };
 
     let start = Start::of(&plan, &subjects);
-    let logs = Logs::new(logs.into_iter().flatten().collect(), &control);
+    let logs = Logs::new(logs, control);
     logs.event(&Event::Start(&start));
     if let Some(error) = logs.trouble() {
         return Err(error.into());
     }
     announce(&start, &dir);
-    let outcome = campaign(&plan, &subjects, &dir, &logs, &control)?;
+    let outcome = campaign(&plan, &subjects, &dir, &logs, control)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
     let written = report.map_or(Ok(()), |report| report.write(subjects.name(), &outcome, &[]));
     Ok(recorded(exit, written))
 }
 
+/// The files that a campaign writes while it runs and at its end.
+fn opened(args: &Args, dir: &RunDir) -> Result<(Vec<EventLog>, Option<junit::Report>), CliError> {
+    let mut logs = vec![dir.events()?];
+    logs.extend(args.json.as_deref().map(EventLog::create).transpose()?);
+    Ok((logs, args.junit.as_deref().map(junit::Report::create).transpose()?))
+}
+
 /// The subject where none is named.
 const DEFAULT_BACKEND: &str = "emulated";
+/// The subject where there is a GPU.
+const GPU_BACKEND: &str = "cuda";
 
 /// What a campaign with its canary comes to.
 pub(super) struct Outcome {

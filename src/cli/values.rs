@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::CliError;
 use super::exit::Exit;
-use super::output::print_line;
+use super::output::{complain, print_line};
 use crate::case::{Case, CaseError};
 use crate::files;
 use crate::fuzz;
@@ -46,6 +46,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         }
     }
     print_line(&format_args!("values    {count} read, {new} new in {}", args.out.display()));
+    if count == 0 {
+        complain(
+            &"no file was there to be read: name stored cases, files of bytes, or directories that hold some",
+        );
+    }
     Ok(if count > 0 { Exit::Held } else { Exit::TooLittle })
 }
 

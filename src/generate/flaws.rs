@@ -187,13 +187,13 @@ fn parallel_out_of_range(fields: &mut ProblemFields, detail: usize) -> ProblemEr
     let (field, got, max) = match detail % 5 {
         0 => ("parallel.world", 0, WORLD_MAX),
         1 => ("parallel.world", WORLD_MAX + 1, WORLD_MAX),
-        2 => ("parallel.ranks", 0, 1),
-        3 => ("parallel.ranks", 2, 1),
+        2 => ("the size of parallel.ranks", 0, 1),
+        3 => ("the size of parallel.ranks", 2, 1),
         _ => ("parallel.balance.striped.stripe", 0, ROWS_MAX),
     };
     match field {
         "parallel.world" => parallel.world = got,
-        "parallel.ranks" => parallel.ranks = (0..got).collect(),
+        "the size of parallel.ranks" => parallel.ranks = (0..got).collect(),
         _ => parallel.balance = Balance::Striped { stripe: got },
     }
     ProblemError::OutOfRange { field, got, min: 1, max }

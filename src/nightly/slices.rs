@@ -36,7 +36,7 @@ pub(super) fn ended(path: &Path, first: u64) -> Result<Option<Part>, NightError>
     match Part::read_whole(path) {
         Ok(part) if part.stored.start.first == first => return Ok(Some(part)),
         Err(MergeError::NotEnded { .. } | MergeError::Missing { .. }) => {}
-        _ => move_aside(path)?,
+        _ => drop(move_aside(path)?),
     }
     Ok(None)
 }

@@ -214,7 +214,7 @@ impl Pool {
         let mut seats = lock(&self.seats);
         loop {
             if let Some(why) = seats.exhausted() {
-                return Err(RunError::Infrastructure(format!("no worker can be started any more: {why}")));
+                return Err(RunError::Infrastructure(format!("no worker can be started: {why}")));
             }
             // A thread goes back to the seat that it had, so that a case's runs stay on one worker.
             let first = rayon::current_thread_index().unwrap_or(0) % seats.all.len();
