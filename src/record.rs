@@ -126,8 +126,8 @@ impl RunDir {
         // Whatever cannot be undone is left, as a campaign's directory: why the campaign cannot be started is what matters.
         let _ = fs::remove_file(self.path.join(EVENTS));
         let _ = fs::remove_dir(self.path.join(FINDINGS));
-        let is_bare = || Ok::<_, io::Error>(fs::read_dir(&self.path)?.count() == 1);
-        if is_bare().unwrap_or(false) && fs::remove_file(self.path.join(LOCK)).is_ok() {
+        let is_bare = fs::read_dir(&self.path).is_ok_and(|entries| entries.count() == 1);
+        if is_bare && fs::remove_file(self.path.join(LOCK)).is_ok() {
             let removed = fs::remove_dir(&self.path);
             if let (Ok(()), Some(earlier)) = (removed, &self.earlier) {
                 let _ = fs::rename(earlier, &self.path);

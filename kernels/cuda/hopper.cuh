@@ -81,6 +81,19 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Four words of shared memory.
+__device__ __forceinline__ int4 get_words(u32 at) {
+    int4 four;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+                 : "r"(at)
+                 : "memory");
+    return four;
+}
+__device__ __forceinline__ void put_words(u32 at, int a, int b, int c, int d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Clusters: blocks of threads that run side by side and write to each other's shared memory, which has the same layout in all.
 
@@ -212,19 +225,6 @@ __device__ __forceinline__ u32 descriptor(u32 address, u32 panel) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Registers.
-
-// Four words of shared memory.
-__device__ __forceinline__ int4 get_words(u32 at) {
-    int4 four;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
-                 : "r"(at)
-                 : "memory");
-    return four;
-}
-__device__ __forceinline__ void put_words(u32 at, int a, int b, int c, int d) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
 
 // What the compiler knows of a number ends here: it is kept, not made again.
 __device__ __forceinline__ u32 kept(u32 value) {

@@ -37,8 +37,8 @@ pub struct Element {
 /// A text that names no [`Element`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is no element; write FORMAT, FORMAT/tensor or FORMAT/blockRxC, as in bf16 or e4m3/block1x32; formats: f32, bf16, fp16, \
-     e4m3, e5m2"
+    "'{0}' is no element; write FORMAT, FORMAT/tensor or FORMAT/blockRxC, as in bf16 or e4m3/block1x32; formats: {formats}",
+    formats = Format::ALL.map(Format::name).join(", ")
 )]
 pub struct ElementNameError(String);
 

@@ -252,16 +252,10 @@ pub fn merge(
         let Some(Taken { record, shrunk }) = log.next()? else { break };
         ledger.note(record.event());
         match record.verdict.as_str() {
-            "finding" => {
-                // A subject from outside has a say in what is drawn, and may panic.
-                let drawn = panic::catch_unwind(AssertUnwindSafe(|| failed(plan, subjects, &record, shrunk)));
-                match drawn
-                    .unwrap_or_else(|_| Err(format!("case {}: drawing it again panicked", record.index)))
-                {
-                    Ok(judged) => ledger.settle(record.index, judged),
-                    Err(what) => ledger.trouble(what),
-                }
-            }
+            "finding" => match drawn_again(plan, subjects, &record, shrunk) {
+                Ok(judged) => ledger.settle(record.index, judged),
+                Err(what) => ledger.trouble(what),
+            },
             "infrastructure" => {
                 let what = record.reason.clone().unwrap_or_default();
                 ledger.settle(record.index, Judged::Infrastructure(what));
@@ -276,7 +270,18 @@ pub fn merge(
     Ok(ledger.finish(merged(&censuses), Vec::new(), elapsed))
 }
 
-/// The failing case behind a record, drawn again.
+/// [`failed`]: a subject from outside has a say in what is drawn, and may panic.
+fn drawn_again(
+    plan: &Plan,
+    subjects: &dyn Subjects,
+    record: &Record,
+    shrunk: Option<Box<Case>>,
+) -> Result<Judged, String> {
+    let attempt = panic::catch_unwind(AssertUnwindSafe(|| failed(plan, subjects, record, shrunk)));
+    attempt.unwrap_or_else(|_| Err(format!("case {}: drawing it again panicked", record.index)))
+}
+
+/// The failing case behind a record.
 fn failed(
     plan: &Plan,
     subjects: &dyn Subjects,

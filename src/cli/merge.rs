@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use super::run::{Outcome, announce, conclude, recorded, stop_on_signal};
+use super::run::{Outcome, announce, conclude, opened, recorded, stopped_by_signals};
 use super::{CliError, junit, worker};
 use crate::campaign::{
     self, Control, Event, LeftFinding, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Sinks,
@@ -86,12 +85,9 @@ fn merged(
     let Some((start, missing)) = campaign::campaign_of(parts)? else { return Err(none_ended(args, left)) };
     let subjects = Registered::with(start.backend.clone(), start.options.clone())?;
     let plan = plan_of(&start, &parts[0].dir)?;
-    let dir = RunDir::create(out)?;
-    let logs = [Some(dir.events()?), args.json.as_deref().map(EventLog::create).transpose()?];
-    let report = args.junit.as_deref().map(junit::Report::create).transpose()?;
-    let control = Arc::new(Control::default());
-    stop_on_signal(&control)?;
-    let logs = Logs::new(logs.into_iter().flatten().collect(), &control);
+    let (dir, logs, report) = opened(out, args.json.as_deref(), args.junit.as_deref())?;
+    let control = stopped_by_signals()?;
+    let logs = Logs::new(logs, &control);
     logs.event(&Event::Start(&start));
     left.iter().for_each(|left| logs.event(&Event::Left(left)));
     announce(&start, &dir);

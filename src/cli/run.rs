@@ -1,5 +1,6 @@
 //! `seamproof run`: a campaign.
 
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,46 +88,44 @@ impl Args {
 
 /// The default campaign, and where there is a GPU that this project's kernels run on the same on it.
 pub(super) fn run_all() -> Result<Exit, CliError> {
-    let control = Arc::new(Control::default());
-    stop_on_signal(&control)?;
+    let control = stopped_by_signals()?;
     let exit = run_until(&Args::default(), &control)?;
     if control.stopped() {
         return Ok(exit);
     }
     print_line("");
-    if let Err(why) = Registered::new(GPU_BACKEND)?.ready() {
-        print_line(&format_args!("gpu       not used: {why}"));
-        return Ok(exit);
-    }
     let on_gpu = Args {
         backend: Some(GPU_BACKEND.to_owned()),
         out: Some(format!("{DEFAULT_DIR}.{GPU_BACKEND}").into()),
         ..Args::default()
     };
-    let second = run_until(&on_gpu, &control)?;
-    Ok(if exit == Exit::Held { second } else { exit })
+    match run_until(&on_gpu, &control.sibling()) {
+        Err(CliError::Start { what, .. }) => {
+            print_line(&format_args!("gpu       not used: {what}"));
+            Ok(exit)
+        }
+        second if exit == Exit::Held => second,
+        second => {
+            // What was found first stays found.
+            if let Err(error) = second {
+                complain(&error);
+            }
+            Ok(exit)
+        }
+    }
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
-    let control = Arc::new(Control::default());
-    stop_on_signal(&control)?;
-    run_until(args, &control)
+    run_until(args, &*stopped_by_signals()?)
 }
 
-fn run_until(args: &Args, control: &Arc<Control>) -> Result<Exit, CliError> {
+fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     let subjects = Registered::new(args.backend.as_deref().unwrap_or(DEFAULT_BACKEND))?;
     subjects.ready().map_err(|what| CliError::Start { name: subjects.name().to_owned(), what })?;
     let plan = args.plan();
-    let dir = RunDir::create(args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR)))?;
-    let (logs, report) = match opened(args, &dir) {
-        Ok(files) => files,
-        Err(error) => {
-            dir.abandon();
-            return Err(error);
-        }
-    };
-
+    let out = args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR));
+    let (dir, logs, report) = opened(out, args.json.as_deref(), args.junit.as_deref())?;
     let start = Start::of(&plan, &subjects);
     let logs = Logs::new(logs, control);
     logs.event(&Event::Start(&start));
@@ -140,11 +139,25 @@ fn run_until(args: &Args, control: &Arc<Control>) -> Result<Exit, CliError> {
     Ok(recorded(exit, written))
 }
 
-/// The files that a campaign writes while it runs and at its end.
-fn opened(args: &Args, dir: &RunDir) -> Result<(Vec<EventLog>, Option<junit::Report>), CliError> {
-    let mut logs = vec![dir.events()?];
-    logs.extend(args.json.as_deref().map(EventLog::create).transpose()?);
-    Ok((logs, args.junit.as_deref().map(junit::Report::create).transpose()?))
+/// A campaign's directory, its event logs, and the report of its end; where one of them cannot be made, an earlier campaign's
+/// directory keeps its name.
+pub(super) fn opened(
+    out: &Path,
+    json: Option<&Path>,
+    junit: Option<&Path>,
+) -> Result<(RunDir, Vec<EventLog>, Option<junit::Report>), CliError> {
+    let dir = RunDir::create(out)?;
+    let files = || -> Result<_, CliError> {
+        let logs = iter::once(dir.events()).chain(json.map(EventLog::create));
+        Ok((logs.collect::<Result<_, _>>()?, junit.map(junit::Report::create).transpose()?))
+    };
+    match files() {
+        Ok((logs, report)) => Ok((dir, logs, report)),
+        Err(error) => {
+            dir.abandon();
+            Err(error)
+        }
+    }
 }
 
 /// The subject where none is named.
@@ -233,16 +246,18 @@ pub(super) fn announce(start: &Start, dir: &RunDir) {
     print_line(&format_args!("threads   {} · findings go to {}", start.jobs, dir.path().display()));
 }
 
-/// Ends the campaign with its summary at the first signal, and the program at the second: a subject may hang.
-pub(super) fn stop_on_signal(control: &Arc<Control>) -> Result<(), CliError> {
-    let control = Arc::clone(control);
-    Ok(ctrlc::set_handler(move || {
-        if control.stopped() {
+/// A control that ends a campaign with its summary at the first signal, and the program at the second: a subject may hang.
+pub(super) fn stopped_by_signals() -> Result<Arc<Control>, CliError> {
+    let control = Arc::new(Control::default());
+    let told = Arc::clone(&control);
+    ctrlc::set_handler(move || {
+        if told.stopped() {
             std::process::exit(Exit::Internal.code().into());
         }
-        control.stop();
+        told.stop();
         note("stopping after the cases in flight; once more to stop at once");
-    })?)
+    })?;
+    Ok(control)
 }
 
 #[cfg(test)]

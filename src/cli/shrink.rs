@@ -1,15 +1,14 @@
 //! `seamproof shrink`: minimises a failing case.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use seamproof_oracle::Problem;
 
 use super::exit::Exit;
 use super::output::print_line;
-use super::run::stop_on_signal;
+use super::run::stopped_by_signals;
 use super::{CliError, load, tell_if_long, worker};
-use crate::campaign::{Control, Minimised, SHRINK_EVALUATIONS_MAX, minimise};
+use crate::campaign::{Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 use crate::evaluate::replay_as;
 use crate::prose::{self, counted, replay_command};
 use crate::record::write_whole;
@@ -52,8 +51,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         Verdict::Finding(finding) => *finding,
         verdict => return nothing_to_do(args, &verdict),
     };
-    let control = Arc::new(Control::default());
-    stop_on_signal(&control)?;
+    let control = stopped_by_signals()?;
     print_line(&format_args!("from     {}: {start}", prose::describe(&case.problem)));
 
     let step = |candidate: &Problem| print_line(&format_args!("step     {}", prose::describe(candidate)));

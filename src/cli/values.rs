@@ -48,10 +48,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     print_line(&format_args!("values    {count} read, {new} new in {}", args.out.display()));
     if count == 0 {
         complain(
-            &"no file was there to be read: name stored cases, files of bytes, or directories that hold some",
+            "no file was there to be read: name stored cases, files of bytes, or directories that hold some",
         );
+        return Ok(Exit::TooLittle);
     }
-    Ok(if count > 0 { Exit::Held } else { Exit::TooLittle })
+    Ok(Exit::Held)
 }
 
 /// A stored case's nearest value; of any other file the value that its bytes choose.
