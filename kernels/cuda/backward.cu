@@ -47,9 +47,6 @@ constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL,
               "more registers than the launch gives");
 constexpr int STAGES = 2, ADDERS = 2, TILES = 2;
-// Whether consumers make descriptors from what warps have alike: a tenth fewer instructions, which count where products are
-// short. With 128 lanes the registers that are read once more cost as much.
-constexpr bool ALIKE = DIM <= 64;
 constexpr int KV_BYTES = KEYS * DIM * 2, Q_BYTES = ROWS * DIM * 2, DS_BYTES = KEYS * ROWS * 2;
 // Of dQ, f32: a group's part of 64 rows and 64 lanes, and all.
 constexpr int PART_BYTES = 64 * 64 * 4, SUMS = ROWS * DIM;
