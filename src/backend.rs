@@ -402,6 +402,9 @@ pub struct Promises {
     pub sequences_alone: bool,
     /// The results of a head depend neither on its number nor on the heads of other groups.
     pub heads_alone: bool,
+    /// dq of a query head does not depend on which others share its KV head: its sum over keys is made in one order,
+    /// however large the group.
+    pub groups_alone: bool,
     /// out, lse and dq of a query row depend on the row, on the keys that it sees and on their positions in the
     /// sequence alone: neither on other rows nor on the form in which the mask is given. dk and dv of a key depend in
     /// the same way on the rows that see it.
@@ -410,8 +413,13 @@ pub struct Promises {
 
 impl Promises {
     /// All of them.
-    pub const ALL: Promises =
-        Promises { deterministic_backward: true, sequences_alone: true, heads_alone: true, rows_alone: true };
+    pub const ALL: Promises = Promises {
+        deterministic_backward: true,
+        sequences_alone: true,
+        heads_alone: true,
+        groups_alone: true,
+        rows_alone: true,
+    };
 }
 
 /// A way that runs of a problem can go through a subject, and whether they do: to these kernels or to others.

@@ -74,12 +74,14 @@ struct Spoilt {
     inner: Emulated,
     spoil: Spoil,
     told: fn(&mut ProblemFields),
+    promises: Promises,
     runs: Mutex<usize>,
 }
 
 impl Spoilt {
     fn new(fault: &Fault) -> Spoilt {
-        Spoilt { inner: Emulated::default(), spoil: fault.spoil, told: fault.told, runs: Mutex::new(0) }
+        let (spoil, told) = (fault.spoil, fault.told);
+        Spoilt { inner: Emulated::default(), spoil, told, promises: Promises::ALL, runs: Mutex::new(0) }
     }
 }
 
@@ -93,7 +95,7 @@ impl Wrapper for Spoilt {
     }
 
     fn promises(&self) -> Promises {
-        Promises::ALL
+        self.promises
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
@@ -287,6 +289,46 @@ fn gradients_of_several_ranks_and_of_grouped_heads_are_held_to_those_of_one() {
             verdicts.len()
         );
     }
+}
+
+/// A kernel may add to dq in another order where heads share keys: it is then held to a bound, and only where it promises one
+/// order to its bits.
+#[test]
+fn dq_of_grouped_heads_is_held_to_bits_where_that_is_promised_and_else_to_a_bound() {
+    let last_bit: Spoil = |problem, _, outputs| {
+        if problem.heads.kv < problem.heads.q {
+            gradients(outputs, |g| {
+                g.dq.mapv_inplace(|x| {
+                    written(x, |x| if x == 0.0 { x } else { f32::from_bits(x.to_bits() ^ 1) })
+                })
+            });
+        }
+    };
+    let wrong: Spoil = |p, _, o| scaled(o, TensorName::Dq, p.heads.kv < p.heads.q);
+    let open = Promises { groups_alone: false, ..Promises::ALL };
+    let judge = Judge { identities: vec![Relation::RepeatedKvHeads], ..identities_alone() };
+    let seen = |spoil: Spoil, promises: Promises| {
+        let verdicts: Vec<Option<Finding>> = problems(6, Limits::quick(), 400)
+            .filter(|(_, problem)| problem.pass == Pass::Backward && problem.heads.kv < problem.heads.q)
+            .filter_map(|(_, problem)| {
+                let subject = Spoilt { promises, ..Spoilt::new(&spoilt(Relation::RepeatedKvHeads, spoil)) };
+                match judge.examine(&subject, &problem, Depth::First).verdict {
+                    Verdict::Finding(finding) => Some(Some(*finding)),
+                    Verdict::Pass(_) => Some(None),
+                    _ => None,
+                }
+            })
+            .collect();
+        let found: Vec<&Finding> = verdicts.iter().flatten().collect();
+        assert!(found.iter().all(|finding| finding.tensor == Some(TensorName::Dq)), "{found:?}");
+        (found.len(), verdicts.len())
+    };
+    let (found, of) = seen(last_bit, Promises::ALL);
+    assert!(2 * found > of, "{found} of {of}");
+    let (found, _) = seen(last_bit, open);
+    assert_eq!(found, 0);
+    let (found, of) = seen(wrong, open);
+    assert!(10 * found > of, "{found} of {of}");
 }
 
 /// The LSE of a sequence that is alone differs in its last bit: far inside every bound.

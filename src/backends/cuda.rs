@@ -337,6 +337,8 @@ impl Backend for Cuda {
             Attention::Tuned | Attention::Of(_) => Promises {
                 deterministic_backward: self.dq == Order::Fixed,
                 sequences_alone: false,
+                // Tiles of keys add to dq downward for a group, upward or around for a head alone.
+                groups_alone: false,
                 rows_alone: false,
                 ..Promises::ALL
             },

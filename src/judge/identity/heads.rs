@@ -8,8 +8,9 @@ use super::bound::{Against, Bounds};
 use super::gradients::{self, Runs};
 use super::twin::{Source, Twin, everything, same};
 
-/// Every query head with a KV head of its own, which holds what the group's held: out, lse and dq as they are; dk and dv of
-/// a group are then the sums of its heads', rounded apart and added in another order, and agree within both errors.
+/// Every query head with a KV head of its own, which holds what the group's held: out and lse as they are, and dq where that
+/// is promised; dk and dv of a group are then the sums of its heads', rounded apart and added in another order, and agree
+/// within both errors, as dq does.
 pub(super) fn repeated_kv_heads(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
     let group = problem.group();
@@ -26,7 +27,11 @@ pub(super) fn repeated_kv_heads(evidence: &Evidence<'_>) -> Option<Look> {
         Err(look) => return Some(look),
     };
     let mut tensors = everything(evidence);
-    tensors.retain(|tensor| !matches!(tensor, TensorName::Dk | TensorName::Dv));
+    let dq_too = evidence.backend.promises().groups_alone;
+    tensors.retain(|tensor| match tensor {
+        TensorName::Dq => dq_too,
+        other => !matches!(other, TensorName::Dk | TensorName::Dv),
+    });
     let apart = twin.compare(evidence, relation, &answer, &same(&tensors), None);
     let gradients = || {
         let (own, apart) = (evidence.first.gradients.as_ref()?, answer.gradients.as_ref()?);
