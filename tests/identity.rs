@@ -300,7 +300,7 @@ fn dq_of_grouped_heads_is_held_to_bits_where_that_is_promised_and_else_to_a_boun
             gradients(outputs, |g| {
                 g.dq.mapv_inplace(|x| {
                     written(x, |x| if x == 0.0 { x } else { f32::from_bits(x.to_bits() ^ 1) })
-                })
+                });
             });
         }
     };
