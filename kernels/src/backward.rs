@@ -323,7 +323,8 @@ impl Gpu {
     /// Launches the backward; `tables` holds the call's tables, `workspace` has [`CallTables::workspace_bytes`]. Three
     /// launches, and no wait. What it does not take is [`KernelError::Unserved`]; dsink is [`Gpu::sink_gradient`]'s. Of tables
     /// that are written over those of a recorded launch the same is asked as of the forward's; sums are made in the orders that
-    /// were chosen for the recorded call. At least eight multiprocessors are not taken by kernels that wait for this launch.
+    /// were chosen for the recorded call. At least eight blocks of this launch find a multiprocessor each at one time: no others
+    /// are held by kernels that wait for it, nor by further backwards that wait in the same way.
     pub fn backward(
         &self,
         call: &CallTables,
