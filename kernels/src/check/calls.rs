@@ -23,6 +23,8 @@ const SIDES: usize = 2;
 const SEGMENTS_MAX: usize = 4;
 /// Lengths of runs: about tiles of 64 and 128 rows, and two tiles of the shape in clusters.
 const LENGTHS: [usize; 12] = [0, 1, 5, 63, 64, 65, 100, 127, 129, 150, 257, 300];
+/// Keys of a segment that all its rows see: of four to eight tiles, which go around in the backward (`goes_around`).
+const AROUND: [usize; 5] = [390, 512, 700, 897, 1024];
 /// Keys are dealt to so many runs of a segment.
 const RUNS_MAX: usize = 4;
 /// What lies in results before a launch, but in the largest logit.
@@ -86,19 +88,27 @@ fn segment(draw: &mut Draw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
     Segment { q, kv, lo, hi }
 }
 
+/// A segment without a mask whose tiles of keys go around.
+fn segment_around(draw: &mut Draw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
+    let (rows, seen) = (draw.pick(&LENGTHS), draw.pick(&AROUND));
+    Segment { q: queries.run(draw, rows), kv: vec![keys.run(draw, seen)], lo: None, hi: None }
+}
+
 impl Case {
     fn draw(draw: &mut Draw) -> Case {
         let step = draw.pick(&[1, 1, 2, 3]);
         let room = || Room { step, phase: 0, next: 0 };
         let (mut queries, mut keys) = (room(), room());
-        let count = 1 + draw.below(SEGMENTS_MAX);
-        let segments = (0..count).map(|_| segment(draw, [&mut queries, &mut keys])).collect();
-        let heads = draw.pick(&[
-            Heads { q: 4, kv: 1 },
-            Heads { q: 2, kv: 2 },
-            Heads { q: 6, kv: 2 },
-            Heads { q: 1, kv: 1 },
-        ]);
+        let around = draw.one_in(8);
+        let count = 1 + draw.below(if around { 2 } else { SEGMENTS_MAX });
+        let make = if around { segment_around } else { segment };
+        let segments = (0..count).map(|_| make(draw, [&mut queries, &mut keys])).collect();
+        // Tiles of keys of a group go down.
+        let heads = draw.pick(if around {
+            &[Heads { q: 2, kv: 2 }, Heads { q: 1, kv: 1 }]
+        } else {
+            &[Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }, Heads { q: 6, kv: 2 }, Heads { q: 1, kv: 1 }]
+        });
         let dims = draw.pick(&[[64, 64], [128, 128], [128, 128], [40, 64], [72, 128], [128, 8]]);
         let format = draw.pick(&[Format::Bf16, Format::Bf16, Format::Fp16]);
         let softmax = Softmax {
@@ -392,6 +402,11 @@ mod tests {
         assert!(segment(|segment| segment.q.step > 1) > 100);
         assert!(segment(|segment| segment.q.len > 256) > 50);
         assert!(segment(|segment| segment.lo.is_some() && segment.hi.is_none()) > 20);
+        let goes_around = |case: &Case| {
+            let tables = CallTables::new(&case.call, case.rows, true).expect("no key twice");
+            case.heads.q == case.heads.kv && tables.strides.all_seen && tables.strides.keys > 3 * 128
+        };
+        assert!(cases.iter().filter(|case| goes_around(case)).count() > 20);
         for case in &cases {
             case.call.check(case.rows[0], case.rows[1]).expect("a legal call");
             CallTables::new(&case.call, case.rows, true).expect("no key twice");
