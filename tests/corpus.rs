@@ -83,6 +83,7 @@ const OTHERS: &[&str] = &[
     "fa-1713-keys-without-queries",
     "fa-2562-empty-queries-head-dim-256",
     "fa-1990-nan-in-padding",
+    "grouped-heads-over-four-tiles",
     "many-heads-of-one",
     "ragged32-one-sequence",
     "te-1896-value-dim-below-key-dim",
