@@ -14,7 +14,7 @@ use seamproof_oracle::{
 use seamproof_simulator::check::check;
 use seamproof_simulator::schedule::{MergeOrder, RegionError, Schedule, build, sequence_parallel};
 
-use crate::values;
+use seamproof_judge::values;
 
 /// Head dimension of the oracle's benchmark.
 const DIM: usize = 128;
@@ -61,7 +61,7 @@ fn best_seconds(mut work: impl FnMut()) -> f64 {
 fn gemm_rate(threads: usize) -> f64 {
     let matrix = |seed: u64| {
         Array2::from_shape_fn((GEMM_SIDE, GEMM_SIDE), |(i, j)| {
-            (values::mix(seed + (i * GEMM_SIDE + j) as u64) >> 40) as f64 / 16_777_216.0 - 0.5
+            (seamproof_judge::hash::mix(seed + (i * GEMM_SIDE + j) as u64) >> 40) as f64 / 16_777_216.0 - 0.5
         })
     };
     let (a, b) = (matrix(1), matrix(2));

@@ -30,14 +30,14 @@ use seamproof_simulator::Segment;
 use seamproof_simulator::check::{CheckError, Held, Holds, Launch, Reading, check, trace};
 use seamproof_simulator::schedule::{BufferId, Operation, PlacedRun, Schedule, Step, Work};
 
-use crate::backend::Backend;
 use crate::backends::unscheduled;
-use crate::case::Case;
-use crate::judge::identity::identity;
-use crate::prose::{self, counted};
 use further::further_runs;
 use line::{Line, tidy};
 use operation::{name, rows};
+use seamproof_judge::case::Case;
+use seamproof_judge::identity::identity;
+use seamproof_judge::prose::{self, counted};
+use seamproof_judge::subject::Backend;
 use seen::{Queries, Sighting, differences, queries};
 use sight::{Sight, groups};
 

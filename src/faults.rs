@@ -20,9 +20,9 @@ use seamproof_simulator::check::check;
 use seamproof_simulator::faults::{Catcher, Fault, Plant};
 use seamproof_simulator::schedule::Schedule;
 
-use crate::backend::Backend;
-use crate::backends::{Emulated, Planted, same_bits};
-use crate::values::{self, Poison};
+use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::{Emulated, Planted, same_bits};
+use seamproof_judge::values::{self, Poison};
 
 pub use rungs::{RungScore, reason};
 pub use score::{
@@ -63,7 +63,7 @@ fn changes_result(fault: &Fault, problem: &Problem) -> bool {
 
 /// The problems of a seed's stream that the fault applies to, with their edited schedules.
 pub fn stream(fault: &Fault, seed: u64) -> impl Iterator<Item = (Problem, Schedule)> {
-    let subject = Emulated::default().capabilities();
+    let subject = Emulated::default().declaration().capabilities;
     let drawn = suspect::problems(seed).filter(move |problem| subject.refusal(problem).is_none());
     drawn.filter_map(|problem| planted(fault, &problem).map(|schedule| (problem, schedule))).take(CASES_MAX)
 }

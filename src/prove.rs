@@ -5,7 +5,7 @@ use seamproof_oracle::{Heads, Problem, ProblemFields};
 use seamproof_simulator::check::{CheckError, Proof, check};
 use seamproof_simulator::schedule::{MergeOrder, RegionError, Schedule, build_with, sequence_parallel};
 
-use crate::generate::{self, Draw, Limits, RawProblem};
+use seamproof_judge::generate::{self, Draw, Limits, RawProblem};
 
 /// Largest group of a sweep.
 pub const SWEEP_RANKS_MAX: u32 = 16;

@@ -24,10 +24,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::case::Case;
-use crate::evaluate::is_foreign;
-use crate::files;
-use crate::prose;
+use crate::replay::is_foreign;
+use seamproof_judge::case::Case;
+use seamproof_judge::files;
+use seamproof_judge::prose;
 
 /// Where a campaign writes unless told otherwise.
 pub const DEFAULT_DIR: &str = "seamproof.out";
@@ -297,7 +297,7 @@ impl Findings {
                 "paste the test {test} into the crate that has {subject:?}; seamproof itself has no such subject"
             );
         }
-        prose::replay_command(&self.path(name), None)
+        crate::paste::replay_command(&self.path(name), None)
     }
 
     /// The file of a finding's test.
@@ -331,8 +331,9 @@ fn test_to_paste(name: &str, case: &Case) -> String {
         ),
     };
     format!(
-        "/// {}.\n{note}#[test]\nfn {}() {{\n    let case = seamproof::case::Case::parse(r{hashes}\"{json}\"{hashes}.as_bytes());\n\
-         {judge}    assert!(matches!(verdict, Ok(seamproof::verdict::Verdict::Pass(_))), \"{{verdict:?}}\");\n}}\n",
+        "/// {}.\n{note}#[test]\nfn {}() {{\n    let case = seamproof_judge::case::Case::parse(r{hashes}\"{json}\"{hashes}.as_bytes());\n\
+         \x20   let case = case.expect(\"the case is valid\");\n{judge}\
+         \x20   assert!(matches!(verdict, seamproof_judge::verdict::Verdict::Pass(_)), \"{{verdict}}\");\n}}\n",
         prose::describe(&case.problem),
         name.replace('-', "_"),
     )
@@ -340,11 +341,11 @@ fn test_to_paste(name: &str, case: &Case) -> String {
 
 /// How a test to paste judges a case on its own subject.
 const REPLAYED: &str =
-    "    let verdict = seamproof::evaluate::replay(&case.expect(\"the case is valid\"));\n";
-/// And on a foreign one.
-const JUDGED_HERE: &str = "    let case = case.expect(\"the case is valid\");
-    let backend = your_backend(&case.subject.options); // your `Backend`, made with these options
-    let verdict = seamproof::evaluate::replay_as(&case, &backend, &case.problem);
+    "    let verdict = seamproof::replay::replay(&case).expect(\"the subject is known\");\n";
+/// How a test to paste judges a case on a subject of another crate.
+const JUDGED_HERE: &str =
+    "    let backend = your_backend(&case.subject.options); // your `Backend`, made with these options
+    let verdict = seamproof_judge::evaluate::evaluate(&backend, &case.problem);
 ";
 
 /// A log of one JSON value a line, each line handed to the system as soon as it is complete.

@@ -9,7 +9,7 @@
 use std::f32::consts::LN_2;
 use std::ops::Range;
 
-use seamproof::values;
+use seamproof_judge::values;
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::{Accumulation, Model, Partition};
 use seamproof_oracle::{

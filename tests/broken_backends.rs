@@ -1,14 +1,15 @@
 //! Deliberately broken copies of the emulated backend: each is caught, and shrunk to a case that a person can read,
 //! the same one on every run.
 
-use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
-use seamproof::backends::{Emulated, Planted};
 use seamproof::campaign::same_failure;
-use seamproof::generate::{self, Draw, Limits};
-use seamproof::judge::judge;
-use seamproof::layout::layouts;
-use seamproof::shrink::{Shrunk, shrink};
-use seamproof::verdict::{Check, Finding, Verdict};
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::generate::{self, Draw, Limits};
+use seamproof_judge::ladder::judge;
+use seamproof_judge::layout::layouts;
+use seamproof_judge::shrink::{Shrunk, shrink};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
+use seamproof_judge::subjects::{Emulated, Planted};
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side, TensorName};
 use seamproof_simulator::UNWRITTEN_BITS;
 use seamproof_simulator::emulated::Tiles;
@@ -29,9 +30,13 @@ struct Spoilt {
     spoil: Spoil,
 }
 
-impl Wrapper for Spoilt {
-    fn inner(&self) -> &dyn Backend {
-        &self.inner
+impl Backend for Spoilt {
+    fn declaration(&self) -> Declaration {
+        self.inner.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
     }
 
     fn name(&self) -> &str {

@@ -6,17 +6,19 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 
-use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
-use seamproof::backends::{BackendError, Emulated};
+use seamproof::backends::BackendError;
 use seamproof::campaign::{
     self, Control, Distinct, Event, Observer, Options, Plan, PlantedSubjects, Shard, Silent, Sinks, Subjects,
     Summary, Symptom,
 };
-use seamproof::case::{Case, Subject};
-use seamproof::evaluate::evaluate;
-use seamproof::generate::Profile;
 use seamproof::record::Findings;
-use seamproof::verdict::{Check, Verdict};
+use seamproof_judge::case::{Case, Subject};
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::finding::Check;
+use seamproof_judge::generate::Profile;
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
+use seamproof_judge::subjects::Emulated;
+use seamproof_judge::verdict::Verdict;
 
 use seamproof_oracle::{Inputs, Problem, Sink};
 
@@ -109,7 +111,7 @@ fn each_failure_is_kept_once_minimal_and_fails_again() {
 mod pasted {
     use std::collections::BTreeMap;
 
-    use seamproof::backends::Emulated;
+    use seamproof_judge::subjects::Emulated;
 
     /// What a reader puts in the place of the name: the fault is gone.
     fn your_backend(options: &BTreeMap<String, String>) -> Emulated {
@@ -161,9 +163,13 @@ impl Subjects for TwoFaults {
     }
 }
 
-impl Wrapper for Faulty {
-    fn inner(&self) -> &dyn Backend {
-        &self.0
+impl Backend for Faulty {
+    fn declaration(&self) -> Declaration {
+        self.0.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.0)
     }
 
     fn name(&self) -> &str {

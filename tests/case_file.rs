@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use seamproof::case::{
-    CASE_BYTES_MAX, CASE_VERSION, Case, EARLIER_MAX, Earlier, Found, InputSource, Story, Subject,
+use seamproof_judge::case::{
+    CASE_BYTES_MAX, CASE_VERSION, Case, EARLIER_MAX, Found, InputSource, Story, Subject,
 };
-use seamproof::verdict::{Cause, Check, Ending, Finding, Place};
-use seamproof::worker::Phase;
+use seamproof_judge::finding::Earlier;
+use seamproof_judge::finding::Phase;
+use seamproof_judge::finding::{Cause, Check, Ending, Finding, Place};
 use seamproof_oracle::limits::{
     HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALING_BLOCK_MAX, SEQUENCES_MAX, SOFTCAP_MAX, WORLD_MAX,
 };

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use seamproof::case::{CASE_VERSION, Case, InputSource};
-use seamproof::evaluate::replay;
 use seamproof::prove::{Proved, prove};
-use seamproof::verdict::Verdict;
+use seamproof::replay::replay;
+use seamproof_judge::case::{CASE_VERSION, Case, InputSource};
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::Algorithm;
 use seamproof_simulator::schedule::MergeOrder;
 use serde_json::Value;

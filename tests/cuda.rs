@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 
 use assert_cmd::Command;
-use seamproof::backend::{Backend, RunError, algorithm_name};
-use seamproof::backends::{Cuda, CudaRunner, difference};
-use seamproof::generate::{self, Draw, Profile};
-use seamproof::values::{self, Poison};
+use seamproof::backends::{Cuda, CudaRunner};
+use seamproof_judge::generate::{self, Draw, Profile};
+use seamproof_judge::subject::{Backend, RunError, algorithm_name};
+use seamproof_judge::subjects::difference;
+use seamproof_judge::values::{self, Poison};
 use seamproof_kernels::attend::CallTables;
 use seamproof_kernels::forward::Attention;
 use seamproof_oracle::{Algorithm, Pass, Problem};
@@ -31,7 +32,7 @@ fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
         }
         Draw::Malformed(_) => None,
     });
-    drawn.filter(|(problem, subject)| subject.capabilities().refusal(problem).is_none())
+    drawn.filter(|(problem, subject)| subject.declaration().capabilities.refusal(problem).is_none())
 }
 
 /// No launch of any schedule names a key twice or a row outside of its tensors: the launcher takes them all.

@@ -4,11 +4,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use seamproof::backends::Emulated;
-use seamproof::case::Case;
-use seamproof::evaluate::{evaluate, replay, subject_of};
 use seamproof::explain::{Options, explain};
-use seamproof::verdict::Verdict;
+use seamproof::replay::{replay, subject_of};
+use seamproof_judge::case::Case;
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::subjects::Emulated;
+use seamproof_judge::verdict::Verdict;
 
 fn files() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects");

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use seamproof::backends::by_name;
-use seamproof::case::Case;
-use seamproof::evaluate::evaluate;
-use seamproof::generate::{Draw, Profile, draw};
-use seamproof::verdict::{Check, Finding, Verdict};
+use seamproof_judge::case::Case;
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::generate::{Draw, Profile, draw};
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Pass, Problem, TensorName};
 
 const CASES: u64 = 160;
@@ -43,7 +44,7 @@ fn a_fault_that_is_no_single_pair_names_none() {
         let found = findings(subject);
         assert!(found.len() > 20, "{subject}: {} findings are too few to say anything", found.len());
         for (problem, finding) in found {
-            let problem = seamproof::prose::describe(&problem);
+            let problem = seamproof_judge::prose::describe(&problem);
             assert!(!finding.what.contains(NAMES), "{subject}: {problem}: {}", finding.what);
         }
     }

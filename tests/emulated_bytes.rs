@@ -1,9 +1,9 @@
 //! The emulated kernel's results are the same bytes on every machine, and after every change that does not mean to change
 //! its numbers. The problems are written out here, so that they do not change with the generator.
 
-use seamproof::backend::{Backend, Outputs};
-use seamproof::backends::{Arithmetic, Emulated};
-use seamproof::values::{self, Poison};
+use seamproof_judge::subject::{Backend, Outputs};
+use seamproof_judge::subjects::{Arithmetic, Emulated};
+use seamproof_judge::values::{self, Poison};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
     Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,

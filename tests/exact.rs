@@ -5,19 +5,21 @@ use std::collections::BTreeMap;
 
 use ndarray::{Axis, Zip};
 use rayon::prelude::*;
-use seamproof::backend::{Backend, Capabilities, Outputs, PaddingContract, RankOutputs, RunError};
-use seamproof::backends::{self, Emulated, Planted};
+use seamproof::backends;
 use seamproof::campaign::{SHRINK_EVALUATIONS_MAX, same_failure};
-use seamproof::census::is_legal;
-use seamproof::evaluate::evaluate;
-use seamproof::exact::eligible;
 use seamproof::faults::stream;
-use seamproof::generate::{Draw, Limits, draw};
-use seamproof::judge::{Depth, Judge};
-use seamproof::shrink::shrink;
-use seamproof::values;
-use seamproof::verdict::{Check, Finding, Verdict};
-use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_judge::census::is_legal;
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::exact::eligible;
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::generate::{Draw, Limits, draw};
+use seamproof_judge::ladder::{Depth, Judge};
+use seamproof_judge::shrink::shrink;
+use seamproof_judge::subject::{Backend, Declaration, Outputs, Promises, RankOutputs, RunError};
+use seamproof_judge::subjects::{Emulated, Planted};
+use seamproof_judge::values;
+use seamproof_judge::verdict::Verdict;
+use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::{
     Algorithm, Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
     Problem, ProblemFields, Rows, Run, Saved, Sequence, Sink, Softmax, TensorName, exact,
@@ -89,16 +91,8 @@ impl<F: Fn(&Problem, &Inputs, &mut RankOutputs) + Sync> Backend for Edited<F> {
         "edited"
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Emulated::default().capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        Emulated::default().padding()
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        Emulated::default().accumulation()
+    fn declaration(&self) -> Declaration {
+        Declaration { promises: Promises::default(), ..Emulated::default().declaration() }
     }
 
     fn partition(&self, problem: &Problem) -> Partition {

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use seamproof::backend::Backend;
-use seamproof::backends::{Emulated, canary};
-use seamproof::case::{Case, Found, Subject};
+use seamproof::backends::canary;
 use seamproof::explain::{Options, explain, other_runs, subject};
-use seamproof::judge::Relation;
-use seamproof::verdict::{Check, Finding};
+use seamproof_judge::case::{Case, Found, Subject};
+use seamproof_judge::finding::Relation;
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::Emulated;
 use seamproof_kernels::faults::source_faults;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,

@@ -8,19 +8,21 @@ use std::rc::Rc;
 
 use any_order::{AnyOrder, hopper};
 use rayon::prelude::*;
-use seamproof::backend::Backend;
-use seamproof::backends::{self, Emulated, MISCALLS, Miscall, Miscalled, miscall};
+use seamproof::backends;
 use seamproof::campaign::Registered;
-use seamproof::evaluate::{evaluate, findings};
 use seamproof::faults::{
     Effort, First, MEDIAN_CASES_MAX, NotRun, Score, Scored, Suspect, TABLE_FAULTS, by_campaign, by_checker,
     call_stream, score, score_all, stream,
 };
-use seamproof::generate::{self, Draw, Limits};
-use seamproof::judge::faults::JudgeScore;
-use seamproof::judge::{self, Judge, judge};
-use seamproof::values;
-use seamproof::verdict::{Check, Verdict};
+use seamproof_judge::evaluate::{evaluate, findings};
+use seamproof_judge::finding::Check;
+use seamproof_judge::generate::{self, Draw, Limits};
+use seamproof_judge::ladder::faults::JudgeScore;
+use seamproof_judge::ladder::{self, Judge, judge};
+use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::{Emulated, MISCALLS, Miscall, Miscalled, miscall};
+use seamproof_judge::values;
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Pass, Problem, Sink};
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults::{ABSENT, Catcher, Fault, PLANTABLE, WINDOW_OFF_BY_ONE, by_id, catalogue};
@@ -112,7 +114,7 @@ fn a_catalogue_with_a_missed_fault_does_not_hold() {
 
 #[test]
 fn a_fault_in_the_judge_is_missed_without_a_probe_of_its_rung() {
-    let fault = judge::faults::FAULTS[0];
+    let fault = ladder::faults::FAULTS[0];
     let score = |missed| Scored { subjects: Vec::new(), judge: vec![JudgeScore { fault, missed }] };
     let other = if fault.rung == Check::Poison { Check::Exact } else { Check::Poison };
     assert!(score(vec![("a probe", fault.rung)]).holds());
@@ -156,7 +158,7 @@ fn every_fault_at_the_call_replays_by_name_on_every_backend() {
             let options = backends::draw_options(&name, 3);
             assert_eq!(options, backends::draw_options(called, 3));
             assert_eq!(backends::by_name(&name, &options).expect("a backend").name(), name);
-            assert_eq!(backends::called(&name), called);
+            assert_eq!(seamproof_judge::subjects::called(&name), called);
         }
     }
     for name in ["emulated~nothing", "abacus~call-scale-off", "~call-scale-off", "emulated~"] {
@@ -203,7 +205,7 @@ fn an_equivalent_call_does_not_show_whatever_the_order_of_sums() {
         let inputs = values::inputs(&problem);
         let subject = any_order();
         if let (Ok(first), Ok(second)) = (subject.run(&problem, &inputs), subject.run(&problem, &inputs)) {
-            differ += usize::from(backends::difference(&first, &second).is_some());
+            differ += usize::from(seamproof_judge::subjects::difference(&first, &second).is_some());
         }
         for subject in [subject, Box::new(hopper())] {
             assert!(!wrong(subject, "call-window-narrower").shows(&problem, &inputs));

@@ -3,14 +3,16 @@
 use std::sync::Mutex;
 
 use rayon::prelude::*;
-use seamproof::backend::{Backend, Outputs, Promises, RankOutputs, RunError, Wrapper};
-use seamproof::backends::{self, Emulated};
+use seamproof::backends;
 use seamproof::campaign::same_failure;
-use seamproof::generate::{self, Draw, Limits};
-use seamproof::judge::identity::{self, Identity, TABLE};
-use seamproof::judge::{Depth, Judge, Rung};
-use seamproof::shrink::shrink;
-use seamproof::verdict::{Check, Finding, Relation, Verdict};
+use seamproof_judge::finding::{Check, Finding, Relation};
+use seamproof_judge::generate::{self, Draw, Limits};
+use seamproof_judge::identity::{self, Identity, TABLE};
+use seamproof_judge::ladder::{Depth, Judge, Rung};
+use seamproof_judge::shrink::shrink;
+use seamproof_judge::subject::{Backend, Declaration, Outputs, Promises, RankOutputs, RunError};
+use seamproof_judge::subjects::Emulated;
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Algorithm, Alignment, Inputs, Mask, Pass, Problem, ProblemFields, TensorName};
 
 /// Cases of the emulated kernel that no identity may break on, all algorithms and modes, tiles drawn; small ones, and
@@ -85,17 +87,17 @@ impl Spoilt {
     }
 }
 
-impl Wrapper for Spoilt {
-    fn inner(&self) -> &dyn Backend {
-        &self.inner
+impl Backend for Spoilt {
+    fn declaration(&self) -> Declaration {
+        Declaration { promises: self.promises, ..self.inner.declaration() }
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
     }
 
     fn name(&self) -> &str {
         "spoilt"
-    }
-
-    fn promises(&self) -> Promises {
-        self.promises
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
@@ -132,7 +134,7 @@ fn written(x: f32, change: impl Fn(f32) -> f32) -> f32 {
     if seamproof_simulator::is_unwritten(x) { x } else { change(x) }
 }
 
-fn gradients(outputs: &mut Outputs, change: impl Fn(&mut seamproof::backend::RankGradients)) {
+fn gradients(outputs: &mut Outputs, change: impl Fn(&mut seamproof_judge::subject::RankGradients)) {
     each(outputs, |rank| {
         if let Some(gradients) = &mut rank.gradients {
             change(gradients);
@@ -207,7 +209,7 @@ fn every_identity_sees_the_fault_that_it_is_there_for() {
             });
             found.is_none_or(|finding| finding.identity != Some(fault.relation))
         })
-        .map(|fault| identity::identity(fault.relation).name)
+        .map(|fault| fault.relation.name())
         .collect();
     assert!(missed.is_empty(), "{missed:?}");
 }

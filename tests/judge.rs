@@ -2,14 +2,15 @@
 //! that does not look there passes it, and the test fails.
 
 use ndarray::Array1;
-use seamproof::backend::{
-    Backend, Capabilities, Outputs, PaddingContract, PaddingOutputs, RankGradients, RankOutputs, Refusal,
-    RunError, Wrapper,
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::generate::{self, Draw, Limits};
+use seamproof_judge::ladder::{judge, judge_malformed};
+use seamproof_judge::subject::{
+    Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingOutputs, RankGradients, RankOutputs,
+    Refusal, RunError,
 };
-use seamproof::backends::Emulated;
-use seamproof::generate::{self, Draw, Limits};
-use seamproof::judge::{judge, judge_malformed};
-use seamproof::verdict::{Check, Finding, Verdict};
+use seamproof_judge::subjects::Emulated;
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
     Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
@@ -66,26 +67,24 @@ struct Spoilt {
 impl Spoilt {
     fn new(spoil: impl Fn(&Inputs, &mut Outputs) + Sync + 'static) -> Spoilt {
         let inner = Emulated::default();
-        let capabilities = inner.capabilities();
+        let capabilities = inner.declaration().capabilities;
         Spoilt { inner, spoil: Box::new(spoil), capabilities, outputs: PaddingOutputs::Zero }
     }
 }
 
-impl Wrapper for Spoilt {
-    fn inner(&self) -> &dyn Backend {
-        &self.inner
+impl Backend for Spoilt {
+    fn declaration(&self) -> Declaration {
+        let inner = self.inner.declaration();
+        let padding = PaddingContract { outputs: self.outputs, ..inner.padding };
+        Declaration { capabilities: self.capabilities.clone(), padding, ..inner }
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
     }
 
     fn name(&self) -> &str {
         "spoilt"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.capabilities.clone()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        PaddingContract { outputs: self.outputs, ..self.inner.padding() }
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
@@ -157,7 +156,7 @@ fn right_results_hold() {
 #[test]
 fn capability_a_refusal_is_as_the_table_says() {
     let uncapped = Spoilt {
-        capabilities: Capabilities { softcap: false, ..Emulated::default().capabilities() },
+        capabilities: Capabilities { softcap: false, ..Emulated::default().declaration().capabilities },
         ..Spoilt::new(|_, _| {})
     };
     let capped = problem(|fields| fields.softmax.softcap = Some(8.0));
@@ -169,15 +168,18 @@ fn capability_a_refusal_is_as_the_table_says() {
     );
 
     struct Refusing(Refusal, Emulated);
-    impl Wrapper for Refusing {
-        fn inner(&self) -> &dyn Backend {
-            &self.1
+    impl Backend for Refusing {
+        fn declaration(&self) -> Declaration {
+            let mut declaration = self.1.declaration();
+            declaration.capabilities.sinks = vec![Sink::None];
+            declaration
+        }
+
+        fn inner(&self) -> Option<&dyn Backend> {
+            Some(&self.1)
         }
         fn name(&self) -> &str {
             "refusing"
-        }
-        fn capabilities(&self) -> Capabilities {
-            Capabilities { sinks: vec![Sink::None], ..self.1.capabilities() }
         }
         fn run(&self, _: &Problem, _: &Inputs) -> Result<Outputs, RunError> {
             Err(self.0.clone().into())

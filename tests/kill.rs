@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
 use seamproof::backends::BackendError;
 use seamproof::campaign::{self, Control, Event, Observer, Options, Plan, Shard, Sinks, Subjects};
-use seamproof::case::Case;
-use seamproof::evaluate::evaluate;
-use seamproof::generate::Profile;
 use seamproof::record::{EventLog, RunDir};
-use seamproof::verdict::Verdict;
+use seamproof_judge::case::Case;
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::generate::Profile;
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Inputs, Problem};
 
 use crashing::Crashing;
@@ -156,9 +156,17 @@ impl Subjects for Deadly {
     }
 }
 
-impl Wrapper for DeadlyBackend<'_> {
-    fn inner(&self) -> &dyn Backend {
-        self.inner.as_ref()
+impl Backend for DeadlyBackend<'_> {
+    fn name(&self) -> &str {
+        self.inner.as_ref().name()
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.inner.as_ref().declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(self.inner.as_ref())
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

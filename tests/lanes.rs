@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use seamproof::backend::{Backend, algorithm_name};
-use seamproof::backends::Emulated;
-use seamproof::generate::{self, Draw, Profile};
-use seamproof::values;
+use seamproof_judge::generate::{self, Draw, Profile};
+use seamproof_judge::subject::{Backend, algorithm_name};
+use seamproof_judge::subjects::Emulated;
+use seamproof_judge::values;
 use seamproof_kernels::Gpu;
 use seamproof_kernels::attend::WeightFormats;
 use seamproof_kernels::backward::Order;
@@ -152,7 +152,7 @@ fn problems(cases: u64) -> impl Iterator<Item = (Problem, Schedule)> {
     });
     drawn.filter(|problem| problem.parallel.size() > 1).filter_map(|problem| {
         let subject = Emulated::default();
-        let taken = subject.capabilities().refusal(&problem).is_none();
+        let taken = subject.declaration().capabilities.refusal(&problem).is_none();
         let schedule = taken.then(|| subject.schedule(&problem).ok()).flatten()?;
         Some((problem, schedule))
     })

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use assert_cmd::cargo::cargo_bin;
-use seamproof::case::Case;
+use seamproof_judge::case::Case;
 use serde_json::Value;
 
 const KILLS: u64 = 6;

@@ -6,12 +6,14 @@ mod any_order;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use any_order::AnyOrder;
-use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
-use seamproof::backends::{self, Arithmetic, Emulated, difference};
-use seamproof::exact::fit_scale;
-use seamproof::judge::{Depth, Judge, judge};
-use seamproof::values::{self, Poison};
-use seamproof::verdict::{Check, Verdict};
+use seamproof::backends;
+use seamproof_judge::exact::fit_scale;
+use seamproof_judge::finding::Check;
+use seamproof_judge::ladder::{Depth, Judge, judge};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
+use seamproof_judge::subjects::{Arithmetic, Emulated, difference};
+use seamproof_judge::values::{self, Poison};
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Inputs, Mask,
     Pass, Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
@@ -197,9 +199,17 @@ impl Spoilt {
     }
 }
 
-impl Wrapper for Spoilt {
-    fn inner(&self) -> &dyn Backend {
-        &self.inner
+impl Backend for Spoilt {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.inner.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -9,19 +9,20 @@ use std::ops::Range;
 use ndarray::{Array, Array1, Array2, Array3, ArrayView1, Axis, ShapeBuilder, Zip, s};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
-use seamproof::backend::{
-    Backend, Capabilities, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Promises, RankGradients,
-    RankOutputs, RunError, TensorName,
-};
-use seamproof::backends::{BackendError, Miscalled, miscall};
+use seamproof::backends::BackendError;
 use seamproof::campaign::{self, Control, Distinct, Options, Plan, Shard, Silent, Sinks, Subjects, Summary};
-use seamproof::case::Case;
-use seamproof::generate::{Limits, Profile};
-use seamproof::judge::judge;
 use seamproof::record::Findings;
-use seamproof::strategy::problems;
-use seamproof::verdict::Verdict;
-use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_judge::case::Case;
+use seamproof_judge::generate::{Limits, Profile};
+use seamproof_judge::ladder::judge;
+use seamproof_judge::strategy::problems;
+use seamproof_judge::subject::{
+    Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Promises,
+    RankGradients, RankOutputs, RunError, TensorName,
+};
+use seamproof_judge::subjects::{Miscalled, miscall};
+use seamproof_judge::verdict::Verdict;
+use seamproof_oracle::envelope::Accumulation;
 use seamproof_oracle::{
     Alignment, ContextParallel, Format, Inputs, Mask, Pass, Precision, Problem, ProblemFields, Run, Sequence,
     Sink,
@@ -162,39 +163,27 @@ impl Backend for Own {
         "own"
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            formats: vec![Format::Bf16],
-            weight_formats: vec![Format::Bf16],
-            head_dims: 1..=256,
-            algorithms: vec!["single"],
-            sub_groups: false,
-            softcap: false,
-            sinks: vec![Sink::None],
-            statistics: vec![TensorName::Lse],
+    fn declaration(&self) -> Declaration {
+        Declaration {
+            capabilities: Capabilities {
+                formats: vec![Format::Bf16],
+                weight_formats: vec![Format::Bf16],
+                head_dims: 1..=256,
+                algorithms: vec!["single"],
+                sub_groups: false,
+                softcap: false,
+                sinks: vec![Sink::None],
+                statistics: vec![TensorName::Lse],
+            },
+            padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
+            // Sums run in an order that no neighbour changes.
+            promises: Promises::ALL,
+            accumulation: Accumulation::F32Serial,
         }
     }
 
-    fn padding(&self) -> PaddingContract {
-        PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero }
-    }
-
-    /// Sums run in an order that no neighbour changes.
-    fn promises(&self) -> Promises {
-        Promises::ALL
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        Accumulation::F32Serial
-    }
-
-    fn partition(&self, problem: &Problem) -> Partition {
-        // No tiles: one holds all rows.
-        Partition::single(problem.rows.q, problem.rows.kv)
-    }
-
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        if let Some(refusal) = self.capabilities().refusal(problem) {
+        if let Some(refusal) = self.declaration().capabilities.refusal(problem) {
             return Err(refusal.into());
         }
         let saved = forward(*self, problem, inputs);

@@ -3,12 +3,13 @@
 //! A failure prints the minimal problem as JSON, ready for `seamproof replay`.
 
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use seamproof::backend::Backend;
-use seamproof::backends::{self, Arithmetic, Cuda, Emulated};
-use seamproof::generate::{self, Limits};
-use seamproof::judge::judge;
-use seamproof::strategy::problems;
-use seamproof::verdict::Verdict;
+use seamproof::backends::{self, Cuda};
+use seamproof_judge::generate::{self, Limits};
+use seamproof_judge::ladder::judge;
+use seamproof_judge::strategy::problems;
+use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::{Arithmetic, Emulated};
+use seamproof_judge::verdict::Verdict;
 use seamproof_kernels::backward::Order;
 use seamproof_kernels::forward::Attention;
 use seamproof_oracle::Problem;

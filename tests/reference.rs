@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ndarray::Axis;
-use seamproof::backend::{Backend, RankOutputs};
-use seamproof::backends::Emulated;
-use seamproof::generate::{self, Draw, Profile};
-use seamproof::judge::large::{self, Rows};
-use seamproof::values::{self, Poison};
+use seamproof::large::{self, Rows};
+use seamproof_judge::generate::{self, Draw, Profile};
+use seamproof_judge::subject::{Backend, RankOutputs};
+use seamproof_judge::subjects::Emulated;
+use seamproof_judge::values::{self, Poison};
 use seamproof_kernels::Gpu;
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::reference::{Answers, Query, Questions, Tensors};
@@ -270,7 +270,7 @@ fn a_forward_is_judged_by_the_reference() {
     for (problem, inputs) in problems(Profile::Quick, 200) {
         let Ok(outputs) = subject.run(&problem, &inputs) else { continue };
         let [got] = outputs.ranks.as_slice() else { continue };
-        let model = Model::new(&problem, subject.accumulation(), subject.partition(&problem));
+        let model = Model::new(&problem, subject.declaration().accumulation, subject.partition(&problem));
         let judge = |got, rows| {
             let forward = large::Forward { problem: &problem, inputs: &inputs, got, model: &model };
             large::forward(&gpu, &forward, rows).unwrap()

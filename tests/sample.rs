@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use any_order::AnyOrder;
 use rayon::prelude::*;
-use seamproof::backend::Backend;
 use seamproof::backends;
-use seamproof::generate::{self, Draw, Limits};
-use seamproof::judge::{Depth, Judge, Rung};
-use seamproof::verdict::{Check, Finding, Verdict};
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::generate::{self, Draw, Limits};
+use seamproof_judge::ladder::{Depth, Judge, Rung};
+use seamproof_judge::subject::Backend;
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Pass, Problem, TensorName};
 
 /// So many cases of a profile.

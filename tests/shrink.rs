@@ -7,9 +7,9 @@
 #![allow(clippy::print_stdout)]
 
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
-use seamproof::generate::{Draw, Limits, draw};
-use seamproof::shrink::{Shrinker, Shrunk, shrink, size};
-use seamproof::strategy::ProblemTree;
+use seamproof_judge::generate::{Draw, Limits, draw};
+use seamproof_judge::shrink::{Shrinker, Shrunk, shrink, size};
+use seamproof_judge::strategy::ProblemTree;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
     Precision, Problem, ProblemFields, Rows, Run, Scaling, Sequence, Sink, Softmax,

@@ -1,14 +1,16 @@
 //! The envelope's tiers hold on a right kernel, each sees what the weaker ones miss, and a profile tells subjects apart.
 
 use ndarray::{Array2, Array3, ArrayView1, s};
-use seamproof::backend::{Backend, Capabilities, Outputs, RankGradients, RunError, Wrapper};
-use seamproof::backends::{self, Emulated};
-use seamproof::calibrate::{Calibration, ForwardFacts, Outcome, Unlockable};
-use seamproof::generate::{self, Draw, Limits};
-use seamproof::judge::judge;
-use seamproof::profile;
-use seamproof::values;
-use seamproof::verdict::{Check, Finding, Tier, Verdict};
+use seamproof::backends;
+use seamproof_judge::calibrate::{Calibration, ForwardFacts, Outcome, Unlockable};
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::generate::{self, Draw, Limits};
+use seamproof_judge::ladder::judge;
+use seamproof_judge::profile;
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RankGradients, RunError};
+use seamproof_judge::subjects::Emulated;
+use seamproof_judge::values;
+use seamproof_judge::verdict::{Tier, Verdict};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay::{self, Launch, Replay};
 use seamproof_oracle::{
@@ -83,19 +85,20 @@ fn merges_deferred(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Res
     Emulated { merge: MergeOrder::Deferred, ..*kernel }.run(problem, inputs)
 }
 
-impl Wrapper for Changed {
-    fn inner(&self) -> &dyn Backend {
-        &self.inner
+impl Backend for Changed {
+    fn declaration(&self) -> Declaration {
+        let mut declaration = self.inner.declaration();
+        let statistics = &mut declaration.capabilities.statistics;
+        statistics.retain(|statistic| !(self.hides_lse && *statistic == TensorName::Lse));
+        declaration
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
     }
 
     fn name(&self) -> &str {
         "changed"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let mut capabilities = self.inner.capabilities();
-        capabilities.statistics.retain(|statistic| !(self.hides_lse && *statistic == TensorName::Lse));
-        capabilities
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
@@ -219,7 +222,7 @@ fn largest<'a>(
 /// How far an out and an LSE are off, by the tiers of the emulated kernel.
 fn seen(kernel: &Emulated, problem: &Problem, out: &Array3<f32>, lse: &Array2<f32>) -> (Seen, Seen) {
     let inputs = values::inputs(problem);
-    let model = Model::new(problem, kernel.accumulation(), kernel.partition(problem));
+    let model = Model::new(problem, kernel.declaration().accumulation, kernel.partition(problem));
     let answer = blocked::forward(problem, &inputs, Some(&model));
     let bound = answer.bound.expect("a model gives bounds");
     let replay = kernel.replay(problem).expect("the emulated profile is locked");
@@ -285,7 +288,7 @@ fn inputs_that_repeat_have_no_dithered_tier() {
     let kernel = Emulated::default();
     for mode in [InputMode::Equal, InputMode::Integers] {
         let problem = edited(&problem(40, 300), |fields| fields.mode = mode);
-        let model = Model::new(&problem, kernel.accumulation(), kernel.partition(&problem));
+        let model = Model::new(&problem, kernel.declaration().accumulation, kernel.partition(&problem));
         let inputs = values::inputs(&problem);
         let forward = blocked::forward(&problem, &inputs, Some(&model));
         let bound = forward.bound.expect("a model gives bounds").dithered;

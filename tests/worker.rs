@@ -11,12 +11,16 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use seamproof::backend::{Backend, Ended, Outputs, RunError};
-use seamproof::backends::{self, Emulated, MISCALLS, Miscalled, miscall};
-use seamproof::evaluate::evaluate;
-use seamproof::values;
-use seamproof::verdict::{Cause, Check, Ending, Verdict};
-use seamproof::worker::{self, Deadlines, Phase, Pool, Remote, Served, Settings, mock};
+use seamproof::backends;
+use seamproof::worker::{self, Deadlines, Pool, Remote, Served, Settings, mock};
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::finding::Phase;
+use seamproof_judge::finding::{Cause, Check, Ending};
+use seamproof_judge::subject::Host;
+use seamproof_judge::subject::{Backend, Ended, Outputs, RunError};
+use seamproof_judge::subjects::{Emulated, MISCALLS, Miscalled, miscall};
+use seamproof_judge::values;
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Pass, Problem, Sink};
 
 use mocking::{PROGRAM, START, capped, is_gone, options, problem, wait_until, with_sink};
@@ -39,6 +43,10 @@ fn mocked(listed: &[(&str, &str)], settings: Settings) -> (Remote, Arc<Pool>) {
     let pool = Arc::new(Pool::new(settings));
     let served = mock::served(&options(listed)).expect("the mock's options");
     (Remote::new(mock::NAME, served, Arc::clone(&pool)), pool)
+}
+
+fn host(subject: &dyn Backend) -> &dyn Host {
+    subject.host().expect("it runs in workers")
 }
 
 fn run(backend: &dyn Backend, problem: &Problem) -> Result<Outputs, RunError> {
@@ -89,7 +97,7 @@ fn a_subject_behind_a_worker_is_called_wrongly_by_the_supervisor() {
         fields.mask.left = Some(7);
     });
     let first = behind(&MISCALLS[0]);
-    first.ready().expect("a worker starts");
+    (&first as &dyn Backend).ready().expect("a worker starts");
     let idle = pool.idle_processes();
     let mut shown = 0;
     for miscall in &MISCALLS {
@@ -104,8 +112,8 @@ fn a_subject_behind_a_worker_is_called_wrongly_by_the_supervisor() {
     let dropped = behind(miscall("call-softcap-dropped").expect("a fault"));
     let uncapped = run(&Emulated::default(), &problem(|_| {})).expect("it runs");
     assert_eq!(bits(&run(&dropped, &capped()).expect("it lives")), bits(&uncapped));
-    assert_eq!((pool.idle_processes(), first.devices()), (idle, pool.used()));
-    assert!(first.devices()[0].runs > 20 && first.lost().is_empty());
+    assert_eq!((pool.idle_processes(), host(&first).devices()), (idle, pool.used()));
+    assert!(host(&first).devices()[0].runs > 20 && host(&first).lost().is_empty());
     ended(run(&behind(miscall("call-scale-off").expect("a fault")), &capped()));
 }
 
@@ -113,8 +121,8 @@ fn a_subject_behind_a_worker_is_called_wrongly_by_the_supervisor() {
 fn a_subject_without_a_worker_is_not_called_at_all() {
     let (remote, _) = mocked(&[("bad-device", "0")], settings(RUN));
     let wrong = Miscalled::new(Box::new(remote), &MISCALLS[0]);
-    assert!(wrong.ready().expect_err("no device").contains("gone"));
-    assert_eq!(wrong.lost().len(), 1);
+    assert!((&wrong as &dyn Backend).ready().expect_err("no device").contains("gone"));
+    assert_eq!(host(&wrong).lost().len(), 1);
     assert!(matches!(run(&wrong, &problem(|_| {})), Err(RunError::Infrastructure(_))));
 }
 

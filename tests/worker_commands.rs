@@ -13,9 +13,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use seamproof::case::{Case, Earlier, Subject};
-use seamproof::shrink::size;
 use seamproof::worker::{self, mock};
+use seamproof_judge::case::{Case, Subject};
+use seamproof_judge::finding::Earlier;
+use seamproof_judge::shrink::size;
 use seamproof_oracle::Problem;
 use serde_json::Value;
 

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use seamproof::case::Case;
 use seamproof_fuzz as _;
+use seamproof_judge::case::Case;
 
 fuzz_target!(|bytes: &[u8]| match Case::parse(bytes) {
     Ok(case) => {

@@ -27,16 +27,13 @@ use seamproof_oracle::{Algorithm, Inputs, Problem};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
-use super::built::built;
-use super::emulated::launchable;
-use super::on_device::{self, Reached};
-use super::{BackendError, Emulated};
-use crate::backend::{
-    BACKWARD_ON_TENSOR_CORES, Backend, Capabilities, FORWARD_ON_TENSOR_CORES, Outputs, PaddingContract,
-    Promises, RunError, Way,
+use super::Emulated;
+use crate::worker::{OpenError, Opened, Runner};
+use seamproof_judge::finding::Phase;
+use seamproof_judge::subject::{
+    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError, Way,
 };
-use crate::values;
-use crate::worker::{OpenError, Opened, Phase, Runner};
+use seamproof_judge::subjects::{OptionError, Reached, built, launchable, run_schedule};
 
 /// The name, as `--backend` takes it.
 pub(super) const NAME: &str = "cuda";
@@ -86,7 +83,7 @@ pub struct CudaRunner {
 
 /// Options for one case of a campaign.
 pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
-    let draw = values::mix(seed);
+    let draw = seamproof_judge::hash::mix(seed);
     BTreeMap::from([
         ("order".into(), (draw % 1000).to_string()),
         ("merge".into(), MergeOrder::ALL[(draw >> 63) as usize].name().into()),
@@ -106,7 +103,7 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
 impl Cuda {
     /// From `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`), `attention` (`simple`, `tuned`, `long`,
     /// `paired`, `middle` or `short`), `dq` (`fixed` or `any`) and `streams`; 0, `running`, `on`, `simple`, `fixed` and 1 where absent.
-    pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, BackendError> {
+    pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, OptionError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
             let (taken, expected) = match option.as_str() {
@@ -129,10 +126,10 @@ impl Cuda {
                 }
                 _ => {
                     let (option, known) = (option.clone(), "order, merge, helpers, attention, dq, streams");
-                    return Err(BackendError::UnknownOption { backend: NAME, option, known });
+                    return Err(OptionError::Unknown { backend: NAME, option, known });
                 }
             };
-            taken.ok_or_else(|| BackendError::OptionValue {
+            taken.ok_or_else(|| OptionError::Value {
                 backend: NAME,
                 option: option.clone(),
                 value: value.clone(),
@@ -209,8 +206,7 @@ impl CudaRunner {
                 Reached::Launched => Phase::Launched,
             });
         };
-        let outputs =
-            on_device::run_schedule(&device, problem, inputs, &schedule, subject.order, &mut on_way)?;
+        let outputs = run_schedule(&device, problem, inputs, &schedule, subject.order, &mut on_way)?;
         reached(Phase::Done);
         Ok(outputs)
     }
@@ -323,34 +319,26 @@ impl Backend for Cuda {
         NAME
     }
 
-    fn capabilities(&self) -> Capabilities {
-        self.twin().capabilities()
-    }
-
-    fn padding(&self) -> PaddingContract {
-        self.twin().padding()
-    }
-
-    fn promises(&self) -> Promises {
+    fn declaration(&self) -> Declaration {
+        let twin = self.twin().declaration();
         match self.attention {
-            // Which kernel takes a call, and in which shape, follows from all its sequences and where they lie.
-            Attention::Tuned | Attention::Of(_) => Promises {
-                deterministic_backward: self.dq == Order::Fixed,
-                sequences_alone: false,
-                // Tiles of keys add to dq downward for a group, upward or around for a head alone.
-                groups_alone: false,
-                rows_alone: false,
-                ..Promises::ALL
+            Attention::Simple => {
+                Declaration { promises: Promises::ALL, accumulation: Accumulation::F32Serial, ..twin }
+            }
+            Attention::Tuned | Attention::Of(_) => Declaration {
+                // Which kernel takes a call, and in which shape, follows from all its sequences and where they lie.
+                promises: Promises {
+                    deterministic_backward: self.dq == Order::Fixed,
+                    sequences_alone: false,
+                    // Tiles of keys add to dq downward for a group, upward or around for a head alone.
+                    groups_alone: false,
+                    rows_alone: false,
+                    ..Promises::ALL
+                },
+                // A call that the tensor cores' kernels do not take goes to the simple ones.
+                accumulation: Accumulation::Unknown,
+                ..twin
             },
-            Attention::Simple => Promises::ALL,
-        }
-    }
-
-    /// A call that the tensor cores' kernels do not take goes to the simple ones.
-    fn accumulation(&self) -> Accumulation {
-        match self.attention {
-            Attention::Simple => Accumulation::F32Serial,
-            Attention::Tuned | Attention::Of(_) => Accumulation::Unknown,
         }
     }
 

@@ -1,28 +1,19 @@
 //! The subjects that this program knows, by name.
 
-mod built;
 mod cuda;
-mod difference;
-mod emulated;
-mod ideal;
-mod miscalled;
-mod on_device;
-mod planted;
 
 use std::collections::BTreeMap;
 
 pub use cuda::{Cuda, CudaRunner};
 pub(crate) use cuda::{is_named as is_on_gpu, open as open_on_gpu};
-pub use difference::difference;
-pub(crate) use difference::same_bits;
-pub use emulated::{Arithmetic, Emulated};
-pub use miscalled::{MISCALLS, Miscall, Miscalled, called, miscall};
-pub use planted::Planted;
+use seamproof_judge::subjects::{
+    self, Emulated, Miscalled, OptionError, PLANTED_PREFIX, Planted, at_call, called, miscall,
+};
 use seamproof_kernels::faults::SourceFault;
 use seamproof_simulator::faults;
 
-use crate::backend::Backend;
 use crate::worker::{self, Remote, Served, mock};
+use seamproof_judge::subject::Backend;
 
 /// The backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, the kernels on a GPU, and the
 /// emulated kernel with the canary's fault planted in it.
@@ -47,33 +38,14 @@ pub enum BackendError {
         /// How it is named.
         write: String,
     },
-    /// An option that the backend does not have.
-    #[error("backend {backend} has no option '{option}'; it has: {known}")]
-    UnknownOption {
-        /// The backend.
-        backend: &'static str,
-        /// The option.
-        option: String,
-        /// Its options.
-        known: &'static str,
-    },
+    /// An option that the subject does not take.
+    #[error(transparent)]
+    Option(#[from] OptionError),
     /// A list of options that is none.
     #[error("'{text}' is no list of options; write BACKEND:OPTION=VALUE,… or BACKEND alone")]
     Options {
         /// The list.
         text: String,
-    },
-    /// An option's value that is not usable.
-    #[error("option {option} of backend {backend} is '{value}'; use {expected}")]
-    OptionValue {
-        /// The backend.
-        backend: &'static str,
-        /// The option.
-        option: String,
-        /// Its value.
-        value: String,
-        /// What it takes.
-        expected: &'static str,
     },
 }
 
@@ -84,7 +56,7 @@ pub const AT_WORKER: &str = "@worker";
 /// processes of [`worker::shared`], one that runs in workers alone, or `BACKEND~ID` for any of these with a fault at its
 /// call.
 pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
-    if let Some((subject, miscall)) = miscalled::at_call(name) {
+    if let Some((subject, miscall)) = at_call(name) {
         return Ok(Box::new(Miscalled::new(by_name(subject, options)?, miscall)));
     }
     match served(name, options)? {
@@ -106,7 +78,7 @@ pub fn on_gpu(fault: &SourceFault, subject: Cuda) -> Box<dyn Backend> {
 /// is served by its own name; its runner is an arm of [`worker::open`].
 fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Served>, BackendError> {
     if name == mock::NAME {
-        return mock::served(options).map(Some);
+        return Ok(Some(mock::served(options)?));
     }
     // A GPU belongs to a process that may die.
     let inner = if cuda::is_named(name) { Some(name) } else { name.strip_suffix(AT_WORKER) };
@@ -129,7 +101,7 @@ pub fn in_process(name: &str, options: &BTreeMap<String, String>) -> Result<Box<
 
 /// The emulated kernel with a fault in its schedule or its stages (`emulated+ID`).
 fn planted_by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
-    match name.strip_prefix(planted::PREFIX).and_then(faults::by_id) {
+    match name.strip_prefix(PLANTED_PREFIX).and_then(faults::by_id) {
         Some(fault) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
         None => Err(unknown(name)),
     }
@@ -148,7 +120,7 @@ fn unknown(name: &str) -> BackendError {
             BackendError::Fault { name: shown(), place: "at the call", write }
         }
         (None, Some(fault)) => {
-            let write = format!("{}{}", planted::PREFIX, fault.id);
+            let write = format!("{}{}", PLANTED_PREFIX, fault.id);
             BackendError::Fault { name: shown(), place: "of the emulated kernel or its schedule", write }
         }
         _ => BackendError::Unknown { name: shown() },
@@ -161,14 +133,14 @@ const NAME_SHOWN: usize = 40;
 /// What is wrong in the subject of this name although none of its schedules shows it, in words: faults in its kernels and
 /// at its call.
 pub fn unscheduled(name: &str) -> Vec<String> {
-    if let Some((subject, fault)) = miscalled::at_call(name) {
+    if let Some((subject, fault)) = at_call(name) {
         let mut all = unscheduled(subject);
         all.push(format!("the fault at the call: {}", fault.imitates));
         return all;
     }
     let name = name.strip_suffix(AT_WORKER).unwrap_or(name);
     let in_kernel = |fault: &&faults::Fault| matches!(fault.edit, faults::Plant::Kernel(_));
-    let emulated = name.strip_prefix(planted::PREFIX).and_then(faults::by_id).filter(in_kernel);
+    let emulated = name.strip_prefix(PLANTED_PREFIX).and_then(faults::by_id).filter(in_kernel);
     let imitates = emulated.map(|fault| fault.imitates).or_else(|| cuda::imitated(name));
     imitates.map(|imitates| format!("the fault in its kernels: {imitates}")).into_iter().collect()
 }
@@ -177,9 +149,9 @@ pub fn unscheduled(name: &str) -> Vec<String> {
 pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
     let name = called(name);
     match name.strip_suffix(AT_WORKER).unwrap_or(name) {
-        "emulated" => emulated::draw_options(seed),
+        "emulated" => subjects::draw_options(seed),
         name if cuda::is_named(name) => cuda::draw_options(seed),
-        name if name.starts_with(planted::PREFIX) => emulated::draw_options(seed),
+        name if name.starts_with(PLANTED_PREFIX) => subjects::draw_options(seed),
         _ => BTreeMap::new(),
     }
 }

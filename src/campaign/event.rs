@@ -8,9 +8,9 @@ use super::left::LeftFinding;
 use super::plan::{Plan, Shard};
 use super::subjects::{Options, Registered, Subjects};
 use super::summary::{Canary, Distinct, SummaryEvent};
-use crate::backend::TensorName;
-use crate::case::Case;
-use crate::verdict::{Check, Ending, Relation};
+use seamproof_judge::case::Case;
+use seamproof_judge::finding::{Check, Ending, Relation};
+use seamproof_judge::subject::TensorName;
 
 /// Cases that have an event of their own; of later ones only those that did not hold have, so that logs stay bounded.
 pub const CASE_EVENTS_MAX: u64 = 1 << 20;

@@ -15,13 +15,14 @@ use super::minimise::{minimise, shrink_budget};
 use super::summary::{Distinct, Summary, Sums};
 use super::ways::Ways;
 use super::{Plan, Sinks, Subjects, storable};
-use crate::case::{Case, Found};
-use crate::census::Census;
-use crate::evaluate::evaluate;
-use crate::prose;
 use crate::record::RecordError;
-use crate::shrink;
-use crate::verdict::{Check, Cost, Finding, Margin, Verdict};
+use seamproof_judge::case::{Case, Found};
+use seamproof_judge::census::Census;
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::prose;
+use seamproof_judge::shrink;
+use seamproof_judge::verdict::{Cost, Margin, Verdict};
 
 /// Failing cases of one symptom that are shrunk although they may be a known failure.
 pub const SHRINKS_PER_SYMPTOM_MAX: usize = 8;

@@ -10,10 +10,11 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::failure::FailureKey;
-use crate::case::{Case, Found};
-use crate::files;
-use crate::prose::{describe, replay_command};
+use crate::paste::replay_command;
 use crate::record::FINDINGS;
+use seamproof_judge::case::{Case, Found};
+use seamproof_judge::files;
+use seamproof_judge::prose::describe;
 
 /// A finding that no sum tells of.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -23,13 +23,14 @@ use super::ledger::{Failed, Judged, Ledger, Recorded};
 use super::plan::{Plan, Shard};
 use super::summary::{Summary, Sums};
 use super::{Sinks, Subjects, case_of, merged};
-use crate::backend::TensorName;
-use crate::case::Case;
-use crate::evaluate::evaluate_malformed;
-use crate::files;
-use crate::generate::Draw;
 use crate::record::{EVENT_BYTES_MAX, EVENTS, SUMS};
-use crate::verdict::{Check, Ending, Finding, Relation, Verdict};
+use seamproof_judge::case::Case;
+use seamproof_judge::evaluate::evaluate_malformed;
+use seamproof_judge::files;
+use seamproof_judge::finding::{Check, Ending, Finding, Relation};
+use seamproof_judge::generate::Draw;
+use seamproof_judge::subject::TensorName;
+use seamproof_judge::verdict::Verdict;
 
 /// The largest file of sums that is read.
 const SUMS_BYTES_MAX: u64 = 64 << 20;

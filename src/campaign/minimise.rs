@@ -8,11 +8,11 @@ use seamproof_oracle::Problem;
 use super::failure::{Symptom, same_failure};
 use super::plan::Control;
 use super::storable;
-use crate::backend::Backend;
-use crate::case::{Case, Found};
-use crate::evaluate::replay_as;
-use crate::shrink;
-use crate::verdict::{Check, Finding};
+use crate::replay::replay_as;
+use seamproof_judge::case::{Case, Found};
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::shrink;
+use seamproof_judge::subject::Backend;
 
 /// Evaluations that one shrink may use.
 pub const SHRINK_EVALUATIONS_MAX: usize = 1000;

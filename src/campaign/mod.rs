@@ -45,15 +45,16 @@ pub use summary::{
 };
 pub use ways::{Share, Ways};
 
-use crate::case::{Case, Found, Subject};
-use crate::census::Census;
-use crate::evaluate::{evaluate_malformed, evaluate_timed};
-use crate::generate::{self, Draw, Malformed};
 use crate::record::Findings;
-use crate::verdict::{Finding, Verdict};
 use ledger::{Failed, Judged, Ledger, Outcome, Recorded};
 use plan::Deadline;
 use queue::Queue;
+use seamproof_judge::case::{Case, Found, Subject};
+use seamproof_judge::census::Census;
+use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
+use seamproof_judge::finding::Finding;
+use seamproof_judge::generate::{self, Draw, Malformed};
+use seamproof_judge::verdict::Verdict;
 
 /// Cases within which the canary must be found.
 pub const CANARY_CASES_MAX: u64 = 500;
@@ -98,8 +99,8 @@ fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Opti
     };
     // What was lost on the way is said, though others have done its work.
     let last = subjects.backend(&subjects.options(0)).ok();
-    let lost = last.as_ref().map(|backend| backend.lost()).unwrap_or_default();
-    let devices = last.map(|backend| backend.devices()).unwrap_or_default();
+    let host = last.as_ref().and_then(|backend| backend.host());
+    let (lost, devices) = host.map(|host| (host.lost(), host.devices())).unwrap_or_default();
     let mut summary = queue.close().finish(census, lost, start.elapsed());
     summary.devices = devices;
     summary

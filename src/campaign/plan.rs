@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::generate::Profile;
+use seamproof_judge::generate::Profile;
 
 /// Parts of a campaign, at most: whoever joins them names those that are missing.
 pub const SHARDS_MAX: u64 = 1 << 20;

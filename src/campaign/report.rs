@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 
 use super::summary::{Canary, Distinct, Summary};
-use crate::backend::DeviceRuns;
-use crate::prose::counted;
-use crate::verdict::Cost;
+use seamproof_judge::prose::counted;
+use seamproof_judge::subject::DeviceRuns;
+use seamproof_judge::verdict::Cost;
 
 /// What was too little is named up to this many times; the rest is counted.
 const MISSED_SHOWN_MAX: usize = 4;

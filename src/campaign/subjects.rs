@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use seamproof_oracle::Problem;
 
-use crate::backend::Backend;
 use crate::backends::{self, BackendError};
+use seamproof_judge::subject::Backend;
 
 /// Options of a subject, as text.
 pub type Options = BTreeMap<String, String>;

@@ -10,12 +10,13 @@ use super::failure::FailureKey;
 use super::histogram::{Histogram, Quantiles};
 use super::plan::Plan;
 use super::ways::Ways;
-use crate::backend::{DeviceRuns, TensorName};
-use crate::case::Found;
-use crate::census::Census;
-use crate::prose::counted;
-use crate::shrink::Size;
-use crate::verdict::{Check, Cost, Finding, Margin, Tier};
+use seamproof_judge::case::Found;
+use seamproof_judge::census::Census;
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::prose::counted;
+use seamproof_judge::shrink::Size;
+use seamproof_judge::subject::{DeviceRuns, TensorName};
+use seamproof_judge::verdict::{Cost, Margin, Tier};
 
 /// Least share of the cases that a subject must be judged on: one that refuses its way through is not verified.
 pub const JUDGED_SHARE_MIN: f64 = 0.5;

@@ -4,7 +4,7 @@
 //! seldom went a way says little of it, however many cases it had. So the cases are counted by way and by ranks, and there
 //! are floors as the census has them: shares that were measured of the generator.
 //!
-//! [`Backend::ways`]: crate::backend::Backend::ways
+//! [`Backend::ways`]: seamproof_judge::subject::Backend::ways
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,9 +12,9 @@ use std::fmt;
 use seamproof_oracle::Problem;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{BACKWARD_ON_TENSOR_CORES, FORWARD_ON_TENSOR_CORES, Way};
-use crate::census::{MissedFloor, floor};
-use crate::generate::Profile;
+use seamproof_judge::census::{MissedFloor, floor};
+use seamproof_judge::generate::Profile;
+use seamproof_judge::subject::{BACKWARD_ON_TENSOR_CORES, FORWARD_ON_TENSOR_CORES, Way};
 
 /// Of ways the share of the judged cases that go them among those that could, in each profile, in the order of
 /// [`Profile::ALL`], in tenths of a percent; measured.
@@ -113,14 +113,14 @@ mod tests {
     use seamproof_kernels::forward::Attention;
 
     use super::*;
-    use crate::backend::Backend;
     use crate::backends::Cuda;
-    use crate::generate::{self, Draw};
+    use seamproof_judge::generate::{self, Draw};
+    use seamproof_judge::subject::Backend;
 
     /// The ways of the cases of a profile that the kernels take, with tensor cores asked for.
     fn drawn(profile: Profile, cases: u64) -> Ways {
         let subject = Cuda { attention: Attention::Tuned, ..Cuda::default() };
-        let (table, limits) = (subject.capabilities(), profile.limits());
+        let (table, limits) = (subject.declaration().capabilities, profile.limits());
         let mut ways = Ways::default();
         for index in 0..cases {
             if let Draw::Problem(problem) = generate::draw(3, index, &limits)

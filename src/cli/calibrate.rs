@@ -6,12 +6,12 @@ use super::CliError;
 use super::exit::Exit;
 use super::options::seed;
 use super::output::{print, print_line};
-use crate::backend::RunError;
 use crate::backends;
-use crate::calibrate::{CASES, Calibration, Outcome, lock_cases_min};
 use crate::campaign::{Registered, Subjects};
-use crate::profile::{Lock, locked};
-use crate::prose::counted;
+use seamproof_judge::calibrate::{CASES, Calibration, Outcome, lock_cases_min};
+use seamproof_judge::profile::{Lock, locked};
+use seamproof_judge::prose::counted;
+use seamproof_judge::subject::RunError;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -6,8 +6,8 @@ use super::CliError;
 use super::exit::Exit;
 use super::options::seed;
 use super::output::{complain, print_line};
-use crate::census::Census;
-use crate::generate::{self, Profile};
+use seamproof_judge::census::Census;
+use seamproof_judge::generate::{self, Profile};
 
 /// Cases that are drawn unless told otherwise: enough for every class to be near its share.
 const CASES: u64 = 20_000;

@@ -63,7 +63,7 @@ impl Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verdict::Check;
+    use seamproof_judge::finding::Check;
 
     #[test]
     fn a_finding_outweighs_a_crash_and_both_whatever_makes_the_campaign_doubtful() {

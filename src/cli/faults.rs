@@ -8,13 +8,12 @@ use super::CliError;
 use super::exit::Exit;
 use super::output::print_line;
 use super::worker;
-use crate::backends;
 use crate::campaign::{Registered, Subjects};
 use crate::faults::{
     CASES_MAX, Effort, First, MEDIAN_CASES_MAX, NotRun, RungScore, Score, Scored, Suspect, reason, score_all,
 };
-use crate::judge::faults::{self as judge_faults, FAULTS as JUDGE_FAULTS, JudgeFault, JudgeScore};
-use crate::prose::counted;
+use seamproof_judge::ladder::faults::{self as judge_faults, FAULTS as JUDGE_FAULTS, JudgeFault, JudgeScore};
+use seamproof_judge::prose::counted;
 
 /// Seeds of a score unless told otherwise.
 const SEEDS: u64 = 5;
@@ -81,7 +80,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     // A fault that cannot be run must not count as one that was missed. All that need a device are of one kind.
     if let Some(suspect) = suspects.first() {
         let subject = suspect.subject(0)?;
-        let start = |what| CliError::Start { name: backends::called(subject.name()).to_owned(), what };
+        let start = |what| CliError::Start {
+            name: seamproof_judge::subjects::called(subject.name()).to_owned(),
+            what,
+        };
         subject.ready().map_err(start)?;
     }
     let effort = if args.quick { Effort::QUICK } else { Effort::whole(args.seeds) };
@@ -121,7 +123,7 @@ fn chosen(args: &Args) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
 /// The subject that somebody names, to be called wrongly.
 fn right(backend: &str) -> Result<Registered, CliError> {
     let subject = Registered::new(backend)?;
-    match backends::called(subject.name()) {
+    match seamproof_judge::subjects::called(subject.name()) {
         name if name == subject.name() => Ok(subject),
         name => Err(CliError::Usage(format!(
             "--backend: {} is called wrongly already; name {name}, and one fault with --only",

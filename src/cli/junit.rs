@@ -12,9 +12,9 @@ use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 use super::run::Outcome;
 use crate::campaign::{Distinct, FailureKey, Holds, LeftFinding, Summary};
 use crate::nightly::{Regressed, Regressions, Unjudged};
-use crate::prose::counted;
 use crate::record::{RecordError, write_whole};
-use crate::verdict::Check;
+use seamproof_judge::finding::Check;
+use seamproof_judge::prose::counted;
 
 /// Noncharacters that XML excludes and quick_junit, which removes the control characters, lets pass.
 const NO_XML: [char; 2] = ['\u{fffe}', '\u{ffff}'];

@@ -15,12 +15,13 @@ use seamproof_kernels::nvrtc::{self, Resources};
 use seamproof_kernels::source::{Source, sources};
 use seamproof_kernels::{Gpu, KernelError, check};
 
-use crate::backend::{Backend, RunError};
-use crate::backends::{Cuda, CudaRunner, difference};
-use crate::generate::{self, Draw, Profile};
-use crate::prose;
-use crate::values::{self, Poison};
-use crate::worker::Phase;
+use crate::backends::{Cuda, CudaRunner};
+use seamproof_judge::finding::Phase;
+use seamproof_judge::generate::{self, Draw, Profile};
+use seamproof_judge::prose;
+use seamproof_judge::subject::{Backend, RunError};
+use seamproof_judge::subjects::difference;
+use seamproof_judge::values::{self, Poison};
 use seamproof_simulator::schedule::MergeOrder;
 
 use super::CliError;

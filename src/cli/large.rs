@@ -16,13 +16,13 @@ use seamproof_simulator::schedule::MergeOrder;
 use super::CliError;
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use crate::backend::{Backend, Outputs, Promises, RankOutputs, RunError, Wrapper};
 use crate::backends::{Cuda, CudaRunner};
-use crate::generate::{self, Draw, Limits};
-use crate::judge::Judge;
-use crate::judge::large::{self, Judged, Related, Rows};
-use crate::values::{self, Poison};
-use crate::verdict::Finding;
+use crate::large::{self, Judged, Related, Rows};
+use seamproof_judge::finding::Finding;
+use seamproof_judge::generate::{self, Draw, Limits};
+use seamproof_judge::ladder::Judge;
+use seamproof_judge::subject::{Backend, Declaration, Outputs, Promises, RankOutputs, RunError};
+use seamproof_judge::values::{self, Poison};
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Args {
@@ -146,7 +146,7 @@ impl Bench {
                 return Ok(());
             }
         };
-        let model = Model::new(problem, subject.accumulation(), subject.partition(problem));
+        let model = Model::new(problem, subject.declaration().accumulation, subject.partition(problem));
         let of_run = start.elapsed().as_secs_f64();
         let forward = large::Forward { problem, inputs: &inputs, got: &got, model: &model };
         let judged = large::forward(&self.gpu, &forward, self.rows)?;
@@ -195,7 +195,7 @@ struct Lent<'a> {
 impl<'a> Lent<'a> {
     /// In the shape of the case's one launch, a subject promises that a sequence's results are its own.
     fn new(subject: &Cuda, problem: &Problem, runner: &'a mut CudaRunner) -> Lent<'a> {
-        let promises = subject.promises();
+        let promises = subject.declaration().promises;
         let (subject, promises) = match subject.in_shape_of(problem) {
             Some(in_shape) => (in_shape, Promises { sequences_alone: true, ..promises }),
             None => (*subject, promises),
@@ -204,13 +204,17 @@ impl<'a> Lent<'a> {
     }
 }
 
-impl Wrapper for Lent<'_> {
-    fn inner(&self) -> &dyn Backend {
-        &self.subject
+impl Backend for Lent<'_> {
+    fn name(&self) -> &str {
+        self.subject.name()
     }
 
-    fn promises(&self) -> Promises {
-        self.promises
+    fn declaration(&self) -> Declaration {
+        Declaration { promises: self.promises, ..self.subject.declaration() }
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.subject)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -12,8 +12,9 @@ use crate::campaign::{
     self, Control, Event, LeftFinding, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Sinks,
     Start,
 };
-use crate::prose::{counted, replay_command};
+use crate::paste::replay_command;
 use crate::record::{DEFAULT_DIR, EventLog, FINDINGS, RunDir, SUMS};
+use seamproof_judge::prose::counted;
 
 /// Findings of a shard that did not end are named up to this many times; the rest is counted.
 const LEFT_SHOWN_MAX: usize = 8;

@@ -30,16 +30,17 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use seamproof_oracle::Problem;
 
-use crate::backend::Backend;
 use crate::backends::{self, BackendError};
-use crate::case::{Case, CaseError, Subject};
-use crate::evaluate::{ReplayError, quiet_caught_panics, subject_of};
-use crate::files;
-use crate::judge::products;
 use crate::nightly::found_by;
 use crate::record::{RecordError, findings_of};
+use crate::replay::{ReplayError, subject_of};
 use exit::Exit;
 use output::{complain, note, print};
+use seamproof_judge::case::{Case, CaseError, Subject};
+use seamproof_judge::evaluate::quiet_caught_panics;
+use seamproof_judge::files;
+use seamproof_judge::ladder::products;
+use seamproof_judge::subject::Backend;
 
 #[derive(Parser)]
 #[command(name = "seamproof", version, about, arg_required_else_help = false, after_help = exit::HELP)]
@@ -116,7 +117,7 @@ enum CliError {
     #[error(transparent)]
     Bench(#[from] seamproof_kernels::bench::BenchError),
     #[error("the subject or its twin: {0}")]
-    Twins(crate::backend::RunError),
+    Twins(seamproof_judge::subject::RunError),
     #[error("signals cannot be handled: {0}")]
     Signals(#[from] ctrlc::Error),
 }

@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::output::{note, print_line};
 use crate::campaign::{Control, Plan};
 use crate::nightly::Watch;
-use crate::prose::counted;
+use seamproof_judge::prose::counted;
 
 /// Between two redraws of the bar.
 const REDRAW: Duration = Duration::from_millis(200);

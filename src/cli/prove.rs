@@ -8,9 +8,9 @@ use super::CliError;
 use super::exit::Exit;
 use super::options::seed;
 use super::output::print_line;
-use crate::case::Case;
-use crate::prose::{self, counted};
 use crate::prove::{Proved, prove, prove_region, sweep};
+use seamproof_judge::case::Case;
+use seamproof_judge::prose::{self, counted};
 use seamproof_simulator::schedule::MergeOrder;
 
 /// Problems of a sweep unless told otherwise.

@@ -6,13 +6,13 @@ use super::exit::Exit;
 use super::output::{complain, print_line};
 use super::{CliError, load, tell_if_long, worker};
 use crate::campaign::Registered;
-use crate::case::{Case, CaseError};
-use crate::evaluate::replay_as;
-use crate::files;
 use crate::nightly::{FoundBy, Regressed, Unread, found_by, newest_of};
-use crate::prose;
 use crate::record::findings_of;
-use crate::verdict::Verdict;
+use crate::replay::replay_as;
+use seamproof_judge::case::{Case, CaseError};
+use seamproof_judge::files;
+use seamproof_judge::prose;
+use seamproof_judge::verdict::Verdict;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -15,8 +15,8 @@ use crate::campaign::{
     self, Canary, Control, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Stored, Subjects,
     Summary,
 };
-use crate::generate::Profile;
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
+use seamproof_judge::generate::Profile;
 
 /// Length of a campaign that neither cases nor time limit.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);

@@ -9,10 +9,11 @@ use super::output::print_line;
 use super::run::stopped_by_signals;
 use super::{CliError, load, tell_if_long, worker};
 use crate::campaign::{Minimised, SHRINK_EVALUATIONS_MAX, minimise};
-use crate::evaluate::replay_as;
-use crate::prose::{self, counted, replay_command};
+use crate::paste::replay_command;
 use crate::record::write_whole;
-use crate::verdict::Verdict;
+use crate::replay::replay_as;
+use seamproof_judge::prose::{self, counted};
+use seamproof_judge::verdict::Verdict;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use super::CliError;
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use crate::case::{Case, CaseError};
-use crate::files;
 use crate::fuzz;
-use crate::generate::value_of;
 use crate::record::{RecordError, make_dir};
+use seamproof_judge::case::{Case, CaseError};
+use seamproof_judge::files;
+use seamproof_judge::generate::value_of;
 
 /// The largest file of bytes that is read: no fuzzer makes a larger one.
 const CHOICES_BYTES_MAX: u64 = 1 << 20;

@@ -7,10 +7,11 @@ use std::sync::{Mutex, PoisonError};
 
 use seamproof_oracle::{Inputs, Problem};
 
-use crate::backend::{Backend, Outputs, RunError, Wrapper};
-use crate::backends::Emulated;
-use crate::judge::{Depth, Judge, Relation};
-use crate::verdict::Check;
+use seamproof_judge::finding::Check;
+use seamproof_judge::finding::Relation;
+use seamproof_judge::ladder::{Depth, Judge};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
+use seamproof_judge::subjects::Emulated;
 
 /// Runs of the case itself, under the two contents of padding, which come before those of any identity.
 const OWN_RUNS: usize = 2;
@@ -32,9 +33,17 @@ struct Noted {
     problems: Mutex<Vec<Problem>>,
 }
 
-impl Wrapper for Noted {
-    fn inner(&self) -> &dyn Backend {
-        &self.kernel
+impl Backend for Noted {
+    fn name(&self) -> &str {
+        self.kernel.name()
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.kernel.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.kernel)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
@@ -46,8 +55,8 @@ impl Wrapper for Noted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::{self, Draw, Limits};
-    use crate::judge::identity::TABLE;
+    use seamproof_judge::generate::{self, Draw, Limits};
+    use seamproof_judge::identity::TABLE;
 
     /// Whatever an identity runs beside the case is here, and nothing of the case's own.
     #[test]
@@ -57,12 +66,12 @@ mod tests {
             let Draw::Problem(problem) = generate::draw(3, index, &Limits::fuzz()) else { continue };
             for (identity, asked) in TABLE.iter().zip(&mut asked) {
                 let runs = further_runs(&problem, identity.relation).len();
-                assert!(runs == identity.runs as usize || runs == 0, "{}: {runs}", identity.name);
+                assert!(runs == identity.runs as usize || runs == 0, "{}: {runs}", identity.relation.name());
                 *asked += usize::from(runs > 0);
             }
         }
         for (identity, asked) in TABLE.iter().zip(asked) {
-            assert_eq!(asked > 0, identity.runs > 0, "{}", identity.name);
+            assert_eq!(asked > 0, identity.runs > 0, "{}", identity.relation.name());
         }
     }
 }

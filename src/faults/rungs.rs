@@ -10,10 +10,10 @@ use seamproof_oracle::Problem;
 use seamproof_simulator::faults::Catcher;
 
 use super::score::Score;
-use crate::backend::Backend;
-use crate::evaluate::findings;
-use crate::judge::Judge;
-use crate::verdict::Check;
+use seamproof_judge::evaluate::findings;
+use seamproof_judge::finding::Check;
+use seamproof_judge::ladder::Judge;
+use seamproof_judge::subject::Backend;
 
 /// The check of the judge as a catcher.
 pub(super) fn catcher(check: Check) -> Catcher {

@@ -10,13 +10,14 @@ use seamproof_simulator::faults::Catcher;
 use super::rungs::{catcher, seen_by};
 use super::suspect::Suspect;
 use super::{DRAWN_MAX, by_checker, planted, rejection};
-use crate::backend::{Backend, Refusal};
 use crate::backends::BackendError;
 use crate::campaign::{SHRINK_EVALUATIONS_MAX, same_failure};
-use crate::evaluate::evaluate;
-use crate::judge::faults::JudgeScore;
-use crate::shrink;
-use crate::verdict::{Finding, Verdict};
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::finding::Finding;
+use seamproof_judge::ladder::faults::JudgeScore;
+use seamproof_judge::shrink;
+use seamproof_judge::subject::{Backend, Refusal};
+use seamproof_judge::verdict::Verdict;
 
 /// Most cases to the first finding in the median over all faults.
 pub const MEDIAN_CASES_MAX: usize = 20;

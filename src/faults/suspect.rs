@@ -11,11 +11,12 @@ use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
 
 use super::table::{TABLE_FAULTS, TableFault, Tabled};
 use super::{CASES_MAX, DRAWN_MAX, stream};
-use crate::backend::{Backend, Refusal};
-use crate::backends::{self, BackendError, Cuda, Emulated, MISCALLS, Miscall, Miscalled, Planted};
+use crate::backends::{self, BackendError, Cuda};
 use crate::campaign::{Options, Registered, Subjects};
-use crate::generate::{self, Draw, Limits};
-use crate::values;
+use seamproof_judge::generate::{self, Draw, Limits};
+use seamproof_judge::subject::{Backend, Refusal};
+use seamproof_judge::subjects::{Emulated, MISCALLS, Miscall, Miscalled, Planted};
+use seamproof_judge::values;
 
 /// A fault that the judge is to find in a subject.
 #[derive(Clone, Debug)]
@@ -50,7 +51,12 @@ impl Call {
 
     /// Options of the subject that nobody fixed are drawn for each fault and seed: few faults meet many of them.
     fn options(&self, of: &Registered, seed: u64) -> Options {
-        of.options(self.miscall.id.bytes().fold(seed, |seed, byte| values::mix(seed ^ u64::from(byte))))
+        of.options(
+            self.miscall
+                .id
+                .bytes()
+                .fold(seed, |seed, byte| seamproof_judge::hash::mix(seed ^ u64::from(byte))),
+        )
     }
 
     fn wrong(&self, seed: u64) -> Result<Miscalled, BackendError> {
@@ -191,7 +197,7 @@ impl Suspect {
     /// Where a subject is called that takes no problem on which the fault shows: why it refuses one that shows it.
     pub(super) fn excluded(&self, seed: u64) -> Result<Option<Refusal>, BackendError> {
         let Suspect::Call(call) = self else { return Ok(None) };
-        let table = call.right(seed)?.capabilities();
+        let table = call.right(seed)?.declaration().capabilities;
         let refused = drawn(seed, call.limits()).filter(|problem| table.refusal(problem).is_some());
         // Whether the fault shows is a matter of the problem; the emulated kernel takes what the other one refuses.
         let anything = Rc::new(Miscalled::new(Box::new(emulated(seed)), call.miscall));
@@ -210,7 +216,7 @@ impl Suspect {
             }
             // Whether it shows, only a GPU could say.
             Suspect::Source(fault) => {
-                let taken = Cuda::default().capabilities();
+                let taken = Cuda::default().declaration().capabilities;
                 let taken = move |problem: &Problem| taken.refusal(problem).is_none();
                 match fault.attention != Attention::Simple {
                     // Sequences of more than a block of keys, on problems that go to tensor cores.
@@ -278,7 +284,7 @@ pub fn call_stream(subject: &Rc<Miscalled>, seed: u64, limits: &Limits) -> Box<d
 
 /// The problems of a seed that a subject takes.
 fn taken(subject: &Rc<Miscalled>, seed: u64, limits: &Limits) -> impl Iterator<Item = Problem> + use<> {
-    let table = subject.capabilities();
+    let table = subject.declaration().capabilities;
     drawn(seed, limits.clone()).filter(move |problem| table.refusal(problem).is_none())
 }
 

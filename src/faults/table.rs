@@ -1,9 +1,9 @@
 //! Faults of capability tables.
 
-use seamproof_oracle::{Format, Problem};
+use seamproof_oracle::{Format, Inputs, Problem};
 
-use crate::backend::{Backend, Capabilities, Wrapper};
-use crate::backends::Emulated;
+use seamproof_judge::subject::{Backend, Capabilities, Declaration, Outputs, RunError};
+use seamproof_judge::subjects::Emulated;
 
 /// A planted fault of a capability table: the subject runs and refuses as before, and declares something else.
 #[derive(Clone, Copy, Debug)]
@@ -56,22 +56,27 @@ impl Tabled {
 
     /// Whether the wrong table says something else of a problem than the right one.
     pub fn shows(&self, problem: &Problem) -> bool {
-        Wrapper::capabilities(self).refusal(problem) != self.inner.capabilities().refusal(problem)
+        let said = |subject: &dyn Backend| subject.declaration().capabilities.refusal(problem);
+        said(self) != said(&self.inner)
     }
 }
 
-impl Wrapper for Tabled {
-    fn inner(&self) -> &dyn Backend {
-        &self.inner
+impl Backend for Tabled {
+    fn declaration(&self) -> Declaration {
+        let mut declaration = self.inner.declaration();
+        (self.fault.edit)(&mut declaration.capabilities);
+        declaration
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.inner.run(problem, inputs)
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
     }
 
     fn name(&self) -> &str {
         self.fault.id
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let mut table = self.inner.capabilities();
-        (self.fault.edit)(&mut table);
-        table
     }
 }

@@ -4,7 +4,7 @@
 use seamproof_oracle::{Problem, Side};
 use seamproof_simulator::helpers::{SegmentRun, segment_runs};
 
-use crate::layout;
+use seamproof_judge::layout;
 
 /// Holds the runs of any ids and positions in batch rows of `row_length`, at least 1.
 ///
@@ -69,7 +69,7 @@ fn said(runs: &[SegmentRun], ids: &[i32], positions: &[i32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::{self, Draw, Limits};
+    use seamproof_judge::generate::{self, Draw, Limits};
 
     #[test]
     fn runs_hold_for_short_lists_and_drawn_problems() {

@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use crate::backend::{Backend, RunError};
 use crate::backends::{self, Cuda};
 use crate::campaign::{Control, minimise, shrink_budget};
-use crate::case::{Case, Subject};
-use crate::evaluate::{evaluate, evaluate_malformed, quiet_caught_panics};
-use crate::generate::{self, Draw, Limits, RawProblem};
 use crate::record::Findings;
-use crate::values;
-use crate::verdict::{Finding, Verdict};
+use seamproof_judge::case::{Case, Subject};
+use seamproof_judge::evaluate::{evaluate, evaluate_malformed, quiet_caught_panics};
+use seamproof_judge::finding::Finding;
+use seamproof_judge::generate::{self, Draw, Limits, RawProblem};
+use seamproof_judge::subject::{Backend, RunError};
+use seamproof_judge::values;
+use seamproof_judge::verdict::Verdict;
 
 /// A fault of the catalogue, which is planted in the emulated kernel.
 pub const FAULT_VARIABLE: &str = "SEAMPROOF_FAULT";
@@ -117,7 +118,7 @@ impl Hunter {
             let inputs = values::inputs(&problem);
             let both = (subject.run(&problem, &inputs), subject.twin().run(&problem, &inputs));
             let differs = match &both {
-                (Ok(got), Ok(want)) => backends::difference(got, want),
+                (Ok(got), Ok(want)) => seamproof_judge::subjects::difference(got, want),
                 (Err(RunError::Refused(got)), Err(RunError::Refused(want))) if got == want => None,
                 (got, want) => {
                     let said = |result: &Result<_, RunError>| {
@@ -175,7 +176,7 @@ impl Hunter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::draw_raw;
+    use seamproof_judge::generate::draw_raw;
 
     /// What a planted fault breaks is a panic that says how to replay the stored case, which fails again and is small.
     #[test]
@@ -191,7 +192,7 @@ mod tests {
         let path = said.split("seamproof replay ").nth(1).unwrap().trim();
         let case = Case::load(Path::new(path)).unwrap();
         assert!(case.problem.tokens() <= 12, "{} tokens", case.problem.tokens());
-        assert!(matches!(crate::evaluate::replay(&case), Ok(Verdict::Finding(_))));
+        assert!(matches!(crate::replay::replay(&case), Ok(Verdict::Finding(_))));
     }
 
     const FOLDER: &str = "SEAMPROOF_HUNT_TEST_FINDINGS";

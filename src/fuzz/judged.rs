@@ -11,12 +11,13 @@ use seamproof_oracle::{
 };
 use seamproof_oracle::{blocked, exact};
 
-use crate::backend::{Backend, Outputs, RankOutputs, RunError, Wrapper};
-use crate::backends::Emulated;
-use crate::judge::{Depth, Judge};
-use crate::layout;
-use crate::values::{self, Poison};
-use crate::verdict::{Check, Place, Verdict};
+use seamproof_judge::finding::{Check, Place};
+use seamproof_judge::ladder::{Depth, Judge};
+use seamproof_judge::layout;
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RankOutputs, RunError};
+use seamproof_judge::subjects::Emulated;
+use seamproof_judge::values::{self, Poison};
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::replay::Replay;
 
 /// Ratios closer to 1 than this are not asked about.
@@ -87,7 +88,7 @@ struct Answer {
 impl Answer {
     fn new(judge: &Judge, kernel: &Emulated, problem: &Problem, honest: &Outputs) -> Option<Answer> {
         let inputs = values::inputs(problem);
-        let model = Model::new(problem, kernel.accumulation(), kernel.partition(problem));
+        let model = Model::new(problem, kernel.declaration().accumulation, kernel.partition(problem));
         let bounds = blocked::forward(problem, &inputs, Some(&model)).bound?;
         let mut answer = Answer {
             forward: exact::forward(problem, &inputs),
@@ -225,9 +226,17 @@ struct Moved {
     value: f32,
 }
 
-impl Wrapper for Moved {
-    fn inner(&self) -> &dyn Backend {
-        &self.kernel
+impl Backend for Moved {
+    fn name(&self) -> &str {
+        self.kernel.name()
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.kernel.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.kernel)
     }
 
     /// The locked roundings are the honest kernel's.
@@ -261,14 +270,14 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use super::*;
-    use crate::generate::{self, Draw, Limits};
-    use crate::judge::faults::FAULTS;
+    use seamproof_judge::generate::{self, Draw, Limits};
+    use seamproof_judge::ladder::faults::FAULTS;
 
     /// What is asked of a judge over drawn cases: whether each had to be seen, or that it failed.
     fn asked_of(judge: &Judge) -> Vec<Result<bool, ()>> {
         let case = |index: u64| {
             let Draw::Problem(problem) = generate::draw(4, index, &Limits::fuzz()) else { return None };
-            let draw = |purpose: u64| values::mix(index.wrapping_mul(3) ^ purpose) as u32;
+            let draw = |purpose: u64| seamproof_judge::hash::mix(index.wrapping_mul(3) ^ purpose) as u32;
             let ask = || holds(judge, &problem, [draw(1 << 40), draw(1 << 41), draw(1 << 42)]);
             catch_unwind(AssertUnwindSafe(ask)).map_err(|_| ()).transpose()
         };

@@ -24,7 +24,7 @@ pub use value::{VALUE_VERSION, from_bytes, mutate, to_bytes};
 use arbitrary::Unstructured;
 use seamproof_oracle::Problem;
 
-use crate::generate::{self, Draw, Limits, RawProblem};
+use seamproof_judge::generate::{self, Draw, Limits, RawProblem};
 
 /// The integers that bytes of choices make.
 pub fn choices(bytes: &[u8]) -> RawProblem {

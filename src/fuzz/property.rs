@@ -4,11 +4,11 @@ use seamproof_oracle::{Format, Problem, Run, Side};
 use seamproof_simulator::schedule::{MergeOrder, PlacedRun};
 use seamproof_simulator::shard::Shard;
 
-use crate::backend::Backend;
-use crate::backends::{Emulated, same_bits};
-use crate::layout::{self, RankLayout};
 use crate::prove::{Proved, prove};
-use crate::values::{self, Poison};
+use seamproof_judge::layout::{self, RankLayout};
+use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::{Emulated, same_bits};
+use seamproof_judge::values::{self, Poison};
 
 /// Every row that a sequence owns lies on one rank, in a place of its own, and a reordering of a rank names each of its
 /// rows once on either side.

@@ -7,7 +7,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use crate::generate::{RawProblem, RawSequence};
+use seamproof_judge::generate::{RawProblem, RawSequence};
 
 /// The first byte of a value.
 pub const VALUE_VERSION: u8 = 1;
@@ -183,7 +183,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::{Limits, draw_raw};
+    use seamproof_judge::generate::{Limits, draw_raw};
 
     #[test]
     fn values_read_back() {

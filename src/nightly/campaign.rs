@@ -11,9 +11,9 @@ use super::home::file_name;
 use super::slices::{begin_of, ended, lost, set_aside_from, slice_of};
 use super::{Night, NightError, Watch, left};
 use crate::campaign::{self, Event, Logs, Observer, Part, Plan, Registered, Sinks, Start, Stored, Summary};
-use crate::generate::Profile;
-use crate::prose::counted;
 use crate::record::{RunDir, make_dir};
+use seamproof_judge::generate::Profile;
+use seamproof_judge::prose::counted;
 
 /// Slices that a campaign is cut into, within [`SLICE`].
 const SLICES: f64 = 8.0;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::{NightError, Unread};
-use crate::files;
+use seamproof_judge::files;
 
 /// What a night is to do, on disk.
 pub(super) const ORDERS: &str = "night.json";

@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use super::home::JSON_BYTES_MAX;
 use crate::campaign::{FailureKey, Options, Registered, Subjects};
-use crate::case::{Case, CaseError, Subject};
-use crate::evaluate::replay;
-use crate::files;
-use crate::verdict::Verdict;
+use crate::replay::replay;
+use seamproof_judge::case::{Case, CaseError, Subject};
+use seamproof_judge::files;
+use seamproof_judge::verdict::Verdict;
 
 /// Why a list cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -18,11 +18,12 @@ use super::home::{JSON_BYTES_MAX, ORDERS, dir_of, entries, name, number_of};
 use super::slices::{cut_off_of, is_campaign, slices_of};
 use super::{Failure, Known, Night, Regressed, regressions, report};
 use crate::campaign::FailureKey;
-use crate::case::{Case, Found};
-use crate::files;
-use crate::prose::{self, replay_command};
+use crate::paste::replay_command;
 use crate::record::FINDINGS;
-use crate::shrink::{Size, size};
+use seamproof_judge::case::{Case, Found};
+use seamproof_judge::files;
+use seamproof_judge::prose;
+use seamproof_judge::shrink::{Size, size};
 
 /// What of a night no campaign of any report counts.
 #[derive(Clone, Debug, Serialize)]
@@ -268,13 +269,13 @@ mod tests {
     use super::*;
     use crate::nightly::Orders;
     use crate::record::{Findings, RunDir};
-    use crate::verdict::Verdict;
+    use seamproof_judge::verdict::Verdict;
 
     /// A case that fails, with what is found in it.
     fn failing(minimal: bool) -> (Case, FailureKey) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects");
         let mut case = Case::load(&folder.join("te-reorder-tail.json")).unwrap();
-        let Ok(Verdict::Finding(finding)) = crate::evaluate::replay(&case) else { panic!("a defect fails") };
+        let Ok(Verdict::Finding(finding)) = crate::replay::replay(&case) else { panic!("a defect fails") };
         let key = FailureKey::of(&finding, &case.subject.name, &case.problem);
         case.found = Some(Found { minimal, ..Found::drawn(*finding) });
         (case, key)

@@ -44,11 +44,11 @@ pub use watch::{Progress, Watch};
 
 use crate::backends::BackendError;
 use crate::campaign::{Canary, MergeError, Plan, Shard};
-use crate::case::CaseError;
-use crate::generate::Profile;
 use crate::record::{Findings, Home, RecordError, make_dir, write_whole};
 use home::{Nights, ORDERS, TREND, dir_of, file_name, nights};
 use orders::{Newest, going_on, newest};
+use seamproof_judge::case::CaseError;
+use seamproof_judge::generate::Profile;
 
 /// Share of the budget of each profile: small cases find most, large ones are judged by identities too.
 const SHARES: [(Profile, f64); 3] = [(Profile::Quick, 0.5), (Profile::Seams, 0.25), (Profile::Large, 0.25)];

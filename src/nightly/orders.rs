@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::home::{JSON_BYTES_MAX, ORDERS};
 use super::{left, report};
-use crate::files;
+use seamproof_judge::files;
 
 /// What a night is to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -16,12 +16,12 @@ use serde::{Deserialize, Serialize};
 use super::home::JSON_BYTES_MAX;
 use super::{NightError, Watch};
 use crate::campaign::{FailureKey, Registered, Subjects};
-use crate::case::{CASE_BYTES_MAX, Case};
-use crate::evaluate::evaluate;
-use crate::files;
-use crate::prose::{code, replay_command};
+use crate::paste::{code, replay_command};
 use crate::record::EventLog;
-use crate::verdict::Verdict;
+use seamproof_judge::case::{CASE_BYTES_MAX, Case};
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::files;
+use seamproof_judge::verdict::Verdict;
 
 /// How the name of a log ends.
 pub(super) const LOG: &str = "-regressions.jsonl";
@@ -303,7 +303,7 @@ mod tests {
         let [told] = &judged.failed[..] else { panic!("{judged:?}") };
         let mut case = Case::load(&file).unwrap();
         case.subject.name = subject.to_owned();
-        let Verdict::Finding(finding) = crate::evaluate::replay(&case).unwrap() else { panic!("it fails") };
+        let Verdict::Finding(finding) = crate::replay::replay(&case).unwrap() else { panic!("it fails") };
         assert_eq!(told.key, FailureKey::of(&finding, subject, &case.problem).to_string());
         assert_eq!(told.finding, finding.to_string());
         assert_eq!(told.replay, format!("seamproof replay {} --backend {subject}", file.display()));

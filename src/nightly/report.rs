@@ -9,7 +9,8 @@ use super::{
     Known, Left, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Unjudged, left,
 };
 use crate::campaign::{Distinct, Registered, Summary, met};
-use crate::prose::{code, counted};
+use crate::paste::code;
+use seamproof_judge::prose::counted;
 
 /// The file that ends a night.
 pub(super) const JSON: &str = "report.json";
@@ -365,7 +366,7 @@ fn section(f: &mut Formatter<'_>, title: &str, items: &[String]) -> fmt::Result 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verdict::Check;
+    use seamproof_judge::finding::Check;
 
     fn regressed(key: &str) -> Regressed {
         let [file, finding, replay] = ["case.json", "wrong", "seamproof replay case.json --backend cuda"];

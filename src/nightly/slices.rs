@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use super::home::{entries, name};
 use super::{NightError, SHARES, Unread};
 use crate::campaign::{MergeError, Part};
-use crate::files;
-use crate::prose::counted;
 use crate::record::{EVENT_BYTES_MAX, EVENTS, SUMS, move_aside};
+use seamproof_judge::files;
+use seamproof_judge::prose::counted;
 
 /// Whether a path of a night is that of a campaign.
 pub(super) fn is_campaign(path: &Path) -> bool {

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::home::JSON_BYTES_MAX;
 use crate::campaign::{Quantiles, Summary, tells};
-use crate::files;
-use crate::prose::counted;
 use crate::record::{RecordError, write_whole};
-use crate::verdict::Tier;
+use seamproof_judge::files;
+use seamproof_judge::prose::counted;
+use seamproof_judge::verdict::Tier;
 
 /// A campaign of a night in short.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -15,17 +15,17 @@ use std::io::{self, Write};
 use rayon::prelude::*;
 use seamproof_oracle::{InputMode, Inputs, Pass, Problem, ProblemFields};
 
-use crate::backend::{Backend, Outputs, RankOutputs};
-use crate::backends::{Emulated, same_bits};
-use crate::evaluate::evaluate;
-use crate::exact;
-use crate::generate::{self, Draw, Limits};
-use crate::judge::Judge;
-use crate::layout;
-use crate::values::{self, Poison};
-use crate::verdict::Verdict;
 use rows::{ROWS, Row, Subject};
 use rules::Tensors;
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::exact;
+use seamproof_judge::generate::{self, Draw, Limits};
+use seamproof_judge::ladder::Judge;
+use seamproof_judge::layout;
+use seamproof_judge::subject::{Backend, Outputs, RankOutputs};
+use seamproof_judge::subjects::{Emulated, same_bits};
+use seamproof_judge::values::{self, Poison};
+use seamproof_judge::verdict::Verdict;
 
 /// Cases of a draw.
 pub const DRAW: usize = 20;
@@ -70,7 +70,8 @@ impl Caught {
     pub fn draws(&self, seed: u64) -> usize {
         let Self(pool) = self;
         let case = |draw: usize, case: usize| {
-            let hash = values::absorb(values::absorb(seed, draw as u64), case as u64);
+            let hash =
+                seamproof_judge::hash::absorb(seamproof_judge::hash::absorb(seed, draw as u64), case as u64);
             pool.get((hash % pool.len().max(1) as u64) as usize).is_some_and(|(_, caught)| *caught)
         };
         (0..DRAWS).filter(|draw| (0..DRAW).any(|index| case(*draw, index))).count()
@@ -143,7 +144,7 @@ fn pool<T: Send>(plan: &Plan, candidate: impl Fn(usize) -> Option<T> + Sync) -> 
 
 /// The modes of a campaign's cases.
 fn campaign_modes(plan: &Plan) -> Vec<InputMode> {
-    let (limits, table) = (Limits::quick(), Emulated::default().capabilities());
+    let (limits, table) = (Limits::quick(), Emulated::default().declaration().capabilities);
     let mode = |index: u64| match generate::draw(plan.seed, index, &limits) {
         Draw::Problem(problem) if table.refusal(&problem).is_none() => Some(problem.mode),
         _ => None,

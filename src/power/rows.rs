@@ -12,10 +12,10 @@ use seamproof_simulator::emulated::{Arithmetic, Right, Stages, Tiles};
 use seamproof_simulator::faults::{Catcher, Edit, Fault, Plant};
 use seamproof_simulator::schedule::{MergeStyle, Schedule, Work};
 
-use crate::backend::Backend;
-use crate::backends::{self, BackendError, Emulated, Planted};
-use crate::exact;
-use crate::values;
+use crate::backends::{self, BackendError};
+use seamproof_judge::exact;
+use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::{Emulated, Planted};
 
 /// Rows of queries, and of keys, of a tile.
 const TILE: usize = 64;
@@ -249,7 +249,7 @@ fn without_key(segment: Segment, key: usize) -> Segment {
 
 /// A place below `n` drawn from the problem's seed.
 fn place(problem: &Problem, tensor: TensorName, n: usize) -> usize {
-    (values::mix(problem.data_seed ^ (tensor as u64) << 32) % n.max(1) as u64) as usize
+    (seamproof_judge::hash::mix(problem.data_seed ^ (tensor as u64) << 32) % n.max(1) as u64) as usize
 }
 
 fn one_key_of_every_query(problem: &Problem, schedule: &mut Schedule) {

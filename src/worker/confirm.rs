@@ -10,10 +10,11 @@ use super::message;
 use super::pool::{Launch, Settings};
 use super::sentinel;
 use super::session::{Death, Session, StartError};
-use crate::backend::{Ended, Outputs, RunError};
-use crate::case::{EARLIER_MAX, Earlier, Subject};
-use crate::prose::{self, counted};
-use crate::verdict::Cause;
+use seamproof_judge::case::{EARLIER_MAX, Subject};
+use seamproof_judge::finding::Cause;
+use seamproof_judge::finding::Earlier;
+use seamproof_judge::prose::{self, counted};
+use seamproof_judge::subject::{Ended, Outputs, RunError};
 
 /// Times that a failure which does not show at once is tried again, and that one which is found is repeated.
 const TRIES: usize = 3;

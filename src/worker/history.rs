@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::case::Subject;
+use seamproof_judge::case::Subject;
 
 /// Runs of one worker that are kept.
 pub const RUNS_MAX: usize = 1024;

@@ -13,8 +13,8 @@ use seamproof_simulator::{Damage, Guard};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Phase;
-use crate::backend::{Outputs, RankGradients, RankOutputs, Refusal, RunError};
+use seamproof_judge::finding::Phase;
+use seamproof_judge::subject::{Outputs, RankGradients, RankOutputs, Refusal, RunError};
 
 /// A body that is not what its kind says.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -304,10 +304,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::backend::Backend;
-    use crate::backends::Emulated;
-    use crate::generate::{self, Draw, Limits};
-    use crate::values;
+    use seamproof_judge::generate::{self, Draw, Limits};
+    use seamproof_judge::subject::Backend;
+    use seamproof_judge::subjects::Emulated;
+    use seamproof_judge::values;
 
     fn drawn() -> impl Iterator<Item = Problem> {
         (0..200).filter_map(|index| match generate::draw(3, index, &Limits::seams()) {

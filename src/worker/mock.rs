@@ -42,13 +42,15 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
+use seamproof_judge::finding::Phase;
 use seamproof_oracle::{Inputs, Problem, Sink};
 
 use super::sentinel::SENTINEL_SEED;
 use super::serve::{self, leashed, pipes};
-use super::{OpenError, Opened, Phase, Runner, Served};
-use crate::backend::{Backend, Capabilities, Outputs, RunError, Wrapper};
-use crate::backends::{BackendError, Emulated};
+use super::{OpenError, Opened, Runner, Served};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
+use seamproof_judge::subjects::Emulated;
+use seamproof_judge::subjects::OptionError;
 
 /// The subject's name.
 pub const NAME: &str = "mock";
@@ -62,7 +64,7 @@ static PIPE: Mutex<Option<File>> = Mutex::new(None);
 const EXIT: i32 = 7;
 
 /// The mock as a pool serves it.
-pub fn served(options: &BTreeMap<String, String>) -> Result<Served, BackendError> {
+pub fn served(options: &BTreeMap<String, String>) -> Result<Served, OptionError> {
     let plan = Plan::of(options)?;
     let subject = super::subject(NAME, options);
     let declaration: Box<dyn Backend> = match plan.is_narrow {
@@ -81,13 +83,23 @@ pub fn served(options: &BTreeMap<String, String>) -> Result<Served, BackendError
 /// The emulated kernel, said to take no sink.
 struct Narrow(Emulated);
 
-impl Wrapper for Narrow {
-    fn inner(&self) -> &dyn Backend {
-        &self.0
+impl Backend for Narrow {
+    fn name(&self) -> &str {
+        self.0.name()
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { sinks: vec![Sink::None], ..self.0.capabilities() }
+    fn declaration(&self) -> Declaration {
+        let mut declaration = self.0.declaration();
+        declaration.capabilities.sinks = vec![Sink::None];
+        declaration
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.0.run(problem, inputs)
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.0)
     }
 }
 
@@ -181,7 +193,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(options: &BTreeMap<String, String>) -> Result<Plan, BackendError> {
+    fn of(options: &BTreeMap<String, String>) -> Result<Plan, OptionError> {
         let mut plan = Plan::default();
         for (option, value) in options {
             let fault = FAULTS.iter().find(|(name, _)| name == option).map(|(_, fault)| *fault);
@@ -211,10 +223,10 @@ impl Plan {
                 }
                 None => {
                     let option = option.clone();
-                    return Err(BackendError::UnknownOption { backend: NAME, option, known: KNOWN });
+                    return Err(OptionError::Unknown { backend: NAME, option, known: KNOWN });
                 }
             };
-            taken.ok_or_else(|| BackendError::OptionValue {
+            taken.ok_or_else(|| OptionError::Value {
                 backend: NAME,
                 option: option.clone(),
                 value: value.clone(),

@@ -32,13 +32,13 @@ pub(crate) use pool::own_program;
 pub use pool::{Launch, Pool, SENTINEL_EVERY, STARTS_MAX, Settings, configure, shared};
 pub use process::STDERR_MAX;
 pub use remote::Remote;
-pub use runner::{InProcess, Open, OpenError, Opened, Phase, Runner, open};
+pub use runner::{InProcess, Open, OpenError, Opened, Runner, open};
 pub use sentinel::{SENTINEL_SEED, problem as sentinel_problem};
 pub use serve::{EXIT_FAILED, ServeError, leashed, pipes, serve};
 pub use session::Deadlines;
 
-use crate::backend::Backend;
-use crate::case::Subject;
+use seamproof_judge::case::Subject;
+use seamproof_judge::subject::Backend;
 
 /// A subject as a pool serves it.
 pub struct Served {

@@ -19,9 +19,9 @@ use super::history::{Entry, History};
 use super::message::Ready;
 use super::session::{Deadlines, Session, StartError};
 use super::{Served, message, sentinel};
-use crate::backend::{DeviceRuns, Outputs, RunError};
-use crate::case::Subject;
-use crate::verdict::Cause;
+use seamproof_judge::case::Subject;
+use seamproof_judge::finding::Cause;
+use seamproof_judge::subject::{DeviceRuns, Outputs, RunError};
 
 /// Runs of a worker between two sentinels.
 pub const SENTINEL_EVERY: u64 = 256;

@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 
 use super::frame::{self, BODY_MAX, Frame, FrameError, Kind};
 use super::pool::Launch;
-use crate::verdict::Cause;
+use seamproof_judge::finding::Cause;
 
 /// Bytes of a worker's stderr that are kept: its end.
 pub const STDERR_MAX: usize = 4096;

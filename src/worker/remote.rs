@@ -7,7 +7,7 @@ use seamproof_oracle::{Inputs, Problem};
 
 use super::Served;
 use super::pool::Pool;
-use crate::backend::{Backend, DeviceRuns, Outputs, RunError, Wrapper};
+use seamproof_judge::subject::{Backend, Declaration, DeviceRuns, Host, Outputs, RunError};
 
 /// A declaration that is made here, and runs that are made in a worker of a pool.
 ///
@@ -25,21 +25,35 @@ impl Remote {
     }
 }
 
-impl Wrapper for Remote {
-    fn inner(&self) -> &dyn Backend {
-        self.served.declaration.as_ref()
-    }
-
+impl Backend for Remote {
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same kernel, wherever it runs.
-    fn replay(&self, problem: &Problem) -> Option<Replay> {
-        self.inner().replay(problem)
+    fn declaration(&self) -> Declaration {
+        self.served.declaration.declaration()
     }
 
-    /// A worker with the subject.
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(self.served.declaration.as_ref())
+    }
+
+    /// The same kernel, wherever it runs.
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        self.served.declaration.replay(problem)
+    }
+
+    fn host(&self) -> Option<&dyn Host> {
+        Some(self)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.pool.run(&self.served, problem, inputs)
+    }
+}
+
+impl Host for Remote {
+    /// Starts a worker with the subject.
     fn ready(&self) -> Result<(), String> {
         self.pool.start(&self.served)
     }
@@ -50,9 +64,5 @@ impl Wrapper for Remote {
 
     fn devices(&self) -> Vec<DeviceRuns> {
         self.pool.used()
-    }
-
-    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.pool.run(&self.served, problem, inputs)
     }
 }

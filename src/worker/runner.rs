@@ -1,50 +1,15 @@
 //! What runs inside a worker process: a [`Runner`] is a subject without its declaration.
 
 use std::collections::BTreeMap;
-use std::fmt;
+
 use std::num::NonZero;
 use std::thread::available_parallelism;
 
+use seamproof_judge::finding::Phase;
 use seamproof_oracle::{Inputs, Problem};
-use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, Outputs, RunError};
 use crate::backends;
-
-/// How far a run has come. The last phase that was reached says where a dead worker stood.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Phase {
-    /// The worker has the whole request.
-    Received,
-    /// The inputs are on the device.
-    Uploaded,
-    /// Everything is launched; what follows waits for the device.
-    Launched,
-    /// The results are back.
-    Done,
-}
-
-impl Phase {
-    /// Every phase, in order.
-    pub const ALL: [Phase; 4] = [Phase::Received, Phase::Uploaded, Phase::Launched, Phase::Done];
-
-    /// The name in texts and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Received => "received",
-            Phase::Uploaded => "uploaded",
-            Phase::Launched => "launched",
-            Phase::Done => "done",
-        }
-    }
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+use seamproof_judge::subject::{Backend, Outputs, RunError};
 
 /// A subject as a worker process holds it.
 ///

@@ -13,10 +13,10 @@ use seamproof_oracle::{
 
 use super::message;
 use super::session::Session;
-use crate::backend::{Backend, Outputs, RunError, Wrapper};
-use crate::judge::{Depth, Judge};
-use crate::values;
-use crate::verdict::Verdict;
+use seamproof_judge::ladder::{Depth, Judge};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
+use seamproof_judge::values;
+use seamproof_judge::verdict::Verdict;
 
 /// Lengths of the sentinel's sequences.
 const LENGTHS: [usize; 3] = [65, 3, 60];
@@ -83,9 +83,17 @@ struct Direct<'a> {
     session: Mutex<&'a mut Session>,
 }
 
-impl Wrapper for Direct<'_> {
-    fn inner(&self) -> &dyn Backend {
-        self.declaration
+impl Backend for Direct<'_> {
+    fn name(&self) -> &str {
+        self.declaration.name()
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.declaration.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(self.declaration)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

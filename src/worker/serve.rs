@@ -16,8 +16,9 @@ use rustix::stdio::{dup2_stdin, dup2_stdout};
 
 use super::frame::{self, BODY_MAX, Frame, FrameError, Kind};
 use super::message::{self, Failure, MessageError, OpenRequest, Ready};
-use super::runner::{Open, Opened, Phase, Runner};
-use crate::backend::RunError;
+use super::runner::{Open, Opened, Runner};
+use seamproof_judge::finding::Phase;
+use seamproof_judge::subject::RunError;
 
 /// Exit code of a worker that ended because its subject failed, or because its supervisor wrote what is no request.
 pub const EXIT_FAILED: u8 = 3;
@@ -172,9 +173,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::backend::RunError;
-    use crate::values;
     use crate::worker::{OpenError, sentinel_problem};
+    use seamproof_judge::subject::RunError;
+    use seamproof_judge::values;
 
     /// Fails on every run.
     struct Failing;
@@ -185,7 +186,7 @@ mod tests {
             _: &seamproof_oracle::Problem,
             _: &seamproof_oracle::Inputs,
             _: &mut dyn FnMut(Phase),
-        ) -> Result<crate::backend::Outputs, RunError> {
+        ) -> Result<seamproof_judge::subject::Outputs, RunError> {
             Err(RunError::Crash("a driver's error".into()))
         }
     }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::Phase;
 use super::frame::{FrameError, Kind};
 use super::message::{self, Failure, MessageError, OpenRequest, Ready};
 use super::pool::Launch;
 use super::process::{End, Process};
-use crate::backend::{Outputs, RunError};
-use crate::case::Subject;
-use crate::verdict::{Cause, Ending};
+use seamproof_judge::case::Subject;
+use seamproof_judge::finding::Phase;
+use seamproof_judge::finding::{Cause, Ending};
+use seamproof_judge::subject::{Outputs, RunError};
 
 /// How long a worker may take for each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use seamproof::backend::{Backend, Outputs, Promises, RunError, Wrapper};
-use seamproof::backends::{Arithmetic, Emulated};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
+use seamproof_judge::subjects::{Arithmetic, Emulated};
 use seamproof_oracle::{Inputs, Problem};
 
 /// The emulated kernel of Hopper's arithmetic.
@@ -24,17 +24,19 @@ impl AnyOrder {
     }
 }
 
-impl Wrapper for AnyOrder {
-    fn inner(&self) -> &dyn Backend {
-        &self.inner
+impl Backend for AnyOrder {
+    fn declaration(&self) -> Declaration {
+        let mut declaration = self.inner.declaration();
+        declaration.promises.deterministic_backward = false;
+        declaration
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
     }
 
     fn name(&self) -> &str {
         "any-order"
-    }
-
-    fn promises(&self) -> Promises {
-        Promises { deterministic_backward: false, ..self.inner.promises() }
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -4,9 +4,9 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command as Process;
 
-use seamproof::case::{Case, Found};
-use seamproof::judge::Relation;
-use seamproof::verdict::{Check, Finding};
+use seamproof_judge::case::{Case, Found};
+use seamproof_judge::finding::Relation;
+use seamproof_judge::finding::{Check, Finding};
 
 use super::{code, place, refuses, seamproof, stderr, stdout, stored_case};
 

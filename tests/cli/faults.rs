@@ -1,6 +1,6 @@
 //! The catalogue of planted faults, listed and scored.
 
-use seamproof::backends::MISCALLS;
+use seamproof_judge::subjects::MISCALLS;
 
 use super::{code, place, refuses, seamproof, stderr, stdout};
 

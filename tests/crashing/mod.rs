@@ -1,8 +1,8 @@
 //! A subject that fails most cases, for tests of what a campaign does with findings.
 
-use seamproof::backend::{Backend, Outputs, RunError, Wrapper};
 use seamproof::backends::{self, BackendError};
 use seamproof::campaign::{Options, Subjects};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_oracle::{Inputs, Problem};
 
 /// Problems of more tokens make the subject crash.
@@ -11,9 +11,13 @@ const TOKENS_MAX: usize = 3;
 /// The emulated subject, but it crashes on all but the smallest problems.
 struct Broken(Box<dyn Backend>);
 
-impl Wrapper for Broken {
-    fn inner(&self) -> &dyn Backend {
-        self.0.as_ref()
+impl Backend for Broken {
+    fn declaration(&self) -> Declaration {
+        self.0.as_ref().declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(self.0.as_ref())
     }
 
     fn name(&self) -> &str {
@@ -21,7 +25,7 @@ impl Wrapper for Broken {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        if let Some(refusal) = self.0.capabilities().refusal(problem) {
+        if let Some(refusal) = self.0.declaration().capabilities.refusal(problem) {
             return Err(refusal.into());
         }
         if problem.tokens() > TOKENS_MAX {

@@ -4,7 +4,7 @@
 /// backend where `your_backend` stands.
 #[test]
 fn foreign() {
-    let case = seamproof::case::Case::parse(r#"{
+    let case = seamproof_judge::case::Case::parse(r#"{
   "version": 1,
   "subject": {
     "name": "my \"kernel\"",
@@ -76,6 +76,6 @@ fn foreign() {
 "#.as_bytes());
     let case = case.expect("the case is valid");
     let backend = your_backend(&case.subject.options); // your `Backend`, made with these options
-    let verdict = seamproof::evaluate::replay_as(&case, &backend, &case.problem);
-    assert!(matches!(verdict, Ok(seamproof::verdict::Verdict::Pass(_))), "{verdict:?}");
+    let verdict = seamproof_judge::evaluate::evaluate(&backend, &case.problem);
+    assert!(matches!(verdict, seamproof_judge::verdict::Verdict::Pass(_)), "{verdict}");
 }

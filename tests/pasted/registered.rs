@@ -1,7 +1,7 @@
 /// 1 sequence (7 of 8); heads 1/1; dims 8/8; causal top-left; fp16 flat; forward and backward.
 #[test]
 fn registered() {
-    let case = seamproof::case::Case::parse(r#"{
+    let case = seamproof_judge::case::Case::parse(r#"{
   "version": 1,
   "subject": {
     "name": "emulated",
@@ -71,6 +71,7 @@ fn registered() {
   }
 }
 "#.as_bytes());
-    let verdict = seamproof::evaluate::replay(&case.expect("the case is valid"));
-    assert!(matches!(verdict, Ok(seamproof::verdict::Verdict::Pass(_))), "{verdict:?}");
+    let case = case.expect("the case is valid");
+    let verdict = seamproof::replay::replay(&case).expect("the subject is known");
+    assert!(matches!(verdict, seamproof_judge::verdict::Verdict::Pass(_)), "{verdict}");
 }

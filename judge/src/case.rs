@@ -1,0 +1,442 @@
+//! A [`Case`]: what is stored and replayed, as readable JSON.
+//!
+//! A case file comes from people and other machines, so reading one trusts nothing: the bytes are bounded while they
+//! are read, the version is looked at before anything else, nesting is bounded, unknown fields are refused, and the
+//! problem inside is validated as any other. Whatever is wrong is one line that names the file and the field.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use seamproof_oracle::Problem;
+use serde::{Deserialize, Serialize};
+
+use crate::files;
+use crate::finding::{Earlier, Finding};
+
+/// The version that this program writes.
+pub const CASE_VERSION: u32 = 1;
+/// The largest case file that is read. The longest legal list of sequences takes about half of it.
+pub const CASE_BYTES_MAX: u64 = 64 << 20;
+/// Characters of an error's text: names in a hostile file may be as long as the file.
+pub const ERROR_TEXT_MAX: usize = 300;
+
+/// Where a stored case comes from, for a reader.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Story {
+    /// What went wrong in the field, or why the case is kept.
+    pub text: String,
+    /// Public sources.
+    pub sources: Vec<String>,
+}
+
+/// Which backend, and how it is set up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Subject {
+    /// The backend's name.
+    pub name: String,
+    /// Its options, as text; a backend refuses what it does not know.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
+}
+
+/// Where the input values come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum InputSource {
+    /// From the problem's mode and data seed.
+    Generated,
+    /// From a safetensors file beside the case.
+    Recorded {
+        /// Its name.
+        file: String,
+        /// Its blake3 digest, in hex.
+        digest: String,
+    },
+}
+
+/// Earlier runs of a case, at most.
+pub const EARLIER_MAX: usize = 16;
+
+/// What is stored and replayed: one problem on one subject.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// Version of this format; see [`CASE_VERSION`].
+    pub version: u32,
+    /// Why the case is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub story: Option<Story>,
+    /// The subject that it is run on by default.
+    pub subject: Subject,
+    /// Seed of everything that a schedule leaves open (order of ranks' steps).
+    pub schedule_seed: u64,
+    /// The inputs.
+    pub inputs: InputSource,
+    /// The problem.
+    pub problem: Problem,
+    /// Runs that are made first, in this order, on the same worker; their results do not count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "few")]
+    pub before: Vec<Earlier>,
+    /// What was found, where the case is a finding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<Found>,
+}
+
+/// Characters of what was wrong before shrinking that are kept: it goes from file to file, and one may hold anything.
+pub const UNSHRUNK_MAX: usize = 4096;
+
+/// What a campaign found in a case.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Found {
+    /// The broken check.
+    pub finding: Finding,
+    /// Whether the shrinker has finished with it.
+    pub minimal: bool,
+    /// Evaluations that the shrinker used.
+    pub evaluations: usize,
+    /// What was wrong before shrinking, in words, where the finding says less or another thing: a minimal case often has too
+    /// few lanes, heads or rows to tell faults apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unshrunk: Option<String>,
+}
+
+impl Found {
+    /// In a case that nobody has shrunk.
+    pub fn drawn(finding: Finding) -> Found {
+        Found { finding, minimal: false, evaluations: 0, unshrunk: None }
+    }
+
+    /// Keeps what was wrong before shrinking, in words, where that is not known yet and says more than the finding.
+    pub fn remember(&mut self, before: &str) {
+        if self.unshrunk.is_none() && says_more(before, &self.finding.what) {
+            self.unshrunk = Some(before.chars().take(UNSHRUNK_MAX).collect());
+        }
+    }
+}
+
+/// Whether what was wrong before shrinking says more than what is wrong now, or another thing: whether not all of its words are
+/// there in their order. A smaller case has other rows, keys and weights, so words with a digit are not compared.
+fn says_more(before: &str, now: &str) -> bool {
+    let mut now = words(now);
+    !words(before).all(|word| now.any(|other| other == word))
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|letter: char| !letter.is_alphanumeric());
+    words.filter(|word| !word.is_empty() && !has_digit(word))
+}
+
+fn has_digit(text: &str) -> bool {
+    text.contains(|letter: char| letter.is_ascii_digit())
+}
+
+/// What was wrong before shrinking, without the clauses at its beginning that what is wrong now begins with too. One that tells
+/// a place stays.
+fn beyond<'a>(before: &'a str, now: &str) -> &'a str {
+    let mut rest = before;
+    for clause in now.split(CLAUSE).take_while(|clause| !has_digit(clause)) {
+        let Some(more) = rest.strip_prefix(clause).and_then(|more| more.strip_prefix(CLAUSE)) else { break };
+        rest = more;
+    }
+    rest
+}
+
+/// Between the clauses of what is wrong: the general one is first.
+const CLAUSE: &str = ": ";
+
+impl fmt::Display for Found {
+    /// In one line, whatever texts a file held.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = self.finding.to_string();
+        if let Some(before) = &self.unshrunk {
+            text += "; before shrinking: ";
+            text += beyond(before, &self.finding.what);
+        }
+        f.write_str(&text.replace(['\n', '\r'], " "))
+    }
+}
+
+/// [`EARLIER_MAX`] of them.
+fn few<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Earlier>, D::Error> {
+    let all = Vec::deserialize(deserializer)?;
+    if all.len() > EARLIER_MAX {
+        let what = format!("{} earlier runs; at most {EARLIER_MAX} are taken", all.len());
+        return Err(serde::de::Error::custom(what));
+    }
+    Ok(all)
+}
+
+/// Why bytes are no case.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// Not text.
+    #[error("byte {at} is not UTF-8; a case file is JSON text")]
+    NotText {
+        /// The first wrong byte.
+        at: usize,
+    },
+    /// Not JSON, or no version in it.
+    #[error("no case file: {what}")]
+    NotACase {
+        /// The parser's words, with line and column.
+        what: String,
+    },
+    /// Written by another version of this program.
+    #[error("version: {got} is not supported; this program reads version {CASE_VERSION}")]
+    Version {
+        /// The file's version.
+        got: u64,
+    },
+    /// A field that is missing, unknown, of the wrong type or out of range.
+    #[error("{field}: {what}")]
+    Field {
+        /// Path of the field, as in `problem.sequences[3].q.len`.
+        field: String,
+        /// What is wrong, with line and column.
+        what: String,
+    },
+}
+
+/// Why a file gives no case.
+#[derive(Debug, thiserror::Error)]
+pub enum CaseError {
+    /// The file cannot be read.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is too large.
+    #[error("{}: larger than {CASE_BYTES_MAX} bytes, the limit of a case file", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file holds no case.
+    #[error("{}: {source}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: ParseError,
+    },
+}
+
+impl Case {
+    /// A case of this version whose inputs are generated.
+    pub fn new(subject: Subject, schedule_seed: u64, problem: Problem) -> Case {
+        let (story, found) = (None, None);
+        Case {
+            version: CASE_VERSION,
+            story,
+            subject,
+            schedule_seed,
+            inputs: InputSource::Generated,
+            problem,
+            before: Vec::new(),
+            found,
+        }
+    }
+
+    /// Reads a case file.
+    pub fn load(path: &Path) -> Result<Case, CaseError> {
+        let path_of = || path.to_owned();
+        let bytes = files::read(path, CASE_BYTES_MAX).map_err(|source| match source.kind() {
+            io::ErrorKind::FileTooLarge => CaseError::TooLarge { path: path_of() },
+            _ => CaseError::Read { path: path_of(), source },
+        })?;
+        Case::parse(&bytes).map_err(|source| CaseError::Parse { path: path_of(), source })
+    }
+
+    /// Reads a case from bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Case, ParseError> {
+        let text =
+            std::str::from_utf8(bytes).map_err(|error| ParseError::NotText { at: error.valid_up_to() })?;
+        check_version(text)?;
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        let case: Case = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+            ParseError::Field { field: one_line(&error.path().to_string()), what: one_line(error.inner()) }
+        })?;
+        deserializer.end().map_err(|error| ParseError::NotACase { what: one_line(&error) })?;
+        Ok(case)
+    }
+
+    /// The case as readable JSON: the same bytes for the same case, on every machine.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("a case has text keys and finite numbers");
+        text.push('\n');
+        text
+    }
+
+    /// A short name of the problem on its subject: the first 8 hex digits of the digest of their JSON.
+    pub fn id(&self) -> String {
+        let canonical = serde_json::to_vec(&(&self.subject, &self.problem))
+            .expect("a case has text keys and finite numbers");
+        blake3::hash(&canonical).to_hex()[..8].to_owned()
+    }
+}
+
+/// Looks at the version alone, so that a file of a later version says so whatever else changed in it.
+fn check_version(text: &str) -> Result<(), ParseError> {
+    #[derive(Deserialize)]
+    #[serde(expecting = "an object with a 'version'")]
+    struct Head {
+        version: u64,
+    }
+    match serde_json::from_str::<Head>(text) {
+        Ok(Head { version }) if version == u64::from(CASE_VERSION) => Ok(()),
+        Ok(Head { version }) => Err(ParseError::Version { got: version }),
+        Err(error) => Err(ParseError::NotACase { what: one_line(&error) }),
+    }
+}
+
+/// A text on one line and of bounded length: errors quote names from the file, which may hold anything.
+fn one_line(text: &impl ToString) -> String {
+    text.to_string()
+        .chars()
+        .take(ERROR_TEXT_MAX)
+        .map(|letter| if letter.is_control() { ' ' } else { letter })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use seamproof_oracle::{
+        ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, ProblemFields, Rows, Run,
+        Sequence, Sink, Softmax,
+    };
+
+    use super::*;
+
+    fn case() -> Case {
+        let run = Run::packed(0, 3, 4);
+        let problem = Problem::new(ProblemFields {
+            sequences: vec![Sequence { id: 0, q: run, kv: run }],
+            rows: Rows { q: 4, kv: 4 },
+            heads: Heads { q: 2, kv: 1 },
+            dims: Dims { qk: 8, v: 8 },
+            mask: Mask::CAUSAL,
+            softmax: Softmax { scale: 0.353_553_4, softcap: None, sink: Sink::None },
+            precision: Precision::uniform(Format::Bf16),
+            parallel: ContextParallel::single(),
+            mode: InputMode::Flat,
+            data_seed: u64::MAX,
+            pass: Pass::Backward,
+        });
+        let subject = Subject { name: "emulated".to_owned(), options: BTreeMap::new() };
+        Case::new(subject, 7, problem.expect("the fields are legal"))
+    }
+
+    /// The case's JSON with one text replaced by another.
+    fn edited(from: &str, to: &str) -> String {
+        let text = case().to_json();
+        assert!(text.contains(from), "{from} is not in {text}");
+        text.replacen(from, to, 1)
+    }
+
+    fn error(text: &str) -> String {
+        Case::parse(text.as_bytes()).expect_err("the text is no case").to_string()
+    }
+
+    #[test]
+    fn a_case_is_written_and_read_back() {
+        let case = case();
+        assert_eq!(Case::parse(case.to_json().as_bytes()), Ok(case.clone()));
+        assert_eq!(case.to_json(), case.clone().to_json());
+        assert_eq!(case.id().len(), 8);
+    }
+
+    #[test]
+    fn a_later_version_says_so_whatever_else_is_in_the_file() {
+        assert_eq!(
+            Case::parse(br#"{"problem": 7, "version": 2, "news": []}"#),
+            Err(ParseError::Version { got: 2 })
+        );
+        assert!(matches!(Case::parse(b"{}"), Err(ParseError::NotACase { .. })));
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        assert!(error(&edited("\"len\": 3", "\"len\": -3")).starts_with("problem.sequences[0].q.len: "));
+        assert!(error(&edited("\"len\": 3", "\"len\": 1e999")).contains("number out of range"));
+        assert!(
+            error(&edited("\"len\": 3", "\"len\": 5")).contains("sequences[0].q: len 5 is more than span 4")
+        );
+        assert!(error(&edited("\"offset\": 0", "\"offset\": 18446744073709551615")).contains("reaches past"));
+        assert!(error(&edited("\"kv\": 1", "\"kv\": 0")).contains("heads.kv is 0"));
+        assert!(error(&edited("\"schedule_seed\"", "\"shedule_seed\"")).contains("`shedule_seed`"));
+        assert!(error(&edited("bf16", "bf17")).starts_with("problem.precision.q: "));
+    }
+
+    #[test]
+    fn what_was_wrong_before_says_more_where_its_words_are_others_and_not_where_its_numbers_are() {
+        const NONE: &str = "further from the exact value than rounding explains";
+        let missed = format!("{NONE}: looks as if query 237 of sequence 0 missed key 227 (weight 3.9e-1)");
+        let again = format!("{NONE}: looks as if query 0 of sequence 3 missed key 1 (weight 1.0e0)");
+        let read = format!("{NONE}: looks as if query 0 of sequence 0 took the values of KV head 1");
+        assert!(says_more(&missed, NONE) && says_more(&missed, &read) && says_more(&read, &missed));
+        assert!(!says_more(&missed, &again) && !says_more(&missed, &missed));
+        assert!(!says_more(NONE, &missed) && !says_more(NONE, NONE), "what is wrong now says more");
+        let [saw, as_if] = ["query 1: saw keys 0..9", "query 0: as if it saw keys 0..1"];
+        assert!(!says_more(saw, as_if) && says_more(as_if, saw));
+
+        let finding = crate::finding::Finding::new(crate::finding::Check::Envelope, None, NONE.to_owned());
+        let mut found = Found::drawn(finding);
+        assert_eq!(found.to_string(), format!("envelope: {NONE}"));
+        [NONE, &missed, &read].iter().for_each(|before| found.remember(before));
+        assert_eq!(found.unshrunk.as_ref(), Some(&missed), "the first");
+        let mut found = Found { unshrunk: None, ..found };
+        found.remember(&"±".repeat(UNSHRUNK_MAX + 1));
+        assert_eq!(found.unshrunk, None, "no word");
+        found.remember(&"ß".repeat(UNSHRUNK_MAX + 1));
+        assert_eq!(found.unshrunk, Some("ß".repeat(UNSHRUNK_MAX)));
+    }
+
+    #[test]
+    fn what_was_found_is_one_line_that_says_nothing_twice() {
+        let line = |what: &str, before: &str| {
+            let finding =
+                crate::finding::Finding::new(crate::finding::Check::Envelope, None, what.to_owned());
+            Found { unshrunk: Some(before.to_owned()), ..Found::drawn(finding) }.to_string()
+        };
+        assert_eq!(line("off", "off: missed key 227"), "envelope: off; before shrinking: missed key 227");
+        assert_eq!(
+            line("off: saw none", "off: saw one"),
+            "envelope: off: saw none; before shrinking: saw one"
+        );
+        let at_a_place = line("query 0: saw none", "query 0: saw one");
+        assert_eq!(at_a_place, "envelope: query 0: saw none; before shrinking: query 0: saw one");
+        assert_eq!(line("off: saw none", "off"), "envelope: off: saw none; before shrinking: off");
+        assert_eq!(line("off", "offset: 3"), "envelope: off; before shrinking: offset: 3");
+        assert_eq!(line("a\nFAIL b", "c\r\nFAIL d"), "envelope: a FAIL b; before shrinking: c  FAIL d");
+        assert_eq!(line("", ""), "envelope: ; before shrinking: ");
+    }
+
+    #[test]
+    fn what_is_no_case_is_an_error_of_one_short_line() {
+        let text = case().to_json();
+        for length in 0..text.len() - 1 {
+            if Case::parse(&text.as_bytes()[..length]).is_ok() {
+                assert_eq!(text[length..].trim(), "", "a truncated case was read");
+            }
+        }
+        assert!(matches!(Case::parse(b"\xff\xfe"), Err(ParseError::NotText { at: 0 })));
+        let deep = format!("{{\"version\": 1, \"story\": {}", "[".repeat(1 << 20));
+        let name = "x\n".repeat(1 << 20).replace('\n', "\\n");
+        for bad in
+            [deep.clone(), edited("\"len\": 3", &deep), edited("\"schedule_seed\"", &format!("\"{name}\""))]
+        {
+            let error = error(&bad);
+            assert!(error.len() < 3 * ERROR_TEXT_MAX, "{}", error.len());
+            assert!(!error.contains('\n'));
+        }
+        assert!(error(&format!("{text} x")).contains("trailing characters"));
+    }
+}

@@ -1,0 +1,608 @@
+//! The census: which classes of problems a campaign has seen, and whether it has seen enough of each.
+//!
+//! A *class* is a predicate over problems: a seam that a campaign must reach. Each has, for each profile, the *rate*
+//! (share of all cases) that was measured of the generator, and from it follows its *floor*: the count below which a
+//! campaign counts as too little run. The floor is half of the expected count, and where that is small, as far below it
+//! as chance ever goes (see [`Class::floor`]); so it holds for every seed, and an empty generator can't pass.
+//!
+//! Classes are of *legal* problems, those in one unscaled 16-bit format that their algorithm can cut and deal, unless
+//! they say that they are of refused ones. Problems outside that and malformed fields are also counted by themselves.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, Format, InputMode, Mask, Pass, Problem, Run, Scaling, Sequence, Side, Sink,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::exact::{Merging, eligible, parts};
+use crate::generate::{Draw, Malformed, Profile};
+use crate::layout::{RankLayout, layouts};
+use crate::prose::counted;
+use crate::subject::{ParallelRule, broken_rule};
+use crate::values::{Poison, real_kv_rows, real_q_rows};
+
+/// A kind of problem that campaigns must reach.
+pub struct Class {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether a legal problem belongs to it.
+    pub holds: fn(&Problem) -> bool,
+    /// Share of all cases in each profile, in the order of [`Profile::ALL`], in tenths of a percent; measured. 0 where
+    /// the class is too rare to be asked for.
+    rates: [u16; 3],
+    /// Whether its members are legal; otherwise they are problems that must be refused.
+    legal: bool,
+}
+
+/// Standard deviations below the expected count at which a floor lies at the highest. One campaign in fifty million
+/// falls below by chance.
+const FLOOR_SIGMAS: f64 = 5.5;
+
+impl Class {
+    /// The fewest members among `total` cases of a profile: half of the expected count, or 5.5 standard deviations
+    /// below it where that is less; at least 1. A class that the profile does not ask for has the floor 0.
+    pub fn floor(&self, profile: Profile, total: u64) -> u64 {
+        floor(self.rates[profile as usize], total)
+    }
+}
+
+/// The fewest members among `total` cases of which `rate` tenths of a percent are (see [`Class::floor`]).
+pub fn floor(rate: u16, total: u64) -> u64 {
+    if rate == 0 {
+        return 0;
+    }
+    let expected = f64::from(rate) / 1000.0 * total as f64;
+    let least = (expected / 2.0).min(expected - FLOOR_SIGMAS * expected.sqrt());
+    (least.ceil() as u64).max(1)
+}
+
+impl fmt::Debug for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+const fn class(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> bool) -> Class {
+    Class { name, holds, rates, legal: true }
+}
+
+/// A class of problems that must be refused.
+const fn refused(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> bool) -> Class {
+    Class { name, holds, rates, legal: false }
+}
+
+/// Every class, in the table's order.
+pub static CLASSES: [Class; 116] = [
+    // Number of sequences.
+    class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
+    class("1 sequence", [112, 112, 112], |p| p.sequences.len() == 1),
+    class("2 sequences", [220, 220, 220], |p| p.sequences.len() == 2),
+    class("3 or more sequences", [592, 592, 592], |p| p.sequences.len() >= 3),
+    class("31 to 33 sequences", [60, 60, 60], |p| (31..=33).contains(&p.sequences.len())),
+    // Lengths.
+    class("empty sequence", [513, 519, 512], |p| any(p, is_empty)),
+    class("empty run at the head", [183, 186, 183], |p| is_seam_of_empties(p, p.sequences.first())),
+    class("empty run in the middle", [178, 181, 177], empties_inside),
+    class("empty run at the tail", [165, 166, 163], |p| is_seam_of_empties(p, p.sequences.last())),
+    class("every sequence empty", [60, 61, 61], |p| {
+        !p.sequences.is_empty() && p.sequences.iter().all(is_empty)
+    }),
+    class("length 1", [384, 482, 347], |p| any_run(p, |run| run.len == 1)),
+    class("length below 2·cp", [525, 682, 418], |p| any_run(p, |run| (1..4).contains(&run.len))),
+    class("length 1 off 2·cp of 4, 8, 16", [765, 724, 760], |p| near(p, &[4, 8, 16])),
+    class("length 1 off a tile of 32, 64, 128", [222, 88, 530], |p| near(p, &[32, 64, 128])),
+    class("length a multiple of 16", [258, 101, 479], |p| any_run(p, |run| run.len > 0 && run.len % 16 == 0)),
+    class("a giant among tiny ones", [47, 24, 63], giant),
+    // Queries against keys.
+    class("q and kv equal", [621, 644, 612], |p| any(p, |s| s.q.len == s.kv.len && s.q.len > 0)),
+    class("q shorter than kv", [347, 347, 346], |p| any(p, |s| s.q.len < s.kv.len)),
+    class("q longer than kv", [305, 301, 306], |p| any(p, |s| s.q.len > s.kv.len)),
+    class("q much shorter than kv", [116, 72, 154], |p| any(p, |s| s.q.len > 0 && s.q.len * 8 <= s.kv.len)),
+    class("q much longer than kv", [52, 23, 93], |p| any(p, |s| s.kv.len > 0 && s.kv.len * 8 <= s.q.len)),
+    class("one query, many keys", [118, 101, 120], |p| any(p, |s| s.q.len == 1 && s.kv.len >= 4)),
+    class("queries without keys", [172, 179, 168], |p| any(p, |s| s.q.len > 0 && s.kv.len == 0)),
+    class("keys without queries", [157, 158, 158], |p| any(p, |s| s.q.len == 0 && s.kv.len > 0)),
+    // Padding and layout.
+    class("no padding", [252, 246, 250], |p| !any_run(p, |run| run.span > run.len)),
+    class("padding below a chunk", [292, 143, 441], |p| any_run(p, |run| padding_chunks(run) == Some(0))),
+    class("a chunk of padding", [283, 293, 165], |p| any_run(p, |run| padding_chunks(run) == Some(1))),
+    class("two or more chunks of padding", [404, 465, 355], |p| {
+        any_run(p, |run| padding_chunks(run) >= Some(2))
+    }),
+    class("padding only at the end", [68, 66, 67], |p| padded_places(p) == (false, true)),
+    class("padding only inside", [109, 105, 110], |p| padded_places(p) == (true, false)),
+    class("padding of an empty sequence", [245, 250, 247], |p| {
+        any_run(p, |run| run.len == 0 && run.span > 0)
+    }),
+    class("padding differs, q and kv", [434, 427, 453], |p| any(p, |s| padding(&s.q) != padding(&s.kv))),
+    class("first offset above 0", [413, 384, 460], |p| first_offsets(p).0 > 0),
+    class("first offsets differ, q and kv", [417, 386, 460], |p| first_offsets(p).0 != first_offsets(p).1),
+    class("gap between sequences", [135, 132, 133], gap_inside),
+    class("slack after the end", [470, 462, 475], |p| {
+        end(p, Side::Q) < p.rows.q || end(p, Side::Kv) < p.rows.kv
+    }),
+    // What lies there under the first poison of the judge, and under the second: NaN and infinities.
+    class("infinities in padding rows", [220, 220, 221], |p| {
+        Poison::strongest(p) == Poison::Infinity
+            && (real_q_rows(p).contains(&false) || real_kv_rows(p).contains(&false))
+    }),
+    class("padding in the saved out and lse", [648, 644, 659], |p| {
+        p.pass == Pass::Backward && real_q_rows(p).contains(&false)
+    }),
+    class("an empty row in the saved out and lse", [163, 166, 163], |p| {
+        p.pass == Pass::Backward && any(p, |s| blind_query(p.mask, s) || (s.q.len > 0 && s.kv.len == 0))
+    }),
+    class("equal spans (BSHD)", [104, 161, 67], equal_spans),
+    class("interleaved (SBHD)", [54, 59, 58], |p| p.sequences.len() > 1 && any(p, |s| s.q.step > 1)),
+    // Masks.
+    class("full mask", [333, 331, 331], |p| unbounded(p.mask) == (true, true)),
+    class("causal top-left", [186, 186, 188], |p| causal(p, Alignment::TopLeft)),
+    class("causal bottom-right", [185, 185, 185], |p| causal(p, Alignment::BottomRight)),
+    class("causal, window to the left", [125, 124, 123], |p| {
+        p.mask.right == Some(0) && p.mask.left.is_some()
+    }),
+    class("window on both sides", [64, 66, 65], |p| p.mask.left.is_some() && p.mask.right > Some(0)),
+    class("window to the left only", [31, 31, 32], |p| unbounded(p.mask) == (false, true)),
+    class("window to the right only", [27, 27, 27], |p| p.mask.left.is_none() && p.mask.right > Some(0)),
+    class("window of left 0", [38, 40, 38], |p| p.mask.left == Some(0)),
+    class("window of a few keys", [96, 131, 95], |p| edges(p, |keys| (1..=2).contains(&keys))),
+    class("window 1 off a tile", [93, 74, 94], |p| edges(p, |keys| off_multiple(keys, &[4, 8, 16, 32, 64]))),
+    class("window at a length's edge", [70, 71, 51], window_at_length),
+    class("window past every length", [44, 45, 44], |p| edges(p, |keys| keys > 1 << 20)),
+    class("bottom-right, lengths differ", [256, 253, 256], |p| {
+        p.mask.align == Alignment::BottomRight && any(p, |s| s.q.len != s.kv.len)
+    }),
+    class("a query that sees no key", [63, 61, 65], |p| any(p, |s| blind_query(p.mask, s))),
+    // Heads.
+    class("MHA, several heads", [159, 163, 163], |p| p.heads.kv > 1 && p.group() == 1),
+    class("GQA", [100, 100, 123], |p| p.heads.kv > 1 && p.group() > 1),
+    class("MQA", [325, 328, 300], |p| p.heads.kv == 1 && p.group() > 1),
+    class("group of 3 or 5", [152, 170, 163], |p| [3, 5].contains(&p.group())),
+    class("group of 8 and more", [58, 36, 47], |p| p.group() >= 8),
+    class("head dim below 8", [103, 185, 0], |p| p.dims.qk.min(p.dims.v) < 8),
+    class("head dim not a multiple of 8", [283, 298, 180], |p| p.dims.qk % 8 != 0 || p.dims.v % 8 != 0),
+    class("head dim 64 and more", [178, 154, 331], |p| p.dims.qk >= 64),
+    class("head dim 128 and more", [66, 54, 160], |p| p.dims.qk.max(p.dims.v) >= 128),
+    class("dv below dqk", [162, 163, 151], |p| p.dims.v < p.dims.qk),
+    class("dv above dqk", [167, 167, 155], |p| p.dims.v > p.dims.qk),
+    // Softmax, numbers, direction.
+    class("scale not 1/√dqk", [457, 457, 452], |p| {
+        p.softmax.scale != (1.0 / (p.dims.qk as f64).sqrt()) as f32
+    }),
+    class("softcap", [417, 417, 417], |p| p.softmax.softcap.is_some()),
+    class("sink, off by one", [161, 161, 161], |p| p.softmax.sink == Sink::OffByOne),
+    class("sink, learnable", [158, 158, 158], |p| p.softmax.sink == Sink::Learnable),
+    class("bf16", [477, 477, 477], |p| p.precision.q.format == Format::Bf16),
+    class("fp16", [477, 477, 477], |p| p.precision.q.format == Format::Fp16),
+    class("P in f32", [239, 239, 239], |p| p.precision.p.format == Format::F32),
+    class("values: integers", [128, 126, 128], |p| p.mode == InputMode::Integers),
+    class("values: flat or peaked", [253, 252, 253], |p| {
+        matches!(p.mode, InputMode::Flat | InputMode::Peaked)
+    }),
+    class("values: large", [38, 38, 37], |p| p.mode == InputMode::Large),
+    class("values: heavy-tailed", [38, 38, 38], |p| p.mode == InputMode::HeavyTailed),
+    class("values: equal", [36, 37, 37], |p| p.mode == InputMode::Equal),
+    class("values: tiny", [38, 38, 37], |p| p.mode == InputMode::Tiny),
+    class("values: uniform-count", [136, 129, 137], |p| p.mode == InputMode::UniformCount),
+    class("values: endpoints", [124, 125, 128], |p| p.mode == InputMode::Endpoints),
+    class("values: routing", [49, 54, 44], |p| p.mode == InputMode::Routing),
+    class("values: pairs", [76, 81, 74], |p| p.mode == InputMode::Pairs),
+    class("values: staircase", [33, 31, 37], |p| p.mode == InputMode::Staircase),
+    class("exact backward: routing", [31, 35, 28], |p| exact_backward(p, InputMode::Routing)),
+    class("exact backward: pairs", [49, 52, 48], |p| exact_backward(p, InputMode::Pairs)),
+    class("several ranks: uniform-count", [54, 51, 55], |p| exact_ranks(p, InputMode::UniformCount)),
+    class("several ranks: endpoints", [50, 51, 51], |p| exact_ranks(p, InputMode::Endpoints)),
+    class("several ranks: routing", [21, 22, 18], |p| exact_ranks(p, InputMode::Routing)),
+    class("several ranks: pairs", [31, 32, 31], |p| exact_ranks(p, InputMode::Pairs)),
+    class("several ranks: staircase", [13, 13, 15], |p| exact_ranks(p, InputMode::Staircase)),
+    class("forward and backward", [715, 715, 715], |p| p.pass == Pass::Backward),
+    class("forward only", [239, 239, 239], |p| p.pass == Pass::Forward),
+    class("gradient of the sink", [118, 118, 118], |p| {
+        p.pass == Pass::Backward && p.softmax.sink == Sink::Learnable
+    }),
+    // Context parallelism.
+    class("one rank", [480, 480, 480], |p| p.parallel.algorithm == Algorithm::Single),
+    class("ring", [117, 117, 118], |p| p.parallel.algorithm == Algorithm::Ring),
+    class("all-gather", [120, 119, 117], |p| p.parallel.algorithm == Algorithm::AllGather),
+    class("all-to-all", [117, 118, 120], |p| p.parallel.algorithm == Algorithm::AllToAll),
+    class("hierarchical", [118, 118, 117], |p| {
+        matches!(p.parallel.algorithm, Algorithm::Hierarchical { .. })
+    }),
+    class("group of one rank", [90, 89, 89], |p| {
+        p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
+    }),
+    class("cp 2", [121, 122, 122], |p| p.parallel.size() == 2),
+    class("cp 3, 5, 6 or 7", [107, 108, 107], |p| matches!(p.parallel.size(), 3 | 5 | 6 | 7)),
+    class("cp 3", [44, 45, 45], |p| p.parallel.size() == 3),
+    class("cp 8", [58, 57, 57], |p| p.parallel.size() == 8),
+    class("cp 4 or 8", [156, 154, 157], |p| matches!(p.parallel.size(), 4 | 8)),
+    class("dual-chunk", [178, 178, 177], |p| parallel(p) && p.parallel.balance == Balance::DualChunk),
+    class("contiguous", [94, 96, 98], |p| parallel(p) && p.parallel.balance == Balance::Contiguous),
+    class("striped", [112, 110, 111], |p| {
+        parallel(p) && matches!(p.parallel.balance, Balance::Striped { .. })
+    }),
+    class("group inside a larger world", [234, 234, 233], |p| p.parallel.world > p.parallel.size()),
+    class("ranks out of order", [156, 157, 158], |p| !p.parallel.ranks.is_sorted()),
+    class("a rank without real rows", [76, 130, 43], idle_rank),
+    class("length below 2·cp, several ranks", [244, 312, 173], |p| {
+        parallel(p) && any_run(p, |run| run.len > 0 && run.len < 2 * p.parallel.size())
+    }),
+    class("KV heads on several ranks", [35, 35, 35], |p| {
+        p.parallel.algorithm == Algorithm::AllToAll && p.heads.kv < p.parallel.size()
+    }),
+    class("right window, all-gather", [12, 12, 12], |p| {
+        p.parallel.algorithm == Algorithm::AllGather && p.mask.right > Some(0)
+    }),
+    // About three in a thousand: too few for a floor in a short campaign.
+    refused("heads that cannot be dealt", [0, 0, 0], |p| {
+        matches!(broken_rule(p), Some(ParallelRule::QueryHeads | ParallelRule::KvHeads))
+    }),
+    refused("spans that cannot be cut", [0, 0, 0], |p| {
+        matches!(broken_rule(p), Some(ParallelRule::SpanMultiple))
+    }),
+];
+
+fn any(problem: &Problem, holds: impl Fn(&Sequence) -> bool) -> bool {
+    problem.sequences.iter().any(holds)
+}
+
+fn any_run(problem: &Problem, holds: impl Fn(&Run) -> bool) -> bool {
+    any(problem, |sequence| holds(&sequence.q) || holds(&sequence.kv))
+}
+
+fn is_empty(sequence: &Sequence) -> bool {
+    sequence.q.len == 0 || sequence.kv.len == 0
+}
+
+/// Whether the sequence at one end of a pack is empty on a side, and not all of the pack is.
+fn is_seam_of_empties(problem: &Problem, at: Option<&Sequence>) -> bool {
+    at.is_some_and(is_empty) && any(problem, |sequence| !is_empty(sequence))
+}
+
+fn empties_inside(problem: &Problem) -> bool {
+    let mut inner = problem.sequences.iter().skip_while(|s| is_empty(s)).skip_while(|s| !is_empty(s));
+    inner.any(|sequence| !is_empty(sequence))
+}
+
+fn off_multiple(n: usize, sizes: &[usize]) -> bool {
+    sizes.iter().any(|size| n > 1 && (n % size == 1 || n % size == size - 1))
+}
+
+fn near(problem: &Problem, sizes: &[usize]) -> bool {
+    any_run(problem, |run| off_multiple(run.len, sizes))
+}
+
+/// One sequence has at least eight times the queries of any other, and at least two others have some.
+fn giant(problem: &Problem) -> bool {
+    let mut lengths: Vec<usize> = problem.sequences.iter().map(|sequence| sequence.q.len).collect();
+    lengths.sort_unstable_by(|a, b| b.cmp(a));
+    matches!(lengths[..], [first, second, third, ..] if third > 0 && first >= 8 * second)
+}
+
+fn padding(run: &Run) -> usize {
+    run.span - run.len
+}
+
+/// Whole chunks of padding when the span is cut into four (cp 2); none without padding or when it can't be so cut.
+fn padding_chunks(run: &Run) -> Option<usize> {
+    (padding(run) > 0 && run.span.is_multiple_of(4)).then(|| padding(run) * 4 / run.span)
+}
+
+/// Whether sequences before the last one have padding, and whether the last one has.
+fn padded_places(problem: &Problem) -> (bool, bool) {
+    let padded = |s: &Sequence| padding(&s.q) > 0 || padding(&s.kv) > 0;
+    match problem.sequences.split_last() {
+        Some((last, others)) if !others.is_empty() => (others.iter().any(padded), padded(last)),
+        _ => (false, false),
+    }
+}
+
+fn first_offsets(problem: &Problem) -> (usize, usize) {
+    problem.sequences.first().map_or((0, 0), |first| (first.q.offset, first.kv.offset))
+}
+
+fn side_of(sequence: &Sequence, side: Side) -> Run {
+    if side == Side::Q { sequence.q } else { sequence.kv }
+}
+
+/// One past the last row that a sequence owns on a side.
+fn end(problem: &Problem, side: Side) -> usize {
+    problem.sequences.iter().filter_map(|sequence| side_of(sequence, side).end()).max().unwrap_or(0)
+}
+
+fn gap_inside(problem: &Problem) -> bool {
+    let gap = |before: &Run, after: &Run| before.step == 1 && before.end() < Some(after.offset);
+    problem.sequences.windows(2).any(|pair| gap(&pair[0].q, &pair[1].q) || gap(&pair[0].kv, &pair[1].kv))
+}
+
+fn equal_spans(problem: &Problem) -> bool {
+    let same = |pair: &[Sequence]| pair[0].q.span == pair[1].q.span && pair[0].kv.span == pair[1].kv.span;
+    problem.sequences.len() > 1
+        && problem.sequences.windows(2).all(same)
+        && any(problem, |s| s.q.step == 1 && s.q.len < s.q.span)
+}
+
+/// Left, right.
+fn unbounded(mask: Mask) -> (bool, bool) {
+    (mask.left.is_none(), mask.right.is_none())
+}
+
+fn causal(problem: &Problem, align: Alignment) -> bool {
+    let mask = problem.mask;
+    mask.left.is_none() && mask.right == Some(0) && mask.align == align
+}
+
+/// Whether one of the window's bounds is such.
+fn edges(problem: &Problem, holds: impl Fn(usize) -> bool) -> bool {
+    [problem.mask.left, problem.mask.right].into_iter().flatten().any(|keys| holds(keys as usize))
+}
+
+fn window_at_length(problem: &Problem) -> bool {
+    edges(problem, |keys| any(problem, |s| s.kv.len > 2 && s.kv.len.abs_diff(keys) <= 1))
+}
+
+/// Whether the gradients of a case are known bit for bit, where no partial result is stored in 16 bits.
+fn exact_backward(problem: &Problem, mode: InputMode) -> bool {
+    let count = if parallel(problem) { problem.parallel.size() + 1 } else { 0 };
+    let merging = Merging { count, narrow_out: false, narrow_sums: false };
+    let seen = problem.pairs() > 0;
+    seen && problem.mode == mode && eligible(mode, problem).is_ok() && parts(mode, problem, merging).gradients
+}
+
+fn exact_ranks(problem: &Problem, mode: InputMode) -> bool {
+    parallel(problem) && problem.mode == mode
+}
+
+fn parallel(problem: &Problem) -> bool {
+    problem.parallel.size() > 1
+}
+
+/// Whether some rank owns padding alone while another has real queries.
+fn idle_rank(problem: &Problem) -> bool {
+    let real = |rank: &RankLayout| rank.q.runs.iter().any(|placed| placed.local.len > 0);
+    parallel(problem) && problem.tokens() > 0 && layouts(problem).is_ok_and(|ranks| !ranks.iter().all(real))
+}
+
+/// A sequence with keys in which some query sees none. Going down, the first and the last query decide: the intervals
+/// move to the right.
+fn blind_query(mask: Mask, sequence: &Sequence) -> bool {
+    let (lq, lk) = (sequence.q.len, sequence.kv.len);
+    let blind = |query: usize| mask.visible(query, lq, lk).is_empty();
+    lq > 0 && lk > 0 && (blind(0) || blind(lq - 1))
+}
+
+/// Whether the problem is in one unscaled 16-bit format, with P in that or in f32, and its algorithm can cut and deal it.
+pub fn is_legal(problem: &Problem) -> bool {
+    let io = problem.precision.q.format;
+    let inside = |(quantity, format, scaling): (&str, Format, Scaling)| {
+        scaling == Scaling::None && (format == io || quantity == "p" && format == Format::F32)
+    };
+    matches!(io, Format::Bf16 | Format::Fp16)
+        && problem.precision.elements().into_iter().all(|(name, e)| inside((name, e.format, e.scaling)))
+        && broken_rule(problem).is_none()
+}
+
+/// A class below its floor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissedFloor {
+    /// Its name.
+    pub class: String,
+    /// Members seen.
+    pub count: u64,
+    /// Members wanted.
+    pub floor: u64,
+}
+
+impl fmt::Display for MissedFloor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}, at least {} wanted", self.class, counted(self.count, "case"), self.floor)
+    }
+}
+
+/// Counts of what a campaign has seen. Merges in any order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Census {
+    legal: u64,
+    outside: u64,
+    malformed: BTreeMap<String, u64>,
+    /// By class; a class without members is absent.
+    classes: BTreeMap<String, u64>,
+    /// Legal cases by their number of tokens (real query rows).
+    tokens: BTreeMap<u64, u64>,
+    /// Visible pairs · query heads · dqk, summed over legal cases.
+    products: u64,
+    /// Elements of all tensors, summed over legal cases.
+    elements: u64,
+}
+
+/// One line of the census.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CensusRow {
+    /// The class.
+    pub name: String,
+    /// Its members.
+    pub count: u64,
+    /// Its members as a share of all cases; 0 without cases.
+    pub share: f64,
+}
+
+/// The line of problems that the emulated backend's capability table refuses.
+const OUTSIDE: &str = "outside the capability table";
+/// What the lines of malformed fields begin with.
+const MALFORMED: &str = "malformed: ";
+
+fn increment(counts: &mut BTreeMap<String, u64>, name: &str, by: u64) {
+    match counts.get_mut(name) {
+        Some(count) => *count += by,
+        None => {
+            counts.insert(name.to_owned(), by);
+        }
+    }
+}
+
+impl Census {
+    /// Counts a case.
+    pub fn add_draw(&mut self, draw: &Draw) {
+        match draw {
+            Draw::Problem(problem) => self.add(problem),
+            Draw::Malformed(malformed) => self.add_malformed(malformed.rule),
+        }
+    }
+
+    /// Counts a well-formed problem.
+    pub fn add(&mut self, problem: &Problem) {
+        let legal = is_legal(problem);
+        for class in CLASSES.iter().filter(|class| class.legal == legal && (class.holds)(problem)) {
+            increment(&mut self.classes, class.name, 1);
+        }
+        if !legal {
+            self.outside += 1;
+            return;
+        }
+        self.legal += 1;
+        *self.tokens.entry(problem.tokens() as u64).or_default() += 1;
+        self.products += problem.pairs() * (problem.heads.q * problem.dims.qk) as u64;
+        self.elements += problem.elements();
+    }
+
+    /// Counts malformed fields by the rule that they break.
+    pub fn add_malformed(&mut self, rule: &str) {
+        increment(&mut self.malformed, rule, 1);
+    }
+
+    /// Adds another census to this one.
+    pub fn merge(&mut self, other: &Census) {
+        self.legal += other.legal;
+        self.outside += other.outside;
+        self.products = self.products.saturating_add(other.products);
+        self.elements += other.elements;
+        for (name, count) in &other.malformed {
+            increment(&mut self.malformed, name, *count);
+        }
+        for (name, count) in &other.classes {
+            increment(&mut self.classes, name, *count);
+        }
+        for (tokens, count) in &other.tokens {
+            *self.tokens.entry(*tokens).or_default() += count;
+        }
+    }
+
+    /// All cases, illegal ones included.
+    pub fn total(&self) -> u64 {
+        self.legal + self.outside + self.malformed()
+    }
+
+    /// Cases that one rank runs.
+    pub fn legal(&self) -> u64 {
+        self.legal
+    }
+
+    /// Well-formed problems outside the emulated backend's capability table.
+    pub fn outside(&self) -> u64 {
+        self.outside
+    }
+
+    /// Malformed fields.
+    pub fn malformed(&self) -> u64 {
+        self.malformed.values().sum()
+    }
+
+    /// Members of a class.
+    pub fn count(&self, class: &str) -> u64 {
+        self.classes.get(class).copied().unwrap_or(0)
+    }
+
+    /// The number of tokens that a share `quantile` of the legal cases does not exceed: the least such one.
+    pub fn tokens(&self, quantile: f64) -> u64 {
+        let rank = (quantile * self.legal as f64).ceil() as u64;
+        let mut seen = 0;
+        let reaches = self.tokens.iter().find(|(_, count)| {
+            seen += **count;
+            seen >= rank
+        });
+        reaches.map_or(0, |(tokens, _)| *tokens)
+    }
+
+    /// Σ visible pairs · query heads · dqk over legal cases.
+    pub fn products(&self) -> u64 {
+        self.products
+    }
+
+    /// Σ [`Problem::elements`] over legal cases.
+    pub fn elements(&self) -> u64 {
+        self.elements
+    }
+
+    /// Every class, and the refused cases.
+    pub fn rows(&self) -> Vec<CensusRow> {
+        let total = self.total().max(1) as f64;
+        let row = |name: String, count: u64| CensusRow { name, count, share: count as f64 / total };
+        let classes = CLASSES.iter().map(|class| row(class.name.to_owned(), self.count(class.name)));
+        let outside = [row(OUTSIDE.to_owned(), self.outside)];
+        let rules: BTreeMap<_, _> = Malformed::rules().map(|rule| (rule, self.rule(rule))).collect();
+        let malformed = rules.into_iter().map(|(rule, count)| row(format!("{MALFORMED}{rule}"), count));
+        classes.chain(outside).chain(malformed).collect()
+    }
+
+    /// Malformed fields that break a rule.
+    pub fn rule(&self, rule: &str) -> u64 {
+        self.malformed.get(rule).copied().unwrap_or(0)
+    }
+
+    /// The classes that are below their floors, and so is a campaign without refused cases.
+    pub fn missed(&self, profile: Profile) -> Vec<MissedFloor> {
+        let total = self.total();
+        let classes =
+            CLASSES.iter().map(|class| (class.name, self.count(class.name), class.floor(profile, total)));
+        let refused = [OUTSIDE_CLASS, MALFORMED_CLASS].map(|class| class.floor(profile, total));
+        classes
+            .chain([
+                (OUTSIDE, self.outside, refused[0]),
+                (MALFORMED_CLASS.name, self.malformed(), refused[1]),
+            ])
+            .filter(|(_, count, floor)| count < floor)
+            .map(|(class, count, floor)| MissedFloor { class: class.to_owned(), count, floor })
+            .collect()
+    }
+}
+
+/// One case in twenty is illegal, and half of these each.
+const OUTSIDE_CLASS: Class = class(OUTSIDE, [25; 3], |problem| !is_legal(problem));
+/// See [`OUTSIDE_CLASS`]; no well-formed problem belongs to it.
+const MALFORMED_CLASS: Class = class("malformed", [25; 3], |_| false);
+
+/// Columns of the table.
+const TABLE_COLUMNS: usize = 2;
+
+impl fmt::Display for Census {
+    /// A table with two classes on a line, and a line of sums.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = self.rows();
+        let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
+        let lines = rows.len().div_ceil(TABLE_COLUMNS);
+        for line in 0..lines {
+            let cells: Vec<String> = (0..TABLE_COLUMNS)
+                .filter_map(|column| rows.get(column * lines + line))
+                .map(|row| format!("{:width$} {:>8} {:>5.1} %", row.name, row.count, 100.0 * row.share))
+                .collect();
+            writeln!(f, "{}", cells.join("    "))?;
+        }
+        let mean = |sum: u64| sum as f64 / self.legal.max(1) as f64;
+        write!(
+            f,
+            "{}, {} legal; tokens p50 {}, p95 {}; a legal case: {:.0} products, {:.0} elements",
+            counted(self.total(), "case"),
+            self.legal,
+            self.tokens(0.5),
+            self.tokens(0.95),
+            mean(self.products),
+            mean(self.elements),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

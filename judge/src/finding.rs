@@ -1,0 +1,432 @@
+//! What was found: a broken check of one run, in the words that the judge, subjects, cases and workers share.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use seamproof_oracle::{Problem, TensorName};
+use serde::{Deserialize, Serialize};
+
+/// A rung of the judge's ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Check {
+    /// The subject refused what its table takes, took what its table refuses, or named another reason.
+    Capability,
+    /// Shapes, guard bands, unwritten elements, the padding contract of outputs.
+    Structure,
+    /// Padding and slack of inputs reached a real row.
+    Poison,
+    /// A result other than the one that inputs of an exact mode allow.
+    Exact,
+    /// Two runs that must agree, or one that must agree with itself, do not.
+    Identity,
+    /// An element further from the exact answer than an honest subject can be.
+    Envelope,
+    /// A malformed problem was accepted, or refused for another reason than the one planted.
+    Validation,
+    /// The subject died.
+    Crash,
+    /// The subject did not come to an end in its time.
+    Timeout,
+    /// A run whose results are known came out differently: what ran it went bad.
+    Sentinel,
+}
+
+impl Check {
+    /// Every check, in the ladder's order.
+    pub const ALL: [Check; 10] = [
+        Check::Validation,
+        Check::Capability,
+        Check::Crash,
+        Check::Timeout,
+        Check::Sentinel,
+        Check::Structure,
+        Check::Poison,
+        Check::Exact,
+        Check::Identity,
+        Check::Envelope,
+    ];
+
+    /// The name in texts and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Check::Capability => "capability",
+            Check::Structure => "structure",
+            Check::Poison => "poison",
+            Check::Exact => "exact",
+            Check::Identity => "identity",
+            Check::Envelope => "envelope",
+            Check::Validation => "validation",
+            Check::Crash => "crash",
+            Check::Timeout => "timeout",
+            Check::Sentinel => "sentinel",
+        }
+    }
+
+    /// Whether the subject gave no results: it died or hung.
+    pub fn is_end(self) -> bool {
+        matches!(self, Check::Crash | Check::Timeout)
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where an element lies, in the problem's terms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    /// Index of the sequence; absent for rows that no sequence owns and for statistics of a whole head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<usize>,
+    /// Head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<usize>,
+    /// Position in the sequence, or row of the tensor where no sequence owns it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row: Option<usize>,
+    /// Lane of the head dimension.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<usize>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts =
+            [("sequence", self.sequence), ("head", self.head), ("row", self.row), ("lane", self.lane)];
+        let named: Vec<String> =
+            parts.iter().filter_map(|(name, value)| Some(format!("{name} {}", (*value)?))).collect();
+        f.write_str(&named.join(", "))
+    }
+}
+
+/// What ended a subject's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// A signal that nobody here sent.
+    Signal(i32),
+    /// It ended itself with this exit code.
+    Exit(i32),
+    /// It answered that it failed, by a driver's error or one of its own.
+    Failed,
+    /// It answered that memory ran out.
+    OutOfMemory,
+    /// It wrote what is no answer.
+    Garbage,
+    /// It wrote an answer whose digest is wrong.
+    Digest,
+    /// A deadline passed.
+    Hang,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Signal(number) => match SIGNALS.iter().find(|(known, _)| known == number) {
+                Some((_, name)) => f.write_str(name),
+                None => write!(f, "signal {number}"),
+            },
+            Cause::Exit(code) => write!(f, "exit code {code}"),
+            Cause::Failed => f.write_str("failed"),
+            Cause::OutOfMemory => f.write_str("out of memory"),
+            Cause::Garbage => f.write_str("garbage"),
+            Cause::Digest => f.write_str("wrong digest"),
+            Cause::Hang => f.write_str("hung"),
+        }
+    }
+}
+
+/// Signals that end a process by themselves, where all systems agree on their numbers.
+const SIGNALS: [(i32, &str); 6] =
+    [(4, "SIGILL"), (6, "SIGABRT"), (8, "SIGFPE"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM")];
+
+/// How a subject's process ended a run: what makes two crashes the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ending {
+    /// What ended it.
+    pub cause: Cause,
+    /// The last phase that the run reached; absent where it reached none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Phase>,
+}
+
+impl Ending {
+    /// The check that it breaks.
+    pub fn check(self) -> Check {
+        if self.cause == Cause::Hang { Check::Timeout } else { Check::Crash }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.after {
+            Some(phase) => write!(f, "{} after {phase}", self.cause),
+            None => write!(f, "{} before the run was received", self.cause),
+        }
+    }
+}
+
+/// One broken check, with its worst element.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Finding {
+    /// The rung.
+    pub check: Check,
+    /// The relation that does not hold, for check [`Check::Identity`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Relation>,
+    /// How the subject's process ended, for checks [`Check::Crash`] and [`Check::Timeout`] of one that has a process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ending: Option<Ending>,
+    /// The tensor; absent where the case as a whole is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tensor: Option<TensorName>,
+    /// The worst element.
+    pub place: Place,
+    /// What is wrong, in words.
+    pub what: String,
+    /// The subject's value, as text (NaN and infinities have no JSON number).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub got: Option<String>,
+    /// The right value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<String>,
+    /// The largest honest error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound: Option<f64>,
+    /// Error ÷ bound of the worst element; absent where there is no bound or the value is not a number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f64>,
+    /// Elements that failed.
+    pub failed: usize,
+    /// Elements that were compared.
+    pub compared: usize,
+    /// Runs that it needs before it, where it does not show without: they are part of the case, not of what was found.
+    #[serde(skip)]
+    pub before: Vec<Earlier>,
+}
+
+/// Least and largest size of a number that is written without an exponent.
+const PLAIN: std::ops::Range<f64> = 1e-4..1e6;
+
+/// A value of a tensor as text: all of its digits, and an exponent where plain decimals would be a row of zeros.
+pub fn number<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp>(value: T) -> String {
+    let size = value.into().abs();
+    let plain = size == 0.0 || !size.is_finite() || PLAIN.contains(&size);
+    if plain { value.to_string() } else { format!("{value:e}") }
+}
+
+impl Finding {
+    /// A finding with nothing but its check, its tensor and what is wrong.
+    pub fn new(check: Check, tensor: Option<TensorName>, what: String) -> Finding {
+        Finding {
+            check,
+            identity: None,
+            ending: None,
+            tensor,
+            place: Place::default(),
+            what,
+            got: None,
+            expected: None,
+            bound: None,
+            ratio: None,
+            failed: 0,
+            compared: 0,
+            before: Vec::new(),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.check)?;
+        if let Some(identity) = self.identity {
+            write!(f, " {identity}")?;
+        }
+        if let Some(tensor) = self.tensor {
+            write!(f, " · {tensor}")?;
+        }
+        let place = self.place.to_string();
+        if !place.is_empty() {
+            write!(f, " · {place}")?;
+        }
+        write!(f, ": {}", self.what)?;
+        if let (Some(got), Some(expected)) = (&self.got, &self.expected) {
+            write!(f, "; got {got}, expected {expected}")?;
+        }
+        if let Some(bound) = self.bound {
+            write!(f, " ± {bound:.3e}")?;
+        }
+        if let Some(ratio) = self.ratio {
+            write!(f, " ({ratio:.3} × the bound)")?;
+        }
+        if self.compared > 0 {
+            write!(f, "; {} of {} elements wrong", self.failed, self.compared)?;
+        }
+        Ok(())
+    }
+}
+
+/// Names an identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum Relation {
+    PaddingAmount,
+    Placement,
+    SequenceOrder,
+    Alone,
+    EmptySequence,
+    ClosingOffsets,
+    OneRank,
+    UnitValues,
+    SumOfDv,
+    SumOfDk,
+    LinearInV,
+    LinearInDout,
+    ScaleFolding,
+    Negation,
+    RepeatedKvHeads,
+    HeadOrder,
+    WideWindow,
+    MaskForm,
+    NarrowerWindow,
+    Prefix,
+    Influence,
+    Cotangent,
+    Rerun,
+    History,
+}
+
+impl Relation {
+    /// Every relation, in order.
+    pub const ALL: [Relation; 24] = [
+        Relation::PaddingAmount,
+        Relation::Placement,
+        Relation::SequenceOrder,
+        Relation::Alone,
+        Relation::EmptySequence,
+        Relation::ClosingOffsets,
+        Relation::OneRank,
+        Relation::UnitValues,
+        Relation::SumOfDv,
+        Relation::SumOfDk,
+        Relation::LinearInV,
+        Relation::LinearInDout,
+        Relation::ScaleFolding,
+        Relation::Negation,
+        Relation::RepeatedKvHeads,
+        Relation::HeadOrder,
+        Relation::WideWindow,
+        Relation::MaskForm,
+        Relation::NarrowerWindow,
+        Relation::Prefix,
+        Relation::Influence,
+        Relation::Cotangent,
+        Relation::Rerun,
+        Relation::History,
+    ];
+
+    /// The name in texts and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Relation::PaddingAmount => "padding-amount",
+            Relation::Placement => "placement",
+            Relation::SequenceOrder => "sequence-order",
+            Relation::Alone => "alone",
+            Relation::EmptySequence => "empty-sequence",
+            Relation::ClosingOffsets => "closing-offsets",
+            Relation::OneRank => "one-rank",
+            Relation::UnitValues => "unit-values",
+            Relation::SumOfDv => "sum-of-dv",
+            Relation::SumOfDk => "sum-of-dk",
+            Relation::LinearInV => "linear-in-v",
+            Relation::LinearInDout => "linear-in-dout",
+            Relation::ScaleFolding => "scale-folding",
+            Relation::Negation => "negation",
+            Relation::RepeatedKvHeads => "repeated-kv-heads",
+            Relation::HeadOrder => "head-order",
+            Relation::WideWindow => "wide-window",
+            Relation::MaskForm => "mask-form",
+            Relation::NarrowerWindow => "narrower-window",
+            Relation::Prefix => "prefix",
+            Relation::Influence => "influence",
+            Relation::Cotangent => "cotangent",
+            Relation::Rerun => "rerun",
+            Relation::History => "history",
+        }
+    }
+}
+
+impl fmt::Display for Relation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How far a run has come. The last phase that was reached says where a dead worker stood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// The worker has the whole request.
+    Received,
+    /// The inputs are on the device.
+    Uploaded,
+    /// Everything is launched; what follows waits for the device.
+    Launched,
+    /// The results are back.
+    Done,
+}
+
+impl Phase {
+    /// Every phase, in order.
+    pub const ALL: [Phase; 4] = [Phase::Received, Phase::Uploaded, Phase::Launched, Phase::Done];
+
+    /// The name in texts and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Received => "received",
+            Phase::Uploaded => "uploaded",
+            Phase::Launched => "launched",
+            Phase::Done => "done",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A run that a failure needs before it, in the same process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Earlier {
+    /// Options of the case's subject.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
+    /// The problem; its inputs are generated.
+    pub problem: Problem,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number;
+
+    #[test]
+    fn a_number_keeps_its_digits_and_no_row_of_zeros() {
+        assert_eq!(number(0.1_f32), "0.1");
+        assert_eq!(number(-2.281_285_762_786_865_2), "-2.2812857627868652");
+        assert_eq!(number(0.0), "0");
+        assert_eq!(number(1e-4), "0.0001");
+        assert_eq!(number(-1.5e-30_f32), "-1.5e-30");
+        assert_eq!(number(f32::MIN), "-3.4028235e38");
+        assert_eq!([number(f32::NAN), number(f64::NEG_INFINITY)], ["NaN", "-inf"]);
+    }
+}

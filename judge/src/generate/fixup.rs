@@ -1,0 +1,407 @@
+//! From any integers to a case. Total; the repairs, in order:
+//!
+//! 1. Sequences beyond `sequences_max` are dropped.
+//! 2. Lengths, padding, gaps and slack above their bounds become the bounds.
+//! 3. Head counts and dimensions of 0 become 1, those above their bounds the bounds; the group gives way to the KV
+//!    heads where their product is above `q_heads_max`.
+//! 4. An index past a table's end starts again at its beginning.
+//! 5. While a case costs more than its budget of visible pairs · query heads · max(dqk, dv), or has more elements than
+//!    `elements_max`: equal spans become packed ones where that saves half of the rows; then the larger head dimension
+//!    loses a third or, where they weigh more, the KV heads halve, then the group, down to one head of dimension 8;
+//!    then the sequence of the largest span halves; then gaps and slack go.
+//! 6. With several ranks, 1 to `ranks_max` of them: the layout is packed and every span becomes a multiple of what the
+//!    balance cuts it into; longer stripes become dual-chunk where the algorithm has no use for them; the ranks of an
+//!    all-to-all become the largest number, not above the one asked for, over which the heads can be dealt.
+//! 7. An exact mode becomes the next of its table whose preconditions the problem meets, once its scale is the nearest
+//!    that the mode needs; counting keys needs nothing.
+//! 8. An index of an illegal case past its table's end means a legal case.
+
+use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX};
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
+    Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+};
+
+use seamproof_simulator::shard::span_multiple;
+
+use super::flaws::{MALFORMED, UNSUPPORTED};
+use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
+use crate::exact;
+
+/// Scales other than 1/√dqk.
+pub(super) const SCALES: [f32; 7] = [1.0, 0.5, 0.125, 0.0625, 0.3, 0.01, 1.7];
+/// Soft caps.
+pub(super) const SOFTCAPS: [f32; 7] = [50.0, 30.0, 20.0, 10.0, 5.0, 1.0, 0.5];
+/// Sinks.
+pub(super) const SINKS: [Sink; 3] = [Sink::None, Sink::OffByOne, Sink::Learnable];
+/// Modes that are not exact.
+pub(super) const MODES: [InputMode; 7] = [
+    InputMode::Integers,
+    InputMode::Flat,
+    InputMode::Peaked,
+    InputMode::Large,
+    InputMode::HeavyTailed,
+    InputMode::Equal,
+    InputMode::Tiny,
+];
+/// Exact modes; those that need most are there most often.
+pub(super) const EXACT_MODES: [InputMode; 8] = [
+    InputMode::Pairs,
+    InputMode::UniformCount,
+    InputMode::Routing,
+    InputMode::Staircase,
+    InputMode::Pairs,
+    InputMode::Endpoints,
+    InputMode::Routing,
+    InputMode::Pairs,
+];
+/// Head dimensions are not shrunk below this; rows give way instead.
+const DIM_KEPT: usize = 8;
+/// A head dimension weighs more than the query heads when it is at least this many times their number.
+const DIM_PER_HEAD: usize = 8;
+
+/// The case that the integers stand for, the nearest legal one (see the module's text), or a planted illegal one.
+pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
+    let mut fields = legal_fields(raw, limits);
+    if let Some((rule, plant)) = entry(&MALFORMED, raw.malformed) {
+        let expects = plant(&mut fields, raw.detail as usize);
+        return Draw::Malformed(Malformed { fields, rule, expects });
+    }
+    make_exact(&mut fields, raw.exact);
+    if let Some(plant) = entry(&UNSUPPORTED, raw.unsupported) {
+        plant(&mut fields, raw.detail as usize);
+    }
+    Draw::Problem(Problem::new(fields).expect("every field was made legal above"))
+}
+
+/// Step 7 of the module's text.
+fn make_exact(fields: &mut ProblemFields, exact: u32) {
+    let Some(first) = exact.checked_sub(1) else { return };
+    for index in 0..EXACT_MODES.len() as u32 {
+        let mode = wrapped(&EXACT_MODES, first.wrapping_add(index));
+        let scale = exact::fit_scale(mode, fields.softmax.scale);
+        let softmax = Softmax { scale, ..fields.softmax };
+        let Ok(problem) = Problem::new(ProblemFields { mode, softmax, ..fields.clone() }) else { return };
+        if exact::eligible(mode, &problem).is_ok() {
+            *fields = problem.into();
+            return;
+        }
+    }
+}
+
+/// Entry `index − 1`; none for 0 and past the end.
+fn entry<T: Copy>(table: &[T], index: u32) -> Option<T> {
+    table.get((index as usize).checked_sub(1)?).copied()
+}
+
+fn wrapped<T: Copy>(table: &[T], index: u32) -> T {
+    table[index as usize % table.len()]
+}
+
+fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
+    let mut shape = Shape::clamped(raw, limits);
+    let budget = match limits.products {
+        [] => 0,
+        products => wrapped(products, raw.budget),
+    };
+    // A tensor has no more rows than elements, so this keeps the rows within a problem's own bound too.
+    shape.fit(budget, limits.elements_max.min(ROWS_MAX as u64));
+    let (sequences, rows) = shape.runs();
+    ProblemFields {
+        sequences,
+        rows,
+        heads: shape.heads(),
+        dims: shape.dims,
+        mask: shape.mask,
+        softmax: softmax(raw, shape.dims.qk),
+        precision: precision(raw),
+        parallel: shape.parallel.clone(),
+        mode: wrapped(&MODES, raw.mode),
+        data_seed: raw.data_seed,
+        pass: if raw.backward & 1 == 1 { Pass::Backward } else { Pass::Forward },
+    }
+}
+
+fn softmax(raw: &RawProblem, qk_dim: usize) -> Softmax {
+    let scale = match raw.scale.checked_sub(1) {
+        None => (1.0 / (qk_dim as f64).sqrt()) as f32,
+        Some(index) => wrapped(&SCALES, index),
+    };
+    let softcap = raw.softcap.checked_sub(1).map(|index| wrapped(&SOFTCAPS, index));
+    Softmax { scale, softcap, sink: wrapped(&SINKS, raw.sink) }
+}
+
+fn precision(raw: &RawProblem) -> Precision {
+    let io = Precision::uniform(if raw.fp16 & 1 == 1 { Format::Fp16 } else { Format::Bf16 });
+    let p = if raw.weights_f32 & 1 == 1 { Element::from(Format::F32) } else { io.p };
+    Precision { p, ..io }
+}
+
+fn mask(raw: &RawProblem) -> Mask {
+    let align = if raw.bottom_right & 1 == 1 { Alignment::BottomRight } else { Alignment::TopLeft };
+    Mask { left: raw.left.checked_sub(1), right: raw.right.checked_sub(1), align }
+}
+
+/// One side of one sequence.
+#[derive(Clone, Copy)]
+struct Piece {
+    len: usize,
+    padding: usize,
+    gap: usize,
+    /// The span is a multiple of this.
+    unit: usize,
+}
+
+impl Piece {
+    fn halve(&mut self) {
+        (self.len, self.padding) = (self.len / 2, self.padding / 2);
+    }
+
+    fn span(&self) -> usize {
+        (self.len + self.padding).next_multiple_of(self.unit)
+    }
+}
+
+/// Where the spans of one side lie.
+#[derive(Clone, Copy, PartialEq)]
+enum Layout {
+    Packed,
+    EqualSpans,
+    Interleaved,
+}
+
+impl Layout {
+    fn runs(self, pieces: &[Piece], slack: usize) -> (Vec<Run>, usize) {
+        let (runs, end) = match self {
+            Layout::Packed => packed(pieces),
+            Layout::EqualSpans | Layout::Interleaved => equal(pieces, self == Layout::Interleaved),
+        };
+        (runs, end + slack)
+    }
+}
+
+fn packed(pieces: &[Piece]) -> (Vec<Run>, usize) {
+    let mut end = 0;
+    let runs = pieces.iter().map(|piece| {
+        let offset = end + piece.gap;
+        end = offset + piece.span();
+        Run::packed(offset, piece.len, piece.span())
+    });
+    (runs.collect(), end)
+}
+
+/// All spans as long as the longest; the first sequence's gap lies before all of them, the others' gaps nowhere.
+fn equal(pieces: &[Piece], interleaved: bool) -> (Vec<Run>, usize) {
+    let span = pieces.iter().map(Piece::span).max().unwrap_or(0);
+    let base = pieces.first().map_or(0, |piece| piece.gap);
+    let run = |(index, piece): (usize, &Piece)| match (interleaved, span) {
+        (true, 1..) => Run { offset: base + index, step: pieces.len(), len: piece.len, span },
+        _ => Run::packed(base + index * span, piece.len, span),
+    };
+    (pieces.iter().enumerate().map(run).collect(), base + pieces.len() * span)
+}
+
+/// What a case's cost depends on.
+struct Shape {
+    q: Vec<Piece>,
+    kv: Vec<Piece>,
+    slack: Rows,
+    layout: Layout,
+    kv_heads: usize,
+    group: usize,
+    dims: Dims,
+    mask: Mask,
+    passes: u64,
+    /// The group that was asked for.
+    asked: ContextParallel,
+    /// The group that fits the heads.
+    parallel: ContextParallel,
+}
+
+/// Ranks of a group.
+const RANKS_MAX: usize = 16;
+/// Ranks of a world that are not in the group.
+const OTHERS_MAX: usize = 8;
+/// Rows of a stripe.
+const STRIPE_MAX: usize = 8;
+
+/// The algorithm, the cut and the group that the integers stand for.
+fn parallel(raw: &RawProblem) -> ContextParallel {
+    let ranks = (raw.ranks as usize).clamp(1, RANKS_MAX);
+    let balance = match raw.balance % 4 {
+        0 => Balance::Contiguous,
+        1 => Balance::DualChunk,
+        2 => Balance::Striped { stripe: 1 },
+        _ => Balance::Striped { stripe: (raw.stripe as usize).clamp(2, STRIPE_MAX) },
+    };
+    let algorithm = match raw.algorithm % 5 {
+        0 => return ContextParallel::single(),
+        1 => Algorithm::Ring,
+        2 => Algorithm::AllGather,
+        3 => Algorithm::AllToAll,
+        _ => Algorithm::Hierarchical { all_to_all: (raw.all_to_all as usize).clamp(1, ranks) },
+    };
+    let balance = match (algorithm, balance) {
+        (Algorithm::Ring, Balance::Striped { stripe }) if stripe > 1 => Balance::DualChunk,
+        (Algorithm::Hierarchical { .. }, Balance::Striped { .. }) => Balance::DualChunk,
+        _ => balance,
+    };
+    let world = ranks + (raw.others as usize).min(OTHERS_MAX);
+    ContextParallel { algorithm, balance, world, ranks: members(raw.order, world, ranks) }
+}
+
+/// The group's members: the first ranks of the world, or a shuffled choice of them.
+fn members(order: u32, world: usize, ranks: usize) -> Vec<usize> {
+    let mut all: Vec<usize> = (0..world).collect();
+    if order != 0 {
+        all.sort_by_key(|&rank| crate::hash::mix(u64::from(order) << 32 | rank as u64));
+    }
+    all.truncate(ranks);
+    all
+}
+
+impl Shape {
+    /// Makes the group fit the heads and the spans fit the group.
+    fn fit_parallel(&mut self) {
+        self.parallel = self.asked.clone();
+        let heads = self.heads();
+        let deals = |ranks: &usize| {
+            heads.q.is_multiple_of(*ranks)
+                && (heads.kv.is_multiple_of(*ranks) || ranks.is_multiple_of(heads.kv))
+        };
+        let size = self.parallel.size();
+        match &mut self.parallel.algorithm {
+            Algorithm::Single => return,
+            Algorithm::AllToAll => {
+                let ranks = (1..=size).rev().find(deals).unwrap_or(1);
+                self.parallel.ranks.truncate(ranks);
+            }
+            Algorithm::Hierarchical { all_to_all } => {
+                let fits = |ranks: &usize| size.is_multiple_of(*ranks) && deals(ranks);
+                *all_to_all = (1..=*all_to_all).rev().find(fits).unwrap_or(1);
+            }
+            Algorithm::Ring | Algorithm::AllGather => {}
+        }
+        self.layout = Layout::Packed;
+        let unit = span_multiple(self.parallel.balance, self.parallel.size());
+        self.q.iter_mut().chain(&mut self.kv).for_each(|piece| piece.unit = unit);
+    }
+
+    fn clamped(raw: &RawProblem, limits: &Limits) -> Shape {
+        let piece = |len: u32, padding: u32, gap: u32| Piece {
+            len: len.min(limits.length_max) as usize,
+            padding: padding.min(limits.padding_max) as usize,
+            gap: gap.min(limits.gap_max) as usize,
+            unit: 1,
+        };
+        let kept =
+            &raw.sequences[..raw.sequences.len().min(limits.sequences_max as usize).min(SEQUENCES_MAX)];
+        let q = |s: &RawSequence| piece(s.q_len, s.q_padding, s.q_gap);
+        let kv = |s: &RawSequence| piece(s.kv_len, s.kv_padding, s.kv_gap);
+        let slack = |rows: u32| rows.min(limits.gap_max) as usize;
+        let one_to = |value: u32, max: u32| value.min(max).max(1) as usize;
+        let heads_max = limits.q_heads_max.min(HEADS_MAX as u32);
+        let dim = |value: u32| one_to(value, limits.head_dim_max.min(HEAD_DIM_MAX as u32));
+        let kv_heads = one_to(raw.kv_heads, heads_max);
+        Shape {
+            q: kept.iter().map(q).collect(),
+            kv: kept.iter().map(kv).collect(),
+            slack: Rows { q: slack(raw.q_slack), kv: slack(raw.kv_slack) },
+            layout: wrapped(&[Layout::Packed, Layout::EqualSpans, Layout::Interleaved], raw.layout),
+            kv_heads,
+            group: one_to(raw.group, heads_max / kv_heads as u32),
+            dims: Dims { qk: dim(raw.qk_dim), v: dim(raw.v_dim) },
+            mask: mask(raw),
+            passes: if raw.backward & 1 == 1 { 2 } else { 1 },
+            asked: parallel(raw),
+            parallel: ContextParallel::single(),
+        }
+    }
+
+    fn heads(&self) -> Heads {
+        Heads { q: self.kv_heads * self.group, kv: self.kv_heads }
+    }
+
+    fn pairs(&self) -> u64 {
+        self.q.iter().zip(&self.kv).map(|(q, kv)| self.mask.pairs(q.len, kv.len)).sum()
+    }
+
+    /// As `Problem::elements`.
+    fn elements(&self) -> u64 {
+        let (_, q_rows) = self.layout.runs(&self.q, self.slack.q);
+        let (_, kv_rows) = self.layout.runs(&self.kv, self.slack.kv);
+        let rows = q_rows * self.heads().q + kv_rows * self.kv_heads;
+        self.passes * rows as u64 * (self.dims.qk + self.dims.v) as u64
+    }
+
+    /// Shrinks until both costs are within their bounds.
+    fn fit(&mut self, products_max: u64, elements_max: u64) {
+        let mut pairs = self.pairs();
+        loop {
+            self.fit_parallel();
+            let products = pairs * self.heads().q as u64 * self.dims.qk.max(self.dims.v) as u64;
+            if products <= products_max && self.elements() <= elements_max {
+                return;
+            }
+            if !self.pack(elements_max) && !self.shrink_heads() {
+                self.shrink_rows();
+                pairs = self.pairs();
+            }
+        }
+    }
+
+    /// Packs equal spans, if they are what makes the elements too many. True when it did.
+    fn pack(&mut self, elements_max: u64) -> bool {
+        let spread = self.elements();
+        if self.layout == Layout::Packed || spread <= elements_max {
+            return false;
+        }
+        let layout = std::mem::replace(&mut self.layout, Layout::Packed);
+        let saves_half = 2 * self.elements() <= spread;
+        if !saves_half {
+            self.layout = layout;
+        }
+        saves_half
+    }
+
+    /// One step of heads or dimensions; false when they are as small as they become.
+    fn shrink_heads(&mut self) -> bool {
+        let (largest, q_heads) = (self.dims.qk.max(self.dims.v), self.heads().q);
+        if largest > DIM_KEPT && (q_heads == 1 || largest >= DIM_PER_HEAD * q_heads) {
+            let smaller = largest * 2 / 3;
+            // Kernels like multiples of 8: a dimension that is one stays one.
+            let rounded = if largest.is_multiple_of(8) { smaller / 8 * 8 } else { smaller };
+            let smaller = rounded.max(DIM_KEPT);
+            self.dims = Dims { qk: self.dims.qk.min(smaller), v: self.dims.v.min(smaller) };
+        } else if self.kv_heads > 1 {
+            self.kv_heads /= 2;
+        } else if self.group > 1 {
+            self.group /= 2;
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Halves the longest sequence; when all are empty, drops what nobody owns, and nothing is left.
+    fn shrink_rows(&mut self) {
+        let span = |index: &usize| self.q[*index].span() + self.kv[*index].span();
+        match (0..self.q.len()).max_by_key(span) {
+            Some(index) if span(&index) > 0 => {
+                self.q[index].halve();
+                self.kv[index].halve();
+            }
+            _ => {
+                self.slack = Rows { q: 0, kv: 0 };
+                self.q.iter_mut().chain(&mut self.kv).for_each(|piece| piece.gap = 0);
+            }
+        }
+    }
+
+    fn runs(&self) -> (Vec<Sequence>, Rows) {
+        let (q_runs, q) = self.layout.runs(&self.q, self.slack.q);
+        let (kv_runs, kv) = self.layout.runs(&self.kv, self.slack.kv);
+        let sequence = |(id, (q, kv)): (u32, (Run, Run))| Sequence { id, q, kv };
+        ((0..).zip(q_runs.into_iter().zip(kv_runs)).map(sequence).collect(), Rows { q, kv })
+    }
+}

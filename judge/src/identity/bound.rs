@@ -1,0 +1,276 @@
+//! Bounds of a row's results without the exact answer: the envelope's own terms, evaluated with norms of the inputs.
+//!
+//! For query row i and the keys of its sequence `Σ_c |q_ic||k_jc| ≤ |q_i|·max_j |k_j|` (Cauchy and Schwarz), so no
+//! logit exceeds `M = scale · |q_i| · max_j |k_j|` (or the soft cap, or the sink), none lies further than `2·M` from
+//! another, and the weights of a row add up to 1 at most: a term that is linear in the weight `p` is at most its value
+//! at `p = 1`, and what a format's floor adds is counted once for each key. A bound that would say nothing is infinite.
+
+use std::cell::OnceCell;
+use std::rc::Rc;
+
+use ndarray::Array3;
+use seamproof_oracle::envelope::{F32_ROUNDOFF, GradientPair, Merges, Model, Partition, Row, Sums, Tier};
+use seamproof_oracle::{Inputs, Problem};
+
+use super::norms::{KeyNorms, Norms, capped, norm};
+use crate::ladder::compare::lanes;
+use crate::ladder::evidence::Evidence;
+
+/// Errors of an exponent past this are not bounded to first order.
+const EXPONENT_ERROR_MAX: f64 = 0.25;
+
+/// The errors of one row of one head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowError {
+    /// Of its LSE.
+    pub(super) lse: f64,
+    /// Of an element of out.
+    pub(super) out: f64,
+}
+
+impl RowError {
+    /// Nothing can be said of the row.
+    const UNKNOWN: RowError = RowError { lse: f64::INFINITY, out: f64::INFINITY };
+}
+
+/// What gradients are held against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Against {
+    /// Those of the exact function: the errors of the saved out and lse count.
+    Exact,
+    /// Those that the saved out and lse make.
+    Saved,
+}
+
+/// Errors of what one query gives in the backward, added up over its keys.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GivenError {
+    /// Of its weights, as they enter dv.
+    pub(super) weights: f64,
+    /// Of its logit gradients without the scale, as they enter dq and dk.
+    pub(super) logit_gradients: f64,
+}
+
+impl GivenError {
+    /// Nothing can be said of the query.
+    const UNKNOWN: GivenError = GivenError { weights: f64::INFINITY, logit_gradients: f64::INFINITY };
+}
+
+/// What bounds the rows of a problem on given inputs.
+pub(super) struct Bounds<'a> {
+    problem: &'a Problem,
+    inputs: &'a Inputs,
+    norms: OnceCell<Rc<Norms>>,
+    pub(super) model: Model,
+    /// Where the norms of the case itself are kept for whoever needs them next.
+    shared: Option<&'a OnceCell<Rc<Norms>>>,
+    partition: Partition,
+    underflow: f64,
+}
+
+/// A row as the envelope's terms take it, with the errors of its logits and the number of its keys.
+#[derive(Clone, Copy)]
+struct Worst {
+    row: Row,
+    a: f64,
+    keys: usize,
+    norms: KeyNorms,
+}
+
+impl<'a> Bounds<'a> {
+    pub(super) fn new(evidence: &Evidence<'a>, problem: &'a Problem, inputs: &'a Inputs) -> Bounds<'a> {
+        let backend = evidence.backend;
+        let own = std::ptr::eq(problem, evidence.problem) && std::ptr::eq(inputs, evidence.inputs);
+        let shared = own.then_some(&evidence.told.norms);
+        let partition = if own { evidence.partition() } else { evidence.partition_of(problem) };
+        let model = Model::new(problem, backend.declaration().accumulation, partition);
+        let underflow = backend.declaration().accumulation.underflow();
+        Bounds { problem, inputs, norms: OnceCell::new(), shared, model, partition, underflow }
+    }
+
+    /// The norms, made when the first row is asked for: most sums are explained without.
+    fn norms(&self) -> &Norms {
+        let make = || Rc::new(Norms::new(self.problem, self.inputs));
+        self.norms.get_or_init(|| self.shared.map_or_else(make, |shared| shared.get_or_init(make).clone()))
+    }
+
+    /// What roundings of partial gradients may lose below the normal range of their format.
+    pub(super) fn sum_floor(&self) -> f64 {
+        let Sums { count, format } = self.partition.sums;
+        count as f64 * format.tiny_half()
+    }
+
+    /// The same for partial outs and what they are merged into.
+    fn merge_floor(&self) -> f64 {
+        let Merges { count, step, running, .. } = self.partition.merges;
+        if count == 0 { 0.0 } else { step.tiny_half() + 2.0 * count as f64 * running.tiny_half() }
+    }
+
+    /// What one gradient's operations may lose below the normal range, partial gradients' roundings included.
+    pub(super) fn gradient_floor(&self) -> f64 {
+        let most = |len: fn(&seamproof_oracle::Sequence) -> usize| {
+            self.problem.sequences.iter().map(len).max().unwrap_or(0)
+        };
+        let terms = (self.problem.group() * most(|s| s.q.len)).max(most(|s| s.kv.len));
+        self.sum_floor() + (terms + 8) as f64 * self.underflow
+    }
+
+    /// The norms of a sequence's keys and values.
+    pub(super) fn keys(&self, sequence: usize, head: usize) -> KeyNorms {
+        self.norms().keys[sequence][head / self.problem.group()]
+    }
+
+    /// What an aligning unit adds to a norm at most: it takes no factor for less than its format's smallest normal one.
+    fn raise(&self, lanes: usize) -> f64 {
+        self.model.magnitude(f64::MIN_POSITIVE) * (lanes as f64).sqrt()
+    }
+
+    fn raised(&self, KeyNorms { k, k_max, v, v_max }: KeyNorms) -> KeyNorms {
+        let (dims, lane) = (self.problem.dims, self.raise(1));
+        let (k, v) = (k + self.raise(dims.qk), v + self.raise(dims.v));
+        KeyNorms { k, k_max: k_max + lane, v, v_max: v_max + lane }
+    }
+
+    /// The worst that a row can be; none where its exponents' errors are not bounded to first order.
+    fn worst(&self, sequence: usize, position: usize, head: usize) -> Option<Worst> {
+        let both = &self.problem.sequences[sequence];
+        let keys = self.problem.mask.visible(position, both.q.len, both.kv.len).len();
+        let norms = self.raised(self.keys(sequence, head));
+        let q = norm(&self.inputs.q, both.q.row(position), head) + self.raise(self.problem.dims.qk);
+        let a = q * norms.k;
+        let sink = self.problem.sink(head, &self.inputs.sink);
+        let logit = capped(self.problem, f64::from(self.problem.softmax.scale) * a);
+        let max = logit.max(sink.map_or(0.0, f64::abs));
+        let log_keys = libm::log(keys as f64 + 1.0);
+        let exponent = self.model.logit_error(a, max) + F32_ROUNDOFF * 8.0 * (max + log_keys);
+        let sum = keys as f64 + 1.0;
+        // The sink's own error is no larger than a key's, whose share the terms below take at 1.
+        let row = Row { keys, max, max_abs: max, range: 2.0 * max, sum, lse: max + log_keys, sink: None };
+        (exponent <= EXPONENT_ERROR_MAX).then_some(Worst { row, a, keys, norms })
+    }
+
+    /// The errors of a row.
+    pub(super) fn row(&self, sequence: usize, position: usize, head: usize) -> RowError {
+        self.worst(sequence, position, head).map_or(RowError::UNKNOWN, |worst| self.row_of(&worst))
+    }
+
+    fn row_of(&self, Worst { row, a, keys, norms }: &Worst) -> RowError {
+        let (a, keys, g) = (*a, *keys, self.model.value_sum(*keys));
+        let pair = self.model.of_row(row).pair(-row.max, 1.0, a, g);
+        let denominator = self.model.denominator(row, pair.weight + F32_ROUNDOFF * row.max, Tier::Worst);
+        let floor = self.problem.precision.p.format.tiny_half().max(self.underflow);
+        let values = (pair.value + pair.rounding.most + keys as f64 * floor * (1.0 + g)) * norms.v_max;
+        RowError {
+            lse: self.model.lse_bound(row, denominator),
+            out: self.model.out_bound(row, norms.v_max, values, denominator, norms.v_max)
+                + self.merge_floor(),
+        }
+    }
+
+    /// Error of `Σ_j p_ij` as it enters `Σ_j dv_j`, relative to dout: of recomputed weights that the row's own LSE
+    /// normalises, rounded and summed.
+    pub(super) fn weights_in_dv(&self, sequence: usize, position: usize, head: usize) -> f64 {
+        let Some(worst) = self.worst(sequence, position, head) else { return f64::INFINITY };
+        let Worst { row, a, keys, .. } = worst;
+        let sums = self.sums(sequence, keys);
+        let pair = self.model.gradient_pair(&whole_weight(&row, a), sums);
+        let floor = self.problem.precision.p.format.tiny_half() + 2.0 * self.underflow;
+        1.01 * (pair.dv + pair.p.most) + keys as f64 * floor + libm::expm1(self.row_of(&worst).lse)
+    }
+
+    /// The largest `|Σ_j dS_ij|` of a right subject, from the norms of the row's dout and of the out that it returned.
+    pub(super) fn residue_in_dk(
+        &self,
+        sequence: usize,
+        position: usize,
+        head: usize,
+        (dout, dout_sum, out): (f64, f64, f64),
+    ) -> f64 {
+        let Some(worst) = self.worst(sequence, position, head) else { return f64::INFINITY };
+        let Worst { row, a, keys, norms } = worst;
+        let (x, b) = (dout * (norms.v + out), dout * norms.v);
+        let error = self.row_of(&worst);
+        let sums = self.sums(sequence, keys);
+        let d_error = self.model.d_error(dout * out);
+        let pair = GradientPair { x, b, d_error, ..whole_weight(&row, a) };
+        let pair = self.model.gradient_pair(&pair, sums);
+        let floor = self.model.logit_gradient_floor() + 4.0 * self.underflow * (1.0 + x);
+        let total = libm::exp(error.lse);
+        // With exact arithmetic D would be that of the exact out; it is that of the returned one.
+        total * (1.01 * (pair.dk + pair.ds.most) + dout_sum * error.out) + keys as f64 * floor
+    }
+
+    /// The errors of all that one query gives in the backward, from the norms of its dout and of the `out` that the subject
+    /// returned.
+    pub(super) fn given(
+        &self,
+        sequence: usize,
+        position: usize,
+        head: usize,
+        out: &Array3<f32>,
+        against: Against,
+    ) -> GivenError {
+        let Some(worst) = self.worst(sequence, position, head) else { return GivenError::UNKNOWN };
+        let Worst { row, a, keys, norms } = worst;
+        let at = self.problem.sequences[sequence].q.row(position);
+        let (dout, out) = (norm(&self.inputs.dout, at, head), norm(out, at, head));
+        let dout = dout + self.raise(self.problem.dims.v);
+        // The exact out lies in the values' hull.
+        let x = dout * (norms.v + out.max(norms.v));
+        let pair = GradientPair {
+            x,
+            b: dout * norms.v,
+            d_error: self.model.d_error(dout * out),
+            ..whole_weight(&row, a)
+        };
+        let pair = self.model.gradient_pair(&pair, self.sums(sequence, keys));
+        let error = self.row_of(&worst);
+        let total = libm::exp(error.lse);
+        let floor = |of_format: f64, x: f64| keys as f64 * (of_format + 4.0 * self.underflow * (1.0 + x));
+        let own = GivenError {
+            weights: total * 1.01 * (pair.dv + pair.p.most)
+                + floor(self.problem.precision.p.format.tiny_half(), 0.0),
+            logit_gradients: total * 1.01 * (pair.dk.max(pair.dq) + pair.ds.most)
+                + floor(self.model.logit_gradient_floor(), x),
+        };
+        let dout_sum = lanes(&self.inputs.dout, at, head).iter().map(|&x| f64::from(x.abs())).sum::<f64>();
+        match against {
+            Against::Saved => own,
+            Against::Exact => GivenError {
+                weights: own.weights + libm::expm1(error.lse),
+                logit_gradients: own.logit_gradients
+                    + libm::expm1(error.lse) * x
+                    + total * dout_sum * error.out,
+            },
+        }
+    }
+
+    fn sums(&self, sequence: usize, keys: usize) -> (f64, f64) {
+        self.model.gradient_sums(self.problem.group() * self.problem.sequences[sequence].q.len, keys)
+    }
+
+    /// The exact logit of a pair, and `Σ_c |q_ic||k_jc|`.
+    pub(super) fn logit(&self, sequence: usize, position: usize, key: usize, head: usize) -> (f64, f64) {
+        let both = &self.problem.sequences[sequence];
+        let q = lanes(&self.inputs.q, both.q.row(position), head);
+        let k = lanes(&self.inputs.k, both.kv.row(key), head / self.problem.group());
+        let products = q.iter().zip(&*k).map(|(&q, &k)| (f64::from(q), f64::from(k)));
+        let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, all), (q, k)| {
+            (sum + q * k, all + self.model.magnitude(q) * self.model.magnitude(k))
+        });
+        (self.problem.softmax.cap(f64::from(self.problem.softmax.scale) * sum), magnitude)
+    }
+}
+
+/// The pair of a row that has all of its weight on one key.
+fn whole_weight(row: &Row, a: f64) -> GradientPair {
+    GradientPair::of_weight(-row.max, row.lse, 1.0, a)
+}
+
+/// How far `ln(1 + share)` can be off where the share, a difference of weights, comes of an LSE with this error; none
+/// where the row is nearly empty afterwards, or the weights say nothing.
+pub(super) fn moved_lse(share: f64, lse_error: f64) -> Option<(f64, f64)> {
+    let (rest, error) = (1.0 + share, share.abs() * libm::expm1(lse_error));
+    let known = share.is_finite() && rest >= 0.25 && error <= rest / 2.0;
+    known.then(|| (libm::log(rest), error / (rest - error)))
+}

@@ -1,0 +1,257 @@
+//! Gradients of two runs of one function: the same but for both runs' errors.
+//!
+//! The weights of a query add up to 1 at most, so what its errors add to *all* keys is bounded at once: for each lane of dk
+//! and dv, the differences of all keys, each beyond its own final roundings, add up to no more than
+//! `Σ_i (error of query i) · |q_ic|` (or `|dout_ic|`). That is far less than the number of keys times what one key may be
+//! off by. A row of dq is bounded by itself.
+
+use std::borrow::Cow;
+use std::cell::LazyCell;
+
+use ndarray::Array3;
+use seamproof_oracle::envelope::F32_ROUNDOFF;
+use seamproof_oracle::{Format, Side};
+
+use super::bound::{Against, Bounds, GivenError};
+use super::sums::{Readers, moved_by, own_rounding, seeing};
+use crate::finding::Relation;
+use crate::finding::{Check, Finding, Place, number};
+use crate::ladder::compare::{Worst, lanes, times_bound};
+use crate::ladder::evidence::Evidence;
+use crate::layout::run_of;
+use crate::subject::{RankGradients, TensorName};
+
+/// Two runs whose gradients must agree.
+pub(super) struct Runs<'a> {
+    pub(super) evidence: &'a Evidence<'a>,
+    pub(super) relation: Relation,
+    /// What is wrong where they do not.
+    pub(super) what: &'static str,
+    /// Bounds of the case's own run, and of the other.
+    pub(super) bounds: [&'a Bounds<'a>; 2],
+    /// KV heads of the other run whose gradients add up to those of one here.
+    pub(super) kv_heads: usize,
+    /// Whether both runs saved the same out and lse.
+    pub(super) against: Against,
+    /// What a gradient's operations may lose below the normal range: [`floor`].
+    pub(super) floor: f64,
+}
+
+/// What the operations of one gradient may lose below the normal range in either of two runs.
+pub(super) fn floor(bounds: [&Bounds<'_>; 2]) -> f64 {
+    bounds.map(Bounds::gradient_floor).into_iter().fold(0.0, f64::max)
+}
+
+/// What the queries of a KV head may add to the differences of its keys: of dk and of dv, lane by lane.
+struct KeyErrors {
+    dk: Vec<f64>,
+    dv: Vec<f64>,
+}
+
+/// Adds up what a lane's differences are beyond their roundings.
+struct Excess {
+    sum: f64,
+    /// The key that is furthest off, with its values.
+    worst: Option<(f64, usize, [f64; 2])>,
+}
+
+impl Runs<'_> {
+    /// The first gradient in which the runs differ.
+    pub(super) fn compare(&self, here: &RankGradients, there: &RankGradients) -> Option<Finding> {
+        let problem = self.evidence.problem;
+        let mut worst = [TensorName::Dv, TensorName::Dk, TensorName::Dq]
+            .map(|tensor| Worst::new(Check::Identity, tensor, self.what));
+        for sequence in 0..problem.sequences.len() {
+            let queries = seeing(self.evidence, sequence);
+            for kv_head in 0..problem.heads.kv {
+                let readers = Readers { sequence, kv_head, queries: &queries, group: problem.group() };
+                let [dv, dk, dq] = &mut worst;
+                self.queries(&readers, [&here.dq, &there.dq], dq);
+                let errors = LazyCell::new(|| self.key_errors(&readers));
+                if !self.near(&readers, [&here.dv, &there.dv], dv) {
+                    self.keys(&readers, [&here.dv, &there.dv], &errors.dv, dv);
+                }
+                if !self.near(&readers, [&here.dk, &there.dk], dk) {
+                    self.keys(&readers, [&here.dk, &there.dk], &errors.dk, dk);
+                }
+            }
+        }
+        worst.into_iter().find_map(Worst::finding)
+    }
+
+    /// The errors of what a query gives, in both runs.
+    fn given(&self, readers: &Readers<'_>, position: usize, head: usize) -> GivenError {
+        let [here, there] = self.bounds.map(|bounds| {
+            bounds.given(readers.sequence, position, head, &self.evidence.first.out, self.against)
+        });
+        here.and(&there)
+    }
+
+    /// The scale, and the roundings of products with it.
+    fn scale(&self) -> f64 {
+        f64::from(self.evidence.problem.softmax.scale) * (1.0 + 8.0 * F32_ROUNDOFF)
+    }
+
+    /// What the errors of all queries give to the keys.
+    fn key_errors(&self, readers: &Readers<'_>) -> KeyErrors {
+        let (problem, inputs) = (self.evidence.problem, self.evidence.inputs);
+        let mut errors = KeyErrors { dk: vec![0.0; problem.dims.qk], dv: vec![0.0; problem.dims.v] };
+        let model = &self.bounds[0].model;
+        let add = |to: &mut [f64], row: &[f32], error: f64| {
+            for (to, &x) in to.iter_mut().zip(row) {
+                *to += moved_by(model.magnitude(f64::from(x)), error);
+            }
+        };
+        readers.each(|position, head| {
+            let row = problem.sequences[readers.sequence].q.row(position);
+            let given = self.given(readers, position, head);
+            add(&mut errors.dk, &lanes(&inputs.q, row, head), self.scale() * given.logit_gradients);
+            add(&mut errors.dv, &lanes(&inputs.dout, row, head), given.weights);
+        });
+        errors
+    }
+
+    /// Compares the rows of dq of a KV head's queries.
+    fn queries(&self, readers: &Readers<'_>, dq: [&Array3<f32>; 2], worst: &mut Worst) {
+        let run = self.evidence.problem.sequences[readers.sequence].q;
+        let k_max =
+            LazyCell::new(|| self.bounds[0].keys(readers.sequence, readers.kv_head * readers.group).k_max);
+        readers.each(|position, head| {
+            let rows = dq.map(|dq| lanes(dq, run.row(position), head));
+            if self.row_is_near(&rows[0], &rows[1..]) {
+                worst.held(rows[0].len());
+                return;
+            }
+            let error = self.scale() * self.given(readers, position, head).logit_gradients * *k_max;
+            let place =
+                Place { sequence: Some(readers.sequence), head: Some(head), row: Some(position), lane: None };
+            self.query(rows, error, place, worst);
+        });
+    }
+
+    /// Whether final roundings explain the differences of a row from the sum of others.
+    fn row_is_near(&self, own: &[f32], parts: &[Cow<'_, [f32]>]) -> bool {
+        own.iter().enumerate().all(|(lane, &own)| {
+            let parts = || parts.iter().map(|part| f64::from(part[lane]));
+            let rounding = self.rounding(own.into()) + parts().map(|part| self.rounding(part)).sum::<f64>();
+            (f64::from(own) - parts().sum::<f64>()).abs() <= rounding
+        })
+    }
+
+    /// Whether that is so of all keys of a KV head: then the errors of its queries, which are dear, need not be known.
+    fn near(&self, readers: &Readers<'_>, [here, there]: [&Array3<f32>; 2], worst: &mut Worst) -> bool {
+        let run = run_of(&self.evidence.problem.sequences[readers.sequence], Side::Kv);
+        let others = readers.kv_head * self.kv_heads..(readers.kv_head + 1) * self.kv_heads;
+        let near = run.real_rows().all(|row| {
+            let parts: Vec<Cow<'_, [f32]>> = others.clone().map(|head| lanes(there, row, head)).collect();
+            self.row_is_near(&lanes(here, row, readers.kv_head), &parts)
+        });
+        if near {
+            worst.held(run.len * here.dim().2);
+        }
+        near
+    }
+
+    /// One row of dq.
+    fn query(&self, [here, there]: [Cow<'_, [f32]>; 2], error: f64, place: Place, worst: &mut Worst) {
+        for (lane, (&here, &there)) in here.iter().zip(&*there).enumerate() {
+            let (here, there) = (f64::from(here), f64::from(there));
+            let bound = error + self.rounding(here) + self.rounding(there);
+            worst.compared();
+            if self.overflows(here, bound) && self.overflows(there, bound) {
+                continue;
+            }
+            let off = (here - there).abs();
+            if here != there && times_bound(off, bound) > 1.0 {
+                let place = Place { lane: Some(lane), ..place };
+                self.fail(worst, place, [here, there], (off, bound));
+            }
+        }
+    }
+
+    /// All keys of one KV head, lane by lane.
+    fn keys(
+        &self,
+        readers: &Readers<'_>,
+        [here, there]: [&Array3<f32>; 2],
+        errors: &[f64],
+        worst: &mut Worst,
+    ) {
+        let run = run_of(&self.evidence.problem.sequences[readers.sequence], Side::Kv);
+        let others = readers.kv_head * self.kv_heads..(readers.kv_head + 1) * self.kv_heads;
+        for (lane, &error) in errors.iter().enumerate() {
+            let mut excess = Excess { sum: 0.0, worst: None };
+            for (key, row) in run.real_rows().enumerate() {
+                worst.compared();
+                let own = f64::from(here[[row, readers.kv_head, lane]]);
+                let parts = || others.clone().map(|head| f64::from(there[[row, head, lane]]));
+                let rounding = self.rounding(own) + parts().map(|part| self.rounding(part)).sum::<f64>();
+                let far = error + rounding;
+                // Past the largest number an infinity is right: of a sum with one nothing can be said.
+                let parts_overflow = parts().any(|part| self.overflows(part, far));
+                if parts_overflow && (self.kv_heads > 1 || self.overflows(own, far)) {
+                    continue;
+                }
+                excess.add(key, [own, parts().sum()], rounding);
+            }
+            let Excess { sum, worst: Some((_, key, values)) } = excess else { continue };
+            if sum > error {
+                let (sequence, head) = (Some(readers.sequence), Some(readers.kv_head));
+                let place = Place { sequence, head, row: Some(key), lane: Some(lane) };
+                self.fail(worst, place, values, (sum, error));
+            }
+        }
+    }
+
+    fn fail(&self, worst: &mut Worst, place: Place, [here, there]: [f64; 2], (off, bound): (f64, f64)) {
+        let ratio = times_bound(off, bound);
+        worst.failed(ratio, |finding| {
+            finding.identity = Some(self.relation);
+            finding.place = place;
+            finding.got = Some(number(here));
+            finding.expected = Some(number(there));
+            finding.bound = Some(bound);
+            finding.ratio = ratio.is_finite().then_some(ratio);
+        });
+    }
+
+    fn format(&self) -> Format {
+        self.evidence.problem.precision.gradients.format
+    }
+
+    /// What the last rounding of a stored number may have moved it by, and underflow before it.
+    fn rounding(&self, value: f64) -> f64 {
+        own_rounding(self.format(), value) + self.floor
+    }
+
+    /// Whether the right value may be past the format's largest: then an infinity is right too.
+    fn overflows(&self, value: f64, bound: f64) -> bool {
+        value.abs() + bound >= self.format().max_finite()
+    }
+}
+
+impl Excess {
+    /// A NaN is further off than anything.
+    fn add(&mut self, key: usize, values: [f64; 2], rounding: f64) {
+        let [here, there] = values;
+        let off = if here == there { 0.0 } else { (here - there).abs() };
+        if off <= rounding {
+            return;
+        }
+        let beyond = if off.is_nan() { f64::INFINITY } else { off - rounding };
+        self.sum += beyond;
+        if self.worst.is_none_or(|(worst, ..)| beyond > worst) {
+            self.worst = Some((beyond, key, values));
+        }
+    }
+}
+
+impl GivenError {
+    /// The errors of both of two runs.
+    fn and(&self, other: &GivenError) -> GivenError {
+        GivenError {
+            weights: self.weights + other.weights,
+            logit_gradients: self.logit_gradients + other.logit_gradients,
+        }
+    }
+}

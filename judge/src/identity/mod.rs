@@ -1,0 +1,243 @@
+//! Identities: relations between results of the subject alone, without the oracle and at any size.
+//!
+//! An identity asks the subject a second question whose answer follows from the first: a *twin*, another problem or
+//! other inputs ([`TABLE`]). It is *bitwise* where a right kernel that keeps the promises it names ([`Promises`]) does
+//! the very same roundings in both runs, whatever its tiles, and zeros of either sign are the same; it is *bounded* where it does others,
+//! and the bound is then the sum of both runs' rounding terms, evaluated with norms of the inputs (`bound`), never a
+//! tolerance. The content of padding is a rung of its own (poison), and every twin's padding is poisoned too.
+//!
+//! Which identities a case meets follows from its data seed alone, so that a finding stays in sight of its identity
+//! while the geometry shrinks. Those without a run of their own are always asked; scoring, and a case that is too
+//! large for the oracle, ask all.
+
+mod arrange;
+mod asked;
+mod bound;
+mod gradients;
+mod heads;
+mod mask;
+pub mod norms;
+mod probe;
+mod repeat;
+mod scale;
+mod sums;
+mod twin;
+
+use crate::finding::{Check, Finding, Relation};
+use crate::hash::mix;
+use crate::ladder::evidence::{Depth, Evidence, Look};
+use crate::subject::Promises;
+use crate::verdict::Margin;
+
+/// Identities with runs of their own that a case of a campaign meets: a second one would cost a fifth of its cases.
+const DRAWN: usize = 1;
+/// Sets the draw of identities apart from other uses of the data seed.
+const DRAW: u64 = 0x1de7_7177;
+
+/// How near the two sides of an identity are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exactness {
+    /// The same bits; zeros of either sign are the same.
+    Bitwise,
+    /// Within a derived bound.
+    Bounded,
+    /// Bitwise where the same roundings are done, within a derived bound elsewhere.
+    Both,
+}
+
+/// An identity: what is asked, how near the answer is, and what for.
+pub struct Identity {
+    /// Which one.
+    pub relation: Relation,
+    /// How near the two sides are.
+    pub exactness: Exactness,
+    /// What the second run is of, whose results are held against those of the case's own; empty where there is none.
+    pub twin: &'static str,
+    /// Fault classes that it is there for.
+    pub sees: &'static [&'static str],
+    /// What a subject must promise for it to be asked.
+    pub needs: fn(&Promises) -> bool,
+    /// Runs of the subject that it takes.
+    pub runs: u32,
+    /// Asks; nothing where it says nothing about the case.
+    pub ask: fn(&Evidence<'_>) -> Option<Look>,
+}
+
+const fn free(_: &Promises) -> bool {
+    true
+}
+
+macro_rules! identity {
+    ($relation:ident $exactness:ident $runs:literal $needs:expr, $ask:path, $twin:literal;
+        $($sees:literal),+) => {
+        Identity {
+            relation: Relation::$relation,
+            exactness: Exactness::$exactness,
+            twin: $twin,
+            sees: &[$($sees),+],
+            needs: $needs,
+            runs: $runs,
+            ask: $ask,
+        }
+    };
+}
+
+/// Every identity, in the order of [`Relation`].
+pub static TABLE: [Identity; 24] = [
+    identity!(PaddingAmount Bitwise 1 |p| p.sequences_alone, arrange::padding_amount,
+        "the same sequences without their padding, or with three padding rows where they have none";
+        "padding", "lengths taken for offsets", "tile edges"),
+    identity!(Placement Bitwise 1 |p| p.sequences_alone, arrange::placement,
+        "the same sequences in the opposite order in memory, behind a first offset, with gaps and slack";
+        "base and slack", "offsets", "strides"),
+    identity!(SequenceOrder Bitwise 1 |p| p.sequences_alone, arrange::order,
+        "the same sequences in the opposite order";
+        "metadata of the wrong sequence", "schedulers"),
+    identity!(Alone Bitwise 1 |p| p.sequences_alone, arrange::alone,
+        "the sequence by itself";
+        "neighbours in a batch", "maxima over the batch", "cross-talk"),
+    identity!(EmptySequence Bitwise 1 |p| p.sequences_alone, arrange::empty_sequence,
+        "the same sequences with three more among them that hold no pair of query and key";
+        "empty sequences", "metadata shifted by one"),
+    identity!(ClosingOffsets Bitwise 1 |p| p.sequences_alone, arrange::closing_offsets,
+        "the same sequences and two more at the end that have no rows";
+        "repeated closing offsets", "batch size taken from offsets"),
+    identity!(OneRank Bounded 1 free, sums::one_rank,
+        "the same problem on one rank";
+        "coverage over ranks", "merges", "chunk order", "lost partial gradients"),
+    identity!(UnitValues Bounded 1 free, sums::unit_values,
+        "the same with every value of v at 1";
+        "normalisation", "merge weights", "lost partial results"),
+    identity!(SumOfDv Bounded 0 free, sums::sum_of_dv,
+        "";
+        "lost or doubled query blocks", "lost partial gradients"),
+    identity!(SumOfDk Bounded 0 free, sums::sum_of_dk,
+        "";
+        "missing rowsum of dout and out", "lse of another row"),
+    identity!(LinearInV Bitwise 1 free, scale::linear_in_v,
+        "the same with v times -2, or -1 where -2 might overflow";
+        "state kept between calls", "saturation", "constants added to results"),
+    identity!(LinearInDout Bitwise 1 |p| p.deterministic_backward, scale::linear_in_dout,
+        "the same with dout times -2, or -1 where -2 might overflow";
+        "gradients that do not start at zero", "saturation"),
+    identity!(ScaleFolding Bitwise 1 free, scale::scale_folding,
+        "the same with q doubled and the scale halved";
+        "scale ignored, fixed or applied twice"),
+    identity!(Negation Bitwise 1 free, scale::negation,
+        "the same with q and k negated";
+        "sign asymmetry", "constants added to logits"),
+    identity!(RepeatedKvHeads Both 1 |p| p.heads_alone, heads::repeated_kv_heads,
+        "the same with a copy of its KV head for every query head";
+        "head to KV head mapping", "packing of grouped heads", "lost heads of a group"),
+    identity!(HeadOrder Bitwise 1 |p| p.heads_alone, heads::head_order,
+        "the same with the heads in the opposite order";
+        "head indexing", "statistics or sinks of another head"),
+    identity!(WideWindow Bitwise 1 |p| p.rows_alone, mask::wide_window,
+        "the same with every absent window bound at more than the longest sequence";
+        "window bounds", "paths for special masks"),
+    identity!(MaskForm Bitwise 1 |p| p.rows_alone, mask::other_form,
+        "the same sight in another form: from the other corner, or without a window bound that hides nothing";
+        "diagonal alignment", "paths for special masks"),
+    identity!(NarrowerWindow Both 1 |p| p.rows_alone, mask::narrower_window,
+        "the same with a window one key narrower";
+        "window off by one", "ignored windows"),
+    identity!(Prefix Bitwise 1 |p| p.rows_alone, mask::prefix,
+        "the first queries of each sequence with the keys that they see, or the last queries where the diagonal ends there";
+        "look-ahead", "skipped blocks", "lengths of the tail"),
+    identity!(Influence Both 1 |p| p.rows_alone, probe::influence,
+        "the forward with one key and its value negated";
+        "any wrong pair of query and key"),
+    identity!(Cotangent Both 1 free, probe::cotangent,
+        "the same with dout at 0 but for one row of one head";
+        "any wrong pair in the backward", "gradients of another row"),
+    identity!(Rerun Bitwise 1 free, repeat::rerun,
+        "the same once more";
+        "races", "uninitialised memory"),
+    identity!(History Bitwise 2 free, repeat::history,
+        "the same after a run with q and v negated and one sequence fewer";
+        "state kept between calls", "metadata of an earlier call"),
+];
+
+/// The identity of a relation.
+pub fn identity(relation: Relation) -> &'static Identity {
+    &TABLE[relation as usize]
+}
+
+/// The rung: asks the identities of a case, the first broken one is the finding.
+pub(crate) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
+    let promises = evidence.backend.declaration().promises;
+    let all = evidence.depth == Depth::All || !evidence.has_oracle();
+    let asked = if all { TABLE.iter().collect() } else { drawn(evidence.problem.data_seed) };
+    let known = &evidence.judge.identities;
+    let asked = asked.into_iter().filter(|identity| known.contains(&identity.relation));
+    for identity in asked.filter(|identity| (identity.needs)(&promises)) {
+        match identity.answer(evidence) {
+            None | Some(Look::Held) => {}
+            Some(broken_or_failed) => return broken_or_failed,
+        }
+    }
+    Look::Held
+}
+
+impl Identity {
+    /// Asks; nothing where it says nothing about the case.
+    pub fn answer(&self, evidence: &Evidence<'_>) -> Option<Look> {
+        match (self.ask)(evidence) {
+            Some(Look::Broken(finding)) => Some(Look::Broken(Box::new(self.told(*finding)))),
+            answer => answer,
+        }
+    }
+
+    /// A finding that says which runs disagree. A process that ended has said so itself.
+    fn told(&self, finding: Finding) -> Finding {
+        if self.twin.is_empty() || finding.check != Check::Identity {
+            return finding;
+        }
+        let what = format!("{} (the second run: {}; a replay makes both)", finding.what, self.twin);
+        Finding { what, ..finding }
+    }
+}
+
+/// The identities of a data seed: those without runs, then [`DRAWN`] others, dear ones less often.
+pub fn drawn(data_seed: u64) -> Vec<&'static Identity> {
+    let (mut free, mut dear): (Vec<_>, Vec<_>) = TABLE.iter().partition(|identity| identity.runs == 0);
+    dear.sort_by_cached_key(|identity| {
+        // The least of several uniform draws: half as likely for twice the runs.
+        mix(mix(data_seed ^ DRAW).wrapping_add(identity.relation as u64)) / 2
+            * u64::from(identity.runs.min(2))
+    });
+    free.extend(dear.into_iter().take(DRAWN));
+    free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_relations_and_names_are_theirs() {
+        for (index, identity) in TABLE.iter().enumerate() {
+            assert_eq!(identity.relation as usize, index);
+            let json = serde_json::to_string(&identity.relation).expect("a name");
+            assert_eq!(json, format!("\"{}\"", identity.relation.name()));
+            assert!(!identity.sees.is_empty());
+            assert_eq!(identity.twin.is_empty(), identity.runs == 0, "{}", identity.relation.name());
+        }
+    }
+
+    #[test]
+    fn every_identity_is_drawn_and_cheap_ones_more_often() {
+        let mut counts = [0; TABLE.len()];
+        for identity in (0..20_000).flat_map(drawn) {
+            counts[identity.relation as usize] += 1;
+        }
+        let history = counts[Relation::History as usize];
+        for (identity, count) in TABLE.iter().zip(counts) {
+            match identity.runs {
+                0 => assert_eq!(count, 20_000),
+                1 => assert!(count > 600 && count > history * 3 / 2, "{} {count}", identity.relation.name()),
+                _ => assert!(count > 100, "{} {count}", identity.relation.name()),
+            }
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The same question twice.
+
+use super::twin::{Twin, everything, same};
+use crate::finding::Relation;
+use crate::ladder::evidence::{Evidence, Look};
+
+/// The same run again.
+pub(super) fn rerun(evidence: &Evidence<'_>) -> Option<Look> {
+    let twin = Twin::of(evidence);
+    Some(twin.agrees(evidence, Relation::Rerun, &same(&everything(evidence))))
+}
+
+/// The same run after one of another geometry and with other values: the sequences but the last, head dimensions and
+/// everything else as they are, q and v negated.
+pub(super) fn history(evidence: &Evidence<'_>) -> Option<Look> {
+    let mut other = Twin::of(evidence);
+    let mut fields: seamproof_oracle::ProblemFields = evidence.problem.clone().into();
+    fields.sequences.pop();
+    let kept = (0..fields.sequences.len()).map(Some).collect();
+    if let Some(fewer) = Twin::new(evidence, fields, super::twin::Source::sequences(evidence.problem, kept)) {
+        other = fewer;
+    }
+    other.inputs.q.mapv_inplace(|q| -q);
+    other.inputs.v.mapv_inplace(|v| -v);
+    if let Err(look) = other.answer(evidence, Relation::History) {
+        return Some(look);
+    }
+    Some(Twin::of(evidence).agrees(evidence, Relation::History, &same(&everything(evidence))))
+}

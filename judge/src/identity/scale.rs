@@ -1,0 +1,89 @@
+//! Identities of signs and powers of two.
+//!
+//! Negating an operand negates every product, sum and rounding, to nearest or toward zero. Doubling it doubles them
+//! while nothing overflows or falls below the normal range; [`tame`] says where that is so: in bf16, whose range is that
+//! of f32, while weights stay above e^-40 and no input is tiny. Where it is not, only signs are asked for.
+
+use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, TensorName};
+
+use super::norms::Norms;
+use super::twin::{Claim, Source, Twin, everything};
+use crate::finding::Relation;
+use crate::ladder::evidence::{Evidence, Look};
+
+/// Least weight, as an exponent, that is far above the smallest normal number.
+const LOG_WEIGHT_MIN: f64 = 40.0;
+/// Least and largest magnitude of an input that is tame.
+const TAME: std::ops::Range<f32> = 1.0 / 16_777_216.0..16_777_216.0;
+
+/// Whether doubling a value or an output gradient doubles every number that comes of it.
+fn tame(evidence: &Evidence<'_>) -> bool {
+    let (problem, inputs) = (evidence.problem, evidence.inputs);
+    let bf16 = problem
+        .precision
+        .elements()
+        .iter()
+        .all(|(_, element)| matches!(element.format, Format::Bf16 | Format::F32));
+    let all = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout];
+    let values = || all.into_iter().flatten().map(|x| x.abs()).filter(|&x| x != 0.0);
+    let keys = problem.sequences.iter().map(|sequence| sequence.kv.len).max().unwrap_or(0);
+    let spread = 2.0 * Norms::new(problem, inputs).largest_logit(problem) + libm::log(keys as f64 + 1.0);
+    bf16 && problem.mode != InputMode::Tiny && spread <= LOG_WEIGHT_MIN && values().all(|x| TAME.contains(&x))
+}
+
+/// Claims of everything, with the factors of some.
+fn claims(evidence: &Evidence<'_>, factors: &[(TensorName, f32)]) -> Vec<Claim> {
+    let factor = |tensor| factors.iter().find(|(name, _)| *name == tensor).map_or(1.0, |(_, factor)| *factor);
+    everything(evidence).into_iter().map(|tensor| Claim { tensor, factor: factor(tensor) }).collect()
+}
+
+/// V times −2 (or −1): out, dq, dk and dsink times that, dv and the statistics as they are.
+pub(super) fn linear_in_v(evidence: &Evidence<'_>) -> Option<Look> {
+    use TensorName::{Dk, Dq, Dsink, Out};
+    let factor = if tame(evidence) { -2.0 } else { -1.0 };
+    let mut twin = Twin::of(evidence);
+    twin.inputs.v.mapv_inplace(|v| factor * v);
+    let claims = claims(evidence, &[(Out, factor), (Dq, factor), (Dk, factor), (Dsink, factor)]);
+    Some(twin.agrees(evidence, Relation::LinearInV, &claims))
+}
+
+/// dout times −2 (or −1): the gradients times that, the forward as it is.
+pub(super) fn linear_in_dout(evidence: &Evidence<'_>) -> Option<Look> {
+    use TensorName::{Dk, Dq, Dsink, Dv};
+    if evidence.problem.pass == Pass::Forward {
+        return None;
+    }
+    let factor = if tame(evidence) { -2.0 } else { -1.0 };
+    let mut twin = Twin::of(evidence);
+    twin.inputs.dout.mapv_inplace(|dout| factor * dout);
+    let claims = claims(evidence, &[(Dq, factor), (Dk, factor), (Dv, factor), (Dsink, factor)]);
+    Some(twin.agrees(evidence, Relation::LinearInDout, &claims))
+}
+
+/// 2q with half the scale: dq is halved, all else as it is. Logits are sums of products of q and k, which are never
+/// tiny; gradients may be.
+pub(super) fn scale_folding(evidence: &Evidence<'_>) -> Option<Look> {
+    use TensorName::{Dk, Dq};
+    let mut fields: ProblemFields = evidence.problem.clone().into();
+    fields.softmax.scale /= 2.0;
+    let mut twin = Twin::new(evidence, fields, Source::same(evidence.problem))?;
+    twin.inputs.q.mapv_inplace(|q| 2.0 * q);
+    let largest = evidence.problem.precision.q.format.max_finite();
+    if twin.inputs.q.iter().any(|&q| f64::from(q.abs()) > largest) {
+        return None;
+    }
+    let mut claims = claims(evidence, &[(Dq, 0.5)]);
+    if !tame(evidence) {
+        claims.retain(|claim| !matches!(claim.tensor, Dq | Dk));
+    }
+    Some(twin.agrees(evidence, Relation::ScaleFolding, &claims))
+}
+
+/// −q with −k: dq and dk are negated, all else as it is.
+pub(super) fn negation(evidence: &Evidence<'_>) -> Option<Look> {
+    let mut twin = Twin::of(evidence);
+    twin.inputs.q.mapv_inplace(|q| -q);
+    twin.inputs.k.mapv_inplace(|k| -k);
+    let claims = claims(evidence, &[(TensorName::Dq, -1.0), (TensorName::Dk, -1.0)]);
+    Some(twin.agrees(evidence, Relation::Negation, &claims))
+}

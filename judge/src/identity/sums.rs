@@ -1,0 +1,343 @@
+//! Bounded identities: sums that are known, and the same problem on one rank.
+
+use std::cell::LazyCell;
+
+use ndarray::Array3;
+use seamproof_oracle::envelope::F32_ROUNDOFF;
+use seamproof_oracle::{Algorithm, ContextParallel, Format, ProblemFields, Side, Sink};
+
+use super::bound::{Against, Bounds};
+use super::gradients::{self, Runs};
+use super::norms::norm;
+use super::twin::{Source, Twin};
+use crate::finding::Relation;
+use crate::finding::{Check, Finding, Place, number};
+use crate::ladder::compare::{Worst, lanes, times_bound};
+use crate::ladder::evidence::{Evidence, Look};
+use crate::layout::run_of;
+use crate::subject::{RankGradients, RankOutputs, TensorName};
+
+/// Collects elements that are further from what they must be than their bound.
+pub(super) struct Bounded {
+    relation: Relation,
+    worst: Worst,
+}
+
+impl Bounded {
+    pub(super) fn new(relation: Relation, tensor: TensorName, what: &str) -> Bounded {
+        Bounded { relation, worst: Worst::new(Check::Identity, tensor, what) }
+    }
+
+    /// Compares one element. Where nothing is bounded, an infinity holds too.
+    pub(super) fn compare(&mut self, place: Place, got: f64, expected: f64, bound: f64) {
+        self.worst.compared();
+        let error = (got - expected).abs();
+        if got == expected || (error == f64::INFINITY && bound == f64::INFINITY) {
+            return;
+        }
+        let ratio = times_bound(error, bound);
+        if ratio <= 1.0 {
+            return;
+        }
+        let relation = self.relation;
+        self.worst.failed(ratio, |finding| {
+            finding.identity = Some(relation);
+            finding.place = place;
+            finding.got = Some(number(got));
+            finding.expected = Some(number(expected));
+            finding.bound = Some(bound);
+            finding.ratio = ratio.is_finite().then_some(ratio);
+        });
+    }
+
+    pub(super) fn finding(self) -> Option<Finding> {
+        self.worst.finding()
+    }
+}
+
+/// Calls `visit(sequence, position, head)` for every real query row of the case.
+fn each_query(evidence: &Evidence<'_>, mut visit: impl FnMut(usize, usize, usize)) {
+    for (index, sequence) in evidence.problem.sequences.iter().enumerate() {
+        for position in 0..sequence.q.len {
+            (0..evidence.problem.heads.q).for_each(|head| visit(index, position, head));
+        }
+    }
+}
+
+fn query_place(sequence: usize, row: usize, head: usize) -> Place {
+    Place { sequence: Some(sequence), head: Some(head), row: Some(row), lane: None }
+}
+
+/// The same problem on one rank: lse and out agree within both errors, and then dq, dk and dv; a rank's share of dsink is
+/// left to the envelope.
+pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
+    let relation = Relation::OneRank;
+    if evidence.problem.parallel.algorithm == Algorithm::Single {
+        return None;
+    }
+    let mut fields: ProblemFields = evidence.problem.clone().into();
+    fields.parallel = ContextParallel::single();
+    let twin = Twin::new(evidence, fields, Source::same(evidence.problem))?;
+    let answer = match twin.answer(evidence, relation) {
+        Ok(answer) => answer,
+        Err(look) => return Some(look),
+    };
+    let here = Bounds::new(evidence, evidence.problem, evidence.inputs);
+    let there = Bounds::new(evidence, &twin.problem, &twin.inputs);
+    let what = "further from the result of one rank than both roundings explain";
+    let (mut lse, mut out) =
+        (Bounded::new(relation, TensorName::Lse, what), Bounded::new(relation, TensorName::Out, what));
+    each_query(evidence, |sequence, position, head| {
+        let place = query_place(sequence, position, head);
+        let (a, b) = (here.row(sequence, position, head), there.row(sequence, position, head));
+        let row = evidence.problem.sequences[sequence].q.row(position);
+        if let (Some(got), Some(one)) = (&evidence.first.lse, &answer.lse) {
+            lse.compare(place, got[[head, row]].into(), one[[head, row]].into(), a.lse + b.lse);
+        }
+        for lane in 0..evidence.problem.dims.v {
+            let at = [row, head, lane];
+            let place = Place { lane: Some(lane), ..place };
+            out.compare(place, evidence.first.out[at].into(), answer.out[at].into(), a.out + b.out);
+        }
+    });
+    let gradients = || {
+        let (own, one) = (evidence.first.gradients.as_ref()?, answer.gradients.as_ref()?);
+        let what = "further from the gradient of one rank than the errors of both runs explain";
+        let (bounds, against) = ([&here, &there], Against::Exact);
+        let floor = gradients::floor(bounds);
+        Runs { evidence, relation, what, bounds, kv_heads: 1, against, floor }.compare(own, one)
+    };
+    Some(lse.finding().or_else(|| out.finding()).or_else(gradients).into())
+}
+
+/// All values 1: out is 1, or what the sink leaves of it, or 0 where no key is seen.
+pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
+    let relation = Relation::UnitValues;
+    let mut twin = Twin::forward_of(evidence)?;
+    twin.inputs.v.fill(1.0);
+    let answer = match twin.answer(evidence, relation) {
+        Ok(answer) => answer,
+        Err(look) => return Some(look),
+    };
+    let problem = evidence.problem;
+    if answer.lse.is_none() && problem.softmax.sink != Sink::None {
+        return None;
+    }
+    let bounds = Bounds::new(evidence, &twin.problem, &twin.inputs);
+    let mut out = Bounded::new(relation, TensorName::Out, "not what weights that add up to 1 make of ones");
+    each_query(evidence, |sequence, position, head| {
+        let both = &problem.sequences[sequence];
+        let (row, place) = (both.q.row(position), query_place(sequence, position, head));
+        let (expected, bound) = if problem.mask.visible(position, both.q.len, both.kv.len).is_empty() {
+            (0.0, 0.0)
+        } else {
+            let error = bounds.row(sequence, position, head);
+            let lse = answer.lse.as_ref().map_or(0.0, |lse| f64::from(lse[[head, row]]));
+            let mass = problem.sink(head, &twin.inputs.sink).map_or(0.0, |sink| libm::exp(sink - lse));
+            let of_sink = if mass == 0.0 { 0.0 } else { mass * libm::expm1(error.lse) };
+            (1.0 - mass, error.out + of_sink)
+        };
+        for lane in 0..problem.dims.v {
+            let got = f64::from(answer.out[[row, head, lane]]);
+            out.compare(Place { lane: Some(lane), ..place }, got, expected, bound);
+        }
+    });
+    Some(out.finding().into())
+}
+
+/// A KV head of a sequence, and who reads it: the queries that see a key, in each query head of the group.
+pub(super) struct Readers<'a> {
+    pub(super) sequence: usize,
+    pub(super) kv_head: usize,
+    pub(super) queries: &'a [usize],
+    pub(super) group: usize,
+}
+
+impl Readers<'_> {
+    /// Calls `visit(position, query head)` for each.
+    pub(super) fn each(&self, mut visit: impl FnMut(usize, usize)) {
+        for &position in self.queries {
+            (self.kv_head * self.group..(self.kv_head + 1) * self.group)
+                .for_each(|head| visit(position, head));
+        }
+    }
+}
+
+/// The queries of a sequence that see a key.
+pub(super) fn seeing(evidence: &Evidence<'_>, sequence: usize) -> Vec<usize> {
+    let (mask, both) = (&evidence.problem.mask, evidence.problem.sequences[sequence]);
+    (0..both.q.len).filter(|&i| !mask.visible(i, both.q.len, both.kv.len).is_empty()).collect()
+}
+
+/// Adds a row of a gradient to the sums of its lanes, and what rounding it may have moved to those of roundings.
+fn add_row(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64) {
+    // Each arm is compiled for its own format.
+    match format {
+        Format::Bf16 => add_row_of(totals, Format::Bf16, row, floor),
+        Format::Fp16 => add_row_of(totals, Format::Fp16, row, floor),
+        _ => add_row_of(totals, format, row, floor),
+    }
+}
+
+#[inline(always)]
+fn add_row_of(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64) {
+    for ((total, rounding), &value) in totals.iter_mut().zip(row) {
+        let value = f64::from(value);
+        *total += value;
+        *rounding = *rounding + own_rounding(format, value) + floor;
+    }
+}
+
+/// What an error moves a product with a number of a magnitude by, and what the product may lose below the normal range. An error without a
+/// bound moves nothing of a product with 0.
+pub(super) fn moved_by(magnitude: f64, error: f64) -> f64 {
+    let moved = if magnitude == 0.0 { 0.0 } else { magnitude * error };
+    moved + f64::from(f32::MIN_POSITIVE)
+}
+
+/// What rounding to a format may have moved a returned number by.
+#[inline(always)]
+pub(super) fn own_rounding(format: Format, value: f64) -> f64 {
+    // The number before its rounding may be larger than the returned one.
+    let (unit, least) = (format.unit_roundoff(), format.tiny_half());
+    let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
+    format.half_spacing(magnitude)
+}
+
+/// A number for each lane of a gradient, from the queries that add to it.
+type Lanes<'a> = &'a dyn Fn(&Readers<'_>) -> Vec<f64>;
+
+/// Compares, for each sequence and KV head, the sums of a gradient's rows with what they must be, lane by lane, within
+/// their own roundings and a further bound. That one is dear: it is asked for where roundings do not explain a sum. So is
+/// the largest magnitude that an element may have before it is rounded: it is asked for where one is infinite.
+fn sums(
+    evidence: &Evidence<'_>,
+    (relation, tensor): (Relation, TensorName),
+    (gradient, floor): (&Array3<f32>, f64),
+    expected: impl Fn(&Readers<'_>) -> Vec<f64>,
+    [bound, largest]: [Lanes<'_>; 2],
+) -> Look {
+    let problem = evidence.problem;
+    let format = problem.precision.gradients.format;
+    let mut worst = Bounded::new(relation, tensor, "the rows do not add up to what they must");
+    for (index, sequence) in problem.sequences.iter().enumerate().filter(|(_, s)| s.kv.len > 0) {
+        let queries = seeing(evidence, index);
+        for head in 0..problem.heads.kv {
+            let readers =
+                Readers { sequence: index, kv_head: head, queries: &queries, group: problem.group() };
+            let expected = expected(&readers);
+            let mut totals = vec![(0.0, 0.0); gradient.shape()[2]];
+            for row in run_of(sequence, Side::Kv).real_rows() {
+                add_row(&mut totals, format, &lanes(gradient, row, head), floor);
+            }
+            let near = totals.iter().zip(&expected).all(|((total, r), sum)| (total - sum).abs() <= *r);
+            let further = if near { vec![0.0; expected.len()] } else { bound(&readers) };
+            let largest = LazyCell::new(|| largest(&readers));
+            for (lane, (total, rounding)) in totals.into_iter().enumerate() {
+                let rows = run_of(sequence, Side::Kv).real_rows();
+                let infinite =
+                    !total.is_finite() && { rows }.all(|row| !gradient[[row, head, lane]].is_nan());
+                if infinite && largest[lane] + further[lane] >= format.max_finite() {
+                    // An infinity of a row may be right, and of two the sum is a NaN: nothing can be said.
+                    worst.worst.held(1);
+                    continue;
+                }
+                let bound = if expected[lane].abs() + further[lane] >= format.max_finite() {
+                    f64::INFINITY
+                } else {
+                    further[lane] + rounding * (1.0 + 4.0 * F32_ROUNDOFF)
+                };
+                let place = Place { sequence: Some(index), head: Some(head), row: None, lane: Some(lane) };
+                worst.compare(place, total, expected[lane], bound);
+            }
+        }
+    }
+    worst.finding().into()
+}
+
+fn gradients<'a>(evidence: &Evidence<'a>) -> Option<(&'a RankGradients, &'a RankOutputs)> {
+    evidence.first.gradients.as_ref().map(|gradients| (gradients, evidence.first))
+}
+
+/// The rows of dv add up to those of dout whose queries see a key: the weights of each add up to 1 (no sink).
+pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
+    let (gradients, _) = gradients(evidence)?;
+    if evidence.problem.softmax.sink != Sink::None {
+        return None;
+    }
+    let bounds = Bounds::new(evidence, evidence.problem, evidence.inputs);
+    let dout = |readers: &Readers<'_>, position: usize, head: usize| {
+        let row = evidence.problem.sequences[readers.sequence].q.row(position);
+        lanes(&evidence.inputs.dout, row, head)
+    };
+    let expected = |readers: &Readers<'_>| {
+        let mut sum = vec![0.0; evidence.problem.dims.v];
+        readers.each(|position, head| {
+            let dout = dout(readers, position, head);
+            sum.iter_mut().zip(&*dout).for_each(|(sum, &dout)| *sum += f64::from(dout));
+        });
+        sum
+    };
+    let bound = |readers: &Readers<'_>| {
+        let mut bound = vec![0.0; evidence.problem.dims.v];
+        readers.each(|position, head| {
+            let error = bounds.weights_in_dv(readers.sequence, position, head);
+            for (bound, &dout) in bound.iter_mut().zip(&*dout(readers, position, head)) {
+                *bound += moved_by(dout.abs().into(), error);
+            }
+        });
+        bound
+    };
+    // No weight is larger than 1.
+    let largest = |readers: &Readers<'_>| {
+        let mut sum = vec![0.0; evidence.problem.dims.v];
+        readers.each(|position, head| {
+            let dout = dout(readers, position, head);
+            sum.iter_mut().zip(&*dout).for_each(|(sum, &dout)| *sum += f64::from(dout.abs()));
+        });
+        sum
+    };
+    let of = (Relation::SumOfDv, TensorName::Dv);
+    Some(sums(evidence, of, (&gradients.dv, bounds.sum_floor()), expected, [&bound, &largest]))
+}
+
+/// The rows of dk add up to 0: one vector added to all keys moves every logit of a row alike (no soft cap, no sink).
+pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
+    let (gradients, rank) = gradients(evidence)?;
+    let (problem, inputs) = (evidence.problem, evidence.inputs);
+    if problem.softmax.sink != Sink::None || problem.softmax.softcap.is_some() {
+        return None;
+    }
+    let bounds = Bounds::new(evidence, problem, inputs);
+    let expected = |_: &Readers<'_>| vec![0.0; problem.dims.qk];
+    let bound = |readers: &Readers<'_>| {
+        let mut bound = vec![0.0; problem.dims.qk];
+        readers.each(|position, head| {
+            let row = problem.sequences[readers.sequence].q.row(position);
+            let dout = lanes(&inputs.dout, row, head).iter().map(|&x| f64::from(x.abs())).sum();
+            let norms = (norm(&inputs.dout, row, head), dout, norm(&rank.out, row, head));
+            let residue = bounds.residue_in_dk(readers.sequence, position, head, norms);
+            let residue = residue * f64::from(problem.softmax.scale) * (1.0 + 8.0 * F32_ROUNDOFF);
+            for (bound, &q) in bound.iter_mut().zip(&*lanes(&inputs.q, row, head)) {
+                *bound += moved_by(q.abs().into(), residue);
+            }
+        });
+        bound
+    };
+    // |dS| is at most |dout| · (|v| + |out|), and out is a mean of rows of v.
+    let largest = |readers: &Readers<'_>| {
+        let keys = run_of(&problem.sequences[readers.sequence], Side::Kv).real_rows();
+        let values = keys.map(|row| norm(&inputs.v, row, readers.kv_head)).fold(0.0, f64::max);
+        let mut sum = vec![0.0; problem.dims.qk];
+        readers.each(|position, head| {
+            let row = problem.sequences[readers.sequence].q.row(position);
+            let most = f64::from(problem.softmax.scale) * norm(&inputs.dout, row, head) * 2.0 * values;
+            for (sum, &q) in sum.iter_mut().zip(&*lanes(&inputs.q, row, head)) {
+                *sum += f64::from(q.abs()) * most;
+            }
+        });
+        sum
+    };
+    let of = (Relation::SumOfDk, TensorName::Dk);
+    Some(sums(evidence, of, (&gradients.dk, bounds.sum_floor()), expected, [&bound, &largest]))
+}

@@ -1,0 +1,304 @@
+//! A twin: another problem and inputs whose right answer follows from the first one's.
+
+use std::ops::Range;
+
+use ndarray::{Array3, Axis};
+use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side};
+
+use super::asked::broken;
+use crate::finding::Relation;
+use crate::finding::{Check, Finding, Place, number};
+use crate::ladder::compare::{View, Worst, lanes};
+use crate::ladder::evidence::{Evidence, Look};
+use crate::ladder::runs::{death, fills, poisoned};
+use crate::ladder::structure::results;
+use crate::layout::{self, RankLayout, run_of};
+use crate::subject::{RankOutputs, RunError, TensorName};
+
+/// Where the rows and heads of a twin come from.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    /// For each sequence of the twin the problem's own; none for one that the twin made up.
+    pub(super) sequences: Vec<Option<usize>>,
+    /// For each sequence of the twin the query position of the problem's own that its first query is.
+    pub(super) skip: Vec<usize>,
+    /// For each query head of the twin the problem's own.
+    pub(super) q_heads: Vec<usize>,
+    /// For each KV head.
+    pub(super) kv_heads: Vec<usize>,
+}
+
+impl Source {
+    /// Everything where it was.
+    pub(super) fn same(problem: &Problem) -> Source {
+        Source {
+            sequences: (0..problem.sequences.len()).map(Some).collect(),
+            skip: vec![0; problem.sequences.len()],
+            q_heads: (0..problem.heads.q).collect(),
+            kv_heads: (0..problem.heads.kv).collect(),
+        }
+    }
+
+    /// Other sequences, everything else where it was.
+    pub(super) fn sequences(problem: &Problem, sequences: Vec<Option<usize>>) -> Source {
+        Source { skip: vec![0; sequences.len()], sequences, ..Source::same(problem) }
+    }
+
+    /// The problem's own sequence and position of a twin's.
+    fn row(&self, side: Side, sequence: usize, position: usize) -> Option<(usize, usize)> {
+        let skip = if side == Side::Q { self.skip[sequence] } else { 0 };
+        Some((self.sequences[sequence]?, position + skip))
+    }
+
+    fn heads(&self, side: Side) -> &[usize] {
+        if side == Side::Q { &self.q_heads } else { &self.kv_heads }
+    }
+}
+
+/// A claim: this tensor of the twin is the problem's own times a factor, element by element.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    pub(super) tensor: TensorName,
+    pub(super) factor: f32,
+}
+
+impl Claim {
+    #[inline]
+    fn agrees(self, got: f32, own: f32) -> bool {
+        (got == self.factor * own) | (got.is_nan() & (self.factor * own).is_nan())
+    }
+
+    /// Whether it holds for each of some elements.
+    fn holds(self, theirs: &[f32], ours: &[f32]) -> bool {
+        theirs.iter().zip(ours).fold(true, |all, (&got, &own)| all & self.agrees(got, own))
+    }
+}
+
+/// Whether a row of the problem's own is asked about: its side, sequence and position.
+pub(super) type Asked<'a> = dyn Fn(Side, usize, usize) -> bool + 'a;
+
+/// Claims that these tensors are the same.
+pub(super) fn same(tensors: &[TensorName]) -> Vec<Claim> {
+    tensors.iter().map(|&tensor| Claim { tensor, factor: 1.0 }).collect()
+}
+
+/// out, lse and max_logit; the gradients of rows as well where `gradients`.
+pub(super) fn results_of(gradients: bool) -> Vec<TensorName> {
+    use TensorName::{Dk, Dq, Dv, Lse, MaxLogit, Out};
+    if gradients { vec![Out, Lse, MaxLogit, Dq, Dk, Dv] } else { vec![Out, Lse, MaxLogit] }
+}
+
+/// Every result, dsink among them where gradients have the same bits on every run.
+pub(super) fn everything(evidence: &Evidence<'_>) -> Vec<TensorName> {
+    let deterministic = evidence.backend.declaration().promises.deterministic_backward;
+    let mut tensors = results_of(deterministic);
+    tensors.extend(deterministic.then_some(TensorName::Dsink));
+    tensors
+}
+
+/// Another problem with inputs, and where its rows come from.
+pub(super) struct Twin {
+    pub(super) problem: Problem,
+    pub(super) inputs: Inputs,
+    pub(super) source: Source,
+}
+
+impl Twin {
+    /// The twin of these fields with the problem's own values; none where the subject does not take it.
+    pub(super) fn new(evidence: &Evidence<'_>, fields: ProblemFields, source: Source) -> Option<Twin> {
+        let problem = Problem::new(fields).ok()?;
+        let taken = evidence.backend.declaration().capabilities.refusal(&problem).is_none();
+        if !taken || problem.elements() > evidence.judge.elements_max {
+            return None;
+        }
+        let inputs = evidence.making(|| gather(evidence.problem, evidence.inputs, &problem, &source));
+        Some(Twin { problem, inputs, source })
+    }
+
+    /// The problem itself, for other inputs.
+    pub(super) fn of(evidence: &Evidence<'_>) -> Twin {
+        let (problem, inputs) = (evidence.problem.clone(), evidence.making(|| evidence.inputs.clone()));
+        Twin { source: Source::same(&problem), problem, inputs }
+    }
+
+    /// The same without the backward.
+    pub(super) fn forward_of(evidence: &Evidence<'_>) -> Option<Twin> {
+        let mut fields: ProblemFields = evidence.problem.clone().into();
+        fields.pass = Pass::Forward;
+        let source = Source::same(evidence.problem);
+        Twin::new(evidence, fields, source)
+    }
+
+    /// The subject's answer in the twin's own layout, its padding poisoned; else what is wrong with it.
+    pub(super) fn answer(&self, evidence: &Evidence<'_>, relation: Relation) -> Result<RankOutputs, Look> {
+        let wrong =
+            |what: String| Look::from(Some(broken(relation, None, format!("in the second run: {what}"))));
+        let [fill, _] = fills(evidence.backend, &self.problem);
+        let inputs = evidence.making(|| poisoned(&self.inputs, &self.problem, fill));
+        let outputs = match evidence.run(&self.problem, &inputs) {
+            Ok(outputs) => outputs,
+            Err(RunError::Infrastructure(what)) => return Err(Look::Failed(what)),
+            Err(error @ RunError::OutOfMemory(_)) => return Err(Look::Failed(error.to_string())),
+            // A process that ended is its own failure, whoever asked it.
+            Err(error @ (RunError::Ended(_) | RunError::Sentinel(_))) => {
+                let finding = death(error);
+                let what = format!("in the second run of {relation}: {}", finding.what);
+                return Err(Look::Broken(Box::new(Finding { what, ..finding })));
+            }
+            Err(error) => return Err(wrong(error.to_string())),
+        };
+        let judge = evidence.judge;
+        let layouts = (judge.layouts)(&self.problem).map_err(|error| Look::Failed(error.to_string()))?;
+        if let Some(finding) = (judge.structure)(evidence.backend, &self.problem, &layouts, &outputs) {
+            return Err(wrong(finding.to_string()));
+        }
+        (judge.assemble)(&self.problem, &layouts, outputs.ranks).map_err(|finding| wrong(finding.to_string()))
+    }
+
+    /// Asks the subject and holds its answer against the claims, on every row.
+    pub(super) fn agrees(&self, evidence: &Evidence<'_>, relation: Relation, claims: &[Claim]) -> Look {
+        match self.answer(evidence, relation) {
+            Ok(answer) => self.compare(evidence, relation, &answer, claims, None).into(),
+            Err(look) => look,
+        }
+    }
+
+    /// The first claim that does not hold, on the rows for which `asked(side, sequence, position)` of the problem, or on all.
+    pub(super) fn compare(
+        &self,
+        evidence: &Evidence<'_>,
+        relation: Relation,
+        answer: &RankOutputs,
+        claims: &[Claim],
+        asked: Option<&Asked<'_>>,
+    ) -> Option<Finding> {
+        let layout = layout::whole(&self.problem);
+        let own = results(evidence.first);
+        results(answer).into_iter().find_map(|(tensor, there)| {
+            let claim = claims.iter().find(|claim| claim.tensor == tensor)?;
+            let (_, here) = own.iter().find(|(name, _)| *name == tensor)?;
+            self.tensor(evidence, relation, *claim, (*here, there, &layout), asked)
+        })
+    }
+
+    /// Whether the claim holds everywhere, looked at by as many rows as lie together in both; not known where heads changed
+    /// places.
+    fn every_stretch(
+        &self,
+        evidence: &Evidence<'_>,
+        claim: Claim,
+        (here, there, layout): (View<'_, f32>, View<'_, f32>, &RankLayout),
+    ) -> bool {
+        let (Some(ours), Some(theirs)) = (here.flat(), there.flat()) else { return false };
+        let side = here.side();
+        let in_place = |heads: &[usize]| heads.iter().enumerate().all(|(to, from)| to == *from);
+        if matches!(here, View::Heads(_))
+            || here.extent() != there.extent()
+            || !(in_place(&self.source.q_heads) && in_place(&self.source.kv_heads))
+        {
+            return false;
+        }
+        layout.side(side).runs.iter().all(|placed| {
+            let to = placed.local;
+            let Some((own, skip)) = self.source.row(side, placed.sequence, 0) else { return true };
+            let from = run_of(&evidence.problem.sequences[own], side);
+            let rows = if to.step == 1 && from.step == 1 { to.len.max(1) } else { 1 };
+            (0..to.len).step_by(rows).all(|i| {
+                let both = ranges(there, to.row(i), rows).zip(ranges(here, from.row(skip + i), rows));
+                { both }.all(|(to, from)| claim.holds(&theirs[to], &ours[from]))
+            })
+        })
+    }
+
+    fn tensor(
+        &self,
+        evidence: &Evidence<'_>,
+        relation: Relation,
+        claim: Claim,
+        (here, there, layout): (View<'_, f32>, View<'_, f32>, &RankLayout),
+        asked: Option<&Asked<'_>>,
+    ) -> Option<Finding> {
+        if asked.is_none() && self.every_stretch(evidence, claim, (here, there, layout)) {
+            return None;
+        }
+        let side = here.side();
+        let kv = matches!(claim.tensor, TensorName::Dk | TensorName::Dv);
+        let heads = self.source.heads(if kv { Side::Kv } else { Side::Q });
+        let what = "a second run's result (got) is not what follows from the case's own (expected)";
+        let mut worst = Worst::new(Check::Identity, claim.tensor, what);
+        there.real(layout, |row, head, place| {
+            let mut own = Place { head: Some(heads[head]), ..Place::default() };
+            let mut own_row = 0;
+            if let (Some(sequence), Some(position)) = (place.sequence, place.row) {
+                let Some((sequence, position)) = self.source.row(side, sequence, position) else { return };
+                if asked.is_some_and(|asked| !asked(side, sequence, position)) {
+                    return;
+                }
+                own = Place { sequence: Some(sequence), row: Some(position), ..own };
+                own_row = run_of(&evidence.problem.sequences[sequence], side).row(position);
+            }
+            let (theirs, ours) = (there.lane(row, head), here.lane(own_row, heads[head]));
+            if let (Some(theirs), Some(ours)) = (theirs.to_slice(), ours.to_slice())
+                && claim.holds(theirs, ours)
+            {
+                worst.held(theirs.len());
+                return;
+            }
+            for (lane, (&got, &own_value)) in theirs.into_iter().zip(ours).enumerate() {
+                let expected = claim.factor * own_value;
+                worst.compared();
+                if !claim.agrees(got, own_value) {
+                    worst.failed(0.0, |finding| {
+                        finding.identity = Some(relation);
+                        finding.place = here.lane_place(own, lane);
+                        finding.got = Some(number(got));
+                        finding.expected = Some(number(expected));
+                    });
+                }
+            }
+        });
+        worst.finding()
+    }
+}
+
+/// The elements of rows of a tensor that follow each other in memory, as ranges of [`View::flat`].
+fn ranges(view: View<'_, f32>, row: usize, rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let (heads, dim) = view.extent();
+    let (count, first, step, size) = match view {
+        View::Statistic(array) => (heads, row, array.shape()[1], rows),
+        _ => (1, row * heads * dim, 0, rows * heads * dim),
+    };
+    (0..count).map(move |i| first + i * step..first + i * step + size)
+}
+
+/// The twin's inputs, copied from the problem's.
+fn gather(base: &Problem, inputs: &Inputs, twin: &Problem, source: &Source) -> Inputs {
+    let copy = |from: &Array3<f32>, side: Side, shape: [usize; 3]| {
+        let mut to = Array3::zeros(shape);
+        for (index, sequence) in twin.sequences.iter().enumerate() {
+            for (position, row) in run_of(sequence, side).real_rows().enumerate() {
+                let Some((own, position)) = source.row(side, index, position) else { continue };
+                let own = run_of(&base.sequences[own], side).row(position);
+                let mut to = to.index_axis_mut(Axis(0), row);
+                for (mut to, &from_head) in to.outer_iter_mut().zip(source.heads(side)) {
+                    to.iter_mut().zip(&*lanes(from, own, from_head)).for_each(|(to, from)| *to = *from);
+                }
+            }
+        }
+        to
+    };
+    Inputs {
+        q: copy(&inputs.q, Side::Q, twin.q_shape()),
+        k: copy(&inputs.k, Side::Kv, twin.k_shape()),
+        v: copy(&inputs.v, Side::Kv, twin.v_shape()),
+        dout: match twin.pass {
+            Pass::Forward => Array3::zeros([0, twin.heads.q, twin.dims.v]),
+            Pass::Backward => copy(&inputs.dout, Side::Q, twin.out_shape()),
+        },
+        sink: if inputs.sink.is_empty() {
+            inputs.sink.clone()
+        } else {
+            source.q_heads.iter().map(|&head| inputs.sink[head]).collect()
+        },
+    }
+}

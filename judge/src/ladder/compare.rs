@@ -1,0 +1,194 @@
+//! Walking the real rows of a result, and keeping the worst element.
+//!
+//! Nearly every tensor holds, so each check looks at *stretches* first: real elements that follow each other in memory,
+//! compared as slices. Only where something does not hold, element after element is walked for the finding.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView3, Axis, s};
+use seamproof_oracle::{Run, Side, TensorName};
+
+use crate::finding::{Check, Finding, Place};
+use crate::layout::RankLayout;
+
+/// A result tensor of any of the shapes that results have.
+#[derive(Clone, Copy)]
+pub(crate) enum View<'a, T> {
+    /// `[rows, heads, dim]` on one side of the problem.
+    Rows(ArrayView3<'a, T>, Side),
+    /// `[heads, rows]` on the query side.
+    Statistic(ArrayView2<'a, T>),
+    /// `[heads]`.
+    Heads(ArrayView1<'a, T>),
+}
+
+impl<'a, T: Copy> View<'a, T> {
+    /// The side whose rows it has.
+    pub(crate) fn side(&self) -> Side {
+        if let View::Rows(_, side) = self { *side } else { Side::Q }
+    }
+
+    /// Heads and lanes of a row.
+    pub(crate) fn extent(&self) -> (usize, usize) {
+        match self {
+            View::Rows(array, _) => (array.shape()[1], array.shape()[2]),
+            View::Statistic(array) => (array.shape()[0], 1),
+            View::Heads(array) => (array.len(), 1),
+        }
+    }
+
+    /// All lanes of a row and head; a view of heads has one row.
+    pub(crate) fn lane(&self, row: usize, head: usize) -> ArrayView1<'a, T> {
+        match *self {
+            View::Rows(array, _) => array.index_axis_move(Axis(0), row).index_axis_move(Axis(0), head),
+            View::Statistic(array) => array.index_axis_move(Axis(0), head).slice_move(s![row..=row]),
+            View::Heads(array) => array.slice_move(s![head..=head]),
+        }
+    }
+
+    /// Calls `visit(row, head, place)` for every real row and head of a layout; lanes follow by [`View::lanes`].
+    pub(crate) fn real(&self, layout: &RankLayout, mut visit: impl FnMut(usize, usize, Place)) {
+        let (heads, _) = self.extent();
+        if let View::Heads(_) = self {
+            for head in 0..heads {
+                visit(0, head, Place { head: Some(head), ..Place::default() });
+            }
+            return;
+        }
+        for placed in &layout.side(self.side()).runs {
+            for (i, row) in placed.local.real_rows().enumerate() {
+                for head in 0..heads {
+                    let place = Place {
+                        sequence: Some(placed.sequence),
+                        head: Some(head),
+                        row: Some(placed.piece.start + i * placed.piece.step),
+                        lane: None,
+                    };
+                    visit(row, head, place);
+                }
+            }
+        }
+    }
+
+    /// All elements in order, where the tensor is stored so.
+    pub(crate) fn flat(&self) -> Option<&'a [T]> {
+        match self {
+            View::Rows(array, _) => array.to_slice(),
+            View::Statistic(array) => array.to_slice(),
+            View::Heads(array) => array.to_slice(),
+        }
+    }
+
+    /// Whether every stretch of a layout holds; stretches are ranges of [`View::flat`].
+    pub(crate) fn every_stretch(
+        &self,
+        layout: &RankLayout,
+        mut holds: impl FnMut(Range<usize>) -> bool,
+    ) -> bool {
+        let mut runs = layout.side(self.side()).runs.iter().flat_map(|placed| blocks(&placed.local));
+        match self {
+            View::Heads(array) => holds(0..array.len()),
+            View::Rows(array, _) => {
+                let row = array.shape()[1] * array.shape()[2];
+                runs.all(|rows| holds(rows.start * row..rows.end * row))
+            }
+            View::Statistic(array) => {
+                let rows = array.shape()[1];
+                runs.all(|run| {
+                    (0..array.shape()[0]).all(|head| holds(head * rows + run.start..head * rows + run.end))
+                })
+            }
+        }
+    }
+
+    /// Whether every element of a row holds; a view of heads has none.
+    pub(crate) fn every_of_row(&self, row: usize, holds: impl Fn(T) -> bool) -> bool {
+        let every = |all: bool, value: &T| all & holds(*value);
+        match self {
+            View::Rows(array, _) => {
+                let row = array.index_axis(Axis(0), row);
+                // A slice is compared in vector code.
+                match row.to_slice() {
+                    Some(row) => row.iter().fold(true, every),
+                    None => row.iter().fold(true, every),
+                }
+            }
+            View::Statistic(array) => array.column(row).iter().fold(true, every),
+            View::Heads(_) => true,
+        }
+    }
+
+    /// The place of a lane, where lanes mean anything.
+    pub(crate) fn lane_place(&self, place: Place, lane: usize) -> Place {
+        if let View::Rows(..) = self { Place { lane: Some(lane), ..place } } else { place }
+    }
+}
+
+/// The lanes of a row and head: a slice of the tensor where it is stored row by row, as all are but an odd subject's.
+#[inline]
+pub(crate) fn lanes<T: Clone>(tensor: &Array3<T>, row: usize, head: usize) -> Cow<'_, [T]> {
+    let [_, heads, dim] = tensor.dim().into();
+    match tensor.as_slice() {
+        Some(all) => Cow::Borrowed(&all[(row * heads + head) * dim..][..dim]),
+        None => Cow::Owned(tensor.slice(s![row, head, ..]).to_vec()),
+    }
+}
+
+/// The real rows of a run, as ranges of rows that follow each other.
+pub(crate) fn blocks(run: &Run) -> impl Iterator<Item = Range<usize>> + use<> {
+    let run = *run;
+    let (count, size) = if run.step == 1 { (run.len.min(1), run.len) } else { (run.len, 1) };
+    (0..count).map(move |i| run.row(i)..run.row(i) + size)
+}
+
+/// How many times its bound an error is. A NaN is further off than anything, and so is any error where none is allowed: a
+/// comparison that NaN slips through is bug 210 of the field (cubecl 1070).
+#[inline(always)]
+pub(crate) fn times_bound(error: f64, bound: f64) -> f64 {
+    let ratio = error / bound;
+    if ratio.is_nan() { f64::INFINITY } else { ratio }
+}
+
+/// Whether two slices hold the same bits.
+pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |apart, (a, b)| apart | (a.to_bits() ^ b.to_bits())) == 0
+}
+
+/// Counts elements and keeps the worst failing one.
+pub struct Worst {
+    finding: Finding,
+    rank: f64,
+}
+
+impl Worst {
+    /// A collector that has seen nothing.
+    pub fn new(check: Check, tensor: TensorName, what: &str) -> Worst {
+        let finding = Finding::new(check, Some(tensor), what.into());
+        Worst { finding, rank: f64::NEG_INFINITY }
+    }
+
+    /// Counts one element that was compared.
+    pub fn compared(&mut self) {
+        self.finding.compared += 1;
+    }
+
+    /// Counts elements that were compared and hold.
+    pub fn held(&mut self, elements: usize) {
+        self.finding.compared += elements;
+    }
+
+    /// Counts a failing element; the one of the highest `rank` is reported, the first of equal ones.
+    pub fn failed(&mut self, rank: f64, describe: impl FnOnce(&mut Finding)) {
+        self.finding.failed += 1;
+        if self.finding.failed == 1 || rank > self.rank {
+            self.rank = rank;
+            describe(&mut self.finding);
+        }
+    }
+
+    /// The finding, if anything failed.
+    pub fn finding(self) -> Option<Finding> {
+        (self.finding.failed > 0).then_some(self.finding)
+    }
+}

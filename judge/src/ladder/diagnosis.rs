@@ -1,0 +1,345 @@
+//! Diagnosis: which (query, key) a wrong row lacks, or has too much. It is a part of a finding's text, and never a verdict.
+//!
+//! A matched filter: without key j of weight p, a row of out moves by `−p/(1 − p)·(v_j − out)`; with a key too many, by
+//! `+p/(1 + p)·(v_j − out)`, where p is what its weight would be. A row of dq moves by `∓scale·dS_ij·k_j`, one of dv by
+//! `∓p_ij·dout_i`, with the p and dS that the saved out and lse make. The row's error is
+//! compared with the direction of every pair that it could be made of; one explains it if it takes nearly all of its
+//! energy, with the sign that its visibility asks for and about the size that its coefficient predicts.
+//!
+//! A pair that is not there is missing in everything that it would be part of, and so nothing is named that the rest of the
+//! results speaks against. Without key j the row's LSE moves by `ln(1 − p)`, with a key too many by `ln(1 + p)`: a
+//! suspect of out has to agree with the LSE that the row returned. A row of dk names none: the pair would be missing in dv
+//! too, which is looked at before. And a hidden pair is not named where a visible one lies in the same direction, only of
+//! another size: then that one's coefficient is as likely wrong.
+//!
+//! Two kinds of rows are not one key off. A row that saw no key at all tells so by its LSE, and no key is named. A row that
+//! should see none has an exact out of 0: all that is in it is hidden keys, and each one's weight is its share of the LSE
+//! that the row returned.
+//!
+//! A row may be right for another KV head: its out, and the LSE that it returned, are then what that head's keys and values, or
+//! its values alone, make of the query.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use ndarray::Array3;
+use seamproof_oracle::exact::log_sum_exp;
+use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, TensorName};
+
+use super::compare::lanes;
+use super::stories::{LANES_MIN, other_heads};
+use crate::finding::{Finding, Place};
+use crate::subject::{RankGradients, RankOutputs};
+
+/// Least share of the error's energy that one pair explains. A pair that is the whole fault leaves only roundings.
+const ENERGY_MIN: f64 = 0.8;
+/// Largest factor between a pair's share in the error and what its coefficient predicts: below the half that a gradient of
+/// half its size leaves in a row of one pair.
+const FACTOR_MAX: f64 = 1.25;
+
+/// Largest share of an error's size that is left where another KV head explains the row: roundings of a 16-bit format.
+const REST_MAX: f64 = 1.0 / 16.0;
+
+/// A pair, and what it would explain.
+struct Suspect {
+    query: usize,
+    /// Query head.
+    head: usize,
+    key: usize,
+    weight: f64,
+    is_missed: bool,
+    energy: f64,
+    /// Whether all that is known agrees with it, and not its direction alone.
+    fits: bool,
+}
+
+/// Whether a share is about what was predicted.
+fn is_about(got: f64, predicted: f64) -> bool {
+    (1.0 / FACTOR_MAX..=FACTOR_MAX).contains(&(got / predicted))
+}
+
+impl Suspect {
+    /// What its query did, where it explains a row of out.
+    fn of_out(&self) -> String {
+        let done = if self.is_missed { "missed" } else { "saw hidden" };
+        format!("{done} key {} (weight {:.1e})", self.key, self.weight)
+    }
+
+    /// With the energy of an error along a direction; it fits if that is about `predicted` times it.
+    fn explains(self, error: &[f64], direction: impl Iterator<Item = f64>, predicted: f64) -> Suspect {
+        let (mut along, mut length) = (0.0, 0.0);
+        for (direction, error) in direction.zip(error) {
+            along += direction * error;
+            length += direction * direction;
+        }
+        let fits = is_about(along / length, predicted);
+        Suspect { energy: along * along / length, fits, ..self }
+    }
+
+    /// Whether an LSE that lies so far from the right one says the same: to the rounding of an LSE of this size.
+    fn agrees(&self, moved: f64, lse: f64) -> bool {
+        let predicted = libm::log1p(if self.is_missed { -self.weight } else { self.weight });
+        is_about(moved, predicted)
+            || (moved - predicted).abs() <= f64::from(f32::EPSILON) * lse.abs().max(1.0)
+    }
+}
+
+/// The suspect that explains an error best, if one does; no hidden pair where a visible one lies in its direction.
+fn best(error: &[f64], suspects: impl Iterator<Item = Suspect>) -> Option<Suspect> {
+    let whole: f64 = error.iter().map(|x| x * x).sum();
+    let (mut best, mut is_seen) = (None::<Suspect>, false);
+    for suspect in suspects.filter(|suspect| suspect.energy > ENERGY_MIN * whole) {
+        is_seen |= suspect.is_missed;
+        if suspect.fits && best.as_ref().is_none_or(|best| best.energy < suspect.energy) {
+            best = Some(suspect);
+        }
+    }
+    best.filter(|best| best.is_missed || !is_seen)
+}
+
+/// A sequence of a case, as a suspect needs it.
+struct Pairs<'a> {
+    problem: &'a Problem,
+    inputs: &'a Inputs,
+    both: &'a Sequence,
+}
+
+impl<'a> Pairs<'a> {
+    /// `None` where rows of so many lanes say nothing.
+    fn new(problem: &'a Problem, inputs: &'a Inputs, sequence: usize, dim: usize) -> Option<Pairs<'a>> {
+        let both = problem.sequences.get(sequence).filter(|_| dim >= LANES_MIN)?;
+        Some(Pairs { problem, inputs, both })
+    }
+
+    fn heads(&self, kv_head: usize) -> Range<usize> {
+        kv_head * self.problem.group()..(kv_head + 1) * self.problem.group()
+    }
+
+    fn of_query<'t>(&self, tensor: &'t Array3<f32>, query: usize, head: usize) -> Cow<'t, [f32]> {
+        lanes(tensor, self.both.q.row(query), head)
+    }
+
+    fn of_key<'t>(&self, tensor: &'t Array3<f32>, key: usize, head: usize) -> Cow<'t, [f32]> {
+        lanes(tensor, self.both.kv.row(key), head / self.problem.group())
+    }
+
+    fn sees(&self, query: usize, key: usize) -> bool {
+        self.problem.mask.visible(query, self.both.q.len, self.both.kv.len).contains(&key)
+    }
+
+    fn logit(&self, query: usize, head: usize, key: usize) -> f64 {
+        self.logit_of(query, head, key, head / self.problem.group())
+    }
+
+    /// The logit with a key of any KV head.
+    fn logit_of(&self, query: usize, head: usize, key: usize, kv_head: usize) -> f64 {
+        let Inputs { q, k, .. } = self.inputs;
+        let product = dot(&self.of_query(q, query, head), &lanes(k, self.both.kv.row(key), kv_head));
+        self.problem.softmax.cap(f64::from(self.problem.softmax.scale) * product)
+    }
+
+    /// LSE, the keys' share of the weights, and out of a query with the visible keys of one KV head and the values of another.
+    fn attended(&self, query: usize, head: usize, [of_keys, of_values]: [usize; 2]) -> (f64, f64, Vec<f64>) {
+        let keys = self.problem.mask.visible(query, self.both.q.len, self.both.kv.len);
+        let logit = |key: usize| self.logit_of(query, head, key, of_keys);
+        let logits: Vec<f64> = keys.clone().map(logit).collect();
+        let lse = log_sum_exp(&logits, self.problem.sink(head, &self.inputs.sink));
+        let (mut share, mut out) = (0.0, vec![0.0; self.problem.dims.v]);
+        for (key, logit) in keys.zip(&logits) {
+            let weight = libm::exp(logit - lse);
+            share += weight;
+            let value = lanes(&self.inputs.v, self.both.kv.row(key), of_values);
+            out.iter_mut().zip(widened(&value)).for_each(|(out, v)| *out += weight * v);
+        }
+        (lse, share, out)
+    }
+
+    /// A pair that explains nothing yet; `lse` is the row's.
+    fn suspect(&self, query: usize, head: usize, key: usize, lse: f64) -> Suspect {
+        let weight = libm::exp(self.logit(query, head, key) - lse);
+        Suspect { query, head, key, weight, is_missed: self.sees(query, key), energy: 0.0, fits: false }
+    }
+
+    /// `scale · dS` of a suspect, from the saved out.
+    fn logit_gradient(&self, suspect: &Suspect, saved: &Saved) -> f64 {
+        let &Suspect { query, head, key, weight, .. } = suspect;
+        let dout = self.of_query(&self.inputs.dout, query, head);
+        let out = lanes(&saved.out, self.both.q.row(query), head);
+        let d: f64 = dout.iter().zip(&*out).map(|(dout, out)| f64::from(*dout) * out).sum();
+        let softmax = &self.problem.softmax;
+        let derivative = softmax.cap_derivative(self.logit(query, head, key));
+        let dp = dot(&dout, &self.of_key(&self.inputs.v, key, head));
+        f64::from(softmax.scale) * weight * (dp - d) * derivative
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+fn widened(row: &[f32]) -> impl Iterator<Item = f64> {
+    row.iter().map(|x| f64::from(*x))
+}
+
+/// How far a row is from the right one.
+fn error(got: &[f32], right: &[f64]) -> Vec<f64> {
+    got.iter().zip(right).map(|(got, right)| f64::from(*got) - right).collect()
+}
+
+/// Adds to a finding about a row of out or lse which key it looks to have lost or gained, or that it lost all.
+pub(super) fn explain(
+    problem: &Problem,
+    inputs: &Inputs,
+    rank: &RankOutputs,
+    exact: &Forward,
+    finding: &mut Finding,
+) {
+    let Place { sequence: Some(sequence), head: Some(head), row: Some(query), .. } = finding.place else {
+        return;
+    };
+    if !matches!(finding.tensor, Some(TensorName::Out | TensorName::Lse)) {
+        return;
+    }
+    let Some(both) = problem.sequences.get(sequence) else { return };
+    let visible = problem.mask.visible(query, both.q.len, both.kv.len);
+    let saw = if !visible.is_empty() && saw_nothing(problem, inputs, rank, (both.q.row(query), head)) {
+        format!("saw no key, should see keys {visible:?}")
+    } else {
+        let Some(pairs) = Pairs::new(problem, inputs, sequence, problem.dims.v) else { return };
+        let of_key = || suspect_of_out(&pairs, rank, exact, (query, head)).map(|suspect| suspect.of_out());
+        let Some(saw) = head_of_out(&pairs, rank, exact, (query, head)).or_else(of_key) else { return };
+        saw
+    };
+    finding.what += &format!(": looks as if query {query} of sequence {sequence} {saw}");
+}
+
+/// Which other KV head a row of out is right for, in words.
+fn head_of_out(
+    pairs: &Pairs<'_>,
+    rank: &RankOutputs,
+    exact: &Forward,
+    (query, head): (usize, usize),
+) -> Option<String> {
+    let row = pairs.both.q.row(query);
+    let got = lanes(&rank.out, row, head);
+    let distance = |right: &[f64]| error(&got, right).iter().map(|error| error * error).sum::<f64>().sqrt();
+    let most = REST_MAX * distance(&lanes(&exact.out, row, head));
+    let is_of = |heads: &[usize; 2]| {
+        let (lse, share, out) = pairs.attended(query, head, *heads);
+        let moved = rank.lse.as_ref().map_or(0.0, |of_row| f64::from(of_row[[head, row]]) - lse);
+        // A row that is all but the sink's looks alike for all heads.
+        distance(&out) < most && moved.abs() < REST_MAX && share > REST_MAX
+    };
+    let own = head / pairs.problem.group();
+    let dims = pairs.problem.dims;
+    let others = other_heads(pairs.problem, own, pairs.both.kv.len * (dims.qk + dims.v));
+    let mut read = others.flat_map(|other| [[other, other], [own, other]]);
+    read.find(is_of).map(|[of_keys, other]| {
+        let what = if of_keys == own { "values" } else { "keys and values" };
+        format!("took the {what} of KV head {other}, should take those of KV head {own}")
+    })
+}
+
+/// Whether a row is what a query without keys has: an LSE of −∞, or the sink's and an out of 0.
+fn saw_nothing(problem: &Problem, inputs: &Inputs, rank: &RankOutputs, (row, head): (usize, usize)) -> bool {
+    let sink = problem.sink(head, &inputs.sink);
+    let of_none = Some(sink.map_or(f32::NEG_INFINITY, |sink| sink as f32));
+    let lse = rank.lse.as_ref().map(|lse| lse[[head, row]]);
+    let is_zero = || lanes(&rank.out, row, head).iter().all(|out| *out == 0.0);
+    lse == Some(f32::NEG_INFINITY) || (lse.is_none() || lse == of_none) && is_zero()
+}
+
+/// The key that explains the error of a row of out best, if one does.
+fn suspect_of_out(
+    pairs: &Pairs<'_>,
+    rank: &RankOutputs,
+    exact: &Forward,
+    (query, head): (usize, usize),
+) -> Option<Suspect> {
+    let row = pairs.both.q.row(query);
+    let right = lanes(&exact.out, row, head);
+    let error = error(&lanes(&rank.out, row, head), &right);
+    let is_empty = exact.lse[[head, row]] == f64::NEG_INFINITY;
+    let lse = match &rank.lse {
+        Some(lse) if is_empty => f64::from(lse[[head, row]]),
+        _ => exact.lse[[head, row]],
+    };
+    let moved = rank.lse.as_ref().filter(|_| !is_empty).map(|got| f64::from(got[[head, row]]) - lse);
+    let suspects = (0..pairs.both.kv.len).map(|key| {
+        let suspect = pairs.suspect(query, head, key, lse);
+        let weight = suspect.weight;
+        let predicted = match (suspect.is_missed, is_empty) {
+            (true, _) => -weight / (1.0 - weight),
+            (false, false) => weight / (1.0 + weight),
+            (false, true) => weight,
+        };
+        let value = pairs.of_key(&pairs.inputs.v, key, head);
+        let direction = widened(&value).zip(&*right).map(|(v, out)| v - out);
+        let suspect = suspect.explains(&error, direction, predicted);
+        let fits = suspect.fits && moved.is_none_or(|moved| suspect.agrees(moved, lse));
+        Suspect { fits, ..suspect }
+    });
+    best(&error, suspects)
+}
+
+/// Adds to a finding about a row of dq or dv which pair it lacks or has too much, if it looks like one.
+pub(super) fn explain_gradient(
+    problem: &Problem,
+    inputs: &Inputs,
+    got: &RankGradients,
+    (saved, exact): (&Saved, &Gradients),
+    finding: &mut Finding,
+) {
+    let (Some(tensor), Place { sequence: Some(sequence), head: Some(head), row: Some(row), .. }) =
+        (finding.tensor, finding.place)
+    else {
+        return;
+    };
+    let (got, right) = match tensor {
+        TensorName::Dq => (&got.dq, &exact.dq),
+        TensorName::Dv => (&got.dv, &exact.dv),
+        _ => return,
+    };
+    let Some(pairs) = Pairs::new(problem, inputs, sequence, got.dim().2) else { return };
+    let run = if tensor == TensorName::Dq { pairs.both.q } else { pairs.both.kv };
+    let error = error(&lanes(got, run.row(row), head), &lanes(right, run.row(row), head));
+    if let Some(suspect) = suspect_of_gradient(&pairs, saved, tensor, (row, head), &error) {
+        let Suspect { query, head, key, weight, is_missed, .. } = suspect;
+        let of_head = format!("query {query} of head {head}");
+        let took = match (tensor, is_missed) {
+            (TensorName::Dq, true) => format!("query {query} of sequence {sequence} missed key {key}"),
+            (TensorName::Dq, false) => format!("query {query} of sequence {sequence} saw hidden key {key}"),
+            (_, true) => format!("key {key} of sequence {sequence} received nothing from {of_head}"),
+            (_, false) => format!("key {key} of sequence {sequence} received from hidden {of_head}"),
+        };
+        finding.what += &format!(": looks as if in the backward {took} (weight {weight:.1e})");
+    }
+}
+
+/// The pair that explains the error of a row of a gradient best, if one does.
+fn suspect_of_gradient(
+    pairs: &Pairs<'_>,
+    saved: &Saved,
+    tensor: TensorName,
+    (row, head): (usize, usize),
+    error: &[f64],
+) -> Option<Suspect> {
+    let lse = |query: usize, head: usize| saved.lse[[head, pairs.both.q.row(query)]];
+    let Inputs { k, dout, .. } = pairs.inputs;
+    let of = |(query, head, key): (usize, usize, usize)| {
+        let suspect = pairs.suspect(query, head, key, lse(query, head));
+        let (direction, coefficient) = match tensor {
+            TensorName::Dq => (pairs.of_key(k, key, head), pairs.logit_gradient(&suspect, saved)),
+            _ => (pairs.of_query(dout, query, head), suspect.weight),
+        };
+        let predicted = if suspect.is_missed { -coefficient } else { coefficient };
+        suspect.explains(error, widened(&direction), predicted)
+    };
+    match tensor {
+        TensorName::Dq => best(error, (0..pairs.both.kv.len).map(|key| of((row, head, key)))),
+        _ => {
+            let queries = (0..pairs.both.q.len).flat_map(|i| pairs.heads(head).map(move |h| (i, h, row)));
+            best(error, queries.map(of))
+        }
+    }
+}

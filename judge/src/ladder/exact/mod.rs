@@ -1,0 +1,253 @@
+//! Exact: the results that inputs of an exact mode allow, and no others ([`crate::exact`] has the modes and the proof).
+//!
+//! What each query must show follows from the mask of the oracle, the laws of the mode and the values themselves; no
+//! oracle is asked. Where a merge or a format leaves a result inexact, that result is left to the envelope. Of a wrong
+//! row the judge asks which set of keys would show exactly this, the sets nearest to the right one first: what a query
+//! *saw*. Ranges are written without their end: `4..20` are the keys 4 to 19.
+
+mod decode;
+mod gradients;
+mod row;
+
+use std::borrow::Cow;
+
+use seamproof_oracle::{Side, TensorName};
+
+use super::compare::lanes;
+use crate::exact::{Merging, Parts, Plan, eligible, parts};
+use crate::finding::{Check, Finding, Place, number};
+use crate::ladder::evidence::{Evidence, Look};
+use crate::verdict::Margin;
+use row::{Allowed, Head, Keys, Shown};
+
+/// The rung.
+pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {
+    let problem = evidence.problem;
+    if eligible(problem.mode, problem).is_err() {
+        return Look::Held;
+    }
+    let merging = Merging::from(evidence.partition());
+    let parts = parts(problem.mode, problem, merging);
+    let plans: Vec<Plan<'_>> = (0..problem.sequences.len()).map(|index| Plan::new(problem, index)).collect();
+    let forward = Forward { evidence, merging, parts };
+    match forward.check(&plans) {
+        Err(finding) => Some(*finding).into(),
+        Ok(is_exact) => {
+            let gradients = gradients::Backward { evidence, merging, parts, out_is_exact: is_exact };
+            gradients.check(&plans).into()
+        }
+    }
+}
+
+/// A row that is wrong: the first of the farthest off.
+#[derive(Clone, Copy)]
+struct Wrong {
+    sequence: usize,
+    head: usize,
+    position: usize,
+    lane: Option<usize>,
+}
+
+impl Wrong {
+    fn is_row_of(&self, other: &Wrong) -> bool {
+        let row = |wrong: &Wrong| (wrong.sequence, wrong.head, wrong.position);
+        row(self) == row(other)
+    }
+}
+
+/// Wrong rows that are kept beside the worst: not each of them shows a set of keys.
+const ROWS_KEPT: usize = 16;
+
+/// Compares the elements of one tensor.
+struct Tally {
+    tensor: TensorName,
+    failed: usize,
+    compared: usize,
+    worst: Option<(f64, Wrong)>,
+    /// The first wrong rows, each with its first wrong lane.
+    rows: Vec<Wrong>,
+}
+
+impl Tally {
+    fn new(tensor: TensorName) -> Tally {
+        Tally { tensor, failed: 0, compared: 0, worst: None, rows: Vec::new() }
+    }
+
+    /// Counts elements that hold.
+    fn held(&mut self, elements: usize) {
+        self.compared += elements;
+    }
+
+    /// Counts an element; `distance` is how far off it is, NaN farther than all.
+    fn add(&mut self, holds: bool, distance: f64, place: impl FnOnce() -> Wrong) {
+        self.compared += 1;
+        if holds {
+            return;
+        }
+        self.failed += 1;
+        let distance = if distance.is_nan() { f64::INFINITY } else { distance };
+        let is_worst = self.worst.is_none_or(|(worst, _)| distance > worst);
+        if !is_worst && self.rows.len() == ROWS_KEPT {
+            return;
+        }
+        let place = place();
+        if is_worst {
+            self.worst = Some((distance, place));
+        }
+        if self.rows.len() < ROWS_KEPT && self.rows.last().is_none_or(|last| !last.is_row_of(&place)) {
+            self.rows.push(place);
+        }
+    }
+
+    /// The finding about the worst element, without its story.
+    fn finding(&self, wrong: Wrong, what: String) -> Finding {
+        let Wrong { sequence, head, position, lane } = wrong;
+        let place = Place { sequence: Some(sequence), head: Some(head), row: Some(position), lane };
+        let finding = Finding::new(Check::Exact, Some(self.tensor), what);
+        Finding { place, failed: self.failed, compared: self.compared, ..finding }
+    }
+}
+
+/// One number, or the least and the largest.
+fn allowed_text((least, largest): (f64, f64)) -> String {
+    if least == largest { number(least) } else { format!("{} to {}", number(least), number(largest)) }
+}
+
+struct Forward<'a> {
+    evidence: &'a Evidence<'a>,
+    merging: Merging,
+    parts: Parts,
+}
+
+impl Forward<'_> {
+    /// Checks LSE, out and max_logit. Whether every out is the exact value itself.
+    fn check(&self, plans: &[Plan<'_>]) -> Result<bool, Box<Finding>> {
+        let problem = self.evidence.problem;
+        let (mut lse, mut out) = (Tally::new(TensorName::Lse), Tally::new(TensorName::Out));
+        let mut largest = vec![f64::NEG_INFINITY; problem.heads.q];
+        let mut is_exact = true;
+        let mut right = vec![0.0; problem.dims.v];
+        for (sequence, plan) in plans.iter().enumerate() {
+            for kv_head in 0..problem.heads.kv {
+                let of_head = Head::new(plan, self.evidence.inputs, kv_head);
+                for head in kv_head * problem.group()..(kv_head + 1) * problem.group() {
+                    for position in 0..plan.queries() {
+                        let keys = Keys::all(plan.visible(position));
+                        let Some(shown) = of_head.row(position, head, &keys, &mut right) else { continue };
+                        largest[head] = largest[head].max(shown.key_logit);
+                        let place = Wrong { sequence, head, position, lane: None };
+                        self.lse(plan, place, &shown, &mut lse);
+                        is_exact &= self.out(plan, place, &shown, &right, &mut out);
+                    }
+                }
+            }
+        }
+        for tally in [lse, out] {
+            if let Some((_, wrong)) = tally.worst {
+                return Err(Box::new(self.finding(plans, &tally, wrong)));
+            }
+        }
+        self.max_logit(&largest).map_or(Ok(is_exact), Err)
+    }
+
+    fn lse(&self, plan: &Plan<'_>, place: Wrong, shown: &Shown, tally: &mut Tally) {
+        if let Some(got) = self.got_lse(plan, place) {
+            let allowed = Allowed::new(plan, shown, self.merging);
+            let exact = shown.lse();
+            tally.add(allowed.holds_lse(got, exact), (f64::from(got) - exact).abs(), || place);
+        }
+    }
+
+    /// Whether the row is the exact one.
+    fn out(&self, plan: &Plan<'_>, place: Wrong, shown: &Shown, right: &[f64], tally: &mut Tally) -> bool {
+        if !self.parts.out {
+            return false;
+        }
+        let row = self.got_out(plan, place);
+        if row.iter().zip(right).fold(true, |all, (got, right)| all & (f64::from(*got) == *right)) {
+            tally.held(row.len());
+            return true;
+        }
+        let allowed = Allowed::new(plan, shown, self.merging);
+        let mut is_exact = true;
+        for (lane, (got, right)) in row.iter().zip(right).enumerate() {
+            let value = f64::from(*got);
+            is_exact &= value == *right;
+            let holds = value == *right || allowed.holds_out(*got, *right);
+            tally.add(holds, (value - right).abs(), || Wrong { lane: Some(lane), ..place });
+        }
+        is_exact
+    }
+
+    fn got_lse(&self, plan: &Plan<'_>, place: Wrong) -> Option<f32> {
+        let row = plan.run(Side::Q).row(place.position);
+        self.evidence.first.lse.as_ref().map(|lse| lse[[place.head, row]])
+    }
+
+    fn got_out(&self, plan: &Plan<'_>, place: Wrong) -> Cow<'_, [f32]> {
+        lanes(&self.evidence.first.out, plan.run(Side::Q).row(place.position), place.head)
+    }
+
+    /// What a wrong row shows, and whether that is a set of keys.
+    fn story(&self, plans: &[Plan<'_>], wrong: Wrong) -> (String, bool) {
+        let plan = &plans[wrong.sequence];
+        let of_head = Head::new(plan, self.evidence.inputs, wrong.head / self.evidence.problem.group());
+        let row = decode::Row {
+            head: &of_head,
+            query: wrong.position,
+            query_head: wrong.head,
+            lse: self.got_lse(plan, wrong),
+            out: self.parts.out.then(|| self.got_out(plan, wrong)),
+            merging: self.merging,
+        };
+        decode::story(&row, plans, &Keys::all(plan.visible(wrong.position)))
+    }
+
+    /// The finding: of the worst row, or of the first that shows a set of keys where that one does not.
+    fn finding(&self, plans: &[Plan<'_>], tally: &Tally, worst: Wrong) -> Finding {
+        let stories = [worst].into_iter().chain(tally.rows.iter().copied());
+        let mut told = stories.map(|wrong| (wrong, self.story(plans, wrong)));
+        let (wrong, (saw, _)) =
+            told.find(|(_, (_, is_set))| *is_set).unwrap_or_else(|| (worst, self.story(plans, worst)));
+        let what = format!("sequence {}, query {}: {saw}", wrong.sequence, wrong.position);
+        let (got, expected) = self.values(&plans[wrong.sequence], wrong);
+        Finding { got, expected, ..tally.finding(wrong, what) }
+    }
+
+    /// The subject's value of an element, and the right one.
+    fn values(&self, plan: &Plan<'_>, wrong: Wrong) -> (Option<String>, Option<String>) {
+        let problem = self.evidence.problem;
+        let of_head = Head::new(plan, self.evidence.inputs, wrong.head / problem.group());
+        let mut right = vec![0.0; problem.dims.v];
+        let keys = Keys::all(plan.visible(wrong.position));
+        let shown = of_head.row(wrong.position, wrong.head, &keys, &mut right);
+        let Some(shown) = shown else { return (None, None) };
+        match wrong.lane {
+            None => (self.got_lse(plan, wrong).map(number), Some(number(shown.lse()))),
+            Some(lane) => {
+                let allowed = Allowed::new(plan, &shown, self.merging).out(right[lane]);
+                (Some(number(self.got_out(plan, wrong)[lane])), Some(allowed_text(allowed)))
+            }
+        }
+    }
+
+    /// The largest logit of each head: a level or a code's, times the scale.
+    fn max_logit(&self, largest: &[f64]) -> Option<Box<Finding>> {
+        /// Relative error of the product with the scale, in one form of it or another.
+        const PRODUCT: f64 = 1.0 / (1 << 21) as f64;
+        let got = self.evidence.first.max_logit.as_ref()?;
+        let holds = |got: f64, right: f64| got == right || (got - right).abs() <= PRODUCT * right.abs();
+        let wrong = |head: &usize| !holds(f64::from(got[*head]), largest[*head]);
+        let failed = (0..largest.len()).filter(wrong).count();
+        let head = (0..largest.len()).find(wrong)?;
+        let what = "not the largest logit of the keys that the head's queries see".to_owned();
+        Some(Box::new(Finding {
+            place: Place { head: Some(head), ..Place::default() },
+            got: Some(number(got[head])),
+            expected: Some(number(largest[head])),
+            failed,
+            compared: largest.len(),
+            ..Finding::new(Check::Exact, Some(TensorName::MaxLogit), what)
+        }))
+    }
+}

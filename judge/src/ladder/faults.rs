@@ -1,0 +1,527 @@
+//! Faults in the judge: a judge that does not look somewhere passes what it must not.
+//!
+//! A [`JudgeFault`] edits the judge's data. A [`Probe`] is a broken subject and a case on which the right judge condemns
+//! it. A fault in the judge is *caught* when the faulty judge does not condemn a probe that the right one condemns by the
+//! rung that the fault blinds.
+
+use ndarray::{Axis, s};
+use seamproof_oracle::{
+    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
+    Problem, ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+};
+use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
+
+use super::{envelope, structure};
+use crate::finding::Check;
+use crate::finding::Relation;
+use crate::identity;
+use crate::ladder::evidence::{Depth, Evidence, Judge, Look, Told};
+use crate::layout::{self, RankLayout};
+use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
+use crate::subjects::Emulated;
+use crate::verdict::{Margin, Verdict};
+
+/// A fault in the judge.
+#[derive(Clone, Copy)]
+pub struct JudgeFault {
+    /// Its name in reports.
+    pub id: &'static str,
+    /// What the judge does wrong.
+    pub imitates: &'static str,
+    /// Where a judge did that.
+    pub source: &'static str,
+    /// The rung that it blinds: it lets pass what the right judge condemns by that rung.
+    pub rung: Check,
+    /// The edit.
+    pub edit: fn(&mut Judge),
+}
+
+/// Tests of context parallelism that passed on an all-zero tensor.
+const ALL_ZERO: &str = "https://github.com/NVIDIA/TransformerEngine/pull/3536";
+/// A comparison that NaN slips through.
+const NAN_EQUAL: &str = "https://github.com/tracel-ai/cubecl/issues/1070";
+/// Tests whose tolerance lies above the signal, and that zero padding on both sides before they compare.
+const TE_TESTS: &str =
+    "https://github.com/NVIDIA/TransformerEngine/blob/main/tests/pytorch/attention/run_attention_with_cp.py";
+/// Tests that compare out and gradients, and never the LSE.
+const FA_TESTS: &str = "https://github.com/Dao-AILab/flash-attention/blob/main/hopper/test_flash_attn.py";
+
+/// Every fault in the judge.
+pub const FAULTS: [JudgeFault; 17] = [
+    JudgeFault {
+        id: "judge-nan-equals",
+        imitates: "a NaN counts as equal to anything",
+        source: NAN_EQUAL,
+        rung: Check::Envelope,
+        edit: |judge| {
+            judge.ratio = |got, exact, bound, format, to| {
+                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_nan() {
+                    true => 0.0,
+                    false => envelope::error_ratio(got, exact, bound, format),
+                });
+            }
+        },
+    },
+    JudgeFault {
+        id: "judge-zero-accepted",
+        imitates: "a result of zeros counts as right",
+        source: ALL_ZERO,
+        rung: Check::Envelope,
+        edit: |judge| {
+            judge.ratio = |got, exact, bound, format, to| {
+                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got == 0.0 {
+                    true => 0.0,
+                    false => envelope::error_ratio(got, exact, bound, format),
+                });
+            }
+        },
+    },
+    JudgeFault {
+        id: "judge-bound-times-100",
+        imitates: "every bound is 100 times too wide",
+        source: TE_TESTS,
+        rung: Check::Envelope,
+        edit: |judge| {
+            judge.ratio = |got, exact, bound, format, to| {
+                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
+                    envelope::error_ratio(got, exact, 100.0 * bound, format)
+                });
+            }
+        },
+    },
+    JudgeFault {
+        id: "judge-sign-ignored",
+        imitates: "magnitudes are compared",
+        source: TE_TESTS,
+        rung: Check::Envelope,
+        edit: |judge| {
+            judge.ratio = |got, exact, bound, format, to| {
+                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
+                    envelope::error_ratio(got.abs(), exact.abs(), bound, format)
+                });
+            }
+        },
+    },
+    JudgeFault {
+        id: "judge-infinity-equals",
+        imitates: "an infinity counts as an overflow, whatever the exact value",
+        source: NAN_EQUAL,
+        rung: Check::Envelope,
+        edit: |judge| {
+            judge.ratio = |got, exact, bound, format, to| {
+                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_infinite() {
+                    true => 0.0,
+                    false => envelope::error_ratio(got, exact, bound, format),
+                });
+            }
+        },
+    },
+    JudgeFault {
+        id: "judge-structure-not-looked-at",
+        imitates: "nobody looks at unwritten rows, guards and padding",
+        source: FA_TESTS,
+        rung: Check::Structure,
+        edit: |judge| judge.structure = |_, _, _, _| None,
+    },
+    JudgeFault {
+        id: "judge-padding-not-looked-at",
+        imitates: "padding rows of outputs are set to zero before the comparison",
+        source: TE_TESTS,
+        rung: Check::Structure,
+        edit: |judge| {
+            judge.structure = |backend, problem, layouts, outputs| {
+                let beside = [structure::PADDING_BROKEN, structure::UNOWNED_WRITTEN];
+                structure::check(backend, problem, layouts, outputs)
+                    .filter(|finding| !beside.iter().any(|said| finding.what.contains(said)))
+            }
+        },
+    },
+    JudgeFault {
+        id: "judge-guards-not-looked-at",
+        imitates: "writes outside a tensor are not looked for",
+        source: FA_TESTS,
+        rung: Check::Structure,
+        edit: |judge| {
+            judge.structure = |backend, problem, layouts, outputs| {
+                let undamaged = Outputs { damage: Vec::new(), ..outputs.clone() };
+                structure::check(backend, problem, layouts, &undamaged)
+            }
+        },
+    },
+    JudgeFault {
+        id: "judge-structure-of-the-last-rank",
+        imitates: "the structure of the last rank's results is not looked at",
+        source: TE_TESTS,
+        rung: Check::Structure,
+        edit: |judge| {
+            judge.structure = |backend, problem, layouts, outputs| {
+                let ranks = layouts.len().saturating_sub(1).max(1);
+                let but_last = Outputs {
+                    ranks: outputs.ranks.iter().take(ranks).cloned().collect(),
+                    damage: Vec::new(),
+                };
+                structure::check(backend, problem, &layouts[..ranks.min(layouts.len())], &but_last)
+            }
+        },
+    },
+    JudgeFault {
+        id: "judge-last-rank-not-compared",
+        imitates: "the rows of the last rank are not compared",
+        source: TE_TESTS,
+        rung: Check::Envelope,
+        edit: |judge| {
+            replace(judge, Check::Envelope, |evidence, margin| {
+                but(evidence, margin, without_last_rank(evidence.problem))
+            });
+        },
+    },
+    JudgeFault {
+        id: "judge-last-row-not-compared",
+        imitates: "a loop over rows ends one early",
+        source: FA_TESTS,
+        rung: Check::Envelope,
+        edit: |judge| {
+            replace(judge, Check::Envelope, |evidence, margin| {
+                let mut layout = evidence.layout.clone();
+                for placed in layout.q.runs.iter_mut().chain(&mut layout.kv.runs) {
+                    placed.local.len = placed.local.len.saturating_sub(1);
+                }
+                but(evidence, margin, layout)
+            });
+        },
+    },
+    JudgeFault {
+        id: "judge-first-head-compared",
+        imitates: "the first KV head and its group are compared, no other",
+        source: TE_TESTS,
+        rung: Check::Envelope,
+        edit: |judge| replace(judge, Check::Envelope, first_head),
+    },
+    JudgeFault {
+        id: "judge-lse-not-looked-at",
+        imitates: "the LSE is not compared",
+        source: FA_TESTS,
+        rung: Check::Envelope,
+        edit: |judge| {
+            replace(judge, Check::Envelope, |evidence, margin| {
+                unless(envelope::look(evidence, margin), TensorName::Lse)
+            });
+        },
+    },
+    JudgeFault {
+        id: "judge-dsink-not-compared",
+        imitates: "the gradient of the sink is not compared",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/3551",
+        rung: Check::Envelope,
+        edit: |judge| {
+            replace(judge, Check::Envelope, |evidence, margin| {
+                unless(envelope::look(evidence, margin), TensorName::Dsink)
+            });
+        },
+    },
+    JudgeFault {
+        id: "judge-poison-missing",
+        imitates: "what padding of the inputs holds is never varied",
+        source: TE_TESTS,
+        rung: Check::Poison,
+        edit: |judge| judge.rungs.retain(|rung| rung.check != Check::Poison),
+    },
+    JudgeFault {
+        id: "judge-envelope-missing",
+        imitates: "no result is compared with an exact answer",
+        source: ALL_ZERO,
+        rung: Check::Envelope,
+        edit: |judge| judge.rungs.retain(|rung| rung.check != Check::Envelope),
+    },
+    JudgeFault {
+        id: "judge-identity-missing",
+        imitates: "no run is compared with another",
+        source: TE_TESTS,
+        rung: Check::Identity,
+        edit: |judge| judge.rungs.retain(|rung| rung.check != Check::Identity),
+    },
+];
+
+fn replace(judge: &mut Judge, check: Check, look: fn(&Evidence<'_>, &mut Margin) -> Look) {
+    for rung in judge.rungs.iter_mut().filter(|rung| rung.check == check) {
+        rung.look = look;
+    }
+}
+
+/// The envelope on another layout's rows.
+fn but(evidence: &Evidence<'_>, margin: &mut Margin, layout: RankLayout) -> Look {
+    envelope::look(&Evidence { layout: &layout, ..*evidence }, margin)
+}
+
+/// A finding on one tensor does not count.
+fn unless(look: Look, tensor: TensorName) -> Look {
+    match look {
+        Look::Broken(finding) if finding.tensor == Some(tensor) => Look::Held,
+        look => look,
+    }
+}
+
+/// The problem's own layout with the runs cut to where the last rank's first row begins.
+fn without_last_rank(problem: &Problem) -> RankLayout {
+    let mut whole = layout::whole(problem);
+    let Ok(ranks) = layout::layouts(problem) else { return whole };
+    if let Some(last) = ranks.last().filter(|_| ranks.len() > 1) {
+        for (side, last) in [(&mut whole.q, &last.q), (&mut whole.kv, &last.kv)] {
+            for placed in &mut side.runs {
+                let own = last.runs.iter().filter(|run| run.sequence == placed.sequence);
+                let first = own.map(|run| run.piece.start).min().unwrap_or(usize::MAX);
+                placed.local.len = placed.local.len.min(first);
+            }
+        }
+    }
+    whole
+}
+
+/// The envelope on the first KV head and its group alone.
+fn first_head(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
+    let group = evidence.problem.group();
+    let mut fields: ProblemFields = evidence.problem.clone().into();
+    fields.heads = Heads { q: group, kv: 1 };
+    let Ok(problem) = Problem::new(fields) else { return Look::Failed("one head is no problem".into()) };
+    let inputs = Inputs {
+        q: evidence.inputs.q.slice(s![.., ..group, ..]).to_owned(),
+        k: evidence.inputs.k.slice(s![.., ..1, ..]).to_owned(),
+        v: evidence.inputs.v.slice(s![.., ..1, ..]).to_owned(),
+        dout: evidence.inputs.dout.slice(s![.., ..group, ..]).to_owned(),
+        sink: evidence.inputs.sink.iter().take(group).copied().collect(),
+    };
+    let gradients = evidence.first.gradients.as_ref().map(|gradients| RankGradients {
+        dq: gradients.dq.slice(s![.., ..group, ..]).to_owned(),
+        dk: gradients.dk.slice(s![.., ..1, ..]).to_owned(),
+        dv: gradients.dv.slice(s![.., ..1, ..]).to_owned(),
+        dsink: gradients.dsink.iter().take(group).copied().collect(),
+    });
+    let first = RankOutputs {
+        out: evidence.first.out.slice(s![.., ..group, ..]).to_owned(),
+        lse: evidence.first.lse.as_ref().map(|lse| lse.slice(s![..group, ..]).to_owned()),
+        max_logit: evidence.first.max_logit.as_ref().map(|max| max.iter().take(group).copied().collect()),
+        gradients,
+    };
+    let told = Told::default();
+    let one = Evidence { problem: &problem, inputs: &inputs, first: &first, told: &told, ..*evidence };
+    envelope::look(&one, margin)
+}
+
+/// A broken subject and a case on which the right judge condemns it.
+pub struct Probe {
+    /// What is wrong with the subject.
+    pub what: &'static str,
+    /// The subject.
+    pub subject: Box<dyn Backend>,
+    /// The case.
+    pub problem: Problem,
+}
+
+impl Probe {
+    /// The rung by which a judge condemns the subject on the case, where it does.
+    pub fn condemned_by(&self, judge: &Judge) -> Option<Check> {
+        match judge.examine(self.subject.as_ref(), &self.problem, Depth::First).verdict {
+            Verdict::Finding(finding) => Some(finding.check),
+            _ => None,
+        }
+    }
+}
+
+/// What is done to the results of a right run: the results, the inputs, and how often the subject was run before.
+type Spoil = fn(&Problem, &Inputs, usize, &mut Outputs);
+
+/// What makes a probe's case of [`fields`].
+type Edit = fn(&mut ProblemFields);
+
+/// The emulated kernel with spoilt results.
+struct Spoilt {
+    inner: Emulated,
+    spoil: Spoil,
+    runs: std::sync::atomic::AtomicUsize,
+}
+
+impl Backend for Spoilt {
+    fn declaration(&self) -> Declaration {
+        self.inner.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
+    }
+
+    fn name(&self) -> &str {
+        "spoilt"
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let before = self.runs.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let mut outputs = self.inner.run(problem, inputs)?;
+        (self.spoil)(problem, inputs, before, &mut outputs);
+        Ok(outputs)
+    }
+}
+
+/// Two sequences, padded, on two heads.
+fn fields() -> ProblemFields {
+    let sequences = [(0, 5), (8, 7)].into_iter().enumerate().map(|(id, (offset, len))| {
+        let run = Run::packed(offset, len, 8);
+        Sequence { id: id as u32, q: run, kv: run }
+    });
+    ProblemFields {
+        sequences: sequences.collect(),
+        rows: Rows { q: 16, kv: 16 },
+        heads: Heads { q: 2, kv: 2 },
+        dims: Dims { qk: 8, v: 8 },
+        mask: Mask::CAUSAL,
+        softmax: Softmax { scale: 0.353_553_4, softcap: None, sink: Sink::None },
+        precision: Precision::uniform(Format::Bf16),
+        parallel: ContextParallel::single(),
+        mode: InputMode::Flat,
+        data_seed: calm_seed(),
+        pass: Pass::Forward,
+    }
+}
+
+/// The first data seed that draws identities under which a subject that is always wrong in the same way holds.
+fn calm_seed() -> u64 {
+    let calm = |identity: &&identity::Identity| {
+        identity.runs == 0
+            || matches!(identity.relation, Relation::Rerun | Relation::WideWindow | Relation::History)
+    };
+    (0..u64::MAX).find(|&seed| identity::drawn(seed).iter().all(calm)).unwrap_or(0)
+}
+
+/// Changes the last real row of the second sequence, where the run has one.
+fn out_of(outputs: &mut Outputs, change: impl Fn(f32) -> f32) {
+    for rank in outputs.ranks.iter_mut().filter(|rank| rank.out.shape()[0] > 14) {
+        let mut row = rank.out.index_axis_mut(Axis(0), 14);
+        row.mapv_inplace(|x| if is_unwritten(x) { x } else { change(x) });
+    }
+}
+
+fn ring(fields: &mut ProblemFields) {
+    let (algorithm, balance) = (Algorithm::Ring, Balance::Contiguous);
+    fields.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
+}
+
+fn backward(fields: &mut ProblemFields) {
+    fields.pass = Pass::Backward;
+    fields.softmax.sink = Sink::Learnable;
+}
+
+fn plain(_: &mut ProblemFields) {}
+
+/// The probes, each broken in one place; the right judge condemns all.
+pub fn probes() -> Result<Vec<Probe>, ProblemError> {
+    let table: [(&str, Edit, Spoil); 14] = [
+        ("a NaN in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::NAN)),
+        ("a row of out is 0", plain, |_, _, _, outputs| out_of(outputs, |_| 0.0)),
+        ("an infinity in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::INFINITY)),
+        ("a row of out is an eighth too large", plain, |_, _, _, outputs| out_of(outputs, |x| x * 1.125)),
+        ("a row of out has the wrong sign", plain, |_, _, _, outputs| out_of(outputs, |x| -x)),
+        ("the second head of out is too large", plain, |_, _, _, outputs| {
+            outputs.ranks.iter_mut().for_each(|rank| {
+                rank.out.slice_mut(s![..5, 1, ..]).mapv_inplace(|x| x * 2.0);
+            });
+        }),
+        ("the last rank's out is doubled", ring, |_, _, _, outputs| {
+            if let Some(rank) = outputs.ranks.last_mut() {
+                rank.out.index_axis_mut(Axis(0), 0).mapv_inplace(|x| x * 2.0);
+            }
+        }),
+        ("the last rank's padding is unwritten", ring, |_, _, _, outputs| {
+            if let Some(rank) = outputs.ranks.last_mut() {
+                let row = rank.out.shape()[0] - 1;
+                rank.out.index_axis_mut(Axis(0), row).fill(f32::from_bits(UNWRITTEN_BITS));
+            }
+        }),
+        ("a padding row of out is not 0", plain, |_, _, _, outputs| {
+            outputs.ranks.iter_mut().for_each(|rank| rank.out.index_axis_mut(Axis(0), 15).fill(1.0));
+        }),
+        ("a write outside a tensor", plain, |_, _, _, outputs| {
+            outputs.damage.push(seamproof_simulator::Damage {
+                tensor: "out".to_owned(),
+                guard: seamproof_simulator::Guard::After,
+                distance: 1,
+                elements: 1,
+            });
+        }),
+        ("the LSE is off", plain, |_, _, _, outputs| {
+            outputs.ranks.iter_mut().filter_map(|rank| rank.lse.as_mut()).for_each(|lse| {
+                lse.slice_mut(s![.., 8..12]).mapv_inplace(|lse| lse + 0.01);
+            });
+        }),
+        ("dsink has the wrong sign", backward, |_, _, _, outputs| {
+            outputs.ranks.iter_mut().filter_map(|rank| rank.gradients.as_mut()).for_each(|gradients| {
+                gradients.dsink.mapv_inplace(|x| -x);
+            });
+        }),
+        ("finite padding moves a real row", plain, |_, inputs, _, outputs| {
+            let padding = inputs.v[[15, 0, 0]];
+            let factor = if padding.is_finite() && padding != 0.0 { 2.0 } else { 1.0 };
+            out_of(outputs, |x| x * factor);
+        }),
+        ("every third run moves a row by an ulp", plain, |_, _, before, outputs| {
+            out_of(outputs, |x| if before % 3 == 2 { f32::from_bits(x.to_bits() ^ 0x1_0000) } else { x });
+        }),
+    ];
+    let probe = |(what, edit, spoil): (&'static str, Edit, Spoil)| {
+        let mut fields = fields();
+        edit(&mut fields);
+        let subject = Box::new(Spoilt { inner: Emulated::default(), spoil, runs: Default::default() });
+        Ok(Probe { what, subject, problem: Problem::new(fields)? })
+    };
+    table.into_iter().map(probe).collect()
+}
+
+/// What came of one fault in the judge.
+pub struct JudgeScore {
+    /// The fault.
+    pub fault: JudgeFault,
+    /// The probes that the faulty judge does not condemn, and the rung by which the right one does.
+    pub missed: Vec<(&'static str, Check)>,
+}
+
+impl JudgeScore {
+    /// Whether a probe of the rung that the fault blinds shows it.
+    pub fn caught(&self) -> bool {
+        self.missed.iter().any(|(_, rung)| *rung == self.fault.rung)
+    }
+}
+
+/// Each probe with the rung by which a judge condemns it. A probe remembers how often it ran: each judge gets new ones.
+fn condemned(judge: &Judge) -> Result<Vec<(&'static str, Option<Check>)>, String> {
+    let probes = probes().map_err(|error| error.to_string())?;
+    Ok(probes.iter().map(|probe| (probe.what, probe.condemned_by(judge))).collect())
+}
+
+/// Scores faults in the judge; an error where the right judge itself does not condemn a probe.
+pub fn score(faults: &[JudgeFault]) -> Result<Vec<JudgeScore>, String> {
+    let by_right = |(what, rung): (&'static str, Option<Check>)| match rung {
+        Some(rung) => Ok((what, rung)),
+        None => Err(format!("the right judge does not condemn a probe: {what}")),
+    };
+    let right = condemned(&Judge::default())?.into_iter().map(by_right).collect::<Result<Vec<_>, _>>()?;
+    let of = |fault: &JudgeFault| {
+        let mut judge = Judge::default();
+        (fault.edit)(&mut judge);
+        let wrong = condemned(&judge)?.into_iter();
+        let missed = wrong.zip(&right).filter(|((_, rung), _)| rung.is_none()).map(|(_, right)| *right);
+        Ok(JudgeScore { fault: *fault, missed: missed.collect() })
+    };
+    faults.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_right_judge_condemns_every_probe_and_each_faulty_one_misses_some() {
+        let scores = score(&FAULTS).expect("the right judge condemns every probe");
+        let unseen: Vec<&str> =
+            scores.iter().filter(|score| !score.caught()).map(|score| score.fault.id).collect();
+        assert!(unseen.is_empty(), "{unseen:?}");
+        assert!(FAULTS.iter().all(|fault| fault.source.starts_with("https://")));
+    }
+}

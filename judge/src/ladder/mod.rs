@@ -1,0 +1,217 @@
+//! The judge: is a subject right on one problem?
+//!
+//! A ladder of checks, the cheapest and sharpest first; the first one that breaks is the finding. *Capability*: it
+//! refuses what its table refuses, for that reason, and nothing else. *Structure*: shapes, guard bands, every real
+//! row written, padding rows as the subject's contract says, rows that nobody owns untouched. *Poison*: two runs that
+//! differ only in what padding and slack rows of the inputs hold agree in every bit of every real row, and in whether it is
+//! a NaN where a subject promises no bits of its gradients. *Exact*: inputs of
+//! an exact mode allow one result, and the set of keys that a wrong one shows is named. *Envelope*:
+//! each element within the largest honest error of the exact answer, the LSE first; the backward is judged on the out
+//! and lse that the subject itself returned; where the oracle is too dear for the case, on a sample of its rows. *Identity*:
+//! relations between results of the subject alone ([`identity`]); they come last because each runs the subject again.
+
+mod assemble;
+pub mod compare;
+mod diagnosis;
+pub mod envelope;
+pub mod evidence;
+mod exact;
+pub mod faults;
+mod poison;
+pub(crate) mod runs;
+mod sample;
+mod stories;
+pub(crate) mod structure;
+mod trial;
+
+use std::time::Instant;
+
+use seamproof_oracle::{Inputs, Problem};
+
+use crate::finding::{Check, Finding};
+use crate::generate::Malformed;
+use crate::identity;
+use crate::layout;
+use crate::subject::{Backend, Outputs, RankOutputs, RunError};
+use crate::values;
+use crate::verdict::{Cost, Margin, Verdict};
+pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, PRODUCTS_MAX, Ratios, Rung, products};
+use evidence::{Look, Meter, Told};
+use runs::{capability_verdict, expected_refusal, fills, poisoned, run, whole_case};
+pub use trial::Trial;
+
+impl Default for Judge {
+    fn default() -> Judge {
+        Judge {
+            layouts: layout::layouts,
+            structure: structure::check,
+            assemble: assemble::assemble,
+            ratio: envelope::error_ratios,
+            products_max: PRODUCTS_MAX,
+            elements_max: ELEMENTS_MAX,
+            identities: identity::TABLE.iter().map(|identity| identity.relation).collect(),
+            rungs: vec![
+                Rung { check: Check::Poison, look: poison::look },
+                Rung { check: Check::Exact, look: exact::look },
+                Rung { check: Check::Envelope, look: envelope::look },
+                Rung { check: Check::Identity, look: identity::look },
+            ],
+        }
+    }
+}
+
+/// All that a judge found out about a case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Examination {
+    /// The first thing wrong, or that nothing is.
+    pub verdict: Verdict,
+    /// What each further rung found after the first ([`Depth::All`]).
+    pub further: Vec<Finding>,
+    /// Where the time went.
+    pub cost: Cost,
+}
+
+/// Judges `backend` on `problem`, with the inputs that the problem's mode and data seed give.
+pub fn judge(backend: &dyn Backend, problem: &Problem) -> Verdict {
+    examine(backend, problem).verdict
+}
+
+/// The same, with where the time went.
+pub fn examine(backend: &dyn Backend, problem: &Problem) -> Examination {
+    Judge::default().examine(backend, problem, Depth::First)
+}
+
+impl Judge {
+    /// Runs the subject under two poisons and asks each rung.
+    pub fn examine(&self, backend: &dyn Backend, problem: &Problem, depth: Depth) -> Examination {
+        let (start, meter) = (Instant::now(), Meter::default());
+        let mut findings = Vec::new();
+        let verdict = self.ladder(backend, problem, depth, &meter, &mut findings);
+        let mut findings = findings.into_iter();
+        let verdict =
+            verdict.unwrap_or_else(|margin| findings.next().map_or(Verdict::Pass(margin), Verdict::from));
+        Examination { verdict, further: findings.collect(), cost: meter.cost(start.elapsed()) }
+    }
+
+    /// The rungs, from the first run on. `Ok` is a verdict that ends the case, whatever was found before.
+    fn ladder(
+        &self,
+        backend: &dyn Backend,
+        problem: &Problem,
+        depth: Depth,
+        meter: &Meter,
+        findings: &mut Vec<Finding>,
+    ) -> Result<Verdict, Box<Margin>> {
+        let mut margin = Box::<Margin>::default();
+        if let Some(reason) = self.too_large(problem) {
+            return Ok(Verdict::TooLarge(reason));
+        }
+        let inputs = meter.inputs(|| values::inputs(problem));
+        let runs = Judge::runs(backend, problem, &inputs, meter);
+        let [first, second] = match runs.and_then(|runs| self.whole(backend, problem, runs)) {
+            Ok(results) => results,
+            Err(verdict) => return Ok(verdict),
+        };
+        let layout = layout::whole(problem);
+        let told = Told::default();
+        let evidence = Evidence {
+            backend,
+            problem,
+            layout: &layout,
+            inputs: &inputs,
+            first: &first,
+            second: &second,
+            judge: self,
+            depth,
+            meter,
+            told: &told,
+        };
+        match self.climb(&evidence, findings, &mut margin) {
+            Some(what) => Ok(Verdict::Infrastructure(what)),
+            None => Err(margin),
+        }
+    }
+
+    /// Asks rung after rung, and gathers what they find; a rung that fails to look ends the case if nothing was found before.
+    fn climb(
+        &self,
+        evidence: &Evidence<'_>,
+        findings: &mut Vec<Finding>,
+        margin: &mut Margin,
+    ) -> Option<String> {
+        for rung in &self.rungs {
+            match (rung.look)(evidence, margin) {
+                Look::Held => {}
+                Look::Broken(finding) => findings.push(*finding),
+                Look::Failed(what) if findings.is_empty() => return Some(what),
+                Look::Failed(_) => {}
+            }
+            if evidence.depth == Depth::First && !findings.is_empty() {
+                break;
+            }
+        }
+        None
+    }
+
+    fn too_large(&self, problem: &Problem) -> Option<String> {
+        let (elements, most) = (problem.elements(), self.elements_max);
+        (elements > most)
+            .then(|| format!("the case has {elements} tensor elements; at most {most} are judged"))
+    }
+
+    /// The results of two runs in the problem's own layout, or what is wrong with their structure: what is unwritten or of
+    /// another shape cannot be looked at further.
+    fn whole(
+        &self,
+        backend: &dyn Backend,
+        problem: &Problem,
+        runs: [Outputs; 2],
+    ) -> Result<[RankOutputs; 2], Verdict> {
+        let layouts = (self.layouts)(problem).map_err(|error| {
+            Verdict::Infrastructure(format!("the subject ran what cannot be cut: {error}"))
+        })?;
+        let broken = runs.iter().find_map(|outputs| (self.structure)(backend, problem, &layouts, outputs));
+        if let Some(finding) = broken {
+            return Err(Verdict::from(finding));
+        }
+        let [first, second] = runs.map(|outputs| {
+            (self.assemble)(problem, &layouts, outputs.ranks).map_err(|finding| Verdict::from(*finding))
+        });
+        Ok([first?, second?])
+    }
+
+    /// The two runs under different poison, or the verdict where there is none to compare.
+    fn runs(
+        backend: &dyn Backend,
+        problem: &Problem,
+        inputs: &Inputs,
+        meter: &Meter,
+    ) -> Result<[Outputs; 2], Verdict> {
+        let fills = fills(backend, problem);
+        let mut poisoned = meter.inputs(|| poisoned(inputs, problem, fills[0]));
+        let first = meter.subject(|| run(backend, problem, &poisoned));
+        let first = match (first, expected_refusal(backend, problem)) {
+            (Ok(outputs), None) => outputs,
+            (Err(RunError::Refused(got)), Some(expected)) if got == expected => {
+                return Err(Verdict::Refused(got));
+            }
+            (result, expected) => return Err(capability_verdict(result, expected)),
+        };
+        meter.inputs(|| values::poison(&mut poisoned, problem, fills[1]));
+        match meter.subject(|| run(backend, problem, &poisoned)) {
+            Ok(second) => Ok([first, second]),
+            Err(error) => Err(capability_verdict(Err(error), None)),
+        }
+    }
+}
+
+/// Judges the validation: fields with one planted rule broken must be refused by exactly that rule.
+pub fn judge_malformed(malformed: &Malformed) -> Verdict {
+    match malformed.check() {
+        Ok(()) => Verdict::RefusedMalformed(malformed.rule),
+        Err(what) => {
+            let what = format!("a problem that breaks the rule {} was {what}", malformed.rule);
+            whole_case(Check::Validation, what).into()
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Poison: what padding and slack rows of the inputs hold must not change one bit of a real row.
+//!
+//! Gradients of a subject that sums them in any order have other bits on every run: of those, padding must not make a NaN.
+//! What else it changes in them the envelope sees, which looks at both runs of such a subject.
+
+use super::compare::{View, Worst, same_bits};
+use super::structure::results;
+use crate::finding::{Check, Finding, number};
+use crate::ladder::evidence::{Evidence, Look};
+use crate::layout::RankLayout;
+use crate::subject::{RankOutputs, TensorName};
+use crate::verdict::Margin;
+
+/// The rung.
+pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
+    let deterministic = evidence.backend.declaration().promises.deterministic_backward;
+    check(evidence.layout, evidence.first, evidence.second, deterministic).into()
+}
+
+/// The first tensor in which two runs with different poison differ.
+fn check(
+    layout: &RankLayout,
+    first: &RankOutputs,
+    second: &RankOutputs,
+    deterministic: bool,
+) -> Option<Finding> {
+    results(first).into_iter().zip(results(second)).find_map(|((tensor, a), (_, b))| {
+        if agree(layout, &a, &b) {
+            return None;
+        }
+        let same: fn(f32, f32) -> bool = match deterministic || !is_gradient(tensor) {
+            true => |a, b| a.to_bits() == b.to_bits(),
+            false => |a, b| a.is_nan() == b.is_nan(),
+        };
+        let what = "a real row depends on what padding rows of the inputs hold";
+        let mut worst = Worst::new(Check::Poison, tensor, what);
+        a.real(layout, |row, head, place| {
+            let lanes = a.lane(row, head).into_iter().zip(b.lane(row, head));
+            for (lane, (&with, &without)) in lanes.enumerate() {
+                worst.compared();
+                if !same(with, without) {
+                    worst.failed(0.0, |finding| {
+                        finding.place = a.lane_place(place, lane);
+                        finding.got = Some(number(with));
+                        finding.expected = Some(format!("{} as under other poison", number(without)));
+                    });
+                }
+            }
+        });
+        worst.finding()
+    })
+}
+
+fn is_gradient(tensor: TensorName) -> bool {
+    matches!(tensor, TensorName::Dq | TensorName::Dk | TensorName::Dv | TensorName::Dsink)
+}
+
+/// Whether every real element has the same bits in both; not known of tensors that are not stored row by row.
+fn agree(layout: &RankLayout, a: &View<'_, f32>, b: &View<'_, f32>) -> bool {
+    let (Some(first), Some(second)) = (a.flat(), b.flat()) else { return false };
+    a.every_stretch(layout, |at| same_bits(&first[at.clone()], &second[at]))
+}

@@ -1,0 +1,73 @@
+//! Runs of the subject, and the findings that a run without results is.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use seamproof_oracle::{Inputs, Problem};
+
+use crate::finding::{Check, Finding};
+use crate::subject::{Backend, Outputs, PaddingInputs, Refusal, RunError};
+use crate::values::{self, Poison};
+use crate::verdict::Verdict;
+
+pub(crate) fn expected_refusal(backend: &dyn Backend, problem: &Problem) -> Option<Refusal> {
+    backend.declaration().capabilities.refusal(problem)
+}
+
+/// The two fills that a subject's padding contract allows, the stronger one first.
+pub(crate) fn fills(backend: &dyn Backend, problem: &Problem) -> [Poison; 2] {
+    match backend.declaration().padding.inputs {
+        PaddingInputs::Anything => [Poison::strongest(problem), Poison::Large],
+        PaddingInputs::Finite => [Poison::Large, Poison::Zero],
+    }
+}
+
+pub(crate) fn poisoned(inputs: &Inputs, problem: &Problem, poison: Poison) -> Inputs {
+    let mut inputs = inputs.clone();
+    values::poison(&mut inputs, problem, poison);
+    inputs
+}
+
+/// Runs the subject; its panic is a crash of the subject, not of the judge.
+pub(crate) fn run(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+    catch_unwind(AssertUnwindSafe(|| backend.run(problem, inputs))).unwrap_or_else(|payload| {
+        let text = payload
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| payload.downcast_ref::<&str>().copied());
+        Err(RunError::Crash(format!("panicked: {}", text.unwrap_or("without a message"))))
+    })
+}
+
+/// Whatever is not "refused exactly as the table says" and not "ran, as the table says".
+pub(crate) fn capability_verdict(result: Result<Outputs, RunError>, expected: Option<Refusal>) -> Verdict {
+    let what = match (result, expected) {
+        (Err(RunError::Infrastructure(what)), _) => return Verdict::Infrastructure(what),
+        (Err(error @ RunError::OutOfMemory(_)), _) => return Verdict::Infrastructure(error.to_string()),
+        (Err(RunError::Refused(got)), None) => format!("refused what its table takes: {got}"),
+        (Err(RunError::Refused(got)), Some(expected)) => {
+            format!("refused because «{got}»; its table says «{expected}»")
+        }
+        (Err(error), _) => return death(error).into(),
+        (Ok(_), Some(expected)) => format!("ran what its table refuses: {expected}"),
+        (Ok(_), None) => return Verdict::Infrastructure("a run was judged twice".into()),
+    };
+    whole_case(Check::Capability, what).into()
+}
+
+/// The finding of a run that ended without results, whatever was asked of it.
+pub(crate) fn death(error: RunError) -> Finding {
+    match error {
+        RunError::Crash(what) => whole_case(Check::Crash, what),
+        RunError::Sentinel(what) => whole_case(Check::Sentinel, what),
+        RunError::Ended(ended) => {
+            let finding = whole_case(ended.ending.check(), ended.to_string());
+            Finding { ending: Some(ended.ending), before: ended.before, ..finding }
+        }
+        error => whole_case(Check::Crash, error.to_string()),
+    }
+}
+
+/// A finding about the case as a whole.
+pub(crate) fn whole_case(check: Check, what: String) -> Finding {
+    Finding::new(check, None, what)
+}

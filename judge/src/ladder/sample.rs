@@ -1,0 +1,313 @@
+//! Sample: the envelope of a case that is too large for the oracle, on some of its rows.
+//!
+//! A row of a result needs few others: out, lse and dq of a query those of the keys that it sees; dk and dv of a key, once
+//! out and lse are saved, those of the queries that see it; dsink then needs no key at all. What a row needs is a problem
+//! in the same tensors, its *part*: the oracle answers it, and bounds it, as it does any problem, at the cost of one row. Of
+//! each side as many rows are drawn as [`PRODUCTS_MAX`] pays for, [`ROWS_MAX`] at most, half of them the first or the last
+//! of their sequence that sees something or is seen, since that is where kernels go wrong; and as many that see nothing, or
+//! that nobody sees, which cost nothing. dsink is judged whole.
+//!
+//! The identities compare the subject with itself: a factor on all of a gradient escapes nearly every one of them. Here
+//! values are compared. Where a subject hides its LSE, dk, dv and dsink are not looked at: the exact LSE of every query
+//! would be needed.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use seamproof_oracle::blocked::{self, Answer};
+use seamproof_oracle::envelope::Model;
+use seamproof_oracle::{
+    Alignment, Forward, Mask, Problem, ProblemError, ProblemFields, Run, Saved, Sequence, Side,
+};
+
+use super::diagnosis;
+use super::envelope::{self, Comparison};
+use crate::finding::{Finding, Place};
+use crate::hash::mix;
+use crate::ladder::evidence::{Evidence, Look};
+use crate::layout::{self, RankLayout};
+use crate::subject::TensorName;
+use crate::verdict::Margin;
+
+/// Visible pairs × query heads × head dimension that the drawn rows of a side may have: some twenty seconds on two cores, since
+/// all keys are brought to f64 for one query.
+const PRODUCTS_MAX: u64 = 1 << 29;
+/// Most rows of a side that are drawn.
+const ROWS_MAX: u64 = 32;
+/// Sets the draw of rows apart from other uses of the data seed.
+const DRAW: u64 = 0x5a3b_1e5e;
+
+/// The rung where the oracle is too dear for the whole case: the forward of the drawn queries, then the gradients.
+pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
+    match Sample::new(evidence).look(margin) {
+        Ok(finding) => finding.into(),
+        Err(error) => Look::Failed(format!("what a row needs is no problem: {error}")),
+    }
+}
+
+/// What a row of a sequence needs.
+type OfRow = fn(&Problem, usize, usize) -> Result<Part, ProblemError>;
+/// Results that a part decides, and what is wrong with them.
+type LookAt<'a> = fn(&mut Sample<'a>, &Part, &mut Margin) -> Option<Finding>;
+
+struct Sample<'a> {
+    evidence: &'a Evidence<'a>,
+    model: Model,
+    saved: Saved,
+}
+
+impl<'a> Sample<'a> {
+    fn new(evidence: &'a Evidence<'a>) -> Sample<'a> {
+        let Evidence { backend, problem, first, .. } = *evidence;
+        let model = Model::new(problem, backend.declaration().accumulation, evidence.partition());
+        let hidden = ndarray::Array2::zeros(problem.lse_shape());
+        Sample { evidence, model, saved: envelope::saved(first, &hidden) }
+    }
+
+    fn look(mut self, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
+        let Evidence { problem, first, .. } = *self.evidence;
+        let [queries, keys] = [Side::Q, Side::Kv].map(|side| drawn(problem, side));
+        let has_gradients = first.gradients.is_some();
+        let has_saved = has_gradients && first.lse.is_some();
+        let looks: [(bool, &[_], OfRow, LookAt<'a>); 3] = [
+            (true, &queries, Part::of_query, |sample, part, margin| sample.forward(part, margin)),
+            (has_gradients, &queries, Part::of_query, |sample, part, margin| {
+                sample.gradients(part, Some(Side::Q), margin)
+            }),
+            (has_saved, &keys, Part::of_key, |sample, part, margin| {
+                sample.gradients(part, Some(Side::Kv), margin)
+            }),
+        ];
+        for (_, rows, of_row, look_at) in looks.into_iter().filter(|(is_there, ..)| *is_there) {
+            for &[sequence, row] in rows {
+                let part = of_row(problem, sequence, row)?;
+                if let Some(finding) = look_at(&mut self, &part, margin) {
+                    return Ok(Some(finding));
+                }
+            }
+        }
+        if !has_saved || problem.learnable_sinks() == 0 {
+            return Ok(None);
+        }
+        Ok(self.gradients(&Part::of_sinks(problem)?, None, margin))
+    }
+
+    /// The exact forward of a part.
+    fn answer(&self, part: &Part) -> Answer<Forward> {
+        let ask = || blocked::forward(&part.problem, self.evidence.inputs, Some(&self.model));
+        self.evidence.oracle(ask)
+    }
+
+    fn forward(&self, part: &Part, margin: &mut Margin) -> Option<Finding> {
+        let Evidence { problem, inputs, first, .. } = *self.evidence;
+        let (answer, layout) = (self.answer(part), layout::whole(&part.problem));
+        let tensors = [TensorName::Lse, TensorName::Out];
+        let mut finding =
+            envelope::forward(&self.comparison(part, &layout), first, &answer, &tensors, margin)?;
+        finding.place = part.whole(finding.place);
+        diagnosis::explain(problem, inputs, first, &answer.exact, &mut finding);
+        Some(finding)
+    }
+
+    /// The gradients of a part that lie on a side; of none, dsink.
+    fn gradients(&mut self, part: &Part, side: Option<Side>, margin: &mut Margin) -> Option<Finding> {
+        let Evidence { problem, inputs, first, .. } = *self.evidence;
+        let tensors: &[TensorName] = match side {
+            Some(Side::Q) => &[TensorName::Dq],
+            Some(Side::Kv) => &[TensorName::Dv, TensorName::Dk],
+            None => &[TensorName::Dsink],
+        };
+        let mut lse_error = None;
+        if first.lse.is_none() {
+            let forward = self.answer(part);
+            self.saved.lse = forward.exact.lse;
+            lse_error = forward.bound.map(|bound| bound.worst.lse);
+        }
+        let saved = (&self.saved, lse_error.as_ref());
+        let ask = || blocked::backward_of(&part.problem, inputs, saved, side, &self.model);
+        let answer = self.evidence.oracle(ask);
+        let layout = layout::whole(&part.problem);
+        let compare = self.comparison(part, &layout);
+        self.evidence.gradient_runs().into_iter().find_map(|gradients| {
+            let mut finding = envelope::backward(&compare, gradients, &answer, tensors, margin)?;
+            finding.place = part.whole(finding.place);
+            let exact = (&self.saved, &answer.exact);
+            diagnosis::explain_gradient(problem, inputs, gradients, exact, &mut finding);
+            Some(finding)
+        })
+    }
+
+    fn comparison<'b>(&self, part: &'b Part, layout: &'b RankLayout) -> Comparison<'b> {
+        Comparison { problem: &part.problem, layout, ratio: self.evidence.judge.ratio }
+    }
+}
+
+/// What a row needs of a problem, in the problem's own tensors.
+struct Part {
+    problem: Problem,
+    /// The sequence and position of the row; none of all rows.
+    row: Option<[usize; 2]>,
+}
+
+impl Part {
+    /// One query and the keys up to the last that it sees.
+    fn of_query(problem: &Problem, sequence: usize, query: usize) -> Result<Part, ProblemError> {
+        let both = problem.sequences[sequence];
+        let seen = problem.mask.visible(query, both.q.len, both.kv.len);
+        // The last query of a sequence sits on the last key, and sees so many to the left.
+        let left = u32::try_from(seen.len().saturating_sub(1)).ok();
+        let mask = Mask { left, right: Some(0), align: Alignment::BottomRight };
+        let kv = Run { len: seen.end, span: seen.end, ..both.kv };
+        let part = Sequence { q: Run::packed(both.q.row(query), 1, 1), kv, ..both };
+        Part::new(problem, vec![part], mask, Some([sequence, query]))
+    }
+
+    /// One key and the queries that see it: neighbours, each of which sees the interval of the one before moved by one.
+    fn of_key(problem: &Problem, sequence: usize, key: usize) -> Result<Part, ProblemError> {
+        let both = problem.sequences[sequence];
+        let sees = |i: &usize| problem.mask.visible(*i, both.q.len, both.kv.len).contains(&key);
+        let queries = ends((0..both.q.len).find(sees), (0..both.q.len).rfind(sees));
+        let offset = both.q.offset + both.q.step * queries.start;
+        let q = Run { offset, len: queries.len(), span: queries.len(), ..both.q };
+        let part = Sequence { q, kv: Run::packed(both.kv.row(key), 1, 1), ..both };
+        Part::new(problem, vec![part], Mask::FULL, Some([sequence, key]))
+    }
+
+    /// Every query, and no key.
+    fn of_sinks(problem: &Problem) -> Result<Part, ProblemError> {
+        let without_keys = |both: &Sequence| Sequence { kv: Run { len: 0, span: 0, ..both.kv }, ..*both };
+        let sequences = problem.sequences.iter().map(without_keys).collect();
+        Part::new(problem, sequences, Mask::FULL, None)
+    }
+
+    fn new(
+        problem: &Problem,
+        sequences: Vec<Sequence>,
+        mask: Mask,
+        row: Option<[usize; 2]>,
+    ) -> Result<Part, ProblemError> {
+        let fields = ProblemFields { sequences, mask, ..problem.clone().into() };
+        Ok(Part { problem: Problem::new(fields)?, row })
+    }
+
+    /// A place of the part, as one of the problem.
+    fn whole(&self, place: Place) -> Place {
+        match self.row {
+            Some([sequence, row]) => Place { sequence: Some(sequence), row: Some(row), ..place },
+            None => place,
+        }
+    }
+}
+
+fn ends(first: Option<usize>, last: Option<usize>) -> Range<usize> {
+    first.zip(last).map_or(0..0, |(first, last)| first..last + 1)
+}
+
+/// The drawn rows of a side, by sequence and position.
+fn drawn(problem: &Problem, side: Side) -> Vec<[usize; 2]> {
+    let longest = problem.sequences.iter().map(|both| both.q.len.max(both.kv.len)).max().unwrap_or(0);
+    let row = (longest * problem.heads.q * problem.dims.qk.max(problem.dims.v)).max(1) as u64;
+    let count = (PRODUCTS_MAX / row).clamp(1, ROWS_MAX);
+    let seed = mix(mix(problem.data_seed ^ DRAW) + side as u64);
+    let (mut seams, mut connected, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, sequence) in problem.sequences.iter().enumerate() {
+        let within = connected_rows(problem, sequence, side);
+        seams.extend(
+            within.clone().next().into_iter().chain(within.clone().skip(1).last()).map(|row| [index, row]),
+        );
+        for position in 0..layout::run_of(sequence, side).len {
+            let rows = if within.contains(&position) { &mut connected } else { &mut others };
+            rows.push([index, position]);
+        }
+    }
+    let half = count.div_ceil(2);
+    let rows = [(seams, half), (connected, half), (others, count)];
+    let drawn: BTreeSet<_> = rows.iter().flat_map(|(rows, count)| draw(rows, *count, seed)).collect();
+    drawn.into_iter().collect()
+}
+
+/// So many of these rows, or all where there are no more.
+fn draw(rows: &[[usize; 2]], count: u64, seed: u64) -> BTreeSet<[usize; 2]> {
+    let all = rows.len() as u64;
+    let index = |n: u64| if all <= count { n } else { mix(seed.wrapping_add(n)) % all };
+    (0..count.min(all)).map(|n| rows[index(n) as usize]).collect()
+}
+
+/// The queries of a sequence that see a key, or the keys that a query sees: neighbours, since intervals move by one.
+fn connected_rows(problem: &Problem, sequence: &Sequence, side: Side) -> Range<usize> {
+    let (lq, lk) = (sequence.q.len, sequence.kv.len);
+    let seen = |i: usize| problem.mask.visible(i, lq, lk);
+    let sees = |i: &usize| !seen(*i).is_empty();
+    let queries = ends((0..lq).find(sees), (0..lq).rfind(sees));
+    match side {
+        Side::Q => queries,
+        Side::Kv if queries.is_empty() => 0..0,
+        Side::Kv => seen(queries.start).start..seen(queries.end - 1).end,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::{self, Draw, Profile};
+
+    fn problems() -> impl Iterator<Item = Problem> {
+        let limits = Profile::Quick.limits();
+        (0..300).filter_map(move |case| match generate::draw(11, case, &limits) {
+            Draw::Problem(problem) => Some(problem),
+            Draw::Malformed(_) => None,
+        })
+    }
+
+    /// Rows of k that a query of a part sees.
+    fn rows_seen(part: &Problem, query: usize) -> Vec<usize> {
+        let both = part.sequences[0];
+        part.mask.visible(query, both.q.len, both.kv.len).map(|key| both.kv.row(key)).collect()
+    }
+
+    #[test]
+    fn a_part_connects_the_rows_that_the_mask_connects() {
+        for problem in problems() {
+            for (index, both) in problem.sequences.iter().enumerate() {
+                let visible = |i: usize| problem.mask.visible(i, both.q.len, both.kv.len);
+                for i in 0..both.q.len {
+                    let part = Part::of_query(&problem, index, i).expect("a part").problem;
+                    let right: Vec<usize> = visible(i).map(|key| both.kv.row(key)).collect();
+                    assert_eq!(rows_seen(&part, 0), right, "query {i} of {problem:?}");
+                    assert_eq!(part.sequences[0].q.real_rows().collect::<Vec<_>>(), [both.q.row(i)]);
+                }
+                for key in 0..both.kv.len {
+                    let part = Part::of_key(&problem, index, key).expect("a part").problem;
+                    let readers = (0..both.q.len).filter(|&i| visible(i).contains(&key));
+                    let right: Vec<usize> = readers.map(|i| both.q.row(i)).collect();
+                    let rows: Vec<usize> = part.sequences[0].q.real_rows().collect();
+                    assert_eq!(rows, right, "key {key} of {problem:?}");
+                    assert!((0..rows.len()).all(|i| rows_seen(&part, i) == [both.kv.row(key)]));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_drawn_that_are_connected_and_that_are_not() {
+        let (mut connected, mut others, mut most) = (0, 0, 0);
+        for problem in problems() {
+            for side in [Side::Q, Side::Kv] {
+                let rows = drawn(&problem, side);
+                most = most.max(rows.len());
+                for [index, position] in rows {
+                    let both = problem.sequences[index];
+                    let sees = |i: usize| problem.mask.visible(i, both.q.len, both.kv.len);
+                    let is_connected = match side {
+                        Side::Q => !sees(position).is_empty(),
+                        Side::Kv => (0..both.q.len).any(|i| sees(i).contains(&position)),
+                    };
+                    assert_eq!(is_connected, connected_rows(&problem, &both, side).contains(&position));
+                    *(if is_connected { &mut connected } else { &mut others }) += 1;
+                }
+            }
+        }
+        assert!(connected > 1_000 && others > 300, "{connected} {others}");
+        assert!(most > ROWS_MAX as usize && most <= 2 * ROWS_MAX as usize, "{most}");
+    }
+}

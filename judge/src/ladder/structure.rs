@@ -1,0 +1,209 @@
+//! Structure: shapes, guard bands, unwritten elements and the padding contract of outputs.
+
+use seamproof_oracle::{Pass, Problem, Run, Side};
+use seamproof_simulator::{Damage, is_unwritten};
+
+use super::compare::{View, Worst};
+use crate::finding::{Check, Finding, Place, number};
+use crate::layout::{RankLayout, SideLayout};
+use crate::subject::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
+
+/// Every result of a rank with its name; those that the subject hides are left out.
+pub(crate) fn results(rank: &RankOutputs) -> Vec<(TensorName, View<'_, f32>)> {
+    let mut results = vec![(TensorName::Out, View::Rows(rank.out.view(), Side::Q))];
+    results.extend(rank.lse.iter().map(|lse| (TensorName::Lse, View::Statistic(lse.view()))));
+    results.extend(rank.max_logit.iter().map(|max| (TensorName::MaxLogit, View::Heads(max.view()))));
+    if let Some(gradients) = &rank.gradients {
+        results.push((TensorName::Dq, View::Rows(gradients.dq.view(), Side::Q)));
+        results.push((TensorName::Dk, View::Rows(gradients.dk.view(), Side::Kv)));
+        results.push((TensorName::Dv, View::Rows(gradients.dv.view(), Side::Kv)));
+        results.push((TensorName::Dsink, View::Heads(gradients.dsink.view())));
+    }
+    results
+}
+
+/// The first structural fault of a run.
+pub(crate) fn check(
+    backend: &dyn Backend,
+    problem: &Problem,
+    layouts: &[RankLayout],
+    outputs: &Outputs,
+) -> Option<Finding> {
+    if outputs.ranks.len() != layouts.len() {
+        let what = format!("{} ranks answered; the problem has {}", outputs.ranks.len(), layouts.len());
+        return Some(super::whole_case(Check::Structure, what));
+    }
+    let contract = backend.declaration().padding.outputs;
+    let ranks = || layouts.iter().zip(&outputs.ranks).enumerate();
+    let on_rank = |rank: usize, finding: Finding| match layouts.len() {
+        1 => finding,
+        _ => Finding { what: format!("on rank {rank}: {}", finding.what), ..finding },
+    };
+    let statistics = backend.declaration().capabilities.statistics;
+    if let Some(finding) = ranks().find_map(|(rank, (layout, outputs))| {
+        let wrong = wrong_statistics(&statistics, outputs).or_else(|| wrong_shape(problem, layout, outputs));
+        wrong.map(|finding| on_rank(rank, finding))
+    }) {
+        return Some(finding);
+    }
+    if let Some(damage) = outputs.damage.first() {
+        return Some(guard_finding(damage));
+    }
+    ranks().find_map(|(rank, (layout, outputs))| {
+        let (q, kv) = (outside(&layout.q), outside(&layout.kv));
+        let finding = results(outputs).into_iter().find_map(|(tensor, view)| {
+            let (padding, unowned) = if view.side() == Side::Q { &q } else { &kv };
+            unwritten(layout, tensor, &view)
+                .or_else(|| broken(padding, contract, PADDING_BROKEN, tensor, &view))
+                .or_else(|| broken(unowned, PaddingOutputs::Untouched, UNOWNED_WRITTEN, tensor, &view))
+        });
+        finding.map(|finding| on_rank(rank, finding))
+    })
+}
+
+/// A statistic that is declared and not returned, or the other way round.
+fn wrong_statistics(declared: &[TensorName], rank: &RankOutputs) -> Option<Finding> {
+    let returned = [(TensorName::Lse, rank.lse.is_some()), (TensorName::MaxLogit, rank.max_logit.is_some())];
+    let (tensor, is_returned) =
+        returned.into_iter().find(|(tensor, returned)| declared.contains(tensor) != *returned)?;
+    let what = if is_returned { "is returned, but not declared" } else { "is declared, but not returned" };
+    Some(Finding { tensor: Some(tensor), ..super::whole_case(Check::Structure, what.into()) })
+}
+
+fn wrong_shape(problem: &Problem, layout: &RankLayout, rank: &RankOutputs) -> Option<Finding> {
+    let (q, kv) = (layout.q.rows, layout.kv.rows);
+    let (heads, dims) = (problem.heads, problem.dims);
+    let mut shapes = vec![(TensorName::Out, rank.out.shape(), vec![q, heads.q, dims.v])];
+    shapes.extend(rank.lse.iter().map(|array| (TensorName::Lse, array.shape(), vec![heads.q, q])));
+    shapes.extend(rank.max_logit.iter().map(|array| (TensorName::MaxLogit, array.shape(), vec![heads.q])));
+    if let Some(gradients) = &rank.gradients {
+        shapes.push((TensorName::Dq, gradients.dq.shape(), vec![q, heads.q, dims.qk]));
+        shapes.push((TensorName::Dk, gradients.dk.shape(), vec![kv, heads.kv, dims.qk]));
+        shapes.push((TensorName::Dv, gradients.dv.shape(), vec![kv, heads.kv, dims.v]));
+        shapes.push((TensorName::Dsink, gradients.dsink.shape(), vec![problem.learnable_sinks()]));
+    }
+    let whole = |tensor, what| Finding { tensor, ..super::whole_case(Check::Structure, what) };
+    for (tensor, got, expected) in shapes {
+        if got != expected {
+            return Some(whole(Some(tensor), format!("has shape {got:?}, not {expected:?}")));
+        }
+    }
+    let asked = problem.pass == Pass::Backward;
+    (asked != rank.gradients.is_some()).then(|| {
+        let what = if asked { "no gradients came back" } else { "gradients came back from a forward pass" };
+        whole(None, what.into())
+    })
+}
+
+fn guard_finding(damage: &Damage) -> Finding {
+    let Damage { tensor, guard, distance, elements } = damage;
+    let side = format!("{guard:?}").to_lowercase();
+    let what = format!(
+        "{elements} elements written outside {tensor}, {distance} elements {side} its edge at nearest"
+    );
+    super::whole_case(Check::Structure, what)
+}
+
+fn unwritten(layout: &RankLayout, tensor: TensorName, view: &View<'_, f32>) -> Option<Finding> {
+    let is_written = |lanes: &[f32]| !lanes.iter().fold(false, |any, &value| any | is_unwritten(value));
+    if view.flat().is_some_and(|values| view.every_stretch(layout, |at| is_written(&values[at]))) {
+        return None;
+    }
+    let mut worst = Worst::new(Check::Structure, tensor, "a real row was never written");
+    view.real(layout, |row, head, place| {
+        for (lane, &value) in view.lane(row, head).iter().enumerate() {
+            worst.compared();
+            if is_unwritten(value) {
+                worst.failed(0.0, |finding| finding.place = view.lane_place(place, lane));
+            }
+        }
+    });
+    worst.finding()
+}
+
+/// What is said of an owned row past the real ones.
+pub(crate) const PADDING_BROKEN: &str = "a padding row breaks the contract";
+/// What is said of a row that no sequence owns: no contract is about it.
+pub(crate) const UNOWNED_WRITTEN: &str =
+    "no sequence owns this row: it was written and must be left as it was";
+
+/// A row that holds no real token.
+struct Outside {
+    row: usize,
+    /// The sequence that owns it, and the row's position there; none where nobody does.
+    owner: Option<(usize, usize)>,
+}
+
+impl Outside {
+    fn place(&self) -> Place {
+        let own = |(sequence, position)| Place {
+            sequence: Some(sequence),
+            row: Some(position),
+            ..Place::default()
+        };
+        self.owner.map_or(Place { row: Some(self.row), ..Place::default() }, own)
+    }
+}
+
+/// The owned rows of a side past the real ones, and the rows that no sequence owns.
+fn outside(side: &SideLayout) -> (Vec<Outside>, Vec<Outside>) {
+    let real: usize = side.runs.iter().map(|placed| placed.local.len).sum();
+    let mut padding = Vec::with_capacity(side.rows.saturating_sub(real));
+    let mut owned = vec![false; side.rows];
+    for placed in &side.runs {
+        placed.local.real_rows().for_each(|row| owned[row] = true);
+        for (i, row) in (placed.local.len..).zip(Run::padding_rows(&placed.local)) {
+            owned[row] = true;
+            let position = placed.piece.start + i * placed.piece.step;
+            padding.push(Outside { row, owner: Some((placed.sequence, position)) });
+        }
+    }
+    let unowned = (0..side.rows).filter(|&row| !owned[row]).map(|row| Outside { row, owner: None });
+    (padding, unowned.collect())
+}
+
+/// The first of these rows that does not hold what it should.
+fn broken(
+    rows: &[Outside],
+    contract: PaddingOutputs,
+    what: &str,
+    tensor: TensorName,
+    view: &View<'_, f32>,
+) -> Option<Finding> {
+    if matches!(view, View::Heads(_)) {
+        return None;
+    }
+    let neutral = if tensor == TensorName::Lse { f32::NEG_INFINITY } else { 0.0 };
+    let holds = |got: f32| match contract {
+        PaddingOutputs::Zero => got == neutral,
+        PaddingOutputs::Untouched => is_unwritten(got),
+        PaddingOutputs::Unspecified => true,
+    };
+    // Each contract has a comparison of its own, without a choice for each element.
+    let row_holds = |outside: &Outside| match contract {
+        PaddingOutputs::Zero => view.every_of_row(outside.row, |got| got == neutral),
+        PaddingOutputs::Untouched => view.every_of_row(outside.row, is_unwritten),
+        PaddingOutputs::Unspecified => true,
+    };
+    if rows.iter().all(row_holds) {
+        return None;
+    }
+    let mut worst = Worst::new(Check::Structure, tensor, what);
+    for outside in rows {
+        for head in 0..view.extent().0 {
+            for (lane, &got) in view.lane(outside.row, head).iter().enumerate() {
+                worst.compared();
+                if holds(got) {
+                    continue;
+                }
+                worst.failed(0.0, |finding| {
+                    finding.place = view.lane_place(Place { head: Some(head), ..outside.place() }, lane);
+                    finding.got = Some(if is_unwritten(got) { "unwritten".into() } else { number(got) });
+                    let is_zero = contract == PaddingOutputs::Zero;
+                    finding.expected = Some(if is_zero { number(neutral) } else { "untouched".into() });
+                });
+            }
+        }
+    }
+    worst.finding()
+}

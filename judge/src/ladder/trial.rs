@@ -1,0 +1,95 @@
+//! Trial: one run of a subject, and how well a profile explains it.
+
+use ndarray::Array2;
+use seamproof_oracle::blocked;
+use seamproof_oracle::envelope::{Merges, Model};
+use seamproof_oracle::replay::{self, Launch, Profile, Replay};
+use seamproof_oracle::{Inputs, Problem, Saved};
+use seamproof_simulator::schedule::MergeOrder;
+
+use super::envelope::Comparison;
+use super::{assemble, envelope};
+use crate::ladder::runs::poisoned;
+use crate::layout::{self, RankLayout};
+use crate::profile;
+use crate::subject::{Backend, RankOutputs, RunError};
+use crate::values::{self, Poison};
+use crate::verdict::{Margin, Tier};
+
+/// A subject's results on one problem, as its own numerics made them.
+pub struct Trial {
+    problem: Problem,
+    layout: RankLayout,
+    inputs: Inputs,
+    results: RankOutputs,
+    model: Model,
+    launches: Vec<Launch>,
+    declared_tile: usize,
+    declared_merges: Merges,
+    saved: Option<Saved>,
+}
+
+impl Trial {
+    /// Runs the subject; `None` where it tells nothing of its launches, or where the run is no whole result.
+    pub fn run(backend: &dyn Backend, problem: &Problem) -> Result<Option<Trial>, RunError> {
+        let Some(launches) = backend.launches(problem) else { return Ok(None) };
+        let inputs = values::inputs(problem);
+        let outputs = super::run(backend, problem, &poisoned(&inputs, problem, Poison::Large))?;
+        let Ok(layouts) = layout::layouts(problem) else { return Ok(None) };
+        let partition = backend.partition(problem);
+        let Ok(results) = assemble::assemble(problem, &layouts, outputs.ranks) else { return Ok(None) };
+        let layout = layout::whole(problem);
+        let hidden = Array2::zeros(problem.lse_shape());
+        let saved = results.lse.is_some().then(|| envelope::saved(&results, &hidden));
+        Ok(Some(Trial {
+            model: Model::new(problem, backend.declaration().accumulation, partition),
+            declared_tile: partition.kv_tile,
+            declared_merges: partition.merges,
+            problem: problem.clone(),
+            layout,
+            inputs,
+            results,
+            launches,
+            saved,
+        }))
+    }
+
+    /// Keys of a tile, as the instance that ran declares them.
+    pub fn declared_tile(&self) -> usize {
+        self.declared_tile
+    }
+
+    /// How partial results are merged in this order, where that is not as the instance that ran declares it.
+    pub fn other_merges(&self, order: MergeOrder) -> Option<Merges> {
+        profile::merges(&self.problem, order).filter(|merges| *merges != self.declared_merges)
+    }
+
+    /// Error ÷ bound of out where the roundings of `profile` are replayed, with these merges or the declared ones.
+    pub fn out(&self, profile: Profile, merges: Option<Merges>) -> f64 {
+        let replay = Replay { profile, launches: self.launches.clone(), merges };
+        let mut margin = Margin::default();
+        match replay::forward(&self.problem, &self.inputs, &self.model, &replay) {
+            Ok(answer) => envelope::replayed_out(&self.comparison(), &self.results, &answer, &mut margin),
+            Err(_) => return f64::INFINITY,
+        };
+        margin.tier(Tier::R).worst()
+    }
+
+    /// The same of dq, dk and dv; `None` without gradients, an LSE, or a way to replay them.
+    pub fn gradients(&self, profile: Profile) -> Option<f64> {
+        let answer: blocked::Answer<_> =
+            replay::backward(&self.problem, &self.inputs, self.saved.as_ref()?, &self.model, &profile)?;
+        let mut margin = Margin::default();
+        envelope::replayed_gradients(
+            &self.comparison(),
+            self.results.gradients.as_ref()?,
+            &answer,
+            &mut margin,
+        );
+        Some(margin.tier(Tier::R).worst())
+    }
+
+    fn comparison(&self) -> Comparison<'_> {
+        Comparison { problem: &self.problem, layout: &self.layout, ratio: envelope::error_ratios }
+    }
+}

@@ -1,0 +1,86 @@
+//! A problem in one line of words, for people who read findings.
+
+use std::fmt::{Display, Write};
+
+use seamproof_oracle::{Alignment, Mask, Pass, Problem, Sequence, Sink};
+
+use crate::subject::algorithm_name;
+
+/// Sequences that are named one by one; more are counted.
+pub const SEQUENCES_NAMED_MAX: usize = 8;
+
+/// So many of something: `1 case`, `2 cases`.
+pub fn counted<N: Display + PartialEq + From<u8>>(count: N, what: &str) -> String {
+    let plural = if count == N::from(1) { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}
+
+/// The problem in one line.
+pub fn describe(problem: &Problem) -> String {
+    let (heads, dims, softmax) = (problem.heads, problem.dims, problem.softmax);
+    let mut text = format!(
+        "{}; heads {}/{}; dims {}/{}; {}",
+        describe_sequences(&problem.sequences),
+        heads.q,
+        heads.kv,
+        dims.qk,
+        dims.v,
+        describe_mask(&problem.mask)
+    );
+    if let Some(cap) = softmax.softcap {
+        let _ = write!(text, "; softcap {cap}");
+    }
+    if softmax.sink != Sink::None {
+        let _ = write!(text, "; sink {}", word(&softmax.sink));
+    }
+    if problem.parallel.size() > 1 {
+        let algorithm = algorithm_name(problem.parallel.algorithm);
+        let _ = write!(text, "; {algorithm} over {} ranks", problem.parallel.size());
+    }
+    let pass = if problem.pass == Pass::Backward { "forward and backward" } else { "forward" };
+    let _ = write!(text, "; {} {}; {pass}", problem.precision.q, word(&problem.mode));
+    text
+}
+
+fn describe_sequences(sequences: &[Sequence]) -> String {
+    let lengths = |run: seamproof_oracle::Run| {
+        if run.len == run.span { run.len.to_string() } else { format!("{} of {}", run.len, run.span) }
+    };
+    let named: Vec<String> = sequences
+        .iter()
+        .take(SEQUENCES_NAMED_MAX)
+        .map(|sequence| match (lengths(sequence.q), lengths(sequence.kv)) {
+            (q, kv) if q == kv => q,
+            (q, kv) => format!("{q} × {kv}"),
+        })
+        .collect();
+    match (sequences.len(), named.join(", ")) {
+        (0, _) => "no sequence".to_owned(),
+        (1, named) => format!("1 sequence ({named})"),
+        (count, named) if count <= SEQUENCES_NAMED_MAX => format!("{count} sequences ({named})"),
+        (count, named) => format!("{count} sequences ({named}, …)"),
+    }
+}
+
+fn describe_mask(mask: &Mask) -> String {
+    let corner = match mask.align {
+        Alignment::TopLeft => "top-left",
+        Alignment::BottomRight => "bottom-right",
+    };
+    match (mask.left, mask.right) {
+        (None, None) => "full".to_owned(),
+        (None, Some(0)) => format!("causal {corner}"),
+        (left, right) => {
+            let side = |side: Option<u32>| side.map_or("∞".to_owned(), |keys| keys.to_string());
+            format!("window ({}, {}) {corner}", side(left), side(right))
+        }
+    }
+}
+
+/// The name that a unit variant has in case files.
+fn word(value: &impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(name)) => name,
+        _ => String::new(),
+    }
+}

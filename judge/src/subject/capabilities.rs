@@ -1,0 +1,254 @@
+//! The capability table: what a subject takes, as data.
+//!
+//! A subject refuses a problem with a reason, or is right. There is no third answer: a table that promises too much and one
+//! that promises too little are both faults.
+
+use std::ops::RangeInclusive;
+
+use seamproof_oracle::{Algorithm, Balance, Format, Precision, Problem, Scaling, Sequence, Sink, TensorName};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// A word of this program.
+pub type Word = &'static str;
+
+/// Why a subject does not take a problem: the row of the capability table that says no.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize)]
+pub enum Refusal {
+    /// A format that the subject has no code for, or a mix of formats.
+    #[error("{quantity} in {format} is not supported")]
+    Format {
+        /// The quantity of `Precision`.
+        #[serde(deserialize_with = "known_word")]
+        quantity: Word,
+        /// Its format.
+        #[serde(deserialize_with = "known_word")]
+        format: Word,
+    },
+    /// Scaled codes.
+    #[error("{quantity} is scaled; only unscaled formats are supported")]
+    Scaling {
+        /// The quantity of `Precision`.
+        #[serde(deserialize_with = "known_word")]
+        quantity: Word,
+    },
+    /// A head dimension outside the range.
+    #[error("head dimension {dim} of {which} is outside {min} to {max}")]
+    HeadDim {
+        /// `qk` or `v`.
+        #[serde(deserialize_with = "known_word")]
+        which: Word,
+        /// The dimension.
+        dim: usize,
+        /// Least.
+        min: usize,
+        /// Most.
+        max: usize,
+    },
+    /// A context-parallel algorithm that the subject does not run.
+    #[error("context-parallel algorithm {0} is not supported")]
+    Algorithm(#[serde(deserialize_with = "known_word")] Word),
+    /// A group smaller than its world.
+    #[error("a group inside a larger world is not supported")]
+    World,
+    /// What an algorithm cannot cut or deal.
+    #[error("{0}")]
+    Parallel(ParallelRule),
+    /// A soft cap.
+    #[error("softcap is not supported")]
+    Softcap,
+    /// A sink.
+    #[error("this kind of sink is not supported")]
+    Sink,
+}
+
+/// The words that refusals are made of: a refusal that comes from another process has no others.
+fn known_word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
+    let word = String::deserialize(deserializer)?;
+    let quantities = Precision::uniform(Format::F32).elements().map(|(name, _)| name);
+    let mut known =
+        quantities.into_iter().chain(Format::ALL.map(Format::name)).chain(ALGORITHMS).chain(["qk", "v"]);
+    known.find(|known| *known == word).ok_or_else(|| D::Error::custom("a word that no refusal has"))
+}
+
+impl Refusal {
+    /// The row of the table, without the case's values: what refusals are counted by.
+    pub fn row(&self) -> &'static str {
+        match self {
+            Refusal::Format { .. } => "format",
+            Refusal::Scaling { .. } => "scaling",
+            Refusal::HeadDim { .. } => "head dim",
+            Refusal::Algorithm(_) => "algorithm",
+            Refusal::World => "world",
+            Refusal::Parallel(rule) => rule.row(),
+            Refusal::Softcap => "softcap",
+            Refusal::Sink => "sink",
+        }
+    }
+}
+
+/// What a context-parallel algorithm needs of a problem; a problem without it is refused because it is impossible.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize,
+)]
+pub enum ParallelRule {
+    /// Every span is a multiple of what the balance cuts it into.
+    #[error("a sequence's span is not a multiple of what the sharding cuts it into")]
+    SpanMultiple,
+    /// Only consecutive rows are cut.
+    #[error("rows with a step are not cut over ranks")]
+    ConsecutiveRows,
+    /// Query heads are dealt evenly.
+    #[error("the query heads are not a multiple of the all-to-all's ranks")]
+    QueryHeads,
+    /// KV heads are dealt evenly, or replicated evenly.
+    #[error("the kv heads are neither a multiple nor a divisor of the all-to-all's ranks")]
+    KvHeads,
+    /// A ring's step must be a band.
+    #[error("a ring does not take stripes of more than one row")]
+    RingStripe,
+    /// Super-chunks exist for these cuts only.
+    #[error("the hierarchical algorithm takes contiguous and dual-chunk balance only")]
+    HierarchicalBalance,
+}
+
+impl ParallelRule {
+    fn row(self) -> &'static str {
+        match self {
+            ParallelRule::SpanMultiple => "span multiple",
+            ParallelRule::ConsecutiveRows => "consecutive rows",
+            ParallelRule::QueryHeads => "query heads",
+            ParallelRule::KvHeads => "kv heads",
+            ParallelRule::RingStripe => "ring stripe",
+            ParallelRule::HierarchicalBalance => "hierarchical balance",
+        }
+    }
+}
+
+/// What a subject declares that it can do. Data, so that it can be printed, checked and compared with what it does.
+///
+/// What has no row here nobody refuses: masks and windows, lengths, padding, gaps and steps of rows, groups of heads, head
+/// dimensions of values other than those of keys, scales, the backward. A kernel without one of these is asked about fitted
+/// problems only (`tests/own_kernel.rs` fits what is drawn).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Capabilities {
+    /// Formats of q, k, v, out, dout, ds and gradients; all of them the same one.
+    pub formats: Vec<Format>,
+    /// Formats of P.
+    pub weight_formats: Vec<Format>,
+    /// Head dimensions of queries and keys, and of values.
+    pub head_dims: RangeInclusive<usize>,
+    /// Algorithms by [`algorithm_name`].
+    pub algorithms: Vec<&'static str>,
+    /// Whether a group may be a part of a larger world.
+    pub sub_groups: bool,
+    /// Whether a soft cap is taken.
+    pub softcap: bool,
+    /// The sinks taken.
+    pub sinks: Vec<Sink>,
+    /// Which of lse and max_logit it returns, on every run: a statistic cannot be shown when it is right and hidden
+    /// when it is not.
+    pub statistics: Vec<TensorName>,
+}
+
+/// Every algorithm, by [`algorithm_name`].
+pub const ALGORITHMS: [&str; 5] = ["single", "ring", "all-gather", "all-to-all", "hierarchical"];
+
+/// The name of an algorithm, without its parameters.
+pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::Single => "single",
+        Algorithm::Ring => "ring",
+        Algorithm::AllGather => "all-gather",
+        Algorithm::AllToAll => "all-to-all",
+        Algorithm::Hierarchical { .. } => "hierarchical",
+    }
+}
+
+impl Capabilities {
+    /// What the table says of a problem: the first row that refuses it, if any.
+    pub fn refusal(&self, problem: &Problem) -> Option<Refusal> {
+        self.refused_element(problem).or_else(|| self.refused_shape(problem))
+    }
+
+    fn refused_element(&self, problem: &Problem) -> Option<Refusal> {
+        let io = problem.precision.q.format;
+        for (quantity, element) in problem.precision.elements() {
+            if element.scaling != Scaling::None {
+                return Some(Refusal::Scaling { quantity });
+            }
+            let taken = match quantity {
+                "p" => self.weight_formats.contains(&element.format),
+                _ => element.format == io && self.formats.contains(&element.format),
+            };
+            if !taken {
+                return Some(Refusal::Format { quantity, format: element.format.name() });
+            }
+        }
+        None
+    }
+
+    fn refused_shape(&self, problem: &Problem) -> Option<Refusal> {
+        let (min, max) = (*self.head_dims.start(), *self.head_dims.end());
+        for (which, dim) in [("qk", problem.dims.qk), ("v", problem.dims.v)] {
+            if !self.head_dims.contains(&dim) {
+                return Some(Refusal::HeadDim { which, dim, min, max });
+            }
+        }
+        let algorithm = algorithm_name(problem.parallel.algorithm);
+        if !self.algorithms.contains(&algorithm) {
+            return Some(Refusal::Algorithm(algorithm));
+        }
+        if !self.sub_groups && problem.parallel.world != problem.parallel.size() {
+            return Some(Refusal::World);
+        }
+        if let Some(rule) = broken_rule(problem) {
+            return Some(Refusal::Parallel(rule));
+        }
+        if problem.softmax.softcap.is_some() && !self.softcap {
+            return Some(Refusal::Softcap);
+        }
+        (!self.sinks.contains(&problem.softmax.sink)).then_some(Refusal::Sink)
+    }
+}
+
+/// What a problem's algorithm needs and the problem has not: the mathematics of the algorithms, the same for every
+/// subject, and written without the builders that it is held against.
+pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
+    let (parallel, heads) = (&problem.parallel, problem.heads);
+    let (size, balance) = (parallel.size(), parallel.balance);
+    let all_to_all = match parallel.algorithm {
+        Algorithm::Single => return None,
+        Algorithm::Ring if matches!(balance, Balance::Striped { stripe } if stripe > 1) => {
+            return Some(ParallelRule::RingStripe);
+        }
+        Algorithm::Hierarchical { .. } if matches!(balance, Balance::Striped { .. }) => {
+            return Some(ParallelRule::HierarchicalBalance);
+        }
+        Algorithm::Ring | Algorithm::AllGather => 1,
+        Algorithm::AllToAll => size,
+        Algorithm::Hierarchical { all_to_all } => all_to_all,
+    };
+    if heads.q % all_to_all != 0 {
+        return Some(ParallelRule::QueryHeads);
+    }
+    if heads.kv % all_to_all != 0 && all_to_all % heads.kv != 0 {
+        return Some(ParallelRule::KvHeads);
+    }
+    let unit = match balance {
+        Balance::Contiguous => size,
+        Balance::DualChunk => 2 * size,
+        Balance::Striped { stripe } => size.saturating_mul(stripe),
+    };
+    for run in
+        [|s: &Sequence| s.q, |s: &Sequence| s.kv].iter().flat_map(|side| problem.sequences.iter().map(side))
+    {
+        if run.step != 1 {
+            return Some(ParallelRule::ConsecutiveRows);
+        }
+        if run.span % unit != 0 {
+            return Some(ParallelRule::SpanMultiple);
+        }
+    }
+    None
+}

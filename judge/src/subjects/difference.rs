@@ -1,0 +1,95 @@
+//! Where the results of two runs of one problem differ, in any element, padding rows included.
+
+use crate::subject::{Outputs, RankOutputs};
+
+/// Where the results of a subject and its twin differ first, in words. Zeros of either sign are one value, and so are all NaN.
+pub fn difference(got: &Outputs, want: &Outputs) -> Option<String> {
+    first(got, want, |got, want| got == want || (got.is_nan() && want.is_nan()))
+}
+
+/// Whether two results agree in every bit.
+pub fn same_bits(a: &Outputs, b: &Outputs) -> bool {
+    first(a, b, |a, b| a.to_bits() == b.to_bits()).is_none()
+}
+
+fn first(got: &Outputs, want: &Outputs, same: fn(f32, f32) -> bool) -> Option<String> {
+    if got.damage != want.damage {
+        let bands = |outputs: &Outputs| {
+            let told = outputs.damage.iter().map(|damage| format!("{} {}", damage.tensor, damage.elements));
+            told.collect::<Vec<_>>().join(", ")
+        };
+        return Some(format!("guard bands damaged: [{}], the twin's: [{}]", bands(got), bands(want)));
+    }
+    if got.ranks.len() != want.ranks.len() {
+        return Some(format!("{} ranks, the twin has {}", got.ranks.len(), want.ranks.len()));
+    }
+    let pairs = got.ranks.iter().zip(&want.ranks).enumerate();
+    pairs
+        .into_iter()
+        .find_map(|(rank, (got, want))| of_rank(got, want, same).map(|what| format!("rank {rank}, {what}")))
+}
+
+fn of_rank(got: &RankOutputs, want: &RankOutputs, same: fn(f32, f32) -> bool) -> Option<String> {
+    let (got, want) = (tensors(got), tensors(want));
+    let shapes = |tensors: &[(&'static str, Vec<f32>)]| -> Vec<(&'static str, usize)> {
+        tensors.iter().map(|(name, values)| (*name, values.len())).collect()
+    };
+    if shapes(&got) != shapes(&want) {
+        return Some(format!("elements {:?}, the twin has {:?}", shapes(&got), shapes(&want)));
+    }
+    got.iter().zip(&want).find_map(|((name, got), (_, want))| {
+        let differs = |&place: &usize| !same(got[place], want[place]);
+        let place = (0..got.len()).find(differs)?;
+        let count = (0..got.len()).filter(differs).count();
+        let (got, want) = (got[place], want[place]);
+        Some(format!("{name}[{place}]: {got:e}, the twin has {want:e}; {count} differ"))
+    })
+}
+
+/// A rank's results, by name.
+fn tensors(rank: &RankOutputs) -> Vec<(&'static str, Vec<f32>)> {
+    let mut all = vec![("out", rank.out.iter().copied().collect())];
+    all.extend(rank.lse.iter().map(|lse| ("lse", lse.iter().copied().collect())));
+    all.extend(rank.max_logit.iter().map(|largest| ("max_logit", largest.to_vec())));
+    if let Some(gradients) = &rank.gradients {
+        all.push(("dq", gradients.dq.iter().copied().collect()));
+        all.push(("dk", gradients.dk.iter().copied().collect()));
+        all.push(("dv", gradients.dv.iter().copied().collect()));
+        all.push(("dsink", gradients.dsink.to_vec()));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::{Array2, Array3};
+
+    use super::*;
+
+    fn outputs(value: f32, lse: Option<f32>) -> Outputs {
+        let rank = RankOutputs {
+            out: Array3::from_elem((1, 1, 2), value),
+            lse: lse.map(|lse| Array2::from_elem((1, 1), lse)),
+            max_logit: None,
+            gradients: None,
+        };
+        Outputs { ranks: vec![rank], damage: Vec::new() }
+    }
+
+    #[test]
+    fn values_differ_less_often_than_bits() {
+        let (zero, negative) = (outputs(0.0, Some(1.0)), outputs(-0.0, Some(1.0)));
+        assert!(difference(&zero, &negative).is_none() && !same_bits(&zero, &negative));
+        assert!(
+            same_bits(&zero, &zero)
+                && difference(&outputs(f32::NAN, None), &outputs(-f32::NAN, None)).is_none()
+        );
+        let said = difference(&zero, &outputs(0.0, Some(2.0))).expect("another LSE");
+        assert_eq!(said, "rank 0, lse[0]: 1e0, the twin has 2e0; 1 differ");
+        assert!(difference(&zero, &outputs(0.0, None)).is_some(), "a tensor less");
+        assert!(
+            difference(&zero, &Outputs { ranks: Vec::new(), damage: Vec::new() }).is_some(),
+            "a rank less"
+        );
+    }
+}

@@ -1,0 +1,252 @@
+//! The emulated kernel as a subject: the schedule of a problem's own algorithm, run on the CPU device with all ranks in
+//! one process.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::limits::HEAD_DIM_MAX;
+use seamproof_oracle::replay::Launch;
+use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Scaling, Sink, TensorName};
+use seamproof_simulator::device::Cpu;
+use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
+use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
+use seamproof_simulator::shard::ShardError;
+
+use super::built::built;
+use super::on_device;
+use super::options::OptionError;
+use crate::subject::{
+    ALGORITHMS, Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs,
+    ParallelRule, Promises, Refusal, RunError,
+};
+
+/// Tile sizes that a campaign draws from: the smallest, unequal ones, and sizes of real kernels' fractions.
+const TILE_SIZES: [usize; 6] = [1, 2, 4, 8, 16, 64];
+/// Orders of ranks and streams that a campaign draws from.
+const ORDERS: u64 = 1_000;
+/// Largest tile that an option may ask for.
+const TILE_MAX: usize = 1 << 12;
+
+/// The emulated kernel with its tile sizes.
+#[derive(Clone, Copy, Debug)]
+pub struct Emulated {
+    /// Tile sizes.
+    pub tiles: Tiles,
+    /// Draws the order in which ranks and streams go on; no order may change a bit.
+    pub order: u64,
+    /// When a ring merges its steps.
+    pub merge: MergeOrder,
+    /// What the kernel computes on.
+    pub arithmetic: Arithmetic,
+}
+
+/// What the emulated kernel computes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Serial f32.
+    F32,
+    /// Hopper's tensor cores; [`Emulated::order`] draws the order of dq's tiles too.
+    Hopper,
+}
+
+impl Arithmetic {
+    fn by_name(name: &str) -> Option<Arithmetic> {
+        match name {
+            "f32" => Some(Arithmetic::F32),
+            "hopper" => Some(Arithmetic::Hopper),
+            _ => None,
+        }
+    }
+}
+
+impl Default for Emulated {
+    fn default() -> Emulated {
+        Emulated {
+            tiles: Tiles { q: 4, kv: 4 },
+            order: 0,
+            merge: MergeOrder::Running,
+            arithmetic: Arithmetic::F32,
+        }
+    }
+}
+
+/// What an option takes.
+fn expected(option: &str) -> &'static str {
+    match option {
+        "order" => "a whole number",
+        "merge" => "running or deferred",
+        "arithmetic" => "f32 or hopper",
+        _ => "a whole number from 1 to 4096",
+    }
+}
+
+/// Options for one case of a campaign.
+pub fn draw_options(seed: u64) -> BTreeMap<String, String> {
+    let size = |draw: u64| TILE_SIZES[(draw % TILE_SIZES.len() as u64) as usize].to_string();
+    let draw = crate::hash::mix(seed);
+    // The tensor core's model is slow: a case in 16.
+    let hopper = crate::hash::mix(draw ^ 1).is_multiple_of(16);
+    BTreeMap::from([
+        ("arithmetic".into(), if hopper { "hopper" } else { "f32" }.into()),
+        ("q_tile".into(), size(draw)),
+        ("kv_tile".into(), size(draw >> 32)),
+        ("order".into(), (crate::hash::mix(draw) % ORDERS).to_string()),
+        ("merge".into(), MergeOrder::ALL[(draw >> 63) as usize].name().into()),
+    ])
+}
+
+impl Emulated {
+    /// From `q_tile` and `kv_tile`, each 1 to 4096, `order`, `merge` (`running` or `deferred`) and `arithmetic` (`f32` or
+    /// `hopper`); 4, 4, 0, `running` and `f32` where absent.
+    pub fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, OptionError> {
+        let mut backend = Emulated::default();
+        for (option, value) in options {
+            let tile = || value.parse().ok().filter(|size| (1..=TILE_MAX).contains(size));
+            let taken = match option.as_str() {
+                "q_tile" => tile().map(|size| backend.tiles.q = size),
+                "kv_tile" => tile().map(|size| backend.tiles.kv = size),
+                "order" => value.parse().ok().map(|order| backend.order = order),
+                "merge" => MergeOrder::by_name(value).map(|order| backend.merge = order),
+                "arithmetic" => Arithmetic::by_name(value).map(|units| backend.arithmetic = units),
+                _ => {
+                    let (option, known) = (option.clone(), "q_tile, kv_tile, order, merge, arithmetic");
+                    return Err(OptionError::Unknown { backend: "emulated", option, known });
+                }
+            };
+            taken.ok_or_else(|| OptionError::Value {
+                backend: "emulated",
+                option: option.clone(),
+                value: value.clone(),
+                expected: expected(option),
+            })?;
+        }
+        Ok(backend)
+    }
+
+    /// The device of a problem with the right kernel.
+    pub fn device(&self, problem: &Problem) -> Cpu<f32> {
+        let (p, ds) = (problem.precision.p.format, problem.precision.ds.format);
+        Cpu::with(self.units().kernel(self.tiles, p, ds, &Right))
+    }
+
+    /// The device of a problem with another kernel.
+    pub fn variant(&self, problem: &Problem, kernel: &'static dyn Variant) -> Cpu<f32> {
+        let (p, ds) = (problem.precision.p.format, problem.precision.ds.format);
+        Cpu::with(self.units().kernel(self.tiles, p, ds, kernel))
+    }
+
+    fn units(&self) -> Units {
+        match self.arithmetic {
+            Arithmetic::F32 => Units::F32,
+            Arithmetic::Hopper => Units::Hopper(self.order),
+        }
+    }
+
+    /// Runs a schedule in an order of ranks and streams drawn from the backend's seed.
+    pub fn run_schedule(
+        &self,
+        problem: &Problem,
+        inputs: &Inputs,
+        schedule: &Schedule,
+        device: &Cpu<f32>,
+    ) -> Result<Outputs, RunError> {
+        on_device::run_schedule(device, problem, inputs, schedule, self.order, &mut |_| {})
+    }
+}
+
+/// The problem without its backward.
+fn forward_of(problem: &Problem) -> Option<Problem> {
+    let mut fields: ProblemFields = problem.clone().into();
+    fields.pass = Pass::Forward;
+    Problem::new(fields).ok()
+}
+
+/// What the launcher itself refuses. It is written without the capability table on purpose: the judge compares the
+/// two, so that a table which promises too much, or too little, is found.
+fn check_launch(problem: &Problem) -> Result<(), Refusal> {
+    let io = problem.precision.q.format;
+    for (quantity, element) in problem.precision.elements() {
+        if element.scaling != Scaling::None {
+            return Err(Refusal::Scaling { quantity });
+        }
+        let format = element.format;
+        let runs = match quantity {
+            "p" => matches!(format, Format::F32 | Format::Bf16 | Format::Fp16),
+            _ => matches!(format, Format::Bf16 | Format::Fp16) && format == io,
+        };
+        if !runs {
+            return Err(Refusal::Format { quantity, format: format.name() });
+        }
+    }
+    Ok(())
+}
+
+/// The schedule of a problem, or the builder's refusal in the words of the capability table.
+pub fn launchable(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
+    check_launch(problem)?;
+    built(problem, order).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
+}
+
+/// The rule of the capability table that a builder's refusal stands for.
+fn rule(error: &BuildError) -> ParallelRule {
+    match error {
+        BuildError::Shard(ShardError::Span { .. }) => ParallelRule::SpanMultiple,
+        BuildError::Shard(ShardError::Strided { .. }) => ParallelRule::ConsecutiveRows,
+        BuildError::QueryHeads { .. } => ParallelRule::QueryHeads,
+        BuildError::KvHeads { .. } => ParallelRule::KvHeads,
+        BuildError::RingStripe { .. } => ParallelRule::RingStripe,
+        BuildError::HierarchicalBalance => ParallelRule::HierarchicalBalance,
+    }
+}
+
+impl Backend for Emulated {
+    fn name(&self) -> &str {
+        "emulated"
+    }
+
+    fn declaration(&self) -> Declaration {
+        let (promises, accumulation) = match self.arithmetic {
+            Arithmetic::F32 => (Promises::ALL, Accumulation::F32Serial),
+            // The order of dq's tiles is drawn from the head and the tile of queries.
+            Arithmetic::Hopper => (
+                Promises { heads_alone: false, rows_alone: false, ..Promises::ALL },
+                Accumulation::WgmmaTruncating,
+            ),
+        };
+        Declaration {
+            capabilities: Capabilities {
+                formats: vec![Format::Bf16, Format::Fp16],
+                weight_formats: vec![Format::F32, Format::Bf16, Format::Fp16],
+                head_dims: 1..=HEAD_DIM_MAX,
+                algorithms: ALGORITHMS.to_vec(),
+                sub_groups: true,
+                softcap: true,
+                sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
+                statistics: vec![TensorName::Lse, TensorName::MaxLogit],
+            },
+            padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
+            promises,
+            accumulation,
+        }
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        let single = Partition::single(self.tiles.q, self.tiles.kv);
+        built(problem, self.merge).map_or(single, |schedule| schedule.partition(self.tiles))
+    }
+
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
+        built(problem, self.merge).map(|schedule| (*schedule).clone())
+    }
+
+    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+        let forward = forward_of(problem)?;
+        built(&forward, self.merge).ok()?.launches(&forward)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let schedule = launchable(problem, self.merge)?;
+        self.run_schedule(problem, inputs, &schedule, &self.device(problem))
+    }
+}

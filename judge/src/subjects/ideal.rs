@@ -1,0 +1,55 @@
+//! An ideal subject: the exact answer, each element rounded once to the format that it is returned in.
+//!
+//! It is another subject in all that it says of itself. What changes none of its bits changes nothing that a judge could
+//! hold that subject to, in whichever order that one sums.
+
+use ndarray::{Array, Dimension};
+use seamproof_oracle::{Forward, Inputs, Pass, Problem, Saved, TensorName, blocked};
+
+use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
+
+/// The ideal of a subject. Its results are in the problem's own layout, whatever ranks there are: one holds all.
+pub(super) struct Ideal<'a>(pub(super) &'a dyn Backend);
+
+impl Backend for Ideal<'_> {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.0.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(self.0)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        inputs.check(problem).map_err(|error| RunError::Infrastructure(error.to_string()))?;
+        let exact = blocked::forward(problem, inputs, None).exact;
+        let returned = self.declaration().capabilities.statistics;
+        let rank = RankOutputs {
+            gradients: (problem.pass == Pass::Backward).then(|| gradients(problem, inputs, &exact)),
+            lse: returned.contains(&TensorName::Lse).then(|| narrow(&exact.lse)),
+            max_logit: returned.contains(&TensorName::MaxLogit).then(|| narrow(&exact.max_logit)),
+            out: exact.out.mapv(|value| problem.precision.out.format.round(value) as f32),
+        };
+        Ok(Outputs { ranks: vec![rank], damage: Vec::new() })
+    }
+}
+
+fn gradients(problem: &Problem, inputs: &Inputs, exact: &Forward) -> RankGradients {
+    let exact = blocked::backward(problem, inputs, &Saved::from(exact), None).exact;
+    let format = problem.precision.gradients.format;
+    let round = |value| format.round(value) as f32;
+    RankGradients {
+        dq: exact.dq.mapv(round),
+        dk: exact.dk.mapv(round),
+        dv: exact.dv.mapv(round),
+        dsink: narrow(&exact.dsink),
+    }
+}
+
+fn narrow<D: Dimension>(exact: &Array<f64, D>) -> Array<f32, D> {
+    exact.mapv(|value| value as f32)
+}

@@ -1,0 +1,18 @@
+//! Subjects that come with the judge: the emulated kernel, right and with planted faults, and wrappers around any subject.
+
+mod built;
+mod difference;
+mod emulated;
+mod ideal;
+mod miscalled;
+mod on_device;
+mod options;
+mod planted;
+
+pub use built::built;
+pub use difference::{difference, same_bits};
+pub use emulated::{Arithmetic, Emulated, draw_options, launchable};
+pub use miscalled::{MISCALLS, Miscall, Miscalled, at_call, called, miscall};
+pub use on_device::{Reached, run_schedule};
+pub use options::{OptionError, Options};
+pub use planted::{PREFIX as PLANTED_PREFIX, Planted};

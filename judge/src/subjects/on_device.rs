@@ -1,0 +1,197 @@
+//! A schedule run on a device with all ranks in one process: inputs dealt to the ranks, the forward, what it saved
+//! poisoned where the contract allows, the backward, and the ranks' results.
+
+use ndarray::{Array1, Array3};
+use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName};
+use seamproof_simulator::Tensor;
+use seamproof_simulator::device::{Buffers, Device, DeviceError};
+use seamproof_simulator::executor::{Phase, execute, load, output};
+use seamproof_simulator::schedule::Schedule;
+
+use crate::subject::{Outputs, RankGradients, RankOutputs, RunError};
+use crate::values;
+
+/// How far a run on a device has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// The inputs are on their way to the device.
+    Uploaded,
+    /// All launches of the forward have been asked for. The backward's follow when its results are here.
+    Launched,
+}
+
+/// Runs a schedule in two phases, in an order of ranks and streams drawn from `order`. Rows of the saved out and lse that
+/// are not real are poisoned between the two.
+pub fn run_schedule<D: Device<Real = f32>>(
+    device: &D,
+    problem: &Problem,
+    inputs: &Inputs,
+    schedule: &Schedule,
+    order: u64,
+    reached: &mut dyn FnMut(Reached),
+) -> Result<Outputs, RunError> {
+    let mut memory =
+        device.upload(load(schedule, problem, inputs, slack(problem, inputs))).map_err(failed)?;
+    reached(Reached::Uploaded);
+    let mut state = order;
+    let mut choose = |ready: usize| {
+        state = crate::hash::mix(state.wrapping_add(1));
+        (state % ready as u64) as usize
+    };
+    let mut pass = |phase: Phase, memory: &mut D::Memory| {
+        execute(schedule, phase, device, memory, &mut choose)
+            .map_err(|error| RunError::Crash(error.to_string()))?;
+        device.submit(memory).map_err(failed)
+    };
+    pass(Phase::Forward, &mut memory)?;
+    reached(Reached::Launched);
+    let image = device.download(&mut memory).map_err(failed)?;
+    let mut ranks = (0..schedule.ranks.len())
+        .map(|rank| forward_results(schedule, image, rank))
+        .collect::<Option<Vec<_>>>()
+        .ok_or_else(|| RunError::Infrastructure("the schedule places no result".into()))?;
+    if problem.pass == Pass::Forward {
+        return Ok(Outputs { ranks, damage: image.damage() });
+    }
+    poison_saved(schedule, device, slack(problem, inputs), &mut memory).map_err(failed)?;
+    pass(Phase::Backward, &mut memory)?;
+    let image = device.download(&mut memory).map_err(failed)?;
+    for (rank, outputs) in ranks.iter_mut().enumerate() {
+        outputs.gradients = gradients(problem, schedule, image, rank);
+    }
+    Ok(Outputs { ranks, damage: image.damage() })
+}
+
+fn failed(error: DeviceError) -> RunError {
+    match error {
+        DeviceError::OutOfMemory(what) => RunError::OutOfMemory(what),
+        error => RunError::Crash(error.to_string()),
+    }
+}
+
+/// What rows hold that no sequence owns on a rank: what the problem's own such rows hold, NaN where it has none.
+fn slack(problem: &Problem, inputs: &Inputs) -> f32 {
+    let of = |tensor: &Array3<f32>, real: Vec<bool>| {
+        let row = real.iter().position(|&real| !real)?;
+        tensor.get([row, 0, 0]).copied()
+    };
+    let keys = of(&inputs.k, values::real_kv_rows(problem));
+    keys.or_else(|| of(&inputs.q, values::real_q_rows(problem))).unwrap_or(f32::NAN)
+}
+
+fn tensor<'a>(
+    schedule: &Schedule,
+    buffers: &'a Buffers<f32>,
+    rank: usize,
+    name: TensorName,
+) -> Option<&'a Tensor<f32>> {
+    output(schedule, rank, name).map(|id| buffers.tensor(id))
+}
+
+fn forward_results(schedule: &Schedule, buffers: &Buffers<f32>, rank: usize) -> Option<RankOutputs> {
+    let of = |name| tensor(schedule, buffers, rank, name);
+    Some(RankOutputs {
+        out: of(TensorName::Out)?.to_array3(),
+        lse: Some(of(TensorName::Lse)?.to_array2()),
+        max_logit: Some(Array1::from_vec(of(TensorName::MaxLogit)?.values().to_vec())),
+        gradients: None,
+    })
+}
+
+fn gradients(
+    problem: &Problem,
+    schedule: &Schedule,
+    buffers: &Buffers<f32>,
+    rank: usize,
+) -> Option<RankGradients> {
+    let of = |name| tensor(schedule, buffers, rank, name);
+    // A rank's dsink may be that of some heads only; the others' partial sum is 0.
+    let mut dsink = Array1::zeros(problem.learnable_sinks());
+    for placement in &schedule.placements {
+        let here = schedule.buffers[placement.buffer.0].rank == rank;
+        if here && placement.tensor == TensorName::Dsink {
+            let values = buffers.tensor(placement.buffer).values();
+            placement.heads.clone().zip(values).for_each(|(head, value)| dsink[head] = *value);
+        }
+    }
+    Some(RankGradients {
+        dq: of(TensorName::Dq)?.to_array3(),
+        dk: of(TensorName::Dk)?.to_array3(),
+        dv: of(TensorName::Dv)?.to_array3(),
+        dsink,
+    })
+}
+
+/// What runs of rows of the saved out and lse hold that are not real, in turn.
+const SAVED: [f32; 3] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+
+/// NaN and infinities into every row of the saved out and lse that is not real: others where the padding of the inputs,
+/// `slack`, is another.
+fn poison_saved<D: Device>(
+    schedule: &Schedule,
+    device: &D,
+    slack: f32,
+    memory: &mut D::Memory,
+) -> Result<(), DeviceError> {
+    let first = match slack {
+        _ if slack.is_nan() => 0,
+        _ if slack.is_finite() => 1,
+        _ => 2,
+    };
+    for placement in &schedule.placements {
+        if !matches!(placement.tensor, TensorName::Out | TensorName::Lse) {
+            continue;
+        }
+        let mut real = vec![false; schedule.buffers[placement.buffer.0].rows];
+        for row in placement.rows.iter().flat_map(|placed| placed.local.real_rows()) {
+            real[row] = true;
+        }
+        for (value, runs) in dealt(&runs_of(&real, false), first) {
+            device.poison(placement.buffer, &runs, value, memory)?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs dealt to the values of [`SAVED`] in turn, the first to that of index `first`; without those that get none.
+fn dealt(runs: &[Run], first: usize) -> Vec<(f32, Vec<Run>)> {
+    let of = |index: usize| runs.iter().skip(index).step_by(SAVED.len()).copied().collect::<Vec<Run>>();
+    let all = (0..SAVED.len()).map(|index| (SAVED[(first + index) % SAVED.len()], of(index)));
+    all.filter(|(_, runs)| !runs.is_empty()).collect()
+}
+
+/// The rows at which `marks` holds `mark`, in as few runs as they make.
+fn runs_of(marks: &[bool], mark: bool) -> Vec<Run> {
+    let mut first = 0;
+    let runs = marks.chunk_by(|a, b| a == b).map(|chunk| {
+        let run = (chunk[0], Run::packed(first, chunk.len(), chunk.len()));
+        first += chunk.len();
+        run
+    });
+    runs.filter(|(of, _)| *of == mark).map(|(_, run)| run).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_that_is_not_real_is_dealt_a_value_and_another_one_under_another_poison() {
+        let mut real = [true; 12];
+        for row in [0, 2, 3, 5, 7, 11] {
+            real[row] = false;
+        }
+        let held = |first: usize| {
+            let mut held = [0.0f32; 12];
+            for (value, runs) in dealt(&runs_of(&real, false), first) {
+                runs.iter().flat_map(Run::real_rows).for_each(|row| held[row] = value);
+            }
+            held
+        };
+        let (nan, inf) = (f32::NAN.to_bits(), f32::INFINITY.to_bits());
+        let minus = f32::NEG_INFINITY.to_bits();
+        let bits = |first| held(first).map(f32::to_bits);
+        assert_eq!(bits(0), [nan, 0, inf, inf, 0, minus, 0, nan, 0, 0, 0, inf]);
+        assert!(bits(0).iter().zip(bits(1)).zip(real).all(|((a, b), real)| real == (*a == b)));
+    }
+}

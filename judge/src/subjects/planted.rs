@@ -1,0 +1,71 @@
+//! The emulated kernel with a planted bug: its schedule is edited, or stages of its kernel are exchanged; kernel and
+//! executor are untouched.
+
+use seamproof_oracle::replay::Replay;
+use seamproof_oracle::{Inputs, Problem};
+use seamproof_simulator::faults::{Fault, Plant};
+use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
+
+use super::Emulated;
+use crate::subject::{Backend, Declaration, Outputs, RunError};
+
+/// Before the id of a fault: the name of the subject with that fault.
+pub const PREFIX: &str = "emulated+";
+
+/// [`Emulated`] on schedules that a fault has edited, or with a kernel that it has made wrong. They merge in the default
+/// order, for which the edits are written.
+#[derive(Clone, Debug)]
+pub struct Planted {
+    /// The kernel.
+    pub inner: Emulated,
+    /// What is wrong.
+    pub fault: Fault,
+    name: String,
+}
+
+impl Planted {
+    /// The kernel with a fault, under the name `emulated+ID`.
+    pub fn new(inner: Emulated, fault: Fault) -> Planted {
+        let inner = Emulated { merge: MergeOrder::default(), ..inner };
+        Planted { inner, fault, name: format!("{PREFIX}{}", fault.id) }
+    }
+
+    /// The same, under the fault's id alone.
+    pub fn canary(inner: Emulated, fault: Fault) -> Planted {
+        Planted { name: fault.id.to_owned(), ..Planted::new(inner, fault) }
+    }
+}
+
+impl Backend for Planted {
+    fn declaration(&self) -> Declaration {
+        self.inner.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn replay(&self, problem: &Problem) -> Option<Replay> {
+        self.inner.replay(problem)
+    }
+
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
+        let mut schedule = self.inner.schedule(problem)?;
+        self.fault.plant(problem, &mut schedule);
+        Ok(schedule)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut schedule = (*super::emulated::launchable(problem, self.inner.merge)?).clone();
+        self.fault.plant(problem, &mut schedule);
+        let device = match self.fault.edit {
+            Plant::Schedule(_) => self.inner.device(problem),
+            Plant::Kernel(kernel) => self.inner.variant(problem, kernel),
+        };
+        self.inner.run_schedule(problem, inputs, &schedule, &device)
+    }
+}

@@ -1,0 +1,327 @@
+//! The values of a problem's tensors.
+//!
+//! Every element is a pure function of (data seed, tensor, sequence id, position, head, lane): it can be made
+//! anywhere, in any order, and dropping a sequence, moving it in memory or cutting it over ranks changes no number of
+//! it. Rows that are not *real* (padding of a span, rows that nobody owns) are zero until [`poison`] fills them.
+//!
+//! # The hash
+//!
+//! All words are 64 bits and all arithmetic wraps. `mix` is the finaliser of SplitMix64:
+//!
+//! ```text
+//! mix(x):       x ^= x >> 30;  x *= 0xbf58476d1ce4e5b9;  x ^= x >> 27;  x *= 0x94d049bb133111eb;  x ^= x >> 31
+//! absorb(s, w): mix((s ^ w) + GOLDEN)                        GOLDEN = 0x9e3779b97f4a7c15
+//! row:          s = absorb(absorb(absorb(absorb(absorb(0, data seed), tensor), sequence id), position), head)
+//! lane n:       h = mix(s + (n + 1) · GOLDEN)
+//! ```
+//!
+//! so that one row is one SplitMix64 stream. Tensors: q 0, k 1, v 2, dout 3, sink 4 (with sequence id, position and
+//! lane 0); in mode `Equal` keys have position 0 wherever they stand. What becomes of `h` is the row's `Law`: integers,
+//! one product in f32 at most, and the rounding to the element's format, so a GPU or a script makes the same bits.
+//!
+//! What this does not do: scaled elements hold the values of their bare format; nothing runs them yet.
+
+use crate::exact;
+use crate::hash::{Tensor, absorb, below, lane_hash, mix};
+use ndarray::{Array1, Array3, ArrayViewMut, Axis, RemoveAxis};
+use seamproof_oracle::{Element, Format, InputMode, Inputs, Pass, Problem, Run, Sequence, Side};
+
+/// Mean of the sum of four uniform 16-bit words, `4 · 65535 / 2`.
+const NORMAL_MEAN: i32 = 131_070;
+/// Three times the variance of that sum, which is `4 · (65536² − 1) / 12`.
+const NORMAL_VARIANCE_TIMES_3: f64 = 4_294_967_295.0;
+
+/// Standard deviation of the logits in mode `Flat`.
+const FLAT_LOGITS: f64 = 0.5;
+/// In mode `Peaked`.
+const PEAKED_LOGITS: f64 = 3.0;
+/// In mode `Large`.
+const LARGE_LOGITS: f64 = 64.0;
+/// In mode `Equal`: far from 0, so that a subject that drops the maximum is seen.
+const EQUAL_LOGITS: f64 = 8.0;
+/// Standard deviation of q and k is held in these bounds, whatever the scale: with 3.5 standard deviations at most,
+/// no value overflows fp16 and few are subnormal in it.
+const AMPLITUDE_MIN: f64 = 1.0 / 256.0;
+/// See [`AMPLITUDE_MIN`].
+const AMPLITUDE_MAX: f64 = 256.0;
+
+/// Largest magnitude of q, k and dout in mode `Integers`.
+const INTEGER_SMALL: u32 = 2;
+/// Largest magnitude of v in mode `Integers`.
+const INTEGER_VALUE: u32 = 4;
+/// Binades that the body of mode `HeavyTailed` is spread over; the tail rises above them.
+const TAIL_BODY: u32 = 8;
+/// Largest exponent of q and k in mode `HeavyTailed`: |x| < 2⁶.
+const TAIL_UP: u32 = 5;
+/// Of v and dout: their products enter dS, which fp16 must hold.
+const TAIL_UP_VALUE: u32 = 3;
+/// In mode `Tiny` exponents lie from this many below that of the smallest normal number, down among the subnormals,
+const TINY_DOWN: i32 = 2;
+/// to this many above it.
+const TINY_UP: i32 = 3;
+
+/// How a lane's hash h becomes a number, before it is rounded to its format.
+#[derive(Clone, Copy)]
+enum Law {
+    /// `below(2·max + 1, h) − max`: the integers up to `max`, all alike.
+    Integers { max: u32 },
+    /// `(the sum of the four 16-bit words of h − 131070) · factor`, the product rounded to f32: near-normal. The
+    /// sum's variance is `(2³² − 1) / 3`.
+    Normal { factor: f32 },
+    /// Sign and significand as in `Binades`; the exponent is `min(t, up) − below(8, h)` with t the trailing zeros of
+    /// `h >> 16`: a body of eight binades alike and a tail in which each binade is half as likely as the one before.
+    Tail { up: u32 },
+    /// `±(1 + m / 128) · 2^(first + below(count, h))`, minus where bit 0 of h is set, m being bits 1 to 7.
+    Binades { first: i32, count: u32 },
+}
+
+/// The sign and the significand of h, with an exponent within f32's range.
+fn scaled(hash: u64, exponent: i32) -> f32 {
+    let power = f64::from_bits(((exponent + 1023) as u64) << 52);
+    let magnitude = (power * (1.0 + (hash >> 1 & 127) as f64 / 128.0)) as f32;
+    if hash & 1 == 0 { magnitude } else { -magnitude }
+}
+
+fn word_sum(hash: u64) -> i32 {
+    let pairs = (hash & 0x0000_ffff_0000_ffff) + (hash >> 16 & 0x0000_ffff_0000_ffff);
+    (pairs as u32 + (pairs >> 32) as u32) as i32
+}
+
+/// Each arm is compiled for its own format.
+fn fill_each(row: u64, format: Format, lanes: &mut [f32], value: impl Fn(u64) -> f32) {
+    match format {
+        Format::Bf16 => fill_with(row, lanes, |hash| Format::Bf16.round_f32(value(hash))),
+        Format::Fp16 => fill_with(row, lanes, |hash| Format::Fp16.round_f32(value(hash))),
+        _ => fill_with(row, lanes, |hash| format.round_f32(value(hash))),
+    }
+}
+
+fn fill_with(row: u64, lanes: &mut [f32], value: impl Fn(u64) -> f32) {
+    for (lane, to) in lanes.iter_mut().enumerate() {
+        *to = value(lane_hash(row, lane));
+    }
+}
+
+impl Law {
+    fn normal(deviation: f64) -> Law {
+        Law::Normal { factor: (deviation / (NORMAL_VARIANCE_TIMES_3 / 3.0).sqrt()) as f32 }
+    }
+
+    /// The law of v and dout.
+    fn of_values(mode: InputMode, tensor: Tensor, format: Format) -> Law {
+        match (mode, tensor) {
+            (InputMode::Integers, Tensor::V) => Law::Integers { max: INTEGER_VALUE },
+            (InputMode::Integers, _) => Law::Integers { max: INTEGER_SMALL },
+            (InputMode::HeavyTailed, _) => Law::Tail { up: TAIL_UP_VALUE },
+            (InputMode::Tiny, _) => Law::Binades {
+                first: format.exponent_min() - TINY_DOWN,
+                count: (TINY_DOWN + TINY_UP + 1) as u32,
+            },
+            _ => Law::normal(1.0),
+        }
+    }
+
+    /// The law of q and k: both have the deviation a that gives logits, `scale` times a sum of dqk products, the
+    /// deviation `scale · a² · √dqk` which the mode promises (before the soft cap).
+    fn of_logits(problem: &Problem) -> Law {
+        let logits = match problem.mode {
+            InputMode::Integers => return Law::Integers { max: INTEGER_SMALL },
+            InputMode::HeavyTailed => return Law::Tail { up: TAIL_UP },
+            InputMode::Flat | InputMode::Tiny => FLAT_LOGITS,
+            InputMode::Peaked => PEAKED_LOGITS,
+            InputMode::Large => LARGE_LOGITS,
+            InputMode::Equal => EQUAL_LOGITS,
+            // Not asked for: their values are made by `crate::exact`.
+            InputMode::UniformCount
+            | InputMode::Endpoints
+            | InputMode::Routing
+            | InputMode::Pairs
+            | InputMode::Staircase => return Law::Integers { max: INTEGER_SMALL },
+        };
+        let spread = f64::from(problem.softmax.scale) * (problem.dims.qk as f64).sqrt();
+        Law::normal((logits / spread).sqrt().clamp(AMPLITUDE_MIN, AMPLITUDE_MAX))
+    }
+
+    fn fill(self, row: u64, format: Format, lanes: &mut [f32]) {
+        match self {
+            Law::Integers { max } => fill_each(row, format, lanes, |hash| {
+                (i64::from(below(2 * max + 1, hash)) - i64::from(max)) as f32
+            }),
+            Law::Normal { factor } => {
+                fill_each(row, format, lanes, |hash| (word_sum(hash) - NORMAL_MEAN) as f32 * factor);
+            }
+            Law::Tail { up } => fill_each(row, format, lanes, |hash| {
+                let tail = (hash >> 16).trailing_zeros().min(up) as i32;
+                scaled(hash, tail - below(TAIL_BODY, hash) as i32)
+            }),
+            Law::Binades { first, count } => {
+                fill_each(row, format, lanes, |hash| scaled(hash, first + below(count, hash) as i32));
+            }
+        }
+    }
+}
+
+/// What one tensor is filled by.
+struct Source {
+    tensor: Tensor,
+    law: Law,
+    format: Format,
+    /// Whether every position holds the values of position 0.
+    constant: bool,
+}
+
+impl Source {
+    /// The tensor of `shape`, with the values of each sequence's real rows and zeros elsewhere.
+    fn array(&self, problem: &Problem, side: Side, shape: [usize; 3]) -> Array3<f32> {
+        let mut array = Array3::zeros(shape);
+        let [_, heads, dim] = shape;
+        let values = array.as_slice_mut().unwrap_or_default();
+        let of_tensor = absorb(absorb(0, problem.data_seed), self.tensor as u64);
+        for sequence in &problem.sequences {
+            let of_sequence = absorb(of_tensor, u64::from(sequence.id));
+            for (position, row) in run_of(sequence, side).real_rows().enumerate() {
+                let of_row = absorb(of_sequence, if self.constant { 0 } else { position as u64 });
+                let lanes = &mut values[row * heads * dim..(row + 1) * heads * dim];
+                for (head, lanes) in lanes.chunks_exact_mut(dim).enumerate() {
+                    self.law.fill(absorb(of_row, head as u64), self.format, lanes);
+                }
+            }
+        }
+        array
+    }
+}
+
+fn run_of(sequence: &Sequence, side: Side) -> Run {
+    match side {
+        Side::Q => sequence.q,
+        Side::Kv => sequence.kv,
+    }
+}
+
+/// The inputs of a problem: real rows drawn as its mode says, all other rows zero.
+pub fn inputs(problem: &Problem) -> Inputs {
+    if problem.mode.is_exact() {
+        return exact::inputs(problem);
+    }
+    let (mode, precision) = (problem.mode, &problem.precision);
+    let source = |tensor: Tensor, element: Element| Source {
+        tensor,
+        law: match tensor {
+            Tensor::V | Tensor::Dout => Law::of_values(mode, tensor, element.format),
+            Tensor::Q | Tensor::K | Tensor::Sink => Law::of_logits(problem),
+        },
+        format: element.format,
+        constant: mode == InputMode::Equal && matches!(tensor, Tensor::K),
+    };
+    let dout = source(Tensor::Dout, precision.dout);
+    Inputs {
+        q: source(Tensor::Q, precision.q).array(problem, Side::Q, problem.q_shape()),
+        k: source(Tensor::K, precision.k).array(problem, Side::Kv, problem.k_shape()),
+        v: source(Tensor::V, precision.v).array(problem, Side::Kv, problem.v_shape()),
+        dout: match problem.pass {
+            Pass::Forward => Array3::zeros([0, problem.heads.q, problem.dims.v]),
+            Pass::Backward => dout.array(problem, Side::Q, problem.out_shape()),
+        },
+        sink: sinks(problem),
+    }
+}
+
+/// `(h >> 40) / 2²² − 2` in f32, exactly: 24 bits of the hash spread over [−2, 2).
+fn sinks(problem: &Problem) -> Array1<f32> {
+    let of_tensor = absorb(absorb(0, problem.data_seed), Tensor::Sink as u64);
+    let of_position = absorb(absorb(of_tensor, 0), 0);
+    Array1::from_shape_fn(problem.learnable_sinks(), |head| {
+        let hash = lane_hash(absorb(of_position, head as u64), 0);
+        (hash >> 40) as f32 / 4_194_304.0 - 2.0
+    })
+}
+
+/// For each row of the query-side tensors whether a sequence holds a real token there.
+pub fn real_q_rows(problem: &Problem) -> Vec<bool> {
+    real_rows(problem, Side::Q, problem.rows.q)
+}
+
+/// For each row of the key-side tensors whether a sequence holds a real token there.
+pub fn real_kv_rows(problem: &Problem) -> Vec<bool> {
+    real_rows(problem, Side::Kv, problem.rows.kv)
+}
+
+fn real_rows(problem: &Problem, side: Side, rows: usize) -> Vec<bool> {
+    let mut real = vec![false; rows];
+    for row in problem.sequences.iter().flat_map(|sequence| run_of(sequence, side).real_rows()) {
+        real[row] = true;
+    }
+    real
+}
+
+/// What rows without a real token are filled with. Neighbouring elements differ, in sign or in more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Poison {
+    /// Zeros of both signs: the mildest, what a careful caller leaves there.
+    Zero,
+    /// Finite values, exact in every format, that dwarf ordinary logits: a padding key that is seen wins the softmax.
+    /// They are no larger than that, so that a subject which asks for finite padding may multiply them.
+    Large,
+    /// Infinities of both signs.
+    Infinity,
+    /// NaNs of both signs, quiet and signalling, with payloads that fit 7 bits.
+    Nan,
+}
+
+impl Poison {
+    /// Every poison, the mildest first.
+    pub const ALL: [Poison; 4] = [Poison::Zero, Poison::Large, Poison::Infinity, Poison::Nan];
+
+    /// The strongest poison that a case is given: NaN, or in one of four infinities, which a maximum that passes over NaN
+    /// takes.
+    pub fn strongest(problem: &Problem) -> Poison {
+        /// Sets the draw apart from other uses of the data seed.
+        const DRAW: u64 = 0x9015_0201;
+        if mix(problem.data_seed ^ DRAW).is_multiple_of(4) { Poison::Infinity } else { Poison::Nan }
+    }
+
+    /// The element for a hash.
+    fn element(self, hash: u64) -> f32 {
+        let magnitude = match self {
+            Poison::Zero => 0,
+            // 256, 320, 384, 448: two bits of mantissa, and no more than the largest number of e4m3.
+            Poison::Large => 0x4380_0000 | (hash as u32 & 3) << 21,
+            Poison::Infinity => 0x7f80_0000,
+            // At least one bit of the payload set, or it would be an infinity; the low half clear, as in a bf16.
+            Poison::Nan => 0x7f81_0000 | (hash as u32 & 127) << 16,
+        };
+        f32::from_bits(magnitude | (hash >> 63 << 31) as u32)
+    }
+}
+
+/// Fills every row of q, k, v and dout that holds no real token: padding of spans, gaps, slack on both ends.
+///
+/// The arrays must have the problem's shapes; rows beyond the problem's own count as not real.
+pub fn poison(inputs: &mut Inputs, problem: &Problem, poison: Poison) {
+    let (q, kv) = (real_q_rows(problem), real_kv_rows(problem));
+    for (tensor, real) in
+        [(&mut inputs.q, &q), (&mut inputs.dout, &q), (&mut inputs.k, &kv), (&mut inputs.v, &kv)]
+    {
+        poison_rows(tensor.view_mut(), Axis(0), real, poison);
+    }
+}
+
+/// Fills the slices of a tensor along `rows` that are not real, as for the saved out (`Axis(0)`) and lse (`Axis(1)`)
+/// between a forward and a backward pass.
+pub fn poison_rows<D: RemoveAxis>(
+    mut tensor: ArrayViewMut<'_, f32, D>,
+    rows: Axis,
+    real: &[bool],
+    poison: Poison,
+) {
+    for (row, mut slice) in tensor.axis_iter_mut(rows).enumerate() {
+        if !real.get(row).copied().unwrap_or(false) {
+            for (index, value) in slice.iter_mut().enumerate() {
+                *value = poison.element(lane_hash(row as u64, index));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

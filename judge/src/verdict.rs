@@ -1,0 +1,174 @@
+//! What the judge says of one case.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::finding::Finding;
+use crate::subject::{Refusal, TensorName};
+
+/// The envelope's tiers, from the weakest assumption to the tightest bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Tier {
+    /// The worst case, for any input.
+    W,
+    /// Only where the inputs are certified as dithered: roundings may cancel.
+    T,
+    /// Only for a subject whose numeric profile is locked: its roundings are replayed.
+    R,
+}
+
+impl Tier {
+    /// Every tier.
+    pub const ALL: [Tier; 3] = [Tier::W, Tier::T, Tier::R];
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// Worst error ÷ bound of each tensor in one tier; 0 where nothing was compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Ratios {
+    pub lse: f64,
+    pub out: f64,
+    pub max_logit: f64,
+    pub dq: f64,
+    pub dk: f64,
+    pub dv: f64,
+    pub dsink: f64,
+}
+
+/// How close a case that held came to its bounds, tier by tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Margin {
+    /// Tier W.
+    pub worst_case: Ratios,
+    /// Tier T, over the elements where it is tighter than W.
+    pub dithered: Ratios,
+    /// Tier R.
+    pub replayed: Ratios,
+    /// Tensors that the envelope compared whole; 0 where the oracle is too dear and it compared a sample of rows.
+    #[serde(default)]
+    pub compared: usize,
+}
+
+impl Margin {
+    /// One tier.
+    pub fn tier(&self, tier: Tier) -> &Ratios {
+        match tier {
+            Tier::W => &self.worst_case,
+            Tier::T => &self.dithered,
+            Tier::R => &self.replayed,
+        }
+    }
+
+    /// One tier.
+    pub fn tier_mut(&mut self, tier: Tier) -> &mut Ratios {
+        match tier {
+            Tier::W => &mut self.worst_case,
+            Tier::T => &mut self.dithered,
+            Tier::R => &mut self.replayed,
+        }
+    }
+
+    /// The largest ratio of any tensor in any tier.
+    pub fn worst(&self) -> f64 {
+        Tier::ALL.iter().map(|tier| self.tier(*tier).worst()).fold(0.0, f64::max)
+    }
+}
+
+impl Ratios {
+    /// The ratio of a tensor.
+    pub fn of_mut(&mut self, tensor: TensorName) -> Option<&mut f64> {
+        match tensor {
+            TensorName::Lse => Some(&mut self.lse),
+            TensorName::Out => Some(&mut self.out),
+            TensorName::MaxLogit => Some(&mut self.max_logit),
+            TensorName::Dq => Some(&mut self.dq),
+            TensorName::Dk => Some(&mut self.dk),
+            TensorName::Dv => Some(&mut self.dv),
+            TensorName::Dsink => Some(&mut self.dsink),
+            _ => None,
+        }
+    }
+
+    /// Each tensor's ratio with its name.
+    pub fn named(&self) -> [(TensorName, f64); 7] {
+        [
+            (TensorName::Lse, self.lse),
+            (TensorName::Out, self.out),
+            (TensorName::MaxLogit, self.max_logit),
+            (TensorName::Dq, self.dq),
+            (TensorName::Dk, self.dk),
+            (TensorName::Dv, self.dv),
+            (TensorName::Dsink, self.dsink),
+        ]
+    }
+
+    /// The largest of them.
+    pub fn worst(&self) -> f64 {
+        self.named().iter().map(|(_, margin)| *margin).fold(0.0, f64::max)
+    }
+}
+
+/// Where the time of a case went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Drawing inputs, and filling their padding.
+    pub inputs: Duration,
+    /// In the subject: its runs, and what it says of its sums and launches.
+    pub subject: Duration,
+    /// In the oracle: exact values and their bounds.
+    pub oracle: Duration,
+    /// In the judge itself, which is everything else: layouts, structure, comparisons, identities.
+    pub judge: Duration,
+}
+
+impl std::ops::AddAssign for Cost {
+    fn add_assign(&mut self, other: Cost) {
+        self.inputs += other.inputs;
+        self.subject += other.subject;
+        self.oracle += other.oracle;
+        self.judge += other.judge;
+    }
+}
+
+/// What the judge says of one case.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// Every check held.
+    Pass(Box<Margin>),
+    /// Fields that make no problem were refused by the rule that they break.
+    RefusedMalformed(&'static str),
+    /// Refused, exactly as the capability table says.
+    Refused(Refusal),
+    /// A check broke (a crash of the subject is a finding of check [`Check::Crash`], a hang one of [`Check::Timeout`]).
+    Finding(Box<Finding>),
+    /// Larger than what is judged: nothing was run.
+    TooLarge(String),
+    /// The harness failed, not the subject.
+    Infrastructure(String),
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Pass(_) => write!(f, "every check holds"),
+            Verdict::RefusedMalformed(rule) => write!(f, "refused as malformed: {rule}"),
+            Verdict::Refused(refusal) => write!(f, "refused: {refusal}"),
+            Verdict::Finding(finding) => write!(f, "{finding}"),
+            Verdict::TooLarge(what) | Verdict::Infrastructure(what) => write!(f, "{what}"),
+        }
+    }
+}
+
+impl From<Finding> for Verdict {
+    fn from(finding: Finding) -> Verdict {
+        Verdict::Finding(Box::new(finding))
+    }
+}
