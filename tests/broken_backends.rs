@@ -1,7 +1,7 @@
 //! Deliberately broken copies of the emulated backend: each is caught, and shrunk to a case that a person can read,
 //! the same one on every run.
 
-use seamproof::campaign::same_failure;
+use seamproof_judge::failure::same_failure;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::judge;

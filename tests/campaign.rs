@@ -9,11 +9,12 @@ use std::sync::Mutex;
 use seamproof::backends::BackendError;
 use seamproof::campaign::{
     self, Control, Distinct, Event, Observer, Options, Plan, PlantedSubjects, Shard, Silent, Sinks, Subjects,
-    Summary, Symptom,
+    Summary,
 };
 use seamproof::record::Findings;
 use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::failure::Symptom;
 use seamproof_judge::finding::Check;
 use seamproof_judge::generate::Profile;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};

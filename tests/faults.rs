@@ -187,7 +187,7 @@ fn any_order() -> Box<dyn Backend> {
     Box::new(AnyOrder::from(0))
 }
 
-fn wrong(subject: Box<dyn Backend>, id: &str) -> Miscalled {
+fn wrong(subject: Box<dyn Backend>, id: &str) -> Miscalled<'static> {
     Miscalled::new(subject, miscall(id).expect("a fault at the call"))
 }
 

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use rayon::prelude::*;
 use seamproof::backends;
-use seamproof::campaign::same_failure;
+use seamproof_judge::failure::same_failure;
 use seamproof_judge::finding::{Check, Finding, Relation};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::identity::{self, Identity, TABLE};

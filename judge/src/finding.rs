@@ -242,6 +242,15 @@ impl Finding {
     }
 }
 
+impl Finding {
+    /// The finding without ratios and bounds that are infinite, which JSON cannot hold.
+    pub fn storable(mut self) -> Finding {
+        self.ratio = self.ratio.filter(|ratio| ratio.is_finite());
+        self.bound = self.bound.filter(|bound| bound.is_finite());
+        self
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.check)?;

@@ -234,6 +234,11 @@ impl Problem {
         Ok(Problem(fields))
     }
 
+    /// The problem without its backward pass.
+    pub fn forward(&self) -> Problem {
+        Problem(ProblemFields { pass: Pass::Forward, ..self.0.clone() })
+    }
+
     /// Query heads for each KV head.
     pub fn group(&self) -> usize {
         self.heads.q / self.heads.kv

@@ -10,15 +10,15 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::Duration;
 
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, ShrunkEvent};
-use super::failure::{FailureKey, Symptom, features};
 use super::minimise::{minimise, shrink_budget};
 use super::summary::{Distinct, Summary, Sums};
 use super::ways::Ways;
-use super::{Plan, Sinks, Subjects, storable};
+use super::{Plan, Sinks, Subjects};
 use crate::record::RecordError;
 use seamproof_judge::case::{Case, Found};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::failure::{FailureKey, Symptom, features};
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::prose;
 use seamproof_judge::shrink;
@@ -228,7 +228,7 @@ impl<'a> Ledger<'a> {
             seen: 1,
             counted: 0,
             first_case: index,
-            found: Found { minimal: true, ..Found::drawn(storable(finding)) },
+            found: Found { minimal: true, ..Found::drawn(finding.storable()) },
             problem: format!("malformed: {rule}"),
             size: None,
             name: None,
@@ -313,7 +313,7 @@ impl<'a> Ledger<'a> {
     fn keep_drawn(&mut self, name: &str, mut case: Case, symptom: Symptom) -> Result<(), RecordError> {
         let Some(finding) = self.judged_again(&case, symptom) else { return Ok(()) };
         case.before.clone_from(&finding.before);
-        case.found = Some(Found::drawn(storable(finding)));
+        case.found = Some(Found::drawn(finding.storable()));
         self.sinks.findings.record(name, &case)
     }
 

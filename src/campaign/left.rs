@@ -9,10 +9,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::failure::FailureKey;
 use crate::paste::replay_command;
 use crate::record::FINDINGS;
 use seamproof_judge::case::{Case, Found};
+use seamproof_judge::failure::FailureKey;
 use seamproof_judge::files;
 use seamproof_judge::prose::describe;
 

@@ -5,11 +5,11 @@
 
 use seamproof_oracle::Problem;
 
-use super::failure::{Symptom, same_failure};
 use super::plan::Control;
-use super::storable;
+
 use crate::replay::replay_as;
 use seamproof_judge::case::{Case, Found};
+use seamproof_judge::failure::{Symptom, same_failure};
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::shrink;
 use seamproof_judge::subject::Backend;
@@ -56,7 +56,7 @@ pub fn minimise(
     };
     let shrunk = shrink::shrink(&case.problem, budget, fails);
     let minimal = shrunk.complete && !control.stopped();
-    let mut found = Found { minimal, evaluations: shrunk.evaluations, ..Found::drawn(storable(last)) };
+    let mut found = Found { minimal, evaluations: shrunk.evaluations, ..Found::drawn(last.storable()) };
     found.remember(unshrunk(case, start));
     Minimised {
         case: Case { problem: shrunk.problem, found: Some(found), ..case.clone() },

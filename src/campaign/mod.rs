@@ -8,7 +8,6 @@
 //! that does not find it proves nothing and is not begun.
 
 mod event;
-mod failure;
 mod histogram;
 mod ledger;
 mod left;
@@ -29,7 +28,6 @@ use std::time::Instant;
 use seamproof_oracle::{Pass, Problem};
 
 pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, ShrunkEvent, Silent, Start};
-pub use failure::{FailureKey, SHRINK_RATIO, Symptom, features, same_failure};
 pub use histogram::{ABOVE_MIN, Histogram, Quantiles, tells};
 pub use ledger::{DISTINCT_MAX, HANG_SHRINKS_MAX, KEPT_MAX, SHRINKS_PER_SYMPTOM_MAX};
 pub use left::{Holds, LeftFinding, left_in};
@@ -207,7 +205,7 @@ impl Worker<'_> {
     fn record(&self, index: u64, mut case: Case, finding: Finding) -> Failed {
         let name = name_of(index);
         case.before.clone_from(&finding.before);
-        case.found = Some(Found::drawn(storable(finding.clone())));
+        case.found = Some(Found::drawn(finding.clone().storable()));
         let recorded = self.sinks.findings.record(&name, &case);
         Failed { name, case, finding, recorded: Recorded::Now(recorded) }
     }
@@ -231,13 +229,6 @@ fn case_of(plan: &Plan, subjects: &dyn Subjects, index: u64, problem: Problem) -
 /// The name of a failing case's file, as it was drawn.
 fn name_of(index: u64) -> String {
     format!("case-{index:08}")
-}
-
-/// JSON has no infinities: a ratio that is one is as good as absent.
-fn storable(mut finding: Finding) -> Finding {
-    finding.ratio = finding.ratio.filter(|ratio| ratio.is_finite());
-    finding.bound = finding.bound.filter(|bound| bound.is_finite());
-    finding
 }
 
 /// Elements of all results: out and lse, and dq, dk and dv of a backward.

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::failure::FailureKey;
 use super::histogram::{Histogram, Quantiles};
 use super::plan::Plan;
 use super::ways::Ways;
 use seamproof_judge::case::Found;
 use seamproof_judge::census::Census;
+use seamproof_judge::failure::FailureKey;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::prose::counted;
 use seamproof_judge::shrink::Size;

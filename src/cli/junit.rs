@@ -10,9 +10,10 @@ use std::time::Duration;
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
 use super::run::Outcome;
-use crate::campaign::{Distinct, FailureKey, Holds, LeftFinding, Summary};
+use crate::campaign::{Distinct, Holds, LeftFinding, Summary};
 use crate::nightly::{Regressed, Regressions, Unjudged};
 use crate::record::{RecordError, write_whole};
+use seamproof_judge::failure::FailureKey;
 use seamproof_judge::finding::Check;
 use seamproof_judge::prose::counted;
 

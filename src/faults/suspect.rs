@@ -59,7 +59,7 @@ impl Call {
         )
     }
 
-    fn wrong(&self, seed: u64) -> Result<Miscalled, BackendError> {
+    fn wrong(&self, seed: u64) -> Result<Miscalled<'static>, BackendError> {
         Ok(Miscalled::new(self.right(seed)?, self.miscall))
     }
 
@@ -271,7 +271,11 @@ fn drawn(seed: u64, limits: Limits) -> impl Iterator<Item = Problem> {
 
 /// The problems of a seed's stream on which a fault at the call changes the exact answer: on the others it is equivalent.
 /// Where the subject sends some problems another way than others, only those that go it, unless the fault shows on none.
-pub fn call_stream(subject: &Rc<Miscalled>, seed: u64, limits: &Limits) -> Box<dyn Iterator<Item = Problem>> {
+pub fn call_stream(
+    subject: &Rc<Miscalled<'static>>,
+    seed: u64,
+    limits: &Limits,
+) -> Box<dyn Iterator<Item = Problem>> {
     let goes = Rc::clone(subject);
     let on_way =
         taken(subject, seed, limits).filter(move |problem| goes.ways(problem).iter().all(|way| way.taken));
@@ -283,14 +287,18 @@ pub fn call_stream(subject: &Rc<Miscalled>, seed: u64, limits: &Limits) -> Box<d
 }
 
 /// The problems of a seed that a subject takes.
-fn taken(subject: &Rc<Miscalled>, seed: u64, limits: &Limits) -> impl Iterator<Item = Problem> + use<> {
+fn taken(
+    subject: &Rc<Miscalled<'static>>,
+    seed: u64,
+    limits: &Limits,
+) -> impl Iterator<Item = Problem> + use<> {
     let table = subject.declaration().capabilities;
     drawn(seed, limits.clone()).filter(move |problem| table.refusal(problem).is_none())
 }
 
 /// Those of some problems on which a fault at the call shows.
 fn shown<P: Iterator<Item = Problem>>(
-    subject: &Rc<Miscalled>,
+    subject: &Rc<Miscalled<'static>>,
     problems: P,
 ) -> impl Iterator<Item = Problem> + use<P> {
     let subject = Rc::clone(subject);

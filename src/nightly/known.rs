@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::home::JSON_BYTES_MAX;
-use crate::campaign::{FailureKey, Options, Registered, Subjects};
+use crate::campaign::{Options, Registered, Subjects};
 use crate::replay::replay;
 use seamproof_judge::case::{Case, CaseError, Subject};
+use seamproof_judge::failure::FailureKey;
 use seamproof_judge::files;
 use seamproof_judge::verdict::Verdict;
 

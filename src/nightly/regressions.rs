@@ -15,11 +15,12 @@ use serde::{Deserialize, Serialize};
 
 use super::home::JSON_BYTES_MAX;
 use super::{NightError, Watch};
-use crate::campaign::{FailureKey, Registered, Subjects};
+use crate::campaign::{Registered, Subjects};
 use crate::paste::{code, replay_command};
 use crate::record::EventLog;
 use seamproof_judge::case::{CASE_BYTES_MAX, Case};
 use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::failure::FailureKey;
 use seamproof_judge::files;
 use seamproof_judge::verdict::Verdict;
 

@@ -5,7 +5,10 @@
 
 use std::ops::RangeInclusive;
 
-use seamproof_oracle::{Algorithm, Balance, Format, Precision, Problem, Scaling, Sequence, Sink, TensorName};
+use seamproof_oracle::{
+    Algorithm, Balance, ContextParallel, Dims, Format, Pass, Precision, Problem, ProblemFields, Scaling,
+    Sequence, Sink, TensorName,
+};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -60,6 +63,9 @@ pub enum Refusal {
     /// A sink.
     #[error("this kind of sink is not supported")]
     Sink,
+    /// A backward pass.
+    #[error("the backward pass is not supported")]
+    Backward,
 }
 
 /// The words that refusals are made of: a refusal that comes from another process has no others.
@@ -83,6 +89,7 @@ impl Refusal {
             Refusal::Parallel(rule) => rule.row(),
             Refusal::Softcap => "softcap",
             Refusal::Sink => "sink",
+            Refusal::Backward => "backward",
         }
     }
 }
@@ -146,6 +153,8 @@ pub struct Capabilities {
     pub softcap: bool,
     /// The sinks taken.
     pub sinks: Vec<Sink>,
+    /// Whether the backward pass is taken; the forward always is.
+    pub backward: bool,
     /// Which of lse and max_logit it returns, on every run: a statistic cannot be shown when it is right and hidden
     /// when it is not.
     pub statistics: Vec<TensorName>,
@@ -168,12 +177,50 @@ pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
 impl Capabilities {
     /// What the table says of a problem: the first row that refuses it, if any.
     pub fn refusal(&self, problem: &Problem) -> Option<Refusal> {
-        self.refused_element(problem).or_else(|| self.refused_shape(problem))
+        self.refused_element(&problem.precision).or_else(|| self.refused_shape(problem))
     }
 
-    fn refused_element(&self, problem: &Problem) -> Option<Refusal> {
-        let io = problem.precision.q.format;
-        for (quantity, element) in problem.precision.elements() {
+    /// Refuses a problem as the table says: the first line of [`Backend::run`](super::Backend::run).
+    pub fn check(&self, problem: &Problem) -> Result<(), Refusal> {
+        self.refusal(problem).map_or(Ok(()), Err)
+    }
+
+    /// The nearest problem that no row of the table refuses. It changes what a row refuses and nothing else: formats to the
+    /// first ones of the table, head dimensions to the nearest end of the range, context parallelism to one rank; a soft cap,
+    /// a sink or the backward is left out. A problem that its algorithm cannot cut stays as it is: every subject refuses it.
+    pub fn fitted(&self, problem: Problem) -> Problem {
+        let mut fields: ProblemFields = problem.into();
+        if self.refused_element(&fields.precision).is_some() {
+            fields.precision = self.nearest_precision(fields.precision);
+        }
+        let (min, max) = (*self.head_dims.start(), *self.head_dims.end());
+        fields.dims = Dims { qk: fields.dims.qk.clamp(min, max), v: fields.dims.v.clamp(min, max) };
+        let parallel = &fields.parallel;
+        let is_sub_group = parallel.world != parallel.size() && !self.sub_groups;
+        if is_sub_group || !self.algorithms.contains(&algorithm_name(parallel.algorithm)) {
+            fields.parallel = ContextParallel::single();
+        }
+        fields.softmax.softcap = fields.softmax.softcap.filter(|_| self.softcap);
+        if !self.sinks.contains(&fields.softmax.sink) {
+            fields.softmax.sink = self.sinks.first().copied().unwrap_or(Sink::None);
+        }
+        if !self.backward {
+            fields.pass = Pass::Forward;
+        }
+        Problem::new(fields).expect("each of these fields is legal with all others")
+    }
+
+    fn nearest_precision(&self, drawn: Precision) -> Precision {
+        let first = |formats: &[Format]| formats.first().copied().unwrap_or(Format::F32);
+        let kept =
+            |format, formats: &[Format]| if formats.contains(&format) { format } else { first(formats) };
+        let io = kept(drawn.q.format, &self.formats);
+        Precision { p: kept(drawn.p.format, &self.weight_formats).into(), ..Precision::uniform(io) }
+    }
+
+    fn refused_element(&self, precision: &Precision) -> Option<Refusal> {
+        let io = precision.q.format;
+        for (quantity, element) in precision.elements() {
             if element.scaling != Scaling::None {
                 return Some(Refusal::Scaling { quantity });
             }
@@ -208,7 +255,10 @@ impl Capabilities {
         if problem.softmax.softcap.is_some() && !self.softcap {
             return Some(Refusal::Softcap);
         }
-        (!self.sinks.contains(&problem.softmax.sink)).then_some(Refusal::Sink)
+        if !self.sinks.contains(&problem.softmax.sink) {
+            return Some(Refusal::Sink);
+        }
+        (problem.pass == Pass::Backward && !self.backward).then_some(Refusal::Backward)
     }
 }
 

@@ -8,8 +8,9 @@ mod outputs;
 mod promises;
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::{Launch, Replay};
-use seamproof_oracle::{Inputs, Problem};
+use seamproof_oracle::{Format, Inputs, Problem, Sink};
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
 use serde::Serialize;
 
@@ -36,6 +37,36 @@ pub struct Declaration {
     pub accumulation: Accumulation,
 }
 
+impl Declaration {
+    /// The declaration of a kernel that runs on one rank and promises nothing more: all tensors in one format, weights
+    /// (P) in another, any head dimension, forward and backward, no soft cap, no sink, an LSE. Padding rows of its inputs hold finite numbers, and
+    /// it may write anything into those of its outputs. Sums are f32, in any order.
+    pub fn single_rank(tensors: Format, weights: Format) -> Declaration {
+        Declaration {
+            capabilities: Capabilities {
+                formats: vec![tensors],
+                weight_formats: vec![weights],
+                head_dims: 1..=HEAD_DIM_MAX,
+                algorithms: vec!["single"],
+                sub_groups: false,
+                softcap: false,
+                sinks: vec![Sink::None],
+                backward: true,
+                statistics: vec![TensorName::Lse],
+            },
+            padding: PaddingContract { inputs: PaddingInputs::Finite, outputs: PaddingOutputs::Unspecified },
+            promises: Promises::default(),
+            accumulation: Accumulation::F32Serial,
+        }
+    }
+
+    /// The declaration without the backward pass.
+    pub fn forward_only(mut self) -> Declaration {
+        self.capabilities.backward = false;
+        self
+    }
+}
+
 /// A whole subject.
 ///
 /// A subject that wraps another one (in worker processes, or with a planted fault) returns it from [`Backend::inner`]; each
@@ -58,6 +89,16 @@ pub trait Backend: Sync {
     /// The subject that this one wraps.
     fn inner(&self) -> Option<&dyn Backend> {
         None
+    }
+
+    /// The nearest problem that the subject takes: what a property or a campaign in memory judges in place of a drawn one.
+    /// The default is the nearest one that the capability table takes. A subject that is narrower (without a backward, a
+    /// window, or empty sequences) narrows it further.
+    fn fitted(&self, problem: Problem) -> Problem {
+        match self.inner() {
+            Some(inner) => inner.fitted(problem),
+            None => self.declaration().capabilities.fitted(problem),
+        }
     }
 
     /// How this problem's sums are cut into separately rounded pieces. The default is that of one rank without tiles.

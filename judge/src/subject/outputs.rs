@@ -1,7 +1,8 @@
 //! Results of a run, as a subject returns them.
 
-use ndarray::{Array1, Array2, Array3};
-use seamproof_simulator::Damage;
+use ndarray::{Array, Array1, Array2, Array3, ShapeBuilder};
+use seamproof_oracle::{Pass, Problem};
+use seamproof_simulator::{Damage, UNWRITTEN_BITS};
 
 use super::Refusal;
 use crate::finding::{Earlier, Ending};
@@ -63,6 +64,35 @@ pub struct Outputs {
     pub ranks: Vec<RankOutputs>,
     /// Guard bands that were written.
     pub damage: Vec<Damage>,
+}
+
+impl RankOutputs {
+    /// Results of one rank into which no kernel has written: out, lse and, for a backward pass, the gradients. Without
+    /// `max_logit`.
+    pub fn unwritten(problem: &Problem) -> RankOutputs {
+        RankOutputs {
+            out: unwritten(problem.out_shape()),
+            lse: Some(unwritten(problem.lse_shape())),
+            max_logit: None,
+            gradients: (problem.pass == Pass::Backward).then(|| RankGradients {
+                dq: unwritten(problem.q_shape()),
+                dk: unwritten(problem.k_shape()),
+                dv: unwritten(problem.v_shape()),
+                dsink: Array1::zeros(problem.learnable_sinks()),
+            }),
+        }
+    }
+}
+
+fn unwritten<S: ShapeBuilder>(shape: S) -> Array<f32, S::Dim> {
+    Array::from_elem(shape, f32::from_bits(UNWRITTEN_BITS))
+}
+
+impl From<RankOutputs> for Outputs {
+    /// The results of a subject on one rank, without guard bands.
+    fn from(rank: RankOutputs) -> Outputs {
+        Outputs { ranks: vec![rank], damage: Vec::new() }
+    }
 }
 
 /// Why a run gave no outputs.

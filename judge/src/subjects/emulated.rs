@@ -7,7 +7,7 @@ use std::rc::Rc;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::Launch;
-use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Scaling, Sink, TensorName};
+use seamproof_oracle::{Format, Inputs, Problem, Scaling, Sink, TensorName};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
@@ -155,13 +155,6 @@ impl Emulated {
     }
 }
 
-/// The problem without its backward.
-fn forward_of(problem: &Problem) -> Option<Problem> {
-    let mut fields: ProblemFields = problem.clone().into();
-    fields.pass = Pass::Forward;
-    Problem::new(fields).ok()
-}
-
 /// What the launcher itself refuses. It is written without the capability table on purpose: the judge compares the
 /// two, so that a table which promises too much, or too little, is found.
 fn check_launch(problem: &Problem) -> Result<(), Refusal> {
@@ -223,6 +216,7 @@ impl Backend for Emulated {
                 sub_groups: true,
                 softcap: true,
                 sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
+                backward: true,
                 statistics: vec![TensorName::Lse, TensorName::MaxLogit],
             },
             padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
@@ -241,7 +235,7 @@ impl Backend for Emulated {
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
-        let forward = forward_of(problem)?;
+        let forward = problem.forward();
         built(&forward, self.merge).ok()?.launches(&forward)
     }
 

@@ -330,15 +330,15 @@ pub fn called(name: &str) -> &str {
 }
 
 /// A subject with a fault at its call. All that it says of itself is what the subject says.
-pub struct Miscalled {
-    inner: Box<dyn Backend>,
+pub struct Miscalled<'a> {
+    inner: Box<dyn Backend + 'a>,
     miscall: &'static Miscall,
     name: String,
 }
 
-impl Miscalled {
+impl<'a> Miscalled<'a> {
     /// The subject `inner~ID`.
-    pub fn new(inner: Box<dyn Backend>, miscall: &'static Miscall) -> Miscalled {
+    pub fn new(inner: Box<dyn Backend + 'a>, miscall: &'static Miscall) -> Miscalled<'a> {
         Miscalled { name: format!("{}{SEPARATOR}{}", inner.name(), miscall.id), inner, miscall }
     }
 
@@ -354,7 +354,7 @@ impl Miscalled {
     }
 }
 
-impl Backend for Miscalled {
+impl Backend for Miscalled<'_> {
     fn declaration(&self) -> Declaration {
         self.inner.as_ref().declaration()
     }

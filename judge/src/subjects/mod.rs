@@ -1,5 +1,6 @@
 //! Subjects that come with the judge: the emulated kernel, right and with planted faults, and wrappers around any subject.
 
+mod borrowed;
 mod built;
 mod difference;
 mod emulated;
@@ -9,6 +10,7 @@ mod on_device;
 mod options;
 mod planted;
 
+pub use borrowed::Borrowed;
 pub use built::built;
 pub use difference::{difference, same_bits};
 pub use emulated::{Arithmetic, Emulated, draw_options, launchable};

@@ -11,9 +11,9 @@ use std::fmt;
 use seamproof_oracle::{Alignment, Format, InputMode, Pass, Problem, Sequence, Sink};
 use serde::Serialize;
 
-use seamproof_judge::finding::{Check, Ending, Finding, Relation};
-use seamproof_judge::subject::TensorName;
-use seamproof_judge::verdict::Verdict;
+use crate::finding::{Check, Ending, Finding, Relation};
+use crate::subject::TensorName;
+use crate::verdict::Verdict;
 
 /// While shrinking a bound check, a candidate must stay this many times over the bound if the start was.
 pub const SHRINK_RATIO: f64 = 2.0;

@@ -1,0 +1,20 @@
+//! Everything that a test of a kernel usually names.
+
+pub use seamproof_oracle::envelope::Accumulation;
+pub use seamproof_oracle::{
+    Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
+    ProblemFields, Rows, Run, Sequence, Side, Sink, Softmax,
+};
+pub use seamproof_simulator::UNWRITTEN_BITS;
+
+pub use crate::campaign::{Campaign, Summary};
+pub use crate::case::Case;
+pub use crate::generate::{Limits, Profile};
+pub use crate::ladder::judge;
+pub use crate::strategy::problems;
+pub use crate::subject::{
+    Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Promises,
+    RankGradients, RankOutputs, Refusal, RunError, TensorName,
+};
+pub use crate::subjects::{Miscalled, miscall};
+pub use crate::verdict::Verdict;
