@@ -16,7 +16,7 @@ use seamproof_judge::subject::RunError;
 const EXAMPLES: &str = "\
 Examples:
   seamproof calibrate emulated                                         the table alone
-  seamproof calibrate emulated --lock corpus/profiles/emulated.json    and the file, to be committed
+  seamproof calibrate emulated --lock judge/profiles/emulated.json    and the file, to be committed
   seamproof calibrate emulated --check                                 whether the locked profile still holds
   seamproof calibrate emulated:kv_tile=32                              the table of these options; nothing to lock";
 

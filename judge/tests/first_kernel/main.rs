@@ -1,12 +1,11 @@
-//! The kernel that README shows, with its bug: a campaign finds it.
+//! The kernel that README shows: a campaign finds its bug.
 
 include!("kernel.rs");
 
+/// README leaves out the line that lets the test pass here.
 #[test]
 fn readme_shows_this_kernel() {
-    let readme = include_str!("../../../README.md");
-    assert!(
-        readme.contains(include_str!("kernel.rs")),
-        "README's kernel is not judge/tests/first_kernel/kernel.rs"
-    );
+    let lines = include_str!("kernel.rs").lines().filter(|line| !line.contains("should_panic"));
+    let shown: String = lines.map(|line| format!("{line}\n")).collect();
+    assert!(include_str!("../../../README.md").contains(&shown), "README shows another kernel");
 }
