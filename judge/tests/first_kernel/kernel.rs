@@ -9,17 +9,12 @@ impl Backend for Mine {
     }
 
     fn declaration(&self) -> Declaration {
-        Declaration::single_rank(Format::Bf16, Format::F32) // tensors, weights
-    }
-
-    fn fitted(&self, problem: Problem) -> Problem {
-        self.declaration().capabilities.fitted(problem.forward()) // it has no backward
+        Declaration::single_rank(Format::Bf16, Format::F32).forward_only() // formats of tensors and of weights
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         self.declaration().capabilities.check(problem)?;
         let mut got = RankOutputs::unwritten(problem);
-        let lse = got.lse.as_mut().expect("it was made with one");
         for Sequence { q, kv, .. } in &problem.sequences {
             for (i, head) in (0..q.len).flat_map(|i| (0..problem.heads.q).map(move |head| (i, head))) {
                 let (row, kv_head) = (q.row(i), head / problem.group());
@@ -32,7 +27,7 @@ impl Backend for Mine {
                 }
                 let weighed = |value: f32| if sum == 0.0 { 0.0 } else { Format::Bf16.round_f32(value / sum) };
                 got.out.slice_mut(s![row, head, ..]).assign(&out.mapv(weighed));
-                lse[[head, row]] = sum.ln();
+                got.lse.as_mut().unwrap()[[head, row]] = sum.ln();
             }
         }
         Ok(got.into())
