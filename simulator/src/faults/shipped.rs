@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use seamproof_oracle::{Algorithm, Balance, Problem, Run, Sequence};
 
-use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::edit::{attends, each_reorder};
-use super::{Edit, Fault};
+use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
+use super::fault::{Edit, Fault};
 use crate::schedule::{
     Attend, AttendBackward, BufferId, Operation, PlacedRun, RankProgram, Role, RowPair, Schedule, Section,
     Step, Work, build,
