@@ -28,7 +28,7 @@ mod tensor_name;
 pub use format::{Format, FormatNameError};
 pub use input_mode::InputMode;
 pub use inputs::{Forward, Gradients, Inputs, Saved, ShapeError};
-pub use mask::{Alignment, Mask};
+pub use mask::{Alignment, Band, Mask};
 pub use parallel::{Algorithm, Balance, ContextParallel};
 pub use positions::Positions;
 pub use precision::{Element, ElementNameError, Precision, Scaling};

@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::Positions;
+use seamproof_oracle::{Band, Positions};
 
 use super::error::{CoverKind, Place};
 use super::stretch::Stretch;
@@ -76,6 +76,13 @@ pub(super) struct Wanted {
     pub(super) lo: i64,
     pub(super) hi: i64,
     pub(super) cols: usize,
+}
+
+impl Wanted {
+    /// Of a mask's band.
+    pub(super) fn new(band: Band, cols: usize) -> Wanted {
+        Wanted { lo: band.lo.unwrap_or(-FAR), hi: band.hi.unwrap_or(FAR), cols }
+    }
 }
 
 /// Where the cover is not exact.

@@ -217,7 +217,7 @@ impl Machine<'_> {
 
     fn sink_rows(&mut self, sequence: usize, heads: &Range<usize>, patches: &[Patch]) {
         let Sequence { q, kv, .. } = self.problem.sequences[sequence];
-        let seeing = seeing(&self.problem.mask, q.len, kv.len);
+        let seeing = self.problem.mask.band(q.len, kv.len).seeing(q.len, kv.len);
         // Rows that see nothing add nothing: how often they are counted is all the same.
         let patches: Vec<Patch> = patches.iter().filter_map(|patch| clip(patch, &seeing)).collect();
         let wanted = Wanted { lo: -FAR, hi: FAR, cols: seeing.len() };
@@ -234,14 +234,6 @@ impl Machine<'_> {
             });
         }
     }
-}
-
-/// The queries that see a key: an interval.
-fn seeing(mask: &seamproof_oracle::Mask, lq: usize, lk: usize) -> Range<usize> {
-    let shift = mask.shift(lq, lk);
-    let first = mask.right.map_or(0, |right| -shift - i64::from(right)).clamp(0, lq as i64);
-    let end = mask.left.map_or(lq as i64, |left| lk as i64 - shift + i64::from(left)).clamp(0, lq as i64);
-    if lk == 0 || first >= end { 0..0 } else { first as usize..end as usize }
 }
 
 /// The columns of a patch in a range, counted from its start.

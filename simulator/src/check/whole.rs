@@ -6,9 +6,9 @@
 //! symbol before; that is why it holds for all covers that are
 //! [alike](Cover::alike). What is not proved is looked at for each cover itself, so that every error names its launch.
 
-use seamproof_oracle::{Positions, Side, Sink, TensorName};
+use seamproof_oracle::{Positions, Sequence, Side, Sink, TensorName};
 
-use super::cover::{FAR, Hole, Patch, Wanted, prove};
+use super::cover::{Hole, Patch, Wanted, prove};
 use super::error::{CheckError, Needed};
 use super::machine::{Machine, Site};
 use super::shape::side;
@@ -116,17 +116,13 @@ impl Machine<'_> {
 
     /// The proof for each query head, or set of query heads alike, of a KV head; one for queries.
     fn proofs(&self, keys: bool, sequence: usize, line: Positions, cover: &Cover) -> Vec<Result<u64, Hole>> {
-        let mask = self.problem.mask;
-        let sequence = &self.problem.sequences[sequence];
-        let (lq, lk) = (sequence.q.len, sequence.kv.len);
-        let shift = mask.shift(lq, lk);
-        let lo = mask.left.map_or(-FAR, |left| shift - i64::from(left));
-        let hi = mask.right.map_or(FAR, |right| shift + i64::from(right));
+        let Sequence { q, kv, .. } = self.problem.sequences[sequence];
+        let band = self.problem.mask.band(q.len, kv.len);
         if !keys {
-            return vec![prove(line, Wanted { lo, hi, cols: lk }, &cover.patches())];
+            return vec![prove(line, Wanted::new(band, kv.len), &cover.patches())];
         }
         let patches: Vec<Patch> = cover.patches().iter().map(Patch::transposed).collect();
-        let wanted = Wanted { lo: -hi, hi: -lo, cols: lq };
+        let wanted = Wanted::new(band.transposed(), q.len);
         let cuts = patches.iter().flat_map(|patch| [patch.group.start, patch.group.end]);
         let mut firsts: Vec<usize> = cuts.filter(|&head| head < self.problem.group()).chain([0]).collect();
         firsts.sort_unstable();
