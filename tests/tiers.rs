@@ -12,7 +12,7 @@ use seamproof_judge::subjects::Emulated;
 use seamproof_judge::values;
 use seamproof_judge::verdict::{Tier, Verdict};
 use seamproof_oracle::envelope::Model;
-use seamproof_oracle::replay::{self, Launch, Replay};
+use seamproof_oracle::replay::{Launch, Replay};
 use seamproof_oracle::{
     ContextParallel, Dims, Element, Format, Forward, Heads, InputMode, Inputs, Mask, Pass, Precision,
     Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName, blocked,
@@ -226,7 +226,8 @@ fn seen(kernel: &Emulated, problem: &Problem, out: &Array3<f32>, lse: &Array2<f3
     let answer = blocked::forward(problem, &inputs, Some(&model));
     let bound = answer.bound.expect("a model gives bounds");
     let replay = kernel.replay(problem).expect("the emulated profile is locked");
-    let replayed = replay::forward(problem, &inputs, &model, &replay).expect("the problem is legal");
+    let replayed =
+        blocked::replayed_forward(problem, &inputs, &model, &replay).expect("the problem is legal");
     let left = replayed.bound.expect("a model gives bounds").worst;
     let of = |bound: &Forward| largest(out.iter(), answer.exact.out.iter(), bound.out.iter());
     let of_lse = |bound: &Forward| largest(lse.iter(), answer.exact.lse.iter(), bound.lse.iter());

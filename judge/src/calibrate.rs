@@ -14,8 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use rayon::prelude::*;
-use seamproof_oracle::envelope::Merges;
-use seamproof_oracle::replay::{KeyOrder, Profile};
+use seamproof_oracle::envelope::{KeyOrder, Merges, Profile};
 use seamproof_oracle::{InputMode, Pass, Problem};
 use seamproof_simulator::schedule::MergeOrder;
 

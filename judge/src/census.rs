@@ -140,9 +140,7 @@ pub static CLASSES: [Class; 116] = [
     class("full mask", [333, 331, 331], |p| unbounded(p.mask) == (true, true)),
     class("causal top-left", [186, 186, 188], |p| causal(p, Alignment::TopLeft)),
     class("causal bottom-right", [185, 185, 185], |p| causal(p, Alignment::BottomRight)),
-    class("causal, window to the left", [125, 124, 123], |p| {
-        p.mask.right == Some(0) && p.mask.left.is_some()
-    }),
+    class("causal, window to the left", [125, 124, 123], |p| p.mask.is_causal() && p.mask.left.is_some()),
     class("window on both sides", [64, 66, 65], |p| p.mask.left.is_some() && p.mask.right > Some(0)),
     class("window to the left only", [31, 31, 32], |p| unbounded(p.mask) == (false, true)),
     class("window to the right only", [27, 27, 27], |p| p.mask.left.is_none() && p.mask.right > Some(0)),
@@ -331,7 +329,7 @@ fn unbounded(mask: Mask) -> (bool, bool) {
 
 fn causal(problem: &Problem, align: Alignment) -> bool {
     let mask = problem.mask;
-    mask.left.is_none() && mask.right == Some(0) && mask.align == align
+    mask.is_causal() && mask.left.is_none() && mask.align == align
 }
 
 /// Whether one of the window's bounds is such.

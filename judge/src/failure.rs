@@ -150,7 +150,7 @@ pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
         ("strided rows", any(|s| s.q.step > 1 || s.kv.step > 1)),
         ("slack", slack),
         ("left window", mask.left.is_some()),
-        ("causal", mask.right == Some(0)),
+        ("causal", mask.is_causal()),
         ("right window", mask.right.is_some_and(|right| right > 0)),
         ("bottom-right", mask.align == Alignment::BottomRight && mask != FULL_BOTTOM_RIGHT),
         ("grouped heads", problem.heads.q > problem.heads.kv),

@@ -5,8 +5,8 @@
 //! changed. A subject without a file is judged by the tiers W and T alone.
 
 use seamproof_oracle::Problem;
-use seamproof_oracle::envelope::{Merges, Partition};
-use seamproof_oracle::replay::{KeyOrder, Launch, Profile, Replay};
+use seamproof_oracle::envelope::{KeyOrder, Merges, Partition, Profile};
+use seamproof_oracle::replay::{Launch, Replay};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};

@@ -1,9 +1,12 @@
-//! The mask: for each query one interval of visible keys.
+//! The mask: for each sequence a band of visible pairs, and so for each query one interval of visible keys.
 //!
 //! With `lq` real queries and `lk` real keys of a sequence, let `shift = 0` ([`Alignment::TopLeft`]) or
 //! `shift = lk − lq` ([`Alignment::BottomRight`]). Key `j` is visible to query `i` iff `0 ≤ j < lk` and
-//! `i + shift − left ≤ j ≤ i + shift + right`. Both bounds are inclusive and either may be absent (unbounded).
+//! `shift − left ≤ j − i ≤ shift + right`. Both bounds are inclusive and either may be absent (unbounded).
 //! A causal mask is `right = 0`. Only real lengths enter: padding is never visible and never moves the diagonal.
+//!
+//! [`Mask::band`] says this rule for one sequence, and is the only place that does: whoever needs to know what is visible
+//! asks it, or [`Mask::visible`].
 
 use std::ops::Range;
 
@@ -33,6 +36,42 @@ pub struct Mask {
     pub align: Alignment,
 }
 
+/// The pairs of a query `i` and a key `j` of one sequence with `lo ≤ j − i ≤ hi`; an absent bound holds for every pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Band {
+    /// The least `j − i`.
+    pub lo: Option<i64>,
+    /// The largest `j − i`.
+    pub hi: Option<i64>,
+}
+
+impl Band {
+    /// The band with queries and keys exchanged.
+    pub fn transposed(self) -> Band {
+        Band { lo: self.hi.map(|hi| -hi), hi: self.lo.map(|lo| -lo) }
+    }
+
+    /// One past the last of `keys` keys that does not lie to the right of the band in row `i`.
+    pub fn end(self, i: usize, keys: usize) -> usize {
+        self.hi.map_or(keys, |hi| (i as i64 + hi + 1).clamp(0, keys as i64) as usize)
+    }
+
+    /// The keys, of so many, that query `i` sees; empty ranges are `0..0`.
+    pub fn keys(self, i: usize, keys: usize) -> Range<usize> {
+        let first = self.lo.map_or(0, |lo| (i as i64 + lo).max(0) as usize);
+        let end = self.end(i, keys);
+        if first < end { first..end } else { 0..0 }
+    }
+
+    /// The queries, of so many, that see any of so many keys; empty ranges are `0..0`.
+    pub fn seeing(self, queries: usize, keys: usize) -> Range<usize> {
+        let none = keys == 0 || self.lo.zip(self.hi).is_some_and(|(lo, hi)| lo > hi);
+        let first = self.hi.map_or(0, |hi| (-hi).max(0) as usize);
+        let end = self.transposed().end(keys.saturating_sub(1), queries);
+        if none || first >= end { 0..0 } else { first..end }
+    }
+}
+
 impl Mask {
     /// Every real key is visible.
     pub const FULL: Mask = Mask { left: None, right: None, align: Alignment::TopLeft };
@@ -47,12 +86,23 @@ impl Mask {
         }
     }
 
+    /// Whether what a query sees ends at the diagonal.
+    pub fn is_causal(&self) -> bool {
+        self.right == Some(0)
+    }
+
+    /// The visible pairs of a sequence of `lq` queries and `lk` keys.
+    pub fn band(&self, lq: usize, lk: usize) -> Band {
+        let shift = self.shift(lq, lk);
+        Band {
+            lo: self.left.map(|left| shift - i64::from(left)),
+            hi: self.right.map(|right| shift + i64::from(right)),
+        }
+    }
+
     /// The keys that query `i` sees, in a sequence of `lq` queries and `lk` keys; empty ranges are `0..0`.
     pub fn visible(&self, i: usize, lq: usize, lk: usize) -> Range<usize> {
-        let diagonal = i as i64 + self.shift(lq, lk);
-        let first = self.left.map_or(0, |left| diagonal - i64::from(left)).max(0);
-        let last = self.right.map_or(i64::MAX, |right| diagonal + i64::from(right)).min(lk as i64 - 1);
-        if first > last { 0..0 } else { first as usize..last as usize + 1 }
+        self.band(lq, lk).keys(i, lk)
     }
 
     /// Visible (query, key) pairs of a sequence of `lq` queries and `lk` keys.
@@ -71,6 +121,26 @@ mod tests {
         let above = mask.left.is_none_or(|left| i + shift - i64::from(left) <= j);
         let below = mask.right.is_none_or(|right| j <= i + shift + i64::from(right));
         (0..lk).contains(&j) && above && below
+    }
+
+    #[test]
+    fn queries_that_see_a_key_are_the_rule_for_every_small_band() {
+        let bounds = || std::iter::once(None).chain((-6..=6).map(Some));
+        for band in bounds().flat_map(|lo| bounds().map(move |hi| Band { lo, hi })) {
+            let Band { lo, hi } = band;
+            let sees = |i: usize, j: usize| {
+                let distance = j as i64 - i as i64;
+                lo.is_none_or(|lo| lo <= distance) && hi.is_none_or(|hi| distance <= hi)
+            };
+            for (lq, lk) in (0..5usize).flat_map(|a| (0..5usize).map(move |b| (a, b))) {
+                for j in 0..lk {
+                    let queries = (0..lq).filter(|&i| sees(i, j));
+                    assert!(band.transposed().keys(j, lq).eq(queries), "{band:?} lq {lq} lk {lk} key {j}");
+                }
+                let seeing = (0..lq).filter(|&i| (0..lk).any(|j| sees(i, j)));
+                assert!(band.seeing(lq, lk).eq(seeing), "{band:?} lq {lq} lk {lk}");
+            }
+        }
     }
 
     #[test]

@@ -13,56 +13,8 @@
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
-use crate::blocked::{self, Answer};
-use crate::envelope::{Merges, Model};
-use crate::{Forward, Gradients, Inputs, Problem, ProblemError, ProblemFields, Saved};
-
-/// What a subject rounds, and in which order it takes the keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Profile {
-    /// Whether weights are rounded to the format of P before the product with the values.
-    pub rounds_weights: bool,
-    /// Whether logit gradients are multiplied by the scale before they are rounded.
-    pub scales_logit_gradients: bool,
-    /// Whether queries are multiplied by the scale and rounded to their format before the product with the keys.
-    pub scales_queries: bool,
-    /// Keys of a tile.
-    pub kv_tile: usize,
-    /// In which order a launch takes its tiles.
-    pub kv_order: KeyOrder,
-}
-
-/// The order of a launch's tiles of keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum KeyOrder {
-    /// From the first key to the last.
-    Ascending,
-    /// From the last tile to the first, as FlashAttention-3 does.
-    Descending,
-}
-
-/// Positions `start, start + step, …` of a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
-    /// The first.
-    pub start: usize,
-    /// From one to the next; at least 1.
-    pub step: usize,
-    /// How many.
-    pub len: usize,
-}
-
-impl Line {
-    fn contains(&self, position: usize) -> bool {
-        position >= self.start
-            && (position - self.start).is_multiple_of(self.step)
-            && (position - self.start) / self.step < self.len
-    }
-}
+use crate::Positions;
+use crate::envelope::{KeyOrder, Merges, Profile};
 
 /// Queries of one sequence and keys of it that they meet in one launch; what the mask hides among them is not looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,9 +24,9 @@ pub struct Launch {
     /// Query heads.
     pub heads: Range<usize>,
     /// The queries.
-    pub queries: Line,
+    pub queries: Positions,
     /// The keys, each line with the launch's own number of its first key: tiles are cut in these numbers.
-    pub keys: Vec<(usize, Line)>,
+    pub keys: Vec<(usize, Positions)>,
 }
 
 /// All that a replay needs.
@@ -106,9 +58,10 @@ impl Replay {
         let mut walked = 0;
         let mut walk = Vec::new();
         for launch in launches.iter().filter(|launch| launch.queries.contains(query)) {
-            let numbered = launch.keys.iter().flat_map(|(first, line)| {
-                (0..line.len).map(move |index| (first + index, line.start + index * line.step))
-            });
+            let numbered = launch
+                .keys
+                .iter()
+                .flat_map(|(first, line)| (0..line.len).map(move |index| (first + index, line.at(index))));
             let keys: Vec<(usize, usize)> = numbered.filter(|(_, key)| seen.contains(key)).collect();
             walked += keys.len();
             let tile = self.profile.kv_tile.max(1);
@@ -124,47 +77,16 @@ impl Replay {
     }
 }
 
-/// The replayed forward: out alone is replayed, and [`Bounds::worst`](blocked::Bounds) is what may be left of its error.
-pub fn forward(
-    problem: &Problem,
-    inputs: &Inputs,
-    model: &Model,
-    replay: &Replay,
-) -> Result<Answer<Forward>, ProblemError> {
-    let model = &replay.merges.map_or(*model, |merges| model.with_merges(merges));
-    if !replay.profile.scales_queries {
-        return Ok(blocked::replayed_forward(problem, inputs, model, replay));
-    }
-    let (scale, format) = (problem.softmax.scale, problem.precision.q.format);
-    let mut fields = ProblemFields::from(problem.clone());
-    fields.softmax.scale = 1.0;
-    let unscaled = Problem::new(fields)?;
-    let mut inputs = inputs.clone();
-    inputs.q.mapv_inplace(|q| format.round_f32(q * scale));
-    Ok(blocked::replayed_forward(&unscaled, &inputs, &model.with_scale(1.0), replay))
-}
-
-/// The replayed backward; `None` for queries that are scaled first, whose gradients take another way.
-pub fn backward(
-    problem: &Problem,
-    inputs: &Inputs,
-    saved: &Saved,
-    model: &Model,
-    profile: &Profile,
-) -> Option<Answer<Gradients>> {
-    (!profile.scales_queries).then(|| blocked::replayed_backward(problem, inputs, saved, model, profile))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn launch(queries: Line, keys: Vec<(usize, Line)>) -> Launch {
+    fn launch(queries: Positions, keys: Vec<(usize, Positions)>) -> Launch {
         Launch { sequence: 0, heads: 0..1, queries, keys }
     }
 
-    fn line(start: usize, step: usize, len: usize) -> Line {
-        Line { start, step, len }
+    fn line(start: usize, step: usize, len: usize) -> Positions {
+        Positions { start, step, len }
     }
 
     #[test]

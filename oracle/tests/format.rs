@@ -185,6 +185,20 @@ fn the_16_bit_formats_agree_with_the_half_crate() {
         ];
         for (format, expected) in pairs {
             assert!(same(format.decode(u32::from(code)), expected), "{format} code {code:x}");
+            if !expected.is_nan() {
+                assert_eq!(format.encode(expected), u32::from(code), "{format} code {code:x}");
+            }
+        }
+        // f32s at, between and just beside this number and the next.
+        let next = code.wrapping_add(1);
+        let bf16 = [code, next].map(|code| half::bf16::from_bits(code).to_f32());
+        let fp16 = [code, next].map(|code| half::f16::from_bits(code).to_f32());
+        for [number, next] in [bf16, fp16] {
+            let middle = number / 2.0 + next / 2.0;
+            for value in [number, middle].into_iter().flat_map(|x| [x.next_down(), x, x.next_up()]) {
+                check(Format::Bf16, f64::from(value), half::bf16::from_f32(value).to_f64());
+                check(Format::Fp16, f64::from(value), half::f16::from_f32(value).to_f64());
+            }
         }
     }
     for bits in (0..1 << 18).map(hash) {

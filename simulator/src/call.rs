@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Problem, Run, Softmax};
+use seamproof_oracle::{Band, Problem, Run, Sequence, Softmax};
 
 /// Query rows and the key rows that they may see.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,15 +87,9 @@ pub enum CallError {
 impl AttentionCall {
     /// The whole problem as one launch on one rank.
     pub fn whole(problem: &Problem) -> AttentionCall {
-        let mask = problem.mask;
-        let segments = problem.sequences.iter().map(|sequence| {
-            let shift = mask.shift(sequence.q.len, sequence.kv.len);
-            Segment {
-                q: sequence.q,
-                kv: vec![sequence.kv],
-                lo: mask.left.map(|left| shift - i64::from(left)),
-                hi: mask.right.map(|right| shift + i64::from(right)),
-            }
+        let segments = problem.sequences.iter().map(|&Sequence { q, kv, .. }| {
+            let Band { lo, hi } = problem.mask.band(q.len, kv.len);
+            Segment { q, kv: vec![kv], lo, hi }
         });
         AttentionCall { segments: segments.collect(), softmax: problem.softmax, policy: RowPolicy::Overwrite }
     }

@@ -5,6 +5,7 @@
 //! device may work behind its host: [`Device::submit`] sends off what was asked so far, [`Device::download`] waits for it.
 
 mod buffers;
+mod error;
 mod operations;
 
 use std::ops::Deref;
@@ -12,27 +13,11 @@ use std::ops::Deref;
 use seamproof_oracle::{Format, Run};
 
 pub use buffers::{Buffers, reduce};
+pub use error::DeviceError;
 
 use crate::emulated::{self, Kernel, Right, Serial, Tiled, Tiles};
 use crate::schedule::{Attend, AttendBackward, BufferId, Reduction, Region, Work};
 use crate::{Real, Tensor};
-
-/// Why an operation cannot be executed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// Rows, heads or a buffer that do not exist, or buffers that do not fit each other.
-    #[error("{0}")]
-    Shape(String),
-    /// Something that only an executor can do.
-    #[error("a device does not execute {0}")]
-    NotLocal(&'static str),
-    /// The device has no memory left for what was asked.
-    #[error("the device is out of memory: {0}")]
-    OutOfMemory(String),
-    /// The device itself failed; whatever it held is lost.
-    #[error("the device failed: {0}")]
-    Failed(String),
-}
 
 /// The regions of one side of a [`Transfer`]; of a message one, which takes no list.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@
 pub mod exponential;
 
 use exponential::{log_add, share};
-use seamproof_oracle::{Balance, Format, Mask, Run};
+use seamproof_oracle::{Balance, Band, Format, Mask, Run};
 
 use crate::schedule::band;
 use crate::shard::{Piece, Shard};
@@ -381,8 +381,7 @@ pub fn all_gather_backward_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usi
 fn visible_prefix(mask: &Mask, [q, kv]: [&Shard; 2], sequence: usize, queries: &Piece) -> usize {
     let (lq, lk) = (q.slots[sequence].len, kv.slots[sequence].len);
     let Some(last) = q.real(sequence, queries).checked_sub(1) else { return 0 };
-    let diagonal = (queries.start + last * queries.step) as i64 + mask.shift(lq, lk);
-    mask.right.map_or(lk, |right| (diagonal + i64::from(right) + 1).clamp(0, lk as i64) as usize)
+    mask.band(lq, lk).end(queries.start + last * queries.step, lk)
 }
 
 fn segment(
@@ -393,7 +392,7 @@ fn segment(
     kv_rows: (usize, usize),
 ) -> Option<SegmentRow> {
     let lengths = (q.slots[sequence].len, kv.slots[sequence].len);
-    let (lo, hi) = band(mask, lengths.0, lengths.1, &queries, &keys)?;
+    let Band { lo, hi } = band(mask, lengths.0, lengths.1, &queries, &keys)?;
     let rows = q.local(sequence, &queries);
     Some(SegmentRow { q: (rows.offset, rows.len), kv: kv_rows, lo, hi })
 }

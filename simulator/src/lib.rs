@@ -19,5 +19,5 @@ pub mod shard;
 mod tensor;
 
 pub use call::{AttentionCall, CallError, RowPolicy, Segment};
-pub use real::Real;
-pub use tensor::{Damage, Guard, Tensor, UNWRITTEN_BITS, is_unwritten};
+pub use real::{Real, UNWRITTEN_BITS, is_unwritten};
+pub use tensor::{Damage, Guard, Tensor};

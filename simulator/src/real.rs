@@ -6,6 +6,15 @@ use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Sub, SubAssign};
 
 use seamproof_oracle::Format;
 
+/// The bits of an element that nobody wrote: a quiet NaN with a payload that no arithmetic makes.
+pub const UNWRITTEN_BITS: u32 = 0x7fe5_ea11;
+
+/// Whether an element still holds the pattern that it was born with.
+#[inline]
+pub fn is_unwritten(value: f32) -> bool {
+    value.to_bits() == UNWRITTEN_BITS
+}
+
 /// A number that kernels compute in.
 pub trait Real:
     Copy
@@ -64,7 +73,7 @@ impl Real for f32 {
     const ZERO: f32 = 0.0;
     const ONE: f32 = 1.0;
     const NEG_INFINITY: f32 = f32::NEG_INFINITY;
-    const UNWRITTEN: f32 = f32::from_bits(crate::UNWRITTEN_BITS);
+    const UNWRITTEN: f32 = f32::from_bits(UNWRITTEN_BITS);
     const GUARD: [f32; 2] = [f32::from_bits(0x8000_0000), f32::from_bits(0x7fa5_5a11)];
 
     #[inline]

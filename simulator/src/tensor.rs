@@ -13,17 +13,8 @@ use seamproof_oracle::Format;
 
 use crate::Real;
 
-/// The bits of an element that nobody wrote: a quiet NaN with a payload that no arithmetic makes.
-pub const UNWRITTEN_BITS: u32 = 0x7fe5_ea11;
-
 /// Fewest elements of one guard band.
 const GUARD_ELEMENTS_MIN: usize = 64;
-
-/// Whether an element still holds the pattern that it was born with.
-#[inline]
-pub fn is_unwritten(value: f32) -> bool {
-    value.to_bits() == UNWRITTEN_BITS
-}
 
 /// Which guard band.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +198,7 @@ impl<T: Real> Tensor<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::is_unwritten;
 
     #[test]
     fn a_fresh_tensor_is_unwritten_and_undamaged() {

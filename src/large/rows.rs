@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use seamproof_oracle::Problem;
+use seamproof_oracle::{Band, Problem};
 
 use super::Rows;
 
@@ -30,11 +30,8 @@ pub(super) fn rows_of(problem: &Problem, rows: Rows, head: usize) -> Vec<[usize;
 /// Queries of a sequence at its ends, and on either side of where an end of their keys begins or ceases to be cut.
 fn boundaries(problem: &Problem, sequence: usize) -> BTreeSet<usize> {
     let (lq, lk) = (problem.sequences[sequence].q.len, problem.sequences[sequence].kv.len);
-    let mask = problem.mask;
-    let shift = mask.shift(lq, lk);
-    let left = mask.left.map(|left| i64::from(left) - shift);
-    let right = mask.right.map(|right| -i64::from(right) - shift);
-    let sides = [left, right].into_iter().flatten();
+    let Band { lo, hi } = problem.mask.band(lq, lk).transposed();
+    let sides = [lo, hi].into_iter().flatten();
     // The key that a side points at is 0, or the last one.
     let edges = sides.flat_map(|side| [side, side + lk as i64 - 1]);
     let near = edges.chain([0, lq as i64 - 1]).flat_map(|i| [i - 1, i, i + 1]);

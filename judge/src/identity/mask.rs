@@ -181,9 +181,9 @@ pub(super) fn prefix(evidence: &Evidence<'_>) -> Option<Look> {
     match problem.mask.align {
         Alignment::TopLeft => {
             for sequence in &mut fields.sequences {
-                sequence.q.len = sequence.q.len.min(kept);
-                let seen = problem.mask.right.map(|right| kept.saturating_add(right as usize));
-                sequence.kv.len = sequence.kv.len.min(seen.unwrap_or(usize::MAX));
+                let (lq, lk) = (sequence.q.len, sequence.kv.len);
+                sequence.q.len = lq.min(kept);
+                sequence.kv.len = problem.mask.band(lq, lk).end(kept - 1, lk);
             }
         }
         // The rows move to the front of their span, which is cut over ranks.

@@ -7,7 +7,7 @@ use std::cell::LazyCell;
 use ndarray::{Array1, Array2, Array3};
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
-use seamproof_oracle::replay::{self, Replay};
+use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 
 use super::compare::{View, Worst, times_bound};
@@ -38,7 +38,7 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     }
     let replay = evidence.replay();
     if let Some(replay) = &replay {
-        let replayed = match evidence.oracle(|| replay::forward(problem, inputs, &model, replay)) {
+        let replayed = match evidence.oracle(|| blocked::replayed_forward(problem, inputs, &model, replay)) {
             Ok(answer) => answer,
             Err(error) => return Look::Failed(format!("a replayed problem is none: {error}")),
         };
@@ -71,7 +71,7 @@ fn look_back(
     });
     let replayed = || {
         let replay = replay.as_ref().filter(|_| first.lse.is_some())?;
-        evidence.oracle(|| replay::backward(problem, inputs, &saved, model, &replay.profile))
+        evidence.oracle(|| blocked::replayed_backward(problem, inputs, &saved, model, &replay.profile))
     };
     let replayed = LazyCell::new(replayed);
     let broken = runs.into_iter().find_map(|gradients| {

@@ -2,8 +2,8 @@
 
 use ndarray::Array2;
 use seamproof_oracle::blocked;
-use seamproof_oracle::envelope::{Merges, Model};
-use seamproof_oracle::replay::{self, Launch, Profile, Replay};
+use seamproof_oracle::envelope::{Merges, Model, Profile};
+use seamproof_oracle::replay::{Launch, Replay};
 use seamproof_oracle::{Inputs, Problem, Saved};
 use seamproof_simulator::schedule::MergeOrder;
 
@@ -68,7 +68,7 @@ impl Trial {
     pub fn out(&self, profile: Profile, merges: Option<Merges>) -> f64 {
         let replay = Replay { profile, launches: self.launches.clone(), merges };
         let mut margin = Margin::default();
-        match replay::forward(&self.problem, &self.inputs, &self.model, &replay) {
+        match blocked::replayed_forward(&self.problem, &self.inputs, &self.model, &replay) {
             Ok(answer) => envelope::replayed_out(&self.comparison(), &self.results, &answer, &mut margin),
             Err(_) => return f64::INFINITY,
         };
@@ -77,8 +77,13 @@ impl Trial {
 
     /// The same of dq, dk and dv; `None` without gradients, an LSE, or a way to replay them.
     pub fn gradients(&self, profile: Profile) -> Option<f64> {
-        let answer: blocked::Answer<_> =
-            replay::backward(&self.problem, &self.inputs, self.saved.as_ref()?, &self.model, &profile)?;
+        let answer: blocked::Answer<_> = blocked::replayed_backward(
+            &self.problem,
+            &self.inputs,
+            self.saved.as_ref()?,
+            &self.model,
+            &profile,
+        )?;
         let mut margin = Margin::default();
         envelope::replayed_gradients(
             &self.comparison(),

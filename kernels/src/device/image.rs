@@ -3,6 +3,7 @@
 //! The patterns of guards and of unwritten elements are patterns of each format too, and come back as what they are: in 16
 //! bits −0.0 and a signalling NaN, which adding zero disturbs, and a NaN with a payload that no conversion makes.
 
+use half::f16;
 use seamproof_oracle::Format;
 use seamproof_simulator::device::Buffers;
 use seamproof_simulator::schedule::{Axes, BufferId};
@@ -115,6 +116,7 @@ pub(crate) fn store(format: Format, elements: &[f32], bytes: &mut [u8]) {
         }
     };
     match format {
+        // A bf16 is the upper half of an f32. Cut off, the NaNs of poison stay signalling, which a conversion makes quiet.
         Format::Bf16 => pairs(|bits| (bits >> 16) as u16, bytes),
         Format::Fp16 => pairs(fp16_code, bytes),
         _ => {
@@ -156,32 +158,25 @@ fn bf16_bits(code: u16) -> u32 {
     }
 }
 
-/// The code of a number that fp16 holds, or of a pattern.
+/// The code of a number that fp16 holds, or of a pattern; any other NaN loses its payload.
 fn fp16_code(bits: u32) -> u16 {
-    let (sign, magnitude) = ((bits >> 16) as u16 & 0x8000, bits & 0x7fff_ffff);
-    let code = match magnitude {
-        UNWRITTEN_BITS => return UNWRITTEN,
-        _ if bits == f32::GUARD[1].to_bits() => return GUARD_FP16,
-        0x7f80_0001.. => 0x7e00,
-        0x4780_0000.. => 0x7c00,
-        // 2^-14, the smallest normal number: exponents differ by 112.
-        0x3880_0000.. => ((magnitude - (112 << 23)) >> 13) as u16,
-        _ => (f32::from_bits(magnitude) * (1 << 24) as f32) as u16,
-    };
-    sign | code
+    let code = f16::from_f32(f32::from_bits(bits));
+    match bits & 0x7fff_ffff {
+        UNWRITTEN_BITS => UNWRITTEN,
+        _ if bits == f32::GUARD[1].to_bits() => GUARD_FP16,
+        _ if code.is_nan() => f16::NAN.copysign(code).to_bits(),
+        _ => code.to_bits(),
+    }
 }
 
 fn fp16_bits(code: u16) -> u32 {
-    let (sign, magnitude) = (u32::from(code & 0x8000) << 16, u32::from(code & 0x7fff));
-    let bits = match magnitude {
-        _ if code == UNWRITTEN => return UNWRITTEN_BITS,
-        _ if code == GUARD_FP16 => return f32::GUARD[1].to_bits(),
-        0x7c01.. => 0x7fc0_0000,
-        0x7c00 => 0x7f80_0000,
-        0x0400.. => (magnitude << 13) + (112 << 23),
-        _ => (magnitude as f32 / (1 << 24) as f32).to_bits(),
-    };
-    sign | bits
+    let value = f16::from_bits(code).to_f32();
+    match code {
+        UNWRITTEN => UNWRITTEN_BITS,
+        GUARD_FP16 => f32::GUARD[1].to_bits(),
+        _ if value.is_nan() => f32::NAN.copysign(value).to_bits(),
+        _ => value.to_bits(),
+    }
 }
 
 #[cfg(test)]
@@ -203,6 +198,12 @@ mod tests {
                 assert_eq!(fp16_code(value.to_bits()), code);
             }
         }
+        let sweep = (0..1_u32 << 20).map(|index| f32::from_bits(index.wrapping_mul(0x9e37_79b9)));
+        for value in sweep.filter(|value| !value.is_nan()) {
+            let code = u32::from(fp16_code(value.to_bits()));
+            assert_eq!(code, Format::Fp16.encode(f64::from(value)), "{value:e}");
+        }
+        assert_eq!([0x7f81_0000, 0xff81_0000].map(fp16_code), [0x7e00, 0xfe00], "a NaN that is no pattern");
     }
 
     #[test]

@@ -5,14 +5,28 @@ use std::ops::Range;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView1, ArrayView2, Axis, Zip, s};
 
-use super::dither::{Spread, fill_enough, multiplicities, shared_share};
-use super::{
-    Bounds, Group, KEY_TILE, Keys, Piece, ROW_TILE, Sides, exponential, gather, map, pieces,
-    product_transposed, row_mut, tiles, visible_union,
+use super::answer::Bounds;
+use super::exponential;
+use super::pieces::{
+    Group, KEY_TILE, Keys, Piece, ROW_TILE, gather, map, pieces, product_transposed, row_mut, tiles,
+    visible_union,
 };
-use crate::envelope::{GradientPair, Model, NOISE, Rounding};
-use crate::replay::Profile;
+use crate::envelope::dither::{Spread, fill_enough, multiplicities, shared_share};
+use crate::envelope::{GradientPair, Model, NOISE, Profile, Rounding};
 use crate::{Gradients, Inputs, Problem, Saved};
+
+/// Of which sides gradients are wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sides {
+    /// dq.
+    pub(super) q: bool,
+    /// dk and dv.
+    pub(super) kv: bool,
+}
+
+impl Sides {
+    pub(super) const BOTH: Sides = Sides { q: true, kv: true };
+}
 
 /// `Σ p_sink · D` of one head, with what its bound needs.
 #[derive(Clone, Debug, Default)]

@@ -2,11 +2,12 @@
 
 use ndarray::{Array2, ArrayView2, Axis, Zip, s};
 
-use super::dither::{Spread, fill_enough, shared_share};
-use super::{
-    Answer, Bounds, Group, Keys, Piece, ROW_TILE, exponential, gather, product_transposed, row_mut, tiles,
-    visible_union,
+use super::answer::{Answer, Bounds};
+use super::exponential;
+use super::pieces::{
+    Group, Keys, Piece, ROW_TILE, gather, product_transposed, row_mut, tiles, visible_union,
 };
+use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{Model, NOISE, PairError, Row, Tier};
 use crate::replay::{Launch, Replay};
 use crate::{Forward, Inputs, Problem, Run};

@@ -5,63 +5,48 @@
 //! partial sums are added in a fixed order. The cut into pieces depends on the problem alone, so results do not
 //! depend on the number of threads. Held to [`crate::exact`] by a property test.
 
+mod answer;
 mod backward;
-pub(crate) mod dither;
 mod exponential;
 mod forward;
+mod pieces;
 
-use std::ops::Range;
+use ndarray::{Array1, Array2, Array3};
 
-use ndarray::{Array1, Array2, Array3, ArrayView2, Axis};
-use rayon::prelude::*;
+pub use answer::{Answer, Bounds};
 
-use crate::envelope::Model;
-use crate::replay::{Profile, Replay};
-use crate::{Forward, Gradients, Inputs, Problem, Run, Saved, Side};
+use crate::envelope::{Model, Profile};
+use crate::replay::Replay;
+use crate::{Forward, Gradients, Inputs, Problem, ProblemError, ProblemFields, Saved, Side};
+use backward::Sides;
+use pieces::{Group, Keys, groups, is_large, map, pieces};
 
-/// Query rows of one matrix product. Larger wastes work on causal diagonals, smaller packs the keys too often.
-const ROW_TILE: usize = 128;
-/// Keys of one tile of the backward: three strips of it stay in the second-level cache.
-const KEY_TILE: usize = 512;
-/// Fewest query rows of a piece, and most pieces of one head.
-const PIECE_ROWS_MIN: usize = 1024;
-const PIECES_MAX: usize = 8;
 /// Groups whose results are held at once before they are stored: what a group costs does not shrink with its rows.
 const GROUPS_HELD: usize = 1024;
-/// Problems with fewer visible pairs times heads run on the caller's thread: campaigns are parallel across cases.
-const PARALLEL_PAIRS_MIN: u64 = 1 << 18;
-
-/// An exact result and, where a model was given, the largest honest error of each of its elements.
-#[derive(Clone, Debug)]
-pub struct Answer<T> {
-    /// The exact values.
-    pub exact: T,
-    /// Bounds of the same shapes; 0 where the exact value is the only right one.
-    pub bound: Option<Bounds<T>>,
-}
-
-/// The envelope's tiers.
-#[derive(Clone, Debug)]
-pub struct Bounds<T> {
-    /// Tier W.
-    pub worst: T,
-    /// Tier T: never above W; infinite where nothing is certified, so that W speaks alone.
-    pub dithered: T,
-}
 
 /// The forward pass, with the envelope of `model`. `inputs` must have the problem's shapes ([`Inputs::check`]).
 pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Answer<Forward> {
     all_forward(problem, inputs, model, None)
 }
 
-/// See [`crate::replay::forward`].
-pub(crate) fn replayed_forward(
+/// The replayed forward: out alone is replayed, and [`Bounds::worst`] is what may be left of its error.
+pub fn replayed_forward(
     problem: &Problem,
     inputs: &Inputs,
     model: &Model,
     replay: &Replay,
-) -> Answer<Forward> {
-    all_forward(problem, inputs, Some(model), Some(replay))
+) -> Result<Answer<Forward>, ProblemError> {
+    let model = &replay.merges.map_or(*model, |merges| model.with_merges(merges));
+    if !replay.profile.scales_queries {
+        return Ok(all_forward(problem, inputs, Some(model), Some(replay)));
+    }
+    let (scale, format) = (problem.softmax.scale, problem.precision.q.format);
+    let mut fields = ProblemFields::from(problem.clone());
+    fields.softmax.scale = 1.0;
+    let unscaled = Problem::new(fields)?;
+    let mut inputs = inputs.clone();
+    inputs.q.mapv_inplace(|q| format.round_f32(q * scale));
+    Ok(all_forward(&unscaled, &inputs, Some(&model.with_scale(1.0)), Some(replay)))
 }
 
 fn all_forward(
@@ -134,15 +119,16 @@ pub fn backward_of_hidden_lse(
     all_backward(problem, inputs, (saved, Some(lse_error)), Sides::BOTH, Some(model), None)
 }
 
-/// See [`crate::replay::backward`].
-pub(crate) fn replayed_backward(
+/// The replayed backward; `None` for queries that are scaled first, whose gradients take another way.
+pub fn replayed_backward(
     problem: &Problem,
     inputs: &Inputs,
     saved: &Saved,
     model: &Model,
     profile: &Profile,
-) -> Answer<Gradients> {
-    all_backward(problem, inputs, (saved, None), Sides::BOTH, Some(model), Some(profile))
+) -> Option<Answer<Gradients>> {
+    let replay = || all_backward(problem, inputs, (saved, None), Sides::BOTH, Some(model), Some(profile));
+    (!profile.scales_queries).then(replay)
 }
 
 fn all_backward(
@@ -187,121 +173,4 @@ fn all_backward(
         }
     }
     answer
-}
-
-/// Of which sides gradients are wanted.
-#[derive(Clone, Copy, Debug)]
-struct Sides {
-    /// dq.
-    q: bool,
-    /// dk and dv.
-    kv: bool,
-}
-
-impl Sides {
-    const BOTH: Sides = Sides { q: true, kv: true };
-}
-
-/// One sequence and one KV head, with the query heads that read it.
-#[derive(Clone, Copy, Debug)]
-struct Group {
-    sequence: usize,
-    kv_head: usize,
-}
-
-/// A range of query positions of one query head.
-#[derive(Clone, Debug)]
-struct Piece {
-    head: usize,
-    rows: Range<usize>,
-}
-
-/// Keys and values of one group as matrices, and their magnitudes where an envelope is asked for.
-struct Keys {
-    k: Array2<f64>,
-    v: Array2<f64>,
-    k_abs: Array2<f64>,
-    v_abs: Array2<f64>,
-    /// How often each key is there.
-    copies: Vec<f64>,
-}
-
-impl Keys {
-    fn gather(problem: &Problem, inputs: &Inputs, group: &Group, model: Option<&Model>) -> Keys {
-        let run = problem.sequences[group.sequence].kv;
-        let k = gather(&inputs.k, &run, 0..run.len, group.kv_head);
-        let v = gather(&inputs.v, &run, 0..run.len, group.kv_head);
-        let abs = |m: &Array2<f64>| match model {
-            Some(model) => m.mapv(|input| model.magnitude(input)),
-            None => Array2::zeros((0, 0)),
-        };
-        let copies = if model.is_some() { dither::multiplicities(&k.view()) } else { Vec::new() };
-        Keys { k_abs: abs(&k), v_abs: abs(&v), copies, k, v }
-    }
-}
-
-fn is_large(problem: &Problem) -> bool {
-    problem.pairs().saturating_mul(problem.heads.q as u64) >= PARALLEL_PAIRS_MIN
-}
-
-fn groups(problem: &Problem) -> Vec<Group> {
-    let heads = problem.heads.kv;
-    (0..problem.sequences.len())
-        .flat_map(|sequence| (0..heads).map(move |kv_head| Group { sequence, kv_head }))
-        .collect()
-}
-
-/// Every query head of a group, each cut into pieces by the number of its rows alone.
-fn pieces(problem: &Problem, group: &Group) -> Vec<Piece> {
-    let rows = problem.sequences[group.sequence].q.len;
-    let size = rows.div_ceil(PIECES_MAX).max(PIECE_ROWS_MIN);
-    let heads = group.kv_head * problem.group()..(group.kv_head + 1) * problem.group();
-    heads
-        .flat_map(|head| {
-            (0..rows).step_by(size).map(move |start| Piece { head, rows: start..rows.min(start + size) })
-        })
-        .collect()
-}
-
-fn map<T: Send, R: Send>(parallel: bool, items: Vec<T>, work: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
-    if parallel { items.into_par_iter().map(work).collect() } else { items.into_iter().map(work).collect() }
-}
-
-/// Positions `positions` of a run, for one head, as a matrix `[positions, dim]`.
-fn gather(tensor: &Array3<f32>, run: &Run, positions: Range<usize>, head: usize) -> Array2<f64> {
-    let rows = positions.len();
-    let mut matrix = Vec::with_capacity(rows * tensor.shape()[2]);
-    let of_head = tensor.index_axis(Axis(1), head);
-    for position in positions {
-        matrix.extend(of_head.row(run.row(position)).iter().map(|&value| f64::from(value)));
-    }
-    // A row of the tensor has `dim` lanes: the lengths agree.
-    Array2::from_shape_vec((rows, tensor.shape()[2]), matrix).unwrap_or_default()
-}
-
-/// The keys that any of the query positions `rows` sees.
-fn visible_union(problem: &Problem, sequence: usize, rows: Range<usize>) -> Range<usize> {
-    let sequence = &problem.sequences[sequence];
-    rows.map(|i| problem.mask.visible(i, sequence.q.len, sequence.kv.len))
-        .filter(|keys| !keys.is_empty())
-        .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
-        .unwrap_or(0..0)
-}
-
-/// `a · bᵀ`.
-fn product_transposed(a: &ArrayView2<'_, f64>, b: &ArrayView2<'_, f64>) -> Array2<f64> {
-    a.dot(&b.t())
-}
-
-/// A row of a matrix that is stored row by row, as every product here is.
-fn row_mut(matrix: &mut Array2<f64>, row: usize) -> &mut [f64] {
-    let columns = matrix.ncols();
-    let all = matrix.as_slice_mut().unwrap_or(&mut []);
-    &mut all[row * columns..(row + 1) * columns]
-}
-
-/// Pieces of `range` of at most `size`.
-fn tiles(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(size).map(move |start| start..end.min(start + size))
 }

@@ -1,6 +1,6 @@
 //! How a subject sums, and what that costs: the factors of a sum's magnitudes that bound its error.
 
-use super::{F32_ROUNDOFF, ROW_SUM_TAIL};
+use super::constants::{F32_ROUNDOFF, ROW_SUM_TAIL};
 
 /// Smallest normal f32: what a unit that flushes subnormals to zero may lose.
 const F32_NORMAL_MIN: f64 = f32::MIN_POSITIVE as f64;

@@ -26,7 +26,7 @@
 //! with it are `3ε` of the `6ε` of an element of out. `lg2.approx` (2^-22, absolute in (0.5, 2) and relative elsewhere) times
 //! `ln 2` is off by `5.5ε·|ln l|` beside `2^-22·ln 2`: [`LOG_ERROR`] and 3 ulp of the logarithm hold both.
 //!
-//! Tier T differs from W in two terms, both for certified sums alone (`blocked/dither.rs`). Errors of rounding weights
+//! Tier T differs from W in two terms, both for certified sums alone (`dither.rs`). Errors of rounding weights
 //! are independent there and of mean 0, so that their sum is within eight standard deviations ([`NOISE`]), or within
 //! the sum of all magnitudes where that is less. A row sum's roundings are bounded by a martingale's tail
 //! ([`ROW_SUM_TAIL`]). A truncating unit's error is biased and stays linear, and so does every other term.
@@ -39,33 +39,18 @@
 //! roundings.
 
 mod accumulation;
+mod constants;
+pub(crate) mod dither;
 mod model;
 mod partition;
+mod profile;
 mod sums;
 
 pub use accumulation::Accumulation;
-pub use model::{
-    GradientPair, GradientPairError, Model, PairError, ReplayedPair, Rounding, Row, RowModel, Tier,
-};
+pub use constants::{EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_ERROR};
+pub use dither::SLOTS;
+pub use model::gradients::{GradientPair, GradientPairError, ReplayedPair};
+pub use model::{Model, PairError, Rounding, Row, RowModel, Tier};
 pub use partition::{Merges, Partition, Sums};
-pub use sums::{DitherSums, RowEnvelope, RowSums, SLOTS, largest_multiplicity};
-
-/// Unit roundoff of f32, round to nearest: 2^-24.
-pub const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
-/// Relative error of an honest `exp`: 2^-22 (`ex2.approx` after its input scaling).
-pub const EXP_ERROR: f64 = 1.0 / (1u64 << 22) as f64;
-/// Relative error of an honest `tanh`: 2^-21 (an accurate f32 library function, a few ulp).
-pub const TANH_ERROR: f64 = 1.0 / (1u64 << 21) as f64;
-/// Absolute error of an honest `log` for arguments near 1: 2^-21.4 (`lg2.approx` times ln 2).
-pub const LOG_ERROR: f64 = 3.613_2e-7;
-/// Further relative error of an honest `log`: 3 ulp.
-const LOG_RELATIVE_ERROR: f64 = 3.0 / (1u64 << 23) as f64;
-
-/// Eight standard deviations of rounding a weight to nearest, in its unit roundoffs: the error is uniform in a cell of
-/// half width `u·2^e ≤ u·p`, whose deviation is that over √3, hence `8/√3`, wherever the weights lie in their binades.
-/// (Spread evenly in their logarithm they would need 3.4; those of a row whose logits differ little lie close together.)
-/// Eight, because 1.2e-15 of a normal law lies outside.
-pub const NOISE: f64 = 4.619;
-/// Azuma's `√(2·ln(2/δ))` for δ = 1e-15: a sum of n roundings, each at most a in magnitude and of mean 0 given the ones
-/// before, is within this times `a·√n`.
-pub const ROW_SUM_TAIL: f64 = 8.4;
+pub use profile::{KeyOrder, Profile};
+pub use sums::{DitherSums, RowEnvelope, RowSums, largest_multiplicity};

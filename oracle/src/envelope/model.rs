@@ -1,15 +1,13 @@
 //! A subject's declared arithmetic, and the bounds of the forward that follow from it; those of the backward are
 //! [`gradients`].
 
-mod gradients;
+pub(super) mod gradients;
 
-use super::{
-    Accumulation, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, Merges, Partition, Sums, TANH_ERROR,
-};
-use crate::replay::Profile;
+use super::accumulation::Accumulation;
+use super::constants::{EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_ERROR};
+use super::partition::{Merges, Partition, Sums};
+use super::profile::Profile;
 use crate::{Format, Precision, Problem};
-
-pub use gradients::{GradientPair, GradientPairError, ReplayedPair};
 
 /// Largest exponent of a bound: past it a bound says nothing, and it keeps `exp` finite.
 const EXPONENT_MAX: f64 = 60.0;

@@ -8,9 +8,9 @@
 
 use ndarray::ArrayView2;
 
-use super::{Model, NOISE, Row, Tier};
-pub use crate::blocked::dither::SLOTS;
-use crate::blocked::dither::{Spread, fill_enough, multiplicities};
+use super::constants::NOISE;
+use super::dither::{Spread, fill_enough, multiplicities};
+use super::model::{Model, Row, Tier};
 
 /// Sums over the keys that a row sees: exact ones, or larger where they are magnitudes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +41,7 @@ pub struct DitherSums {
     /// `Σ (s − largest)²`.
     pub sum_squares: f64,
     /// The share of weights `e^(s − largest)` other than 0 that have company in their slot, or of their squares, whichever is
-    /// larger, where a binade has [`SLOTS`] slots for each visible key.
+    /// larger, where a binade has [`SLOTS`](super::SLOTS) slots for each visible key.
     pub shared: f64,
     /// How often the key is there that is there most often, among the row's keys or more ([`largest_multiplicity`]).
     pub copies: f64,

@@ -14,8 +14,7 @@ use seamproof_oracle::{Run, Sink, TensorName};
 use super::content::on_rows;
 use super::cover::{FAR, Patch};
 use super::error::{CheckError, Fault, Place};
-use super::execute::{Machine, Site, ranges};
-use super::linear::form_inside;
+use super::machine::{Machine, Site, ranges};
 use super::moves::Writing;
 use super::sink::row_patch;
 use super::symbol::{Cover, Form, PATCHES_MAX, Piece, Symbol, Tokens, What, zip};
@@ -368,7 +367,7 @@ fn write_keys(
         let cover = Cover::new(patches, 0);
         for (run, within, index, rows) in split(&segment.kv, at, len) {
             for (buffer, name) in buffers.into_iter().zip(names) {
-                let tokens = tokens.formed(form_inside(schedule, name));
+                let tokens = tokens.formed(Form::inside(schedule, name));
                 let symbol = tokens.with(What::Gradient(name, cover.clone())).advance(within);
                 let piece = Piece { at: index, len: rows, symbol };
                 writing.push(rows_to(buffer, &run, &(first..end), piece));

@@ -16,79 +16,12 @@
 //! Where steps of rows and columns do not divide each other nothing is linear; such rows are looked at one by one, up
 //! to [`IRREGULAR_MAX`] of them.
 
-use std::fmt;
 use std::ops::Range;
 
+use seamproof_oracle::{Band, Positions};
+
 use super::error::{CoverKind, Place};
-
-/// Positions `start, start + step, …`, `len` of them. It reads `a..b`, without b, or `a..b step s`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
-    /// The first one.
-    pub start: usize,
-    /// From one to the next.
-    pub step: usize,
-    /// How many there are.
-    pub len: usize,
-}
-
-impl Line {
-    /// 0, 1, …
-    pub(super) fn first(len: usize) -> Line {
-        Line { start: 0, step: 1, len }
-    }
-
-    /// `range.start, range.start + step, …` below its end; negative ones are cut.
-    fn within(range: Range<i64>, step: i64) -> Line {
-        let start = range.start.max(0);
-        let len = (range.end - start + step - 1).div_euclid(step).max(0);
-        Line { start: start as usize, step: step as usize, len: len as usize }
-    }
-
-    /// The position of an index, which need not be below `len`.
-    pub fn at(&self, index: usize) -> usize {
-        self.start + self.step * index
-    }
-
-    /// Moved on by `by`.
-    pub(super) fn moved(self, by: usize) -> Line {
-        Line { start: self.start + by, ..self }
-    }
-}
-
-impl fmt::Display for Line {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let end = if self.len == 0 { self.start } else { self.at(self.len - 1) + 1 };
-        write!(f, "{}..{end}", self.start)?;
-        if self.len > 1 && self.step > 1 { write!(f, " step {}", self.step) } else { Ok(()) }
-    }
-}
-
-/// Rows, and a line of columns of each of them: from the first row's to the last row's in equal steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
-    /// The rows; there is one at least.
-    pub rows: Line,
-    /// The first row's columns.
-    pub first: Line,
-    /// The last row's.
-    pub last: Line,
-}
-
-impl Stretch {
-    /// Of one row, or of rows whose columns are all the same.
-    fn alike(rows: Line, cols: Line) -> Stretch {
-        Stretch { rows, first: cols, last: cols }
-    }
-}
-
-impl fmt::Display for Stretch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Stretch { rows, first, last } = self;
-        write!(f, "positions {rows}: pairs with positions {first}")?;
-        if first == last { Ok(()) } else { write!(f, " of the first to {last} of the last") }
-    }
-}
+use super::stretch::Stretch;
 
 /// Stands for an absent bound: beyond every position, far from overflow.
 pub(super) const FAR: i64 = 1 << 40;
@@ -105,8 +38,8 @@ pub(super) struct Patch {
     pub(super) sequence: usize,
     /// The query heads among those of their KV head.
     pub(super) group: Range<usize>,
-    pub(super) rows: Line,
-    pub(super) cols: Line,
+    pub(super) rows: Positions,
+    pub(super) cols: Positions,
     pub(super) lo: i64,
     pub(super) hi: i64,
 }
@@ -143,6 +76,13 @@ pub(super) struct Wanted {
     pub(super) lo: i64,
     pub(super) hi: i64,
     pub(super) cols: usize,
+}
+
+impl Wanted {
+    /// Of a mask's band.
+    pub(super) fn new(band: Band, cols: usize) -> Wanted {
+        Wanted { lo: band.lo.unwrap_or(-FAR), hi: band.hi.unwrap_or(FAR), cols }
+    }
 }
 
 /// Where the cover is not exact.
@@ -214,7 +154,7 @@ impl Strip {
 }
 
 /// Proves that `patches` show the rows `rows` exactly what is wanted; the pairs, or the first place where they do not.
-pub(super) fn prove(rows: Line, wanted: Wanted, patches: &[Patch]) -> Result<u64, Hole> {
+pub(super) fn prove(rows: Positions, wanted: Wanted, patches: &[Patch]) -> Result<u64, Hole> {
     if rows.len == 0 {
         return Ok(0);
     }
@@ -225,7 +165,7 @@ pub(super) fn prove(rows: Line, wanted: Wanted, patches: &[Patch]) -> Result<u64
     let columns = patches.iter().fold(1, |sum: usize, patch| sum.saturating_add(patch.cols.len));
     let cost = if regular { step } else { rows.len.saturating_mul(columns) };
     if step > STEP_MAX || cost > IRREGULAR_MAX {
-        let pairs = Stretch::alike(rows, Line::first(wanted.cols));
+        let pairs = Stretch::alike(rows, Positions::first(wanted.cols));
         return Err(Hole { kind: CoverKind::Irregular, pairs, launch: None });
     }
     if regular {
@@ -233,20 +173,20 @@ pub(super) fn prove(rows: Line, wanted: Wanted, patches: &[Patch]) -> Result<u64
     }
     let mut pairs = 0;
     for t in 0..rows.len {
-        pairs += residues(Line { start: rows.at(t), step: 1, len: 1 }, wanted, patches, 1)?;
+        pairs += residues(Positions { start: rows.at(t), step: 1, len: 1 }, wanted, patches, 1)?;
     }
     Ok(pairs)
 }
 
 /// Whether every row of the piece sees every column or none.
-fn constant(rows: Line, wanted: Wanted) -> bool {
+fn constant(rows: Positions, wanted: Wanted) -> bool {
     let (first, last) = (rows.start as i64, rows.at(rows.len - 1) as i64);
     last + wanted.lo <= 0 && first + wanted.hi >= wanted.cols as i64 - 1
 }
 
 /// [`prove`] for columns of one step (or, if the piece is one row, of any: then columns are looked at one by one where
 /// their step is not `step`).
-fn residues(rows: Line, wanted: Wanted, patches: &[Patch], step: usize) -> Result<u64, Hole> {
+fn residues(rows: Positions, wanted: Wanted, patches: &[Patch], step: usize) -> Result<u64, Hole> {
     let mut strips: Vec<(usize, Strip)> = Vec::with_capacity(patches.len());
     for (index, patch) in patches.iter().enumerate() {
         let Some(strip) = strip(rows, patch, index, step) else {
@@ -272,7 +212,7 @@ fn residues(rows: Line, wanted: Wanted, patches: &[Patch], step: usize) -> Resul
 }
 
 /// The mask on the columns of one residue.
-fn wanted_strip(rows: Line, wanted: Wanted, residue: usize, step: usize) -> Strip {
+fn wanted_strip(rows: Positions, wanted: Wanted, residue: usize, step: usize) -> Strip {
     let (m, origin) = (step as i64, rows.start as i64 - residue as i64);
     let len = (wanted.cols as i64 - residue as i64 + m - 1).div_euclid(m).max(0);
     let (mut lo, mut hi) = (-(-(origin + wanted.lo)).div_euclid(m), (origin + wanted.hi).div_euclid(m));
@@ -284,7 +224,7 @@ fn wanted_strip(rows: Line, wanted: Wanted, residue: usize, step: usize) -> Stri
 }
 
 /// A patch on the rows of a piece; `None` where the piece has rows that the patch has not.
-fn strip(rows: Line, patch: &Patch, index: usize, step: usize) -> Option<Strip> {
+fn strip(rows: Positions, patch: &Patch, index: usize, step: usize) -> Option<Strip> {
     let first = rows.start.checked_sub(patch.rows.start)?;
     let (mut base, mut slope) = (0, 0);
     if patch.rows.len > 1 || first > 0 {
@@ -323,13 +263,13 @@ fn singles(strip: Strip) -> impl Iterator<Item = (usize, Strip)> {
     })
 }
 
-fn outside(rows: Line, patch: &Patch) -> Hole {
+fn outside(rows: Positions, patch: &Patch) -> Hole {
     Hole { kind: CoverKind::Irregular, pairs: Stretch::alike(rows, patch.cols), launch: Some(patch.place) }
 }
 
 /// The strips of one residue against the mask's.
 struct Chain<'a> {
-    rows: Line,
+    rows: Positions,
     wanted: Strip,
     strips: Vec<Strip>,
     patches: &'a [Patch],
@@ -412,11 +352,11 @@ impl Chain<'_> {
 
     /// A flaw of row `first`, with the rows up to `last` at most that have it in the same form.
     fn hole(&self, flaw: &Flaw, first: i64, last: i64) -> Hole {
-        let cols = |flaw: &Flaw| Line::within(flaw.cols.clone(), self.wanted.step);
+        let cols = |flaw: &Flaw| within(flaw.cols.clone(), self.wanted.step);
         let same = self.at(last).err().filter(|there| there.form == flaw.form);
         match same {
             Some(there) => {
-                let rows = Line {
+                let rows = Positions {
                     start: self.rows.at(first as usize),
                     len: (last - first + 1) as usize,
                     ..self.rows
@@ -431,6 +371,13 @@ impl Chain<'_> {
     }
 }
 
+/// `range.start, range.start + step, …` below its end; negative ones are cut.
+fn within(range: Range<i64>, step: i64) -> Positions {
+    let start = range.start.max(0);
+    let len = (range.end - start + step - 1).div_euclid(step).max(0);
+    Positions { start: start as usize, step: step as usize, len: len as usize }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -438,15 +385,23 @@ mod tests {
     const COLS: usize = 24;
 
     /// The patches that show rows of a step the mask's columns, two of each residue: right ones.
-    fn right(rows: Line, wanted: Wanted) -> Vec<Patch> {
+    fn right(rows: Positions, wanted: Wanted) -> Vec<Patch> {
         let place = Place { rank: 0, operation: 0, stream: 0 };
         let step = rows.step as i64;
         let patch = |start: usize, len: usize| {
             let off = rows.start as i64 - start as i64;
             let lo = -(-(wanted.lo + off)).div_euclid(step);
             let hi = (wanted.hi + off).div_euclid(step);
-            let cols = Line { start, step: rows.step, len };
-            Patch { place, sequence: 0, group: 0..1, rows: Line { start: rows.start, ..rows }, cols, lo, hi }
+            let cols = Positions { start, step: rows.step, len };
+            Patch {
+                place,
+                sequence: 0,
+                group: 0..1,
+                rows: Positions { start: rows.start, ..rows },
+                cols,
+                lo,
+                hi,
+            }
         };
         let len = COLS / rows.step;
         (0..rows.step)
@@ -457,7 +412,7 @@ mod tests {
     /// How often patches show a pair of positions.
     fn count(patches: &[Patch], row: usize, col: usize) -> usize {
         let index =
-            |line: &Line, at: usize| (0..line.len).find(|&index| line.at(index) == at).map(|i| i as i64);
+            |line: &Positions, at: usize| (0..line.len).find(|&index| line.at(index) == at).map(|i| i as i64);
         let shows = |patch: &&Patch| match (index(&patch.rows, row), index(&patch.cols, col)) {
             (Some(i), Some(j)) => (i + patch.lo..=i + patch.hi).contains(&j),
             _ => false,
@@ -471,8 +426,11 @@ mod tests {
         let at = |from: usize, to: usize, t: usize| {
             (from as i64 + (to as i64 - from as i64) * t as i64 / (rows.len as i64 - 1).max(1)) as usize
         };
-        let cols =
-            |t| Line { start: at(first.start, last.start, t), len: at(first.len, last.len, t), ..*first };
+        let cols = |t| Positions {
+            start: at(first.start, last.start, t),
+            len: at(first.len, last.len, t),
+            ..*first
+        };
         (0..rows.len)
             .flat_map(|t| (0..cols(t).len).map(move |u| (t, u)))
             .map(|(t, u)| (rows.at(t), cols(t).at(u)))
@@ -486,7 +444,7 @@ mod tests {
         for (step, start, left, right_bound) in
             [(1, 0, 3, 0), (1, 2, 5, 2), (2, 1, 4, 1), (3, 0, 7, 3), (1, 4, FAR, 0), (2, 0, 2, FAR)]
         {
-            let rows = Line { start, step, len: (COLS - start).div_ceil(step) };
+            let rows = Positions { start, step, len: (COLS - start).div_ceil(step) };
             let wanted = Wanted { lo: -left, hi: right_bound, cols: COLS };
             let patches = right(rows, wanted);
             assert!(prove(rows, wanted, &patches).is_ok(), "{rows} with {wanted:?}");
@@ -521,7 +479,7 @@ mod tests {
     #[test]
     fn a_band_reads_from_its_first_row_to_its_last() {
         let wanted = Wanted { lo: -3, hi: 0, cols: COLS };
-        let rows = Line::first(COLS);
+        let rows = Positions::first(COLS);
         let mut patches = right(rows, wanted);
         patches.iter_mut().for_each(|patch| patch.lo += 1);
         let hole = prove(rows, wanted, &patches).expect_err("the window is short");
@@ -530,7 +488,7 @@ mod tests {
             said,
             "positions 3..11: pairs with positions 0..1 of the first to 7..8 of the last are missing"
         );
-        let stepped = Stretch::alike(Line { start: 1, step: 2, len: 3 }, Line::first(2));
+        let stepped = Stretch::alike(Positions { start: 1, step: 2, len: 3 }, Positions::first(2));
         assert_eq!(stepped.to_string(), "positions 1..6 step 2: pairs with positions 0..2");
     }
 }

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use seamproof_oracle::{RunError, TensorName};
+use seamproof_oracle::{Positions, RunError, TensorName};
 
-use super::cover::{Line, Stretch};
+use super::stretch::Stretch;
 
 /// Most errors of one check; the rest follow from them more often than not.
 pub const ERRORS_MAX: usize = 64;
@@ -274,7 +274,7 @@ pub enum CheckError {
         /// Heads of the tensor.
         heads: Range<usize>,
         /// The positions.
-        positions: Line,
+        positions: Positions,
         /// Missing or twice.
         kind: CoverKind,
     },

@@ -1,91 +1,23 @@
-//! Symbolic execution: each operation as a function of [`Symbol`]s.
+//! Symbolic execution: each operation as a function of [`Symbol`](super::symbol::Symbol)s.
 //!
 //! Reading rows that hold nothing fit is an error where it happens; what follows takes the fit rows as they were, so
 //! that one mistake is one error. Four kinds of work: *moves* (`moves.rs`) carry symbols, whatever they are; *layers*
 //! and rotations (`linear.rs`) change the form of rows; *launches* (`attend.rs`) make patches of them; *sums* (`sums.rs`,
-//! the sink's in `sink.rs`) only collect the patches of both sides. Whether these are exactly the visible pairs is proved where a result must be whole (`whole.rs`): by the
-//! backward, and at the end.
+//! the sink's in `sink.rs`) only collect the patches of both sides. Whether these are exactly the visible pairs is
+//! proved where a result must be whole (`whole.rs`): by the backward, and at the end.
 
-use std::ops::Range;
-
-use seamproof_oracle::{Problem, Run, TensorName};
-
-use super::content::Content;
-use super::error::{CheckError, Errors, Place};
-use super::linear::{form_inside, form_outside};
+use super::error::Place;
+use super::machine::Machine;
 use super::order::Step;
-use super::shape::side;
-use super::symbol::{Piece, Symbol, Tokens, What};
-use super::whole::Proved;
-use crate::schedule::{Axes, BufferId, Placement, Role, Schedule, Work};
+use crate::schedule::Work;
 
-/// Every buffer's content, and what goes wrong.
-pub(super) struct Machine<'a> {
-    pub(super) problem: &'a Problem,
-    pub(super) schedule: &'a Schedule,
-    pub(super) contents: Vec<Content>,
-    pub(super) errors: Errors,
-    /// Launches of attention, with the query heads that they computed, for max_logit.
-    pub(super) launches: Vec<(Place, Range<usize>)>,
-    /// Covers of rows that have been looked at.
-    pub(super) proved: Proved,
-}
-
-/// Rows that hold something else than they should: of an operation, or of a result.
-#[derive(Clone, Debug)]
-pub(super) struct Site {
-    pub(super) place: Option<Place>,
-    pub(super) tensor: TensorName,
-    pub(super) buffer: BufferId,
-    pub(super) row: usize,
-    pub(super) heads: Range<usize>,
-}
-
-impl<'a> Machine<'a> {
-    /// Inputs as they are placed, everything else uninitialised.
-    pub(super) fn new(problem: &'a Problem, schedule: &'a Schedule, errors: Errors) -> Machine<'a> {
-        let contents = schedule.buffers.iter().map(|buffer| {
-            let rows = if buffer.axes == Axes::Heads { 1 } else { buffer.rows };
-            let input = matches!(buffer.role, Role::Input(_));
-            Content::new(rows, buffer.heads, if input { Symbol::Padding } else { Symbol::Uninitialised })
-        });
-        let contents = contents.collect();
-        let (launches, proved) = (Vec::new(), Proved::default());
-        let mut machine = Machine { problem, schedule, contents, errors, launches, proved };
-        for placement in &schedule.placements {
-            if let Role::Input(tensor) = schedule.buffers[placement.buffer.0].role {
-                machine.place_input(tensor, placement);
-            }
-        }
-        machine
-    }
-
-    fn place_input(&mut self, tensor: TensorName, placement: &Placement) {
-        let heads = 0..placement.heads.len();
-        let (what, form) = (What::Input(tensor), form_outside(self.schedule, tensor));
-        let head = placement.heads.start as isize;
-        let tokens = Tokens { what, form, sequence: 0, head, start: 0, step: 1 };
-        if side(tensor).is_none() {
-            self.set(placement.buffer, &Run::packed(0, 1, 1), 0, 1, &heads, Symbol::Tokens(tokens));
-            return;
-        }
-        for placed in &placement.rows {
-            let (start, step) = (placed.piece.start, placed.piece.step);
-            let symbol = Symbol::Tokens(Tokens { sequence: placed.sequence, start, step, ..tokens.clone() });
-            self.set(placement.buffer, &placed.local, 0, placed.local.len, &heads, symbol);
-        }
-    }
-
+impl Machine<'_> {
     pub(super) fn step(&mut self, step: &Step) {
         match step {
             Step::Local(place) => self.local(*place),
             Step::Message(send, receive) => self.message(*send, *receive),
             Step::Collective(places) => self.collective(places),
         }
-    }
-
-    pub(super) fn work(&self, place: Place) -> &'a Work {
-        &self.schedule.ranks[place.rank].operations[place.operation].work
     }
 
     fn local(&mut self, place: Place) {
@@ -107,87 +39,4 @@ impl<'a> Machine<'a> {
             _ => {}
         }
     }
-
-    /// Drops what nobody reads again: the content of buffers that no later operation touches, results apart.
-    pub(super) fn forget(&mut self, buffers: &[BufferId]) {
-        for buffer in buffers {
-            if !matches!(self.schedule.buffers[buffer.0].role, Role::Output(_)) {
-                self.contents[buffer.0] = Content::new(0, 0, Symbol::Uninitialised);
-            }
-        }
-    }
-
-    pub(super) fn heads(&self, buffer: BufferId) -> usize {
-        self.schedule.buffers[buffer.0].heads
-    }
-
-    pub(super) fn read(&self, buffer: BufferId, runs: &[Run], heads: &Range<usize>) -> Vec<Piece> {
-        self.contents[buffer.0].read(runs, heads)
-    }
-
-    pub(super) fn read_run(&self, buffer: BufferId, run: &Run, heads: &Range<usize>) -> Vec<Piece> {
-        self.read(buffer, std::slice::from_ref(run), heads)
-    }
-
-    /// What a buffer without rows holds for heads of one band.
-    pub(super) fn value(&self, buffer: BufferId, heads: &Range<usize>) -> Symbol {
-        let pieces = self.read_run(buffer, &Run::packed(0, 1, 1), heads);
-        pieces.into_iter().next().map_or(Symbol::Uninitialised, |piece| piece.symbol)
-    }
-
-    /// The same symbol on `len` rows of a run from row `at` on, for heads.
-    pub(super) fn set(
-        &mut self,
-        buffer: BufferId,
-        run: &Run,
-        at: usize,
-        len: usize,
-        heads: &Range<usize>,
-        symbol: Symbol,
-    ) {
-        self.contents[buffer.0].write(run, heads, vec![Piece { at, len, symbol }]);
-    }
-
-    /// `0..len` cut wherever a band of one of the buffers, from some head on, ends.
-    pub(super) fn bands(&self, buffers: &[(BufferId, usize)], len: usize) -> Vec<Range<usize>> {
-        let cuts = buffers.iter().flat_map(|(buffer, first)| {
-            self.contents[buffer.0].cuts().filter_map(move |cut| cut.checked_sub(*first))
-        });
-        ranges(cuts, len)
-    }
-
-    pub(super) fn mismatch(&mut self, site: &Site, found: &Symbol, needed: String) {
-        let buffer = &self.schedule.buffers[site.buffer.0];
-        let (name, found, heads) = (buffer.name.to_string(), found.to_string(), site.heads.clone());
-        self.errors.push(match site.place {
-            Some(at) => CheckError::Content { at, buffer: name, row: site.row, heads, found, needed },
-            None => {
-                let (tensor, rank, rows) = (site.tensor, buffer.rank, site.row..site.row + 1);
-                CheckError::Result { tensor, rank, buffer: name, rows, heads, found, needed }
-            }
-        });
-    }
-
-    /// The tokens of a symbol that must be the site's tensor, an input, as attention takes it.
-    pub(super) fn input(&mut self, site: &Site, symbol: &Symbol) -> Option<Tokens> {
-        let form = form_inside(self.schedule, site.tensor);
-        match symbol.tokens() {
-            Some(tokens) if tokens.what == What::Input(site.tensor) && tokens.form == form => {
-                Some(tokens.clone())
-            }
-            _ => {
-                let rotated = if form.turns > 0 { ", rotated by its position," } else { "" };
-                self.mismatch(site, symbol, format!("a real row of {}{rotated} is needed", site.tensor));
-                None
-            }
-        }
-    }
-}
-
-/// `0..len`, cut.
-pub(super) fn ranges(cuts: impl Iterator<Item = usize>, len: usize) -> Vec<Range<usize>> {
-    let mut cuts: Vec<usize> = cuts.filter(|cut| *cut < len).chain([0, len]).collect();
-    cuts.sort_unstable();
-    cuts.dedup();
-    cuts.windows(2).map(|ends| ends[0]..ends[1]).collect()
 }

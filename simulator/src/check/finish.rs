@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Pass, Run, Sequence, Side, TensorName};
+use seamproof_oracle::{Pass, Positions, Run, Sequence, Side, TensorName};
 
-use super::cover::{FAR, Line, Patch, Stretch, Wanted, prove};
+use super::cover::{FAR, Patch, Wanted, prove};
 use super::error::{CheckError, CoverKind, Needed, Place};
-use super::execute::{Machine, Site, ranges};
+use super::machine::{Machine, Site, ranges};
 use super::shape::{side, tensor_heads};
+use super::stretch::Stretch;
 use super::symbol::{Cover, Form, Piece, Symbol, Tokens, What, zip};
 use crate::schedule::{BufferId, Placement, Role};
 
@@ -164,14 +165,15 @@ impl Machine<'_> {
             let mut lines: Vec<Vec<Patch>> = self.problem.sequences.iter().map(|_| Vec::new()).collect();
             for placed in placements.iter().filter(|placed| placed.heads.contains(&heads.start)) {
                 for run in placed.rows.iter().filter(|run| run.local.len > 0) {
-                    let cols = Line { start: run.piece.start, step: run.piece.step, len: run.local.len };
+                    let cols = Positions { start: run.piece.start, step: run.piece.step, len: run.local.len };
                     lines[run.sequence].push(whole(run.sequence, cols));
                 }
             }
             for (sequence, lines) in lines.iter().enumerate() {
                 let both = &self.problem.sequences[sequence];
                 let len = if side(tensor) == Some(Side::Kv) { both.kv.len } else { both.q.len };
-                if let Err(hole) = prove(Line::first(1), Wanted { lo: -FAR, hi: FAR, cols: len }, lines) {
+                if let Err(hole) = prove(Positions::first(1), Wanted { lo: -FAR, hi: FAR, cols: len }, lines)
+                {
                     let (kind, positions, heads) = (hole_kind(hole.kind), hole.pairs.first, heads.clone());
                     self.errors.push(CheckError::Ownership { tensor, sequence, heads, positions, kind });
                 }
@@ -215,11 +217,11 @@ impl Machine<'_> {
 
     fn sink_rows(&mut self, sequence: usize, heads: &Range<usize>, patches: &[Patch]) {
         let Sequence { q, kv, .. } = self.problem.sequences[sequence];
-        let seeing = seeing(&self.problem.mask, q.len, kv.len);
+        let seeing = self.problem.mask.band(q.len, kv.len).seeing(q.len, kv.len);
         // Rows that see nothing add nothing: how often they are counted is all the same.
         let patches: Vec<Patch> = patches.iter().filter_map(|patch| clip(patch, &seeing)).collect();
         let wanted = Wanted { lo: -FAR, hi: FAR, cols: seeing.len() };
-        if let Err(hole) = prove(Line::first(1), wanted, &patches) {
+        if let Err(hole) = prove(Positions::first(1), wanted, &patches) {
             let [first, last] = [hole.pairs.first, hole.pairs.last].map(|cols| cols.moved(seeing.start));
             self.errors.push(CheckError::Cover {
                 at: Needed::AllRanks,
@@ -234,27 +236,19 @@ impl Machine<'_> {
     }
 }
 
-/// The queries that see a key: an interval.
-fn seeing(mask: &seamproof_oracle::Mask, lq: usize, lk: usize) -> Range<usize> {
-    let shift = mask.shift(lq, lk);
-    let first = mask.right.map_or(0, |right| -shift - i64::from(right)).clamp(0, lq as i64);
-    let end = mask.left.map_or(lq as i64, |left| lk as i64 - shift + i64::from(left)).clamp(0, lq as i64);
-    if lk == 0 || first >= end { 0..0 } else { first as usize..end as usize }
-}
-
 /// The columns of a patch in a range, counted from its start.
 fn clip(patch: &Patch, to: &Range<usize>) -> Option<Patch> {
-    let Line { start, step, len } = patch.cols;
+    let Positions { start, step, len } = patch.cols;
     let skip = to.start.saturating_sub(start).div_ceil(step);
     let end = to.end.saturating_sub(start).div_ceil(step).min(len);
     let rest = end.checked_sub(skip).filter(|&rest| rest > 0)?;
-    let cols = Line { start: start + step * skip - to.start, step, len: rest };
+    let cols = Positions { start: start + step * skip - to.start, step, len: rest };
     Some(Patch { cols, ..patch.clone() })
 }
 
-fn whole(sequence: usize, cols: Line) -> Patch {
+fn whole(sequence: usize, cols: Positions) -> Patch {
     let place = Place { rank: 0, operation: 0, stream: 0 };
-    Patch { place, sequence, group: 0..1, rows: Line::first(1), cols, lo: -FAR, hi: FAR }
+    Patch { place, sequence, group: 0..1, rows: Positions::first(1), cols, lo: -FAR, hi: FAR }
 }
 
 /// Kinds of holes in ownership, as they read there.

@@ -11,20 +11,9 @@ use seamproof_oracle::TensorName;
 
 use super::content::on_rows;
 use super::error::Place;
-use super::execute::{Machine, Site};
+use super::machine::{Machine, Site};
 use super::symbol::{Form, Piece, Symbol, Tokens, What};
-use crate::schedule::{BufferId, Layer, Rotated, RowPair, Schedule, hidden, rotates};
-
-/// In which form a schedule's inputs and results are placed.
-pub(super) fn form_outside(schedule: &Schedule, tensor: TensorName) -> Form {
-    Form { hidden: schedule.sequence_parallel.is_some() && hidden(tensor).is_some(), ..Form::default() }
-}
-
-/// In which form attention takes a tensor, or makes the gradient of it.
-pub(super) fn form_inside(schedule: &Schedule, tensor: TensorName) -> Form {
-    let turns = i64::from(schedule.sequence_parallel.is_some() && rotates(tensor));
-    Form { turns, ..Form::default() }
-}
+use crate::schedule::{BufferId, Layer, Rotated, RowPair};
 
 impl Machine<'_> {
     pub(super) fn linear(

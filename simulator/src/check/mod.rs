@@ -30,11 +30,14 @@ mod error;
 mod execute;
 mod finish;
 mod linear;
+mod machine;
 mod moves;
 mod order;
+mod proved;
 mod race;
 mod shape;
 mod sink;
+mod stretch;
 mod sums;
 mod symbol;
 mod touch;
@@ -43,8 +46,8 @@ mod whole;
 
 use seamproof_oracle::Problem;
 
-pub use cover::{Line, Stretch};
 pub use error::{CheckError, CoverKind, ERRORS_MAX, Fault, Needed, Place};
+pub use stretch::Stretch;
 pub use trace::{Held, Holds, Launch, Reading, trace, trace_moves};
 
 use crate::schedule::{Schedule, Work};
@@ -80,7 +83,7 @@ pub fn check(problem: &Problem, schedule: &Schedule) -> Result<Proof, Vec<CheckE
 
 /// Runs the operations on symbols: the pairs that were attended, and all that is wrong with rows.
 fn content(problem: &Problem, schedule: &Schedule, order: &order::Order) -> (u64, error::Errors) {
-    let mut machine = execute::Machine::new(problem, schedule, error::Errors::default());
+    let mut machine = machine::Machine::new(problem, schedule, error::Errors::default());
     let last = touch::last_touches(schedule, &order.steps);
     for (step, done) in order.steps.iter().zip(&last) {
         if machine.errors.full() {

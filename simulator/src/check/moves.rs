@@ -10,7 +10,7 @@ use seamproof_oracle::Run;
 
 use super::content::{Band, on_rows};
 use super::error::{CheckError, Place};
-use super::execute::Machine;
+use super::machine::Machine;
 use super::shape::rows_of;
 use super::symbol::{Piece, Symbol};
 use crate::schedule::{Axes, BufferId, FillValue, Region, RowPair, Work};

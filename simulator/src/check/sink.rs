@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Run, Sink, TensorName};
+use seamproof_oracle::{Positions, Run, Sink, TensorName};
 
-use super::cover::{FAR, Line, Patch};
+use super::cover::{FAR, Patch};
 use super::error::{CheckError, Fault, Place};
-use super::execute::{Machine, Site};
+use super::machine::{Machine, Site};
 use super::symbol::{Cover, Form, Symbol, Tokens, What, zip};
 use crate::schedule::BufferId;
 
@@ -122,8 +122,8 @@ impl Machine<'_> {
 }
 
 /// One query row set as columns, for dsink.
-fn columns(place: Place, sequence: usize, cols: Line) -> Patch {
-    Patch { place, sequence, group: 0..1, rows: Line::first(1), cols, lo: -FAR, hi: FAR }
+fn columns(place: Place, sequence: usize, cols: Positions) -> Patch {
+    Patch { place, sequence, group: 0..1, rows: Positions::first(1), cols, lo: -FAR, hi: FAR }
 }
 
 pub(super) fn row_patch(place: Place, tokens: &Tokens, len: usize) -> Patch {

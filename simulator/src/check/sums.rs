@@ -11,7 +11,7 @@ use seamproof_oracle::{Run, TensorName};
 
 use super::content::on_rows;
 use super::error::Place;
-use super::execute::{Machine, Site};
+use super::machine::{Machine, Site};
 use super::moves::{End, Writing};
 use super::symbol::{Cover, Piece, Symbol, Tokens, What, append, zip};
 use crate::schedule::{BufferId, Merge, MergeStyle, Reduction, Region, RowPair, Work};

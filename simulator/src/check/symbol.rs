@@ -9,10 +9,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::Rc;
 
-use seamproof_oracle::TensorName;
+use seamproof_oracle::{Positions, TensorName};
 
-use super::cover::{Line, Patch};
+use super::cover::Patch;
 use super::error::Place;
+use crate::schedule::{Schedule, hidden, rotates};
 
 /// Patches of one cover; more are no proof but a runaway sum.
 pub(super) const PATCHES_MAX: usize = 1 << 17;
@@ -181,6 +182,19 @@ pub(super) struct Form {
     pub(super) offset: i64,
 }
 
+impl Form {
+    /// The form in which a schedule's inputs and results are placed.
+    pub(super) fn outside(schedule: &Schedule, tensor: TensorName) -> Form {
+        Form { hidden: schedule.sequence_parallel.is_some() && hidden(tensor).is_some(), ..Form::default() }
+    }
+
+    /// The form in which attention takes a tensor, or makes the gradient of it.
+    pub(super) fn inside(schedule: &Schedule, tensor: TensorName) -> Form {
+        let turns = i64::from(schedule.sequence_parallel.is_some() && rotates(tensor));
+        Form { turns, ..Form::default() }
+    }
+}
+
 /// Real rows: those of a sequence's positions `start, start + step, …`. Head h of the buffer is head `h + head` of the
 /// tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -194,8 +208,8 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    pub(super) fn line(&self, len: usize) -> Line {
-        Line { start: self.start, step: if len > 1 { self.step } else { 1 }, len }
+    pub(super) fn line(&self, len: usize) -> Positions {
+        Positions { start: self.start, step: if len > 1 { self.step } else { 1 }, len }
     }
 
     /// Whether `len` rows of both are the same positions of one sequence and head.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use seamproof_oracle::{Problem, Run, TensorName};
 
 use super::error::{CheckError, Errors, Place};
-use super::execute::Machine;
+use super::machine::Machine;
 use super::order::{Step, steps};
 use super::shape;
 use super::symbol::{Piece, What};

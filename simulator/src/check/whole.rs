@@ -6,38 +6,13 @@
 //! symbol before; that is why it holds for all covers that are
 //! [alike](Cover::alike). What is not proved is looked at for each cover itself, so that every error names its launch.
 
-use std::collections::HashMap;
+use seamproof_oracle::{Positions, Sequence, Side, Sink, TensorName};
 
-use seamproof_oracle::{Side, Sink, TensorName};
-
-use super::cover::{FAR, Hole, Line, Patch, Wanted, prove};
+use super::cover::{Hole, Patch, Wanted, prove};
 use super::error::{CheckError, Needed};
-use super::execute::{Machine, Site};
-use super::linear::form_outside;
+use super::machine::{Machine, Site};
 use super::shape::side;
 use super::symbol::{Cover, Form, Symbol, Tokens, What};
-
-/// A cover's hash, whether its rows are keys, the sequence, and the rows' first position, step and number.
-type Claim = (u64, bool, usize, usize, usize, usize);
-
-/// Covers that have been looked at.
-#[derive(Debug, Default)]
-pub(super) struct Proved {
-    /// Exact ones, and their pairs. One for each claim: forgetting another costs a second proof, no more.
-    exact: HashMap<Claim, (Cover, u64)>,
-    /// The others: few, since each is an error.
-    wrong: Vec<(Claim, Cover)>,
-}
-
-impl Proved {
-    /// The pairs of a cover that has been looked at; 0 if it is not exact.
-    fn find(&self, claim: &Claim, cover: &Cover) -> Option<u64> {
-        if let Some((_, pairs)) = self.exact.get(claim).filter(|(other, _)| cover.alike(other)) {
-            return Some(*pairs);
-        }
-        self.wrong.iter().any(|(other, wrong)| other == claim && wrong.same(cover)).then_some(0)
-    }
-}
 
 /// The covers that a symbol of a result stands for.
 enum Covers<'s> {
@@ -82,7 +57,7 @@ impl Machine<'_> {
     /// Whether a symbol has the form of the site's tensor: inside a region where an operation reads it, outside at the
     /// end.
     fn formed(&self, site: &Site, symbol: &Symbol) -> bool {
-        let outside = || form_outside(self.schedule, site.tensor);
+        let outside = || Form::outside(self.schedule, site.tensor);
         let form = site.place.map_or_else(outside, |_| Form::default());
         symbol.tokens().is_none_or(|tokens| tokens.form == form)
     }
@@ -140,18 +115,14 @@ impl Machine<'_> {
     }
 
     /// The proof for each query head, or set of query heads alike, of a KV head; one for queries.
-    fn proofs(&self, keys: bool, sequence: usize, line: Line, cover: &Cover) -> Vec<Result<u64, Hole>> {
-        let mask = self.problem.mask;
-        let sequence = &self.problem.sequences[sequence];
-        let (lq, lk) = (sequence.q.len, sequence.kv.len);
-        let shift = mask.shift(lq, lk);
-        let lo = mask.left.map_or(-FAR, |left| shift - i64::from(left));
-        let hi = mask.right.map_or(FAR, |right| shift + i64::from(right));
+    fn proofs(&self, keys: bool, sequence: usize, line: Positions, cover: &Cover) -> Vec<Result<u64, Hole>> {
+        let Sequence { q, kv, .. } = self.problem.sequences[sequence];
+        let band = self.problem.mask.band(q.len, kv.len);
         if !keys {
-            return vec![prove(line, Wanted { lo, hi, cols: lk }, &cover.patches())];
+            return vec![prove(line, Wanted::new(band, kv.len), &cover.patches())];
         }
         let patches: Vec<Patch> = cover.patches().iter().map(Patch::transposed).collect();
-        let wanted = Wanted { lo: -hi, hi: -lo, cols: lq };
+        let wanted = Wanted::new(band.transposed(), q.len);
         let cuts = patches.iter().flat_map(|patch| [patch.group.start, patch.group.end]);
         let mut firsts: Vec<usize> = cuts.filter(|&head| head < self.problem.group()).chain([0]).collect();
         firsts.sort_unstable();

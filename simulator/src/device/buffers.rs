@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use seamproof_oracle::{Format, Run};
 
-use super::DeviceError;
+use super::error::DeviceError;
 use crate::schedule::{Axes, BufferId, Reduction, Region, RowPair, Schedule};
 use crate::{Damage, Real, Tensor};
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use seamproof_oracle::{Format, Run};
 
-use super::DeviceError;
 use super::buffers::{Buffers, stretch};
+use super::error::DeviceError;
 use crate::schedule::{Axes, BufferId, FillValue, Layer, Merge, MergeStyle, Rotated, RowPair};
 use crate::{Real, Tensor};
 
@@ -88,7 +88,7 @@ pub(super) fn linear<T: Real>(
 /// The base of rotary frequencies.
 const ROTARY_BASE: f64 = 10_000.0;
 
-/// See [`Work::Rotate`].
+/// See [`crate::schedule::Work::Rotate`].
 pub(super) fn rotate<T: Real>(
     id: BufferId,
     rows: &[Rotated],

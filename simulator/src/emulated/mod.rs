@@ -22,6 +22,7 @@ mod stages;
 
 pub use arithmetic::{Arithmetic, RowSum, Rows, Serial, TileWeights, Weights};
 pub use hopper::Hopper;
+use stages::tiles_of;
 pub use stages::{Finished, Online, Pair, Right, Stages};
 
 /// Tile sizes; parameters, so that tile edges are hit with few tokens.
@@ -427,11 +428,6 @@ impl<T: Real> Columns<T> {
         }
         tile
     }
-}
-
-fn tiles_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(size.max(1)).map(move |start| start..end.min(start + size.max(1)))
 }
 
 /// `keys` as columns of the tile `columns`.

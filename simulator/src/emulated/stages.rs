@@ -97,7 +97,7 @@ pub trait Stages<T: Real, A: Arithmetic<T>>: Sync {
             rows.clone().map(|i| self.visible(pass, segment, i)).filter(|keys| !keys.is_empty()).collect();
         let first = seen.iter().map(|keys| keys.start).min().unwrap_or(0);
         let end = seen.iter().map(|keys| keys.end).max().unwrap_or(0);
-        super::tiles_of(0..keys, size).filter(|tile| tile.start < end && first < tile.end).collect()
+        tiles_of(0..keys, size).filter(|tile| tile.start < end && first < tile.end).collect()
     }
 
     /// The KV head of a query head; `group` query heads share one.
@@ -248,3 +248,9 @@ pub trait Stages<T: Real, A: Arithmetic<T>>: Sync {
 pub struct Right;
 
 impl<T: Real, A: Arithmetic<T>> Stages<T, A> for Right {}
+
+/// Pieces of `range` of at most `size`.
+pub(super) fn tiles_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(size.max(1)).map(move |start| start..end.min(start + size.max(1)))
+}

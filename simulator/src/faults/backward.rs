@@ -2,9 +2,9 @@
 
 use seamproof_oracle::{Run, Sink, TensorName};
 
-use super::Catcher::{Checker, Envelope};
 use super::edit::{attends, backwards, rewrite, works};
-use super::{Edit, Fault};
+use super::fault::Catcher::{Checker, Envelope};
+use super::fault::{Edit, Fault};
 use crate::schedule::{BufferId, FillValue, Operation, Reduction, Region, Role, Schedule, Work};
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[

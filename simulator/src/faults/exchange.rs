@@ -2,9 +2,9 @@
 
 use seamproof_oracle::{Algorithm, TensorName};
 
-use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::edit::{attends, backwards, each_reorder, remove_last, rewrite, works};
-use super::{Edit, Fault};
+use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
+use super::fault::{Edit, Fault};
 use crate::schedule::{BufferId, Operation, Schedule, Work};
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[

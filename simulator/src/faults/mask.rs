@@ -2,9 +2,9 @@
 
 use seamproof_oracle::{Alignment, Problem, ProblemFields};
 
-use super::Catcher::{Checker, Envelope};
 use super::edit::{Passes, rebuild, segments};
-use super::{Edit, Fault};
+use super::fault::Catcher::{Checker, Envelope};
+use super::fault::{Edit, Fault};
 use crate::schedule::Schedule;
 
 /// The campaign's canary; it lay below the tolerance of the very tests that were meant to guard it.

@@ -2,9 +2,9 @@
 
 use seamproof_oracle::Format;
 
-use super::Catcher::{Checker, Envelope, Structure};
 use super::edit::{attends, remove_last, rewrite, works};
-use super::{Edit, Fault};
+use super::fault::Catcher::{Checker, Envelope, Structure};
+use super::fault::{Edit, Fault};
 use crate::schedule::{Buffer, MergeStyle, Reduction, Role, Schedule, Work};
 
 /// The public record of how partial results are merged, and of what goes wrong there.

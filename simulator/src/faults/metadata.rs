@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use seamproof_oracle::{Run, Sequence, TensorName};
 
-use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::edit::{Passes, attends, calls, rebuild, rewrite, segments};
-use super::{Edit, Fault};
+use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
+use super::fault::{Edit, Fault};
 use crate::Segment;
 use crate::schedule::{BufferId, Operation, Region, Work};
 

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Catcher::{Checker, Envelope, Poison, Structure};
 use super::edit::{remove, rewrite, works};
-use super::{Edit, Fault};
+use super::fault::Catcher::{Checker, Envelope, Poison, Structure};
+use super::fault::{Edit, Fault};
 use crate::schedule::{BufferId, EventId, Operation, RankProgram, Role, Schedule, Work};
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[

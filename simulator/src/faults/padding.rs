@@ -2,9 +2,9 @@
 
 use seamproof_oracle::{Run, TensorName};
 
-use super::Catcher::{Checker, Crash, Envelope, Structure};
 use super::edit::{attends, backwards, calls, remove, works};
-use super::{Edit, Fault};
+use super::fault::Catcher::{Checker, Crash, Envelope, Structure};
+use super::fault::{Edit, Fault};
 use crate::RowPolicy;
 use crate::schedule::{Axes, FillValue, Role, Schedule, Work};
 

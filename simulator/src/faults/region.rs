@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use seamproof_oracle::{Problem, Run, Sequence};
 
-use super::Catcher::Checker;
 use super::edit::{rewrite, segments, works};
-use super::{Edit, Fault};
+use super::fault::Catcher::Checker;
+use super::fault::{Edit, Fault};
 use crate::schedule::{
     BufferId, Layer, MergeOrder, Placement, Region, Rotated, Schedule, Work, sequence_parallel,
 };

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use seamproof_oracle::{Algorithm, Balance, Problem, Run, Sequence};
 
-use super::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::edit::{attends, each_reorder};
-use super::{Edit, Fault};
+use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
+use super::fault::{Edit, Fault};
 use crate::schedule::{
     Attend, AttendBackward, BufferId, Operation, PlacedRun, RankProgram, Role, RowPair, Schedule, Section,
     Step, Work, build,
@@ -225,7 +225,7 @@ fn launches(program: &RankProgram) -> BTreeMap<(bool, Step), Vec<Operation>> {
 fn opened_window(problem: &Problem, schedule: &mut Schedule) {
     let (cp, Some(left)) = (problem.parallel.size(), problem.mask.left) else { return };
     let striped = Balance::Striped { stripe: 1 };
-    if problem.mask.right != Some(0) || !is(problem, Algorithm::Ring, striped) {
+    if !problem.mask.is_causal() || !is(problem, Algorithm::Ring, striped) {
         return;
     }
     let mut fields = seamproof_oracle::ProblemFields::from(problem.clone());

@@ -274,11 +274,7 @@ fn visible_prefix(problem: &Problem, q: &PlacedRun) -> usize {
     let sequence = &problem.sequences[q.sequence];
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
     let Some(last) = q.local.len.checked_sub(1) else { return 0 };
-    let diagonal = (q.piece.start + last * q.piece.step) as i64 + problem.mask.shift(lq, lk);
-    match problem.mask.right {
-        None => lk,
-        Some(right) => (diagonal + i64::from(right) + 1).clamp(0, lk as i64) as usize,
-    }
+    problem.mask.band(lq, lk).end(q.piece.start + last * q.piece.step, lk)
 }
 
 /// Each real row as a piece of its own; the padding as one.

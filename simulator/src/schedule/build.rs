@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Mask, Problem, Run, Side, TensorName};
+use seamproof_oracle::{Band, Format, Mask, Problem, Run, Side, TensorName};
 
 use super::{
     Axes, Buffer, BufferId, EventId, FillValue, Operation, PlacedRun, Placement, RankProgram, Role, RowPair,
@@ -297,28 +297,18 @@ pub(super) fn same_rows(rows: &[Run]) -> Vec<RowPair> {
 /// What a mask says of a piece of queries against a piece of keys of one sequence of `lq` and `lk` real positions.
 ///
 /// Query i of the piece has position `q.start + q.step·i`, key j `kv.start + kv.step·j`; with equal steps a the rule
-/// `−left ≤ key − query − shift ≤ right` becomes `⌈(c − left)/a⌉ ≤ j − i ≤ ⌊(c + right)/a⌋` with
-/// `c = q.start + shift − kv.start`. Pieces of different steps have no such band: `None`. A piece of one row has any
-/// step.
-pub(crate) fn band(
-    mask: &Mask,
-    lq: usize,
-    lk: usize,
-    q: &Piece,
-    kv: &Piece,
-) -> Option<(Option<i64>, Option<i64>)> {
+/// `lo ≤ key − query ≤ hi` becomes `⌈(lo + c)/a⌉ ≤ j − i ≤ ⌊(hi + c)/a⌋` with `c = q.start − kv.start`. Pieces of
+/// different steps have no such band: `None`. A piece of one row has any step.
+pub(crate) fn band(mask: &Mask, lq: usize, lk: usize, q: &Piece, kv: &Piece) -> Option<Band> {
     let step = match (q.span, kv.span) {
         _ if q.step == kv.step => q.step,
         (0 | 1, _) => kv.step,
         (_, 0 | 1) => q.step,
         _ => return None,
     } as i64;
-    let c = q.start as i64 + mask.shift(lq, lk) - kv.start as i64;
-    let lo = mask.left.map(|left| {
-        (c - i64::from(left)).div_euclid(step) + i64::from((c - i64::from(left)).rem_euclid(step) != 0)
-    });
-    let hi = mask.right.map(|right| (c + i64::from(right)).div_euclid(step));
-    Some((lo, hi))
+    let c = q.start as i64 - kv.start as i64;
+    let Band { lo, hi } = mask.band(lq, lk);
+    Some(Band { lo: lo.map(|lo| -(-(lo + c)).div_euclid(step)), hi: hi.map(|hi| (hi + c).div_euclid(step)) })
 }
 
 /// What becomes of segments none of whose queries sees a key.
@@ -339,17 +329,9 @@ pub(super) fn segment(
     unseeing: Unseeing,
 ) -> Option<Segment> {
     let band = band(mask, lq, lk, &q.piece, kv)?;
-    let made = unseeing == Unseeing::Kept || shows((q.local.len, kv_rows.len), band);
-    let (lo, hi) = band;
+    let made = unseeing == Unseeing::Kept || !band.seeing(q.local.len, kv_rows.len).is_empty();
+    let Band { lo, hi } = band;
     made.then(|| Segment { q: q.local, kv: vec![kv_rows], lo, hi })
-}
-
-/// Whether any of some queries sees any of some keys: `j − i` takes every value between those of its corners.
-fn shows((queries, keys): (usize, usize), (lo, hi): (Option<i64>, Option<i64>)) -> bool {
-    let (queries, keys) = (queries as i64, keys as i64);
-    let first = lo.unwrap_or(i64::MIN).max(1 - queries);
-    let last = hi.unwrap_or(i64::MAX).min(keys - 1);
-    queries > 0 && keys > 0 && first <= last
 }
 
 #[cfg(test)]
@@ -369,7 +351,7 @@ mod tests {
                 {
                     let q = Piece { start: qs, step, span: (lq - qs).div_ceil(step), at: 0 };
                     let kv = Piece { start: ks, step, span: (lk - ks).div_ceil(step), at: 0 };
-                    let (lo, hi) = band(&mask, lq, lk, &q, &kv).unwrap();
+                    let Band { lo, hi } = band(&mask, lq, lk, &q, &kv).unwrap();
                     for (i, j) in (0..q.span).flat_map(|i| (0..kv.span).map(move |j| (i, j))) {
                         let distance = j as i64 - i as i64;
                         let inside = lo.is_none_or(|lo| lo <= distance) && hi.is_none_or(|hi| distance <= hi);

@@ -2,8 +2,8 @@
 //! and which keys a launch shows its queries together.
 
 use seamproof_oracle::envelope::{Merges, Partition, Sums};
-use seamproof_oracle::replay::{Launch, Line};
-use seamproof_oracle::{Format, Problem};
+use seamproof_oracle::replay::Launch;
+use seamproof_oracle::{Format, Positions, Problem};
 
 use super::{Merge, MergeStyle, Schedule, Work};
 use crate::check::{Held, Holds, Reading, trace_moves};
@@ -88,11 +88,11 @@ impl Schedule {
 fn launches(problem: &Problem, reading: &Reading) -> Vec<Launch> {
     let positions = |held: &Held| match &held.holds {
         Holds::Positions { sequence, start, step, heads } => {
-            Some((*sequence, heads.clone(), Line { start: *start, step: *step, len: held.len }))
+            Some((*sequence, heads.clone(), Positions { start: *start, step: *step, len: held.len }))
         }
         Holds::Other(_) => None,
     };
-    let of_queries = |(sequence, heads, queries): (usize, std::ops::Range<usize>, Line)| {
+    let of_queries = |(sequence, heads, queries): (usize, std::ops::Range<usize>, Positions)| {
         let needed = heads.start / problem.group()..heads.end.div_ceil(problem.group());
         let own = |held: &Held| {
             let (of, kv_heads, line) = positions(held)?;

@@ -229,12 +229,11 @@ impl RingCore<'_> {
 
     /// Which step a launch on part `part` of an owner's keys is.
     fn step(&self, (place, owner): (usize, usize), index: usize, part: usize) -> Step {
-        let section = match (self.shards.q.balance, self.mask.right, owner.cmp(&place)) {
-            (Balance::Striped { .. }, ..) => Section::Full,
-            (_, Some(0), Ordering::Less) => Section::Lower,
-            (_, Some(0), Ordering::Equal) => Section::Diagonal,
-            (_, Some(0), Ordering::Greater) => Section::Upper,
-            _ => Section::Full,
+        let section = match (self.shards.q.balance, self.mask.is_causal(), owner.cmp(&place)) {
+            (Balance::Striped { .. }, ..) | (_, false, _) => Section::Full,
+            (_, true, Ordering::Less) => Section::Lower,
+            (_, true, Ordering::Equal) => Section::Diagonal,
+            (_, true, Ordering::Greater) => Section::Upper,
         };
         Step::Ring { index, of: self.steps(), owner, section, part: (part, self.parts()) }
     }

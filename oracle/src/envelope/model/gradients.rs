@@ -1,8 +1,9 @@
 //! The bounds of the backward, given the saved out and lse.
 
-use super::super::{EXP_ERROR, F32_ROUNDOFF};
-use super::{Accumulation, Model, Rounding, exponential_error, factor, final_rounding, replayed, rounding};
-use crate::replay::Profile;
+use super::{Model, Rounding, exponential_error, factor, final_rounding, replayed, rounding};
+use crate::envelope::accumulation::Accumulation;
+use crate::envelope::constants::{EXP_ERROR, F32_ROUNDOFF};
+use crate::envelope::profile::Profile;
 
 /// The exact quantities of one pair in the backward.
 #[derive(Clone, Copy, Debug)]

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use seamproof_oracle::{Format, Pass, Softmax, TensorName};
 
-use super::{OFF, VALUES, fault, kernels, right};
+use super::entry::{OFF, VALUES, bf16, fault, kernels, right};
 use crate::emulated::{Arithmetic, Pair, Rows, Stages, TileWeights};
-use crate::faults::Fault;
+use crate::faults::fault::Fault;
 use crate::{Segment, Tensor};
 
 const OPTIONS: &str = "https://github.com/Dao-AILab/flash-attention/issues/2424";
@@ -153,7 +153,7 @@ fn without_row(weights: &TileWeights<f32>, i: usize) -> TileWeights<f32> {
 
 /// Sixteen bits after each tile.
 fn narrowed(to: &mut [f32]) {
-    to.iter_mut().for_each(|value| *value = super::bf16(*value));
+    to.iter_mut().for_each(|value| *value = bf16(*value));
 }
 
 kernels! {
@@ -300,7 +300,7 @@ kernels! {
     }
     SinkInBf16 {
         fn sink_gradient(&self, units: &A, sink: f32, lse: f32, d: f32) -> f32 {
-            super::bf16(right::<A>().sink_gradient(units, sink, lse, d))
+            bf16(right::<A>().sink_gradient(units, sink, lse, d))
         }
     }
     DsInFp8 {

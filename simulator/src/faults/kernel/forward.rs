@@ -2,9 +2,9 @@
 
 use seamproof_oracle::{Format, Pass, Softmax};
 
-use super::{OFF, VALUES, bf16, fault, kernels, right};
+use super::entry::{OFF, VALUES, bf16, fault, kernels, right};
 use crate::emulated::{Arithmetic, Finished, Online, RowSum, Rows, Stages, Weights};
-use crate::faults::Fault;
+use crate::faults::fault::Fault;
 
 const LARGE_LOGITS: &str = "https://github.com/NVIDIA/TransformerEngine/pull/716";
 const ONLINE: &str = "https://arxiv.org/abs/1805.02867";

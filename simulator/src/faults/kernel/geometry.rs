@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use seamproof_oracle::{Format, Pass, Run, TensorName};
 
-use super::{FORGETS, READS, VALUES, WRITES, fault, kernels, right};
+use super::entry::{FORGETS, READS, VALUES, WRITES, fault, kernels, right};
 use crate::emulated::{Arithmetic, Finished, Rows, Stages, Weights};
-use crate::faults::Fault;
+use crate::faults::fault::Fault;
 use crate::{Real, Segment};
 
 const TE: &str = "https://github.com/NVIDIA/TransformerEngine/pull/1009";

@@ -1,71 +1,13 @@
 //! Faults in a kernel: stages of the tiled kernel with one of them changed.
 
-use seamproof_oracle::Format;
-
-use super::{Catcher, Fault, Plant};
-use crate::emulated::{Arithmetic, Right, Stages};
+use super::fault::Fault;
 
 mod backward;
+mod entry;
 mod forward;
 mod geometry;
-
-/// A fault whose values are wrong: exact inputs and bounds show it.
-const VALUES: &[Catcher] = &[Catcher::Exact, Catcher::Identity, Catcher::Envelope];
-/// A fault that reads what it must not: besides, a poisoned row shows it.
-const READS: &[Catcher] = &[Catcher::Poison, Catcher::Exact, Catcher::Identity, Catcher::Envelope];
-/// A fault that forgets rows, or leaves what they hold so that it enters others.
-const FORGETS: &[Catcher] = &[Catcher::Structure, Catcher::Exact, Catcher::Identity, Catcher::Envelope];
-/// A fault that leaves or overwrites rows.
-const WRITES: &[Catcher] = &[Catcher::Structure];
 
 /// Every fault of a kernel.
 pub(super) fn faults() -> impl Iterator<Item = Fault> {
     [geometry::FAULTS, forward::FAULTS, backward::FAULTS].into_iter().flatten().copied()
-}
-
-/// The stages of the right kernel.
-fn right<A: Arithmetic<f32>>() -> impl Stages<f32, A> {
-    Right
-}
-
-/// 1 + 2^-8: one step of bf16 at 1, and a half.
-const OFF: f32 = 1.0 + 1.0 / 256.0;
-
-/// A kernel that differs from the right one in the given stages.
-macro_rules! kernels {
-    ($($(#[$doc:meta])* $name:ident { $($stage:item)* })*) => {
-        $(
-            $(#[$doc])*
-            #[derive(Debug)]
-            struct $name;
-
-            impl<A: Arithmetic<f32>> Stages<f32, A> for $name {
-                $($stage)*
-            }
-        )*
-    };
-}
-use kernels;
-
-/// An entry: id, what it imitates, where that happened, what catches it, the kernel.
-const fn fault(
-    id: &'static str,
-    imitates: &'static str,
-    source: &'static str,
-    caught_by: &'static [Catcher],
-    kernel: &'static dyn crate::emulated::Variant,
-) -> Fault {
-    Fault { id, imitates, source, entries: &[], caught_by, edit: Plant::Kernel(kernel) }
-}
-
-impl Fault {
-    /// The same, as these entries of the list of real bugs.
-    const fn of(self, entries: &'static [u16]) -> Fault {
-        Fault { entries, ..self }
-    }
-}
-
-/// The nearest bf16.
-fn bf16(value: f32) -> f32 {
-    Format::Bf16.round_f32(value)
 }

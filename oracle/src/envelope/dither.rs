@@ -73,14 +73,14 @@ pub(crate) struct Spread {
 
 impl Spread {
     /// Of the given logarithms.
-    pub(super) fn of(logs: impl Iterator<Item = f64>) -> Spread {
+    pub(crate) fn of(logs: impl Iterator<Item = f64>) -> Spread {
         let mut spread = Spread::default();
         logs.for_each(|log| spread.add(log));
         spread
     }
 
     /// Counts one more.
-    pub(super) fn add(&mut self, log: f64) {
+    pub(crate) fn add(&mut self, log: f64) {
         self.terms += 1;
         self.sum += log;
         self.squares += log * log;
@@ -96,7 +96,7 @@ impl Spread {
 
 /// The share of weights that have company in their slot, or of their energy, whichever is larger; not a number where there
 /// are no weights. Weights of 0 are rounded exactly and not counted.
-pub(super) fn shared_share(weights: &[f64]) -> f64 {
+pub(crate) fn shared_share(weights: &[f64]) -> f64 {
     let slots = (SLOTS * weights.len()) as u64;
     let slot = |weight: f64| {
         let significand = weight.to_bits() >> 20 & u64::from(u32::MAX);

@@ -1,0 +1,21 @@
+//! The constants of the bounds: unit roundoffs, documented accuracies of instructions, and tails of laws of chance.
+
+/// Unit roundoff of f32, round to nearest: 2^-24.
+pub const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
+/// Relative error of an honest `exp`: 2^-22 (`ex2.approx` after its input scaling).
+pub const EXP_ERROR: f64 = 1.0 / (1u64 << 22) as f64;
+/// Relative error of an honest `tanh`: 2^-21 (an accurate f32 library function, a few ulp).
+pub const TANH_ERROR: f64 = 1.0 / (1u64 << 21) as f64;
+/// Absolute error of an honest `log` for arguments near 1: 2^-21.4 (`lg2.approx` times ln 2).
+pub const LOG_ERROR: f64 = 3.613_2e-7;
+/// Further relative error of an honest `log`: 3 ulp.
+pub(super) const LOG_RELATIVE_ERROR: f64 = 3.0 / (1u64 << 23) as f64;
+
+/// Eight standard deviations of rounding a weight to nearest, in its unit roundoffs: the error is uniform in a cell of
+/// half width `u·2^e ≤ u·p`, whose deviation is that over √3, hence `8/√3`, wherever the weights lie in their binades.
+/// (Spread evenly in their logarithm they would need 3.4; those of a row whose logits differ little lie close together.)
+/// Eight, because 1.2e-15 of a normal law lies outside.
+pub const NOISE: f64 = 4.619;
+/// Azuma's `√(2·ln(2/δ))` for δ = 1e-15: a sum of n roundings, each at most a in magnitude and of mean 0 given the ones
+/// before, is within this times `a·√n`.
+pub const ROW_SUM_TAIL: f64 = 8.4;

@@ -1,0 +1,46 @@
+//! Positions of a sequence in equal steps.
+
+use std::fmt;
+
+/// Positions `start, start + step, …`, `len` of them. It reads `a..b`, without b, or `a..b step s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Positions {
+    /// The first one.
+    pub start: usize,
+    /// From one to the next; at least 1.
+    pub step: usize,
+    /// How many there are.
+    pub len: usize,
+}
+
+impl Positions {
+    /// 0, 1, …
+    pub fn first(len: usize) -> Positions {
+        Positions { start: 0, step: 1, len }
+    }
+
+    /// The position of an index, which need not be below `len`.
+    pub fn at(&self, index: usize) -> usize {
+        self.start + self.step * index
+    }
+
+    /// Whether a position is one of them.
+    pub fn contains(&self, position: usize) -> bool {
+        position >= self.start
+            && (position - self.start).is_multiple_of(self.step)
+            && (position - self.start) / self.step < self.len
+    }
+
+    /// The positions moved on by `by`.
+    pub fn moved(self, by: usize) -> Positions {
+        Positions { start: self.start + by, ..self }
+    }
+}
+
+impl fmt::Display for Positions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = if self.len == 0 { self.start } else { self.at(self.len - 1) + 1 };
+        write!(f, "{}..{end}", self.start)?;
+        if self.len > 1 && self.step > 1 { write!(f, " step {}", self.step) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,31 @@
+//! A [`Stretch`]: rows, and the positions that each of them meets on the other side.
+
+use std::fmt;
+
+use seamproof_oracle::Positions;
+
+/// Rows, and a line of columns of each of them: from the first row's to the last row's in equal steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// The rows; there is one at least.
+    pub rows: Positions,
+    /// The first row's columns.
+    pub first: Positions,
+    /// The last row's.
+    pub last: Positions,
+}
+
+impl Stretch {
+    /// Of one row, or of rows whose columns are all the same.
+    pub(super) fn alike(rows: Positions, cols: Positions) -> Stretch {
+        Stretch { rows, first: cols, last: cols }
+    }
+}
+
+impl fmt::Display for Stretch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stretch { rows, first, last } = self;
+        write!(f, "positions {rows}: pairs with positions {first}")?;
+        if first == last { Ok(()) } else { write!(f, " of the first to {last} of the last") }
+    }
+}
