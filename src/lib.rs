@@ -16,7 +16,6 @@ pub mod files;
 pub mod fuzz;
 pub mod generate;
 pub mod judge;
-pub mod layout;
 pub mod nightly;
 pub mod power;
 pub mod profile;

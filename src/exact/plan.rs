@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{InputMode, Problem, Run, Sequence, Side, Sink};
 
 use super::{COUNT_VALUE, DEAD_LEVEL, GAP, LEVEL_MAX, ROUTED_VALUE, STAIR_VALUE, TABLE_MAX};
-use crate::layout::run_of;
 use crate::values::{CHOICE, Tensor, absorb, below, lane_hash};
 
 /// One key of this many is a step of the staircase.

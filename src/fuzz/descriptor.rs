@@ -1,10 +1,9 @@
 //! Packed batches described by segment ids and positions, both ways: any ids and positions give runs that say exactly
 //! them, and a rank's rows so described give back what it owns.
 
+use seamproof_oracle::sharding as layout;
 use seamproof_oracle::{Problem, Side};
 use seamproof_simulator::helpers::{SegmentRun, segment_runs};
-
-use crate::layout;
 
 /// Holds the runs of any ids and positions in batch rows of `row_length`, at least 1.
 ///

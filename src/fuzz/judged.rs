@@ -6,6 +6,7 @@
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::Model;
+use seamproof_oracle::sharding as layout;
 use seamproof_oracle::{
     Format, Forward, Gradients, Inputs, Pass, Problem, ProblemFields, Saved, Side, TensorName,
 };
@@ -14,7 +15,6 @@ use seamproof_oracle::{blocked, exact};
 use crate::backend::{Backend, Outputs, RankOutputs, RunError, Wrapper};
 use crate::backends::Emulated;
 use crate::judge::{Depth, Judge};
-use crate::layout;
 use crate::values::{self, Poison};
 use crate::verdict::{Check, Place, Verdict};
 use seamproof_oracle::replay::Replay;

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use ndarray::{Array, Array1, Array2, Array3, s};
+use seamproof_oracle::sharding::{RankLayout, run_of};
 use seamproof_oracle::{Algorithm, Problem, Side, TensorName};
 
 use super::whole_case;
 use crate::backend::{RankGradients, RankOutputs};
-use crate::layout::{RankLayout, run_of};
 use crate::verdict::{Check, Finding};
 
 /// One set of results in the problem's own layout; rows that are not real hold 0. dsink is the sum of the ranks'

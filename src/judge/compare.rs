@@ -7,9 +7,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView3, Axis, s};
+use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Run, Side, TensorName};
 
-use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding, Place};
 
 /// A result tensor of any of the shapes that results have.

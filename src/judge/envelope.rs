@@ -8,13 +8,13 @@ use ndarray::{Array1, Array2, Array3};
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay::{self, Replay};
+use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 
 use super::compare::{View, Worst, times_bound};
 use super::structure::results;
 use super::{Evidence, Look, Ratios, diagnosis, sample};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
-use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding, Margin, Tier, number};
 
 /// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned. Where it hides its

@@ -5,6 +5,7 @@
 //! rung that the fault blinds.
 
 use ndarray::{Axis, s};
+use seamproof_oracle::sharding::{self as layout, RankLayout};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
     Problem, ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
@@ -15,7 +16,6 @@ use super::identity::{self, Relation};
 use super::{Depth, Evidence, Judge, Look, Told, envelope, structure};
 use crate::backend::{Backend, Outputs, RankGradients, RankOutputs, RunError, Wrapper};
 use crate::backends::Emulated;
-use crate::layout::{self, RankLayout};
 use crate::verdict::{Check, Margin, Verdict};
 
 /// A fault in the judge.

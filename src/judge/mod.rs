@@ -31,14 +31,13 @@ use std::time::{Duration, Instant};
 
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::replay::Replay;
+use seamproof_oracle::sharding::{self as layout, RankLayout, ShardError};
 use seamproof_oracle::{Format, Inputs, Problem};
-use seamproof_simulator::shard::ShardError;
 
 pub use trial::Trial;
 
 use crate::backend::{Backend, Outputs, PaddingInputs, RankGradients, RankOutputs, RunError};
 use crate::generate::Malformed;
-use crate::layout::{self, RankLayout};
 use crate::values::{self, Poison};
 use crate::verdict::{Check, Cost, Finding, Margin, Verdict};
 pub use identity::Relation;

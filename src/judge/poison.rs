@@ -3,11 +3,12 @@
 //! Gradients of a subject that sums them in any order have other bits on every run: of those, padding must not make a NaN.
 //! What else it changes in them the envelope sees, which looks at both runs of such a subject.
 
+use seamproof_oracle::sharding::RankLayout;
+
 use super::compare::{View, Worst, same_bits};
 use super::structure::results;
 use super::{Evidence, Look};
 use crate::backend::{RankOutputs, TensorName};
-use crate::layout::RankLayout;
 use crate::verdict::{Check, Finding, Margin, number};
 
 /// The rung.

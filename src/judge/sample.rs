@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
+use seamproof_oracle::sharding::{self as layout, RankLayout};
 use seamproof_oracle::{
     Alignment, Forward, Mask, Problem, ProblemError, ProblemFields, Run, Saved, Sequence, Side,
 };
@@ -23,7 +24,6 @@ use seamproof_oracle::{
 use super::envelope::{self, Comparison};
 use super::{Evidence, Look, diagnosis};
 use crate::backend::TensorName;
-use crate::layout::{self, RankLayout};
 use crate::values::mix;
 use crate::verdict::{Finding, Margin, Place};
 

@@ -1,11 +1,11 @@
 //! Structure: shapes, guard bands, unwritten elements and the padding contract of outputs.
 
+use seamproof_oracle::sharding::{RankLayout, SideLayout};
 use seamproof_oracle::{Pass, Problem, Run, Side};
 use seamproof_simulator::{Damage, is_unwritten};
 
 use super::compare::{View, Worst};
 use crate::backend::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
-use crate::layout::{RankLayout, SideLayout};
 use crate::verdict::{Check, Finding, Place, number};
 
 /// Every result of a rank with its name; those that the subject hides are left out.

@@ -4,13 +4,13 @@ use ndarray::Array2;
 use seamproof_oracle::blocked;
 use seamproof_oracle::envelope::{Merges, Model};
 use seamproof_oracle::replay::{self, Launch, Profile, Replay};
+use seamproof_oracle::sharding::{self as layout, RankLayout};
 use seamproof_oracle::{Inputs, Problem, Saved};
 use seamproof_simulator::schedule::MergeOrder;
 
 use super::envelope::Comparison;
 use super::{assemble, envelope, poisoned};
 use crate::backend::{Backend, RankOutputs, RunError};
-use crate::layout::{self, RankLayout};
 use crate::profile;
 use crate::values::{self, Poison};
 use crate::verdict::{Margin, Tier};

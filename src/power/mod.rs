@@ -13,6 +13,7 @@ pub mod rules;
 use std::io::{self, Write};
 
 use rayon::prelude::*;
+use seamproof_oracle::sharding as layout;
 use seamproof_oracle::{InputMode, Inputs, Pass, Problem, ProblemFields};
 
 use crate::backend::{Backend, Outputs, RankOutputs};
@@ -21,7 +22,6 @@ use crate::evaluate::evaluate;
 use crate::exact;
 use crate::generate::{self, Draw, Limits};
 use crate::judge::Judge;
-use crate::layout;
 use crate::values::{self, Poison};
 use crate::verdict::Verdict;
 use rows::{ROWS, Row, Subject};

@@ -4,10 +4,10 @@
 //! Both are given the best reference that they could have, the exact answer; the suites that use them have less.
 
 use ndarray::{Array3, ArrayView1, s};
+use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, Side, blocked};
 
 use crate::backend::RankOutputs;
-use crate::layout::run_of;
 
 /// The tolerance of TransformerEngine's context-parallel suite in bf16, absolute and relative.
 /// Source: `get_tols` of `tests/pytorch/attention/run_attention_with_cp.py`.

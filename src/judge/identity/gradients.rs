@@ -10,6 +10,7 @@ use std::cell::LazyCell;
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
+use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{Format, Side};
 
 use super::super::Evidence;
@@ -18,7 +19,6 @@ use super::Relation;
 use super::bound::{Against, Bounds, GivenError};
 use super::sums::{Readers, moved_by, own_rounding, seeing};
 use crate::backend::{RankGradients, TensorName};
-use crate::layout::run_of;
 use crate::verdict::{Check, Finding, Place, number};
 
 /// Two runs whose gradients must agree.

@@ -4,6 +4,7 @@ use std::cell::LazyCell;
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
+use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{Algorithm, ContextParallel, Format, ProblemFields, Side, Sink};
 
 use super::super::compare::{Worst, lanes, times_bound};
@@ -13,7 +14,6 @@ use super::bound::{Against, Bounds, norm};
 use super::gradients::{self, Runs};
 use super::twin::{Source, Twin};
 use crate::backend::{RankGradients, RankOutputs, TensorName};
-use crate::layout::run_of;
 use crate::verdict::{Check, Finding, Place, number};
 
 /// Collects elements that are further from what they must be than their bound.

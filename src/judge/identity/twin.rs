@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use ndarray::{Array3, Axis};
+use seamproof_oracle::sharding::{self as layout, RankLayout, run_of};
 use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side};
 
 use super::super::compare::{View, Worst, lanes};
@@ -10,7 +11,6 @@ use super::super::structure::results;
 use super::super::{Evidence, Look, death, fills, poisoned};
 use super::{Relation, broken};
 use crate::backend::{RankOutputs, RunError, TensorName};
-use crate::layout::{self, RankLayout, run_of};
 use crate::verdict::{Check, Finding, Place, number};
 
 /// Where the rows and heads of a twin come from.

@@ -6,11 +6,12 @@
 
 use std::time::Instant;
 
+use seamproof_oracle::sharding as layout;
+
 use super::super::identity::{Identity, Relation, identity};
 use super::super::{Depth, Evidence, Judge, Look, Meter, Told};
 use super::Forward;
 use crate::backend::Backend;
-use crate::layout;
 use crate::values::mix;
 use crate::verdict::Finding;
 
