@@ -25,10 +25,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};
 use std::ops::Range;
 
+use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Pass, Problem, Run, Sequence, TensorName};
 use seamproof_simulator::Segment;
 use seamproof_simulator::check::{CheckError, Held, Holds, Launch, Reading, check, trace};
-use seamproof_simulator::schedule::{BufferId, Operation, PlacedRun, Schedule, Step, Work};
+use seamproof_simulator::schedule::{BufferId, Operation, Schedule, Step, Work};
 
 use crate::backends::unscheduled;
 use further::further_runs;

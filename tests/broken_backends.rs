@@ -5,7 +5,7 @@ use seamproof_judge::failure::same_failure;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::judge;
-use seamproof_judge::layout::layouts;
+use seamproof_oracle::sharding::layouts;
 use seamproof_judge::shrink::{Shrunk, shrink};
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::{Emulated, Planted};

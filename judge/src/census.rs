@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use seamproof_oracle::sharding::{RankLayout, layouts};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Format, InputMode, Mask, Pass, Problem, Run, Scaling, Sequence, Side, Sink,
 };
@@ -18,7 +19,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::exact::{Merging, eligible, parts};
 use crate::generate::{Draw, Malformed, Profile};
-use crate::layout::{RankLayout, layouts};
 use crate::prose::counted;
 use crate::subject::{ParallelRule, broken_rule};
 use crate::values::{Poison, real_kv_rows, real_q_rows};

@@ -37,7 +37,6 @@ pub mod generate;
 pub mod hash;
 pub mod identity;
 pub mod ladder;
-pub mod layout;
 pub mod prelude;
 pub mod profile;
 pub mod prose;

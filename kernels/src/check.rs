@@ -24,11 +24,12 @@ use std::fmt;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields,
     Rows, Run, Sequence, Sink, Softmax,
 };
-use seamproof_simulator::shard::{Shard, span_multiple};
+use seamproof_simulator::shard::Shard;
 
 use crate::error::KernelError;
 use crate::faults::{Seen, SourceFault};

@@ -22,6 +22,7 @@ mod precision;
 mod problem;
 pub mod replay;
 mod run;
+pub mod sharding;
 mod softmax;
 mod tensor_name;
 

@@ -64,7 +64,7 @@ pub enum Pass {
 }
 
 /// The query side or the key/value side of a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Side {
     /// q, out, dout, dq.
     Q,

@@ -8,10 +8,11 @@
 pub mod exponential;
 
 use exponential::{log_add, share};
+use seamproof_oracle::sharding::Piece;
 use seamproof_oracle::{Balance, Band, Format, Mask, Run};
 
 use crate::schedule::band;
-use crate::shard::{Piece, Shard};
+use crate::shard::Shard;
 
 /// Which way rows are reordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -439,7 +440,7 @@ mod tests {
     use super::*;
     use crate::Segment;
     use crate::schedule::{Work, build};
-    use crate::shard::span_multiple;
+    use seamproof_oracle::sharding::span_multiple;
     use seamproof_oracle::{
         Algorithm, Alignment, ContextParallel, Dims, Heads, InputMode, Pass, Precision, Problem,
         ProblemFields, Rows, Sequence, Side, Sink, Softmax,

@@ -1,40 +1,18 @@
-//! Sharding: which positions of a sequence lie on which rank, and where.
+//! Sharding, as builders of schedules use it: what [`seamproof_oracle::sharding`] says position by position, said rank by
+//! rank. Tests hold the two against each other.
 //!
-//! A sequence's *span* (real rows and padding) is cut by a [`Balance`] into equal *slots*, one for each of `cp` ranks.
-//! A rank's slot is a list of *pieces*, runs of positions in the order in which they lie in the slot:
-//!
-//! | balance | slot of rank r | span must be a multiple of |
-//! |---|---|---|
-//! | contiguous | the r-th of cp pieces | `cp` |
-//! | dual-chunk (zigzag) | chunks r and `2·cp − 1 − r` of `2·cp` | `2·cp` |
-//! | striped | stripes r, r + cp, r + 2·cp, … | `cp · stripe` |
-//!
+//! A rank's slot of a sequence is a list of *pieces*, runs of positions in the order in which they lie in the slot.
 //! Whatever the balance, the real positions of a slot are a prefix of it, so that one count says how much of a slot is
-//! real. A rank's tensor holds the slots in the order of the sequences in memory; gaps, first offset and slack of the
-//! problem are divided by cp too, so that they exist on ranks. Every quantity follows from the *span*; the real
-//! length never moves a row (it did in TransformerEngine issue 1930: lengths divided by cp).
+//! real. Every quantity follows from the *span*; the real length never moves a row (it did in TransformerEngine issue
+//! 1930: lengths divided by cp).
 //!
 //! *Sequence order* is the layout of a gathered buffer in which every sequence is whole: `cp` times the rank's rows,
 //! the sequence at `cp` times its slot's offset. [`Shard::reorder`] is the bijection between it and the ranks' rows
 //! one after the other (*rank order*), rows that no sequence owns included (TransformerEngine's kernels lose or
 //! double those when a buffer is longer than the last offset).
 
+use seamproof_oracle::sharding::{self, Piece, PlacedRun, ShardError, run_of};
 use seamproof_oracle::{Balance, Problem, Run, Side};
-
-use crate::schedule::PlacedRun;
-
-/// A run of positions, and where it lies in a rank's slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// First position in the sequence.
-    pub start: usize,
-    /// Positions between one row and the next.
-    pub step: usize,
-    /// Rows, padding included.
-    pub span: usize,
-    /// First row in the slot.
-    pub at: usize,
-}
 
 /// One sequence on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,66 +38,17 @@ pub struct Shard {
     pub slots: Vec<Slot>,
 }
 
-/// Why a side cannot be cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
-pub enum ShardError {
-    /// A span that the balance does not divide.
-    #[error("sequence {sequence} spans {span} {side} rows; this sharding needs a multiple of {multiple}")]
-    Span {
-        /// Index of the sequence.
-        sequence: usize,
-        /// `q` or `kv`.
-        side: &'static str,
-        /// Its span.
-        span: usize,
-        /// What the span must be a multiple of.
-        multiple: usize,
-    },
-    /// Rows of a sequence that lie apart.
-    #[error("sequence {sequence} has {side} rows with step {step}; only consecutive rows are cut over ranks")]
-    Strided {
-        /// Index of the sequence.
-        sequence: usize,
-        /// `q` or `kv`.
-        side: &'static str,
-        /// Its step.
-        step: usize,
-    },
-}
-
-/// What a span must be a multiple of.
-pub fn span_multiple(balance: Balance, cp: usize) -> usize {
-    match balance {
-        Balance::Contiguous => cp,
-        Balance::DualChunk => 2 * cp,
-        Balance::Striped { stripe } => cp.saturating_mul(stripe),
-    }
-}
-
 impl Shard {
     /// Cuts one side of `problem` over its group.
     pub fn new(problem: &Problem, side: Side) -> Result<Shard, ShardError> {
-        let (cp, balance) = (problem.parallel.size(), problem.parallel.balance);
-        let (name, total) = match side {
-            Side::Q => ("q", problem.rows.q),
-            Side::Kv => ("kv", problem.rows.kv),
-        };
-        let runs: Vec<Run> =
-            problem.sequences.iter().map(|s| if side == Side::Q { s.q } else { s.kv }).collect();
-        let multiple = span_multiple(balance, cp);
-        for (sequence, run) in runs.iter().enumerate() {
-            if run.step != 1 {
-                return Err(ShardError::Strided { sequence, side: name, step: run.step });
-            }
-            if !run.span.is_multiple_of(multiple) {
-                return Err(ShardError::Span { sequence, side: name, span: run.span, multiple });
-            }
-        }
-        Ok(Shard::of_runs(&runs, total, cp, balance))
+        sharding::check(problem, side)?;
+        let total = if side == Side::Q { problem.rows.q } else { problem.rows.kv };
+        let runs: Vec<Run> = problem.sequences.iter().map(|both| run_of(both, side)).collect();
+        Ok(Shard::of_runs(&runs, total, problem.parallel.size(), problem.parallel.balance))
     }
 
-    /// Cuts runs of a tensor of `total` rows. Nothing is checked: spans are multiples of [`span_multiple`], rows are
-    /// consecutive.
+    /// Cuts runs of a tensor of `total` rows. Nothing is checked: spans are multiples of [`sharding::span_multiple`],
+    /// rows are consecutive.
     pub fn of_runs(runs: &[Run], total: usize, cp: usize, balance: Balance) -> Shard {
         let mut order: Vec<usize> = (0..runs.len()).collect();
         order.sort_by_key(|&index| (runs[index].offset, runs[index].span));
@@ -255,6 +184,8 @@ pub fn cu_seqlens_on_cp_rank(
 
 #[cfg(test)]
 mod tests {
+    use seamproof_oracle::sharding::span_multiple;
+
     use super::*;
 
     /// A shard of packed sequences given as (real, padded), with a first offset and slack in ranks' rows.
@@ -267,45 +198,6 @@ mod tests {
         });
         let slots = slots.collect();
         Shard { cp, balance, rows: rows + slack, slots }
-    }
-
-    fn dual(padded: &[usize], cp: usize) -> Shard {
-        let lengths: Vec<_> = padded.iter().map(|&p| (p, p)).collect();
-        shard(&lengths, cp, Balance::DualChunk, 0, 0)
-    }
-
-    #[test]
-    fn partition_indices_are_the_golden_ones() {
-        let four = dual(&[8, 8, 8, 16], 4);
-        assert_eq!(four.partition_indices(0), [0, 7, 8, 15, 16, 23, 24, 25, 38, 39]);
-        assert_eq!(four.partition_indices(1), [1, 6, 9, 14, 17, 22, 26, 27, 36, 37]);
-        assert_eq!(four.partition_indices(2), [2, 5, 10, 13, 18, 21, 28, 29, 34, 35]);
-        assert_eq!(four.partition_indices(3), [3, 4, 11, 12, 19, 20, 30, 31, 32, 33]);
-        let empty_middle = dual(&[4, 0, 8], 2);
-        assert_eq!(empty_middle.partition_indices(0), [0, 3, 4, 5, 10, 11]);
-        assert_eq!(empty_middle.partition_indices(1), [1, 2, 6, 7, 8, 9]);
-    }
-
-    #[test]
-    fn counts_on_ranks_are_the_golden_ones() {
-        let counts = |lens: &[usize], slots: &[usize], cp, rank, first, second| {
-            let cu = cu_seqlens_on_cp_rank(lens, slots, cp, rank, first, second);
-            cu.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>()
-        };
-        let halves = |lens: &[usize], slots: &[usize], cp, rank| {
-            (counts(lens, slots, cp, rank, true, false), counts(lens, slots, cp, rank, false, true))
-        };
-        assert_eq!(halves(&[7], &[4], 2, 0), (vec![2], vec![1]));
-        assert_eq!(halves(&[7], &[4], 2, 1), (vec![2], vec![2]));
-        assert_eq!(halves(&[698], &[176], 4, 0), (vec![88], vec![82]));
-        assert_eq!(halves(&[698], &[176], 4, 3), (vec![88], vec![88]));
-        // TransformerEngine issue 2186: cu_seqlens 0,9,17,25,37,45,57 in 0,12,20,28,40,48,60 on two ranks.
-        let (lens, slots) = ([9, 8, 8, 12, 8, 12], [6, 4, 4, 6, 4, 6]);
-        assert_eq!(halves(&lens, &slots, 2, 0), (vec![3, 2, 2, 3, 2, 3], vec![0, 2, 2, 3, 2, 3]));
-        assert_eq!(counts(&lens, &slots, 2, 0, true, true), [3, 4, 4, 6, 4, 6]);
-        assert_eq!(halves(&lens, &slots, 2, 1), (vec![3, 2, 2, 3, 2, 3], vec![3, 2, 2, 3, 2, 3]));
-        assert_eq!(cu_seqlens_on_cp_rank(&[3, 13], &[2, 8], 2, 0, true, false), [0, 1, 5]);
-        assert_eq!(cu_seqlens_on_cp_rank(&[3, 13], &[2, 8], 2, 0, false, true), [0, 0, 1]);
     }
 
     #[test]

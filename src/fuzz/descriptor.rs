@@ -4,7 +4,7 @@
 use seamproof_oracle::{Problem, Side};
 use seamproof_simulator::helpers::{SegmentRun, segment_runs};
 
-use seamproof_judge::layout;
+use seamproof_oracle::sharding as layout;
 
 /// Holds the runs of any ids and positions in batch rows of `row_length`, at least 1.
 ///

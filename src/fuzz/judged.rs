@@ -13,7 +13,7 @@ use seamproof_oracle::{blocked, exact};
 
 use seamproof_judge::finding::{Check, Place};
 use seamproof_judge::ladder::{Depth, Judge};
-use seamproof_judge::layout;
+use seamproof_oracle::sharding as layout;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RankOutputs, RunError};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::values::{self, Poison};

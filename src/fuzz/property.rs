@@ -1,39 +1,48 @@
 //! Properties that hold of every problem, whatever its numbers; each panics where it does not.
 
+use seamproof_oracle::sharding::{self as layout, PlacedRun, SideLayout};
 use seamproof_oracle::{Format, Problem, Run, Side};
-use seamproof_simulator::schedule::{MergeOrder, PlacedRun};
+use seamproof_simulator::schedule::MergeOrder;
 use seamproof_simulator::shard::Shard;
 
-use crate::prove::{Proved, prove};
-use seamproof_judge::layout::{self, RankLayout};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::{Emulated, same_bits};
+use crate::prove::{Proved, prove};
 use seamproof_judge::values::{self, Poison};
 
-/// Every row that a sequence owns lies on one rank, in a place of its own, and a reordering of a rank names each of its
-/// rows once on either side.
+/// Every row that a sequence owns lies on one rank, in a place of its own, where schedules put it too, and a reordering of a
+/// rank names each of its rows once on either side.
 pub fn layout(problem: &Problem) {
     let Ok(layouts) = layout::layouts(problem) else { return };
     for side in [Side::Q, Side::Kv] {
+        let ranks: Vec<&SideLayout> = layouts.iter().map(|rank| rank.side(side)).collect();
         let mut owners: Vec<Vec<u8>> =
             problem.sequences.iter().map(|both| vec![0; layout::run_of(both, side).span]).collect();
-        layouts.iter().for_each(|rank| on_rank(rank, side, &mut owners));
+        ranks.iter().for_each(|rank| on_rank(rank, &mut owners));
         assert!(owners.iter().flatten().all(|&count| count == 1), "{side:?}: {owners:?}");
         if let Ok(shard) = Shard::new(problem, side) {
             reorders(&shard);
+            for (rank, &SideLayout { rows, ref runs }) in ranks.into_iter().enumerate() {
+                assert_eq!((shard.rows, tokens(&shard.placed(rank))), (rows, tokens(runs)), "rank {rank}");
+            }
         }
     }
 }
 
-fn on_rank(rank: &RankLayout, side: Side, owners: &mut [Vec<u8>]) {
-    let mut taken = vec![false; rank.side(side).rows];
-    for PlacedRun { sequence, piece, local } in &rank.side(side).runs {
-        assert_eq!(piece.span, local.span, "{side:?}");
-        for row in 0..piece.span {
-            owners[*sequence][piece.start + piece.step * row] += 1;
-            let place = &mut taken[local.offset + local.step * row];
-            assert!(!std::mem::replace(place, true), "{side:?}: two rows in one place");
-        }
+/// Row, sequence, position, and whether it is real, of each owned row.
+fn tokens(runs: &[PlacedRun]) -> Vec<(usize, usize, usize, bool)> {
+    let of = |&PlacedRun { sequence, piece, local }: &PlacedRun| {
+        assert_eq!(piece.span, local.span);
+        (0..local.span).map(move |i| (local.row(i), sequence, piece.start + piece.step * i, i < local.len))
+    };
+    runs.iter().flat_map(of).collect()
+}
+
+fn on_rank(rank: &SideLayout, owners: &mut [Vec<u8>]) {
+    let mut taken = vec![false; rank.rows];
+    for (row, sequence, position, _) in tokens(&rank.runs) {
+        owners[sequence][position] += 1;
+        assert!(!std::mem::replace(&mut taken[row], true), "two positions in row {row}");
     }
 }
 

@@ -11,7 +11,7 @@ use seamproof_judge::finding::{Finding, Relation};
 use seamproof_judge::hash::mix;
 use seamproof_judge::identity::{Identity, identity};
 use seamproof_judge::ladder::evidence::{Depth, Evidence, Judge, Look, Meter, Told};
-use seamproof_judge::layout;
+use seamproof_oracle::sharding as layout;
 use seamproof_judge::subject::Backend;
 
 /// What may be asked.

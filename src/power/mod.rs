@@ -21,7 +21,7 @@ use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::exact;
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::Judge;
-use seamproof_judge::layout;
+use seamproof_oracle::sharding as layout;
 use seamproof_judge::subject::{Backend, Outputs, RankOutputs};
 use seamproof_judge::subjects::{Emulated, same_bits};
 use seamproof_judge::values::{self, Poison};

@@ -6,7 +6,7 @@
 use ndarray::{Array3, ArrayView1, s};
 use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, Side, blocked};
 
-use seamproof_judge::layout::run_of;
+use seamproof_oracle::sharding::run_of;
 use seamproof_judge::subject::RankOutputs;
 
 /// The tolerance of TransformerEngine's context-parallel suite in bf16, absolute and relative.

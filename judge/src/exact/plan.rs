@@ -6,7 +6,7 @@ use seamproof_oracle::{InputMode, Problem, Run, Sequence, Side, Sink};
 
 use super::{COUNT_VALUE, DEAD_LEVEL, GAP, LEVEL_MAX, ROUTED_VALUE, STAIR_VALUE, TABLE_MAX};
 use crate::hash::{CHOICE, Tensor, absorb, below, lane_hash};
-use crate::layout::run_of;
+use seamproof_oracle::sharding::run_of;
 
 /// One key of this many is a step of the staircase.
 const STRIDE: usize = 4;

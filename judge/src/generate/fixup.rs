@@ -17,12 +17,11 @@
 //! 8. An index of an illegal case past its table's end means a legal case.
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX};
+use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
     Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
 };
-
-use seamproof_simulator::shard::span_multiple;
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};

@@ -3,11 +3,11 @@
 use seamproof_oracle::limits::{
     HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALE_MIN, SOFTCAP_MAX, SOFTCAP_MIN, WORLD_MAX,
 };
+use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Element, Format, Problem, ProblemError, ProblemFields, Run,
     RunError, Scaling, Sequence, Side,
 };
-use seamproof_simulator::shard::span_multiple;
 
 /// Fields that break exactly one rule.
 #[derive(Clone, Debug, PartialEq)]

@@ -142,7 +142,7 @@ fn span_unit(problem: &Problem) -> Option<usize> {
     match parallel.algorithm {
         Algorithm::Single => Some(1),
         _ => {
-            let unit = seamproof_simulator::shard::span_multiple(parallel.balance, parallel.size());
+            let unit = seamproof_oracle::sharding::span_multiple(parallel.balance, parallel.size());
             // Long stripes would make it the largest sequence of all.
             (unit <= 64).then_some(unit)
         }

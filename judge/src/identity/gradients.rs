@@ -18,7 +18,7 @@ use crate::finding::Relation;
 use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::compare::{Worst, lanes, times_bound};
 use crate::ladder::evidence::Evidence;
-use crate::layout::run_of;
+use seamproof_oracle::sharding::run_of;
 use crate::subject::{RankGradients, TensorName};
 
 /// Two runs whose gradients must agree.

@@ -2,6 +2,7 @@
 
 use ndarray::{Array2, s};
 use seamproof_oracle::envelope::GradientPair;
+use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{Pass, Side, TensorName};
 
 use super::asked::pick;
@@ -128,7 +129,7 @@ fn elsewhere(
                 Side::Q => at == index && row == i,
                 Side::Kv => at == index && seen.contains(&row),
             };
-            for (position, row) in crate::layout::run_of(sequence, side).real_rows().enumerate() {
+            for (position, row) in run_of(sequence, side).real_rows().enumerate() {
                 for other in (0..gradient.shape()[1]).filter(|&h| h != own_head || !reached(position)) {
                     let place =
                         Place { sequence: Some(at), head: Some(other), row: Some(position), lane: None };

@@ -14,7 +14,7 @@ use crate::finding::Relation;
 use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::compare::{Worst, lanes, times_bound};
 use crate::ladder::evidence::{Evidence, Look};
-use crate::layout::run_of;
+use seamproof_oracle::sharding::run_of;
 use crate::subject::{RankGradients, RankOutputs, TensorName};
 
 /// Collects elements that are further from what they must be than their bound.

@@ -12,7 +12,7 @@ use crate::ladder::compare::{View, Worst, lanes};
 use crate::ladder::evidence::{Evidence, Look};
 use crate::ladder::runs::{death, fills, poisoned};
 use crate::ladder::structure::results;
-use crate::layout::{self, RankLayout, run_of};
+use seamproof_oracle::sharding::{self as layout, RankLayout, run_of};
 use crate::subject::{RankOutputs, RunError, TensorName};
 
 /// Where the rows and heads of a twin come from.

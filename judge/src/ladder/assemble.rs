@@ -7,7 +7,7 @@ use seamproof_oracle::{Algorithm, Problem, Side, TensorName};
 
 use crate::finding::{Check, Finding};
 use crate::ladder::runs::whole_case;
-use crate::layout::{RankLayout, run_of};
+use seamproof_oracle::sharding::{RankLayout, run_of};
 use crate::subject::{RankGradients, RankOutputs};
 
 /// One set of results in the problem's own layout; rows that are not real hold 0. dsink is the sum of the ranks'

@@ -10,7 +10,7 @@ use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView3, Axis, s};
 use seamproof_oracle::{Run, Side, TensorName};
 
 use crate::finding::{Check, Finding, Place};
-use crate::layout::RankLayout;
+use seamproof_oracle::sharding::RankLayout;
 
 /// A result tensor of any of the shapes that results have.
 #[derive(Clone, Copy)]

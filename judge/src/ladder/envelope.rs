@@ -15,7 +15,7 @@ use super::structure::results;
 use super::{diagnosis, sample};
 use crate::finding::{Check, Finding, number};
 use crate::ladder::evidence::{Evidence, Look, Ratios};
-use crate::layout::RankLayout;
+use seamproof_oracle::sharding::RankLayout;
 use crate::subject::{RankGradients, RankOutputs, TensorName};
 use crate::verdict::{Margin, Tier};
 

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Format, Inputs, Problem};
-use seamproof_simulator::shard::ShardError;
+use seamproof_oracle::sharding::ShardError;
 
 use super::runs::run;
 use crate::finding::{Check, Finding, Relation};
 use crate::identity::norms::Norms;
-use crate::layout::RankLayout;
+use seamproof_oracle::sharding::RankLayout;
 use crate::subject::{Backend, Outputs, RankGradients, RankOutputs, RunError};
 use crate::verdict::{Cost, Margin};
 

@@ -16,7 +16,7 @@ use crate::finding::Check;
 use crate::finding::Relation;
 use crate::identity;
 use crate::ladder::evidence::{Depth, Evidence, Judge, Look, Told};
-use crate::layout::{self, RankLayout};
+use seamproof_oracle::sharding::{self as layout, RankLayout};
 use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
 use crate::subjects::Emulated;
 use crate::verdict::{Margin, Verdict};

@@ -31,7 +31,7 @@ use seamproof_oracle::{Inputs, Problem};
 use crate::finding::{Check, Finding};
 use crate::generate::Malformed;
 use crate::identity;
-use crate::layout;
+use seamproof_oracle::sharding as layout;
 use crate::subject::{Backend, Outputs, RankOutputs, RunError};
 use crate::values;
 use crate::verdict::{Cost, Margin, Verdict};

@@ -7,7 +7,7 @@ use super::compare::{View, Worst, same_bits};
 use super::structure::results;
 use crate::finding::{Check, Finding, number};
 use crate::ladder::evidence::{Evidence, Look};
-use crate::layout::RankLayout;
+use seamproof_oracle::sharding::RankLayout;
 use crate::subject::{RankOutputs, TensorName};
 use crate::verdict::Margin;
 

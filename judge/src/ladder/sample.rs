@@ -25,7 +25,7 @@ use super::envelope::{self, Comparison};
 use crate::finding::{Finding, Place};
 use crate::hash::mix;
 use crate::ladder::evidence::{Evidence, Look};
-use crate::layout::{self, RankLayout};
+use seamproof_oracle::sharding::{self as layout, RankLayout};
 use crate::subject::TensorName;
 use crate::verdict::Margin;
 

@@ -5,7 +5,7 @@ use seamproof_simulator::{Damage, is_unwritten};
 
 use super::compare::{View, Worst};
 use crate::finding::{Check, Finding, Place, number};
-use crate::layout::{RankLayout, SideLayout};
+use seamproof_oracle::sharding::{RankLayout, SideLayout};
 use crate::subject::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
 
 /// Every result of a rank with its name; those that the subject hides are left out.

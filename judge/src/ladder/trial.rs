@@ -10,7 +10,7 @@ use seamproof_simulator::schedule::MergeOrder;
 use super::envelope::Comparison;
 use super::{assemble, envelope};
 use crate::ladder::runs::poisoned;
-use crate::layout::{self, RankLayout};
+use seamproof_oracle::sharding::{self as layout, RankLayout};
 use crate::profile;
 use crate::subject::{Backend, RankOutputs, RunError};
 use crate::values::{self, Poison};

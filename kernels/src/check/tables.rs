@@ -1,8 +1,9 @@
 //! Cases of metadata.
 
+use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Alignment, Balance, Mask, Pass, Run};
 use seamproof_simulator::helpers::{self, SegmentRow, SegmentRun};
-use seamproof_simulator::shard::{Shard, cu_seqlens_on_cp_rank, span_multiple};
+use seamproof_simulator::shard::{Shard, cu_seqlens_on_cp_rank};
 
 use super::image::{Image, Place, SlotFields};
 use super::{Draw, Launch};

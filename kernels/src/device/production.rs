@@ -197,7 +197,7 @@ mod tests {
         for _ in 0..2000 {
             let (cp, stripe) = (2 + below(7), 1 + below(3));
             let balance = [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe }][below(3)];
-            let unit = seamproof_simulator::shard::span_multiple(balance, cp);
+            let unit = seamproof_oracle::sharding::span_multiple(balance, cp);
             let (mut end, mut runs) = (0, Vec::new());
             for _ in 0..1 + below(8) {
                 let run = Run::packed(end + below(2) * below(4) * cp, 0, below(4) * unit);

@@ -4,12 +4,13 @@
 use std::ops::Range;
 
 use seamproof_oracle::limits::{HEADS_MAX, ROWS_MAX, WORLD_MAX};
+use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Problem, Run, Side, TensorName};
 
 use super::error::{CheckError, Errors, Fault, Place};
 use crate::schedule::{
-    Attend, AttendBackward, Axes, Buffer, BufferId, Layer, Merge, PlacedRun, Placement, Region, Role,
-    Rotated, RowPair, Schedule, Work,
+    Attend, AttendBackward, Axes, Buffer, BufferId, Layer, Merge, Placement, Region, Role, Rotated, RowPair,
+    Schedule, Work,
 };
 use crate::{AttentionCall, RowPolicy};
 

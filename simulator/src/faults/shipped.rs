@@ -5,14 +5,15 @@
 
 use std::collections::BTreeMap;
 
+use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Algorithm, Balance, Problem, Run, Sequence};
 
 use super::edit::{attends, each_reorder};
 use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::fault::{Edit, Fault};
 use crate::schedule::{
-    Attend, AttendBackward, BufferId, Operation, PlacedRun, RankProgram, Role, RowPair, Schedule, Section,
-    Step, Work, build,
+    Attend, AttendBackward, BufferId, Operation, RankProgram, Role, RowPair, Schedule, Section, Step, Work,
+    build,
 };
 use crate::shard::Shard;
 use crate::{AttentionCall, Segment};

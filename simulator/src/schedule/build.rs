@@ -3,14 +3,15 @@
 
 use std::ops::Range;
 
+use seamproof_oracle::sharding::{Piece, PlacedRun, ShardError};
 use seamproof_oracle::{Band, Format, Mask, Problem, Run, Side, TensorName};
 
 use super::{
-    Axes, Buffer, BufferId, EventId, FillValue, Operation, PlacedRun, Placement, RankProgram, Role, RowPair,
-    Schedule, Work,
+    Axes, Buffer, BufferId, EventId, FillValue, Operation, Placement, RankProgram, Role, RowPair, Schedule,
+    Work,
 };
 use crate::Segment;
-use crate::shard::{Piece, Shard, ShardError};
+use crate::shard::Shard;
 
 /// Why a builder cannot make a schedule of a problem: what is impossible, and nothing that merely was never done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]

@@ -29,6 +29,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Algorithm, Format, Problem, Run, TensorName};
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +44,6 @@ pub(crate) use sequence_parallel::{hidden, rotates};
 pub use single::single;
 
 use crate::AttentionCall;
-use crate::shard::Piece;
 
 /// A buffer of the schedule, by its place in [`Schedule::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -514,17 +514,6 @@ pub struct RankProgram {
     /// Where the backward pass begins: a caller may hold, move and replay what the forward saved before it goes on.
     /// Absent in a forward pass.
     pub backward: Option<usize>,
-}
-
-/// Rows of a sequence in a rank's buffer: row i of `local` holds position `piece.start + i · piece.step`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlacedRun {
-    /// Index of the sequence.
-    pub sequence: usize,
-    /// The positions.
-    pub piece: Piece,
-    /// The rows: `len` real ones, `span` owned ones.
-    pub local: Run,
 }
 
 /// Which part of a problem's tensor a buffer holds.

@@ -17,20 +17,21 @@
 //! | problem | answer |
 //! |---|---|
 //! | stripes of more than one row | [`BuildError::RingStripe`]: a step's mask is no band |
-//! | a span that the balance does not divide | [`ShardError::Span`](crate::shard::ShardError::Span) |
-//! | rows of a sequence that lie apart | [`ShardError::Strided`](crate::shard::ShardError::Strided) |
+//! | a span that the balance does not divide | [`ShardError::Span`](seamproof_oracle::sharding::ShardError::Span) |
+//! | rows of a sequence that lie apart | [`ShardError::Strided`](seamproof_oracle::sharding::ShardError::Strided) |
 //! | any other: every mask, alignment, sink, soft cap, length and head count | a schedule |
 
 use std::cmp::Ordering;
 use std::ops::Range;
 
+use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Balance, Format, Mask, Pass, Problem, Run, Sink, Softmax};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{self, COMMUNICATION, all};
 use super::{
-    Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeOrder, MergeStyle, PlacedRun,
-    Reduction, RowPair, Schedule, Section, Step, Work,
+    Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeOrder, MergeStyle, Reduction, RowPair,
+    Schedule, Section, Step, Work,
 };
 use crate::{AttentionCall, RowPolicy, Segment};
 

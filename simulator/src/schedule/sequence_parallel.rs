@@ -36,6 +36,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use seamproof_oracle::limits::WORLD_MAX;
+use seamproof_oracle::sharding::{Piece, PlacedRun};
 use seamproof_oracle::{Heads, Pass, Problem, ProblemFields, Run, Side, TensorName};
 
 use super::build::{BuildError, Builder};
@@ -43,10 +44,9 @@ use super::collect::{COMMUNICATION, COMPUTE, all, part};
 use super::embed::Embedding;
 use super::exchange::HeadDeal;
 use super::{
-    Buffer, BufferId, Layer, MergeOrder, Operation, PlacedRun, Placement, Role, Rotated, RowPair, Schedule,
-    Work, build_with,
+    Buffer, BufferId, Layer, MergeOrder, Operation, Placement, Role, Rotated, RowPair, Schedule, Work,
+    build_with,
 };
-use crate::shard::Piece;
 
 /// Why there can be no sequence-parallel region.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]

@@ -4,11 +4,12 @@
 //! applied by the kernel itself.
 
 use seamproof_oracle::Problem;
+use seamproof_oracle::sharding::{Piece, PlacedRun};
 
 use super::build::{self, BuildError, Builder, Shards};
-use super::{Attend, AttendBackward, Axes, FillValue, PlacedRun, Placement, Schedule, Step, Work};
+use super::{Attend, AttendBackward, Axes, FillValue, Placement, Schedule, Step, Work};
 use crate::AttentionCall;
-use crate::shard::{Piece, Shard, Slot};
+use crate::shard::{Shard, Slot};
 
 /// The stream of everything.
 const STREAM: usize = 0;

@@ -3,11 +3,11 @@
 
 pub mod hold;
 
+use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
     Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
 };
-use seamproof_simulator::shard::span_multiple;
 
 /// splitmix64.
 pub struct Draws(pub u64);

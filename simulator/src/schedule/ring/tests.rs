@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
+use seamproof_oracle::sharding::{ShardError, span_multiple};
 use seamproof_oracle::{
     Algorithm, Alignment, ContextParallel, Dims, Heads, InputMode, Precision, ProblemFields, Rows, Sequence,
-    TensorName,
+    Side, TensorName,
 };
 
 use super::*;
 use crate::schedule::{Region, Role};
-use crate::shard::{ShardError, span_multiple};
 
 /// Sequence, query, key; or the sink.
 type Term = (usize, usize, usize);
@@ -398,6 +398,6 @@ fn what_has_no_band_or_no_cut_is_refused() {
         problem(&[(4, 4)], 0, (2, Balance::DualChunk), Mask::FULL, Sink::None).into();
     fields.sequences[0].q.span -= 1;
     fields.sequences[0].q.len = 3;
-    let error = ShardError::Span { sequence: 0, side: "q", span: 3, multiple: 4 };
+    let error = ShardError::Span { sequence: 0, side: Side::Q, span: 3, multiple: 4 };
     assert_eq!(ring(&Problem::new(fields).unwrap(), MergeOrder::Running), Err(error.into()));
 }

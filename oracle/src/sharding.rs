@@ -1,0 +1,264 @@
+//! Sharding: which rank holds which position of a sequence, and in which row of its tensors.
+//!
+//! Context parallelism deals each side of each sequence, queries as well as keys and values, to the `cp` ranks of a group.
+//! What is dealt is the *span*, real positions and padding alike; real lengths move no row. A rank's rows of one sequence
+//! are its *slot*, and all ranks' slots are equally long. The [`Balance`] says which position is where:
+//!
+//! | balance | the span is cut into | rank r holds, one after the other | the span must be a multiple of |
+//! |---|---|---|---|
+//! | contiguous | `cp` parts | part r | `cp` |
+//! | dual-chunk (zigzag) | `2·cp` chunks | chunk r, chunk `2·cp − 1 − r` | `2·cp` |
+//! | striped | stripes of a given length | stripes r, r + cp, r + 2·cp, … | `cp` · that length |
+//!
+//! The dual-chunk cut is
+//! [TransformerEngine's](https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu).
+//!
+//! A rank's tensor holds the slots in the order of the sequences in memory. Rows that no sequence owns are there too: of n
+//! of them before a sequence (first offset, gap) or behind all (slack) each rank has n / cp, rounded down.
+//!
+//! A single rank ([`Algorithm::Single`]) holds the problem's own layout, whatever its balance.
+
+use crate::{Algorithm, Balance, Problem, Run, Sequence, Side};
+
+/// One rank's rows of both sides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankLayout {
+    /// Queries.
+    pub q: SideLayout,
+    /// Keys and values.
+    pub kv: SideLayout,
+}
+
+/// One rank's rows of one side.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SideLayout {
+    /// Rows of the rank's tensors.
+    pub rows: usize,
+    /// The runs that sequences own, in order of sequences and then of rows.
+    pub runs: Vec<PlacedRun>,
+}
+
+/// Rows of a sequence in a rank's tensor: row i of `local` holds position `piece.start + i · piece.step`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacedRun {
+    /// Index of the sequence.
+    pub sequence: usize,
+    /// The positions.
+    pub piece: Piece,
+    /// The rows: `len` real ones, `span` owned ones.
+    pub local: Run,
+}
+
+/// A run of positions, and where it lies in a rank's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First position in the sequence.
+    pub start: usize,
+    /// Positions between one row and the next.
+    pub step: usize,
+    /// Rows, padding included.
+    pub span: usize,
+    /// First row in the slot.
+    pub at: usize,
+}
+
+/// Why a side cannot be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum ShardError {
+    /// A span that the balance does not divide.
+    #[error("sequence {sequence} spans {span} {side} rows; this sharding needs a multiple of {multiple}")]
+    Span {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Which side.
+        side: Side,
+        /// Its span.
+        span: usize,
+        /// What the span must be a multiple of.
+        multiple: usize,
+    },
+    /// Rows of a sequence that lie apart.
+    #[error("sequence {sequence} has {side} rows with step {step}; only consecutive rows are cut over ranks")]
+    Strided {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Which side.
+        side: Side,
+        /// Its step.
+        step: usize,
+    },
+}
+
+/// The layouts of a problem's ranks, in group order.
+pub fn layouts(problem: &Problem) -> Result<Vec<RankLayout>, ShardError> {
+    if problem.parallel.algorithm == Algorithm::Single {
+        return Ok(vec![whole(problem)]);
+    }
+    check(problem, Side::Q)?;
+    check(problem, Side::Kv)?;
+    let (q, kv) = (dealt(problem, Side::Q), dealt(problem, Side::Kv));
+    Ok(q.into_iter().zip(kv).map(|(q, kv)| RankLayout { q, kv }).collect())
+}
+
+/// The problem's own layout.
+pub fn whole(problem: &Problem) -> RankLayout {
+    let placed = |(sequence, local): (usize, Run)| PlacedRun {
+        sequence,
+        piece: Piece { start: 0, step: 1, span: local.span, at: 0 },
+        local,
+    };
+    let side = |side: Side| SideLayout {
+        rows: rows_of(problem, side),
+        runs: problem.sequences.iter().map(|both| run_of(both, side)).enumerate().map(placed).collect(),
+    };
+    RankLayout { q: side(Side::Q), kv: side(Side::Kv) }
+}
+
+/// Whether a side can be cut over the problem's group.
+pub fn check(problem: &Problem, side: Side) -> Result<(), ShardError> {
+    let multiple = span_multiple(problem.parallel.balance, problem.parallel.size());
+    for (sequence, both) in problem.sequences.iter().enumerate() {
+        let Run { step, span, .. } = run_of(both, side);
+        if step != 1 {
+            return Err(ShardError::Strided { sequence, side, step });
+        }
+        if !span.is_multiple_of(multiple) {
+            return Err(ShardError::Span { sequence, side, span, multiple });
+        }
+    }
+    Ok(())
+}
+
+/// What a span must be a multiple of.
+pub fn span_multiple(balance: Balance, cp: usize) -> usize {
+    match balance {
+        Balance::Contiguous => cp,
+        Balance::DualChunk => 2 * cp,
+        Balance::Striped { stripe } => cp * stripe,
+    }
+}
+
+/// The definition: the rank that holds a position of a span, and the row in that rank's slot.
+fn deal(balance: Balance, cp: usize, span: usize, position: usize) -> (usize, usize) {
+    match balance {
+        Balance::Contiguous => {
+            let part = span / cp;
+            (position / part, position % part)
+        }
+        Balance::DualChunk => {
+            let size = span / (2 * cp);
+            let (chunk, inside) = (position / size, position % size);
+            if chunk < cp { (chunk, inside) } else { (2 * cp - 1 - chunk, size + inside) }
+        }
+        Balance::Striped { stripe } => {
+            let (number, inside) = (position / stripe, position % stripe);
+            (number % cp, number / cp * stripe + inside)
+        }
+    }
+}
+
+/// One side of every rank: position after position is dealt, sequence after sequence as they lie in memory.
+fn dealt(problem: &Problem, side: Side) -> Vec<SideLayout> {
+    let (cp, balance) = (problem.parallel.size(), problem.parallel.balance);
+    let step = if balance == (Balance::Striped { stripe: 1 }) { cp } else { 1 };
+    let mut sequences: Vec<(usize, Run)> =
+        problem.sequences.iter().map(|both| run_of(both, side)).enumerate().collect();
+    sequences.sort_by_key(|(_, run)| (run.offset, run.span));
+
+    let mut ranks = vec![SideLayout::default(); cp];
+    let (mut slot, mut end) = (0, 0);
+    for (sequence, run) in sequences {
+        // A sequence without rows may lie anywhere, inside another one too.
+        slot += run.offset.saturating_sub(end) / cp;
+        for position in 0..run.span {
+            let (rank, at) = deal(balance, cp, run.span, position);
+            let piece = Piece { start: position, step, span: 1, at };
+            let local = Run::packed(slot + at, usize::from(position < run.len), 1);
+            ranks[rank].push(PlacedRun { sequence, piece, local });
+        }
+        slot += run.span / cp;
+        end = end.max(run.offset + run.span);
+    }
+    for rank in &mut ranks {
+        rank.rows = slot + (rows_of(problem, side) - end) / cp;
+        rank.runs.sort_by_key(|placed| placed.sequence);
+    }
+    ranks
+}
+
+impl SideLayout {
+    /// Appends one row: to the last run where it goes on with that, else as a run of its own.
+    fn push(&mut self, one: PlacedRun) {
+        match self.runs.last_mut().filter(|last| last.goes_on_with(&one)) {
+            Some(last) => {
+                last.piece.span += 1;
+                last.local.span += 1;
+                last.local.len += one.local.len;
+            }
+            None => self.runs.push(one),
+        }
+    }
+}
+
+impl PlacedRun {
+    fn goes_on_with(&self, one: &PlacedRun) -> bool {
+        let PlacedRun { sequence, piece, local } = *self;
+        sequence == one.sequence
+            && piece.start + piece.span * piece.step == one.piece.start
+            && local.offset + local.span == one.local.offset
+    }
+}
+
+impl RankLayout {
+    /// One side.
+    pub fn side(&self, side: Side) -> &SideLayout {
+        match side {
+            Side::Q => &self.q,
+            Side::Kv => &self.kv,
+        }
+    }
+}
+
+/// A sequence's rows in the problem's own tensors.
+pub fn run_of(sequence: &Sequence, side: Side) -> Run {
+    match side {
+        Side::Q => sequence.q,
+        Side::Kv => sequence.kv,
+    }
+}
+
+/// Rows of the problem's own tensors.
+fn rows_of(problem: &Problem, side: Side) -> usize {
+    match side {
+        Side::Q => problem.rows.q,
+        Side::Kv => problem.rows.kv,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STRIPES: [Balance; 2] = [Balance::Striped { stripe: 1 }, Balance::Striped { stripe: 2 }];
+
+    /// For each position of a span its rank, and its row in that rank's slot.
+    fn picture(balance: Balance, cp: usize, span: usize) -> [String; 2] {
+        let dealt = |position| deal(balance, cp, span, position);
+        let digits = |pick: fn((usize, usize)) -> usize| {
+            (0..span).map(|position| char::from(b'0' + pick(dealt(position)) as u8)).collect()
+        };
+        [digits(|(rank, _)| rank), digits(|(_, row)| row)]
+    }
+
+    #[test]
+    fn positions_are_dealt_as_drawn() {
+        assert_eq!(picture(Balance::Contiguous, 2, 8), ["00001111", "01230123"]);
+        assert_eq!(picture(Balance::DualChunk, 2, 8), ["00111100", "01012323"]);
+        assert_eq!(picture(STRIPES[0], 2, 8), ["01010101", "00112233"]);
+        assert_eq!(picture(STRIPES[1], 2, 8), ["00110011", "01012323"]);
+        assert_eq!(picture(Balance::Contiguous, 3, 12), ["000011112222", "012301230123"]);
+        assert_eq!(picture(Balance::DualChunk, 3, 12), ["001122221100", "010101232323"]);
+        assert_eq!(picture(STRIPES[0], 3, 12), ["012012012012", "000111222333"]);
+        assert_eq!(picture(STRIPES[1], 3, 12), ["001122001122", "010101232323"]);
+    }
+}
