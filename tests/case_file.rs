@@ -130,8 +130,7 @@ fn every_name_of_a_value_is_on_the_page() {
     names
         .extend([Alignment::TopLeft, Alignment::BottomRight].map(|align| named(serde_json::to_value(align))));
     names.extend([Pass::Forward, Pass::Backward].map(|pass| named(serde_json::to_value(pass))));
-    let algorithms = [Algorithm::Single, Algorithm::Ring, Algorithm::AllGather, Algorithm::AllToAll];
-    names.extend(algorithms.map(|algorithm| named(serde_json::to_value(algorithm))));
+    names.extend(Algorithm::ALL.map(|algorithm| algorithm.name().to_owned()));
     names.extend(
         [Balance::Contiguous, Balance::DualChunk].map(|balance| named(serde_json::to_value(balance))),
     );

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use assert_cmd::Command;
 use seamproof::backends::{Cuda, CudaRunner};
 use seamproof_judge::generate::{self, Draw, Profile};
-use seamproof_judge::subject::{Backend, RunError, algorithm_name};
+use seamproof_judge::subject::{Backend, RunError};
 use seamproof_judge::subjects::difference;
 use seamproof_judge::values::{self, Poison};
 use seamproof_kernels::attend::CallTables;
@@ -108,7 +108,7 @@ fn every_schedule_gives_the_bits_of_the_cpu_device() {
         if let Some(what) = difference(&got, &want) {
             panic!("{what}: {problem:?}");
         }
-        let algorithm = algorithm_name(problem.parallel.algorithm);
+        let algorithm = problem.parallel.algorithm.name();
         *seen.entry((algorithm, problem.pass == Pass::Backward)).or_default() += 1;
     }
     assert!(seen.len() == 10 && seen.values().all(|&count| count >= 50), "too little run: {seen:?}");

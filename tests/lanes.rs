@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use seamproof_judge::generate::{self, Draw, Profile};
-use seamproof_judge::subject::{Backend, algorithm_name};
+use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::values;
 use seamproof_kernels::Gpu;
@@ -196,7 +196,7 @@ fn lanes_that_wait_as_they_are_told_give_the_bits_of_one_after_the_other() {
         let want = run(&cpu(&problem), &problem, &schedule, 0);
         let behind = Behind { cpu: cpu(&problem), seed: case as u64 };
         assert_eq!(run(&behind, &problem, &schedule, case as u64), want, "{problem:?}");
-        *seen.entry(algorithm_name(problem.parallel.algorithm)).or_default() += 1;
+        *seen.entry(problem.parallel.algorithm.name()).or_default() += 1;
     }
     assert!(seen.len() == 4 && seen.values().all(|&count| count >= 20), "too little run: {seen:?}");
 }

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::LazyLock;
 
 use seamproof_oracle::sharding::{RankLayout, layouts};
 use seamproof_oracle::{
@@ -20,15 +21,14 @@ use serde::{Deserialize, Serialize};
 use crate::exact::{Merging, eligible, parts};
 use crate::generate::{Draw, Malformed, Profile};
 use crate::prose::counted;
-use crate::subject::{ParallelRule, broken_rule};
+use crate::subject::{Needs, ParallelRule, broken_rule};
 use crate::values::{Poison, real_kv_rows, real_q_rows};
 
 /// A kind of problem that campaigns must reach.
 pub struct Class {
     /// Its name.
     pub name: &'static str,
-    /// Whether a legal problem belongs to it.
-    pub holds: fn(&Problem) -> bool,
+    members: Members,
     /// Share of all cases in each profile, in the order of [`Profile::ALL`], in tenths of a percent; measured. 0 where
     /// the class is too rare to be asked for.
     rates: [u16; 3],
@@ -36,11 +36,35 @@ pub struct Class {
     legal: bool,
 }
 
+/// Which problems belong to a class.
+enum Members {
+    /// Those of which this holds.
+    Where(fn(&Problem) -> bool),
+    /// Those of the algorithm of this number.
+    OfAlgorithm(usize),
+}
+
 /// Standard deviations below the expected count at which a floor lies at the highest. One campaign in fifty million
 /// falls below by chance.
 const FLOOR_SIGMAS: f64 = 5.5;
 
 impl Class {
+    /// The class of an algorithm's problems.
+    fn of_algorithm(algorithm: Algorithm) -> Class {
+        let name = if algorithm == Algorithm::Single { "one rank" } else { algorithm.name() };
+        let (members, rates) = (Members::OfAlgorithm(algorithm.number()), Needs::of(algorithm, 1).rates);
+        Class { name, members, rates, legal: true }
+    }
+
+    /// Whether a problem belongs to it.
+    fn has(&self, problem: &Problem, is_legal: bool) -> bool {
+        self.legal == is_legal
+            && match self.members {
+                Members::Where(holds) => holds(problem),
+                Members::OfAlgorithm(number) => problem.parallel.algorithm.number() == number,
+            }
+    }
+
     /// The fewest members among `total` cases of a profile: half of the expected count, or 5.5 standard deviations
     /// below it where that is less; at least 1. A class that the profile does not ask for has the floor 0.
     pub fn floor(&self, profile: Profile, total: u64) -> u64 {
@@ -65,16 +89,21 @@ impl fmt::Debug for Class {
 }
 
 const fn class(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> bool) -> Class {
-    Class { name, holds, rates, legal: true }
+    Class { name, members: Members::Where(holds), rates, legal: true }
 }
 
 /// A class of problems that must be refused.
 const fn refused(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> bool) -> Class {
-    Class { name, holds, rates, legal: false }
+    Class { name, members: Members::Where(holds), rates, legal: false }
 }
 
 /// Every class, in the table's order.
-pub static CLASSES: [Class; 116] = [
+pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
+    OF_PROBLEMS.into_iter().chain(Algorithm::ALL.map(Class::of_algorithm)).chain(OF_GROUPS).collect()
+});
+
+/// The classes of all that a problem has on one rank too.
+const OF_PROBLEMS: [Class; 94] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [112, 112, 112], |p| p.sequences.len() == 1),
@@ -200,14 +229,10 @@ pub static CLASSES: [Class; 116] = [
     class("gradient of the sink", [118, 118, 118], |p| {
         p.pass == Pass::Backward && p.softmax.sink == Sink::Learnable
     }),
-    // Context parallelism.
-    class("one rank", [480, 480, 480], |p| p.parallel.algorithm == Algorithm::Single),
-    class("ring", [117, 117, 118], |p| p.parallel.algorithm == Algorithm::Ring),
-    class("all-gather", [120, 119, 117], |p| p.parallel.algorithm == Algorithm::AllGather),
-    class("all-to-all", [117, 118, 120], |p| p.parallel.algorithm == Algorithm::AllToAll),
-    class("hierarchical", [118, 118, 117], |p| {
-        matches!(p.parallel.algorithm, Algorithm::Hierarchical { .. })
-    }),
+];
+
+/// The classes of context parallelism, beside those of each algorithm.
+const OF_GROUPS: [Class; 17] = [
     class("group of one rank", [90, 89, 89], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
@@ -453,7 +478,7 @@ impl Census {
     /// Counts a well-formed problem.
     pub fn add(&mut self, problem: &Problem) {
         let legal = is_legal(problem);
-        for class in CLASSES.iter().filter(|class| class.legal == legal && (class.holds)(problem)) {
+        for class in CLASSES.iter().filter(|class| class.has(problem, legal)) {
             increment(&mut self.classes, class.name, 1);
         }
         if !legal {

@@ -4,8 +4,6 @@ use std::fmt::{Display, Write};
 
 use seamproof_oracle::{Alignment, Mask, Pass, Problem, Sequence, Sink};
 
-use crate::subject::algorithm_name;
-
 /// Sequences that are named one by one; more are counted.
 pub const SEQUENCES_NAMED_MAX: usize = 8;
 
@@ -34,7 +32,7 @@ pub fn describe(problem: &Problem) -> String {
         let _ = write!(text, "; sink {}", word(&softmax.sink));
     }
     if problem.parallel.size() > 1 {
-        let algorithm = algorithm_name(problem.parallel.algorithm);
+        let algorithm = problem.parallel.algorithm.name();
         let _ = write!(text, "; {algorithm} over {} ranks", problem.parallel.size());
     }
     let pass = if problem.pass == Pass::Backward { "forward and backward" } else { "forward" };

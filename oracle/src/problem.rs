@@ -9,7 +9,7 @@ use crate::limits::{
     HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALE_MIN, SEQUENCES_MAX, SOFTCAP_MAX, SOFTCAP_MIN,
     WORLD_MAX,
 };
-use crate::{Algorithm, Balance, ContextParallel, InputMode, Mask, Precision, Run, RunError, Sink, Softmax};
+use crate::{Balance, ContextParallel, InputMode, Mask, Precision, Run, RunError, Sink, Softmax};
 
 /// One sequence: its queries and its keys, of independent lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -359,14 +359,8 @@ fn check_parallel(parallel: &ContextParallel) -> Result<(), ProblemError> {
         let field = "parallel.balance.striped.stripe";
         return Err(ProblemError::OutOfRange { field, got: stripe, min: 1, max: ROWS_MAX });
     }
-    let rule = match parallel.algorithm {
-        Algorithm::Single if size != 1 => "the single-rank algorithm takes exactly 1",
-        Algorithm::Hierarchical { all_to_all } if all_to_all == 0 || !size.is_multiple_of(all_to_all) => {
-            "hierarchical.all_to_all must divide the CP size"
-        }
-        _ => return Ok(()),
-    };
-    Err(ProblemError::GroupSize { size, rule })
+    let broken = parallel.algorithm.broken_by(size);
+    broken.map_or(Ok(()), |rule| Err(ProblemError::GroupSize { size, rule }))
 }
 
 fn check_ids(sequences: &[Sequence]) -> Result<(), ProblemError> {

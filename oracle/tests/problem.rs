@@ -353,3 +353,17 @@ fn an_illegal_problem_is_refused_when_read_and_the_field_is_named() {
         assert!(message.contains(expected), "{pointer}: {message}");
     }
 }
+
+#[test]
+fn an_algorithm_is_stored_by_its_name_and_has_its_place_in_the_table() {
+    for (place, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+        let name = format!("\"{}\"", algorithm.name());
+        let stored = match algorithm.parameter() {
+            None => name,
+            Some(_) => format!("{{{name}:"),
+        };
+        assert!(serde_json::to_string(&algorithm).unwrap().starts_with(&stored), "{algorithm:?}");
+        assert_eq!(algorithm.number(), place);
+        assert_eq!(algorithm.with_parameter(7).parameter(), algorithm.parameter().map(|_| 7));
+    }
+}

@@ -13,20 +13,15 @@ use seamproof_oracle::{
 };
 use seamproof_simulator::schedule::build;
 
-/// Ranks of a group; all-to-alls of the hierarchical algorithm have 2 members.
+/// Ranks of a group.
 const CP: usize = 4;
 /// A span that every balance can cut.
 const SPAN: usize = 24 * CP;
 /// Heads (query, KV) that are asked for.
 const HEADS: [(usize, usize); 8] = [(4, 4), (4, 2), (4, 1), (8, 8), (6, 6), (6, 2), (12, 3), (3, 3)];
 
-const ALGORITHMS: [(&str, Algorithm); 5] = [
-    ("single", Algorithm::Single),
-    ("ring", Algorithm::Ring),
-    ("all-gather", Algorithm::AllGather),
-    ("all-to-all", Algorithm::AllToAll),
-    ("hierarchical, all-to-alls of 2", Algorithm::Hierarchical { all_to_all: 2 }),
-];
+/// The parameter of an algorithm that has one.
+const PARAMETER: usize = 2;
 const BALANCES: [(&str, Balance); 4] = [
     ("contiguous", Balance::Contiguous),
     ("dual-chunk", Balance::DualChunk),
@@ -180,14 +175,17 @@ fn table() -> String {
                     | algorithm | balance | spans: multiples of | masks | lengths | layouts | heads | options |\n\
                     |---|---|---|---|---|---|---|---|\n"
         .to_owned();
-    for (algorithm, of) in ALGORITHMS {
+    for algorithm in Algorithm::ALL {
+        let asked = algorithm.with_parameter(PARAMETER);
+        let inner = asked.parameter().map_or(String::new(), |ranks| format!(", all-to-alls of {ranks}"));
+        let name = format!("{}{inner}", algorithm.name());
         for (balance, cut) in BALANCES {
-            let asked = Asked(of, cut);
+            let asked = Asked(asked, cut);
             let _ = match asked.answer(|_| {}) {
-                Err(error) => writeln!(text, "| {algorithm} | {balance} | refused: {error} | | | | | |"),
+                Err(error) => writeln!(text, "| {name} | {balance} | refused: {error} | | | | | |"),
                 Ok(()) => writeln!(
                     text,
-                    "| {algorithm} | {balance} | {} | {} | {} | {} | {} | {} |",
+                    "| {name} | {balance} | {} | {} | {} | {} | {} | {} |",
                     asked.span(),
                     asked.masks(),
                     asked.lengths(),

@@ -27,7 +27,7 @@ fn every_floor_holds_for_every_seed() {
 fn floors_hold_with_a_margin_in_a_long_campaign() {
     let census = census(SEEDS, 0..20 * CASES, Profile::Quick);
     assert_eq!(census.missed(Profile::Quick), []);
-    for class in &CLASSES {
+    for class in CLASSES.iter() {
         let (count, floor) = (census.count(class.name), class.floor(Profile::Quick, census.total()));
         assert!(4 * count > 5 * floor, "{class:?}: {count}, floor {floor}");
     }
@@ -37,7 +37,7 @@ fn floors_hold_with_a_margin_in_a_long_campaign() {
 fn every_class_is_reached_in_2000_quick_cases() {
     for seed in 0..SEEDS {
         let census = census(seed, 0..2 * CASES, Profile::Quick);
-        for class in &CLASSES {
+        for class in CLASSES.iter() {
             assert!(census.count(class.name) > 0, "{class:?}, seed {seed}");
         }
     }
@@ -85,7 +85,7 @@ fn quantiles_are_those_of_the_cases() {
 #[test]
 fn the_table_shows_every_class() {
     let text = census(0, 0..10, Profile::Quick).to_string();
-    for class in &CLASSES {
+    for class in CLASSES.iter() {
         assert!(text.contains(class.name), "{class:?}");
     }
 }
@@ -98,7 +98,7 @@ fn measure() {
     for profile in Profile::ALL {
         let census = census(1, 0..MEASURED, profile);
         println!("== {profile}\n{census}");
-        for class in &CLASSES {
+        for class in CLASSES.iter() {
             println!("RATE {profile}\t{}\t{}", class.name, census.count(class.name) * 1000 / MEASURED);
         }
     }

@@ -10,8 +10,9 @@
 //!    loses a third or, where they weigh more, the KV heads halve, then the group, down to one head of dimension 8;
 //!    then the sequence of the largest span halves; then gaps and slack go.
 //! 6. With several ranks, 1 to `ranks_max` of them: the layout is packed and every span becomes a multiple of what the
-//!    balance cuts it into; longer stripes become dual-chunk where the algorithm has no use for them; the ranks of an
-//!    all-to-all become the largest number, not above the one asked for, over which the heads can be dealt.
+//!    balance cuts it into; longer stripes become dual-chunk where the algorithm has no use for them; where an
+//!    algorithm deals heads, its parameter or else its ranks become the largest number, not above the one asked for,
+//!    over which they can be dealt.
 //! 7. An exact mode becomes the next of its table whose preconditions the problem meets, once its scale is the nearest
 //!    that the mode needs; counting keys needs nothing.
 //! 8. An index of an illegal case past its table's end means a legal case.
@@ -26,6 +27,7 @@ use seamproof_oracle::{
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
 use crate::exact;
+use crate::subject::Needs;
 
 /// Scales other than 1/√dqk.
 pub(super) const SCALES: [f32; 7] = [1.0, 0.5, 0.125, 0.0625, 0.3, 0.01, 1.7];
@@ -233,18 +235,13 @@ fn parallel(raw: &RawProblem) -> ContextParallel {
         2 => Balance::Striped { stripe: 1 },
         _ => Balance::Striped { stripe: (raw.stripe as usize).clamp(2, STRIPE_MAX) },
     };
-    let algorithm = match raw.algorithm % 5 {
-        0 => return ContextParallel::single(),
-        1 => Algorithm::Ring,
-        2 => Algorithm::AllGather,
-        3 => Algorithm::AllToAll,
-        _ => Algorithm::Hierarchical { all_to_all: (raw.all_to_all as usize).clamp(1, ranks) },
-    };
-    let balance = match (algorithm, balance) {
-        (Algorithm::Ring, Balance::Striped { stripe }) if stripe > 1 => Balance::DualChunk,
-        (Algorithm::Hierarchical { .. }, Balance::Striped { .. }) => Balance::DualChunk,
-        _ => balance,
-    };
+    let algorithm = wrapped(&Algorithm::ALL, raw.algorithm);
+    if algorithm == Algorithm::Single {
+        return ContextParallel::single();
+    }
+    let algorithm = algorithm.with_parameter((raw.all_to_all as usize).clamp(1, ranks));
+    let refused = Needs::of(algorithm, ranks).broken_by_balance(balance).is_some();
+    let balance = if refused { Balance::DualChunk } else { balance };
     let world = ranks + (raw.others as usize).min(OTHERS_MAX);
     ContextParallel { algorithm, balance, world, ranks: members(raw.order, world, ranks) }
 }
@@ -263,23 +260,21 @@ impl Shape {
     /// Makes the group fit the heads and the spans fit the group.
     fn fit_parallel(&mut self) {
         self.parallel = self.asked.clone();
-        let heads = self.heads();
-        let deals = |ranks: &usize| {
-            heads.q.is_multiple_of(*ranks)
-                && (heads.kv.is_multiple_of(*ranks) || ranks.is_multiple_of(heads.kv))
+        let (heads, algorithm, size) = (self.heads(), self.parallel.algorithm, self.parallel.size());
+        if algorithm == Algorithm::Single {
+            return;
+        }
+        let deals = |algorithm, size| Needs::of(algorithm, size).broken_by_heads(heads).is_none();
+        let largest = |most: usize, fits: &dyn Fn(usize) -> bool| {
+            (1..=most).rev().find(|&number| fits(number)).unwrap_or(1)
         };
-        let size = self.parallel.size();
-        match &mut self.parallel.algorithm {
-            Algorithm::Single => return,
-            Algorithm::AllToAll => {
-                let ranks = (1..=size).rev().find(deals).unwrap_or(1);
-                self.parallel.ranks.truncate(ranks);
+        match algorithm.parameter() {
+            None => self.parallel.ranks.truncate(largest(size, &|size| deals(algorithm, size))),
+            Some(parameter) => {
+                let with = |number| algorithm.with_parameter(number);
+                let fits = |number| size.is_multiple_of(number) && deals(with(number), size);
+                self.parallel.algorithm = with(largest(parameter, &fits));
             }
-            Algorithm::Hierarchical { all_to_all } => {
-                let fits = |ranks: &usize| size.is_multiple_of(*ranks) && deals(ranks);
-                *all_to_all = (1..=*all_to_all).rev().find(fits).unwrap_or(1);
-            }
-            Algorithm::Ring | Algorithm::AllGather => {}
         }
         self.layout = Layout::Packed;
         let unit = span_multiple(self.parallel.balance, self.parallel.size());

@@ -9,6 +9,8 @@ use seamproof_oracle::{
     RunError, Scaling, Sequence, Side,
 };
 
+use crate::subject::Needs;
+
 /// Fields that break exactly one rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Malformed {
@@ -123,8 +125,9 @@ fn parallel(algorithm: Algorithm, balance: Balance, size: usize) -> ContextParal
 
 /// A group whose size does not divide some span; where there is none, stripes that no algorithm has a use for.
 fn uncut_spans(fields: &mut ProblemFields, detail: usize) {
-    let algorithm = [Algorithm::Ring, Algorithm::AllGather][detail % 2];
-    let balance = [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }][detail / 2 % 3];
+    let algorithms = algorithms(false);
+    let (algorithm, detail_left) = (algorithms[detail % algorithms.len()], detail / algorithms.len());
+    let balance = [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }][detail_left % 3];
     let uncut = |size: &usize| {
         let unit = span_multiple(balance, *size);
         fields.sequences.iter().any(|s| [s.q, s.kv].iter().any(|run| !run.span.is_multiple_of(unit)))
@@ -135,22 +138,25 @@ fn uncut_spans(fields: &mut ProblemFields, detail: usize) {
     }
 }
 
-/// An all-to-all over more ranks than there are query heads.
+/// Heads dealt to more ranks than there are query heads.
 fn undealt_heads(fields: &mut ProblemFields, detail: usize) {
-    let size = fields.heads.q + 1;
-    let algorithm = match detail % 2 {
-        0 => Algorithm::AllToAll,
-        _ => Algorithm::Hierarchical { all_to_all: size },
-    };
+    let (size, algorithms) = (fields.heads.q + 1, algorithms(true));
+    let algorithm = algorithms[detail % algorithms.len()].with_parameter(size);
     fields.parallel = parallel(algorithm, Balance::DualChunk, size);
+}
+
+/// The algorithms of several ranks that deal heads to these, or those that do not.
+fn algorithms(deal_heads: bool) -> Vec<Algorithm> {
+    let deals = |algorithm: &Algorithm| Needs::of(algorithm.with_parameter(2), 2).dealt_to == 2;
+    Algorithm::of_several_ranks().filter(|algorithm| deals(algorithm) == deal_heads).collect()
 }
 
 /// Stripes where a step's mask would be no band, or where super-chunks would be none.
 fn stripes_without_use(fields: &mut ProblemFields, detail: usize) {
-    let (algorithm, stripe) = match detail % 2 {
-        0 => (Algorithm::Ring, 2 + detail / 2 % 3),
-        _ => (Algorithm::Hierarchical { all_to_all: 1 }, 1 + detail / 2 % 3),
-    };
+    let longest = |algorithm| Some((algorithm, Needs::of(algorithm, 2).stripe?.0));
+    let refusing: Vec<(Algorithm, usize)> = Algorithm::of_several_ranks().filter_map(longest).collect();
+    let (algorithm, longest) = refusing[detail % refusing.len()];
+    let stripe = longest + 1 + detail / refusing.len() % 3;
     fields.parallel = parallel(algorithm, Balance::Striped { stripe }, 2);
 }
 

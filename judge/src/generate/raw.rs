@@ -5,6 +5,7 @@
 //! ISSTA 2012). Then each choice aims at the seams, which uniform draws never hit.
 
 use arbitrary::{Arbitrary, Unstructured};
+use seamproof_oracle::Algorithm;
 use serde::{Deserialize, Serialize};
 
 use super::Limits;
@@ -79,7 +80,7 @@ pub struct RawProblem {
     pub malformed: u32,
     /// Varies the two.
     pub detail: u32,
-    /// Single, ring, all-gather, all-to-all, hierarchical; modulo 5.
+    /// The [number](Algorithm::number) of the algorithm; modulo their number.
     pub algorithm: u32,
     /// Contiguous, dual-chunk, stripes of 1, longer stripes; modulo 4.
     pub balance: u32,
@@ -87,7 +88,7 @@ pub struct RawProblem {
     pub stripe: u32,
     /// Ranks of the group.
     pub ranks: u32,
-    /// Ranks of one all-to-all of the hierarchical algorithm.
+    /// The algorithm's [parameter](Algorithm::parameter), of one that has it.
     pub all_to_all: u32,
     /// Ranks of the world that are not in the group.
     pub others: u32,
@@ -214,7 +215,7 @@ fn parallel(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawProbl
     if !features.on(Feature::Parallel) {
         return;
     }
-    raw.algorithm = choose.range(1, 4);
+    raw.algorithm = choose.range(1, Algorithm::ALL.len() as u32 - 1);
     raw.balance = choose.below(4);
     raw.stripe = choose.range(2, 4);
     raw.ranks = choose.of(&GROUP_SIZES);

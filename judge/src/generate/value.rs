@@ -1,6 +1,6 @@
 //! From a case back to integers: the nearest value of a problem, for corpora that begin with stored cases.
 
-use seamproof_oracle::{Algorithm, Alignment, Balance, Format, InputMode, Pass, Problem, Run, Sequence};
+use seamproof_oracle::{Alignment, Balance, Format, InputMode, Pass, Problem, Run, Sequence};
 
 use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
 use super::{RawProblem, RawSequence};
@@ -90,13 +90,8 @@ fn parallel(problem: &Problem, raw: &mut RawProblem) {
         Balance::Striped { stripe: 1 } => (2, 0),
         Balance::Striped { stripe } => (3, stripe as u32),
     };
-    (raw.algorithm, raw.all_to_all) = match group.algorithm {
-        Algorithm::Single => (0, 0),
-        Algorithm::Ring => (1, 0),
-        Algorithm::AllGather => (2, 0),
-        Algorithm::AllToAll => (3, 0),
-        Algorithm::Hierarchical { all_to_all } => (4, all_to_all as u32),
-    };
+    raw.algorithm = group.algorithm.number() as u32;
+    raw.all_to_all = group.algorithm.parameter().unwrap_or(0) as u32;
 }
 
 #[cfg(test)]

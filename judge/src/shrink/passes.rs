@@ -273,24 +273,25 @@ fn lower_pair((a, b): (usize, usize), which: usize, slot: usize) -> Option<(usiz
 
 /// The algorithm, the balance, and the world around the group.
 fn parallel(best: &Problem, cursor: usize) -> Step {
-    pick(
-        best,
-        cursor,
-        &[
-            |fields| fields.parallel = ContextParallel::single(),
-            |fields| renumber(&mut fields.parallel),
-            |fields| fields.parallel.balance = Balance::Contiguous,
-            |fields| fields.parallel.balance = Balance::DualChunk,
-            |fields| fields.parallel.balance = Balance::Striped { stripe: 1 },
-            |fields| fields.parallel.algorithm = Algorithm::Ring,
-            |fields| fields.parallel.algorithm = Algorithm::AllGather,
-            |fields| fields.parallel.algorithm = Algorithm::AllToAll,
-            |fields| fields.parallel.algorithm = Algorithm::Hierarchical { all_to_all: 1 },
-            |fields| fields.parallel.algorithm = Algorithm::Hierarchical { all_to_all: 2 },
-            |fields| fields.parallel.ranks.sort_unstable(),
-        ],
-    )
+    const FIRST: [fn(&mut ProblemFields); 5] = [
+        |fields| fields.parallel = ContextParallel::single(),
+        |fields| renumber(&mut fields.parallel),
+        |fields| fields.parallel.balance = Balance::Contiguous,
+        |fields| fields.parallel.balance = Balance::DualChunk,
+        |fields| fields.parallel.balance = Balance::Striped { stripe: 1 },
+    ];
+    let Some(cursor) = cursor.checked_sub(FIRST.len()) else { return pick(best, cursor, &FIRST) };
+    let small = |algorithm: Algorithm| SMALL_PARAMETERS.map(|number| algorithm.with_parameter(number));
+    let mut algorithms: Vec<Algorithm> = Algorithm::of_several_ranks().flat_map(small).collect();
+    algorithms.dedup();
+    match algorithms.get(cursor) {
+        Some(algorithm) => edit(best, |fields| fields.parallel.algorithm = *algorithm),
+        None => pick(best, cursor - algorithms.len(), &[|fields| fields.parallel.ranks.sort_unstable()]),
+    }
 }
+
+/// Parameters of an algorithm that are tried in place of its own.
+const SMALL_PARAMETERS: [usize; 2] = [1, 2];
 
 /// The group becomes the whole world, in order.
 fn renumber(parallel: &mut ContextParallel) {
@@ -320,12 +321,12 @@ fn ranks(best: &Problem, cursor: usize) -> Step {
     })
 }
 
-/// The first `size` ranks; all-to-all groups shrink until they divide it.
+/// The first `size` ranks; the algorithm's parameter shrinks until it divides that.
 fn fewer_ranks(parallel: &mut ContextParallel, size: usize) {
     parallel.ranks.truncate(size);
-    if let Algorithm::Hierarchical { all_to_all } = &mut parallel.algorithm {
-        *all_to_all = (1..=*all_to_all).rev().find(|&group| size.is_multiple_of(group)).unwrap_or(1);
-    }
+    let mut numbers = (1..=parallel.algorithm.parameter().unwrap_or(1)).rev();
+    let divisor = numbers.find(|&number| size.is_multiple_of(number)).unwrap_or(1);
+    parallel.algorithm = parallel.algorithm.with_parameter(divisor);
 }
 
 /// How numbers are made and stored: all plain at once, then the mode and the scale.

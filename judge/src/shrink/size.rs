@@ -1,8 +1,8 @@
 //! How large a problem is: the total order in which every accepted step goes down.
 
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Element, Format, InputMode, Mask, Pass, Precision,
-    Problem, Scaling, Sink, Softmax,
+    Alignment, Balance, ContextParallel, Element, Format, InputMode, Mask, Pass, Precision, Problem, Scaling,
+    Sink, Softmax,
 };
 
 use super::shape::Shape;
@@ -27,7 +27,7 @@ pub struct Size {
     pub heads: [u64; 2],
     /// Head dims of qk and v, added; their difference.
     pub dims: [u64; 2],
-    /// CP size, world, algorithm, size of its all-to-all groups, balance with its stripe; the ranks added,
+    /// CP size, world, the algorithm's number and parameter, balance with its stripe; the ranks added,
     /// ranks other than their place in the group.
     pub parallel: [u64; 7],
     /// Elements unlike q's, scalings (per tensor 1, per block 2), how far formats are from bf16; each added over
@@ -91,20 +91,15 @@ fn layout(problem: &Problem, real: usize) -> [u64; 4] {
 }
 
 fn parallel(parallel: &ContextParallel) -> [u64; 7] {
-    let (algorithm, group) = match parallel.algorithm {
-        Algorithm::Single => (0, 0),
-        Algorithm::Ring => (1, 0),
-        Algorithm::AllGather => (2, 0),
-        Algorithm::AllToAll => (3, 0),
-        Algorithm::Hierarchical { all_to_all } => (4, all_to_all),
-    };
+    let (algorithm, group) = (parallel.algorithm.number(), parallel.algorithm.parameter().unwrap_or(0));
     let balance = match parallel.balance {
         Balance::Contiguous => 0,
         Balance::DualChunk => 1,
         Balance::Striped { stripe } => 1 + stripe,
     };
     let [ranks, displaced] = sum_and_displaced(parallel.ranks.iter().copied());
-    let [size, world, group, balance] = [parallel.size(), parallel.world, group, balance].map(|n| n as u64);
+    let [size, world, algorithm, group, balance] =
+        [parallel.size(), parallel.world, algorithm, group, balance].map(|n| n as u64);
     [size, world, algorithm, group, balance, ranks, displaced]
 }
 

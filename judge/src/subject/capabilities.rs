@@ -6,11 +6,13 @@
 use std::ops::RangeInclusive;
 
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Pass, Precision, Problem, ProblemFields, Scaling,
-    Sequence, Sink, TensorName,
+    Algorithm, ContextParallel, Dims, Format, Pass, Precision, Problem, ProblemFields, Scaling, Sink,
+    TensorName,
 };
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+
+use super::parallel::{ParallelRule, broken_rule};
 
 /// A word of this program.
 pub type Word = &'static str;
@@ -72,8 +74,11 @@ pub enum Refusal {
 fn known_word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
     let word = String::deserialize(deserializer)?;
     let quantities = Precision::uniform(Format::F32).elements().map(|(name, _)| name);
-    let mut known =
-        quantities.into_iter().chain(Format::ALL.map(Format::name)).chain(ALGORITHMS).chain(["qk", "v"]);
+    let mut known = quantities
+        .into_iter()
+        .chain(Format::ALL.map(Format::name))
+        .chain(Algorithm::ALL.map(Algorithm::name))
+        .chain(["qk", "v"]);
     known.find(|known| *known == word).ok_or_else(|| D::Error::custom("a word that no refusal has"))
 }
 
@@ -86,48 +91,10 @@ impl Refusal {
             Refusal::HeadDim { .. } => "head dim",
             Refusal::Algorithm(_) => "algorithm",
             Refusal::World => "world",
-            Refusal::Parallel(rule) => rule.row(),
+            Refusal::Parallel(rule) => rule.name(),
             Refusal::Softcap => "softcap",
             Refusal::Sink => "sink",
             Refusal::Backward => "backward",
-        }
-    }
-}
-
-/// What a context-parallel algorithm needs of a problem; a problem without it is refused because it is impossible.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize,
-)]
-pub enum ParallelRule {
-    /// Every span is a multiple of what the balance cuts it into.
-    #[error("a sequence's span is not a multiple of what the sharding cuts it into")]
-    SpanMultiple,
-    /// Only consecutive rows are cut.
-    #[error("rows with a step are not cut over ranks")]
-    ConsecutiveRows,
-    /// Query heads are dealt evenly.
-    #[error("the query heads are not a multiple of the all-to-all's ranks")]
-    QueryHeads,
-    /// KV heads are dealt evenly, or replicated evenly.
-    #[error("the kv heads are neither a multiple nor a divisor of the all-to-all's ranks")]
-    KvHeads,
-    /// A ring's step must be a band.
-    #[error("a ring does not take stripes of more than one row")]
-    RingStripe,
-    /// Super-chunks exist for these cuts only.
-    #[error("the hierarchical algorithm takes contiguous and dual-chunk balance only")]
-    HierarchicalBalance,
-}
-
-impl ParallelRule {
-    fn row(self) -> &'static str {
-        match self {
-            ParallelRule::SpanMultiple => "span multiple",
-            ParallelRule::ConsecutiveRows => "consecutive rows",
-            ParallelRule::QueryHeads => "query heads",
-            ParallelRule::KvHeads => "kv heads",
-            ParallelRule::RingStripe => "ring stripe",
-            ParallelRule::HierarchicalBalance => "hierarchical balance",
         }
     }
 }
@@ -145,7 +112,7 @@ pub struct Capabilities {
     pub weight_formats: Vec<Format>,
     /// Head dimensions of queries and keys, and of values.
     pub head_dims: RangeInclusive<usize>,
-    /// Algorithms by [`algorithm_name`].
+    /// Algorithms by [`Algorithm::name`].
     pub algorithms: Vec<&'static str>,
     /// Whether a group may be a part of a larger world.
     pub sub_groups: bool,
@@ -158,20 +125,6 @@ pub struct Capabilities {
     /// Which of lse and max_logit it returns, on every run: a statistic cannot be shown when it is right and hidden
     /// when it is not.
     pub statistics: Vec<TensorName>,
-}
-
-/// Every algorithm, by [`algorithm_name`].
-pub const ALGORITHMS: [&str; 5] = ["single", "ring", "all-gather", "all-to-all", "hierarchical"];
-
-/// The name of an algorithm, without its parameters.
-pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
-    match algorithm {
-        Algorithm::Single => "single",
-        Algorithm::Ring => "ring",
-        Algorithm::AllGather => "all-gather",
-        Algorithm::AllToAll => "all-to-all",
-        Algorithm::Hierarchical { .. } => "hierarchical",
-    }
 }
 
 impl Capabilities {
@@ -197,7 +150,7 @@ impl Capabilities {
         fields.dims = Dims { qk: fields.dims.qk.clamp(min, max), v: fields.dims.v.clamp(min, max) };
         let parallel = &fields.parallel;
         let is_sub_group = parallel.world != parallel.size() && !self.sub_groups;
-        if is_sub_group || !self.algorithms.contains(&algorithm_name(parallel.algorithm)) {
+        if is_sub_group || !self.algorithms.contains(&parallel.algorithm.name()) {
             fields.parallel = ContextParallel::single();
         }
         fields.softmax.softcap = fields.softmax.softcap.filter(|_| self.softcap);
@@ -242,7 +195,7 @@ impl Capabilities {
                 return Some(Refusal::HeadDim { which, dim, min, max });
             }
         }
-        let algorithm = algorithm_name(problem.parallel.algorithm);
+        let algorithm = problem.parallel.algorithm.name();
         if !self.algorithms.contains(&algorithm) {
             return Some(Refusal::Algorithm(algorithm));
         }
@@ -260,45 +213,4 @@ impl Capabilities {
         }
         (problem.pass == Pass::Backward && !self.backward).then_some(Refusal::Backward)
     }
-}
-
-/// What a problem's algorithm needs and the problem has not: the mathematics of the algorithms, the same for every
-/// subject, and written without the builders that it is held against.
-pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
-    let (parallel, heads) = (&problem.parallel, problem.heads);
-    let (size, balance) = (parallel.size(), parallel.balance);
-    let all_to_all = match parallel.algorithm {
-        Algorithm::Single => return None,
-        Algorithm::Ring if matches!(balance, Balance::Striped { stripe } if stripe > 1) => {
-            return Some(ParallelRule::RingStripe);
-        }
-        Algorithm::Hierarchical { .. } if matches!(balance, Balance::Striped { .. }) => {
-            return Some(ParallelRule::HierarchicalBalance);
-        }
-        Algorithm::Ring | Algorithm::AllGather => 1,
-        Algorithm::AllToAll => size,
-        Algorithm::Hierarchical { all_to_all } => all_to_all,
-    };
-    if heads.q % all_to_all != 0 {
-        return Some(ParallelRule::QueryHeads);
-    }
-    if heads.kv % all_to_all != 0 && all_to_all % heads.kv != 0 {
-        return Some(ParallelRule::KvHeads);
-    }
-    let unit = match balance {
-        Balance::Contiguous => size,
-        Balance::DualChunk => 2 * size,
-        Balance::Striped { stripe } => size.saturating_mul(stripe),
-    };
-    for run in
-        [|s: &Sequence| s.q, |s: &Sequence| s.kv].iter().flat_map(|side| problem.sequences.iter().map(side))
-    {
-        if run.step != 1 {
-            return Some(ParallelRule::ConsecutiveRows);
-        }
-        if run.span % unit != 0 {
-            return Some(ParallelRule::SpanMultiple);
-        }
-    }
-    None
 }

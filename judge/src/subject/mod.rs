@@ -5,6 +5,7 @@
 
 mod capabilities;
 mod outputs;
+mod parallel;
 mod promises;
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
@@ -14,8 +15,10 @@ use seamproof_oracle::{Format, Inputs, Problem, Sink};
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
 use serde::Serialize;
 
-pub use capabilities::{ALGORITHMS, Capabilities, ParallelRule, Refusal, Word, algorithm_name, broken_rule};
+pub use capabilities::{Capabilities, Refusal, Word};
 pub use outputs::{Ended, Outputs, RankGradients, RankOutputs, RunError};
+pub(crate) use parallel::Needs;
+pub use parallel::{ParallelRule, broken_rule};
 pub use promises::{
     BACKWARD_ON_TENSOR_CORES, FORWARD_ON_TENSOR_CORES, PaddingContract, PaddingInputs, PaddingOutputs,
     Promises, Way,

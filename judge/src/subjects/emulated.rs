@@ -7,17 +7,17 @@ use std::rc::Rc;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::Launch;
-use seamproof_oracle::{Format, Inputs, Problem, Scaling, Sink, TensorName};
+use seamproof_oracle::sharding::ShardError;
+use seamproof_oracle::{Algorithm, Format, Inputs, Problem, Scaling, Sink, TensorName};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
-use seamproof_oracle::sharding::ShardError;
 
 use super::built::built;
 use super::on_device;
 use super::options::OptionError;
 use crate::subject::{
-    ALGORITHMS, Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs,
+    Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs,
     ParallelRule, Promises, Refusal, RunError,
 };
 
@@ -212,7 +212,7 @@ impl Backend for Emulated {
                 formats: vec![Format::Bf16, Format::Fp16],
                 weight_formats: vec![Format::F32, Format::Bf16, Format::Fp16],
                 head_dims: 1..=HEAD_DIM_MAX,
-                algorithms: ALGORITHMS.to_vec(),
+                algorithms: Algorithm::ALL.map(Algorithm::name).to_vec(),
                 sub_groups: true,
                 softcap: true,
                 sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],

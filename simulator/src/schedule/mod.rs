@@ -284,8 +284,8 @@ impl MergeOrder {
     /// The orders in which an algorithm has different schedules: the default one alone where it merges nothing.
     pub fn of(algorithm: Algorithm) -> &'static [MergeOrder] {
         match algorithm {
+            Algorithm::Single | Algorithm::AllGather | Algorithm::AllToAll => &[MergeOrder::Running],
             Algorithm::Ring | Algorithm::Hierarchical { .. } => &MergeOrder::ALL,
-            _ => &[MergeOrder::Running],
         }
     }
 }
