@@ -175,13 +175,7 @@ fn count(worst: &mut Worst, part: &PartOfRow, place: Place) {
     let Compared { got, exact, bound, ratio } = part.worst;
     worst.held(part.elements);
     for _ in 0..part.failed {
-        worst.failed(ratio, |finding| {
-            finding.place = place;
-            finding.got = Some(number(f64::from(got)));
-            finding.expected = Some(number(exact));
-            finding.bound = bound.is_finite().then_some(bound);
-            finding.ratio = ratio.is_finite().then_some(ratio);
-        });
+        worst.past_bound(place, ratio, [f64::from(got), exact], bound.is_finite().then_some(bound));
     }
 }
 

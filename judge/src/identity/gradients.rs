@@ -15,11 +15,11 @@ use seamproof_oracle::{Format, Side};
 use super::bound::{Against, Bounds, GivenError};
 use super::sums::{Readers, moved_by, own_rounding, seeing};
 use crate::finding::Relation;
-use crate::finding::{Check, Finding, Place, number};
+use crate::finding::{Finding, Place};
 use crate::ladder::compare::{Worst, lanes, times_bound};
 use crate::ladder::evidence::Evidence;
-use seamproof_oracle::sharding::run_of;
 use crate::subject::{RankGradients, TensorName};
+use seamproof_oracle::sharding::run_of;
 
 /// Two runs whose gradients must agree.
 pub(super) struct Runs<'a> {
@@ -60,7 +60,7 @@ impl Runs<'_> {
     pub(super) fn compare(&self, here: &RankGradients, there: &RankGradients) -> Option<Finding> {
         let problem = self.evidence.problem;
         let mut worst = [TensorName::Dv, TensorName::Dk, TensorName::Dq]
-            .map(|tensor| Worst::new(Check::Identity, tensor, self.what));
+            .map(|tensor| Worst::of_relation(self.relation, tensor, self.what));
         for sequence in 0..problem.sequences.len() {
             let queries = seeing(self.evidence, sequence);
             for kv_head in 0..problem.heads.kv {
@@ -161,10 +161,10 @@ impl Runs<'_> {
             if self.overflows(here, bound) && self.overflows(there, bound) {
                 continue;
             }
-            let off = (here - there).abs();
-            if here != there && times_bound(off, bound) > 1.0 {
+            let ratio = times_bound((here - there).abs(), bound);
+            if here != there && ratio > 1.0 {
                 let place = Place { lane: Some(lane), ..place };
-                self.fail(worst, place, [here, there], (off, bound));
+                worst.past_bound(place, ratio, [here, there], Some(bound));
             }
         }
     }
@@ -198,21 +198,9 @@ impl Runs<'_> {
             if sum > error {
                 let (sequence, head) = (Some(readers.sequence), Some(readers.kv_head));
                 let place = Place { sequence, head, row: Some(key), lane: Some(lane) };
-                self.fail(worst, place, values, (sum, error));
+                worst.past_bound(place, times_bound(sum, error), values, Some(error));
             }
         }
-    }
-
-    fn fail(&self, worst: &mut Worst, place: Place, [here, there]: [f64; 2], (off, bound): (f64, f64)) {
-        let ratio = times_bound(off, bound);
-        worst.failed(ratio, |finding| {
-            finding.identity = Some(self.relation);
-            finding.place = place;
-            finding.got = Some(number(here));
-            finding.expected = Some(number(there));
-            finding.bound = Some(bound);
-            finding.ratio = ratio.is_finite().then_some(ratio);
-        });
     }
 
     fn format(&self) -> Format {

@@ -11,21 +11,20 @@ use super::gradients::{self, Runs};
 use super::norms::norm;
 use super::twin::{Source, Twin};
 use crate::finding::Relation;
-use crate::finding::{Check, Finding, Place, number};
+use crate::finding::{Finding, Place};
 use crate::ladder::compare::{Worst, lanes, times_bound};
 use crate::ladder::evidence::{Evidence, Look};
-use seamproof_oracle::sharding::run_of;
 use crate::subject::{RankGradients, RankOutputs, TensorName};
+use seamproof_oracle::sharding::run_of;
 
 /// Collects elements that are further from what they must be than their bound.
 pub(super) struct Bounded {
-    relation: Relation,
     worst: Worst,
 }
 
 impl Bounded {
     pub(super) fn new(relation: Relation, tensor: TensorName, what: &str) -> Bounded {
-        Bounded { relation, worst: Worst::new(Check::Identity, tensor, what) }
+        Bounded { worst: Worst::of_relation(relation, tensor, what) }
     }
 
     /// Compares one element. Where nothing is bounded, an infinity holds too.
@@ -36,18 +35,9 @@ impl Bounded {
             return;
         }
         let ratio = times_bound(error, bound);
-        if ratio <= 1.0 {
-            return;
+        if ratio > 1.0 {
+            self.worst.past_bound(place, ratio, [got, expected], Some(bound));
         }
-        let relation = self.relation;
-        self.worst.failed(ratio, |finding| {
-            finding.identity = Some(relation);
-            finding.place = place;
-            finding.got = Some(number(got));
-            finding.expected = Some(number(expected));
-            finding.bound = Some(bound);
-            finding.ratio = ratio.is_finite().then_some(ratio);
-        });
     }
 
     pub(super) fn finding(self) -> Option<Finding> {

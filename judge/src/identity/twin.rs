@@ -7,13 +7,13 @@ use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side};
 
 use super::asked::broken;
 use crate::finding::Relation;
-use crate::finding::{Check, Finding, Place, number};
+use crate::finding::{Finding, Place, number};
 use crate::ladder::compare::{View, Worst, lanes};
 use crate::ladder::evidence::{Evidence, Look};
 use crate::ladder::runs::{death, fills, poisoned};
 use crate::ladder::structure::results;
-use seamproof_oracle::sharding::{self as layout, RankLayout, run_of};
 use crate::subject::{RankOutputs, RunError, TensorName};
+use seamproof_oracle::sharding::{self as layout, RankLayout, run_of};
 
 /// Where the rows and heads of a twin come from.
 #[derive(Clone, Debug)]
@@ -225,7 +225,7 @@ impl Twin {
         let kv = matches!(claim.tensor, TensorName::Dk | TensorName::Dv);
         let heads = self.source.heads(if kv { Side::Kv } else { Side::Q });
         let what = "a second run's result (got) is not what follows from the case's own (expected)";
-        let mut worst = Worst::new(Check::Identity, claim.tensor, what);
+        let mut worst = Worst::of_relation(relation, claim.tensor, what);
         there.real(layout, |row, head, place| {
             let mut own = Place { head: Some(heads[head]), ..Place::default() };
             let mut own_row = 0;
@@ -249,7 +249,6 @@ impl Twin {
                 worst.compared();
                 if !claim.agrees(got, own_value) {
                     worst.failed(0.0, |finding| {
-                        finding.identity = Some(relation);
                         finding.place = here.lane_place(own, lane);
                         finding.got = Some(number(got));
                         finding.expected = Some(number(expected));

@@ -9,7 +9,7 @@ use std::ops::Range;
 use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView3, Axis, s};
 use seamproof_oracle::{Run, Side, TensorName};
 
-use crate::finding::{Check, Finding, Place};
+use crate::finding::{Check, Finding, Place, Relation, number};
 use seamproof_oracle::sharding::RankLayout;
 
 /// A result tensor of any of the shapes that results have.
@@ -168,6 +168,13 @@ impl Worst {
         Worst { finding, rank: f64::NEG_INFINITY }
     }
 
+    /// A collector of what breaks a relation.
+    pub(crate) fn of_relation(relation: Relation, tensor: TensorName, what: &str) -> Worst {
+        let mut worst = Worst::new(Check::Identity, tensor, what);
+        worst.finding.identity = Some(relation);
+        worst
+    }
+
     /// Counts one element that was compared.
     pub fn compared(&mut self) {
         self.finding.compared += 1;
@@ -185,6 +192,22 @@ impl Worst {
             self.rank = rank;
             describe(&mut self.finding);
         }
+    }
+
+    /// Counts an element that is `ratio` times its bound off: the farther, the worse.
+    pub fn past_bound(&mut self, place: Place, ratio: f64, [got, expected]: [f64; 2], bound: Option<f64>) {
+        self.failed(ratio, |finding| {
+            finding.place = place;
+            finding.got = Some(number(got));
+            finding.expected = Some(number(expected));
+            finding.bound = bound;
+            finding.ratio = ratio.is_finite().then_some(ratio);
+        });
+    }
+
+    /// Elements that failed, and all that were compared.
+    pub(crate) fn counts(&self) -> [usize; 2] {
+        [self.finding.failed, self.finding.compared]
     }
 
     /// The finding, if anything failed.

@@ -13,11 +13,11 @@ use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
 use super::compare::{View, Worst, times_bound};
 use super::structure::results;
 use super::{diagnosis, sample};
-use crate::finding::{Check, Finding, number};
+use crate::finding::{Check, Finding};
 use crate::ladder::evidence::{Evidence, Look, Ratios};
-use seamproof_oracle::sharding::RankLayout;
 use crate::subject::{RankGradients, RankOutputs, TensorName};
 use crate::verdict::{Margin, Tier};
+use seamproof_oracle::sharding::RankLayout;
 
 /// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned. Where it hides its
 /// LSE, the backward is judged on the exact one, and may be off by as much as the forward may. Where the oracle is too dear
@@ -289,13 +289,8 @@ impl Comparison<'_> {
                 let [ratio] = ratio;
                 worst.compared();
                 if ratio > 1.0 {
-                    worst.failed(ratio, |finding| {
-                        finding.place = got.lane_place(place, lane);
-                        finding.got = Some(number(f64::from(value)));
-                        finding.expected = Some(number(right));
-                        finding.bound = bound.is_finite().then_some(bound);
-                        finding.ratio = ratio.is_finite().then_some(ratio);
-                    });
+                    let (place, values) = (got.lane_place(place, lane), [f64::from(value), right]);
+                    worst.past_bound(place, ratio, values, bound.is_finite().then_some(bound));
                 }
             }
         });

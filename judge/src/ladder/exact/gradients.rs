@@ -74,7 +74,7 @@ impl Backward<'_> {
                 self.head(plan, sequence, kv_head, got, &mut tallies);
             }
         }
-        let found = tallies.iter().find_map(|tally| Some((tally, tally.worst?.1)));
+        let found = tallies.iter().find_map(|tally| Some((tally, tally.at?)));
         found.map(|(tally, wrong)| self.finding(plans, got, tally, wrong)).or_else(|| sinks(got))
     }
 
@@ -91,7 +91,7 @@ impl Backward<'_> {
                 }
             }
         }
-        let (_, wrong) = tally.worst?;
+        let wrong = tally.at?;
         let what = format!("sequence {}, key {}: not 0, but every query is", wrong.sequence, wrong.position);
         Some(tally.finding(wrong, what))
     }
@@ -185,7 +185,7 @@ impl Backward<'_> {
         if error == 0.0
             && let Some(compared) = rounded(got, sums, most, self.evidence.problem.precision.gradients.format)
         {
-            tally.held(compared);
+            tally.worst.held(compared);
             return;
         }
         for (lane, (got, sum)) in got.iter().zip(sums).enumerate() {

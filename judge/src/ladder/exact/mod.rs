@@ -13,7 +13,7 @@ use std::borrow::Cow;
 
 use seamproof_oracle::{Side, TensorName};
 
-use super::compare::lanes;
+use super::compare::{Worst, lanes};
 use crate::exact::{Merging, Parts, Plan, eligible, parts};
 use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::evidence::{Evidence, Look};
@@ -61,39 +61,26 @@ const ROWS_KEPT: usize = 16;
 /// Compares the elements of one tensor.
 struct Tally {
     tensor: TensorName,
-    failed: usize,
-    compared: usize,
-    worst: Option<(f64, Wrong)>,
+    worst: Worst,
+    /// Where the worst one lies.
+    at: Option<Wrong>,
     /// The first wrong rows, each with its first wrong lane.
     rows: Vec<Wrong>,
 }
 
 impl Tally {
     fn new(tensor: TensorName) -> Tally {
-        Tally { tensor, failed: 0, compared: 0, worst: None, rows: Vec::new() }
-    }
-
-    /// Counts elements that hold.
-    fn held(&mut self, elements: usize) {
-        self.compared += elements;
+        Tally { tensor, worst: Worst::new(Check::Exact, tensor, ""), at: None, rows: Vec::new() }
     }
 
     /// Counts an element; `distance` is how far off it is, NaN farther than all.
     fn add(&mut self, holds: bool, distance: f64, place: impl FnOnce() -> Wrong) {
-        self.compared += 1;
+        self.worst.compared();
         if holds {
             return;
         }
-        self.failed += 1;
-        let distance = if distance.is_nan() { f64::INFINITY } else { distance };
-        let is_worst = self.worst.is_none_or(|(worst, _)| distance > worst);
-        if !is_worst && self.rows.len() == ROWS_KEPT {
-            return;
-        }
-        let place = place();
-        if is_worst {
-            self.worst = Some((distance, place));
-        }
+        let (distance, place) = (if distance.is_nan() { f64::INFINITY } else { distance }, place());
+        self.worst.failed(distance, |_| self.at = Some(place));
         if self.rows.len() < ROWS_KEPT && self.rows.last().is_none_or(|last| !last.is_row_of(&place)) {
             self.rows.push(place);
         }
@@ -104,7 +91,8 @@ impl Tally {
         let Wrong { sequence, head, position, lane } = wrong;
         let place = Place { sequence: Some(sequence), head: Some(head), row: Some(position), lane };
         let finding = Finding::new(Check::Exact, Some(self.tensor), what);
-        Finding { place, failed: self.failed, compared: self.compared, ..finding }
+        let [failed, compared] = self.worst.counts();
+        Finding { place, failed, compared, ..finding }
     }
 }
 
@@ -143,7 +131,7 @@ impl Forward<'_> {
             }
         }
         for tally in [lse, out] {
-            if let Some((_, wrong)) = tally.worst {
+            if let Some(wrong) = tally.at {
                 return Err(Box::new(self.finding(plans, &tally, wrong)));
             }
         }
@@ -165,7 +153,7 @@ impl Forward<'_> {
         }
         let row = self.got_out(plan, place);
         if row.iter().zip(right).fold(true, |all, (got, right)| all & (f64::from(*got) == *right)) {
-            tally.held(row.len());
+            tally.worst.held(row.len());
             return true;
         }
         let allowed = Allowed::new(plan, shown, self.merging);
