@@ -4,6 +4,7 @@ use seamproof_judge::case::{Case, InputSource, Subject};
 use seamproof_judge::evaluate::{caught, evaluate};
 use seamproof_judge::finding::Earlier;
 use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::Problem;
@@ -56,7 +57,8 @@ pub fn replay_as(case: &Case, backend: &dyn Backend, problem: &Problem) -> Resul
 /// they are the calls as they were made, wrong already.
 fn run_before(case: &Case) -> Result<(), ReplayError> {
     for Earlier { options, problem } in &case.before {
-        let backend = backends::by_name(seamproof_judge::subjects::called(&case.subject.name), options)?;
+        let called = SubjectName::from(&case.subject).called();
+        let backend = backends::by_name(&called.name(), options)?;
         let _ = caught(|| backend.run(problem, &values::inputs(problem)));
     }
     Ok(())

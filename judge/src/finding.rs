@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use seamproof_oracle::{Problem, TensorName};
+use seamproof_simulator::faults::Catcher;
 use serde::{Deserialize, Serialize};
 
 /// A rung of the judge's ladder.
@@ -66,6 +67,19 @@ impl Check {
     /// Whether the subject gave no results: it died or hung.
     pub fn is_end(self) -> bool {
         matches!(self, Check::Crash | Check::Timeout)
+    }
+
+    /// What a fault that this check condemns is said to be caught by.
+    pub fn catcher(self) -> Catcher {
+        match self {
+            Check::Capability => Catcher::Capability,
+            Check::Crash | Check::Timeout | Check::Sentinel | Check::Validation => Catcher::Crash,
+            Check::Structure => Catcher::Structure,
+            Check::Poison => Catcher::Poison,
+            Check::Exact => Catcher::Exact,
+            Check::Identity => Catcher::Identity,
+            Check::Envelope => Catcher::Envelope,
+        }
     }
 }
 

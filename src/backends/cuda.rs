@@ -33,12 +33,10 @@ use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
     BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError, Way,
 };
-use seamproof_judge::subjects::{OptionError, Reached, built, launchable, run_schedule};
+use seamproof_judge::subjects::{OptionError, Reached, SubjectName, built, launchable, run_schedule};
 
 /// The name, as `--backend` takes it.
 pub(super) const NAME: &str = "cuda";
-/// Before the id of a fault in the kernels' sources.
-const PREFIX: &str = "cuda+";
 /// The tiles that sums are cut into: a query row is alone, and its sums over keys have one accumulator whose maximum
 /// changes from tile to tile.
 const TILES: Tiles = Tiles { q: 1, kv: KEY_TILE };
@@ -279,36 +277,30 @@ impl Runner for OnGpu {
 }
 
 /// The fault that the name of a subject plants in the kernels; `None` for a name that is of no subject on a GPU.
-fn fault_of(name: &str) -> Option<Option<&'static str>> {
-    let planted = |id| faults::by_id(id).map(|fault| Some(fault.id));
-    if name == NAME { Some(None) } else { planted(name.strip_prefix(PREFIX)?) }
+fn fault_of(name: &SubjectName) -> Option<Option<&'static SourceFault>> {
+    match name.planted.as_deref() {
+        _ if name.base != NAME => None,
+        None => Some(None),
+        Some(id) => faults::by_id(id).map(Some),
+    }
 }
 
 /// The bug that the fault imitates which the name of a subject plants in the kernels.
-pub(super) fn imitated(name: &str) -> Option<&'static str> {
-    faults::by_id(fault_of(name)??).map(|fault| fault.imitates)
+pub(super) fn imitated(name: &SubjectName) -> Option<&'static str> {
+    Some(fault_of(name)??.imitates)
 }
 
-/// Whether a subject of this name runs on a GPU.
-pub(crate) fn is_named(name: &str) -> bool {
+/// Whether the kernels of this subject run on a GPU, wherever it is called from.
+pub(crate) fn is_named(name: &SubjectName) -> bool {
     fault_of(name).is_some()
 }
 
-/// The name of the subject with this fault in its kernels.
-pub(super) fn name_of(fault: &SourceFault) -> String {
-    format!("{PREFIX}{}", fault.id)
-}
-
 /// Opens a subject on a GPU. Whether there is one is said here, before any case runs.
-pub(crate) fn open(
-    name: &str,
-    options: &BTreeMap<String, String>,
-    ordinal: usize,
-) -> Result<Opened, OpenError> {
+pub(crate) fn open(name: &SubjectName, ordinal: usize) -> Result<Opened, OpenError> {
     let said = |error: KernelError| OpenError(error.to_string());
-    let subject = Cuda::from_options(options).map_err(|error| OpenError(error.to_string()))?;
+    let subject = Cuda::from_options(&name.options).map_err(|error| OpenError(error.to_string()))?;
     let fault = fault_of(name).ok_or_else(|| OpenError(format!("{name} is no subject on a GPU")))?;
-    let place = Place { ordinal, fault };
+    let place = Place { ordinal, fault: fault.map(|fault| fault.id) };
     let name = on_gpu(place, |runner| runner.identity()).and_then(|name| name).map_err(said)?;
     let devices = gpu::count().map_err(said)?;
     Ok(Opened { runner: Box::new(OnGpu { subject, place }), devices, name })

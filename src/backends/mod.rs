@@ -2,12 +2,10 @@
 
 mod cuda;
 
-use std::collections::BTreeMap;
-
 pub use cuda::{Cuda, CudaRunner};
 pub(crate) use cuda::{is_named as is_on_gpu, open as open_on_gpu};
 use seamproof_judge::subjects::{
-    self, Emulated, Miscalled, OptionError, PLANTED_PREFIX, Planted, at_call, called, miscall,
+    self, Emulated, Miscalled, OptionError, Options, Planted, SubjectName, miscall,
 };
 use seamproof_kernels::faults::SourceFault;
 use seamproof_simulator::faults;
@@ -41,33 +39,24 @@ pub enum BackendError {
     /// An option that the subject does not take.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// A list of options that is none.
-    #[error("'{text}' is no list of options; write BACKEND:OPTION=VALUE,… or BACKEND alone")]
-    Options {
-        /// The list.
-        text: String,
-    },
 }
 
-/// After the name of a subject of this process: the same subject behind worker processes.
-pub const AT_WORKER: &str = "@worker";
-
-/// Makes a backend from its name and options: a subject of this process, `NAME@worker` for the same behind the worker
-/// processes of [`worker::shared`], one that runs in workers alone, or `BACKEND~ID` for any of these with a fault at its
-/// call.
-pub fn by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
-    if let Some((subject, miscall)) = at_call(name) {
-        return Ok(Box::new(Miscalled::new(by_name(subject, options)?, miscall)));
-    }
-    match served(name, options)? {
-        Some(served) => Ok(Box::new(Remote::new(name, served, worker::shared()))),
-        None => in_process(name, options),
-    }
+/// Makes a backend from its name and options: a subject of this process, or one behind the worker processes of
+/// [`worker::shared`], called rightly or wrongly.
+pub fn by_name(name: &str, options: &Options) -> Result<Box<dyn Backend>, BackendError> {
+    let name = SubjectName::new(name, options.clone());
+    let called = name.called();
+    let called: Box<dyn Backend> = match served(&called)? {
+        Some(served) => Box::new(Remote::new(&called.name(), served, worker::shared())),
+        None => in_process(&called)?,
+    };
+    let wrongly = |called, &miscall| -> Box<dyn Backend> { Box::new(Miscalled::new(called, miscall)) };
+    Ok(name.miscalls.iter().fold(called, wrongly))
 }
 
 /// The kernels on a GPU with a fault in their sources, in workers.
 pub fn on_gpu(fault: &SourceFault, subject: Cuda) -> Box<dyn Backend> {
-    let name = cuda::name_of(fault);
+    let name = SubjectName::planted(cuda::NAME, fault.id).name();
     let served = Served::new(&name, &subject.options(), Box::new(subject), Box::new(Cuda::default()));
     // Whether the GPU is well, only kernels without the fault can say.
     let served = served.watched_by(cuda::NAME);
@@ -76,51 +65,51 @@ pub fn on_gpu(fault: &SourceFault, subject: Cuda) -> Box<dyn Backend> {
 
 /// What a pool needs to serve a subject; none for one that runs in this process. A subject that needs a device of its own
 /// is served by its own name; its runner is an arm of [`worker::open`].
-fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Served>, BackendError> {
-    if name == mock::NAME {
-        return Ok(Some(mock::served(options)?));
+fn served(name: &SubjectName) -> Result<Option<Served>, BackendError> {
+    if name.name() == mock::NAME {
+        return Ok(Some(mock::served(&name.options)?));
     }
     // A GPU belongs to a process that may die.
-    let inner = if cuda::is_named(name) { Some(name) } else { name.strip_suffix(AT_WORKER) };
-    let Some(inner) = inner else { return Ok(None) };
-    let (declaration, sentinel) = (in_process(inner, options)?, in_process(inner, &BTreeMap::new())?);
-    Ok(Some(Served::new(inner, options, declaration, sentinel)))
+    if !name.at_worker && !cuda::is_named(name) {
+        return Ok(None);
+    }
+    let inner = SubjectName { at_worker: false, ..name.clone() };
+    let by_default = SubjectName { options: Options::new(), ..inner.clone() };
+    let (declaration, sentinel) = (in_process(&inner)?, in_process(&by_default)?);
+    Ok(Some(Served::new(&inner.name(), &inner.options, declaration, sentinel)))
 }
 
 /// Makes a backend that runs in this process.
-pub fn in_process(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
-    match name {
-        "emulated" => Ok(Box::new(Emulated::from_options(options)?)),
-        // Faults are planted where the kernels are compiled.
-        name if cuda::is_named(name) => Ok(Box::new(Cuda::from_options(options)?)),
-        // What was found with a planted fault must replay.
-        name if name == canary().name() && options.is_empty() => Ok(canary()),
-        name => planted_by_name(name, options),
+pub(crate) fn in_process(name: &SubjectName) -> Result<Box<dyn Backend>, BackendError> {
+    let SubjectName { base, planted, at_worker, miscalls, options } = name;
+    if *at_worker || !miscalls.is_empty() {
+        return Err(unknown(name));
     }
-}
-
-/// The emulated kernel with a fault in its schedule or its stages (`emulated+ID`).
-fn planted_by_name(name: &str, options: &BTreeMap<String, String>) -> Result<Box<dyn Backend>, BackendError> {
-    match name.strip_prefix(PLANTED_PREFIX).and_then(faults::by_id) {
-        Some(fault) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
-        None => Err(unknown(name)),
+    match (base.as_str(), planted.as_deref().map(faults::by_id)) {
+        // Faults are planted where the kernels are compiled.
+        _ if cuda::is_named(name) => Ok(Box::new(Cuda::from_options(options)?)),
+        ("emulated", None) => Ok(Box::new(Emulated::from_options(options)?)),
+        ("emulated", Some(Some(fault))) => {
+            Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault)))
+        }
+        // What was found with a planted fault must replay.
+        (id, None) if id == faults::WINDOW_OFF_BY_ONE.id && options.is_empty() => Ok(canary()),
+        _ => Err(unknown(name)),
     }
 }
 
 /// Why a name is no subject's; how a fault is named, where its id ends the name.
-fn unknown(name: &str) -> BackendError {
-    let shown = || name.chars().take(NAME_SHOWN).collect::<String>();
-    let id = name.rsplit(['+', '~']).next().unwrap_or(name);
-    match (miscall(id), faults::by_id(id)) {
+fn unknown(name: &SubjectName) -> BackendError {
+    let shown = || name.name().chars().take(NAME_SHOWN).collect::<String>();
+    let (subject, id) = name.last_id();
+    match (miscall(&id), faults::by_id(&id)) {
         (Some(fault), _) => {
-            let subject =
-                name.strip_suffix(id).map(|rest| rest.trim_end_matches(['+', '~'])).unwrap_or_default();
-            let subject = if NAMES.contains(&subject) { subject } else { "emulated" };
+            let subject = if NAMES.contains(&subject.as_str()) { &subject } else { "emulated" };
             let write = format!("{subject}~{}, or any other BACKEND~{}", fault.id, fault.id);
             BackendError::Fault { name: shown(), place: "at the call", write }
         }
         (None, Some(fault)) => {
-            let write = format!("{}{}", PLANTED_PREFIX, fault.id);
+            let write = SubjectName::planted("emulated", fault.id).name();
             BackendError::Fault { name: shown(), place: "of the emulated kernel or its schedule", write }
         }
         _ => BackendError::Unknown { name: shown() },
@@ -133,39 +122,23 @@ const NAME_SHOWN: usize = 40;
 /// What is wrong in the subject of this name although none of its schedules shows it, in words: faults in its kernels and
 /// at its call.
 pub fn unscheduled(name: &str) -> Vec<String> {
-    if let Some((subject, fault)) = at_call(name) {
-        let mut all = unscheduled(subject);
-        all.push(format!("the fault at the call: {}", fault.imitates));
-        return all;
-    }
-    let name = name.strip_suffix(AT_WORKER).unwrap_or(name);
+    let name = SubjectName::from(name);
     let in_kernel = |fault: &&faults::Fault| matches!(fault.edit, faults::Plant::Kernel(_));
-    let emulated = name.strip_prefix(PLANTED_PREFIX).and_then(faults::by_id).filter(in_kernel);
-    let imitates = emulated.map(|fault| fault.imitates).or_else(|| cuda::imitated(name));
-    imitates.map(|imitates| format!("the fault in its kernels: {imitates}")).into_iter().collect()
+    let emulated = name.planted.as_deref().filter(|_| name.base == "emulated").and_then(faults::by_id);
+    let imitates = emulated.filter(in_kernel).map(|fault| fault.imitates).or_else(|| cuda::imitated(&name));
+    let in_kernel = imitates.map(|imitates| format!("the fault in its kernels: {imitates}"));
+    let at_call = name.miscalls.iter().map(|fault| format!("the fault at the call: {}", fault.imitates));
+    in_kernel.into_iter().chain(at_call).collect()
 }
 
 /// Options for a case of a campaign, from its seed: tile sizes vary, so that every edge is met with few tokens.
-pub fn draw_options(name: &str, seed: u64) -> BTreeMap<String, String> {
-    let name = called(name);
-    match name.strip_suffix(AT_WORKER).unwrap_or(name) {
-        "emulated" => subjects::draw_options(seed),
-        name if cuda::is_named(name) => cuda::draw_options(seed),
-        name if name.starts_with(PLANTED_PREFIX) => subjects::draw_options(seed),
-        _ => BTreeMap::new(),
+pub fn draw_options(name: &str, seed: u64) -> Options {
+    let name = SubjectName::from(name);
+    match (name.base.as_str(), cuda::is_named(&name)) {
+        ("emulated", _) => subjects::draw_options(seed),
+        (_, true) => cuda::draw_options(seed),
+        _ => Options::new(),
     }
-}
-
-/// A subject with options as the command line names it: `NAME`, or `NAME:OPTION=VALUE,…`; a fault at its call stands behind
-/// the name or behind the options.
-pub fn parse(text: &str) -> Result<(String, BTreeMap<String, String>), BackendError> {
-    let Some((name, listed)) = text.split_once(':') else { return Ok((text.to_owned(), BTreeMap::new())) };
-    let options = called(listed);
-    let fault = &listed[options.len()..];
-    let option = |item: &str| item.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let wrong = || BackendError::Options { text: options.chars().take(40).collect() };
-    let options = options.split(',').map(option).collect::<Option<_>>().ok_or_else(wrong)?;
-    Ok((format!("{name}{fault}"), options))
 }
 
 /// The emulated kernel with the campaign's canary planted in it.

@@ -30,6 +30,7 @@ use seamproof_judge::files;
 use seamproof_judge::finding::{Check, Ending, Finding, Relation};
 use seamproof_judge::generate::Draw;
 use seamproof_judge::subject::TensorName;
+use seamproof_judge::subjects::listed;
 use seamproof_judge::verdict::Verdict;
 
 /// The largest file of sums that is read.
@@ -207,8 +208,7 @@ pub fn campaign_of(parts: &[Part]) -> Result<Option<(Start, Vec<Shard>)>, MergeE
 
 /// The fixed options in words.
 fn options_of(start: &Start) -> String {
-    let options: Vec<String> = start.options.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    if options.is_empty() { "none".to_owned() } else { options.join(",") }
+    if start.options.is_empty() { "none".to_owned() } else { listed(&start.options) }
 }
 
 fn same_campaign(part: &Part, first: &Part) -> Result<(), MergeError> {

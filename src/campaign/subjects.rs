@@ -1,14 +1,11 @@
 //! What a campaign is run against: a subject whose options are drawn for each case.
 
-use std::collections::BTreeMap;
-
 use seamproof_oracle::Problem;
 
 use crate::backends::{self, BackendError};
 use seamproof_judge::subject::Backend;
-
-/// Options of a subject, as text.
-pub type Options = BTreeMap<String, String>;
+pub use seamproof_judge::subjects::Options;
+use seamproof_judge::subjects::SubjectName;
 
 /// Makes the subject of each case.
 pub trait Subjects: Sync {
@@ -39,8 +36,8 @@ pub struct Registered {
 impl Registered {
     /// The subject that `NAME` or `NAME:OPTION=VALUE,…` says, if there is one and it can be made.
     pub fn new(text: &str) -> Result<Registered, BackendError> {
-        let (name, fixed) = backends::parse(text)?;
-        Registered::with(name, fixed)
+        let name: SubjectName = text.parse()?;
+        Registered::with(name.name(), name.options)
     }
 
     /// The subject of this name with these options fixed.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use seamproof_simulator::faults::ABSENT;
+use seamproof_simulator::faults::{ABSENT, Catcher, FaultRecord};
 
 use super::CliError;
 use super::exit::Exit;
@@ -14,6 +14,7 @@ use crate::faults::{
 };
 use seamproof_judge::ladder::faults::{self as judge_faults, FAULTS as JUDGE_FAULTS, JudgeFault, JudgeScore};
 use seamproof_judge::prose::counted;
+use seamproof_judge::subjects::{SubjectName, listed};
 
 /// Seeds of a score unless told otherwise.
 const SEEDS: u64 = 5;
@@ -80,10 +81,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     // A fault that cannot be run must not count as one that was missed. All that need a device are of one kind.
     if let Some(suspect) = suspects.first() {
         let subject = suspect.subject(0)?;
-        let start = |what| CliError::Start {
-            name: seamproof_judge::subjects::called(subject.name()).to_owned(),
-            what,
-        };
+        let start = |what| CliError::Start { name: SubjectName::from(subject.name()).called().name(), what };
         subject.ready().map_err(start)?;
     }
     let effort = if args.quick { Effort::QUICK } else { Effort::whole(args.seeds) };
@@ -123,7 +121,7 @@ fn chosen(args: &Args) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
 /// The subject that somebody names, to be called wrongly.
 fn right(backend: &str) -> Result<Registered, CliError> {
     let subject = Registered::new(backend)?;
-    match seamproof_judge::subjects::called(subject.name()) {
+    match SubjectName::from(subject.name()).called().name() {
         name if name == subject.name() => Ok(subject),
         name => Err(CliError::Usage(format!(
             "--backend: {} is called wrongly already; name {name}, and one fault with --only",
@@ -133,14 +131,9 @@ fn right(backend: &str) -> Result<Registered, CliError> {
 }
 
 fn list(suspects: &[Suspect], judged: &[JudgeFault], all: bool) {
-    let entry = |id: &str, imitates: &str, source: &str| {
+    let records = suspects.iter().map(Suspect::record).chain(judged.iter().map(JudgeFault::record));
+    for FaultRecord { id, imitates, source, .. } in records {
         print_line(&format_args!("{id:<34} {imitates}\n{:<34} {source}", ""));
-    };
-    for suspect in suspects {
-        entry(suspect.id(), suspect.imitates(), suspect.source());
-    }
-    for fault in judged {
-        entry(fault.id, fault.imitates, fault.source);
     }
     for absent in ABSENT.iter().filter(|_| all) {
         let entries: Vec<String> = absent.entries.iter().map(ToString::to_string).collect();
@@ -173,14 +166,13 @@ fn print_score(score: &Score) {
     let repro = score.repro.map_or("-".to_owned(), |repro| {
         format!("{} seq, {} tokens, cp {}", repro.sequences, repro.tokens, repro.cp)
     });
-    let rungs: Vec<&str> = score.rungs.iter().map(|rung| rung.name()).collect();
     print_line(&format_args!(
         "{} {:<34} {:<22} {:<28} {repro:<26} seen by {}",
         mark_of(score),
         score.suspect.id(),
         found(&score.checker),
         found(&score.campaign),
-        rungs.join(", ")
+        names(&score.rungs)
     ));
     if let Some(first) = score.checker.first() {
         print_line(&format_args!("       {}", first.what));
@@ -189,8 +181,7 @@ fn print_score(score: &Score) {
         print_line(&format_args!("       {why}"));
     }
     if let Some(options) = score.suspect.options(0).filter(|_| !score.caught() && !score.is_excluded()) {
-        let options: Vec<String> = options.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        print_line(&format_args!("       on seed 0 with {}", options.join(",")));
+        print_line(&format_args!("       on seed 0 with {}", listed(&options)));
     }
     let flawed: usize = score.campaign.iter().map(|first| first.flawed).sum();
     if flawed > 0 {
@@ -201,6 +192,11 @@ fn print_score(score: &Score) {
     }
 }
 
+fn names<'a>(rungs: impl IntoIterator<Item = &'a Catcher>) -> String {
+    let names: Vec<&str> = rungs.into_iter().map(|rung| rung.name()).collect();
+    names.join(", ")
+}
+
 /// A fault in the judge is caught by the probes that the faulty judge lets pass.
 fn print_judge_score(score: &JudgeScore) {
     let passed: Vec<String> = score.missed.iter().map(|(what, rung)| format!("{what} ({rung})")).collect();
@@ -208,14 +204,14 @@ fn print_judge_score(score: &JudgeScore) {
         "{} {:<34} blinds {}; lets pass: {}",
         mark(score.caught()),
         score.fault.id,
-        score.fault.rung,
+        names(score.fault.caught_by),
         passed.join("; ")
     ));
 }
 
 /// What each rung saw of the faults in subjects, and why it is kept where it alone saw none.
 fn print_rungs(scored: &Scored) {
-    let blinding = |rung: &str| scored.judge.iter().filter(|score| score.fault.rung.name() == rung).count();
+    let blinding = |rung| scored.judge.iter().filter(|score| score.fault.caught_by.contains(rung)).count();
     print_line(&format_args!("\n{:<12}{:>6}{:>7}{:>7}{:>8}", "rung", "saw", "first", "alone", "blinded"));
     for RungScore { rung, saw, first, alone } in RungScore::table(&scored.subjects) {
         let said = match alone.len() {
@@ -223,7 +219,7 @@ fn print_rungs(scored: &Scored) {
             1..=NAMED_MAX => alone.join(" "),
             _ => String::new(),
         };
-        let counts = format!("{saw:>6}{first:>7}{:>7}{:>8}", alone.len(), blinding(rung.name()));
+        let counts = format!("{saw:>6}{first:>7}{:>7}{:>8}", alone.len(), blinding(&rung));
         print_line(format!("{:<12}{counts}  {said}", rung.name()).trim_end());
     }
     print_line(

@@ -30,17 +30,18 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use seamproof_oracle::Problem;
 
-use crate::backends::{self, BackendError};
+use crate::backends::BackendError;
 use crate::nightly::found_by;
 use crate::record::{RecordError, findings_of};
 use crate::replay::{ReplayError, subject_of};
 use exit::Exit;
 use output::{complain, note, print};
-use seamproof_judge::case::{Case, CaseError, Subject};
+use seamproof_judge::case::{Case, CaseError};
 use seamproof_judge::evaluate::quiet_caught_panics;
 use seamproof_judge::files;
 use seamproof_judge::ladder::products;
 use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::SubjectName;
 
 #[derive(Parser)]
 #[command(name = "seamproof", version, about, arg_required_else_help = false, after_help = exit::HELP)]
@@ -177,8 +178,7 @@ fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), 
     }
     let mut case = Case::load(file)?;
     if let Some(text) = backend {
-        let (name, options) = backends::parse(text)?;
-        case.subject = Subject { name, options };
+        case.subject = text.parse::<SubjectName>().map_err(BackendError::from)?.into();
     }
     let file = file.display().to_string();
     match subject_of(&case) {

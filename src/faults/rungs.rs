@@ -11,28 +11,14 @@ use seamproof_simulator::faults::Catcher;
 
 use super::score::Score;
 use seamproof_judge::evaluate::findings;
-use seamproof_judge::finding::Check;
 use seamproof_judge::ladder::Judge;
 use seamproof_judge::subject::Backend;
-
-/// The check of the judge as a catcher.
-pub(super) fn catcher(check: Check) -> Catcher {
-    match check {
-        Check::Capability => Catcher::Capability,
-        Check::Crash | Check::Timeout | Check::Sentinel | Check::Validation => Catcher::Crash,
-        Check::Structure => Catcher::Structure,
-        Check::Poison => Catcher::Poison,
-        Check::Exact => Catcher::Exact,
-        Check::Identity => Catcher::Identity,
-        Check::Envelope => Catcher::Envelope,
-    }
-}
 
 /// Every rung of the judge that condemns a subject on a case. What is structurally wrong is looked at no further by the
 /// judge; a judge that is blind for it says which other rungs would have seen it.
 pub(super) fn seen_by(subject: &dyn Backend, problem: &Problem) -> BTreeSet<Catcher> {
     let seen =
-        |judge: &Judge| findings(judge, subject, problem).into_iter().map(|found| catcher(found.check));
+        |judge: &Judge| findings(judge, subject, problem).into_iter().map(|found| found.check.catcher());
     let mut rungs: BTreeSet<Catcher> = seen(&Judge::default()).collect();
     if rungs.contains(&Catcher::Structure) {
         rungs.extend(seen(&Judge { structure: |_, _, _, _| None, ..Judge::default() }));

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use seamproof_oracle::{Problem, TensorName};
 use seamproof_simulator::faults::Catcher;
 
-use super::rungs::{catcher, seen_by};
+use super::rungs::seen_by;
 use super::suspect::Suspect;
 use super::{DRAWN_MAX, by_checker, planted, rejection};
 use crate::backends::BackendError;
@@ -116,7 +116,8 @@ pub struct Score {
 impl Score {
     /// Whether something that the fault names caught it.
     pub fn caught(&self) -> bool {
-        self.checker.iter().chain(&self.campaign).any(|first| self.suspect.is_caught_by(first.by))
+        let record = self.suspect.record();
+        self.checker.iter().chain(&self.campaign).any(|first| record.is_caught_by(first.by))
     }
 
     /// What met the fault first on the first seed.
@@ -232,7 +233,7 @@ pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First
             }
             continue;
         }
-        let (by, what) = (catcher(finding.check), finding.to_string());
+        let (by, what) = (finding.check.catcher(), finding.to_string());
         let (cases, seconds) = (looked - flawed, start.elapsed().as_secs_f64());
         let first = First { by, tensor: finding.tensor, what, cases, seconds, problem, flawed };
         return Ok(Some((first, finding)));

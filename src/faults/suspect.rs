@@ -7,7 +7,7 @@ use std::sync::Arc;
 use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
 use seamproof_kernels::forward::{self, Attention, Shape};
 use seamproof_oracle::{Pass, Problem};
-use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
+use seamproof_simulator::faults::{self, Catcher, Fault, FaultRecord, Plant};
 
 use super::table::{TABLE_FAULTS, TableFault, Tabled};
 use super::{CASES_MAX, DRAWN_MAX, stream};
@@ -110,44 +110,26 @@ impl Suspect {
         Suspect::all().chain(Suspect::on_gpu()).find(|suspect| suspect.id() == id)
     }
 
+    /// What the fault says of itself.
+    pub fn record(&self) -> FaultRecord {
+        match self {
+            Suspect::Planted(fault) => fault.record(),
+            Suspect::Call(call) => call.miscall.record(),
+            Suspect::Table(fault) => fault.record(),
+            Suspect::Source(fault) => FaultRecord {
+                id: fault.id,
+                imitates: fault.imitates,
+                source: fault.file,
+                entries: &[],
+                caught_by: if let Seen::Rungs(rungs) = fault.seen { rungs } else { &[] },
+                edit: (),
+            },
+        }
+    }
+
     /// Its name in reports.
     pub fn id(&self) -> &'static str {
-        match self {
-            Suspect::Planted(fault) => fault.id,
-            Suspect::Call(call) => call.miscall.id,
-            Suspect::Table(fault) => fault.id,
-            Suspect::Source(fault) => fault.id,
-        }
-    }
-
-    /// What goes wrong.
-    pub fn imitates(&self) -> &'static str {
-        match self {
-            Suspect::Planted(fault) => fault.imitates,
-            Suspect::Call(call) => call.miscall.imitates,
-            Suspect::Table(fault) => fault.imitates,
-            Suspect::Source(fault) => fault.imitates,
-        }
-    }
-
-    /// Where that happened.
-    pub fn source(&self) -> &'static str {
-        match self {
-            Suspect::Planted(fault) => fault.source,
-            Suspect::Call(call) => call.miscall.source,
-            Suspect::Table(fault) => fault.source,
-            Suspect::Source(fault) => fault.file,
-        }
-    }
-
-    /// Whether the fault names this rung as one that may be the first to see it.
-    pub fn is_caught_by(&self, rung: Catcher) -> bool {
-        match self {
-            Suspect::Planted(fault) => fault.is_caught_by(rung),
-            Suspect::Call(call) => call.miscall.caught_by.contains(&rung),
-            Suspect::Table(_) => rung == Catcher::Capability,
-            Suspect::Source(fault) => matches!(fault.seen, Seen::Rungs(rungs) if rungs.contains(&rung)),
-        }
+        self.record().id
     }
 
     /// Whether there is a schedule with the fault in it, which the checker can look at.
@@ -160,7 +142,7 @@ impl Suspect {
 
     /// Whether a run can show the fault; what only the proof can see is not looked for elsewhere.
     pub(super) fn runs(&self) -> bool {
-        !matches!(self, Suspect::Planted(fault) if fault.caught_by == [Catcher::Checker])
+        self.record().caught_by != [Catcher::Checker]
     }
 
     /// The subject with the fault: the emulated kernel, its streams in an order drawn from the seed, unless another one is

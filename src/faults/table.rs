@@ -1,24 +1,13 @@
 //! Faults of capability tables.
 
 use seamproof_oracle::{Format, Inputs, Problem};
+use seamproof_simulator::faults::{Catcher, Fault};
 
 use seamproof_judge::subject::{Backend, Capabilities, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::Emulated;
 
 /// A planted fault of a capability table: the subject runs and refuses as before, and declares something else.
-#[derive(Clone, Copy, Debug)]
-pub struct TableFault {
-    /// Its name in reports.
-    pub id: &'static str,
-    /// What goes wrong.
-    pub imitates: &'static str,
-    /// Where that happened.
-    pub source: &'static str,
-    /// Its entries in the list of real bugs.
-    pub entries: &'static [u16],
-    /// The edit.
-    pub edit: fn(&mut Capabilities),
-}
+pub type TableFault = Fault<fn(&mut Capabilities)>;
 
 /// Tables that promise too much or too little: the judge's capability check is to see both.
 pub const TABLE_FAULTS: &[TableFault] = &[
@@ -27,6 +16,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         imitates: "a gate lists what a backend has no code for: dispatch reaches it all the same",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
         entries: &[1, 10],
+        caught_by: &[Catcher::Capability],
         edit: |table| {
             table.formats.extend([Format::E4m3, Format::E5m2]);
             table.weight_formats.extend([Format::E4m3, Format::E5m2]);
@@ -37,6 +27,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         imitates: "a gate is keyed on one head dimension and refuses what the backend runs",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
         entries: &[11, 202],
+        caught_by: &[Catcher::Capability],
         edit: |table| table.head_dims = *table.head_dims.start()..=64,
     },
 ];

@@ -13,12 +13,12 @@ use seamproof_oracle::{blocked, exact};
 
 use seamproof_judge::finding::{Check, Place};
 use seamproof_judge::ladder::{Depth, Judge};
-use seamproof_oracle::sharding as layout;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RankOutputs, RunError};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::values::{self, Poison};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::replay::Replay;
+use seamproof_oracle::sharding as layout;
 
 /// Ratios closer to 1 than this are not asked about.
 const NEAR: f64 = 1e-3;
@@ -272,6 +272,7 @@ mod tests {
     use super::*;
     use seamproof_judge::generate::{self, Draw, Limits};
     use seamproof_judge::ladder::faults::FAULTS;
+    use seamproof_simulator::faults::find;
 
     /// What is asked of a judge over drawn cases: whether each had to be seen, or that it failed.
     fn asked_of(judge: &Judge) -> Vec<Result<bool, ()>> {
@@ -296,7 +297,7 @@ mod tests {
     fn a_judge_that_looks_away_is_found_out() {
         for id in ["judge-nan-equals", "judge-zero-accepted", "judge-bound-times-100", "judge-sign-ignored"] {
             let mut judge = Judge::default();
-            let fault = FAULTS.iter().find(|fault| fault.id == id).expect("the fault is in the list");
+            let fault = find(&FAULTS, id).expect("the fault is in the list");
             (fault.edit)(&mut judge);
             assert!(asked_of(&judge).contains(&Err(())), "{id}");
         }

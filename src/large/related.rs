@@ -11,8 +11,8 @@ use seamproof_judge::finding::{Finding, Relation};
 use seamproof_judge::hash::mix;
 use seamproof_judge::identity::{Identity, identity};
 use seamproof_judge::ladder::evidence::{Depth, Evidence, Judge, Look, Meter, Told};
-use seamproof_oracle::sharding as layout;
 use seamproof_judge::subject::Backend;
+use seamproof_oracle::sharding as layout;
 
 /// What may be asked.
 pub const RELATIONS: [Relation; 15] = [

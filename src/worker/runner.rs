@@ -10,6 +10,7 @@ use seamproof_oracle::{Inputs, Problem};
 
 use crate::backends;
 use seamproof_judge::subject::{Backend, Outputs, RunError};
+use seamproof_judge::subjects::SubjectName;
 
 /// A subject as a worker process holds it.
 ///
@@ -45,10 +46,11 @@ pub type Open = fn(&str, &BTreeMap<String, String>, usize) -> Result<Opened, Ope
 
 /// Opens the runner of a subject: on a GPU, or one of this process, for which a core is as good as a device.
 pub fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result<Opened, OpenError> {
-    if backends::is_on_gpu(name) {
-        return backends::open_on_gpu(name, options, device);
+    let name = SubjectName::new(name, options.clone());
+    if backends::is_on_gpu(&name) {
+        return backends::open_on_gpu(&name, device);
     }
-    let backend = backends::in_process(name, options).map_err(|error| OpenError(error.to_string()))?;
+    let backend = backends::in_process(&name).map_err(|error| OpenError(error.to_string()))?;
     let devices = available_parallelism().map_or(1, NonZero::get);
     Ok(Opened { runner: Box::new(InProcess(backend)), devices, name: String::new() })
 }

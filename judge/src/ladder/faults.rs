@@ -1,6 +1,6 @@
 //! Faults in the judge: a judge that does not look somewhere passes what it must not.
 //!
-//! A [`JudgeFault`] edits the judge's data. A [`Probe`] is a broken subject and a case on which the right judge condemns
+//! A [`Probe`] is a broken subject and a case on which the right judge condemns
 //! it. A fault in the judge is *caught* when the faulty judge does not condemn a probe that the right one condemns by the
 //! rung that the fault blinds.
 
@@ -9,6 +9,7 @@ use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
     Problem, ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
 };
+use seamproof_simulator::faults::{Catcher, Fault};
 use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
 
 use super::{envelope, structure};
@@ -16,25 +17,14 @@ use crate::finding::Check;
 use crate::finding::Relation;
 use crate::identity;
 use crate::ladder::evidence::{Depth, Evidence, Judge, Look, Told};
-use seamproof_oracle::sharding::{self as layout, RankLayout};
 use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
 use crate::subjects::Emulated;
 use crate::verdict::{Margin, Verdict};
+use seamproof_oracle::sharding::{self as layout, RankLayout};
 
-/// A fault in the judge.
-#[derive(Clone, Copy)]
-pub struct JudgeFault {
-    /// Its name in reports.
-    pub id: &'static str,
-    /// What the judge does wrong.
-    pub imitates: &'static str,
-    /// Where a judge did that.
-    pub source: &'static str,
-    /// The rung that it blinds: it lets pass what the right judge condemns by that rung.
-    pub rung: Check,
-    /// The edit.
-    pub edit: fn(&mut Judge),
-}
+/// A fault in the judge: an edit of its data. What catches it is the rung that it blinds: it lets pass what the right judge
+/// condemns by that rung.
+pub type JudgeFault = Fault<fn(&mut Judge)>;
 
 /// Tests of context parallelism that passed on an all-zero tensor.
 const ALL_ZERO: &str = "https://github.com/NVIDIA/TransformerEngine/pull/3536";
@@ -52,7 +42,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-nan-equals",
         imitates: "a NaN counts as equal to anything",
         source: NAN_EQUAL,
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
                 envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_nan() {
@@ -66,7 +57,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-zero-accepted",
         imitates: "a result of zeros counts as right",
         source: ALL_ZERO,
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
                 envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got == 0.0 {
@@ -80,7 +72,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-bound-times-100",
         imitates: "every bound is 100 times too wide",
         source: TE_TESTS,
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
                 envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
@@ -93,7 +86,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-sign-ignored",
         imitates: "magnitudes are compared",
         source: TE_TESTS,
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
                 envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
@@ -106,7 +100,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-infinity-equals",
         imitates: "an infinity counts as an overflow, whatever the exact value",
         source: NAN_EQUAL,
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
                 envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_infinite() {
@@ -120,14 +115,16 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-structure-not-looked-at",
         imitates: "nobody looks at unwritten rows, guards and padding",
         source: FA_TESTS,
-        rung: Check::Structure,
+        entries: &[],
+        caught_by: &[Catcher::Structure],
         edit: |judge| judge.structure = |_, _, _, _| None,
     },
     JudgeFault {
         id: "judge-padding-not-looked-at",
         imitates: "padding rows of outputs are set to zero before the comparison",
         source: TE_TESTS,
-        rung: Check::Structure,
+        entries: &[],
+        caught_by: &[Catcher::Structure],
         edit: |judge| {
             judge.structure = |backend, problem, layouts, outputs| {
                 let beside = [structure::PADDING_BROKEN, structure::UNOWNED_WRITTEN];
@@ -140,7 +137,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-guards-not-looked-at",
         imitates: "writes outside a tensor are not looked for",
         source: FA_TESTS,
-        rung: Check::Structure,
+        entries: &[],
+        caught_by: &[Catcher::Structure],
         edit: |judge| {
             judge.structure = |backend, problem, layouts, outputs| {
                 let undamaged = Outputs { damage: Vec::new(), ..outputs.clone() };
@@ -152,7 +150,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-structure-of-the-last-rank",
         imitates: "the structure of the last rank's results is not looked at",
         source: TE_TESTS,
-        rung: Check::Structure,
+        entries: &[],
+        caught_by: &[Catcher::Structure],
         edit: |judge| {
             judge.structure = |backend, problem, layouts, outputs| {
                 let ranks = layouts.len().saturating_sub(1).max(1);
@@ -168,7 +167,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-last-rank-not-compared",
         imitates: "the rows of the last rank are not compared",
         source: TE_TESTS,
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 but(evidence, margin, without_last_rank(evidence.problem))
@@ -179,7 +179,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-last-row-not-compared",
         imitates: "a loop over rows ends one early",
         source: FA_TESTS,
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 let mut layout = evidence.layout.clone();
@@ -194,14 +195,16 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-first-head-compared",
         imitates: "the first KV head and its group are compared, no other",
         source: TE_TESTS,
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| replace(judge, Check::Envelope, first_head),
     },
     JudgeFault {
         id: "judge-lse-not-looked-at",
         imitates: "the LSE is not compared",
         source: FA_TESTS,
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 unless(envelope::look(evidence, margin), TensorName::Lse)
@@ -212,7 +215,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-dsink-not-compared",
         imitates: "the gradient of the sink is not compared",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/3551",
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| {
             replace(judge, Check::Envelope, |evidence, margin| {
                 unless(envelope::look(evidence, margin), TensorName::Dsink)
@@ -223,21 +227,24 @@ pub const FAULTS: [JudgeFault; 17] = [
         id: "judge-poison-missing",
         imitates: "what padding of the inputs holds is never varied",
         source: TE_TESTS,
-        rung: Check::Poison,
+        entries: &[],
+        caught_by: &[Catcher::Poison],
         edit: |judge| judge.rungs.retain(|rung| rung.check != Check::Poison),
     },
     JudgeFault {
         id: "judge-envelope-missing",
         imitates: "no result is compared with an exact answer",
         source: ALL_ZERO,
-        rung: Check::Envelope,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
         edit: |judge| judge.rungs.retain(|rung| rung.check != Check::Envelope),
     },
     JudgeFault {
         id: "judge-identity-missing",
         imitates: "no run is compared with another",
         source: TE_TESTS,
-        rung: Check::Identity,
+        entries: &[],
+        caught_by: &[Catcher::Identity],
         edit: |judge| judge.rungs.retain(|rung| rung.check != Check::Identity),
     },
 ];
@@ -485,7 +492,7 @@ pub struct JudgeScore {
 impl JudgeScore {
     /// Whether a probe of the rung that the fault blinds shows it.
     pub fn caught(&self) -> bool {
-        self.missed.iter().any(|(_, rung)| *rung == self.fault.rung)
+        self.missed.iter().any(|(_, rung)| self.fault.caught_by.contains(&rung.catcher()))
     }
 }
 

@@ -6,34 +6,24 @@
 //!
 //! A subject behind worker processes is called wrongly by the supervisor: its workers serve the right subject, which is
 //! what the fault is about, and keep it open from one fault to the next. What a worker has run before it dies is therefore
-//! the wrong calls themselves, on the subject that is [`called`].
+//! the wrong calls themselves, on the subject that is [called](SubjectName::called).
 
 use ndarray::{Array3, Axis, s};
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Alignment, Format, Inputs, Problem, ProblemFields, Sequence, Sink};
 use seamproof_simulator::faults::Catcher::{self, Crash, Envelope, Exact, Identity, Poison, Structure};
+use seamproof_simulator::faults::{Fault, find};
 
 use super::difference;
 use super::ideal::Ideal;
+use super::name::SubjectName;
 use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
 
-/// Before the id of a miscall, behind the subject's name: the name of the subject with that fault.
-const SEPARATOR: &str = "~";
+/// A wrong call of a subject.
+pub type WrongCall = fn(&dyn Backend, &Problem, &Inputs) -> Result<Outputs, RunError>;
 
 /// A fault at the call.
-#[derive(Clone, Copy, Debug)]
-pub struct Miscall {
-    /// Its name in reports.
-    pub id: &'static str,
-    /// What goes wrong.
-    pub imitates: &'static str,
-    /// Where that happened, or where the fault is proposed.
-    pub source: &'static str,
-    /// Any of these may be the first to see it; at least one must.
-    pub caught_by: &'static [Catcher],
-    /// The call.
-    pub call: fn(&dyn Backend, &Problem, &Inputs) -> Result<Outputs, RunError>,
-}
+pub type Miscall = Fault<WrongCall>;
 
 /// A fault moves values, so that whatever compares values may be the first to see it.
 const VALUES: &[Catcher] = &[Envelope, Exact, Identity];
@@ -56,8 +46,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-window-narrower",
         imitates: "the left window bound arrives one smaller",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1212",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| f.mask.left = f.mask.left.map(|left| left.saturating_sub(1)))
         },
     },
@@ -65,8 +56,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-window-wider",
         imitates: "the right window bound arrives one larger",
         source: "https://github.com/huggingface/transformers/issues/40163",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| {
                 f.mask.right = f.mask.right.map(|right| right.saturating_add(1));
             })
@@ -76,8 +68,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-other-corner",
         imitates: "the diagonal ends in the other corner",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/960",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| {
                 f.mask.align = match f.mask.align {
                     Alignment::TopLeft => Alignment::BottomRight,
@@ -90,8 +83,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-last-key-lost",
         imitates: "the key length of the last sequence arrives one short",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/3331",
+        entries: &[],
         caught_by: ROWS,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| {
                 if let Some(last) = last_with(&mut f.sequences, |sequence| sequence.kv.len > 0) {
                     last.kv.len -= 1;
@@ -103,8 +97,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-padding-key-seen",
         imitates: "the key length of a padded sequence arrives as its padded length",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/1354",
+        entries: &[],
         caught_by: ROWS,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| {
                 if let Some(last) = last_with(&mut f.sequences, |sequence| sequence.kv.len < sequence.kv.span)
                 {
@@ -117,8 +112,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-query-lost",
         imitates: "the query length of the first sequence arrives one short",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[],
         caught_by: ROWS,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| {
                 if let Some(first) = f.sequences.iter_mut().find(|sequence| sequence.q.len > 0) {
                     first.q.len -= 1;
@@ -130,8 +126,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-scale-off",
         imitates: "the scale is 2^-8 too large: it went through bf16",
         source: "https://github.com/ml-explore/mlx/pull/3119",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| f.softmax.scale *= 1.0 + 1.0 / 256.0)
         },
     },
@@ -139,8 +136,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-scale-of-head-dim",
         imitates: "the scale is 1/√d whatever was asked",
         source: "https://github.com/huggingface/pytorch-image-models/issues/2385",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             told(backend, problem, inputs, |f| f.softmax.scale = 1.0 / (f.dims.qk as f32).sqrt())
         },
     },
@@ -148,22 +146,25 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-softcap-dropped",
         imitates: "the soft cap does not reach the kernel",
         source: "https://github.com/Dao-AILab/flash-attention/issues/2424",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| told(backend, problem, inputs, |f| f.softmax.softcap = None),
+        edit: |backend, problem, inputs| told(backend, problem, inputs, |f| f.softmax.softcap = None),
     },
     Miscall {
         id: "call-sink-dropped",
         imitates: "the sink does not reach the kernel; its gradient is 0",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/3551",
+        entries: &[],
         caught_by: VALUES,
-        call: sink_dropped,
+        edit: sink_dropped,
     },
     Miscall {
         id: "call-v-row-shifted",
         imitates: "values lie one row behind their keys",
         source: "https://github.com/flagos-ai/FlagAttention/pull/46",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             given(backend, problem, inputs, |inputs| v_shifted(problem, &mut inputs.v))
         },
     },
@@ -171,8 +172,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-k-rows-of-two-sequences-swapped",
         imitates: "the first keys of two sequences are exchanged: a page or offset of a neighbour",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             given(backend, problem, inputs, |inputs| k_swapped(problem, &mut inputs.k))
         },
     },
@@ -180,8 +182,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-kv-heads-rotated",
         imitates: "query heads read the KV head after their own",
         source: "https://github.com/ekzhang/jax-js/pull/180",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             given(backend, problem, inputs, |inputs| {
                 (inputs.k, inputs.v) = (heads_rotated(&inputs.k), heads_rotated(&inputs.v));
             })
@@ -191,8 +194,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-dout-row-zero",
         imitates: "one query row is missing from the backward",
         source: TE_TOLERANCE,
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             given(backend, problem, inputs, |inputs| {
                 let rows = problem.sequences.iter().flat_map(|sequence| sequence.q.real_rows()).last();
                 if let Some(row) = rows.filter(|&row| row < inputs.dout.shape()[0]) {
@@ -205,8 +209,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-out-rows-swapped",
         imitates: "a reorder exchanges two rows of out",
         source: REORDER,
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             taken(backend, problem, inputs, |rank| {
                 if let [a, b, ..] = rows_of_first(problem, rank.out.shape()[0])[..] {
                     let (one, two) =
@@ -221,8 +226,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-lse-in-bf16",
         imitates: "the LSE goes through bf16 on its way out",
         source: "https://github.com/tenstorrent/tt-metal/pull/41683",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             taken(backend, problem, inputs, |rank| {
                 if let Some(lse) = &mut rank.lse {
                     lse.mapv_inplace(|lse| real(lse, |lse| Format::Bf16.round_f32(lse)));
@@ -234,8 +240,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-dk-off",
         imitates: "dk is 2^-6 too large: a factor kept in fp8",
         source: "https://github.com/ROCm/flash-attention/pull/162",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             gradients_taken(backend, problem, inputs, |gradients| {
                 let format = problem.precision.gradients.format;
                 gradients.dk.mapv_inplace(|x| real(x, |x| format.round_f32(x * (1.0 + 1.0 / 64.0))));
@@ -246,8 +253,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-dk-of-a-head-halved",
         imitates: "one of two partial sums of a head's dk is lost",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/4072701",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             gradients_taken(backend, problem, inputs, |gradients| {
                 gradients.dk.index_axis_mut(Axis(1), 0).mapv_inplace(|x| real(x, |x| x / 2.0));
             })
@@ -257,8 +265,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-dq-and-dk-halved",
         imitates: "the logit gradients are half of what they should be, on every head",
         source: HALVED,
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             gradients_taken(backend, problem, inputs, |gradients| {
                 gradients.dq.mapv_inplace(|x| real(x, |x| x / 2.0));
                 gradients.dk.mapv_inplace(|x| real(x, |x| x / 2.0));
@@ -269,8 +278,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-dk-doubled",
         imitates: "every partial sum of dk is added twice",
         source: HALVED,
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             gradients_taken(backend, problem, inputs, |gradients| {
                 let format = problem.precision.gradients.format;
                 gradients.dk.mapv_inplace(|x| real(x, |x| format.round_f32(x * 2.0)));
@@ -281,8 +291,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-dsink-halved",
         imitates: "the sink's gradient is averaged over two ranks that should add theirs",
         source: "https://github.com/NVIDIA/Megatron-LM/commit/3bdcbbbe5d",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             gradients_taken(backend, problem, inputs, |gradients| {
                 gradients.dsink.mapv_inplace(|x| real(x, |x| x / 2.0));
             })
@@ -292,8 +303,9 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-dq-stale",
         imitates: "dq is accumulated onto 2^-4 of the row before: a buffer that was not cleared",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/756f085",
+        entries: &[],
         caught_by: VALUES,
-        call: |backend, problem, inputs| {
+        edit: |backend, problem, inputs| {
             gradients_taken(backend, problem, inputs, |gradients| {
                 let format = problem.precision.gradients.format;
                 if let [a, b, ..] = rows_of_first(problem, gradients.dq.shape()[0])[..] {
@@ -308,25 +320,15 @@ pub const MISCALLS: [Miscall; 23] = [
         id: "call-dv-of-half-the-queries",
         imitates: "the last half of the query blocks never reach dv",
         source: "https://github.com/zhuzilin/ring-flash-attention/commit/4072701",
+        entries: &[],
         caught_by: VALUES,
-        call: dv_of_half,
+        edit: dv_of_half,
     },
 ];
 
 /// The miscall of this id.
 pub fn miscall(id: &str) -> Option<&'static Miscall> {
-    MISCALLS.iter().find(|miscall| miscall.id == id)
-}
-
-/// The subject of a name `SUBJECT~ID` and its fault; none for a name without one.
-pub fn at_call(name: &str) -> Option<(&str, &'static Miscall)> {
-    let (subject, id) = name.rsplit_once(SEPARATOR)?;
-    Some((subject, miscall(id)?))
-}
-
-/// The name of the subject that is called, without the faults at its call.
-pub fn called(name: &str) -> &str {
-    at_call(name).map_or(name, |(subject, _)| called(subject))
+    find(&MISCALLS, id)
 }
 
 /// A subject with a fault at its call. All that it says of itself is what the subject says.
@@ -339,14 +341,15 @@ pub struct Miscalled<'a> {
 impl<'a> Miscalled<'a> {
     /// The subject `inner~ID`.
     pub fn new(inner: Box<dyn Backend + 'a>, miscall: &'static Miscall) -> Miscalled<'a> {
-        Miscalled { name: format!("{}{SEPARATOR}{}", inner.name(), miscall.id), inner, miscall }
+        let name = SubjectName::from(inner.name()).called_wrongly(miscall).name();
+        Miscalled { inner, miscall, name }
     }
 
     /// Whether the fault changes the exact answer, as the problem's formats hold it; where it does not, it is equivalent to
     /// the right call. The subject is not asked: two runs of one that sums in any order differ by themselves.
     pub fn shows(&self, problem: &Problem, inputs: &Inputs) -> bool {
         let ideal = Ideal(self.inner.as_ref());
-        match (Backend::run(&ideal, problem, inputs), (self.miscall.call)(&ideal, problem, inputs)) {
+        match (Backend::run(&ideal, problem, inputs), (self.miscall.edit)(&ideal, problem, inputs)) {
             (Ok(right), Ok(wrong)) => difference(&wrong, &right).is_some(),
             (Ok(_), Err(_)) => true,
             (Err(_), _) => false,
@@ -373,7 +376,7 @@ impl Backend for Miscalled<'_> {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        (self.miscall.call)(self.inner.as_ref(), problem, inputs)
+        (self.miscall.edit)(self.inner.as_ref(), problem, inputs)
     }
 }
 

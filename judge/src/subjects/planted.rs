@@ -6,11 +6,8 @@ use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::faults::{Fault, Plant};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
-use super::Emulated;
+use super::{Emulated, SubjectName};
 use crate::subject::{Backend, Declaration, Outputs, RunError};
-
-/// Before the id of a fault: the name of the subject with that fault.
-pub const PREFIX: &str = "emulated+";
 
 /// [`Emulated`] on schedules that a fault has edited, or with a kernel that it has made wrong. They merge in the default
 /// order, for which the edits are written.
@@ -27,7 +24,8 @@ impl Planted {
     /// The kernel with a fault, under the name `emulated+ID`.
     pub fn new(inner: Emulated, fault: Fault) -> Planted {
         let inner = Emulated { merge: MergeOrder::default(), ..inner };
-        Planted { inner, fault, name: format!("{PREFIX}{}", fault.id) }
+        let name = SubjectName::planted(inner.name(), fault.id).name();
+        Planted { inner, fault, name }
     }
 
     /// The same, under the fault's id alone.

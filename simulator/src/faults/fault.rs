@@ -66,7 +66,8 @@ pub enum Plant {
     Kernel(&'static dyn Variant),
 }
 
-/// A planted bug.
+/// A planted bug, in any of the catalogues: of schedules and kernels here, of calls, tables and the judge elsewhere. They
+/// differ in what is done to plant one.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault<P = Plant> {
     /// Its name in reports.
@@ -83,11 +84,47 @@ pub struct Fault<P = Plant> {
     pub edit: P,
 }
 
+/// What a fault says of itself, without what is done to plant it.
+pub type FaultRecord = Fault<()>;
+
+impl<P> Fault<P> {
+    /// The same bug, planted in another way.
+    const fn planted_by<Q>(&self, edit: Q) -> Fault<Q> {
+        let Fault { id, imitates, source, entries, caught_by, .. } = *self;
+        Fault { id, imitates, source, entries, caught_by, edit }
+    }
+
+    /// What the fault says of itself.
+    pub const fn record(&self) -> FaultRecord {
+        self.planted_by(())
+    }
+
+    /// Whether the fault names this catcher. Inputs of an exact mode ask what the envelope asks, without a tolerance: a
+    /// fault that names the envelope may be met by them first.
+    pub fn is_caught_by(&self, catcher: Catcher) -> bool {
+        let sharper = catcher == Catcher::Exact && self.caught_by.contains(&Catcher::Envelope);
+        sharper || self.caught_by.contains(&catcher)
+    }
+}
+
+/// Faults of one id are the same.
+impl<P> PartialEq for Fault<P> {
+    fn eq(&self, other: &Fault<P>) -> bool {
+        self.id == other.id
+    }
+}
+
+impl<P> Eq for Fault<P> {}
+
+/// The fault of this id in a catalogue.
+pub fn find<'a, P>(catalogue: impl IntoIterator<Item = &'a Fault<P>>, id: &str) -> Option<&'a Fault<P>> {
+    catalogue.into_iter().find(|fault| fault.id == id)
+}
+
 impl Fault<Edit> {
     /// The same as an entry of the catalogue.
     pub const fn entry(self) -> Fault {
-        let Fault { id, imitates, source, entries, caught_by, edit } = self;
-        Fault { id, imitates, source, entries, caught_by, edit: Plant::Schedule(edit) }
+        self.planted_by(Plant::Schedule(self.edit))
     }
 }
 
@@ -99,12 +136,5 @@ impl Fault {
         let right = schedule.clone();
         edit(problem, schedule);
         *schedule != right
-    }
-
-    /// Whether the fault names this catcher. Inputs of an exact mode ask what the envelope asks, without a tolerance: a
-    /// fault that names the envelope may be met by them first.
-    pub fn is_caught_by(&self, catcher: Catcher) -> bool {
-        let sharper = catcher == Catcher::Exact && self.caught_by.contains(&Catcher::Envelope);
-        sharper || self.caught_by.contains(&catcher)
     }
 }

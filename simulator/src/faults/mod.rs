@@ -28,7 +28,7 @@ use seamproof_oracle::Problem;
 use crate::schedule::{Schedule, build};
 
 pub use absent::{ABSENT, Absent, PLANTABLE};
-pub use fault::{Catcher, Edit, Fault, Plant};
+pub use fault::{Catcher, Edit, Fault, FaultRecord, Plant, find};
 pub use mask::WINDOW_OFF_BY_ONE;
 
 impl Fault {
@@ -65,7 +65,7 @@ pub fn catalogue() -> impl Iterator<Item = &'static Fault> {
 
 /// The fault of this id.
 pub fn by_id(id: &str) -> Option<&'static Fault> {
-    catalogue().find(|fault| fault.id == id)
+    find(catalogue(), id)
 }
 
 #[cfg(test)]
