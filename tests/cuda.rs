@@ -9,7 +9,7 @@ use seamproof::backends::{Cuda, CudaRunner, difference};
 use seamproof::generate::{self, Draw, Profile};
 use seamproof::values::{self, Poison};
 use seamproof_kernels::attend::CallTables;
-use seamproof_kernels::forward::Attention;
+use seamproof_kernels::forward::AttentionKernels as Attention;
 use seamproof_oracle::{Algorithm, Pass, Problem};
 use seamproof_simulator::schedule::{MergeOrder, Work};
 

@@ -8,7 +8,7 @@ use seamproof::case::{Case, Found, Subject};
 use seamproof::explain::{Options, explain, other_runs, subject};
 use seamproof::judge::Relation;
 use seamproof::verdict::{Check, Finding};
-use seamproof_kernels::faults::source_faults;
+use seamproof_lab::faults::source_faults;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
     ProblemFields, Rows, Run, Sequence, Sink, Softmax,

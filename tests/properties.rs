@@ -9,8 +9,8 @@ use seamproof::generate::{self, Limits};
 use seamproof::judge::judge;
 use seamproof::strategy::problems;
 use seamproof::verdict::Verdict;
-use seamproof_kernels::backward::Order;
-use seamproof_kernels::forward::Attention;
+use seamproof_kernels::backward::DqOrder as Order;
+use seamproof_kernels::forward::AttentionKernels as Attention;
 use seamproof_oracle::Problem;
 use seamproof_simulator::emulated::Tiles;
 

@@ -8,17 +8,20 @@
 use seamproof_oracle::{Format, Run, Sink, Softmax};
 use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
+use crate::block::{THREADS, WARP};
+use crate::codec::format_number;
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, THREADS};
+use crate::gpu::Gpu;
+use crate::memory::{Area, Argument};
 use crate::tables::{ROWS_MAX, blocks, check_apart};
-use crate::view::{RawView, Table, View, format_number};
+use crate::view::{RawView, Table, View};
 
 /// The largest head dimension.
 pub const DIM_MAX: usize = 256;
 /// Keys whose scores share a maximum.
 pub const KEY_TILE: usize = 32;
 /// Rows that a block works on at once: one a warp.
-const WARPS: usize = THREADS / 32;
+const WARPS: usize = THREADS / WARP;
 /// Stands for an unbounded side of a band; no row is so far away.
 const UNBOUNDED: i64 = 1 << 40;
 /// Bytes of `Segment` of the source.
@@ -36,26 +39,26 @@ pub struct CallTables {
     pub(crate) owned: [usize; 2],
     pub(crate) softmax: Softmax,
     pub(crate) policy: RowPolicy,
-    pub(crate) strides: Strides,
+    pub(crate) summary: CallSummary,
 }
 
 /// What the host keeps of a call's segments and runs, for the copy engine and for the choice of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Strides {
+pub struct CallSummary {
     /// The step of every run, of queries and of keys; `None` where they differ.
-    pub(crate) step: [Option<usize>; 2],
+    pub step: [Option<usize>; 2],
     /// Steps that the furthest owned row is from its run's phase, one more: lengths may grow up to it where a graph is replayed.
-    pub(crate) reach: [usize; 2],
+    pub reach: [usize; 2],
     /// Segments that own query rows.
-    pub(crate) filled: usize,
+    pub filled: usize,
     /// Most keys of a segment.
-    pub(crate) keys: usize,
+    pub keys: usize,
     /// Most keys that a row sees, by its segment's keys and bounds.
-    pub(crate) seen: usize,
+    pub seen: usize,
     /// Most keys that a segment's first row sees, by its keys and the bound to the right.
-    pub(crate) first_seen: usize,
+    pub first_seen: usize,
     /// Whether every row sees all keys of its segment.
-    pub(crate) all_seen: bool,
+    pub all_seen: bool,
 }
 
 /// Formats that P and dS are rounded to before they enter a product.
@@ -69,7 +72,7 @@ pub struct WeightFormats {
 
 /// Tensors of a forward launch.
 #[derive(Clone, Copy, Debug)]
-pub struct Forward<'a> {
+pub struct ForwardTensors<'a> {
     /// Queries.
     pub q: View<'a>,
     /// Keys.
@@ -88,7 +91,7 @@ pub struct Forward<'a> {
 
 /// Tensors of a backward launch.
 #[derive(Clone, Copy, Debug)]
-pub struct Backward<'a> {
+pub struct BackwardTensors<'a> {
     /// Queries.
     pub q: View<'a>,
     /// Keys.
@@ -150,15 +153,35 @@ unsafe impl Argument for RawForward {}
 unsafe impl Argument for RawBackward {}
 
 impl CallTables {
+    /// The tables themselves.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The numbers of segments and of runs of keys.
+    pub fn counts(&self) -> [usize; 2] {
+        [self.segments, self.runs]
+    }
+
+    /// Rows that the call owns, of queries and of keys.
+    pub fn owned(&self) -> [usize; 2] {
+        self.owned
+    }
+
+    /// What the host knows of the call besides its tables.
+    pub fn summary(&self) -> &CallSummary {
+        &self.summary
+    }
+
     /// Query rows that a segment owns in the mean, of those that own any: tables may have places for more sequences than there are.
     pub(crate) fn mean_rows(&self) -> usize {
-        self.owned[0] / self.strides.filled.max(1)
+        self.owned[0] / self.summary.filled.max(1)
     }
 
     /// Has what is chosen by lengths and masks, such as the form of a kernel, chosen as for another call of as many owned rows.
-    pub(crate) fn choose_as(&mut self, other: &CallTables) {
-        let Strides { step, reach, .. } = self.strides;
-        self.strides = Strides { step, reach, ..other.strides };
+    pub fn choose_as(&mut self, other: &CallTables) {
+        let CallSummary { step, reach, .. } = self.summary;
+        self.summary = CallSummary { step, reach, ..other.summary };
     }
 
     /// The tables of a call on tensors of so many rows. A call of a backward pass names each key once.
@@ -195,8 +218,8 @@ impl CallTables {
         bytes.append(&mut runs.0);
         let (segments, softmax, policy, rows) =
             (call.segments.len(), call.softmax, call.policy, [q_rows, kv_rows]);
-        let strides = Strides::of(call);
-        Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, strides })
+        let summary = CallSummary::of(call);
+        Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, summary })
     }
 
     /// Bytes of the scratch that a backward launch needs.
@@ -247,11 +270,11 @@ impl CallTables {
     }
 }
 
-impl<'a> Forward<'a> {
+impl<'a> ForwardTensors<'a> {
     /// What is written has its shape and lies apart from what is read, and from what else is written: `own`, which is the
     /// launcher's, too. Tensors that are read may lie anywhere else, in one allocation or in one place.
     pub(crate) fn check(&self, tables: Area, own: &[(&'static str, Area)]) -> Result<(), KernelError> {
-        let Forward { q, k, v, sink, out, lse, max_logit } = self;
+        let ForwardTensors { q, k, v, sink, out, lse, max_logit } = self;
         let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
         same("out", out, [q_rows, heads, dim_v])?;
         statistic("lse", lse, [q_rows, heads, 1])?;
@@ -276,10 +299,10 @@ impl<'a> Forward<'a> {
     }
 }
 
-impl Backward<'_> {
-    /// As [`Forward::check`].
+impl BackwardTensors<'_> {
+    /// As [`ForwardTensors::check`].
     pub(crate) fn check(&self, tables: Area, own: &[(&'static str, Area)]) -> Result<(), KernelError> {
-        let Backward { q, k, v, dout, out, lse, dq, dk, dv } = self;
+        let BackwardTensors { q, k, v, dout, out, lse, dq, dk, dv } = self;
         let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
         same("dout", dout, [q_rows, heads, dim_v])?;
         same("out", out, [q_rows, heads, dim_v])?;
@@ -294,8 +317,8 @@ impl Backward<'_> {
     }
 }
 
-impl Strides {
-    fn of(call: &AttentionCall) -> Strides {
+impl CallSummary {
+    fn of(call: &AttentionCall) -> CallSummary {
         let queries: Vec<Run> = call.segments.iter().map(|segment| segment.q).collect();
         let keys: Vec<Run> = call.segments.iter().flat_map(|segment| segment.kv.iter().copied()).collect();
         let filled = queries.iter().filter(|run| run.span > 0).count();
@@ -311,7 +334,7 @@ impl Strides {
         let first_seen = call.segments.iter().map(keys_of_first_row).max().unwrap_or(0);
         let (step, reach) = (sides.map(|side| side.0), sides.map(|side| side.1));
         let all_seen = call.segments.iter().all(sees_all);
-        Strides { step, reach, filled, keys, seen, first_seen, all_seen }
+        CallSummary { step, reach, filled, keys, seen, first_seen, all_seen }
     }
 }
 
@@ -371,9 +394,9 @@ impl Gpu {
         call: &CallTables,
         tables: Area,
         formats: WeightFormats,
-        tensors: &Forward,
+        tensors: &ForwardTensors,
     ) -> Result<(), KernelError> {
-        let Forward { q, k, v, out, lse, max_logit, .. } = tensors;
+        let ForwardTensors { q, k, v, out, lse, max_logit, .. } = tensors;
         let raw = call.raw(tables, [q, k, v], formats)?;
         tensors.check(tables, &[])?;
         let (sink_kind, sink) = tensors.sink_of(call)?;
@@ -397,9 +420,9 @@ impl Gpu {
         call: &CallTables,
         [tables, scratch]: [Area; 2],
         formats: WeightFormats,
-        tensors: &Backward,
+        tensors: &BackwardTensors,
     ) -> Result<(), KernelError> {
-        let Backward { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
+        let BackwardTensors { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
         let raw = call.raw(tables, [q, k, v], formats)?;
         tensors.check(tables, &[("the scratch", scratch)])?;
         let ([_, heads, _], [_, kv_heads, _]) = (q.shape(), k.shape());
@@ -456,16 +479,24 @@ mod tests {
     fn a_forward_writes_apart_from_all_that_it_reads() {
         let (q, k, v) = (tensor(0), tensor(1), tensor(2));
         let (out, lse, max_logit) = (tensor(3), statistic_at(4), heads_at(5));
-        let right = Forward { q, k, v, sink: Some(heads_at(6)), out, lse, max_logit };
+        let right = ForwardTensors { q, k, v, sink: Some(heads_at(6)), out, lse, max_logit };
         let [tables, plan] = [7, 8].map(area);
-        let check = |forward: Forward, plan| said(forward.check(tables, &[("the plan", plan)]));
+        let check = |forward: ForwardTensors, plan| said(forward.check(tables, &[("the plan", plan)]));
         assert_eq!(check(right, plan), "", "q, k and v in one allocation");
-        assert_eq!(check(Forward { k: q, v: q, sink: None, ..right }, plan), "", "keys that are values");
+        assert_eq!(
+            check(ForwardTensors { k: q, v: q, sink: None, ..right }, plan),
+            "",
+            "keys that are values"
+        );
         for (wrong, plan, what) in [
-            (Forward { out: q, ..right }, plan, "out is written where q lies"),
-            (Forward { lse: statistic_at(2), ..right }, plan, "lse is written where v lies"),
-            (Forward { max_logit: heads_at(6), ..right }, plan, "max_logit is written where sink lies"),
-            (Forward { lse: statistic_at(3), ..right }, plan, "out is written where lse lies"),
+            (ForwardTensors { out: q, ..right }, plan, "out is written where q lies"),
+            (ForwardTensors { lse: statistic_at(2), ..right }, plan, "lse is written where v lies"),
+            (
+                ForwardTensors { max_logit: heads_at(6), ..right },
+                plan,
+                "max_logit is written where sink lies",
+            ),
+            (ForwardTensors { lse: statistic_at(3), ..right }, plan, "out is written where lse lies"),
             (right, tables, "the plan is written where the call's table lies"),
             (right, area(1), "the plan is written where k lies"),
             (right, area(3), "out is written where the plan lies"),
@@ -474,23 +505,27 @@ mod tests {
             assert!(said.contains(what), "{said:?}, not {what:?}");
         }
         let short = View::rows(Area::nowhere(3 * BYTES, 0), [0, 2, 8], Format::Bf16);
-        assert!(check(Forward { out: short, ..right }, plan).contains("out"), "another shape");
+        assert!(check(ForwardTensors { out: short, ..right }, plan).contains("out"), "another shape");
     }
 
     #[test]
     fn a_backward_writes_apart_from_all_that_it_reads() {
         let [q, k, v, dout, out, dq, dk, dv] = [0, 1, 2, 3, 4, 5, 6, 7].map(tensor);
-        let right = Backward { q, k, v, dout, out, lse: statistic_at(8), dq, dk, dv };
+        let right = BackwardTensors { q, k, v, dout, out, lse: statistic_at(8), dq, dk, dv };
         let [tables, workspace] = [9, 10].map(area);
-        let check = |backward: Backward, own| said(backward.check(tables, &[("the workspace", own)]));
+        let check = |backward: BackwardTensors, own| said(backward.check(tables, &[("the workspace", own)]));
         assert_eq!(check(right, workspace), "", "gradients that are added to lie where they are written");
-        assert_eq!(check(Backward { k: q, v: q, dout: out, ..right }, workspace), "", "read in one place");
+        assert_eq!(
+            check(BackwardTensors { k: q, v: q, dout: out, ..right }, workspace),
+            "",
+            "read in one place"
+        );
         for (wrong, own, what) in [
-            (Backward { dq: dout, ..right }, workspace, "dq is written where dout lies"),
-            (Backward { dk: out, ..right }, workspace, "dk is written where out lies"),
-            (Backward { dv: k, ..right }, workspace, "dv is written where k lies"),
-            (Backward { dv: dk, ..right }, workspace, "dk is written where dv lies"),
-            (Backward { lse: statistic_at(5), ..right }, workspace, "dq is written where lse lies"),
+            (BackwardTensors { dq: dout, ..right }, workspace, "dq is written where dout lies"),
+            (BackwardTensors { dk: out, ..right }, workspace, "dk is written where out lies"),
+            (BackwardTensors { dv: k, ..right }, workspace, "dv is written where k lies"),
+            (BackwardTensors { dv: dk, ..right }, workspace, "dk is written where dv lies"),
+            (BackwardTensors { lse: statistic_at(5), ..right }, workspace, "dq is written where lse lies"),
             (right, tables, "the workspace is written where the call's table lies"),
             (right, area(6), "dk is written where the workspace lies"),
             (right, area(8), "the workspace is written where lse lies"),

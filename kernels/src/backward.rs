@@ -2,7 +2,7 @@
 //!
 //! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in that or in f32;
 //! [`refusal`] names what it does not take. dk and dv are sums in one order; dq is summed over tiles of keys, in f32, in an
-//! [`Order`] that the caller chooses; where a row's keys are in one tile, or in two, both orders are one. Its workspace grows
+//! [`DqOrder`] that the caller chooses; where a row's keys are in one tile, or in two, both orders are one. Its workspace grows
 //! with rows, not with their square: 4 bytes for each lane of dq, in whole tiles, and a little. A call's plan is made on the
 //! GPU from its tables, as the forward's is.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
@@ -10,11 +10,12 @@
 use seamproof_oracle::Format;
 use seamproof_simulator::RowPolicy;
 
-use crate::attend::{Backward, CallTables, SEGMENT_BYTES, WeightFormats};
+use crate::attend::{BackwardTensors, CallTables, SEGMENT_BYTES, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
-use crate::forward::{self, Attention, tensor_map};
-use crate::gpu::{Area, Argument, Gpu, TensorMap};
+use crate::forward::{self, AttentionKernels, ForwardOperands, tensor_map};
+use crate::gpu::{Gpu, TensorMap};
+use crate::memory::{Area, Argument};
 use crate::view::{RawView, View};
 
 /// Keys of a tile: `KEYS` of the source.
@@ -34,13 +35,13 @@ const TILE_THREADS: usize = 384;
 /// Query rows that stay in the L2 cache, with what is made of them, while all tiles of their heads are taken.
 const CACHED_BYTES: usize = 40 << 20;
 /// Rows of an average segment up to which walks are short.
-pub(crate) const SHORT_ROWS: usize = 1024;
+pub const SHORT_ROWS: usize = 1024;
 /// Tiles of keys of a segment that go around, at most: `MOST_AROUND` of the source.
 const MOST_AROUND: usize = 8;
 
 /// In which order dq's sums are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum DqOrder {
     /// As tiles of keys come, between the first and the last, or in any other order that is the fastest: bits may differ from
     /// launch to launch.
     AsTheyCome,
@@ -48,47 +49,47 @@ pub enum Order {
     Fixed,
 }
 
-impl Order {
+impl DqOrder {
     /// Both.
-    pub const ALL: [Order; 2] = [Order::Fixed, Order::AsTheyCome];
+    pub const ALL: [DqOrder; 2] = [DqOrder::Fixed, DqOrder::AsTheyCome];
 
     /// The name.
     pub fn name(self) -> &'static str {
         match self {
-            Order::Fixed => "fixed",
-            Order::AsTheyCome => "any",
+            DqOrder::Fixed => "fixed",
+            DqOrder::AsTheyCome => "any",
         }
     }
 
     /// The order of a name.
-    pub fn by_name(name: &str) -> Option<Order> {
-        Order::ALL.into_iter().find(|order| order.name() == name)
+    pub fn by_name(name: &str) -> Option<DqOrder> {
+        DqOrder::ALL.into_iter().find(|order| order.name() == name)
     }
 }
 
 /// What becomes of gradients that are there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Update {
+pub enum GradientUpdate {
     /// They are overwritten.
     Overwrite,
     /// They are added to, once, before the result is rounded; padding rows stay.
     Accumulate,
 }
 
-/// How a backward is launched.
+/// BackwardMode a backward is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct How {
+pub struct BackwardMode {
     /// Of dq's sums.
-    pub order: Order,
+    pub order: DqOrder,
     /// Of dq, dk and dv.
-    pub update: Update,
+    pub update: GradientUpdate,
 }
 
 /// What a call's tensors are, as far as the kernels care.
 #[derive(Clone, Copy, Debug)]
-pub struct Operands {
+pub struct BackwardOperands {
     /// Those that the forward has too; its out is what the backward reads.
-    pub forward: forward::Operands,
+    pub forward: ForwardOperands,
     /// What dS is rounded to.
     pub ds: Format,
     /// Of dout.
@@ -203,8 +204,8 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
 }
 
 /// What there is in a call that the kernels do not take; `None` where they take the call.
-pub fn refusal(call: &CallTables, operands: &Operands) -> Option<String> {
-    let Operands { forward, ds, dout, gradients } = *operands;
+pub fn refusal(call: &CallTables, operands: &BackwardOperands) -> Option<String> {
+    let BackwardOperands { forward, ds, dout, gradients } = *operands;
     let q = forward.formats[0];
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
     forward::refusal(call, &forward)
@@ -222,10 +223,10 @@ pub fn refusal(call: &CallTables, operands: &Operands) -> Option<String> {
         })
 }
 
-impl Attention {
+impl AttentionKernels {
     /// Whether a backward is this module's; the simple kernels run it where not.
-    pub fn takes_backward(self, call: &CallTables, operands: &Operands) -> bool {
-        self != Attention::Simple && refusal(call, operands).is_none()
+    pub fn takes_backward(self, call: &CallTables, operands: &BackwardOperands) -> bool {
+        self != AttentionKernels::Simple && refusal(call, operands).is_none()
     }
 }
 
@@ -239,7 +240,7 @@ impl CallTables {
 /// KV heads that are taken together, in chunks of one size: as many as have their query rows in the cache.
 fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) -> usize {
     // Q, dout and f32 sums, were there as many query rows as keys.
-    let bytes = (call.strides.keys * group * bucket.0 * 8).max(1);
+    let bytes = (call.summary.keys * group * bucket.0 * 8).max(1);
     let chunks = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
     kv_heads.div_ceil(chunks)
 }
@@ -250,20 +251,15 @@ fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) 
 /// a sequence to itself, and in a fixed order, where no tile waits then. Down, all begin with the last rows and the longest
 /// are taken first: best for few sequences, and for groups, whose tiles are as many times as long. The figures that say
 /// so are in `kernels/NOTES.md`.
-pub(crate) fn direction(
-    order: Order,
-    group: usize,
-    heads_of_sequences: usize,
-    multiprocessors: usize,
-) -> i32 {
-    let even = order == Order::Fixed || heads_of_sequences >= multiprocessors;
+pub fn direction(order: DqOrder, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> i32 {
+    let even = order == DqOrder::Fixed || heads_of_sequences >= multiprocessors;
     if group == 1 && even { 1 } else { -1 }
 }
 
 /// Whether the tiles of keys of segments go around (`backward.cu`), in walks up: all rows see all keys, of few tiles.
 fn goes_around(call: &CallTables) -> bool {
-    let keys = call.strides.keys;
-    call.strides.all_seen && keys > KEYS && keys <= MOST_AROUND * KEYS
+    let keys = call.summary.keys;
+    call.summary.all_seen && keys > KEYS && keys <= MOST_AROUND * KEYS
 }
 
 /// The forms of the kernel on tiles.
@@ -287,9 +283,9 @@ impl Form {
 
     /// The form for a call with an out of this format: the copy engine brings out as it brings dout.
     fn of(call: &CallTables, direction: i32, out: Format) -> Form {
-        let of_one_tile = call.strides.keys <= KEYS;
+        let of_one_tile = call.summary.keys <= KEYS;
         // The first rows see one tile of keys, so that all others begin later.
-        let staggered = call.strides.first_seen <= KEYS;
+        let staggered = call.summary.first_seen <= KEYS;
         let short = direction > 0 && call.mean_rows() <= SHORT_ROWS && (staggered || goes_around(call));
         if out != Format::F32 && (of_one_tile || short) { Form::Short } else { Form::Tiles }
     }
@@ -303,11 +299,11 @@ fn aligned(name: &str, view: &View) -> Result<RawView, KernelError> {
     Err(KernelError::shape(format!("{name}: at {:#x}, which is no multiple of {ALIGNMENT}", raw.base)))
 }
 
-fn operands(formats: WeightFormats, tensors: &Backward) -> Operands {
-    let Backward { q, k, v, dout, out, dq, dk, dv, .. } = tensors;
+fn operands(formats: WeightFormats, tensors: &BackwardTensors) -> BackwardOperands {
+    let BackwardTensors { q, k, v, dout, out, dq, dk, dv, .. } = tensors;
     let ([_, _, dim], [_, _, dim_v]) = (q.shape(), v.shape());
-    Operands {
-        forward: forward::Operands {
+    BackwardOperands {
+        forward: ForwardOperands {
             formats: [q, k, v].map(View::format),
             out: out.format(),
             p: formats.p,
@@ -330,10 +326,10 @@ impl Gpu {
         call: &CallTables,
         [tables, workspace]: [Area; 2],
         formats: WeightFormats,
-        how: How,
-        tensors: &Backward,
+        how: BackwardMode,
+        tensors: &BackwardTensors,
     ) -> Result<(), KernelError> {
-        let Backward { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
+        let BackwardTensors { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
         // The simple kernel's contract holds here too.
         call.raw(tables, [q, k, v], formats)?;
         let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
@@ -353,18 +349,18 @@ impl Gpu {
         let planned = raw_plan(call, tables, bucket, &places);
         let group = heads / kv_heads;
         let multiprocessors = self.multiprocessors()?;
-        let direction = direction(how.order, group, call.strides.filled * kv_heads, multiprocessors);
+        let direction = direction(how.order, group, call.summary.filled * kv_heads, multiprocessors);
         let form = Form::of(call, direction, out.format());
         // Tiles that come to rows one after the other add in turns at no cost.
-        let order = if form == Form::Short { Order::Fixed } else { how.order };
+        let order = if form == Form::Short { DqOrder::Fixed } else { how.order };
         let chunk = match order {
-            Order::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
+            DqOrder::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
             // Those that go around are neighbours.
-            Order::Fixed if form == Form::Short && goes_around(call) => 1,
+            DqOrder::Fixed if form == Form::Short && goes_around(call) => 1,
             // As many heads as have all their tiles taken at once: none waits long for those before it.
-            Order::Fixed => 0,
+            DqOrder::Fixed => 0,
         };
-        let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
+        let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
         // The other form does not use it.
         let brought = if form == Form::Short { out } else { dout };
         let arguments = RawArguments {
@@ -392,10 +388,10 @@ impl Gpu {
             dim: dim as i32,
             dim_v: dim_v as i32,
             clear: i32::from(call.policy == RowPolicy::Overwrite),
-            accumulate: i32::from(how.update == Update::Accumulate),
+            accumulate: i32::from(how.update == GradientUpdate::Accumulate),
             scale: call.softmax.scale,
             direction,
-            fixed: i32::from(order == Order::Fixed),
+            fixed: i32::from(order == DqOrder::Fixed),
             describes: i32::from(form == Form::Short),
         };
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
@@ -409,7 +405,7 @@ impl Gpu {
 }
 
 fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; PARTS]) -> RawPlan {
-    let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
+    let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
     let [q_capacity, kv_capacity] = bucket.capacities(call);
     let [plan, segments, runs, q_tiles, kv_tiles, ..] = *places;
     RawPlan {
@@ -434,8 +430,8 @@ mod tests {
     use seamproof_oracle::{Run, Sink, Softmax};
     use seamproof_simulator::{AttentionCall, Segment};
 
-    const OPERANDS: Operands = Operands {
-        forward: forward::Operands {
+    const OPERANDS: BackwardOperands = BackwardOperands {
+        forward: ForwardOperands {
             formats: [Format::Bf16; 3],
             out: Format::Bf16,
             p: Format::Bf16,
@@ -476,16 +472,17 @@ mod tests {
         let taken = call(&[(20, 24), (0, 8)], None);
         assert_eq!(refusal(&taken, &OPERANDS), None);
         let [f32, fp16] = [Format::F32, Format::Fp16];
-        let sums = Operands { gradients: [f32, Format::Bf16, f32], ..OPERANDS };
+        let sums = BackwardOperands { gradients: [f32, Format::Bf16, f32], ..OPERANDS };
         assert_eq!(refusal(&taken, &sums), None, "gradients that are summed on");
-        let partial = Operands { forward: forward::Operands { out: f32, ..OPERANDS.forward }, ..OPERANDS };
+        let partial =
+            BackwardOperands { forward: ForwardOperands { out: f32, ..OPERANDS.forward }, ..OPERANDS };
         assert_eq!(refusal(&taken, &partial), None, "an out that was merged in f32");
-        let wide = forward::Operands { dims: [64, 136], ..OPERANDS.forward };
+        let wide = ForwardOperands { dims: [64, 136], ..OPERANDS.forward };
         let cases = [
-            (Operands { dout: f32, ..OPERANDS }, "dout in f32"),
-            (Operands { ds: fp16, ..OPERANDS }, "dS in fp16"),
-            (Operands { gradients: [fp16, f32, f32], ..OPERANDS }, "dq, dk and dv in fp16"),
-            (Operands { forward: wide, ..OPERANDS }, "136"),
+            (BackwardOperands { dout: f32, ..OPERANDS }, "dout in f32"),
+            (BackwardOperands { ds: fp16, ..OPERANDS }, "dS in fp16"),
+            (BackwardOperands { gradients: [fp16, f32, f32], ..OPERANDS }, "dq, dk and dv in fp16"),
+            (BackwardOperands { forward: wide, ..OPERANDS }, "136"),
         ];
         for (operands, what) in cases {
             let said = refusal(&taken, &operands).unwrap_or_default();
@@ -497,8 +494,8 @@ mod tests {
     #[test]
     fn the_simple_choice_takes_no_backward_and_the_others_what_is_not_refused() {
         let taken = call(&[(20, 24)], None);
-        for choice in Attention::ALL {
-            assert_eq!(choice.takes_backward(&taken, &OPERANDS), choice != Attention::Simple);
+        for choice in AttentionKernels::ALL {
+            assert_eq!(choice.takes_backward(&taken, &OPERANDS), choice != AttentionKernels::Simple);
             assert!(!choice.takes_backward(&call(&[(20, 24)], Some(3.0)), &OPERANDS));
         }
     }
@@ -535,7 +532,7 @@ mod tests {
         let mut long = call(&[(64, 64)], None);
         assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 16, "short rows all stay");
         // 16 MiB a head: 2 fit.
-        long.strides.keys = 16384;
+        long.summary.keys = 16384;
         assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 2);
         assert_eq!(head_chunk(&long, 4, 8, Bucket(128)), 1, "one head at least");
     }
@@ -544,12 +541,12 @@ mod tests {
     #[test]
     fn walks_go_up_where_tiles_are_many_or_in_a_fixed_order_without_groups() {
         for (order, group, heads, up) in [
-            (Order::AsTheyCome, 1, 16, false),
-            (Order::AsTheyCome, 1, 64, false),
-            (Order::AsTheyCome, 1, 512, true),
-            (Order::AsTheyCome, 4, 1024, false),
-            (Order::Fixed, 1, 16, true),
-            (Order::Fixed, 4, 1024, false),
+            (DqOrder::AsTheyCome, 1, 16, false),
+            (DqOrder::AsTheyCome, 1, 64, false),
+            (DqOrder::AsTheyCome, 1, 512, true),
+            (DqOrder::AsTheyCome, 4, 1024, false),
+            (DqOrder::Fixed, 1, 16, true),
+            (DqOrder::Fixed, 4, 1024, false),
         ] {
             assert_eq!(direction(order, group, heads, 132) > 0, up, "{order:?}, {group}, {heads}");
         }

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use crate::error::KernelError;
-use crate::nvrtc::{self, Compiled, NvrtcVersion};
+use crate::nvrtc::{self, Compiled};
 use crate::source::Source;
+use crate::version::CudaVersion;
 
 const MAGIC: &[u8; 8] = b"SEAMCUB1";
 const HASH_BYTES: usize = 32;
@@ -76,7 +77,7 @@ impl Cache {
         Ok((compiled, origin))
     }
 
-    fn of_version(&self, source: &Source, version: NvrtcVersion) -> Result<(Compiled, Origin), KernelError> {
+    fn of_version(&self, source: &Source, version: CudaVersion) -> Result<(Compiled, Origin), KernelError> {
         if let Some(found) = self.entry(source, version).and_then(|path| read(&path)) {
             return Ok((found, Origin::Cache));
         }
@@ -104,7 +105,7 @@ impl Cache {
         Ok((compiled, origin))
     }
 
-    fn entry(&self, source: &Source, version: NvrtcVersion) -> Option<PathBuf> {
+    fn entry(&self, source: &Source, version: CudaVersion) -> Option<PathBuf> {
         let name = format!("{}-nvrtc{version}.cubin", source.digest());
         self.folder.as_ref().map(|folder| folder.join(name))
     }
@@ -122,7 +123,7 @@ impl Cache {
         names.iter().rev().find_map(|path| read(path))
     }
 
-    fn store(&self, source: &Source, version: NvrtcVersion, compiled: &Compiled) -> std::io::Result<()> {
+    fn store(&self, source: &Source, version: CudaVersion, compiled: &Compiled) -> std::io::Result<()> {
         let no_folder = || std::io::Error::other("there is no folder for compiled kernels");
         let path = self.entry(source, version).ok_or_else(no_folder)?;
         let folder = path.parent().ok_or_else(no_folder)?;
@@ -140,8 +141,8 @@ impl Cache {
 static TOLD: Once = Once::new();
 
 /// What is said of a shipped source that this NVRTC spills registers of. A planted edit has to run, and not to be fast.
-fn warning(source: &Source, compiled: &Compiled, version: NvrtcVersion) -> Option<String> {
-    let spills = nvrtc::without_spills(source.file, &compiled.log).err().filter(|_| source.is_shipped())?;
+fn warning(source: &Source, compiled: &Compiled, version: CudaVersion) -> Option<String> {
+    let spills = nvrtc::without_spills(source.file, &compiled.log).err().filter(|_| !source.planted)?;
     Some(format!(
         "warning: {spills} with NVRTC {version}: its results are the same, and it is slower than with another NVRTC; \
          `seamproof kernels info` shows all that spill"
@@ -191,10 +192,15 @@ mod tests {
     }
 
     fn source() -> Source {
-        Source { file: "x.cu", text: "extern \"C\" __global__ void x() {}".into(), options: &[] }
+        Source {
+            file: "x.cu",
+            text: "extern \"C\" __global__ void x() {}".into(),
+            options: &[],
+            planted: false,
+        }
     }
 
-    const VERSION: NvrtcVersion = NvrtcVersion { major: 13, minor: 0 };
+    const VERSION: CudaVersion = CudaVersion { major: 13, minor: 0 };
 
     #[test]
     fn an_entry_reads_back_and_a_damaged_one_does_not() {
@@ -233,7 +239,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
         cache.store(&source(), VERSION, &compiled()).unwrap();
-        let newer = cache.entry(&source(), NvrtcVersion { major: 13, minor: 5 }).unwrap();
+        let newer = cache.entry(&source(), CudaVersion { major: 13, minor: 5 }).unwrap();
         std::fs::write(newer, &encode(&compiled())[..100]).unwrap();
         assert_eq!(cache.any_version(&source()), Some(compiled()), "the older one is whole");
         // A file where the folder should be: nobody can write there, whatever their rights.
@@ -247,7 +253,7 @@ mod tests {
     #[test]
     fn spilled_registers_are_told_of_shipped_sources() {
         let shipped = &crate::source::sources()[0];
-        let planted = Source { text: shipped.text.clone() + " ", ..shipped.clone() };
+        let planted = shipped.clone().with_text(shipped.text.clone() + " ");
         let log = |spilled: u32| {
             format!(
                 "ptxas info : Compiling entry function 'a' for 'sm_90a'\n{spilled} bytes spill stores, 0 bytes spill loads\n"

@@ -2,10 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::nvrtc::NvrtcVersion;
-
-/// The oldest NVRTC and driver: the first whose compiler knows sm_90a.
-pub const CUDA_MAJOR_MIN: i32 = 12;
+use crate::version::{CUDA_MAJOR_MIN, CudaVersion};
 
 /// Everything that can go wrong on the way to a result; what was asked for, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +15,7 @@ pub enum KernelError {
     NvrtcMissing,
     /// An NVRTC that does not know sm_90a.
     #[error("NVRTC {0} is too old; sm_90a needs CUDA {CUDA_MAJOR_MIN} or later")]
-    NvrtcTooOld(NvrtcVersion),
+    NvrtcTooOld(CudaVersion),
     /// A call of NVRTC that failed for a reason outside of the source.
     #[error("NVRTC: {call}: {error}")]
     Nvrtc {
@@ -83,7 +80,7 @@ pub enum KernelError {
     #[error("the NVIDIA driver supports CUDA {have}; CUDA {need} or later is needed")]
     DriverTooOld {
         /// The driver's version.
-        have: NvrtcVersion,
+        have: CudaVersion,
         /// The oldest that will do.
         need: i32,
     },
@@ -141,7 +138,8 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    pub(crate) fn shape(what: impl Into<String>) -> KernelError {
+    /// An error of arguments that do not fit each other.
+    pub fn shape(what: impl Into<String>) -> KernelError {
         KernelError::Shape(what.into())
     }
 }

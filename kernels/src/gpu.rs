@@ -1,29 +1,27 @@
 //! A GPU: its memory, kernels, launches and times.
 //!
-//! A [`Buffer`] owns device memory, an [`Area`] is a part of one. Launches go to one stream in order and do not wait, those
+//! A [`DeviceBuffer`] owns device memory, an [`Area`] is a part of one. Launches go to one stream in order and do not wait, those
 //! of a schedule's lanes apart ([`Gpu::on`]); [`Gpu::finish`] waits. After an error of the driver the context may be lost: the process should end.
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::marker::PhantomData;
-use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 use seamproof_oracle::Format;
 
+use crate::block::{THREADS, WARP};
 use crate::cache::Cache;
-use crate::device::{load, store};
-use crate::error::{CUDA_MAJOR_MIN, KernelError};
-use crate::nvrtc::{self, NvrtcVersion};
+use crate::codec::{element_bytes, format_number, load, store};
+use crate::error::KernelError;
+use crate::memory::{Area, Argument, DeviceBuffer, Staging};
+use crate::nvrtc;
 use crate::source::{Source, sources};
-use crate::view::format_number;
+use crate::version::{CUDA_MAJOR_MIN, CudaVersion};
 
-/// Threads of a block: `THREADS` of the sources.
-pub(crate) const THREADS: usize = 256;
 /// The compute capability that the kernels are machine code for.
 const CAPABILITY: (i32, i32) = (9, 0);
 /// Bytes of dynamic shared memory that a block may have without being asked for.
@@ -32,20 +30,6 @@ const SHARED_ALWAYS: usize = 48 << 10;
 const BLOCKS_OF_COMPARISON: usize = 256;
 /// Most blocks in the first dimension of a grid.
 const BLOCKS_MAX: usize = i32::MAX as usize;
-
-/// An argument of a kernel: the same bytes here and there.
-///
-/// # Safety
-/// The type is `repr(C)` or a primitive, and means the same in the kernel.
-pub(crate) unsafe trait Argument {}
-// SAFETY: primitives.
-unsafe impl Argument for u32 {}
-// SAFETY: primitives.
-unsafe impl Argument for i32 {}
-// SAFETY: primitives.
-unsafe impl Argument for i64 {}
-// SAFETY: addresses are 64-bit numbers there too.
-unsafe impl Argument for u64 {}
 
 /// A GPU with all kernels loaded.
 #[derive(Debug)]
@@ -65,25 +49,6 @@ struct Kernel {
     overlaps: bool,
     launches: Cell<u64>,
 }
-
-/// Device memory.
-#[derive(Debug)]
-pub struct Buffer {
-    address: u64,
-    bytes: usize,
-    context: Arc<CudaContext>,
-}
-
-/// Host memory that the device copies from and to by itself.
-#[derive(Debug)]
-pub(crate) struct Staging {
-    address: *mut u8,
-    bytes: usize,
-    context: Arc<CudaContext>,
-}
-
-// SAFETY: host memory of its own, which any thread may use.
-unsafe impl Send for Staging {}
 
 /// The driver's description of a tensor in device memory, for the copy engine.
 #[repr(C, align(64))]
@@ -105,14 +70,6 @@ pub(crate) struct Tiled {
     pub(crate) of_box: [u32; 4],
 }
 
-/// Part of a [`Buffer`].
-#[derive(Clone, Copy, Debug)]
-pub struct Area<'a> {
-    address: u64,
-    bytes: usize,
-    buffer: PhantomData<&'a Buffer>,
-}
-
 /// Launches that were recorded and can be repeated as one, as long as their buffers live.
 pub struct Graph<'a> {
     graph: CudaGraph,
@@ -129,7 +86,7 @@ fn failed(call: &str) -> impl Fn(DriverError) -> KernelError + '_ {
 }
 
 /// The version of CUDA that the driver supports.
-pub fn driver_version() -> Result<NvrtcVersion, KernelError> {
+pub fn driver_version() -> Result<CudaVersion, KernelError> {
     // SAFETY: loads a library by its name.
     if !unsafe { sys::is_culib_present() } {
         return Err(KernelError::DriverMissing);
@@ -137,7 +94,7 @@ pub fn driver_version() -> Result<NvrtcVersion, KernelError> {
     let mut version = 0;
     // SAFETY: a valid place for a number.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("driver version"))?;
-    Ok(NvrtcVersion { major: version / 1000, minor: version % 1000 / 10 })
+    Ok(CudaVersion { major: version / 1000, minor: version % 1000 / 10 })
 }
 
 impl Gpu {
@@ -169,7 +126,7 @@ impl Gpu {
 
     /// Launches of `work` go to a stream by its number: 0 is the one that everything else goes to. Others are in order by
     /// themselves, and with anything else as far as [`Gpu::mark`] and [`Gpu::wait`] say.
-    pub(crate) fn on<T>(
+    pub fn on<T>(
         &self,
         stream: usize,
         work: impl FnOnce() -> Result<T, KernelError>,
@@ -199,11 +156,11 @@ impl Gpu {
 
     /// Lets cycles of a multiprocessor pass before what is launched next.
     pub(crate) fn hold_up(&self, cycles: u32) -> Result<(), KernelError> {
-        self.launch("hold_up", (1, 1, 32), &[&cycles])
+        self.launch("hold_up", (1, 1, WARP), &[&cycles])
     }
 
     /// Adds to a 32-bit count the words in which two areas of one length differ.
-    pub(crate) fn differ(&self, a: Area, b: Area, count: Area) -> Result<(), KernelError> {
+    pub fn differ(&self, a: Area, b: Area, count: Area) -> Result<(), KernelError> {
         let words = a.bytes() / 4;
         if a.bytes() != b.bytes() || !a.bytes().is_multiple_of(4) || count.bytes() != 4 {
             return Err(KernelError::shape(
@@ -216,12 +173,12 @@ impl Gpu {
     }
 
     /// A mark behind all that was launched on a stream.
-    pub(crate) fn mark(&self, stream: usize) -> Result<CudaEvent, KernelError> {
+    pub fn mark(&self, stream: usize) -> Result<CudaEvent, KernelError> {
         self.on(stream, || self.current().record_event(None).map_err(failed("event")))
     }
 
     /// What is launched on a stream from here on waits for a mark.
-    pub(crate) fn wait(&self, stream: usize, mark: &CudaEvent) -> Result<(), KernelError> {
+    pub fn wait(&self, stream: usize, mark: &CudaEvent) -> Result<(), KernelError> {
         self.on(stream, || self.current().wait(mark).map_err(failed("wait for an event")))
     }
 
@@ -287,43 +244,40 @@ impl Gpu {
     }
 
     /// Memory of which nothing is known.
-    pub fn allocate(&self, bytes: usize) -> Result<Buffer, KernelError> {
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
         self.bind()?;
-        // SAFETY: nobody reads it before it is written, kernels under test apart. An allocation is never empty.
-        let address = unsafe { result::malloc_sync(bytes.max(1)) }
-            .map_err(failed(&format!("allocate {bytes} bytes")))?;
-        Ok(Buffer { address, bytes, context: self.context.clone() })
+        DeviceBuffer::allocate(&self.context, bytes).map_err(failed(&format!("allocate {bytes} bytes")))
     }
 
     /// Memory with these contents.
-    pub fn upload(&self, contents: &[u8]) -> Result<Buffer, KernelError> {
+    pub fn upload(&self, contents: &[u8]) -> Result<DeviceBuffer, KernelError> {
         let buffer = self.allocate(contents.len())?;
         self.write(buffer.area(), contents)?;
         Ok(buffer)
     }
 
     /// Memory with these elements as kernels take them: in bf16, fp16 or f32, which must hold them.
-    pub fn upload_elements(&self, elements: &[f32], format: Format) -> Result<Buffer, KernelError> {
+    pub fn upload_elements(&self, elements: &[f32], format: Format) -> Result<DeviceBuffer, KernelError> {
         self.upload(&stored(elements, format)?)
     }
 
     /// Memory with these numbers.
-    pub fn upload_i32(&self, numbers: &[i32]) -> Result<Buffer, KernelError> {
+    pub fn upload_i32(&self, numbers: &[i32]) -> Result<DeviceBuffer, KernelError> {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         self.upload(&bytes)
     }
 
     /// Overwrites an area, after all that was launched.
     pub fn write(&self, to: Area, contents: &[u8]) -> Result<(), KernelError> {
-        if to.bytes != contents.len() {
-            let what = format!("{} bytes for an area of {}", contents.len(), to.bytes);
+        if to.bytes() != contents.len() {
+            let what = format!("{} bytes for an area of {}", contents.len(), to.bytes());
             return Err(KernelError::shape(what));
         }
         self.bind()?;
         // On the launches' stream: the driver's other copy returns before the bytes are there, and no launch of another
         // stream waits for them.
         // SAFETY: the area is that long, its buffer is alive, and so are the contents until the stream is done.
-        unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
+        unsafe { result::memcpy_htod_async(to.address(), contents, self.stream.cu_stream()) }
             .map_err(failed("copy to the device"))?;
         self.finish()
     }
@@ -337,20 +291,14 @@ impl Gpu {
         }
         self.bind()?;
         // SAFETY: the area is that long and its buffer is alive; pageable contents are staged before the call returns.
-        unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
+        unsafe { result::memcpy_htod_async(to.address(), contents, self.stream.cu_stream()) }
             .map_err(failed("copy to the device"))
     }
 
     /// Host memory for copies, of zeros.
     pub(crate) fn staging(&self, bytes: usize) -> Result<Staging, KernelError> {
         self.bind()?;
-        // SAFETY: an allocation is never empty, and is written before it is read.
-        let address = unsafe {
-            let address = result::malloc_host(bytes.max(1), 0).map_err(failed("allocate host memory"))?;
-            address.cast::<u8>().write_bytes(0, bytes);
-            address.cast::<u8>()
-        };
-        Ok(Staging { address, bytes, context: self.context.clone() })
+        Staging::allocate(&self.context, bytes).map_err(failed("allocate host memory"))
     }
 
     /// The first bytes of staging memory, after all copies from and to it.
@@ -360,11 +308,7 @@ impl Gpu {
         bytes: usize,
     ) -> Result<&'s mut [u8], KernelError> {
         self.finish()?;
-        if bytes > staging.bytes {
-            return Err(KernelError::shape(format!("{bytes} bytes staged in {}", staging.bytes)));
-        }
-        // SAFETY: it is that long and holds numbers; no copy is under way.
-        Ok(unsafe { std::slice::from_raw_parts_mut(staging.address, bytes) })
+        staging.first(bytes)
     }
 
     /// Copies the first bytes of staging memory to the beginning of an area, without waiting.
@@ -379,7 +323,7 @@ impl Gpu {
         self.bind()?;
         // SAFETY: the area is that long and its buffer is alive; staging memory is neither touched nor freed before the
         // stream is done.
-        unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
+        unsafe { result::memcpy_htod_async(to.address(), contents, self.stream.cu_stream()) }
             .map_err(failed("copy to the device"))
     }
 
@@ -391,14 +335,10 @@ impl Gpu {
         bytes: usize,
     ) -> Result<&'s [u8], KernelError> {
         let from = from.part(0..bytes)?;
-        if bytes > staging.bytes {
-            return Err(KernelError::shape(format!("{bytes} bytes staged in {}", staging.bytes)));
-        }
+        let contents = staging.first(bytes)?;
         self.bind()?;
-        // SAFETY: it is that long, and no one else has it.
-        let contents = unsafe { std::slice::from_raw_parts_mut(staging.address, bytes) };
         // SAFETY: the area is that long, its buffer is alive, and so is the place until the stream is done.
-        unsafe { result::memcpy_dtoh_async(contents, from.address, self.stream.cu_stream()) }
+        unsafe { result::memcpy_dtoh_async(contents, from.address(), self.stream.cu_stream()) }
             .map_err(failed("copy from the device"))?;
         self.finish()?;
         Ok(contents)
@@ -412,17 +352,17 @@ impl Gpu {
     /// The elements of an area in bf16, fp16 or f32.
     pub fn read_elements(&self, from: Area, format: Format) -> Result<Vec<f32>, KernelError> {
         format_number("elements", format)?;
-        let mut elements = vec![0.0; from.bytes() * 8 / format.bits() as usize];
+        let mut elements = vec![0.0; from.bytes() / element_bytes(format)];
         load(format, &self.read(from)?, &mut elements);
         Ok(elements)
     }
 
     /// The contents of an area, after all that was launched.
     pub fn read(&self, from: Area) -> Result<Vec<u8>, KernelError> {
-        let mut bytes = vec![0_u8; from.bytes];
+        let mut bytes = vec![0_u8; from.bytes()];
         self.bind()?;
         // SAFETY: the area is that long, its buffer is alive, and so is the place until the stream is done.
-        unsafe { result::memcpy_dtoh_async(&mut bytes, from.address, self.stream.cu_stream()) }
+        unsafe { result::memcpy_dtoh_async(&mut bytes, from.address(), self.stream.cu_stream()) }
             .map_err(failed("copy from the device"))?;
         self.finish()?;
         Ok(bytes)
@@ -430,25 +370,25 @@ impl Gpu {
 
     /// Copies an area by the driver's own means, as everything else without waiting.
     pub fn copy(&self, from: Area, to: Area) -> Result<(), KernelError> {
-        if from.bytes != to.bytes || from.overlaps(to) {
+        if from.bytes() != to.bytes() || from.overlaps(to) {
             return Err(KernelError::shape("a copy needs two areas of one length that lie apart"));
         }
         let stream = self.current();
         self.bind()?;
         // SAFETY: both areas are that long, and their buffers are alive.
-        unsafe { result::memcpy_dtod_async(to.address, from.address, from.bytes, stream.cu_stream()) }
+        unsafe { result::memcpy_dtod_async(to.address(), from.address(), from.bytes(), stream.cu_stream()) }
             .map_err(failed("copy"))
     }
 
-    /// Zeros, without waiting.
-    pub(crate) fn clear(&self, to: Area) -> Result<(), KernelError> {
-        if to.bytes == 0 {
+    /// Fills an area with a byte, without waiting.
+    pub fn fill(&self, to: Area, byte: u8) -> Result<(), KernelError> {
+        if to.bytes() == 0 {
             return Ok(());
         }
         self.bind()?;
         // SAFETY: the area is that long, and its buffer is alive.
-        unsafe { result::memset_d8_async(to.address, 0, to.bytes, self.current().cu_stream()) }
-            .map_err(failed("clear"))
+        unsafe { result::memset_d8_async(to.address(), byte, to.bytes(), self.current().cu_stream()) }
+            .map_err(failed("fill"))
     }
 
     /// Waits for all that was launched; errors of kernels show here.
@@ -521,6 +461,21 @@ impl Gpu {
         Ok(())
     }
 
+    /// Launches a kernel of a source that is not this crate's, with so many bytes of dynamic shared memory.
+    ///
+    /// # Safety
+    /// The arguments are those that the kernel takes, in its order. What they point to is alive until the launch has
+    /// ended, and the kernel reads and writes nothing else.
+    pub unsafe fn launch_foreign(
+        &self,
+        kernel: &str,
+        grid: (usize, usize, usize),
+        shared: usize,
+        arguments: &[&dyn Argument],
+    ) -> Result<(), KernelError> {
+        self.launch_with(kernel, grid, shared, arguments)
+    }
+
     /// How often each kernel was launched, or recorded to be, by name.
     pub fn launches(&self) -> impl Iterator<Item = (&str, u64)> {
         self.functions.iter().map(|(name, kernel)| (name.as_str(), kernel.launches.get()))
@@ -581,72 +536,10 @@ impl Graph<'_> {
     }
 }
 
-impl Buffer {
-    /// All of it.
-    pub fn area(&self) -> Area<'_> {
-        Area { address: self.address, bytes: self.bytes, buffer: PhantomData }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated once and freed once; freeing waits for kernels that use it. There is nobody to tell of a
-        // failure: it is one of an earlier launch, and shows at the next call.
-        let _ = self.context.bind_to_thread().and_then(|()| unsafe { result::free_sync(self.address) });
-    }
-}
-
-impl Staging {
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        // SAFETY: allocated once and freed once, after all copies. There is nobody to tell of a failure.
-        let _ = self
-            .context
-            .bind_to_thread()
-            .and_then(|()| self.context.synchronize())
-            .and_then(|()| unsafe { result::free_host(self.address.cast::<c_void>()) });
-    }
-}
-
-impl<'a> Area<'a> {
-    /// An area of no buffer, for tests of what never touches it.
-    #[cfg(test)]
-    pub(crate) fn nowhere(address: u64, bytes: usize) -> Area<'a> {
-        Area { address, bytes, buffer: PhantomData }
-    }
-
-    /// Bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// A part of it.
-    pub fn part(self, bytes: Range<usize>) -> Result<Area<'a>, KernelError> {
-        if bytes.start > bytes.end || bytes.end > self.bytes {
-            return Err(KernelError::shape(format!("bytes {bytes:?} of an area of {}", self.bytes)));
-        }
-        Ok(Area { address: self.address + bytes.start as u64, bytes: bytes.len(), ..self })
-    }
-
-    pub(crate) fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Whether two areas share a byte.
-    pub(crate) fn overlaps(&self, other: Area) -> bool {
-        let (mine, theirs) = (self.address + self.bytes as u64, other.address + other.bytes as u64);
-        self.bytes > 0 && other.bytes > 0 && self.address < theirs && other.address < mine
-    }
-}
 /// Elements as kernels take them.
 fn stored(elements: &[f32], format: Format) -> Result<Vec<u8>, KernelError> {
     format_number("elements", format)?;
-    let mut bytes = vec![0; elements.len() * format.bits() as usize / 8];
+    let mut bytes = vec![0; elements.len() * element_bytes(format)];
     store(format, elements, &mut bytes);
     Ok(bytes)
 }

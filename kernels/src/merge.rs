@@ -7,18 +7,19 @@
 use seamproof_oracle::Format;
 use seamproof_simulator::helpers::{Half, Part, Rest, Style, Update, half_rows};
 
+use crate::block::{THREADS, WARP};
+use crate::codec::element_bytes;
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, THREADS};
-use crate::rows::{Rows, check_half_rows};
+use crate::gpu::Gpu;
+use crate::memory::{Area, Argument};
+use crate::rows::{ByteRows, check_half_rows};
 use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks, check_apart};
 
 /// `HEADS` of the source.
 const STATISTIC_HEADS: usize = 8;
-/// Threads of a warp: pairs of a row and a head in a tile, at most.
-const WARP: usize = 32;
 /// `LOGIT_HEADS` of the source.
 const LOGIT_HEADS: usize = 8;
-/// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the source.
+/// ByteRows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the source.
 const QUAD: usize = 4;
 const QUAD_HEADS: usize = 2;
 const HALF_QUAD_HEADS: usize = 8;
@@ -27,10 +28,10 @@ const VECTOR: usize = 8;
 
 /// A tensor `[rows, heads, dim]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Tensor<'a> {
+pub struct DeviceTensor<'a> {
     /// Where it lies.
     pub area: Area<'a>,
-    /// Rows.
+    /// ByteRows.
     pub rows: usize,
     /// Heads.
     pub heads: usize,
@@ -42,12 +43,12 @@ pub struct Tensor<'a> {
 
 /// A statistic `[heads, rows]` in f32.
 #[derive(Clone, Copy, Debug)]
-pub struct Statistic<'a> {
+pub struct DeviceStatistic<'a> {
     /// Where it lies.
     pub area: Area<'a>,
     /// Heads.
     pub heads: usize,
-    /// Rows.
+    /// ByteRows.
     pub rows: usize,
 }
 
@@ -78,7 +79,7 @@ unsafe impl Argument for RawPart {}
 // SAFETY: repr(C), the fields of `Shape` in merge.cu.
 unsafe impl Argument for RawShape {}
 
-/// Rows that threads run over.
+/// ByteRows that threads run over.
 fn threads_over(part: Part, rows: usize) -> usize {
     if let Part::Whole = part { rows } else { half_rows(rows) }
 }
@@ -92,7 +93,7 @@ fn raw_part(part: Part, slots: &Slots) -> Result<RawPart, KernelError> {
     Ok(RawPart { slots: slots.raw()?, half, compact, half_rows: half_rows(slots.rows) as i32 })
 }
 
-impl Statistic<'_> {
+impl DeviceStatistic<'_> {
     /// Whether four rows lie on 16 bytes, in each head.
     fn in_quads(&self) -> bool {
         self.rows.is_multiple_of(QUAD) && self.area.address().is_multiple_of(16)
@@ -112,12 +113,12 @@ impl Statistic<'_> {
     }
 }
 
-impl Tensor<'_> {
+impl DeviceTensor<'_> {
     pub(crate) fn check(&self, name: &str, rows: usize) -> Result<(), KernelError> {
-        let element = self.format.bits() as usize / 8;
+        let element = element_bytes(self.format);
         let bytes = [rows, self.heads, self.dim, element].into_iter().try_fold(1_usize, usize::checked_mul);
         if self.rows != rows || bytes != Some(self.area.bytes()) || self.dim == 0 {
-            let Tensor { rows: have, heads, dim, .. } = self;
+            let DeviceTensor { rows: have, heads, dim, .. } = self;
             let what =
                 format!("{name}: [{have}, {heads}, {dim}] in {} bytes, not {rows} rows", self.area.bytes());
             return Err(KernelError::shape(what));
@@ -130,9 +131,9 @@ impl Tensor<'_> {
         Ok(())
     }
 
-    pub(crate) fn as_rows(&self) -> Rows<'_> {
-        let row_bytes = self.heads * self.dim * self.format.bits() as usize / 8;
-        Rows { area: self.area, rows: self.rows, row_bytes }
+    pub(crate) fn as_rows(&self) -> ByteRows<'_> {
+        let row_bytes = self.heads * self.dim * element_bytes(self.format);
+        ByteRows { area: self.area, rows: self.rows, row_bytes }
     }
 
     fn vector(&self) -> bool {
@@ -149,8 +150,8 @@ fn reads<'a, 'n>(slots: &Slots<'a>, tensors: &[(&'n str, Area<'a>)]) -> Vec<(&'n
 fn check_steps(
     slots: &Slots,
     part: Part,
-    running: Tensor,
-    step: Tensor,
+    running: DeviceTensor,
+    step: DeviceTensor,
 ) -> Result<(String, usize), KernelError> {
     running.check("running", slots.rows)?;
     step.check("step", part.step_rows(slots.rows))?;
@@ -209,8 +210,8 @@ impl Gpu {
         &self,
         slots: Slots,
         part: Part,
-        lse: Statistic,
-        step: Statistic,
+        lse: DeviceStatistic,
+        step: DeviceStatistic,
     ) -> Result<(), KernelError> {
         lse.check("lse", lse.heads, slots.rows)?;
         step.check("step", lse.heads, part.step_rows(slots.rows))?;
@@ -234,8 +235,8 @@ impl Gpu {
         &self,
         slots: Slots,
         half: Half,
-        whole: Statistic,
-        halves: Statistic,
+        whole: DeviceStatistic,
+        halves: DeviceStatistic,
         rest: Option<f32>,
     ) -> Result<(), KernelError> {
         self.half_statistic(slots, half, [whole, halves], (0, rest))
@@ -246,8 +247,8 @@ impl Gpu {
         &self,
         slots: Slots,
         half: Half,
-        halves: Statistic,
-        whole: Statistic,
+        halves: DeviceStatistic,
+        whole: DeviceStatistic,
     ) -> Result<(), KernelError> {
         self.half_statistic(slots, half, [whole, halves], (1, None))
     }
@@ -256,7 +257,7 @@ impl Gpu {
         &self,
         slots: Slots,
         half: Half,
-        [whole, halves]: [Statistic; 2],
+        [whole, halves]: [DeviceStatistic; 2],
         (write, rest): (i32, Option<f32>),
     ) -> Result<(), KernelError> {
         whole.check("whole", whole.heads, slots.rows)?;
@@ -285,8 +286,8 @@ impl Gpu {
         &self,
         slots: Slots,
         (part, style): (Part, Style),
-        (out, lse): (Tensor, Statistic),
-        (step_out, step_lse): (Tensor, Statistic),
+        (out, lse): (DeviceTensor, DeviceStatistic),
+        (step_out, step_lse): (DeviceTensor, DeviceStatistic),
     ) -> Result<(), KernelError> {
         let (formats, width) = check_steps(&slots, part, out, step_out)?;
         lse.check("lse", out.heads, slots.rows)?;
@@ -317,8 +318,8 @@ impl Gpu {
         slots: Slots,
         part: Part,
         [first, second]: [Update; 2],
-        sum: Tensor,
-        step: Tensor,
+        sum: DeviceTensor,
+        step: DeviceTensor,
     ) -> Result<(), KernelError> {
         let (formats, width) = check_steps(&slots, part, sum, step)?;
         if matches!(part, Part::Whole) && [first, second] == [Update::Copy; 2] && sum.format == step.format {
@@ -343,12 +344,16 @@ impl Gpu {
     pub fn max_logit(
         &self,
         slots: Slots,
-        rows_max: Statistic,
+        rows_max: DeviceStatistic,
         largest: Area,
         fresh: bool,
     ) -> Result<(), KernelError> {
         rows_max.check("row maxima", rows_max.heads, slots.rows)?;
-        Statistic { area: largest, heads: rows_max.heads, rows: 1 }.check("largest", rows_max.heads, 1)?;
+        DeviceStatistic { area: largest, heads: rows_max.heads, rows: 1 }.check(
+            "largest",
+            rows_max.heads,
+            1,
+        )?;
         check_apart(&[("largest", largest)], &reads(&slots, &[("row maxima", rows_max.area)]))?;
         if fresh {
             let (count, pattern) = (rows_max.heads as i64, f32::NEG_INFINITY.to_bits());

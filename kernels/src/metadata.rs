@@ -6,11 +6,11 @@
 
 use seamproof_oracle::{Alignment, Balance, Mask};
 
-use crate::block::SCAN_THREADS;
+use crate::block::{SCAN_THREADS, THREADS};
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, THREADS};
-use crate::rows::check_tables;
-use crate::tables::{Cut, ROWS_MAX, RawSlots, Slots, blocks, check_apart, holds_i32};
+use crate::gpu::Gpu;
+use crate::memory::{Area, Argument};
+use crate::tables::{Cut, ROWS_MAX, RawSlots, Slots, blocks, check_apart, hold_i32, holds_i32};
 
 /// `TILE` of the source.
 const RUN_TILE: usize = 1024;
@@ -106,7 +106,7 @@ impl Gpu {
     /// A rank's slots from those of the whole batch: offsets, spans and gaps divided by cp, real rows counted.
     pub fn rank_slots(&self, batch: Slots, cut: Cut, rank: usize, to: SlotTables) -> Result<(), KernelError> {
         let (raw, written) = (batch.raw()?, [("offset", to.offset), ("span", to.span), ("len", to.len)]);
-        check_tables(&written, batch.count)?;
+        hold_i32(&written, batch.count)?;
         check_apart(&written, &batch.tables())?;
         let (rank, [cp, balance, stripe]) = (cut.check_rank(rank)?, cut.numbers()?);
         let arguments: [&dyn Argument; 8] = [
@@ -234,11 +234,11 @@ impl Gpu {
 
     /// Runs of rows with one id and growing positions. `scratch`: [`SegmentIds::scratch_bytes`].
     pub fn runs(&self, ids: SegmentIds, scratch: Area, to: RunTables) -> Result<(), KernelError> {
-        check_tables(&[("id", ids.id), ("position", ids.position)], ids.rows)?;
+        hold_i32(&[("id", ids.id), ("position", ids.position)], ids.rows)?;
         let tables =
             [("offset", to.offset), ("len", to.len), ("run id", to.id), ("run position", to.position)];
-        check_tables(&tables, to.room)?;
-        check_tables(&[("count", to.count)], 1)?;
+        hold_i32(&tables, to.room)?;
+        hold_i32(&[("count", to.count)], 1)?;
         let tile_count = blocks(ids.rows, RUN_TILE);
         holds_i32("scratch", scratch, tile_count)?;
         let written: Vec<(&str, Area)> =

@@ -7,27 +7,12 @@
 #![allow(unsafe_code, reason = "NVRTC is a C library")]
 
 use std::ffi::{CStr, CString, c_char};
-use std::fmt;
 
 use cudarc::nvrtc::{result, sys};
 
-use crate::error::{CUDA_MAJOR_MIN, KernelError};
+use crate::error::KernelError;
 use crate::source::{OPTIONS, Source, sharing_threads};
-
-/// A version of CUDA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct NvrtcVersion {
-    /// 13 of 13.0.
-    pub major: i32,
-    /// 0 of 13.0.
-    pub minor: i32,
-}
-
-impl fmt::Display for NvrtcVersion {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
+use crate::version::{CUDA_MAJOR_MIN, CudaVersion};
 
 /// Machine code and what the compiler said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +39,7 @@ pub struct Resources {
 }
 
 /// The installed NVRTC.
-pub fn version() -> Result<NvrtcVersion, KernelError> {
+pub fn version() -> Result<CudaVersion, KernelError> {
     // SAFETY: loads a library by its name; NVRTC's initialisers have no preconditions.
     if !unsafe { sys::is_culib_present() } {
         return Err(KernelError::NvrtcMissing);
@@ -62,15 +47,15 @@ pub fn version() -> Result<NvrtcVersion, KernelError> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: two valid places for numbers.
     unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(|e| failed("version", e))?;
-    let version = NvrtcVersion { major, minor };
+    let version = CudaVersion { major, minor };
     if major < CUDA_MAJOR_MIN { Err(KernelError::NvrtcTooOld(version)) } else { Ok(version) }
 }
 
 /// The first NVRTC that keeps a cache of its own.
-const OWN_CACHE_SINCE: NvrtcVersion = NvrtcVersion { major: 13, minor: 0 };
+const OWN_CACHE_SINCE: CudaVersion = CudaVersion { major: 13, minor: 0 };
 
 /// NVRTC's own cache gives machine code without the assembler's log, which is what we judge it by.
-fn options(source: &Source, version: NvrtcVersion) -> Vec<&'static str> {
+fn options(source: &Source, version: CudaVersion) -> Vec<&'static str> {
     let own_cache = (version >= OWN_CACHE_SINCE).then_some("--no-cache");
     OPTIONS.into_iter().chain(source.options.iter().copied()).chain(own_cache).collect()
 }

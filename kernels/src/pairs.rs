@@ -9,19 +9,21 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Run};
 use seamproof_simulator::schedule::{MergeStyle, Reduction, RowPair};
 
+use crate::block::{THREADS, WARP};
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, THREADS};
+use crate::gpu::Gpu;
+use crate::memory::{Area, Argument};
 use crate::tables::{blocks, check_apart};
 use crate::view::{RawView, Table, View};
 
 /// Rows that a block works on at once: one a warp.
-const WARPS: usize = THREADS / 32;
+const WARPS: usize = THREADS / WARP;
 /// Bytes of `Transfer` of the source.
 const TRANSFER_BYTES: usize = 40;
 
 /// Rows and heads of a tensor.
 #[derive(Clone, Debug)]
-pub struct Part<'a> {
+pub struct DeviceRegion<'a> {
     /// The tensor.
     pub view: View<'a>,
     /// Rows; `len` of them.
@@ -36,7 +38,7 @@ pub enum Written<'a> {
     /// One value everywhere.
     Value(f32),
     /// The elements of one part, or of several combined in order.
-    Parts(Reduction, Vec<Part<'a>>),
+    Parts(Reduction, Vec<DeviceRegion<'a>>),
 }
 
 /// The tables of transfers that are launched together; none reads what another writes.
@@ -99,7 +101,7 @@ unsafe impl Argument for RawMerge {}
 // SAFETY: repr(C), the fields of `SinkGradient` in pairs.cu.
 unsafe impl Argument for RawSinkGradient {}
 
-impl Part<'_> {
+impl DeviceRegion<'_> {
     /// Lanes and their elements, where the region lies in its tensor.
     fn lanes(&self) -> Result<[usize; 2], KernelError> {
         let [rows, heads, dim] = self.view.shape();
@@ -166,13 +168,13 @@ impl Target {
 
 impl TransferTable {
     /// Adds a transfer; nothing where its regions are empty.
-    pub fn push(&mut self, written: &Written, to: &[Part]) -> Result<(), KernelError> {
-        let (operation, value, from): (i32, f32, &[Part]) = match written {
+    pub fn push(&mut self, written: &Written, to: &[DeviceRegion]) -> Result<(), KernelError> {
+        let (operation, value, from): (i32, f32, &[DeviceRegion]) = match written {
             Written::Value(value) => (2, *value, &[]),
             Written::Parts(Reduction::Sum, parts) => (0, 0.0, parts),
             Written::Parts(Reduction::Max, parts) => (1, 0.0, parts),
         };
-        let mut sizes = from.iter().chain(to).map(Part::lanes);
+        let mut sizes = from.iter().chain(to).map(DeviceRegion::lanes);
         let first = sizes.next().unwrap_or(Ok([0, 0]))?;
         for size in sizes {
             if size? != first {
@@ -190,7 +192,7 @@ impl TransferTable {
                 formats.join(" and ")
             )));
         }
-        let targets = to.iter().map(Part::target).collect::<Result<Vec<_>, _>>()?;
+        let targets = to.iter().map(DeviceRegion::target).collect::<Result<Vec<_>, _>>()?;
         self.targets.extend(targets);
         self.transfers.rows(&[self.elements]);
         let counts = [dim, self.region_count, from.len(), self.region_count + from.len(), to.len()];
@@ -426,7 +428,7 @@ impl Gpu {
             dim: dim as i32,
             views,
         };
-        self.launch("sink_gradient", (heads, 1, 32), &[&arguments])
+        self.launch("sink_gradient", (heads, 1, WARP), &[&arguments])
     }
 }
 
@@ -443,12 +445,12 @@ mod tests {
         View::rows(Area::nowhere(address, bytes), [rows, heads, dim], format)
     }
 
-    fn part(view: &View<'static>, rows: Run, heads: Range<usize>) -> Part<'static> {
-        Part { view: *view, rows, heads }
+    fn part(view: &View<'static>, rows: Run, heads: Range<usize>) -> DeviceRegion<'static> {
+        DeviceRegion { view: *view, rows, heads }
     }
 
     /// What a launch says to a table of fills.
-    fn fills(parts: &[Part]) -> Result<(), KernelError> {
+    fn fills(parts: &[DeviceRegion]) -> Result<(), KernelError> {
         let mut table = TransferTable::default();
         for part in parts {
             table.push(&Written::Value(0.0), std::slice::from_ref(part))?;

@@ -1,15 +1,16 @@
-//! Rows moved whole: rank order ↔ sequence order, valid rows, halves, padding; the mask of valid rows.
+//! ByteRows moved whole: rank order ↔ sequence order, valid rows, halves, padding; the mask of valid rows.
 //!
-//! A row is any number of bytes. Rows whose length and address are multiples of 16 move at full speed; others by 8, 4,
+//! A row is any number of bytes. ByteRows whose length and address are multiples of 16 move at full speed; others by 8, 4,
 //! 2 or 1 bytes at a time. The twins on the CPU are in `seamproof_simulator::helpers`.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_simulator::helpers::{Half, Order, Rest};
 
-use crate::block::WARP;
+use crate::block::{THREADS, WARP};
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, THREADS};
-use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, check_apart, holds_i32};
+use crate::gpu::Gpu;
+use crate::memory::{Area, Argument};
+use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, check_apart};
 
 /// Bytes that a block moves, unless a row is longer: four vectors of 16 bytes a thread.
 const TILE_BYTES: usize = THREADS * 16 * 4;
@@ -19,17 +20,17 @@ const TILE_ROWS_MAX: usize = 256;
 const BULK_BYTES: usize = 24576;
 /// Bytes of a tile, unless a row is longer; see the source.
 const BULK_TILE_BYTES: usize = 12288;
-/// Rows that are worth a request of their own to the bulk copy engine.
+/// ByteRows that are worth a request of their own to the bulk copy engine.
 const BULK_ROW_BYTES_MIN: usize = 512;
-/// Rows of the mask that a thread writes.
+/// ByteRows of the mask that a thread writes.
 const MASK_EACH: usize = 16;
 
 /// A tensor as rows of bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a> {
+pub struct ByteRows<'a> {
     /// Where it lies.
     pub area: Area<'a>,
-    /// Rows.
+    /// ByteRows.
     pub rows: usize,
     /// Bytes of a row, at least 1.
     pub row_bytes: usize,
@@ -56,9 +57,9 @@ unsafe impl Argument for FillPaddingMap {}
 // SAFETY: as above.
 unsafe impl Argument for HalfMap {}
 
-impl Rows<'_> {
+impl ByteRows<'_> {
     fn check(&self, name: &str) -> Result<(), KernelError> {
-        let Rows { area, rows, row_bytes } = *self;
+        let ByteRows { area, rows, row_bytes } = *self;
         if row_bytes == 0 || row_bytes > ROWS_MAX || rows.checked_mul(row_bytes) != Some(area.bytes()) {
             let what = format!("{name}: {} bytes are not {rows} rows of {row_bytes}", area.bytes());
             return Err(KernelError::shape(what));
@@ -76,7 +77,7 @@ fn fill(rest: Rest) -> (i32, u32) {
 }
 
 /// Two tensors of rows of one length that lie apart.
-fn check_pair(from: Rows, to: Rows) -> Result<(), KernelError> {
+fn check_pair(from: ByteRows, to: ByteRows) -> Result<(), KernelError> {
     from.check("from")?;
     to.check("to")?;
     if from.row_bytes != to.row_bytes {
@@ -99,7 +100,7 @@ impl Gpu {
         kernel: &str,
         (slots, map): (Slots, &dyn Argument),
         rows: usize,
-        [from, to]: [Rows; 2],
+        [from, to]: [ByteRows; 2],
         rest: Rest,
     ) -> Result<(), KernelError> {
         check_apart(&[("what is written", to.area)], &slots.tables())?;
@@ -135,8 +136,8 @@ impl Gpu {
         slots: Slots,
         cut: Cut,
         order: Order,
-        from: Rows,
-        to: Rows,
+        from: ByteRows,
+        to: ByteRows,
     ) -> Result<(), KernelError> {
         check_pair(from, to)?;
         let map = ReorderMap(slots.raw()?, cut.raw()?, i32::from(order == Order::ToSequences));
@@ -148,7 +149,13 @@ impl Gpu {
     }
 
     /// Copies real rows to the same rows of another tensor.
-    pub fn copy_valid(&self, slots: Slots, from: Rows, to: Rows, rest: Rest) -> Result<(), KernelError> {
+    pub fn copy_valid(
+        &self,
+        slots: Slots,
+        from: ByteRows,
+        to: ByteRows,
+        rest: Rest,
+    ) -> Result<(), KernelError> {
         check_pair(from, to)?;
         same("from", from.rows, slots.rows)?;
         same("to", to.rows, slots.rows)?;
@@ -157,7 +164,7 @@ impl Gpu {
     }
 
     /// Fills every row that is not a real one.
-    pub fn fill_padding(&self, slots: Slots, to: Rows, byte: u8) -> Result<(), KernelError> {
+    pub fn fill_padding(&self, slots: Slots, to: ByteRows, byte: u8) -> Result<(), KernelError> {
         to.check("to")?;
         same("to", to.rows, slots.rows)?;
         let raw = slots.raw()?;
@@ -177,8 +184,8 @@ impl Gpu {
         &self,
         slots: Slots,
         half: Half,
-        whole: Rows,
-        halves: Rows,
+        whole: ByteRows,
+        halves: ByteRows,
         rest: Rest,
     ) -> Result<(), KernelError> {
         check_pair(whole, halves)?;
@@ -189,7 +196,13 @@ impl Gpu {
     }
 
     /// The layout of halves back to one half of every slot; no other row changes.
-    pub fn write_half(&self, slots: Slots, half: Half, halves: Rows, whole: Rows) -> Result<(), KernelError> {
+    pub fn write_half(
+        &self,
+        slots: Slots,
+        half: Half,
+        halves: ByteRows,
+        whole: ByteRows,
+    ) -> Result<(), KernelError> {
         check_pair(halves, whole)?;
         same("whole", whole.rows, slots.rows)?;
         check_half_rows(halves.rows)?;
@@ -229,9 +242,4 @@ pub(crate) fn check_half_rows(rows: usize) -> Result<(), KernelError> {
         return Err(KernelError::shape(format!("{rows} rows of halves; at most {ROWS_MAX}")));
     }
     Ok(())
-}
-
-/// The real rows of the four arrays of a run table, checked to be of one length.
-pub(crate) fn check_tables(tables: &[(&str, Area)], count: usize) -> Result<(), KernelError> {
-    tables.iter().try_for_each(|&(name, table)| holds_i32(name, table, count))
 }

@@ -5,7 +5,7 @@
 use seamproof_oracle::Balance;
 
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument};
+use crate::memory::{Area, Argument};
 
 /// Most rows of a tensor: rows are numbered in 32 bits.
 pub const ROWS_MAX: usize = i32::MAX as usize;
@@ -87,6 +87,11 @@ pub(crate) fn holds_i32(name: &str, table: Area, count: usize) -> Result<(), Ker
         return Err(KernelError::shape(what));
     }
     Ok(())
+}
+
+/// Tables of `count` i32 each.
+pub(crate) fn hold_i32(tables: &[(&str, Area)], count: usize) -> Result<(), KernelError> {
+    tables.iter().try_for_each(|&(name, table)| holds_i32(name, table, count))
 }
 
 /// What a launch writes lies apart from what it reads, and from what else it writes: threads are in no order.

@@ -3,8 +3,9 @@
 
 use seamproof_oracle::Format;
 
+use crate::codec::{element_bytes, format_number};
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument};
+use crate::memory::{Area, Argument};
 use crate::tables::ROWS_MAX;
 
 /// Rows, heads and lanes in device memory. A row and head's lanes are neighbours.
@@ -21,7 +22,7 @@ pub struct View<'a> {
 /// `View` of the sources.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RawView {
+pub struct RawView {
     pub(crate) base: u64,
     pub(crate) row: i64,
     pub(crate) head: i64,
@@ -63,9 +64,9 @@ impl<'a> View<'a> {
     }
 
     /// The view as kernels take it, checked to lie in its area.
-    pub(crate) fn raw(&self, name: &str) -> Result<RawView, KernelError> {
+    pub fn raw(&self, name: &str) -> Result<RawView, KernelError> {
         let View { area, rows, heads, dim, strides: [row, head], format } = *self;
-        let element = format.bits() as usize / 8;
+        let element = element_bytes(format);
         let bytes = [rows, heads, dim, element].into_iter().try_fold(1_usize, usize::checked_mul);
         if bytes != Some(area.bytes()) || rows > ROWS_MAX || heads > ROWS_MAX || dim > ROWS_MAX {
             let bytes = area.bytes();
@@ -79,23 +80,16 @@ impl<'a> View<'a> {
     }
 }
 
-/// A format's number in the sources.
-pub(crate) fn format_number(name: &str, format: Format) -> Result<i32, KernelError> {
-    match format {
-        Format::F32 => Ok(0),
-        Format::Bf16 => Ok(1),
-        Format::Fp16 => Ok(2),
-        Format::E4m3 | Format::E5m2 => {
-            Err(KernelError::shape(format!("{name}: {format}; kernels take f32, bf16 and fp16")))
-        }
-    }
-}
-
 /// A table in the making: numbers as kernels read them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Table(pub(crate) Vec<u8>);
+pub struct Table(pub(crate) Vec<u8>);
 
 impl Table {
+    /// The table as bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     pub(crate) fn i64(&mut self, numbers: &[i64]) {
         numbers.iter().for_each(|number| self.0.extend_from_slice(&number.to_le_bytes()));
     }
@@ -105,7 +99,8 @@ impl Table {
         numbers.iter().for_each(|&number| self.i64(&[number as i64]));
     }
 
-    pub(crate) fn i32(&mut self, numbers: &[i32]) {
+    /// Appends 32-bit numbers.
+    pub fn i32(&mut self, numbers: &[i32]) {
         numbers.iter().for_each(|number| self.0.extend_from_slice(&number.to_le_bytes()));
     }
 

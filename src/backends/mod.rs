@@ -18,7 +18,7 @@ pub(crate) use difference::same_bits;
 pub use emulated::{Arithmetic, Emulated};
 pub use miscalled::{MISCALLS, Miscall, Miscalled, called, miscall};
 pub use planted::Planted;
-use seamproof_kernels::faults::SourceFault;
+use seamproof_lab::faults::SourceFault;
 use seamproof_simulator::faults;
 
 use crate::backend::Backend;

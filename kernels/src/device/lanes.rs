@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use cudarc::driver::CudaEvent;
 
-use super::Frame;
+use super::workspace::Frame;
 use crate::error::KernelError;
 use crate::gpu::Gpu;
 

@@ -1,31 +1,37 @@
 //! Each operation as launches, recorded.
 
-use seamproof_oracle::{Format, Run, Sink};
-use seamproof_simulator::AttentionCall;
+use seamproof_oracle::{Run, Sink};
 use seamproof_simulator::device::{DeviceError, Transfer};
 use seamproof_simulator::helpers::{Part as SlotPart, Rest, Style, Update};
 use seamproof_simulator::schedule::{
-    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair,
-    Schedule, Work,
+    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair, Work,
 };
 
-use super::production::{self, Reorder, SlotTables};
-use super::{CudaDevice, CudaMemory, Placed, failed};
-use crate::attend::{Backward, CallTables, Forward, WeightFormats};
-use crate::backward::{self, How, Order};
+use super::choice::{backward_operands, operands};
+use super::cuda::{CudaDevice, failed};
+use super::image::Placed;
+use super::production::{self, PackedSlots, Reorder};
+use super::run::CudaMemory;
+use crate::attend::{BackwardTensors, CallTables, ForwardTensors};
+use crate::backward::{BackwardMode, DqOrder, GradientUpdate};
 use crate::error::KernelError;
-use crate::forward::Attention;
-use crate::forward::{Operands, Shape};
-use crate::gpu::Area;
-use crate::pairs::{Part, RowTable, TransferTable, Written};
+use crate::forward::TileShape;
+use crate::memory::Area;
+use crate::pairs::{DeviceRegion, RowTable, TransferTable, Written};
 use crate::tables::Slots;
+use crate::view::View;
 
 type Range = std::ops::Range<usize>;
 
 /// A region of a buffer, whose rows mean nothing where it has none.
-fn part<'a>(place: &Placed, rows: Run, heads: Range, memory: Area<'a>) -> Result<Part<'a>, KernelError> {
+fn part<'a>(
+    place: &Placed,
+    rows: Run,
+    heads: Range,
+    memory: Area<'a>,
+) -> Result<DeviceRegion<'a>, KernelError> {
     let rows = if place.axes == Axes::Heads { Run::packed(0, 1, 1) } else { rows };
-    Ok(Part { view: place.view(memory)?, rows, heads })
+    Ok(DeviceRegion { view: place.view(memory)?, rows, heads })
 }
 
 /// Slots among the tables, of a tensor of `rows` rows.
@@ -35,73 +41,6 @@ fn slots_at<'a>(at: &Range, count: usize, rows: usize, tables: Area<'a>) -> Resu
         tables.part(start..start + count * 4)
     };
     Ok(Slots { offset: column(0)?, span: column(1)?, len: column(2)?, count, rows })
-}
-
-/// Of q, k, v and out their formats and head dims.
-fn operands([q, k, v, out]: [(Format, usize); 4], formats: WeightFormats) -> Operands {
-    Operands { formats: [q.0, k.0, v.0], out: out.0, p: formats.p, dims: [q.1, v.1] }
-}
-
-/// Of dout, dq, dk and dv their formats.
-fn backward_operands(
-    forward: Operands,
-    [dout, dq, dk, dv]: [Format; 4],
-    formats: WeightFormats,
-) -> backward::Operands {
-    backward::Operands { forward, ds: formats.ds, dout, gradients: [dq, dk, dv] }
-}
-
-/// Whether every forward launch of a schedule, and every backward launch, goes to the kernels on tensor cores; nothing
-/// where it has none.
-pub fn on_tensor_cores(
-    schedule: &Schedule,
-    formats: WeightFormats,
-    attention: Attention,
-) -> Result<[Option<bool>; 2], KernelError> {
-    let buffer = |id: BufferId| &schedule.buffers[id.0];
-    let operand = |id: BufferId| (buffer(id).format, buffer(id).dim);
-    let call = |call: &AttentionCall, q, k, backward| {
-        CallTables::new(call, [buffer(q).rows, buffer(k).rows], backward)
-    };
-    let mut taken = [None; 2];
-    for operation in schedule.ranks.iter().flat_map(|rank| &rank.operations) {
-        let (pass, here) = match &operation.work {
-            Work::Attend(a) => {
-                let operands = operands([a.q, a.k, a.v, a.out].map(operand), formats);
-                (0, attention.shape(&call(&a.call, a.q, a.k, false)?, &operands).is_some())
-            }
-            Work::AttendBackward(a) => {
-                let forward = operands([a.q, a.k, a.v, a.out].map(operand), formats);
-                let gradients = [a.dout, a.dq, a.dk, a.dv].map(|id| buffer(id).format);
-                let operands = backward_operands(forward, gradients, formats);
-                (1, attention.takes_backward(&call(&a.call, a.q, a.k, true)?, &operands))
-            }
-            _ => continue,
-        };
-        taken[pass] = Some(here && taken[pass].unwrap_or(true));
-    }
-    Ok(taken)
-}
-
-/// The shape of each forward launch of a schedule on tensor cores; `None` of one that the simple kernels run.
-pub fn shapes(
-    schedule: &Schedule,
-    formats: WeightFormats,
-    attention: Attention,
-) -> Result<Vec<Option<Shape>>, KernelError> {
-    let buffer = |id: BufferId| &schedule.buffers[id.0];
-    let forwards = schedule.ranks.iter().flat_map(|rank| &rank.operations);
-    let forwards = forwards.filter_map(|operation| match &operation.work {
-        Work::Attend(attend) => Some(attend),
-        _ => None,
-    });
-    let shape = |a: &Attend| {
-        let operands =
-            operands([a.q, a.k, a.v, a.out].map(|id| (buffer(id).format, buffer(id).dim)), formats);
-        let tables = CallTables::new(&a.call, [buffer(a.q).rows, buffer(a.k).rows], false)?;
-        Ok(attention.shape(&tables, &operands))
-    };
-    forwards.map(shape).collect()
 }
 
 impl CudaDevice<'_> {
@@ -150,14 +89,14 @@ impl CudaDevice<'_> {
         let plan = memory.scratch(if shape.is_some() { call.plan_bytes() } else { 0 });
         self.workspace.count(match shape {
             None => "attend: attend",
-            Some(Shape::Long) => "attend: forward_long",
-            Some(Shape::Paired) => "attend: forward_paired",
-            Some(Shape::Middle) => "attend: forward_middle",
-            Some(Shape::Short) => "attend: forward_short",
+            Some(TileShape::Long) => "attend: forward_long",
+            Some(TileShape::Paired) => "attend: forward_paired",
+            Some(TileShape::Middle) => "attend: forward_middle",
+            Some(TileShape::Short) => "attend: forward_short",
         });
         memory.record(move |gpu, frame| {
             let view = |place: Placed| place.view(frame.memory);
-            let tensors = Forward {
+            let tensors = ForwardTensors {
                 q: view(q)?,
                 k: view(k)?,
                 v: view(v)?,
@@ -194,16 +133,16 @@ impl CudaDevice<'_> {
         };
         let scratch = memory.scratch(scratch);
         // A schedule adds gradients up itself.
-        let how = How { order: self.ways.dq, update: backward::Update::Overwrite };
+        let how = BackwardMode { order: self.ways.dq, update: GradientUpdate::Overwrite };
         // By the order that is asked for: in any, short packs may be launched in the fixed one.
         self.workspace.count(match (tuned, how.order) {
-            (true, Order::Fixed) => "attend backward: backward, fixed order",
-            (true, Order::AsTheyCome) => "attend backward: backward, any order",
+            (true, DqOrder::Fixed) => "attend backward: backward, fixed order",
+            (true, DqOrder::AsTheyCome) => "attend backward: backward, any order",
             (false, _) => "attend backward: attend_queries, attend_keys",
         });
         memory.record(move |gpu, frame| {
             let view = |place: Placed| place.view(frame.memory);
-            let tensors = Backward {
+            let tensors = BackwardTensors {
                 q: view(q)?,
                 k: view(k)?,
                 v: view(v)?,
@@ -244,7 +183,7 @@ impl CudaDevice<'_> {
         Ok(())
     }
 
-    fn merge_slots(&self, style: MergeStyle, at: [Placed; 4], slots: &SlotTables, memory: &mut CudaMemory) {
+    fn merge_slots(&self, style: MergeStyle, at: [Placed; 4], slots: &PackedSlots, memory: &mut CudaMemory) {
         let (table, count) = (memory.table(&slots.table.0), slots.count);
         let (way, style) = match style {
             MergeStyle::Statistics => ("merge: merge_statistics", None),
@@ -354,7 +293,7 @@ impl CudaDevice<'_> {
         })
     }
 
-    fn slot_rows(&self, at: [Placed; 2], slots: &SlotTables, add: bool, memory: &mut CudaMemory) {
+    fn slot_rows(&self, at: [Placed; 2], slots: &PackedSlots, add: bool, memory: &mut CudaMemory) {
         let (table, count) = (memory.table(&slots.table.0), slots.count);
         self.workspace.count(if add { "accumulate: accumulate" } else { "copy: copy_valid" });
         memory.record(move |gpu, frame| {
@@ -412,7 +351,7 @@ impl CudaDevice<'_> {
         let places = memory.places.clone();
         self.workspace.count("messages and collectives: transfer_elements");
         self.with_transfers(memory, |table, area| {
-            let parts = |regions: &[&Region]| -> Result<Vec<Part>, KernelError> {
+            let parts = |regions: &[&Region]| -> Result<Vec<DeviceRegion>, KernelError> {
                 let region = |region: &&Region| {
                     part(&places[region.buffer.0], region.rows, region.heads.clone(), area)
                 };
@@ -461,10 +400,7 @@ fn places<const N: usize>(memory: &CudaMemory, ids: [BufferId; N]) -> Result<[Pl
     found.try_into().map_err(|_| KernelError::shape("buffers were lost"))
 }
 
-fn views<'a, const N: usize>(
-    places: &[Placed; N],
-    memory: Area<'a>,
-) -> Result<[crate::view::View<'a>; N], KernelError> {
+fn views<'a, const N: usize>(places: &[Placed; N], memory: Area<'a>) -> Result<[View<'a>; N], KernelError> {
     let found = places.iter().map(|place| place.view(memory)).collect::<Result<Vec<_>, _>>()?;
     found.try_into().map_err(|_| KernelError::shape("buffers were lost"))
 }

@@ -14,13 +14,13 @@ const RANKS_MAX: usize = 64;
 
 /// Slots in tables of the device, with `count` of them in each of offset, span and length.
 #[derive(Clone, Debug)]
-pub(super) struct SlotTables {
+pub(super) struct PackedSlots {
     pub(super) table: Table,
     pub(super) count: usize,
 }
 
 /// The slots whose real rows the pairs are: the same rows on both sides, consecutive, in order after sorting.
-pub(super) fn slots(rows: &[RowPair]) -> Option<SlotTables> {
+pub(super) fn slots(rows: &[RowPair]) -> Option<PackedSlots> {
     let mut runs: Vec<Run> = Vec::new();
     for (from, to) in rows.iter().filter(|(from, _)| from.len > 0) {
         if (from.offset, from.step) != (to.offset, to.step) || from.step != 1 {
@@ -36,20 +36,20 @@ pub(super) fn slots(rows: &[RowPair]) -> Option<SlotTables> {
     Some(tables(&runs))
 }
 
-fn tables(runs: &[Run]) -> SlotTables {
+fn tables(runs: &[Run]) -> PackedSlots {
     let mut table = Table::default();
     let columns: [fn(&Run) -> usize; 3] = [|run| run.offset, |run| run.span, |run| run.len];
     for column in columns {
         runs.iter().for_each(|run| table.i32(&[column(run) as i32]));
     }
-    SlotTables { table, count: runs.len() }
+    PackedSlots { table, count: runs.len() }
 }
 
 /// A bijection of rows between rank order and sequence order.
 #[derive(Clone, Debug)]
 pub(super) struct Reorder {
     /// A rank's slots.
-    pub(super) slots: SlotTables,
+    pub(super) slots: PackedSlots,
     /// Rows of a rank.
     pub(super) rows: usize,
     pub(super) cut: Cut,

@@ -10,10 +10,10 @@ mod tally;
 
 use ndarray::{Array3, Axis};
 use rayon::prelude::*;
-use seamproof_kernels::KernelError;
-use seamproof_kernels::gpu::{Buffer, Gpu};
-use seamproof_kernels::reference::{Query, Questions, Tensors};
+use seamproof_kernels::memory::DeviceBuffer as Buffer;
 use seamproof_kernels::view::View;
+use seamproof_kernels::{Gpu, KernelError};
+use seamproof_lab::reference::{self, Query, Questions, ReferenceTensors as Tensors};
 use seamproof_oracle::envelope::{Model, SLOTS, largest_multiplicity};
 use seamproof_oracle::{Format, Inputs, Problem, Run};
 
@@ -124,7 +124,7 @@ pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<Judged, K
         let asked: Vec<Query> = part.iter().map(|asked| asked.query(problem)).collect();
         let questions = Questions::new(&lists, &asked)?;
         let tensors = memory.tensors(problem);
-        let answers = gpu.reference(&questions, &problem.softmax, (floor, !all), &tensors)?;
+        let answers = reference::answer(gpu, &questions, &problem.softmax, (floor, !all), &tensors)?;
         tally.add(forward, part, &answers, &of_keys);
     }
     Ok(tally.finish(forward))

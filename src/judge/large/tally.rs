@@ -2,7 +2,7 @@
 
 use ndarray::Axis;
 use rayon::prelude::*;
-use seamproof_kernels::reference::{Answers, Statistics};
+use seamproof_lab::reference::{Answers, Statistics};
 use seamproof_oracle::envelope::{DitherSums, RowEnvelope, RowSums};
 use seamproof_oracle::{Format, Problem, TensorName};
 

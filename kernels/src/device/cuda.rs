@@ -1,0 +1,102 @@
+//! The device itself: which kernels it may choose, and how a run's memory goes to the GPU and back.
+
+use seamproof_simulator::device::DeviceError;
+use seamproof_simulator::schedule::BufferId;
+
+use super::run::CudaMemory;
+use super::workspace::Workspace;
+use super::{image, lanes};
+use crate::attend::WeightFormats;
+use crate::backward::DqOrder;
+use crate::error::KernelError;
+use crate::forward::AttentionKernels;
+use crate::memory::Area;
+
+/// The device, for problems of these roundings.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaDevice<'w> {
+    pub(super) workspace: &'w Workspace,
+    pub(super) formats: WeightFormats,
+    pub(super) ways: DeviceOptions,
+}
+
+/// How a run goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Whether kernels for packed slots run where they can; else every operation but attention goes to the kernels on
+    /// tables of rows.
+    pub helpers: bool,
+    /// Which kernels run forwards and backwards.
+    pub attention: AttentionKernels,
+    /// In which order backwards on tensor cores sum dq.
+    pub dq: DqOrder,
+    /// Streams that the schedule's streams run on; 1 for one after the other, in the order in which they are asked for.
+    pub streams: usize,
+}
+
+impl Workspace {
+    /// The device for problems whose P and dS are rounded so.
+    pub fn device(&self, formats: WeightFormats, ways: DeviceOptions) -> CudaDevice<'_> {
+        CudaDevice { workspace: self, formats, ways }
+    }
+}
+
+pub(super) fn failed(error: KernelError) -> DeviceError {
+    match error {
+        KernelError::Shape(what) => DeviceError::Shape(what),
+        error @ KernelError::OutOfMemory { .. } => DeviceError::OutOfMemory(error.to_string()),
+        error => DeviceError::Failed(error.to_string()),
+    }
+}
+
+impl CudaDevice<'_> {
+    fn check_run(&self, memory: &CudaMemory) -> Result<(), KernelError> {
+        if memory.run == self.workspace.run.get() {
+            return Ok(());
+        }
+        Err(KernelError::shape("the memory of an earlier run; the workspace has room for one"))
+    }
+
+    pub(super) fn send_image(&self, memory: &CudaMemory) -> Result<(), KernelError> {
+        let gpu = &self.workspace.gpu;
+        self.workspace.memory.reserve(gpu, memory.bytes)?;
+        self.workspace.with_staging(memory.bytes, |staging| {
+            let bytes = gpu.staged(staging, memory.bytes)?;
+            for (place, tensor) in memory.places.iter().zip(memory.image.tensors()) {
+                image::encode(place, tensor.raw(), bytes);
+            }
+            self.workspace.memory.with(|area| gpu.send_staged(area, staging, memory.bytes))
+        })
+    }
+
+    pub(super) fn launch(&self, memory: &mut CudaMemory) -> Result<(), KernelError> {
+        self.check_run(memory)?;
+        let Workspace { gpu, tables, scratch, .. } = self.workspace;
+        tables.reserve(gpu, memory.tables.len())?;
+        scratch.reserve(gpu, memory.scratch)?;
+        self.workspace.frame(|frame| {
+            gpu.send(frame.tables, &memory.tables)?;
+            lanes::launch(gpu, frame, self.ways.streams, &memory.commands)
+        })?;
+        memory.tables.clear();
+        memory.scratch = 0;
+        memory.commands.clear();
+        Ok(())
+    }
+
+    pub(super) fn receive_image(&self, memory: &mut CudaMemory) -> Result<(), KernelError> {
+        let gpu = &self.workspace.gpu;
+        self.workspace.with_staging(memory.bytes, |staging| {
+            let receive = |area: Area| {
+                let bytes = gpu.receive_staged(area, staging, memory.bytes)?;
+                for (index, place) in memory.places.iter().enumerate() {
+                    image::decode(place, bytes, memory.image.tensor_mut(BufferId(index)).raw_mut());
+                }
+                Ok(())
+            };
+            self.workspace.memory.with(receive)
+        })?;
+        memory.current = true;
+        Ok(())
+    }
+}
