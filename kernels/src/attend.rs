@@ -1,8 +1,10 @@
-//! Attention for everything that an [`AttentionCall`] can say: simple kernels, right first (see `attend.cu`).
+//! Attention for everything that an [`AttentionCall`] can say. These kernels are simple: they are right first (see
+//! `attend.cu`).
 //!
-//! q, k, v, dout, out and gradients are `[rows, heads, dim]` in bf16, fp16 or f32; lse is `[heads, rows]`, max_logit, sink
-//! and dsink one number a head, all f32. Head dims go up to [`DIM_MAX`]; KV heads divide query heads. Sums are serial, in
-//! the order of the CPU device with tiles of [`KEY_TILE`] keys, and so are its bits.
+//! q, k, v, dout, out and gradients are `[rows, heads, dim]` in bf16, fp16 or f32. lse is `[heads, rows]`; max_logit,
+//! sink and dsink are one number a head; all of these are f32. Head dims go up to [`DIM_MAX`], and KV heads divide
+//! query heads. Sums are serial, in the order of the CPU device with tiles of [`KEY_TILE`] keys, and so give its
+//! bits.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::{Format, Run, Sink, Softmax};
@@ -18,13 +20,13 @@ use crate::view::{RawView, Table, View};
 
 /// The largest head dimension.
 pub const DIM_MAX: usize = 256;
-/// Keys whose scores share a maximum.
+/// The number of keys whose scores share a maximum.
 pub const KEY_TILE: usize = 32;
-/// Rows that a block works on at once: one a warp.
+/// Rows that a block works on at once: one for each warp.
 const WARPS: usize = THREADS / WARP;
-/// Stands for an unbounded side of a band; no row is so far away.
+/// The number that stands for an unbounded side of a band. No row is so far away.
 const UNBOUNDED: i64 = 1 << 40;
-/// Bytes of `Segment` of the source.
+/// The bytes of `Segment` of the source.
 pub(crate) const SEGMENT_BYTES: usize = 9 * 8;
 
 /// The tables of a call, to be put where a GPU reads them.
@@ -33,82 +35,83 @@ pub struct CallTables {
     pub(crate) bytes: Vec<u8>,
     pub(crate) segments: usize,
     pub(crate) runs: usize,
-    /// Rows of the tensors, of queries and of keys.
+    /// The rows of the tensors of queries and of keys.
     pub(crate) rows: [usize; 2],
-    /// Rows that the call owns, of queries and of keys.
+    /// The rows of queries and of keys that the call owns.
     pub(crate) owned: [usize; 2],
     pub(crate) softmax: Softmax,
     pub(crate) policy: RowPolicy,
     pub(crate) summary: CallSummary,
 }
 
-/// What the host keeps of a call's segments and runs, for the copy engine and for the choice of a launch.
+/// Numbers of a call's segments and runs that the host keeps, for the copy engine and for the choice of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallSummary {
-    /// The step of every run, of queries and of keys; `None` where they differ.
+    /// The step of every run of queries and of keys; `None` where runs differ.
     pub step: [Option<usize>; 2],
-    /// Steps that the furthest owned row is from its run's phase, one more: lengths may grow up to it where a graph is replayed.
+    /// The steps from a run's phase to the row behind its last owned one, at most. Lengths may grow up to it where a
+    /// graph is replayed.
     pub reach: [usize; 2],
-    /// Segments that own query rows.
+    /// The number of segments that own query rows.
     pub filled: usize,
-    /// Most keys of a segment.
+    /// The most keys of a segment.
     pub keys: usize,
-    /// Most keys that a row sees, by its segment's keys and bounds.
+    /// The most keys that a row sees, by its segment's keys and bounds.
     pub seen: usize,
-    /// Most keys that a segment's first row sees, by its keys and the bound to the right.
+    /// The most keys that a segment's first row sees, by its keys and its right bound.
     pub first_seen: usize,
     /// Whether every row sees all keys of its segment.
     pub all_seen: bool,
 }
 
-/// Formats that P and dS are rounded to before they enter a product.
+/// The formats that P and dS are rounded to before they enter a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightFormats {
-    /// Of P.
+    /// The format of P.
     pub p: Format,
-    /// Of dS.
+    /// The format of dS.
     pub ds: Format,
 }
 
-/// Tensors of a forward launch.
+/// The tensors of a forward launch.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardTensors<'a> {
-    /// Queries.
+    /// The queries.
     pub q: View<'a>,
-    /// Keys.
+    /// The keys.
     pub k: View<'a>,
-    /// Values.
+    /// The values.
     pub v: View<'a>,
     /// The learnable sink, where the call applies one.
     pub sink: Option<View<'a>>,
-    /// Written.
+    /// The output, which is written.
     pub out: View<'a>,
-    /// Written.
+    /// The LSE, which is written.
     pub lse: View<'a>,
-    /// Raised, never lowered.
+    /// The largest logits, which are raised and never lowered.
     pub max_logit: View<'a>,
 }
 
-/// Tensors of a backward launch.
+/// The tensors of a backward launch.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardTensors<'a> {
-    /// Queries.
+    /// The queries.
     pub q: View<'a>,
-    /// Keys.
+    /// The keys.
     pub k: View<'a>,
-    /// Values.
+    /// The values.
     pub v: View<'a>,
-    /// Gradient of the output.
+    /// The gradient of the output.
     pub dout: View<'a>,
     /// The output.
     pub out: View<'a>,
     /// The LSE.
     pub lse: View<'a>,
-    /// Written.
+    /// The gradient of the queries, which is written.
     pub dq: View<'a>,
-    /// Written.
+    /// The gradient of the keys, which is written.
     pub dk: View<'a>,
-    /// Written.
+    /// The gradient of the values, which is written.
     pub dv: View<'a>,
 }
 
@@ -153,38 +156,41 @@ unsafe impl Argument for RawForward {}
 unsafe impl Argument for RawBackward {}
 
 impl CallTables {
-    /// The tables themselves.
+    /// Returns the tables.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The numbers of segments and of runs of keys.
+    /// Returns the numbers of segments and of runs of keys.
     pub fn counts(&self) -> [usize; 2] {
         [self.segments, self.runs]
     }
 
-    /// Rows that the call owns, of queries and of keys.
+    /// Returns the rows of queries and of keys that the call owns.
     pub fn owned(&self) -> [usize; 2] {
         self.owned
     }
 
-    /// What the host knows of the call besides its tables.
+    /// Returns what the host knows of the call besides its tables.
     pub fn summary(&self) -> &CallSummary {
         &self.summary
     }
 
-    /// Query rows that a segment owns in the mean, of those that own any: tables may have places for more sequences than there are.
+    /// Returns the mean number of query rows of the segments that own any. Tables may have places for more sequences
+    /// than there are.
     pub(crate) fn mean_rows(&self) -> usize {
         self.owned[0] / self.summary.filled.max(1)
     }
 
-    /// Has what is chosen by lengths and masks, such as the form of a kernel, chosen as for another call of as many owned rows.
+    /// Makes every choice by lengths and masks, such as the form of a kernel, as it is made for another call with as
+    /// many owned rows.
     pub fn choose_as(&mut self, other: &CallTables) {
         let CallSummary { step, reach, .. } = self.summary;
         self.summary = CallSummary { step, reach, ..other.summary };
     }
 
-    /// The tables of a call on tensors of so many rows. A call of a backward pass names each key once.
+    /// Returns the tables of a call on tensors of so many rows. A call of a backward pass may name each key only
+    /// once.
     pub fn new(
         call: &AttentionCall,
         [q_rows, kv_rows]: [usize; 2],
@@ -222,7 +228,7 @@ impl CallTables {
         Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, summary })
     }
 
-    /// Bytes of the scratch that a backward launch needs.
+    /// Returns the bytes of scratch that a backward launch needs.
     pub fn scratch_bytes(&self, heads: usize) -> usize {
         heads * self.owned[0] * 4
     }
@@ -238,7 +244,8 @@ impl CallTables {
             return Err(KernelError::shape(format!("{} bytes are not the call's tables", tables.bytes())));
         }
         if heads == 0 || kv_heads == 0 || kv_heads != v_heads || heads % kv_heads != 0 || k_dim != dim {
-            let what = format!("q {:?}, k {:?} and v {:?} do not fit", q.shape(), k.shape(), v.shape());
+            let what =
+                format!("q {:?}, k {:?} and v {:?} do not fit each other", q.shape(), k.shape(), v.shape());
             return Err(KernelError::shape(what));
         }
         let rows = [q, k, v].map(|view| view.shape()[0]);
@@ -247,7 +254,9 @@ impl CallTables {
             return Err(KernelError::shape(what));
         }
         if dim == 0 || dim_v == 0 || dim.max(dim_v) > DIM_MAX {
-            return Err(KernelError::shape(format!("head dims {dim} and {dim_v}; 1 to {DIM_MAX}")));
+            return Err(KernelError::shape(format!(
+                "head dims {dim} and {dim_v}; each must be 1 to {DIM_MAX}"
+            )));
         }
         let segments = tables.address();
         Ok(RawCall {
@@ -271,8 +280,8 @@ impl CallTables {
 }
 
 impl<'a> ForwardTensors<'a> {
-    /// What is written has its shape and lies apart from what is read, and from what else is written: `own`, which is the
-    /// launcher's, too. Tensors that are read may lie anywhere else, in one allocation or in one place.
+    /// Refuses a result of another shape, and one that lies where the launch reads or writes something else. `own` is
+    /// memory that the launcher writes besides. Tensors that are only read may lie anywhere, even in one place.
     pub(crate) fn check(&self, tables: Area, own: &[(&'static str, Area)]) -> Result<(), KernelError> {
         let ForwardTensors { q, k, v, sink, out, lse, max_logit } = self;
         let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
@@ -285,7 +294,8 @@ impl<'a> ForwardTensors<'a> {
         check_apart(&[&written, own].concat(), &read)
     }
 
-    /// The sink's kind as the sources number it, and where its numbers are; some other statistic where it has none.
+    /// Returns the sink's kind as the sources number it, and its numbers. Without numbers, some other statistic
+    /// stands in.
     pub(crate) fn sink_of(&self, call: &CallTables) -> Result<(i32, View<'a>), KernelError> {
         let (kind, view) = match (call.softmax.sink, self.sink) {
             (Sink::None, _) => (0, self.max_logit),
@@ -300,7 +310,7 @@ impl<'a> ForwardTensors<'a> {
 }
 
 impl BackwardTensors<'_> {
-    /// As [`ForwardTensors::check`].
+    /// Refuses what [`ForwardTensors::check`] refuses.
     pub(crate) fn check(&self, tables: Area, own: &[(&'static str, Area)]) -> Result<(), KernelError> {
         let BackwardTensors { q, k, v, dout, out, lse, dq, dk, dv } = self;
         let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
@@ -338,20 +348,20 @@ impl CallSummary {
     }
 }
 
-/// Most keys that a row of a segment sees.
+/// Returns the most keys that a row of a segment sees.
 fn keys_seen(segment: &Segment) -> usize {
     let width =
         segment.lo.zip(segment.hi).map(|(lo, hi)| hi.saturating_sub(lo).saturating_add(1).max(0) as usize);
     segment.keys().min(width.unwrap_or(usize::MAX))
 }
 
-/// Most keys that a segment's first row sees.
+/// Returns the most keys that a segment's first row sees.
 fn keys_of_first_row(segment: &Segment) -> usize {
     let end = segment.hi.map(|hi| hi.saturating_add(1).max(0) as usize);
     segment.keys().min(end.unwrap_or(usize::MAX))
 }
 
-/// Whether every row of a segment sees all its keys.
+/// Returns whether every row of a segment sees all its keys.
 fn sees_all(segment: &Segment) -> bool {
     let (rows, keys) = (segment.q.len as i64, segment.keys() as i64);
     let from_first = segment.lo.is_none_or(|lo| lo.saturating_add(rows - 1) <= 0);
@@ -359,7 +369,7 @@ fn sees_all(segment: &Segment) -> bool {
     rows == 0 || (from_first && to_last)
 }
 
-/// No key row is owned twice: its gradients would be of either launch.
+/// Refuses a key row that two runs own: two writers would race for its gradients.
 fn check_keys_once(call: &AttentionCall, kv_rows: usize) -> Result<(), KernelError> {
     let mut owned = vec![false; kv_rows];
     let runs = call.segments.iter().flat_map(|segment| &segment.kv);
@@ -378,7 +388,7 @@ pub(crate) fn same(name: &str, view: &View, shape: [usize; 3]) -> Result<(), Ker
     Err(KernelError::shape(format!("{name}: {:?}, not {shape:?}", view.shape())))
 }
 
-/// A statistic: of the shape, in f32.
+/// Refuses a statistic of another shape or format than f32.
 pub(crate) fn statistic(name: &str, view: &View, shape: [usize; 3]) -> Result<(), KernelError> {
     same(name, view, shape)?;
     if view.format() == Format::F32 {
@@ -388,7 +398,7 @@ pub(crate) fn statistic(name: &str, view: &View, shape: [usize; 3]) -> Result<()
 }
 
 impl Gpu {
-    /// Launches the forward; `tables` holds the call's tables.
+    /// Launches the forward. `tables` holds the call's tables.
     pub fn attend(
         &self,
         call: &CallTables,
@@ -414,7 +424,7 @@ impl Gpu {
         self.launch("attend", (blocks(call.owned[0] * heads, WARPS), 1, THREADS), &[&arguments])
     }
 
-    /// Launches the backward. `scratch` has [`CallTables::scratch_bytes`]; dsink is [`Gpu::sink_gradient`]'s.
+    /// Launches the backward. `scratch` has [`CallTables::scratch_bytes`]. [`Gpu::sink_gradient`] makes dsink.
     pub fn attend_backward(
         &self,
         call: &CallTables,
@@ -427,7 +437,11 @@ impl Gpu {
         tensors.check(tables, &[("the scratch", scratch)])?;
         let ([_, heads, _], [_, kv_heads, _]) = (q.shape(), k.shape());
         if scratch.bytes() < call.scratch_bytes(heads) || !scratch.address().is_multiple_of(4) {
-            return Err(KernelError::shape(format!("{} bytes of scratch", scratch.bytes())));
+            return Err(KernelError::shape(format!(
+                "{} bytes of scratch, not {}",
+                scratch.bytes(),
+                call.scratch_bytes(heads)
+            )));
         }
         let views = [
             q.raw("q")?,
@@ -454,7 +468,7 @@ mod tests {
     const SHAPE: [usize; 3] = [4, 2, 8];
     const BYTES: u64 = 4 * 2 * 8 * 2;
 
-    /// A tensor in the place of this number, of places that follow each other.
+    /// Returns the tensor in the place of this number, of places that follow each other.
     fn tensor<'a>(place: u64) -> View<'a> {
         View::rows(Area::nowhere(place * BYTES, BYTES as usize), SHAPE, Format::Bf16)
     }

@@ -1,10 +1,12 @@
 //! The backward on Hopper's tensor cores (see `backward.cu`): what it takes, and its launch.
 //!
-//! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in that or in f32;
-//! [`refusal`] names what it does not take. dk and dv are sums in one order; dq is summed over tiles of keys, in f32, in an
-//! [`DqOrder`] that the caller chooses; where a row's keys are in one tile, or in two, both orders are one. Its workspace grows
-//! with rows, not with their square: 4 bytes for each lane of dq, in whole tiles, and a little. A call's plan is made on the
-//! GPU from its tables, as the forward's is.
+//! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in q's format or in
+//! f32. [`refusal`] names what it does not take. dk and dv are summed in one order. dq is summed in f32 over tiles of
+//! keys, in a [`DqOrder`] that the caller chooses; where a row's keys are in one tile or in two, both orders give the
+//! same bits.
+//!
+//! The workspace grows with rows, not with their square: it has 4 bytes for each lane of dq, in whole tiles, and a
+//! little more. The GPU makes a call's plan from its tables, as in the forward.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
@@ -18,42 +20,43 @@ use crate::gpu::{Gpu, TensorMap};
 use crate::memory::{Area, Argument};
 use crate::view::{RawView, View};
 
-/// Keys of a tile: `KEYS` of the source.
+/// The keys of a tile: `KEYS` of the source.
 const KEYS: usize = 128;
-/// Query rows times lanes of a tile, of which f32 sums are kept: `SUMS` of the source.
+/// The query rows times lanes of a tile whose f32 sums are kept: `SUMS` of the source.
 const SUMS: usize = 8192;
-/// Bytes of `Plan`, `PlannedSegment` and `PlannedRun` of the source.
+/// The bytes of `Plan`, `PlannedSegment` and `PlannedRun` of the source.
 const PLAN_BYTES: usize = 16;
 const PLANNED_SEGMENT_BYTES: usize = 64;
 const PLANNED_RUN_BYTES: usize = 32;
-/// Parts of the workspace, in the order of [`RawArguments::places`], and what they begin at multiples of.
+/// The number of parts of the workspace, in the order of [`RawArguments::places`], and the multiple on which they
+/// begin.
 const PARTS: usize = 9;
 const ALIGNMENT: usize = 16;
-/// Threads of the kernel on rows, and of the one on tiles.
+/// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
 const TILE_THREADS: usize = 384;
-/// Query rows that stay in the L2 cache, with what is made of them, while all tiles of their heads are taken.
+/// Query rows, with what is made of them, that stay in the L2 cache while all tiles of their heads are taken.
 const CACHED_BYTES: usize = 40 << 20;
 /// Rows of an average segment up to which walks are short.
 pub const SHORT_ROWS: usize = 1024;
-/// Tiles of keys of a segment that go around, at most: `MOST_AROUND` of the source.
+/// The most tiles of keys of a segment that go around: `MOST_AROUND` of the source.
 const MOST_AROUND: usize = 8;
 
-/// In which order dq's sums are made.
+/// The order in which dq is summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DqOrder {
-    /// As tiles of keys come, between the first and the last, or in any other order that is the fastest: bits may differ from
-    /// launch to launch.
+    /// Tiles of keys add as they come, between the first and the last, or in any other order that is the fastest.
+    /// Bits may differ from launch to launch.
     AsTheyCome,
-    /// Of tiles of keys, one after the other: the same bits each time.
+    /// Tiles of keys add one after the other. The bits are the same each time.
     Fixed,
 }
 
 impl DqOrder {
-    /// Both.
+    /// Both orders.
     pub const ALL: [DqOrder; 2] = [DqOrder::Fixed, DqOrder::AsTheyCome];
 
-    /// The name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             DqOrder::Fixed => "fixed",
@@ -61,40 +64,40 @@ impl DqOrder {
         }
     }
 
-    /// The order of a name.
+    /// Returns the order of a name.
     pub fn by_name(name: &str) -> Option<DqOrder> {
         DqOrder::ALL.into_iter().find(|order| order.name() == name)
     }
 }
 
-/// What becomes of gradients that are there already.
+/// The update of gradients by a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientUpdate {
-    /// They are overwritten.
+    /// Gradients are overwritten.
     Overwrite,
-    /// They are added to, once, before the result is rounded; padding rows stay.
+    /// Gradients are added to, once, before the result is rounded. Padding rows stay.
     Accumulate,
 }
 
-/// BackwardMode a backward is launched.
+/// The order of sums and the update of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackwardMode {
-    /// Of dq's sums.
+    /// The order in which dq is summed.
     pub order: DqOrder,
-    /// Of dq, dk and dv.
+    /// The update of dq, dk and dv.
     pub update: GradientUpdate,
 }
 
-/// What a call's tensors are, as far as the kernels care.
+/// The formats and head dims of a call's tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardOperands {
-    /// Those that the forward has too; its out is what the backward reads.
+    /// The tensors that the forward has too. Its out is what the backward reads.
     pub forward: ForwardOperands,
-    /// What dS is rounded to.
+    /// The format that dS is rounded to.
     pub ds: Format,
-    /// Of dout.
+    /// The format of dout.
     pub dout: Format,
-    /// Of dq, dk and dv.
+    /// The formats of dq, dk and dv.
     pub gradients: [Format; 3],
 }
 
@@ -130,7 +133,7 @@ unsafe impl Argument for RawArguments {}
 struct RawPlan {
     segments: u64,
     runs: u64,
-    /// As the first five of the other kernels' places.
+    /// The first five of the other kernels' places.
     places: [u64; 5],
     q_rows: i64,
     kv_rows: i64,
@@ -145,7 +148,7 @@ struct RawPlan {
 // SAFETY: repr(C), the fields of `PlanArgs` in backward_plan.cuh.
 unsafe impl Argument for RawPlan {}
 
-/// The instance for head dims: the largest that it takes.
+/// The largest head dim that an instance takes.
 #[derive(Clone, Copy)]
 struct Bucket(usize);
 
@@ -154,25 +157,26 @@ impl Bucket {
         Bucket(if dims[0].max(dims[1]) <= 64 { 64 } else { forward::DIM_MAX })
     }
 
-    /// Query rows of a tile.
+    /// Returns the query rows of a tile.
     fn rows(self) -> usize {
         SUMS / self.0
     }
 
-    /// Bytes of shared memory: barriers, K and V, two stages of Q, dout and their statistics, dS twice, dQ, and out where tiles
-    /// describe rows, from a multiple of 1024 on.
+    /// Returns the bytes of shared memory, from a multiple of 1024 on: barriers, K and V, two stages of Q, dout and
+    /// their statistics, dS twice, dQ, and out where tiles describe rows.
     fn shared_bytes(self, form: Form) -> usize {
         let queries = 2 * (2 * SUMS * 2 + self.rows() * 8);
         let out = if form == Form::Short { SUMS * 2 } else { 0 };
         1024 + 1024 + 2 * KEYS * self.0 * 2 + queries + 2 * KEYS * self.rows() * 2 + SUMS * 4 + out
     }
 
-    /// Tiles that a call's owned rows make at most, however they are dealt to segments and runs: of query rows, of keys.
+    /// Returns the most tiles of query rows and of keys that a call's owned rows make, however they are dealt to
+    /// segments and runs.
     fn capacities(self, call: &CallTables) -> [usize; 2] {
         [call.owned[0] / self.rows() + call.segments, call.owned[1] / KEYS + call.runs]
     }
 
-    /// Where the workspace's parts begin, in the order of [`RawArguments::places`], and where it ends.
+    /// Returns where the workspace's parts begin, in the order of [`RawArguments::places`], and where it ends.
     fn layout(self, call: &CallTables, heads: usize) -> [usize; PARTS + 1] {
         let [q_tiles, kv_tiles] = self.capacities(call);
         let parts = q_tiles * heads;
@@ -195,7 +199,7 @@ impl Bucket {
     }
 }
 
-/// Dynamic shared memory of a block of the kernel on tiles; none of any other kernel.
+/// Returns the dynamic shared memory of a block of the kernel on tiles; `None` for any other kernel.
 pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
     let mut parts = kernel.strip_prefix("backward_")?.split('_');
     let (name, dim) = (parts.next()?, parts.next()?.parse().ok()?);
@@ -203,7 +207,7 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
     Some(Bucket(dim).shared_bytes(form))
 }
 
-/// What there is in a call that the kernels do not take; `None` where they take the call.
+/// Returns what there is in a call that the kernels do not take; `None` where they take the call.
 pub fn refusal(call: &CallTables, operands: &BackwardOperands) -> Option<String> {
     let BackwardOperands { forward, ds, dout, gradients } = *operands;
     let q = forward.formats[0];
@@ -224,50 +228,55 @@ pub fn refusal(call: &CallTables, operands: &BackwardOperands) -> Option<String>
 }
 
 impl AttentionKernels {
-    /// Whether a backward is this module's; the simple kernels run it where not.
+    /// Returns whether a backward goes to the kernels on tensor cores. If not, the simple kernels run it.
     pub fn takes_backward(self, call: &CallTables, operands: &BackwardOperands) -> bool {
         self != AttentionKernels::Simple && refusal(call, operands).is_none()
     }
 }
 
 impl CallTables {
-    /// Bytes of a backward's workspace, whose address is a multiple of 16; linear in rows and heads.
+    /// Returns the bytes of a backward's workspace, whose address is a multiple of 16. It is linear in rows and
+    /// heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
         Bucket::of(dims).layout(self, heads)[PARTS]
     }
 }
 
-/// KV heads that are taken together, in chunks of one size: as many as have their query rows in the cache.
+/// Returns the number of KV heads that are taken together, in chunks of one size: as many as have their query rows in
+/// the cache.
 fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) -> usize {
-    // Q, dout and f32 sums, were there as many query rows as keys.
+    // These are Q, dout and f32 sums, as if there were as many query rows as keys.
     let bytes = (call.summary.keys * group * bucket.0 * 8).max(1);
     let chunks = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
     kv_heads.div_ceil(chunks)
 }
 
-/// The walk over tiles of query rows, and with it which tile of keys adds first (`Args` in the source): 1 or -1.
+/// Returns the walk over tiles of query rows, and so which tile of keys adds first (`Args` in the source): 1 is up,
+/// -1 is down.
 ///
-/// Up, every tile begins with rows of its own and the longest are taken last: best where each multiprocessor has a head of
-/// a sequence to itself, and in a fixed order, where no tile waits then. Down, all begin with the last rows and the longest
-/// are taken first: best for few sequences, and for groups, whose tiles are as many times as long. The figures that say
-/// so are in `kernels/NOTES.md`.
+/// Up, every tile begins with rows of its own, and the longest tiles are taken last. That is best where each
+/// multiprocessor has a head of a sequence to itself, and in a fixed order, where no tile waits then. Down, all tiles
+/// begin with the last rows, and the longest are taken first. That is best for few sequences, and for groups, whose
+/// tiles are as many times as long. The figures are in `kernels/NOTES.md`.
 pub fn direction(order: DqOrder, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> i32 {
     let even = order == DqOrder::Fixed || heads_of_sequences >= multiprocessors;
     if group == 1 && even { 1 } else { -1 }
 }
 
-/// Whether the tiles of keys of segments go around (`backward.cu`), in walks up: all rows see all keys, of few tiles.
+/// Returns whether the tiles of keys of segments go around (`backward.cu`) in walks up: all rows see all keys, and
+/// the tiles are few.
 fn goes_around(call: &CallTables) -> bool {
     let keys = call.summary.keys;
     call.summary.all_seen && keys > KEYS && keys <= MOST_AROUND * KEYS
 }
 
-/// The forms of the kernel on tiles.
+/// The form of the kernel on tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     /// The kernel before has made D of all rows.
     Tiles,
-    /// For tiles of keys that come to a tile of rows one after the other: they make it, so that dout is read once less.
+    /// The tiles make D themselves, so that dout is read once less. This is for tiles of keys that come to a tile of
+    /// rows one after the other.
     Short,
 }
 
@@ -281,7 +290,7 @@ impl Form {
         }
     }
 
-    /// The form for a call with an out of this format: the copy engine brings out as it brings dout.
+    /// Returns the form for a call with an out of this format. The copy engine must bring out as it brings dout.
     fn of(call: &CallTables, direction: i32, out: Format) -> Form {
         let of_one_tile = call.summary.keys <= KEYS;
         // The first rows see one tile of keys, so that all others begin later.
@@ -316,11 +325,15 @@ fn operands(formats: WeightFormats, tensors: &BackwardTensors) -> BackwardOperan
 }
 
 impl Gpu {
-    /// Launches the backward; `tables` holds the call's tables, `workspace` has [`CallTables::workspace_bytes`]. Three
-    /// launches, and no wait. What it does not take is [`KernelError::Unserved`]; dsink is [`Gpu::sink_gradient`]'s. Of tables
-    /// that are written over those of a recorded launch the same is asked as of the forward's; sums are made in the orders that
-    /// were chosen for the recorded call. At least eight blocks of this launch find a multiprocessor each at one time: no others
-    /// are held by kernels that wait for it, nor by further backwards that wait in the same way.
+    /// Launches the backward. `tables` holds the call's tables, and `workspace` has [`CallTables::workspace_bytes`].
+    /// There are three launches, and no wait. A call that the kernels do not take is [`KernelError::Unserved`].
+    /// [`Gpu::sink_gradient`] makes dsink.
+    ///
+    /// Tables that are written over those of a recorded launch must be as the forward's are. Sums are made in the
+    /// orders that were chosen for the recorded call.
+    ///
+    /// At least eight blocks of this launch must each find a multiprocessor at one time. No others may be held by
+    /// kernels that wait for it, nor by further backwards that wait in the same way.
     pub fn backward(
         &self,
         call: &CallTables,
@@ -340,7 +353,11 @@ impl Gpu {
         let bucket = Bucket::of([dim, dim_v]);
         let layout = bucket.layout(call, heads);
         if workspace.bytes() < layout[PARTS] || !workspace.address().is_multiple_of(ALIGNMENT as u64) {
-            return Err(KernelError::shape(format!("{} bytes for the workspace", workspace.bytes())));
+            return Err(KernelError::shape(format!(
+                "{} bytes for the workspace, not {}",
+                workspace.bytes(),
+                layout[PARTS]
+            )));
         }
         if heads == 0 {
             return Ok(());
@@ -355,9 +372,10 @@ impl Gpu {
         let order = if form == Form::Short { DqOrder::Fixed } else { how.order };
         let chunk = match order {
             DqOrder::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
-            // Those that go around are neighbours.
+            // Tiles that go around are neighbours.
             DqOrder::Fixed if form == Form::Short && goes_around(call) => 1,
-            // As many heads as have all their tiles taken at once: none waits long for those before it.
+            // As many heads are taken as have all their tiles taken at once, so that none waits long for those before
+            // it.
             DqOrder::Fixed => 0,
         };
         let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
@@ -458,7 +476,7 @@ mod tests {
         CallTables::new(&call, [next, next], true).expect("the runs lie in the rows")
     }
 
-    /// Registers are counted for the threads that are launched.
+    /// The registers of a kernel are counted for the threads that are launched.
     #[test]
     fn tiles_are_launched_with_the_threads_that_share_their_registers() {
         for form in Form::ALL {
@@ -500,7 +518,7 @@ mod tests {
         }
     }
 
-    /// Twice the tokens take twice the workspace, a constant apart, at any length of the sequences.
+    /// Twice the tokens take twice the workspace, apart from a constant, at any length of the sequences.
     #[test]
     fn the_workspace_is_linear_in_rows() {
         let heads = 3;
@@ -531,13 +549,13 @@ mod tests {
     fn heads_are_cut_into_chunks_of_one_size() {
         let mut long = call(&[(64, 64)], None);
         assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 16, "short rows all stay");
-        // 16 MiB a head: 2 fit.
+        // A head has 16 MiB, so that 2 fit.
         long.summary.keys = 16384;
         assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 2);
         assert_eq!(head_chunk(&long, 4, 8, Bucket(128)), 1, "one head at least");
     }
 
-    /// The walks that were the faster ones on a machine of 132 multiprocessors.
+    /// These walks were the faster ones on a machine of 132 multiprocessors.
     #[test]
     fn walks_go_up_where_tiles_are_many_or_in_a_fixed_order_without_groups() {
         for (order, group, heads, up) in [

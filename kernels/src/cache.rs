@@ -1,9 +1,9 @@
 //! Compiled kernels on disk.
 //!
-//! An entry's name is the hash of source and options and the version of NVRTC; its contents carry their own length and
-//! hash, so that a torn or damaged entry is not believed: it is compiled again. An entry is written beside its place and
-//! renamed into it: two processes that compile the same source both succeed, and a reader sees a whole entry or none.
-//! A cache that cannot be written costs time and nothing else. Without NVRTC, an entry of any version will do.
+//! An entry's name is the hash of source and options, and the version of NVRTC. Its contents carry their own length
+//! and hash: a torn or damaged entry is not believed, and is compiled again. An entry is written beside its place and
+//! renamed into it. So two processes that compile the same source both succeed, and a reader sees a whole entry or
+//! none. A cache that cannot be written costs time and nothing else. Without NVRTC, an entry of any version serves.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::version::CudaVersion;
 const MAGIC: &[u8; 8] = b"SEAMCUB1";
 const HASH_BYTES: usize = 32;
 
-/// Names the folder, before the user's cache directory.
+/// The variable that names the folder. It goes before the user's cache directory.
 pub const FOLDER_VARIABLE: &str = "SEAMPROOF_KERNEL_CACHE";
 
 /// A folder of compiled kernels, or none.
@@ -26,18 +26,18 @@ pub struct Cache {
     folder: Option<PathBuf>,
 }
 
-/// Where machine code came from.
+/// The origin of machine code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It was on disk.
+    /// The disk.
     Cache,
-    /// It was compiled.
+    /// A compilation.
     Compiled,
 }
 
 impl Cache {
-    /// The user's: `$SEAMPROOF_KERNEL_CACHE`, `$XDG_CACHE_HOME/seamproof/kernels` or `~/.cache/seamproof/kernels`; none
-    /// where there is no such place.
+    /// Returns the user's cache: `$SEAMPROOF_KERNEL_CACHE`, `$XDG_CACHE_HOME/seamproof/kernels` or
+    /// `~/.cache/seamproof/kernels`. Where there is no such place, the cache has no folder.
     pub fn of_user() -> Cache {
         let named = |variable: &str| {
             std::env::var_os(variable).map(PathBuf::from).filter(|path| !path.as_os_str().is_empty())
@@ -49,18 +49,18 @@ impl Cache {
         Cache { folder }
     }
 
-    /// A folder; made when something is written.
+    /// Returns the cache in a folder, which is made when something is written.
     pub fn at(folder: &Path) -> Cache {
         Cache { folder: Some(folder.to_owned()) }
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// The machine code of a source: from disk, or compiled and then stored if the folder lets us. Where this NVRTC spills
-    /// registers, a line on standard error says so: the kernels are as right as without, and slower.
+    /// Returns the machine code of a source, from disk or compiled. What is compiled is stored if the folder allows
+    /// it. Where this NVRTC spills registers, a line on standard error says so: such kernels are right, and slower.
     pub fn get(&self, source: &Source) -> Result<(Compiled, Origin), KernelError> {
         let version = match nvrtc::version() {
             Ok(version) => version,
@@ -82,17 +82,17 @@ impl Cache {
             return Ok((found, Origin::Cache));
         }
         let compiled = nvrtc::compile(source)?;
-        // Whoever comes next compiles again; nothing is wrong with what we have.
+        // If it cannot be stored, whoever comes next compiles again. The machine code is good.
         let _ = self.store(source, version, &compiled);
         Ok((compiled, Origin::Compiled))
     }
 
-    /// What is on disk, for any version of NVRTC.
+    /// Returns what is on disk, for any version of NVRTC.
     pub fn peek(&self, source: &Source) -> Option<Compiled> {
         self.any_version(source)
     }
 
-    /// As [`Cache::get`], and it must end up on disk, without spilled registers.
+    /// Puts the machine code of a source on disk, like [`Cache::get`], and refuses spilled registers.
     pub fn fill(&self, source: &Source) -> Result<(Compiled, Origin), KernelError> {
         let version = nvrtc::version()?;
         let (compiled, origin) = self.of_version(source, version)?;
@@ -110,7 +110,7 @@ impl Cache {
         self.folder.as_ref().map(|folder| folder.join(name))
     }
 
-    /// The whole entry with the last name in order.
+    /// Returns the last whole entry in order of names.
     fn any_version(&self, source: &Source) -> Option<Compiled> {
         let begin = format!("{}-nvrtc", source.digest());
         let entries = std::fs::read_dir(self.folder.as_ref()?).ok()?;
@@ -137,10 +137,10 @@ impl Cache {
     }
 }
 
-/// Whether somebody was told of spilled registers: once a process is enough.
+/// Says that spilled registers were reported: once in a process is enough.
 static TOLD: Once = Once::new();
 
-/// What is said of a shipped source that this NVRTC spills registers of. A planted edit has to run, and not to be fast.
+/// Returns the warning about spilled registers of a shipped source. A planted edit has to run, and need not be fast.
 fn warning(source: &Source, compiled: &Compiled, version: CudaVersion) -> Option<String> {
     let spills = nvrtc::without_spills(source.file, &compiled.log).err().filter(|_| !source.planted)?;
     Some(format!(
@@ -149,13 +149,13 @@ fn warning(source: &Source, compiled: &Compiled, version: CudaVersion) -> Option
     ))
 }
 
-/// A folder of compiled kernels may be carried to where others read it.
+/// Returns the permissions of an entry: a folder of compiled kernels may be carried to where others read it.
 fn readable() -> std::fs::Permissions {
     use std::os::unix::fs::PermissionsExt;
     std::fs::Permissions::from_mode(0o644)
 }
 
-/// magic, length of the cubin, length of the log, hash of all that follows, cubin, log.
+/// Encodes an entry: magic, length of the cubin, length of the log, hash of all that follows, cubin, log.
 fn encode(compiled: &Compiled) -> Vec<u8> {
     let body = [&compiled.cubin[..], compiled.log.as_bytes()].concat();
     let mut bytes = MAGIC.to_vec();
@@ -242,7 +242,7 @@ mod tests {
         let newer = cache.entry(&source(), CudaVersion { major: 13, minor: 5 }).unwrap();
         std::fs::write(newer, &encode(&compiled())[..100]).unwrap();
         assert_eq!(cache.any_version(&source()), Some(compiled()), "the older one is whole");
-        // A file where the folder should be: nobody can write there, whatever their rights.
+        // A file stands where the folder should be, so that nobody can write there, whatever their rights.
         let file = folder.path().join("file");
         std::fs::write(&file, b"").unwrap();
         let cache = Cache::at(&file);

@@ -14,7 +14,7 @@ const UNWRITTEN: u16 = 0x7fe5;
 const GUARD_BF16: u16 = 0x7fa5;
 const GUARD_FP16: u16 = 0x7ca5;
 
-/// A format's number in the sources; an error that names the tensor where kernels do not take the format.
+/// Returns a format's number in the sources. An error names the tensor whose format kernels do not take.
 pub(crate) fn format_number(name: &str, format: Format) -> Result<i32, KernelError> {
     match format {
         Format::F32 => Ok(0),
@@ -26,7 +26,7 @@ pub(crate) fn format_number(name: &str, format: Format) -> Result<i32, KernelErr
     }
 }
 
-/// Bytes of an element.
+/// Returns the bytes of an element.
 pub(crate) fn element_bytes(format: Format) -> usize {
     format.bits() as usize / 8
 }
@@ -75,7 +75,7 @@ fn bf16_bits(code: u16) -> u32 {
     }
 }
 
-/// The code of a number that fp16 holds, or of a pattern.
+/// Returns the code of a pattern, or of a number that fp16 holds.
 fn fp16_code(bits: u32) -> u16 {
     let (sign, magnitude) = ((bits >> 16) as u16 & 0x8000, bits & 0x7fff_ffff);
     let code = match magnitude {
@@ -83,7 +83,7 @@ fn fp16_code(bits: u32) -> u16 {
         _ if bits == f32::GUARD[1].to_bits() => return GUARD_FP16,
         0x7f80_0001.. => 0x7e00,
         0x4780_0000.. => 0x7c00,
-        // 2^-14, the smallest normal number: exponents differ by 112.
+        // 2^-14 is the smallest normal number. Exponents differ by 112.
         0x3880_0000.. => ((magnitude - (112 << 23)) >> 13) as u16,
         _ => (f32::from_bits(magnitude) * (1 << 24) as f32) as u16,
     };
@@ -131,7 +131,7 @@ mod tests {
             assert_eq!(bf16_bits((bits >> 16) as u16), bits);
             assert_eq!(fp16_bits(fp16_code(bits)), bits);
         }
-        // The NaN of conversions on the GPU.
+        // This NaN is what conversions on the GPU make.
         for bits in [bf16_bits(0x7fff), fp16_bits(0x7fff)] {
             assert!(!patterns.contains(&bits));
         }

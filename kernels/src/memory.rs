@@ -10,10 +10,11 @@ use cudarc::driver::{CudaContext, DriverError, result};
 
 use crate::error::KernelError;
 
-/// An argument of a kernel: its bytes mean the same on both sides.
+/// A type of kernel arguments.
 ///
 /// # Safety
-/// The type is `repr(C)` or a primitive, and means the same in the kernel.
+///
+/// The type is `repr(C)` or a primitive, and its bytes mean the same in the kernel.
 pub unsafe trait Argument {}
 // SAFETY: primitives.
 unsafe impl Argument for u32 {}
@@ -40,10 +41,10 @@ pub(crate) struct Staging {
     context: Arc<CudaContext>,
 }
 
-// SAFETY: host memory that nobody else has; any thread may use it.
+// SAFETY: nobody else has this host memory, and any thread may use it.
 unsafe impl Send for Staging {}
 
-/// Part of a [`DeviceBuffer`].
+/// A part of a [`DeviceBuffer`].
 #[derive(Clone, Copy, Debug)]
 pub struct Area<'a> {
     address: u64,
@@ -54,12 +55,13 @@ pub struct Area<'a> {
 impl DeviceBuffer {
     /// Allocates memory in a context that is bound to this thread. Its contents are undefined.
     pub(crate) fn allocate(context: &Arc<CudaContext>, bytes: usize) -> Result<DeviceBuffer, DriverError> {
-        // SAFETY: nobody reads it before it is written, kernels under test apart. An allocation is never empty.
+        // SAFETY: apart from kernels under test, nobody reads the memory before it is written. An allocation is never
+        // empty.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }?;
         Ok(DeviceBuffer { address, bytes, context: context.clone() })
     }
 
-    /// The whole buffer.
+    /// Returns the whole buffer.
     pub fn area(&self) -> Area<'_> {
         Area { address: self.address, bytes: self.bytes, buffer: PhantomData }
     }
@@ -67,8 +69,8 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated once and freed once; freeing waits for the kernels that use it. A failure is one of an earlier
-        // launch, and shows at the next call.
+        // SAFETY: the memory was allocated once and is freed once, and the driver waits for the kernels that use it.
+        // A failure is one of an earlier launch, and shows at the next call.
         let _ = self.context.bind_to_thread().and_then(|()| unsafe { result::free_sync(self.address) });
     }
 }
@@ -85,12 +87,13 @@ impl Staging {
         Ok(Staging { address, bytes, context: context.clone() })
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The first bytes, for copies. The caller lets no copy of the device run meanwhile that it did not start.
+    /// Returns the first bytes, for copies. While they are borrowed, no copy of the device may run that the caller
+    /// did not start.
     pub(crate) fn first(&mut self, bytes: usize) -> Result<&mut [u8], KernelError> {
         if bytes > self.bytes {
             return Err(KernelError::shape(format!("{bytes} bytes staged in {}", self.bytes)));
@@ -102,7 +105,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // SAFETY: allocated once and freed once, after all copies. There is nobody to tell of a failure.
+        // SAFETY: the memory was allocated once and is freed once, after all copies. Nobody could act on a failure.
         let _ = self
             .context
             .bind_to_thread()
@@ -112,31 +115,34 @@ impl Drop for Staging {
 }
 
 impl<'a> Area<'a> {
-    /// An area of no buffer, for tests of code that never touches the memory.
+    /// Returns an area of no buffer, for tests of code that never touches the memory.
     #[cfg(test)]
     pub(crate) fn nowhere(address: u64, bytes: usize) -> Area<'a> {
         Area { address, bytes, buffer: PhantomData }
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A range of its bytes.
+    /// Returns a range of its bytes.
     pub fn part(self, bytes: Range<usize>) -> Result<Area<'a>, KernelError> {
         if bytes.start > bytes.end || bytes.end > self.bytes {
-            return Err(KernelError::shape(format!("bytes {bytes:?} of an area of {}", self.bytes)));
+            return Err(KernelError::shape(format!(
+                "bytes {bytes:?} lie outside of an area of {}",
+                self.bytes
+            )));
         }
         Ok(Area { address: self.address + bytes.start as u64, bytes: bytes.len(), ..self })
     }
 
-    /// The address on the device.
+    /// Returns the address on the device.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Whether two areas share a byte.
+    /// Returns whether two areas share a byte.
     pub(crate) fn overlaps(&self, other: Area) -> bool {
         let (mine, theirs) = (self.address + self.bytes as u64, other.address + other.bytes as u64);
         self.bytes > 0 && other.bytes > 0 && self.address < theirs && other.address < mine

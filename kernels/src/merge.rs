@@ -1,7 +1,8 @@
-//! Partial results folded into running ones: statistics, out, gradients; the largest logit.
+//! Partial results folded into running ones: statistics, out, gradients, and the largest logit.
 //!
-//! out and gradients are `[rows, heads, dim]`, statistics `[heads, rows]` in f32. Only real rows are touched. Heads and
-//! dims are any; a dim that is a multiple of 8 with tensors on 16 bytes runs at full speed, any other element by element.
+//! out and gradients are `[rows, heads, dim]`, and statistics `[heads, rows]` in f32. Only real rows are touched.
+//! Heads and dims are any. A dim that is a multiple of 8, with tensors on 16 bytes, runs at full speed; any other
+//! runs element by element.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
@@ -15,40 +16,41 @@ use crate::memory::{Area, Argument};
 use crate::rows::{ByteRows, check_half_rows};
 use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks, check_apart};
 
-/// `HEADS` of the source.
+/// The constant `HEADS` of the source.
 const STATISTIC_HEADS: usize = 8;
-/// `LOGIT_HEADS` of the source.
+/// The constant `LOGIT_HEADS` of the source.
 const LOGIT_HEADS: usize = 8;
-/// ByteRows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the source.
+/// The rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the
+/// source.
 const QUAD: usize = 4;
 const QUAD_HEADS: usize = 2;
 const HALF_QUAD_HEADS: usize = 8;
-/// Elements of a vector.
+/// The elements of a vector.
 const VECTOR: usize = 8;
 
 /// A tensor `[rows, heads, dim]`.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceTensor<'a> {
-    /// Where it lies.
+    /// The memory.
     pub area: Area<'a>,
-    /// ByteRows.
+    /// The number of rows.
     pub rows: usize,
-    /// Heads.
+    /// The number of heads.
     pub heads: usize,
-    /// Elements of a row and head.
+    /// The elements of a row and head.
     pub dim: usize,
-    /// f32, bf16 or fp16.
+    /// The format: f32, bf16 or fp16.
     pub format: Format,
 }
 
 /// A statistic `[heads, rows]` in f32.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceStatistic<'a> {
-    /// Where it lies.
+    /// The memory.
     pub area: Area<'a>,
-    /// Heads.
+    /// The number of heads.
     pub heads: usize,
-    /// ByteRows.
+    /// The number of rows.
     pub rows: usize,
 }
 
@@ -79,7 +81,7 @@ unsafe impl Argument for RawPart {}
 // SAFETY: repr(C), the fields of `Shape` in merge.cu.
 unsafe impl Argument for RawShape {}
 
-/// ByteRows that threads run over.
+/// Returns the number of rows that threads run over.
 fn threads_over(part: Part, rows: usize) -> usize {
     if let Part::Whole = part { rows } else { half_rows(rows) }
 }
@@ -94,7 +96,7 @@ fn raw_part(part: Part, slots: &Slots) -> Result<RawPart, KernelError> {
 }
 
 impl DeviceStatistic<'_> {
-    /// Whether four rows lie on 16 bytes, in each head.
+    /// Returns whether four rows lie on 16 bytes, in each head.
     fn in_quads(&self) -> bool {
         self.rows.is_multiple_of(QUAD) && self.area.address().is_multiple_of(16)
     }
@@ -141,12 +143,12 @@ impl DeviceTensor<'_> {
     }
 }
 
-/// What a launch reads: these, and the tables of slots.
+/// Returns what a launch reads: these tensors, and the tables of slots.
 fn reads<'a, 'n>(slots: &Slots<'a>, tensors: &[(&'n str, Area<'a>)]) -> Vec<(&'n str, Area<'a>)> {
     slots.tables().into_iter().chain(tensors.iter().copied()).collect()
 }
 
-/// A running tensor and a step's, checked; the end of their kernels' names.
+/// Checks a running tensor and a step's. Returns the end of their kernels' names, and the elements of a vector.
 fn check_steps(
     slots: &Slots,
     part: Part,
@@ -174,7 +176,7 @@ fn check_steps(
     Ok((format!("{}_{}_{width}", running.format.name(), step.format.name()), width))
 }
 
-/// The tiles of warps: so many vectors of one row, which lanes have in flight at once.
+/// The tiles of warps: the vectors of one row that lanes have in flight at once.
 struct Tiling {
     vectors: usize,
 }
@@ -183,7 +185,7 @@ impl Tiling {
     const MERGE: Tiling = Tiling { vectors: 64 };
     const SUM_IN_F32: Tiling = Tiling { vectors: 32 };
 
-    /// `lanes` vectors make a row of a head; a warp's lane has one of these pairs each.
+    /// Returns the shape of tiles. `lanes` vectors make a row of a head, and each lane of a warp has one such pair.
     fn shape(&self, heads: usize, dim: usize, step_rows: usize, lanes: usize) -> RawShape {
         let pairs = (self.vectors / lanes).clamp(1, WARP);
         let tile_heads = pairs.min(heads.max(1));
@@ -194,7 +196,8 @@ impl Tiling {
             tile_rows: (pairs / tile_heads) as i32,
             tile_heads: tile_heads as i32,
             lanes: lanes as u32,
-            // Exact below 2^31 / lanes, which a tile of several pairs stays far under. A tile of one pair divides nothing.
+            // This is exact below 2^31 / lanes, and a tile of several pairs stays far under that. A tile of one pair
+            // divides nothing.
             per_lane: if pairs > 1 { (1_u32 << 31).div_ceil(lanes as u32) } else { 0 },
             per_head: (1_u32 << 16).div_ceil(tile_heads as u32),
             groups,
@@ -205,7 +208,7 @@ impl Tiling {
 }
 
 impl Gpu {
-    /// Folds a step's statistic into the running one: `ln(e^a + e^b)`, −∞ the identity.
+    /// Folds a step's statistic into the running one: `ln(e^a + e^b)`, with −∞ as the identity.
     pub fn merge_statistics(
         &self,
         slots: Slots,
@@ -230,7 +233,8 @@ impl Gpu {
         self.launch(&format!("merge_statistics_{each}"), grid, &arguments)
     }
 
-    /// One half of a statistic, padding included, to the layout of halves; `rest`, a f32, where no slot owns a row.
+    /// Copies one half of a statistic, padding included, to the layout of halves. `rest` is written where no slot
+    /// owns a row.
     pub fn read_half_statistic(
         &self,
         slots: Slots,
@@ -242,7 +246,7 @@ impl Gpu {
         self.half_statistic(slots, half, [whole, halves], (0, rest))
     }
 
-    /// The layout of halves back to one half of a statistic.
+    /// Copies the layout of halves back to one half of a statistic.
     pub fn write_half_statistic(
         &self,
         slots: Slots,
@@ -281,7 +285,7 @@ impl Gpu {
         self.launch(&format!("half_statistics_{each}"), grid, &arguments)
     }
 
-    /// Folds a step's out into the running one. [`Style::Running`] updates the running statistic too.
+    /// Folds a step's out into the running one. [`Style::Running`] also updates the running statistic.
     pub fn merge_out(
         &self,
         slots: Slots,
@@ -311,8 +315,8 @@ impl Gpu {
         self.launch(&format!("merge_{name}_{formats}"), grid(warps, &shape, part, &slots)?, &arguments)
     }
 
-    /// Copies or adds a step's gradient, each half of every slot by itself. A step of one half leaves the other alone,
-    /// whatever is said of it.
+    /// Copies or adds a step's gradient, each half of every slot by itself. A step of one half leaves the other half
+    /// alone, whatever its update is.
     pub fn accumulate(
         &self,
         slots: Slots,
@@ -339,7 +343,7 @@ impl Gpu {
         self.launch(&format!("accumulate_{formats}"), grid(Warps::InOrder, &shape, part, &slots)?, &arguments)
     }
 
-    /// The largest logit of each head over real rows, of one number for each head and row; `fresh` starts from −∞ and not
+    /// Folds the row maxima of real rows into the largest logit of each head. With `fresh` it starts from −∞, and not
     /// from what `largest` holds.
     pub fn max_logit(
         &self,
@@ -368,16 +372,17 @@ impl Gpu {
     }
 }
 
-/// How a block's warps lie to one another: `BELOW` of the source.
+/// The places of a block's warps relative to one another: `BELOW` of the source.
 #[derive(Clone, Copy)]
 enum Warps {
-    /// Their tiles in the order of memory.
+    /// The warps' tiles are in the order of memory.
     InOrder,
-    /// The same heads of rows one below the other.
+    /// The warps have the same heads, of rows one below the other.
     Below,
 }
 
-/// The grid, a warp for each tile. So many that the division of their numbers in the source is right.
+/// Returns the grid, with a warp for each tile, and refuses so many tiles that the source's division of their numbers
+/// is wrong.
 fn grid(
     warps: Warps,
     shape: &RawShape,
@@ -400,7 +405,8 @@ fn grid(
 mod tests {
     use super::*;
 
-    /// The divisions of `owned_by_lane` in the source, for every number of heads of a tile and of tiles of a row.
+    /// These are the divisions of `owned_by_lane` in the source, for every number of heads of a tile and of tiles of
+    /// a row.
     #[test]
     fn tiles_and_lanes_are_divided_without_a_division() {
         for (heads, vectors) in (1..=300).flat_map(|heads| [1, 8, 64, 256].map(|vectors| (heads, vectors))) {

@@ -1,29 +1,29 @@
-//! Blocks of threads: what each kernel is launched with, and how many of them a multiprocessor of a Hopper GPU holds at once.
+//! Launch sizes of each kernel, and how many of its blocks a Hopper multiprocessor holds at once.
 
 use crate::block::{SCAN_THREADS, THREADS, WARP};
 use crate::nvrtc::{REGISTERS, REGISTERS_STEP, Resources};
 use crate::source::sharing_threads;
 use crate::{backward, forward};
 
-/// Threads and shared memory of a multiprocessor.
+/// The threads and the shared memory of a multiprocessor.
 const SM_THREADS: usize = 2048;
 const SM_SHARED: usize = 233_472;
-/// Shared memory that a block takes besides its own.
+/// The shared memory that a block takes in addition to its own.
 const BLOCK_SHARED: usize = 1024;
-/// Kernels whose blocks go over all of a table, and kernels whose blocks are a warp.
+/// Kernels whose blocks go over a whole table, and kernels whose blocks are a warp.
 const SCANS: [&str; 5] = ["rank_slots", "cu_seqlens_on_rank", "sum_runs", "forward_plan", "backward_plan"];
 const WARPS: [&str; 2] = ["hold_up", "sink_gradient"];
 
 /// A block of threads as it is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its threads.
+    /// The number of threads.
     pub threads: usize,
-    /// Bytes of dynamic shared memory; of a kernel that takes head dims at run time, those of the largest.
+    /// The dynamic shared memory in bytes, for a kernel with head dims at run time that of the largest.
     pub shared: usize,
 }
 
-/// What a kernel of this crate is launched with.
+/// Returns the block that a kernel of this crate is launched with.
 pub fn block_of(kernel: &str) -> Block {
     let threads = match kernel {
         _ if SCANS.contains(&kernel) => SCAN_THREADS,
@@ -35,12 +35,12 @@ pub fn block_of(kernel: &str) -> Block {
 }
 
 impl Block {
-    /// All shared memory of a block, bytes.
+    /// Returns all shared memory of a block, in bytes.
     pub fn shared_with(self, resources: &Resources) -> usize {
         self.shared + resources.shared as usize
     }
 
-    /// Warps of such blocks that a multiprocessor holds at once.
+    /// Returns how many warps of such blocks a multiprocessor holds at once.
     pub fn resident_warps(self, resources: &Resources) -> usize {
         let registers = (resources.registers as usize).next_multiple_of(REGISTERS_STEP).max(REGISTERS_STEP);
         let by_registers = REGISTERS / (registers * self.threads);
@@ -60,7 +60,8 @@ mod tests {
         (block.threads, block.shared_with(&resources), block.resident_warps(&resources))
     }
 
-    /// By hand: two rings of 64 KiB beside 2 tiles of 32 KiB and two first kilobytes, one block of 384 threads; and so on.
+    /// The numbers are made by hand: two rings of 64 KiB beside two tiles of 32 KiB and two first kilobytes, in one
+    /// block of 384 threads; and so on.
     #[test]
     fn blocks_are_as_they_are_launched() {
         assert_eq!(of("forward_long_128_1", 168, 0), (384, 2048 + 2 * 32_768 + 4 * 32_768, 12));
@@ -73,7 +74,7 @@ mod tests {
         assert_eq!(of("hold_up", 8, 0), (32, 0, 64));
     }
 
-    /// Every kernel's launch bounds, which its source says by the names of these constants.
+    /// The sources name every kernel's launch bounds by these constants.
     #[test]
     fn threads_are_those_of_the_sources() {
         let mut seen = 0;

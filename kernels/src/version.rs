@@ -1,8 +1,8 @@
-//! Versions of CUDA: of NVRTC, and of what a driver supports.
+//! Versions of CUDA.
 
 use std::fmt;
 
-/// The oldest NVRTC and driver that serve: the first whose compiler knows sm_90a.
+/// The oldest major version of NVRTC and of a driver that serves. Its compiler is the first that knows sm_90a.
 pub const CUDA_MAJOR_MIN: i32 = 12;
 
 /// A version of CUDA.

@@ -1,4 +1,4 @@
-//! Which kernels of attention a schedule's launches go to.
+//! The choice of the attention kernels that a schedule's launches go to.
 
 use seamproof_oracle::Format;
 use seamproof_simulator::AttentionCall;
@@ -9,12 +9,12 @@ use crate::backward::BackwardOperands;
 use crate::error::KernelError;
 use crate::forward::{AttentionKernels, ForwardOperands, TileShape};
 
-/// Of q, k, v and out their formats and head dims.
+/// Returns the operands of a forward from the formats and head dims of q, k, v and out.
 pub(super) fn operands([q, k, v, out]: [(Format, usize); 4], formats: WeightFormats) -> ForwardOperands {
     ForwardOperands { formats: [q.0, k.0, v.0], out: out.0, p: formats.p, dims: [q.1, v.1] }
 }
 
-/// Of dout, dq, dk and dv their formats.
+/// Returns the operands of a backward from those of its forward and the formats of dout, dq, dk and dv.
 pub(super) fn backward_operands(
     forward: ForwardOperands,
     [dout, dq, dk, dv]: [Format; 4],
@@ -23,8 +23,8 @@ pub(super) fn backward_operands(
     BackwardOperands { forward, ds: formats.ds, dout, gradients: [dq, dk, dv] }
 }
 
-/// Whether every forward launch of a schedule, and every backward launch, goes to the kernels on tensor cores; nothing
-/// where it has none.
+/// Returns whether every forward launch of a schedule goes to the kernels on tensor cores, and whether every backward
+/// launch does; `None` where there is no such launch.
 pub fn on_tensor_cores(
     schedule: &Schedule,
     formats: WeightFormats,
@@ -55,7 +55,8 @@ pub fn on_tensor_cores(
     Ok(taken)
 }
 
-/// The shape of each forward launch of a schedule on tensor cores; `None` of one that the simple kernels run.
+/// Returns the shape of each forward launch of a schedule on tensor cores; `None` for one that the simple kernels
+/// run.
 pub fn shapes(
     schedule: &Schedule,
     formats: WeightFormats,

@@ -1,4 +1,4 @@
-//! The device itself: which kernels it may choose, and how a run's memory goes to the GPU and back.
+//! The device itself, its options, and how a run's memory goes to the GPU and back.
 
 use seamproof_simulator::device::DeviceError;
 use seamproof_simulator::schedule::BufferId;
@@ -12,32 +12,33 @@ use crate::error::KernelError;
 use crate::forward::AttentionKernels;
 use crate::memory::Area;
 
-/// The device, for problems of these roundings.
+/// The device, for problems with these formats of P and dS.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaDevice<'w> {
     pub(super) workspace: &'w Workspace,
     pub(super) formats: WeightFormats,
-    pub(super) ways: DeviceOptions,
+    pub(super) options: DeviceOptions,
 }
 
-/// How a run goes.
+/// The options of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Whether kernels for packed slots run where they can; else every operation but attention goes to the kernels on
-    /// tables of rows.
+    /// Whether kernels for packed slots run where they can. If not, every operation but attention goes to the kernels
+    /// on tables of rows.
     pub helpers: bool,
-    /// Which kernels run forwards and backwards.
+    /// The kernels that run forwards and backwards.
     pub attention: AttentionKernels,
-    /// In which order backwards on tensor cores sum dq.
+    /// The order in which backwards on tensor cores sum dq.
     pub dq: DqOrder,
-    /// Streams that the schedule's streams run on; 1 for one after the other, in the order in which they are asked for.
+    /// The number of streams that the schedule's streams run on. With 1 they run one after the other, in the order in
+    /// which they are asked for.
     pub streams: usize,
 }
 
 impl Workspace {
-    /// The device for problems whose P and dS are rounded so.
-    pub fn device(&self, formats: WeightFormats, ways: DeviceOptions) -> CudaDevice<'_> {
-        CudaDevice { workspace: self, formats, ways }
+    /// Returns the device for problems with these formats of P and dS.
+    pub fn device(&self, formats: WeightFormats, options: DeviceOptions) -> CudaDevice<'_> {
+        CudaDevice { workspace: self, formats, options }
     }
 }
 
@@ -76,7 +77,7 @@ impl CudaDevice<'_> {
         scratch.reserve(gpu, memory.scratch)?;
         self.workspace.frame(|frame| {
             gpu.send(frame.tables, &memory.tables)?;
-            lanes::launch(gpu, frame, self.ways.streams, &memory.commands)
+            lanes::launch(gpu, frame, self.options.streams, &memory.commands)
         })?;
         memory.tables.clear();
         memory.scratch = 0;

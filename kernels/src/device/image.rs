@@ -1,7 +1,4 @@
-//! Buffers as bytes: where each lies, and its elements in its storage format.
-//!
-//! The patterns of guards and of unwritten elements are patterns of each format too, and come back as what they are: in 16
-//! bits −0.0 and a signalling NaN, which adding zero disturbs, and a NaN with a payload that no conversion makes.
+//! Buffers as bytes: where each lies, in its storage format.
 
 use seamproof_oracle::Format;
 use seamproof_simulator::device::Buffers;
@@ -14,16 +11,16 @@ use crate::merge::{DeviceStatistic, DeviceTensor};
 use crate::rows::ByteRows;
 use crate::view::View;
 
-/// What elements (guards apart) begin at multiples of.
+/// The multiple on which elements begin, guards apart.
 const ALIGNMENT: usize = 16;
 
-/// Where a buffer lies, and how.
+/// The place of a buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placed {
-    /// Bytes before the first guard.
+    /// The bytes before the first guard.
     start: usize,
     guard: usize,
-    /// Elements, guards apart.
+    /// The elements between the guards.
     elements: usize,
     pub(super) axes: Axes,
     pub(super) rows: usize,
@@ -32,7 +29,7 @@ pub(super) struct Placed {
     pub(super) format: Format,
 }
 
-/// Places every buffer; the places and the bytes of all.
+/// Returns the place of every buffer, and the bytes of all together.
 pub(super) fn place(image: &Buffers<f32>) -> Result<(Vec<Placed>, usize), KernelError> {
     let (mut places, mut end) = (Vec::new(), 0_usize);
     for (index, tensor) in image.tensors().iter().enumerate() {
@@ -65,7 +62,7 @@ impl Placed {
         (2 * self.guard + self.elements) * self.element()
     }
 
-    /// The elements, guards apart.
+    /// Returns the memory of the elements between the guards.
     pub(super) fn area<'a>(&self, memory: Area<'a>) -> Result<Area<'a>, KernelError> {
         let start = self.start + self.guard * self.element();
         memory.part(start..start + self.elements * self.element())
@@ -97,12 +94,12 @@ impl Placed {
     }
 }
 
-/// Elements, guards included, into their place among `bytes`.
+/// Stores elements, guards included, in their place among `bytes`.
 pub(super) fn encode(place: &Placed, elements: &[f32], bytes: &mut [u8]) {
     store(place.format, elements, &mut bytes[place.start..place.start + place.raw_bytes()]);
 }
 
-/// The way back.
+/// Loads elements, guards included, from their place among `bytes`.
 pub(super) fn decode(place: &Placed, bytes: &[u8], elements: &mut [f32]) {
     load(place.format, &bytes[place.start..place.start + place.raw_bytes()], elements);
 }

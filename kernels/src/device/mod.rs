@@ -1,20 +1,22 @@
 //! The CUDA [`Device`]: a schedule's buffers in one stretch of device memory, all ranks on one GPU.
 //!
-//! Buffers have their true storage formats, guard bands around each and the unwritten pattern in every fresh element (see
-//! [`image`]). Nothing waits for the GPU before results are asked for: operations are *recorded*, with their tables in one
-//! array, and [`Device::submit`] sends the tables and launches everything in order, on one stream or on those of the
-//! schedule (see [`lanes`]). So a run is an upload, its launches and a download, however small its operations are; memory
-//! is kept from run to run.
+//! Buffers have their true storage formats, with guard bands around each and the unwritten pattern in every fresh
+//! element (see [`image`]). Nothing waits for the GPU before results are asked for. Operations are *recorded*, with
+//! their tables in one array. [`Device::submit`] sends the tables and launches everything in order, on one stream or
+//! on those of the schedule (see [`lanes`]). So a run is an upload, its launches and a download, however small its
+//! operations are. Memory is kept from run to run.
 //!
-//! Where an operation has the form that a kernel for packed slots takes, that kernel runs; else a kernel on tables of rows
-//! that takes everything. [`Workspace::counts`] says which went which way.
+//! Where an operation has the form that a kernel for packed slots takes, that kernel runs (see [`packed`]). Otherwise
+//! a kernel on tables of rows runs, which takes everything. [`Workspace::counts`] says which operations went which
+//! way.
 
 mod choice;
 mod cuda;
 mod image;
 mod lanes;
 mod operations;
-mod production;
+mod packed;
+
 mod run;
 mod workspace;
 

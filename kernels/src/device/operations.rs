@@ -1,4 +1,4 @@
-//! Each operation as launches, recorded.
+//! Recordings of each operation's launches.
 
 use seamproof_oracle::{Run, Sink};
 use seamproof_simulator::device::{DeviceError, Transfer};
@@ -10,7 +10,7 @@ use seamproof_simulator::schedule::{
 use super::choice::{backward_operands, operands};
 use super::cuda::{CudaDevice, failed};
 use super::image::Placed;
-use super::production::{self, PackedSlots, Reorder};
+use super::packed::{self, PackedSlots, Reorder};
 use super::run::CudaMemory;
 use crate::attend::{BackwardTensors, CallTables, ForwardTensors};
 use crate::backward::{BackwardMode, DqOrder, GradientUpdate};
@@ -23,7 +23,7 @@ use crate::view::View;
 
 type Range = std::ops::Range<usize>;
 
-/// A region of a buffer, whose rows mean nothing where it has none.
+/// Returns a region of a buffer. Its rows mean nothing where the buffer has none.
 fn part<'a>(
     place: &Placed,
     rows: Run,
@@ -34,7 +34,7 @@ fn part<'a>(
     Ok(DeviceRegion { view: place.view(memory)?, rows, heads })
 }
 
-/// Slots among the tables, of a tensor of `rows` rows.
+/// Returns the slots of a tensor of `rows` rows, among the tables.
 fn slots_at<'a>(at: &Range, count: usize, rows: usize, tables: Area<'a>) -> Result<Slots<'a>, KernelError> {
     let column = |index: usize| {
         let start = at.start + index * count * 4;
@@ -85,7 +85,7 @@ impl CudaDevice<'_> {
         let call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
         let (at, formats) = (memory.table(&call.bytes), self.formats);
         let operands = operands([q, k, v, out].map(|place| (place.format, place.dim)), formats);
-        let shape = self.ways.attention.shape(&call, &operands);
+        let shape = self.options.attention.shape(&call, &operands);
         let plan = memory.scratch(if shape.is_some() { call.plan_bytes() } else { 0 });
         self.workspace.count(match shape {
             None => "attend: attend",
@@ -126,15 +126,15 @@ impl CudaDevice<'_> {
         let forward = operands([q, k, v, out_at].map(|place| (place.format, place.dim)), formats);
         let gradients = [dout_at, dq, dk, dv].map(|place| place.format);
         let operands = backward_operands(forward, gradients, formats);
-        let tuned = self.ways.attention.takes_backward(&call, &operands);
+        let tuned = self.options.attention.takes_backward(&call, &operands);
         let scratch = match tuned {
             true => call.workspace_bytes(q.heads, [q.dim, v.dim]),
             false => call.scratch_bytes(q.heads),
         };
         let scratch = memory.scratch(scratch);
         // A schedule adds gradients up itself.
-        let how = BackwardMode { order: self.ways.dq, update: GradientUpdate::Overwrite };
-        // By the order that is asked for: in any, short packs may be launched in the fixed one.
+        let how = BackwardMode { order: self.options.dq, update: GradientUpdate::Overwrite };
+        // Counts go by the order that is asked for. In any order, short packs may be launched in the fixed one.
         self.workspace.count(match (tuned, how.order) {
             (true, DqOrder::Fixed) => "attend backward: backward, fixed order",
             (true, DqOrder::AsTheyCome) => "attend backward: backward, any order",
@@ -174,9 +174,9 @@ impl CudaDevice<'_> {
         memory.image.check_pairs(step_out, out, &merge.rows)?;
         memory.image.check_pairs(step_lse, lse, &merge.rows)?;
         let at = places(memory, [out, lse, step_out, step_lse]).map_err(failed)?;
-        let fits = production::adds(&at[0], &at[2]) || style == MergeStyle::Statistics;
-        let fits = self.ways.helpers && fits && at[1].rows == at[3].rows && at[0].rows == at[1].rows;
-        match fits.then(|| production::slots(&merge.rows)).flatten() {
+        let fits = packed::adds(&at[0], &at[2]) || style == MergeStyle::Statistics;
+        let fits = self.options.helpers && fits && at[1].rows == at[3].rows && at[0].rows == at[1].rows;
+        match fits.then(|| packed::slots(&merge.rows)).flatten() {
             Some(slots) => self.merge_slots(style, at, &slots, memory),
             None => self.merge_pairs(style, at, &merge.rows, memory),
         }
@@ -260,7 +260,7 @@ impl CudaDevice<'_> {
         Ok(())
     }
 
-    /// A copy, or a sum, of rows.
+    /// Records a copy of rows, or a sum.
     fn pairs(
         &self,
         [from, to]: [BufferId; 2],
@@ -270,13 +270,13 @@ impl CudaDevice<'_> {
     ) -> Result<(), DeviceError> {
         memory.image.check_pairs(from, to, rows)?;
         let at = places(memory, [from, to]).map_err(failed)?;
-        let whole = at[0].format == at[1].format && production::alike(&at[0], &at[1]);
-        let fits = self.ways.helpers && if add { production::adds(&at[1], &at[0]) } else { whole };
-        if let Some(slots) = fits.then(|| production::slots(rows)).flatten() {
+        let whole = at[0].format == at[1].format && packed::alike(&at[0], &at[1]);
+        let fits = self.options.helpers && if add { packed::adds(&at[1], &at[0]) } else { whole };
+        if let Some(slots) = fits.then(|| packed::slots(rows)).flatten() {
             self.slot_rows(at, &slots, add, memory);
             return Ok(());
         }
-        if let Some(reorder) = (fits && !add).then(|| production::reordering(rows, at[1].rows)).flatten() {
+        if let Some(reorder) = (fits && !add).then(|| packed::reordering(rows, at[1].rows)).flatten() {
             self.reorder(at, &reorder, memory);
             return Ok(());
         }
@@ -380,7 +380,8 @@ impl CudaDevice<'_> {
     }
 }
 
-/// Transfers run at once, so that none may read a buffer that another writes; one may write what it reads.
+/// Refuses transfers of which one reads a buffer that another writes, since they run at once. A transfer may write
+/// what it reads.
 fn check_apart(transfers: &[Transfer<'_>]) -> Result<(), DeviceError> {
     let writes = |transfer: &Transfer<'_>, buffer: BufferId| transfer.to.iter().any(|to| to.buffer == buffer);
     for (index, transfer) in transfers.iter().enumerate() {

@@ -11,10 +11,10 @@ use super::workspace::Frame;
 use crate::error::KernelError;
 use crate::gpu::Gpu;
 
-/// What tables and scratch begin at multiples of.
+/// The multiple on which tables and scratch begin.
 const ALIGNMENT: usize = 16;
 
-/// A run's buffers on the device, and what was asked for and is not launched yet.
+/// A run's buffers on the device, and the requests that are not launched yet.
 pub struct CudaMemory {
     pub(super) image: Buffers<f32>,
     pub(super) places: Vec<Placed>,
@@ -28,7 +28,7 @@ pub struct CudaMemory {
 }
 
 impl CudaMemory {
-    /// Keeps a table for the launches; where it will lie among the tables.
+    /// Keeps a table for the launches. Returns its place among the tables.
     pub(super) fn table(&mut self, table: &[u8]) -> Range<usize> {
         let start = self.tables.len().next_multiple_of(ALIGNMENT);
         self.tables.resize(start, 0);
@@ -36,7 +36,7 @@ impl CudaMemory {
         start..start + table.len()
     }
 
-    /// Keeps scratch for one operation: others may run at once.
+    /// Keeps scratch for one operation, since others may run at once. Returns its place.
     pub(super) fn scratch(&mut self, bytes: usize) -> Range<usize> {
         let start = self.scratch.next_multiple_of(ALIGNMENT);
         self.scratch = start + bytes;

@@ -14,7 +14,7 @@ pub struct Workspace {
     pub(super) memory: Stretch,
     pub(super) tables: Stretch,
     pub(super) scratch: Stretch,
-    /// Which run the memory is of.
+    /// The number of the run that the memory is of.
     pub(super) run: Cell<u64>,
     staging: RefCell<Option<Staging>>,
     counts: RefCell<BTreeMap<&'static str, u64>>,
@@ -24,7 +24,7 @@ pub struct Workspace {
 #[derive(Debug, Default)]
 pub(super) struct Stretch(RefCell<Option<DeviceBuffer>>);
 
-/// Where a run's memory lies.
+/// The memory of a run.
 pub(super) struct Frame<'a> {
     pub(super) memory: Area<'a>,
     pub(super) tables: Area<'a>,
@@ -32,12 +32,12 @@ pub(super) struct Frame<'a> {
 }
 
 impl Stretch {
-    /// Makes room, at least twice as much as there was; what was there is lost if it must grow.
+    /// Makes room, at least twice as much as there was. If the memory must grow, its contents are lost.
     pub(super) fn reserve(&self, gpu: &Gpu, bytes: usize) -> Result<(), KernelError> {
         let mut buffer = self.0.borrow_mut();
         let have = buffer.as_ref().map_or(0, |buffer| buffer.area().bytes());
         if buffer.is_none() || have < bytes {
-            // Freed first: the two need not fit together.
+            // The old memory is freed first: the two need not fit together.
             *buffer = None;
             *buffer = Some(gpu.allocate(bytes.max(2 * have).max(1 << 20))?);
         }
@@ -56,7 +56,7 @@ impl Stretch {
 }
 
 impl Workspace {
-    /// A workspace on a GPU.
+    /// Returns a workspace on a GPU.
     pub fn new(gpu: Gpu) -> Workspace {
         Workspace {
             gpu,
@@ -69,17 +69,17 @@ impl Workspace {
         }
     }
 
-    /// The GPU's name.
+    /// Returns the GPU's name.
     pub fn name(&self) -> Result<String, KernelError> {
         self.gpu.name()
     }
 
-    /// The GPU's name and UUID.
+    /// Returns the GPU's name and UUID.
     pub fn identity(&self) -> Result<String, KernelError> {
         self.gpu.identity()
     }
 
-    /// How many operations of each kind went to which kernel.
+    /// Returns how many operations of each kind went to which kernel.
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.counts.borrow().clone()
     }
@@ -88,7 +88,7 @@ impl Workspace {
         *self.counts.borrow_mut().entry(way).or_default() += 1;
     }
 
-    /// Staging memory of at least so many bytes.
+    /// Lends staging memory of at least so many bytes.
     pub(super) fn with_staging<T>(
         &self,
         bytes: usize,

@@ -1,4 +1,4 @@
-//! Whether row pairs have the form that a kernel for packed slots takes.
+//! Row pairs that have the form of packed slots, which faster kernels take.
 
 use seamproof_oracle::{Balance, Format, Run};
 use seamproof_simulator::helpers::{Order, rank_order};
@@ -9,7 +9,7 @@ use super::image::Placed;
 use crate::tables::Cut;
 use crate::view::Table;
 
-/// Most ranks that a reordering is looked for.
+/// The most ranks that a reordering is looked for with.
 const RANKS_MAX: usize = 64;
 
 /// Slots in tables of the device, with `count` of them in each of offset, span and length.
@@ -19,7 +19,7 @@ pub(super) struct PackedSlots {
     pub(super) count: usize,
 }
 
-/// The slots whose real rows the pairs are: the same rows on both sides, consecutive, in order after sorting.
+/// Returns the slots whose real rows the pairs are: the same rows on both sides, consecutive, in order after sorting.
 pub(super) fn slots(rows: &[RowPair]) -> Option<PackedSlots> {
     let mut runs: Vec<Run> = Vec::new();
     for (from, to) in rows.iter().filter(|(from, _)| from.len > 0) {
@@ -48,16 +48,16 @@ fn tables(runs: &[Run]) -> PackedSlots {
 /// A bijection of rows between rank order and sequence order.
 #[derive(Clone, Debug)]
 pub(super) struct Reorder {
-    /// A rank's slots.
+    /// The slots of a rank.
     pub(super) slots: PackedSlots,
-    /// Rows of a rank.
+    /// The rows of a rank.
     pub(super) rows: usize,
     pub(super) cut: Cut,
     pub(super) order: Order,
 }
 
-/// The reordering of `total` rows that the pairs are, if they are one: cuts that fit the first rank's pairs are tried, and
-/// taken where they give every row's place.
+/// Returns the reordering of `total` rows that the pairs are, if they are one. Cuts that fit the first rank's pairs
+/// are tried; one is taken if it gives every row's place.
 pub(super) fn reordering(rows: &[RowPair], total: usize) -> Option<Reorder> {
     let back: Vec<RowPair> = rows.iter().map(|&(from, to)| (to, from)).collect();
     [(rows, Order::ToSequences), (&back, Order::ToRanks)].into_iter().find_map(|(pairs, order)| {
@@ -79,7 +79,7 @@ pub(super) fn reordering(rows: &[RowPair], total: usize) -> Option<Reorder> {
     })
 }
 
-/// For each row where it goes; `None` unless the pairs are a bijection.
+/// Returns where each row goes; `None` unless the pairs are a bijection.
 fn places(pairs: &[RowPair], total: usize) -> Option<Vec<usize>> {
     let (mut places, mut taken) = (vec![usize::MAX; total], vec![false; total]);
     for (from, to) in pairs {
@@ -91,8 +91,8 @@ fn places(pairs: &[RowPair], total: usize) -> Option<Vec<usize>> {
     taken.iter().all(|&taken| taken).then_some(places)
 }
 
-/// Slots of the first rank of so many rows, as its pairs would show them under a cut; an empty slot stands
-/// where rows between slots begin, whose shares follow from that.
+/// Returns the slots of the first rank, of so many rows, as its pairs would show them under a cut. An empty slot
+/// stands where rows between slots begin; their shares follow from that.
 fn rank_slots(pairs: &[RowPair], rows: usize, cut: Cut) -> Option<Vec<Run>> {
     let mine: Vec<RowPair> = pairs.iter().copied().take_while(|(from, _)| from.offset < rows).collect();
     let (last, _) = mine.last()?;
@@ -127,7 +127,7 @@ fn rank_slots(pairs: &[RowPair], rows: usize, cut: Cut) -> Option<Vec<Run>> {
     (!slots.is_empty()).then_some(slots)
 }
 
-/// Tensors of one shape in formats that the kernels add up.
+/// Returns whether two tensors have one shape, in formats that the kernels add up.
 pub(super) fn adds(to: &Placed, step: &Placed) -> bool {
     let formats = match (to.format, step.format) {
         (Format::F32, _) => true,
@@ -136,7 +136,7 @@ pub(super) fn adds(to: &Placed, step: &Placed) -> bool {
     formats && alike(to, step)
 }
 
-/// Tensors of rows of one shape.
+/// Returns whether two tensors of rows have one shape.
 pub(super) fn alike(a: &Placed, b: &Placed) -> bool {
     a.axes == Axes::Rows && b.axes == Axes::Rows && (a.rows, a.heads, a.dim) == (b.rows, b.heads, b.dim)
 }
@@ -145,7 +145,7 @@ pub(super) fn alike(a: &Placed, b: &Placed) -> bool {
 mod tests {
     use super::*;
 
-    /// Slots with gaps, an empty one and slack, cut over ranks: the pairs are recognised both ways.
+    /// Slots with gaps, an empty one and slack are cut over ranks. The pairs are recognised both ways.
     #[test]
     fn reorderings_are_recognised() {
         let balances = [
@@ -186,7 +186,7 @@ mod tests {
         }
     }
 
-    /// Every cut of every batch is recognised, and no wrong cut that is tried on the way is a panic.
+    /// Every cut of every batch is recognised, and no wrong cut that is tried on the way panics.
     #[test]
     fn every_batch_is_recognised() {
         let mut state = 1_u64;
