@@ -1,4 +1,5 @@
-//! Compiled kernels on disk. Needs NVRTC, and no GPU: `cargo test -p seamproof-kernels --test cache -- --ignored`
+//! Tests of compiled kernels on disk. They need NVRTC, and no GPU: `cargo test -p seamproof-kernels --test cache --
+//! --ignored`
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use seamproof_kernels::KernelError;
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::source::sources;
 
-/// What was done, or a failure that shows the error's text.
+/// Returns what was done, or fails with the error's text.
 #[track_caller]
 fn done<T>(result: Result<T, KernelError>) -> T {
     match result {
@@ -20,7 +21,7 @@ fn done<T>(result: Result<T, KernelError>) -> T {
 /// The folder that the processes of the next test share.
 const SHARED: &str = "SEAMPROOF_TEST_SHARED_CACHE";
 
-/// One process of the next test; by itself it compiles into a folder of its own.
+/// This is one process of the next test. By itself it compiles into a folder of its own.
 #[test]
 #[ignore = "needs NVRTC"]
 fn a_process_fills_a_cache() {
@@ -31,8 +32,8 @@ fn a_process_fills_a_cache() {
     assert_eq!(done(Cache::at(&folder).get(source)), (compiled, Origin::Cache));
 }
 
-/// Needs NVRTC only. Processes that compile one source at once all get whole machine code and leave one entry, a truncated
-/// entry is compiled again, and a folder that cannot be written costs nothing but time.
+/// Processes that compile one source at once all get whole machine code and leave one entry. A truncated entry is
+/// compiled again. A folder that cannot be written costs nothing but time.
 #[test]
 #[ignore = "needs NVRTC"]
 fn a_cache_survives_company_and_damage() {
@@ -56,7 +57,7 @@ fn a_cache_survives_company_and_damage() {
     assert_eq!(done(cache.get(source)).1, Origin::Compiled);
     assert_eq!(std::fs::read(&entry).unwrap(), whole, "a source compiles to the same bytes every time");
     assert_eq!(done(cache.get(source)).1, Origin::Cache);
-    // Rights keep everybody but root from writing; a file in the folder's place keeps everybody.
+    // Permissions keep everybody but root from writing. A file in the folder's place keeps everybody.
     let locked = tempfile::tempdir().unwrap();
     std::fs::set_permissions(locked.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
     assert!(matches!(Cache::at(locked.path()).get(source), Ok((_, Origin::Compiled))), "a read-only folder");

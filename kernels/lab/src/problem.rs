@@ -1,4 +1,4 @@
-//! Problems of one rank, for what runs the kernels on them.
+//! Problems of one rank, to run the kernels on.
 
 use seamproof_kernels::KernelError;
 use seamproof_oracle::{
@@ -6,7 +6,7 @@ use seamproof_oracle::{
     Sequence, Sink, Softmax,
 };
 
-/// A pass with its backward, in bf16, of one head dim.
+/// Returns a pass with its backward, in bf16, of one head dim.
 pub(crate) fn fields(
     sequences: Vec<Sequence>,
     rows: Rows,

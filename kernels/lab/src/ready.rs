@@ -1,5 +1,5 @@
-//! Passes that are ready to be launched, for what measures or repeats them: operands from N(0, 1), padding too, what the
-//! forward saved, tables and workspace.
+//! Passes that are ready to be launched, to be measured or repeated: operands from N(0, 1), padding too, the results
+//! that the forward saved, tables and workspace.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -12,32 +12,32 @@ use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Problem, Sink};
 use seamproof_simulator::AttentionCall;
 
-/// NormalNumbers of a tensor until they repeat.
+/// The numbers of a tensor until they repeat.
 const NUMBERS: usize = 1 << 22;
-/// Of bf16 and fp16.
+/// The bytes of a bf16 and of an fp16.
 const ELEMENT_BYTES: usize = 2;
-/// Sinks of heads, in turn: next to nothing, about as much as a key, more than all keys.
+/// The sinks of heads, in turn: next to nothing, about as much as a key, more than all keys.
 const SINKS: [f32; 3] = [-9.0, 0.5, 12.0];
 
-/// NormalNumbers from N(0, 1), for q, k, v and dout.
+/// Numbers from N(0, 1), for q, k, v and dout.
 pub(crate) struct NormalNumbers {
     blocks: [DeviceBuffer; 4],
     format: Format,
 }
 
 impl NormalNumbers {
-    /// In bf16.
+    /// Returns numbers in bf16.
     pub(crate) fn new(gpu: &Gpu) -> Result<NormalNumbers, KernelError> {
         NormalNumbers::of(gpu, Format::Bf16)
     }
 
-    /// In bf16 or fp16.
+    /// Returns numbers in bf16 or fp16.
     pub(crate) fn of(gpu: &Gpu, format: Format) -> Result<NormalNumbers, KernelError> {
         let block = |seed| {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
-            // In (0, 1], whose logarithm is finite.
+            // The number is in (0, 1], so that its logarithm is finite.
             let mut uniform = || (rng.next_u32() as f32 + 1.0) / 4_294_967_296.0;
-            // Box and Muller (Ann. Math. Stat. 29, 1958): two uniform numbers make a normal one.
+            // Two uniform numbers make a normal one (Box and Muller, Ann. Math. Stat. 29, 1958).
             let mut normal = || (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos();
             let bytes = (0..NUMBERS).flat_map(|_| (format.encode(f64::from(normal())) as u16).to_le_bytes());
             gpu.upload(&bytes.collect::<Vec<u8>>())
@@ -45,13 +45,13 @@ impl NormalNumbers {
         Ok(NormalNumbers { blocks: [block(1)?, block(2)?, block(3)?, block(4)?], format })
     }
 
-    /// The blocks one after the other.
+    /// Returns the blocks, one after the other.
     pub(crate) fn bytes(&self, gpu: &Gpu) -> Result<Vec<u8>, KernelError> {
         let blocks = self.blocks.iter().map(|block| gpu.read(block.area())).collect::<Result<Vec<_>, _>>()?;
         Ok(blocks.concat())
     }
 
-    /// A tensor that repeats a block.
+    /// Returns a tensor that repeats a block.
     fn tensor(&self, gpu: &Gpu, block: usize, shape: [usize; 3]) -> Result<DeviceBuffer, KernelError> {
         let (from, tensor) = (self.blocks[block].area(), gpu.allocate(bytes(shape))?);
         for start in (0..bytes(shape)).step_by(from.bytes()) {
@@ -66,16 +66,16 @@ fn bytes(shape: [usize; 3]) -> usize {
     shape.iter().product::<usize>() * ELEMENT_BYTES
 }
 
-/// What P and dS of a problem enter products as.
+/// Returns the formats in which P and dS of a problem enter products.
 pub(crate) fn weights(problem: &Problem) -> WeightFormats {
     WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format }
 }
 
-/// Launches one forward.
+/// A launch of a forward.
 pub(crate) type ForwardLauncher<'g> = Box<dyn Fn(&ForwardTensors) -> Result<(), KernelError> + 'g>;
 
-/// Puts what the call says where the GPU reads it; what comes back launches the forward on tensor cores, in the shape that
-/// fits the call where none is given.
+/// Puts a call's tables on the GPU. Returns a launch of its forward on tensor cores, in a shape or in the one that
+/// fits the call.
 pub(crate) fn forward_launcher<'g>(
     gpu: &'g Gpu,
     problem: &Problem,
@@ -88,7 +88,7 @@ pub(crate) fn forward_launcher<'g>(
     Ok(Box::new(move |tensors| gpu.forward(&call, [tables.area(), plan.area()], weights, shape, tensors)))
 }
 
-/// ForwardBuffers of a forward.
+/// The tensors of a forward.
 pub(crate) struct ForwardBuffers {
     q: DeviceBuffer,
     k: DeviceBuffer,
@@ -96,9 +96,9 @@ pub(crate) struct ForwardBuffers {
     out: DeviceBuffer,
     lse: DeviceBuffer,
     max_logit: DeviceBuffer,
-    /// Where the problem has a learnable one.
+    /// The learnable sink, where the problem has one.
     sink: Option<DeviceBuffer>,
-    /// Of q, k, v and out.
+    /// The format of q, k, v and out.
     format: Format,
 }
 
@@ -164,23 +164,23 @@ impl<'g> ReadyBackward<'g> {
         Ok(ReadyBackward { gpu, problem, call, tables, workspace, sets })
     }
 
-    /// The tensors of a set.
+    /// Returns the tensors of a set.
     pub(crate) fn tensors(&self, set: usize) -> BackwardTensors<'_> {
         self.sets[set].backward(self.problem)
     }
 
-    /// Launches the backward. One launch after the other: there is one workspace.
+    /// Launches the backward. There is one workspace, so that launches must follow one another.
     pub(crate) fn launch(&self, how: BackwardMode, tensors: &BackwardTensors) -> Result<(), KernelError> {
         let memory = [self.tables.area(), self.workspace.area()];
         self.gpu.backward(&self.call, memory, weights(self.problem), how, tensors)
     }
 }
 
-/// ForwardBuffers of a backward: those of its forward, dout, and dq, dk and dv.
+/// The tensors of a backward: those of its forward, dout, and dq, dk and dv.
 pub(crate) struct BackwardBuffers {
     pub(crate) forward: ForwardBuffers,
     dout: DeviceBuffer,
-    /// dq, dk, dv.
+    /// The gradients dq, dk and dv.
     pub(crate) results: [DeviceBuffer; 3],
 }
 
@@ -198,7 +198,7 @@ impl BackwardBuffers {
         })
     }
 
-    /// What a forward and a backward write, each by its name.
+    /// Returns what a forward and a backward write, each with its name.
     pub(crate) fn results(&self) -> [(&'static str, Area<'_>); 6] {
         let ForwardBuffers { out, lse, max_logit, .. } = &self.forward;
         let [dq, dk, dv] = &self.results;

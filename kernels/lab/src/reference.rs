@@ -1,13 +1,13 @@
 //! The exact forward of chosen query rows, in f64, on the GPU, and the sums that an envelope is formed from
-//! (`reference.cu`): what production kernels are judged by at sizes where a CPU is too slow.
+//! (`reference.cu`). Production kernels are judged by it at sizes where a CPU is too slow.
 //!
-//! It knows neither segments nor masks: whoever asks names each row, the keys that it sees, and the row of each key
-//! ([`Questions`]). Products and sums are f64; *magnitudes* (`Σ e^(s − largest)·|v|`, and `a = Σ|q||k|` of a logit) are
-//! upper bounds of theirs, made by tf32 matrix instructions from factors that are rounded up; so are squares, which tier T of
-//! an envelope needs, and the shares of weights that are alike ([`Dither`]).
+//! It knows neither segments nor masks: [`Questions`] name each row, the keys that it sees, and the row of each key.
+//! Products and sums are f64. *Magnitudes* (`Σ e^(s − largest)·|v|`, and `a = Σ|q||k|` of a logit) are upper bounds:
+//! matrix instructions in tf32 make them from factors that are rounded up. So are squares, which tier T of an
+//! envelope needs, and the shares of weights that are alike ([`Dither`]).
 //!
-//! Errors of the exact results, with ε = 2^-53: a logit is off by `ε·(dim + 2)·scale·a`, `e^x` by 2 ulp, and a sum of n terms by
-//! `n·ε` of their magnitudes.
+//! Errors of the exact results, with ε = 2^-53: a logit is off by `ε·(dim + 2)·scale·a`, `e^x` by 2 ulp, and a sum of
+//! n terms by `n·ε` of their magnitudes.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use std::ops::Range;
@@ -25,111 +25,112 @@ use seamproof_kernels::tables::ROWS_MAX;
 use seamproof_kernels::view::{RawView, Table, View};
 use seamproof_kernels::{Gpu, KernelError};
 
-/// Query rows of a block, keys of a step and lanes of a block's output: `ROWS`, `KEYS` and `LANES` of the source.
+/// The query rows of a block, the keys of a step and the lanes of a block's output: `ROWS`, `KEYS` and `LANES` of the
+/// source.
 const ROWS: usize = 64;
 const KEYS: usize = 64;
 const LANES: usize = 128;
-/// Lanes or keys of a matrix instruction.
+/// The lanes or keys of a matrix instruction.
 const STEP: usize = 8;
-/// Numbers of `Statistics` and of `Dither` of the source.
+/// The numbers of `Statistics` and of `Dither` of the source.
 const STATISTICS: usize = 5;
 const DITHER: usize = 6;
-/// What a sum of non-negative products in tf32 may lose in one matrix instruction, relative to the sum: 8 products and the
-/// sum so far are cut to 23 fractional bits of the largest or more, in two halves at worst, and the result again
-/// (MMA-Sim, arXiv 2511.10909); 12·2^-23, and more than that.
+/// The most that a sum of non-negative products in tf32 may lose in one matrix instruction, relative to the sum. 8
+/// products and the sum so far are cut to 23 fractional bits of the largest or more, in two halves at worst, and the
+/// result is cut again (MMA-Sim, arXiv 2511.10909). That is 12·2^-23; this is more.
 const STEP_LOSS: f64 = 1.0 / (1 << 19) as f64;
 
 /// A query row of one head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// Row of the tensor.
+    /// The row of the tensor.
     pub row: usize,
-    /// Query head.
+    /// The query head.
     pub head: usize,
-    /// Which list of keys it sees keys of.
+    /// The number of the list whose keys it sees.
     pub list: usize,
-    /// Those that it sees, as indices into the list.
+    /// The keys that it sees, as indices into the list.
     pub keys: Range<usize>,
 }
 
-/// Rows that are asked about, as tables for the GPU. Neighbours of one head and list of keys share a block: ask for them one
-/// after the other.
+/// Rows that are asked about, as tables for the GPU. Neighbours of one head and list of keys share a block, so ask
+/// for them one after the other.
 #[derive(Clone, Debug)]
 pub struct Questions {
     bytes: Vec<u8>,
-    /// Where the tables of tiles and of key rows begin.
+    /// The beginnings of the tables of tiles and of key rows.
     tiles: usize,
     keys: usize,
     tile_count: usize,
-    /// Of each query: keys that it sees, and keys that its block goes through.
+    /// For each query, the number of keys that it sees, and of keys that its block goes through.
     seen: Vec<[usize; 2]>,
-    /// One past the largest row of queries and of keys, and the largest head.
+    /// The ends of the rows of queries, of the rows of keys, and of the heads.
     ends: [usize; 3],
 }
 
-/// ReferenceTensors of a launch.
+/// The tensors of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct ReferenceTensors<'a> {
-    /// Queries.
+    /// The queries.
     pub q: View<'a>,
-    /// Keys.
+    /// The keys.
     pub k: View<'a>,
-    /// Values.
+    /// The values.
     pub v: View<'a>,
 }
 
-/// Of one row, over the keys that it sees: `s` are logits, weights are `e^(s − largest)`.
+/// Statistics of one row over the keys that it sees. `s` are logits, and weights are `e^(s − largest)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statistics {
-    /// Keys that it sees.
+    /// The number of keys that it sees.
     pub keys: usize,
     /// The largest logit; −∞ where there is no key.
     pub largest: f64,
-    /// The smallest; ∞ where there is no key.
+    /// The smallest logit; ∞ where there is no key.
     pub smallest: f64,
     /// The sum of weights.
     pub sum: f64,
-    /// The sum of weights times `a`, or more.
+    /// The sum of weights times `a`, or more than that.
     pub sum_a: f64,
-    /// The largest `a`, or more.
+    /// The largest `a`, or more than that.
     pub largest_a: f64,
 }
 
-/// What tier T of an envelope needs of one row besides.
+/// Statistics of one row that tier T of an envelope needs in addition.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DitherStatistics {
-    /// `Σ (s − largest)`.
+    /// The sum `Σ (s − largest)`.
     pub sum: f64,
-    /// `Σ (s − largest)²`.
+    /// The sum `Σ (s − largest)²`.
     pub sum_squares: f64,
-    /// The share of weights other than 0 that have company in their slot, or of their squares, whichever is larger
-    /// ([`SLOTS`]); not a number where there is none.
+    /// The share of weights other than 0 that have company in their slot ([`SLOTS`]), or the share of their squares,
+    /// whichever is larger. It is not a number where there is no such weight.
     pub shared: f64,
 }
 
-/// What tier T needs besides, query by query.
+/// Numbers that tier T needs in addition, query by query.
 #[derive(Clone, Debug)]
 pub struct Dither {
-    /// One a query.
+    /// The statistics of each query.
     pub statistics: Vec<DitherStatistics>,
-    /// `[queries, dim_v]`: sums of squares of weights times values, or more.
+    /// The sums of squares of weights times values, or more than that, `[queries, dim_v]`.
     pub squares: Vec<f64>,
 }
 
-/// Answers, query by query.
+/// The answers, query by query.
 #[derive(Clone, Debug)]
 pub struct Answers {
-    /// One a query.
+    /// The statistics of each query.
     pub statistics: Vec<Statistics>,
-    /// Lanes of a value.
+    /// The lanes of a value.
     pub dim_v: usize,
-    /// `[queries, dim_v]`: sums of weights times values.
+    /// The sums of weights times values, `[queries, dim_v]`.
     pub out: Vec<f64>,
-    /// `[queries, dim_v]`: sums of weights times magnitudes of values, or more.
+    /// The sums of weights times magnitudes of values, or more than that, `[queries, dim_v]`.
     pub magnitudes: Vec<f64>,
-    /// Where it was asked for.
+    /// The numbers for tier T, where they were asked for.
     pub dither: Option<Dither>,
-    /// Milliseconds that the kernels took.
+    /// The milliseconds that the kernels took.
     pub ms: f64,
 }
 
@@ -151,7 +152,7 @@ struct RawReference {
 unsafe impl Argument for RawReference {}
 
 impl Questions {
-    /// Questions about query rows, which see keys of the lists; a list has the rows of its keys in order.
+    /// Returns questions about query rows, which see keys of the lists. A list has the rows of its keys in order.
     pub fn new(lists: &[Vec<usize>], queries: &[Query]) -> Result<Questions, KernelError> {
         let mut starts = vec![0];
         starts.extend(lists.iter().scan(0, |end, list| {
@@ -167,7 +168,7 @@ impl Questions {
         for query in queries {
             let keys = lists.get(query.list).map_or(0, Vec::len);
             if query.keys.start > query.keys.end || query.keys.end > keys || query.row >= ROWS_MAX {
-                return Err(KernelError::shape(format!("{query:?} of a list of {keys} keys")));
+                return Err(KernelError::shape(format!("{query:?} does not fit a list of {keys} keys")));
             }
             rows.i32(&[query.row, query.keys.start, query.keys.end].map(|number| number as i32));
             ends = [ends[0].max(query.row + 1), ends[1], ends[2].max(query.head + 1)];
@@ -186,13 +187,13 @@ impl Questions {
         Ok(Questions { bytes, tiles: tiles_at, keys: keys_at, tile_count, seen, ends })
     }
 
-    /// Queries that are asked about.
+    /// Returns the number of queries.
     pub fn queries(&self) -> usize {
         self.seen.len()
     }
 }
 
-/// The table of tiles, those with the most keys first, their number, and [`Questions::seen`].
+/// Returns the table of tiles, with the most keys first, their number, and [`Questions::seen`].
 fn tiles(starts: &[usize], queries: &[Query]) -> (Table, usize, Vec<[usize; 2]>) {
     let mut tiles: Vec<[usize; 6]> = Vec::new();
     let mut seen = Vec::with_capacity(queries.len());
@@ -213,12 +214,12 @@ fn tiles(starts: &[usize], queries: &[Query]) -> (Table, usize, Vec<[usize; 2]>)
     (table, tiles.len(), seen)
 }
 
-/// What a sum of that many steps is to be multiplied by, so that it is no lower than the exact one.
+/// Returns the factor that makes a sum of so many steps no lower than the exact one.
 fn made_up(steps: usize) -> f64 {
     (1.0 - STEP_LOSS).powi(-(steps.min(i32::MAX as usize) as i32))
 }
 
-/// Results on the device; those for tier T are empty where they are not wanted.
+/// Results on the device. Those for tier T are empty where they are not wanted.
 struct Results {
     out: DeviceBuffer,
     magnitudes: DeviceBuffer,
@@ -226,7 +227,7 @@ struct Results {
     squares: DeviceBuffer,
     dither: DeviceBuffer,
     bits: DeviceBuffer,
-    /// Words of 4 bytes of a row's bits.
+    /// The 4-byte words of a row's bits.
     words: usize,
 }
 
@@ -284,10 +285,10 @@ impl Results {
     }
 }
 
-/// The source of the reference kernels, which no production launch needs.
+/// Returns the source of the reference kernels, which no production launch needs.
 pub fn source() -> Source {
     let text = include_str!("../cuda/reference.cu").to_owned();
-    // Products and sums are contracted where the compiler sees fit: the result is bounded, and not equal to anything.
+    // Products and sums are contracted where the compiler sees fit: results are bounded, and need equal nothing.
     Source { file: "reference.cu", text, options: &[], planted: false }
 }
 
@@ -296,11 +297,12 @@ pub fn open(ordinal: usize, cache: &Cache) -> Result<Gpu, KernelError> {
     Gpu::with_sources(ordinal, cache, &[source()])
 }
 
-/// The answers to questions about the forward of `tensors`, on a GPU that has the reference kernels; with `dither` those
-/// for tier T too. An input other than 0 counts as at least `floor` in a magnitude. The sink does not count here.
+/// Returns the answers to questions about the forward of `tensors`, on a GPU that has the reference kernels; with
+/// `dither` those for tier T too. An input other than 0 counts as at least `floor` in a magnitude. The sink does not
+/// count here.
 ///
-/// Memory on the GPU: `12·dim_v + 40` bytes a query; with `dither` `4·dim_v + 48` more, and 16 for each key that the
-/// longest row sees.
+/// The GPU needs `12·dim_v + 40` bytes a query; with `dither` it needs `4·dim_v + 48` more, and 16 for each key that
+/// the longest row sees.
 pub fn answer(
     gpu: &Gpu,
     questions: &Questions,
@@ -336,8 +338,8 @@ pub fn answer(
         words: results.words as i32,
     };
     let grid = (questions.tile_count, dim_v.div_ceil(LANES), THREADS);
-    // SAFETY: `RawReference` is what both kernels take; `check` holds the tables to the tensors, and the results are as
-    // long as the tables ask.
+    // SAFETY: `RawReference` is what both kernels take. `check` holds the tables to the tensors, and the results are
+    // as long as the tables ask.
     let launch = |kernel: &str| unsafe { gpu.launch_foreign(kernel, grid, shared_bytes(dim), &[&arguments]) };
     let work = || {
         launch("reference")?;
@@ -361,13 +363,13 @@ fn dither_statistics(bytes: &[u8]) -> Vec<DitherStatistics> {
     words.chunks_exact(DITHER).map(statistic).collect()
 }
 
-/// Sums of products over the keys of blocks, made up for what the matrix unit loses.
+/// Returns sums of products over the keys of blocks, made up for what the matrix unit loses.
 fn rounded_up(questions: &Questions, dim_v: usize, bytes: &[u8]) -> Vec<f64> {
     let mut sums: Vec<f64> =
         bytes.as_chunks().0.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).collect();
     for (of_row, &[_, walked]) in sums.chunks_mut(dim_v).zip(&questions.seen) {
         let factor = made_up(walked.div_ceil(KEYS) * (KEYS / STEP));
-        // A product may be lost below the smallest normal number.
+        // A product below the smallest normal number may be lost.
         let lost = walked as f64 * f64::from(f32::MIN_POSITIVE);
         of_row.iter_mut().for_each(|sum| *sum = *sum * factor + lost);
     }
@@ -378,12 +380,12 @@ fn f64s(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect()
 }
 
-/// The block of a reference kernel, with the largest head dim; none of any other kernel.
+/// Returns the block of a reference kernel with the largest head dim; `None` for any other kernel.
 pub(crate) fn block_of(kernel: &str) -> Option<Block> {
     kernel.starts_with("reference").then(|| Block { threads: THREADS, shared: shared_bytes(DIM_MAX) })
 }
 
-/// Dynamic shared memory of a block, as the source lays it out.
+/// Returns the dynamic shared memory of a block, as the source lays it out.
 fn shared_bytes(dim: usize) -> usize {
     let of_keys = KEYS + 4;
     let inputs = (ROWS + KEYS) * (dim.next_multiple_of(STEP) + 4) * 4;
@@ -395,12 +397,12 @@ fn check(questions: &Questions, ReferenceTensors { q, k, v }: &ReferenceTensors)
         (q.shape(), k.shape(), v.shape());
     let fit = kv_heads > 0 && kv_heads == v_heads && heads % kv_heads == 0 && kv_rows == v_rows;
     if !fit || k_dim != dim || dim == 0 || dim_v == 0 || dim.max(dim_v) > DIM_MAX {
-        let what = format!("q {:?}, k {:?} and v {:?} do not fit", q.shape(), k.shape(), v.shape());
+        let what = format!("q {:?}, k {:?} and v {:?} do not fit each other", q.shape(), k.shape(), v.shape());
         return Err(KernelError::shape(what));
     }
     let [q_end, kv_end, heads_end] = questions.ends;
     if q_end > q_rows || kv_end > kv_rows || heads_end > heads {
-        let what = format!("questions about rows {q_end} and {kv_end} and head {heads_end}, counted from 1");
+        let what = format!("the tensors lack row {q_end}, {kv_end} or head {heads_end}, counted from 1");
         return Err(KernelError::shape(what));
     }
     Ok(())

@@ -5,12 +5,12 @@ use seamproof_kernels::source::{self, Source};
 
 use crate::reference;
 
-/// Every instance of every source.
+/// Returns every instance of every source.
 pub fn sources() -> Vec<Source> {
     source::sources().into_iter().chain([reference::source()]).collect()
 }
 
-/// The block that a kernel of these sources is launched with.
+/// Returns the block that a kernel of these sources is launched with.
 pub fn block_of(kernel: &str) -> Block {
     reference::block_of(kernel).unwrap_or_else(|| occupancy::block_of(kernel))
 }

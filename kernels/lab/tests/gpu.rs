@@ -1,4 +1,5 @@
-//! Needs a Hopper GPU, a driver and NVRTC; fails without them. `cargo test --release -p seamproof-lab --test gpu -- --ignored`
+//! Tests of the kernels on a Hopper GPU. They need a driver and NVRTC, and fail without them: `cargo test --release
+//! -p seamproof-lab --test gpu -- --ignored`
 
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::{Gpu, KernelError};
@@ -8,13 +9,13 @@ use seamproof_lab::check::{
 };
 use seamproof_lab::faults::source_faults;
 
-/// Cases of the comparison, and the least that each operation must get to write.
+/// The cases of the comparison, and the least that each operation must get to write.
 const CASES: u64 = 6800;
 const WRITING_CASES_MIN: u64 = 200;
-/// Calls, each launched in every way.
+/// The number of calls. Each is launched in every way.
 const CALLS: u64 = 200;
 
-/// What was done, or a failure that shows the error's text.
+/// Returns what was done, or fails with the error's text.
 #[track_caller]
 fn done<T>(result: Result<T, KernelError>) -> T {
     match result {
@@ -42,7 +43,7 @@ fn products_of_rows_and_elements_are_64_bits_wide() {
     assert!(found.is_empty(), "{}", found[0]);
 }
 
-/// Weights of scores so large that the next number is far away.
+/// The scores are so large that the next number is far away.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn weights_of_scores_far_from_0_are_right() {
@@ -51,7 +52,7 @@ fn weights_of_scores_far_from_0_are_right() {
     assert!(found.is_empty(), "{}", found[0]);
 }
 
-/// Calls with several runs of keys to a segment, bounds of any kind and sinks of −∞, on every kernel.
+/// The calls have several runs of keys to a segment, bounds of any kind and sinks of −∞. Every kernel runs them.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn calls_that_no_schedule_makes_are_right() {
@@ -60,7 +61,7 @@ fn calls_that_no_schedule_makes_are_right() {
     assert!(found.is_empty(), "{}", found[0]);
 }
 
-/// Gradients that are added to what is there, in both orders, in f32 and in the tensors' own format.
+/// Gradients are added to what is there, in both orders, in f32 and in the tensors' own format.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn accumulated_gradients_are_sums_rounded_once() {
@@ -78,7 +79,8 @@ fn direct_dq_has_the_bits_of_sums() {
     assert!(found.is_empty(), "{}", found[0]);
 }
 
-/// Recorded with one batch's lengths, and right with others that are written to the same tables; stale tables are seen.
+/// A graph is recorded with one batch's lengths. It must be right with others that are written to the same tables,
+/// and stale tables must be seen.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn a_graph_is_replayed_with_other_lengths() {
@@ -92,7 +94,7 @@ fn a_graph_is_replayed_with_other_lengths() {
     }
 }
 
-/// What a sanitizer watches around `seamproof kernels stress`.
+/// These are the launches that a sanitizer watches around `seamproof kernels stress`.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn every_instance_is_launched() {
@@ -103,7 +105,7 @@ fn every_instance_is_launched() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// Launches of each head dim, mask and pack; `seamproof kernels stress` makes more.
+/// The launches of each head dim, mask and pack. `seamproof kernels stress` makes more.
 const STEADY_LAUNCHES: usize = 200;
 
 #[test]
@@ -112,7 +114,7 @@ fn the_fixed_order_gives_the_same_bits_and_any_order_does_not() {
     let gpu = done(Gpu::open(0, &Cache::of_user()));
     for dim in STEADY_DIMS {
         for (name, mask) in STEADY_MASKS {
-            // Which launch meets another order is chance, most of all beside other processes.
+            // Chance decides which launch meets another order, most of all beside other processes.
             let launches = [1, 4, 16, 64].map(|times| times * STEADY_LAUNCHES);
             let any = launches.into_iter().any(|launches| {
                 let differing = STEADY_PACKS.map(|pack| {
@@ -127,11 +129,11 @@ fn the_fixed_order_gives_the_same_bits_and_any_order_does_not() {
     }
 }
 
-/// The check itself under test: every planted fault is seen where it says.
+/// The check itself is under test: every planted fault is seen where it says.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn a_planted_fault_is_seen() {
-    // Campaigns are looked at elsewhere, and the others end the process that runs them.
+    // Other tests look at campaigns. The remaining faults end the process that runs them.
     for fault in source_faults().filter(|fault| fault.seen.is_compared()) {
         let gpu = done(Gpu::with_sources(0, &Cache::of_user(), &fault.sources().unwrap()));
         let (found, _) = done(seen(&gpu, fault, 1700, 2)).unwrap();

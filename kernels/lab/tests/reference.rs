@@ -1,5 +1,6 @@
-//! The reference kernels and halves of statistics on a CPU, thread by thread, held to plain loops (`reference/`): that they
-//! are right can be seen without a GPU. `cargo test -p seamproof-lab --test reference -- --ignored`
+//! The reference kernels and halves of statistics, run on a CPU thread by thread and held to plain loops
+//! (`reference/`). So they are seen to be right without a GPU. `cargo test -p seamproof-lab --test reference --
+//! --ignored`
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -8,7 +9,7 @@ const SOURCE: &str = include_str!("../cuda/reference.cu");
 const COMMON: &str = include_str!("../../cuda/common.cuh");
 const MERGE: &str = include_str!("../../cuda/merge.cu");
 
-/// All that the checks are compiled from is in the test program: it runs where there is no checkout.
+/// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
 const CHECKS: [(&str, &str); 3] = [
     ("check.cpp", include_str!("reference/check.cpp")),
     ("halves.cpp", include_str!("reference/halves.cpp")),
@@ -19,14 +20,15 @@ const CHECKS: [(&str, &str); 3] = [
 const FAULTS: [[&str; 2]; 3] = [
     ["if (atomicOr(word, bit) & bit) atomicOr(word + 1, bit);", "atomicOr(word, bit);"],
     ["int pass = blockIdx.y == 0 ? 0 : 1;", "int pass = 1;"],
-    // Weights know of those before them alone: the first of a slot's, which may be its heaviest, counts as alone.
+    // Weights know only of those before them. The first of a slot's weights, which may be its heaviest, counts as
+    // alone.
     [
         "if (counts && pass == 0) take(o.p + place, slots);",
         "if (counts && pass == 1) take(o.p + place, slots);",
     ],
 ];
 
-/// Faults of what moves halves, of which the last two need tables that are wrong.
+/// Faults of the moves of halves. The last two need tables that are wrong.
 const FAULTS_OF_HALVES: [[&str; 2]; 6] = [
     ["if (h < count) store_words<EACH>(to,", "store_words<EACH>(to,"],
     ["from += h + 1 < count ? from_rows : 0;", "from += from_rows;"],
@@ -36,7 +38,7 @@ const FAULTS_OF_HALVES: [[&str; 2]; 6] = [
     ["(u32)found.row <= (u32)part.slots.rows - EACH;", "found.row >= 0;"],
 ];
 
-/// The text from `begin` to `end`.
+/// Returns the text from `begin` to `end`.
 fn part<'a>(text: &'a str, begin: &str, end: &str) -> &'a str {
     let from = text.find(begin).unwrap_or_else(|| panic!("no {begin:?}"));
     let len = text[from..].find(end).unwrap_or_else(|| panic!("no {end:?}"));

@@ -1,8 +1,8 @@
-//! BackwardMode fast attention is on packs of sequences, in floating-point operations on visible pairs of real tokens.
+//! Speed of attention on packs of sequences, in floating-point operations on visible pairs of real tokens.
 //!
-//! A figure is the mean time of a launch over seconds of repetitions of a recorded graph of launches, which take sets of
-//! tensors in turn: more than the L2 cache holds. Inputs are drawn from N(0, 1), padding too: what a GPU's power limit
-//! allows depends on the data.
+//! A figure is the mean time of a launch, over seconds of repetitions of a recorded graph. The launches of a graph
+//! take sets of tensors in turn, more than the L2 cache holds. Inputs are drawn from N(0, 1), padding too, because
+//! what a GPU's power limit allows depends on the data.
 
 use std::io::Write;
 
@@ -19,7 +19,7 @@ use super::timing::{TIMING, time};
 use super::tracks::{Cell, cells, tracks};
 use crate::ready::{ForwardBuffers, ForwardLauncher, NormalNumbers, forward_launcher, weights};
 
-/// Which pass is measured.
+/// The pass that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BenchedPass {
     /// The forward, by one of its kernels.
@@ -28,7 +28,7 @@ pub enum BenchedPass {
     Backward,
 }
 
-/// What is measured.
+/// A measurement: a pass, on cells, beside a peer.
 #[derive(Clone, Debug)]
 pub struct AttentionBench<'a> {
     subject: BenchedPass,
@@ -37,8 +37,8 @@ pub struct AttentionBench<'a> {
 }
 
 impl<'a> AttentionBench<'a> {
-    /// The named tracks and columns, all where none is named, beside a peer: a command of the shell that answers for it
-    /// (`bench/fa4.py`).
+    /// Returns the measurement of the named tracks and columns, of all where none is named. The peer is a command of
+    /// the shell that answers for it (`bench/fa4.py`).
     pub fn new(
         subject: BenchedPass,
         [rows, columns]: [&[String]; 2],
@@ -48,7 +48,7 @@ impl<'a> AttentionBench<'a> {
     }
 }
 
-/// Puts what a call says where the GPU reads it; what comes back launches the call by a kernel.
+/// Puts a call's tables on the GPU. Returns a launch of its forward by a kernel.
 fn launcher<'g>(
     gpu: &'g Gpu,
     problem: &Problem,
@@ -68,14 +68,14 @@ fn simple<'g>(gpu: &'g Gpu, problem: &Problem) -> Result<ForwardLauncher<'g>, Ke
     Ok(Box::new(move |tensors| gpu.attend(&call, tables.area(), weights, tensors)))
 }
 
-/// The problems that are measured, each with its name: of the named tracks and columns, of all where none is named.
+/// Returns the problems of the named tracks and columns, of all where none is named, each with its name.
 pub fn problems(rows: &[String], columns: &[String]) -> Result<Vec<(String, Problem)>, BenchError> {
     let name = |cell: Cell| (format!("{} {}", cell.track, cell.column.name), cell.problem);
     Ok(cells(&tracks()?, [rows, columns])?.into_iter().map(name).collect())
 }
 
-/// Prints the figures of every cell, with the ratio to the peer's, and the ratios' geometric means. A peer that fails is
-/// said so, and costs its own figures alone.
+/// Prints the figures of every cell with the ratio to the peer's, and the geometric means of the ratios. A peer that
+/// fails is named with its error, and costs only its own figures.
 pub fn attention(gpu: &Gpu, plan: &AttentionBench, to: &mut dyn Write) -> Result<(), BenchError> {
     let AttentionBench { subject, cells, peer } = plan;
     writeln!(

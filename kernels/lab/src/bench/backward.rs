@@ -1,8 +1,8 @@
-//! BackwardMode fast the backward is on tensor cores, in both orders of dq's sums, with the memory that it takes.
+//! Speed of the backward on tensor cores, in both orders of dq's sums, and the memory that it takes.
 //!
 //! A figure counts all launches. out and lse are those of the forward on tensor cores. Before a peer's time counts,
-//! its gradients are compared with ours: both begin with the same numbers, and the peer is handed the gradients of the
-//! first rows.
+//! its gradients are compared with ours: both begin with the same numbers, and the peer is handed the gradients of
+//! the first rows.
 
 use std::path::PathBuf;
 
@@ -18,9 +18,9 @@ use super::timing::{TIMING, time};
 use super::tracks::Cell;
 use crate::ready::{NormalNumbers, ReadyBackward};
 
-/// Rows, from the first on, of which a peer's gradients are compared with ours.
+/// The first rows, whose gradients a peer's are compared with.
 const COMPARED_ROWS: usize = 8192;
-/// A backward's operations for each of the forward's: five products for two.
+/// The operations of a backward for each of the forward's: five products for two.
 const PRODUCTS: f64 = 2.5;
 
 /// Prints the figures of every cell.
@@ -40,12 +40,12 @@ pub(super) fn backward(gpu: &Gpu, cells: &[Cell], figures: &mut Figures) -> Resu
         }
         let (bytes, rows) = (ready.workspace.area().bytes(), cell.problem.rows.q);
         let (megabytes, each) = (bytes as f64 / 1e6, bytes as f64 / rows as f64);
-        figures.say(&format!("{:<25} memory besides: {megabytes:.1} MB, {each:.0} bytes a row", ""))?;
+        figures.say(&format!("{:<25} memory beside the tensors: {megabytes:.1} MB, {each:.0} bytes a row", ""))?;
     }
     Ok(())
 }
 
-/// dq, dk and dv of the compared rows, one after the other, as they were computed last.
+/// Returns dq, dk and dv of the compared rows, one after the other, as the last launch left them.
 fn gradients(gpu: &Gpu, cell: &Cell, ready: &ReadyBackward) -> Result<Vec<u8>, BenchError> {
     let rows = cell.problem.rows.q;
     let first = |tensor: &DeviceBuffer| {
@@ -62,7 +62,7 @@ fn gradients(gpu: &Gpu, cell: &Cell, ready: &ReadyBackward) -> Result<Vec<u8>, B
     }
 }
 
-/// Files that a peer reads.
+/// The files that a peer reads.
 struct Handed {
     folder: TempDir,
     numbers: PathBuf,
@@ -76,7 +76,7 @@ impl Handed {
         Ok(Handed { folder, numbers: file })
     }
 
-    /// What a peer is asked for whose gradients must be these.
+    /// Returns the request to a peer whose gradients must be these.
     fn over(&self, gradients: &[u8], deterministic: bool) -> Result<BackwardRequest, BenchError> {
         let file = self.folder.path().join("gradients");
         std::fs::write(&file, gradients)?;

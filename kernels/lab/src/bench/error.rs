@@ -1,34 +1,34 @@
-//! What a benchmark can fail at.
+//! Errors of benchmarks.
 
 use std::io;
 
 use seamproof_kernels::KernelError;
 
-/// What a benchmark can fail at.
+/// An error of a benchmark.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The GPU.
+    /// The GPU failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The place that figures are printed to.
+    /// The figures could not be printed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The tracks of this program.
+    /// The tracks of this program cannot be read.
     #[error("bench/tracks.json: {0}")]
     Tracks(String),
-    /// Gradients that are no numbers.
+    /// A gradient is no number.
     #[error(
-        "{0}: a gradient is NaN or infinite, so that its figures would mean nothing; run `seamproof run --backend cuda`"
+        "{0}: a gradient is NaN or infinite, so that its figures would mean nothing; `seamproof run --backend cuda` says more"
     )]
     NotFinite(String),
-    /// A name that is of nothing.
+    /// A name is unknown.
     #[error("there is no {what} '{name}'; known: {known}")]
     Unknown {
-        /// Of what.
+        /// The kind of name.
         what: &'static str,
         /// The name.
         name: String,
-        /// The names that are.
+        /// The names that are known.
         known: String,
     },
 }

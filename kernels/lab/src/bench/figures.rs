@@ -1,4 +1,4 @@
-//! Lines of a table of cells, each with the ratio to a peer's figure, and what the ratios come to.
+//! Lines of a table of cells, each with the ratio to a peer's figure, and the means of the ratios.
 
 use std::io::Write;
 
@@ -7,8 +7,8 @@ use super::peer::{BackwardRequest, Measured, Peer};
 use super::timing::Timing;
 use super::tracks::{Cell, LONG};
 
-/// The largest relative difference of a sequence's gradients that two computations of the same thing have: four times the
-/// spacing of bf16. P, dS and results are rounded once each, by half of it, which adds up to about one.
+/// The largest relative difference between a sequence's gradients of two computations of the same thing: four times
+/// the spacing of bf16. P, dS and results are rounded once each, by half a spacing, which adds up to about one.
 const SAME: f64 = 4.0 / 256.0;
 
 /// A table in the making.
@@ -21,7 +21,7 @@ pub(super) struct Figures<'a> {
 /// The peer's time divided by ours.
 #[derive(Clone, Debug)]
 struct Ratio {
-    /// Which of the modes that a cell is measured in.
+    /// The mode that the cell is measured in.
     mode: &'static str,
     group: String,
     ratio: f64,
@@ -30,7 +30,7 @@ struct Ratio {
 /// A figure of ours.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figure {
-    /// Which of the modes that a cell is measured in; empty where there is one.
+    /// The mode that the cell is measured in; empty where there is only one.
     pub(super) mode: &'static str,
     pub(super) operations: f64,
     pub(super) ms: f64,
@@ -43,7 +43,7 @@ impl Figure {
 }
 
 impl<'a> Figures<'a> {
-    /// Starts the peer. One that cannot be started is said so, and costs its own figures alone.
+    /// Starts the peer. If it cannot be started, a line says so, and only its own figures are missing.
     pub(super) fn new(peer: Option<&str>, to: &'a mut dyn Write) -> Result<Figures<'a>, BenchError> {
         let peer = peer.map(Peer::start).transpose().or_else(|what| {
             writeln!(to, "peer: {what}")?;
@@ -56,7 +56,7 @@ impl<'a> Figures<'a> {
         self.peer.is_some()
     }
 
-    /// A line without figures.
+    /// Prints a line without figures.
     pub(super) fn say(&mut self, line: &str) -> Result<(), BenchError> {
         Ok(writeln!(self.to, "{line}")?)
     }
@@ -90,7 +90,8 @@ impl<'a> Figures<'a> {
         Ok(self.to.flush()?)
     }
 
-    /// The geometric mean and the least of the ratios of long cells, and of each other track's by mask.
+    /// Prints the geometric mean and the least of the ratios, for long cells together and for each other track by
+    /// mask.
     pub(super) fn means(mut self) -> Result<(), BenchError> {
         self.ratios.sort_by_key(|ratio| ratio.mode);
         for same in self.ratios.chunk_by(|a, b| (a.mode, &a.group) == (b.mode, &b.group)) {
@@ -119,7 +120,8 @@ mod tests {
     use super::super::tracks::{cells, tracks};
     use super::*;
 
-    /// What is printed of all cells of one column, each with a figure of 1 ms, by a peer that gives these answers.
+    /// Returns what is printed for all cells of one column, each with a figure of 1 ms, beside a peer that gives
+    /// these answers.
     fn printed(column: &str, answers: &str) -> Vec<String> {
         let cells = cells(&tracks().unwrap(), [&[], &[column.to_owned()]]).unwrap();
         let peer = format!("for answer in {answers}; do read line; echo \"$answer\"; done");

@@ -1,4 +1,4 @@
-//! How fast the kernels are, each against a peer in the same run.
+//! Speed of the kernels, each against a peer in the same run.
 
 mod attention;
 mod backward;

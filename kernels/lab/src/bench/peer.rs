@@ -1,10 +1,10 @@
-//! Another implementation, measured in the same run on the same machine: a program that is asked for one cell after the
-//! other, so that both work under the same conditions.
+//! Another implementation, measured in the same run on the same machine. It is a program that is asked for one cell
+//! after the other, so that both work under the same conditions.
 //!
-//! A request is one JSON line on its standard input ([`Request`]), the answer one on its standard output, `{"ms": 1.23}`,
-//! for a backward `{"ms": 1.23, "difference": 0.004}`, or `{"error": "why not"}`. Lines that do not begin with a brace are
-//! skipped: libraries print what they like. The difference is the largest of any sequence, head and gradient: the norm of
-//! theirs less ours, divided by the norm of ours.
+//! A request is one JSON line on its standard input ([`Request`]). The answer is one JSON line on its standard
+//! output: `{"ms": 1.23}`, for a backward `{"ms": 1.23, "difference": 0.004}`, or `{"error": "why not"}`. Lines that
+//! do not begin with a brace are skipped, because libraries print what they like. The difference is the largest of
+//! any sequence, head and gradient: the norm of theirs less ours, divided by the norm of ours.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -15,48 +15,48 @@ use serde::{Deserialize, Serialize};
 use super::timing::Timing;
 use super::tracks::Cell;
 
-/// What is asked for: a pass over a pack of bf16 sequences, timed as ours is.
+/// A request for a pass over a pack of bf16 sequences, timed as ours is.
 #[derive(Serialize)]
 struct Request<'a> {
     track: &'a str,
     column: &'a str,
-    /// Real rows of each sequence, and the rows that it owns.
+    /// The real rows of each sequence, and the rows that it owns.
     lengths: Vec<usize>,
     padded: Vec<usize>,
-    /// Query heads and KV heads.
+    /// The query heads and the KV heads.
     heads: [usize; 2],
     dim: usize,
     causal: bool,
-    /// Keys to the left of the diagonal; absent means all.
+    /// The keys to the left of the diagonal. If absent, all of them.
     window: Option<u32>,
-    /// Sets of tensors in turn, launches of a repetition, and how long to repeat it, unmeasured first and then measured, at
-    /// least once each. The answer is the mean.
+    /// The sets of tensors that launches take in turn, the launches of a repetition, and how long to repeat it: first
+    /// unmeasured, then measured, at least once each. The answer is the mean.
     sets: usize,
     launches: usize,
     warm_up_ms: u64,
     measured_ms: u64,
-    /// The backward; the forward where there is none.
+    /// The backward to run. If absent, the forward.
     backward: Option<&'a BackwardRequest>,
 }
 
-/// The backward that is asked for.
+/// A request for a backward.
 #[derive(Debug, Serialize)]
 pub(super) struct BackwardRequest {
     /// Whether it must give the same bits each time.
     pub(super) deterministic: bool,
-    /// A file of bf16 numbers in four blocks of one length: q, k, v and dout repeat one each.
+    /// A file of bf16 numbers in four blocks of one length, which q, k, v and dout repeat, one each.
     pub(super) numbers: PathBuf,
-    /// A file of our dq, dk and dv in bf16, each of the first `rows` rows or of all if those are fewer.
+    /// A file of our dq, dk and dv in bf16: the first `rows` rows of each, or all if those are fewer.
     pub(super) gradients: PathBuf,
     pub(super) rows: usize,
 }
 
-/// What a peer says of a cell.
+/// The peer's answer for a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub(super) struct Measured {
-    /// Milliseconds of a launch.
+    /// The milliseconds of a launch.
     pub(super) ms: f64,
-    /// Of a backward: how far its gradients are from ours.
+    /// The difference of a backward's gradients from ours.
     pub(super) difference: Option<f64>,
 }
 
@@ -89,7 +89,7 @@ impl Peer {
         Ok(Peer { process, requests, answers: BufReader::new(answers) })
     }
 
-    /// What a cell takes, or why that is not known.
+    /// Returns the peer's answer for a cell, or why there is none.
     pub(super) fn time(
         &mut self,
         cell: &Cell,
@@ -112,7 +112,7 @@ impl Peer {
         }
     }
 
-    /// What to say of a process that does not answer.
+    /// Returns the message about a process that does not answer.
     fn ended(&mut self, what: &dyn std::fmt::Display) -> String {
         self.requests = None;
         match self.process.wait() {
@@ -123,10 +123,10 @@ impl Peer {
 }
 
 impl Drop for Peer {
-    /// The end of its input tells it to end.
+    /// Ends the process by ending its input.
     fn drop(&mut self) {
         self.requests = None;
-        // There is nobody to tell of a failure, and the process is no longer needed.
+        // Nobody could act on a failure, and the process is no longer needed.
         let _ = self.process.wait();
     }
 }
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(ask(script), Ok(Measured { ms: 1.5, difference: None }));
     }
 
-    /// Python lets a second function of one name replace the first; nothing runs the script where there is no GPU.
+    /// In Python a second function of one name replaces the first. Without a GPU nothing runs the script.
     #[test]
     fn functions_of_the_peer_have_names_of_their_own() {
         let script = include_str!("../../bench/fa4.py");

@@ -1,4 +1,4 @@
-//! Memory that launches work on in turn, figures, and the packs that helper kernels are measured on.
+//! Memory that launches work on in turn, the figures, and the packs that helper kernels are measured on.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,30 +14,30 @@ use seamproof_oracle::{Format, Run};
 
 use super::timing::median_ms;
 
-/// Repetitions of a graph; the median counts.
+/// The repetitions of a graph. Their median counts.
 pub(super) const REPETITIONS: usize = 15;
-/// How long a graph is repeated before anything counts.
+/// The time for which a graph is repeated before anything counts.
 const WARM_UP: Duration = Duration::from_millis(10);
-/// Launches of a graph, at most.
+/// The most launches of a graph.
 pub(super) const LAUNCHES_MAX: usize = 24;
-/// Bytes of each pool of tensors and of statistics.
+/// The bytes of each pool of tensors, and of statistics.
 const POOL_BYTES: usize = 2 << 30;
-/// What the peer's sizes are rounded up to; its time is scaled back.
+/// The multiple that the peer's sizes are rounded up to. Its time is scaled back.
 const COPY_UNIT: usize = 1 << 20;
 const STATISTICS_BYTES: usize = 128 << 20;
-/// Heads and elements of a head of every case: those of TransformerEngine pull request 2829, whose figures on an H100
-/// are 0.0954 to 0.109 ms for the reordering and 0.0911 to 0.105 ms for the copy.
+/// The heads and the elements of a head of every case. They are those of TransformerEngine pull request 2829, whose
+/// figures on an H100 are 0.0954 to 0.109 ms for the reordering and 0.0911 to 0.105 ms for the copy.
 pub(super) const HEADS: usize = 16;
 pub(super) const DIM: usize = 64;
 pub(super) const ROW_BYTES: usize = HEADS * DIM * 2;
 
-/// One figure.
+/// A figure of a kernel, beside a copy of as many bytes.
 #[derive(Clone, Debug)]
 pub(super) struct CopyRatio {
     case: String,
     kernel: String,
     bytes: usize,
-    /// Microseconds of the kernel, and of a copy of the same bytes.
+    /// The microseconds of the kernel, and of a copy of as many bytes.
     time: f64,
     copy: f64,
 }
@@ -95,7 +95,7 @@ pub(super) struct Pools<'a> {
     statistics: [DeviceBuffer; 2],
 }
 
-/// A part of a pool for each launch, in turn.
+/// Returns a part of a pool for each launch, in turn.
 fn turn(pool: &DeviceBuffer, launch: usize, bytes: usize) -> Result<Area<'_>, KernelError> {
     let stride = bytes.next_multiple_of(256);
     let start = launch % (pool.area().bytes() / stride.max(1)).max(1) * stride;
@@ -106,7 +106,7 @@ impl<'a> Pools<'a> {
     pub(super) fn new(gpu: &'a Gpu) -> Result<Pools<'a>, KernelError> {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let block: Vec<u8> = (0..2 << 20).flat_map(|_| rng.next_u32().to_le_bytes()).collect();
-        // Numbers as logarithms have them.
+        // The numbers are of the size of logarithms.
         let number = |_| (rng.next_u32() as f32 / 4e8).to_le_bytes();
         let numbers: Vec<u8> = (0..2 << 20).flat_map(number).collect();
         let pool = |bytes: usize, block: &[u8]| {
@@ -122,7 +122,7 @@ impl<'a> Pools<'a> {
         Ok(Pools { gpu, from: pool(POOL_BYTES, &block)?, to: pool(POOL_BYTES, &block)?, statistics })
     }
 
-    /// Median microseconds of one launch, of `launches` recorded ones.
+    /// Returns the median microseconds of one launch, of `launches` recorded ones.
     pub(super) fn measure(
         &self,
         launches: usize,
@@ -132,7 +132,8 @@ impl<'a> Pools<'a> {
         Ok(median_ms(&graph, WARM_UP, REPETITIONS)? * 1e3 / launches as f64)
     }
 
-    /// A kernel that moves `bytes`, the larger of its tensors of `tensor` bytes, and the copy that moves as many.
+    /// Measures a kernel that moves `bytes`, and the copy that moves as many. The larger of the kernel's tensors has
+    /// `tensor` bytes.
     pub(super) fn line(
         &self,
         (case, kernel): (&str, &str),
@@ -181,8 +182,8 @@ impl<'a> Pools<'a> {
     }
 }
 
-/// `count` sequences of `length` rows; with `ragged` of any length up to twice that, padded to a multiple of 16, with a
-/// first offset, gaps and slack.
+/// Returns `count` sequences of `length` rows. With `ragged` they have any length up to twice that, padded to a
+/// multiple of 16, with a first offset, gaps and slack.
 pub(super) fn pack(name: &str, count: usize, length: usize, ragged: bool) -> BenchPack {
     let mut rng = ChaCha8Rng::seed_from_u64(2);
     let mut below = |end: usize| (rng.next_u64() % end as u64) as usize;

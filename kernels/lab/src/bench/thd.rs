@@ -1,8 +1,8 @@
-//! How fast the helper kernels are, against a device copy of the same bytes in the same run.
+//! Speed of the helper kernels, against a device copy of as many bytes in the same run.
 //!
-//! A figure is the median of repetitions of a recorded graph of launches; each launch works on buffers of its own, more
-//! of them than the L2 cache holds. *Bytes* are those that an operation must move: what it reads and what it writes, once
-//! each. The peer is the driver's own copy, moving as many bytes in the same way.
+//! A figure is the median of repetitions of a recorded graph. Each launch of the graph works on buffers of its own,
+//! more of them than the L2 cache holds. *Bytes* are those that an operation must move: what it reads and what it
+//! writes, once each. The peer is the driver's own copy, which moves as many bytes in the same way.
 
 use std::io::Write;
 
@@ -101,7 +101,7 @@ fn moves(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), Benc
     Ok(())
 }
 
-/// Bytes of real elements, of `each` bytes an element.
+/// Returns the bytes of real elements, of `each` bytes an element.
 fn elements(rows: usize, each: usize) -> usize {
     rows * HEADS * DIM * each
 }
@@ -159,7 +159,7 @@ fn gradients(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), 
 }
 
 fn statistics(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), BenchError> {
-    /// Heads enough for more bytes than a launch costs.
+    /// The number of heads that makes a launch's bytes cost more than the launch.
     const MANY_HEADS: usize = 128;
     let (gpu, rows, real) = (pools.gpu, pack.rows, real(&pack.runs));
     let buffers = SlotBuffers::new(gpu, &pack.runs, rows)?;
@@ -195,7 +195,7 @@ fn statistics(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(),
     Ok(())
 }
 
-/// Everything that a step's tables need: launch-bound, so that only the time counts.
+/// Measures everything that a step's tables need. The launches dominate, so that only the time counts.
 fn metadata(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), BenchError> {
     let gpu = pools.gpu;
     let cut = Cut { cp: 4, balance: Balance::DualChunk };
@@ -274,7 +274,7 @@ fn metadata(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), B
     Ok(())
 }
 
-/// Cases that a launch costs more than their bytes do.
+/// Measures cases whose launch costs more than their bytes do.
 fn small(pools: &Pools, to: &mut dyn Write) -> Result<(), BenchError> {
     let gpu = pools.gpu;
     let pack = pack("small: 8 × 64", 8, 64, false);

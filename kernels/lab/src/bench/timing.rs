@@ -1,42 +1,45 @@
-//! How long launches take.
+//! Times of launches.
 //!
-//! It also depends on what the GPU did before. Seen on an H200 with a limit of 700 W: after a rest it draws 740 to 750 W
-//! at 1770 MHz for about 0.75 s; then its power controller steps in, and at 0.85 s a launch of 1.22 ms takes 1.52. From
-//! then on the clock swings around the limit, 1620 to 1755 MHz with a period of about 0.8 s: a launch is up to 3 % faster
-//! or slower, less and less over seconds. So nothing counts before the first dip is over, and then whole swings count:
-//! their mean is what a long run gets, where a short look, or a median, picks a phase. Otherwise the one that is measured
-//! after a rest, ours or the peer's, seems faster than the one that follows another's load.
+//! The time of a launch depends on what the GPU did before. Seen on an H200 with a limit of 700 W: after a rest it
+//! draws 740 to 750 W at 1770 MHz for about 0.75 s. Then its power controller steps in, and at 0.85 s a launch of
+//! 1.22 ms takes 1.52. From then on the clock swings around the limit, 1620 to 1755 MHz with a period of about 0.8 s:
+//! a launch is up to 3 % faster or slower, less and less over seconds.
+//!
+//! So nothing counts before the first dip is over, and then whole swings count. Their mean is what a long run gets; a
+//! short look, or a median, picks a phase. Otherwise whichever is measured after a rest, ours or the peer's, seems
+//! faster than the one that follows another's load.
 
 use std::time::{Duration, Instant};
 
 use seamproof_kernels::gpu::Graph;
 use seamproof_kernels::{Gpu, KernelError};
 
-/// How a figure is taken.
+/// The way in which a figure is taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// Sets of tensors that launches take in turn.
+    /// The sets of tensors that launches take in turn.
     pub(super) sets: usize,
-    /// Launches of a repetition.
+    /// The launches of a repetition.
     pub(super) launches: usize,
-    /// Repeated so long before anything counts, at least once: a GPU that rested runs faster than its power limit allows.
+    /// The time of repetitions before anything counts, at least one. A GPU that rested runs faster than its power
+    /// limit allows.
     pub(super) warm_up: Duration,
-    /// Repeated so long, at least once; the mean counts.
+    /// The time of the repetitions whose mean counts, at least one.
     pub(super) measured: Duration,
 }
 
-/// Warm-up until the power controller's first dip is over, then three of its swings.
+/// The warm-up lasts until the power controller's first dip is over. Then three of its swings are measured.
 pub(super) const TIMING: Timing = Timing {
     sets: 2,
     launches: 8,
     warm_up: Duration::from_millis(1500),
     measured: Duration::from_millis(2400),
 };
-/// A launch that takes longer is in a graph once for each set: what lies between launches is nothing to it, and a graph
-/// of more would end long after the time is over.
+/// The milliseconds from which a launch is in a graph only once for each set. The gaps between such launches do not
+/// matter, and a longer graph would end long after the time is over.
 const SLOW_MS: f64 = 20.0;
 
-/// Mean milliseconds of a launch, which is told the set of tensors whose turn it is.
+/// Returns the mean milliseconds of a launch, which is told the set of tensors whose turn it is.
 pub(super) fn time(gpu: &Gpu, launch: impl Fn(usize) -> Result<(), KernelError>) -> Result<f64, KernelError> {
     let graph =
         |launches: usize| gpu.record(|| (0..launches).try_for_each(|number| launch(number % TIMING.sets)));
@@ -45,7 +48,7 @@ pub(super) fn time(gpu: &Gpu, launch: impl Fn(usize) -> Result<(), KernelError>)
     Ok(mean_ms(&graph(launches)?, TIMING.warm_up, TIMING.measured)? / launches as f64)
 }
 
-/// Median milliseconds of a recorded graph, after a warm-up of at least one repetition.
+/// Returns the median milliseconds of a recorded graph, after a warm-up of at least one repetition.
 pub(super) fn median_ms(graph: &Graph, warm_up: Duration, repetitions: usize) -> Result<f64, KernelError> {
     repeated(warm_up, || graph.time())?;
     let mut times = (0..repetitions).map(|_| graph.time()).collect::<Result<Vec<f32>, _>>()?;
@@ -53,13 +56,14 @@ pub(super) fn median_ms(graph: &Graph, warm_up: Duration, repetitions: usize) ->
     Ok(f64::from(times[times.len() / 2]))
 }
 
-/// Mean milliseconds of a recorded graph that is repeated for a time, after a warm-up; each of at least one repetition.
+/// Returns the mean milliseconds of a recorded graph that is repeated for a time, after a warm-up. Both have at least
+/// one repetition.
 fn mean_ms(graph: &Graph, warm_up: Duration, measured: Duration) -> Result<f64, KernelError> {
     repeated(warm_up, || graph.time())?;
     Ok(mean(&repeated(measured, || graph.time())?))
 }
 
-/// What each repetition took, repeated until a time on the clock is over, at least once.
+/// Returns the time of each repetition, repeated until a time on the clock is over, at least once.
 fn repeated<E>(time: Duration, mut repetition: impl FnMut() -> Result<f32, E>) -> Result<Vec<f32>, E> {
     let begin = Instant::now();
     let mut times = vec![repetition()?];

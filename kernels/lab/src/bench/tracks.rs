@@ -51,7 +51,7 @@ pub(super) struct Cell {
 }
 
 impl Column {
-    /// What the mask is called.
+    /// Returns the name of the mask.
     pub(super) fn mask_name(&self) -> &'static str {
         match self.mask {
             Mask { right: None, .. } => "full",
@@ -93,19 +93,19 @@ impl Track {
 }
 
 impl Cell {
-    /// Floating-point operations of the forward on visible pairs of real tokens: two products.
+    /// Returns the floating-point operations of the forward on visible pairs of real tokens: two products.
     pub(super) fn operations(&self) -> f64 {
         4.0 * (self.column.dim * self.column.heads.q) as f64 * self.problem.pairs() as f64
     }
 }
 
-/// The tracks of this project.
+/// Returns the tracks of this project.
 pub(super) fn tracks() -> Result<Vec<Track>, BenchError> {
     let text = include_str!("../../bench/tracks.json");
     serde_json::from_str(text).map_err(|error| BenchError::Tracks(error.to_string()))
 }
 
-/// The cells of the named tracks and columns, of all where none is named, track by track.
+/// Returns the cells of the named tracks and columns, of all where none is named, track by track.
 pub(super) fn cells(tracks: &[Track], [rows, columns]: [&[String]; 2]) -> Result<Vec<Cell>, BenchError> {
     let rows = chosen("track", tracks, |track| &track.name, rows)?;
     let columns = chosen("column", &COLUMNS, |column| column.name, columns)?;

@@ -1,9 +1,9 @@
-//! Attention calls that no schedule makes: several runs of keys to a segment, bounds of any kind, rows of any step, sinks of
-//! −∞.
+//! Attention calls that no schedule makes: several runs of keys to a segment, bounds of any kind, rows of any step,
+//! sinks of −∞.
 //!
-//! A *call* is drawn, and its results on the CPU are those of the serial kernel with the tiles of the simple kernels. These
-//! must give the same bits in every row, written or not. The kernels on tensor cores, in each shape and in both orders of the
-//! backward, must come near in rows that are real, and give the same bits in all others.
+//! A *call* is drawn. Its results on the CPU are those of the serial kernel with the tiles of the simple kernels,
+//! which must give the same bits in every row, written or not. The kernels on tensor cores run in each shape, and in
+//! both orders of the backward. They must come near in real rows, and give the same bits in all others.
 
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
 use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
@@ -19,19 +19,21 @@ use super::draw::Draw;
 use super::mismatch::Mismatch;
 use super::passes::{Kernels, Launches};
 
-/// Rows of queries, and of keys.
+/// The two sides: rows of queries, and of keys.
 const SIDES: usize = 2;
 const SEGMENTS_MAX: usize = 4;
-/// Lengths of runs: about tiles of 64 and 128 rows, and two tiles of the shape in clusters.
+/// The lengths of runs: near tiles of 64 and 128 rows, and near two tiles of the shape in clusters.
 const LENGTHS: [usize; 12] = [0, 1, 5, 63, 64, 65, 100, 127, 129, 150, 257, 300];
-/// Keys of a segment that all its rows see: of four to eight tiles, which go around in the backward (`goes_around`).
+/// The keys of a segment that all its rows see: of four to eight tiles, which go around in the backward
+/// (`goes_around`).
 const AROUND: [usize; 5] = [390, 512, 700, 897, 1024];
-/// Keys are dealt to so many runs of a segment.
+/// The most runs that a segment's keys are dealt to.
 const RUNS_MAX: usize = 4;
-/// What lies in results before a launch, but in the largest logit.
+/// The number in results before a launch, apart from the largest logit.
 const BEFORE: f32 = 7.0;
-/// What results on tensor cores may be off by where no number is above 2: two roundings to the tensors' format; and of
-/// gradients, as a share of the largest one, and where dP and D cancel. LSE is made of f32.
+/// The most that results on tensor cores may be off by where no number is above 2. `OUT` is two roundings to the
+/// tensors' format. `GRADIENT` is a share of the largest gradient, and `CANCELLED` is for dP and D that cancel.
+/// `STATISTIC` is for the LSE, which is made in f32.
 const OUT: f32 = 1.0 / 128.0;
 const GRADIENT: f32 = 1.0 / 64.0;
 const CANCELLED: f32 = 1.0 / 4096.0;
@@ -47,7 +49,7 @@ struct Case {
     out: Format,
 }
 
-/// Where the next run may begin: rows of a tensor with a step belong to as many interleaved *phases*.
+/// The room for the next run. Rows of a tensor with a step belong to as many interleaved *phases*.
 struct Room {
     step: usize,
     phase: usize,
@@ -80,7 +82,7 @@ fn segment(draw: &mut Draw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
         })
         .collect();
     let all: usize = kv.iter().map(|run| run.len).sum();
-    // Bounds about where keys begin and end for some row.
+    // Bounds are near where keys begin and end for some row.
     let mut bound = || draw.below(all + len + 3) as i64 - len as i64 - 1;
     let (a, b) = (bound(), bound());
     let (lo, hi) = (Some(a.min(b)), Some(a.max(b)));
@@ -89,7 +91,7 @@ fn segment(draw: &mut Draw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
     Segment { q, kv, lo, hi }
 }
 
-/// A segment without a mask whose tiles of keys go around.
+/// Returns a segment without a mask whose tiles of keys go around.
 fn segment_around(draw: &mut Draw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
     let (rows, seen) = (draw.pick(&LENGTHS), draw.pick(&AROUND));
     Segment { q: queries.run(draw, rows), kv: vec![keys.run(draw, seen)], lo: None, hi: None }
@@ -104,7 +106,7 @@ impl Case {
         let count = 1 + draw.below(if around { 2 } else { SEGMENTS_MAX });
         let make = if around { segment_around } else { segment };
         let segments = (0..count).map(|_| make(draw, [&mut queries, &mut keys])).collect();
-        // Tiles of keys of a group go down.
+        // The tiles of keys of a group go down.
         let heads = draw.pick(if around {
             &[Heads { q: 2, kv: 2 }, Heads { q: 1, kv: 1 }]
         } else {
@@ -128,7 +130,7 @@ impl Case {
         }
     }
 
-    /// Which rows of a side are real.
+    /// Returns which rows of a side are real.
     fn real(&self, side: usize) -> Vec<bool> {
         let mut real = vec![false; self.rows[side]];
         for segment in &self.call.segments {
@@ -138,7 +140,7 @@ impl Case {
         real
     }
 
-    /// q, k, v, dout: numbers between −2 and 2 in real rows, NaN in all others.
+    /// Returns q, k, v and dout: numbers between −2 and 2 in real rows, NaN in all others.
     fn inputs(&self, draw: &mut Draw) -> [Tensor; 4] {
         let [q_rows, kv_rows] = self.rows;
         let (Heads { q, kv }, [dim, dim_v]) = (self.heads, self.dims);
@@ -171,7 +173,7 @@ impl Case {
         tensor
     }
 
-    /// out, lse, max_logit, dq, dk and dv before anything is launched.
+    /// Returns out, lse, max_logit, dq, dk and dv as they are before a launch.
     fn results(&self) -> [Tensor; 6] {
         let [q_rows, kv_rows] = self.rows;
         let (Heads { q, kv }, [dim, dim_v]) = (self.heads, self.dims);
@@ -185,7 +187,7 @@ impl Case {
         ]
     }
 
-    /// What the CPU makes of it.
+    /// Returns the results of the CPU.
     fn twin(&self, [q, k, v, dout]: &[Tensor; 4], sink: &[f32]) -> [Tensor; 6] {
         let [mut out, mut lse, mut max_logit, mut dq, mut dk, mut dv] = self.results();
         let tiles = Tiles { q: 1, kv: KEY_TILE };
@@ -211,18 +213,18 @@ impl Case {
     }
 }
 
-/// A case on the GPU: what is read, and what is written.
+/// A case on the GPU: the tensors that are read, and those that are written.
 struct Placed<'g> {
     gpu: &'g Gpu,
     case: &'g Case,
     inputs: [(DeviceBuffer, [usize; 3]); 4],
     sink: Option<DeviceBuffer>,
     results: [(DeviceBuffer, Tensor); 6],
-    /// What the forward saved, as the CPU has it, NaN in rows that are not real.
+    /// The results that the forward saved, as the CPU has them, with NaN in rows that are not real.
     saved: [DeviceBuffer; 2],
 }
 
-/// What is launched.
+/// A way to run a case.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Simple,
@@ -236,7 +238,7 @@ impl Way {
         match self {
             Way::Simple => Kernels::Simple,
             Way::Forward(shape) => Kernels::Tuned(shape, how(DqOrder::Fixed)),
-            // A backward has one shape: that of a forward is not looked at.
+            // A backward has one shape. The forward's shape is not looked at.
             Way::Backward(order) => Kernels::Tuned(TileShape::Long, how(order)),
         }
     }
@@ -308,7 +310,7 @@ impl<'g> Placed<'g> {
         }
     }
 
-    /// The first result of a launch that is not as the CPU's.
+    /// Returns the first result of a launch that is not as the CPU's.
     fn wrong(&self, way: Way, twin: &[Tensor; 6]) -> Result<Option<String>, KernelError> {
         for (buffer, tensor) in &self.results {
             self.gpu.write_elements(buffer.area(), tensor.values(), tensor.format())?;
@@ -330,7 +332,7 @@ impl<'g> Placed<'g> {
         Ok(None)
     }
 
-    /// By how much real rows of a result may be off.
+    /// Returns how far real rows of a result may be off.
     fn allowed(&self, index: usize, want: &Tensor) -> f32 {
         let real = self.case.real(usize::from(index > 3));
         let row = want.shape()[1] * want.shape()[2];
@@ -343,7 +345,7 @@ impl<'g> Placed<'g> {
         }
     }
 
-    /// Where a result differs: at all, or where it may be `near` in real rows by more than that.
+    /// Returns where a result differs. With `near`, real rows may differ by so much.
     fn difference(&self, (index, got): (usize, &[f32]), want: &Tensor, near: Option<f32>) -> Option<String> {
         let real = self.case.real(usize::from(index > 3));
         let ([_, heads, dim], rows) = (want.shape(), self.case.rows[0]);
@@ -362,7 +364,8 @@ impl<'g> Placed<'g> {
     }
 }
 
-/// Calls from a seed, in every way; the first way of a call that is wrong, and no further than to `enough` calls.
+/// Checks calls from a seed in every way. Returns the first way of each call that is wrong, and stops after `enough`
+/// such calls.
 pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = Vec::new();
     for case in 0..calls {
@@ -393,7 +396,7 @@ mod tests {
     use super::*;
     use seamproof_kernels::attend::CallTables;
 
-    /// What schedules do not make is drawn, and the CPU takes it.
+    /// Calls that no schedule makes are drawn, and the CPU takes them.
     #[test]
     fn drawn_calls_have_several_runs_steps_and_bounds() {
         let cases: Vec<Case> = (0..300).map(|case| Case::draw(&mut Draw::new(1, case))).collect();

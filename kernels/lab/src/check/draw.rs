@@ -6,7 +6,7 @@ use seamproof_kernels::tables::Cut;
 use seamproof_oracle::{Balance, Run};
 use seamproof_simulator::shard::{Shard, span_multiple};
 
-/// A case's choices, and what they were.
+/// The choices of a case, and a text about them.
 pub(super) struct Draw {
     rng: ChaCha8Rng,
     pub(super) what: String,
@@ -24,7 +24,7 @@ impl Draw {
         self.rng.next_u32()
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(super) fn below(&mut self, end: usize) -> usize {
         (self.rng.next_u64() % end.max(1) as u64) as usize
     }
@@ -42,7 +42,7 @@ impl Draw {
         self.what.push_str("; ");
     }
 
-    /// How a batch is cut.
+    /// Returns a cut of a batch.
     pub(super) fn cut(&mut self, any_stripe: bool) -> Cut {
         let cp = self.pick(&[1, 1, 2, 2, 3, 4, 8, 5]);
         let stripe = if any_stripe { self.pick(&[1, 1, 2, 3, 16]) } else { 1 };
@@ -56,7 +56,7 @@ impl Draw {
         Cut { cp, balance }
     }
 
-    /// Runs in order of rows whose spans are multiples of `unit`, and the rows of their tensor.
+    /// Returns runs in order of rows, whose spans are multiples of `unit`, and the rows of their tensor.
     pub(super) fn runs(&mut self, unit: usize, rows_max: usize) -> (Vec<Run>, usize) {
         let count = match self.below(10) {
             0 => 0,
@@ -87,7 +87,7 @@ impl Draw {
         (runs, rows)
     }
 
-    /// A batch cut over ranks.
+    /// Returns a batch cut over ranks.
     pub(super) fn shard(&mut self, cut: Cut) -> Shard {
         let unit = span_multiple(cut.balance, cut.cp);
         let (runs, rows) = self.runs(unit, 4096);

@@ -8,10 +8,10 @@ use seamproof_simulator::helpers::{self, Half, Numbers, Part, Statistic, Style, 
 use super::draw::Draw;
 use super::image::{Field, Image, ImageLaunch, PlacedImage, SlotFields};
 
-/// Heads and elements of a head: what fits a vector, what does not, and more heads than a tile.
+/// The heads and the elements of a head: what fits a vector, what does not, and more heads than a tile.
 const SHAPES: [(usize, usize); 9] =
     [(1, 8), (2, 64), (3, 16), (16, 64), (1, 1), (5, 3), (2, 72), (1100, 2), (7, 128)];
-/// Running and step formats.
+/// The formats of running tensors and of steps.
 const FORMATS: [(Format, Format); 5] = [
     (Format::F32, Format::F32),
     (Format::F32, Format::Bf16),
@@ -19,11 +19,11 @@ const FORMATS: [(Format, Format); 5] = [
     (Format::Bf16, Format::Bf16),
     (Format::Fp16, Format::Fp16),
 ];
-/// Elements of a tensor, at most.
+/// The most elements of a tensor.
 const ELEMENTS_MAX: usize = 1 << 17;
 
 impl Draw {
-    /// A number of a format: plain ones, tiny ones, zeros of both signs.
+    /// Returns a number of a format: a plain or tiny one, or a zero of either sign.
     fn number(&mut self, format: Format) -> f32 {
         let plain = self.bits() as i32 as f32 / 1e6_f32;
         let value = match self.below(16) {
@@ -36,7 +36,7 @@ impl Draw {
         format.round_f32(value)
     }
 
-    /// A statistic's number: −∞ now and then; near ones, far ones.
+    /// Returns a statistic's number: −∞ now and then, near ones, far ones.
     fn logarithm(&mut self) -> f32 {
         match self.below(8) {
             0 => f32::NEG_INFINITY,
@@ -58,7 +58,8 @@ impl Draw {
         self.runs(unit, 1500)
     }
 
-    /// The same, or slots of which a half has all rows of some warps, in a tensor that is read four rows at a time.
+    /// Returns small slots, or slots of which a half has all rows of some warps, in a tensor that is read four rows
+    /// at a time.
     fn small_or_long(&mut self) -> (Vec<Run>, usize) {
         if self.one_in(2) {
             return self.small();
@@ -67,7 +68,7 @@ impl Draw {
         (runs, rows.next_multiple_of(8))
     }
 
-    /// Random numbers where `rows` say, poison elsewhere.
+    /// Returns random numbers where `rows` say, and poison elsewhere.
     fn numbers(
         &mut self,
         rows: &[usize],
@@ -96,7 +97,8 @@ impl Draw {
     }
 }
 
-/// The poison as a number of a format: what its bytes mean, so that untouched elements come back as they were.
+/// Returns the poison as a number of a format. Its bytes are the poison's, so that untouched elements come back as
+/// they were.
 fn poison_of(image: &Image, format: Format) -> f32 {
     match format {
         Format::F32 => f32::from_le_bytes([image.poison; 4]),
@@ -104,7 +106,7 @@ fn poison_of(image: &Image, format: Format) -> f32 {
     }
 }
 
-/// The bytes of numbers; NaN, which only poison is, as the poison's bytes.
+/// Returns the bytes of numbers. Only poison is NaN, and is stored as the poison's bytes.
 fn bytes_of(values: &[f32], format: Format, poison: u8) -> Vec<u8> {
     let bytes = |&value: &f32| match format {
         _ if value.is_nan() => vec![poison; format.bits() as usize / 8],
@@ -160,7 +162,7 @@ fn put_statistic(
     TensorField { field, rows: before.rows, heads, dim: 1, format: Format::F32 }
 }
 
-/// A part of slots with its row pairs.
+/// A part of slots, with its row pairs.
 struct PartRows {
     slots: SlotFields,
     runs: Vec<Run>,
@@ -179,7 +181,7 @@ fn rows(draw: &mut Draw, image: &mut Image) -> PartRows {
     PartRows { slots: image.slots(&runs, total), runs, total, part, pairs, running, step }
 }
 
-/// Heads, dim and formats of a case, and bytes that its tensors lie off the alignment.
+/// Returns heads, dim and formats of a case, and by how many bytes its tensors lie off the alignment.
 fn shape(draw: &mut Draw, total: usize) -> ((usize, usize), (Format, Format), usize) {
     let (mut heads, dim) = draw.pick(&SHAPES);
     while total * heads * dim > ELEMENTS_MAX && heads > 1 {
@@ -206,7 +208,7 @@ pub(super) fn statistics(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     })
 }
 
-/// A weight needs a total that its statistic is part of.
+/// Raises totals to the statistics that are part of them, as weights need it.
 fn totals(pairs: &[(usize, usize)], lse: &mut Statistic, step: &Statistic, heads: usize) {
     for head in 0..heads {
         for &(running, row) in pairs {
@@ -232,7 +234,7 @@ pub(super) fn merge_out(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     if style != Style::Running {
         totals(&pairs, &mut lse, &step_lse, heads);
     }
-    // An empty row's out may be anything.
+    // The out of an empty row may be anything.
     for (head, &row) in (0..heads).flat_map(|head| step.iter().map(move |row| (head, row))) {
         if step_lse.values[head * step_rows + row] == f32::NEG_INFINITY {
             let first = (row * heads + head) * dim;
@@ -290,7 +292,7 @@ pub(super) fn half_statistic(draw: &mut Draw, image: &mut Image) -> ImageLaunch 
         let (source, target) = if write { (half_row, row) } else { (row, half_row) };
         after.values[head * to_rows + target] = from.values[head * from.rows + source];
     }
-    // Only the rows that a slot owns are poison-free: the rest of a half that is filled is no poison either.
+    // Only rows that a slot owns are free of poison. Where the rest of a half is filled, there is no poison either.
     let from = put_statistic(image, "from", [&from, &from], heads);
     let to = put_statistic(image, "to", [&before, &after], heads);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
@@ -311,7 +313,7 @@ pub(super) fn max_logit(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     let poison = poison_of(image, Format::F32);
     let mut rows_max = draw.statistic(&real, total, heads, poison);
     if draw.one_in(3) {
-        // Nothing but zeros of both signs, and numbers below.
+        // Statistics are zeros of both signs.
         let real = rows_max.values.iter_mut().filter(|value| value.to_bits() != poison.to_bits());
         real.for_each(|value| *value = if *value > 0.0 { 0.0 } else { -0.0 });
     }
@@ -336,11 +338,11 @@ pub(super) fn max_logit(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
 mod tests {
     use super::*;
 
-    /// Half rows of a warp that has four rows a lane, and rows of a line of memory.
+    /// The half rows of a warp that has four rows a lane, and the rows of a line of memory.
     const WARP_ROWS: usize = 128;
     const LINE_ROWS: usize = 32;
 
-    /// The rows of whole warps whose half rows are one piece of a half, on 16 bytes.
+    /// Returns the first rows of whole warps whose half rows are one piece of a half, on 16 bytes.
     fn pieces(runs: &[Run], half: usize) -> Vec<usize> {
         let of_run = |run: &Run| {
             let (offset, first, chunk) = (run.offset, run.offset / 2, run.span / 2);
@@ -351,7 +353,8 @@ mod tests {
         runs.iter().flat_map(of_run).collect()
     }
 
-    /// Half statistics whose warps are of one piece, on one place of a line of memory there and on another one here.
+    /// Half statistics have warps of one piece. They lie in one place of a line of memory on one side, and in another
+    /// on the other.
     #[test]
     fn half_statistics_have_warps_of_one_piece() {
         let (mut of_one_piece, mut turned) = (0, 0);

@@ -1,9 +1,10 @@
 //! Attention on rows that are far from where their tensors begin: products of rows and elements must be 64 bits wide.
 //!
-//! The same few sequences lie in two *layouts*: one after the other in small tensors, and in tensors of more than 2^31 elements
-//! and 2^32 bytes at the first rows, across both of these bounds, and at the last rows. Every kernel must write the same bits
-//! to their rows in both. All else holds NaN, and memory as long as a tensor lies before the first one and behind the last: an
-//! address that wraps reads a wrong number, or leaves unwritten what it should write.
+//! The same few sequences lie in two *layouts*. In one they follow each other in small tensors. In the other they lie
+//! in tensors of more than 2^31 elements and 2^32 bytes: at the first rows, across both of these bounds, and at the
+//! last rows. Every kernel must write the same bits to their rows in both. All else holds NaN, and memory as long as
+//! a tensor lies before the first one and behind the last. So an address that wraps reads a wrong number, or leaves
+//! unwritten what it should write.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -19,17 +20,17 @@ use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 use super::mismatch::Mismatch;
 use super::passes::{Kernels, Launches};
 
-/// Elements of a row of queries and of one of keys, for each of [`SIZES`].
+/// The elements of a row of queries and of a row of keys, for each of [`SIZES`].
 const ROW: [usize; 2] = [512, 128];
-/// Head dims, and heads that make such rows: one for each instance.
+/// The head dims, and the heads that make such rows: one pair for each instance.
 const SIZES: [(usize, Heads); 2] = [(64, Heads { q: 8, kv: 2 }), (128, Heads { q: 4, kv: 1 })];
 const BYTES: usize = 2;
-/// Rows of queries and of keys in far tensors: a little more than 2^31 elements each.
+/// The rows of queries and of keys in far tensors: a little more than 2^31 elements each.
 const FAR_ROWS: [usize; 2] = [(1 << 22) + (1 << 12), (1 << 24) + (1 << 14)];
-/// Real rows of each sequence, of queries and of keys, of so many that it owns.
+/// The real rows of each sequence, of queries and of keys.
 const LENGTHS: [[usize; 2]; 4] = [[150, 190], [257, 257], [200, 230], [290, 300]];
 const SPAN: usize = 300;
-/// Rows of a sequence that lie before a bound which it crosses.
+/// The rows of a sequence before the bound that it crosses.
 const BEFORE: usize = 100;
 const NAN: u8 = 0xff;
 const FIXED: BackwardMode = BackwardMode { order: DqOrder::Fixed, update: GradientUpdate::Overwrite };
@@ -41,13 +42,13 @@ const KERNELS: [Kernels; 5] = [
     Kernels::Tuned(TileShape::Middle, FIXED),
     Kernels::Tuned(TileShape::Short, FIXED),
 ];
-/// Sides of the tensors that lie one behind the other: queries are 0, keys 1.
+/// The tensors, which lie one behind the other, and their sides: queries are 0, keys 1.
 const TENSORS: [(&str, usize); 8] =
     [("q", 0), ("k", 1), ("v", 1), ("dout", 0), ("out", 0), ("dq", 0), ("dk", 1), ("dv", 1)];
-/// The first of them that is a result; those before are filled once.
+/// The first of the tensors that is a result. Those before are filled once.
 const RESULTS: usize = 4;
 
-/// Where sequences lie.
+/// The layout of the sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     Packed,
@@ -55,7 +56,7 @@ enum Layout {
 }
 
 impl Layout {
-    /// Of a side's tensors.
+    /// Returns the rows of a side's tensors.
     fn rows(self, side: usize) -> usize {
         match self {
             Layout::Packed => SPAN * LENGTHS.len(),
@@ -67,9 +68,9 @@ impl Layout {
         self.rows(side) * ROW[side] * BYTES
     }
 
-    /// The sequences' rows of a side.
+    /// Returns the sequences' rows of a side.
     fn runs(self, side: usize) -> [Run; LENGTHS.len()] {
-        // The first row behind 2^31 bytes; twice as far are 2^32 bytes, and 2^31 elements.
+        // This is the first row behind 2^31 bytes. Twice as far are 2^32 bytes, and 2^31 elements.
         let bound = (1 << 31) / (ROW[side] * BYTES);
         let far = [0, bound - BEFORE, 2 * bound - BEFORE, FAR_ROWS[side] - SPAN];
         std::array::from_fn(|index| {
@@ -78,7 +79,7 @@ impl Layout {
         })
     }
 
-    /// Every sequence with a diagonal that ends in the corner.
+    /// Returns the call of every sequence, with a diagonal that ends in the corner.
     fn call(self, dim: usize) -> AttentionCall {
         let both = self.runs(0).into_iter().zip(self.runs(1));
         let segment = |(q, kv): (Run, Run)| {
@@ -90,14 +91,14 @@ impl Layout {
     }
 }
 
-/// Numbers between -2 and 2 in bf16.
+/// Returns numbers between -2 and 2 in bf16.
 fn numbers(seed: u64, count: usize) -> Vec<u8> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut number = || f64::from(rng.next_u32() >> 16) / f64::from(1 << 14) - 2.0;
     (0..count).flat_map(|_| (Format::Bf16.encode(number()) as u16).to_le_bytes()).collect()
 }
 
-/// For each part of the results the name of its tensor, its sequence, and what is there.
+/// Parts of the results: the name of a tensor, its sequence, and what is there.
 type Parts<T> = Vec<(&'static str, usize, T)>;
 
 /// The tensors of a layout.
@@ -105,7 +106,7 @@ struct Memory<'g> {
     gpu: &'g Gpu,
     layout: Layout,
     all: DeviceBuffer,
-    /// `[heads, rows]` for the most heads.
+    /// The LSE `[heads, rows]`, for the most heads.
     lse: DeviceBuffer,
     max_logit: DeviceBuffer,
 }
@@ -133,7 +134,7 @@ impl<'g> Memory<'g> {
         Ok(memory)
     }
 
-    /// A tensor; behind the memory before the first one.
+    /// Returns a tensor. The first one lies behind as much other memory.
     fn tensor(&self, tensor: usize) -> Result<Area<'_>, KernelError> {
         let before: usize = TENSORS[..tensor].iter().map(|&(_, side)| self.layout.bytes(side)).sum();
         let start = self.layout.bytes(0) + before;
@@ -145,7 +146,7 @@ impl<'g> Memory<'g> {
         self.tensor(tensor)?.part(first * row..(first + count) * row)
     }
 
-    /// Every area that a forward and a backward of so many heads write.
+    /// Returns every area that a forward and a backward of so many heads write.
     fn results(&self, heads: usize) -> Result<Parts<Area<'_>>, KernelError> {
         let mut areas = Vec::new();
         for (tensor, (name, side)) in TENSORS.into_iter().enumerate().skip(RESULTS) {
@@ -162,7 +163,7 @@ impl<'g> Memory<'g> {
         Ok(areas)
     }
 
-    /// What the kernels write to the sequences' rows.
+    /// Returns what the kernels write to the sequences' rows.
     fn written(&self, (dim, heads): (usize, Heads), kernels: Kernels) -> Result<Parts<Vec<u8>>, KernelError> {
         let Memory { gpu, layout, .. } = *self;
         for (_, _, area) in self.results(heads.q)? {
@@ -196,8 +197,8 @@ impl<'g> Memory<'g> {
     }
 }
 
-/// Both passes on every kernel of attention, far from where tensors begin and near; the first difference of each. Needs 44 GB
-/// of the GPU's memory.
+/// Runs both passes on every kernel of attention, far from where tensors begin and near. Returns the first difference
+/// of each. It needs 44 GB of the GPU's memory.
 pub(super) fn check_far(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let (far, packed) = (Memory::new(gpu, Layout::Far)?, Memory::new(gpu, Layout::Packed)?);
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! All memory of one launch, as it is before and as it must be after.
+//! The memory of one launch, as it is before and as it must be after.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use seamproof_oracle::Run;
 
 use super::draw::Draw;
 
-/// Bytes of a guard band, at least.
+/// The least bytes of a guard band.
 const GUARD_BYTES: usize = 96;
-/// Guards at even and odd words: −0.0, which adding zero turns into +0.0, and a signalling NaN, which any arithmetic
-/// makes quiet.
+/// The guards at even and odd words: −0.0, which adding zero turns into +0.0, and a signalling NaN, which any
+/// arithmetic makes quiet.
 const GUARD: [u32; 2] = [0x8000_0000, 0x7fa5_5a11];
-/// What fields are aligned to, before they are moved off it.
+/// The alignment of fields before they are moved off it.
 const ALIGNMENT: usize = 64;
 
 /// A tensor or table in an image.
@@ -34,7 +34,7 @@ impl Image {
         Image { before: Vec::new(), after: Vec::new(), fields: Vec::new(), poison }
     }
 
-    /// Guards up to the next place for a field, `skew` bytes off the alignment.
+    /// Adds guards up to the next place for a field, `skew` bytes off the alignment.
     fn guard(&mut self, skew: usize) {
         let start = self.before.len();
         let end = (start + GUARD_BYTES).next_multiple_of(ALIGNMENT) + skew;
@@ -43,7 +43,7 @@ impl Image {
         self.after.extend_from_slice(&self.before[start..end]);
     }
 
-    /// A field that the launch must turn from one content into another.
+    /// Adds a field that the launch must turn from one content into another.
     pub(super) fn output(&mut self, name: &'static str, skew: usize, before: &[u8], after: &[u8]) -> Field {
         debug_assert_eq!(before.len(), after.len());
         self.guard(skew);
@@ -54,7 +54,7 @@ impl Image {
         Field(self.fields.len() - 1)
     }
 
-    /// A field that the launch may not change.
+    /// Adds a field that the launch may not change.
     pub(super) fn input(&mut self, name: &'static str, skew: usize, contents: &[u8]) -> Field {
         self.output(name, skew, contents, contents)
     }
@@ -64,7 +64,7 @@ impl Image {
         self.input(name, 0, &bytes)
     }
 
-    /// The tables of slots.
+    /// Adds the tables of slots.
     pub(super) fn slots(&mut self, runs: &[Run], rows: usize) -> SlotFields {
         SlotFields {
             offset: self.table("offset", runs.iter().map(|run| run.offset)),
@@ -75,17 +75,17 @@ impl Image {
         }
     }
 
-    /// `bytes` of poison.
+    /// Returns `bytes` of poison.
     pub(super) fn poisoned(&self, bytes: usize) -> Vec<u8> {
         vec![self.poison; bytes]
     }
 
-    /// Guards after the last field.
+    /// Adds guards after the last field.
     pub(super) fn close(&mut self) {
         self.guard(0);
     }
 
-    /// The first byte that is not as it must be, in words, and how many there are.
+    /// Returns, in words, the first byte that is not as it must be, and how many there are.
     pub(super) fn difference(&self, got: &[u8]) -> Option<(String, usize)> {
         let differs = |&place: &usize| got[place] != self.after[place];
         let first = (0..got.len()).find(differs)?;
@@ -99,7 +99,7 @@ impl Image {
     }
 }
 
-/// Random bytes.
+/// Returns random bytes.
 pub(super) fn random_bytes(draw: &mut Draw, count: usize) -> Vec<u8> {
     let words = (0..count.div_ceil(4)).flat_map(|_| draw.bits().to_le_bytes());
     let mut bytes: Vec<u8> = words.collect();

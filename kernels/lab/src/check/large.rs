@@ -1,8 +1,8 @@
 //! A tensor of more than 2^31 elements: every product of rows and elements must be 64 bits wide.
 //!
-//! Bytes and elements both pass 2^31 within the tensor. It lies between stretches as long as itself, so that a product
-//! that wraps reads or writes a wrong place and not one that is nobody's. Halves of slots are as long as the tensor, and so
-//! twice as long together.
+//! Bytes and elements both pass 2^31 within the tensor. It lies between stretches as long as itself, so that a
+//! product that wraps reads or writes a wrong place, and not one outside of the memory. Halves of slots are as long
+//! as the tensor, and so twice as long together.
 
 use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::merge::{DeviceStatistic, DeviceTensor};
@@ -18,17 +18,18 @@ use super::mismatch::Mismatch;
 const HEADS: usize = 16;
 const DIM: usize = 64;
 const ROW_BYTES: usize = HEADS * DIM * 2;
-/// A little more than 2^31 elements.
+/// The rows of a little more than 2^31 elements.
 const ROWS: usize = (1 << 21) + 4096;
 const BYTES: usize = ROWS * ROW_BYTES;
-/// What goes over the bus at once: whole rows.
+/// The whole rows that cross the bus at once.
 const CHUNK_ROWS: usize = 4096;
 const CHUNK: usize = CHUNK_ROWS * ROW_BYTES;
 
-/// ByteRows after which the source repeats itself; 2^20 and 2^21 are no multiples.
+/// The rows after which the source repeats itself. 2^20 and 2^21 are no multiples.
 const PERIOD: usize = 97;
 
-/// The source's rows, as many as a chunk may begin and hold: each full of one finite bf16 that is not 0.
+/// Returns the source's rows, as many as a chunk may begin with and hold. Each is full of one finite bf16 that is not
+/// 0.
 fn pattern() -> Vec<u8> {
     let row = |row: usize| (0x3f80 + (row % PERIOD) as u16).to_le_bytes().repeat(ROW_BYTES / 2);
     (0..PERIOD + CHUNK_ROWS).flat_map(row).collect()
@@ -38,7 +39,7 @@ fn rows_from(pattern: &[u8], first: usize) -> &[u8] {
     &pattern[first % PERIOD * ROW_BYTES..][..CHUNK]
 }
 
-/// The first row of a tensor that is not as the source's.
+/// Returns the first row of a tensor that is not as the source's.
 fn difference(gpu: &Gpu, operation: &'static str, got: Area) -> Result<Option<Mismatch>, KernelError> {
     let pattern = pattern();
     for first in (0..ROWS).step_by(CHUNK_ROWS) {
@@ -61,7 +62,7 @@ fn difference(gpu: &Gpu, operation: &'static str, got: Area) -> Result<Option<Mi
 /// The memory of the check.
 struct Memory {
     all: DeviceBuffer,
-    /// 0, the rows, and twice as many.
+    /// The tables of 0, of the rows, and of twice as many.
     tables: [DeviceBuffer; 3],
     statistics: [DeviceBuffer; 2],
 }
@@ -76,7 +77,7 @@ impl Memory {
             gpu.write(all.area().part(start..start + CHUNK)?, rows_from(&pattern, first))?;
         }
         let table = |number: usize| gpu.upload_i32(&[number as i32]);
-        // A running statistic of nothing, and a step whose share is the whole.
+        // The running statistic is of nothing, and the step's share is the whole.
         let statistics = [gpu.allocate(HEADS * ROWS * 4)?, gpu.allocate(HEADS * ROWS * 4)?];
         for (statistic, value) in statistics.iter().zip([f32::NEG_INFINITY, 0.0]) {
             let words = value.to_le_bytes().repeat(HEADS * CHUNK_ROWS);
@@ -95,19 +96,19 @@ impl Memory {
         self.all.area().part(2 * BYTES..3 * BYTES)
     }
 
-    /// One slot of all rows, without padding.
+    /// Returns one slot of all rows, without padding.
     fn slots(&self) -> Slots<'_> {
         let [first, rows, _] = self.tables.each_ref().map(DeviceBuffer::area);
         Slots { offset: first, span: rows, len: rows, count: 1, rows: ROWS }
     }
 
-    /// The same of twice as many rows.
+    /// Returns one slot of twice as many rows.
     fn slots_of_halves(&self) -> Slots<'_> {
         let [first, _, rows] = self.tables.each_ref().map(DeviceBuffer::area);
         Slots { offset: first, span: rows, len: rows, count: 1, rows: 2 * ROWS }
     }
 
-    /// Both tensors as one, and what has its halves.
+    /// Returns both tensors as one.
     fn whole(&self) -> Result<Area<'_>, KernelError> {
         self.all.area().part(BYTES..3 * BYTES)
     }
@@ -125,11 +126,11 @@ fn tensor(area: Area) -> DeviceTensor {
     DeviceTensor { area, rows: ROWS, heads: HEADS, dim: DIM, format: Format::Bf16 }
 }
 
-/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, moves halves of one of twice as many, and compares
-/// all of it; then runs attention on rows that are as far apart. Needs 44 GB of the GPU's memory.
+/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, moves halves of one of twice as many,
+/// and compares all of it. Then it runs attention on rows that are as far apart. It needs 44 GB of the GPU's memory.
 pub fn check_large(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = check_helpers(gpu)?;
-    // What is looked for in attention is not what was found here.
+    // What was found here would be found in attention again.
     if found.is_empty() {
         found = check_far(gpu)?;
     }

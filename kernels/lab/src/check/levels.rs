@@ -1,13 +1,14 @@
 //! The forward on scores far from 0, where the next number above a score is far away.
 //!
-//! A *climb* is a query that sees scores one after the other, each of them the next f32 above the one before, in the order in
-//! which the kernel takes blocks of keys: from the last key to the first. Every score is a sum of exact products, so that its
-//! weight is known however large it is. V of a climb's key is 1 in a lane of its own: `out` holds the weights, which must be
-//! those of the definition in f64, as far as rounding to the tensors' format allows.
+//! A *climb* is a query that sees scores one after the other, each of them the next f32 above the one before. They
+//! come in the order in which the kernel takes blocks of keys: from the last key to the first. Every score is a sum
+//! of exact products, so that its weight is known however large it is. V of a climb's key is 1 in a lane of its own.
+//! So `out` holds the weights, which must be those of the definition in f64, as far as rounding to the tensors'
+//! format allows.
 //!
-//! Levels, which are scores times the scale in powers of two, are rounded to f32 by a kernel that folds the largest one into
-//! its exponentials (<https://arxiv.org/abs/2407.08608>). What rounding leaves out of a level of 2^30 is up to 64, a factor of
-//! 2^64 that has to be the same in all weights of a row.
+//! Levels are scores times the scale in powers of two. A kernel that folds the largest level into its exponentials
+//! rounds them to f32 (<https://arxiv.org/abs/2407.08608>). What rounding leaves out of a level of 2^30 is up to 64:
+//! a factor of 2^64 that has to be the same in all weights of a row.
 
 use seamproof_kernels::attend::ForwardTensors;
 use seamproof_kernels::forward::TileShape;
@@ -21,25 +22,26 @@ use super::mismatch::Mismatch;
 use crate::problem::{fields, legal};
 use crate::ready::forward_launcher;
 
-/// Keys of a climb: two of the largest blocks.
+/// The keys of a climb: two of the largest blocks.
 const KEYS: usize = 256;
-/// Where a climb's keys are: in blocks of their own, or all in the last one that is taken.
+/// The places of a climb's keys: in blocks of their own, or all in the last block that is taken.
 const PLACES: [[usize; STEPS_MAX]; 2] = [[255, 128, 0], [2, 1, 0]];
 const STEPS_MAX: usize = 3;
-/// Lanes whose products make a score: so many numbers of the smaller significand hold an f32.
+/// The lanes whose products make a score: so many numbers of the smaller significand hold an f32.
 const PIECES: usize = 3;
-/// Rows of several heads may be packed.
+/// The rows of several heads may be packed.
 const HEADS: Heads = Heads { q: 4, kv: 1 };
 const DIMS: [usize; 2] = [64, 128];
-/// Like that of head dim 64, and like none.
+/// The scales: that of head dim 64, and one of no head dim.
 const SCALES: [f32; 2] = [0.125, 0.3];
-/// What weights may be off by: their rounding to 8 bits, and that of exponents up to some hundreds.
+/// The most that weights may be off by: their rounding to 8 bits, and that of exponents up to some hundreds.
 const RELATIVE: f64 = 1.0 / 256.0;
 const ABSOLUTE: f64 = 1.0 / 65_536.0;
-/// LSE and the largest logit are numbers of f32, made in a few operations.
+/// The share that LSE and the largest logit may be off by. Both are made in f32, in a few operations.
 const STATISTIC: f64 = 1.0 / 4_194_304.0;
 
-/// What a format's climbs are made of: the query's first lanes, powers of two of scores, and what all other keys score.
+/// The numbers of a format's climbs: the query's first lanes, the powers of two of scores, and the score of all other
+/// keys.
 struct Reach {
     format: Format,
     query: f32,
@@ -69,7 +71,7 @@ fn climbs(reach: &Reach) -> Vec<Climb> {
     tops.flat_map(of_top).collect()
 }
 
-/// Numbers of the format whose sum is `value`, if so many are enough.
+/// Returns numbers of the format whose sum is `value`, if so many are enough.
 fn pieces(value: f32, format: Format) -> [f32; PIECES] {
     let mut rest = f64::from(value);
     std::array::from_fn(|_| {
@@ -79,7 +81,7 @@ fn pieces(value: f32, format: Format) -> [f32; PIECES] {
     })
 }
 
-/// Weights of a climb and the logarithm of what they are shares of, less the largest logit: by the definition, in f64.
+/// Returns the weights of a climb by the definition, in f64, and the logarithm of their sum.
 fn weights(climb: &Climb, scale: f32) -> (Vec<f64>, f64) {
     let top = climb.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let exponentials =
@@ -88,7 +90,7 @@ fn weights(climb: &Climb, scale: f32) -> (Vec<f64>, f64) {
     (exponentials.map(|weight| weight / sum).collect(), sum.ln())
 }
 
-/// A climb of each sequence.
+/// Sequences with a climb each.
 struct Pack<'a> {
     reach: &'a Reach,
     climbs: &'a [Climb],
@@ -142,7 +144,7 @@ impl Pack<'_> {
         values
     }
 
-    /// The first climb whose results are wrong.
+    /// Returns the first climb whose results are wrong.
     fn wrong(&self, gpu: &Gpu, shape: TileShape) -> Result<Option<Mismatch>, KernelError> {
         let (problem, format) = (self.problem()?, self.reach.format);
         let [q, k, v] =
@@ -180,7 +182,7 @@ impl Pack<'_> {
         }))
     }
 
-    /// What is wrong with the largest logits, which are the same in all heads.
+    /// Returns what is wrong with the largest logits, which are the same in all heads.
     fn wrong_largest(&self, largest: &[f32]) -> Option<String> {
         let top = self.climbs.iter().flatten().copied().fold(f32::NEG_INFINITY, f32::max);
         let want = f64::from(top) * f64::from(self.scale);
@@ -188,7 +190,7 @@ impl Pack<'_> {
         largest.iter().find(is_wrong).map(|_| format!("largest logits {largest:?}, must be {want}"))
     }
 
-    /// What is wrong with a row of a climb.
+    /// Returns what is wrong with a row of a climb.
     fn fault(&self, climb: &Climb, row: &[f32], lse: f32) -> Option<String> {
         let (weights, logarithm) = weights(climb, self.scale);
         for (got, want) in row.iter().zip(&weights) {
@@ -203,12 +205,12 @@ impl Pack<'_> {
     }
 }
 
-/// NaN is near nothing.
+/// Returns whether two numbers are near. NaN is near nothing.
 fn near(got: f32, want: f64, allowed: f64) -> bool {
     (f64::from(got) - want).abs() <= allowed
 }
 
-/// Climbs in every shape, of both head dims and formats; one of each that is wrong.
+/// Checks climbs in every shape, of both head dims and formats. Returns one of each that is wrong.
 pub fn check_levels(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = Vec::new();
     for reach in &REACHES {

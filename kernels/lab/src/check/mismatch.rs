@@ -1,4 +1,4 @@
-//! What a check finds.
+//! Disagreements that a check finds.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use std::fmt;
 pub struct Mismatch {
     /// The operation.
     pub operation: &'static str,
-    /// The case's index.
+    /// The index of the case.
     pub case: u64,
-    /// Which tensor, or guard, and where.
+    /// The tensor or guard, and the place in it.
     pub place: String,
-    /// What the case is.
+    /// A description of the case.
     pub what: String,
-    /// Bytes that differ.
+    /// The number of bytes that differ.
     pub bytes: usize,
 }
 

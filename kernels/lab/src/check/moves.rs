@@ -8,12 +8,12 @@ use seamproof_simulator::helpers::{self, Half, Order, Rest};
 use super::draw::Draw;
 use super::image::{Field, Image, ImageLaunch, PlacedImage, SlotFields, random_bytes};
 
-/// Bytes of rows: of one element up to many heads, and odd ones.
+/// The bytes of rows: of one element up to many heads, and odd ones.
 const ROW_BYTES: [usize; 14] = [1, 2, 3, 4, 6, 8, 16, 24, 32, 80, 128, 256, 1040, 4112];
-/// Bytes of a tensor, at most: the rest of a case's time goes into copying them.
+/// The most bytes of a tensor. With more, copying them would take the rest of a case's time.
 const TENSOR_BYTES: usize = 1 << 20;
 
-/// How rows lie in a case: bytes of a row, and bytes off the alignment of both tensors.
+/// The bytes of a row in a case, and by how many bytes both tensors lie off the alignment.
 struct Width {
     row_bytes: usize,
     skews: [usize; 2],
@@ -44,7 +44,7 @@ impl Draw {
     }
 }
 
-/// ByteRows that are read are random, others poison.
+/// Returns rows that are random where they are read, and poison elsewhere.
 fn source(
     draw: &mut Draw,
     image: &Image,
@@ -59,7 +59,7 @@ fn source(
     bytes
 }
 
-/// Source and target of a case, the target as the twin leaves it.
+/// Returns the source and the target of a case. The target holds what the twin leaves.
 fn tensors(
     draw: &mut Draw,
     image: &mut Image,
@@ -84,7 +84,7 @@ fn rows<'a>(
     Ok(ByteRows { area: place.of(field)?, rows, row_bytes })
 }
 
-/// Whole slots of a rank, for operations that know no ranks.
+/// Returns whole slots, for operations that know no ranks.
 fn plain(draw: &mut Draw, image: &mut Image) -> (Vec<Run>, usize, SlotFields) {
     let unit = draw.pick(&[1, 2, 2, 4, 16]);
     let (runs, total) = draw.runs(unit, 8192);

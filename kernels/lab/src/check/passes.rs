@@ -1,4 +1,4 @@
-//! A forward and a backward on tensors of their own, by any of the kernels, for what launches them again and again.
+//! A forward and a backward on tensors of their own, by any of the kernels, to be launched again and again.
 //!
 //! An *instance* is one of the kernels that a source is compiled to: of a shape, the largest head dim and a format.
 
@@ -13,21 +13,23 @@ use seamproof_simulator::AttentionCall;
 use crate::problem::{fields, legal};
 use crate::ready::{BackwardBuffers, NormalNumbers, weights};
 
-/// NormalNumbers that the largest logits of heads are raised from, in turn: none is smaller, and none is larger.
+/// The numbers that the largest logits of heads are raised from, in turn: none is smaller than the first, and none is
+/// larger than the second.
 const LARGEST: [f32; 2] = [f32::NEG_INFINITY, 1e30];
-/// What lies in all other results before a launch: a number of about 1 in every format, of which a sum differs.
+/// The byte in all other results before a launch. It makes a number of about 1 in every format, from which a sum
+/// differs.
 const BEFORE: u8 = 0x3f;
 
-/// Which kernels run.
+/// The kernels that run.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kernels {
-    /// The simple ones.
+    /// The simple kernels.
     Simple,
-    /// Those on tensor cores.
+    /// The kernels on tensor cores.
     Tuned(TileShape, BackwardMode),
 }
 
-/// What the launches of a forward and a backward of one call take beside tensors.
+/// The tables and memory that the launches of a forward and a backward of one call need beside tensors.
 pub(super) struct Launches {
     kernels: Kernels,
     pub(super) call: CallTables,
@@ -38,7 +40,7 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Of a call on tensors of so many rows of queries and keys, query heads, and lanes of a head.
+    /// Prepares a call on tensors of so many rows of queries and keys, query heads, and lanes of a head.
     pub(super) fn new(
         gpu: &Gpu,
         call: &AttentionCall,
@@ -55,7 +57,7 @@ impl Launches {
         Ok(Launches { kernels, call, tables, rooms, weights })
     }
 
-    /// Launches both.
+    /// Launches both passes.
     pub(super) fn launch(
         &self,
         gpu: &Gpu,
@@ -96,7 +98,7 @@ pub(super) struct Passes<'g> {
 }
 
 impl<'g> Passes<'g> {
-    /// Of a call on a problem's tensors.
+    /// Prepares a call on a problem's tensors.
     pub(super) fn new(
         gpu: &'g Gpu,
         (problem, call): (&'g Problem, &AttentionCall),
@@ -108,13 +110,13 @@ impl<'g> Passes<'g> {
         Ok(Passes { gpu, problem, tensors: BackwardBuffers::new(gpu, problem, numbers)?, launches })
     }
 
-    /// Launches both.
+    /// Launches both passes.
     pub(super) fn launch(&self) -> Result<(), KernelError> {
         let Passes { gpu, problem, tensors, launches } = self;
         launches.launch(gpu, (&tensors.forward.forward(problem), &tensors.backward(problem)))
     }
 
-    /// What `launch` writes, and what it leaves, by the names of results.
+    /// Returns what `launch` writes, and what it leaves, by the names of results.
     pub(super) fn results(
         &self,
         launch: impl FnOnce() -> Result<(), KernelError>,
@@ -131,18 +133,18 @@ impl<'g> Passes<'g> {
     }
 }
 
-/// Lengths that have a tile cut short, whole ones, and more than one in every shape; with padding behind each.
+/// The lengths: a tile cut short, whole ones, and more than one in every shape, with padding behind each.
 const LENGTHS: [usize; 4] = [300, 1, 64, 450];
 const PADDING: usize = 16;
-/// Query heads of a KV head: as many as share tiles, and one.
+/// The query and KV heads: as many query heads to a KV head as share tiles, and one.
 const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
 const DIMS: [usize; 2] = [64, 128];
 const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
-/// What begins the names of the kernels on tensor cores.
+/// The beginnings of the names of the kernels on tensor cores.
 const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];
 
-/// Launches every instance of the kernels on tensor cores, and the simple kernels, forward and backward: small passes for a
-/// tool that watches launches, such as a sanitizer. What they compute is compared elsewhere.
+/// Launches every instance of the kernels on tensor cores, and the simple kernels, forward and backward. These are
+/// small passes for a tool that watches launches, such as a sanitizer. Their results are compared elsewhere.
 pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
     for format in FORMATS {
         let numbers = NormalNumbers::of(gpu, format)?;
@@ -175,7 +177,7 @@ fn small(format: Format, dim: usize, heads: Heads) -> Result<Problem, KernelErro
     legal(ProblemFields { precision: Precision::uniform(format), ..plain })
 }
 
-/// The kernels on tensor cores, each with how often it was launched.
+/// Returns the kernels on tensor cores, each with how often it was launched.
 pub fn instances(gpu: &Gpu) -> impl Iterator<Item = (&str, u64)> {
     let of_tensor_cores = |name: &str| TENSOR_CORES.iter().any(|begin| name.starts_with(begin));
     gpu.launches().filter(move |(name, _)| of_tensor_cores(name))

@@ -9,11 +9,13 @@ use super::mismatch::Mismatch;
 use super::twins::check_until;
 use crate::faults::{Detector, SourceFault};
 
-/// Calls that a planted fault is looked for with: each is launched in many ways, and the CPU's part takes a tenth of a second.
+/// The most calls that a planted fault is looked for with. Each is launched in many ways, and the CPU's part takes a
+/// tenth of a second.
 const CALLS_MAX: u64 = 200;
 
-/// Looks for a planted fault with the comparison that is to show it, on `cases` random cases or calls where it is one of
-/// those: the first disagreement, and whether it is one that the fault names. `None` of a fault that no comparison shows.
+/// Looks for a planted fault with the comparison that must show it, where that draws cases or calls on so many.
+/// Returns the first disagreement, and whether it is one that the fault names; `None` for a fault that no comparison
+/// shows.
 pub fn seen(
     gpu: &Gpu,
     fault: &SourceFault,

@@ -1,12 +1,14 @@
 //! A recorded forward and backward, replayed with other tables at the same addresses.
 //!
-//! *Dealings* of one number of owned rows to one number of sequences make tables of one size: they differ in real lengths, in
-//! owned rows, in first rows and in bounds. The launches of one dealing are recorded as a graph; before each replay the tables
-//! of another are written where the recorded ones were. What a replay writes must be, bit for bit and in every row, what
-//! launches that were made for its dealing write, by the same kernels and with what was chosen for the recorded call.
-//! [`REPLAYED`] says what is recorded: everything that a call can say, and that a launch can be told.
+//! *Dealings* deal one number of owned rows to one number of sequences. So their tables have one size, and differ in
+//! real lengths, in owned rows, in first rows and in bounds. The launches of one dealing are recorded as a graph.
+//! Before each replay, the tables of another dealing are written where the recorded ones were. A replay must write,
+//! bit for bit and in every row, what launches that were made for its dealing write, by the same kernels and with the
+//! choices of the recorded call. [`REPLAYED`] says what is recorded: everything that a call can say, and that a
+//! launch can be told.
 //!
-//! Where dq is summed in any order, rows see keys of two tiles at most: a sum of two terms is one number in either order.
+//! Where dq is summed in any order, rows see keys of two tiles at most: a sum of two terms is one number in either
+//! order.
 
 use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
 use seamproof_kernels::forward::TileShape;
@@ -21,20 +23,21 @@ use super::passes::{Kernels, Passes};
 use crate::problem::{fields, legal};
 use crate::ready::NormalNumbers;
 
-/// Whether tables are written before a replay.
+/// The tables that are written before a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayTables {
-    /// Those of its lengths.
+    /// The tables of the dealing.
     Rewritten,
-    /// None: a planted fault, which must be seen.
+    /// No tables. This is a planted fault, which must be seen.
     Stale,
 }
 
-/// Rows of every tensor, as many times as the step of its rows; those behind the last sequence, and before and between some,
+/// The rows of every tensor, times the step of its rows. Rows behind the last sequence, and before and between some,
 /// are nobody's.
 const ROWS: usize = 3000;
-/// Of each sequence the first row, the real and the owned rows. The first is recorded. Then: as long as there is room; shorter
-/// or empty; nearly all rows one sequence's, from a first row on; none real. Queries of one dealing have the keys of the next.
+/// The first row, the real and the owned rows of each sequence. The first dealing is recorded. The others are: as
+/// long as there is room; shorter or empty; nearly all rows one sequence's, from a first row on; none real. The
+/// queries of one dealing have the keys of the next.
 const DEALINGS: [[(usize, usize, usize); 5]; 5] = [
     [(0, 100, 700), (700, 37, 600), (1300, 1, 500), (1800, 400, 900), (2700, 64, 100)],
     [(0, 700, 700), (700, 600, 600), (1300, 500, 500), (1800, 900, 900), (2700, 100, 100)],
@@ -44,39 +47,39 @@ const DEALINGS: [[(usize, usize, usize); 5]; 5] = [
 ];
 /// The order of the replays: every dealing, the recorded one again after another.
 const REPLAYS: [usize; 6] = [1, 2, 3, 4, 0, 1];
-/// The simple kernels have no shapes.
+/// The shapes of the simple kernels.
 const NO_SHAPES: &[TileShape] = &[];
-/// Walks of the backward go down with groups and up without.
+/// The heads: walks of the backward go down with groups, and up without.
 const GROUPED: Heads = Heads { q: 8, kv: 2 };
 const APART: Heads = Heads { q: 4, kv: 4 };
 const BAND: Mask = Mask { left: Some(300), right: Some(70), align: Alignment::BottomRight };
-/// Keys of two tiles of 128 at most.
+/// A mask whose rows see keys of two tiles of 128 at most.
 const NARROW: Mask = Mask { left: Some(100), ..Mask::CAUSAL };
 const FIXED: BackwardMode = BackwardMode { order: DqOrder::Fixed, update: GradientUpdate::Overwrite };
 
-/// What is recorded.
+/// Passes that are recorded, with all their choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Replayed {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// Forwards on tensor cores; where there is none, both passes run on the simple kernels.
+    /// The shapes of forwards on tensor cores. If there is none, both passes run on the simple kernels.
     shapes: &'static [TileShape],
-    /// Of backwards on tensor cores.
+    /// The mode of backwards on tensor cores.
     how: BackwardMode,
     dims: &'static [usize],
     heads: &'static [Heads],
     masks: &'static [Mask],
     format: Format,
-    /// Rows between one row of a sequence and the next. Sequences begin in each of the rows between in turn.
+    /// The rows from one row of a sequence to the next. Sequences begin in each of the rows between, in turn.
     step: usize,
-    /// Whether keys lie in two runs, the first ones behind the others.
+    /// Whether keys lie in two runs, the first keys behind the others.
     two_runs: bool,
     softcap: Option<f32>,
     sink: Sink,
     policy: RowPolicy,
 }
 
-/// As most calls are.
+/// An ordinary call.
 const PLAIN: Replayed = Replayed {
     name: "plain",
     shapes: &TileShape::ALL,
@@ -91,7 +94,7 @@ const PLAIN: Replayed = Replayed {
     sink: Sink::None,
     policy: RowPolicy::Overwrite,
 };
-/// What calls say beside a mask, at once.
+/// A call that says everything besides a mask at once.
 const EVERYTHING: Replayed = Replayed {
     name: "everything",
     how: BackwardMode { order: DqOrder::Fixed, update: GradientUpdate::Accumulate },
@@ -103,7 +106,7 @@ const EVERYTHING: Replayed = Replayed {
     ..PLAIN
 };
 
-/// Everything that is recorded and replayed.
+/// All that is recorded and replayed.
 pub const REPLAYED: [Replayed; 12] = [
     Replayed { heads: &[GROUPED, APART], masks: &[Mask::CAUSAL, Mask::FULL, BAND], ..PLAIN },
     Replayed { name: "fp16", format: Format::Fp16, ..PLAIN },
@@ -128,7 +131,7 @@ pub const REPLAYED: [Replayed; 12] = [
         ..PLAIN
     },
     EVERYTHING,
-    // Head dims that the kernels on tensor cores do not take.
+    // The kernels on tensor cores do not take these head dims.
     Replayed { name: "the simple kernels", shapes: NO_SHAPES, dims: &[20, 136], ..PLAIN },
     Replayed {
         name: "everything on the simple kernels",
@@ -150,7 +153,7 @@ struct Choice {
 }
 
 impl Replayed {
-    /// Every choice.
+    /// Returns every choice.
     fn choices(self) -> impl Iterator<Item = Choice> {
         let tuned = self.shapes.iter().map(move |&shape| Kernels::Tuned(shape, self.how));
         let kernels: Vec<Kernels> =
@@ -175,7 +178,7 @@ impl Replayed {
     }
 }
 
-/// A run in two, the rows behind first: each has its share of the real rows.
+/// Returns a run in two, the rows behind first. Each has its share of the real rows.
 fn halves(run: Run) -> Vec<Run> {
     let span = run.span / 2;
     let len = run.len * span / run.span.max(1);
@@ -185,7 +188,7 @@ fn halves(run: Run) -> Vec<Run> {
 }
 
 impl Choice {
-    /// A dealing's problem and call.
+    /// Returns a dealing's problem and call.
     fn dealt(&self, dealing: usize) -> Result<(Problem, AttentionCall), KernelError> {
         let Choice { of, dim, heads, mask, .. } = *self;
         let both = of.runs(dealing).zip(of.runs(dealing + 1));
@@ -206,7 +209,7 @@ impl Choice {
         Ok((problem, call))
     }
 
-    /// Replays of its graph, and what is wrong with them.
+    /// Returns what is wrong with replays of its graph.
     fn wrong(
         &self,
         gpu: &Gpu,
@@ -252,7 +255,7 @@ impl std::fmt::Display for Choice {
     }
 }
 
-/// Replays of the graphs of one of [`REPLAYED`]; no further than to the first graph that is wrong.
+/// Replays the graphs of one of [`REPLAYED`]. Returns what is wrong with the first graph that is wrong.
 pub fn replayed(gpu: &Gpu, replayed: Replayed, tables: ReplayTables) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::of(gpu, replayed.format)?;
     for choice in replayed.choices() {
@@ -282,8 +285,8 @@ mod tests {
         }
     }
 
-    /// A graph's launches depend on the owned rows, on their step, and on the number of sequences and runs, which are the same
-    /// in all dealings; and they go to the kernels that are meant.
+    /// The launches of a graph depend on the owned rows, on their step, and on the number of sequences and runs,
+    /// which are the same in all dealings. They go to the kernels that are meant.
     #[test]
     fn dealings_have_tables_of_one_size_that_differ() {
         for choice in REPLAYED.into_iter().flat_map(Replayed::choices) {
@@ -330,7 +333,7 @@ mod tests {
         }
     }
 
-    /// Whose sums have two terms at most.
+    /// Such sums have two terms at most.
     #[test]
     fn rows_of_sums_in_any_order_see_two_tiles() {
         for choice in REPLAYED.into_iter().flat_map(Replayed::choices) {

@@ -1,19 +1,19 @@
-//! The backward's bits: whether launches in the fixed order give the same ones, what accumulating adds, and whether dq that is
-//! written at once is what sums give.
+//! The backward's bits: whether launches in the fixed order give the same ones, what accumulating adds, and whether
+//! dq that is written at once is what sums give.
 //!
-//! *Steady*: one launch after the other, each compared on the GPU with the first. Beside them, on streams of their own, the
-//! same backward is launched in any order and memory is copied, so that blocks begin at other times in each launch. What is
-//! launched in any order is compared in the same way: where sums have terms enough it must differ now and then, or the
-//! comparison would see nothing.
+//! *Steady*: one launch follows the other, and each is compared with the first on the GPU. Beside them, on streams of
+//! their own, the same backward is launched in any order and memory is copied, so that blocks begin at other times in
+//! each launch. Launches in any order are compared in the same way. Where sums have enough terms they must differ now
+//! and then, or the comparison would see nothing.
 //!
-//! *Accumulated*: gradients that are added to what was there are `round(there + gradient)`, where the gradient is what an
+//! *Accumulated*: gradients that are added to what was there are `round(there + gradient)`. The gradient is what an
 //! overwriting launch of the same order gives in f32.
 //!
-//! *Direct*: dq of rows that see one tile of keys has the same bits whether that tile is all of the sequence, and dq is written
-//! at once, or others follow, and dq is a sum of one term.
+//! *Direct*: dq of rows that see one tile of keys has the same bits in two cases. Either that tile is all of the
+//! sequence, and dq is written at once; or others follow, and dq is a sum of one term.
 //!
 //! Heads and the number of sequences decide which *walk* over tiles the launcher takes in each order (`direction` in
-//! `backward.rs`). A *pack* is sequences, repeated, with such heads; there is one for each choice of walks.
+//! `backward.rs`). A *pack* is sequences, repeated, with such heads. There is one for each choice of walks.
 
 use std::time::{Duration, Instant};
 
@@ -28,79 +28,82 @@ use super::mismatch::Mismatch;
 use crate::problem::{fields, legal};
 use crate::ready::{NormalNumbers, ReadyBackward};
 
-/// Head dims: one for each instance of the kernel.
+/// The head dims: one for each instance of the kernel.
 pub const STEADY_DIMS: [usize; 2] = [64, 128];
-/// Masks, each with its name.
+/// The masks, each with its name.
 pub const STEADY_MASKS: [(&str, Mask); 4] = [
     ("causal", Mask::CAUSAL),
     ("full", Mask::FULL),
     ("window", Mask { left: Some(512), ..Mask::CAUSAL }),
     ("band", Mask { left: Some(300), right: Some(70), ..Mask::CAUSAL }),
 ];
-/// One for each choice of walks, in the fixed order and in any, and one whose launches have the short form in both.
+/// The packs: one for each choice of walks, in the fixed order and in any, and one whose launches have the short form
+/// in both.
 pub const STEADY_PACKS: [SteadyPack; 4] = [GROUPED, FEW, MANY, SHORT];
 /// Several query heads to a KV head: the walk goes down in both orders.
 const GROUPED: SteadyPack =
     SteadyPack { name: "grouped", heads: Heads { q: 8, kv: 2 }, times: 1, lengths: &LENGTHS };
-/// One query head to a KV head, and few sequences: up in the fixed order, down in any.
+/// One query head to a KV head, and few sequences: the walk goes up in the fixed order, and down in any.
 const FEW: SteadyPack = SteadyPack { name: "few", heads: Heads { q: 4, kv: 4 }, times: 1, lengths: &LENGTHS };
-/// The same, with as many heads of sequences as multiprocessors, of which a Hopper GPU has 144 at most
-/// (<https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/>): up in both orders.
+/// Few sequences, repeated until there are as many heads of sequences as multiprocessors: the walk goes up in both
+/// orders. A Hopper GPU has 144 multiprocessors at most
+/// (<https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/>).
 const MANY: SteadyPack = SteadyPack { times: 6, name: "many", ..FEW };
-/// As many again, which are short: what is asked for in any order is launched in the fixed one.
+/// As many sequences, which are short: a launch in any order goes in the fixed one.
 const SHORT: SteadyPack = SteadyPack { name: "short", lengths: &SHORT_LENGTHS, ..MANY };
-/// Lengths of the sequences whose launches are repeated: of many tiles of keys, of one, of one row. They are so long in the mean
-/// that none has the short form (`SHORT_ROWS` in `backward.rs`).
+/// The lengths of the sequences whose launches are repeated: many tiles of keys, one tile, one row. Their mean is so
+/// long that none has the short form (`SHORT_ROWS` in `backward.rs`).
 const LENGTHS: [usize; 7] = [300, 64, 1, 777, 2048, 513, 4096];
-/// The same, of eight tiles of keys at most: in full masks these go around.
+/// Lengths of eight tiles of keys at most, which go around in full masks.
 const SHORT_LENGTHS: [usize; 7] = [300, 64, 1, 777, 1000, 513, 128];
-/// Lengths of one tile of keys, to which nothing is added, and of two, of which a sum has two terms: in any order the same bits.
+/// Lengths of one tile of keys, to which nothing is added, and of two, whose sums have two terms: any order gives the
+/// same bits.
 const TWO_TILES_AT_MOST: [usize; 7] = [128, 1, 200, 77, 64, 256, 100];
-/// Keys of a tile, and rows of two tiles.
+/// The keys of a tile, and the rows of two tiles.
 const TILE: usize = 128;
 const TWO_TILES: usize = 2 * TILE;
-/// Rows that a sequence owns behind its real ones.
+/// The rows that a sequence owns behind its real ones.
 const PADDING: usize = 16;
-/// Bytes of a copy beside the launches, and after how many of them one is made.
+/// The bytes of a copy beside the launches, and the number of launches after which one is made.
 const COPY_BYTES: usize = 64 << 20;
 const COPY_EVERY: usize = 4;
-/// Streams of what runs beside.
+/// The streams of the work beside the launches.
 const BESIDE: [usize; 2] = [1, 2];
 
 const FIXED: BackwardMode = BackwardMode { order: DqOrder::Fixed, update: GradientUpdate::Overwrite };
 const ANY: BackwardMode = BackwardMode { order: DqOrder::AsTheyCome, update: GradientUpdate::Overwrite };
 
-/// Sequences, each so many times, and their heads.
+/// Sequences, each repeated so many times, and their heads.
 #[derive(Clone, Copy, Debug)]
 pub struct SteadyPack {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
     heads: Heads,
     times: usize,
     lengths: &'static [usize],
 }
 
-/// What repeated launches came to.
+/// The result of repeated launches.
 #[derive(Clone, Copy, Debug)]
 pub struct Steady {
-    /// Launches in the fixed order, and as many in any.
+    /// The launches in the fixed order. There are as many in any order.
     pub launches: usize,
-    /// Launches in the fixed order that gave other bits than the first.
+    /// The launches in the fixed order that gave other bits than the first.
     pub fixed: usize,
-    /// Launches in any order that gave other bits than the first of them.
+    /// The launches in any order that gave other bits than the first of them.
     pub any: usize,
-    /// From the first launch to the last.
+    /// The time from the first launch to the last.
     pub time: Duration,
 }
 
 impl SteadyPack {
-    /// In bf16, sequences of these lengths with padding behind each.
+    /// Returns sequences of these lengths in bf16, with padding behind each.
     fn padded(self, lengths: &[usize], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
         let padded: Vec<_> = lengths.iter().map(|&length| (length, length + PADDING)).collect();
         self.problem(&padded, dim, mask)
     }
 
-    /// In bf16, sequences with so many real rows of owned ones.
+    /// Returns sequences in bf16 with so many real and owned rows.
     fn problem(self, sequences: &[(usize, usize)], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
         let mut rows = 0;
         let repeated = sequences.repeat(self.times).into_iter().zip(0..);
@@ -120,7 +123,7 @@ struct Compared<'g> {
     how: BackwardMode,
     ready: ReadyBackward<'g>,
     first: Vec<DeviceBuffer>,
-    /// For each launch the words that differ.
+    /// The number of words that differ, for each launch.
     words: DeviceBuffer,
 }
 
@@ -150,7 +153,7 @@ impl<'g> Compared<'g> {
         both.into_iter().try_for_each(|(now, first)| self.gpu.differ(now.area(), first.area(), count))
     }
 
-    /// Launches that differ from the first.
+    /// Returns how many launches differ from the first.
     fn differing(&self) -> Result<usize, KernelError> {
         let words = self.gpu.read(self.words.area())?;
         Ok(words.chunks_exact(4).filter(|word| word.iter().any(|&byte| byte != 0)).count())
@@ -185,8 +188,8 @@ pub fn steady(
     Ok(Steady { launches, fixed: fixed.differing()?, any: any.differing()?, time })
 }
 
-/// Packs whose gradients are accumulated, every walk in both orders: in any order sums of two terms at most, which have one
-/// value.
+/// The packs whose gradients are accumulated, with every walk in both orders. In any order, sums have two terms at
+/// most, and so one value.
 const ACCUMULATED: [(SteadyPack, DqOrder, &[usize]); 6] = [
     (GROUPED, DqOrder::Fixed, &LENGTHS),
     (FEW, DqOrder::Fixed, &LENGTHS),
@@ -196,8 +199,8 @@ const ACCUMULATED: [(SteadyPack, DqOrder, &[usize]); 6] = [
     (MANY, DqOrder::AsTheyCome, &TWO_TILES_AT_MOST),
 ];
 
-/// Gradients that are accumulated, of both head dims, both orders that are asked for, walks and formats of the sum, and every
-/// mask.
+/// Checks gradients that are accumulated, of both head dims, both orders that are asked for, all walks and formats of
+/// the sum, and every mask.
 pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::new(gpu)?;
     let mut found = Vec::new();
@@ -224,9 +227,9 @@ pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     Ok(found)
 }
 
-/// dq of rows that see one tile of keys, which writes it at once in both orders, beside that of the same rows where their tile
-/// sees a second one, so that it is a sum; of both head dims, in both formats, and in every walk. In walks down one tile has the
-/// short form and two have not, so that D has the same bits in both.
+/// Checks dq of rows that see one tile of keys, which writes it at once in both orders. It is compared with dq of the
+/// same rows where their tile sees a second one, so that dq is a sum. Both head dims, both formats and every walk are
+/// checked. In walks down, one tile has the short form and two have not, so that D must have the same bits in both.
 pub fn direct(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::new(gpu)?;
     let mut found = Vec::new();
@@ -244,7 +247,8 @@ fn direct_of(
     pack: SteadyPack,
     dim: usize,
 ) -> Result<Vec<Mismatch>, KernelError> {
-    // The last row of the first tile sees a key of the second, so that two tiles open and close the sums of its tile of rows.
+    // The last row of the first tile sees a key of the second, so that two tiles open and close the sums of its tile
+    // of rows.
     let mask = Mask { right: Some(1), ..Mask::CAUSAL };
     let problem = |length| pack.problem(&[(length, TWO_TILES); LENGTHS.len()], dim, mask);
     let (one, two) = (problem(TILE)?, problem(TWO_TILES)?);
@@ -253,7 +257,7 @@ fn direct_of(
     let row = pack.heads.q * dim;
     let mut found = Vec::new();
     for format in [Format::F32, Format::Bf16] {
-        // One forward for both.
+        // Both backwards read one forward.
         let dq = |ready: &ReadyBackward, order| {
             let how = BackwardMode { order, update: GradientUpdate::Overwrite };
             let zeros = shapes(&two).map(|shape| vec![0.0; shape.iter().product()]);
@@ -264,7 +268,7 @@ fn direct_of(
             let got = dq(&direct, order)?;
             let sequences = got.chunks(TWO_TILES * row).zip(sums.chunks(TWO_TILES * row));
             let pairs = sequences.flat_map(|(got, sums)| got.iter().zip(sums).take((TILE - 1) * row));
-            // As numbers: 0 and -0 are 0.
+            // The comparison is of numbers: 0 and -0 are equal.
             let wrong = pairs.filter(|(direct, sum)| direct != sum).count();
             let mismatch = Mismatch {
                 operation: "backward, direct",
@@ -279,12 +283,12 @@ fn direct_of(
     Ok(found)
 }
 
-/// Of q, k and v.
+/// Returns the shapes of q, k and v.
 fn shapes(problem: &Problem) -> [[usize; 3]; 3] {
     [problem.q_shape(), problem.k_shape(), problem.v_shape()]
 }
 
-/// Sums that a backward is added to.
+/// A backward that is added to sums.
 struct Accumulated<'a> {
     gpu: &'a Gpu,
     ready: &'a ReadyBackward<'a>,
@@ -293,12 +297,12 @@ struct Accumulated<'a> {
 }
 
 impl Accumulated<'_> {
-    /// Where sums are not what they must be: the first place of each gradient, and how many bytes.
+    /// Returns where sums are not what they must be: the first place in each gradient, and how many bytes.
     fn wrong(&self, problem: &Problem) -> Result<Vec<(String, usize)>, KernelError> {
         let Accumulated { gpu, ready, order, format } = *self;
         let shapes = shapes(problem);
         let zeros = shapes.map(|shape| vec![0.0; shape.iter().product()]);
-        // By the same walk, in whose order dk and dv are sums.
+        // The walk must be the same, since dk and dv are sums in its order.
         let overwrite = BackwardMode { order, update: GradientUpdate::Overwrite };
         let overwritten = gradients(gpu, ready, ready, overwrite, Format::F32, zeros)?;
         let there = shapes.map(|shape| {
@@ -329,7 +333,8 @@ impl Accumulated<'_> {
     }
 }
 
-/// dq, dk and dv of a launch into tensors that held these numbers, with another's forward where that is another.
+/// Returns dq, dk and dv of a launch into tensors that held these numbers, with the results of a forward that may be
+/// another's.
 fn gradients(
     gpu: &Gpu,
     ready: &ReadyBackward,
@@ -353,7 +358,7 @@ mod tests {
     use super::*;
     use seamproof_kernels::backward::{SHORT_ROWS, direction};
 
-    /// The walks that comments name, on an H100 for PCIe and on a Hopper GPU with all its multiprocessors.
+    /// The walks are those that comments name, on an H100 for PCIe and on a Hopper GPU with all its multiprocessors.
     #[test]
     fn packs_take_every_walk_in_every_order() {
         assert!(LENGTHS.iter().sum::<usize>() > SHORT_ROWS * LENGTHS.len());

@@ -29,7 +29,7 @@ impl Draw {
         mask
     }
 
-    /// Batches of q and kv with as many sequences, cut alike.
+    /// Returns batches of q and kv with as many sequences, cut alike.
     fn two_shards(&mut self, cut: Cut) -> [Shard; 2] {
         let unit = span_multiple(cut.balance, cut.cp);
         let (q, q_rows) = self.runs(unit, 4096);
@@ -47,7 +47,7 @@ impl Draw {
     }
 }
 
-/// A rank's slots with the lengths of whole sequences.
+/// Adds a rank's slots with the lengths of whole sequences.
 fn with_sequence_lengths(image: &mut Image, shard: &Shard) -> SlotFields {
     let runs: Vec<Run> = shard
         .slots
@@ -164,8 +164,8 @@ fn all_gather(draw: &mut Draw, image: &mut Image, pass: Pass) -> ImageLaunch {
 }
 
 impl Draw {
-    /// Batch rows of ids and positions with breaks of every kind: another id, a jump of the position, padding, and ids
-    /// whose positions happen to follow on.
+    /// Returns batch rows of ids and positions with breaks of every kind: another id, a jump of the position,
+    /// padding, and ids whose positions happen to follow on.
     fn ids(&mut self) -> (Vec<i32>, Vec<i32>, usize) {
         let row_length = self.pick(&[1, 7, 64, 1000, 9000]);
         let rows = row_length * self.below(if row_length > 1000 { 3 } else { 9 });

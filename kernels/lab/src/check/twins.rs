@@ -1,12 +1,12 @@
 //! Every kernel against its twin on the CPU, bit for bit, on random cases.
 //!
-//! A case is an *image*: all tensors and tables of one launch in one stretch of memory, a guard band before, between and
-//! after them. The image goes to the device, the kernel runs, and the whole image that comes back must equal the one that
-//! the twin made: outputs, inputs, padding rows and guards alike. Every case runs twice, the rows that nobody may read
-//! and the outputs filled with one poison and then with another.
+//! A case is an *image*: all tensors and tables of one launch in one stretch of memory, with guard bands before,
+//! between and after them. The image goes to the device, and the kernel runs. The whole image that comes back must
+//! equal the one that the twin made: outputs, inputs, padding rows and guards alike. Every case runs twice. The
+//! outputs, and the rows that nobody may read, are filled with one poison and then with another.
 //!
-//! Cases aim at the seams: no sequence, empty ones, thousands, a first offset, gaps, slack, whole padding, odd lengths,
-//! rows of any number of bytes on any alignment, statistics of −∞.
+//! Cases aim at the seams: no sequence, empty ones, thousands, a first offset, gaps, slack, whole padding, odd
+//! lengths, rows of any number of bytes on any alignment, statistics of −∞.
 
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
@@ -16,38 +16,38 @@ use super::image::{Image, ImageLaunch, PlacedImage};
 use super::mismatch::Mismatch;
 use super::{elements, moves, tables};
 
-/// Bytes of an image, at most.
+/// The most bytes of an image.
 const IMAGE_BYTES: usize = 64 << 20;
-/// The two fillings of what may not be read: bf16, fp16 and f32 NaN, and large finite numbers.
+/// The two fillings of what may not be read: NaN of bf16, fp16 and f32, and large finite numbers.
 const POISONS: [u8; 2] = [0xff, 0x7b];
 
-/// Cases of one operation.
+/// The cases of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationTally {
     /// The operation.
     pub operation: &'static str,
-    /// Cases that were compared, each with two poisons.
+    /// The cases that were compared, each with two poisons.
     pub cases: u64,
-    /// Cases in which the launch changed at least one byte.
+    /// The cases in which the launch changed at least one byte.
     pub wrote: u64,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct CheckOutcome {
-    /// Each operation's cases.
+    /// The cases of each operation.
     pub tallies: Vec<OperationTally>,
-    /// Disagreements, [`MISMATCHES_MAX`] at most.
+    /// The disagreements, [`MISMATCHES_MAX`] at most.
     pub mismatches: Vec<Mismatch>,
 }
 
-/// Disagreements that are kept.
+/// The most disagreements that are kept.
 pub const MISMATCHES_MAX: usize = 20;
 
-/// Builds a case's image; gives what to launch on it.
+/// A function that builds a case's image and returns the launch on it.
 type MakeCase = fn(&mut Draw, &mut Image) -> ImageLaunch;
 
-/// Every operation.
+/// The operations, each with the cases that it is checked on.
 const OPERATIONS: [(&str, MakeCase); 18] = [
     ("reorder", moves::reorder),
     ("copy valid", moves::copy_valid),
@@ -69,12 +69,12 @@ const OPERATIONS: [(&str, MakeCase); 18] = [
     ("all-gather backward segments", tables::all_gather_backward_segments),
 ];
 
-/// Runs `cases` cases, the operations in turn, from a seed.
+/// Runs `cases` cases from a seed, the operations in turn.
 pub fn check(gpu: &Gpu, cases: u64, seed: u64) -> Result<CheckOutcome, KernelError> {
     check_until(gpu, cases, seed, usize::MAX)
 }
 
-/// The same, and no further than to `enough` disagreements.
+/// Runs cases like [`check`], and stops after `enough` disagreements.
 pub fn check_until(gpu: &Gpu, cases: u64, seed: u64, enough: usize) -> Result<CheckOutcome, KernelError> {
     let arena = gpu.allocate(IMAGE_BYTES)?;
     let mut outcome = CheckOutcome {
@@ -105,10 +105,10 @@ pub fn check_until(gpu: &Gpu, cases: u64, seed: u64, enough: usize) -> Result<Ch
     Ok(outcome)
 }
 
-/// Where a case differs, what it is, and in how many bytes.
+/// A difference: its place, the case, and the number of bytes.
 type Difference = (String, String, usize);
 
-/// One case with one poison: whether anything was to be written, and the difference.
+/// Runs one case with one poison. Returns whether anything was to be written, and the difference.
 fn run(
     gpu: &Gpu,
     arena: &DeviceBuffer,

@@ -1,10 +1,10 @@
-//! Planted faults of the attention kernels and of the kernels on tables of rows, which a campaign's judge is to find.
+//! Planted faults of the attention kernels and of the kernels on tables of rows. A campaign's judge must find them.
 
 use super::entry::{
     BugClass, Detector, FORGETS, READS, SIMPLE, SourceFault, TE_1230, VALUES, WRITES, faults,
 };
 
-/// Every one.
+/// The faults of `attend.cu` and `pairs.cu`.
 pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "diagonal-not-seen", WrongSeam, "≥ for > at the right bound: https://github.com/SandAI-org/MagiAttention/pull/117", "attend.cu",
         "min(index + segment.hi + 1, segment.keys)"

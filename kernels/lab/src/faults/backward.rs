@@ -1,14 +1,14 @@
-//! Planted faults of the backward on tensor cores, which a campaign's judge is to find.
+//! Planted faults of the backward on tensor cores. A campaign's judge must find them.
 
 use super::entry::{BugClass, FORGETS, READS, SPREADS, SourceFault, TUNED, VALUES, WRITES, faults};
 
 /// NaN and infinities of padding rows in the gradients of real ones.
 const FA_1990: &str = "padding between sequences in the backward: \
     https://github.com/Dao-AILab/flash-attention/issues/1990";
-/// What each product of a backward is.
+/// The formula of each product of a backward.
 const FORMULA: &str = "a term of the gradients: https://arxiv.org/abs/2307.08691";
 
-/// Every one.
+/// The faults of `backward.cu`.
 pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "tail-of-queries-not-cleared", MissingGuard, FA_1990, "backward.cu",
         "clear_rows(shared.q(stage), valid, ROWS);"

@@ -1,10 +1,10 @@
-//! What an entry of the catalogue is.
+//! Entries of the catalogue.
 
 use seamproof_kernels::forward::{AttentionKernels, TileShape};
 use seamproof_kernels::source::{Source, sources};
 use seamproof_simulator::faults::Catcher;
 
-/// What a fault is an example of.
+/// A class of bugs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BugClass {
     /// Offsets of the whole batch where a rank's are meant, or the other way round.
@@ -25,38 +25,38 @@ pub enum BugClass {
     Arithmetic,
 }
 
-/// What shows a fault.
+/// A check that shows a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detector {
     /// The comparison with the twin, bit for bit, in one of these operations.
     Bits(&'static [&'static str]),
-    /// A campaign's judge, by one of these rungs.
+    /// The judge of a campaign, by one of these rungs.
     Rungs(&'static [Catcher]),
     /// The comparison on a tensor of more than 2^31 elements.
     Large,
-    /// The forward on scores far from 0.
+    /// The comparison of the forward on scores far from 0.
     Levels,
     /// The comparison on attention calls that no schedule makes.
     Calls,
-    /// The driver: an access to an address that is nobody's.
+    /// The driver, which reports an access outside of all memory.
     IllegalAddress,
-    /// A deadline: the kernel does not end.
+    /// A deadline, since the kernel does not end.
     Deadline,
 }
 
 impl Detector {
-    /// Whether a comparison shows it; what does not is for campaigns.
+    /// Returns whether a comparison shows the fault. Campaigns show the others.
     pub fn is_compared(self) -> bool {
         !matches!(self, Detector::Rungs(_) | Detector::IllegalAddress | Detector::Deadline)
     }
 }
 
-/// Wrong numbers in real rows.
+/// The rungs that see wrong numbers in real rows.
 pub(super) const VALUES: Detector = Detector::Rungs(&[Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
-/// Rows are read that nothing real is in.
+/// The rungs that see rows read in which nothing is real.
 pub(super) const READS: Detector =
     Detector::Rungs(&[Catcher::Poison, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
-/// The same, and what is made of them may pass for what was never written.
+/// The rungs that see such reads where their results may pass for what was never written.
 pub(super) const SPREADS: Detector = Detector::Rungs(&[
     Catcher::Structure,
     Catcher::Poison,
@@ -64,45 +64,46 @@ pub(super) const SPREADS: Detector = Detector::Rungs(&[
     Catcher::Identity,
     Catcher::Envelope,
 ]);
-/// Rows are not written, or by another one's writer.
+/// The rungs that see rows that nobody writes, or that another row's writer writes.
 pub(super) const FORGETS: Detector =
     Detector::Rungs(&[Catcher::Structure, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
-/// Padding is not as the contract says.
+/// The rung that sees padding other than the contract's.
 pub(super) const WRITES: Detector = Detector::Rungs(&[Catcher::Structure]);
 
-/// An edit of a source.
+/// A planted fault: an edit of a source.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceFault {
-    /// Its name.
+    /// The name.
     pub id: &'static str,
-    /// What it is an example of.
+    /// The class that it is an example of.
     pub kind: BugClass,
     /// The bug that it imitates.
     pub imitates: &'static str,
     /// The source that is compiled with it.
     pub file: &'static str,
-    /// The text that is replaced; in the source or in the header.
+    /// The text that is replaced, in the source or in a header of it.
     pub find: &'static str,
-    /// What it is replaced by.
+    /// The text that replaces it.
     pub replace: &'static str,
-    /// What shows it.
+    /// The check that shows it.
     pub seen: Detector,
-    /// With which attention kernels, where a campaign's judge shows it.
+    /// The attention kernels with which a campaign's judge shows it.
     pub attention: AttentionKernels,
 }
 
 impl SourceFault {
-    /// How often the text is in the source.
+    /// Returns how often the text is in the source.
     pub fn matches(&self) -> usize {
         whole(self.file).map_or(0, |text| text.matches(self.find).count())
     }
 
-    /// Every instance of the edited file, the header in it; none where the text is not there exactly once.
+    /// Returns every instance of the edited file, with its headers put in; `None` where the text is not there exactly
+    /// once.
     pub fn edited(&self) -> Option<Vec<Source>> {
         Some(self.sources()?.into_iter().filter(|source| source.file == self.file).collect())
     }
 
-    /// Every source, this file edited; none as in [`SourceFault::edited`].
+    /// Returns every source, with this file edited; `None` where the text is not there exactly once.
     pub fn sources(&self) -> Option<Vec<Source>> {
         let text = whole(self.file).filter(|text| text.matches(self.find).count() == 1)?;
         let text = text.replace(self.find, self.replace);
@@ -114,17 +115,17 @@ impl SourceFault {
     }
 }
 
-/// The text of a source with its headers in their places.
+/// Returns the text of a source with its headers put in.
 pub(super) fn whole(file: &str) -> Option<String> {
     sources().into_iter().find(|source| source.file == file).map(|source| source.whole())
 }
 
-/// The bug that several catalogues imitate.
+/// A bug that several catalogues imitate.
 pub(super) const TE_1230: &str = "ragged offsets times heads and dim wrap in 32 bits: \
     https://github.com/NVIDIA/TransformerEngine/pull/1230";
 
-/// A catalogue: which attention kernels show its entries; and of each its id, kind, what it imitates, source, text => text,
-/// what shows it.
+/// Makes a catalogue. It takes the attention kernels that show its entries. Each entry has an id, a class, what it
+/// imitates, a source, `text => text`, and the check that shows it.
 macro_rules! faults {
     ($attention:expr; $($id:literal, $kind:ident, $imitates:expr, $file:literal, $find:literal => $replace:literal, $seen:expr;)*) => {
         &[$(SourceFault {
@@ -138,8 +139,8 @@ pub(super) use faults;
 pub(super) const SIMPLE: AttentionKernels = AttentionKernels::Simple;
 /// Faults of the kernels on tensor cores show in the forward's long shape, some in that alone.
 pub(super) const TUNED: AttentionKernels = AttentionKernels::Of(TileShape::Long);
-/// Those of tiles with rows of several heads, which other shapes do not have.
+/// Faults of tiles with rows of several heads show only in the middle shape.
 pub(super) const PACKED: AttentionKernels = AttentionKernels::Of(TileShape::Middle);
-/// Those of clusters, and of teams.
+/// Faults of clusters show in the paired shape, and faults of teams in the short one.
 pub(super) const PAIRED: AttentionKernels = AttentionKernels::Of(TileShape::Paired);
 pub(super) const SHORT: AttentionKernels = AttentionKernels::Of(TileShape::Short);

@@ -1,11 +1,11 @@
-//! Planted faults of the forward on tensor cores, which a campaign's judge is to find.
+//! Planted faults of the forward on tensor cores. A campaign's judge must find them.
 
 use super::entry::{
     BugClass, Detector, FORGETS, PACKED, PAIRED, READS, SHORT, SourceFault, TE_1230, TUNED, VALUES, WRITES,
     faults,
 };
 
-/// Those of every tile.
+/// The faults of every tile.
 pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "tail-block-unmasked", WrongSeam, "keys behind the sequence's end are seen: https://github.com/flashinfer-ai/flashinfer/pull/5090", "forward.cu",
         "keys_below(min(r + bounds.hi + 1, block.end) - first_key"
@@ -133,7 +133,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         READS;
 };
 
-/// Those of tiles with rows of several heads.
+/// The faults of tiles with rows of several heads.
 pub(super) const PACKED_FAULTS: &[SourceFault] = faults! { PACKED;
     "packed-rows-of-one-head", WrongSeam, "head indexing and storage of packed heads: https://github.com/HKUSTDial/flash-sparse-attention/pull/224", "forward.cu",
         "const int head = tile.head + (row + 8 * HALF & (1 << packed) - 1);"
@@ -149,7 +149,7 @@ pub(super) const PACKED_FAULTS: &[SourceFault] = faults! { PACKED;
         VALUES;
 };
 
-/// Those of two blocks of threads that share keys.
+/// The faults of two blocks of threads that share keys.
 pub(super) const PAIRED_FAULTS: &[SourceFault] = faults! { PAIRED;
     "half-of-the-keys-asked-for-twice", WrongSeam, "an offset applied by one loader and not by the other: https://github.com/Dao-AILab/flash-attention/pull/2368", "forward.cu",
         "const int first = cluster_rank() * PART;"
@@ -161,7 +161,7 @@ pub(super) const PAIRED_FAULTS: &[SourceFault] = faults! { PAIRED;
         Detector::Calls;
 };
 
-/// Those of teams that share a block of threads.
+/// The faults of teams that share a block of threads.
 pub(super) const SHORT_FAULTS: &[SourceFault] = faults! { SHORT;
     "teams-counted-as-one", WrongSeam, "more threads than rows: https://github.com/Dao-AILab/flash-attention/commit/eeca63a7", "forward.cu",
         "kept(C::TEAMS == 1 ? threadIdx.x : threadIdx.x % C::TEAM)"

@@ -1,4 +1,4 @@
-//! Planted faults of the kernels for packed slots, which the comparison with the twins is to find.
+//! Planted faults of the kernels for packed slots. The comparison with the twins must find them.
 
 use super::entry::{BugClass, Detector, SIMPLE, SourceFault, TE_1230, faults};
 
@@ -36,7 +36,7 @@ const SEARCHES: &[&str] =
 const REAL_ROWS: &[&str] = &["copy valid", "fill padding", "valid mask"];
 const MERGES: &[&str] = &["merge of statistics", "merge of out"];
 
-/// Those of the kernels for packed slots.
+/// The faults of `rows.cu`, `merge.cu` and `metadata.cu`.
 pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "global-base-of-ranks-row", GlobalOffset, TE_2596, "rows.cu",
         "const i64 base = offset * cut.cp;" => "const i64 base = offset;",

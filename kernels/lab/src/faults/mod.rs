@@ -1,8 +1,8 @@
-//! Planted faults: edits of a source's text that turn a kernel into one that a real bug lived in.
+//! Planted faults: edits of a source's text that give a kernel a real bug.
 //!
-//! An edit replaces a text that is in its source, the header put into it, exactly once. Every edited source must compile
-//! (`seamproof kernels build --faults`), so that no edit outlives the code that it is about; on a GPU each must be caught
-//! where it says (`seamproof kernels check --plant all`, and `seamproof faults --gpu --score`).
+//! An edit replaces a text that is in its source exactly once, with the headers put in. Every edited source must
+//! compile (`seamproof kernels build --faults`), so that no edit outlives the code that it is about. On a GPU each
+//! fault must be caught where it says (`seamproof kernels check --plant all`, and `seamproof faults --gpu --score`).
 
 mod attention;
 mod backward;
@@ -12,7 +12,7 @@ mod helpers;
 
 pub use entry::{BugClass, Detector, SourceFault};
 
-/// Every planted fault of a kernel.
+/// Returns every planted fault of a kernel.
 pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
     let tables = [
         helpers::HELPER_FAULTS,
@@ -26,7 +26,7 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
     tables.into_iter().flatten()
 }
 
-/// The planted fault of this name.
+/// Returns the planted fault of this name.
 pub fn by_id(id: &str) -> Option<&'static SourceFault> {
     source_faults().find(|fault| fault.id == id)
 }
