@@ -9,7 +9,7 @@ use seamproof_judge::finding::Relation;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::Emulated;
-use seamproof_kernels::faults::source_faults;
+use seamproof_lab::faults::source_faults;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
     ProblemFields, Rows, Run, Sequence, Sink, Softmax,

@@ -14,13 +14,13 @@ use std::sync::{Mutex, PoisonError};
 
 use seamproof_kernels::KernelError;
 use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
-use seamproof_kernels::backward::Order;
+use seamproof_kernels::backward::DqOrder as Order;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::device::{self, Ways, Workspace};
-use seamproof_kernels::faults::{self, SourceFault};
-use seamproof_kernels::forward::Attention;
+use seamproof_kernels::device::{self, DeviceOptions as Ways, Workspace};
+use seamproof_kernels::forward::AttentionKernels as Attention;
 use seamproof_kernels::gpu::{self, Gpu};
 use seamproof_kernels::source::sources;
+use seamproof_lab::faults::{self, SourceFault};
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::Launch;
 use seamproof_oracle::{Algorithm, Inputs, Problem};

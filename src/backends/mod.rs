@@ -9,7 +9,7 @@ pub(crate) use cuda::{is_named as is_on_gpu, open as open_on_gpu};
 use seamproof_judge::subjects::{
     self, Emulated, Miscalled, OptionError, PLANTED_PREFIX, Planted, at_call, called, miscall,
 };
-use seamproof_kernels::faults::SourceFault;
+use seamproof_lab::faults::SourceFault;
 use seamproof_simulator::faults;
 
 use crate::worker::{self, Remote, Served, mock};

@@ -4,8 +4,8 @@ use std::iter;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use seamproof_kernels::faults::{Seen, SourceFault, source_faults};
-use seamproof_kernels::forward::{self, Attention, Shape};
+use seamproof_kernels::forward::{self, AttentionKernels as Attention, TileShape as Shape};
+use seamproof_lab::faults::{Detector as Seen, SourceFault, source_faults};
 use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::faults::{self, Catcher, Fault, Plant};
 

@@ -13,12 +13,12 @@ use seamproof_oracle::{blocked, exact};
 
 use seamproof_judge::finding::{Check, Place};
 use seamproof_judge::ladder::{Depth, Judge};
-use seamproof_oracle::sharding as layout;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RankOutputs, RunError};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::values::{self, Poison};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::replay::Replay;
+use seamproof_oracle::sharding as layout;
 
 /// Ratios closer to 1 than this are not asked about.
 const NEAR: f64 = 1e-3;

@@ -5,9 +5,9 @@ use seamproof_oracle::{Format, Problem, Run, Side};
 use seamproof_simulator::schedule::MergeOrder;
 use seamproof_simulator::shard::Shard;
 
+use crate::prove::{Proved, prove};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::{Emulated, same_bits};
-use crate::prove::{Proved, prove};
 use seamproof_judge::values::{self, Poison};
 
 /// Every row that a sequence owns lies on one rank, in a place of its own, where schedules put it too, and a reordering of a

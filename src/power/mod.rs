@@ -21,11 +21,11 @@ use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::exact;
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::Judge;
-use seamproof_oracle::sharding as layout;
 use seamproof_judge::subject::{Backend, Outputs, RankOutputs};
 use seamproof_judge::subjects::{Emulated, same_bits};
 use seamproof_judge::values::{self, Poison};
 use seamproof_judge::verdict::Verdict;
+use seamproof_oracle::sharding as layout;
 
 /// Cases of a draw.
 pub const DRAW: usize = 20;

@@ -6,8 +6,8 @@
 use ndarray::{Array3, ArrayView1, s};
 use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, Side, blocked};
 
-use seamproof_oracle::sharding::run_of;
 use seamproof_judge::subject::RankOutputs;
+use seamproof_oracle::sharding::run_of;
 
 /// The tolerance of TransformerEngine's context-parallel suite in bf16, absolute and relative.
 /// Source: `get_tols` of `tests/pytorch/attention/run_attention_with_cp.py`.

@@ -18,8 +18,8 @@ use crate::finding::Relation;
 use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::compare::{Worst, lanes, times_bound};
 use crate::ladder::evidence::Evidence;
-use seamproof_oracle::sharding::run_of;
 use crate::subject::{RankGradients, TensorName};
+use seamproof_oracle::sharding::run_of;
 
 /// Two runs whose gradients must agree.
 pub(super) struct Runs<'a> {

@@ -14,8 +14,8 @@ use crate::finding::Relation;
 use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::compare::{Worst, lanes, times_bound};
 use crate::ladder::evidence::{Evidence, Look};
-use seamproof_oracle::sharding::run_of;
 use crate::subject::{RankGradients, RankOutputs, TensorName};
+use seamproof_oracle::sharding::run_of;
 
 /// Collects elements that are further from what they must be than their bound.
 pub(super) struct Bounded {

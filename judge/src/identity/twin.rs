@@ -12,8 +12,8 @@ use crate::ladder::compare::{View, Worst, lanes};
 use crate::ladder::evidence::{Evidence, Look};
 use crate::ladder::runs::{death, fills, poisoned};
 use crate::ladder::structure::results;
-use seamproof_oracle::sharding::{self as layout, RankLayout, run_of};
 use crate::subject::{RankOutputs, RunError, TensorName};
+use seamproof_oracle::sharding::{self as layout, RankLayout, run_of};
 
 /// Where the rows and heads of a twin come from.
 #[derive(Clone, Debug)]

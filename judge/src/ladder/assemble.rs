@@ -7,8 +7,8 @@ use seamproof_oracle::{Algorithm, Problem, Side, TensorName};
 
 use crate::finding::{Check, Finding};
 use crate::ladder::runs::whole_case;
-use seamproof_oracle::sharding::{RankLayout, run_of};
 use crate::subject::{RankGradients, RankOutputs};
+use seamproof_oracle::sharding::{RankLayout, run_of};
 
 /// One set of results in the problem's own layout; rows that are not real hold 0. dsink is the sum of the ranks'
 /// partial sums. A finding when ranks disagree on what all of them hold.

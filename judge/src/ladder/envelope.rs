@@ -15,9 +15,9 @@ use super::structure::results;
 use super::{diagnosis, sample};
 use crate::finding::{Check, Finding, number};
 use crate::ladder::evidence::{Evidence, Look, Ratios};
-use seamproof_oracle::sharding::RankLayout;
 use crate::subject::{RankGradients, RankOutputs, TensorName};
 use crate::verdict::{Margin, Tier};
+use seamproof_oracle::sharding::RankLayout;
 
 /// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned. Where it hides its
 /// LSE, the backward is judged on the exact one, and may be off by as much as the forward may. Where the oracle is too dear

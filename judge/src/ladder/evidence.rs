@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::replay::Replay;
-use seamproof_oracle::{Format, Inputs, Problem};
 use seamproof_oracle::sharding::ShardError;
+use seamproof_oracle::{Format, Inputs, Problem};
 
 use super::runs::run;
 use crate::finding::{Check, Finding, Relation};
 use crate::identity::norms::Norms;
-use seamproof_oracle::sharding::RankLayout;
 use crate::subject::{Backend, Outputs, RankGradients, RankOutputs, RunError};
 use crate::verdict::{Cost, Margin};
+use seamproof_oracle::sharding::RankLayout;
 
 /// Most elements of all tensors that a case may have: about 50 bytes each in inputs, results, exact answer and bounds.
 pub const ELEMENTS_MAX: u64 = 1 << 27;

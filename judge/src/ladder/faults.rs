@@ -16,10 +16,10 @@ use crate::finding::Check;
 use crate::finding::Relation;
 use crate::identity;
 use crate::ladder::evidence::{Depth, Evidence, Judge, Look, Told};
-use seamproof_oracle::sharding::{self as layout, RankLayout};
 use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
 use crate::subjects::Emulated;
 use crate::verdict::{Margin, Verdict};
+use seamproof_oracle::sharding::{self as layout, RankLayout};
 
 /// A fault in the judge.
 #[derive(Clone, Copy)]

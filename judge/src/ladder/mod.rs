@@ -31,13 +31,13 @@ use seamproof_oracle::{Inputs, Problem};
 use crate::finding::{Check, Finding};
 use crate::generate::Malformed;
 use crate::identity;
-use seamproof_oracle::sharding as layout;
 use crate::subject::{Backend, Outputs, RankOutputs, RunError};
 use crate::values;
 use crate::verdict::{Cost, Margin, Verdict};
 pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, PRODUCTS_MAX, Ratios, Rung, products};
 use evidence::{Look, Meter, Told};
 use runs::{capability_verdict, expected_refusal, fills, poisoned, run, whole_case};
+use seamproof_oracle::sharding as layout;
 pub use trial::Trial;
 
 impl Default for Judge {

@@ -7,9 +7,9 @@ use super::compare::{View, Worst, same_bits};
 use super::structure::results;
 use crate::finding::{Check, Finding, number};
 use crate::ladder::evidence::{Evidence, Look};
-use seamproof_oracle::sharding::RankLayout;
 use crate::subject::{RankOutputs, TensorName};
 use crate::verdict::Margin;
+use seamproof_oracle::sharding::RankLayout;
 
 /// The rung.
 pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {

@@ -25,9 +25,9 @@ use super::envelope::{self, Comparison};
 use crate::finding::{Finding, Place};
 use crate::hash::mix;
 use crate::ladder::evidence::{Evidence, Look};
-use seamproof_oracle::sharding::{self as layout, RankLayout};
 use crate::subject::TensorName;
 use crate::verdict::Margin;
+use seamproof_oracle::sharding::{self as layout, RankLayout};
 
 /// Visible pairs × query heads × head dimension that the drawn rows of a side may have: some twenty seconds on two cores, since
 /// all keys are brought to f64 for one query.

@@ -5,8 +5,8 @@ use seamproof_simulator::{Damage, is_unwritten};
 
 use super::compare::{View, Worst};
 use crate::finding::{Check, Finding, Place, number};
-use seamproof_oracle::sharding::{RankLayout, SideLayout};
 use crate::subject::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
+use seamproof_oracle::sharding::{RankLayout, SideLayout};
 
 /// Every result of a rank with its name; those that the subject hides are left out.
 pub(crate) fn results(rank: &RankOutputs) -> Vec<(TensorName, View<'_, f32>)> {

@@ -10,11 +10,11 @@ use seamproof_simulator::schedule::MergeOrder;
 use super::envelope::Comparison;
 use super::{assemble, envelope};
 use crate::ladder::runs::poisoned;
-use seamproof_oracle::sharding::{self as layout, RankLayout};
 use crate::profile;
 use crate::subject::{Backend, RankOutputs, RunError};
 use crate::values::{self, Poison};
 use crate::verdict::{Margin, Tier};
+use seamproof_oracle::sharding::{self as layout, RankLayout};
 
 /// A subject's results on one problem, as its own numerics made them.
 pub struct Trial {

@@ -7,11 +7,11 @@ use std::rc::Rc;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::Launch;
+use seamproof_oracle::sharding::ShardError;
 use seamproof_oracle::{Format, Inputs, Problem, Scaling, Sink, TensorName};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
-use seamproof_oracle::sharding::ShardError;
 
 use super::built::built;
 use super::on_device;
