@@ -9,7 +9,6 @@
 //! open where the sentinel has just run is no failure of the seat.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use seamproof_oracle::{Inputs, Problem};
@@ -17,58 +16,18 @@ use seamproof_oracle::{Inputs, Problem};
 use super::confirm::{Bench, Drift, Suspicion};
 use super::history::{Entry, History};
 use super::message::Ready;
-use super::session::{Deadlines, Session, StartError};
-use super::{Served, message, sentinel};
+use super::served::Served;
+use super::session::{Session, StartError};
+use super::settings::Settings;
+use super::{message, sentinel};
 use seamproof_judge::case::Subject;
 use seamproof_judge::finding::Cause;
 use seamproof_judge::subject::{DeviceRuns, Outputs, RunError};
 
-/// Runs of a worker between two sentinels.
-pub const SENTINEL_EVERY: u64 = 256;
 /// Workers on which the sentinel is tried until a subject is said to have none.
 const SENTINEL_TRIES: u32 = 2;
 /// Workers that fail to start, one after the other, until a seat is given up.
 pub const STARTS_MAX: u32 = 2;
-
-/// What is started as a worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
-    /// The program.
-    pub program: PathBuf,
-    /// Its arguments.
-    pub arguments: Vec<String>,
-}
-
-/// How a pool is set up.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The program that is started as `PROGRAM worker`: this one.
-    pub program: PathBuf,
-    /// So many workers, all on the first device; one on each device of the subject where absent.
-    pub workers: Option<usize>,
-    /// How long a worker may take.
-    pub deadlines: Deadlines,
-    /// Runs of a worker between two sentinels.
-    pub sentinel_every: u64,
-}
-
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
-            program: own_program(),
-            workers: None,
-            deadlines: Deadlines::default(),
-            sentinel_every: SENTINEL_EVERY,
-        }
-    }
-}
-
-/// This program, and not what lies in its place by now: a supervisor and its workers are of one build.
-pub(crate) fn own_program() -> PathBuf {
-    let running = PathBuf::from("/proc/self/exe");
-    // Where the program does not know its own place, the start of a worker says so.
-    if running.exists() { running } else { std::env::current_exe().unwrap_or_default() }
-}
 
 /// Workers, and threads that wait for one.
 #[derive(Debug)]

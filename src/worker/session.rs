@@ -1,52 +1,13 @@
 //! A [`Session`]: a started worker, asked one thing at a time.
 
-use std::time::Duration;
-
 use super::frame::{FrameError, Kind};
 use super::message::{self, Failure, MessageError, OpenRequest, Ready};
-use super::pool::Launch;
 use super::process::{End, Process};
+use super::settings::{Deadlines, Launch};
 use seamproof_judge::case::Subject;
 use seamproof_judge::finding::Phase;
 use seamproof_judge::finding::{Cause, Ending};
 use seamproof_judge::subject::{Outputs, RunError};
-
-/// How long a worker may take for each step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
-    /// From its start, or from the request to open another subject, until the subject is open: a driver and a device are
-    /// set up, kernels may be compiled.
-    pub start: Duration,
-    /// From a request until its inputs are on the device.
-    pub upload: Duration,
-    /// From then until everything is launched.
-    pub launch: Duration,
-    /// From then until the results are here: the kernels themselves.
-    pub finish: Duration,
-}
-
-impl Default for Deadlines {
-    fn default() -> Deadlines {
-        let minute = Duration::from_secs(60);
-        Deadlines { start: 2 * minute, upload: minute, launch: 2 * minute, finish: minute }
-    }
-}
-
-impl Deadlines {
-    /// One time for each phase of a run, and one for the start.
-    pub fn new(start: Duration, phase: Duration) -> Deadlines {
-        Deadlines { start, upload: phase, launch: phase, finish: phase }
-    }
-
-    /// The time until the phase after this one.
-    fn after(&self, phase: Option<Phase>) -> Duration {
-        match phase {
-            None | Some(Phase::Received) => self.upload,
-            Some(Phase::Uploaded) => self.launch,
-            Some(Phase::Launched | Phase::Done) => self.finish,
-        }
-    }
-}
 
 /// A worker that is no more.
 #[derive(Clone, Debug, PartialEq, Eq)]

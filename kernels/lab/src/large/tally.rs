@@ -1,8 +1,8 @@
 //! Results of large forwards under their bounds, row by row.
 
+use crate::reference::{Answers, Statistics};
 use ndarray::Axis;
 use rayon::prelude::*;
-use crate::reference::{Answers, Statistics};
 use seamproof_oracle::envelope::{DitherSums, RowEnvelope, RowSums};
 use seamproof_oracle::{Format, Problem, TensorName};
 
