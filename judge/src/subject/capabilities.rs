@@ -1,7 +1,7 @@
 //! The capability table: what a subject takes, as data.
 //!
-//! A subject refuses a problem with a reason, or is right. There is no third answer: a table that promises too much and one
-//! that promises too little are both faults.
+//! A subject refuses a problem with a reason, or is right. There is no third answer: a table that promises too much
+//! is a fault, and so is one that promises too little.
 
 use std::ops::RangeInclusive;
 
@@ -12,40 +12,40 @@ use seamproof_oracle::{
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A word of this program.
+/// A word from this program's own vocabulary.
 pub type Word = &'static str;
 
-/// Why a subject does not take a problem: the row of the capability table that says no.
+/// Reason for a refusal: the row of the capability table that says no.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize)]
 pub enum Refusal {
     /// A format that the subject has no code for, or a mix of formats.
     #[error("{quantity} in {format} is not supported")]
     Format {
-        /// The quantity of `Precision`.
+        /// Name of the quantity in `Precision`.
         #[serde(deserialize_with = "known_word")]
         quantity: Word,
-        /// Its format.
+        /// Format of that quantity.
         #[serde(deserialize_with = "known_word")]
         format: Word,
     },
-    /// Scaled codes.
+    /// A quantity that is stored as scaled codes.
     #[error("{quantity} is scaled; only unscaled formats are supported")]
     Scaling {
-        /// The quantity of `Precision`.
+        /// Name of the quantity in `Precision`.
         #[serde(deserialize_with = "known_word")]
         quantity: Word,
     },
     /// A head dimension outside the range.
     #[error("head dimension {dim} of {which} is outside {min} to {max}")]
     HeadDim {
-        /// `qk` or `v`.
+        /// Name of the dimension, `qk` or `v`.
         #[serde(deserialize_with = "known_word")]
         which: Word,
-        /// The dimension.
+        /// Size of the dimension.
         dim: usize,
-        /// Least.
+        /// Smallest accepted size.
         min: usize,
-        /// Most.
+        /// Largest accepted size.
         max: usize,
     },
     /// A context-parallel algorithm that the subject does not run.
@@ -54,7 +54,7 @@ pub enum Refusal {
     /// A group smaller than its world.
     #[error("a group inside a larger world is not supported")]
     World,
-    /// What an algorithm cannot cut or deal.
+    /// A problem that the context-parallel algorithm cannot cut or deal.
     #[error("{0}")]
     Parallel(ParallelRule),
     /// A soft cap.
@@ -68,7 +68,7 @@ pub enum Refusal {
     Backward,
 }
 
-/// The words that refusals are made of: a refusal that comes from another process has no others.
+/// Reads a word of a refusal. A refusal from another process may use no other words.
 fn known_word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
     let word = String::deserialize(deserializer)?;
     let quantities = Precision::uniform(Format::F32).elements().map(|(name, _)| name);
@@ -78,7 +78,7 @@ fn known_word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Err
 }
 
 impl Refusal {
-    /// The row of the table, without the case's values: what refusals are counted by.
+    /// Returns the row of the table without the case's values. Refusals are counted by it.
     pub fn row(&self) -> &'static str {
         match self {
             Refusal::Format { .. } => "format",
@@ -94,27 +94,28 @@ impl Refusal {
     }
 }
 
-/// What a context-parallel algorithm needs of a problem; a problem without it is refused because it is impossible.
+/// Requirement of a context-parallel algorithm. Every subject refuses a problem that breaks it, because the run is
+/// impossible.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize,
 )]
 pub enum ParallelRule {
-    /// Every span is a multiple of what the balance cuts it into.
+    /// Every span must be a multiple of the number of pieces that the balance makes of it.
     #[error("a sequence's span is not a multiple of what the sharding cuts it into")]
     SpanMultiple,
-    /// Only consecutive rows are cut.
+    /// Only consecutive rows can be cut.
     #[error("rows with a step are not cut over ranks")]
     ConsecutiveRows,
-    /// Query heads are dealt evenly.
+    /// Query heads must be dealt evenly.
     #[error("the query heads are not a multiple of the all-to-all's ranks")]
     QueryHeads,
-    /// KV heads are dealt evenly, or replicated evenly.
+    /// KV heads must be dealt or replicated evenly.
     #[error("the kv heads are neither a multiple nor a divisor of the all-to-all's ranks")]
     KvHeads,
-    /// A ring's step must be a band.
+    /// A ring takes stripes of one row only, since each of its steps must be a band.
     #[error("a ring does not take stripes of more than one row")]
     RingStripe,
-    /// Super-chunks exist for these cuts only.
+    /// The hierarchical algorithm takes contiguous and dual-chunk balance only.
     #[error("the hierarchical algorithm takes contiguous and dual-chunk balance only")]
     HierarchicalBalance,
 }
@@ -132,38 +133,38 @@ impl ParallelRule {
     }
 }
 
-/// What a subject declares that it can do. Data, so that it can be printed, checked and compared with what it does.
+/// Capability table of a subject, as data: it can be printed, checked, and compared with the subject's behaviour.
 ///
-/// What has no row here nobody refuses: masks and windows, lengths, padding, gaps and steps of rows, groups of heads, head
-/// dimensions of values other than those of keys, scales, the backward. A kernel without one of these is asked about fitted
-/// problems only (`tests/own_kernel.rs` fits what is drawn).
+/// No table refuses masks and windows, lengths, padding, gaps and steps of rows, groups of heads, differing head
+/// dimensions of keys and values, or scales. A kernel that lacks one of these must narrow what it is asked about, in
+/// [`Backend::fitted`](super::Backend::fitted).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capabilities {
-    /// Formats of q, k, v, out, dout, ds and gradients; all of them the same one.
+    /// Formats of q, k, v, out, dout, dS and gradients. A problem has one format for all of them.
     pub formats: Vec<Format>,
-    /// Formats of P.
+    /// Formats of P, the weights.
     pub weight_formats: Vec<Format>,
     /// Head dimensions of queries and keys, and of values.
     pub head_dims: RangeInclusive<usize>,
-    /// Algorithms by [`algorithm_name`].
+    /// Algorithms, by [`algorithm_name`].
     pub algorithms: Vec<&'static str>,
     /// Whether a group may be a part of a larger world.
     pub sub_groups: bool,
-    /// Whether a soft cap is taken.
+    /// Whether a soft cap is accepted.
     pub softcap: bool,
-    /// The sinks taken.
+    /// Accepted kinds of sink.
     pub sinks: Vec<Sink>,
-    /// Whether the backward pass is taken; the forward always is.
+    /// Whether the backward pass is accepted; the forward always is.
     pub backward: bool,
-    /// Which of lse and max_logit it returns, on every run: a statistic cannot be shown when it is right and hidden
-    /// when it is not.
+    /// Statistics (lse, max_logit) that the subject returns on every run. A subject cannot show a statistic when it
+    /// is right and hide it when it is wrong.
     pub statistics: Vec<TensorName>,
 }
 
-/// Every algorithm, by [`algorithm_name`].
+/// Names of all algorithms, by [`algorithm_name`].
 pub const ALGORITHMS: [&str; 5] = ["single", "ring", "all-gather", "all-to-all", "hierarchical"];
 
-/// The name of an algorithm, without its parameters.
+/// Returns the name of an algorithm, without its parameters.
 pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
     match algorithm {
         Algorithm::Single => "single",
@@ -175,19 +176,20 @@ pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
 }
 
 impl Capabilities {
-    /// What the table says of a problem: the first row that refuses it, if any.
+    /// Returns the first row of the table that refuses a problem, if any.
     pub fn refusal(&self, problem: &Problem) -> Option<Refusal> {
         self.refused_element(&problem.precision).or_else(|| self.refused_shape(problem))
     }
 
-    /// Refuses a problem as the table says: the first line of [`Backend::run`](super::Backend::run).
+    /// Refuses a problem as the table says. Call it in the first line of [`Backend::run`](super::Backend::run).
     pub fn check(&self, problem: &Problem) -> Result<(), Refusal> {
         self.refusal(problem).map_or(Ok(()), Err)
     }
 
-    /// The nearest problem that no row of the table refuses. It changes what a row refuses and nothing else: formats to the
-    /// first ones of the table, head dimensions to the nearest end of the range, context parallelism to one rank; a soft cap,
-    /// a sink or the backward is left out. A problem that its algorithm cannot cut stays as it is: every subject refuses it.
+    /// Returns the nearest problem that no row of the table refuses. It changes only what a row refuses: formats
+    /// become the first ones of the table, a head dimension moves to the nearest end of the range, and context
+    /// parallelism becomes one rank. A soft cap or the backward pass is left out, and a sink becomes the first one of
+    /// the table. A problem that its algorithm cannot cut stays as it is, because every subject refuses it.
     pub fn fitted(&self, problem: Problem) -> Problem {
         let mut fields: ProblemFields = problem.into();
         if self.refused_element(&fields.precision).is_some() {
@@ -262,8 +264,9 @@ impl Capabilities {
     }
 }
 
-/// What a problem's algorithm needs and the problem has not: the mathematics of the algorithms, the same for every
-/// subject, and written without the builders that it is held against.
+/// Returns a requirement of the problem's algorithm that the problem breaks, if any. It follows from the mathematics
+/// of the algorithms and is the same for every subject. It does not use the schedule builders, because they are
+/// tested against it.
 pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
     let (parallel, heads) = (&problem.parallel, problem.heads);
     let (size, balance) = (parallel.size(), parallel.balance);

@@ -1,12 +1,12 @@
-//! Faults at the call: any subject, closed kernels too, called wrongly while the judge holds the right problem.
+//! Faults at the call: any subject, even a closed kernel, is called wrongly while the judge holds the right problem.
 //!
-//! A [`Miscall`] changes what the subject is told (window, lengths, scale, rows of an input) or what is taken from it
-//! (rows swapped, a factor, a format), so that its results carry the subject's own noise. On a case where that leaves what
-//! is right as it is the fault does not show: it is *equivalent* there ([`Miscalled::shows`]).
+//! A [`Miscall`] changes what the subject is told (window, lengths, scale, rows of an input) or its results (rows
+//! swapped, a factor, a format). The results therefore carry the subject's own noise. On a case where the change
+//! leaves the right answer as it is, the fault does not show: it is *equivalent* there ([`Miscalled::shows`]).
 //!
-//! A subject behind worker processes is called wrongly by the supervisor: its workers serve the right subject, which is
-//! what the fault is about, and keep it open from one fault to the next. What a worker has run before it dies is therefore
-//! the wrong calls themselves, on the subject that is [`called`].
+//! A subject behind worker processes is called wrongly by the supervisor. Its workers serve the right subject, since
+//! the call and not the subject has the fault, and they keep it open from one fault to the next. The runs of a worker
+//! before it dies are therefore the wrong calls themselves, on the subject that is [`called`].
 
 use ndarray::{Array3, Axis, s};
 use seamproof_oracle::replay::Replay;
@@ -17,37 +17,37 @@ use super::difference;
 use super::ideal::Ideal;
 use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
 
-/// Before the id of a miscall, behind the subject's name: the name of the subject with that fault.
+/// Separator between the subject's name and the id of a miscall, in the name of the subject with that fault.
 const SEPARATOR: &str = "~";
 
 /// A fault at the call.
 #[derive(Clone, Copy, Debug)]
 pub struct Miscall {
-    /// Its name in reports.
+    /// Name in reports.
     pub id: &'static str,
-    /// What goes wrong.
+    /// Bug that the fault imitates.
     pub imitates: &'static str,
-    /// Where that happened, or where the fault is proposed.
+    /// Public place where the bug happened, or where the fault is proposed.
     pub source: &'static str,
-    /// Any of these may be the first to see it; at least one must.
+    /// Rungs that may be the first to see the fault; at least one of them must.
     pub caught_by: &'static [Catcher],
-    /// The call.
+    /// Function that makes the wrong call.
     pub call: fn(&dyn Backend, &Problem, &Inputs) -> Result<Outputs, RunError>,
 }
 
-/// A fault moves values, so that whatever compares values may be the first to see it.
+/// Catchers of a fault that moves values. Any check that compares values may be the first to see it.
 const VALUES: &[Catcher] = &[Envelope, Exact, Identity];
-/// The same for a fault that may make padding visible, or leave real rows unwritten.
+/// Catchers of a fault that moves values, and may also make padding visible or leave real rows unwritten.
 const ROWS: &[Catcher] = &[Envelope, Exact, Identity, Poison, Structure, Crash];
 
-/// Tests and their tolerances that let such faults pass.
+/// Source of tests and tolerances that let such faults pass.
 const TE_TOLERANCE: &str =
     "https://github.com/NVIDIA/TransformerEngine/blob/main/tests/pytorch/attention/run_attention_with_cp.py";
 
-/// Kernels that reorder rows, and lose or double some.
+/// Source of kernels that reorder rows, and lose or double some.
 const REORDER: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu";
 
-/// Partial sums of dk and dq that were lost, or added once too often.
+/// Source of partial sums of dk and dq that were lost, or added once too often.
 const HALVED: &str = "https://github.com/zhuzilin/ring-flash-attention/commit/4072701";
 
 /// Every miscall.
@@ -313,23 +313,23 @@ pub const MISCALLS: [Miscall; 23] = [
     },
 ];
 
-/// The miscall of this id.
+/// Returns the miscall with this id.
 pub fn miscall(id: &str) -> Option<&'static Miscall> {
     MISCALLS.iter().find(|miscall| miscall.id == id)
 }
 
-/// The subject of a name `SUBJECT~ID` and its fault; none for a name without one.
+/// Returns the subject and the fault of a name `SUBJECT~ID`; `None` for a name without a fault.
 pub fn at_call(name: &str) -> Option<(&str, &'static Miscall)> {
     let (subject, id) = name.rsplit_once(SEPARATOR)?;
     Some((subject, miscall(id)?))
 }
 
-/// The name of the subject that is called, without the faults at its call.
+/// Returns the name of the subject that is called, without the faults at its call.
 pub fn called(name: &str) -> &str {
     at_call(name).map_or(name, |(subject, _)| called(subject))
 }
 
-/// A subject with a fault at its call. All that it says of itself is what the subject says.
+/// A subject with a fault at its call. It declares what the subject declares.
 pub struct Miscalled<'a> {
     inner: Box<dyn Backend + 'a>,
     miscall: &'static Miscall,
@@ -337,13 +337,14 @@ pub struct Miscalled<'a> {
 }
 
 impl<'a> Miscalled<'a> {
-    /// The subject `inner~ID`.
+    /// Returns the subject `inner~ID`.
     pub fn new(inner: Box<dyn Backend + 'a>, miscall: &'static Miscall) -> Miscalled<'a> {
         Miscalled { name: format!("{}{SEPARATOR}{}", inner.name(), miscall.id), inner, miscall }
     }
 
-    /// Whether the fault changes the exact answer, as the problem's formats hold it; where it does not, it is equivalent to
-    /// the right call. The subject is not asked: two runs of one that sums in any order differ by themselves.
+    /// Whether the fault changes the exact answer, as the problem's formats hold it. Where it does not, it is
+    /// equivalent to the right call. The subject itself is not run, because two runs of one that sums in any order
+    /// differ by themselves.
     pub fn shows(&self, problem: &Problem, inputs: &Inputs) -> bool {
         let ideal = Ideal(self.inner.as_ref());
         match (Backend::run(&ideal, problem, inputs), (self.miscall.call)(&ideal, problem, inputs)) {
@@ -367,7 +368,7 @@ impl Backend for Miscalled<'_> {
         &self.name
     }
 
-    /// The same kernel, whatever it is told.
+    /// Returns the replay of the called subject: the kernel is the same, whatever it is told.
     fn replay(&self, problem: &Problem) -> Option<Replay> {
         self.inner.replay(problem)
     }
@@ -377,7 +378,7 @@ impl Backend for Miscalled<'_> {
     }
 }
 
-/// Runs another problem of the same tensors; the right one where the other is not legal or not taken.
+/// Runs another problem with the same tensors; the right one where the other is not legal or not taken.
 fn told(
     backend: &dyn Backend,
     problem: &Problem,
@@ -403,7 +404,7 @@ fn given(
     backend.run(problem, &inputs)
 }
 
-/// Spoils the results of each rank.
+/// Runs the problem, and spoils the results of each rank.
 fn taken(
     backend: &dyn Backend,
     problem: &Problem,
@@ -428,7 +429,7 @@ fn gradients_taken(
     })
 }
 
-/// An element that somebody wrote, changed; sentinels stay.
+/// Changes an element that was written; unwritten bits stay.
 fn real(value: f32, change: impl Fn(f32) -> f32) -> f32 {
     if seamproof_simulator::is_unwritten(value) { value } else { change(value) }
 }
@@ -437,7 +438,7 @@ fn last_with(sequences: &mut [Sequence], test: impl Fn(&Sequence) -> bool) -> Op
     sequences.iter_mut().rev().find(|sequence| test(sequence))
 }
 
-/// The first two real rows of the first sequence with two, where a tensor has the problem's own layout.
+/// Returns the first two real rows of the first sequence that has two, where a tensor has the problem's own layout.
 fn rows_of_first(problem: &Problem, rows: usize) -> Vec<usize> {
     let whole = rows == problem.rows.q && problem.parallel.size() == 1;
     let first = problem.sequences.iter().find(|sequence| sequence.q.len > 1).filter(|_| whole);
@@ -453,7 +454,7 @@ fn sink_dropped(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) -> Re
     Ok(outputs)
 }
 
-/// Each sequence's rows one place further, the last one first.
+/// Moves each sequence's rows one place further. The last row becomes the first.
 fn v_shifted(problem: &Problem, v: &mut Array3<f32>) {
     let old = v.clone();
     for sequence in &problem.sequences {

@@ -5,29 +5,29 @@ use std::collections::BTreeMap;
 /// Options of a subject by name.
 pub type Options = BTreeMap<String, String>;
 
-/// Why a subject does not take an option.
+/// Reason why a subject does not take an option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
-    /// The subject has no such option.
+    /// An option that the subject does not have.
     #[error("backend {backend} has no option '{option}'; it has: {known}")]
     Unknown {
-        /// The subject.
+        /// Name of the subject.
         backend: &'static str,
-        /// The option.
+        /// Name of the option.
         option: String,
-        /// The options that it has.
+        /// Options that the subject has.
         known: &'static str,
     },
-    /// The option's value is not usable.
+    /// An option with an unusable value.
     #[error("option {option} of backend {backend} is '{value}'; use {expected}")]
     Value {
-        /// The subject.
+        /// Name of the subject.
         backend: &'static str,
-        /// The option.
+        /// Name of the option.
         option: String,
-        /// Its value.
+        /// Value of the option.
         value: String,
-        /// The values that it takes.
+        /// Values that the option takes.
         expected: &'static str,
     },
 }
