@@ -1,12 +1,10 @@
 //! The fault catalogue: every fault applies to something, something that it names catches it, and nothing is wrong with
 //! the cases on which it is caught when it is not planted.
 
-mod any_order;
-
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use any_order::{AnyOrder, hopper};
+use crate::any_order::{AnyOrder, hopper};
 use rayon::prelude::*;
 use seamproof::backends;
 use seamproof::campaign::Registered;
