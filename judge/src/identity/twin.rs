@@ -18,13 +18,13 @@ use seamproof_oracle::sharding::{self as layout, RankLayout, run_of};
 /// Origin of the rows and heads of a twin.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
-    /// For each sequence of the twin the problem's own; `None` for one that the twin made up.
+    /// Problem's own sequence for each sequence of the twin; `None` for one that the twin made up.
     pub(super) sequences: Vec<Option<usize>>,
-    /// For each sequence of the twin the position in the problem's own that its first query has.
+    /// Position in the problem's own sequence of the first query, for each sequence of the twin.
     pub(super) skip: Vec<usize>,
-    /// For each query head of the twin the problem's own.
+    /// Problem's own query head for each query head of the twin.
     pub(super) q_heads: Vec<usize>,
-    /// For each KV head of the twin the problem's own.
+    /// Problem's own KV head for each KV head of the twin.
     pub(super) kv_heads: Vec<usize>,
 }
 
