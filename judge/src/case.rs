@@ -1,4 +1,4 @@
-//! A [`Case`] is what is stored and replayed, as readable JSON.
+//! The case, which is what is stored and replayed, as readable JSON ([`Case`]).
 //!
 //! Case files come from people and other machines, so the reader trusts nothing. It bounds the bytes while it reads
 //! them, checks the version before anything else, bounds the nesting, and refuses unknown fields. The problem inside

@@ -1,6 +1,6 @@
-//! Envelope: every element within the largest honest error of the exact answer, in tier W for any input and in tier T
-//! where the inputs are certified as dithered; then within what is left of it once the roundings are replayed, in tier
-//! R, where the subject's numeric profile is locked.
+//! Envelope: every element lies within the largest honest error of the exact answer. Tier W holds for any input, tier
+//! T where the inputs are certified as dithered. Where the subject's numeric profile is locked, tier R follows: it
+//! allows only the error that is left once the roundings are replayed.
 
 use std::cell::LazyCell;
 
@@ -19,9 +19,9 @@ use crate::subject::{RankGradients, RankOutputs, TensorName};
 use crate::verdict::{Margin, Tier};
 use seamproof_oracle::sharding::RankLayout;
 
-/// The rung: the forward, LSE first, then the backward on the out and lse that the subject returned. Where it hides its
-/// LSE, the backward is judged on the exact one, and may be off by as much as the forward may. Where the oracle is too dear
-/// for the case, a sample of its rows is judged so.
+/// Examines the forward, LSE first, then the backward on the out and lse that the subject returned. Where the subject
+/// hides its LSE, the backward is judged on the exact one, and may be off by as much as the forward may. Where the
+/// oracle is too expensive for the case, a sample of its rows is judged in this way.
 pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     if !evidence.has_oracle() {
         return sample::look(evidence, margin);
@@ -50,7 +50,7 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     look_back(evidence, (&compare, &model), &answer, replay, margin)
 }
 
-/// The backward, of every run whose gradients are looked at.
+/// Examines the backward of every run whose gradients count.
 fn look_back(
     evidence: &Evidence<'_>,
     (compare, model): (&Comparison<'_>, &Model),
@@ -86,7 +86,7 @@ fn look_back(
     broken.into()
 }
 
-/// Tier R of out.
+/// Compares out in tier R.
 pub(super) fn replayed_out(
     compare: &Comparison<'_>,
     rank: &RankOutputs,
@@ -97,7 +97,7 @@ pub(super) fn replayed_out(
     compare.tensor(TensorName::Out, Tier::R, rows(Side::Q, &rank.out, &answer.exact.out, &left.out), margin)
 }
 
-/// Tier R of the gradients.
+/// Compares the gradients in tier R.
 pub(super) fn replayed_gradients(
     compare: &Comparison<'_>,
     got: &RankGradients,
@@ -114,19 +114,19 @@ pub(super) fn replayed_gradients(
     )
 }
 
-/// The subject's own results, as the oracle's backward takes them, which reads real rows alone; the exact LSE where it
-/// hides its own.
+/// Returns the subject's own results for the oracle's backward, which reads real rows alone. The exact LSE stands in
+/// where the subject hides its own.
 pub(super) fn saved(rank: &RankOutputs, exact: &Array2<f64>) -> Saved {
     let lse = rank.lse.as_ref().map_or_else(|| exact.clone(), |lse| lse.mapv(f64::from));
     Saved { out: rank.out.mapv(f64::from), lse }
 }
 
-/// What is compared of a forward, in order: the LSE is the sharpest observable of mask and scale.
+/// Results of a forward that are compared, in order. The LSE is the sharpest observable of mask and scale.
 const FORWARD: [TensorName; 3] = [TensorName::Lse, TensorName::Out, TensorName::MaxLogit];
-/// What is compared of a backward, in order.
+/// Results of a backward that are compared, in order.
 const BACKWARD: [TensorName; 4] = [TensorName::Dv, TensorName::Dk, TensorName::Dq, TensorName::Dsink];
 
-/// Tiers W and T of these tensors of a forward.
+/// Compares these tensors of a forward in tiers W and T.
 pub(super) fn forward(
     compare: &Comparison<'_>,
     rank: &RankOutputs,
@@ -156,7 +156,7 @@ pub(super) fn forward(
     tensors.iter().find_map(|&tensor| look(tensor, margin))
 }
 
-/// Tiers W and T of these gradients.
+/// Compares these gradients in tiers W and T.
 pub(super) fn backward(
     compare: &Comparison<'_>,
     got: &RankGradients,
@@ -169,7 +169,7 @@ pub(super) fn backward(
     gradients(compare, got, exact, (tensors, &bounds), margin)
 }
 
-/// These tensors, one after the other, each under these bounds.
+/// Compares these tensors, one after the other, each under these bounds.
 fn gradients(
     compare: &Comparison<'_>,
     got: &RankGradients,
@@ -200,7 +200,7 @@ fn heads<'a>(got: &'a Array1<f32>, exact: &'a Array1<f64>, bound: &'a Array1<f64
     (View::Heads(got.view()), View::Heads(exact.view()), View::Heads(bound.view()))
 }
 
-/// Compares results with exact values under their bounds.
+/// Comparison of results with exact values under their bounds.
 pub(super) struct Comparison<'a> {
     pub(super) problem: &'a Problem,
     pub(super) layout: &'a RankLayout,
@@ -208,7 +208,7 @@ pub(super) struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Compares every real element that the tier bounds; raises the tier's margin to the worst error ÷ bound.
+    /// Compares every real element that the tier bounds, and raises the tier's margin to the worst error ÷ bound.
     fn tensor(
         &self,
         tensor: TensorName,
@@ -220,7 +220,7 @@ impl Comparison<'_> {
         let format = match tensor {
             TensorName::Out => Some(precision.out.format),
             TensorName::Dq | TensorName::Dk | TensorName::Dv => Some(precision.gradients.format),
-            // An infinite statistic says that there is no key: it is no overflow.
+            // An infinite statistic says that there is no key; it is not an overflow.
             _ => None,
         };
         let largest = self.largest(tier, format, (got, exact, bound));
@@ -230,7 +230,7 @@ impl Comparison<'_> {
         (largest > 1.0).then(|| self.finding(tensor, tier, format, (got, exact, bound)))?
     }
 
-    /// The largest error ÷ bound of all real elements that the tier bounds.
+    /// Returns the largest error ÷ bound of all real elements that the tier bounds.
     fn largest(&self, tier: Tier, format: Option<Format>, (got, exact, bound): Triple<'_>) -> f64 {
         let (mut largest, mut ratios) = ([0.0f64; LANES], [0.0; CHUNK]);
         let mut look = |got: &[f32], exact: &[f64], bound: &[f64]| {
@@ -269,7 +269,7 @@ impl Comparison<'_> {
         largest.into_iter().fold(0.0, f64::max)
     }
 
-    /// The finding about the elements past their bounds.
+    /// Returns the finding about the elements past their bounds.
     fn finding(
         &self,
         tensor: TensorName,
@@ -303,7 +303,7 @@ impl Comparison<'_> {
     }
 }
 
-/// What an error past a tier's bound is called.
+/// Returns the words for an error past a tier's bound.
 pub fn wording(tier: Tier) -> &'static str {
     match tier {
         Tier::W => "further from the exact value than rounding explains",
@@ -314,12 +314,12 @@ pub fn wording(tier: Tier) -> &'static str {
     }
 }
 
-/// Elements whose ratios are taken together.
+/// Number of elements whose ratios are computed together.
 const CHUNK: usize = 128;
-/// Running maxima side by side, so that none waits for another.
+/// Number of running maxima side by side, so that none waits for another.
 const LANES: usize = 8;
 
-/// Error ÷ bound of each element: [`error_ratio`], without a branch where nothing overflows.
+/// Writes the error ÷ bound of each element: [`error_ratio`], without a branch where nothing overflows.
 pub fn error_ratios(got: &[f32], exact: &[f64], bound: &[f64], overflows: Option<Format>, to: &mut [f64]) {
     if overflows.is_some() && got.iter().fold(false, |any, got| any | got.is_infinite()) {
         return each_ratio(got, exact, bound, to, |got, exact, bound| {
@@ -332,7 +332,7 @@ pub fn error_ratios(got: &[f32], exact: &[f64], bound: &[f64], overflows: Option
     });
 }
 
-/// A ratio of each element.
+/// Writes a ratio for each element.
 #[inline(always)]
 pub(super) fn each_ratio(
     got: &[f32],
@@ -347,10 +347,11 @@ pub(super) fn each_ratio(
     }
 }
 
-/// Error ÷ bound; 0 for equal values (infinities too), infinite for NaN and for any error where none is allowed.
+/// Returns error ÷ bound: 0 for equal values (infinities too), infinite for NaN and for any error where none is
+/// allowed.
 ///
-/// Where the format can overflow, an infinity stands for any value that rounds to it, so it is as far off as the exact
-/// value lies below the format's threshold.
+/// Where the format can overflow, an infinity stands for any value that rounds to it. It is therefore as far off as
+/// the exact value lies below the format's threshold.
 pub(super) fn error_ratio(got: f64, exact: f64, bound: f64, overflows: Option<Format>) -> f64 {
     if got == exact {
         return 0.0;
@@ -363,7 +364,7 @@ pub(super) fn error_ratio(got: f64, exact: f64, bound: f64, overflows: Option<Fo
     times_bound((got - exact).abs(), bound)
 }
 
-/// The value nearest to `exact` that rounds to the infinity `got`; `got` itself where it is finite.
+/// Returns the value nearest to `exact` that rounds to the infinity `got`; `got` itself where it is finite.
 fn overflowed(got: f64, exact: f64, format: Format) -> f64 {
     let threshold = format.max_finite() + format.half_spacing(format.max_finite());
     match got {

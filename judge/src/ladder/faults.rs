@@ -1,8 +1,8 @@
-//! Faults in the judge: a judge that does not look somewhere passes what it must not.
+//! Faults in the judge: a judge that skips a check passes what it must not pass.
 //!
-//! A [`JudgeFault`] edits the judge's data. A [`Probe`] is a broken subject and a case on which the right judge condemns
-//! it. A fault in the judge is *caught* when the faulty judge does not condemn a probe that the right one condemns by the
-//! rung that the fault blinds.
+//! A [`JudgeFault`] edits the judge's data. A [`Probe`] is a broken subject and a case on which the right judge
+//! condemns it. A fault in the judge is *caught* when the right judge condemns some probe by the rung that the fault
+//! blinds, and the faulty judge does not condemn that probe.
 
 use ndarray::{Axis, s};
 use seamproof_oracle::{
@@ -24,26 +24,26 @@ use seamproof_oracle::sharding::{self as layout, RankLayout};
 /// A fault in the judge.
 #[derive(Clone, Copy)]
 pub struct JudgeFault {
-    /// Its name in reports.
+    /// Name in reports.
     pub id: &'static str,
-    /// What the judge does wrong.
+    /// Mistake that the judge makes.
     pub imitates: &'static str,
-    /// Where a judge did that.
+    /// Public place where a judge made that mistake.
     pub source: &'static str,
-    /// The rung that it blinds: it lets pass what the right judge condemns by that rung.
+    /// Rung that the fault blinds: the faulty judge passes what the right judge condemns by that rung.
     pub rung: Check,
-    /// The edit.
+    /// Function that edits the judge.
     pub edit: fn(&mut Judge),
 }
 
-/// Tests of context parallelism that passed on an all-zero tensor.
+/// Source of tests of context parallelism that passed on an all-zero tensor.
 const ALL_ZERO: &str = "https://github.com/NVIDIA/TransformerEngine/pull/3536";
-/// A comparison that NaN slips through.
+/// Source of a comparison that NaN slips through.
 const NAN_EQUAL: &str = "https://github.com/tracel-ai/cubecl/issues/1070";
-/// Tests whose tolerance lies above the signal, and that zero padding on both sides before they compare.
+/// Source of tests whose tolerance lies above the signal, and that zero padding on both sides before they compare.
 const TE_TESTS: &str =
     "https://github.com/NVIDIA/TransformerEngine/blob/main/tests/pytorch/attention/run_attention_with_cp.py";
-/// Tests that compare out and gradients, and never the LSE.
+/// Source of tests that compare out and gradients, and never the LSE.
 const FA_TESTS: &str = "https://github.com/Dao-AILab/flash-attention/blob/main/hopper/test_flash_attn.py";
 
 /// Every fault in the judge.
@@ -248,12 +248,12 @@ fn replace(judge: &mut Judge, check: Check, look: fn(&Evidence<'_>, &mut Margin)
     }
 }
 
-/// The envelope on another layout's rows.
+/// Examines the envelope on another layout's rows.
 fn but(evidence: &Evidence<'_>, margin: &mut Margin, layout: RankLayout) -> Look {
     envelope::look(&Evidence { layout: &layout, ..*evidence }, margin)
 }
 
-/// A finding on one tensor does not count.
+/// Returns the answer of a rung, unless it is a finding on one tensor.
 fn unless(look: Look, tensor: TensorName) -> Look {
     match look {
         Look::Broken(finding) if finding.tensor == Some(tensor) => Look::Held,
@@ -261,7 +261,7 @@ fn unless(look: Look, tensor: TensorName) -> Look {
     }
 }
 
-/// The problem's own layout with the runs cut to where the last rank's first row begins.
+/// Returns the problem's own layout with the runs cut where the last rank's first row begins.
 fn without_last_rank(problem: &Problem) -> RankLayout {
     let mut whole = layout::whole(problem);
     let Ok(ranks) = layout::layouts(problem) else { return whole };
@@ -277,7 +277,7 @@ fn without_last_rank(problem: &Problem) -> RankLayout {
     whole
 }
 
-/// The envelope on the first KV head and its group alone.
+/// Examines the envelope on the first KV head and its group alone.
 fn first_head(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     let group = evidence.problem.group();
     let mut fields: ProblemFields = evidence.problem.clone().into();
@@ -309,16 +309,16 @@ fn first_head(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
 
 /// A broken subject and a case on which the right judge condemns it.
 pub struct Probe {
-    /// What is wrong with the subject.
+    /// Description of what is wrong with the subject.
     pub what: &'static str,
-    /// The subject.
+    /// Broken subject.
     pub subject: Box<dyn Backend>,
-    /// The case.
+    /// Problem of the case.
     pub problem: Problem,
 }
 
 impl Probe {
-    /// The rung by which a judge condemns the subject on the case, where it does.
+    /// Returns the rung by which a judge condemns the subject on the case, if it does.
     pub fn condemned_by(&self, judge: &Judge) -> Option<Check> {
         match judge.examine(self.subject.as_ref(), &self.problem, Depth::First).verdict {
             Verdict::Finding(finding) => Some(finding.check),
@@ -327,10 +327,11 @@ impl Probe {
     }
 }
 
-/// What is done to the results of a right run: the results, the inputs, and how often the subject was run before.
+/// Function that spoils the results of a right run. It takes the problem, the inputs, the number of earlier runs of
+/// the subject, and the results.
 type Spoil = fn(&Problem, &Inputs, usize, &mut Outputs);
 
-/// What makes a probe's case of [`fields`].
+/// Function that makes a probe's case from [`fields`].
 type Edit = fn(&mut ProblemFields);
 
 /// The emulated kernel with spoilt results.
@@ -361,7 +362,7 @@ impl Backend for Spoilt {
     }
 }
 
-/// Two sequences, padded, on two heads.
+/// Returns two padded sequences on two heads.
 fn fields() -> ProblemFields {
     let sequences = [(0, 5), (8, 7)].into_iter().enumerate().map(|(id, (offset, len))| {
         let run = Run::packed(offset, len, 8);
@@ -382,7 +383,8 @@ fn fields() -> ProblemFields {
     }
 }
 
-/// The first data seed that draws identities under which a subject that is always wrong in the same way holds.
+/// Returns the first data seed that draws only identities under which a subject that is always wrong in the same way
+/// holds.
 fn calm_seed() -> u64 {
     let calm = |identity: &&identity::Identity| {
         identity.runs == 0
@@ -411,7 +413,7 @@ fn backward(fields: &mut ProblemFields) {
 
 fn plain(_: &mut ProblemFields) {}
 
-/// The probes, each broken in one place; the right judge condemns all.
+/// Returns the probes, each broken in one place. The right judge condemns all of them.
 pub fn probes() -> Result<Vec<Probe>, ProblemError> {
     let table: [(&str, Edit, Spoil); 14] = [
         ("a NaN in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::NAN)),
@@ -474,28 +476,29 @@ pub fn probes() -> Result<Vec<Probe>, ProblemError> {
     table.into_iter().map(probe).collect()
 }
 
-/// What came of one fault in the judge.
+/// Score of one fault in the judge.
 pub struct JudgeScore {
-    /// The fault.
+    /// Fault in the judge.
     pub fault: JudgeFault,
-    /// The probes that the faulty judge does not condemn, and the rung by which the right one does.
+    /// Probes that the faulty judge does not condemn, and the rung by which the right one does.
     pub missed: Vec<(&'static str, Check)>,
 }
 
 impl JudgeScore {
-    /// Whether a probe of the rung that the fault blinds shows it.
+    /// Whether the faulty judge misses a probe of the rung that the fault blinds.
     pub fn caught(&self) -> bool {
         self.missed.iter().any(|(_, rung)| *rung == self.fault.rung)
     }
 }
 
-/// Each probe with the rung by which a judge condemns it. A probe remembers how often it ran: each judge gets new ones.
+/// Returns each probe with the rung by which a judge condemns it. A probe remembers how often it ran, so each judge
+/// gets new ones.
 fn condemned(judge: &Judge) -> Result<Vec<(&'static str, Option<Check>)>, String> {
     let probes = probes().map_err(|error| error.to_string())?;
     Ok(probes.iter().map(|probe| (probe.what, probe.condemned_by(judge))).collect())
 }
 
-/// Scores faults in the judge; an error where the right judge itself does not condemn a probe.
+/// Scores faults in the judge; returns an error where the right judge itself does not condemn a probe.
 pub fn score(faults: &[JudgeFault]) -> Result<Vec<JudgeScore>, String> {
     let by_right = |(what, rung): (&'static str, Option<Check>)| match rung {
         Some(rung) => Ok((what, rung)),
