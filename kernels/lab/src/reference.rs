@@ -397,7 +397,8 @@ fn check(questions: &Questions, ReferenceTensors { q, k, v }: &ReferenceTensors)
         (q.shape(), k.shape(), v.shape());
     let fit = kv_heads > 0 && kv_heads == v_heads && heads % kv_heads == 0 && kv_rows == v_rows;
     if !fit || k_dim != dim || dim == 0 || dim_v == 0 || dim.max(dim_v) > DIM_MAX {
-        let what = format!("q {:?}, k {:?} and v {:?} do not fit each other", q.shape(), k.shape(), v.shape());
+        let what =
+            format!("q {:?}, k {:?} and v {:?} do not fit each other", q.shape(), k.shape(), v.shape());
         return Err(KernelError::shape(what));
     }
     let [q_end, kv_end, heads_end] = questions.ends;

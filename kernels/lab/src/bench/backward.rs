@@ -15,7 +15,7 @@ use super::error::BenchError;
 use super::figures::{Figure, Figures};
 use super::peer::BackwardRequest;
 use super::timing::{TIMING, time};
-use super::tracks::Cell;
+use super::tracks::BenchCell;
 use crate::ready::{NormalNumbers, ReadyBackward};
 
 /// The first rows, whose gradients a peer's are compared with.
@@ -24,7 +24,7 @@ const COMPARED_ROWS: usize = 8192;
 const PRODUCTS: f64 = 2.5;
 
 /// Prints the figures of every cell.
-pub(super) fn backward(gpu: &Gpu, cells: &[Cell], figures: &mut Figures) -> Result<(), BenchError> {
+pub(super) fn backward(gpu: &Gpu, cells: &[BenchCell], figures: &mut Figures) -> Result<(), BenchError> {
     let numbers = NormalNumbers::new(gpu)?;
     let handed = figures.has_peer().then(|| Handed::new(gpu, &numbers)).transpose()?;
     for cell in cells {
@@ -40,13 +40,16 @@ pub(super) fn backward(gpu: &Gpu, cells: &[Cell], figures: &mut Figures) -> Resu
         }
         let (bytes, rows) = (ready.workspace.area().bytes(), cell.problem.rows.q);
         let (megabytes, each) = (bytes as f64 / 1e6, bytes as f64 / rows as f64);
-        figures.say(&format!("{:<25} memory beside the tensors: {megabytes:.1} MB, {each:.0} bytes a row", ""))?;
+        figures.say(&format!(
+            "{:<25} memory beside the tensors: {megabytes:.1} MB, {each:.0} bytes a row",
+            ""
+        ))?;
     }
     Ok(())
 }
 
 /// Returns dq, dk and dv of the compared rows, one after the other, as the last launch left them.
-fn gradients(gpu: &Gpu, cell: &Cell, ready: &ReadyBackward) -> Result<Vec<u8>, BenchError> {
+fn gradients(gpu: &Gpu, cell: &BenchCell, ready: &ReadyBackward) -> Result<Vec<u8>, BenchError> {
     let rows = cell.problem.rows.q;
     let first = |tensor: &DeviceBuffer| {
         let bytes = tensor.area().bytes() / rows * rows.min(COMPARED_ROWS);

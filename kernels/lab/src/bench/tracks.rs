@@ -44,7 +44,7 @@ pub(super) const LONG: [&str; 3] = ["even_4x4096", "one_16384", "ragged32"];
 
 /// A pack with heads and a mask.
 #[derive(Clone, Debug)]
-pub(super) struct Cell {
+pub(super) struct BenchCell {
     pub(super) track: String,
     pub(super) column: Column,
     pub(super) problem: Problem,
@@ -92,7 +92,7 @@ impl Track {
     }
 }
 
-impl Cell {
+impl BenchCell {
     /// Returns the floating-point operations of the forward on visible pairs of real tokens: two products.
     pub(super) fn operations(&self) -> f64 {
         4.0 * (self.column.dim * self.column.heads.q) as f64 * self.problem.pairs() as f64
@@ -106,13 +106,13 @@ pub(super) fn tracks() -> Result<Vec<Track>, BenchError> {
 }
 
 /// Returns the cells of the named tracks and columns, of all where none is named, track by track.
-pub(super) fn cells(tracks: &[Track], [rows, columns]: [&[String]; 2]) -> Result<Vec<Cell>, BenchError> {
+pub(super) fn cells(tracks: &[Track], [rows, columns]: [&[String]; 2]) -> Result<Vec<BenchCell>, BenchError> {
     let rows = chosen("track", tracks, |track| &track.name, rows)?;
     let columns = chosen("column", &COLUMNS, |column| column.name, columns)?;
     let all = rows.iter().flat_map(|track| columns.iter().map(move |column| (track, column)));
     all.map(|(track, column)| {
         let problem = track.problem(column)?;
-        Ok(Cell { track: track.name.clone(), column: **column, problem })
+        Ok(BenchCell { track: track.name.clone(), column: **column, problem })
     })
     .collect()
 }

@@ -90,29 +90,29 @@ impl Launches {
 }
 
 /// A forward and a backward of a problem, with their tensors.
-pub(super) struct Passes<'g> {
+pub(super) struct ReadyPasses<'g> {
     gpu: &'g Gpu,
     problem: &'g Problem,
     tensors: BackwardBuffers,
     pub(super) launches: Launches,
 }
 
-impl<'g> Passes<'g> {
+impl<'g> ReadyPasses<'g> {
     /// Prepares a call on a problem's tensors.
     pub(super) fn new(
         gpu: &'g Gpu,
         (problem, call): (&'g Problem, &AttentionCall),
         kernels: Kernels,
         numbers: &NormalNumbers,
-    ) -> Result<Passes<'g>, KernelError> {
+    ) -> Result<ReadyPasses<'g>, KernelError> {
         let (rows, dims) = ([problem.rows.q, problem.rows.kv], [problem.dims.qk, problem.dims.v]);
         let launches = Launches::new(gpu, call, (rows, problem.heads.q, dims), (kernels, weights(problem)))?;
-        Ok(Passes { gpu, problem, tensors: BackwardBuffers::new(gpu, problem, numbers)?, launches })
+        Ok(ReadyPasses { gpu, problem, tensors: BackwardBuffers::new(gpu, problem, numbers)?, launches })
     }
 
     /// Launches both passes.
     pub(super) fn launch(&self) -> Result<(), KernelError> {
-        let Passes { gpu, problem, tensors, launches } = self;
+        let ReadyPasses { gpu, problem, tensors, launches } = self;
         launches.launch(gpu, (&tensors.forward.forward(problem), &tensors.backward(problem)))
     }
 
@@ -157,7 +157,7 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
             });
             let tuned = TileShape::ALL.into_iter().zip(orders).map(|(shape, how)| Kernels::Tuned(shape, how));
             for kernels in [Kernels::Simple].into_iter().chain(tuned) {
-                let passes = Passes::new(gpu, (&problem, &call), kernels, &numbers)?;
+                let passes = ReadyPasses::new(gpu, (&problem, &call), kernels, &numbers)?;
                 passes.results(|| passes.launch())?;
             }
         }

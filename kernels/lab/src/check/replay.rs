@@ -19,7 +19,7 @@ use seamproof_oracle::{
 use seamproof_simulator::{AttentionCall, RowPolicy};
 
 use super::mismatch::Mismatch;
-use super::passes::{Kernels, Passes};
+use super::passes::{Kernels, ReadyPasses};
 use crate::problem::{fields, legal};
 use crate::ready::NormalNumbers;
 
@@ -220,7 +220,7 @@ impl Choice {
             (0..DEALINGS.len()).map(|dealing| self.dealt(dealing)).collect::<Result<_, _>>()?;
         let new = |dealing: usize| {
             let (problem, call) = &dealt[dealing];
-            Passes::new(gpu, (problem, call), self.kernels, numbers)
+            ReadyPasses::new(gpu, (problem, call), self.kernels, numbers)
         };
         let recorded = new(0)?;
         let graph = gpu.record(|| recorded.launch())?;
