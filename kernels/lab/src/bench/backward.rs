@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use seamproof_kernels::Gpu;
-use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::memory::DeviceBuffer;
 use tempfile::TempDir;
 
@@ -30,7 +30,7 @@ pub(super) fn backward(gpu: &Gpu, cells: &[BenchCell], figures: &mut Figures) ->
     for cell in cells {
         let ready = ReadyBackward::new(gpu, &cell.problem, &numbers, TIMING.sets)?;
         for order in DqOrder::ALL {
-            let how = BackwardMode { order, update: GradientUpdate::Overwrite };
+            let how = BackwardMode::overwrite(order);
             let ms = time(gpu, |set| ready.launch(how, &ready.tensors(set)))?;
             let gradients = gradients(gpu, cell, &ready)?;
             let request =

@@ -2,13 +2,11 @@
 //!
 //! A *track* is a pack of sequences, a *column* a choice of heads, head dim and mask; a *cell* is both.
 
-use seamproof_oracle::{
-    ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Rows,
-    Run, Sequence, Sink, Softmax,
-};
+use seamproof_oracle::{Heads, Mask, Pass, Problem, ProblemFields};
 use serde::Deserialize;
 
 use super::error::BenchError;
+use crate::problem::packed;
 
 /// A pack: `times` times the lengths, each padded to a multiple of `align`.
 #[derive(Clone, Debug, Deserialize)]
@@ -67,28 +65,10 @@ impl Track {
     }
 
     fn problem(&self, column: &Column) -> Result<Problem, BenchError> {
-        let mut rows = 0;
-        let sequence = |(id, length): (usize, usize)| {
-            let run = Run::packed(rows, length, length.next_multiple_of(self.align));
-            rows += run.span;
-            Sequence { id: id as u32, q: run, kv: run }
-        };
-        let sequences = self.lengths().enumerate().map(sequence).collect();
-        let scale = 1.0 / (column.dim as f32).sqrt();
-        let fields = ProblemFields {
-            sequences,
-            rows: Rows { q: rows, kv: rows },
-            heads: column.heads,
-            dims: Dims { qk: column.dim, v: column.dim },
-            mask: column.mask,
-            softmax: Softmax { scale, softcap: None, sink: Sink::None },
-            precision: Precision::uniform(Format::Bf16),
-            parallel: ContextParallel::single(),
-            mode: InputMode::Flat,
-            data_seed: 1,
-            pass: Pass::Forward,
-        };
-        Problem::new(fields).map_err(|error| BenchError::Tracks(error.to_string()))
+        let lengths = self.lengths().map(|length| (length, length.next_multiple_of(self.align)));
+        let fields = packed(lengths, column.heads, column.dim, column.mask);
+        Problem::new(ProblemFields { pass: Pass::Forward, ..fields })
+            .map_err(|error| BenchError::Tracks(error.to_string()))
     }
 }
 

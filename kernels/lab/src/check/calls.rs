@@ -6,7 +6,7 @@
 //! both orders of the backward. They must come near in real rows, and give the same bits in all others.
 
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
-use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::view::View;
@@ -234,7 +234,7 @@ enum Way {
 
 impl Way {
     fn kernels(self) -> Kernels {
-        let how = |order| BackwardMode { order, update: GradientUpdate::Overwrite };
+        let how = BackwardMode::overwrite;
         match self {
             Way::Simple => Kernels::Simple,
             Way::Forward(shape) => Kernels::Tuned(shape, how(DqOrder::Fixed)),

@@ -7,10 +7,10 @@ use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
-use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields, Rows, Run, Sequence};
+use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields};
 use seamproof_simulator::AttentionCall;
 
-use crate::problem::{fields, legal};
+use crate::problem::{legal, packed};
 use crate::ready::{BackwardBuffers, NormalNumbers, weights};
 
 /// The numbers that the largest logits of heads are raised from, in turn: none is smaller than the first, and none is
@@ -166,14 +166,7 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
 }
 
 fn small(format: Format, dim: usize, heads: Heads) -> Result<Problem, KernelError> {
-    let mut rows = 0;
-    let sequences = LENGTHS.into_iter().zip(0..).map(|(len, id)| {
-        let run = Run::packed(rows, len, len + PADDING);
-        rows += run.span;
-        Sequence { id, q: run, kv: run }
-    });
-    let sequences = sequences.collect();
-    let plain = fields(sequences, Rows { q: rows, kv: rows }, heads, dim, Mask::CAUSAL);
+    let plain = packed(LENGTHS.map(|len| (len, len + PADDING)), heads, dim, Mask::CAUSAL);
     legal(ProblemFields { precision: Precision::uniform(format), ..plain })
 }
 
