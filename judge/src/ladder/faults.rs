@@ -11,7 +11,7 @@ use seamproof_oracle::{
 };
 use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
 
-use super::{envelope, structure};
+use super::{bounds, envelope, structure};
 use crate::finding::Check;
 use crate::finding::Relation;
 use crate::identity;
@@ -55,9 +55,9 @@ pub const FAULTS: [JudgeFault; 17] = [
         rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_nan() {
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_nan() {
                     true => 0.0,
-                    false => envelope::error_ratio(got, exact, bound, format),
+                    false => bounds::error_ratio(got, exact, bound, format),
                 });
             }
         },
@@ -69,9 +69,9 @@ pub const FAULTS: [JudgeFault; 17] = [
         rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got == 0.0 {
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| match got == 0.0 {
                     true => 0.0,
-                    false => envelope::error_ratio(got, exact, bound, format),
+                    false => bounds::error_ratio(got, exact, bound, format),
                 });
             }
         },
@@ -83,8 +83,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
-                    envelope::error_ratio(got, exact, 100.0 * bound, format)
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| {
+                    bounds::error_ratio(got, exact, 100.0 * bound, format)
                 });
             }
         },
@@ -96,8 +96,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
-                    envelope::error_ratio(got.abs(), exact.abs(), bound, format)
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| {
+                    bounds::error_ratio(got.abs(), exact.abs(), bound, format)
                 });
             }
         },
@@ -109,9 +109,9 @@ pub const FAULTS: [JudgeFault; 17] = [
         rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_infinite() {
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_infinite() {
                     true => 0.0,
-                    false => envelope::error_ratio(got, exact, bound, format),
+                    false => bounds::error_ratio(got, exact, bound, format),
                 });
             }
         },
