@@ -17,7 +17,7 @@ use rayon::prelude::*;
 
 use crate::envelope::Model;
 use crate::replay::{Profile, Replay};
-use crate::{Forward, Gradients, Inputs, Problem, Run, Saved, Side};
+use crate::{Forward, Gradients, Inputs, Pass, Problem, Run, Saved, Side};
 
 /// Query rows of one matrix product. Larger wastes work on causal diagonals, smaller packs the keys too often.
 const ROW_TILE: usize = 128;
@@ -70,6 +70,7 @@ fn all_forward(
     model: Option<&Model>,
     replay: Option<&Replay>,
 ) -> Answer<Forward> {
+    inputs.assert_shapes(problem, Pass::Forward);
     let empty = |lse: f64| Forward {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), lse),
@@ -153,6 +154,8 @@ fn all_backward(
     model: Option<&Model>,
     replay: Option<&Profile>,
 ) -> Answer<Gradients> {
+    inputs.assert_shapes(problem, Pass::Backward);
+    saved.0.assert_shapes(problem);
     let empty = || Gradients {
         dq: Array3::zeros(problem.q_shape()),
         dk: Array3::zeros(problem.k_shape()),
@@ -275,8 +278,7 @@ fn gather(tensor: &Array3<f32>, run: &Run, positions: Range<usize>, head: usize)
     for position in positions {
         matrix.extend(of_head.row(run.row(position)).iter().map(|&value| f64::from(value)));
     }
-    // A row of the tensor has `dim` lanes: the lengths agree.
-    Array2::from_shape_vec((rows, tensor.shape()[2]), matrix).unwrap_or_default()
+    Array2::from_shape_vec((rows, tensor.shape()[2]), matrix).expect("every row has the tensor's lanes")
 }
 
 /// The keys that any of the query positions `rows` sees.
@@ -294,10 +296,15 @@ fn product_transposed(a: &ArrayView2<'_, f64>, b: &ArrayView2<'_, f64>) -> Array
 }
 
 /// A row of a matrix that is stored row by row, as every product here is.
+fn row_of(matrix: &Array2<f64>, row: usize) -> &[f64] {
+    let columns = matrix.ncols();
+    &matrix.as_slice().expect("a product is stored row by row")[row * columns..(row + 1) * columns]
+}
+
+/// [`row_of`], to write.
 fn row_mut(matrix: &mut Array2<f64>, row: usize) -> &mut [f64] {
     let columns = matrix.ncols();
-    let all = matrix.as_slice_mut().unwrap_or(&mut []);
-    &mut all[row * columns..(row + 1) * columns]
+    &mut matrix.as_slice_mut().expect("a product is stored row by row")[row * columns..(row + 1) * columns]
 }
 
 /// Pieces of `range` of at most `size`.
