@@ -12,8 +12,8 @@
 //!
 //! Every file but the event log is written whole: into a hidden temporary file beside its place, synchronised, then
 //! renamed. A `.json` in `findings` is therefore complete at any time. A directory of an earlier campaign is renamed
-//! to `DIR.1`, `DIR.2`, …, and never overwritten or removed. A directory that holds anything else is refused. It is
-//! renamed too where its name says that the place is a campaign's (a night's slices).
+//! to `DIR.1`, `DIR.2`, …, and never overwritten or removed. A directory that holds anything else is refused, unless
+//! its name says that the place is a campaign's (a night's slices); it is then renamed too.
 //!
 //! A finding's subject is *foreign* where this program cannot make it by its name, because another crate ran a
 //! campaign of its own. No command judges such a case on its subject, and the test to paste leaves a place for it.
