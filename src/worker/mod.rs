@@ -1,14 +1,15 @@
-//! Worker processes: a subject that can take its whole process with it runs in another one.
+//! Worker processes: a subject that can take its whole process with it runs in another process.
 //!
-//! The *supervisor* is the process that judges; it holds a [`Pool`] of *workers*, which run subjects and nothing else.
-//! The two talk in [`frame`]s over the worker's stdin and stdout. A run goes through [`Phase`]s, each with its own
-//! deadline; the last one that was reached says where a dead worker stood. Inside a worker a subject is a [`Runner`]; in the
-//! supervisor it is a [`Remote`], a backend whose declaration is made here and whose runs are made there.
+//! The *supervisor* is the process that judges. It holds a [`Pool`] of *workers*, which run subjects and nothing
+//! else. The two exchange [`frame`]s over the worker's stdin and stdout. A run goes through [`Phase`]s, each with its
+//! own deadline. The last phase that was reached says where a dead worker stood. Inside a worker a subject is a
+//! [`Runner`]. In the supervisor it is a [`Remote`], a backend whose declaration is made here and whose runs are made
+//! there.
 //!
-//! The claim: whatever a subject does (crash, hang, run out of memory, write garbage, spoil its device), the supervisor
-//! goes on, the failure is that of the run that made it, confirmed in a fresh worker, and no process outlives the
-//! supervisor, but for one that a driver holds against being killed. What a device lacks (memory, or any life at all) is
-//! not held against the subject.
+//! Whatever a subject does (crash, hang, run out of memory, write garbage, spoil its device), the supervisor
+//! continues. A failure belongs to the run that made it, and is confirmed in a fresh worker. No process outlives the
+//! supervisor, except one that a driver protects from being killed. A device that lacks memory, or does not work at
+//! all, is not held against the subject.
 
 pub mod frame;
 pub mod message;
@@ -42,20 +43,21 @@ use seamproof_judge::subject::Backend;
 
 /// A subject as a pool serves it.
 pub struct Served {
-    /// What it says of itself.
+    /// Declaration of the subject.
     pub declaration: Box<dyn Backend>,
-    /// What a worker opens.
+    /// Subject that a worker opens.
     pub subject: Arc<Subject>,
-    /// What the sentinel runs on, the same for every case: the subject with default options, or without its fault.
+    /// Subject that the sentinel runs on, the same for every case: the subject with default options, or without its
+    /// fault.
     pub sentinel: Arc<Subject>,
-    /// What that one says of itself.
+    /// Declaration of the sentinel's subject.
     pub sentinel_declaration: Box<dyn Backend>,
     /// Arguments of the worker's program.
     pub arguments: Vec<String>,
 }
 
 impl Served {
-    /// A subject that a worker opens by its name and options, with the default options on the sentinel.
+    /// Returns a subject that a worker opens by its name and options, with the sentinel on its default options.
     pub fn new(
         name: &str,
         options: &BTreeMap<String, String>,
@@ -71,7 +73,7 @@ impl Served {
         }
     }
 
-    /// The same with the sentinel on a subject of another name, with default options.
+    /// Returns the subject with the sentinel on a subject of another name, with default options.
     pub fn watched_by(self, name: &str) -> Served {
         Served { sentinel: subject(name, &BTreeMap::new()), ..self }
     }
@@ -81,12 +83,12 @@ impl Served {
     }
 }
 
-/// The name and the options of a subject, as one.
+/// Returns the name and the options of a subject as one value.
 pub fn subject(name: &str, options: &BTreeMap<String, String>) -> Arc<Subject> {
     Arc::new(Subject { name: name.to_owned(), options: options.clone() })
 }
 
-/// A worker's whole life: answers what comes through stdin until the supervisor is gone. The exit code.
+/// Runs a worker to its end: it answers the requests on stdin until the supervisor is gone. Returns the exit code.
 pub fn live() -> u8 {
     let life = || {
         let (requests, mut answers) = pipes()?;
