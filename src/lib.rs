@@ -7,7 +7,6 @@ pub mod cli;
 pub mod explain;
 pub mod faults;
 pub mod fuzz;
-pub mod large;
 pub mod nightly;
 pub mod paste;
 pub mod power;

@@ -10,7 +10,7 @@ use seamproof_judge::subject::{Backend, RunError};
 use seamproof_judge::subjects::difference;
 use seamproof_judge::values::{self, Poison};
 use seamproof_kernels::attend::CallTables;
-use seamproof_kernels::forward::Attention;
+use seamproof_kernels::forward::AttentionKernels as Attention;
 use seamproof_oracle::{Algorithm, Pass, Problem};
 use seamproof_simulator::schedule::{MergeOrder, Work};
 

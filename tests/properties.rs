@@ -10,8 +10,8 @@ use seamproof_judge::strategy::problems;
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::{Arithmetic, Emulated};
 use seamproof_judge::verdict::Verdict;
-use seamproof_kernels::backward::Order;
-use seamproof_kernels::forward::Attention;
+use seamproof_kernels::backward::DqOrder as Order;
+use seamproof_kernels::forward::AttentionKernels as Attention;
 use seamproof_oracle::Problem;
 use seamproof_simulator::emulated::Tiles;
 

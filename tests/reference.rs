@@ -4,15 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ndarray::Axis;
-use seamproof::large::{self, Rows};
 use seamproof_judge::generate::{self, Draw, Profile};
 use seamproof_judge::subject::{Backend, RankOutputs};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::values::{self, Poison};
 use seamproof_kernels::Gpu;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::reference::{Answers, Query, Questions, Tensors};
 use seamproof_kernels::view::View;
+use seamproof_lab::large::{self, Rows};
+use seamproof_lab::reference::{self, Answers, Query, Questions, ReferenceTensors as Tensors};
 use seamproof_oracle::envelope::{Accumulation, Model, Partition, SLOTS};
 use seamproof_oracle::{Format, Inputs, Problem, TensorName, blocked};
 
@@ -23,7 +23,7 @@ const ROUNDOFF: f64 = f64::EPSILON / 2.0;
 const MAGNITUDES_MOST: f64 = 1.0 / 128.0;
 
 fn gpu() -> Gpu {
-    Gpu::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"))
+    reference::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Problems of all shapes with inputs whose padding is NaN, forward alone.
@@ -78,7 +78,7 @@ fn ask(gpu: &Gpu, problem: &Problem, inputs: &Inputs, queries: &[Query], model: 
     };
     let questions = Questions::new(&lists, queries).unwrap();
     let floor = model.magnitude(f64::MIN_POSITIVE);
-    gpu.reference(&questions, &problem.softmax, (floor, true), &tensors).unwrap()
+    reference::answer(gpu, &questions, &problem.softmax, (floor, true), &tensors).unwrap()
 }
 
 /// The largest error ÷ bound of one problem's rows; of how many of them the share of alike weights is known, and of how many

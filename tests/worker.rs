@@ -404,7 +404,7 @@ fn several_workers_serve_several_threads() {
 fn one_worker_for_each_device_where_nobody_says_otherwise() {
     let pool = Arc::new(Pool::new(Settings { workers: None, ..settings(RUN) }));
     let none = BTreeMap::new();
-    let emulated = || backends::in_process("emulated", &none).expect("the subject");
+    let emulated = || backends::by_name("emulated", &none).expect("the subject");
     let served = Served {
         declaration: emulated(),
         subject: worker::subject("emulated", &none),

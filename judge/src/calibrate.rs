@@ -1,14 +1,14 @@
-//! Calibration: which numeric profile a subject has.
+//! Calibration: it finds a subject's numeric profile.
 //!
 //! The subject runs cases whose inputs are dithered, so that roundings differ from weight to weight. Each candidate
-//! profile is replayed on each case, and scored by the largest error ÷ bound of tier R over all of them: the subject's
-//! own profile stays at 1 or below, a wrong one is off by orders of magnitude. Exactly one candidate that explains
-//! everything is a profile worth locking; with none, the subject is judged by the tiers W and T alone. Where the cases
-//! show why there can be none, that is said ([`Unlockable`]).
+//! profile is replayed on each case, and scored by the largest error ÷ bound of tier R over all cases. The subject's
+//! own profile stays at 1 or below; a wrong one is off by orders of magnitude. If exactly one candidate explains
+//! everything, it is a profile worth locking. If none does, the subject is judged by tiers W and T alone. Where the
+//! cases show why no profile is possible, the outcome says so ([`Unlockable`]).
 //!
-//! How partial results are merged changes bounds alone, and the orders' bounds lie one in the other. Of candidates that
-//! differ in that alone and explain everything, the profile is the tightest: merges kept in f32 before what the subject
-//! declares, and that before merges rounded to the result's format.
+//! The way of merging partial results changes bounds alone, and the bounds of the merge orders are nested. Several
+//! candidates may explain everything and differ in their merges alone. The profile is then the tightest of them:
+//! merges kept in f32, then what the subject declares, then merges rounded to the result's format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,63 +23,64 @@ use crate::ladder::Trial;
 use crate::profile::{LOCK_VERSION, Lock};
 use crate::subject::{Backend, RunError};
 
-/// Cases unless told otherwise.
+/// Default number of cases.
 pub const CASES: u64 = 200;
-/// Tiles that are tried beside the one that an instance declares.
+/// Tile sizes that are tried besides the one that an instance declares.
 const KV_TILES: [usize; 4] = [16, 32, 64, 128];
-/// Draws of the generator for each dithered case wanted, at most.
+/// Largest number of draws of the generator for each dithered case.
 const DRAWS_MAX: u64 = 100;
 
-/// Least share of dithered cases that condemn a wrong candidate. Of 139 cases of the emulated kernel 62 condemn the one that
-/// survives most, scaled queries, which differ where the scale is no power of two; a third is what that count leaves with a
-/// chance of one in 300.
+/// Smallest share of dithered cases that condemn a wrong candidate. Of 139 cases of the emulated kernel, 62 condemn
+/// the wrong candidate that survives most often (scaled queries, which differ only where the scale is no power of
+/// two). If the true share were a third, that count would have a chance of one in 300.
 const CONDEMNING_SHARE: f64 = 1.0 / 3.0;
-/// Chance that a lock may be of a profile that is not the subject's.
+/// Largest chance of locking a profile that is not the subject's.
 const WRONG_LOCK_CHANCE: f64 = 1e-6;
 
-/// What the forward shows of a profile.
+/// Properties of a profile that the forward shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForwardFacts {
-    /// See [`Profile::rounds_weights`].
+    /// Whether weights are rounded, [`Profile::rounds_weights`].
     pub rounds_weights: bool,
-    /// See [`Profile::scales_queries`].
+    /// Whether queries are scaled and rounded before the product, [`Profile::scales_queries`].
     pub scales_queries: bool,
-    /// See [`Lock::kv_tile`].
+    /// Keys of a tile, [`Lock::kv_tile`]; `None` for the tile that an instance declares.
     pub kv_tile: Option<usize>,
     /// Whether tiles are taken from the last to the first.
     pub descending: bool,
-    /// See [`Lock::merge`].
+    /// Order of merging, [`Lock::merge`]; `None` for what the subject declares.
     pub merge: Option<MergeOrder>,
 }
 
-/// What the backward shows of a profile.
+/// Properties of a profile that the backward shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BackwardFacts {
-    /// See [`Profile::rounds_weights`].
+    /// Whether weights are rounded, [`Profile::rounds_weights`].
     pub rounds_weights: bool,
-    /// See [`Profile::scales_logit_gradients`].
+    /// Whether logit gradients are scaled before they are rounded, [`Profile::scales_logit_gradients`].
     pub scales_logit_gradients: bool,
 }
 
-/// Every candidate with its score: the largest error ÷ bound.
+/// Scores of all candidates, each the largest error ÷ bound.
 #[derive(Clone, Debug, Default)]
 pub struct Calibration {
-    /// Cases that were judged.
+    /// Number of cases that were judged.
     pub cases: u64,
-    /// Cases that the subject's table refuses.
+    /// Number of cases that the subject's table refuses.
     pub refused: u64,
-    /// Cases of which the subject does not tell its launches, or gave no whole result.
+    /// Number of cases whose launches the subject does not tell, or for which it gave no whole result.
     pub untold: u64,
-    /// Of out.
+    /// Score of each forward candidate, from out.
     pub forward: BTreeMap<ForwardFacts, f64>,
-    /// The orders of merging that in some case are not as the subject declares.
+    /// Orders of merging that differ in some case from what the subject declares.
     pub other_orders: BTreeSet<MergeOrder>,
-    /// Of dq, dk and dv; empty where the subject shows no LSE.
+    /// Score of each backward candidate, from dq, dk and dv; empty where the subject shows no LSE.
     pub backward: BTreeMap<BackwardFacts, f64>,
 }
 
 impl ForwardFacts {
-    /// Every candidate that merges as declared; a weight that is not rounded tells nothing of tiles and their order.
+    /// Returns every candidate that merges as declared. Weights that are not rounded tell nothing about tiles and
+    /// their order, so they get one candidate for all of these.
     fn all() -> impl Iterator<Item = ForwardFacts> {
         let tiles = [None].into_iter().chain(KV_TILES.map(Some));
         let all = tiles.flat_map(|kv_tile| {
@@ -120,35 +121,35 @@ impl BackwardFacts {
     }
 }
 
-/// The profile that a calibration comes to.
+/// Result of a calibration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// One candidate explains every case.
+    /// The one candidate that explains every case.
     Unique(Box<Lock>),
-    /// None does: tiers W and T alone.
+    /// No candidate explains every case: tiers W and T alone judge the subject.
     None,
-    /// Several do: these cases do not tell them apart.
+    /// Number of candidates that explain every case, where these cases do not tell them apart.
     Several(usize),
-    /// What would be locked cannot be.
+    /// Reason why nothing can be locked.
     Refused(Unlockable),
 }
 
-/// Why a subject has no profile to lock, whatever it rounds.
+/// Reason why a subject has no profile to lock, whatever it rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unlockable {
-    /// Its table refuses every case.
+    /// A capability table that refuses every case.
     #[error("its capability table refuses all {0} dithered cases: run more, or widen the table")]
     NoCase(u64),
-    /// It tells nothing of its launches.
+    /// A subject that tells nothing about its launches.
     #[error(
         "it does not say which keys its launches show together, so that its roundings cannot be replayed: tiers W and T \
          judge it; `Backend::launches` would let it be calibrated"
     )]
     NoLaunches,
-    /// It hides its LSE, and with it what its backward recomputes weights from.
+    /// A hidden LSE, from which the backward would recompute the weights.
     #[error("it hides its LSE, so that its backward cannot be replayed: tiers W and T judge it, end to end")]
     HiddenLse,
-    /// It rounds scaled queries.
+    /// Scaled queries that are rounded before the product.
     #[error(
         "it multiplies queries by the scale and rounds them before the product: that is another function of the inputs \
          than the problem's, which tier W condemns wherever the scale is no power of two; nothing to lock before that is \
@@ -157,9 +158,10 @@ pub enum Unlockable {
     ScaledQueries,
 }
 
-/// Least cases of a lock: fewer may leave a wrong candidate alone where the subject's own is not among them. Each of the
-/// others survives a case with a chance of at most 1 − [`CONDEMNING_SHARE`], and all that do add up to
-/// [`WRONG_LOCK_CHANCE`] at most.
+/// Returns the smallest number of cases for a lock. With fewer, a wrong candidate may be the only one to survive
+/// where the subject's own is not among the candidates. Each wrong candidate survives a case with a chance of at most
+/// 1 − [`CONDEMNING_SHARE`]. Over all candidates, the chances to survive every case add up to [`WRONG_LOCK_CHANCE`]
+/// at most.
 pub fn lock_cases_min() -> u64 {
     let merges = 1 + MergeOrder::ALL.len();
     let candidates = (ForwardFacts::all().count() * merges * BackwardFacts::all().count()) as f64;
@@ -168,7 +170,8 @@ pub fn lock_cases_min() -> u64 {
 }
 
 impl Calibration {
-    /// Scores every candidate on `cases` dithered problems of `seed`; `backend` makes the instance of a case.
+    /// Scores every candidate on `cases` dithered problems of `seed`. The function `backend` makes the instance for a
+    /// case.
     pub fn run(
         backend: impl Fn(u64) -> Result<Box<dyn Backend>, RunError> + Sync,
         cases: u64,
@@ -225,7 +228,8 @@ impl Calibration {
         self
     }
 
-    /// A candidate that explains out in every case, with the tightest merges that do.
+    /// Returns the candidate with these facts and the tightest merges that explain out in every case, if any merges
+    /// do.
     fn tightest(&self, facts: ForwardFacts) -> Option<ForwardFacts> {
         let known = |merge: &Option<MergeOrder>| merge.is_none_or(|order| self.other_orders.contains(&order));
         let by_bound = [Some(MergeOrder::Running), None, Some(MergeOrder::Deferred)];
@@ -234,7 +238,7 @@ impl Calibration {
         candidates.into_iter().find(explains)
     }
 
-    /// Why there is nothing to lock, if what the cases show says so.
+    /// Returns why nothing can be locked, if the cases show it.
     fn unlockable(&self, forward: &[ForwardFacts]) -> Option<Unlockable> {
         let scaled = !forward.is_empty() && forward.iter().all(|facts| facts.scales_queries);
         match self.cases {
@@ -246,7 +250,7 @@ impl Calibration {
         }
     }
 
-    /// The one profile that explains everything, if there is one; else why not.
+    /// Returns the one profile that explains everything, or else why there is none.
     pub fn outcome(&self, backend: &str, seed: u64) -> Outcome {
         let forward: Vec<ForwardFacts> =
             ForwardFacts::all().filter_map(|facts| self.tightest(facts)).collect();
@@ -287,7 +291,7 @@ fn raise<Facts: Ord>(scores: &mut BTreeMap<Facts, f64>, others: BTreeMap<Facts, 
     }
 }
 
-/// A drawn problem whose inputs are of a continuous law.
+/// Returns a drawn problem with a backward pass whose inputs have a continuous distribution, if the draw is one.
 fn dithered(seed: u64, index: u64) -> Option<Problem> {
     match generate::draw(seed, index, &Limits::quick()) {
         Draw::Problem(problem) => {

@@ -1,10 +1,10 @@
-//! A campaign in memory: draw problems, judge a subject on them, shrink what fails.
+//! A campaign in memory: it draws problems, judges a subject on them, and shrinks the failures.
 //!
-//! It writes no files and starts no process: it is for the tests of a crate that has a kernel of its own. The same seed and
-//! number of cases give the same summary on every machine, with any number of threads.
+//! It writes no files and starts no process: it serves the tests of a crate that has its own kernel. The same seed
+//! and number of cases give the same summary on every machine, with any number of threads.
 //!
-//! The *canary* comes first. The subject itself is called wrongly (a window one key short, a key lost, …), and the judge has
-//! to see that. A campaign that misses its canary proves nothing.
+//! The *canary* comes first. The subject itself is called wrongly (a window one key short, a key lost, …), and the
+//! judge must see it. A campaign that misses its canary proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,16 +25,16 @@ use crate::subjects::{Borrowed, MISCALLS, Miscall, Miscalled};
 use crate::values;
 use crate::verdict::Verdict;
 
-/// Cases that are judged side by side before their failures are shrunk.
+/// Number of cases that are judged in parallel before their failures are shrunk.
 const BATCH: u64 = 64;
-/// Most failures of one symptom that are shrunk; further ones are counted.
+/// Largest number of failures of one symptom that are shrunk; further ones are only counted.
 const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
-/// Most problems that one shrink judges.
+/// Largest number of problems that one shrink judges.
 const EVALUATIONS_MAX: usize = 1000;
-/// Problems within which a wrong call must show and be found.
+/// Number of drawn problems among which a wrong call must show and be found.
 const CANARY_CASES_MAX: u64 = 200;
 
-/// A campaign's plan.
+/// Plan of a campaign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Campaign {
     /// Seed of all cases.
@@ -46,7 +46,7 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// A campaign of so many cases of the quick profile, with seed 0.
+    /// Returns a campaign of `cases` cases in the quick profile, with seed 0.
     pub fn quick(cases: u64) -> Campaign {
         Campaign { seed: 0, cases, profile: Profile::Quick }
     }
@@ -63,7 +63,8 @@ impl Campaign {
         summary
     }
 
-    /// Problem `index`, the nearest one that the subject takes; `None` where fields that make no problem were drawn.
+    /// Returns the problem that the subject takes and that is nearest to draw `index`; `None` where the draw was
+    /// malformed.
     fn problem(&self, subject: &dyn Backend, index: u64) -> Option<Problem> {
         match generate::draw(self.seed, index, &self.profile.limits()) {
             Draw::Problem(problem) => Some(subject.fitted(problem)),
@@ -76,13 +77,14 @@ impl Campaign {
         judged.map_or(Judged::Malformed, |(verdict, problem)| Judged::Problem(Box::new(problem), verdict))
     }
 
-    /// The first wrong call that shows on what the subject takes, and the case on which the judge saw it.
+    /// Returns the result for the first wrong call that shows on the problems that the subject takes.
     fn canary(&self, subject: &dyn Backend) -> Canary {
         let calls = MISCALLS.iter().map(|call| self.wrong_call(subject, call));
         calls.into_iter().find(|canary| *canary != Canary::Silent).unwrap_or(Canary::Silent)
     }
 
-    /// The first case on which a wrong call of the subject is found, or on which it shows and is not found.
+    /// Returns the first case on which the judge finds a wrong call of the subject. The call is missed if it shows on
+    /// some case and is found on none.
     fn wrong_call(&self, subject: &dyn Backend, call: &'static Miscall) -> Canary {
         let wrong = Miscalled::new(Box::new(Borrowed(subject)), call);
         let mut shown = false;
@@ -102,41 +104,41 @@ impl Campaign {
     }
 }
 
-/// What came of one case.
+/// Result of one case.
 enum Judged {
     Malformed,
     Problem(Box<Problem>, Verdict),
 }
 
-/// What came of the canary.
+/// Result of the canary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Canary {
-    /// The judge saw a wrong call.
+    /// A wrong call that the judge saw.
     Found {
-        /// The wrong call, an id of [`MISCALLS`].
+        /// Id of the wrong call in [`MISCALLS`].
         call: &'static str,
         /// Index of the case that showed it.
         case: u64,
     },
-    /// A wrong call changed the exact answer, and the judge saw nothing.
+    /// A wrong call that changed the exact answer, and that the judge did not see.
     Missed {
-        /// The wrong call.
+        /// Id of the wrong call in [`MISCALLS`].
         call: &'static str,
     },
-    /// No wrong call changed the exact answer of any problem that the subject takes.
+    /// No wrong call: none changed the exact answer of any problem that the subject takes.
     Silent,
 }
 
-/// A failure of the subject, shrunk.
+/// A shrunk failure of the subject.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What makes two failures the same.
+    /// Key that two failures share when they are the same.
     pub key: FailureKey,
-    /// The minimal case, with its finding: [`Case::to_json`] stores it.
+    /// The minimal case with its finding. [`Case::to_json`] stores it.
     pub case: Case,
     /// The problem as it was drawn.
     pub drawn: Problem,
-    /// Later cases that came to the same failure, or have all that it needs.
+    /// Number of later cases that shrank to the same failure, or have all that it needs.
     pub repeats: u64,
 }
 
@@ -147,22 +149,23 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A campaign's result.
+/// Result of a campaign.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// The canary.
+    /// Result of the canary.
     pub canary: Canary,
-    /// Cases that held.
+    /// Number of cases that held.
     pub held: u64,
-    /// Cases that the subject refused as its table says, by the row of the table.
+    /// Number of cases that the subject refused as its table says, by the row of the table.
     pub refused: BTreeMap<&'static str, u64>,
     /// Distinct failures, in the order of the cases that showed them.
     pub failures: Vec<Failure>,
-    /// Failing cases of a symptom of which [`SHRINKS_PER_SYMPTOM_MAX`] others were shrunk.
+    /// Number of failing cases left unshrunk because [`SHRINKS_PER_SYMPTOM_MAX`] others of their symptom had been
+    /// shrunk.
     pub unshrunk: u64,
-    /// Cases that could not be judged, in words: a fault of the judge or of the machine.
+    /// Cases that could not be judged, in words: faults of the judge or of the machine.
     pub internal: Vec<String>,
-    /// What was drawn.
+    /// Counts of the problems drawn.
     pub census: Census,
     profile: Profile,
     shrinks: BTreeMap<Symptom, usize>,
@@ -183,14 +186,14 @@ impl Summary {
         }
     }
 
-    /// Whether nothing failed, everything could be judged, and the judge saw its canary.
+    /// Whether nothing failed, everything could be judged, some case held, and the judge saw its canary.
     pub fn holds(&self) -> bool {
         let canary = matches!(self.canary, Canary::Found { .. });
         canary && self.held > 0 && self.failures.is_empty() && self.internal.is_empty()
     }
 
-    /// Returns the classes of problems that were drawn less often than a campaign on every problem draws them: what the
-    /// campaign says little of.
+    /// Returns the classes of problems that were drawn less often than a campaign over all problems draws them. The
+    /// campaign says little about these.
     pub fn missed(&self) -> Vec<MissedFloor> {
         self.census.missed(self.profile)
     }
@@ -231,7 +234,8 @@ impl Failure {
     fn shrunk(subject: &dyn Backend, drawn: Problem, start: &Finding) -> Failure {
         let mut last = start.clone();
         let shrunk = shrink::shrink(&drawn, EVALUATIONS_MAX, |candidate| {
-            // The shrinker's step may leave what the subject takes; the nearest problem inside is another candidate's business.
+            // A shrinking step may leave what the subject takes. The nearest problem that it takes is a candidate of
+            // its own.
             if subject.fitted(candidate.clone()) != *candidate {
                 return false;
             }
@@ -256,8 +260,8 @@ impl Failure {
         self.key.without_features() == drawn.without_features() && self.needs().is_subset(&drawn.features)
     }
 
-    /// The features of the minimal case that the drawn one had too. The shrinker brought in the others: an empty sequence is
-    /// simpler than a short one.
+    /// Returns the features of the minimal case that the drawn one had too. The shrinker brought in the others: an
+    /// empty sequence is simpler than a short one.
     fn needs(&self) -> BTreeSet<&'static str> {
         features(&self.drawn).intersection(&self.key.features).copied().collect()
     }

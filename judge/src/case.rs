@@ -1,8 +1,8 @@
-//! A [`Case`]: what is stored and replayed, as readable JSON.
+//! The case, which is what is stored and replayed, as readable JSON ([`Case`]).
 //!
-//! A case file comes from people and other machines, so reading one trusts nothing: the bytes are bounded while they
-//! are read, the version is looked at before anything else, nesting is bounded, unknown fields are refused, and the
-//! problem inside is validated as any other. Whatever is wrong is one line that names the file and the field.
+//! Case files come from people and other machines, so the reader trusts nothing. It bounds the bytes while it reads
+//! them, checks the version before anything else, bounds the nesting, and refuses unknown fields. The problem inside
+//! is validated like any other. Each error is one line that names the file and the field.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,103 +15,105 @@ use serde::{Deserialize, Serialize};
 use crate::files;
 use crate::finding::{Earlier, Finding};
 
-/// The version that this program writes.
+/// Version of the format that this program writes.
 pub const CASE_VERSION: u32 = 1;
-/// The largest case file that is read. The longest legal list of sequences takes about half of it.
+/// Size of the largest case file that is read, in bytes. The longest legal list of sequences takes about half of it.
 pub const CASE_BYTES_MAX: u64 = 64 << 20;
-/// Characters of an error's text: names in a hostile file may be as long as the file.
+/// Largest number of characters in an error's text. Names in a hostile file may be as long as the file.
 pub const ERROR_TEXT_MAX: usize = 300;
 
-/// Where a stored case comes from, for a reader.
+/// Origin of a stored case, for a reader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Story {
-    /// What went wrong in the field, or why the case is kept.
+    /// The bug in the field, or the reason why the case is kept.
     pub text: String,
     /// Public sources.
     pub sources: Vec<String>,
 }
 
-/// Which backend, and how it is set up.
+/// A backend and its setup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Subject {
-    /// The backend's name.
+    /// Name of the backend.
     pub name: String,
-    /// Its options, as text; a backend refuses what it does not know.
+    /// Options of the backend, as text. A backend refuses options that it does not know.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
 }
 
-/// Where the input values come from.
+/// Source of the input values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum InputSource {
-    /// From the problem's mode and data seed.
+    /// Values drawn from the problem's mode and data seed.
     Generated,
-    /// From a safetensors file beside the case.
+    /// Values in a safetensors file beside the case.
     Recorded {
-        /// Its name.
+        /// Name of the file.
         file: String,
-        /// Its blake3 digest, in hex.
+        /// Blake3 digest of the file, in hex.
         digest: String,
     },
 }
 
-/// Earlier runs of a case, at most.
+/// Largest number of earlier runs in a case.
 pub const EARLIER_MAX: usize = 16;
 
-/// What is stored and replayed: one problem on one subject.
+/// One problem on one subject: what is stored and replayed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// Version of this format; see [`CASE_VERSION`].
+    /// Version of the case format, [`CASE_VERSION`].
     pub version: u32,
-    /// Why the case is kept.
+    /// Reason why the case is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub story: Option<Story>,
-    /// The subject that it is run on by default.
+    /// Subject that the case runs on by default.
     pub subject: Subject,
-    /// Seed of everything that a schedule leaves open (order of ranks' steps).
+    /// Seed of everything that a schedule leaves open, such as the order of the ranks' steps.
     pub schedule_seed: u64,
-    /// The inputs.
+    /// Source of the inputs.
     pub inputs: InputSource,
     /// The problem.
     pub problem: Problem,
-    /// Runs that are made first, in this order, on the same worker; their results do not count.
+    /// Runs that are made first, in this order, on the same worker. Their results do not count.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "few")]
     pub before: Vec<Earlier>,
-    /// What was found, where the case is a finding.
+    /// The finding and its history, where the case is a finding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<Found>,
 }
 
-/// Characters of what was wrong before shrinking that are kept: it goes from file to file, and one may hold anything.
+/// Largest number of characters kept of the finding before shrinking. The text passes from file to file, and a file
+/// may hold anything.
 pub const UNSHRUNK_MAX: usize = 4096;
 
-/// What a campaign found in a case.
+/// A campaign's finding in a case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Found {
     /// The broken check.
     pub finding: Finding,
-    /// Whether the shrinker has finished with it.
+    /// Whether the shrinker has finished with the case.
     pub minimal: bool,
     /// Evaluations that the shrinker used.
     pub evaluations: usize,
-    /// What was wrong before shrinking, in words, where the finding says less or another thing: a minimal case often has too
-    /// few lanes, heads or rows to tell faults apart.
+    /// The finding before shrinking, in words; kept where the final finding says less or something different. A
+    /// minimal case often has too few lanes, heads or rows to tell faults apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unshrunk: Option<String>,
 }
 
 impl Found {
-    /// In a case that nobody has shrunk.
+    /// Returns a finding in a case that nobody has shrunk.
     pub fn drawn(finding: Finding) -> Found {
         Found { finding, minimal: false, evaluations: 0, unshrunk: None }
     }
 
-    /// Keeps what was wrong before shrinking, in words, where that is not known yet and says more than the finding.
+    /// Keeps the words of the finding before shrinking, unless some are kept already or they say no more than the
+    /// present ones.
     pub fn remember(&mut self, before: &str) {
         if self.unshrunk.is_none() && says_more(before, &self.finding.what) {
             self.unshrunk = Some(before.chars().take(UNSHRUNK_MAX).collect());
@@ -119,8 +121,9 @@ impl Found {
     }
 }
 
-/// Whether what was wrong before shrinking says more than what is wrong now, or another thing: whether not all of its words are
-/// there in their order. A smaller case has other rows, keys and weights, so words with a digit are not compared.
+/// Whether the words before shrinking say more than the present ones, or something different: whether some of them
+/// are missing now, or stand in another order. Words with a digit are not compared, since a smaller case has other
+/// rows, keys and weights.
 fn says_more(before: &str, now: &str) -> bool {
     let mut now = words(now);
     !words(before).all(|word| now.any(|other| other == word))
@@ -135,8 +138,8 @@ fn has_digit(text: &str) -> bool {
     text.contains(|letter: char| letter.is_ascii_digit())
 }
 
-/// What was wrong before shrinking, without the clauses at its beginning that what is wrong now begins with too. One that tells
-/// a place stays.
+/// Returns the words before shrinking without the leading clauses that the present words share. A clause that names a
+/// place stays.
 fn beyond<'a>(before: &'a str, now: &str) -> &'a str {
     let mut rest = before;
     for clause in now.split(CLAUSE).take_while(|clause| !has_digit(clause)) {
@@ -146,11 +149,11 @@ fn beyond<'a>(before: &'a str, now: &str) -> &'a str {
     rest
 }
 
-/// Between the clauses of what is wrong: the general one is first.
+/// Separator between the clauses of a finding's words. The most general clause comes first.
 const CLAUSE: &str = ": ";
 
 impl fmt::Display for Found {
-    /// In one line, whatever texts a file held.
+    /// Writes one line, whatever texts a file held.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = self.finding.to_string();
         if let Some(before) = &self.unshrunk {
@@ -161,7 +164,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// [`EARLIER_MAX`] of them.
+/// Reads at most [`EARLIER_MAX`] earlier runs.
 fn few<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Earlier>, D::Error> {
     let all = Vec::deserialize(deserializer)?;
     if all.len() > EARLIER_MAX {
@@ -171,66 +174,66 @@ fn few<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Earlier>
     Ok(all)
 }
 
-/// Why bytes are no case.
+/// Reason why bytes are not a case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// Not text.
+    /// Bytes that are not UTF-8 text.
     #[error("byte {at} is not UTF-8; a case file is JSON text")]
     NotText {
-        /// The first wrong byte.
+        /// Offset of the first wrong byte.
         at: usize,
     },
-    /// Not JSON, or no version in it.
+    /// Text that is not JSON, or has no version.
     #[error("no case file: {what}")]
     NotACase {
-        /// The parser's words, with line and column.
+        /// Message of the parser, with line and column.
         what: String,
     },
-    /// Written by another version of this program.
+    /// A case in a version that this program does not read.
     #[error("version: {got} is not supported; this program reads version {CASE_VERSION}")]
     Version {
-        /// The file's version.
+        /// Version in the file.
         got: u64,
     },
-    /// A field that is missing, unknown, of the wrong type or out of range.
+    /// A field that is missing, unknown, of the wrong type, or out of range.
     #[error("{field}: {what}")]
     Field {
-        /// Path of the field, as in `problem.sequences[3].q.len`.
+        /// Path of the field, such as `problem.sequences[3].q.len`.
         field: String,
-        /// What is wrong, with line and column.
+        /// Description of the error, with line and column.
         what: String,
     },
 }
 
-/// Why a file gives no case.
+/// Reason why a file gives no case.
 #[derive(Debug, thiserror::Error)]
 pub enum CaseError {
-    /// The file cannot be read.
+    /// A file that cannot be read.
     #[error("{}: cannot be read: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the read.
         source: io::Error,
     },
-    /// The file is too large.
+    /// A file over the size limit.
     #[error("{}: larger than {CASE_BYTES_MAX} bytes, the limit of a case file", path.display())]
     TooLarge {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The file holds no case.
+    /// A file that holds no case.
     #[error("{}: {source}", path.display())]
     Parse {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the parser.
         source: ParseError,
     },
 }
 
 impl Case {
-    /// A case of this version whose inputs are generated.
+    /// Returns a case in the current version, with generated inputs.
     pub fn new(subject: Subject, schedule_seed: u64, problem: Problem) -> Case {
         let (story, found) = (None, None);
         Case {
@@ -268,14 +271,14 @@ impl Case {
         Ok(case)
     }
 
-    /// The case as readable JSON: the same bytes for the same case, on every machine.
+    /// Returns the case as readable JSON. Equal cases give equal bytes on every machine.
     pub fn to_json(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("a case has text keys and finite numbers");
         text.push('\n');
         text
     }
 
-    /// A short name of the problem on its subject: the first 8 hex digits of the digest of their JSON.
+    /// Returns a short name of the problem on its subject: the first 8 hex digits of the digest of their JSON.
     pub fn id(&self) -> String {
         let canonical = serde_json::to_vec(&(&self.subject, &self.problem))
             .expect("a case has text keys and finite numbers");
@@ -283,7 +286,7 @@ impl Case {
     }
 }
 
-/// Looks at the version alone, so that a file of a later version says so whatever else changed in it.
+/// Checks the version before anything else. A file of another version then says so, whatever else has changed in it.
 fn check_version(text: &str) -> Result<(), ParseError> {
     #[derive(Deserialize)]
     #[serde(expecting = "an object with a 'version'")]
@@ -297,7 +300,7 @@ fn check_version(text: &str) -> Result<(), ParseError> {
     }
 }
 
-/// A text on one line and of bounded length: errors quote names from the file, which may hold anything.
+/// Returns a text on one line and of bounded length. Errors quote names from the file, which may hold anything.
 fn one_line(text: &impl ToString) -> String {
     text.to_string()
         .chars()
@@ -334,7 +337,7 @@ mod tests {
         Case::new(subject, 7, problem.expect("the fields are legal"))
     }
 
-    /// The case's JSON with one text replaced by another.
+    /// Returns the case's JSON with one text replaced by another.
     fn edited(from: &str, to: &str) -> String {
         let text = case().to_json();
         assert!(text.contains(from), "{from} is not in {text}");

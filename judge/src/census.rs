@@ -1,12 +1,14 @@
 //! The census: which classes of problems a campaign has seen, and whether it has seen enough of each.
 //!
-//! A *class* is a predicate over problems: a seam that a campaign must reach. Each has, for each profile, the *rate*
-//! (share of all cases) that was measured of the generator, and from it follows its *floor*: the count below which a
-//! campaign counts as too little run. The floor is half of the expected count, and where that is small, as far below it
-//! as chance ever goes (see [`Class::floor`]); so it holds for every seed, and an empty generator can't pass.
+//! A *class* is a predicate over problems: a seam that a campaign must reach. For each profile it has a measured
+//! *rate*, its share of all cases that the generator draws. Its *floor* follows from the rate: a campaign with fewer
+//! members counts as too little run. The floor is half of the expected count. Where that count is small, the floor
+//! lies lower, out of reach of chance (see [`Class::floor`]). It therefore holds for every seed, and an empty
+//! generator cannot pass.
 //!
-//! Classes are of *legal* problems, those in one unscaled 16-bit format that their algorithm can cut and deal, unless
-//! they say that they are of refused ones. Problems outside that and malformed fields are also counted by themselves.
+//! Classes consist of *legal* problems, unless they say that they are of refused ones. A legal problem is in one
+//! unscaled 16-bit format, and its algorithm can cut and deal it. Problems outside that, and malformed fields, are
+//! counted separately as well.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,37 +28,37 @@ use crate::values::{Poison, real_kv_rows, real_q_rows};
 
 /// A kind of problem that campaigns must reach.
 pub struct Class {
-    /// Its name.
+    /// Name of the class.
     pub name: &'static str,
     members: Members,
-    /// Share of all cases in each profile, in the order of [`Profile::ALL`], in tenths of a percent; measured. 0 where
-    /// the class is too rare to be asked for.
+    /// Share of all cases in each profile, in the order of [`Profile::ALL`], in tenths of a percent, as measured. It
+    /// is 0 where the class is too rare to be asked for.
     rates: [u16; 3],
-    /// Whether its members are legal; otherwise they are problems that must be refused.
+    /// Whether the members are legal; otherwise they are problems that must be refused.
     legal: bool,
 }
 
-/// Which problems belong to a class.
+/// Members of a class, among the legal problems or among the illegal ones.
 enum Members {
-    /// Those of which this holds.
+    /// Problems of which this holds.
     Where(fn(&Problem) -> bool),
-    /// Those of the algorithm of this number.
+    /// Problems of the algorithm of this number.
     OfAlgorithm(usize),
 }
 
-/// Standard deviations below the expected count at which a floor lies at the highest. One campaign in fifty million
-/// falls below by chance.
+/// Smallest distance of a floor below the expected count, in standard deviations. One campaign in fifty million falls
+/// below that by chance.
 const FLOOR_SIGMAS: f64 = 5.5;
 
 impl Class {
-    /// The class of an algorithm's problems.
+    /// Returns the class of an algorithm's problems.
     fn of_algorithm(algorithm: Algorithm) -> Class {
         let name = if algorithm == Algorithm::Single { "one rank" } else { algorithm.name() };
         let (members, rates) = (Members::OfAlgorithm(algorithm.number()), Needs::of(algorithm, 1).rates);
         Class { name, members, rates, legal: true }
     }
 
-    /// Whether a problem belongs to it.
+    /// Whether a problem, which is legal or not, belongs to the class.
     fn has(&self, problem: &Problem, is_legal: bool) -> bool {
         self.legal == is_legal
             && match self.members {
@@ -65,14 +67,15 @@ impl Class {
             }
     }
 
-    /// The fewest members among `total` cases of a profile: half of the expected count, or 5.5 standard deviations
-    /// below it where that is less; at least 1. A class that the profile does not ask for has the floor 0.
+    /// Returns the fewest members that `total` cases of a profile must have: half of the expected count, or 5.5
+    /// standard deviations below it where that is less, and at least 1. A class that the profile does not ask for has
+    /// the floor 0.
     pub fn floor(&self, profile: Profile, total: u64) -> u64 {
         floor(self.rates[profile as usize], total)
     }
 }
 
-/// The fewest members among `total` cases of which `rate` tenths of a percent are (see [`Class::floor`]).
+/// Returns the floor among `total` cases for a rate in tenths of a percent (see [`Class::floor`]).
 pub fn floor(rate: u16, total: u64) -> u64 {
     if rate == 0 {
         return 0;
@@ -92,7 +95,7 @@ const fn class(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> bool)
     Class { name, members: Members::Where(holds), rates, legal: true }
 }
 
-/// A class of problems that must be refused.
+/// Returns a class of problems that must be refused.
 const fn refused(name: &'static str, rates: [u16; 3], holds: fn(&Problem) -> bool) -> Class {
     Class { name, members: Members::Where(holds), rates, legal: false }
 }
@@ -102,7 +105,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
     OF_PROBLEMS.into_iter().chain(Algorithm::ALL.map(Class::of_algorithm)).chain(OF_GROUPS).collect()
 });
 
-/// The classes of all that a problem has on one rank too.
+/// Classes of what a problem on one rank has as well.
 const OF_PROBLEMS: [Class; 94] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
@@ -152,7 +155,7 @@ const OF_PROBLEMS: [Class; 94] = [
     class("slack after the end", [470, 462, 475], |p| {
         end(p, Side::Q) < p.rows.q || end(p, Side::Kv) < p.rows.kv
     }),
-    // What lies there under the first poison of the judge, and under the second: NaN and infinities.
+    // Poison in rows without a token: infinities in these cases, NaN in all others.
     class("infinities in padding rows", [220, 220, 221], |p| {
         Poison::strongest(p) == Poison::Infinity
             && (real_q_rows(p).contains(&false) || real_kv_rows(p).contains(&false))
@@ -231,7 +234,7 @@ const OF_PROBLEMS: [Class; 94] = [
     }),
 ];
 
-/// The classes of context parallelism, beside those of each algorithm.
+/// Classes of context parallelism, except those of the algorithms.
 const OF_GROUPS: [Class; 17] = [
     class("group of one rank", [90, 89, 89], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
@@ -258,7 +261,7 @@ const OF_GROUPS: [Class; 17] = [
     class("right window, all-gather", [12, 12, 12], |p| {
         p.parallel.algorithm == Algorithm::AllGather && p.mask.right > Some(0)
     }),
-    // About three in a thousand: too few for a floor in a short campaign.
+    // These problems are about three in a thousand: too few for a floor in a short campaign.
     refused("heads that cannot be dealt", [0, 0, 0], |p| {
         matches!(broken_rule(p), Some(ParallelRule::QueryHeads | ParallelRule::KvHeads))
     }),
@@ -279,7 +282,7 @@ fn is_empty(sequence: &Sequence) -> bool {
     sequence.q.len == 0 || sequence.kv.len == 0
 }
 
-/// Whether the sequence at one end of a pack is empty on a side, and not all of the pack is.
+/// Whether the sequence at one end of a pack is empty on a side while some sequence of the pack is not.
 fn is_seam_of_empties(problem: &Problem, at: Option<&Sequence>) -> bool {
     at.is_some_and(is_empty) && any(problem, |sequence| !is_empty(sequence))
 }
@@ -297,7 +300,7 @@ fn near(problem: &Problem, sizes: &[usize]) -> bool {
     any_run(problem, |run| off_multiple(run.len, sizes))
 }
 
-/// One sequence has at least eight times the queries of any other, and at least two others have some.
+/// Whether one sequence has at least eight times the queries of any other, and at least two others have some.
 fn giant(problem: &Problem) -> bool {
     let mut lengths: Vec<usize> = problem.sequences.iter().map(|sequence| sequence.q.len).collect();
     lengths.sort_unstable_by(|a, b| b.cmp(a));
@@ -308,12 +311,14 @@ fn padding(run: &Run) -> usize {
     run.span - run.len
 }
 
-/// Whole chunks of padding when the span is cut into four (cp 2); none without padding or when it can't be so cut.
+/// Returns the whole chunks of padding when the span is cut into four (cp 2); `None` without padding or where the
+/// span cannot be cut so.
 fn padding_chunks(run: &Run) -> Option<usize> {
     (padding(run) > 0 && run.span.is_multiple_of(4)).then(|| padding(run) * 4 / run.span)
 }
 
-/// Whether sequences before the last one have padding, and whether the last one has.
+/// Whether sequences before the last one have padding, and whether the last one has. Both are false for a single
+/// sequence.
 fn padded_places(problem: &Problem) -> (bool, bool) {
     let padded = |s: &Sequence| padding(&s.q) > 0 || padding(&s.kv) > 0;
     match problem.sequences.split_last() {
@@ -330,7 +335,7 @@ fn side_of(sequence: &Sequence, side: Side) -> Run {
     if side == Side::Q { sequence.q } else { sequence.kv }
 }
 
-/// One past the last row that a sequence owns on a side.
+/// Returns one past the last row that a sequence owns on a side.
 fn end(problem: &Problem, side: Side) -> usize {
     problem.sequences.iter().filter_map(|sequence| side_of(sequence, side).end()).max().unwrap_or(0)
 }
@@ -347,7 +352,7 @@ fn equal_spans(problem: &Problem) -> bool {
         && any(problem, |s| s.q.step == 1 && s.q.len < s.q.span)
 }
 
-/// Left, right.
+/// Whether the left side of the window is unbounded, and whether the right side is.
 fn unbounded(mask: Mask) -> (bool, bool) {
     (mask.left.is_none(), mask.right.is_none())
 }
@@ -357,7 +362,7 @@ fn causal(problem: &Problem, align: Alignment) -> bool {
     mask.is_causal() && mask.left.is_none() && mask.align == align
 }
 
-/// Whether one of the window's bounds is such.
+/// Whether a bound of the window has a property.
 fn edges(problem: &Problem, holds: impl Fn(usize) -> bool) -> bool {
     [problem.mask.left, problem.mask.right].into_iter().flatten().any(|keys| holds(keys as usize))
 }
@@ -366,7 +371,7 @@ fn window_at_length(problem: &Problem) -> bool {
     edges(problem, |keys| any(problem, |s| s.kv.len > 2 && s.kv.len.abs_diff(keys) <= 1))
 }
 
-/// Whether the gradients of a case are known bit for bit, where no partial result is stored in 16 bits.
+/// Whether the gradients of a case are known bit for bit, provided that no partial result is stored in 16 bits.
 fn exact_backward(problem: &Problem, mode: InputMode) -> bool {
     let count = if parallel(problem) { problem.parallel.size() + 1 } else { 0 };
     let merging = Merging { count, narrow_out: false, narrow_sums: false };
@@ -382,21 +387,22 @@ fn parallel(problem: &Problem) -> bool {
     problem.parallel.size() > 1
 }
 
-/// Whether some rank owns padding alone while another has real queries.
+/// Whether some rank owns only padding while another has real queries.
 fn idle_rank(problem: &Problem) -> bool {
     let real = |rank: &RankLayout| rank.q.runs.iter().any(|placed| placed.local.len > 0);
     parallel(problem) && problem.tokens() > 0 && layouts(problem).is_ok_and(|ranks| !ranks.iter().all(real))
 }
 
-/// A sequence with keys in which some query sees none. Going down, the first and the last query decide: the intervals
-/// move to the right.
+/// Whether a sequence has keys, and some query in it sees none of them. The first and the last query decide, because
+/// the intervals of visible keys move to the right from query to query.
 fn blind_query(mask: Mask, sequence: &Sequence) -> bool {
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
     let blind = |query: usize| mask.visible(query, lq, lk).is_empty();
     lq > 0 && lk > 0 && (blind(0) || blind(lq - 1))
 }
 
-/// Whether the problem is in one unscaled 16-bit format, with P in that or in f32, and its algorithm can cut and deal it.
+/// Whether the problem has one unscaled 16-bit format, with P in that or in f32, and its algorithm can cut and deal
+/// it.
 pub fn is_legal(problem: &Problem) -> bool {
     let io = problem.precision.q.format;
     let inside = |(quantity, format, scaling): (&str, Format, Scaling)| {
@@ -410,11 +416,11 @@ pub fn is_legal(problem: &Problem) -> bool {
 /// A class below its floor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissedFloor {
-    /// Its name.
+    /// Name of the class.
     pub class: String,
-    /// Members seen.
+    /// Number of members seen.
     pub count: u64,
-    /// Members wanted.
+    /// Number of members wanted.
     pub floor: u64,
 }
 
@@ -424,37 +430,37 @@ impl fmt::Display for MissedFloor {
     }
 }
 
-/// Counts of what a campaign has seen. Merges in any order.
+/// Counts of the problems that a campaign has seen. Censuses merge in any order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Census {
     legal: u64,
     outside: u64,
     malformed: BTreeMap<String, u64>,
-    /// By class; a class without members is absent.
+    /// Members by class; a class without members is absent.
     classes: BTreeMap<String, u64>,
-    /// Legal cases by their number of tokens (real query rows).
+    /// Number of legal cases by their tokens (real query rows).
     tokens: BTreeMap<u64, u64>,
-    /// Visible pairs · query heads · dqk, summed over legal cases.
+    /// Sum of visible pairs · query heads · dqk over legal cases.
     products: u64,
-    /// Elements of all tensors, summed over legal cases.
+    /// Sum of the elements of all tensors over legal cases.
     elements: u64,
 }
 
 /// One line of the census.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CensusRow {
-    /// The class.
+    /// Name of the class.
     pub name: String,
-    /// Its members.
+    /// Number of its members.
     pub count: u64,
-    /// Its members as a share of all cases; 0 without cases.
+    /// Share of all cases that are members; 0 without cases.
     pub share: f64,
 }
 
-/// The line of problems that the emulated backend's capability table refuses.
+/// Line for well-formed problems that are not legal.
 const OUTSIDE: &str = "outside the capability table";
-/// What the lines of malformed fields begin with.
+/// Beginning of the lines for malformed fields.
 const MALFORMED: &str = "malformed: ";
 
 fn increment(counts: &mut BTreeMap<String, u64>, name: &str, by: u64) {
@@ -513,32 +519,32 @@ impl Census {
         }
     }
 
-    /// All cases, illegal ones included.
+    /// Returns the number of all cases, illegal ones included.
     pub fn total(&self) -> u64 {
         self.legal + self.outside + self.malformed()
     }
 
-    /// Cases that one rank runs.
+    /// Returns the number of legal cases.
     pub fn legal(&self) -> u64 {
         self.legal
     }
 
-    /// Well-formed problems outside the emulated backend's capability table.
+    /// Returns the number of well-formed problems that are not legal.
     pub fn outside(&self) -> u64 {
         self.outside
     }
 
-    /// Malformed fields.
+    /// Returns the number of malformed cases.
     pub fn malformed(&self) -> u64 {
         self.malformed.values().sum()
     }
 
-    /// Members of a class.
+    /// Returns the number of members of a class.
     pub fn count(&self, class: &str) -> u64 {
         self.classes.get(class).copied().unwrap_or(0)
     }
 
-    /// The number of tokens that a share `quantile` of the legal cases does not exceed: the least such one.
+    /// Returns the smallest number of tokens that a share `quantile` of the legal cases does not exceed.
     pub fn tokens(&self, quantile: f64) -> u64 {
         let rank = (quantile * self.legal as f64).ceil() as u64;
         let mut seen = 0;
@@ -549,17 +555,17 @@ impl Census {
         reaches.map_or(0, |(tokens, _)| *tokens)
     }
 
-    /// Σ visible pairs · query heads · dqk over legal cases.
+    /// Returns the sum of visible pairs · query heads · dqk over legal cases.
     pub fn products(&self) -> u64 {
         self.products
     }
 
-    /// Σ [`Problem::elements`] over legal cases.
+    /// Returns the sum of [`Problem::elements`] over legal cases.
     pub fn elements(&self) -> u64 {
         self.elements
     }
 
-    /// Every class, and the refused cases.
+    /// Returns a row for every class, for the illegal cases, and for each rule that malformed fields break.
     pub fn rows(&self) -> Vec<CensusRow> {
         let total = self.total().max(1) as f64;
         let row = |name: String, count: u64| CensusRow { name, count, share: count as f64 / total };
@@ -570,12 +576,12 @@ impl Census {
         classes.chain(outside).chain(malformed).collect()
     }
 
-    /// Malformed fields that break a rule.
+    /// Returns the number of malformed cases that break a rule.
     pub fn rule(&self, rule: &str) -> u64 {
         self.malformed.get(rule).copied().unwrap_or(0)
     }
 
-    /// The classes that are below their floors, and so is a campaign without refused cases.
+    /// Returns the classes below their floors, including the two classes of illegal cases.
     pub fn missed(&self, profile: Profile) -> Vec<MissedFloor> {
         let total = self.total();
         let classes =
@@ -592,16 +598,17 @@ impl Census {
     }
 }
 
-/// One case in twenty is illegal, and half of these each.
+/// Class of well-formed problems that are not legal. One case in twenty is illegal, and half of these are
+/// well-formed.
 const OUTSIDE_CLASS: Class = class(OUTSIDE, [25; 3], |problem| !is_legal(problem));
-/// See [`OUTSIDE_CLASS`]; no well-formed problem belongs to it.
+/// Class of malformed cases, the other half of the illegal ones. No well-formed problem belongs to it.
 const MALFORMED_CLASS: Class = class("malformed", [25; 3], |_| false);
 
-/// Columns of the table.
+/// Number of columns in the table.
 const TABLE_COLUMNS: usize = 2;
 
 impl fmt::Display for Census {
-    /// A table with two classes on a line, and a line of sums.
+    /// Writes a table with two classes on a line, and a line of sums.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = self.rows();
         let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);

@@ -1,8 +1,8 @@
-//! One case, evaluated: the judge's verdict with every panic turned into a value.
+//! Evaluation of one case: the judge's verdict, with every panic turned into a value.
 //!
-//! The judge takes a panic of the subject's run for its crash, which is a finding. A panic anywhere else is a fault of
-//! this program ([`Verdict::Infrastructure`]): it must never be mistaken for a verdict on the subject. Subjects that can
-//! take the whole process with them need a worker process; this module does not provide one.
+//! A panic in the subject's run counts as its crash, which is a finding. A panic anywhere else is a fault of this
+//! program ([`Verdict::Infrastructure`]) and must never be mistaken for a verdict on the subject. A subject that can
+//! take the whole process with it needs a worker process, which this module does not provide.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -19,7 +19,7 @@ use crate::finding::Finding;
 use crate::verdict::{Cost, Verdict};
 
 thread_local! {
-    /// Whether a panic of this thread becomes a value here, so that the hook need not report it.
+    /// Whether a panic of this thread becomes a value here. The hook then need not report it.
     static CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -28,7 +28,8 @@ pub fn evaluate(backend: &dyn Backend, problem: &Problem) -> Verdict {
     evaluate_timed(backend, problem).0
 }
 
-/// Judges one problem on one subject, and says where the time went; nothing is known of it after a panic.
+/// Judges one problem on one subject, and returns the time spent in each part as well. After a panic the times are
+/// zero.
 pub fn evaluate_timed(backend: &dyn Backend, problem: &Problem) -> (Verdict, Cost) {
     match caught(|| ladder::examine(backend, problem)) {
         Ok(examination) => (examination.verdict, examination.cost),
@@ -36,7 +37,8 @@ pub fn evaluate_timed(backend: &dyn Backend, problem: &Problem) -> (Verdict, Cos
     }
 }
 
-/// What each rung of a judge finds on one problem, whatever the rungs before it found; nothing where the judge panics.
+/// Returns the findings of every rung of a judge on one problem, whatever the rungs before it found; none where the
+/// judge panics.
 pub fn findings(judge: &Judge, backend: &dyn Backend, problem: &Problem) -> Vec<Finding> {
     let Ok(examination) = caught(|| judge.examine(backend, problem, Depth::All)) else { return Vec::new() };
     let first = match examination.verdict {
@@ -46,12 +48,13 @@ pub fn findings(judge: &Judge, backend: &dyn Backend, problem: &Problem) -> Vec<
     first.into_iter().chain(examination.further).collect()
 }
 
-/// Judges how this program takes a malformed problem.
+/// Judges how this program treats a malformed problem.
 pub fn evaluate_malformed(malformed: &Malformed) -> Verdict {
     caught(|| ladder::judge_malformed(malformed)).unwrap_or_else(Verdict::Infrastructure)
 }
 
-/// Keeps panics that become verdicts off the terminal; all others are reported as before. For a program's start.
+/// Keeps panics that become verdicts off the terminal; all others are reported as before. A program calls this at its
+/// start.
 pub fn quiet_caught_panics() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -61,7 +64,7 @@ pub fn quiet_caught_panics() {
     }));
 }
 
-/// What the judge says, or how it panicked.
+/// Returns the judge's answer, or the message of its panic.
 pub fn caught<T>(judge: impl FnOnce() -> T) -> Result<T, String> {
     let outer = CAUGHT.replace(true);
     let said = panic::catch_unwind(AssertUnwindSafe(judge))

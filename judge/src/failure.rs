@@ -1,9 +1,9 @@
-//! When two failures are the same one.
+//! The rule by which two failures count as the same.
 //!
-//! While shrinking, a [`Symptom`] must stay: the same check (and identity, and end of the
-//! subject's process) on the same tensor, and for a bound check at least twice the
-//! bound (or the starting ratio, where that was less), so that a real fault does not shrink into the grey zone of a
-//! bound. After shrinking, a [`FailureKey`] adds the features that the minimal case could not lose.
+//! While a case shrinks, its [`Symptom`] must stay: the same check, identity and ending of the process, on the same
+//! tensor. For the envelope, the error must also stay at twice the bound or more (or at the starting ratio, where
+//! that was less). This keeps a real fault from shrinking into the grey zone of a bound. After shrinking, a
+//! [`FailureKey`] adds the features that the minimal case could not lose.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,10 +15,10 @@ use crate::finding::{Check, Ending, Finding, Relation};
 use crate::subject::TensorName;
 use crate::verdict::Verdict;
 
-/// While shrinking a bound check, a candidate must stay this many times over the bound if the start was.
+/// Ratio to the bound that a candidate of check `envelope` must keep while shrinking, if the start had it.
 pub const SHRINK_RATIO: f64 = 2.0;
 
-/// Which check, and which identity of it, broke on which tensor; for the end of a process, how it ended.
+/// The broken check, its identity and tensor, and the ending of the process where there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Symptom {
     check: Check,
@@ -28,13 +28,13 @@ pub struct Symptom {
 }
 
 impl Symptom {
-    /// The symptom of a finding.
+    /// Returns the symptom of a finding.
     pub fn of(finding: &Finding) -> Symptom {
         let Finding { check, identity, ending, tensor, .. } = *finding;
         Symptom { check, identity, ending, tensor }
     }
 
-    /// Check, identity, ending and tensor in one word, for names of files.
+    /// Returns check, identity, ending and tensor in one word, for names of files.
     pub fn name(self) -> String {
         let ending = self
             .ending
@@ -46,47 +46,47 @@ impl Symptom {
     }
 }
 
-/// The finding of a verdict, if it is the failure that `start` shows.
+/// Returns the finding of a verdict, if it is the same failure as `start`.
 pub fn same_failure(start: &Finding, verdict: Verdict) -> Option<Finding> {
     let Verdict::Finding(finding) = verdict else { return None };
-    // A value that is no number has no ratio: it is further off than any other.
+    // A value that is not a number has no ratio: it counts as further off than any other.
     let ratio = |finding: &Finding| finding.ratio.unwrap_or(f64::INFINITY);
     let enough = finding.check != Check::Envelope || ratio(&finding) >= ratio(start).min(SHRINK_RATIO);
     (enough && Symptom::of(&finding) == Symptom::of(start)).then_some(*finding)
 }
 
-/// What makes two minimal failures the same.
+/// The properties that two minimal failures share when they are the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct FailureKey {
-    /// The check.
+    /// The broken check.
     pub check: Check,
-    /// The identity, for that check.
+    /// The broken identity, for check `identity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<Relation>,
-    /// How the subject's process ended, where it has one and that is the failure.
+    /// Ending of the subject's process, where the failure is that ending.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
-    /// The subject.
+    /// Name of the subject.
     pub backend: String,
-    /// The tensor.
+    /// The wrong tensor.
     pub tensor: Option<TensorName>,
-    /// What the minimal case could not lose.
+    /// Features that the minimal case could not lose.
     pub features: BTreeSet<&'static str>,
 }
 
 impl FailureKey {
-    /// The key of a finding.
+    /// Returns the key of a finding on a problem.
     pub fn of(finding: &Finding, backend: &str, problem: &Problem) -> FailureKey {
         FailureKey { features: features(problem), ..FailureKey::without_problem(finding, backend) }
     }
 
-    /// The subject that a key in words names.
+    /// Returns the subject that a key in words names.
     pub fn subject_of(words: &str) -> Option<&str> {
         words.split(SEPARATOR).nth(1)
     }
 
-    /// Whether this key of a case as it was drawn has all that the failure of a key in words needs: the same but for features,
-    /// of which the drawn case may have more.
+    /// Whether a known failure, given as a key in words, explains this key of a case as it was drawn. The keys must
+    /// agree but for their features, and the drawn case must have every feature that the known failure has.
     pub fn explained_by(&self, words: &str) -> bool {
         let bare = self.without_features().to_string();
         let Some(features) = words.strip_prefix(&bare) else { return false };
@@ -94,12 +94,12 @@ impl FailureKey {
         features.is_empty() || features.strip_prefix(SEPARATOR).is_some_and(named)
     }
 
-    /// The key of any failure of this check on this tensor of the subject.
+    /// Returns the key without its features: any failure of this check on this tensor of the subject.
     pub fn without_features(&self) -> FailureKey {
         FailureKey { features: BTreeSet::new(), ..self.clone() }
     }
 
-    /// The key of a finding that no problem shows.
+    /// Returns the key of a finding that no problem shows.
     pub fn without_problem(finding: &Finding, backend: &str) -> FailureKey {
         FailureKey {
             check: finding.check,
@@ -112,9 +112,9 @@ impl FailureKey {
     }
 }
 
-/// Between the parts of a key in words: check (and identity), subject, ending, tensor, features.
+/// Separator between the parts of a key in words: check (and identity), subject, ending, tensor, features.
 const SEPARATOR: &str = " · ";
-/// Between features in words.
+/// Separator between features in words.
 const BETWEEN_FEATURES: &str = ", ";
 
 impl fmt::Display for FailureKey {
@@ -135,7 +135,7 @@ impl fmt::Display for FailureKey {
     }
 }
 
-/// Everything about a problem that a simpler one would not have.
+/// Returns everything about a problem that a simpler one would not have.
 pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
     let any = |test: fn(&Sequence) -> bool| problem.sequences.iter().any(test);
     let owned = |span: fn(&Sequence) -> usize| problem.sequences.iter().map(span).sum::<usize>();
@@ -166,7 +166,7 @@ pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
     all.into_iter().filter_map(|(name, on)| on.then_some(name)).collect()
 }
 
-/// A mask without bounds has no diagonal to align.
+/// A mask without bounds, which has no diagonal to align.
 const FULL_BOTTOM_RIGHT: seamproof_oracle::Mask =
     seamproof_oracle::Mask { left: None, right: None, align: Alignment::BottomRight };
 

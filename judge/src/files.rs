@@ -1,7 +1,7 @@
-//! Files and folders that anybody may have touched since they were written.
+//! Reading of files and folders that anybody may have changed since they were written.
 //!
-//! The claim: whatever lies there, reading it ends and what cannot be read is an error. Only *regular* files are read, after
-//! following links, as a pipe may never give anything; and no more of one than a limit.
+//! Every read ends, whatever lies there, and whatever cannot be read is an error. Only *regular* files are read,
+//! after links are followed, because a pipe may never give anything. No more of a file is read than a limit allows.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 
 /// Opens a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
-    // Before it is opened: that alone would wait for whoever writes into a pipe.
+    // The check comes before the open, because opening a pipe waits for its writer.
     match fs::metadata(path)?.is_file() {
         true => File::open(path),
         false => Err(io::Error::new(ErrorKind::InvalidInput, "is no regular file")),
     }
 }
 
-/// Reads a regular file of at most `limit` bytes; a larger one is [`ErrorKind::FileTooLarge`]. The limit is kept while
-/// reading, as a file may grow.
+/// Reads a regular file of at most `limit` bytes. A larger one is [`ErrorKind::FileTooLarge`]. The limit is checked
+/// while reading, because a file may grow.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
@@ -27,8 +27,8 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a regular file line by line, each without its end and of at most `limit` bytes; a longer one is
-/// [`ErrorKind::FileTooLarge`], and the last thing that is read.
+/// Reads a regular file line by line, without line ends. A line longer than `limit` bytes is
+/// [`ErrorKind::FileTooLarge`], and nothing is read after it.
 pub fn lines(path: &Path, limit: u64) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>> + use<>> {
     let mut file = Some(BufReader::new(open(path)?));
     Ok(std::iter::from_fn(move || {
@@ -52,12 +52,12 @@ pub fn lines(path: &Path, limit: u64) -> io::Result<impl Iterator<Item = io::Res
     }))
 }
 
-/// Whether nothing has this name. A link that leads nowhere is something, and so is what one may not look at.
+/// Whether nothing has this name. A dangling link counts as present, and so does a path that may not be inspected.
 pub fn is_absent(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// What a folder holds, by name; nothing where there is no folder.
+/// Returns the paths in a folder, sorted by name; none where there is no folder.
 pub fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
     if is_absent(dir) {
         return Ok(Vec::new());
@@ -68,7 +68,7 @@ pub fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// Whether a path is that of a `.json`.
+/// Whether the path ends in `.json`.
 pub fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// Without the look before it is opened, this waits for ever.
+    /// Test of the check before the open: without it, this waits for ever.
     #[test]
     fn a_pipe_and_a_device_are_refused_through_links_too() {
         let place = tempfile::tempdir().unwrap();

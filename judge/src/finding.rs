@@ -1,4 +1,4 @@
-//! What was found: a broken check of one run, in the words that the judge, subjects, cases and workers share.
+//! A finding: one broken check of one run, in the words that the judge, subjects, cases and workers share.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,34 +7,34 @@ use seamproof_oracle::{Problem, TensorName};
 use seamproof_simulator::faults::Catcher;
 use serde::{Deserialize, Serialize};
 
-/// A rung of the judge's ladder.
+/// Rung of the judge's ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Check {
-    /// The subject refused what its table takes, took what its table refuses, or named another reason.
+    /// A refusal of what the subject's table takes, a run of what it refuses, or a refusal for another reason.
     Capability,
-    /// Shapes, guard bands, unwritten elements, the padding contract of outputs.
+    /// Wrong shapes, guard bands, unwritten elements, or padding rows of outputs.
     Structure,
-    /// Padding and slack of inputs reached a real row.
+    /// Padding or slack of inputs that reached a real row.
     Poison,
     /// A result other than the one that inputs of an exact mode allow.
     Exact,
-    /// Two runs that must agree, or one that must agree with itself, do not.
+    /// Two runs that must agree and do not, or one that does not agree with itself.
     Identity,
     /// An element further from the exact answer than an honest subject can be.
     Envelope,
-    /// A malformed problem was accepted, or refused for another reason than the one planted.
+    /// A malformed problem that was accepted, or refused for another reason than the one planted.
     Validation,
-    /// The subject died.
+    /// A subject that died.
     Crash,
-    /// The subject did not come to an end in its time.
+    /// A subject that did not finish in its time.
     Timeout,
-    /// A run whose results are known came out differently: what ran it went bad.
+    /// A run with known results that came out differently: the process or device that ran it went bad.
     Sentinel,
 }
 
 impl Check {
-    /// Every check, in the ladder's order.
+    /// Every check, in order.
     pub const ALL: [Check; 10] = [
         Check::Validation,
         Check::Capability,
@@ -48,7 +48,7 @@ impl Check {
         Check::Envelope,
     ];
 
-    /// The name in texts and files.
+    /// Returns the name in texts and files.
     pub fn name(self) -> &'static str {
         match self {
             Check::Capability => "capability",
@@ -64,7 +64,7 @@ impl Check {
         }
     }
 
-    /// Whether the subject gave no results: it died or hung.
+    /// Whether the check is the end of a subject that died or hung, and so gave no results.
     pub fn is_end(self) -> bool {
         matches!(self, Check::Crash | Check::Timeout)
     }
@@ -89,14 +89,14 @@ impl fmt::Display for Check {
     }
 }
 
-/// Where an element lies, in the problem's terms.
+/// Place of an element, in the problem's terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
     /// Index of the sequence; absent for rows that no sequence owns and for statistics of a whole head.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<usize>,
-    /// Head.
+    /// Index of the head.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<usize>,
     /// Position in the sequence, or row of the tensor where no sequence owns it.
@@ -117,23 +117,23 @@ impl fmt::Display for Place {
     }
 }
 
-/// What ended a subject's process.
+/// Cause of a process's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
-    /// A signal that nobody here sent.
+    /// A signal that the suite did not send.
     Signal(i32),
-    /// It ended itself with this exit code.
+    /// An exit with this code.
     Exit(i32),
-    /// It answered that it failed, by a driver's error or one of its own.
+    /// An answer that the run failed, from a driver's error or the subject's own.
     Failed,
-    /// It answered that memory ran out.
+    /// An answer that memory ran out.
     OutOfMemory,
-    /// It wrote what is no answer.
+    /// Bytes that are not an answer.
     Garbage,
-    /// It wrote an answer whose digest is wrong.
+    /// An answer with a wrong digest.
     Digest,
-    /// A deadline passed.
+    /// A passed deadline.
     Hang,
 }
 
@@ -154,23 +154,23 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Signals that end a process by themselves, where all systems agree on their numbers.
+/// Signals that a process may end itself by, where all systems agree on their numbers.
 const SIGNALS: [(i32, &str); 6] =
     [(4, "SIGILL"), (6, "SIGABRT"), (8, "SIGFPE"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM")];
 
-/// How a subject's process ended a run: what makes two crashes the same.
+/// Ending of a subject's process during a run. Two crashes are the same if their endings are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ending {
-    /// What ended it.
+    /// Cause of the end.
     pub cause: Cause,
-    /// The last phase that the run reached; absent where it reached none.
+    /// Last phase that the run reached; absent where it reached none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Phase>,
 }
 
 impl Ending {
-    /// The check that it breaks.
+    /// Returns the check that this ending breaks.
     pub fn check(self) -> Check {
         if self.cause == Cause::Hang { Check::Timeout } else { Check::Crash }
     }
@@ -189,46 +189,47 @@ impl fmt::Display for Ending {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Finding {
-    /// The rung.
+    /// Broken check.
     pub check: Check,
-    /// The relation that does not hold, for check [`Check::Identity`].
+    /// Relation that does not hold, for check [`Check::Identity`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Relation>,
-    /// How the subject's process ended, for checks [`Check::Crash`] and [`Check::Timeout`] of one that has a process.
+    /// Ending of the subject's process, for checks [`Check::Crash`] and [`Check::Timeout`] of a subject that has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
-    /// The tensor; absent where the case as a whole is wrong.
+    /// Wrong tensor; absent where the case as a whole is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorName>,
-    /// The worst element.
+    /// Place of the worst element.
     pub place: Place,
-    /// What is wrong, in words.
+    /// Description of the error, in words.
     pub what: String,
-    /// The subject's value, as text (NaN and infinities have no JSON number).
+    /// Value of the subject, as text, because JSON has no number for NaN and infinities.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub got: Option<String>,
-    /// The right value.
+    /// Right value, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
-    /// The largest honest error.
+    /// Largest honest error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<f64>,
     /// Error ÷ bound of the worst element; absent where there is no bound or the value is not a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
-    /// Elements that failed.
+    /// Number of elements that failed.
     pub failed: usize,
-    /// Elements that were compared.
+    /// Number of elements that were compared.
     pub compared: usize,
-    /// Runs that it needs before it, where it does not show without: they are part of the case, not of what was found.
+    /// Runs that must come before this one for the failure to show. They are part of the case, not of the finding.
     #[serde(skip)]
     pub before: Vec<Earlier>,
 }
 
-/// Least and largest size of a number that is written without an exponent.
+/// Sizes of a number that are written without an exponent.
 const PLAIN: std::ops::Range<f64> = 1e-4..1e6;
 
-/// A value of a tensor as text: all of its digits, and an exponent where plain decimals would be a row of zeros.
+/// Returns a value of a tensor as text: all of its digits, and an exponent where plain decimals would have many
+/// zeros.
 pub fn number<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp>(value: T) -> String {
     let size = value.into().abs();
     let plain = size == 0.0 || !size.is_finite() || PLAIN.contains(&size);
@@ -236,7 +237,7 @@ pub fn number<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp>(value: T) -> S
 }
 
 impl Finding {
-    /// A finding with nothing but its check, its tensor and what is wrong.
+    /// Returns a finding with only its check, its tensor and a description.
     pub fn new(check: Check, tensor: Option<TensorName>, what: String) -> Finding {
         Finding {
             check,
@@ -257,7 +258,7 @@ impl Finding {
 }
 
 impl Finding {
-    /// The finding without ratios and bounds that are infinite, which JSON cannot hold.
+    /// Returns the finding without infinite ratios and bounds, which JSON cannot hold.
     pub fn storable(mut self) -> Finding {
         self.ratio = self.ratio.filter(|ratio| ratio.is_finite());
         self.bound = self.bound.filter(|bound| bound.is_finite());
@@ -295,7 +296,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Names an identity.
+/// Name of an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs)]
@@ -355,7 +356,7 @@ impl Relation {
         Relation::History,
     ];
 
-    /// The name in texts and files.
+    /// Returns the name in texts and files.
     pub fn name(self) -> &'static str {
         match self {
             Relation::PaddingAmount => "padding-amount",
@@ -392,7 +393,7 @@ impl fmt::Display for Relation {
     }
 }
 
-/// How far a run has come. The last phase that was reached says where a dead worker stood.
+/// Progress of a run. The last phase that was reached says where a dead worker stood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
@@ -400,7 +401,7 @@ pub enum Phase {
     Received,
     /// The inputs are on the device.
     Uploaded,
-    /// Everything is launched; what follows waits for the device.
+    /// All launches are made; the rest of the run waits for the device.
     Launched,
     /// The results are back.
     Done,
@@ -410,7 +411,7 @@ impl Phase {
     /// Every phase, in order.
     pub const ALL: [Phase; 4] = [Phase::Received, Phase::Uploaded, Phase::Launched, Phase::Done];
 
-    /// The name in texts and files.
+    /// Returns the name in texts and files.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Received => "received",
@@ -431,10 +432,10 @@ impl fmt::Display for Phase {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Earlier {
-    /// Options of the case's subject.
+    /// Options of the case's subject in this run.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
-    /// The problem; its inputs are generated.
+    /// Problem of the run, with generated inputs.
     pub problem: Problem,
 }
 

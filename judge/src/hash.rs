@@ -1,31 +1,31 @@
 //! The hash behind every value: SplitMix64 over the coordinates of an element. [`crate::values`] states the formula.
 
-/// 2⁶⁴ ÷ the golden ratio, made odd: the step of SplitMix64.
+/// Step of SplitMix64: 2⁶⁴ ÷ the golden ratio, made odd.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finaliser of SplitMix64.
+/// Finaliser of SplitMix64.
 pub fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// The state after one more word.
+/// Returns the state after one more word.
 pub fn absorb(state: u64, word: u64) -> u64 {
     mix((state ^ word).wrapping_add(GOLDEN))
 }
 
-/// The hash of a lane of a row.
+/// Returns the hash of a lane of a row.
 pub fn lane_hash(row: u64, lane: usize) -> u64 {
     mix(row.wrapping_add(GOLDEN.wrapping_mul(lane as u64 + 1)))
 }
 
-/// Uniform below `n`, from the hash's upper half (the bias is below n ÷ 2³²).
+/// Returns a uniform number below `n`, from the hash's upper half. The bias is below n ÷ 2³².
 pub fn below(n: u32, hash: u64) -> u32 {
     (((hash >> 32) * u64::from(n)) >> 32) as u32
 }
 
-/// Numbers of the tensors in the hash.
+/// Number of each tensor in the hash.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
 pub enum Tensor {
@@ -36,5 +36,5 @@ pub enum Tensor {
     Sink = 4,
 }
 
-/// The word in place of a tensor where an exact mode draws something else.
+/// Word in place of a tensor's number where an exact mode draws something else.
 pub const CHOICE: u64 = 5;

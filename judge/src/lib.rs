@@ -1,11 +1,11 @@
-//! Is an attention kernel right?
+//! Judge of attention kernels: it decides whether a kernel's results are right.
 //!
 //! This crate holds a subject (a kernel, or a whole context-parallel program) against the exact answer of
-//! [`oracle`](seamproof_oracle): it draws problems that aim at the seams, runs the subject on them, judges every element
-//! against a proven bound, and shrinks each failure to a case that a person can read.
+//! [`oracle`](seamproof_oracle). It draws problems that aim at the seams, runs the subject on them, judges every
+//! element against a proven bound, and shrinks each failure to a case that a person can read.
 //!
-//! A crate with a kernel of its own needs this one alone. It implements [`Backend`](subject::Backend) and asks
-//! [`Campaign`](campaign::Campaign):
+//! To test a kernel, a crate depends on this crate alone. It implements [`Backend`](subject::Backend) for the kernel
+//! and runs a [`Campaign`](campaign::Campaign):
 //!
 //! ```
 #![doc = include_str!("../tests/first_kernel/kernel.rs")]
@@ -15,12 +15,12 @@
 //! |---|---|
 //! | [`subject`] | what a subject declares, runs and returns |
 //! | [`subjects`] | the emulated kernel, right and with planted faults; wrong calls of any subject |
-//! | [`generate`], [`census`] | problems from choices, and what was drawn |
+//! | [`generate`], [`census`] | problems made from choices, and counts of the problems drawn |
 //! | [`values`], [`exact`], [`hash`] | the inputs of a problem |
 //! | [`ladder`], [`identity`] | the judge: its rungs, and relations between results of the subject alone |
-//! | [`finding`], [`verdict`], [`failure`] | what it says |
-//! | [`shrink`], [`strategy`] | from a failing problem to a small one; the same as a proptest strategy |
-//! | [`campaign`] | all of it together, in memory |
+//! | [`finding`], [`verdict`], [`failure`] | the judge's answers |
+//! | [`shrink`], [`strategy`] | from a failing problem to a small one, alone and as a proptest strategy |
+//! | [`campaign`] | a whole campaign in memory |
 //! | [`calibrate`], [`profile`] | what a subject rounds, found from outside and locked |
 //! | [`case`](mod@case), [`files`], [`prose`] | what is stored, and how it reads |
 

@@ -1,4 +1,4 @@
-//! Everything that a test of a kernel usually names.
+//! Names that a test of a kernel usually needs.
 
 pub use seamproof_oracle::envelope::Accumulation;
 pub use seamproof_oracle::{

@@ -1,8 +1,8 @@
-//! A locked numeric profile: what a subject was found to round, and in which order, kept as a file.
+//! A locked numeric profile: which roundings a subject was found to make, and in which order, kept as a file.
 //!
-//! [`crate::calibrate`] finds a profile; the file is committed under `judge/profiles/` and built into this program.
+//! [`crate::calibrate`] finds a profile. The file is committed under `judge/profiles/` and built into this program.
 //! From then on the judge replays the subject's roundings (tier R), and a result outside them means that its numerics
-//! changed. A subject without a file is judged by the tiers W and T alone.
+//! have changed. A subject without a file is judged by tiers W and T alone.
 
 use seamproof_oracle::Problem;
 use seamproof_oracle::envelope::{KeyOrder, Merges, Partition, Profile};
@@ -11,41 +11,41 @@ use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};
 
-/// The version that this program reads and writes.
+/// Version of the format that this program reads and writes.
 pub const LOCK_VERSION: u32 = 2;
 
-/// The files, by the name of the subject.
+/// Profile files by the name of the subject.
 const LOCKED: [(&str, &str); 1] = [("emulated", include_str!("../profiles/emulated.json"))];
 
-/// A profile as it is kept.
+/// A profile as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lock {
-    /// [`LOCK_VERSION`].
+    /// Version of the format, [`LOCK_VERSION`].
     pub version: u32,
-    /// The subject's name.
+    /// Name of the subject.
     pub backend: String,
-    /// See [`Profile::rounds_weights`].
+    /// Whether weights are rounded, [`Profile::rounds_weights`].
     pub rounds_weights: bool,
-    /// See [`Profile::scales_logit_gradients`].
+    /// Whether logit gradients are scaled before they are rounded, [`Profile::scales_logit_gradients`].
     pub scales_logit_gradients: bool,
-    /// See [`Profile::scales_queries`].
+    /// Whether queries are scaled and rounded before the product, [`Profile::scales_queries`].
     pub scales_queries: bool,
-    /// Keys of a tile; `null` where each instance declares its own (the emulated backend's options choose it).
+    /// Keys of a tile; `null` where each instance declares its own. The options of the emulated backend choose it.
     pub kv_tile: Option<usize>,
-    /// See [`Profile::kv_order`].
+    /// Order in which a launch takes its tiles, [`Profile::kv_order`].
     pub kv_order: KeyOrder,
-    /// When partial results of several launches are merged, and so what is rounded on the way; `null` where each instance
-    /// declares it.
+    /// Time at which partial results of several launches are merged, which decides what is rounded on the way; `null`
+    /// where each instance declares it.
     pub merge: Option<MergeOrder>,
-    /// The seed of the calibration.
+    /// Seed of the calibration.
     pub seed: u64,
-    /// Its cases.
+    /// Number of cases in the calibration.
     pub cases: u64,
 }
 
 impl Lock {
-    /// The profile of an instance that declares tiles of so many keys.
+    /// Returns the profile of an instance that declares tiles of `declared` keys.
     pub fn profile(&self, declared: usize) -> Profile {
         Profile {
             rounds_weights: self.rounds_weights,
@@ -57,12 +57,13 @@ impl Lock {
     }
 }
 
-/// How the schedule of a problem merges in this order; `None` where there is no such schedule.
+/// Returns how a problem's schedule merges in this order; `None` where there is no such schedule.
 pub fn merges(problem: &Problem, order: MergeOrder) -> Option<Merges> {
     Some(build_with(problem, order).ok()?.partition(Tiles { q: 1, kv: 1 }).merges)
 }
 
-/// What tier R replays of a subject of this name, partition and launches: nothing without a locked profile.
+/// Returns what tier R replays for a subject of this name, with its partition and launches; `None` without a locked
+/// profile or without launches.
 pub fn replay(
     backend: &str,
     problem: &Problem,
@@ -74,7 +75,8 @@ pub fn replay(
     Some(Replay { profile: lock.profile(partition.kv_tile), launches: launches()?, merges })
 }
 
-/// The locked profile of a subject of this name. A file of another version counts as none; a test reads them all.
+/// Returns the locked profile of a subject of this name. A file of another version counts as none; a test reads all
+/// files.
 pub fn locked(backend: &str) -> Option<Lock> {
     let (_, text) = LOCKED.iter().find(|(name, _)| *name == backend)?;
     let lock: Lock = serde_json::from_str(text).ok()?;

@@ -1,19 +1,19 @@
-//! A problem in one line of words, for people who read findings.
+//! Description of a problem in one line of words, for people who read findings.
 
 use std::fmt::{Display, Write};
 
 use seamproof_oracle::{Alignment, Mask, Pass, Problem, Sequence, Sink};
 
-/// Sequences that are named one by one; more are counted.
+/// Largest number of sequences that are named one by one; more are only counted.
 pub const SEQUENCES_NAMED_MAX: usize = 8;
 
-/// So many of something: `1 case`, `2 cases`.
+/// Returns a count with its noun, such as `1 case` or `2 cases`.
 pub fn counted<N: Display + PartialEq + From<u8>>(count: N, what: &str) -> String {
     let plural = if count == N::from(1) { "" } else { "s" };
     format!("{count} {what}{plural}")
 }
 
-/// The problem in one line.
+/// Returns the problem in one line.
 pub fn describe(problem: &Problem) -> String {
     let (heads, dims, softmax) = (problem.heads, problem.dims, problem.softmax);
     let mut text = format!(
@@ -75,7 +75,7 @@ fn describe_mask(mask: &Mask) -> String {
     }
 }
 
-/// The name that a unit variant has in case files.
+/// Returns the name of a unit variant in case files.
 fn word(value: &impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(name)) => name,

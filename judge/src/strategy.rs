@@ -1,11 +1,12 @@
-//! proptest over the suite's own generator and shrinker.
+//! A proptest strategy over the suite's own generator and shrinker.
 //!
-//! A value is drawn as a campaign draws it: bytes of choices, here from proptest's own generator, through
-//! [`generate::raw`] and [`generate::fixup`]. It is shrunk as the command line shrinks it: proptest asks a value tree to
-//! simplify (the last value failed) or to complicate (it did not), and that is accept and reject.
+//! A value is drawn as a campaign draws it: bytes of choices, here from proptest's own generator, pass through
+//! [`generate::raw`] and [`generate::fixup`]. It is shrunk as the command line shrinks it. Proptest asks a value tree
+//! to simplify (the last value failed) or to complicate (it passed); the shrinker accepts or rejects accordingly.
 //!
-//! Malformed draws are not made: a property is about problems. Turn proptest's persistence off and store the
-//! [`Case`](crate::case::Case) instead; a seed means something only to the generator that it was drawn with.
+//! The strategy draws nothing malformed, because a property is about problems. Turn proptest's persistence off and
+//! store the [`Case`](crate::case::Case) instead: a seed means something only to the generator that it was drawn
+//! with.
 
 use arbitrary::Unstructured;
 use proptest::prelude::Rng;
@@ -16,10 +17,11 @@ use seamproof_oracle::Problem;
 use crate::generate::{self, Draw, Limits, RawProblem};
 use crate::shrink::Shrinker;
 
-/// Bytes of choices behind one value. Of fixed size and more than are read, so that no choice is starved.
+/// Number of bytes of choices behind one value. The number is fixed and larger than what is read, so no choice is
+/// starved.
 const CHOICE_BYTES: usize = 4096;
 
-/// Problems within the limits, some of them outside a subject's capability table.
+/// Returns problems within the limits, some of them outside a subject's capability table.
 pub fn problems(limits: Limits) -> impl Strategy<Value = Problem> {
     Problems { limits }
 }
@@ -54,7 +56,7 @@ pub struct ProblemTree {
 }
 
 impl ProblemTree {
-    /// A tree whose current value is `start`.
+    /// Returns a tree whose current value is `start`.
     pub fn new(start: Problem) -> ProblemTree {
         ProblemTree { shrinker: Shrinker::new(start) }
     }
@@ -68,7 +70,7 @@ impl ValueTree for ProblemTree {
     }
 
     fn simplify(&mut self) -> bool {
-        // The first call is about the start, which is the best already: there is no candidate to accept.
+        // The first call is about the start, which is already the best: there is no candidate to accept.
         self.shrinker.accept(0);
         self.shrinker.propose().is_some()
     }

@@ -1,8 +1,9 @@
-//! The values of a problem's tensors.
+//! Values of a problem's tensors.
 //!
-//! Every element is a pure function of (data seed, tensor, sequence id, position, head, lane): it can be made
-//! anywhere, in any order, and dropping a sequence, moving it in memory or cutting it over ranks changes no number of
-//! it. Rows that are not *real* (padding of a span, rows that nobody owns) are zero until [`poison`] fills them.
+//! Every element is a pure function of (data seed, tensor, sequence id, position, head, lane). It can be made
+//! anywhere and in any order. Dropping a sequence changes no value of the others, and neither moving a sequence in
+//! memory nor cutting it over ranks changes its own. Rows that are not *real* (padding of a span, rows that nobody
+//! owns) are zero until [`poison`] fills them.
 //!
 //! # The hash
 //!
@@ -15,11 +16,12 @@
 //! lane n:       h = mix(s + (n + 1) · GOLDEN)
 //! ```
 //!
-//! so that one row is one SplitMix64 stream. Tensors: q 0, k 1, v 2, dout 3, sink 4 (with sequence id, position and
-//! lane 0); in mode `Equal` keys have position 0 wherever they stand. What becomes of `h` is the row's `Law`: integers,
-//! one product in f32 at most, and the rounding to the element's format, so a GPU or a script makes the same bits.
+//! One row is thus one SplitMix64 stream. The tensors' numbers are q 0, k 1, v 2, dout 3, sink 4 (with sequence id,
+//! position and lane 0). In mode `Equal` every key takes the values of position 0. The row's `Law` makes a number of
+//! `h`: with integers, at most one product in f32, and the rounding to the element's format. A GPU or a script makes
+//! the same bits.
 //!
-//! What this does not do: scaled elements hold the values of their bare format; nothing runs them yet.
+//! Scaled elements are not supported: they hold the values of their bare format, and nothing runs them yet.
 
 use crate::exact;
 use crate::hash::{Tensor, absorb, below, lane_hash, mix};
@@ -28,54 +30,57 @@ use seamproof_oracle::{Element, Format, InputMode, Inputs, Pass, Problem, Run, S
 
 /// Mean of the sum of four uniform 16-bit words, `4 · 65535 / 2`.
 const NORMAL_MEAN: i32 = 131_070;
-/// Three times the variance of that sum, which is `4 · (65536² − 1) / 12`.
+/// Three times the variance of the sum of four uniform 16-bit words. The variance is `4 · (65536² − 1) / 12`.
 const NORMAL_VARIANCE_TIMES_3: f64 = 4_294_967_295.0;
 
 /// Standard deviation of the logits in mode `Flat`.
 const FLAT_LOGITS: f64 = 0.5;
-/// In mode `Peaked`.
+/// Standard deviation of the logits in mode `Peaked`.
 const PEAKED_LOGITS: f64 = 3.0;
-/// In mode `Large`.
+/// Standard deviation of the logits in mode `Large`.
 const LARGE_LOGITS: f64 = 64.0;
-/// In mode `Equal`: far from 0, so that a subject that drops the maximum is seen.
+/// Standard deviation of the logits in mode `Equal`. It is far from 0, to expose a subject that drops the maximum.
 const EQUAL_LOGITS: f64 = 8.0;
-/// Standard deviation of q and k is held in these bounds, whatever the scale: with 3.5 standard deviations at most,
-/// no value overflows fp16 and few are subnormal in it.
+/// Smallest standard deviation of q and k, whatever the scale: few values are then subnormal in fp16.
 const AMPLITUDE_MIN: f64 = 1.0 / 256.0;
-/// See [`AMPLITUDE_MIN`].
+/// Largest standard deviation of q and k, whatever the scale. Values reach 3.5 standard deviations at most, so none
+/// overflows fp16.
 const AMPLITUDE_MAX: f64 = 256.0;
 
 /// Largest magnitude of q, k and dout in mode `Integers`.
 const INTEGER_SMALL: u32 = 2;
 /// Largest magnitude of v in mode `Integers`.
 const INTEGER_VALUE: u32 = 4;
-/// Binades that the body of mode `HeavyTailed` is spread over; the tail rises above them.
+/// Number of binades that the body of mode `HeavyTailed` is spread over; the tail rises above them.
 const TAIL_BODY: u32 = 8;
 /// Largest exponent of q and k in mode `HeavyTailed`: |x| < 2⁶.
 const TAIL_UP: u32 = 5;
-/// Of v and dout: their products enter dS, which fp16 must hold.
+/// Largest exponent of v and dout in mode `HeavyTailed`. Their products enter dS, which fp16 must hold.
 const TAIL_UP_VALUE: u32 = 3;
-/// In mode `Tiny` exponents lie from this many below that of the smallest normal number, down among the subnormals,
+/// Distance in mode `Tiny` from the exponent of the smallest normal number down to the smallest exponent drawn, among
+/// the subnormals.
 const TINY_DOWN: i32 = 2;
-/// to this many above it.
+/// Distance in mode `Tiny` from the exponent of the smallest normal number up to the largest exponent drawn.
 const TINY_UP: i32 = 3;
 
-/// How a lane's hash h becomes a number, before it is rounded to its format.
+/// Rule by which a lane's hash h becomes a number, before it is rounded to its format.
 #[derive(Clone, Copy)]
 enum Law {
-    /// `below(2·max + 1, h) − max`: the integers up to `max`, all alike.
+    /// Integers up to `max` in magnitude, equally likely: `below(2·max + 1, h) − max`.
     Integers { max: u32 },
-    /// `(the sum of the four 16-bit words of h − 131070) · factor`, the product rounded to f32: near-normal. The
-    /// sum's variance is `(2³² − 1) / 3`.
+    /// Near-normal numbers: `(the sum of the four 16-bit words of h − 131070) · factor`, with the product rounded to
+    /// f32. The sum's variance is `(2³² − 1) / 3`.
     Normal { factor: f32 },
-    /// Sign and significand as in `Binades`; the exponent is `min(t, up) − below(8, h)` with t the trailing zeros of
-    /// `h >> 16`: a body of eight binades alike and a tail in which each binade is half as likely as the one before.
+    /// Heavy-tailed numbers with sign and significand as in `Binades`. The exponent is `min(t, up) − below(8, h)`,
+    /// where t is the number of trailing zeros of `h >> 16`: a body of eight equally likely binades, and a tail in
+    /// which each binade is half as likely as the one before.
     Tail { up: u32 },
-    /// `±(1 + m / 128) · 2^(first + below(count, h))`, minus where bit 0 of h is set, m being bits 1 to 7.
+    /// Numbers in equally likely binades: `±(1 + m / 128) · 2^(first + below(count, h))`, negative where bit 0 of h
+    /// is set. The integer m is bits 1 to 7 of h.
     Binades { first: i32, count: u32 },
 }
 
-/// The sign and the significand of h, with an exponent within f32's range.
+/// Returns a number with the sign and the significand of h, and with an exponent within f32's range.
 fn scaled(hash: u64, exponent: i32) -> f32 {
     let power = f64::from_bits(((exponent + 1023) as u64) << 52);
     let magnitude = (power * (1.0 + (hash >> 1 & 127) as f64 / 128.0)) as f32;
@@ -87,7 +92,7 @@ fn word_sum(hash: u64) -> i32 {
     (pairs as u32 + (pairs >> 32) as u32) as i32
 }
 
-/// Each arm is compiled for its own format.
+/// Fills the lanes with rounded values. Each arm is compiled for its own format.
 fn fill_each(row: u64, format: Format, lanes: &mut [f32], value: impl Fn(u64) -> f32) {
     match format {
         Format::Bf16 => fill_with(row, lanes, |hash| Format::Bf16.round_f32(value(hash))),
@@ -107,7 +112,7 @@ impl Law {
         Law::Normal { factor: (deviation / (NORMAL_VARIANCE_TIMES_3 / 3.0).sqrt()) as f32 }
     }
 
-    /// The law of v and dout.
+    /// Returns the law of v and dout.
     fn of_values(mode: InputMode, tensor: Tensor, format: Format) -> Law {
         match (mode, tensor) {
             (InputMode::Integers, Tensor::V) => Law::Integers { max: INTEGER_VALUE },
@@ -121,8 +126,9 @@ impl Law {
         }
     }
 
-    /// The law of q and k: both have the deviation a that gives logits, `scale` times a sum of dqk products, the
-    /// deviation `scale · a² · √dqk` which the mode promises (before the soft cap).
+    /// Returns the law of q and k. Both get the same deviation a. A logit is `scale` times a sum of dqk products, so
+    /// its deviation before the soft cap is `scale · a² · √dqk`, and a is chosen to give the deviation that the mode
+    /// promises.
     fn of_logits(problem: &Problem) -> Law {
         let logits = match problem.mode {
             InputMode::Integers => return Law::Integers { max: INTEGER_SMALL },
@@ -131,7 +137,7 @@ impl Law {
             InputMode::Peaked => PEAKED_LOGITS,
             InputMode::Large => LARGE_LOGITS,
             InputMode::Equal => EQUAL_LOGITS,
-            // Not asked for: their values are made by `crate::exact`.
+            // Never reached: `crate::exact` makes the values of these modes.
             InputMode::UniformCount
             | InputMode::Endpoints
             | InputMode::Routing
@@ -161,7 +167,7 @@ impl Law {
     }
 }
 
-/// What one tensor is filled by.
+/// Source of one tensor's values.
 struct Source {
     tensor: Tensor,
     law: Law,
@@ -171,7 +177,7 @@ struct Source {
 }
 
 impl Source {
-    /// The tensor of `shape`, with the values of each sequence's real rows and zeros elsewhere.
+    /// Returns the tensor of `shape`, with the values of each sequence's real rows and zeros elsewhere.
     fn array(&self, problem: &Problem, side: Side, shape: [usize; 3]) -> Array3<f32> {
         let mut array = Array3::zeros(shape);
         let [_, heads, dim] = shape;
@@ -198,7 +204,7 @@ fn run_of(sequence: &Sequence, side: Side) -> Run {
     }
 }
 
-/// The inputs of a problem: real rows drawn as its mode says, all other rows zero.
+/// Returns the inputs of a problem: real rows drawn as its mode says, all other rows zero.
 pub fn inputs(problem: &Problem) -> Inputs {
     if problem.mode.is_exact() {
         return exact::inputs(problem);
@@ -226,7 +232,7 @@ pub fn inputs(problem: &Problem) -> Inputs {
     }
 }
 
-/// `(h >> 40) / 2²² − 2` in f32, exactly: 24 bits of the hash spread over [−2, 2).
+/// Returns the sink of each head, `(h >> 40) / 2²² − 2` in f32, exactly: 24 bits of the hash spread over [−2, 2).
 fn sinks(problem: &Problem) -> Array1<f32> {
     let of_tensor = absorb(absorb(0, problem.data_seed), Tensor::Sink as u64);
     let of_position = absorb(absorb(of_tensor, 0), 0);
@@ -236,12 +242,12 @@ fn sinks(problem: &Problem) -> Array1<f32> {
     })
 }
 
-/// For each row of the query-side tensors whether a sequence holds a real token there.
+/// Returns for each row of the query-side tensors whether it holds a real token of a sequence.
 pub fn real_q_rows(problem: &Problem) -> Vec<bool> {
     real_rows(problem, Side::Q, problem.rows.q)
 }
 
-/// For each row of the key-side tensors whether a sequence holds a real token there.
+/// Returns for each row of the key-side tensors whether it holds a real token of a sequence.
 pub fn real_kv_rows(problem: &Problem) -> Vec<bool> {
     real_rows(problem, Side::Kv, problem.rows.kv)
 }
@@ -254,13 +260,13 @@ fn real_rows(problem: &Problem, side: Side, rows: usize) -> Vec<bool> {
     real
 }
 
-/// What rows without a real token are filled with. Neighbouring elements differ, in sign or in more.
+/// Values that fill rows without a real token. Neighbouring elements differ, in sign or in more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Poison {
-    /// Zeros of both signs: the mildest, what a careful caller leaves there.
+    /// Zeros of both signs: the mildest poison, which a careful caller leaves there.
     Zero,
     /// Finite values, exact in every format, that dwarf ordinary logits: a padding key that is seen wins the softmax.
-    /// They are no larger than that, so that a subject which asks for finite padding may multiply them.
+    /// They are no larger than that, so a subject that asks for finite padding may multiply them.
     Large,
     /// Infinities of both signs.
     Infinity,
@@ -272,22 +278,23 @@ impl Poison {
     /// Every poison, the mildest first.
     pub const ALL: [Poison; 4] = [Poison::Zero, Poison::Large, Poison::Infinity, Poison::Nan];
 
-    /// The strongest poison that a case is given: NaN, or in one of four infinities, which a maximum that passes over NaN
-    /// takes.
+    /// Returns the strongest poison that a case is given: infinities in one case of four, otherwise NaN. A maximum
+    /// that ignores NaN still takes an infinity.
     pub fn strongest(problem: &Problem) -> Poison {
-        /// Sets the draw apart from other uses of the data seed.
+        /// Constant that sets this draw apart from other uses of the data seed.
         const DRAW: u64 = 0x9015_0201;
         if mix(problem.data_seed ^ DRAW).is_multiple_of(4) { Poison::Infinity } else { Poison::Nan }
     }
 
-    /// The element for a hash.
+    /// Returns the element for a hash.
     fn element(self, hash: u64) -> f32 {
         let magnitude = match self {
             Poison::Zero => 0,
-            // 256, 320, 384, 448: two bits of mantissa, and no more than the largest number of e4m3.
+            // The values 256, 320, 384, 448 have two bits of mantissa, and 448 is the largest number of e4m3.
             Poison::Large => 0x4380_0000 | (hash as u32 & 3) << 21,
             Poison::Infinity => 0x7f80_0000,
-            // At least one bit of the payload set, or it would be an infinity; the low half clear, as in a bf16.
+            // At least one bit of the payload is set, since the value would otherwise be an infinity. The low half is
+            // clear, as in a bf16.
             Poison::Nan => 0x7f81_0000 | (hash as u32 & 127) << 16,
         };
         f32::from_bits(magnitude | (hash >> 63 << 31) as u32)

@@ -1,4 +1,4 @@
-//! What the judge says of one case.
+//! The judge's verdict on one case.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use crate::subject::{Refusal, TensorName};
 /// The envelope's tiers, from the weakest assumption to the tightest bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Tier {
-    /// The worst case, for any input.
+    /// Worst case, for any input.
     W,
-    /// Only where the inputs are certified as dithered: roundings may cancel.
+    /// Bound for inputs that are certified as dithered, where roundings may cancel.
     T,
-    /// Only for a subject whose numeric profile is locked: its roundings are replayed.
+    /// Bound for a subject whose numeric profile is locked: its roundings are replayed.
     R,
 }
 
 impl Tier {
-    /// Every tier.
+    /// Every tier, in order.
     pub const ALL: [Tier; 3] = [Tier::W, Tier::T, Tier::R];
 }
 
@@ -43,22 +43,23 @@ pub struct Ratios {
     pub dsink: f64,
 }
 
-/// How close a case that held came to its bounds, tier by tier.
+/// Distance of a passing case from its bounds, tier by tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Margin {
-    /// Tier W.
+    /// Ratios in tier W.
     pub worst_case: Ratios,
-    /// Tier T, over the elements where it is tighter than W.
+    /// Ratios in tier T, over the elements where it is tighter than W.
     pub dithered: Ratios,
-    /// Tier R.
+    /// Ratios in tier R.
     pub replayed: Ratios,
-    /// Tensors that the envelope compared whole; 0 where the oracle is too dear and it compared a sample of rows.
+    /// Number of tensors that the envelope compared in full; 0 where the oracle is too expensive and a sample of rows
+    /// was compared.
     #[serde(default)]
     pub compared: usize,
 }
 
 impl Margin {
-    /// One tier.
+    /// Returns the ratios of one tier.
     pub fn tier(&self, tier: Tier) -> &Ratios {
         match tier {
             Tier::W => &self.worst_case,
@@ -67,7 +68,7 @@ impl Margin {
         }
     }
 
-    /// One tier.
+    /// Returns the ratios of one tier, to change them.
     pub fn tier_mut(&mut self, tier: Tier) -> &mut Ratios {
         match tier {
             Tier::W => &mut self.worst_case,
@@ -76,14 +77,14 @@ impl Margin {
         }
     }
 
-    /// The largest ratio of any tensor in any tier.
+    /// Returns the largest ratio of any tensor in any tier.
     pub fn worst(&self) -> f64 {
         Tier::ALL.iter().map(|tier| self.tier(*tier).worst()).fold(0.0, f64::max)
     }
 }
 
 impl Ratios {
-    /// The ratio of a tensor.
+    /// Returns the ratio of a tensor, to change it.
     pub fn of_mut(&mut self, tensor: TensorName) -> Option<&mut f64> {
         match tensor {
             TensorName::Lse => Some(&mut self.lse),
@@ -97,7 +98,7 @@ impl Ratios {
         }
     }
 
-    /// Each tensor's ratio with its name.
+    /// Returns the ratio of each tensor, with the tensor's name.
     pub fn named(&self) -> [(TensorName, f64); 7] {
         [
             (TensorName::Lse, self.lse),
@@ -110,22 +111,22 @@ impl Ratios {
         ]
     }
 
-    /// The largest of them.
+    /// Returns the largest of these ratios.
     pub fn worst(&self) -> f64 {
         self.named().iter().map(|(_, margin)| *margin).fold(0.0, f64::max)
     }
 }
 
-/// Where the time of a case went.
+/// Time that a case took, by part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Drawing inputs, and filling their padding.
+    /// Time for drawing inputs and filling their padding.
     pub inputs: Duration,
-    /// In the subject: its runs, and what it says of its sums and launches.
+    /// Time in the subject: its runs, and its answers about its sums and launches.
     pub subject: Duration,
-    /// In the oracle: exact values and their bounds.
+    /// Time in the oracle: exact values and their bounds.
     pub oracle: Duration,
-    /// In the judge itself, which is everything else: layouts, structure, comparisons, identities.
+    /// Time in the judge itself, which is everything else: layouts, structure, comparisons, identities.
     pub judge: Duration,
 }
 
@@ -138,20 +139,21 @@ impl std::ops::AddAssign for Cost {
     }
 }
 
-/// What the judge says of one case.
+/// The judge's verdict on one case.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// Every check held.
     Pass(Box<Margin>),
-    /// Fields that make no problem were refused by the rule that they break.
+    /// Malformed fields, refused by the rule that they break.
     RefusedMalformed(&'static str),
-    /// Refused, exactly as the capability table says.
+    /// A refusal, exactly as the capability table says.
     Refused(Refusal),
-    /// A check broke (a crash of the subject is a finding of check [`Check::Crash`], a hang one of [`Check::Timeout`]).
+    /// A broken check. A crash of the subject is a finding of check [`Check::Crash`], a hang one of
+    /// [`Check::Timeout`].
     Finding(Box<Finding>),
-    /// Larger than what is judged: nothing was run.
+    /// A case larger than the judge takes. Nothing was run.
     TooLarge(String),
-    /// The harness failed, not the subject.
+    /// A failure of the harness, not of the subject.
     Infrastructure(String),
 }
 

@@ -1,27 +1,32 @@
-//! Attention for everything that an [`AttentionCall`] can say: simple kernels, right first (see `attend.cu`).
+//! Attention for everything that an [`AttentionCall`] can say. These kernels are simple: they are right first (see
+//! `attend.cu`).
 //!
-//! q, k, v, dout, out and gradients are `[rows, heads, dim]` in bf16, fp16 or f32; lse is `[heads, rows]`, max_logit, sink
-//! and dsink one number a head, all f32. Head dims go up to [`DIM_MAX`]; KV heads divide query heads. Sums are serial, in
-//! the order of the CPU device with tiles of [`KEY_TILE`] keys, and so are its bits.
+//! q, k, v, dout, out and gradients are `[rows, heads, dim]` in bf16, fp16 or f32. lse is `[heads, rows]`; max_logit,
+//! sink and dsink are one number a head; all of these are f32. Head dims go up to [`DIM_MAX`], and KV heads divide
+//! query heads. Sums are serial, in the order of the CPU device with tiles of [`KEY_TILE`] keys, and so give its
+//! bits.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::{Format, Run, Sink, Softmax};
 use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
+use crate::block::{THREADS, WARP};
+use crate::codec::format_number;
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, THREADS};
+use crate::gpu::Gpu;
+use crate::memory::{Area, Argument};
 use crate::tables::{ROWS_MAX, blocks, check_apart};
-use crate::view::{RawView, Table, View, format_number};
+use crate::view::{RawView, Table, View};
 
 /// The largest head dimension.
 pub const DIM_MAX: usize = 256;
-/// Keys whose scores share a maximum.
+/// The number of keys whose scores share a maximum.
 pub const KEY_TILE: usize = 32;
-/// Rows that a block works on at once: one a warp.
-const WARPS: usize = THREADS / 32;
-/// Stands for an unbounded side of a band; no row is so far away.
+/// Rows that a block works on at once: one for each warp.
+const WARPS: usize = THREADS / WARP;
+/// The number that stands for an unbounded side of a band. No row is so far away.
 const UNBOUNDED: i64 = 1 << 40;
-/// Bytes of `Segment` of the source.
+/// The bytes of `Segment` of the source.
 pub(crate) const SEGMENT_BYTES: usize = 9 * 8;
 
 /// The tables of a call, to be put where a GPU reads them.
@@ -30,82 +35,83 @@ pub struct CallTables {
     pub(crate) bytes: Vec<u8>,
     pub(crate) segments: usize,
     pub(crate) runs: usize,
-    /// Rows of the tensors, of queries and of keys.
+    /// The rows of the tensors of queries and of keys.
     pub(crate) rows: [usize; 2],
-    /// Rows that the call owns, of queries and of keys.
+    /// The rows of queries and of keys that the call owns.
     pub(crate) owned: [usize; 2],
     pub(crate) softmax: Softmax,
     pub(crate) policy: RowPolicy,
-    pub(crate) strides: Strides,
+    pub(crate) summary: CallSummary,
 }
 
-/// What the host keeps of a call's segments and runs, for the copy engine and for the choice of a launch.
+/// Numbers of a call's segments and runs that the host keeps, for the copy engine and for the choice of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Strides {
-    /// The step of every run, of queries and of keys; `None` where they differ.
-    pub(crate) step: [Option<usize>; 2],
-    /// Steps that the furthest owned row is from its run's phase, one more: lengths may grow up to it where a graph is replayed.
-    pub(crate) reach: [usize; 2],
-    /// Segments that own query rows.
-    pub(crate) filled: usize,
-    /// Most keys of a segment.
-    pub(crate) keys: usize,
-    /// Most keys that a row sees, by its segment's keys and bounds.
-    pub(crate) seen: usize,
-    /// Most keys that a segment's first row sees, by its keys and the bound to the right.
-    pub(crate) first_seen: usize,
+pub struct CallSummary {
+    /// The step of every run of queries and of keys; `None` where runs differ.
+    pub step: [Option<usize>; 2],
+    /// The steps from a run's phase to the row behind its last owned one, at most. Lengths may grow up to it where a
+    /// graph is replayed.
+    pub reach: [usize; 2],
+    /// The number of segments that own query rows.
+    pub filled: usize,
+    /// The most keys of a segment.
+    pub keys: usize,
+    /// The most keys that a row sees, by its segment's keys and bounds.
+    pub seen: usize,
+    /// The most keys that a segment's first row sees, by its keys and its right bound.
+    pub first_seen: usize,
     /// Whether every row sees all keys of its segment.
-    pub(crate) all_seen: bool,
+    pub all_seen: bool,
 }
 
-/// Formats that P and dS are rounded to before they enter a product.
+/// The formats that P and dS are rounded to before they enter a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightFormats {
-    /// Of P.
+    /// The format of P.
     pub p: Format,
-    /// Of dS.
+    /// The format of dS.
     pub ds: Format,
 }
 
-/// Tensors of a forward launch.
+/// The tensors of a forward launch.
 #[derive(Clone, Copy, Debug)]
-pub struct Forward<'a> {
-    /// Queries.
+pub struct ForwardTensors<'a> {
+    /// The queries.
     pub q: View<'a>,
-    /// Keys.
+    /// The keys.
     pub k: View<'a>,
-    /// Values.
+    /// The values.
     pub v: View<'a>,
     /// The learnable sink, where the call applies one.
     pub sink: Option<View<'a>>,
-    /// Written.
+    /// The output, which is written.
     pub out: View<'a>,
-    /// Written.
+    /// The LSE, which is written.
     pub lse: View<'a>,
-    /// Raised, never lowered.
+    /// The largest logits, which are raised and never lowered.
     pub max_logit: View<'a>,
 }
 
-/// Tensors of a backward launch.
+/// The tensors of a backward launch.
 #[derive(Clone, Copy, Debug)]
-pub struct Backward<'a> {
-    /// Queries.
+pub struct BackwardTensors<'a> {
+    /// The queries.
     pub q: View<'a>,
-    /// Keys.
+    /// The keys.
     pub k: View<'a>,
-    /// Values.
+    /// The values.
     pub v: View<'a>,
-    /// Gradient of the output.
+    /// The gradient of the output.
     pub dout: View<'a>,
     /// The output.
     pub out: View<'a>,
     /// The LSE.
     pub lse: View<'a>,
-    /// Written.
+    /// The gradient of the queries, which is written.
     pub dq: View<'a>,
-    /// Written.
+    /// The gradient of the keys, which is written.
     pub dk: View<'a>,
-    /// Written.
+    /// The gradient of the values, which is written.
     pub dv: View<'a>,
 }
 
@@ -150,18 +156,41 @@ unsafe impl Argument for RawForward {}
 unsafe impl Argument for RawBackward {}
 
 impl CallTables {
-    /// Query rows that a segment owns in the mean, of those that own any: tables may have places for more sequences than there are.
+    /// Returns the tables.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Returns the numbers of segments and of runs of keys.
+    pub fn counts(&self) -> [usize; 2] {
+        [self.segments, self.runs]
+    }
+
+    /// Returns the rows of queries and of keys that the call owns.
+    pub fn owned(&self) -> [usize; 2] {
+        self.owned
+    }
+
+    /// Returns what the host knows of the call besides its tables.
+    pub fn summary(&self) -> &CallSummary {
+        &self.summary
+    }
+
+    /// Returns the mean number of query rows of the segments that own any. Tables may have places for more sequences
+    /// than there are.
     pub(crate) fn mean_rows(&self) -> usize {
-        self.owned[0] / self.strides.filled.max(1)
+        self.owned[0] / self.summary.filled.max(1)
     }
 
-    /// Has what is chosen by lengths and masks, such as the form of a kernel, chosen as for another call of as many owned rows.
-    pub(crate) fn choose_as(&mut self, other: &CallTables) {
-        let Strides { step, reach, .. } = self.strides;
-        self.strides = Strides { step, reach, ..other.strides };
+    /// Makes every choice by lengths and masks, such as the form of a kernel, as it is made for another call with as
+    /// many owned rows.
+    pub fn choose_as(&mut self, other: &CallTables) {
+        let CallSummary { step, reach, .. } = self.summary;
+        self.summary = CallSummary { step, reach, ..other.summary };
     }
 
-    /// The tables of a call on tensors of so many rows. A call of a backward pass names each key once.
+    /// Returns the tables of a call on tensors of so many rows. A call of a backward pass may name each key only
+    /// once.
     pub fn new(
         call: &AttentionCall,
         [q_rows, kv_rows]: [usize; 2],
@@ -195,11 +224,11 @@ impl CallTables {
         bytes.append(&mut runs.0);
         let (segments, softmax, policy, rows) =
             (call.segments.len(), call.softmax, call.policy, [q_rows, kv_rows]);
-        let strides = Strides::of(call);
-        Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, strides })
+        let summary = CallSummary::of(call);
+        Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, summary })
     }
 
-    /// Bytes of the scratch that a backward launch needs.
+    /// Returns the bytes of scratch that a backward launch needs.
     pub fn scratch_bytes(&self, heads: usize) -> usize {
         heads * self.owned[0] * 4
     }
@@ -215,7 +244,8 @@ impl CallTables {
             return Err(KernelError::shape(format!("{} bytes are not the call's tables", tables.bytes())));
         }
         if heads == 0 || kv_heads == 0 || kv_heads != v_heads || heads % kv_heads != 0 || k_dim != dim {
-            let what = format!("q {:?}, k {:?} and v {:?} do not fit", q.shape(), k.shape(), v.shape());
+            let what =
+                format!("q {:?}, k {:?} and v {:?} do not fit each other", q.shape(), k.shape(), v.shape());
             return Err(KernelError::shape(what));
         }
         let rows = [q, k, v].map(|view| view.shape()[0]);
@@ -224,7 +254,9 @@ impl CallTables {
             return Err(KernelError::shape(what));
         }
         if dim == 0 || dim_v == 0 || dim.max(dim_v) > DIM_MAX {
-            return Err(KernelError::shape(format!("head dims {dim} and {dim_v}; 1 to {DIM_MAX}")));
+            return Err(KernelError::shape(format!(
+                "head dims {dim} and {dim_v}; each must be 1 to {DIM_MAX}"
+            )));
         }
         let segments = tables.address();
         Ok(RawCall {
@@ -247,11 +279,11 @@ impl CallTables {
     }
 }
 
-impl<'a> Forward<'a> {
-    /// What is written has its shape and lies apart from what is read, and from what else is written: `own`, which is the
-    /// launcher's, too. Tensors that are read may lie anywhere else, in one allocation or in one place.
+impl<'a> ForwardTensors<'a> {
+    /// Refuses a result of another shape, and one that lies where the launch reads or writes something else. `own` is
+    /// memory that the launcher writes besides. Tensors that are only read may lie anywhere, even in one place.
     pub(crate) fn check(&self, tables: Area, own: &[(&'static str, Area)]) -> Result<(), KernelError> {
-        let Forward { q, k, v, sink, out, lse, max_logit } = self;
+        let ForwardTensors { q, k, v, sink, out, lse, max_logit } = self;
         let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
         same("out", out, [q_rows, heads, dim_v])?;
         statistic("lse", lse, [q_rows, heads, 1])?;
@@ -262,7 +294,8 @@ impl<'a> Forward<'a> {
         check_apart(&[&written, own].concat(), &read)
     }
 
-    /// The sink's kind as the sources number it, and where its numbers are; some other statistic where it has none.
+    /// Returns the sink's kind as the sources number it, and its numbers. Without numbers, some other statistic
+    /// stands in.
     pub(crate) fn sink_of(&self, call: &CallTables) -> Result<(i32, View<'a>), KernelError> {
         let (kind, view) = match (call.softmax.sink, self.sink) {
             (Sink::None, _) => (0, self.max_logit),
@@ -276,10 +309,10 @@ impl<'a> Forward<'a> {
     }
 }
 
-impl Backward<'_> {
-    /// As [`Forward::check`].
+impl BackwardTensors<'_> {
+    /// Refuses what [`ForwardTensors::check`] refuses.
     pub(crate) fn check(&self, tables: Area, own: &[(&'static str, Area)]) -> Result<(), KernelError> {
-        let Backward { q, k, v, dout, out, lse, dq, dk, dv } = self;
+        let BackwardTensors { q, k, v, dout, out, lse, dq, dk, dv } = self;
         let ([q_rows, heads, _], [_, _, dim_v]) = (q.shape(), v.shape());
         same("dout", dout, [q_rows, heads, dim_v])?;
         same("out", out, [q_rows, heads, dim_v])?;
@@ -294,8 +327,8 @@ impl Backward<'_> {
     }
 }
 
-impl Strides {
-    fn of(call: &AttentionCall) -> Strides {
+impl CallSummary {
+    fn of(call: &AttentionCall) -> CallSummary {
         let queries: Vec<Run> = call.segments.iter().map(|segment| segment.q).collect();
         let keys: Vec<Run> = call.segments.iter().flat_map(|segment| segment.kv.iter().copied()).collect();
         let filled = queries.iter().filter(|run| run.span > 0).count();
@@ -311,24 +344,24 @@ impl Strides {
         let first_seen = call.segments.iter().map(keys_of_first_row).max().unwrap_or(0);
         let (step, reach) = (sides.map(|side| side.0), sides.map(|side| side.1));
         let all_seen = call.segments.iter().all(sees_all);
-        Strides { step, reach, filled, keys, seen, first_seen, all_seen }
+        CallSummary { step, reach, filled, keys, seen, first_seen, all_seen }
     }
 }
 
-/// Most keys that a row of a segment sees.
+/// Returns the most keys that a row of a segment sees.
 fn keys_seen(segment: &Segment) -> usize {
     let width =
         segment.lo.zip(segment.hi).map(|(lo, hi)| hi.saturating_sub(lo).saturating_add(1).max(0) as usize);
     segment.keys().min(width.unwrap_or(usize::MAX))
 }
 
-/// Most keys that a segment's first row sees.
+/// Returns the most keys that a segment's first row sees.
 fn keys_of_first_row(segment: &Segment) -> usize {
     let end = segment.hi.map(|hi| hi.saturating_add(1).max(0) as usize);
     segment.keys().min(end.unwrap_or(usize::MAX))
 }
 
-/// Whether every row of a segment sees all its keys.
+/// Returns whether every row of a segment sees all its keys.
 fn sees_all(segment: &Segment) -> bool {
     let (rows, keys) = (segment.q.len as i64, segment.keys() as i64);
     let from_first = segment.lo.is_none_or(|lo| lo.saturating_add(rows - 1) <= 0);
@@ -336,7 +369,7 @@ fn sees_all(segment: &Segment) -> bool {
     rows == 0 || (from_first && to_last)
 }
 
-/// No key row is owned twice: its gradients would be of either launch.
+/// Refuses a key row that two runs own: two writers would race for its gradients.
 fn check_keys_once(call: &AttentionCall, kv_rows: usize) -> Result<(), KernelError> {
     let mut owned = vec![false; kv_rows];
     let runs = call.segments.iter().flat_map(|segment| &segment.kv);
@@ -355,7 +388,7 @@ pub(crate) fn same(name: &str, view: &View, shape: [usize; 3]) -> Result<(), Ker
     Err(KernelError::shape(format!("{name}: {:?}, not {shape:?}", view.shape())))
 }
 
-/// A statistic: of the shape, in f32.
+/// Refuses a statistic of another shape or format than f32.
 pub(crate) fn statistic(name: &str, view: &View, shape: [usize; 3]) -> Result<(), KernelError> {
     same(name, view, shape)?;
     if view.format() == Format::F32 {
@@ -365,15 +398,15 @@ pub(crate) fn statistic(name: &str, view: &View, shape: [usize; 3]) -> Result<()
 }
 
 impl Gpu {
-    /// Launches the forward; `tables` holds the call's tables.
+    /// Launches the forward. `tables` holds the call's tables.
     pub fn attend(
         &self,
         call: &CallTables,
         tables: Area,
         formats: WeightFormats,
-        tensors: &Forward,
+        tensors: &ForwardTensors,
     ) -> Result<(), KernelError> {
-        let Forward { q, k, v, out, lse, max_logit, .. } = tensors;
+        let ForwardTensors { q, k, v, out, lse, max_logit, .. } = tensors;
         let raw = call.raw(tables, [q, k, v], formats)?;
         tensors.check(tables, &[])?;
         let (sink_kind, sink) = tensors.sink_of(call)?;
@@ -391,20 +424,24 @@ impl Gpu {
         self.launch("attend", (blocks(call.owned[0] * heads, WARPS), 1, THREADS), &[&arguments])
     }
 
-    /// Launches the backward. `scratch` has [`CallTables::scratch_bytes`]; dsink is [`Gpu::sink_gradient`]'s.
+    /// Launches the backward. `scratch` has [`CallTables::scratch_bytes`]. [`Gpu::sink_gradient`] makes dsink.
     pub fn attend_backward(
         &self,
         call: &CallTables,
         [tables, scratch]: [Area; 2],
         formats: WeightFormats,
-        tensors: &Backward,
+        tensors: &BackwardTensors,
     ) -> Result<(), KernelError> {
-        let Backward { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
+        let BackwardTensors { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
         let raw = call.raw(tables, [q, k, v], formats)?;
         tensors.check(tables, &[("the scratch", scratch)])?;
         let ([_, heads, _], [_, kv_heads, _]) = (q.shape(), k.shape());
         if scratch.bytes() < call.scratch_bytes(heads) || !scratch.address().is_multiple_of(4) {
-            return Err(KernelError::shape(format!("{} bytes of scratch", scratch.bytes())));
+            return Err(KernelError::shape(format!(
+                "{} bytes of scratch, not {}",
+                scratch.bytes(),
+                call.scratch_bytes(heads)
+            )));
         }
         let views = [
             q.raw("q")?,
@@ -431,7 +468,7 @@ mod tests {
     const SHAPE: [usize; 3] = [4, 2, 8];
     const BYTES: u64 = 4 * 2 * 8 * 2;
 
-    /// A tensor in the place of this number, of places that follow each other.
+    /// Returns the tensor in the place of this number, of places that follow each other.
     fn tensor<'a>(place: u64) -> View<'a> {
         View::rows(Area::nowhere(place * BYTES, BYTES as usize), SHAPE, Format::Bf16)
     }
@@ -456,16 +493,24 @@ mod tests {
     fn a_forward_writes_apart_from_all_that_it_reads() {
         let (q, k, v) = (tensor(0), tensor(1), tensor(2));
         let (out, lse, max_logit) = (tensor(3), statistic_at(4), heads_at(5));
-        let right = Forward { q, k, v, sink: Some(heads_at(6)), out, lse, max_logit };
+        let right = ForwardTensors { q, k, v, sink: Some(heads_at(6)), out, lse, max_logit };
         let [tables, plan] = [7, 8].map(area);
-        let check = |forward: Forward, plan| said(forward.check(tables, &[("the plan", plan)]));
+        let check = |forward: ForwardTensors, plan| said(forward.check(tables, &[("the plan", plan)]));
         assert_eq!(check(right, plan), "", "q, k and v in one allocation");
-        assert_eq!(check(Forward { k: q, v: q, sink: None, ..right }, plan), "", "keys that are values");
+        assert_eq!(
+            check(ForwardTensors { k: q, v: q, sink: None, ..right }, plan),
+            "",
+            "keys that are values"
+        );
         for (wrong, plan, what) in [
-            (Forward { out: q, ..right }, plan, "out is written where q lies"),
-            (Forward { lse: statistic_at(2), ..right }, plan, "lse is written where v lies"),
-            (Forward { max_logit: heads_at(6), ..right }, plan, "max_logit is written where sink lies"),
-            (Forward { lse: statistic_at(3), ..right }, plan, "out is written where lse lies"),
+            (ForwardTensors { out: q, ..right }, plan, "out is written where q lies"),
+            (ForwardTensors { lse: statistic_at(2), ..right }, plan, "lse is written where v lies"),
+            (
+                ForwardTensors { max_logit: heads_at(6), ..right },
+                plan,
+                "max_logit is written where sink lies",
+            ),
+            (ForwardTensors { lse: statistic_at(3), ..right }, plan, "out is written where lse lies"),
             (right, tables, "the plan is written where the call's table lies"),
             (right, area(1), "the plan is written where k lies"),
             (right, area(3), "out is written where the plan lies"),
@@ -474,23 +519,27 @@ mod tests {
             assert!(said.contains(what), "{said:?}, not {what:?}");
         }
         let short = View::rows(Area::nowhere(3 * BYTES, 0), [0, 2, 8], Format::Bf16);
-        assert!(check(Forward { out: short, ..right }, plan).contains("out"), "another shape");
+        assert!(check(ForwardTensors { out: short, ..right }, plan).contains("out"), "another shape");
     }
 
     #[test]
     fn a_backward_writes_apart_from_all_that_it_reads() {
         let [q, k, v, dout, out, dq, dk, dv] = [0, 1, 2, 3, 4, 5, 6, 7].map(tensor);
-        let right = Backward { q, k, v, dout, out, lse: statistic_at(8), dq, dk, dv };
+        let right = BackwardTensors { q, k, v, dout, out, lse: statistic_at(8), dq, dk, dv };
         let [tables, workspace] = [9, 10].map(area);
-        let check = |backward: Backward, own| said(backward.check(tables, &[("the workspace", own)]));
+        let check = |backward: BackwardTensors, own| said(backward.check(tables, &[("the workspace", own)]));
         assert_eq!(check(right, workspace), "", "gradients that are added to lie where they are written");
-        assert_eq!(check(Backward { k: q, v: q, dout: out, ..right }, workspace), "", "read in one place");
+        assert_eq!(
+            check(BackwardTensors { k: q, v: q, dout: out, ..right }, workspace),
+            "",
+            "read in one place"
+        );
         for (wrong, own, what) in [
-            (Backward { dq: dout, ..right }, workspace, "dq is written where dout lies"),
-            (Backward { dk: out, ..right }, workspace, "dk is written where out lies"),
-            (Backward { dv: k, ..right }, workspace, "dv is written where k lies"),
-            (Backward { dv: dk, ..right }, workspace, "dk is written where dv lies"),
-            (Backward { lse: statistic_at(5), ..right }, workspace, "dq is written where lse lies"),
+            (BackwardTensors { dq: dout, ..right }, workspace, "dq is written where dout lies"),
+            (BackwardTensors { dk: out, ..right }, workspace, "dk is written where out lies"),
+            (BackwardTensors { dv: k, ..right }, workspace, "dv is written where k lies"),
+            (BackwardTensors { dv: dk, ..right }, workspace, "dk is written where dv lies"),
+            (BackwardTensors { lse: statistic_at(5), ..right }, workspace, "dq is written where lse lies"),
             (right, tables, "the workspace is written where the call's table lies"),
             (right, area(6), "dk is written where the workspace lies"),
             (right, area(8), "the workspace is written where lse lies"),

@@ -1,99 +1,115 @@
 //! The backward on Hopper's tensor cores (see `backward.cu`): what it takes, and its launch.
 //!
-//! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in that or in f32;
-//! [`refusal`] names what it does not take. dk and dv are sums in one order; dq is summed over tiles of keys, in f32, in an
-//! [`Order`] that the caller chooses; where a row's keys are in one tile, or in two, both orders are one. Its workspace grows
-//! with rows, not with their square: 4 bytes for each lane of dq, in whole tiles, and a little. A call's plan is made on the
-//! GPU from its tables, as the forward's is.
+//! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in q's format or in
+//! f32. [`refusal`] names what it does not take. dk and dv are summed in one order. dq is summed in f32 over tiles of
+//! keys, in a [`DqOrder`] that the caller chooses; where a row's keys are in one tile or in two, both orders give the
+//! same bits.
+//!
+//! The workspace grows with rows, not with their square: it has 4 bytes for each lane of dq, in whole tiles, and a
+//! little more. The GPU makes a call's plan from its tables, as in the forward.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
 use seamproof_simulator::RowPolicy;
 
-use crate::attend::{Backward, CallTables, SEGMENT_BYTES, WeightFormats};
+use crate::attend::{BackwardTensors, CallTables, SEGMENT_BYTES, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
-use crate::forward::{self, Attention, tensor_map};
-use crate::gpu::{Area, Argument, Gpu, TensorMap};
+use crate::forward::{self, AttentionKernels, ForwardOperands, tensor_map};
+use crate::gpu::{Gpu, TensorMap};
+use crate::memory::{Area, Argument};
 use crate::view::{RawView, View};
 
-/// Keys of a tile: `KEYS` of the source.
+/// The keys of a tile: `KEYS` of the source.
 const KEYS: usize = 128;
-/// Query rows times lanes of a tile, of which f32 sums are kept: `SUMS` of the source.
+/// The query rows times lanes of a tile whose f32 sums are kept: `SUMS` of the source.
 const SUMS: usize = 8192;
-/// Bytes of `Plan`, `PlannedSegment` and `PlannedRun` of the source.
+/// The bytes of `Plan`, `PlannedSegment` and `PlannedRun` of the source.
 const PLAN_BYTES: usize = 16;
 const PLANNED_SEGMENT_BYTES: usize = 64;
 const PLANNED_RUN_BYTES: usize = 32;
-/// Parts of the workspace, in the order of [`RawArguments::places`], and what they begin at multiples of.
+/// The number of parts of the workspace, in the order of [`RawArguments::places`], and the multiple on which they
+/// begin.
 const PARTS: usize = 9;
 const ALIGNMENT: usize = 16;
-/// Threads of the kernel on rows, and of the one on tiles.
+/// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
 const TILE_THREADS: usize = 384;
-/// Query rows that stay in the L2 cache, with what is made of them, while all tiles of their heads are taken.
+/// Query rows, with what is made of them, that stay in the L2 cache while all tiles of their heads are taken.
 const CACHED_BYTES: usize = 40 << 20;
 /// Rows of an average segment up to which walks are short.
-pub(crate) const SHORT_ROWS: usize = 1024;
-/// Tiles of keys of a segment that go around, at most: `MOST_AROUND` of the source.
+pub const SHORT_ROWS: usize = 1024;
+/// The most tiles of keys of a segment that go around: `MOST_AROUND` of the source.
 const MOST_AROUND: usize = 8;
 
-/// In which order dq's sums are made.
+/// The order in which dq is summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// As tiles of keys come, between the first and the last, or in any other order that is the fastest: bits may differ from
-    /// launch to launch.
+pub enum DqOrder {
+    /// Tiles of keys add as they come, between the first and the last, or in any other order that is the fastest.
+    /// Bits may differ from launch to launch.
     AsTheyCome,
-    /// Of tiles of keys, one after the other: the same bits each time.
+    /// Tiles of keys add one after the other. The bits are the same each time.
     Fixed,
 }
 
-impl Order {
-    /// Both.
-    pub const ALL: [Order; 2] = [Order::Fixed, Order::AsTheyCome];
+impl DqOrder {
+    /// Both orders.
+    pub const ALL: [DqOrder; 2] = [DqOrder::Fixed, DqOrder::AsTheyCome];
 
-    /// The name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
-            Order::Fixed => "fixed",
-            Order::AsTheyCome => "any",
+            DqOrder::Fixed => "fixed",
+            DqOrder::AsTheyCome => "any",
         }
     }
 
-    /// The order of a name.
-    pub fn by_name(name: &str) -> Option<Order> {
-        Order::ALL.into_iter().find(|order| order.name() == name)
+    /// Returns the order of a name.
+    pub fn by_name(name: &str) -> Option<DqOrder> {
+        DqOrder::ALL.into_iter().find(|order| order.name() == name)
     }
 }
 
-/// What becomes of gradients that are there already.
+/// The update of gradients by a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Update {
-    /// They are overwritten.
+pub enum GradientUpdate {
+    /// Gradients are overwritten.
     Overwrite,
-    /// They are added to, once, before the result is rounded; padding rows stay.
+    /// Gradients are added to, once, before the result is rounded. Padding rows stay.
     Accumulate,
 }
 
-/// How a backward is launched.
+/// The order of sums and the update of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct How {
-    /// Of dq's sums.
-    pub order: Order,
-    /// Of dq, dk and dv.
-    pub update: Update,
+pub struct BackwardMode {
+    /// The order in which dq is summed.
+    pub order: DqOrder,
+    /// The update of dq, dk and dv.
+    pub update: GradientUpdate,
 }
 
-/// What a call's tensors are, as far as the kernels care.
+impl BackwardMode {
+    /// Returns the mode that overwrites gradients.
+    pub const fn overwrite(order: DqOrder) -> BackwardMode {
+        BackwardMode { order, update: GradientUpdate::Overwrite }
+    }
+
+    /// Returns the mode that adds to gradients.
+    pub const fn accumulate(order: DqOrder) -> BackwardMode {
+        BackwardMode { order, update: GradientUpdate::Accumulate }
+    }
+}
+
+/// The formats and head dims of a call's tensors.
 #[derive(Clone, Copy, Debug)]
-pub struct Operands {
-    /// Those that the forward has too; its out is what the backward reads.
-    pub forward: forward::Operands,
-    /// What dS is rounded to.
+pub struct BackwardOperands {
+    /// The tensors that the forward has too. Its out is what the backward reads.
+    pub forward: ForwardOperands,
+    /// The format that dS is rounded to.
     pub ds: Format,
-    /// Of dout.
+    /// The format of dout.
     pub dout: Format,
-    /// Of dq, dk and dv.
+    /// The formats of dq, dk and dv.
     pub gradients: [Format; 3],
 }
 
@@ -129,7 +145,7 @@ unsafe impl Argument for RawArguments {}
 struct RawPlan {
     segments: u64,
     runs: u64,
-    /// As the first five of the other kernels' places.
+    /// The first five of the other kernels' places.
     places: [u64; 5],
     q_rows: i64,
     kv_rows: i64,
@@ -144,7 +160,7 @@ struct RawPlan {
 // SAFETY: repr(C), the fields of `PlanArgs` in backward_plan.cuh.
 unsafe impl Argument for RawPlan {}
 
-/// The instance for head dims: the largest that it takes.
+/// The largest head dim that an instance takes.
 #[derive(Clone, Copy)]
 struct Bucket(usize);
 
@@ -153,25 +169,26 @@ impl Bucket {
         Bucket(if dims[0].max(dims[1]) <= 64 { 64 } else { forward::DIM_MAX })
     }
 
-    /// Query rows of a tile.
+    /// Returns the query rows of a tile.
     fn rows(self) -> usize {
         SUMS / self.0
     }
 
-    /// Bytes of shared memory: barriers, K and V, two stages of Q, dout and their statistics, dS twice, dQ, and out where tiles
-    /// describe rows, from a multiple of 1024 on.
+    /// Returns the bytes of shared memory, from a multiple of 1024 on: barriers, K and V, two stages of Q, dout and
+    /// their statistics, dS twice, dQ, and out where tiles describe rows.
     fn shared_bytes(self, form: Form) -> usize {
         let queries = 2 * (2 * SUMS * 2 + self.rows() * 8);
         let out = if form == Form::Short { SUMS * 2 } else { 0 };
         1024 + 1024 + 2 * KEYS * self.0 * 2 + queries + 2 * KEYS * self.rows() * 2 + SUMS * 4 + out
     }
 
-    /// Tiles that a call's owned rows make at most, however they are dealt to segments and runs: of query rows, of keys.
+    /// Returns the most tiles of query rows and of keys that a call's owned rows make, however they are dealt to
+    /// segments and runs.
     fn capacities(self, call: &CallTables) -> [usize; 2] {
         [call.owned[0] / self.rows() + call.segments, call.owned[1] / KEYS + call.runs]
     }
 
-    /// Where the workspace's parts begin, in the order of [`RawArguments::places`], and where it ends.
+    /// Returns where the workspace's parts begin, in the order of [`RawArguments::places`], and where it ends.
     fn layout(self, call: &CallTables, heads: usize) -> [usize; PARTS + 1] {
         let [q_tiles, kv_tiles] = self.capacities(call);
         let parts = q_tiles * heads;
@@ -194,7 +211,7 @@ impl Bucket {
     }
 }
 
-/// Dynamic shared memory of a block of the kernel on tiles; none of any other kernel.
+/// Returns the dynamic shared memory of a block of the kernel on tiles; `None` for any other kernel.
 pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
     let mut parts = kernel.strip_prefix("backward_")?.split('_');
     let (name, dim) = (parts.next()?, parts.next()?.parse().ok()?);
@@ -202,9 +219,9 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
     Some(Bucket(dim).shared_bytes(form))
 }
 
-/// What there is in a call that the kernels do not take; `None` where they take the call.
-pub fn refusal(call: &CallTables, operands: &Operands) -> Option<String> {
-    let Operands { forward, ds, dout, gradients } = *operands;
+/// Returns what there is in a call that the kernels do not take; `None` where they take the call.
+pub fn refusal(call: &CallTables, operands: &BackwardOperands) -> Option<String> {
+    let BackwardOperands { forward, ds, dout, gradients } = *operands;
     let q = forward.formats[0];
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
     forward::refusal(call, &forward)
@@ -222,56 +239,56 @@ pub fn refusal(call: &CallTables, operands: &Operands) -> Option<String> {
         })
 }
 
-impl Attention {
-    /// Whether a backward is this module's; the simple kernels run it where not.
-    pub fn takes_backward(self, call: &CallTables, operands: &Operands) -> bool {
-        self != Attention::Simple && refusal(call, operands).is_none()
+impl AttentionKernels {
+    /// Returns whether a backward goes to the kernels on tensor cores. If not, the simple kernels run it.
+    pub fn takes_backward(self, call: &CallTables, operands: &BackwardOperands) -> bool {
+        self != AttentionKernels::Simple && refusal(call, operands).is_none()
     }
 }
 
 impl CallTables {
-    /// Bytes of a backward's workspace, whose address is a multiple of 16; linear in rows and heads.
+    /// Returns the bytes of a backward's workspace, whose address is a multiple of 16. It is linear in rows and
+    /// heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
         Bucket::of(dims).layout(self, heads)[PARTS]
     }
 }
 
-/// KV heads that are taken together, in chunks of one size: as many as have their query rows in the cache.
+/// Returns the number of KV heads that are taken together, in chunks of one size: as many as have their query rows in
+/// the cache.
 fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) -> usize {
-    // Q, dout and f32 sums, were there as many query rows as keys.
-    let bytes = (call.strides.keys * group * bucket.0 * 8).max(1);
+    // These are Q, dout and f32 sums, as if there were as many query rows as keys.
+    let bytes = (call.summary.keys * group * bucket.0 * 8).max(1);
     let chunks = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
     kv_heads.div_ceil(chunks)
 }
 
-/// The walk over tiles of query rows, and with it which tile of keys adds first (`Args` in the source): 1 or -1.
+/// Returns the walk over tiles of query rows, and so which tile of keys adds first (`Args` in the source): 1 is up,
+/// -1 is down.
 ///
-/// Up, every tile begins with rows of its own and the longest are taken last: best where each multiprocessor has a head of
-/// a sequence to itself, and in a fixed order, where no tile waits then. Down, all begin with the last rows and the longest
-/// are taken first: best for few sequences, and for groups, whose tiles are as many times as long. The figures that say
-/// so are in `kernels/NOTES.md`.
-pub(crate) fn direction(
-    order: Order,
-    group: usize,
-    heads_of_sequences: usize,
-    multiprocessors: usize,
-) -> i32 {
-    let even = order == Order::Fixed || heads_of_sequences >= multiprocessors;
+/// Up, every tile begins with rows of its own, and the longest tiles are taken last. That is best where each
+/// multiprocessor has a head of a sequence to itself, and in a fixed order, where no tile waits then. Down, all tiles
+/// begin with the last rows, and the longest are taken first. That is best for few sequences, and for groups, whose
+/// tiles are as many times as long. The figures are in `kernels/NOTES.md`.
+pub fn direction(order: DqOrder, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> i32 {
+    let even = order == DqOrder::Fixed || heads_of_sequences >= multiprocessors;
     if group == 1 && even { 1 } else { -1 }
 }
 
-/// Whether the tiles of keys of segments go around (`backward.cu`), in walks up: all rows see all keys, of few tiles.
+/// Returns whether the tiles of keys of segments go around (`backward.cu`) in walks up: all rows see all keys, and
+/// the tiles are few.
 fn goes_around(call: &CallTables) -> bool {
-    let keys = call.strides.keys;
-    call.strides.all_seen && keys > KEYS && keys <= MOST_AROUND * KEYS
+    let keys = call.summary.keys;
+    call.summary.all_seen && keys > KEYS && keys <= MOST_AROUND * KEYS
 }
 
-/// The forms of the kernel on tiles.
+/// The form of the kernel on tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     /// The kernel before has made D of all rows.
     Tiles,
-    /// For tiles of keys that come to a tile of rows one after the other: they make it, so that dout is read once less.
+    /// The tiles make D themselves, so that dout is read once less. This is for tiles of keys that come to a tile of
+    /// rows one after the other.
     Short,
 }
 
@@ -285,11 +302,11 @@ impl Form {
         }
     }
 
-    /// The form for a call with an out of this format: the copy engine brings out as it brings dout.
+    /// Returns the form for a call with an out of this format. The copy engine must bring out as it brings dout.
     fn of(call: &CallTables, direction: i32, out: Format) -> Form {
-        let of_one_tile = call.strides.keys <= KEYS;
+        let of_one_tile = call.summary.keys <= KEYS;
         // The first rows see one tile of keys, so that all others begin later.
-        let staggered = call.strides.first_seen <= KEYS;
+        let staggered = call.summary.first_seen <= KEYS;
         let short = direction > 0 && call.mean_rows() <= SHORT_ROWS && (staggered || goes_around(call));
         if out != Format::F32 && (of_one_tile || short) { Form::Short } else { Form::Tiles }
     }
@@ -303,11 +320,11 @@ fn aligned(name: &str, view: &View) -> Result<RawView, KernelError> {
     Err(KernelError::shape(format!("{name}: at {:#x}, which is no multiple of {ALIGNMENT}", raw.base)))
 }
 
-fn operands(formats: WeightFormats, tensors: &Backward) -> Operands {
-    let Backward { q, k, v, dout, out, dq, dk, dv, .. } = tensors;
+fn operands(formats: WeightFormats, tensors: &BackwardTensors) -> BackwardOperands {
+    let BackwardTensors { q, k, v, dout, out, dq, dk, dv, .. } = tensors;
     let ([_, _, dim], [_, _, dim_v]) = (q.shape(), v.shape());
-    Operands {
-        forward: forward::Operands {
+    BackwardOperands {
+        forward: ForwardOperands {
             formats: [q, k, v].map(View::format),
             out: out.format(),
             p: formats.p,
@@ -320,20 +337,24 @@ fn operands(formats: WeightFormats, tensors: &Backward) -> Operands {
 }
 
 impl Gpu {
-    /// Launches the backward; `tables` holds the call's tables, `workspace` has [`CallTables::workspace_bytes`]. Three
-    /// launches, and no wait. What it does not take is [`KernelError::Unserved`]; dsink is [`Gpu::sink_gradient`]'s. Of tables
-    /// that are written over those of a recorded launch the same is asked as of the forward's; sums are made in the orders that
-    /// were chosen for the recorded call. At least eight blocks of this launch find a multiprocessor each at one time: no others
-    /// are held by kernels that wait for it, nor by further backwards that wait in the same way.
+    /// Launches the backward. `tables` holds the call's tables, and `workspace` has [`CallTables::workspace_bytes`].
+    /// There are three launches, and no wait. A call that the kernels do not take is [`KernelError::Unserved`].
+    /// [`Gpu::sink_gradient`] makes dsink.
+    ///
+    /// Tables that are written over those of a recorded launch must be as the forward's are. Sums are made in the
+    /// orders that were chosen for the recorded call.
+    ///
+    /// At least eight blocks of this launch must each find a multiprocessor at one time. No others may be held by
+    /// kernels that wait for it, nor by further backwards that wait in the same way.
     pub fn backward(
         &self,
         call: &CallTables,
         [tables, workspace]: [Area; 2],
         formats: WeightFormats,
-        how: How,
-        tensors: &Backward,
+        how: BackwardMode,
+        tensors: &BackwardTensors,
     ) -> Result<(), KernelError> {
-        let Backward { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
+        let BackwardTensors { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
         // The simple kernel's contract holds here too.
         call.raw(tables, [q, k, v], formats)?;
         let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
@@ -344,7 +365,11 @@ impl Gpu {
         let bucket = Bucket::of([dim, dim_v]);
         let layout = bucket.layout(call, heads);
         if workspace.bytes() < layout[PARTS] || !workspace.address().is_multiple_of(ALIGNMENT as u64) {
-            return Err(KernelError::shape(format!("{} bytes for the workspace", workspace.bytes())));
+            return Err(KernelError::shape(format!(
+                "{} bytes for the workspace, not {}",
+                workspace.bytes(),
+                layout[PARTS]
+            )));
         }
         if heads == 0 {
             return Ok(());
@@ -353,18 +378,19 @@ impl Gpu {
         let planned = raw_plan(call, tables, bucket, &places);
         let group = heads / kv_heads;
         let multiprocessors = self.multiprocessors()?;
-        let direction = direction(how.order, group, call.strides.filled * kv_heads, multiprocessors);
+        let direction = direction(how.order, group, call.summary.filled * kv_heads, multiprocessors);
         let form = Form::of(call, direction, out.format());
         // Tiles that come to rows one after the other add in turns at no cost.
-        let order = if form == Form::Short { Order::Fixed } else { how.order };
+        let order = if form == Form::Short { DqOrder::Fixed } else { how.order };
         let chunk = match order {
-            Order::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
-            // Those that go around are neighbours.
-            Order::Fixed if form == Form::Short && goes_around(call) => 1,
-            // As many heads as have all their tiles taken at once: none waits long for those before it.
-            Order::Fixed => 0,
+            DqOrder::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
+            // Tiles that go around are neighbours.
+            DqOrder::Fixed if form == Form::Short && goes_around(call) => 1,
+            // As many heads are taken as have all their tiles taken at once, so that none waits long for those before
+            // it.
+            DqOrder::Fixed => 0,
         };
-        let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
+        let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
         // The other form does not use it.
         let brought = if form == Form::Short { out } else { dout };
         let arguments = RawArguments {
@@ -392,10 +418,10 @@ impl Gpu {
             dim: dim as i32,
             dim_v: dim_v as i32,
             clear: i32::from(call.policy == RowPolicy::Overwrite),
-            accumulate: i32::from(how.update == Update::Accumulate),
+            accumulate: i32::from(how.update == GradientUpdate::Accumulate),
             scale: call.softmax.scale,
             direction,
-            fixed: i32::from(order == Order::Fixed),
+            fixed: i32::from(order == DqOrder::Fixed),
             describes: i32::from(form == Form::Short),
         };
         let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
@@ -409,7 +435,7 @@ impl Gpu {
 }
 
 fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; PARTS]) -> RawPlan {
-    let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
+    let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
     let [q_capacity, kv_capacity] = bucket.capacities(call);
     let [plan, segments, runs, q_tiles, kv_tiles, ..] = *places;
     RawPlan {
@@ -434,8 +460,8 @@ mod tests {
     use seamproof_oracle::{Run, Sink, Softmax};
     use seamproof_simulator::{AttentionCall, Segment};
 
-    const OPERANDS: Operands = Operands {
-        forward: forward::Operands {
+    const OPERANDS: BackwardOperands = BackwardOperands {
+        forward: ForwardOperands {
             formats: [Format::Bf16; 3],
             out: Format::Bf16,
             p: Format::Bf16,
@@ -462,7 +488,7 @@ mod tests {
         CallTables::new(&call, [next, next], true).expect("the runs lie in the rows")
     }
 
-    /// Registers are counted for the threads that are launched.
+    /// The registers of a kernel are counted for the threads that are launched.
     #[test]
     fn tiles_are_launched_with_the_threads_that_share_their_registers() {
         for form in Form::ALL {
@@ -476,16 +502,17 @@ mod tests {
         let taken = call(&[(20, 24), (0, 8)], None);
         assert_eq!(refusal(&taken, &OPERANDS), None);
         let [f32, fp16] = [Format::F32, Format::Fp16];
-        let sums = Operands { gradients: [f32, Format::Bf16, f32], ..OPERANDS };
+        let sums = BackwardOperands { gradients: [f32, Format::Bf16, f32], ..OPERANDS };
         assert_eq!(refusal(&taken, &sums), None, "gradients that are summed on");
-        let partial = Operands { forward: forward::Operands { out: f32, ..OPERANDS.forward }, ..OPERANDS };
+        let partial =
+            BackwardOperands { forward: ForwardOperands { out: f32, ..OPERANDS.forward }, ..OPERANDS };
         assert_eq!(refusal(&taken, &partial), None, "an out that was merged in f32");
-        let wide = forward::Operands { dims: [64, 136], ..OPERANDS.forward };
+        let wide = ForwardOperands { dims: [64, 136], ..OPERANDS.forward };
         let cases = [
-            (Operands { dout: f32, ..OPERANDS }, "dout in f32"),
-            (Operands { ds: fp16, ..OPERANDS }, "dS in fp16"),
-            (Operands { gradients: [fp16, f32, f32], ..OPERANDS }, "dq, dk and dv in fp16"),
-            (Operands { forward: wide, ..OPERANDS }, "136"),
+            (BackwardOperands { dout: f32, ..OPERANDS }, "dout in f32"),
+            (BackwardOperands { ds: fp16, ..OPERANDS }, "dS in fp16"),
+            (BackwardOperands { gradients: [fp16, f32, f32], ..OPERANDS }, "dq, dk and dv in fp16"),
+            (BackwardOperands { forward: wide, ..OPERANDS }, "136"),
         ];
         for (operands, what) in cases {
             let said = refusal(&taken, &operands).unwrap_or_default();
@@ -497,13 +524,13 @@ mod tests {
     #[test]
     fn the_simple_choice_takes_no_backward_and_the_others_what_is_not_refused() {
         let taken = call(&[(20, 24)], None);
-        for choice in Attention::ALL {
-            assert_eq!(choice.takes_backward(&taken, &OPERANDS), choice != Attention::Simple);
+        for choice in AttentionKernels::ALL {
+            assert_eq!(choice.takes_backward(&taken, &OPERANDS), choice != AttentionKernels::Simple);
             assert!(!choice.takes_backward(&call(&[(20, 24)], Some(3.0)), &OPERANDS));
         }
     }
 
-    /// Twice the tokens take twice the workspace, a constant apart, at any length of the sequences.
+    /// Twice the tokens take twice the workspace, apart from a constant, at any length of the sequences.
     #[test]
     fn the_workspace_is_linear_in_rows() {
         let heads = 3;
@@ -534,22 +561,22 @@ mod tests {
     fn heads_are_cut_into_chunks_of_one_size() {
         let mut long = call(&[(64, 64)], None);
         assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 16, "short rows all stay");
-        // 16 MiB a head: 2 fit.
-        long.strides.keys = 16384;
+        // A head has 16 MiB, so that 2 fit.
+        long.summary.keys = 16384;
         assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 2);
         assert_eq!(head_chunk(&long, 4, 8, Bucket(128)), 1, "one head at least");
     }
 
-    /// The walks that were the faster ones on a machine of 132 multiprocessors.
+    /// These walks were the faster ones on a machine of 132 multiprocessors.
     #[test]
     fn walks_go_up_where_tiles_are_many_or_in_a_fixed_order_without_groups() {
         for (order, group, heads, up) in [
-            (Order::AsTheyCome, 1, 16, false),
-            (Order::AsTheyCome, 1, 64, false),
-            (Order::AsTheyCome, 1, 512, true),
-            (Order::AsTheyCome, 4, 1024, false),
-            (Order::Fixed, 1, 16, true),
-            (Order::Fixed, 4, 1024, false),
+            (DqOrder::AsTheyCome, 1, 16, false),
+            (DqOrder::AsTheyCome, 1, 64, false),
+            (DqOrder::AsTheyCome, 1, 512, true),
+            (DqOrder::AsTheyCome, 4, 1024, false),
+            (DqOrder::Fixed, 1, 16, true),
+            (DqOrder::Fixed, 4, 1024, false),
         ] {
             assert_eq!(direction(order, group, heads, 132) > 0, up, "{order:?}, {group}, {heads}");
         }

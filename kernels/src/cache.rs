@@ -1,22 +1,23 @@
 //! Compiled kernels on disk.
 //!
-//! An entry's name is the hash of source and options and the version of NVRTC; its contents carry their own length and
-//! hash, so that a torn or damaged entry is not believed: it is compiled again. An entry is written beside its place and
-//! renamed into it: two processes that compile the same source both succeed, and a reader sees a whole entry or none.
-//! A cache that cannot be written costs time and nothing else. Without NVRTC, an entry of any version will do.
+//! An entry's name is the hash of source and options, and the version of NVRTC. Its contents carry their own length
+//! and hash: a torn or damaged entry is not believed, and is compiled again. An entry is written beside its place and
+//! renamed into it. So two processes that compile the same source both succeed, and a reader sees a whole entry or
+//! none. A cache that cannot be written costs time and nothing else. Without NVRTC, an entry of any version serves.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use crate::error::KernelError;
-use crate::nvrtc::{self, Compiled, NvrtcVersion};
+use crate::nvrtc::{self, Compiled};
 use crate::source::Source;
+use crate::version::CudaVersion;
 
 const MAGIC: &[u8; 8] = b"SEAMCUB1";
 const HASH_BYTES: usize = 32;
 
-/// Names the folder, before the user's cache directory.
+/// The variable that names the folder. It goes before the user's cache directory.
 pub const FOLDER_VARIABLE: &str = "SEAMPROOF_KERNEL_CACHE";
 
 /// A folder of compiled kernels, or none.
@@ -25,18 +26,18 @@ pub struct Cache {
     folder: Option<PathBuf>,
 }
 
-/// Where machine code came from.
+/// The origin of machine code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It was on disk.
+    /// The disk.
     Cache,
-    /// It was compiled.
+    /// A compilation.
     Compiled,
 }
 
 impl Cache {
-    /// The user's: `$SEAMPROOF_KERNEL_CACHE`, `$XDG_CACHE_HOME/seamproof/kernels` or `~/.cache/seamproof/kernels`; none
-    /// where there is no such place.
+    /// Returns the user's cache: `$SEAMPROOF_KERNEL_CACHE`, `$XDG_CACHE_HOME/seamproof/kernels` or
+    /// `~/.cache/seamproof/kernels`. Where there is no such place, the cache has no folder.
     pub fn of_user() -> Cache {
         let named = |variable: &str| {
             std::env::var_os(variable).map(PathBuf::from).filter(|path| !path.as_os_str().is_empty())
@@ -48,18 +49,18 @@ impl Cache {
         Cache { folder }
     }
 
-    /// A folder; made when something is written.
+    /// Returns the cache in a folder, which is made when something is written.
     pub fn at(folder: &Path) -> Cache {
         Cache { folder: Some(folder.to_owned()) }
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// The machine code of a source: from disk, or compiled and then stored if the folder lets us. Where this NVRTC spills
-    /// registers, a line on standard error says so: the kernels are as right as without, and slower.
+    /// Returns the machine code of a source, from disk or compiled. What is compiled is stored if the folder allows
+    /// it. Where this NVRTC spills registers, a line on standard error says so: such kernels are right, and slower.
     pub fn get(&self, source: &Source) -> Result<(Compiled, Origin), KernelError> {
         let version = match nvrtc::version() {
             Ok(version) => version,
@@ -76,22 +77,22 @@ impl Cache {
         Ok((compiled, origin))
     }
 
-    fn of_version(&self, source: &Source, version: NvrtcVersion) -> Result<(Compiled, Origin), KernelError> {
+    fn of_version(&self, source: &Source, version: CudaVersion) -> Result<(Compiled, Origin), KernelError> {
         if let Some(found) = self.entry(source, version).and_then(|path| read(&path)) {
             return Ok((found, Origin::Cache));
         }
         let compiled = nvrtc::compile(source)?;
-        // Whoever comes next compiles again; nothing is wrong with what we have.
+        // If it cannot be stored, whoever comes next compiles again. The machine code is good.
         let _ = self.store(source, version, &compiled);
         Ok((compiled, Origin::Compiled))
     }
 
-    /// What is on disk, for any version of NVRTC.
+    /// Returns what is on disk, for any version of NVRTC.
     pub fn peek(&self, source: &Source) -> Option<Compiled> {
         self.any_version(source)
     }
 
-    /// As [`Cache::get`], and it must end up on disk, without spilled registers.
+    /// Puts the machine code of a source on disk, like [`Cache::get`], and refuses spilled registers.
     pub fn fill(&self, source: &Source) -> Result<(Compiled, Origin), KernelError> {
         let version = nvrtc::version()?;
         let (compiled, origin) = self.of_version(source, version)?;
@@ -104,12 +105,12 @@ impl Cache {
         Ok((compiled, origin))
     }
 
-    fn entry(&self, source: &Source, version: NvrtcVersion) -> Option<PathBuf> {
+    fn entry(&self, source: &Source, version: CudaVersion) -> Option<PathBuf> {
         let name = format!("{}-nvrtc{version}.cubin", source.digest());
         self.folder.as_ref().map(|folder| folder.join(name))
     }
 
-    /// The whole entry with the last name in order.
+    /// Returns the last whole entry in order of names.
     fn any_version(&self, source: &Source) -> Option<Compiled> {
         let begin = format!("{}-nvrtc", source.digest());
         let entries = std::fs::read_dir(self.folder.as_ref()?).ok()?;
@@ -122,7 +123,7 @@ impl Cache {
         names.iter().rev().find_map(|path| read(path))
     }
 
-    fn store(&self, source: &Source, version: NvrtcVersion, compiled: &Compiled) -> std::io::Result<()> {
+    fn store(&self, source: &Source, version: CudaVersion, compiled: &Compiled) -> std::io::Result<()> {
         let no_folder = || std::io::Error::other("there is no folder for compiled kernels");
         let path = self.entry(source, version).ok_or_else(no_folder)?;
         let folder = path.parent().ok_or_else(no_folder)?;
@@ -136,25 +137,25 @@ impl Cache {
     }
 }
 
-/// Whether somebody was told of spilled registers: once a process is enough.
+/// Says that spilled registers were reported: once in a process is enough.
 static TOLD: Once = Once::new();
 
-/// What is said of a shipped source that this NVRTC spills registers of. A planted edit has to run, and not to be fast.
-fn warning(source: &Source, compiled: &Compiled, version: NvrtcVersion) -> Option<String> {
-    let spills = nvrtc::without_spills(source.file, &compiled.log).err().filter(|_| source.is_shipped())?;
+/// Returns the warning about spilled registers of a shipped source. A planted edit has to run, and need not be fast.
+fn warning(source: &Source, compiled: &Compiled, version: CudaVersion) -> Option<String> {
+    let spills = nvrtc::without_spills(source.file, &compiled.log).err().filter(|_| !source.planted)?;
     Some(format!(
         "warning: {spills} with NVRTC {version}: its results are the same, and it is slower than with another NVRTC; \
          `seamproof kernels info` shows all that spill"
     ))
 }
 
-/// A folder of compiled kernels may be carried to where others read it.
+/// Returns the permissions of an entry: a folder of compiled kernels may be carried to where others read it.
 fn readable() -> std::fs::Permissions {
     use std::os::unix::fs::PermissionsExt;
     std::fs::Permissions::from_mode(0o644)
 }
 
-/// magic, length of the cubin, length of the log, hash of all that follows, cubin, log.
+/// Encodes an entry: magic, length of the cubin, length of the log, hash of all that follows, cubin, log.
 fn encode(compiled: &Compiled) -> Vec<u8> {
     let body = [&compiled.cubin[..], compiled.log.as_bytes()].concat();
     let mut bytes = MAGIC.to_vec();
@@ -191,10 +192,15 @@ mod tests {
     }
 
     fn source() -> Source {
-        Source { file: "x.cu", text: "extern \"C\" __global__ void x() {}".into(), options: &[] }
+        Source {
+            file: "x.cu",
+            text: "extern \"C\" __global__ void x() {}".into(),
+            options: &[],
+            planted: false,
+        }
     }
 
-    const VERSION: NvrtcVersion = NvrtcVersion { major: 13, minor: 0 };
+    const VERSION: CudaVersion = CudaVersion { major: 13, minor: 0 };
 
     #[test]
     fn an_entry_reads_back_and_a_damaged_one_does_not() {
@@ -233,10 +239,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
         cache.store(&source(), VERSION, &compiled()).unwrap();
-        let newer = cache.entry(&source(), NvrtcVersion { major: 13, minor: 5 }).unwrap();
+        let newer = cache.entry(&source(), CudaVersion { major: 13, minor: 5 }).unwrap();
         std::fs::write(newer, &encode(&compiled())[..100]).unwrap();
         assert_eq!(cache.any_version(&source()), Some(compiled()), "the older one is whole");
-        // A file where the folder should be: nobody can write there, whatever their rights.
+        // A file stands where the folder should be, so that nobody can write there, whatever their rights.
         let file = folder.path().join("file");
         std::fs::write(&file, b"").unwrap();
         let cache = Cache::at(&file);
@@ -247,7 +253,7 @@ mod tests {
     #[test]
     fn spilled_registers_are_told_of_shipped_sources() {
         let shipped = &crate::source::sources()[0];
-        let planted = Source { text: shipped.text.clone() + " ", ..shipped.clone() };
+        let planted = shipped.clone().with_text(shipped.text.clone() + " ");
         let log = |spilled: u32| {
             format!(
                 "ptxas info : Compiling entry function 'a' for 'sm_90a'\n{spilled} bytes spill stores, 0 bytes spill loads\n"

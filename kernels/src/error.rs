@@ -1,41 +1,38 @@
-//! Why a kernel cannot be built, loaded or launched.
+//! Errors of building, loading and launching kernels.
 
 use std::path::PathBuf;
 
-use crate::nvrtc::NvrtcVersion;
+use crate::version::{CUDA_MAJOR_MIN, CudaVersion};
 
-/// The oldest NVRTC and driver: the first whose compiler knows sm_90a.
-pub const CUDA_MAJOR_MIN: i32 = 12;
-
-/// Everything that can go wrong on the way to a result; what was asked for, and what to do.
+/// An error on the way to a result. Its text says what was asked for, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// There is no NVRTC.
+    /// NVRTC is not installed.
     #[error(
         "libnvrtc was not found; install CUDA's NVRTC (or the Python package nvidia-cuda-nvrtc) and name its folder in \
          LD_LIBRARY_PATH"
     )]
     NvrtcMissing,
-    /// An NVRTC that does not know sm_90a.
+    /// This NVRTC does not know sm_90a.
     #[error("NVRTC {0} is too old; sm_90a needs CUDA {CUDA_MAJOR_MIN} or later")]
-    NvrtcTooOld(NvrtcVersion),
-    /// A call of NVRTC that failed for a reason outside of the source.
+    NvrtcTooOld(CudaVersion),
+    /// A call of NVRTC failed, for a reason outside of the source.
     #[error("NVRTC: {call}: {error}")]
     Nvrtc {
-        /// What was asked for.
+        /// The call.
         call: &'static str,
-        /// What it answered.
+        /// The answer.
         error: String,
     },
-    /// A source that does not compile.
+    /// A source does not compile.
     #[error("{file} does not compile:\n{log}")]
     Compile {
         /// The source.
         file: String,
-        /// The compiler's log, each line with file and line number.
+        /// The compiler's log. Each line names a file and a line number.
         log: String,
     },
-    /// A warning that says a kernel is not what its source says.
+    /// The assembler warned that a kernel is not what its source says.
     #[error("{file}: the assembler undid what the source asked for:\n{lines}")]
     Undone {
         /// The source.
@@ -43,25 +40,25 @@ pub enum KernelError {
         /// The warnings.
         lines: String,
     },
-    /// A log that names no kernel, so that nothing is known of the machine code.
-    #[error("{file}: the assembler said nothing of any kernel; its log: {log:?}")]
+    /// The log names no kernel, so that nothing is known of the machine code.
+    #[error("{file}: the assembler's log names no kernel: {log:?}")]
     Unjudged {
         /// The source.
         file: String,
         /// The log.
         log: String,
     },
-    /// Registers that do not suffice.
+    /// A kernel has too few registers.
     #[error("{file}: {kernel} spills {bytes} bytes of registers to memory")]
     Spills {
         /// The source.
         file: String,
         /// The kernel.
         kernel: String,
-        /// Bytes stored.
+        /// The bytes that are stored to memory.
         bytes: u32,
     },
-    /// A kernel whose launch has other registers than its warps share out: some would wait for theirs for ever.
+    /// A kernel is launched with other registers than its warps share out. Some warps would wait for theirs for ever.
     #[error(
         "{kernel} has {registers} registers for each of its {threads} threads and shares out {needed}: it would hang; compile \
          it with another NVRTC"
@@ -69,79 +66,78 @@ pub enum KernelError {
     Registers {
         /// The kernel.
         kernel: String,
-        /// Threads of a block.
+        /// The threads of a block.
         threads: usize,
-        /// Registers of a thread at its launch, by the assembler's account.
+        /// The registers of a thread at its launch, according to the assembler.
         registers: u32,
-        /// What its source takes for granted.
+        /// The registers that its source relies on.
         needed: u32,
     },
-    /// There is no driver.
+    /// The driver is not installed.
     #[error("no NVIDIA driver (libcuda) was found; this needs a machine with a Hopper GPU")]
     DriverMissing,
-    /// A driver that cannot load what NVRTC makes.
+    /// The driver cannot load what NVRTC makes.
     #[error("the NVIDIA driver supports CUDA {have}; CUDA {need} or later is needed")]
     DriverTooOld {
-        /// The driver's version.
-        have: NvrtcVersion,
-        /// The oldest that will do.
+        /// The version that the driver supports.
+        have: CudaVersion,
+        /// The oldest major version that serves.
         need: i32,
     },
-    /// There is a driver and no such GPU.
+    /// The driver shows no GPU of this number.
     #[error("there is no GPU {ordinal}: the driver shows {count}")]
     NoGpu {
-        /// The one asked for.
+        /// The number that was asked for.
         ordinal: usize,
-        /// GPUs that the driver shows.
+        /// The number of GPUs that the driver shows.
         count: usize,
     },
-    /// Another architecture.
+    /// The GPU has another architecture.
     #[error(
-        "{name} has compute capability {major}.{minor}; the kernels are machine code for 9.0 (H100, H200) alone and \
+        "{name} has compute capability {major}.{minor}; the kernels are machine code for 9.0 (H100, H200) and \
          run on nothing else"
     )]
     Architecture {
         /// The GPU.
         name: String,
-        /// Its compute capability.
+        /// The major number of its compute capability.
         major: i32,
-        /// Its compute capability.
+        /// The minor number of its compute capability.
         minor: i32,
     },
-    /// The GPU's memory does not suffice; nothing is lost.
-    #[error(
-        "CUDA: {call}: the GPU has no memory left for it; end what else runs there, or take smaller cases"
-    )]
+    /// The GPU has no memory left. Nothing is lost.
+    #[error("CUDA: {call}: the GPU has no memory left; end other processes on it, or take smaller cases")]
     OutOfMemory {
-        /// What was asked for.
+        /// The call.
         call: String,
     },
-    /// A driver call that failed. The context may be lost: end the process.
+    /// A call of the driver failed. The context may be lost: end the process.
     #[error("CUDA: {call}: {error}")]
     Driver {
-        /// What was asked for.
+        /// The call.
         call: String,
-        /// What it answered.
+        /// The answer.
         error: String,
     },
-    /// A folder of compiled kernels that was named and cannot be written.
+    /// The folder for compiled kernels was named, and cannot be written.
     #[error("{path}: {source}")]
     Cache {
         /// The folder.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: std::io::Error,
     },
-    /// A call that a kernel does not serve.
+    /// The kernels on tensor cores do not take this call.
     #[error("the kernels for tensor cores take no call with {0}; the simple kernels take it")]
     Unserved(String),
-    /// Arguments that do not fit each other.
+    /// Arguments do not fit each other.
     #[error("{0}")]
     Shape(String),
 }
 
 impl KernelError {
-    pub(crate) fn shape(what: impl Into<String>) -> KernelError {
+    /// Returns the error for arguments that do not fit each other.
+    pub fn shape(what: impl Into<String>) -> KernelError {
         KernelError::Shape(what.into())
     }
 }

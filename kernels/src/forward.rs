@@ -1,79 +1,83 @@
 //! The forward on Hopper's tensor cores (see `forward.cu`): what it takes, and its launch.
 //!
-//! It takes what an [`AttentionCall`](seamproof_simulator::AttentionCall) says, with q, k and v in bf16 or fp16, head dims
-//! that are multiples of 8 up to [`DIM_MAX`], and a positive scale; [`refusal`] names what it does not take. A *shape* is
-//! how many query rows and keys are multiplied at once. A call's plan is made on the GPU from its tables, so that a recorded
-//! launch may be repeated with other real lengths in the same tables, and with the owned rows dealt otherwise to as many
-//! segments; the host's lengths choose a shape and the order of heads, which decide speed alone.
+//! It takes an [`AttentionCall`](seamproof_simulator::AttentionCall) with q, k and v in bf16 or fp16, head dims that
+//! are multiples of 8 up to [`DIM_MAX`], and a positive scale. [`refusal`] names what it does not take. A *shape* is
+//! how many query rows and keys are multiplied at once.
+//!
+//! The GPU makes a call's plan from its tables. So a recorded launch may be repeated with other real lengths in the
+//! same tables, and with the owned rows dealt otherwise to as many segments. The lengths that the host knows choose a
+//! shape and the order of heads, which decide speed alone.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
 use seamproof_simulator::RowPolicy;
 
-use crate::attend::{CallTables, Forward, SEGMENT_BYTES, WeightFormats};
+use crate::attend::{CallTables, ForwardTensors, SEGMENT_BYTES, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, TensorMap, Tiled};
+use crate::gpu::{Gpu, TensorMap, TiledTensor};
+use crate::memory::{Area, Argument};
 use crate::view::{RawView, View};
 
 /// The largest head dimension.
 pub const DIM_MAX: usize = 128;
-/// Bounds and rows stay below, so that their sums fit 32 bits: `FAR` of plan.cuh.
+/// The end of bounds and rows, whose sums fit 32 bits: `FAR` of plan.cuh.
 pub(crate) const ROWS_MAX: usize = 1 << 29;
-/// Elements of a box's row, and of what the copy engine's addresses are multiples of.
+/// The elements of a box's row, and the multiple on which the copy engine's addresses lie.
 const PANEL: usize = 64;
 const LANES: usize = 8;
-/// Bytes of `Plan`, `PlannedRows` and `PlannedKeys` of the source.
+/// The bytes of `Plan`, `PlannedRows` and `PlannedKeys` of the source.
 const PLAN_BYTES: usize = 16;
 const PLANNED_ROWS_BYTES: usize = 48;
 const PLANNED_KEYS_BYTES: usize = 16;
-/// Keys and values that stay in the L2 cache while all tiles of their heads are taken: less than half of it, since both its
-/// halves keep what both read.
+/// Keys and values that stay in the L2 cache while all tiles of their heads are taken. This is less than half of the
+/// cache, since each half keeps what both read.
 const CACHED_BYTES: usize = 24 << 20;
 /// Rows of an average segment up to which the short shape is faster, with head dims up to 64 and over.
 const SHORT_ROWS: [usize; 2] = [1024, 96];
-/// Rows of an average segment, or keys that a row of one sees, up to which the middle shape is faster than the long one.
+/// Rows of an average segment, or keys that a row of it sees, up to which the middle shape is faster than the long
+/// one.
 const MIDDLE_ROWS: usize = 2048;
-/// Rows of an average segment, and keys that a row of one sees, from which on clusters are faster.
+/// Rows of an average segment, and keys that a row of it sees, from which clusters are faster.
 const PAIRED_ROWS: usize = 8192;
-/// Query heads of a KV head, a power of two, that the rows of a middle tile are of at most.
+/// The most query heads of a KV head, a power of two, whose rows share a middle tile.
 const PACKED_MAX: usize = 4;
 
-/// How much is multiplied at once.
+/// The number of query rows and keys that are multiplied at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum TileShape {
     /// 128 query rows, or 192 with head dims up to 64; 128 keys.
     Long,
-    /// The same, and with head dims over 64 two blocks of threads that share keys and values.
+    /// Like the long shape. With head dims over 64, two blocks of threads share keys and values.
     Paired,
-    /// With head dims over 64, 192 query rows and 64 keys.
+    /// 192 query rows and 64 keys, with head dims over 64.
     Middle,
     /// 64 query rows and 64 keys, and several tiles at once in a block of threads.
     Short,
 }
 
-/// Which kernels run forwards and backwards.
+/// The kernels that run forwards and backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Attention {
-    /// The simple ones.
+pub enum AttentionKernels {
+    /// The simple kernels.
     #[default]
     Simple,
-    /// Those on tensor cores, where they take the call, the forward in the shape that fits the call.
+    /// The kernels on tensor cores where they take the call, with the forward in the shape that fits the call.
     Tuned,
-    /// The same, the forward in one shape.
-    Of(Shape),
+    /// The kernels on tensor cores where they take the call, with the forward in one shape.
+    Of(TileShape),
 }
 
-/// What a call's tensors are, as far as the kernel cares.
+/// The formats and head dims of a call's tensors.
 #[derive(Clone, Copy, Debug)]
-pub struct Operands {
-    /// Of q, k and v.
+pub struct ForwardOperands {
+    /// The formats of q, k and v.
     pub formats: [Format; 3],
-    /// Of out.
+    /// The format of out.
     pub out: Format,
-    /// What P is rounded to.
+    /// The format that P is rounded to.
     pub p: Format,
-    /// Of q and k, and of v.
+    /// The head dims of q and k, and of v.
     pub dims: [usize; 2],
 }
 
@@ -122,161 +126,165 @@ struct RawPlan {
 // SAFETY: repr(C), the fields of `PlanArgs` in forward_plan.cuh.
 unsafe impl Argument for RawPlan {}
 
-/// The largest head dim of the instance that serves the head dims of q and k, and of v.
+/// Returns the largest head dim of the instance that serves the head dims of q and k, and of v.
 fn bucket([dim, dim_v]: [usize; 2]) -> usize {
     if dim.max(dim_v) <= 64 { 64 } else { DIM_MAX }
 }
 
-impl Shape {
-    /// Every shape.
-    pub const ALL: [Shape; 4] = [Shape::Long, Shape::Paired, Shape::Middle, Shape::Short];
+impl TileShape {
+    /// All shapes.
+    pub const ALL: [TileShape; 4] = [TileShape::Long, TileShape::Paired, TileShape::Middle, TileShape::Short];
 
-    /// The fastest one for a call, by the lengths that the host knows and the head dims of q and k, and of v.
-    pub fn of(call: &CallTables, dims: [usize; 2]) -> Shape {
+    /// Returns the fastest shape for a call, by the lengths that the host knows and the head dims of q and k, and of
+    /// v.
+    pub fn of(call: &CallTables, dims: [usize; 2]) -> TileShape {
         let (rows, wide) = (call.mean_rows(), bucket(dims) > 64);
-        let both = rows.min(call.strides.seen);
+        let both = rows.min(call.summary.seen);
         if rows <= SHORT_ROWS[usize::from(wide)] {
-            Shape::Short
+            TileShape::Short
         } else if wide && both <= MIDDLE_ROWS {
-            Shape::Middle
+            TileShape::Middle
         } else if both >= PAIRED_ROWS {
-            Shape::Paired
+            TileShape::Paired
         } else {
-            Shape::Long
+            TileShape::Long
         }
     }
 
-    /// The shape that there is in the instance for head dims up to `dim`.
-    fn served(self, dim: usize) -> Shape {
+    /// Returns the shape that stands for this one in the instance for head dims up to `dim`.
+    fn served(self, dim: usize) -> TileShape {
         match self {
-            Shape::Paired if dim <= 64 => Shape::Long,
-            Shape::Middle if dim <= 64 => Shape::Short,
+            TileShape::Paired if dim <= 64 => TileShape::Long,
+            TileShape::Middle if dim <= 64 => TileShape::Short,
             other => other,
         }
     }
 
-    /// Query heads whose rows share a tile, where so many have one KV head; by the head dims of q and k, and of v.
+    /// Returns how many query heads share a tile, where so many have one KV head. `dims` are the head dims of q and
+    /// k, and of v.
     pub fn packed(self, group: usize, dims: [usize; 2]) -> usize {
         match self.served(bucket(dims)) {
-            Shape::Middle => 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros()),
+            TileShape::Middle => 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros()),
             _ => 1,
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Shape::Long => "long",
-            Shape::Paired => "paired",
-            Shape::Middle => "middle",
-            Shape::Short => "short",
+            TileShape::Long => "long",
+            TileShape::Paired => "paired",
+            TileShape::Middle => "middle",
+            TileShape::Short => "short",
         }
     }
 
-    /// What the instance for head dims up to `dim` makes of it.
+    /// Returns the configuration of the shape in the instance for head dims up to `dim`.
     fn config(self, dim: usize) -> Config {
         let long = Config { teams: 1, groups: 2, keys: 128, stages: [2, 2, 2], cluster: 1 };
         match self {
-            Shape::Long if dim <= 64 => Config { groups: 3, ..long },
-            Shape::Long => long,
-            Shape::Paired => Config { cluster: 2, ..long },
-            Shape::Middle => Config { groups: 3, keys: 64, stages: [1, 4, 4], ..long },
-            Shape::Short if dim <= 64 => Config { teams: 4, groups: 1, keys: 64, ..long },
-            Shape::Short => Config { teams: 3, groups: 1, keys: 64, stages: [1, 2, 1], ..long },
+            TileShape::Long if dim <= 64 => Config { groups: 3, ..long },
+            TileShape::Long => long,
+            TileShape::Paired => Config { cluster: 2, ..long },
+            TileShape::Middle => Config { groups: 3, keys: 64, stages: [1, 4, 4], ..long },
+            TileShape::Short if dim <= 64 => Config { teams: 4, groups: 1, keys: 64, ..long },
+            TileShape::Short => Config { teams: 3, groups: 1, keys: 64, stages: [1, 2, 1], ..long },
         }
     }
 }
 
-/// `Config` of forward.cu.
+/// The struct `Config` of forward.cu.
 #[derive(Clone, Copy, Debug)]
 struct Config {
-    /// Each with its own tiles and shared memory.
+    /// The number of teams, each with its own tiles and shared memory.
     teams: usize,
-    /// Groups of 64 query rows of a tile.
+    /// The number of groups of 64 query rows in a tile.
     groups: usize,
-    /// Keys of a block.
+    /// The keys of a block.
     keys: usize,
-    /// Tiles of Q, and blocks of K and V.
+    /// The tiles of Q, and the blocks of K and V, that shared memory holds.
     stages: [usize; 3],
-    /// Blocks of threads that share keys and values, and take tiles that follow each other.
+    /// The number of blocks of threads that share keys and values, and take tiles that follow each other.
     cluster: usize,
 }
 
 impl Config {
-    /// Query rows of a tile.
+    /// Returns the query rows of a tile.
     fn rows(self) -> usize {
         64 * self.groups
     }
 
-    /// Of a cluster's tiles, the rows whose number a sequence's first ones may have instead of all: those of a group where
-    /// keys come in blocks as short.
+    /// Returns the rows that the first of a sequence's tiles may have instead of all, for a whole cluster: those of a
+    /// group where keys come in blocks as short.
     fn part_rows(self) -> usize {
         if self.groups > 1 && self.keys == 64 { 64 } else { self.rows() * self.cluster }
     }
 
-    /// Threads of a block: consumers, and a group with the producers.
+    /// Returns the threads of a block: the consumers, and a group with the producers.
     fn threads(self) -> usize {
         128 * (self.teams * self.groups + 1)
     }
 
-    /// Bytes of shared memory, from a multiple of 1024 on: of each team barriers and its rings.
+    /// Returns the bytes of shared memory, from a multiple of 1024 on: barriers and rings for each team.
     fn shared_bytes(self, dim: usize) -> usize {
         let [q, k, v] = self.stages;
         1024 + self.teams * (1024 + (q * self.rows() + (k + v) * self.keys) * dim * 2)
     }
 }
 
-/// Dynamic shared memory of a block of a kernel of this module; none of any other kernel.
+/// Returns the dynamic shared memory of a block of this module's kernels; `None` for any other kernel.
 pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
     let mut parts = kernel.strip_prefix("forward_")?.split('_');
     let (name, dim) = (parts.next()?, parts.next()?.parse().ok()?);
-    let shape = Shape::ALL.into_iter().find(|shape| shape.name() == name)?;
+    let shape = TileShape::ALL.into_iter().find(|shape| shape.name() == name)?;
     Some(shape.config(dim).shared_bytes(dim))
 }
 
-impl Attention {
-    /// Every choice.
-    pub const ALL: [Attention; 6] = [
-        Attention::Simple,
-        Attention::Tuned,
-        Attention::Of(Shape::Long),
-        Attention::Of(Shape::Paired),
-        Attention::Of(Shape::Middle),
-        Attention::Of(Shape::Short),
+impl AttentionKernels {
+    /// All choices.
+    pub const ALL: [AttentionKernels; 6] = [
+        AttentionKernels::Simple,
+        AttentionKernels::Tuned,
+        AttentionKernels::Of(TileShape::Long),
+        AttentionKernels::Of(TileShape::Paired),
+        AttentionKernels::Of(TileShape::Middle),
+        AttentionKernels::Of(TileShape::Short),
     ];
 
-    /// The name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
-            Attention::Simple => "simple",
-            Attention::Tuned => "tuned",
-            Attention::Of(shape) => shape.name(),
+            AttentionKernels::Simple => "simple",
+            AttentionKernels::Tuned => "tuned",
+            AttentionKernels::Of(shape) => shape.name(),
         }
     }
 
-    /// The choice of a name; an error that says which there are.
-    pub fn by_name(name: &str) -> Result<Attention, String> {
-        let found = Attention::ALL.into_iter().find(|choice| choice.name() == name);
-        found.ok_or_else(|| format!("use one of: {}", Attention::ALL.map(Attention::name).join(", ")))
+    /// Returns the choice of a name, or an error that lists the names.
+    pub fn by_name(name: &str) -> Result<AttentionKernels, String> {
+        let found = AttentionKernels::ALL.into_iter().find(|choice| choice.name() == name);
+        found.ok_or_else(|| {
+            format!("use one of: {}", AttentionKernels::ALL.map(AttentionKernels::name).join(", "))
+        })
     }
 
-    /// The shape for a call; `None` where the simple kernel runs it.
-    pub fn shape(self, call: &CallTables, operands: &Operands) -> Option<Shape> {
+    /// Returns the shape for a call; `None` where the simple kernel runs it.
+    pub fn shape(self, call: &CallTables, operands: &ForwardOperands) -> Option<TileShape> {
         let shape = match self {
-            Attention::Simple => return None,
-            Attention::Tuned => Shape::of(call, operands.dims),
-            Attention::Of(shape) => shape,
+            AttentionKernels::Simple => return None,
+            AttentionKernels::Tuned => TileShape::of(call, operands.dims),
+            AttentionKernels::Of(shape) => shape,
         };
         refusal(call, operands).is_none().then_some(shape.served(bucket(operands.dims)))
     }
 }
 
-/// What there is in a call that the kernel does not take; `None` where it takes the call.
-pub fn refusal(call: &CallTables, operands: &Operands) -> Option<String> {
-    let Operands { formats: [q, k, v], out, p, dims } = *operands;
+/// Returns what there is in a call that the kernel does not take; `None` where it takes the call.
+pub fn refusal(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
+    let ForwardOperands { formats: [q, k, v], out, p, dims } = *operands;
     let scale = call.softmax.scale;
     let reach = (0..2).all(|side| {
-        let step = call.strides.step[side].unwrap_or(1).max(1);
-        call.strides.reach[side] <= call.rows[side] / step
+        let step = call.summary.step[side].unwrap_or(1).max(1);
+        call.summary.reach[side] <= call.rows[side] / step
     });
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
     refused(!matches!(q, Format::Bf16 | Format::Fp16) || q != k || q != v, &|| {
@@ -295,23 +303,23 @@ pub fn refusal(call: &CallTables, operands: &Operands) -> Option<String> {
     .or_else(|| refused(call.softmax.softcap.is_some(), &|| "a softcap".to_owned()))
     .or_else(|| {
         // A segment may name rows of keys more than once.
-        let rows = call.rows[0].max(call.rows[1]).max(call.strides.keys);
+        let rows = call.rows[0].max(call.rows[1]).max(call.summary.keys);
         refused(rows >= ROWS_MAX, &|| format!("{rows} rows or keys"))
     })
-    .or_else(|| refused(call.strides.step.contains(&None) || !reach, &|| "rows of several steps".to_owned()))
+    .or_else(|| refused(call.summary.step.contains(&None) || !reach, &|| "rows of several steps".to_owned()))
 }
 
 impl CallTables {
-    /// Bytes of the plan, whose address is a multiple of 16.
+    /// Returns the bytes of the plan, whose address is a multiple of 16.
     pub fn plan_bytes(&self) -> usize {
         let records = PLANNED_ROWS_BYTES * self.segments + PLANNED_KEYS_BYTES * self.runs;
         PLAN_BYTES + records + 4 * self.tile_capacity()
     }
 
-    /// Tiles that the owned rows make at most, however they are dealt to the segments: of each the first and the last may
-    /// have fewer rows than others.
+    /// Returns the most tiles that the owned rows make, however they are dealt to the segments. The first and the
+    /// last tile of a segment may have fewer rows than others.
     fn tile_capacity(&self) -> usize {
-        self.owned[0] / (Shape::Middle.config(DIM_MAX).rows() / PACKED_MAX) + 2 * self.segments
+        self.owned[0] / (TileShape::Middle.config(DIM_MAX).rows() / PACKED_MAX) + 2 * self.segments
     }
 }
 
@@ -319,10 +327,11 @@ fn scale_log2(scale: f32) -> f32 {
     (f64::from(scale) * std::f64::consts::LOG2_E) as f32
 }
 
-/// Heads that are taken together: no more than have their keys and values in the cache, in chunks of one size if twice as many
-/// chunks allow that. A last chunk of few heads has its longest tiles when there is nothing else left.
+/// Returns the number of heads that are taken together. Their keys and values fit the cache, and all chunks have one
+/// size where twice as many chunks allow that. A last chunk of few heads would have its longest tiles when there is
+/// nothing else left.
 fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, dims: [usize; 2]) -> usize {
-    let bytes = (call.strides.keys * (dims[0] + dims[1]) * 2).max(1);
+    let bytes = (call.summary.keys * (dims[0] + dims[1]) * 2).max(1);
     let fewest = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
     let even = (fewest..=2 * fewest).find(|&chunks| kv_heads.is_multiple_of(chunks));
     kv_heads.div_ceil(even.unwrap_or(fewest)) * group
@@ -340,7 +349,7 @@ pub(crate) fn tensor_map(
         return Err(KernelError::shape(format!("{name}: at {:#x}, which is no multiple of 16", raw.base)));
     }
     let (row, head) = (raw.row as usize, raw.head as usize);
-    gpu.tensor_map(&Tiled {
+    gpu.tensor_map(&TiledTensor {
         base: raw.base,
         format: view.format(),
         dims: [dim, heads, step, rows / step],
@@ -350,22 +359,24 @@ pub(crate) fn tensor_map(
 }
 
 impl Gpu {
-    /// Launches the forward; `tables` holds the call's tables, `plan` has [`CallTables::plan_bytes`]. Two launches, and no
-    /// wait. What it does not take is [`KernelError::Unserved`]. Tables that are written over those of a recorded launch have
-    /// to be of a call that [`CallTables::new`] takes for the same tensors, with as many segments, runs and owned rows.
+    /// Launches the forward. `tables` holds the call's tables, and `plan` has [`CallTables::plan_bytes`]. There are
+    /// two launches, and no wait. A call that the kernel does not take is [`KernelError::Unserved`].
+    ///
+    /// Tables that are written over those of a recorded launch must be of a call that [`CallTables::new`] takes for
+    /// the same tensors, with as many segments, runs and owned rows.
     pub fn forward(
         &self,
         call: &CallTables,
         [tables, plan]: [Area; 2],
         formats: WeightFormats,
-        shape: Shape,
-        tensors: &Forward,
+        shape: TileShape,
+        tensors: &ForwardTensors,
     ) -> Result<(), KernelError> {
-        let Forward { q, k, v, out, lse, max_logit, .. } = tensors;
+        let ForwardTensors { q, k, v, out, lse, max_logit, .. } = tensors;
         // The simple kernel's contract holds here too.
         call.raw(tables, [q, k, v], formats)?;
         let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
-        let operands = Operands {
+        let operands = ForwardOperands {
             formats: [q, k, v].map(View::format),
             out: out.format(),
             p: formats.p,
@@ -377,7 +388,11 @@ impl Gpu {
         tensors.check(tables, &[("the plan", plan)])?;
         let (sink_kind, sink) = tensors.sink_of(call)?;
         if plan.bytes() < call.plan_bytes() || !plan.address().is_multiple_of(16) {
-            return Err(KernelError::shape(format!("{} bytes for the plan", plan.bytes())));
+            return Err(KernelError::shape(format!(
+                "{} bytes for the plan, not {}",
+                plan.bytes(),
+                call.plan_bytes()
+            )));
         }
         let out = out.raw("out")?;
         if !out.base.is_multiple_of(16) {
@@ -386,7 +401,7 @@ impl Gpu {
         if call.owned[0] == 0 || heads == 0 {
             return Ok(());
         }
-        let [q_step, kv_step] = call.strides.step.map(|step| step.unwrap_or(1).max(1));
+        let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
         let bucket = bucket([dim, dim_v]);
         let shape = shape.served(bucket);
         let config = shape.config(bucket);
@@ -453,8 +468,8 @@ mod tests {
     use seamproof_oracle::{Run, Sink, Softmax};
     use seamproof_simulator::{AttentionCall, Segment};
 
-    const OPERANDS: Operands =
-        Operands { formats: [Format::Bf16; 3], out: Format::Bf16, p: Format::Bf16, dims: [64, 128] };
+    const OPERANDS: ForwardOperands =
+        ForwardOperands { formats: [Format::Bf16; 3], out: Format::Bf16, p: Format::Bf16, dims: [64, 128] };
 
     fn call(runs: &[(Run, Run)], softmax: Softmax) -> CallTables {
         let segment = |&(q, kv): &(Run, Run)| Segment { q, kv: vec![kv], lo: None, hi: Some(0) };
@@ -467,27 +482,27 @@ mod tests {
         Softmax { scale: 0.125, softcap: None, sink: Sink::None }
     }
 
-    /// Rows `phase, phase + step, …`.
+    /// Returns the rows `phase, phase + step, …`.
     fn strided(phase: usize, step: usize, len: usize) -> Run {
         Run { offset: phase, step, len, span: len }
     }
 
-    /// Registers are counted for the threads that are launched.
+    /// The registers of a kernel are counted for the threads that are launched.
     #[test]
     fn every_shape_is_launched_with_the_threads_that_share_its_registers() {
         let shapes = [
-            (Shape::Long, 64),
-            (Shape::Long, 128),
-            (Shape::Paired, 128),
-            (Shape::Middle, 128),
-            (Shape::Short, 64),
-            (Shape::Short, 128),
+            (TileShape::Long, 64),
+            (TileShape::Long, 128),
+            (TileShape::Paired, 128),
+            (TileShape::Middle, 128),
+            (TileShape::Short, 64),
+            (TileShape::Short, 128),
         ];
         for (shape, dim) in shapes {
             let kernel = format!("forward_{}_{dim}_1", shape.name());
             assert_eq!(sharing_threads(&kernel), Some(shape.config(dim).threads()), "{kernel}");
         }
-        // With the two of the backward these are all.
+        // These are all, with the two of the backward.
         assert_eq!(SHARING.len(), shapes.len() + 2);
     }
 
@@ -497,14 +512,18 @@ mod tests {
         let taken = call(&[(packed, packed)], plain());
         assert_eq!(refusal(&taken, &OPERANDS), None);
         let f32 = Format::F32;
-        assert_eq!(refusal(&taken, &Operands { out: f32, ..OPERANDS }), None, "partial results in f32");
+        assert_eq!(
+            refusal(&taken, &ForwardOperands { out: f32, ..OPERANDS }),
+            None,
+            "partial results in f32"
+        );
         let cases = [
-            (Operands { formats: [f32; 3], ..OPERANDS }, "q, k and v in f32"),
-            (Operands { p: f32, ..OPERANDS }, "P in f32"),
-            (Operands { out: Format::Fp16, ..OPERANDS }, "out in fp16"),
-            (Operands { dims: [64, 136], ..OPERANDS }, "136"),
-            (Operands { dims: [12, 64], ..OPERANDS }, "12"),
-            (Operands { dims: [0, 64], ..OPERANDS }, "head dims 0"),
+            (ForwardOperands { formats: [f32; 3], ..OPERANDS }, "q, k and v in f32"),
+            (ForwardOperands { p: f32, ..OPERANDS }, "P in f32"),
+            (ForwardOperands { out: Format::Fp16, ..OPERANDS }, "out in fp16"),
+            (ForwardOperands { dims: [64, 136], ..OPERANDS }, "136"),
+            (ForwardOperands { dims: [12, 64], ..OPERANDS }, "12"),
+            (ForwardOperands { dims: [0, 64], ..OPERANDS }, "head dims 0"),
         ];
         for (operands, what) in cases {
             let said = refusal(&taken, &operands).unwrap_or_default();
@@ -529,10 +548,10 @@ mod tests {
         assert_eq!(refusal(&call(&sbhd, plain()), &OPERANDS), None);
         let mixed = [(strided(0, 2, 8), strided(0, 2, 8)), (strided(20, 1, 8), strided(20, 1, 8))];
         assert!(refusal(&call(&mixed, plain()), &OPERANDS).is_some());
-        // 64 rows are 21 times three and one more, which no box of rows three apart reaches.
+        // 64 rows are 21 times three and one more. No box of rows three apart reaches that one.
         let beyond = [(strided(0, 3, 22), strided(0, 3, 21))];
         assert!(refusal(&call(&beyond, plain()), &OPERANDS).is_some());
-        // A padding row there becomes a real one where a graph is replayed with a longer sequence.
+        // The padding row there becomes a real one where a graph is replayed with a longer sequence.
         let grows = [(Run { len: 21, ..strided(0, 3, 22) }, strided(0, 3, 21))];
         assert!(refusal(&call(&grows, plain()), &OPERANDS).is_some());
     }
@@ -541,16 +560,16 @@ mod tests {
     fn heads_are_cut_into_chunks_of_one_size() {
         let mut long = call(&[(Run::packed(0, 64, 64), Run::packed(0, 64, 64))], plain());
         assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 16, "short keys all stay");
-        // 4.5 MiB a head: 5 fit, so 4 chunks of 4 and not 3 of 5 and 1.
-        long.strides.keys = 9216;
+        // A head has 4.5 MiB, so that 5 fit: 4 chunks of 4, and not 3 of 5 and 1.
+        long.summary.keys = 9216;
         assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 4);
         assert_eq!(head_chunk(&long, 1, 7, [128, 128]), 4, "4 and 3");
-        // 8 MiB a head: 3 fit, so 8 chunks of 2 and not 5 of 3 and 1.
-        long.strides.keys = 16384;
+        // A head has 8 MiB, so that 3 fit: 8 chunks of 2, and not 5 of 3 and 1.
+        long.summary.keys = 16384;
         assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 2);
-        long.strides.keys = 9216;
+        long.summary.keys = 9216;
         assert_eq!(head_chunk(&long, 4, 8, [128, 128]), 16);
-        long.strides.keys = 1 << 28;
+        long.summary.keys = 1 << 28;
         assert_eq!(head_chunk(&long, 1, 3, [128, 128]), 1, "one head at least");
     }
 
@@ -559,7 +578,7 @@ mod tests {
     fn sizes_are_those_of_the_source() {
         assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 10 * 4 + 56);
         assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 7 * 4 + 4);
-        for shape in Shape::ALL {
+        for shape in TileShape::ALL {
             for dim in [64, 128] {
                 assert!(shape.served(dim).config(dim).shared_bytes(dim) <= 232_448, "{shape:?}, {dim}");
             }
@@ -573,30 +592,33 @@ mod tests {
             let mut segments = vec![segment(Run::packed(0, rows, rows))];
             segments.resize(1 + empty, segment(Run::packed(rows, 0, 0)));
             let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
-            Shape::of(&CallTables::new(&call, [rows, rows], false).expect("one run of all rows"), dims)
+            TileShape::of(&CallTables::new(&call, [rows, rows], false).expect("one run of all rows"), dims)
         };
         let of = |rows: usize, lo: Option<i64>, dims: [usize; 2]| beside(0, rows, lo, dims);
-        assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [Shape::Short, Shape::Middle]);
-        assert_eq!([2048, 2049].map(|rows| of(rows, None, [72, 64])), [Shape::Middle, Shape::Long]);
-        assert_eq!([1024, 1025].map(|rows| of(rows, None, [64, 64])), [Shape::Short, Shape::Long]);
-        assert_eq!([8191, 8192].map(|rows| of(rows, None, [128, 128])), [Shape::Long, Shape::Paired]);
-        assert_eq!(of(8192, Some(-512), [128, 128]), Shape::Middle, "a window leaves few keys");
-        assert_eq!(of(8192, Some(-4096), [128, 128]), Shape::Long);
-        assert_eq!(of(8192, Some(-512), [64, 64]), Shape::Long);
-        assert_eq!([Shape::Paired, Shape::Middle].map(|shape| shape.served(64)), [Shape::Long, Shape::Short]);
+        assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [TileShape::Short, TileShape::Middle]);
+        assert_eq!([2048, 2049].map(|rows| of(rows, None, [72, 64])), [TileShape::Middle, TileShape::Long]);
+        assert_eq!([1024, 1025].map(|rows| of(rows, None, [64, 64])), [TileShape::Short, TileShape::Long]);
+        assert_eq!([8191, 8192].map(|rows| of(rows, None, [128, 128])), [TileShape::Long, TileShape::Paired]);
+        assert_eq!(of(8192, Some(-512), [128, 128]), TileShape::Middle, "a window leaves few keys");
+        assert_eq!(of(8192, Some(-4096), [128, 128]), TileShape::Long);
+        assert_eq!(of(8192, Some(-512), [64, 64]), TileShape::Long);
+        assert_eq!(
+            [TileShape::Paired, TileShape::Middle].map(|shape| shape.served(64)),
+            [TileShape::Long, TileShape::Short]
+        );
         assert_eq!(
             beside(64, 8192, None, [128, 128]),
-            Shape::Paired,
+            TileShape::Paired,
             "places without a sequence do not count"
         );
     }
 
     #[test]
     fn choices_have_names() {
-        for choice in Attention::ALL {
-            assert_eq!(Attention::by_name(choice.name()), Ok(choice));
+        for choice in AttentionKernels::ALL {
+            assert_eq!(AttentionKernels::by_name(choice.name()), Ok(choice));
         }
-        let said = Attention::by_name("other").expect_err("there is none");
+        let said = AttentionKernels::by_name("other").expect_err("there is none");
         assert_eq!(said, "use one of: simple, tuned, long, paired, middle, short");
     }
 }

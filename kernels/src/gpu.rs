@@ -1,89 +1,54 @@
-//! A GPU: its memory, kernels, launches and times.
+//! A GPU: its kernels, launches, copies and times.
 //!
-//! A [`Buffer`] owns device memory, an [`Area`] is a part of one. Launches go to one stream in order and do not wait, those
-//! of a schedule's lanes apart ([`Gpu::on`]); [`Gpu::finish`] waits. After an error of the driver the context may be lost: the process should end.
+//! Launches and copies go to one stream, in order, and do not wait for the host; [`Gpu::finish`] waits. [`Gpu::on`]
+//! sends launches to other streams. After an error of the driver the context may be lost, and the process should end.
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::marker::PhantomData;
-use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 use seamproof_oracle::Format;
 
+use crate::block::{THREADS, WARP};
 use crate::cache::Cache;
-use crate::device::{load, store};
-use crate::error::{CUDA_MAJOR_MIN, KernelError};
-use crate::nvrtc::{self, NvrtcVersion};
+use crate::codec::{element_bytes, format_number, load, store};
+use crate::error::KernelError;
+use crate::memory::{Area, Argument, DeviceBuffer, Staging};
+use crate::nvrtc;
 use crate::source::{Source, sources};
-use crate::view::format_number;
+use crate::version::{CUDA_MAJOR_MIN, CudaVersion};
 
-/// Threads of a block: `THREADS` of the sources.
-pub(crate) const THREADS: usize = 256;
-/// The compute capability that the kernels are machine code for.
+/// The compute capability that the kernels are compiled for.
 const CAPABILITY: (i32, i32) = (9, 0);
-/// Bytes of dynamic shared memory that a block may have without being asked for.
+/// Dynamic shared memory that a block may have without a request for more, in bytes.
 const SHARED_ALWAYS: usize = 48 << 10;
-/// Blocks that compare two areas, at most.
+/// Most blocks that compare two areas.
 const BLOCKS_OF_COMPARISON: usize = 256;
 /// Most blocks in the first dimension of a grid.
 const BLOCKS_MAX: usize = i32::MAX as usize;
 
-/// An argument of a kernel: the same bytes here and there.
-///
-/// # Safety
-/// The type is `repr(C)` or a primitive, and means the same in the kernel.
-pub(crate) unsafe trait Argument {}
-// SAFETY: primitives.
-unsafe impl Argument for u32 {}
-// SAFETY: primitives.
-unsafe impl Argument for i32 {}
-// SAFETY: primitives.
-unsafe impl Argument for i64 {}
-// SAFETY: addresses are 64-bit numbers there too.
-unsafe impl Argument for u64 {}
-
-/// A GPU with all kernels loaded.
+/// A GPU with its kernels loaded.
 #[derive(Debug)]
 pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    /// Streams beside it, and the number of the one that launches go to: 0 is [`Gpu::stream`].
+    /// Further streams, and the number of the stream that launches go to: 0 is `stream`.
     beside: RefCell<Vec<Arc<CudaStream>>>,
     on: Cell<usize>,
     functions: BTreeMap<String, Kernel>,
 }
 
-/// A loaded kernel, whether it may be started while earlier launches run, and how often it was launched.
+/// A loaded kernel. It counts its launches, and knows whether it may be started while earlier ones run.
 #[derive(Debug)]
 struct Kernel {
     function: CudaFunction,
     overlaps: bool,
     launches: Cell<u64>,
 }
-
-/// Device memory.
-#[derive(Debug)]
-pub struct Buffer {
-    address: u64,
-    bytes: usize,
-    context: Arc<CudaContext>,
-}
-
-/// Host memory that the device copies from and to by itself.
-#[derive(Debug)]
-pub(crate) struct Staging {
-    address: *mut u8,
-    bytes: usize,
-    context: Arc<CudaContext>,
-}
-
-// SAFETY: host memory of its own, which any thread may use.
-unsafe impl Send for Staging {}
 
 /// The driver's description of a tensor in device memory, for the copy engine.
 #[repr(C, align(64))]
@@ -92,28 +57,20 @@ pub(crate) struct TensorMap([u64; 16]);
 // SAFETY: repr(C), `TensorMap` of hopper.cuh.
 unsafe impl Argument for TensorMap {}
 
-/// A tensor of 16-bit elements as the copy engine takes it: four dimensions from the innermost on, and the box that one
-/// copy moves.
+/// A tensor of 16-bit elements as the copy engine takes it: four dimensions, the innermost first, and the box that
+/// one copy moves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tiled {
+pub(crate) struct TiledTensor {
     pub(crate) base: u64,
     pub(crate) format: Format,
-    /// Elements of each dimension.
+    /// The elements of each dimension.
     pub(crate) dims: [usize; 4],
-    /// Elements from one to the next along each dimension but the first.
+    /// The elements from one entry to the next, along each dimension but the first.
     pub(crate) strides: [usize; 3],
     pub(crate) of_box: [u32; 4],
 }
 
-/// Part of a [`Buffer`].
-#[derive(Clone, Copy, Debug)]
-pub struct Area<'a> {
-    address: u64,
-    bytes: usize,
-    buffer: PhantomData<&'a Buffer>,
-}
-
-/// Launches that were recorded and can be repeated as one, as long as their buffers live.
+/// Launches that were recorded, and are repeated as one. Their buffers must live as long.
 pub struct Graph<'a> {
     graph: CudaGraph,
     gpu: &'a Gpu,
@@ -128,8 +85,8 @@ fn failed(call: &str) -> impl Fn(DriverError) -> KernelError + '_ {
     }
 }
 
-/// The version of CUDA that the driver supports.
-pub fn driver_version() -> Result<NvrtcVersion, KernelError> {
+/// Returns the version of CUDA that the driver supports.
+pub fn driver_version() -> Result<CudaVersion, KernelError> {
     // SAFETY: loads a library by its name.
     if !unsafe { sys::is_culib_present() } {
         return Err(KernelError::DriverMissing);
@@ -137,19 +94,19 @@ pub fn driver_version() -> Result<NvrtcVersion, KernelError> {
     let mut version = 0;
     // SAFETY: a valid place for a number.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("driver version"))?;
-    Ok(NvrtcVersion { major: version / 1000, minor: version % 1000 / 10 })
+    Ok(CudaVersion { major: version / 1000, minor: version % 1000 / 10 })
 }
 
 impl Gpu {
-    /// Opens a GPU and loads the kernels, from `cache` where they are there.
+    /// Opens a GPU and loads the production kernels, from `cache` where it has them.
     pub fn open(ordinal: usize, cache: &Cache) -> Result<Gpu, KernelError> {
         Gpu::with_sources(ordinal, cache, &sources())
     }
 
-    /// The same with other sources: planted faults are edits of a source's text.
+    /// Opens a GPU and loads the kernels of these sources. A planted fault is an edit of a source's text.
     pub fn with_sources(ordinal: usize, cache: &Cache, sources: &[Source]) -> Result<Gpu, KernelError> {
         let context = open_context(ordinal)?;
-        // SAFETY: streams wait for one another where they are told to; no event need follow a buffer.
+        // SAFETY: streams wait for one another where they are told to, and no event need follow a buffer.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("stream"))?;
         let mut functions = BTreeMap::new();
@@ -167,9 +124,9 @@ impl Gpu {
         Ok(Gpu { context, stream, beside: RefCell::default(), on: Cell::new(0), functions })
     }
 
-    /// Launches of `work` go to a stream by its number: 0 is the one that everything else goes to. Others are in order by
-    /// themselves, and with anything else as far as [`Gpu::mark`] and [`Gpu::wait`] say.
-    pub(crate) fn on<T>(
+    /// Sends the launches of `work` to the stream of this number; 0 is the stream of all other work. Any two streams
+    /// are in order only where [`Gpu::mark`] and [`Gpu::wait`] say so.
+    pub fn on<T>(
         &self,
         stream: usize,
         work: impl FnOnce() -> Result<T, KernelError>,
@@ -184,12 +141,12 @@ impl Gpu {
         done
     }
 
-    /// Calls of this thread are this GPU's from here on: the driver takes the last context that a thread named.
+    /// Makes the calls of this thread this GPU's: the driver uses the last context that a thread named.
     fn bind(&self) -> Result<(), KernelError> {
         self.context.bind_to_thread().map_err(failed("context"))
     }
 
-    /// The stream that launches go to.
+    /// Returns the stream that launches go to.
     fn current(&self) -> Arc<CudaStream> {
         match self.on.get() {
             0 => self.stream.clone(),
@@ -197,13 +154,13 @@ impl Gpu {
         }
     }
 
-    /// Lets cycles of a multiprocessor pass before what is launched next.
+    /// Lets cycles of a multiprocessor pass before the next launch.
     pub(crate) fn hold_up(&self, cycles: u32) -> Result<(), KernelError> {
-        self.launch("hold_up", (1, 1, 32), &[&cycles])
+        self.launch("hold_up", (1, 1, WARP), &[&cycles])
     }
 
-    /// Adds to a 32-bit count the words in which two areas of one length differ.
-    pub(crate) fn differ(&self, a: Area, b: Area, count: Area) -> Result<(), KernelError> {
+    /// Adds to a 32-bit count the number of words in which two areas of one length differ.
+    pub fn differ(&self, a: Area, b: Area, count: Area) -> Result<(), KernelError> {
         let words = a.bytes() / 4;
         if a.bytes() != b.bytes() || !a.bytes().is_multiple_of(4) || count.bytes() != 4 {
             return Err(KernelError::shape(
@@ -215,22 +172,22 @@ impl Gpu {
         self.launch("differ", (blocks, 1, THREADS), &[&a, &b, &(words as u64), &count])
     }
 
-    /// A mark behind all that was launched on a stream.
-    pub(crate) fn mark(&self, stream: usize) -> Result<CudaEvent, KernelError> {
+    /// Returns a mark behind everything that was launched on a stream.
+    pub fn mark(&self, stream: usize) -> Result<CudaEvent, KernelError> {
         self.on(stream, || self.current().record_event(None).map_err(failed("event")))
     }
 
-    /// What is launched on a stream from here on waits for a mark.
-    pub(crate) fn wait(&self, stream: usize, mark: &CudaEvent) -> Result<(), KernelError> {
+    /// Makes later launches on a stream wait for a mark.
+    pub fn wait(&self, stream: usize, mark: &CudaEvent) -> Result<(), KernelError> {
         self.on(stream, || self.current().wait(mark).map_err(failed("wait for an event")))
     }
 
-    /// Its name.
+    /// Returns the name of the GPU.
     pub fn name(&self) -> Result<String, KernelError> {
         self.context.name().map_err(failed("name"))
     }
 
-    /// Its name and its UUID, as `nvidia-smi -L` shows it, which no other GPU has.
+    /// Returns the name and the UUID, as `nvidia-smi -L` shows it. No other GPU has that UUID.
     pub fn identity(&self) -> Result<String, KernelError> {
         let bytes = self.context.uuid().map_err(failed("UUID"))?.bytes;
         let hex: String = bytes.iter().map(|&byte| format!("{:02x}", byte as u8)).collect();
@@ -238,12 +195,12 @@ impl Gpu {
         Ok(format!("{} GPU-{a}-{b}-{c}-{d}-{e}", self.name()?))
     }
 
-    /// Multiprocessors.
+    /// Returns the number of multiprocessors.
     pub fn multiprocessors(&self) -> Result<usize, KernelError> {
         self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
     }
 
-    /// The highest clock of the multiprocessors, in MHz.
+    /// Returns the highest clock of the multiprocessors, in MHz.
     pub fn clock_mhz(&self) -> Result<usize, KernelError> {
         Ok(self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000)
     }
@@ -252,20 +209,23 @@ impl Gpu {
         Ok(self.context.attribute(attribute).map_err(failed("attribute"))? as usize)
     }
 
-    /// A description for the copy engine: rows of boxes are swizzled in 128 bytes, what lies outside is zero.
-    pub(crate) fn tensor_map(&self, tiled: &Tiled) -> Result<TensorMap, KernelError> {
+    /// Returns a description for the copy engine. Rows of boxes are swizzled in 128 bytes; what lies outside the
+    /// tensor reads as zero.
+    pub(crate) fn tensor_map(&self, tiled: &TiledTensor) -> Result<TensorMap, KernelError> {
         let format = match tiled.format {
             Format::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             Format::Fp16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             other => {
-                return Err(KernelError::shape(format!("a tensor map of {other}; of bf16 and fp16 only")));
+                return Err(KernelError::shape(format!(
+                    "there is no tensor map of {other}; only of bf16 and fp16"
+                )));
             }
         };
         let dims = tiled.dims.map(|count| count.max(1) as u64);
         let strides = tiled.strides.map(|elements| 2 * elements as u64);
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        // SAFETY: the arrays have as many numbers as there are dimensions, and the map is valid memory; nothing is read
-        // from the tensor.
+        // SAFETY: the arrays have as many numbers as there are dimensions, and the map is valid memory. Nothing is
+        // read from the tensor.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &raw mut map,
@@ -286,85 +246,73 @@ impl Gpu {
         Ok(TensorMap(map.opaque))
     }
 
-    /// Memory of which nothing is known.
-    pub fn allocate(&self, bytes: usize) -> Result<Buffer, KernelError> {
+    /// Allocates memory. Its contents are undefined.
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
         self.bind()?;
-        // SAFETY: nobody reads it before it is written, kernels under test apart. An allocation is never empty.
-        let address = unsafe { result::malloc_sync(bytes.max(1)) }
-            .map_err(failed(&format!("allocate {bytes} bytes")))?;
-        Ok(Buffer { address, bytes, context: self.context.clone() })
+        DeviceBuffer::allocate(&self.context, bytes).map_err(failed(&format!("allocate {bytes} bytes")))
     }
 
-    /// Memory with these contents.
-    pub fn upload(&self, contents: &[u8]) -> Result<Buffer, KernelError> {
+    /// Allocates memory with these contents.
+    pub fn upload(&self, contents: &[u8]) -> Result<DeviceBuffer, KernelError> {
         let buffer = self.allocate(contents.len())?;
         self.write(buffer.area(), contents)?;
         Ok(buffer)
     }
 
-    /// Memory with these elements as kernels take them: in bf16, fp16 or f32, which must hold them.
-    pub fn upload_elements(&self, elements: &[f32], format: Format) -> Result<Buffer, KernelError> {
+    /// Allocates memory with these elements in bf16, fp16 or f32, which must hold them.
+    pub fn upload_elements(&self, elements: &[f32], format: Format) -> Result<DeviceBuffer, KernelError> {
         self.upload(&stored(elements, format)?)
     }
 
-    /// Memory with these numbers.
-    pub fn upload_i32(&self, numbers: &[i32]) -> Result<Buffer, KernelError> {
+    /// Allocates memory with these numbers.
+    pub fn upload_i32(&self, numbers: &[i32]) -> Result<DeviceBuffer, KernelError> {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         self.upload(&bytes)
     }
 
-    /// Overwrites an area, after all that was launched.
+    /// Overwrites an area, after everything that was launched.
     pub fn write(&self, to: Area, contents: &[u8]) -> Result<(), KernelError> {
-        if to.bytes != contents.len() {
-            let what = format!("{} bytes for an area of {}", contents.len(), to.bytes);
+        if to.bytes() != contents.len() {
+            let what = format!("{} bytes for an area of {}", contents.len(), to.bytes());
             return Err(KernelError::shape(what));
         }
         self.bind()?;
-        // On the launches' stream: the driver's other copy returns before the bytes are there, and no launch of another
-        // stream waits for them.
+        // The copy goes to the launches' stream. The driver's synchronous copy returns before the bytes are there,
+        // and launches of other streams do not wait for them.
         // SAFETY: the area is that long, its buffer is alive, and so are the contents until the stream is done.
-        unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
+        unsafe { result::memcpy_htod_async(to.address(), contents, self.stream.cu_stream()) }
             .map_err(failed("copy to the device"))?;
         self.finish()
     }
 
-    /// Overwrites the beginning of an area, after all that was launched, without waiting: the driver has taken pageable
-    /// contents over when it returns.
+    /// Overwrites the beginning of an area, after everything that was launched, without waiting: when the call
+    /// returns, the driver has taken the pageable contents over.
     pub(crate) fn send(&self, to: Area, contents: &[u8]) -> Result<(), KernelError> {
         let to = to.part(0..contents.len())?;
         if contents.is_empty() {
             return Ok(());
         }
         self.bind()?;
-        // SAFETY: the area is that long and its buffer is alive; pageable contents are staged before the call returns.
-        unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
+        // SAFETY: the area is that long and its buffer is alive. Pageable contents are staged before the call
+        // returns.
+        unsafe { result::memcpy_htod_async(to.address(), contents, self.stream.cu_stream()) }
             .map_err(failed("copy to the device"))
     }
 
-    /// Host memory for copies, of zeros.
+    /// Allocates page-locked host memory of zeros.
     pub(crate) fn staging(&self, bytes: usize) -> Result<Staging, KernelError> {
         self.bind()?;
-        // SAFETY: an allocation is never empty, and is written before it is read.
-        let address = unsafe {
-            let address = result::malloc_host(bytes.max(1), 0).map_err(failed("allocate host memory"))?;
-            address.cast::<u8>().write_bytes(0, bytes);
-            address.cast::<u8>()
-        };
-        Ok(Staging { address, bytes, context: self.context.clone() })
+        Staging::allocate(&self.context, bytes).map_err(failed("allocate host memory"))
     }
 
-    /// The first bytes of staging memory, after all copies from and to it.
+    /// Returns the first bytes of staging memory, after all copies from and to it.
     pub(crate) fn staged<'s>(
         &self,
         staging: &'s mut Staging,
         bytes: usize,
     ) -> Result<&'s mut [u8], KernelError> {
         self.finish()?;
-        if bytes > staging.bytes {
-            return Err(KernelError::shape(format!("{bytes} bytes staged in {}", staging.bytes)));
-        }
-        // SAFETY: it is that long and holds numbers; no copy is under way.
-        Ok(unsafe { std::slice::from_raw_parts_mut(staging.address, bytes) })
+        staging.first(bytes)
     }
 
     /// Copies the first bytes of staging memory to the beginning of an area, without waiting.
@@ -377,13 +325,13 @@ impl Gpu {
         let to = to.part(0..bytes)?;
         let contents = self.staged(staging, bytes)?;
         self.bind()?;
-        // SAFETY: the area is that long and its buffer is alive; staging memory is neither touched nor freed before the
-        // stream is done.
-        unsafe { result::memcpy_htod_async(to.address, contents, self.stream.cu_stream()) }
+        // SAFETY: the area is that long and its buffer is alive. Staging memory is neither touched nor freed before
+        // the stream is done.
+        unsafe { result::memcpy_htod_async(to.address(), contents, self.stream.cu_stream()) }
             .map_err(failed("copy to the device"))
     }
 
-    /// Copies the beginning of an area to staging memory, after all that was launched, and waits for it.
+    /// Copies the beginning of an area to staging memory, after everything that was launched, and waits for it.
     pub(crate) fn receive_staged<'s>(
         &self,
         from: Area,
@@ -391,14 +339,10 @@ impl Gpu {
         bytes: usize,
     ) -> Result<&'s [u8], KernelError> {
         let from = from.part(0..bytes)?;
-        if bytes > staging.bytes {
-            return Err(KernelError::shape(format!("{bytes} bytes staged in {}", staging.bytes)));
-        }
+        let contents = staging.first(bytes)?;
         self.bind()?;
-        // SAFETY: it is that long, and no one else has it.
-        let contents = unsafe { std::slice::from_raw_parts_mut(staging.address, bytes) };
-        // SAFETY: the area is that long, its buffer is alive, and so is the place until the stream is done.
-        unsafe { result::memcpy_dtoh_async(contents, from.address, self.stream.cu_stream()) }
+        // SAFETY: the area is that long, its buffer is alive, and so is the host memory until the stream is done.
+        unsafe { result::memcpy_dtoh_async(contents, from.address(), self.stream.cu_stream()) }
             .map_err(failed("copy from the device"))?;
         self.finish()?;
         Ok(contents)
@@ -409,54 +353,54 @@ impl Gpu {
         self.write(to, &stored(elements, format)?)
     }
 
-    /// The elements of an area in bf16, fp16 or f32.
+    /// Returns the elements of an area in bf16, fp16 or f32.
     pub fn read_elements(&self, from: Area, format: Format) -> Result<Vec<f32>, KernelError> {
         format_number("elements", format)?;
-        let mut elements = vec![0.0; from.bytes() * 8 / format.bits() as usize];
+        let mut elements = vec![0.0; from.bytes() / element_bytes(format)];
         load(format, &self.read(from)?, &mut elements);
         Ok(elements)
     }
 
-    /// The contents of an area, after all that was launched.
+    /// Returns the contents of an area, after everything that was launched.
     pub fn read(&self, from: Area) -> Result<Vec<u8>, KernelError> {
-        let mut bytes = vec![0_u8; from.bytes];
+        let mut bytes = vec![0_u8; from.bytes()];
         self.bind()?;
-        // SAFETY: the area is that long, its buffer is alive, and so is the place until the stream is done.
-        unsafe { result::memcpy_dtoh_async(&mut bytes, from.address, self.stream.cu_stream()) }
+        // SAFETY: the area is that long, its buffer is alive, and so is the host memory until the stream is done.
+        unsafe { result::memcpy_dtoh_async(&mut bytes, from.address(), self.stream.cu_stream()) }
             .map_err(failed("copy from the device"))?;
         self.finish()?;
         Ok(bytes)
     }
 
-    /// Copies an area by the driver's own means, as everything else without waiting.
+    /// Copies an area by the driver's own means, without waiting.
     pub fn copy(&self, from: Area, to: Area) -> Result<(), KernelError> {
-        if from.bytes != to.bytes || from.overlaps(to) {
+        if from.bytes() != to.bytes() || from.overlaps(to) {
             return Err(KernelError::shape("a copy needs two areas of one length that lie apart"));
         }
         let stream = self.current();
         self.bind()?;
         // SAFETY: both areas are that long, and their buffers are alive.
-        unsafe { result::memcpy_dtod_async(to.address, from.address, from.bytes, stream.cu_stream()) }
+        unsafe { result::memcpy_dtod_async(to.address(), from.address(), from.bytes(), stream.cu_stream()) }
             .map_err(failed("copy"))
     }
 
-    /// Zeros, without waiting.
-    pub(crate) fn clear(&self, to: Area) -> Result<(), KernelError> {
-        if to.bytes == 0 {
+    /// Fills an area with a byte, without waiting.
+    pub fn fill(&self, to: Area, byte: u8) -> Result<(), KernelError> {
+        if to.bytes() == 0 {
             return Ok(());
         }
         self.bind()?;
         // SAFETY: the area is that long, and its buffer is alive.
-        unsafe { result::memset_d8_async(to.address, 0, to.bytes, self.current().cu_stream()) }
-            .map_err(failed("clear"))
+        unsafe { result::memset_d8_async(to.address(), byte, to.bytes(), self.current().cu_stream()) }
+            .map_err(failed("fill"))
     }
 
-    /// Waits for all that was launched; errors of kernels show here.
+    /// Waits for everything that was launched. Errors of kernels show here.
     pub fn finish(&self) -> Result<(), KernelError> {
         self.stream.synchronize().map_err(failed("finish"))
     }
 
-    /// Launches a kernel on `blocks` times `rows_of_blocks` blocks; none is no launch.
+    /// Launches a kernel on `blocks` times `rows_of_blocks` blocks. Without blocks there is no launch.
     pub(crate) fn launch(
         &self,
         kernel: &str,
@@ -466,7 +410,7 @@ impl Gpu {
         self.launch_with(kernel, grid, 0, arguments)
     }
 
-    /// The same with so many bytes of dynamic shared memory for each block.
+    /// Launches a kernel with so many bytes of dynamic shared memory for each block.
     pub(crate) fn launch_with(
         &self,
         kernel: &str,
@@ -512,21 +456,37 @@ impl Gpu {
             found.function.set_attribute(most, shared as i32).map_err(failed(kernel))?;
         }
         let (function, none) = (found.function.cu_function(), std::ptr::null_mut());
-        // SAFETY: the launchers check sizes against the kernels' contracts; kernels on slots compare rows with the tensors',
-        // and tables of attention calls have been checked (a caller who overwrites one answers for it); a kernel that may be
-        // started early waits for what was launched before it touches anything.
+        // SAFETY: the launchers check sizes against the kernels' contracts. Kernels on slots compare rows with the
+        // tensors' themselves. Tables of attention calls have been checked; a caller who overwrites one answers for
+        // it. A kernel that may be started early waits for earlier launches before it touches anything.
         let launched = unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), none) };
         launched.result().map_err(failed(kernel))?;
         found.launches.set(found.launches.get() + 1);
         Ok(())
     }
 
-    /// How often each kernel was launched, or recorded to be, by name.
+    /// Launches a kernel of a source that is not this crate's, with so many bytes of dynamic shared memory.
+    ///
+    /// # Safety
+    ///
+    /// The arguments are those that the kernel takes, in its order. What they point to is alive until the launch has
+    /// ended, and the kernel reads and writes nothing else.
+    pub unsafe fn launch_foreign(
+        &self,
+        kernel: &str,
+        grid: (usize, usize, usize),
+        shared: usize,
+        arguments: &[&dyn Argument],
+    ) -> Result<(), KernelError> {
+        self.launch_with(kernel, grid, shared, arguments)
+    }
+
+    /// Returns how often each kernel was launched or recorded, by name.
     pub fn launches(&self) -> impl Iterator<Item = (&str, u64)> {
         self.functions.iter().map(|(name, kernel)| (name.as_str(), kernel.launches.get()))
     }
 
-    /// Records what `work` launches, as one thing to repeat.
+    /// Records the launches of `work` as one thing to repeat.
     pub fn record(&self, work: impl FnOnce() -> Result<(), KernelError>) -> Result<Graph<'_>, KernelError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.stream.begin_capture(mode).map_err(failed("record"))?;
@@ -538,7 +498,7 @@ impl Gpu {
     }
 }
 
-/// GPUs that the driver shows.
+/// Returns the number of GPUs that the driver shows.
 pub fn count() -> Result<usize, KernelError> {
     let have = driver_version()?;
     if have.major < CUDA_MAJOR_MIN {
@@ -571,7 +531,7 @@ impl Graph<'_> {
         self.graph.launch().map_err(failed("repeat"))
     }
 
-    /// Milliseconds of one repetition on the device.
+    /// Returns the milliseconds of one repetition on the device.
     pub fn time(&self) -> Result<f32, KernelError> {
         let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         let start = self.gpu.stream.record_event(flags).map_err(failed("event"))?;
@@ -581,72 +541,10 @@ impl Graph<'_> {
     }
 }
 
-impl Buffer {
-    /// All of it.
-    pub fn area(&self) -> Area<'_> {
-        Area { address: self.address, bytes: self.bytes, buffer: PhantomData }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated once and freed once; freeing waits for kernels that use it. There is nobody to tell of a
-        // failure: it is one of an earlier launch, and shows at the next call.
-        let _ = self.context.bind_to_thread().and_then(|()| unsafe { result::free_sync(self.address) });
-    }
-}
-
-impl Staging {
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        // SAFETY: allocated once and freed once, after all copies. There is nobody to tell of a failure.
-        let _ = self
-            .context
-            .bind_to_thread()
-            .and_then(|()| self.context.synchronize())
-            .and_then(|()| unsafe { result::free_host(self.address.cast::<c_void>()) });
-    }
-}
-
-impl<'a> Area<'a> {
-    /// An area of no buffer, for tests of what never touches it.
-    #[cfg(test)]
-    pub(crate) fn nowhere(address: u64, bytes: usize) -> Area<'a> {
-        Area { address, bytes, buffer: PhantomData }
-    }
-
-    /// Bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// A part of it.
-    pub fn part(self, bytes: Range<usize>) -> Result<Area<'a>, KernelError> {
-        if bytes.start > bytes.end || bytes.end > self.bytes {
-            return Err(KernelError::shape(format!("bytes {bytes:?} of an area of {}", self.bytes)));
-        }
-        Ok(Area { address: self.address + bytes.start as u64, bytes: bytes.len(), ..self })
-    }
-
-    pub(crate) fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Whether two areas share a byte.
-    pub(crate) fn overlaps(&self, other: Area) -> bool {
-        let (mine, theirs) = (self.address + self.bytes as u64, other.address + other.bytes as u64);
-        self.bytes > 0 && other.bytes > 0 && self.address < theirs && other.address < mine
-    }
-}
-/// Elements as kernels take them.
+/// Returns elements as kernels read them.
 fn stored(elements: &[f32], format: Format) -> Result<Vec<u8>, KernelError> {
     format_number("elements", format)?;
-    let mut bytes = vec![0; elements.len() * format.bits() as usize / 8];
+    let mut bytes = vec![0; elements.len() * element_bytes(format)];
     store(format, elements, &mut bytes);
     Ok(bytes)
 }

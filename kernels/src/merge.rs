@@ -1,53 +1,56 @@
-//! Partial results folded into running ones: statistics, out, gradients; the largest logit.
+//! Partial results folded into running ones: statistics, out, gradients, and the largest logit.
 //!
-//! out and gradients are `[rows, heads, dim]`, statistics `[heads, rows]` in f32. Only real rows are touched. Heads and
-//! dims are any; a dim that is a multiple of 8 with tensors on 16 bytes runs at full speed, any other element by element.
+//! out and gradients are `[rows, heads, dim]`, and statistics `[heads, rows]` in f32. Only real rows are touched.
+//! Heads and dims are any. A dim that is a multiple of 8, with tensors on 16 bytes, runs at full speed; any other
+//! runs element by element.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
 use seamproof_simulator::helpers::{Half, Part, Rest, Style, Update, half_rows};
 
+use crate::block::{THREADS, WARP};
+use crate::codec::element_bytes;
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, THREADS};
-use crate::rows::{Rows, check_half_rows};
+use crate::gpu::Gpu;
+use crate::memory::{Area, Argument};
+use crate::rows::{ByteRows, check_half_rows};
 use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks, check_apart};
 
-/// `HEADS` of the source.
+/// The constant `HEADS` of the source.
 const STATISTIC_HEADS: usize = 8;
-/// Threads of a warp: pairs of a row and a head in a tile, at most.
-const WARP: usize = 32;
-/// `LOGIT_HEADS` of the source.
+/// The constant `LOGIT_HEADS` of the source.
 const LOGIT_HEADS: usize = 8;
-/// Rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the source.
+/// The rows of a statistic that a thread has where they lie well, and `HEADS_OF_4` and `HALF_HEADS_OF_4` of the
+/// source.
 const QUAD: usize = 4;
 const QUAD_HEADS: usize = 2;
 const HALF_QUAD_HEADS: usize = 8;
-/// Elements of a vector.
+/// The elements of a vector.
 const VECTOR: usize = 8;
 
 /// A tensor `[rows, heads, dim]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Tensor<'a> {
-    /// Where it lies.
+pub struct DeviceTensor<'a> {
+    /// The memory.
     pub area: Area<'a>,
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Heads.
+    /// The number of heads.
     pub heads: usize,
-    /// Elements of a row and head.
+    /// The elements of a row and head.
     pub dim: usize,
-    /// f32, bf16 or fp16.
+    /// The format: f32, bf16 or fp16.
     pub format: Format,
 }
 
 /// A statistic `[heads, rows]` in f32.
 #[derive(Clone, Copy, Debug)]
-pub struct Statistic<'a> {
-    /// Where it lies.
+pub struct DeviceStatistic<'a> {
+    /// The memory.
     pub area: Area<'a>,
-    /// Heads.
+    /// The number of heads.
     pub heads: usize,
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
 }
 
@@ -78,7 +81,7 @@ unsafe impl Argument for RawPart {}
 // SAFETY: repr(C), the fields of `Shape` in merge.cu.
 unsafe impl Argument for RawShape {}
 
-/// Rows that threads run over.
+/// Returns the number of rows that threads run over.
 fn threads_over(part: Part, rows: usize) -> usize {
     if let Part::Whole = part { rows } else { half_rows(rows) }
 }
@@ -92,8 +95,8 @@ fn raw_part(part: Part, slots: &Slots) -> Result<RawPart, KernelError> {
     Ok(RawPart { slots: slots.raw()?, half, compact, half_rows: half_rows(slots.rows) as i32 })
 }
 
-impl Statistic<'_> {
-    /// Whether four rows lie on 16 bytes, in each head.
+impl DeviceStatistic<'_> {
+    /// Returns whether four rows lie on 16 bytes, in each head.
     fn in_quads(&self) -> bool {
         self.rows.is_multiple_of(QUAD) && self.area.address().is_multiple_of(16)
     }
@@ -112,12 +115,12 @@ impl Statistic<'_> {
     }
 }
 
-impl Tensor<'_> {
+impl DeviceTensor<'_> {
     pub(crate) fn check(&self, name: &str, rows: usize) -> Result<(), KernelError> {
-        let element = self.format.bits() as usize / 8;
+        let element = element_bytes(self.format);
         let bytes = [rows, self.heads, self.dim, element].into_iter().try_fold(1_usize, usize::checked_mul);
         if self.rows != rows || bytes != Some(self.area.bytes()) || self.dim == 0 {
-            let Tensor { rows: have, heads, dim, .. } = self;
+            let DeviceTensor { rows: have, heads, dim, .. } = self;
             let what =
                 format!("{name}: [{have}, {heads}, {dim}] in {} bytes, not {rows} rows", self.area.bytes());
             return Err(KernelError::shape(what));
@@ -130,9 +133,9 @@ impl Tensor<'_> {
         Ok(())
     }
 
-    pub(crate) fn as_rows(&self) -> Rows<'_> {
-        let row_bytes = self.heads * self.dim * self.format.bits() as usize / 8;
-        Rows { area: self.area, rows: self.rows, row_bytes }
+    pub(crate) fn as_rows(&self) -> ByteRows<'_> {
+        let row_bytes = self.heads * self.dim * element_bytes(self.format);
+        ByteRows { area: self.area, rows: self.rows, row_bytes }
     }
 
     fn vector(&self) -> bool {
@@ -140,17 +143,17 @@ impl Tensor<'_> {
     }
 }
 
-/// What a launch reads: these, and the tables of slots.
+/// Returns what a launch reads: these tensors, and the tables of slots.
 fn reads<'a, 'n>(slots: &Slots<'a>, tensors: &[(&'n str, Area<'a>)]) -> Vec<(&'n str, Area<'a>)> {
     slots.tables().into_iter().chain(tensors.iter().copied()).collect()
 }
 
-/// A running tensor and a step's, checked; the end of their kernels' names.
+/// Checks a running tensor and a step's. Returns the end of their kernels' names, and the elements of a vector.
 fn check_steps(
     slots: &Slots,
     part: Part,
-    running: Tensor,
-    step: Tensor,
+    running: DeviceTensor,
+    step: DeviceTensor,
 ) -> Result<(String, usize), KernelError> {
     running.check("running", slots.rows)?;
     step.check("step", part.step_rows(slots.rows))?;
@@ -173,7 +176,7 @@ fn check_steps(
     Ok((format!("{}_{}_{width}", running.format.name(), step.format.name()), width))
 }
 
-/// The tiles of warps: so many vectors of one row, which lanes have in flight at once.
+/// The tiles of warps: the vectors of one row that lanes have in flight at once.
 struct Tiling {
     vectors: usize,
 }
@@ -182,7 +185,7 @@ impl Tiling {
     const MERGE: Tiling = Tiling { vectors: 64 };
     const SUM_IN_F32: Tiling = Tiling { vectors: 32 };
 
-    /// `lanes` vectors make a row of a head; a warp's lane has one of these pairs each.
+    /// Returns the shape of tiles. `lanes` vectors make a row of a head, and each lane of a warp has one such pair.
     fn shape(&self, heads: usize, dim: usize, step_rows: usize, lanes: usize) -> RawShape {
         let pairs = (self.vectors / lanes).clamp(1, WARP);
         let tile_heads = pairs.min(heads.max(1));
@@ -193,7 +196,8 @@ impl Tiling {
             tile_rows: (pairs / tile_heads) as i32,
             tile_heads: tile_heads as i32,
             lanes: lanes as u32,
-            // Exact below 2^31 / lanes, which a tile of several pairs stays far under. A tile of one pair divides nothing.
+            // This is exact below 2^31 / lanes, and a tile of several pairs stays far under that. A tile of one pair
+            // divides nothing.
             per_lane: if pairs > 1 { (1_u32 << 31).div_ceil(lanes as u32) } else { 0 },
             per_head: (1_u32 << 16).div_ceil(tile_heads as u32),
             groups,
@@ -204,13 +208,13 @@ impl Tiling {
 }
 
 impl Gpu {
-    /// Folds a step's statistic into the running one: `ln(e^a + e^b)`, −∞ the identity.
+    /// Folds a step's statistic into the running one: `ln(e^a + e^b)`, with −∞ as the identity.
     pub fn merge_statistics(
         &self,
         slots: Slots,
         part: Part,
-        lse: Statistic,
-        step: Statistic,
+        lse: DeviceStatistic,
+        step: DeviceStatistic,
     ) -> Result<(), KernelError> {
         lse.check("lse", lse.heads, slots.rows)?;
         step.check("step", lse.heads, part.step_rows(slots.rows))?;
@@ -229,25 +233,26 @@ impl Gpu {
         self.launch(&format!("merge_statistics_{each}"), grid, &arguments)
     }
 
-    /// One half of a statistic, padding included, to the layout of halves; `rest`, a f32, where no slot owns a row.
+    /// Copies one half of a statistic, padding included, to the layout of halves. `rest` is written where no slot
+    /// owns a row.
     pub fn read_half_statistic(
         &self,
         slots: Slots,
         half: Half,
-        whole: Statistic,
-        halves: Statistic,
+        whole: DeviceStatistic,
+        halves: DeviceStatistic,
         rest: Option<f32>,
     ) -> Result<(), KernelError> {
         self.half_statistic(slots, half, [whole, halves], (0, rest))
     }
 
-    /// The layout of halves back to one half of a statistic.
+    /// Copies the layout of halves back to one half of a statistic.
     pub fn write_half_statistic(
         &self,
         slots: Slots,
         half: Half,
-        halves: Statistic,
-        whole: Statistic,
+        halves: DeviceStatistic,
+        whole: DeviceStatistic,
     ) -> Result<(), KernelError> {
         self.half_statistic(slots, half, [whole, halves], (1, None))
     }
@@ -256,7 +261,7 @@ impl Gpu {
         &self,
         slots: Slots,
         half: Half,
-        [whole, halves]: [Statistic; 2],
+        [whole, halves]: [DeviceStatistic; 2],
         (write, rest): (i32, Option<f32>),
     ) -> Result<(), KernelError> {
         whole.check("whole", whole.heads, slots.rows)?;
@@ -280,13 +285,13 @@ impl Gpu {
         self.launch(&format!("half_statistics_{each}"), grid, &arguments)
     }
 
-    /// Folds a step's out into the running one. [`Style::Running`] updates the running statistic too.
+    /// Folds a step's out into the running one. [`Style::Running`] also updates the running statistic.
     pub fn merge_out(
         &self,
         slots: Slots,
         (part, style): (Part, Style),
-        (out, lse): (Tensor, Statistic),
-        (step_out, step_lse): (Tensor, Statistic),
+        (out, lse): (DeviceTensor, DeviceStatistic),
+        (step_out, step_lse): (DeviceTensor, DeviceStatistic),
     ) -> Result<(), KernelError> {
         let (formats, width) = check_steps(&slots, part, out, step_out)?;
         lse.check("lse", out.heads, slots.rows)?;
@@ -310,15 +315,15 @@ impl Gpu {
         self.launch(&format!("merge_{name}_{formats}"), grid(warps, &shape, part, &slots)?, &arguments)
     }
 
-    /// Copies or adds a step's gradient, each half of every slot by itself. A step of one half leaves the other alone,
-    /// whatever is said of it.
+    /// Copies or adds a step's gradient, each half of every slot by itself. A step of one half leaves the other half
+    /// alone, whatever its update is.
     pub fn accumulate(
         &self,
         slots: Slots,
         part: Part,
         [first, second]: [Update; 2],
-        sum: Tensor,
-        step: Tensor,
+        sum: DeviceTensor,
+        step: DeviceTensor,
     ) -> Result<(), KernelError> {
         let (formats, width) = check_steps(&slots, part, sum, step)?;
         if matches!(part, Part::Whole) && [first, second] == [Update::Copy; 2] && sum.format == step.format {
@@ -338,17 +343,21 @@ impl Gpu {
         self.launch(&format!("accumulate_{formats}"), grid(Warps::InOrder, &shape, part, &slots)?, &arguments)
     }
 
-    /// The largest logit of each head over real rows, of one number for each head and row; `fresh` starts from −∞ and not
+    /// Folds the row maxima of real rows into the largest logit of each head. With `fresh` it starts from −∞, and not
     /// from what `largest` holds.
     pub fn max_logit(
         &self,
         slots: Slots,
-        rows_max: Statistic,
+        rows_max: DeviceStatistic,
         largest: Area,
         fresh: bool,
     ) -> Result<(), KernelError> {
         rows_max.check("row maxima", rows_max.heads, slots.rows)?;
-        Statistic { area: largest, heads: rows_max.heads, rows: 1 }.check("largest", rows_max.heads, 1)?;
+        DeviceStatistic { area: largest, heads: rows_max.heads, rows: 1 }.check(
+            "largest",
+            rows_max.heads,
+            1,
+        )?;
         check_apart(&[("largest", largest)], &reads(&slots, &[("row maxima", rows_max.area)]))?;
         if fresh {
             let (count, pattern) = (rows_max.heads as i64, f32::NEG_INFINITY.to_bits());
@@ -363,16 +372,17 @@ impl Gpu {
     }
 }
 
-/// How a block's warps lie to one another: `BELOW` of the source.
+/// The places of a block's warps relative to one another: `BELOW` of the source.
 #[derive(Clone, Copy)]
 enum Warps {
-    /// Their tiles in the order of memory.
+    /// The warps' tiles are in the order of memory.
     InOrder,
-    /// The same heads of rows one below the other.
+    /// The warps have the same heads, of rows one below the other.
     Below,
 }
 
-/// The grid, a warp for each tile. So many that the division of their numbers in the source is right.
+/// Returns the grid, with a warp for each tile, and refuses so many tiles that the source's division of their numbers
+/// is wrong.
 fn grid(
     warps: Warps,
     shape: &RawShape,
@@ -395,7 +405,8 @@ fn grid(
 mod tests {
     use super::*;
 
-    /// The divisions of `owned_by_lane` in the source, for every number of heads of a tile and of tiles of a row.
+    /// These are the divisions of `owned_by_lane` in the source, for every number of heads of a tile and of tiles of
+    /// a row.
     #[test]
     fn tiles_and_lanes_are_divided_without_a_division() {
         for (heads, vectors) in (1..=300).flat_map(|heads| [1, 8, 64, 256].map(|vectors| (heads, vectors))) {

@@ -1,4 +1,4 @@
-//! The tables that steps need, made on the device: nothing waits for the host.
+//! The tables that steps need. They are made on the device, so that nothing waits for the host.
 //!
 //! Here the `len` of [`Slots`] counts the real positions of whole sequences, on every rank, as
 //! `seamproof_simulator::shard::Slot` does.
@@ -6,15 +6,15 @@
 
 use seamproof_oracle::{Alignment, Balance, Mask};
 
-use crate::block::SCAN_THREADS;
+use crate::block::{SCAN_THREADS, THREADS};
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, THREADS};
-use crate::rows::check_tables;
-use crate::tables::{Cut, ROWS_MAX, RawSlots, Slots, blocks, check_apart, holds_i32};
+use crate::gpu::Gpu;
+use crate::memory::{Area, Argument};
+use crate::tables::{Cut, ROWS_MAX, RawSlots, Slots, blocks, check_apart, hold_i32, holds_i32};
 
-/// `TILE` of the source.
+/// The constant `TILE` of the source.
 const RUN_TILE: usize = 1024;
-/// Bytes of a segment: query offset and length, key offset and length as i32, the band's two ends as i64.
+/// The bytes of a segment: query offset and length, key offset and length as i32, the two ends of the band as i64.
 pub const SEGMENT_BYTES: usize = 32;
 
 #[repr(C)]
@@ -54,59 +54,60 @@ fn raw_mask(mask: &Mask) -> RawMask {
     RawMask { left: side(mask.left), right: side(mask.right), bottom_right }
 }
 
-/// Where a rank's slots go, i32 each.
+/// The tables that a rank's slots are written to, i32 each.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotTables<'a> {
-    /// First rows.
+    /// The first rows.
     pub offset: Area<'a>,
-    /// Rows.
+    /// The owned rows.
     pub span: Area<'a>,
-    /// Real rows of the slot.
+    /// The real rows.
     pub len: Area<'a>,
 }
 
-/// Segment ids and positions, i32 each; id 0 is padding.
+/// Segment ids and positions, i32 each. Id 0 is padding.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentIds<'a> {
-    /// Ids, `[rows]`.
+    /// The ids, `[rows]`.
     pub id: Area<'a>,
-    /// Positions, `[rows]`.
+    /// The positions, `[rows]`.
     pub position: Area<'a>,
-    /// Rows of all batch rows together.
+    /// The rows of all batch rows together.
     pub rows: usize,
-    /// Rows of a batch row: no run crosses its end. Divides `rows`.
+    /// The rows of a batch row, which divide `rows`. No run crosses the end of a batch row.
     pub row_length: usize,
 }
 
-/// Where runs go, i32 each; all four tables have room for the same number.
+/// The tables that runs are written to, i32 each. All four have room for the same number.
 #[derive(Clone, Copy, Debug)]
 pub struct RunTables<'a> {
-    /// First rows; `rows` behind the last run.
+    /// The first rows; `rows` behind the last run.
     pub offset: Area<'a>,
-    /// Rows; 0 behind the last run.
+    /// The number of rows; 0 behind the last run.
     pub len: Area<'a>,
-    /// Segment ids.
+    /// The segment ids.
     pub id: Area<'a>,
-    /// Positions of first rows.
+    /// The positions of first rows.
     pub position: Area<'a>,
-    /// Runs that fit.
+    /// The number of runs that fit.
     pub room: usize,
-    /// How many runs there are, one i32: more than fit means that the last ones are missing.
+    /// The number of runs, one i32. If it is larger than `room`, the last runs are missing.
     pub count: Area<'a>,
 }
 
 impl SegmentIds<'_> {
-    /// Bytes of scratch that [`Gpu::runs`] needs.
+    /// Returns the bytes of scratch that [`Gpu::runs`] needs.
     pub fn scratch_bytes(&self) -> usize {
         blocks(self.rows, RUN_TILE) * 4
     }
 }
 
 impl Gpu {
-    /// A rank's slots from those of the whole batch: offsets, spans and gaps divided by cp, real rows counted.
+    /// Makes a rank's slots from those of the whole batch: offsets, spans and gaps are divided by cp, and real rows
+    /// are counted.
     pub fn rank_slots(&self, batch: Slots, cut: Cut, rank: usize, to: SlotTables) -> Result<(), KernelError> {
         let (raw, written) = (batch.raw()?, [("offset", to.offset), ("span", to.span), ("len", to.len)]);
-        check_tables(&written, batch.count)?;
+        hold_i32(&written, batch.count)?;
         check_apart(&written, &batch.tables())?;
         let (rank, [cp, balance, stripe]) = (cut.check_rank(rank)?, cut.numbers()?);
         let arguments: [&dyn Argument; 8] = [
@@ -123,8 +124,8 @@ impl Gpu {
         self.launch("rank_slots", (block, 1, SCAN_THREADS), &arguments)
     }
 
-    /// TransformerEngine's `get_cu_seqlens_on_cp_rank`: the real rows of each slot's first and second chunk, counted
-    /// where asked for, summed up from 0; count + 1 i32.
+    /// Makes TransformerEngine's `get_cu_seqlens_on_cp_rank`: the running sum, from 0, of the real rows of each
+    /// slot's first and second chunk, each counted where it is asked for. It has count + 1 i32.
     pub fn cu_seqlens_on_rank(
         &self,
         slots: Slots,
@@ -143,13 +144,13 @@ impl Gpu {
         self.launch("cu_seqlens_on_rank", (1, 1, SCAN_THREADS), &arguments)
     }
 
-    /// A step of the ring, forward or backward: [`SEGMENT_BYTES`] for each piece of `rank`'s queries, piece of `owner`'s keys
-    /// and sequence, in this order, the last fastest.
+    /// Makes the segments of a step of the ring, forward or backward: [`SEGMENT_BYTES`] for each piece of `rank`'s
+    /// queries, piece of `owner`'s keys and sequence, in this order, the last fastest.
     ///
-    /// Stripes of more than one row are refused, as a schedule's ring refuses them: what a query sees of another rank's
-    /// stripes is no band of rows, so that no launch with one band for a segment could say it. TransformerEngine's ring takes
-    /// stripes of 1 alone too (<https://github.com/NVIDIA/TransformerEngine>, `transformer_engine/jax`, ring attention on
-    /// packed sequences). All-gather takes any stripe.
+    /// Stripes of more than one row are refused, as a schedule's ring refuses them. What a query sees of another
+    /// rank's stripes is no band of rows, so that a launch with one band for each segment could not say it.
+    /// TransformerEngine's ring takes only stripes of 1 too (<https://github.com/NVIDIA/TransformerEngine>,
+    /// `transformer_engine/jax`, ring attention on packed sequences). All-gather takes any stripe.
     pub fn ring_segments(
         &self,
         [q, kv]: [Slots; 2],
@@ -163,7 +164,7 @@ impl Gpu {
             Balance::Contiguous | Balance::Striped { stripe: 1 } => 1,
             Balance::DualChunk => 2,
             Balance::Striped { stripe } => {
-                let what = format!("a ring's step has no band between stripes of {stripe}; all-gather has");
+                let what = format!("a ring's step has no band between stripes of {stripe}; use all-gather");
                 return Err(KernelError::shape(what));
             }
         };
@@ -176,9 +177,9 @@ impl Gpu {
         self.launch("ring_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
-    /// All-gather, forward: [`SEGMENT_BYTES`] for each piece of `rank`'s queries and sequence, or for each of
-    /// `q.rows / stripe` places (rounded up) in the layout of stripes, stripes of 1 on one rank apart; keys are the visible
-    /// prefix, in sequence order.
+    /// Makes the segments of an all-gather's forward: [`SEGMENT_BYTES`] for each piece of `rank`'s queries and
+    /// sequence. Keys are the visible prefix, in sequence order. In the layout of stripes there is a segment for each
+    /// of `q.rows / stripe` places, rounded up, unless stripes of 1 are on one rank.
     pub fn all_gather_segments(
         &self,
         [q, kv]: [Slots; 2],
@@ -189,7 +190,7 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         let raw = check_sequences([q, kv])?;
         let cut = match cut.balance {
-            // All in one piece.
+            // Such a cut is one piece.
             Balance::Striped { stripe: 1 } if cut.cp == 1 => Cut { balance: Balance::Contiguous, ..cut },
             _ => cut,
         };
@@ -207,9 +208,10 @@ impl Gpu {
         self.launch("all_gather_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
-    /// All-gather, backward: the forward's table, whose segments of one sequence go to different launches. Apart from stripes
-    /// of 1 on several ranks: [`SEGMENT_BYTES`] for each residue below cp and sequence, the last fastest, a launch for each
-    /// residue; keys are every cp-th row from the segment's first one.
+    /// Makes the segments of an all-gather's backward. They are the forward's table, and the segments of one sequence
+    /// go to different launches. For stripes of 1 on several ranks there are [`SEGMENT_BYTES`] for each residue below
+    /// cp and sequence, the last fastest, and a launch for each residue; keys are every cp-th row from the segment's
+    /// first one.
     pub fn all_gather_backward_segments(
         &self,
         [q, kv]: [Slots; 2],
@@ -232,13 +234,13 @@ impl Gpu {
         self.launch("all_gather_residues", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
-    /// Runs of rows with one id and growing positions. `scratch`: [`SegmentIds::scratch_bytes`].
+    /// Finds the runs of rows with one id and growing positions. `scratch` has [`SegmentIds::scratch_bytes`].
     pub fn runs(&self, ids: SegmentIds, scratch: Area, to: RunTables) -> Result<(), KernelError> {
-        check_tables(&[("id", ids.id), ("position", ids.position)], ids.rows)?;
+        hold_i32(&[("id", ids.id), ("position", ids.position)], ids.rows)?;
         let tables =
             [("offset", to.offset), ("len", to.len), ("run id", to.id), ("run position", to.position)];
-        check_tables(&tables, to.room)?;
-        check_tables(&[("count", to.count)], 1)?;
+        hold_i32(&tables, to.room)?;
+        hold_i32(&[("count", to.count)], 1)?;
         let tile_count = blocks(ids.rows, RUN_TILE);
         holds_i32("scratch", scratch, tile_count)?;
         let written: Vec<(&str, Area)> =
@@ -246,7 +248,7 @@ impl Gpu {
         check_apart(&written, &[("id", ids.id), ("position", ids.position)])?;
         let divides = ids.row_length > 0 && ids.rows.is_multiple_of(ids.row_length);
         if !divides || ids.row_length > ROWS_MAX {
-            let what = format!("{} rows in batch rows of {}", ids.rows, ids.row_length);
+            let what = format!("{} rows do not divide into batch rows of {}", ids.rows, ids.row_length);
             return Err(KernelError::shape(what));
         }
         let (rows, row_length) = (ids.rows as i32, ids.row_length as i32);
@@ -266,7 +268,7 @@ impl Gpu {
     }
 }
 
-/// Two checked batches of as many sequences.
+/// Checks two batches, which must have as many sequences.
 fn check_sequences([q, kv]: [Slots; 2]) -> Result<[RawSlots; 2], KernelError> {
     if q.count != kv.count {
         return Err(KernelError::shape(format!("{} sequences of q and {} of kv", q.count, kv.count)));
@@ -274,17 +276,20 @@ fn check_sequences([q, kv]: [Slots; 2]) -> Result<[RawSlots; 2], KernelError> {
     Ok([q.raw()?, kv.raw()?])
 }
 
-/// Room for `count` segments, apart from the tables that they are made of.
+/// Refuses memory that has not room for `count` segments apart from the tables that they are made of.
 fn check_segments(segments: Area, count: usize, from: [Slots; 2]) -> Result<(), KernelError> {
     let bytes = count.checked_mul(SEGMENT_BYTES);
     if bytes != Some(segments.bytes()) || !segments.address().is_multiple_of(16) {
-        let what = format!("segments: {} bytes, not {count} of {SEGMENT_BYTES} on 16", segments.bytes());
+        let what = format!(
+            "segments: {} bytes, not {count} of {SEGMENT_BYTES} on a multiple of 16",
+            segments.bytes()
+        );
         return Err(KernelError::shape(what));
     }
     check_apart(&[("segments", segments)], &from.map(|slots| slots.tables()).concat())
 }
 
-/// Rows of all ranks are numbered in 32 bits too.
+/// Refuses gathered rows past 32 bits.
 fn check_gathered(kv: Slots, cut: Cut) -> Result<(), KernelError> {
     if kv.rows.saturating_mul(cut.cp) > ROWS_MAX {
         return Err(KernelError::shape(format!(

@@ -1,35 +1,21 @@
-//! Compiles CUDA C++ to machine code (a *cubin*) without a GPU.
+//! Compilation of CUDA C++ to machine code (a *cubin*), without a GPU.
 //!
-//! The assembler runs inside NVRTC, because the target is a real architecture; so its warnings are here, and not lost in
-//! the driver. What undoes a kernel's design (serialised wgmma, an ignored setmaxnreg) is an error wherever it is compiled:
-//! such a kernel may hang. So is a kernel whose launch has other registers than its warps share out. Registers spilled to memory cost time and nothing else: who builds the kernels is stopped by them
-//! ([`without_spills`]), who runs them with an NVRTC of their own is told.
+//! The target is a real architecture, so that the assembler runs inside NVRTC. Its warnings are here, and are not
+//! lost in the driver. A warning that undoes a kernel's design (serialised wgmma, an ignored setmaxnreg) is an error
+//! everywhere, since such a kernel may hang. So is a kernel that is launched with other registers than its warps
+//! share out. Registers that are spilled to memory cost time and nothing else. They stop whoever builds the kernels
+//! ([`without_spills`]); whoever runs them with another NVRTC is told.
 #![allow(unsafe_code, reason = "NVRTC is a C library")]
 
 use std::ffi::{CStr, CString, c_char};
-use std::fmt;
 
 use cudarc::nvrtc::{result, sys};
 
-use crate::error::{CUDA_MAJOR_MIN, KernelError};
+use crate::error::KernelError;
 use crate::source::{OPTIONS, Source, sharing_threads};
+use crate::version::{CUDA_MAJOR_MIN, CudaVersion};
 
-/// A version of CUDA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct NvrtcVersion {
-    /// 13 of 13.0.
-    pub major: i32,
-    /// 0 of 13.0.
-    pub minor: i32,
-}
-
-impl fmt::Display for NvrtcVersion {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
-
-/// Machine code and what the compiler said.
+/// Machine code, and the compiler's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
     /// The cubin, an ELF file.
@@ -38,23 +24,23 @@ pub struct Compiled {
     pub log: String,
 }
 
-/// What a kernel takes, by the assembler's account.
+/// Resources of a kernel, according to the assembler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
     /// The kernel.
     pub kernel: String,
-    /// Registers of a thread.
+    /// The registers of a thread.
     pub registers: u32,
-    /// Static shared memory of a block, bytes.
+    /// The static shared memory of a block, in bytes.
     pub shared: u32,
-    /// Bytes of registers stored to memory and loaded again.
+    /// The bytes of registers that are stored to memory and loaded again.
     pub spills: u32,
-    /// Bytes of a thread's stack.
+    /// The stack of a thread, in bytes.
     pub stack: u32,
 }
 
-/// The installed NVRTC.
-pub fn version() -> Result<NvrtcVersion, KernelError> {
+/// Returns the version of the installed NVRTC.
+pub fn version() -> Result<CudaVersion, KernelError> {
     // SAFETY: loads a library by its name; NVRTC's initialisers have no preconditions.
     if !unsafe { sys::is_culib_present() } {
         return Err(KernelError::NvrtcMissing);
@@ -62,20 +48,21 @@ pub fn version() -> Result<NvrtcVersion, KernelError> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: two valid places for numbers.
     unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(|e| failed("version", e))?;
-    let version = NvrtcVersion { major, minor };
+    let version = CudaVersion { major, minor };
     if major < CUDA_MAJOR_MIN { Err(KernelError::NvrtcTooOld(version)) } else { Ok(version) }
 }
 
 /// The first NVRTC that keeps a cache of its own.
-const OWN_CACHE_SINCE: NvrtcVersion = NvrtcVersion { major: 13, minor: 0 };
+const OWN_CACHE_SINCE: CudaVersion = CudaVersion { major: 13, minor: 0 };
 
-/// NVRTC's own cache gives machine code without the assembler's log, which is what we judge it by.
-fn options(source: &Source, version: NvrtcVersion) -> Vec<&'static str> {
+/// Returns the options of a compilation. A hit in NVRTC's own cache has no log of the assembler, by which kernels are
+/// judged here.
+fn options(source: &Source, version: CudaVersion) -> Vec<&'static str> {
     let own_cache = (version >= OWN_CACHE_SINCE).then_some("--no-cache");
     OPTIONS.into_iter().chain(source.options.iter().copied()).chain(own_cache).collect()
 }
 
-/// Compiles a source; see the module's text for what is refused.
+/// Compiles a source. The module's text says what is refused.
 pub fn compile(source: &Source) -> Result<Compiled, KernelError> {
     let options = options(source, version()?);
     let text = |text: &str| {
@@ -88,7 +75,7 @@ pub fn compile(source: &Source) -> Result<Compiled, KernelError> {
         .map(|(name, header)| Ok([text(name)?, text(header)?]))
         .collect::<Result<_, KernelError>>()?;
     let program = Program::new(&file, &body, &headers)?;
-    // SAFETY: the program lives and its texts are alive.
+    // SAFETY: the program and its texts are alive.
     let compiled = unsafe { result::compile_program(program.0, &options) };
     let log = program.log()?;
     if let Err(error) = compiled {
@@ -102,8 +89,8 @@ pub fn compile(source: &Source) -> Result<Compiled, KernelError> {
     Ok(Compiled { cubin: program.cubin()?, log })
 }
 
-/// Assembler messages that make a kernel something else than its source says: C7508 (setmaxnreg ignored) and those about
-/// wgmma from C7510 on.
+/// Returns whether a message of the assembler says that a kernel is not what its source says: C7508 (setmaxnreg
+/// ignored), or one about wgmma, from C7510 on.
 fn undone(line: &str) -> bool {
     let code = line.split("(C75").nth(1).or_else(|| line.split(" C75").nth(1));
     let number = code.and_then(|rest| rest.get(..2)).and_then(|digits| digits.parse::<u32>().ok());
@@ -123,13 +110,13 @@ fn accept(file: &str, log: &str) -> Result<(), KernelError> {
     check_registers(log)
 }
 
-/// Registers of a Hopper multiprocessor, and the steps in which a thread gets them: 64 K, and 256 for a warp (CUDA C++
+/// The registers of a Hopper multiprocessor, and the step in which a thread gets them: 256 for a warp (CUDA C++
 /// Programming Guide, technical specifications of compute capability 9.0).
 pub(crate) const REGISTERS: usize = 65_536;
 pub(crate) const REGISTERS_STEP: usize = 8;
 
-/// That the kernels whose warps hand registers to each other have all that their threads can get at their launch: with fewer,
-/// warps that ask for more wait for ever.
+/// Refuses a kernel whose warps hand registers to each other, and whose threads do not have all that they can get at
+/// their launch. With fewer, a warp that asks for more waits for ever.
 pub(crate) fn check_registers(log: &str) -> Result<(), KernelError> {
     for Resources { kernel, registers, .. } in resources(log) {
         let Some(threads) = sharing_threads(&kernel) else { continue };
@@ -141,7 +128,7 @@ pub(crate) fn check_registers(log: &str) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// That no kernel of a log spills registers to memory.
+/// Refuses a log in which a kernel spills registers to memory.
 pub fn without_spills(file: &str, log: &str) -> Result<(), KernelError> {
     match resources(log).into_iter().find(|kernel| kernel.spills > 0) {
         None => Ok(()),
@@ -151,12 +138,13 @@ pub fn without_spills(file: &str, log: &str) -> Result<(), KernelError> {
     }
 }
 
-/// A log without the assembler's times: one source compiles to the same bytes every time, whoever wins a race for its entry.
+/// Returns a log without the assembler's times. So one source compiles to the same bytes every time, whoever wins the
+/// race for its entry.
 fn without_times(log: &str) -> String {
     log.split_inclusive('\n').filter(|line| !line.contains("Compile time = ")).collect()
 }
 
-/// What each kernel takes, from a log of `ptxas -v`, in order of names.
+/// Returns the resources of each kernel from a log of `ptxas -v`, in order of names.
 pub fn resources(log: &str) -> Vec<Resources> {
     let before = |line: &str, what: &str| {
         line.split(what).next()?.split([' ', ',']).rfind(|word| !word.is_empty())?.parse::<u32>().ok()
@@ -183,11 +171,11 @@ fn failed(call: &'static str, error: result::NvrtcError) -> KernelError {
     KernelError::Nvrtc { call, error: error.to_string() }
 }
 
-/// A program of NVRTC, destroyed with it.
+/// A program of NVRTC. Its drop destroys it.
 struct Program(sys::nvrtcProgram);
 
 impl Program {
-    /// Of each header its name and its text.
+    /// Creates a program. A header is its name and its text.
     fn new(file: &CStr, text: &CStr, headers: &[[CString; 2]]) -> Result<Program, KernelError> {
         let mut program = std::ptr::null_mut();
         let names: Vec<_> = headers.iter().map(|[name, _]| name.as_ptr()).collect();
@@ -208,7 +196,7 @@ impl Program {
         Ok(Program(program))
     }
 
-    /// The log, without what differs from one compilation of a source to the next.
+    /// Returns the log, without what differs from one compilation of a source to the next.
     fn log(&self) -> Result<String, KernelError> {
         // SAFETY: the program was created and not destroyed.
         let log = unsafe { result::get_program_log(self.0) }.map_err(|error| failed("log", error))?;
@@ -219,7 +207,7 @@ impl Program {
 
     fn cubin(&self) -> Result<Vec<u8>, KernelError> {
         let mut size = 0;
-        // SAFETY: the program was compiled; the place for the code is as long as NVRTC said.
+        // SAFETY: the program was compiled, and the buffer is as long as NVRTC said.
         unsafe {
             sys::nvrtcGetCUBINSize(self.0, &mut size)
                 .result()
@@ -235,7 +223,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: created by NVRTC and destroyed once. There is nothing to do about a failure.
+        // SAFETY: NVRTC created the program, and it is destroyed once. Nobody could act on a failure.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }
@@ -307,7 +295,8 @@ ptxas info    : Used 14 registers, used 0 barriers
             );
             accept("x.cu", &log)
         };
-        // What the shipped kernels have, and a number that the hardware rounds up to it; others have what they like.
+        // The shipped kernels' numbers, and one that the hardware rounds up to such a number. Other kernels have what
+        // they like.
         let right = [("long_128_1", 168), ("long_128_2", 165), ("short_128_1", 128), ("short_64_2", 96)];
         for (kind, registers) in right.into_iter().chain([("plan", 42)]) {
             assert!(of(&format!("forward_{kind}"), registers).is_ok(), "{kind}, {registers}");

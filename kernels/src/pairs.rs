@@ -1,7 +1,8 @@
-//! Operations on tables of rows: transfers of regions, merges, the sink. Right for every table (see `pairs.cu`).
+//! Operations on tables of rows: transfers of regions, merges, the sink. They are right for every table (see
+//! `pairs.cu`).
 //!
-//! Tables are made on the host ([`RowTable`], [`TransferTable`]) and put where the GPU reads them. No launch has an order
-//! among its elements: what a table writes twice, or outside of its tensors, is refused.
+//! Tables are made on the host ([`RowTable`], [`TransferTable`]) and put where the GPU reads them. A launch has no
+//! order among its elements, so that a table that writes something twice, or outside of its tensors, is refused.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use std::ops::Range;
@@ -9,37 +10,39 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Run};
 use seamproof_simulator::schedule::{MergeStyle, Reduction, RowPair};
 
+use crate::block::{THREADS, WARP};
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, THREADS};
+use crate::gpu::Gpu;
+use crate::memory::{Area, Argument};
 use crate::tables::{blocks, check_apart};
 use crate::view::{RawView, Table, View};
 
-/// Rows that a block works on at once: one a warp.
-const WARPS: usize = THREADS / 32;
-/// Bytes of `Transfer` of the source.
+/// Rows that a block works on at once: one for each warp.
+const WARPS: usize = THREADS / WARP;
+/// The bytes of `Transfer` of the source.
 const TRANSFER_BYTES: usize = 40;
 
 /// Rows and heads of a tensor.
 #[derive(Clone, Debug)]
-pub struct Part<'a> {
+pub struct DeviceRegion<'a> {
     /// The tensor.
     pub view: View<'a>,
-    /// Rows; `len` of them.
+    /// The rows; `len` of them.
     pub rows: Run,
-    /// Heads.
+    /// The heads.
     pub heads: Range<usize>,
 }
 
-/// What is written to regions.
+/// The elements that are written to regions.
 #[derive(Clone, Debug)]
 pub enum Written<'a> {
     /// One value everywhere.
     Value(f32),
-    /// The elements of one part, or of several combined in order.
-    Parts(Reduction, Vec<Part<'a>>),
+    /// The elements of one region, or of several combined in order.
+    Parts(Reduction, Vec<DeviceRegion<'a>>),
 }
 
-/// The tables of transfers that are launched together; none reads what another writes.
+/// The tables of transfers that are launched together. None reads what another writes.
 #[derive(Clone, Debug, Default)]
 pub struct TransferTable {
     transfers: Table,
@@ -50,7 +53,7 @@ pub struct TransferTable {
     targets: Vec<Target>,
 }
 
-/// What a transfer writes: rows and heads of a view, and where the first and behind the last byte is.
+/// The target of a transfer: rows and heads of a view, and its first and last byte.
 #[derive(Clone, Debug)]
 struct Target {
     view: RawView,
@@ -59,15 +62,15 @@ struct Target {
     bytes: Range<u64>,
 }
 
-/// Rows of two tensors that belong together, or of one.
+/// Rows of one tensor, or pairs of rows of two tensors that belong together.
 #[derive(Clone, Debug, Default)]
 pub struct RowTable {
     pub(crate) table: Table,
     count: usize,
     rows: usize,
-    /// Rows that tensors need: those that are read from, and written to.
+    /// The rows that tensors must have: those that are read, and those that are written.
     ends: [usize; 2],
-    /// Runs of rows that are written.
+    /// The runs of rows that are written.
     written: Vec<Run>,
 }
 
@@ -99,20 +102,24 @@ unsafe impl Argument for RawMerge {}
 // SAFETY: repr(C), the fields of `SinkGradient` in pairs.cu.
 unsafe impl Argument for RawSinkGradient {}
 
-impl Part<'_> {
-    /// Lanes and their elements, where the region lies in its tensor.
+impl DeviceRegion<'_> {
+    /// Returns the number of lanes and the elements of each, and refuses a region outside of its tensor.
     fn lanes(&self) -> Result<[usize; 2], KernelError> {
         let [rows, heads, dim] = self.view.shape();
         let inside = self.rows.check(rows).is_ok() && self.heads.end <= heads;
         if !inside || self.heads.start > self.heads.end {
-            let what =
-                format!("rows {:?}, heads {:?} of a tensor {:?}", self.rows, self.heads, self.view.shape());
+            let what = format!(
+                "rows {:?}, heads {:?} lie outside of a tensor {:?}",
+                self.rows,
+                self.heads,
+                self.view.shape()
+            );
             return Err(KernelError::shape(what));
         }
         Ok([self.rows.len * self.heads.len(), dim])
     }
 
-    /// The region as what is written, of rows and heads that are there.
+    /// Returns the region as a target. Its rows and heads must be in the tensor.
     fn target(&self) -> Result<Target, KernelError> {
         let (view, [_, _, dim]) = (self.view.raw("region")?, self.view.shape());
         let element = u64::from(self.view.format().bits() / 8);
@@ -124,23 +131,23 @@ impl Part<'_> {
     }
 }
 
-/// The row behind the last real one.
+/// Returns the row behind the last real one.
 fn end_of(rows: Run) -> usize {
     if rows.len == 0 { 0 } else { rows.offset + rows.step * (rows.len - 1) + 1 }
 }
 
-/// Whether a real row is in both.
+/// Returns whether two runs have a real row in common.
 fn meet(a: Run, b: Run) -> bool {
     let (short, long) = if a.len < b.len { (a, b) } else { (b, a) };
     let Run { offset, step, len, .. } = long;
-    // The step of one row means nothing.
+    // The step of a run of one row means nothing.
     let step = step.max(1);
     let shared =
         |row: usize| row >= offset && (row - offset).is_multiple_of(step) && (row - offset) / step < len;
     (0..short.len).any(|i| shared(short.offset + short.step * i))
 }
 
-/// Two runs that have a real row in common.
+/// Returns two runs that have a real row in common.
 fn meeting(mut runs: Vec<Run>) -> Option<[Run; 2]> {
     runs.sort_by_key(|run| run.offset);
     let of = |(index, &run): (usize, &Run)| {
@@ -151,7 +158,7 @@ fn meeting(mut runs: Vec<Run>) -> Option<[Run; 2]> {
 }
 
 impl Target {
-    /// Whether an element is in both. Views that are not the same are held to be so where their bytes meet.
+    /// Returns whether an element is in both. Different views count as overlapping wherever their bytes meet.
     fn overlaps(&self, other: &Target) -> bool {
         if self.bytes.end <= other.bytes.start || other.bytes.end <= self.bytes.start {
             return false;
@@ -165,14 +172,14 @@ impl Target {
 }
 
 impl TransferTable {
-    /// Adds a transfer; nothing where its regions are empty.
-    pub fn push(&mut self, written: &Written, to: &[Part]) -> Result<(), KernelError> {
-        let (operation, value, from): (i32, f32, &[Part]) = match written {
+    /// Adds a transfer, unless its regions are empty.
+    pub fn push(&mut self, written: &Written, to: &[DeviceRegion]) -> Result<(), KernelError> {
+        let (operation, value, from): (i32, f32, &[DeviceRegion]) = match written {
             Written::Value(value) => (2, *value, &[]),
             Written::Parts(Reduction::Sum, parts) => (0, 0.0, parts),
             Written::Parts(Reduction::Max, parts) => (1, 0.0, parts),
         };
-        let mut sizes = from.iter().chain(to).map(Part::lanes);
+        let mut sizes = from.iter().chain(to).map(DeviceRegion::lanes);
         let first = sizes.next().unwrap_or(Ok([0, 0]))?;
         for size in sizes {
             if size? != first {
@@ -190,7 +197,7 @@ impl TransferTable {
                 formats.join(" and ")
             )));
         }
-        let targets = to.iter().map(Part::target).collect::<Result<Vec<_>, _>>()?;
+        let targets = to.iter().map(DeviceRegion::target).collect::<Result<Vec<_>, _>>()?;
         self.targets.extend(targets);
         self.transfers.rows(&[self.elements]);
         let counts = [dim, self.region_count, from.len(), self.region_count + from.len(), to.len()];
@@ -225,7 +232,7 @@ impl TransferTable {
         Ok(())
     }
 
-    /// Whether there is nothing to do.
+    /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -236,7 +243,7 @@ impl TransferTable {
 }
 
 impl RowTable {
-    /// Pairs of rows.
+    /// Returns a table of pairs of rows.
     pub fn pairs(pairs: &[RowPair]) -> RowTable {
         let mut rows = RowTable::default();
         for (from, to) in pairs.iter().filter(|(from, _)| from.len > 0) {
@@ -251,7 +258,7 @@ impl RowTable {
         rows
     }
 
-    /// Rows of one tensor.
+    /// Returns a table of rows of one tensor.
     pub fn rows(rows: &[Run]) -> RowTable {
         let same: Vec<RowPair> = rows.iter().map(|&run| (run, run)).collect();
         RowTable::pairs(&same)
@@ -274,7 +281,7 @@ impl RowTable {
         Err(KernelError::shape(format!("{} bytes are not the table of rows", tables.bytes())))
     }
 
-    /// Tensors that are read from, and those that are written to, have the table's rows.
+    /// Refuses tensors that do not have the table's rows: those that are read, and those that are written.
     fn check_rows(&self, from: &[&View], to: &[&View]) -> Result<(), KernelError> {
         for (end, views) in self.ends.into_iter().zip([from, to]) {
             if let Some(view) = views.iter().find(|view| view.shape()[0] < end) {
@@ -288,7 +295,7 @@ impl RowTable {
     }
 }
 
-/// Statistics are f32 numbers of the heads and rows.
+/// Returns a statistic as kernels take it, and refuses one that is not f32 of these heads.
 fn statistic(name: &str, view: &View, heads: usize) -> Result<RawView, KernelError> {
     let [_, have, dim] = view.shape();
     if have != heads || dim != 1 || view.format() != Format::F32 {
@@ -307,7 +314,7 @@ fn tensor(name: &str, view: &View, heads: usize, dim: usize) -> Result<RawView, 
 }
 
 impl Gpu {
-    /// Carries out transfers; `tables` holds them.
+    /// Carries out transfers. `tables` holds them.
     pub fn transfer(&self, table: &TransferTable, tables: Area) -> Result<(), KernelError> {
         table.check_targets()?;
         let transfers = table.count * TRANSFER_BYTES;
@@ -323,7 +330,7 @@ impl Gpu {
         self.launch("transfer_elements", (blocks(table.elements, THREADS), 1, THREADS), &arguments)
     }
 
-    /// Folds a step's out and LSE into the running ones, for pairs of rows of the step and the running tensors.
+    /// Folds a step's out and LSE into the running ones, for pairs of rows of the step and of the running tensors.
     pub fn merge_pairs(
         &self,
         rows: &RowTable,
@@ -353,7 +360,7 @@ impl Gpu {
         self.rows_of_merge("merge_pairs", rows, tables, (heads, dim, style), views)
     }
 
-    /// Adds the sink's term to final statistics; without a sink that of 0.
+    /// Adds the sink's term to final statistics. Without a sink the term is that of 0.
     pub fn apply_sink(
         &self,
         rows: &RowTable,
@@ -395,7 +402,7 @@ impl Gpu {
         self.launch(kernel, (blocks(rows.rows * heads, WARPS), 1, THREADS), &[&arguments])
     }
 
-    /// The gradient of the sink over rows: `dsink = −Σ exp(sink − lse) · ⟨dout, out⟩` of each head, overwritten.
+    /// Overwrites the gradient of the sink over rows, for each head: `dsink = −Σ exp(sink − lse) · ⟨dout, out⟩`.
     pub fn sink_gradient(
         &self,
         rows: &RowTable,
@@ -426,7 +433,7 @@ impl Gpu {
             dim: dim as i32,
             views,
         };
-        self.launch("sink_gradient", (heads, 1, 32), &[&arguments])
+        self.launch("sink_gradient", (heads, 1, WARP), &[&arguments])
     }
 }
 
@@ -443,12 +450,12 @@ mod tests {
         View::rows(Area::nowhere(address, bytes), [rows, heads, dim], format)
     }
 
-    fn part(view: &View<'static>, rows: Run, heads: Range<usize>) -> Part<'static> {
-        Part { view: *view, rows, heads }
+    fn part(view: &View<'static>, rows: Run, heads: Range<usize>) -> DeviceRegion<'static> {
+        DeviceRegion { view: *view, rows, heads }
     }
 
-    /// What a launch says to a table of fills.
-    fn fills(parts: &[Part]) -> Result<(), KernelError> {
+    /// Checks a table of fills as a launch does.
+    fn fills(parts: &[DeviceRegion]) -> Result<(), KernelError> {
         let mut table = TransferTable::default();
         for part in parts {
             table.push(&Written::Value(0.0), std::slice::from_ref(part))?;
@@ -505,7 +512,7 @@ mod tests {
         assert!(RowTable::rows(&[packed(4, 3)]).check_rows(&[&short], &[]).is_err());
     }
 
-    /// By rows one after the other: no two runs of small offsets, steps and lengths are told otherwise.
+    /// The rows are compared one by one. No two runs of small offsets, steps and lengths may be judged otherwise.
     #[test]
     fn runs_meet_where_they_have_a_row_in_common() {
         let runs = || {

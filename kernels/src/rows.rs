@@ -1,37 +1,38 @@
-//! Rows moved whole: rank order ↔ sequence order, valid rows, halves, padding; the mask of valid rows.
+//! Rows moved whole: between rank order and sequence order, valid rows, halves, padding; and the mask of valid rows.
 //!
-//! A row is any number of bytes. Rows whose length and address are multiples of 16 move at full speed; others by 8, 4,
-//! 2 or 1 bytes at a time. The twins on the CPU are in `seamproof_simulator::helpers`.
+//! A row has any number of bytes. Rows whose length and address are multiples of 16 move at full speed; others move
+//! 8, 4, 2 or 1 bytes at a time. The twins on the CPU are in `seamproof_simulator::helpers`.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_simulator::helpers::{Half, Order, Rest};
 
-use crate::block::WARP;
+use crate::block::{THREADS, WARP};
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument, Gpu, THREADS};
-use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, check_apart, holds_i32};
+use crate::gpu::Gpu;
+use crate::memory::{Area, Argument};
+use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, check_apart};
 
-/// Bytes that a block moves, unless a row is longer: four vectors of 16 bytes a thread.
+/// The bytes that a block moves, unless a row is longer: four vectors of 16 bytes a thread.
 const TILE_BYTES: usize = THREADS * 16 * 4;
-/// `TILE_ROWS_MAX` of the source.
+/// The constant `TILE_ROWS_MAX` of the source.
 const TILE_ROWS_MAX: usize = 256;
-/// `BULK_BYTES` of the source.
+/// The constant `BULK_BYTES` of the source.
 const BULK_BYTES: usize = 24576;
-/// Bytes of a tile, unless a row is longer; see the source.
+/// The bytes of a tile of the bulk copy engine, unless a row is longer. The source says why.
 const BULK_TILE_BYTES: usize = 12288;
-/// Rows that are worth a request of their own to the bulk copy engine.
+/// The bytes of a row that is worth a request of its own to the bulk copy engine.
 const BULK_ROW_BYTES_MIN: usize = 512;
-/// Rows of the mask that a thread writes.
+/// The rows of the mask that a thread writes.
 const MASK_EACH: usize = 16;
 
 /// A tensor as rows of bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a> {
-    /// Where it lies.
+pub struct ByteRows<'a> {
+    /// The memory.
     pub area: Area<'a>,
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Bytes of a row, at least 1.
+    /// The bytes of a row, at least 1.
     pub row_bytes: usize,
 }
 
@@ -49,16 +50,16 @@ struct FillPaddingMap(RawSlots);
 struct HalfMap(RawSlots, i32, i32, i32);
 // SAFETY: repr(C), the fields of the maps in rows.cu.
 unsafe impl Argument for ReorderMap {}
-// SAFETY: as above.
+// SAFETY: repr(C), the fields of the maps in rows.cu.
 unsafe impl Argument for CopyValidMap {}
-// SAFETY: as above.
+// SAFETY: repr(C), the fields of the maps in rows.cu.
 unsafe impl Argument for FillPaddingMap {}
-// SAFETY: as above.
+// SAFETY: repr(C), the fields of the maps in rows.cu.
 unsafe impl Argument for HalfMap {}
 
-impl Rows<'_> {
+impl ByteRows<'_> {
     fn check(&self, name: &str) -> Result<(), KernelError> {
-        let Rows { area, rows, row_bytes } = *self;
+        let ByteRows { area, rows, row_bytes } = *self;
         if row_bytes == 0 || row_bytes > ROWS_MAX || rows.checked_mul(row_bytes) != Some(area.bytes()) {
             let what = format!("{name}: {} bytes are not {rows} rows of {row_bytes}", area.bytes());
             return Err(KernelError::shape(what));
@@ -67,7 +68,7 @@ impl Rows<'_> {
     }
 }
 
-/// Whether the rest is filled, and with which word.
+/// Returns whether the rest is filled, and with which word.
 fn fill(rest: Rest) -> (i32, u32) {
     match rest {
         Rest::Leave => (0, 0),
@@ -75,12 +76,12 @@ fn fill(rest: Rest) -> (i32, u32) {
     }
 }
 
-/// Two tensors of rows of one length that lie apart.
-fn check_pair(from: Rows, to: Rows) -> Result<(), KernelError> {
+/// Refuses two tensors whose rows differ in length, or that overlap.
+fn check_pair(from: ByteRows, to: ByteRows) -> Result<(), KernelError> {
     from.check("from")?;
     to.check("to")?;
     if from.row_bytes != to.row_bytes {
-        let what = format!("rows of {} bytes to rows of {}", from.row_bytes, to.row_bytes);
+        let what = format!("rows of {} bytes cannot move to rows of {}", from.row_bytes, to.row_bytes);
         return Err(KernelError::shape(what));
     }
     if from.area.overlaps(to.area) {
@@ -99,10 +100,10 @@ impl Gpu {
         kernel: &str,
         (slots, map): (Slots, &dyn Argument),
         rows: usize,
-        [from, to]: [Rows; 2],
+        [from, to]: [ByteRows; 2],
         rest: Rest,
     ) -> Result<(), KernelError> {
-        check_apart(&[("what is written", to.area)], &slots.tables())?;
+        check_apart(&[("the target", to.area)], &slots.tables())?;
         let bits = from.area.address() | to.area.address() | to.row_bytes as u64;
         let vector = 1_usize << bits.trailing_zeros().min(4);
         let in_bulk = vector == 16 && to.row_bytes >= BULK_ROW_BYTES_MIN;
@@ -128,19 +129,20 @@ impl Gpu {
         self.launch(&format!("{kernel}_{vector}"), (tiles, 1, THREADS), &arguments)
     }
 
-    /// Ranks' rows one after the other ↔ whole sequences; `slots` are a rank's. Both tensors have `cp` times the rank's
-    /// rows, every one of which is written, those that no sequence owns included: a bijection.
+    /// Moves ranks' rows, one rank after the other, to whole sequences, or back. `slots` are a rank's. Both tensors
+    /// have `cp` times the rank's rows. The move is a bijection: every row is written, even one that no sequence
+    /// owns.
     pub fn reorder(
         &self,
         slots: Slots,
         cut: Cut,
         order: Order,
-        from: Rows,
-        to: Rows,
+        from: ByteRows,
+        to: ByteRows,
     ) -> Result<(), KernelError> {
         check_pair(from, to)?;
         let map = ReorderMap(slots.raw()?, cut.raw()?, i32::from(order == Order::ToSequences));
-        // Both numbers are checked by now: no product of theirs is past 64 bits.
+        // Both numbers are checked by now, so that their product fits 64 bits.
         let rows = slots.rows * cut.cp;
         same("from", from.rows, rows)?;
         same("to", to.rows, rows)?;
@@ -148,7 +150,13 @@ impl Gpu {
     }
 
     /// Copies real rows to the same rows of another tensor.
-    pub fn copy_valid(&self, slots: Slots, from: Rows, to: Rows, rest: Rest) -> Result<(), KernelError> {
+    pub fn copy_valid(
+        &self,
+        slots: Slots,
+        from: ByteRows,
+        to: ByteRows,
+        rest: Rest,
+    ) -> Result<(), KernelError> {
         check_pair(from, to)?;
         same("from", from.rows, slots.rows)?;
         same("to", to.rows, slots.rows)?;
@@ -156,13 +164,13 @@ impl Gpu {
         self.move_rows("copy_valid", (slots, &map), slots.rows, [from, to], rest)
     }
 
-    /// Fills every row that is not a real one.
-    pub fn fill_padding(&self, slots: Slots, to: Rows, byte: u8) -> Result<(), KernelError> {
+    /// Fills every row that is not real.
+    pub fn fill_padding(&self, slots: Slots, to: ByteRows, byte: u8) -> Result<(), KernelError> {
         to.check("to")?;
         same("to", to.rows, slots.rows)?;
         let raw = slots.raw()?;
         if (to.area.address() | to.row_bytes as u64).is_multiple_of(16) {
-            check_apart(&[("what is written", to.area)], &slots.tables())?;
+            check_apart(&[("the target", to.area)], &slots.tables())?;
             let (address, pattern) = (to.area.address(), fill(Rest::Fill(byte)).1);
             let arguments: [&dyn Argument; 4] = [&raw, &address, &(to.row_bytes as u32), &pattern];
             return self.launch("fill_padding_16", (blocks(slots.rows, THREADS), 1, THREADS), &arguments);
@@ -171,14 +179,14 @@ impl Gpu {
         self.move_rows("fill_padding", (slots, &map), slots.rows, [to, to], Rest::Fill(byte))
     }
 
-    /// One half of every slot, padding included, to the layout of halves: offsets and spans divided by two, rounded
-    /// down. `rest` is about the rows of that layout that no slot owns.
+    /// Copies one half of every slot, padding included, to the layout of halves, whose offsets and spans are divided
+    /// by two and rounded down. `rest` says what happens to rows of that layout that no slot owns.
     pub fn read_half(
         &self,
         slots: Slots,
         half: Half,
-        whole: Rows,
-        halves: Rows,
+        whole: ByteRows,
+        halves: ByteRows,
         rest: Rest,
     ) -> Result<(), KernelError> {
         check_pair(whole, halves)?;
@@ -188,8 +196,14 @@ impl Gpu {
         self.move_rows("half", (slots, &map), halves.rows, [whole, halves], rest)
     }
 
-    /// The layout of halves back to one half of every slot; no other row changes.
-    pub fn write_half(&self, slots: Slots, half: Half, halves: Rows, whole: Rows) -> Result<(), KernelError> {
+    /// Copies the layout of halves back to one half of every slot. No other row changes.
+    pub fn write_half(
+        &self,
+        slots: Slots,
+        half: Half,
+        halves: ByteRows,
+        whole: ByteRows,
+    ) -> Result<(), KernelError> {
         check_pair(halves, whole)?;
         same("whole", whole.rows, slots.rows)?;
         check_half_rows(halves.rows)?;
@@ -197,7 +211,7 @@ impl Gpu {
         self.move_rows("half", (slots, &map), halves.rows, [halves, whole], Rest::Leave)
     }
 
-    /// For each row 1 where it is real, else 0; one byte a row.
+    /// Writes a byte for each row: 1 where the row is real, else 0.
     pub fn valid_mask(&self, slots: Slots, mask: Area) -> Result<(), KernelError> {
         same("mask", mask.bytes(), slots.rows)?;
         check_apart(&[("mask", mask)], &slots.tables())?;
@@ -205,7 +219,7 @@ impl Gpu {
         self.launch("valid_mask", shape, &[&slots.raw()?, &mask.address()])
     }
 
-    /// For each row of a rank's tensor its row in sequence order, as i64.
+    /// Writes, for each row of a rank's tensor, its row in sequence order as i64.
     pub fn partition_indices(
         &self,
         slots: Slots,
@@ -215,7 +229,11 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         let raw = slots.raw()?;
         if indices.bytes() != slots.rows * 8 || !indices.address().is_multiple_of(8) {
-            return Err(KernelError::shape(format!("indices: {} bytes", indices.bytes())));
+            return Err(KernelError::shape(format!(
+                "indices: {} bytes, not {} i64",
+                indices.bytes(),
+                slots.rows
+            )));
         }
         let rank = cut.check_rank(rank)?;
         check_apart(&[("indices", indices)], &slots.tables())?;
@@ -229,9 +247,4 @@ pub(crate) fn check_half_rows(rows: usize) -> Result<(), KernelError> {
         return Err(KernelError::shape(format!("{rows} rows of halves; at most {ROWS_MAX}")));
     }
     Ok(())
-}
-
-/// The real rows of the four arrays of a run table, checked to be of one length.
-pub(crate) fn check_tables(tables: &[(&str, Area)], count: usize) -> Result<(), KernelError> {
-    tables.iter().try_for_each(|&(name, table)| holds_i32(name, table, count))
 }

@@ -1,20 +1,22 @@
 //! The kernels' sources, and the options that they are compiled with.
 //!
-//! One file may be compiled several times, with other macros each time: these are its *instances*, whose kernels have names
-//! of their own.
+//! One file may be compiled several times, each time with other macros. These are its *instances*, whose kernels have
+//! names of their own.
 
-/// One CUDA C++ source: an instance of a file.
+/// An instance of a file of CUDA C++.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The file's name, as messages show it.
     pub file: &'static str,
-    /// Its text.
+    /// The text.
     pub text: String,
-    /// What it is compiled with besides [`OPTIONS`]: how arithmetic is contracted, and macros (`-DNAME=VALUE`).
+    /// The options besides [`OPTIONS`]: how arithmetic is contracted, and macros (`-DNAME=VALUE`).
     pub options: &'static [&'static str],
+    /// Whether the text is an edit that plants a fault.
+    pub planted: bool,
 }
 
-/// The headers that sources may include, each by its name. They include none.
+/// The headers that sources may include, each with its name. A header includes no other.
 pub const HEADERS: [(&str, &str); 11] = [
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("hopper.cuh", include_str!("../cuda/hopper.cuh")),
@@ -29,16 +31,14 @@ pub const HEADERS: [(&str, &str); 11] = [
     ("backward_plan.cuh", include_str!("../cuda/backward_plan.cuh")),
 ];
 
-/// What every source is compiled with: machine code for Hopper. `-v` makes the assembler say what registers and memory each
+/// The options of every source: machine code for Hopper. `-v` makes the assembler say which registers and memory each
 /// kernel takes.
 pub const OPTIONS: [&str; 5] =
     ["--gpu-architecture=sm_90a", "--std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v"];
-/// Products and sums are not contracted, so that the CPU device gives the same bits.
+/// Without contraction of products and sums, kernels give the bits of the CPU device.
 const TWINS_BITS: &[&str] = &["--fmad=false"];
-/// Products and sums are contracted where the compiler sees fit: what they are added to is bounded, not equal to anything.
-const CONTRACTED: &[&str] = &[];
 
-/// The largest head dim and the format: 1 is bf16 and 2 is fp16. The first has the planning kernel too.
+/// The largest head dim and the format: 1 is bf16, 2 is fp16. The first instance also has the planning kernel.
 const TENSOR_CORES: &[&[&str]] = &[
     &["--fmad=false", "-DDIM=128", "-DTYPE=1", "-DPLAN"],
     &["--fmad=false", "-DDIM=64", "-DTYPE=1"],
@@ -46,31 +46,31 @@ const TENSOR_CORES: &[&[&str]] = &[
     &["--fmad=false", "-DDIM=64", "-DTYPE=2"],
 ];
 
-/// File, text, and the options of each instance.
+/// A file: its name, its text, and the options of each instance.
 type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
-const FILES: [File; 8] = [
+const FILES: [File; 7] = [
     ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
     ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
     ("metadata.cu", include_str!("../cuda/metadata.cu"), &[TWINS_BITS]),
     ("pairs.cu", include_str!("../cuda/pairs.cu"), &[TWINS_BITS]),
     ("attend.cu", include_str!("../cuda/attend.cu"), &[TWINS_BITS]),
-    ("reference.cu", include_str!("../cuda/reference.cu"), &[CONTRACTED]),
     ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES),
     ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES),
 ];
 
-/// Every instance of every file, as it is built.
+/// Returns every instance of every file, as it is built.
 pub fn sources() -> Vec<Source> {
     let instances = |&(file, text, instances): &File| {
-        instances.iter().map(move |options| Source { file, text: text.to_owned(), options })
+        instances.iter().map(move |options| Source { file, text: text.to_owned(), options, planted: false })
     };
     FILES.iter().flat_map(instances).collect()
 }
 
-/// The sources whose kernels wait for earlier launches by themselves, so that they may be started early.
+/// Sources whose kernels wait for earlier launches themselves, so that they may be started early.
 const OVERLAPPING: [&str; 3] = ["rows.cu", "merge.cu", "metadata.cu"];
 
-/// Kernels whose warps hand registers to each other (`setmaxnreg`): what begins their names, and the threads of a block.
+/// Kernels whose warps hand registers to each other (`setmaxnreg`): how their names begin, and the threads of a
+/// block.
 pub(crate) const SHARING: [(&str, usize); 8] = [
     ("backward_short_", 384),
     ("backward_tiles_", 384),
@@ -82,13 +82,13 @@ pub(crate) const SHARING: [(&str, usize); 8] = [
     ("forward_short_64_", 640),
 ];
 
-/// Threads of a block of a kernel whose warps hand registers to each other; none of any other kernel.
+/// Returns the threads of a block of a kernel whose warps hand registers to each other; `None` for any other kernel.
 pub(crate) fn sharing_threads(kernel: &str) -> Option<usize> {
     SHARING.iter().find(|(begin, _)| kernel.starts_with(begin)).map(|(_, threads)| *threads)
 }
 
 impl Source {
-    /// What messages call it: the file, and of an instance of several its head dim and format.
+    /// Returns the name in messages: the file, and for one of several instances its head dim and format.
     pub fn name(&self) -> String {
         let value = |name: &str| self.options.iter().find_map(|option| option.strip_prefix(name));
         let format = value("-DTYPE=").map(|number| if number == "1" { "bf16" } else { "fp16" });
@@ -98,29 +98,30 @@ impl Source {
         }
     }
 
-    /// Whether it is one of [`sources`], and no edit of one.
-    pub(crate) fn is_shipped(&self) -> bool {
-        FILES.iter().any(|(file, text, _)| *file == self.file && *text == self.text)
+    /// Returns this source with another text, which plants a fault.
+    pub fn with_text(self, text: String) -> Source {
+        Source { text, planted: true, ..self }
     }
 
-    /// Whether its kernels may be started while earlier launches run: each waits for them in its first statement.
+    /// Returns whether its kernels may be started while earlier launches run. Each waits for them in its first
+    /// statement.
     pub(crate) fn overlaps(&self) -> bool {
         OVERLAPPING.contains(&self.file)
     }
 
-    /// The headers that it includes: their names and texts.
+    /// Returns the headers that it includes: their names and texts.
     pub(crate) fn headers(&self) -> Vec<(&'static str, &'static str)> {
         HEADERS.into_iter().filter(|(name, _)| self.text.contains(&include(name))).collect()
     }
 
-    /// The text with its headers in their places.
-    pub(crate) fn whole(&self) -> String {
+    /// Returns the text with its headers put in.
+    pub fn whole(&self) -> String {
         self.headers().into_iter().fold(self.text.clone(), |text, (name, header)| {
             text.replace(&include(name), &header.replace("#pragma once", ""))
         })
     }
 
-    /// The hash of all that the machine code follows from, NVRTC's version apart.
+    /// Returns the hash of everything that decides the machine code, apart from NVRTC's version.
     pub fn digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         let headers = self.headers().into_iter().flat_map(|(name, text)| [name, text]);
@@ -133,7 +134,7 @@ impl Source {
     }
 }
 
-/// The line that includes a header.
+/// Returns the line that includes a header.
 fn include(name: &str) -> String {
     format!("#include \"{name}\"")
 }
@@ -142,7 +143,7 @@ fn include(name: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Each is a file of machine code that is built, stored and loaded. A new instance has to be worth that.
+    /// Each instance is a file of machine code that is built, stored and loaded. A new one has to be worth that.
     #[test]
     fn instances_are_few() {
         let count = sources().len();
@@ -155,25 +156,19 @@ mod tests {
         let unique: std::collections::BTreeSet<&String> = names.iter().collect();
         assert_eq!(unique.len(), names.len(), "{names:?}");
         assert!(names.iter().any(|name| name == "rows.cu"), "{names:?}");
+        assert!(sources().iter().all(|source| !source.planted));
         assert!(names.iter().any(|name| name == "backward.cu (head dim 64, fp16)"), "{names:?}");
     }
 
-    #[test]
-    fn an_edit_is_not_shipped() {
-        for source in sources() {
-            assert!(source.is_shipped(), "{}", source.file);
-            assert!(!Source { text: source.text.clone() + " ", ..source }.is_shipped());
-        }
-    }
-
-    /// A kernel that hands registers over and is not known to would hang where it is compiled to fewer.
+    /// A kernel that hands registers over, and is not listed, would hang where it is compiled to fewer.
     #[test]
     fn every_kernel_that_hands_registers_over_is_known() {
         let mut kinds = Vec::new();
         for (file, text, _) in FILES.iter().filter(|(_, text, _)| text.contains("setmaxnreg")) {
             let stem = file.trim_end_matches(".cu");
             let named = |line: &str| {
-                // A configuration that becomes a kernel of the forward, or a kernel that runs the backward on tiles.
+                // The line makes a kernel of the forward from a configuration, or names a kernel of the backward on
+                // tiles.
                 let forward = line.strip_prefix("KERNEL(").and_then(|rest| rest.split([',', ')']).nth(1));
                 let backward = || line.split("NAMED(").nth(1).filter(|_| line.contains("THREADS_ALL"));
                 let kind = forward.or_else(|| backward()?.split(',').next())?.trim().to_owned();
@@ -189,7 +184,7 @@ mod tests {
         assert_eq!(sharing_threads("forward_plan"), None);
     }
 
-    /// A kernel that may be started early and does not wait would read what is not written yet.
+    /// A kernel that is started early and does not wait would read what is not written yet.
     #[test]
     fn every_kernel_that_may_start_early_waits_first() {
         for source in sources().into_iter().filter(Source::overlaps) {

@@ -1,37 +1,37 @@
-//! The tables of packed sequences on the device, and how sequences are cut over ranks.
+//! Tables of packed sequences on the device, and how sequences are cut over ranks.
 
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Balance;
 
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument};
+use crate::memory::{Area, Argument};
 
 /// Most rows of a tensor: rows are numbered in 32 bits.
 pub const ROWS_MAX: usize = i32::MAX as usize;
 
-/// The slots of packed sequences: for each the first row, the rows that it owns and the real ones among them, as i32
-/// on the device.
+/// The slots of packed sequences. The device has three i32 for each: its first row, the rows that it owns, and the
+/// real ones among them.
 ///
-/// The contract, which no launcher can check without waiting for the device: slots are in order of rows and do not
-/// overlap (`offset + span ≤` the next offset), `0 ≤ len ≤ span`, and all lie in the tensor. Empty slots, gaps, a first
-/// offset and rows behind the last slot are ordinary. Tables that break it give wrong rows and never an access outside
-/// of the tensors.
+/// No launcher can check the contract without waiting for the device. Slots are in order of rows and do not overlap
+/// (`offset + span ≤` the next offset), `0 ≤ len ≤ span`, and all lie in the tensor. Empty slots, gaps, a first
+/// offset and rows behind the last slot are ordinary. Tables that break the contract give wrong rows, and never an
+/// access outside of the tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots<'a> {
-    /// First rows, `[count]` i32.
+    /// The first rows, `[count]` i32.
     pub offset: Area<'a>,
-    /// Rows, padding included, `[count]` i32.
+    /// The owned rows, padding included, `[count]` i32.
     pub span: Area<'a>,
-    /// Real rows, `[count]` i32.
+    /// The real rows, `[count]` i32.
     pub len: Area<'a>,
-    /// Sequences.
+    /// The number of sequences.
     pub count: usize,
-    /// Rows of the tensor.
+    /// The rows of the tensor.
     pub rows: usize,
 }
 
-/// `Slots` of the sources.
+/// The struct `Slots` of the sources.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawSlots {
@@ -45,7 +45,7 @@ pub(crate) struct RawSlots {
 // SAFETY: repr(C), the fields of `Slots` in common.cuh.
 unsafe impl Argument for RawSlots {}
 
-/// `Cut` of the sources.
+/// The struct `Cut` of the sources.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawCut {
@@ -57,7 +57,7 @@ pub(crate) struct RawCut {
 unsafe impl Argument for RawCut {}
 
 impl<'a> Slots<'a> {
-    /// The three tables, with names.
+    /// Returns the three tables, with names for messages.
     pub(crate) fn tables(&self) -> [(&'static str, Area<'a>); 3] {
         [("offset", self.offset), ("span", self.span), ("len", self.len)]
     }
@@ -80,16 +80,21 @@ impl<'a> Slots<'a> {
     }
 }
 
-/// A table of `count` i32.
+/// Refuses what is no table of `count` i32.
 pub(crate) fn holds_i32(name: &str, table: Area, count: usize) -> Result<(), KernelError> {
     if count > ROWS_MAX || table.bytes() != count * 4 || !table.address().is_multiple_of(4) {
-        let what = format!("{name}: {} bytes are no table of {count} i32", table.bytes());
+        let what = format!("{name}: {} bytes, not a table of {count} i32", table.bytes());
         return Err(KernelError::shape(what));
     }
     Ok(())
 }
 
-/// What a launch writes lies apart from what it reads, and from what else it writes: threads are in no order.
+/// Refuses tables of which one does not have `count` i32.
+pub(crate) fn hold_i32(tables: &[(&str, Area)], count: usize) -> Result<(), KernelError> {
+    tables.iter().try_for_each(|&(name, table)| holds_i32(name, table, count))
+}
+
+/// Refuses a launch that writes where it reads, or in two tensors at once: threads run in no order.
 pub(crate) fn check_apart(written: &[(&str, Area)], read: &[(&str, Area)]) -> Result<(), KernelError> {
     for (index, (name, area)) in written.iter().enumerate() {
         let others = written[index + 1..].iter().chain(read);
@@ -102,12 +107,12 @@ pub(crate) fn check_apart(written: &[(&str, Area)], read: &[(&str, Area)]) -> Re
     Ok(())
 }
 
-/// How sequences are cut over ranks.
+/// A cut of sequences over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Ranks.
+    /// The number of ranks.
     pub cp: usize,
-    /// How a sequence is cut.
+    /// The way in which a sequence is cut.
     pub balance: Balance,
 }
 
@@ -122,12 +127,12 @@ impl Cut {
             Balance::Striped { stripe } => (2, stripe),
         };
         if self.cp == 0 || self.cp > CP_MAX || stripe == 0 || stripe > ROWS_MAX {
-            return Err(KernelError::shape(format!("cuts over {} ranks by stripes of {stripe}", self.cp)));
+            return Err(KernelError::shape(format!("a cut over {} ranks by stripes of {stripe}", self.cp)));
         }
         Ok(RawCut { cp: self.cp as i32, balance, stripe: stripe as i32 })
     }
 
-    /// The numbers of contiguous, dual-chunk and striped cuts, and the stripe.
+    /// Returns the number of ranks, the number of the balance in the sources, and the stripe.
     pub(crate) fn numbers(&self) -> Result<[i32; 3], KernelError> {
         let RawCut { cp, balance, stripe } = self.raw()?;
         Ok([cp, balance, stripe])
@@ -141,7 +146,7 @@ impl Cut {
     }
 }
 
-/// The blocks that cover `items`, `each` in a block.
+/// Returns the number of blocks that cover `items`, `each` in a block.
 pub(crate) fn blocks(items: usize, each: usize) -> usize {
     items.div_ceil(each)
 }

@@ -1,13 +1,14 @@
-//! A tensor on the device as row, head and lane address it, whatever its layout, and tables of numbers.
+//! Tensors on the device, addressed by row, head and lane whatever their layout, and tables of numbers.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
 
+use crate::codec::{element_bytes, format_number};
 use crate::error::KernelError;
-use crate::gpu::{Area, Argument};
+use crate::memory::{Area, Argument};
 use crate::tables::ROWS_MAX;
 
-/// Rows, heads and lanes in device memory. A row and head's lanes are neighbours.
+/// A tensor in device memory. The lanes of a row and head are neighbours.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     area: Area<'a>,
@@ -18,10 +19,10 @@ pub struct View<'a> {
     format: Format,
 }
 
-/// `View` of the sources.
+/// The struct `View` of the sources.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RawView {
+pub struct RawView {
     pub(crate) base: u64,
     pub(crate) row: i64,
     pub(crate) head: i64,
@@ -31,41 +32,41 @@ pub(crate) struct RawView {
 unsafe impl Argument for RawView {}
 
 impl<'a> View<'a> {
-    /// `[rows, heads, dim]`.
+    /// Returns the view of a tensor `[rows, heads, dim]`.
     pub fn rows(area: Area<'a>, [rows, heads, dim]: [usize; 3], format: Format) -> View<'a> {
         // A product past 64 bits is refused with the shape.
         View { area, rows, heads, dim, strides: [heads.saturating_mul(dim), dim], format }
     }
 
-    /// A statistic: `[heads, rows]`.
+    /// Returns the view of a statistic `[heads, rows]`.
     pub fn statistic(area: Area<'a>, [heads, rows]: [usize; 2], format: Format) -> View<'a> {
         View { area, rows, heads, dim: 1, strides: [1, rows], format }
     }
 
-    /// One number of each head; it is there for every row.
+    /// Returns the view of one number a head, which stands for every row.
     pub fn heads(area: Area<'a>, heads: usize, format: Format) -> View<'a> {
         View { area, rows: 1, heads, dim: 1, strides: [0, 1], format }
     }
 
-    /// `[rows, heads, dim]`.
+    /// Returns `[rows, heads, dim]`.
     pub fn shape(&self) -> [usize; 3] {
         [self.rows, self.heads, self.dim]
     }
 
-    /// Where it lies, with a name.
+    /// Returns the memory, with a name for messages.
     pub(crate) fn named(&self, name: &'static str) -> (&'static str, Area<'a>) {
         (name, self.area)
     }
 
-    /// The storage format.
+    /// Returns the storage format.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// The view as kernels take it, checked to lie in its area.
-    pub(crate) fn raw(&self, name: &str) -> Result<RawView, KernelError> {
+    /// Returns the view as kernels take it, checked to lie in its area.
+    pub fn raw(&self, name: &str) -> Result<RawView, KernelError> {
         let View { area, rows, heads, dim, strides: [row, head], format } = *self;
-        let element = format.bits() as usize / 8;
+        let element = element_bytes(format);
         let bytes = [rows, heads, dim, element].into_iter().try_fold(1_usize, usize::checked_mul);
         if bytes != Some(area.bytes()) || rows > ROWS_MAX || heads > ROWS_MAX || dim > ROWS_MAX {
             let bytes = area.bytes();
@@ -73,39 +74,36 @@ impl<'a> View<'a> {
         }
         let format = format_number(name, format)?;
         if !area.address().is_multiple_of(element as u64) {
-            return Err(KernelError::shape(format!("{name}: at {:#x}", area.address())));
+            return Err(KernelError::shape(format!(
+                "{name}: at {:#x}, which is no multiple of {element}",
+                area.address()
+            )));
         }
         Ok(RawView { base: area.address(), row: row as i64, head: head as i64, format })
     }
 }
 
-/// A format's number in the sources.
-pub(crate) fn format_number(name: &str, format: Format) -> Result<i32, KernelError> {
-    match format {
-        Format::F32 => Ok(0),
-        Format::Bf16 => Ok(1),
-        Format::Fp16 => Ok(2),
-        Format::E4m3 | Format::E5m2 => {
-            Err(KernelError::shape(format!("{name}: {format}; kernels take f32, bf16 and fp16")))
-        }
-    }
-}
-
 /// A table in the making: numbers as kernels read them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Table(pub(crate) Vec<u8>);
+pub struct Table(pub(crate) Vec<u8>);
 
 impl Table {
+    /// Returns the table as bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     pub(crate) fn i64(&mut self, numbers: &[i64]) {
         numbers.iter().for_each(|number| self.0.extend_from_slice(&number.to_le_bytes()));
     }
 
-    /// Rows and counts, as 64-bit numbers.
+    /// Appends rows and counts as 64-bit numbers.
     pub(crate) fn rows(&mut self, numbers: &[usize]) {
         numbers.iter().for_each(|&number| self.i64(&[number as i64]));
     }
 
-    pub(crate) fn i32(&mut self, numbers: &[i32]) {
+    /// Appends 32-bit numbers.
+    pub fn i32(&mut self, numbers: &[i32]) {
         numbers.iter().for_each(|number| self.0.extend_from_slice(&number.to_le_bytes()));
     }
 

@@ -110,7 +110,7 @@ impl fmt::Display for Ways {
 
 #[cfg(test)]
 mod tests {
-    use seamproof_kernels::forward::Attention;
+    use seamproof_kernels::forward::AttentionKernels as Attention;
 
     use super::*;
     use crate::backends::Cuda;

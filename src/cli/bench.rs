@@ -11,9 +11,11 @@ use super::output::{complain, note};
 use crate::bench;
 use crate::power::{self, Plan};
 use seamproof_kernels::Gpu;
-use seamproof_kernels::bench::{self as gpu_bench, Attention, BenchError, Subject};
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::forward::Attention as Kernel;
+use seamproof_kernels::forward::AttentionKernels as Kernel;
+use seamproof_lab::bench::{
+    self as gpu_bench, AttentionBench as Attention, BenchError, BenchedPass as Subject,
+};
 use seamproof_oracle::Pass;
 
 /// Lengths of the sequences that the oracle is measured on.
@@ -34,8 +36,8 @@ Examples, in a release build:
   seamproof bench power --cases 100 --seed 2
   seamproof bench thd
   seamproof bench attention --tracks short128,tiny1024x64
-  seamproof bench attention --peer 'python3 kernels/bench/fa4.py SITE'
-  seamproof bench attention --pass backward --peer 'python3 kernels/bench/fa4.py SITE'";
+  seamproof bench attention --peer 'python3 kernels/lab/bench/fa4.py SITE'
+  seamproof bench attention --pass backward --peer 'python3 kernels/lab/bench/fa4.py SITE'";
 
 #[derive(Debug, Subcommand)]
 enum What {
@@ -67,7 +69,7 @@ enum What {
         /// The forward's kernel: tuned (if not given), long, paired, middle, short or simple
         #[arg(long, value_parser = Kernel::by_name)]
         kernel: Option<Kernel>,
-        /// Tracks of kernels/bench/tracks.json; all if not given
+        /// Tracks of kernels/lab/bench/tracks.json; all if not given
         #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
         tracks: Vec<String>,
         /// Heads, head dim and mask: mha-d128, gqa-d128, mha-d64, full-d128, window-d128; all if not given

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
-use seamproof_kernels::block::block_of;
 use seamproof_kernels::cache::{Cache, Origin};
-use seamproof_kernels::check::Mismatch;
-use seamproof_kernels::faults::{self, SourceFault, source_faults};
 use seamproof_kernels::nvrtc::{self, Resources};
-use seamproof_kernels::source::{Source, sources};
-use seamproof_kernels::{Gpu, KernelError, check};
+use seamproof_kernels::source::Source;
+use seamproof_kernels::{Gpu, KernelError};
+use seamproof_lab::check::{self, Mismatch};
+use seamproof_lab::faults::{self, SourceFault, source_faults};
+use seamproof_lab::{block_of, sources};
 
 use crate::backends::{Cuda, CudaRunner};
 use seamproof_judge::finding::Phase;

@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use seamproof_kernels::Gpu;
-use seamproof_kernels::bench;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::forward::Attention;
+use seamproof_kernels::forward::AttentionKernels as Attention;
+use seamproof_lab::{bench, reference};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields};
 use seamproof_simulator::schedule::MergeOrder;
@@ -17,16 +17,16 @@ use super::CliError;
 use super::exit::Exit;
 use super::output::{complain, print_line};
 use crate::backends::{Cuda, CudaRunner};
-use crate::large::{self, Judged, Related, Rows};
 use seamproof_judge::finding::Finding;
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::Judge;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, Promises, RankOutputs, RunError};
 use seamproof_judge::values::{self, Poison};
+use seamproof_lab::large::{self, Judged, Related, Rows};
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Args {
-    /// Tracks of kernels/bench/tracks.json; all if not given
+    /// Tracks of kernels/lab/bench/tracks.json; all if not given
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
     tracks: Vec<String>,
     /// Columns of `seamproof bench attention`; all if not given
@@ -75,7 +75,7 @@ pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
     };
     let mut bench = Bench {
         runner: CudaRunner::open(args.gpu)?,
-        gpu: Gpu::open(args.gpu, &Cache::of_user())?,
+        gpu: reference::open(args.gpu, &Cache::of_user())?,
         rows: if args.all { Rows::All } else { Rows::Sample { count: args.sample, seed: args.seed } },
         identities: args.identities,
         judged: 0,

@@ -116,7 +116,7 @@ enum CliError {
     #[error(transparent)]
     Kernel(#[from] seamproof_kernels::KernelError),
     #[error(transparent)]
-    Bench(#[from] seamproof_kernels::bench::BenchError),
+    Bench(#[from] seamproof_lab::bench::BenchError),
     #[error("the subject or its twin: {0}")]
     Twins(seamproof_judge::subject::RunError),
     #[error("signals cannot be handled: {0}")]

@@ -1,4 +1,4 @@
-//! Faults of capability tables.
+//! Faults in capability tables.
 
 use seamproof_oracle::{Format, Inputs, Problem};
 use seamproof_simulator::faults::{Catcher, Fault};
@@ -6,10 +6,10 @@ use seamproof_simulator::faults::{Catcher, Fault};
 use seamproof_judge::subject::{Backend, Capabilities, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::Emulated;
 
-/// A planted fault of a capability table: the subject runs and refuses as before, and declares something else.
+/// A planted fault of a capability table. The subject runs and refuses as before, but declares something else.
 pub type TableFault = Fault<fn(&mut Capabilities)>;
 
-/// Tables that promise too much or too little: the judge's capability check is to see both.
+/// Tables that promise too much or too little. The judge's capability check must see both.
 pub const TABLE_FAULTS: &[TableFault] = &[
     TableFault {
         id: "table-too-wide",
@@ -32,7 +32,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
     },
 ];
 
-/// The emulated kernel behind a planted table.
+/// The emulated kernel behind a faulty table.
 #[derive(Debug)]
 pub struct Tabled {
     inner: Emulated,
@@ -40,12 +40,12 @@ pub struct Tabled {
 }
 
 impl Tabled {
-    /// The kernel with a fault in its table.
+    /// Returns the kernel with a fault in its table.
     pub fn new(fault: &'static TableFault) -> Tabled {
         Tabled { inner: Emulated::default(), fault }
     }
 
-    /// Whether the wrong table says something else of a problem than the right one.
+    /// Whether the faulty table answers differently from the right one on a problem.
     pub fn shows(&self, problem: &Problem) -> bool {
         let said = |subject: &dyn Backend| subject.declaration().capabilities.refusal(problem);
         said(self) != said(&self.inner)

@@ -1,4 +1,4 @@
-//! What runs inside a worker process: a [`Runner`] is a subject without its declaration.
+//! Subjects inside a worker process: a [`Runner`] is a subject without its declaration.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,12 @@ use std::thread::available_parallelism;
 use seamproof_judge::finding::Phase;
 use seamproof_oracle::{Inputs, Problem};
 
-use crate::backends;
 use seamproof_judge::subject::{Backend, Outputs, RunError};
-use seamproof_judge::subjects::SubjectName;
 
 /// A subject as a worker process holds it.
 ///
-/// `run` calls `reached` with each phase after [`Phase::Received`], in order, as soon as it is reached. After a
-/// [`RunError::Crash`] or [`RunError::OutOfMemory`] the runner is not asked again: the worker ends.
+/// `run` calls `reached` with each phase after [`Phase::Received`], in order, as soon as the run reaches it. After a
+/// [`RunError::Crash`] or [`RunError::OutOfMemory`] the runner is not asked again, because the worker ends.
 pub trait Runner {
     /// Runs the problem.
     fn run(
@@ -26,37 +24,34 @@ pub trait Runner {
     ) -> Result<Outputs, RunError>;
 }
 
-/// A runner, and how many devices there are for it.
+/// A runner, and the number of devices that there are for it.
 pub struct Opened {
-    /// The runner, on the device that was asked for.
+    /// Runner on the device that was asked for.
     pub runner: Box<dyn Runner>,
-    /// Devices that it could have been opened on: ordinals below this.
+    /// Number of devices that the runner could have been opened on. Ordinals are below it.
     pub devices: usize,
-    /// What the one that it is on is called, by which it is told from the others; empty for a core.
+    /// Name of the device, which tells it from the others; empty for a CPU core.
     pub name: String,
 }
 
-/// Why a runner cannot be opened, in words.
+/// Reason why a runner cannot be opened, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct OpenError(pub String);
 
-/// Opens a subject by its name and options on the device of an ordinal.
+/// Function that opens a subject by its name and options on the device of an ordinal.
 pub type Open = fn(&str, &BTreeMap<String, String>, usize) -> Result<Opened, OpenError>;
 
-/// Opens the runner of a subject: on a GPU, or one of this process, for which a core is as good as a device.
-pub fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result<Opened, OpenError> {
-    let name = SubjectName::new(name, options.clone());
-    if backends::is_on_gpu(&name) {
-        return backends::open_on_gpu(&name, device);
+impl Opened {
+    /// The runner of a subject that needs no device of its own: a core is as good as a device.
+    pub fn on_core(subject: Box<dyn Backend>) -> Opened {
+        let devices = available_parallelism().map_or(1, NonZero::get);
+        Opened { runner: Box::new(InProcess(subject)), devices, name: String::new() }
     }
-    let backend = backends::in_process(&name).map_err(|error| OpenError(error.to_string()))?;
-    let devices = available_parallelism().map_or(1, NonZero::get);
-    Ok(Opened { runner: Box::new(InProcess(backend)), devices, name: String::new() })
 }
 
-/// A backend of this process.
-pub struct InProcess(pub Box<dyn Backend>);
+/// A subject that runs in the worker's own process.
+struct InProcess(Box<dyn Backend>);
 
 impl Runner for InProcess {
     fn run(

@@ -1,9 +1,9 @@
 use super::*;
 use crate::generate::{draw, tiny};
 
-/// Cases of one campaign in these tests; floors must hold from here on.
+/// Number of cases in one campaign of these tests; floors must hold from this number on.
 const CASES: u64 = 1000;
-/// Campaigns.
+/// Number of campaigns.
 const SEEDS: u64 = 12;
 
 fn census(seed: u64, cases: std::ops::Range<u64>, profile: Profile) -> Census {

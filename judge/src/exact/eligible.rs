@@ -1,21 +1,26 @@
-//! Where the modes' preconditions hold, and how far from the exact value a right result can be.
+//! Preconditions of the exact modes, and the error that a right result can have against the exact value.
 //!
 //! # Errors
 //!
-//! With ε = 2⁻²⁴, for any order of sums, f32 that rounds or cuts off, an exponential of 2 ulp:
+//! Let ε = 2⁻²⁴. The errors hold for any order of sums, for f32 that rounds or truncates, and for an exponential of 2
+//! ulp:
 //!
-//! - *Weights.* All logits 0: `exp(0) = 1`, no error. Else the exponent is a difference of products whose roundings are
-//!   `4 ε |logit|` in all, and each rescaling of the staircase (at most one a level) multiplies by another exponential.
-//! - *Row sum.* With weights that are exactly 1 a sum of integers below 2²⁴: exact. Else the weights' error and one of
-//!   `2 ε` for each addition that adds anything.
-//! - *Out.* Reciprocal, product and their arguments: 2⁻²¹. The numerator of all-zero logits is a sum of integers: exact.
-//!   Else values are not negative or there is one term, so errors of terms are relative to the sum; an addition in a
-//!   tensor core errs by at most `(17 / 4 + 1) · 2⁻²³`. Then one rounding to the format.
-//! - *LSE.* The row sum's error, roundings of the maximum's product and of the sum, and the logarithm's.
-//! - *Merges.* A step's weight is `exp(its LSE − the LSE)`: the errors of storing both, and of each exponential.
+//! - *Weights.* If all logits are 0, `exp(0) = 1` without error. Otherwise the exponent is a difference of products
+//!   whose roundings add up to `4 ε |logit|`. Each rescaling of the staircase (at most one a level) multiplies by
+//!   another exponential.
+//! - *Row sum.* If the weights are exactly 1, the sum is one of integers below 2²⁴, and exact. Otherwise it has the
+//!   weights' error, and `2 ε` for each addition that adds anything.
+//! - *Out.* Reciprocal, product and their arguments err by 2⁻²¹. The numerator of all-zero logits is a sum of
+//!   integers, and exact. In the other modes the values are not negative, or there is one term, so errors of terms
+//!   are relative to the sum. An addition in a tensor core errs by at most `(17 / 4 + 1) · 2⁻²³`. One rounding to the
+//!   format follows.
+//! - *LSE.* It has the row sum's error, the roundings of the maximum's product and of the sum, and the logarithm's
+//!   error.
+//! - *Merges.* A step's weight is `exp(its LSE − the LSE)`. It has the errors of storing both, and of each
+//!   exponential.
 //!
-//! A result is right when it is one of the format's numbers from `RN(x − error)` to `RN(x + error)`: almost always one,
-//! or the two next to a tie.
+//! A result is right when it is one of the format's numbers from `RN(x − error)` to `RN(x + error)`. This is almost
+//! always one number, or the two next to a tie.
 
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::{Element, Format, InputMode, Pass, Problem, Scaling};
@@ -23,50 +28,52 @@ use seamproof_oracle::{Element, Format, InputMode, Pass, Problem, Scaling};
 use super::plan::{Code, Plan, code_lanes, has_codes, is_uniform};
 use super::{DEAD_LEVEL, LEVEL_MAX, TABLE_MAX};
 
-/// ε.
+/// Unit roundoff ε of f32.
 const EPSILON: f64 = 1.0 / (1 << 24) as f64;
-/// Relative error of an exponential: 2.06 ulp (measured of `ex2.approx.ftz.f32` on Hopper) and its argument's constant.
+/// Relative error of an exponential: 2.06 ulp (measured for `ex2.approx.ftz.f32` on Hopper), and the error of the
+/// constant in its argument.
 const EXPONENTIAL: f64 = 8.0 * EPSILON;
 /// Absolute error of a logarithm near 1, and relative error elsewhere.
 const LOGARITHM: f64 = 8.0 * EPSILON;
 /// Relative error of dividing by the row sum.
 const NORMALISED: f64 = 8.0 * EPSILON;
-/// Relative error of one addition in a tensor core: 17 addends cut off at 2⁻²⁵ of the largest, and the result at 2⁻²³.
+/// Relative error of one addition in a tensor core: 17 addends are truncated at 2⁻²⁵ of the largest, and the result
+/// at 2⁻²³.
 const ADDITION: f64 = 10.5 * EPSILON;
-/// Rescalings of a staircase.
+/// Number of rescalings of a staircase.
 const RESCALINGS: f64 = 13.0;
 
-/// Why a mode's preconditions do not hold.
+/// Reason why a mode's preconditions do not hold.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Why {
-    /// Not one of [`InputMode::EXACT`].
+    /// A mode that is not one of [`InputMode::EXACT`].
     #[error("the mode is not exact")]
     Mode,
-    /// A format that integers of the mode need not be exact in.
+    /// A format in which integers of the mode need not be exact.
     #[error("{quantity} is {element}; exact modes take unscaled bf16 and fp16, and P in f32")]
     Format {
-        /// The quantity.
+        /// Name of the quantity.
         quantity: &'static str,
-        /// Its element.
+        /// Element of the quantity.
         element: Element,
     },
-    /// A soft cap, which draws logits together.
+    /// A soft cap, which narrows the gaps between logits.
     #[error("a soft cap leaves no gap between logits")]
     Softcap,
     /// Too many keys in a sequence.
     #[error("a sequence has {keys} keys; the head dimension has codes for {most}")]
     Keys {
-        /// Keys.
+        /// Number of keys.
         keys: usize,
-        /// Most keys.
+        /// Largest number of keys.
         most: usize,
     },
-    /// A scale with which logits are not what the mode needs.
+    /// A scale that does not give the logits that the mode needs.
     #[error("the scale is {got}; the mode needs {needs}")]
     Scale {
-        /// The scale.
+        /// Scale of the problem.
         got: f32,
-        /// What it needs.
+        /// Scale that the mode needs.
         needs: &'static str,
     },
     /// A query that its format cannot hold.
@@ -74,10 +81,10 @@ pub enum Why {
     Amplitude(f64),
 }
 
-/// What of a problem's softmax merges do, as far as exactness depends on it.
+/// Merges of a problem's partial results, as far as exactness depends on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merging {
-    /// Merges of a row.
+    /// Number of merges of a row.
     pub count: usize,
     /// Whether partial outs are stored in 16 bits.
     pub narrow_out: bool,
@@ -97,22 +104,22 @@ impl From<Partition> for Merging {
     }
 }
 
-/// Which results are exact in a mode; the LSE always is.
+/// Results that are exact in a mode. The LSE always is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// The output.
+    /// Whether out is exact.
     pub out: bool,
-    /// dq, dk, dv and dsink.
+    /// Whether dq, dk, dv and dsink are exact.
     pub gradients: bool,
-    /// dk alone, which is 0 because all queries are.
+    /// Whether dk alone is exact: it is 0, because all queries are.
     pub zero_dk: bool,
 }
 
-/// Most keys of a sequence.
+/// Returns the largest number of keys in a sequence.
 pub fn keys_max(mode: InputMode, dim: usize) -> usize {
     let codes = 1_usize << code_lanes(dim).min(24);
     match mode {
-        // Sums of values stay below 2²⁴.
+        // With this many keys, sums of values stay below 2²⁴.
         InputMode::UniformCount | InputMode::Endpoints => (1 << 24) / TABLE_MAX as usize,
         InputMode::Pairs => 2 * codes - 1,
         InputMode::Routing => codes,
@@ -120,7 +127,7 @@ pub fn keys_max(mode: InputMode, dim: usize) -> usize {
     }
 }
 
-/// Whether a mode's preconditions hold, whatever the problem's own mode.
+/// Checks a mode's preconditions on a problem, whatever the problem's own mode.
 pub fn eligible(mode: InputMode, problem: &Problem) -> Result<(), Why> {
     if !mode.is_exact() {
         return Err(Why::Mode);
@@ -152,11 +159,11 @@ fn formats(problem: &Problem) -> Result<(), Why> {
     }
 }
 
-/// The scale that a mode needs, the nearest to the given one; where any will do, that.
+/// Returns the scale that a mode needs and that is nearest to the given one; the given one where any will do.
 pub fn fit_scale(mode: InputMode, scale: f32) -> f32 {
     match mode {
         InputMode::Staircase => std::f32::consts::LN_2,
-        // Without its significand, in the range of the usual ones.
+        // The significand is cleared, and the power of two kept in the range of the usual scales.
         InputMode::Pairs => f32::from_bits(scale.to_bits() & f32::INFINITY.to_bits()).clamp(0.0625, 1.0),
         _ => scale,
     }
@@ -171,13 +178,13 @@ fn scale(mode: InputMode, got: f32) -> Result<(), Why> {
     Err(Why::Scale { got, needs })
 }
 
-/// The codes of each sequence that has keys.
+/// Returns the codes of each sequence that has keys.
 fn codes(mode: InputMode, problem: &Problem) -> Vec<Code> {
     let plans = problem.sequences.iter().filter(|s| s.kv.len > 0 && has_codes(mode));
     plans.map(|sequence| Plan::of(mode, problem, sequence).code).collect()
 }
 
-/// What queries hold has few enough bits, and is within the format's range.
+/// Checks that the numbers in queries have few enough bits for the format, and lie within its range.
 fn amplitude(code: &Code, format: Format) -> Result<(), Why> {
     let held = [code.amplitude, code.amplitude * code.bias() as f64];
     match held.into_iter().find(|held| format.round(*held) != *held || held.abs() > format.max_finite()) {
@@ -186,14 +193,14 @@ fn amplitude(code: &Code, format: Format) -> Result<(), Why> {
     }
 }
 
-/// Which results of an eligible problem are exact, given how partial results are merged.
+/// Returns which results of an eligible problem are exact, given how partial results are merged.
 ///
-/// - *Out*, merged in 16 bits: only where a partial out, weighted or not, is itself a number of the format, as in
-///   `pairs` and `routing`: there a step's out is the row's, half of it, or of no weight,
-///   and only while errors stay below half an ulp, so that each store rounds them away.
-/// - *Gradients*: with P a power of two (2⁰, 2⁻¹) up to a relative error below half an ulp, its rounding is exact; so is D,
-///   from an out that is exact; so is `dS = P · (dP − D)`, a multiple of ¼ of at most dv quarters; so are all sums of
-///   such multiples while they have no more bits than what holds them.
+/// - *Out*, merged in 16 bits, is exact only where a partial out, weighted or not, is itself a number of the format.
+///   That is so in `pairs` and `routing`, where a step's out is the row's, half of it, or of no weight. The errors
+///   must also stay below half an ulp, so that each store rounds them away.
+/// - *Gradients*: P is a power of two (2⁰, 2⁻¹) up to a relative error below half an ulp, so its rounding is exact. D
+///   is exact, since it comes from an exact out. `dS = P · (dP − D)` is exact, since it is a multiple of ¼ of at most
+///   dv quarters. All sums of such multiples are exact while they have no more bits than their format holds.
 pub fn parts(mode: InputMode, problem: &Problem, merging: Merging) -> Parts {
     let coded = has_codes(mode);
     let precision = &problem.precision;
@@ -220,7 +227,7 @@ pub fn parts(mode: InputMode, problem: &Problem, merging: Merging) -> Parts {
     }
 }
 
-/// Relative error of a row's unrounded weight; `logit` is the row's largest.
+/// Returns the relative error of a row's unrounded weight, where `logit` is the row's largest.
 fn weight_error(mode: InputMode, logit: f64) -> f64 {
     let exponent = EXPONENTIAL + 4.0 * EPSILON * logit.abs();
     match mode {
@@ -233,12 +240,12 @@ fn weight_error(mode: InputMode, logit: f64) -> f64 {
     }
 }
 
-/// Relative error of a row sum of `active` keys with a weight.
+/// Returns the relative error of a row sum over `active` keys with a weight.
 fn sum_error(mode: InputMode, logit: f64, active: usize) -> f64 {
     if is_uniform(mode) { 0.0 } else { weight_error(mode, logit) + 2.0 * EPSILON * active as f64 }
 }
 
-/// What merges add to the relative error of a weight; `lse` bounds the magnitude of a partial LSE.
+/// Returns the relative error that merges add to a weight, where `lse` bounds the magnitude of a partial LSE.
 fn merge_error(lse: f64, merging: Merging) -> f64 {
     if merging.count == 0 {
         return 0.0;
@@ -252,8 +259,8 @@ fn partial_lse(logit: f64, keys: usize) -> f64 {
     logit.abs() + (keys as f64 + 1.0).ln()
 }
 
-/// Relative error of an element of out before its rounding; of what the second adds, `uniform` modes count relative to
-/// their largest value, because their values cancel.
+/// Returns the relative error of an element of out before its rounding, and the error that merges add to it. In the
+/// uniform modes the second counts relative to the largest value, because values cancel.
 pub(crate) fn out_error(
     mode: InputMode,
     logit: f64,
@@ -266,7 +273,7 @@ pub(crate) fn out_error(
     (NORMALISED + sum_error(mode, logit, active) + terms, merged)
 }
 
-/// Absolute error of an LSE of `active` keys with a weight among `keys` visible ones.
+/// Returns the absolute error of an LSE of `active` keys with a weight among `keys` visible ones.
 pub(crate) fn lse_error(
     mode: InputMode,
     logit: f64,
@@ -282,12 +289,12 @@ pub(crate) fn lse_error(
     sum_error(mode, logit, active) + rounded + logarithm + merging.count as f64 * each
 }
 
-/// Relative error of the backward's weight `exp(s − LSE)` in `routing` and `pairs`.
+/// Returns the relative error of the backward's weight `exp(s − LSE)` in `routing` and `pairs`.
 pub(crate) fn backward_weight_error(mode: InputMode, logit: f64, keys: usize, merging: Merging) -> f64 {
     let lse = logit + std::f64::consts::LN_2;
     let exponent = EPSILON * (3.0 * logit.abs() + 3.0 * lse.abs() + 2.0);
     EXPONENTIAL + exponent + lse_error(mode, logit, lse, 2, keys, merging)
 }
 
-/// The lowest logit of a staircase is as exact as the highest: its level has 8 bits in every format.
+/// Check that the lowest logit of a staircase is as exact as the highest: its level has 8 bits in every format.
 const _: () = assert!(DEAD_LEVEL % 8 == 0 && DEAD_LEVEL / 8 > -128);

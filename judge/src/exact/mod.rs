@@ -1,10 +1,10 @@
 //! Exact modes: inputs built so that the right answer is known bit for bit.
 //!
-//! Queries and keys are chosen so that every weight, relative to the largest of its row, is 0 or a power of two, and
-//! values and output gradients are small integers. Then every partial sum is a small multiple of one power of two: it
-//! is the same in any order, for any tile, whether products are added one after the other or in a tensor core that
-//! keeps 25 bits below the largest addend and cuts off the rest. Of the exponential nothing is used but that it is
-//! (nearly) 1 at (nearly) 0 and 0 far below: see [`GAP`].
+//! Queries and keys are chosen so that every weight, relative to the largest of its row, is 0 or a power of two.
+//! Values and output gradients are small integers. Every partial sum is then a small multiple of one power of two. It
+//! is the same in any order and for any tile, whether products are added one after the other or in a tensor core that
+//! keeps 25 bits below the largest addend and truncates the rest. The modes rely on the exponential only for being
+//! (nearly) 1 at (nearly) 0, and 0 far below (see [`GAP`]).
 //!
 //! | mode | logits of a row | values | shows |
 //! |---|---|---|---|
@@ -16,22 +16,23 @@
 //!
 //! # Codes
 //!
-//! In `routing` and `pairs` each *group* of keys (one key; two neighbours) has a *code*: its number in binary, each bit
-//! a lane of ±1, the bits repeated over the *code lanes* of the head dimension. A query chooses a visible key (the first
-//! one, the last one or any, as the hash says) and holds the code of its group, times the *amplitude* A, a power of two.
-//! Lane 0 is the *bias*: 1 in every key, and in queries such that the chosen group's logit is `scale · A · steps`. A
-//! group whose code differs in h lanes lies `2 h · scale · A` below it, and h is at least the number of repetitions, so
-//! that A makes this at least [`GAP`]. Every fourth lane is *payload*: 0 in queries and −1, 0 or 1 in keys; it enters no
-//! logit and tells the keys of a pair apart in dq. Signs of the code lanes are flipped for each sequence and KV head
-//! as the hash says, so that another head's keys are other codes.
+//! In `routing` and `pairs`, each *group* of keys (one key, or two neighbours) has a *code*: its number in binary,
+//! with each bit in a lane of ±1, and the bits repeated over the *code lanes* of the head dimension. A query chooses
+//! a visible key (the first, the last or any, as the hash says). It holds the code of that key's group, times the
+//! *amplitude* A, a power of two. Lane 0 is the *bias*: 1 in every key, and such in queries that the chosen group's
+//! logit is `scale · A · steps`. A group whose code differs in h lanes lies `2 h · scale · A` below it. Since h is at
+//! least the number of repetitions, A can make this distance at least [`GAP`]. Every fourth lane is *payload*: 0 in
+//! queries, and −1, 0 or 1 in keys. It enters no logit, and it tells the keys of a pair apart in dq. The hash flips
+//! signs of the code lanes for each sequence and KV head, so another head's keys have other codes.
 //!
 //! # The staircase
 //!
-//! One key in each four is a *step* of level 0, 0, 1, 2, … 12, 0, 0, 1, … in order of position, or 12, 11, … in the
-//! descending form; all others are *dead*: their level is −360. Levels stand in one lane of k, in which q holds 1.
+//! One key in each four is a *step* of level 0, 0, 1, 2, … 12, 0, 0, 1, … in order of position, or of level 12, 12,
+//! 11, … in the descending form. All others are *dead*: their level is −360. Levels stand in one lane of k, in which
+//! q holds 1.
 //!
-//! The hash of [`crate::values`] draws all of it, from the sequence's id, positions and heads alone; what a query
-//! chooses depends on the mask and on its own sequence's lengths too.
+//! The hash of [`crate::values`] draws all of this from the sequence's id, positions and heads alone. A query's
+//! choice also depends on the mask and on the lengths of its own sequence.
 
 mod eligible;
 mod plan;
@@ -45,13 +46,13 @@ pub(crate) use eligible::{backward_weight_error, lse_error, out_error};
 pub(crate) use plan::{Plan, has_codes, is_uniform};
 pub use table::table;
 
-/// How far, in nats, a key that is to have no weight lies below the others: `e^−104` is less than half of f32's
-/// smallest subnormal number, so that it becomes 0 whatever the rounding, and 16 more make the same of the merged weight
-/// of a whole launch of up to `e^16` such keys.
+/// Distance in nats by which a key without weight lies below the others. `e^−104` is less than half of f32's smallest
+/// subnormal number, so it becomes 0 whatever the rounding. Another 16 give the same for the merged weight of a whole
+/// launch of up to `e^16` such keys.
 pub const GAP: f64 = 120.0;
-/// The learnable sink of `routing` and `pairs`: without weight beside any visible key, whose logits are above 0.
+/// Learnable sink of `routing` and `pairs`. It has no weight beside any visible key, since their logits are above 0.
 pub(crate) const DEAD_SINK: f32 = -256.0;
-/// Level of a key of the staircase that is no step: `360 · ln 2` is more than twice [`GAP`].
+/// Level of a key of the staircase that is not a step. `360 · ln 2` is more than twice [`GAP`].
 pub(crate) const DEAD_LEVEL: i32 = -360;
 /// Highest level of the staircase.
 pub(crate) const LEVEL_MAX: i32 = 12;
@@ -64,7 +65,8 @@ pub(crate) const ROUTED_VALUE: u32 = 127;
 /// Largest value in `staircase`.
 pub(crate) const STAIR_VALUE: u32 = 15;
 
-/// The inputs of a problem in an exact mode; its preconditions need not hold. Rows without a token are zero.
+/// Returns the inputs of a problem in an exact mode, whose preconditions need not hold. Rows without a token are
+/// zero.
 pub fn inputs(problem: &Problem) -> Inputs {
     let plans: Vec<Plan<'_>> = (0..problem.sequences.len()).map(|index| Plan::new(problem, index)).collect();
     let precision = &problem.precision;
@@ -81,7 +83,7 @@ pub fn inputs(problem: &Problem) -> Inputs {
     }
 }
 
-/// The logit of the sink, the same for every head; none where there is no sink.
+/// Returns the logit of the sink, the same for every head; `None` where there is no sink.
 pub(crate) fn sink(problem: &Problem) -> Option<f32> {
     match problem.softmax.sink {
         Sink::None => None,
@@ -103,7 +105,7 @@ fn filled<'a>(
         return array;
     }
     let values = array.as_slice_mut().unwrap_or_default();
-    // Where the preconditions do not hold a value can be beyond the format.
+    // Where the preconditions do not hold, a value can lie beyond the format.
     let largest = format.max_finite() as f32;
     for plan in plans {
         for (position, row) in plan.run(side).real_rows().enumerate() {

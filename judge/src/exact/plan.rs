@@ -1,4 +1,4 @@
-//! The laws of one sequence: its codes, what queries choose, its staircase, and its values.
+//! The plan of one sequence in an exact mode: its codes, the choices of its queries, its staircase, and its values.
 
 use std::ops::Range;
 
@@ -8,11 +8,11 @@ use super::{COUNT_VALUE, DEAD_LEVEL, GAP, LEVEL_MAX, ROUTED_VALUE, STAIR_VALUE, 
 use crate::hash::{CHOICE, Tensor, absorb, below, lane_hash};
 use seamproof_oracle::sharding::run_of;
 
-/// One key of this many is a step of the staircase.
+/// Number of keys of which one is a step of the staircase.
 const STRIDE: usize = 4;
-/// Levels of the staircase: two of 0, then each up to the highest.
+/// Number of levels of the staircase: two of 0, then each up to the highest.
 const LEVELS: usize = LEVEL_MAX as usize + 2;
-/// One lane in this many is payload.
+/// Number of lanes of which one is payload.
 const PAYLOAD_ONE_IN: usize = 4;
 
 /// Whether keys have codes.
@@ -25,7 +25,7 @@ pub(crate) fn is_uniform(mode: InputMode) -> bool {
     matches!(mode, InputMode::UniformCount | InputMode::Endpoints)
 }
 
-/// What a lane of the head dimension is for.
+/// Purpose of a lane of the head dimension.
 enum Lane {
     Bias,
     /// The n-th code lane.
@@ -41,7 +41,7 @@ fn lane(index: usize) -> Lane {
     }
 }
 
-/// Code lanes of a head dimension.
+/// Returns the number of code lanes of a head dimension.
 pub(super) fn code_lanes(dim: usize) -> usize {
     dim.saturating_sub(1 + dim / PAYLOAD_ONE_IN)
 }
@@ -49,17 +49,17 @@ pub(super) fn code_lanes(dim: usize) -> usize {
 /// Sizes of a sequence's codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Code {
-    /// Code lanes.
+    /// Number of code lanes.
     pub(super) lanes: usize,
-    /// Bits of a group's number.
+    /// Number of bits in a group's number.
     pub(super) bits: usize,
-    /// The amplitude A, a power of two.
+    /// Amplitude A, a power of two.
     pub(super) amplitude: f64,
-    /// The chosen group's logit in units of `scale · A`.
+    /// Logit of the chosen group in units of `scale · A`.
     pub(super) steps: i64,
 }
 
-/// The least power of two that is not below `value`, which is positive and normal.
+/// Returns the smallest power of two that is not below `value`, which must be positive and normal.
 fn power_at_least(value: f64) -> f64 {
     let power = f64::from_bits(value.to_bits() & f64::INFINITY.to_bits());
     if power < value { 2.0 * power } else { power }
@@ -71,83 +71,83 @@ impl Code {
         let bits = (usize::BITS - groups.saturating_sub(1).leading_zeros()) as usize;
         let repeated = lanes.checked_div(bits).unwrap_or(lanes).max(1);
         let amplitude = power_at_least(GAP / (2.0 * repeated as f64 * f64::from(problem.softmax.scale)));
-        // A sink of 0 has no weight either beside a logit that is as high as the gap.
+        // A sink of 0 must have no weight either, so the chosen logit lies above it by the gap.
         let steps = if problem.softmax.sink == Sink::OffByOne { 2 * repeated as i64 } else { 1 };
         Code { lanes, bits, amplitude, steps }
     }
 
-    /// 1 or −1: what a group holds in a code lane.
+    /// Returns 1 or −1, the number that a group holds in a code lane.
     fn sign(&self, group: usize, lane: usize) -> f32 {
         let bit = lane.checked_rem(self.bits).map_or(0, |bit| group >> bit & 1);
         if bit == 0 { 1.0 } else { -1.0 }
     }
 
-    /// What a query holds in the bias lane, in units of A.
+    /// Returns the number that a query holds in the bias lane, in units of A.
     pub(super) fn bias(&self) -> i64 {
         self.steps - self.lanes as i64
     }
 }
 
-/// The laws of one sequence of a problem in an exact mode.
+/// Plan of one sequence of a problem in an exact mode.
 pub(crate) struct Plan<'a> {
-    /// The problem.
+    /// Problem of the plan.
     pub(crate) problem: &'a Problem,
-    /// The sequence.
+    /// Sequence of the plan.
     pub(crate) sequence: &'a Sequence,
     mode: InputMode,
     pub(super) code: Code,
     choices: u64,
 }
 
-/// Groups of a mode in a sequence of `keys` keys; a pair may begin one before the first key.
+/// Returns the number of groups in a sequence of `keys` keys. The first pair may begin one before the first key.
 pub(super) fn groups(mode: InputMode, keys: usize) -> usize {
     if mode == InputMode::Pairs { keys / 2 + 1 } else { keys }
 }
 
 impl<'a> Plan<'a> {
-    /// The laws of a sequence in the problem's own mode.
+    /// Returns the plan of a sequence in the problem's own mode.
     pub(crate) fn new(problem: &'a Problem, index: usize) -> Plan<'a> {
         Plan::of(problem.mode, problem, &problem.sequences[index])
     }
 
-    /// The laws of a sequence in another mode.
+    /// Returns the plan of a sequence in another mode.
     pub(crate) fn of(mode: InputMode, problem: &'a Problem, sequence: &'a Sequence) -> Plan<'a> {
         let code = Code::new(problem, groups(mode, sequence.kv.len));
         let choices = absorb(absorb(0, problem.data_seed), CHOICE);
         Plan { problem, sequence, mode, code, choices: absorb(choices, u64::from(sequence.id)) }
     }
 
-    /// One side's rows.
+    /// Returns the rows of one side.
     pub(crate) fn run(&self, side: Side) -> Run {
         run_of(self.sequence, side)
     }
 
-    /// Keys.
+    /// Returns the number of keys.
     pub(crate) fn keys(&self) -> usize {
         self.sequence.kv.len
     }
 
-    /// Queries.
+    /// Returns the number of queries.
     pub(crate) fn queries(&self) -> usize {
         self.sequence.q.len
     }
 
-    /// What a query sees, by the mask alone.
+    /// Returns the keys that the mask lets a query see.
     pub(crate) fn visible(&self, query: usize) -> Range<usize> {
         self.problem.mask.visible(query, self.queries(), self.keys())
     }
 
-    /// The logit of weight 1 in `routing` and `pairs`: a product of powers of two, an integer and the scale.
+    /// Returns the logit of weight 1 in `routing` and `pairs`: a product of powers of two, an integer and the scale.
     pub(crate) fn code_logit(&self) -> f64 {
         f64::from(self.problem.softmax.scale) * self.code.amplitude * self.code.steps as f64
     }
 
-    /// The unit of q's lanes.
+    /// Returns the unit of q's lanes.
     pub(crate) fn amplitude(&self) -> f64 {
         self.code.amplitude
     }
 
-    /// A draw of the sequence: one of a KV head's lanes or the like.
+    /// Returns a draw of the sequence, such as one for a lane of a KV head.
     fn draw(&self, kind: u64, place: usize, lane: usize) -> u64 {
         lane_hash(absorb(absorb(self.choices, kind), place as u64), lane)
     }
@@ -156,7 +156,7 @@ impl<'a> Plan<'a> {
         if self.draw(0, kv_head, lane) >> 63 == 0 { 1.0 } else { -1.0 }
     }
 
-    /// How many keys before the first one the first pair begins: 0 or 1.
+    /// Returns by how many keys the first pair begins before the first key: 0 or 1.
     fn offset(&self, kv_head: usize) -> usize {
         (self.draw(1, kv_head, 0) >> 63) as usize
     }
@@ -165,7 +165,7 @@ impl<'a> Plan<'a> {
         if self.mode == InputMode::Pairs { (key + self.offset(kv_head)) / 2 } else { key }
     }
 
-    /// The keys of the group that a query of a head chooses; none where it sees no key.
+    /// Returns the keys of the group that a query of a head chooses; none where it sees no key.
     pub(crate) fn chosen(&self, query: usize, head: usize) -> Range<usize> {
         let kv_head = head / self.problem.group();
         let Some(group) = self.chosen_group(query, head) else { return 0..0 };
@@ -190,7 +190,7 @@ impl<'a> Plan<'a> {
         Some(self.group(head / self.problem.group(), key))
     }
 
-    /// The level of a key of the staircase.
+    /// Returns the level of a key of the staircase.
     pub(crate) fn level(&self, kv_head: usize, key: usize) -> i32 {
         let block = key / STRIDE;
         let step = (self.draw(3, kv_head, block) >> 62) as usize;
@@ -202,12 +202,12 @@ impl<'a> Plan<'a> {
         if descends { LEVEL_MAX - level } else { level }
     }
 
-    /// The lane that holds levels.
+    /// Returns the lane that holds levels.
     fn level_lane(&self, kv_head: usize) -> usize {
         below(self.problem.dims.qk as u32, self.draw(5, kv_head, 0)) as usize
     }
 
-    /// The hash state of an element's row.
+    /// Returns the hash state of an element's row.
     fn row(&self, tensor: Tensor, position: usize, head: usize) -> u64 {
         let of_tensor = absorb(absorb(0, self.problem.data_seed), tensor as u64);
         absorb(absorb(absorb(of_tensor, u64::from(self.sequence.id)), position as u64), head as u64)

@@ -1,4 +1,4 @@
-//! The table of what each mode makes exact, for people.
+//! The table of the results that each mode makes exact, for people.
 
 use std::fmt::Write;
 
@@ -18,13 +18,13 @@ const MASKS: [Mask; 4] = [
     Mask { left: None, right: Some(0), align: Alignment::BottomRight },
     Mask { left: Some(3), right: Some(1), align: Alignment::BottomRight },
 ];
-/// Merges of the table: none, in f32, in 16 bits; some more than any ring of the generator has.
+/// Merges of the table: none, in f32, in 16 bits. Their number is a little above that of any ring of the generator.
 const MERGINGS: [Merging; 3] = [
     Merging { count: 0, narrow_out: false, narrow_sums: false },
     Merging { count: 9, narrow_out: false, narrow_sums: false },
     Merging { count: 9, narrow_out: true, narrow_sums: true },
 ];
-/// Keys that results are looked at with, where the mode takes so many.
+/// Largest number of keys with which results are examined, where the mode takes so many.
 const KEYS: usize = 4096;
 
 const HEADING: &str = "\
@@ -42,7 +42,7 @@ are of. A kernel that normalises first and then rounds has others, and is condem
 
 ";
 
-/// The table as Markdown.
+/// Returns the table as Markdown.
 pub fn table() -> String {
     let mut text = HEADING.to_owned();
     text.push_str(
@@ -59,7 +59,7 @@ pub fn table() -> String {
     text
 }
 
-/// The lines of one mode, format and head dimension: masks with the same results share one.
+/// Writes the lines of one mode, format and head dimension. Masks with the same results share one line.
 fn line(text: &mut String, mode: InputMode, format: Format, p: Format, dim: usize) {
     let most = keys_max(mode, dim);
     let cells = MASKS.map(|mask| cells(&problem(mode, format, p, dim, mask, most.min(KEYS))));

@@ -1,20 +1,20 @@
-//! From any integers to a case. Total; the repairs, in order:
+//! The way from any integers to a case. It is total, and makes these repairs, in order:
 //!
 //! 1. Sequences beyond `sequences_max` are dropped.
 //! 2. Lengths, padding, gaps and slack above their bounds become the bounds.
-//! 3. Head counts and dimensions of 0 become 1, those above their bounds the bounds; the group gives way to the KV
-//!    heads where their product is above `q_heads_max`.
+//! 3. Head counts and dimensions of 0 become 1, and those above their bounds become the bounds. The group shrinks
+//!    where its product with the KV heads is above `q_heads_max`.
 //! 4. An index past a table's end starts again at its beginning.
-//! 5. While a case costs more than its budget of visible pairs · query heads · max(dqk, dv), or has more elements than
-//!    `elements_max`: equal spans become packed ones where that saves half of the rows; then the larger head dimension
-//!    loses a third or, where they weigh more, the KV heads halve, then the group, down to one head of dimension 8;
-//!    then the sequence of the largest span halves; then gaps and slack go.
-//! 6. With several ranks, 1 to `ranks_max` of them: the layout is packed and every span becomes a multiple of what the
-//!    balance cuts it into; longer stripes become dual-chunk where the algorithm has no use for them; where an
-//!    algorithm deals heads, its parameter or else its ranks become the largest number, not above the one asked for,
-//!    over which they can be dealt.
-//! 7. An exact mode becomes the next of its table whose preconditions the problem meets, once its scale is the nearest
-//!    that the mode needs; counting keys needs nothing.
+//! 5. A case shrinks while it costs more than its budget of visible pairs · query heads · max(dqk, dv), or has more
+//!    elements than `elements_max`. Equal spans become packed ones where that saves half of the elements. Then the
+//!    larger head dimension loses a third. Where the heads weigh more, the KV heads halve instead, then the group,
+//!    down to one head of dimension 8. Then the sequence of the largest span halves. Then gaps and slack go.
+//! 6. With context parallelism, the group gets 1 to 16 ranks, the layout is packed, and every span becomes a multiple
+//!    of what the balance cuts it into. Longer stripes become dual-chunk where the algorithm has no use for them. Where an
+//!    algorithm deals heads, its parameter, or else the number of ranks, becomes the largest one, not above the one
+//!    asked for, over which the heads can be dealt.
+//! 7. An exact mode becomes the next of its table whose preconditions the problem meets, after its scale has become
+//!    the nearest that the mode needs. The modes that count keys take any legal case.
 //! 8. An index of an illegal case past its table's end means a legal case.
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX};
@@ -31,11 +31,11 @@ use crate::subject::Needs;
 
 /// Scales other than 1/√dqk.
 pub(super) const SCALES: [f32; 7] = [1.0, 0.5, 0.125, 0.0625, 0.3, 0.01, 1.7];
-/// Soft caps.
+/// Table of soft caps.
 pub(super) const SOFTCAPS: [f32; 7] = [50.0, 30.0, 20.0, 10.0, 5.0, 1.0, 0.5];
-/// Sinks.
+/// Table of sinks.
 pub(super) const SINKS: [Sink; 3] = [Sink::None, Sink::OffByOne, Sink::Learnable];
-/// Modes that are not exact.
+/// Table of modes that are not exact.
 pub(super) const MODES: [InputMode; 7] = [
     InputMode::Integers,
     InputMode::Flat,
@@ -45,7 +45,7 @@ pub(super) const MODES: [InputMode; 7] = [
     InputMode::Equal,
     InputMode::Tiny,
 ];
-/// Exact modes; those that need most are there most often.
+/// Table of exact modes. The modes with the strictest preconditions stand there most often.
 pub(super) const EXACT_MODES: [InputMode; 8] = [
     InputMode::Pairs,
     InputMode::UniformCount,
@@ -56,12 +56,13 @@ pub(super) const EXACT_MODES: [InputMode; 8] = [
     InputMode::Routing,
     InputMode::Pairs,
 ];
-/// Head dimensions are not shrunk below this; rows give way instead.
+/// Head dimension below which no dimension is shrunk; rows shrink instead.
 const DIM_KEPT: usize = 8;
-/// A head dimension weighs more than the query heads when it is at least this many times their number.
+/// Ratio of a head dimension to the number of query heads from which on the dimension weighs more.
 const DIM_PER_HEAD: usize = 8;
 
-/// The case that the integers stand for, the nearest legal one (see the module's text), or a planted illegal one.
+/// Returns the case that the integers stand for: the nearest legal one (see the module's text), or a planted illegal
+/// one.
 pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
     let mut fields = legal_fields(raw, limits);
     if let Some((rule, plant)) = entry(&MALFORMED, raw.malformed) {
@@ -75,7 +76,7 @@ pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
     Draw::Problem(Problem::new(fields).expect("every field was made legal above"))
 }
 
-/// Step 7 of the module's text.
+/// Gives the fields an exact mode: step 7 of the module's text.
 fn make_exact(fields: &mut ProblemFields, exact: u32) {
     let Some(first) = exact.checked_sub(1) else { return };
     for index in 0..EXACT_MODES.len() as u32 {
@@ -90,7 +91,7 @@ fn make_exact(fields: &mut ProblemFields, exact: u32) {
     }
 }
 
-/// Entry `index − 1`; none for 0 and past the end.
+/// Returns entry `index − 1`; `None` for 0 and past the end.
 fn entry<T: Copy>(table: &[T], index: u32) -> Option<T> {
     table.get((index as usize).checked_sub(1)?).copied()
 }
@@ -105,7 +106,7 @@ fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
         [] => 0,
         products => wrapped(products, raw.budget),
     };
-    // A tensor has no more rows than elements, so this keeps the rows within a problem's own bound too.
+    // A tensor has no more rows than elements, so this also keeps the rows within a problem's own bound.
     shape.fit(budget, limits.elements_max.min(ROWS_MAX as u64));
     let (sequences, rows) = shape.runs();
     ProblemFields {
@@ -149,7 +150,7 @@ struct Piece {
     len: usize,
     padding: usize,
     gap: usize,
-    /// The span is a multiple of this.
+    /// Divisor of the span.
     unit: usize,
 }
 
@@ -163,7 +164,7 @@ impl Piece {
     }
 }
 
-/// Where the spans of one side lie.
+/// Layout of the spans of one side.
 #[derive(Clone, Copy, PartialEq)]
 enum Layout {
     Packed,
@@ -191,7 +192,8 @@ fn packed(pieces: &[Piece]) -> (Vec<Run>, usize) {
     (runs.collect(), end)
 }
 
-/// All spans as long as the longest; the first sequence's gap lies before all of them, the others' gaps nowhere.
+/// Returns spans that are all as long as the longest. The first sequence's gap lies before all of them; the others'
+/// gaps are dropped.
 fn equal(pieces: &[Piece], interleaved: bool) -> (Vec<Run>, usize) {
     let span = pieces.iter().map(Piece::span).max().unwrap_or(0);
     let base = pieces.first().map_or(0, |piece| piece.gap);
@@ -202,7 +204,7 @@ fn equal(pieces: &[Piece], interleaved: bool) -> (Vec<Run>, usize) {
     (pieces.iter().enumerate().map(run).collect(), base + pieces.len() * span)
 }
 
-/// What a case's cost depends on.
+/// Everything that a case's cost depends on.
 struct Shape {
     q: Vec<Piece>,
     kv: Vec<Piece>,
@@ -213,20 +215,20 @@ struct Shape {
     dims: Dims,
     mask: Mask,
     passes: u64,
-    /// The group that was asked for.
+    /// Group that was asked for.
     asked: ContextParallel,
-    /// The group that fits the heads.
+    /// Group that fits the heads.
     parallel: ContextParallel,
 }
 
-/// Ranks of a group.
+/// Largest number of ranks in a group.
 const RANKS_MAX: usize = 16;
-/// Ranks of a world that are not in the group.
+/// Largest number of ranks of a world that are not in the group.
 const OTHERS_MAX: usize = 8;
-/// Rows of a stripe.
+/// Largest number of rows in a stripe.
 const STRIPE_MAX: usize = 8;
 
-/// The algorithm, the cut and the group that the integers stand for.
+/// Returns the algorithm, the cut and the group that the integers stand for.
 fn parallel(raw: &RawProblem) -> ContextParallel {
     let ranks = (raw.ranks as usize).clamp(1, RANKS_MAX);
     let balance = match raw.balance % 4 {
@@ -246,7 +248,7 @@ fn parallel(raw: &RawProblem) -> ContextParallel {
     ContextParallel { algorithm, balance, world, ranks: members(raw.order, world, ranks) }
 }
 
-/// The group's members: the first ranks of the world, or a shuffled choice of them.
+/// Returns the group's members: the first ranks of the world, or a shuffled choice of them.
 fn members(order: u32, world: usize, ranks: usize) -> Vec<usize> {
     let mut all: Vec<usize> = (0..world).collect();
     if order != 0 {
@@ -320,7 +322,7 @@ impl Shape {
         self.q.iter().zip(&self.kv).map(|(q, kv)| self.mask.pairs(q.len, kv.len)).sum()
     }
 
-    /// As `Problem::elements`.
+    /// Returns the number of elements, as `Problem::elements` counts them.
     fn elements(&self) -> u64 {
         let (_, q_rows) = self.layout.runs(&self.q, self.slack.q);
         let (_, kv_rows) = self.layout.runs(&self.kv, self.slack.kv);
@@ -344,7 +346,7 @@ impl Shape {
         }
     }
 
-    /// Packs equal spans, if they are what makes the elements too many. True when it did.
+    /// Packs equal spans if there are too many elements and packing saves half of them. Returns whether it did.
     fn pack(&mut self, elements_max: u64) -> bool {
         let spread = self.elements();
         if self.layout == Layout::Packed || spread <= elements_max {
@@ -358,12 +360,12 @@ impl Shape {
         saves_half
     }
 
-    /// One step of heads or dimensions; false when they are as small as they become.
+    /// Makes one step of heads or dimensions; returns false when they are as small as they get.
     fn shrink_heads(&mut self) -> bool {
         let (largest, q_heads) = (self.dims.qk.max(self.dims.v), self.heads().q);
         if largest > DIM_KEPT && (q_heads == 1 || largest >= DIM_PER_HEAD * q_heads) {
             let smaller = largest * 2 / 3;
-            // Kernels like multiples of 8: a dimension that is one stays one.
+            // Kernels like multiples of 8, so a dimension that is one stays one.
             let rounded = if largest.is_multiple_of(8) { smaller / 8 * 8 } else { smaller };
             let smaller = rounded.max(DIM_KEPT);
             self.dims = Dims { qk: self.dims.qk.min(smaller), v: self.dims.v.min(smaller) };
@@ -377,7 +379,7 @@ impl Shape {
         true
     }
 
-    /// Halves the longest sequence; when all are empty, drops what nobody owns, and nothing is left.
+    /// Halves the sequence with the largest span. Once all spans are empty, drops the rows that nobody owns.
     fn shrink_rows(&mut self) {
         let span = |index: &usize| self.q[*index].span() + self.kv[*index].span();
         match (0..self.q.len()).max_by_key(span) {

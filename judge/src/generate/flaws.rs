@@ -1,4 +1,4 @@
-//! Illegal cases: what a subject must refuse, and what validation must.
+//! Illegal cases: problems that a subject must refuse, and fields that validation must.
 
 use seamproof_oracle::limits::{
     HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALE_MIN, SOFTCAP_MAX, SOFTCAP_MIN, WORLD_MAX,
@@ -14,24 +14,24 @@ use crate::subject::Needs;
 /// Fields that break exactly one rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Malformed {
-    /// The fields.
+    /// Malformed fields.
     pub fields: ProblemFields,
     /// Name of the [`ProblemError`] variant that was planted.
     pub rule: &'static str,
-    /// The error that validation must give.
+    /// Error that validation must give.
     pub expects: ProblemError,
 }
 
 impl Malformed {
-    /// Every rule that is planted.
+    /// Returns every rule that is planted.
     pub fn rules() -> impl Iterator<Item = &'static str> {
         MALFORMED.iter().map(|(rule, _)| *rule)
     }
 
-    /// What [`Problem::new`] says of the fields; an error in words when that is not the planted one.
+    /// Checks that [`Problem::new`] refuses the fields with the planted error; otherwise returns its answer in words.
     pub fn check(&self) -> Result<(), String> {
         match Problem::new(self.fields.clone()) {
-            // Compared as text: a NaN in an error is the same NaN.
+            // The errors are compared as text, because a NaN in an error must equal itself.
             Err(got) if format!("{got:?}") == format!("{:?}", self.expects) => Ok(()),
             Err(got) => Err(format!("refused for another reason: {got}; planted: {}", self.expects)),
             Ok(_) => Err(format!("accepted; planted: {}", self.expects)),
@@ -39,13 +39,14 @@ impl Malformed {
     }
 }
 
-/// Makes legal fields ones that the emulated backend's capability table refuses. The number varies it.
+/// Function that turns legal fields into ones that the emulated backend's capability table refuses. The number
+/// selects a variant.
 pub(super) type Unsupport = fn(&mut ProblemFields, usize);
 
-/// Makes legal fields break one rule, and says which error that is. The number varies it.
+/// Function that makes legal fields break one rule, and returns the error to expect. The number selects a variant.
 pub(super) type Break = fn(&mut ProblemFields, usize) -> ProblemError;
 
-/// Order is a format: entries are added at the end and never removed.
+/// Table of refused problems. Its order is a format: entries are added at the end and never removed.
 pub(super) const UNSUPPORTED: [Unsupport; 8] = [
     scaled_per_tensor,
     scaled_per_block,
@@ -57,8 +58,8 @@ pub(super) const UNSUPPORTED: [Unsupport; 8] = [
     stripes_without_use,
 ];
 
-/// Order is a format: entries are added at the end and never removed. A count of sequences above the bound is left
-/// out: it would be a hundred thousand of them.
+/// Table of rules to break. Its order is a format: entries are added at the end and never removed. A count of
+/// sequences above the bound is left out, because it would need a hundred thousand of them.
 pub(super) const MALFORMED: [(&str, Break); 12] = [
     ("OutOfRange", count_out_of_range),
     ("OutOfRange", parallel_out_of_range),
@@ -112,7 +113,8 @@ fn fp8_somewhere(fields: &mut ProblemFields, detail: usize) {
     element(fields, detail).format = fp8(detail / 8);
 }
 
-/// One quantity in the other 16-bit format. Not P, whose formats the capability table lists apart from the others.
+/// Puts one quantity into the other 16-bit format. P is left out, because the capability table lists its formats
+/// apart from the others.
 fn mixed_formats(fields: &mut ProblemFields, detail: usize) {
     let other = if fields.precision.q.format == Format::Bf16 { Format::Fp16 } else { Format::Bf16 };
     let which = if detail % 8 == 3 { 0 } else { detail };
@@ -123,7 +125,7 @@ fn parallel(algorithm: Algorithm, balance: Balance, size: usize) -> ContextParal
     ContextParallel { algorithm, balance, world: size, ranks: (0..size).collect() }
 }
 
-/// A group whose size does not divide some span; where there is none, stripes that no algorithm has a use for.
+/// Chooses a group whose size does not divide some span; where there is none, stripes that the algorithm cannot use.
 fn uncut_spans(fields: &mut ProblemFields, detail: usize) {
     let algorithms = algorithms(false);
     let (algorithm, detail_left) = (algorithms[detail % algorithms.len()], detail / algorithms.len());
@@ -138,20 +140,21 @@ fn uncut_spans(fields: &mut ProblemFields, detail: usize) {
     }
 }
 
-/// Heads dealt to more ranks than there are query heads.
+/// Deals heads to more ranks than there are query heads.
 fn undealt_heads(fields: &mut ProblemFields, detail: usize) {
     let (size, algorithms) = (fields.heads.q + 1, algorithms(true));
     let algorithm = algorithms[detail % algorithms.len()].with_parameter(size);
     fields.parallel = parallel(algorithm, Balance::DualChunk, size);
 }
 
-/// The algorithms of several ranks that deal heads to these, or those that do not.
+/// Returns the algorithms of several ranks that deal heads to these, or those that do not.
 fn algorithms(deal_heads: bool) -> Vec<Algorithm> {
     let deals = |algorithm: &Algorithm| Needs::of(algorithm.with_parameter(2), 2).dealt_to == 2;
     Algorithm::of_several_ranks().filter(|algorithm| deals(algorithm) == deal_heads).collect()
 }
 
-/// Stripes where a step's mask would be no band, or where super-chunks would be none.
+/// Asks for stripes that the algorithm cannot use: a ring's step would mask no band, or the hierarchical algorithm
+/// would have no super-chunks.
 fn stripes_without_use(fields: &mut ProblemFields, detail: usize) {
     let longest = |algorithm| Some((algorithm, Needs::of(algorithm, 2).stripe?.0));
     let refusing: Vec<(Algorithm, usize)> = Algorithm::of_several_ranks().filter_map(longest).collect();
@@ -160,7 +163,7 @@ fn stripes_without_use(fields: &mut ProblemFields, detail: usize) {
     fields.parallel = parallel(algorithm, Balance::Striped { stripe }, 2);
 }
 
-/// Fields, their ranges, and values outside them.
+/// Fields, their smallest and largest legal values, and values outside them.
 const COUNTS: [(&str, usize, usize, usize); 9] = [
     ("rows.q", 0, ROWS_MAX, ROWS_MAX + 1),
     ("rows.kv", 0, ROWS_MAX, usize::MAX),
@@ -205,7 +208,7 @@ fn parallel_out_of_range(fields: &mut ProblemFields, detail: usize) -> ProblemEr
     ProblemError::OutOfRange { field, got, min: 1, max }
 }
 
-/// One KV head more than the query heads has no multiple among them.
+/// Asks for one KV head more than query heads, which no number of query heads is a multiple of.
 fn heads_not_divisible(fields: &mut ProblemFields, _: usize) -> ProblemError {
     fields.heads.kv = fields.heads.q + 1;
     ProblemError::HeadsNotDivisible { q: fields.heads.q, kv: fields.heads.kv }
@@ -252,7 +255,7 @@ fn run_longer_than_span(fields: &mut ProblemFields, detail: usize) -> ProblemErr
     })
 }
 
-/// One row too far, or so far that the row's number overflows.
+/// Moves a run one row too far, or so far that the row's number overflows.
 fn run_out_of_rows(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     break_run(fields, detail, |run, rows| {
         run.offset = if detail % 8 < 6 { rows + 1 } else { usize::MAX };
@@ -260,7 +263,7 @@ fn run_out_of_rows(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     })
 }
 
-/// Two new sequences own the same new row.
+/// Adds two sequences that own the same new row.
 fn overlap(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     let side = if detail.is_multiple_of(2) { Side::Q } else { Side::Kv };
     let rows = if side == Side::Q { &mut fields.rows.q } else { &mut fields.rows.kv };
@@ -272,7 +275,7 @@ fn overlap(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     ProblemError::Overlap { index: fields.sequences.len() - 1, side, row }
 }
 
-/// A new empty sequence takes the id of another one.
+/// Adds an empty sequence with the id of another one.
 fn repeated_id(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     let empty = Run::packed(0, 0, 0);
     if fields.sequences.is_empty() {
@@ -283,7 +286,7 @@ fn repeated_id(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     ProblemError::RepeatedId { index: fields.sequences.len() - 1, id }
 }
 
-/// Factors that are no positive normal numbers: the last one is the largest subnormal.
+/// Factors that are not positive normal numbers. The last one is the largest subnormal.
 const FACTORS: [f32; 7] =
     [0.0, -0.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::from_bits(0x007f_ffff)];
 

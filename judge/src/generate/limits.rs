@@ -1,4 +1,4 @@
-//! How large cases may be: named bounds, one set for each profile. Every bound is respected and reached.
+//! Sizes of cases: named bounds, one set for each profile. Every bound is respected and reached.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,11 +6,11 @@ use std::str::FromStr;
 /// A named set of [`Limits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Profile {
-    /// Some tens of tokens a case, hundreds of cases a second.
+    /// Cases of some tens of tokens, hundreds of cases a second.
     Quick,
-    /// The smallest cases, closest to the edges.
+    /// Smallest cases, closest to the edges.
     Seams,
-    /// Sequences of hundreds to thousands of tokens, few heads.
+    /// Sequences of hundreds to thousands of tokens, with few heads.
     Large,
 }
 
@@ -23,7 +23,7 @@ impl Profile {
     /// Every profile.
     pub const ALL: [Profile; 3] = [Profile::Quick, Profile::Seams, Profile::Large];
 
-    /// The name in texts and files.
+    /// Returns the name in texts and files.
     pub fn name(self) -> &'static str {
         match self {
             Profile::Quick => "quick",
@@ -32,7 +32,7 @@ impl Profile {
         }
     }
 
-    /// The bounds of its cases.
+    /// Returns the bounds of the profile's cases.
     pub fn limits(self) -> Limits {
         match self {
             Profile::Quick => Limits::quick(),
@@ -59,30 +59,32 @@ impl FromStr for Profile {
     }
 }
 
-/// Bounds on one case. The tables are drawn from, each entry alike; an entry that is there twice is twice as likely.
+/// Bounds on one case. An entry of a table is drawn with equal chances; an entry that stands there twice is twice as
+/// likely.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Sequences of a case.
+    /// Largest number of sequences in a case.
     pub sequences_max: u32,
-    /// Real rows of one sequence, on either side.
+    /// Largest number of real rows of one sequence, on either side.
     pub length_max: u32,
-    /// Padding rows of one sequence in a packed layout.
+    /// Largest number of padding rows of one sequence in a packed layout.
     pub padding_max: u32,
-    /// Rows that nobody owns, in one place.
+    /// Largest number of rows that nobody owns, in one place.
     pub gap_max: u32,
-    /// Query heads.
+    /// Largest number of query heads.
     pub q_heads_max: u32,
-    /// Either head dimension.
+    /// Largest head dimension, of keys or of values.
     pub head_dim_max: u32,
-    /// How far the ordinary lengths of a case reach.
+    /// Table of the largest ordinary length in a case.
     pub reaches: &'static [u32],
-    /// Tile sizes at whose multiples lengths and window edges are aimed.
+    /// Tile sizes. Lengths and window edges aim at their multiples.
     pub tiles: &'static [u32],
-    /// Head dimensions.
+    /// Table of head dimensions.
     pub dims: &'static [u32],
-    /// Most visible pairs · query heads · max(dqk, dv) of a case: `fixup` shrinks a case until it fits its entry.
+    /// Table of a case's budget, the largest number of visible pairs · query heads · max(dqk, dv). `fixup` shrinks a
+    /// case until it fits its entry.
     pub products: &'static [u64],
-    /// Most elements ([`seamproof_oracle::Problem::elements`]) of a case.
+    /// Largest number of elements ([`seamproof_oracle::Problem::elements`]) in a case.
     pub elements_max: u64,
 }
 
@@ -90,12 +92,12 @@ const KI: u64 = 1 << 10;
 const MI: u64 = 1 << 20;
 
 impl Limits {
-    /// The largest entry of [`Limits::products`].
+    /// Returns the largest entry of [`Limits::products`].
     pub fn products_max(&self) -> u64 {
         self.products.iter().copied().max().unwrap_or(0)
     }
 
-    /// See [`Profile::Quick`].
+    /// Returns the bounds of [`Profile::Quick`].
     pub fn quick() -> Limits {
         Limits {
             sequences_max: 33,
@@ -112,7 +114,8 @@ impl Limits {
         }
     }
 
-    /// For fuzzers, which run thousands of cases a second and find their own way: at most 32 tokens or so.
+    /// Returns bounds for fuzzers, which run thousands of cases a second and find their own way: small cases of some
+    /// tens of tokens.
     pub fn fuzz() -> Limits {
         Limits {
             sequences_max: 8,
@@ -129,7 +132,7 @@ impl Limits {
         }
     }
 
-    /// See [`Profile::Seams`].
+    /// Returns the bounds of [`Profile::Seams`].
     pub fn seams() -> Limits {
         Limits {
             sequences_max: 33,
@@ -146,7 +149,7 @@ impl Limits {
         }
     }
 
-    /// See [`Profile::Large`].
+    /// Returns the bounds of [`Profile::Large`].
     pub fn large() -> Limits {
         Limits {
             sequences_max: 33,

@@ -1,26 +1,27 @@
-//! One generator for everything: a campaign's seeds, a fuzzer's bytes, property tests and exhaustive small spaces.
+//! The one generator behind campaigns' seeds, fuzzers' bytes, property tests and exhaustive small spaces.
 //!
 //! ```text
 //! (seed, index) ─ChaCha8─► 4 KiB ─┐
 //! fuzzer's bytes ─────────────────┴─► raw() ─► RawProblem ─► fixup() ─► Draw: a Problem, or malformed fields
 //! ```
 //!
-//! [`raw`] makes plain integers and never fails: bytes that run out give the first choice of everything, which is the
-//! simplest. [`fixup`] makes a case of *any* integers, and says what it repairs. [`draw`] is case `index` of campaign
-//! `seed`, the same on every machine, whatever was drawn before.
+//! [`raw`] makes plain integers and never fails. Where the bytes run out, every choice is the first one, which is the
+//! simplest. [`fixup`] makes a case of *any* integers, and documents its repairs. [`draw`] returns case `index` of
+//! campaign `seed`, the same on every machine, whatever was drawn before.
 //!
 //! One case in twenty is illegal. Half of these are well-formed problems outside the emulated backend's capability
-//! table, which must be refused; the other half are [`Malformed`] fields that break one rule of
-//! [`Problem::new`](seamproof_oracle::Problem::new). Everything else is inside the table: one 16-bit format throughout
-//! (P in it or in f32), one rank.
+//! table, which must be refused. The other half are [`Malformed`] fields that break one rule of
+//! [`Problem::new`](seamproof_oracle::Problem::new). All other cases are legal: they have one 16-bit format
+//! throughout (P in it or in f32), and an algorithm that can cut and deal them.
 //!
-//! Nine cases in twenty are in an exact mode ([`crate::exact`]), where the problem meets the preconditions of one.
+//! Nine cases in twenty ask for an exact mode ([`crate::exact`]), and get one where the problem meets its
+//! preconditions.
 //!
-//! **The order of choices is a format.** A corpus of fuzzer bytes means something only as long as every choice stays
-//! where it is: choices and entries of tables are added at the end, and one that is retired leaves a hole (a repeat of
-//! its neighbour). Stored findings are problems, not bytes, and outlive any change here.
+//! **The order of choices is a format.** A corpus of fuzzer bytes keeps its meaning only as long as every choice
+//! stays in its place. Choices and entries of tables are added at the end, and a retired one leaves a hole (a repeat
+//! of its neighbour). Stored findings are problems, not bytes, and outlive any change here.
 //!
-//! What this does not do: it draws no values ([`crate::values`]) and counts nothing ([`crate::census`]).
+//! The generator draws no values ([`crate::values`]) and counts nothing ([`crate::census`]).
 
 use arbitrary::Unstructured;
 use rand_chacha::ChaCha8Rng;
@@ -41,10 +42,10 @@ pub use raw::{RawProblem, RawSequence, raw};
 pub use tiny::tiny;
 pub use value::value_of;
 
-/// Bytes of choices behind one case of a campaign; more than [`raw`] ever uses.
+/// Number of bytes of choices behind one case of a campaign; more than [`raw`] ever uses.
 const CHOICE_BYTES: usize = 4096;
 
-/// What the generator makes of its choices.
+/// Case that the generator makes of its choices.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Draw {
     /// A valid problem; a subject may still have to refuse it.
@@ -53,13 +54,13 @@ pub enum Draw {
     Malformed(Malformed),
 }
 
-/// Case `index` of campaign `seed`.
+/// Returns case `index` of campaign `seed`.
 pub fn draw(seed: u64, index: u64, limits: &Limits) -> Draw {
     fixup(&draw_raw(seed, index, limits), limits)
 }
 
-/// The integers behind [`draw`]: 4 KiB of ChaCha8, seeded with the blake3 hash of `seed` and `index` (16 bytes, little
-/// endian), read by [`raw`].
+/// Returns the integers behind [`draw`]: [`raw`] reads them from 4 KiB of ChaCha8, seeded with the blake3 hash of
+/// `seed` and `index` (16 bytes, little endian).
 pub fn draw_raw(seed: u64, index: u64, limits: &Limits) -> RawProblem {
     let key = (u128::from(index) << 64 | u128::from(seed)).to_le_bytes();
     let mut rng = ChaCha8Rng::from_seed(*blake3::hash(&key).as_bytes());

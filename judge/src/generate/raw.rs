@@ -1,8 +1,8 @@
 //! The choices: [`RawProblem`], plain integers of any value, and [`raw`], which draws them.
 //!
-//! A *feature mask* is drawn first: half of the features are on in a case, and only those may show. Cases are thereby
-//! far more unlike each other than when each feature shows now and then in every case (swarm testing, Groce et al.,
-//! ISSTA 2012). Then each choice aims at the seams, which uniform draws never hit.
+//! A *feature mask* is drawn first: half of the features are on in a case, and only those may show. Cases thereby
+//! differ far more than if each feature showed now and then in every case (swarm testing, Groce et al., ISSTA 2012).
+//! Each further choice aims at the seams, which uniform draws never hit.
 
 use arbitrary::{Arbitrary, Unstructured};
 use seamproof_oracle::Algorithm;
@@ -12,21 +12,21 @@ use super::Limits;
 use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
 
-/// One sequence's rows: all counts, no positions.
+/// Rows of one sequence: all counts, no positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawSequence {
-    /// Real queries.
+    /// Number of real queries.
     pub q_len: u32,
-    /// Padding rows after them.
+    /// Number of padding rows after the queries.
     pub q_padding: u32,
-    /// Rows before them that nobody owns.
+    /// Number of rows before the queries that nobody owns.
     pub q_gap: u32,
-    /// Real keys.
+    /// Number of real keys.
     pub kv_len: u32,
-    /// Padding rows after them.
+    /// Number of padding rows after the keys.
     pub kv_padding: u32,
-    /// Rows before them that nobody owns.
+    /// Number of rows before the keys that nobody owns.
     pub kv_gap: u32,
 }
 
@@ -34,83 +34,83 @@ pub struct RawSequence {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawProblem {
-    /// The sequences, in order of memory.
+    /// Sequences, in order of memory.
     pub sequences: Vec<RawSequence>,
-    /// 0 packed, 1 equal spans (BSHD), 2 equal spans interleaved (SBHD); modulo 3.
+    /// Layout, modulo 3: 0 packed, 1 equal spans (BSHD), 2 equal spans interleaved (SBHD).
     pub layout: u32,
-    /// Rows after the last sequence's queries.
+    /// Number of rows after the last sequence's queries.
     pub q_slack: u32,
-    /// Rows after the last sequence's keys.
+    /// Number of rows after the last sequence's keys.
     pub kv_slack: u32,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: u32,
-    /// Query heads of one KV head.
+    /// Number of query heads of one KV head.
     pub group: u32,
     /// Head dimension of queries and keys.
     pub qk_dim: u32,
     /// Head dimension of values.
     pub v_dim: u32,
-    /// Window to the left: 0 unbounded, n for n − 1 keys.
+    /// Window to the left: 0 for unbounded, n for n − 1 keys.
     pub left: u32,
-    /// Window to the right: likewise.
+    /// Window to the right: 0 for unbounded, n for n − 1 keys.
     pub right: u32,
-    /// Odd for bottom-right alignment.
+    /// Alignment: odd for bottom-right, even for top-left.
     pub bottom_right: u32,
-    /// 0 for 1/√dqk, n for entry n − 1 of a table.
+    /// Scale: 0 for 1/√dqk, n for entry n − 1 of a table.
     pub scale: u32,
-    /// 0 for none, n for entry n − 1 of a table.
+    /// Soft cap: 0 for none, n for entry n − 1 of a table.
     pub softcap: u32,
-    /// None, off-by-one, learnable; modulo 3.
+    /// Sink, modulo 3: none, off-by-one, learnable.
     pub sink: u32,
-    /// Odd for fp16, even for bf16.
+    /// Format of the tensors: odd for fp16, even for bf16.
     pub fp16: u32,
-    /// Odd for P in f32.
+    /// Format of P: odd for f32, even for that of the tensors.
     pub weights_f32: u32,
-    /// An [`seamproof_oracle::InputMode`] that is not exact; modulo their number.
+    /// Index of an [`seamproof_oracle::InputMode`] that is not exact, modulo their number.
     pub mode: u32,
-    /// Odd for forward and backward.
+    /// Pass: odd for forward and backward, even for the forward alone.
     pub backward: u32,
     /// Seed of the values.
     pub data_seed: u64,
-    /// Which entry of `Limits::products` bounds the case; modulo their number.
+    /// Index of the entry of `Limits::products` that bounds the case, modulo their number.
     pub budget: u32,
-    /// n for entry n − 1 of the problems that the capability table refuses; none for any other value.
+    /// Problem that the capability table refuses: n for entry n − 1 of a table; none for any other value.
     pub unsupported: u32,
-    /// n for entry n − 1 of the rules of validation to break; none for any other value.
+    /// Rule of validation to break: n for entry n − 1 of a table; none for any other value.
     pub malformed: u32,
-    /// Varies the two.
+    /// Variant of the refused problem or of the broken rule.
     pub detail: u32,
-    /// The [number](Algorithm::number) of the algorithm; modulo their number.
+    /// Algorithm by its [number](Algorithm::number), modulo the number of algorithms.
     pub algorithm: u32,
-    /// Contiguous, dual-chunk, stripes of 1, longer stripes; modulo 4.
+    /// Balance, modulo 4: contiguous, dual-chunk, stripes of 1, longer stripes.
     pub balance: u32,
-    /// Rows of a longer stripe.
+    /// Number of rows of a longer stripe.
     pub stripe: u32,
-    /// Ranks of the group.
+    /// Number of ranks in the group.
     pub ranks: u32,
-    /// The algorithm's [parameter](Algorithm::parameter), of one that has it.
+    /// Parameter of an algorithm that has [one](Algorithm::parameter).
     pub all_to_all: u32,
-    /// Ranks of the world that are not in the group.
+    /// Number of ranks of the world that are not in the group.
     pub others: u32,
-    /// 0 for ranks in order; any other number shuffles them.
+    /// Order of the ranks: 0 for ascending; any other number shuffles them.
     pub order: u32,
-    /// 0 for a mode that is not exact; else an entry of a table of those that are, or the next in which the problem can
-    /// be judged.
+    /// Exact mode: 0 for none. Otherwise it is an entry of the table of exact modes, or the next entry whose
+    /// preconditions the problem meets.
     #[serde(default)]
     pub exact: u32,
 }
 
 impl<'a> Arbitrary<'a> for RawProblem {
-    /// The generator itself, in the quick profile.
+    /// Runs the generator itself, in the quick profile.
     fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<RawProblem> {
         Ok(raw(u, &Limits::quick()))
     }
 }
 
-/// One case in this many is illegal.
+/// Number of cases among which one is illegal.
 pub(super) const ILLEGAL_ONE_IN: u32 = 20;
 
-/// Features of the mask: bit numbers.
+/// Feature of the mask, by its bit number.
 #[derive(Clone, Copy)]
 enum Feature {
     Empties,
@@ -140,7 +140,7 @@ enum Feature {
     SubGroup,
 }
 
-/// Draws that never fail: bytes that ran out give the least number.
+/// Draws that never fail. Where the bytes run out, every draw is the smallest number.
 struct Choices<'u, 'a>(&'u mut Unstructured<'a>);
 
 impl Choices<'_, '_> {
@@ -161,7 +161,7 @@ impl Choices<'_, '_> {
         table.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// 0 for none, n for entry n − 1.
+    /// Returns 0 for none, n for entry n − 1.
     fn entry<T>(&mut self, table: &[T]) -> u32 {
         self.range(0, table.len() as u32)
     }
@@ -180,7 +180,7 @@ impl Features {
     }
 }
 
-/// Draws a case. Total: never fails, whatever the bytes and however few.
+/// Draws a case. It is total: it never fails, whatever the bytes and however few.
 pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     let choose = &mut Choices(u);
     let features = Features(choose.word());
@@ -197,9 +197,9 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     raw
 }
 
-/// Of so many cases
+/// Number of cases of which [`EXACT`] ask for an exact mode.
 const EXACT_OF: u32 = 20;
-/// this many are in an exact mode.
+/// Number of cases among [`EXACT_OF`] that ask for an exact mode.
 const EXACT: u32 = 9;
 
 fn exact(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
@@ -208,7 +208,7 @@ fn exact(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
     }
 }
 
-/// Group sizes: 1 is legal with every algorithm, and no power of two is special.
+/// Sizes of a group: 1 is legal with every algorithm, and no power of two is special.
 const GROUP_SIZES: [u32; 12] = [2, 2, 2, 3, 4, 4, 4, 8, 8, 5, 6, 1];
 
 fn parallel(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawProblem) {
@@ -236,7 +236,7 @@ fn flaw(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
     }
 }
 
-/// Query heads of one KV head.
+/// Numbers of query heads of one KV head.
 const GROUPS: [u32; 12] = [2, 3, 5, 8, 10, 12, 2, 3, 4, 6, 2, 3];
 
 fn heads(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw: &mut RawProblem) {
@@ -257,7 +257,7 @@ fn softmax(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawProble
     raw.sink = if features.on(Feature::Sink) { choose.below(SINKS.len() as u32) } else { 0 };
 }
 
-/// Integers, flat, peaked: the modes of every other case.
+/// Number of simple modes (integers, flat, peaked), the modes of every other case.
 const SIMPLE_MODES: u32 = 3;
 
 fn numbers(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw: &mut RawProblem) {
@@ -269,12 +269,12 @@ fn numbers(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, ra
     raw.budget = choose.below(limits.products.len() as u32);
 }
 
-/// Numbers of sequences; the rare ones are a bucket edge that kernels specialise on.
+/// Numbers of sequences in an ordinary case.
 const COUNTS: [u32; 32] =
     [1, 2, 2, 3, 2, 3, 4, 5, 1, 3, 4, 6, 2, 3, 7, 8, 2, 4, 5, 9, 1, 12, 1, 0, 2, 3, 2, 3, 4, 2, 3, 5];
-/// The bucket edge.
+/// Numbers of sequences in a rare case: a bucket edge that kernels specialise on.
 const MANY_COUNTS: [u32; 4] = [31, 32, 33, 33];
-/// `2·cp` for cp 2, 4 and 8: chunks of a sequence that is dealt to ranks.
+/// Numbers of chunks of a sequence that is dealt to ranks: `2·cp` for cp 2, 4 and 8.
 const CHUNKS: [u32; 3] = [4, 8, 16];
 
 fn sequences(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw: &mut RawProblem) {
@@ -298,7 +298,7 @@ fn sequences(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, 
     }
 }
 
-/// A length within `reach`: anywhere, or one off a multiple of a tile or of `2·cp`, or the edge itself.
+/// Returns a length: anywhere within `reach`, at most one off a multiple of a tile or of `2·cp`, or 0 or 1.
 fn length(choose: &mut Choices<'_, '_>, limits: &Limits, reach: u32) -> u32 {
     match choose.below(10) {
         0..=3 => choose.range(1, reach),
@@ -343,7 +343,7 @@ fn lengths(
         .collect()
 }
 
-/// Lengths of both sides from one of them.
+/// Returns the lengths of both sides, derived from one drawn length.
 fn related(
     choose: &mut Choices<'_, '_>,
     limits: &Limits,
@@ -364,7 +364,8 @@ fn related(
     }
 }
 
-/// A run of empty sequences at the head, in the middle, at the tail or throughout, empty on both sides or on one.
+/// Makes a run of sequences empty, on both sides or on one: at the head, in the middle, at the tail or throughout; or
+/// none.
 fn empties(choose: &mut Choices<'_, '_>, sequences: &mut [RawSequence]) {
     let count = sequences.len() as u32;
     let run = choose.range(1, count / 2).min(count.saturating_sub(1));
@@ -386,7 +387,7 @@ fn empties(choose: &mut Choices<'_, '_>, sequences: &mut [RawSequence]) {
     }
 }
 
-/// Where padding stands in a case.
+/// Draws the padding of each sequence.
 fn padding(choose: &mut Choices<'_, '_>, features: Features, sequences: &mut [RawSequence]) {
     let style = [choose.below(5), choose.below(5)];
     let chunks = choose.of(&CHUNKS);
@@ -408,8 +409,8 @@ fn padding(choose: &mut Choices<'_, '_>, features: Features, sequences: &mut [Ra
     }
 }
 
-/// Padding so that the span is a whole number of chunks and: fewer rows than a chunk, a whole last chunk or two of
-/// them are padding. Or a few rows, of no such form.
+/// Returns padding that makes the span a whole number of chunks: as little as possible, at least the last chunk, or
+/// at least the last two. Other draws give a few rows, of no such form.
 fn rows_of_padding(choose: &mut Choices<'_, '_>, style: u32, chunks: u32, len: u32) -> u32 {
     let real_chunks = match style {
         0 => chunks,
@@ -421,7 +422,7 @@ fn rows_of_padding(choose: &mut Choices<'_, '_>, style: u32, chunks: u32, len: u
     chunk.saturating_mul(chunks).saturating_sub(len)
 }
 
-/// Rows that nobody owns: before the first sequence, and in some cases between the others.
+/// Draws rows that nobody owns: before the first sequence, and in some cases between the others.
 fn gaps(choose: &mut Choices<'_, '_>, limits: &Limits, sequences: &mut [RawSequence]) {
     let between = choose.one_in(2);
     for (index, sequence) in sequences.iter_mut().enumerate() {
@@ -443,7 +444,8 @@ fn window(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw
     }
 }
 
-/// One side of a window, as the raw problem holds it: 0, 1, 2, one off a tile, about a sequence's length, or none.
+/// Returns one side of a window in the raw form: 0, 1 or 2 keys, about a multiple of a tile, about a sequence's
+/// length, almost the largest number, or unbounded.
 fn edge(choose: &mut Choices<'_, '_>, limits: &Limits, sequences: &[RawSequence]) -> u32 {
     let one = choose.below(sequences.len() as u32) as usize;
     let length = sequences.get(one).map_or(0, |sequence| sequence.kv_len);

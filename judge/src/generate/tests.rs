@@ -6,10 +6,10 @@ use super::raw::ILLEGAL_ONE_IN;
 use super::*;
 use crate::census::is_legal;
 
-/// Cases of a statistical test.
+/// Number of cases in a statistical test.
 const CASES: u64 = 20_000;
 
-/// A hash that fills raw problems: small numbers, edges and extremes alike.
+/// Returns the next number of a hash that fills raw problems: small numbers, edges and extremes alike.
 fn integer(state: &mut u64) -> u32 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     let value = (*state >> 32) as u32;
@@ -72,7 +72,7 @@ fn random_raw(seed: u64) -> RawProblem {
     }
 }
 
-/// Everything that a bound is on, as large as it comes.
+/// Largest values seen of everything that has a bound.
 #[derive(Debug, Default)]
 struct Extremes {
     sequences: usize,
@@ -105,7 +105,7 @@ impl Extremes {
         self.elements = self.elements.max(problem.elements());
     }
 
-    /// Costs are sums and products: they come near their bounds, not to them.
+    /// Checks the bounds. Costs are sums and products, so they come near their bounds without reaching them.
     fn check(&self, limits: &Limits, reached: bool) {
         let exact = [
             (self.sequences, limits.sequences_max),
@@ -239,7 +239,7 @@ fn one_case_in_twenty_is_illegal_and_half_of_these_malformed() {
     assert!(2 * backward > CASES);
 }
 
-/// Every entry of the table of flaws, with every variation that it has, on many different cases.
+/// Plants every entry of the tables of flaws, with every variant, in many different cases.
 #[test]
 fn every_flaw_is_refused_as_planted() {
     for malformed in 1..=flaws::MALFORMED.len() as u32 {

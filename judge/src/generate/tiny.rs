@@ -1,17 +1,17 @@
-//! The small space, whole: most faults that show at all show in some problem of two short sequences.
+//! The exhaustive small space. Most faults that show at all show in some problem of two short sequences.
 
 use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
     ProblemFields, Rows, Run, Sequence, Sink, Softmax,
 };
 
-/// Real rows of one side of a sequence are 0 to this.
+/// Largest number of real rows on one side of a sequence.
 const LENGTH_MAX: usize = 2;
-/// Padding rows of a sequence, the same on both sides, are 0 to this.
+/// Largest number of padding rows of a sequence, the same on both sides.
 const PADDING_MAX: usize = 1;
-/// Shapes of one sequence.
+/// Number of shapes of one sequence.
 const SHAPES: usize = (LENGTH_MAX + 1) * (LENGTH_MAX + 1) * (PADDING_MAX + 1);
-/// Packs of no sequence, of one and of two.
+/// Number of packs of no sequence, of one and of two.
 const PACKS: usize = 1 + SHAPES + SHAPES * SHAPES;
 
 const fn mask(left: Option<u32>, right: Option<u32>, align: Alignment) -> Mask {
@@ -35,13 +35,14 @@ const HEADS: [Heads; 2] = [Heads { q: 1, kv: 1 }, Heads { q: 2, kv: 1 }];
 const SINKS: [Sink; 2] = [Sink::None, Sink::Learnable];
 const DIMS: Dims = Dims { qk: 2, v: 3 };
 
-/// Every combination of at most two sequences (0 to 2 queries, 0 to 2 keys, 0 or 1 padding row), ten masks, one or two
-/// query heads on one KV head, with or without a learnable sink; forward and backward. Integer and flat values in turn.
+/// Returns every combination of at most two sequences (0 to 2 queries, 0 to 2 keys, 0 or 1 padding row), ten masks,
+/// one or two query heads on one KV head, with or without a learnable sink; forward and backward. Integer and flat
+/// values alternate.
 pub fn tiny() -> impl Iterator<Item = Problem> {
     (0..PACKS * MASKS.len() * HEADS.len() * SINKS.len()).filter_map(|index| Problem::new(fields(index)).ok())
 }
 
-/// The fields that a number stands for, its digits being the choices.
+/// Returns the fields that a number stands for. The digits of the number are the choices.
 fn fields(index: usize) -> ProblemFields {
     let mut rest = index;
     let mut digit = |base: usize| {

@@ -1,12 +1,12 @@
-//! From a case back to integers: the nearest value of a problem, for corpora that begin with stored cases.
+//! The way back from a case to integers: the nearest value of a problem, for corpora that begin with stored cases.
 
 use seamproof_oracle::{Alignment, Balance, Format, InputMode, Pass, Problem, Run, Sequence};
 
 use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
 use super::{RawProblem, RawSequence};
 
-/// Integers of which [`super::fixup`] makes this problem, but for what they cannot say: they have one 16-bit format, scales and
-/// soft caps of a table, and a group's ranks in order.
+/// Returns integers from which [`super::fixup`] makes this problem, as far as integers can express it. They always
+/// give one 16-bit format, a scale and a soft cap from a table, and a group's ranks in order.
 pub fn value_of(problem: &Problem) -> RawProblem {
     let mask = problem.mask;
     let bound = |side: Option<u32>| side.map_or(0, |keys| keys.saturating_add(1));
@@ -29,7 +29,8 @@ pub fn value_of(problem: &Problem) -> RawProblem {
         weights_f32: (problem.precision.p.format == Format::F32).into(),
         backward: (problem.pass == Pass::Backward).into(),
         data_seed: problem.data_seed,
-        // The widest budget of every table of limits lies at its end.
+        // This selects the last entry, the widest budget, of a table whose length is a power of two, as in
+        // `Limits::fuzz`.
         budget: u32::MAX,
         ..RawProblem::default()
     };
@@ -74,7 +75,7 @@ fn scale(problem: &Problem) -> u32 {
     if scale == usual { 0 } else { nearest(&SCALES, scale) + 1 }
 }
 
-/// The entry nearest to a number.
+/// Returns the index of the entry nearest to a number.
 fn nearest(table: &[f32], number: f32) -> u32 {
     let far = |entry: f32| (entry - number).abs();
     (0..table.len()).min_by(|&a, &b| far(table[a]).total_cmp(&far(table[b]))).unwrap_or(0) as u32
@@ -106,7 +107,7 @@ mod tests {
         let (mut same, mut all) = (0, 0);
         for index in 0..600 {
             let Draw::Problem(problem) = generate::draw(8, index, &limits) else { continue };
-            // Values say neither refused formats nor an order of ranks.
+            // Integers express neither refused formats nor an order of ranks.
             if !is_legal(&problem)
                 || problem.parallel.ranks != (0..problem.parallel.size()).collect::<Vec<_>>()
             {

@@ -1,7 +1,7 @@
-//! Identities of memory and metadata: where rows lie, what lies between them, and who else is in the batch.
+//! Identities of memory and metadata: the place of rows, the rows between them, and the other sequences in the batch.
 //!
-//! On several ranks a sequence's cut follows from its span, so that spans stay as they are there; whatever is put
-//! between sequences is a multiple of the CP size.
+//! On several ranks a sequence's cut follows from its span, so the spans stay as they are there. The rows put between
+//! sequences are a multiple of the CP size.
 
 use seamproof_oracle::{Algorithm, Problem, ProblemFields, Rows, Run, Sequence, TensorName};
 
@@ -10,21 +10,21 @@ use super::twin::{Claim, Source, Twin, results_of, same};
 use crate::finding::Relation;
 use crate::ladder::evidence::{Evidence, Look};
 
-/// How sequences lie in a tensor.
+/// Arrangement of the sequences in a tensor.
 struct Plan {
-    /// Rows before the first, between two, and after the last.
+    /// Number of rows before the first sequence; `gap` counts those between two, and `slack` those after the last.
     first: usize,
     gap: usize,
     slack: usize,
-    /// The span of a run.
+    /// Function that returns the new span of a run.
     span: fn(&Run) -> usize,
 }
 
-/// No row that nobody owns, spans as they are.
+/// Arrangement without rows that nobody owns, with spans as they are.
 const DENSE: Plan = Plan { first: 0, gap: 0, slack: 0, span: |run| run.span };
 
 impl Plan {
-    /// The sequences one after the other in memory, in the order of the list.
+    /// Places the sequences one after the other in memory, in the order of the list.
     fn place(&self, sequences: &mut [&mut Sequence]) -> Rows {
         let mut next = [self.first; 2];
         for sequence in sequences {
@@ -47,7 +47,8 @@ fn fields(evidence: &Evidence<'_>) -> ProblemFields {
     evidence.problem.clone().into()
 }
 
-/// The gradients too where the subject promises their bits. dsink is a sum over sequences, whose order may change.
+/// Returns claims about out and the statistics, and about the gradients where the subject promises their bits. dsink
+/// is left out, since it is a sum over sequences whose order may change.
 fn claims(evidence: &Evidence<'_>) -> Vec<Claim> {
     same(&results_of(evidence.backend.declaration().promises.deterministic_backward))
 }
@@ -62,7 +63,7 @@ fn agrees(
     Some(twin.agrees(evidence, relation, &claims(evidence)))
 }
 
-/// Padding goes where there is some, and comes where there is none.
+/// Asks the same sequences without their padding, or with padding where they have none.
 pub(super) fn padding_amount(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
     if problem.parallel.algorithm != Algorithm::Single {
@@ -74,7 +75,7 @@ pub(super) fn padding_amount(evidence: &Evidence<'_>) -> Option<Look> {
     agrees(evidence, Relation::PaddingAmount, fields, Source::same(problem))
 }
 
-/// The sequences lie in the opposite order in memory, behind a first offset, with gaps and slack.
+/// Asks the same sequences in the opposite order in memory, behind a first offset, with gaps and slack.
 pub(super) fn placement(evidence: &Evidence<'_>) -> Option<Look> {
     let unit = evidence.problem.parallel.size();
     let mut fields = fields(evidence);
@@ -84,7 +85,7 @@ pub(super) fn placement(evidence: &Evidence<'_>) -> Option<Look> {
     agrees(evidence, Relation::Placement, fields, Source::same(evidence.problem))
 }
 
-/// The sequences in the opposite order.
+/// Asks the same sequences in the opposite order.
 pub(super) fn order(evidence: &Evidence<'_>) -> Option<Look> {
     let mut fields = fields(evidence);
     let count = fields.sequences.len();
@@ -94,7 +95,7 @@ pub(super) fn order(evidence: &Evidence<'_>) -> Option<Look> {
     (count > 1).then(|| agrees(evidence, Relation::SequenceOrder, fields, source))?
 }
 
-/// One sequence by itself.
+/// Asks one sequence by itself.
 pub(super) fn alone(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq, Dv, Lse, Out};
     let mut fields = fields(evidence);
@@ -111,15 +112,15 @@ pub(super) fn alone(evidence: &Evidence<'_>) -> Option<Look> {
     Some(twin.agrees(evidence, Relation::Alone, &same(&tensors)))
 }
 
-/// An id that no sequence has.
+/// Returns the ids that no sequence has.
 fn free_ids(problem: &Problem) -> impl Iterator<Item = u32> {
     let taken: std::collections::HashSet<u32> =
         problem.sequences.iter().map(|sequence| sequence.id).collect();
     (0..=u32::MAX).filter(move |id| !taken.contains(id))
 }
 
-/// Three sequences more, none with a pair: one of padding alone in front, one with a query and no key in the middle,
-/// one with a key and no query at the end.
+/// Asks the same sequences and three more without a pair of query and key: one of padding alone in front, one with a
+/// query and no key in the middle, one with a key and no query at the end.
 pub(super) fn empty_sequence(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
     let unit = span_unit(problem)?;
@@ -136,20 +137,20 @@ pub(super) fn empty_sequence(evidence: &Evidence<'_>) -> Option<Look> {
     agrees(evidence, Relation::EmptySequence, fields, Source::sequences(problem, from))
 }
 
-/// The least span that can hold a row on any number of ranks.
+/// Returns the smallest span that can hold a row on any number of ranks.
 fn span_unit(problem: &Problem) -> Option<usize> {
     let parallel = &problem.parallel;
     match parallel.algorithm {
         Algorithm::Single => Some(1),
         _ => {
             let unit = seamproof_oracle::sharding::span_multiple(parallel.balance, parallel.size());
-            // Long stripes would make it the largest sequence of all.
+            // Long stripes would make the new sequence the largest of all.
             (unit <= 64).then_some(unit)
         }
     }
 }
 
-/// Two sequences without rows at the end: the last offset three times.
+/// Asks the same sequences and two more without rows at the end, so that the last offset stands there three times.
 pub(super) fn closing_offsets(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
     let end = |run: fn(&Sequence) -> Run| {

@@ -1,9 +1,10 @@
 //! Bounds of a row's results without the exact answer: the envelope's own terms, evaluated with norms of the inputs.
 //!
-//! For query row i and the keys of its sequence `Σ_c |q_ic||k_jc| ≤ |q_i|·max_j |k_j|` (Cauchy and Schwarz), so no
-//! logit exceeds `M = scale · |q_i| · max_j |k_j|` (or the soft cap, or the sink), none lies further than `2·M` from
-//! another, and the weights of a row add up to 1 at most: a term that is linear in the weight `p` is at most its value
-//! at `p = 1`, and what a format's floor adds is counted once for each key. A bound that would say nothing is infinite.
+//! For query row i and the keys of its sequence, `Σ_c |q_ic||k_jc| ≤ |q_i|·max_j |k_j|` (Cauchy and Schwarz). No
+//! logit therefore exceeds `M = scale · |q_i| · max_j |k_j|` (or the soft cap, or the sink), and none lies further
+//! than `2·M` from another. The weights of a row add up to 1 at most, so a term that is linear in the weight `p` is
+//! at most its value at `p = 1`. The error that a format's floor adds is counted once for each key. A bound that
+//! would say nothing is infinite.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -16,59 +17,59 @@ use super::norms::{KeyNorms, Norms, capped, norm};
 use crate::ladder::compare::lanes;
 use crate::ladder::evidence::Evidence;
 
-/// Errors of an exponent past this are not bounded to first order.
+/// Largest error of an exponent that is bounded to first order.
 const EXPONENT_ERROR_MAX: f64 = 0.25;
 
-/// The errors of one row of one head.
+/// Errors of one row of one head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowError {
-    /// Of its LSE.
+    /// Error of the row's LSE.
     pub(super) lse: f64,
-    /// Of an element of out.
+    /// Error of an element of the row's out.
     pub(super) out: f64,
 }
 
 impl RowError {
-    /// Nothing can be said of the row.
+    /// Error of a row about which nothing can be said.
     const UNKNOWN: RowError = RowError { lse: f64::INFINITY, out: f64::INFINITY };
 }
 
-/// What gradients are held against.
+/// Right value that gradients are compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Against {
-    /// Those of the exact function: the errors of the saved out and lse count.
+    /// Gradients of the exact function. The errors of the saved out and lse count.
     Exact,
-    /// Those that the saved out and lse make.
+    /// Gradients that follow from the saved out and lse.
     Saved,
 }
 
-/// Errors of what one query gives in the backward, added up over its keys.
+/// Errors of one query's contributions in the backward, added up over its keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GivenError {
-    /// Of its weights, as they enter dv.
+    /// Error of the query's weights, as they enter dv.
     pub(super) weights: f64,
-    /// Of its logit gradients without the scale, as they enter dq and dk.
+    /// Error of the query's logit gradients without the scale, as they enter dq and dk.
     pub(super) logit_gradients: f64,
 }
 
 impl GivenError {
-    /// Nothing can be said of the query.
+    /// Error of a query about which nothing can be said.
     const UNKNOWN: GivenError = GivenError { weights: f64::INFINITY, logit_gradients: f64::INFINITY };
 }
 
-/// What bounds the rows of a problem on given inputs.
+/// Bounds for the rows of a problem on given inputs.
 pub(super) struct Bounds<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
     norms: OnceCell<Rc<Norms>>,
     pub(super) model: Model,
-    /// Where the norms of the case itself are kept for whoever needs them next.
+    /// Shared place for the norms of the case itself, which the next user finds there.
     shared: Option<&'a OnceCell<Rc<Norms>>>,
     partition: Partition,
     underflow: f64,
 }
 
-/// A row as the envelope's terms take it, with the errors of its logits and the number of its keys.
+/// A row in the terms of the envelope, with the errors of its logits and the number of its keys.
 #[derive(Clone, Copy)]
 struct Worst {
     row: Row,
@@ -88,25 +89,27 @@ impl<'a> Bounds<'a> {
         Bounds { problem, inputs, norms: OnceCell::new(), shared, model, partition, underflow }
     }
 
-    /// The norms, made when the first row is asked for: most sums are explained without.
+    /// Returns the norms. They are computed when the first row is asked for, because most sums are explained without
+    /// them.
     fn norms(&self) -> &Norms {
         let make = || Rc::new(Norms::new(self.problem, self.inputs));
         self.norms.get_or_init(|| self.shared.map_or_else(make, |shared| shared.get_or_init(make).clone()))
     }
 
-    /// What roundings of partial gradients may lose below the normal range of their format.
+    /// Returns the most that roundings of partial gradients may lose below the normal range of their format.
     pub(super) fn sum_floor(&self) -> f64 {
         let Sums { count, format } = self.partition.sums;
         count as f64 * format.tiny_half()
     }
 
-    /// The same for partial outs and what they are merged into.
+    /// Returns the most that roundings of partial outs, and of their merged sums, may lose below the normal range.
     fn merge_floor(&self) -> f64 {
         let Merges { count, step, running, .. } = self.partition.merges;
         if count == 0 { 0.0 } else { step.tiny_half() + 2.0 * count as f64 * running.tiny_half() }
     }
 
-    /// What one gradient's operations may lose below the normal range, partial gradients' roundings included.
+    /// Returns the most that one gradient's operations may lose below the normal range, the roundings of partial
+    /// gradients included.
     pub(super) fn gradient_floor(&self) -> f64 {
         let most = |len: fn(&seamproof_oracle::Sequence) -> usize| {
             self.problem.sequences.iter().map(len).max().unwrap_or(0)
@@ -115,12 +118,13 @@ impl<'a> Bounds<'a> {
         self.sum_floor() + (terms + 8) as f64 * self.underflow
     }
 
-    /// The norms of a sequence's keys and values.
+    /// Returns the norms of a sequence's keys and values.
     pub(super) fn keys(&self, sequence: usize, head: usize) -> KeyNorms {
         self.norms().keys[sequence][head / self.problem.group()]
     }
 
-    /// What an aligning unit adds to a norm at most: it takes no factor for less than its format's smallest normal one.
+    /// Returns the most that an aligning unit adds to a norm. Such a unit takes no factor for less than the smallest
+    /// normal number of its format.
     fn raise(&self, lanes: usize) -> f64 {
         self.model.magnitude(f64::MIN_POSITIVE) * (lanes as f64).sqrt()
     }
@@ -131,7 +135,7 @@ impl<'a> Bounds<'a> {
         KeyNorms { k, k_max: k_max + lane, v, v_max: v_max + lane }
     }
 
-    /// The worst that a row can be; none where its exponents' errors are not bounded to first order.
+    /// Returns the worst that a row can be; `None` where the errors of its exponents are not bounded to first order.
     fn worst(&self, sequence: usize, position: usize, head: usize) -> Option<Worst> {
         let both = &self.problem.sequences[sequence];
         let keys = self.problem.mask.visible(position, both.q.len, both.kv.len).len();
@@ -144,12 +148,12 @@ impl<'a> Bounds<'a> {
         let log_keys = libm::log(keys as f64 + 1.0);
         let exponent = self.model.logit_error(a, max) + F32_ROUNDOFF * 8.0 * (max + log_keys);
         let sum = keys as f64 + 1.0;
-        // The sink's own error is no larger than a key's, whose share the terms below take at 1.
+        // The sink's own error is no larger than a key's, whose share is 1 in the terms below.
         let row = Row { keys, max, max_abs: max, range: 2.0 * max, sum, lse: max + log_keys, sink: None };
         (exponent <= EXPONENT_ERROR_MAX).then_some(Worst { row, a, keys, norms })
     }
 
-    /// The errors of a row.
+    /// Returns the errors of a row.
     pub(super) fn row(&self, sequence: usize, position: usize, head: usize) -> RowError {
         self.worst(sequence, position, head).map_or(RowError::UNKNOWN, |worst| self.row_of(&worst))
     }
@@ -167,8 +171,8 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// Error of `Σ_j p_ij` as it enters `Σ_j dv_j`, relative to dout: of recomputed weights that the row's own LSE
-    /// normalises, rounded and summed.
+    /// Returns the error of `Σ_j p_ij` as it enters `Σ_j dv_j`, relative to dout. The weights are recomputed,
+    /// normalised with the row's own LSE, rounded and summed.
     pub(super) fn weights_in_dv(&self, sequence: usize, position: usize, head: usize) -> f64 {
         let Some(worst) = self.worst(sequence, position, head) else { return f64::INFINITY };
         let Worst { row, a, keys, .. } = worst;
@@ -178,7 +182,8 @@ impl<'a> Bounds<'a> {
         1.01 * (pair.dv + pair.p.most) + keys as f64 * floor + libm::expm1(self.row_of(&worst).lse)
     }
 
-    /// The largest `|Σ_j dS_ij|` of a right subject, from the norms of the row's dout and of the out that it returned.
+    /// Returns the largest `|Σ_j dS_ij|` of a right subject, from the norms of the row's dout and of the out that the
+    /// subject returned.
     pub(super) fn residue_in_dk(
         &self,
         sequence: usize,
@@ -196,12 +201,12 @@ impl<'a> Bounds<'a> {
         let pair = self.model.gradient_pair(&pair, sums);
         let floor = self.model.logit_gradient_floor() + 4.0 * self.underflow * (1.0 + x);
         let total = libm::exp(error.lse);
-        // With exact arithmetic D would be that of the exact out; it is that of the returned one.
+        // D comes from the returned out, not from the exact one, so the error of out counts.
         total * (1.01 * (pair.dk + pair.ds.most) + dout_sum * error.out) + keys as f64 * floor
     }
 
-    /// The errors of all that one query gives in the backward, from the norms of its dout and of the `out` that the subject
-    /// returned.
+    /// Returns the errors of one query's contributions in the backward, from the norms of its dout and of the `out`
+    /// that the subject returned.
     pub(super) fn given(
         &self,
         sequence: usize,
@@ -215,7 +220,7 @@ impl<'a> Bounds<'a> {
         let at = self.problem.sequences[sequence].q.row(position);
         let (dout, out) = (norm(&self.inputs.dout, at, head), norm(out, at, head));
         let dout = dout + self.raise(self.problem.dims.v);
-        // The exact out lies in the values' hull.
+        // The exact out lies in the convex hull of the values.
         let x = dout * (norms.v + out.max(norms.v));
         let pair = GradientPair {
             x,
@@ -249,7 +254,7 @@ impl<'a> Bounds<'a> {
         self.model.gradient_sums(self.problem.group() * self.problem.sequences[sequence].q.len, keys)
     }
 
-    /// The exact logit of a pair, and `Σ_c |q_ic||k_jc|`.
+    /// Returns the exact logit of a pair, and `Σ_c |q_ic||k_jc|`.
     pub(super) fn logit(&self, sequence: usize, position: usize, key: usize, head: usize) -> (f64, f64) {
         let both = &self.problem.sequences[sequence];
         let q = lanes(&self.inputs.q, both.q.row(position), head);
@@ -262,13 +267,13 @@ impl<'a> Bounds<'a> {
     }
 }
 
-/// The pair of a row that has all of its weight on one key.
+/// Returns the pair of a row that has all of its weight on one key.
 fn whole_weight(row: &Row, a: f64) -> GradientPair {
     GradientPair::of_weight(-row.max, row.lse, 1.0, a)
 }
 
-/// How far `ln(1 + share)` can be off where the share, a difference of weights, comes of an LSE with this error; none
-/// where the row is nearly empty afterwards, or the weights say nothing.
+/// Returns `ln(1 + share)` and its error. The share is a difference of weights that come from an LSE with the given
+/// error. The answer is `None` where the row is nearly empty afterwards, or the weights say nothing.
 pub(super) fn moved_lse(share: f64, lse_error: f64) -> Option<(f64, f64)> {
     let (rest, error) = (1.0 + share, share.abs() * libm::expm1(lse_error));
     let known = share.is_finite() && rest >= 0.25 && error <= rest / 2.0;

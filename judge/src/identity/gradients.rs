@@ -1,9 +1,9 @@
-//! Gradients of two runs of one function: the same but for both runs' errors.
+//! Gradients of two runs of one function, which are the same except for both runs' errors.
 //!
-//! The weights of a query add up to 1 at most, so what its errors add to *all* keys is bounded at once: for each lane of dk
-//! and dv, the differences of all keys, each beyond its own final roundings, add up to no more than
-//! `Σ_i (error of query i) · |q_ic|` (or `|dout_ic|`). That is far less than the number of keys times what one key may be
-//! off by. A row of dq is bounded by itself.
+//! The weights of a query add up to 1 at most, so the errors that it adds to *all* keys are bounded at once. For each
+//! lane of dk and dv, take the differences of all keys, each beyond its own final roundings. They add up to no more
+//! than `Σ_i (error of query i) · |q_ic|` (or `|dout_ic|`). That is far less than the number of keys times the error
+//! that one key may have. A row of dq is bounded by itself.
 
 use std::borrow::Cow;
 use std::cell::LazyCell;
@@ -13,7 +13,7 @@ use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Format, Side};
 
 use super::bound::{Against, Bounds, GivenError};
-use super::sums::{Readers, moved_by, own_rounding, seeing};
+use super::readers::{Readers, moved_by, own_rounding, seeing};
 use crate::finding::Relation;
 use crate::finding::{Finding, Place};
 use crate::ladder::compare::{Worst, lanes, times_bound};
@@ -25,38 +25,39 @@ use seamproof_oracle::sharding::run_of;
 pub(super) struct Runs<'a> {
     pub(super) evidence: &'a Evidence<'a>,
     pub(super) relation: Relation,
-    /// What is wrong where they do not.
+    /// Words for runs that do not agree.
     pub(super) what: &'static str,
-    /// Bounds of the case's own run, and of the other.
+    /// Bounds of the case's own run, and of the other run.
     pub(super) bounds: [&'a Bounds<'a>; 2],
-    /// KV heads of the other run whose gradients add up to those of one here.
+    /// Number of KV heads of the other run whose gradients add up to those of one KV head here.
     pub(super) kv_heads: usize,
-    /// Whether both runs saved the same out and lse.
+    /// Right value of the gradients: that of the saved out and lse where both runs saved the same, otherwise the
+    /// exact one.
     pub(super) against: Against,
-    /// What a gradient's operations may lose below the normal range: [`floor`].
+    /// Largest loss of a gradient's operations below the normal range, as [`floor`] returns it.
     pub(super) floor: f64,
 }
 
-/// What the operations of one gradient may lose below the normal range in either of two runs.
+/// Returns the most that the operations of one gradient may lose below the normal range in either of two runs.
 pub(super) fn floor(bounds: [&Bounds<'_>; 2]) -> f64 {
     bounds.map(Bounds::gradient_floor).into_iter().fold(0.0, f64::max)
 }
 
-/// What the queries of a KV head may add to the differences of its keys: of dk and of dv, lane by lane.
+/// Largest sums that the queries of a KV head may add to the differences of its keys, of dk and of dv, lane by lane.
 struct KeyErrors {
     dk: Vec<f64>,
     dv: Vec<f64>,
 }
 
-/// Adds up what a lane's differences are beyond their roundings.
+/// Sum of a lane's differences beyond their roundings.
 struct Excess {
     sum: f64,
-    /// The key that is furthest off, with its values.
+    /// Key that is furthest off, with its excess and its two values.
     worst: Option<(f64, usize, [f64; 2])>,
 }
 
 impl Runs<'_> {
-    /// The first gradient in which the runs differ.
+    /// Returns the first gradient in which the runs differ.
     pub(super) fn compare(&self, here: &RankGradients, there: &RankGradients) -> Option<Finding> {
         let problem = self.evidence.problem;
         let mut worst = [TensorName::Dv, TensorName::Dk, TensorName::Dq]
@@ -79,7 +80,7 @@ impl Runs<'_> {
         worst.into_iter().find_map(Worst::finding)
     }
 
-    /// The errors of what a query gives, in both runs.
+    /// Returns the errors of a query's contributions, in both runs.
     fn given(&self, readers: &Readers<'_>, position: usize, head: usize) -> GivenError {
         let [here, there] = self.bounds.map(|bounds| {
             bounds.given(readers.sequence, position, head, &self.evidence.first.out, self.against)
@@ -87,12 +88,12 @@ impl Runs<'_> {
         here.and(&there)
     }
 
-    /// The scale, and the roundings of products with it.
+    /// Returns the scale with the roundings of products with it.
     fn scale(&self) -> f64 {
         f64::from(self.evidence.problem.softmax.scale) * (1.0 + 8.0 * F32_ROUNDOFF)
     }
 
-    /// What the errors of all queries give to the keys.
+    /// Returns the errors that all queries add to the keys.
     fn key_errors(&self, readers: &Readers<'_>) -> KeyErrors {
         let (problem, inputs) = (self.evidence.problem, self.evidence.inputs);
         let mut errors = KeyErrors { dk: vec![0.0; problem.dims.qk], dv: vec![0.0; problem.dims.v] };
@@ -138,7 +139,8 @@ impl Runs<'_> {
         })
     }
 
-    /// Whether that is so of all keys of a KV head: then the errors of its queries, which are dear, need not be known.
+    /// Whether final roundings explain the differences of all keys of a KV head. The errors of its queries, which are
+    /// expensive, are then not needed.
     fn near(&self, readers: &Readers<'_>, [here, there]: [&Array3<f32>; 2], worst: &mut Worst) -> bool {
         let run = run_of(&self.evidence.problem.sequences[readers.sequence], Side::Kv);
         let others = readers.kv_head * self.kv_heads..(readers.kv_head + 1) * self.kv_heads;
@@ -152,7 +154,7 @@ impl Runs<'_> {
         near
     }
 
-    /// One row of dq.
+    /// Compares one row of dq.
     fn query(&self, [here, there]: [Cow<'_, [f32]>; 2], error: f64, place: Place, worst: &mut Worst) {
         for (lane, (&here, &there)) in here.iter().zip(&*there).enumerate() {
             let (here, there) = (f64::from(here), f64::from(there));
@@ -169,7 +171,7 @@ impl Runs<'_> {
         }
     }
 
-    /// All keys of one KV head, lane by lane.
+    /// Compares all keys of one KV head, lane by lane.
     fn keys(
         &self,
         readers: &Readers<'_>,
@@ -187,7 +189,7 @@ impl Runs<'_> {
                 let parts = || others.clone().map(|head| f64::from(there[[row, head, lane]]));
                 let rounding = self.rounding(own) + parts().map(|part| self.rounding(part)).sum::<f64>();
                 let far = error + rounding;
-                // Past the largest number an infinity is right: of a sum with one nothing can be said.
+                // Past the largest number an infinity is right, and nothing can be said about a sum with one.
                 let parts_overflow = parts().any(|part| self.overflows(part, far));
                 if parts_overflow && (self.kv_heads > 1 || self.overflows(own, far)) {
                     continue;
@@ -207,19 +209,19 @@ impl Runs<'_> {
         self.evidence.problem.precision.gradients.format
     }
 
-    /// What the last rounding of a stored number may have moved it by, and underflow before it.
+    /// Returns the most that the last rounding of a stored number may have moved it, with underflow before it.
     fn rounding(&self, value: f64) -> f64 {
         own_rounding(self.format(), value) + self.floor
     }
 
-    /// Whether the right value may be past the format's largest: then an infinity is right too.
+    /// Whether the right value may lie past the format's largest number, so that an infinity is right too.
     fn overflows(&self, value: f64, bound: f64) -> bool {
         value.abs() + bound >= self.format().max_finite()
     }
 }
 
 impl Excess {
-    /// A NaN is further off than anything.
+    /// Adds a key's difference beyond its roundings. A NaN is further off than anything.
     fn add(&mut self, key: usize, values: [f64; 2], rounding: f64) {
         let [here, there] = values;
         let off = if here == there { 0.0 } else { (here - there).abs() };
@@ -235,7 +237,7 @@ impl Excess {
 }
 
 impl GivenError {
-    /// The errors of both of two runs.
+    /// Returns the sum of both runs' errors.
     fn and(&self, other: &GivenError) -> GivenError {
         GivenError {
             weights: self.weights + other.weights,

@@ -8,9 +8,9 @@ use super::twin::{Source, Twin, everything, same};
 use crate::finding::Relation;
 use crate::ladder::evidence::{Evidence, Look};
 
-/// Every query head with a KV head of its own, which holds what the group's held: out and lse as they are, and dq where that
-/// is promised; dk and dv of a group are then the sums of its heads', rounded apart and added in another order, and agree
-/// within both errors, as dq does.
+/// Asks the same problem with a copy of its KV head for every query head. out and lse stay as they are, and so does
+/// dq where the subject promises it. The dk and dv of a group are the sums of its heads', which are rounded
+/// separately and added in another order. They agree within both errors; so does dq where nothing is promised.
 pub(super) fn repeated_kv_heads(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
     let group = problem.group();
@@ -38,7 +38,7 @@ pub(super) fn repeated_kv_heads(evidence: &Evidence<'_>) -> Option<Look> {
         let here = Bounds::new(evidence, problem, evidence.inputs);
         let there = Bounds::new(evidence, &twin.problem, &twin.inputs);
         let what = "the gradient of a group is not the sum of its heads'";
-        // out and lse have been found the same, where both are shown.
+        // out and lse are known to be the same here, where both are shown.
         let against = if answer.lse.is_some() { Against::Saved } else { Against::Exact };
         let (bounds, kv_heads) = ([&here, &there], group);
         let floor = gradients::floor(bounds);
@@ -47,8 +47,8 @@ pub(super) fn repeated_kv_heads(evidence: &Evidence<'_>) -> Option<Look> {
     Some(apart.or_else(gradients).into())
 }
 
-/// The groups in the opposite order; where there is one group, its query heads, and then dk and dv are sums in another
-/// order.
+/// Asks the same problem with the groups in the opposite order. Where there is one group, its query heads are
+/// reversed, and dk and dv are left out, since they are sums in another order.
 pub(super) fn head_order(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
     let (heads, group) = (problem.heads, problem.group());

@@ -1,4 +1,5 @@
-//! Identities of the mask: the same sight in another form, a window one key narrower, a prefix of the sequence.
+//! Identities of the mask: the same visible keys in another form, a window one key narrower, a prefix of the
+//! sequence.
 
 use seamproof_oracle::{Algorithm, Alignment, Mask, Problem, ProblemFields, Side, TensorName};
 
@@ -24,13 +25,13 @@ fn with_mask(evidence: &Evidence<'_>, mask: Mask) -> Option<Twin> {
     Twin::new(evidence, fields, Source::same(evidence.problem))
 }
 
-/// All results of the same sight in another form.
+/// Asks for all results under another form of the same visible keys.
 fn agrees(evidence: &Evidence<'_>, relation: Relation, mask: Mask) -> Option<Look> {
     let twin = with_mask(evidence, mask)?;
     Some(twin.agrees(evidence, relation, &same(&everything(evidence))))
 }
 
-/// Bounds that are absent, at least as far as the longest sequence instead.
+/// Asks the same problem with each absent window bound at the distance of the longest sequence or more.
 pub(super) fn wide_window(evidence: &Evidence<'_>) -> Option<Look> {
     let mask = evidence.problem.mask;
     if mask.left.is_some() && mask.right.is_some() {
@@ -42,7 +43,7 @@ pub(super) fn wide_window(evidence: &Evidence<'_>) -> Option<Look> {
     agrees(evidence, Relation::WideWindow, wide)
 }
 
-/// The first other form of the same sight: the other corner, or without a bound that hides nothing.
+/// Asks the first other form of the same visible keys: without a bound that hides nothing, or from the other corner.
 pub(super) fn other_form(evidence: &Evidence<'_>) -> Option<Look> {
     let (problem, mask) = (evidence.problem, evidence.problem.mask);
     let align = match mask.align {
@@ -54,7 +55,7 @@ pub(super) fn other_form(evidence: &Evidence<'_>) -> Option<Look> {
     agrees(evidence, Relation::MaskForm, form)
 }
 
-/// The mask with one key less on one side; none where no query would see less.
+/// Returns the mask with one key less on one side; `None` where no query would see less.
 fn narrower(problem: &Problem) -> Option<Mask> {
     let mask = problem.mask;
     let tighter = match (mask.left, mask.right) {
@@ -66,7 +67,7 @@ fn narrower(problem: &Problem) -> Option<Mask> {
     (!same_sight(problem, &tighter, &mask)).then_some(tighter)
 }
 
-/// How far to the left of its diagonal any query sees.
+/// Returns the largest distance to the left of its diagonal at which any query sees a key.
 fn reach(problem: &Problem) -> Option<u32> {
     let reaches = problem.sequences.iter().flat_map(|sequence| {
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
@@ -78,7 +79,7 @@ fn reach(problem: &Problem) -> Option<u32> {
     u32::try_from(reaches.max()?).ok()
 }
 
-/// Which queries of each sequence see less under the narrower mask, and which keys any of them saw.
+/// Queries of each sequence that see less under the narrower mask, and keys that any of them saw.
 struct Touched {
     queries: Vec<Vec<bool>>,
     keys: Vec<Vec<bool>>,
@@ -90,7 +91,7 @@ impl Touched {
         for sequence in &problem.sequences {
             let (lq, lk) = (sequence.q.len, sequence.kv.len);
             let changes = |i: &usize| problem.mask.visible(*i, lq, lk) != narrow.visible(*i, lq, lk);
-            // Starts and ends of the intervals that touched queries saw.
+            // The edges are the starts and ends of the intervals that touched queries saw.
             let mut edges = vec![0i64; lk + 1];
             for keys in (0..lq).filter(changes).map(|i| problem.mask.visible(i, lq, lk)) {
                 edges[keys.start] += 1;
@@ -115,7 +116,8 @@ impl Touched {
     }
 }
 
-/// A window one key narrower: the rows that see what they saw keep their bits, those that lose a key lose its weight.
+/// Asks about a window one key narrower. The rows that see what they saw keep their bits; those that lose a key lose
+/// its weight.
 pub(super) fn narrower_window(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq, Dv, Lse, Out};
     let relation = Relation::NarrowerWindow;
@@ -134,7 +136,7 @@ pub(super) fn narrower_window(evidence: &Evidence<'_>) -> Option<Look> {
     Some(changed.or_else(lse).into())
 }
 
-/// The LSE of each touched row is lower by the weight of the keys that it lost.
+/// Checks that the LSE of each touched row is lower by the weight of the keys that it lost.
 fn lost_weights(
     evidence: &Evidence<'_>,
     twin: &Twin,
@@ -169,8 +171,8 @@ fn lost_weights(
     worst.finding()
 }
 
-/// The first queries with the keys that they can see, or, where the diagonal ends in the corner, the last queries with
-/// all keys: out, lse and dq of these rows are those of the whole.
+/// Asks the first queries with the keys that they can see, or, where the diagonal ends in the corner, the last
+/// queries with all keys. The out, lse and dq of these rows are those of the whole problem.
 pub(super) fn prefix(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
     let longest =
@@ -186,7 +188,7 @@ pub(super) fn prefix(evidence: &Evidence<'_>) -> Option<Look> {
                 sequence.kv.len = problem.mask.band(lq, lk).end(kept - 1, lk);
             }
         }
-        // The rows move to the front of their span, which is cut over ranks.
+        // The rows move to the front of their span. This form is not asked on several ranks, which cut the span.
         Alignment::BottomRight if problem.parallel.algorithm == Algorithm::Single => {
             for (sequence, skip) in fields.sequences.iter_mut().zip(&mut source.skip) {
                 *skip = sequence.q.len.saturating_sub(kept);

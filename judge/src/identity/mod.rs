@@ -1,14 +1,15 @@
 //! Identities: relations between results of the subject alone, without the oracle and at any size.
 //!
-//! An identity asks the subject a second question whose answer follows from the first: a *twin*, another problem or
-//! other inputs ([`TABLE`]). It is *bitwise* where a right kernel that keeps the promises it names ([`Promises`]) does
-//! the very same roundings in both runs, whatever its tiles, and zeros of either sign are the same; it is *bounded* where it does others,
-//! and the bound is then the sum of both runs' rounding terms, evaluated with norms of the inputs (`bound`), never a
-//! tolerance. The content of padding is a rung of its own (poison), and every twin's padding is poisoned too.
+//! An identity asks the subject a second question whose answer follows from the first. The question is a *twin*,
+//! another problem or other inputs ([`TABLE`]). An identity is *bitwise* where a right kernel that keeps the named
+//! promises ([`Promises`]) makes the very same roundings in both runs, whatever its tiles; zeros of either sign are
+//! the same. It is *bounded* where the roundings differ. The bound is then the sum of both runs' rounding terms,
+//! evaluated with norms of the inputs (`bound`), and never a tolerance. The content of padding is a rung of its own
+//! (poison), and every twin's padding is poisoned too.
 //!
-//! Which identities a case meets follows from its data seed alone, so that a finding stays in sight of its identity
-//! while the geometry shrinks. Those without a run of their own are always asked; scoring, and a case that is too
-//! large for the oracle, ask all.
+//! The data seed of a case alone decides which identities it meets, so that a finding keeps its identity while the
+//! geometry shrinks. Those without a second run are always asked. Scoring asks all identities, and so does a case
+//! that is too large for the oracle.
 
 mod arrange;
 mod asked;
@@ -18,6 +19,7 @@ mod heads;
 mod mask;
 pub mod norms;
 mod probe;
+mod readers;
 mod repeat;
 mod scale;
 mod sums;
@@ -29,37 +31,38 @@ use crate::ladder::evidence::{Depth, Evidence, Look};
 use crate::subject::Promises;
 use crate::verdict::Margin;
 
-/// Identities with runs of their own that a case of a campaign meets: a second one would cost a fifth of its cases.
+/// Number of identities with runs of their own that a case of a campaign meets. A second one would cost a fifth of
+/// the cases.
 const DRAWN: usize = 1;
-/// Sets the draw of identities apart from other uses of the data seed.
+/// Constant that sets the draw of identities apart from other uses of the data seed.
 const DRAW: u64 = 0x1de7_7177;
 
-/// How near the two sides of an identity are.
+/// Distance that the two sides of an identity may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exactness {
-    /// The same bits; zeros of either sign are the same.
+    /// Equal bits; zeros of either sign are the same.
     Bitwise,
-    /// Within a derived bound.
+    /// Difference within a derived bound.
     Bounded,
-    /// Bitwise where the same roundings are done, within a derived bound elsewhere.
+    /// Equal bits where the same roundings are made, and a difference within a derived bound elsewhere.
     Both,
 }
 
-/// An identity: what is asked, how near the answer is, and what for.
+/// An identity: its question, the exactness of its answer, and its purpose.
 pub struct Identity {
-    /// Which one.
+    /// Relation that the identity asks for.
     pub relation: Relation,
-    /// How near the two sides are.
+    /// Exactness with which the two sides agree.
     pub exactness: Exactness,
-    /// What the second run is of, whose results are held against those of the case's own; empty where there is none.
+    /// Description of the second run, whose results are compared with the case's own; empty where there is none.
     pub twin: &'static str,
-    /// Fault classes that it is there for.
+    /// Classes of faults that the identity is meant to catch.
     pub sees: &'static [&'static str],
-    /// What a subject must promise for it to be asked.
+    /// Whether a subject's promises suffice for the identity to be asked.
     pub needs: fn(&Promises) -> bool,
-    /// Runs of the subject that it takes.
+    /// Number of further runs of the subject.
     pub runs: u32,
-    /// Asks; nothing where it says nothing about the case.
+    /// Function that asks the identity; `None` where it says nothing about the case.
     pub ask: fn(&Evidence<'_>) -> Option<Look>,
 }
 
@@ -158,12 +161,12 @@ pub static TABLE: [Identity; 24] = [
         "state kept between calls", "metadata of an earlier call"),
 ];
 
-/// The identity of a relation.
+/// Returns the identity of a relation.
 pub fn identity(relation: Relation) -> &'static Identity {
     &TABLE[relation as usize]
 }
 
-/// The rung: asks the identities of a case, the first broken one is the finding.
+/// Asks the identities of a case. The first broken one is the finding.
 pub(crate) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
     let promises = evidence.backend.declaration().promises;
     let all = evidence.depth == Depth::All || !evidence.has_oracle();
@@ -180,7 +183,7 @@ pub(crate) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
 }
 
 impl Identity {
-    /// Asks; nothing where it says nothing about the case.
+    /// Asks the identity; `None` where it says nothing about the case.
     pub fn answer(&self, evidence: &Evidence<'_>) -> Option<Look> {
         match (self.ask)(evidence) {
             Some(Look::Broken(finding)) => Some(Look::Broken(Box::new(self.told(*finding)))),
@@ -188,7 +191,7 @@ impl Identity {
         }
     }
 
-    /// A finding that says which runs disagree. A process that ended has said so itself.
+    /// Returns a finding that says which runs disagree. The ending of a process already says so itself.
     fn told(&self, finding: Finding) -> Finding {
         if self.twin.is_empty() || finding.check != Check::Identity {
             return finding;
@@ -198,11 +201,12 @@ impl Identity {
     }
 }
 
-/// The identities of a data seed: those without runs, then [`DRAWN`] others, dear ones less often.
+/// Returns the identities of a data seed: those without runs, then [`DRAWN`] others, with expensive ones drawn less
+/// often.
 pub fn drawn(data_seed: u64) -> Vec<&'static Identity> {
     let (mut free, mut dear): (Vec<_>, Vec<_>) = TABLE.iter().partition(|identity| identity.runs == 0);
     dear.sort_by_cached_key(|identity| {
-        // The least of several uniform draws: half as likely for twice the runs.
+        // The smallest scaled draw wins, so twice the runs make an identity about half as likely.
         mix(mix(data_seed ^ DRAW).wrapping_add(identity.relation as u64)) / 2
             * u64::from(identity.runs.min(2))
     });

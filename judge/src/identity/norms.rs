@@ -8,13 +8,13 @@ use crate::ladder::compare::lanes;
 /// Largest norms of the keys and values of a sequence and KV head.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KeyNorms {
-    /// `max_j |k_j|`.
+    /// Largest norm of a key, `max_j |k_j|`.
     pub(super) k: f64,
-    /// The largest `|k_jc|`.
+    /// Largest element of a key, `|k_jc|`.
     pub(super) k_max: f64,
-    /// `max_j |v_j|`.
+    /// Largest norm of a value, `max_j |v_j|`.
     pub(super) v: f64,
-    /// The largest `|v_jc|`.
+    /// Largest element of a value, `|v_jc|`.
     pub(super) v_max: f64,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct Norms {
     pub(super) q: Vec<f64>,
 }
 
-/// The Euclidean norm of a lane vector.
+/// Returns the Euclidean norm of a row's lanes.
 pub(super) fn norm(tensor: &Array3<f32>, row: usize, head: usize) -> f64 {
     let squares = lanes(tensor, row, head).iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
     squares.sqrt()
@@ -51,7 +51,7 @@ impl Norms {
         Norms { keys: keys.collect(), q: q.collect() }
     }
 
-    /// No logit of the problem is larger.
+    /// Returns a bound that no logit of the problem exceeds.
     pub(super) fn largest_logit(&self, problem: &Problem) -> f64 {
         let q = self.q.iter().copied().fold(0.0, f64::max);
         let k = self.keys.iter().flatten().map(|keys| keys.k).fold(0.0, f64::max);

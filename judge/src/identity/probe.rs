@@ -1,4 +1,5 @@
-//! Probes: one key, or one row of dout, is changed; exactly the rows that the mask connects with it answer.
+//! Probes: one key, or one row of dout, is changed. Exactly the rows that the mask connects with it change their
+//! results.
 
 use ndarray::{Array2, s};
 use seamproof_oracle::envelope::GradientPair;
@@ -14,10 +15,10 @@ use crate::finding::{Finding, Place};
 use crate::ladder::evidence::{Evidence, Look};
 use crate::subject::{RankGradients, RankOutputs};
 
-/// Weights past this come of an LSE that says nothing.
+/// Largest weight that says anything. A larger one comes from an LSE that says nothing.
 const WEIGHT_MAX: f64 = 1e30;
 
-/// A sequence that has both queries and keys.
+/// Returns a sequence that has both queries and keys, if there is one.
 fn sequence(evidence: &Evidence<'_>, relation: Relation) -> Option<usize> {
     let both = |index: &usize| {
         let sequence = &evidence.problem.sequences[*index];
@@ -27,8 +28,8 @@ fn sequence(evidence: &Evidence<'_>, relation: Relation) -> Option<usize> {
     full.get(pick(evidence, relation, full.len())).copied()
 }
 
-/// One key and its value are negated: the rows that do not see them keep their bits, the others' LSEs move as the
-/// weight of that key does.
+/// Asks about the negation of one key and its value. The rows that do not see the key keep their bits, and the LSEs
+/// of the others move as the weight of that key does.
 pub(super) fn influence(evidence: &Evidence<'_>) -> Option<Look> {
     let (problem, relation) = (evidence.problem, Relation::Influence);
     let index = sequence(evidence, relation)?;
@@ -83,8 +84,8 @@ fn moved_weights(
     worst.finding()
 }
 
-/// dout is 0 but for one row of one head: dq is 0 but there, dk and dv are 0 but on the keys that the row sees, and dv
-/// there is the row's weight times its dout.
+/// Asks about a dout that is 0 except for one row of one head. All other rows of dq are 0, and so are dk and dv
+/// except on the keys that the row sees. The dv of such a key is the row's weight times its dout.
 pub(super) fn cotangent(evidence: &Evidence<'_>) -> Option<Look> {
     let (problem, relation) = (evidence.problem, Relation::Cotangent);
     if problem.pass == Pass::Forward || !evidence.first.out.iter().all(|out| out.is_finite()) {
@@ -107,7 +108,7 @@ pub(super) fn cotangent(evidence: &Evidence<'_>) -> Option<Look> {
     Some(zeros.or_else(|| weights_times_dout(evidence, &answer, gradients, (index, i, head))).into())
 }
 
-/// Everything that one row of dout does not reach is 0.
+/// Checks that everything that one row of dout does not reach is 0.
 fn elsewhere(
     evidence: &Evidence<'_>,
     gradients: &RankGradients,

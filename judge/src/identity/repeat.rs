@@ -1,17 +1,17 @@
-//! The same question twice.
+//! Identities that ask the same question twice.
 
 use super::twin::{Twin, everything, same};
 use crate::finding::Relation;
 use crate::ladder::evidence::{Evidence, Look};
 
-/// The same run again.
+/// Asks the same run again.
 pub(super) fn rerun(evidence: &Evidence<'_>) -> Option<Look> {
     let twin = Twin::of(evidence);
     Some(twin.agrees(evidence, Relation::Rerun, &same(&everything(evidence))))
 }
 
-/// The same run after one of another geometry and with other values: the sequences but the last, head dimensions and
-/// everything else as they are, q and v negated.
+/// Asks the same run after a run with another geometry and other values: without the last sequence, with q and v
+/// negated, and with everything else as it is.
 pub(super) fn history(evidence: &Evidence<'_>) -> Option<Look> {
     let mut other = Twin::of(evidence);
     let mut fields: seamproof_oracle::ProblemFields = evidence.problem.clone().into();

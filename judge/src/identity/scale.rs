@@ -1,8 +1,9 @@
 //! Identities of signs and powers of two.
 //!
-//! Negating an operand negates every product, sum and rounding, to nearest or toward zero. Doubling it doubles them
-//! while nothing overflows or falls below the normal range; [`tame`] says where that is so: in bf16, whose range is that
-//! of f32, while weights stay above e^-40 and no input is tiny. Where it is not, only signs are asked for.
+//! Negating an operand negates every product, sum and rounding, to nearest or toward zero. Doubling an operand
+//! doubles them as long as nothing overflows or falls below the normal range. [`tame`] says where that is so: in
+//! bf16, whose range is that of f32, where weights stay above e^-40 and no input is tiny. Elsewhere only signs are
+//! asked for.
 
 use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, TensorName};
 
@@ -11,12 +12,12 @@ use super::twin::{Claim, Source, Twin, everything};
 use crate::finding::Relation;
 use crate::ladder::evidence::{Evidence, Look};
 
-/// Least weight, as an exponent, that is far above the smallest normal number.
+/// Largest negative logarithm of a weight that is still far above the smallest normal number.
 const LOG_WEIGHT_MIN: f64 = 40.0;
-/// Least and largest magnitude of an input that is tame.
+/// Magnitudes of inputs that are tame.
 const TAME: std::ops::Range<f32> = 1.0 / 16_777_216.0..16_777_216.0;
 
-/// Whether doubling a value or an output gradient doubles every number that comes of it.
+/// Whether doubling a value or an output gradient doubles every number that comes from it.
 fn tame(evidence: &Evidence<'_>) -> bool {
     let (problem, inputs) = (evidence.problem, evidence.inputs);
     let bf16 = problem
@@ -31,13 +32,13 @@ fn tame(evidence: &Evidence<'_>) -> bool {
     bf16 && problem.mode != InputMode::Tiny && spread <= LOG_WEIGHT_MIN && values().all(|x| TAME.contains(&x))
 }
 
-/// Claims of everything, with the factors of some.
+/// Returns claims about every result, with these factors for some.
 fn claims(evidence: &Evidence<'_>, factors: &[(TensorName, f32)]) -> Vec<Claim> {
     let factor = |tensor| factors.iter().find(|(name, _)| *name == tensor).map_or(1.0, |(_, factor)| *factor);
     everything(evidence).into_iter().map(|tensor| Claim { tensor, factor: factor(tensor) }).collect()
 }
 
-/// V times −2 (or −1): out, dq, dk and dsink times that, dv and the statistics as they are.
+/// Asks about v times −2 (or −1). out, dq, dk and dsink get the same factor; dv and the statistics stay as they are.
 pub(super) fn linear_in_v(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq, Dsink, Out};
     let factor = if tame(evidence) { -2.0 } else { -1.0 };
@@ -47,7 +48,7 @@ pub(super) fn linear_in_v(evidence: &Evidence<'_>) -> Option<Look> {
     Some(twin.agrees(evidence, Relation::LinearInV, &claims))
 }
 
-/// dout times −2 (or −1): the gradients times that, the forward as it is.
+/// Asks about dout times −2 (or −1). The gradients get the same factor; the forward stays as it is.
 pub(super) fn linear_in_dout(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq, Dsink, Dv};
     if evidence.problem.pass == Pass::Forward {
@@ -60,8 +61,8 @@ pub(super) fn linear_in_dout(evidence: &Evidence<'_>) -> Option<Look> {
     Some(twin.agrees(evidence, Relation::LinearInDout, &claims))
 }
 
-/// 2q with half the scale: dq is halved, all else as it is. Logits are sums of products of q and k, which are never
-/// tiny; gradients may be.
+/// Asks about 2q with half the scale. dq is halved; everything else stays as it is. Logits are sums of products of q
+/// and k, which are never tiny. Gradients may be tiny, so dq and dk are asked about only where the case is tame.
 pub(super) fn scale_folding(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq};
     let mut fields: ProblemFields = evidence.problem.clone().into();
@@ -79,7 +80,7 @@ pub(super) fn scale_folding(evidence: &Evidence<'_>) -> Option<Look> {
     Some(twin.agrees(evidence, Relation::ScaleFolding, &claims))
 }
 
-/// −q with −k: dq and dk are negated, all else as it is.
+/// Asks about −q with −k. dq and dk are negated; everything else stays as it is.
 pub(super) fn negation(evidence: &Evidence<'_>) -> Option<Look> {
     let mut twin = Twin::of(evidence);
     twin.inputs.q.mapv_inplace(|q| -q);

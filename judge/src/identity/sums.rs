@@ -1,4 +1,4 @@
-//! Bounded identities: sums that are known, and the same problem on one rank.
+//! Bounded identities: known sums, and the same problem on one rank.
 
 use std::cell::LazyCell;
 
@@ -9,6 +9,7 @@ use seamproof_oracle::{Algorithm, ContextParallel, Format, ProblemFields, Side, 
 use super::bound::{Against, Bounds};
 use super::gradients::{self, Runs};
 use super::norms::norm;
+use super::readers::{Readers, moved_by, own_rounding, seeing};
 use super::twin::{Source, Twin};
 use crate::finding::Relation;
 use crate::finding::{Finding, Place};
@@ -17,7 +18,7 @@ use crate::ladder::evidence::{Evidence, Look};
 use crate::subject::{RankGradients, RankOutputs, TensorName};
 use seamproof_oracle::sharding::run_of;
 
-/// Collects elements that are further from what they must be than their bound.
+/// Collector of elements that are further from their right value than their bound.
 pub(super) struct Bounded {
     worst: Worst,
 }
@@ -27,7 +28,7 @@ impl Bounded {
         Bounded { worst: Worst::of_relation(relation, tensor, what) }
     }
 
-    /// Compares one element. Where nothing is bounded, an infinity holds too.
+    /// Compares one element. Where nothing is bounded, an infinity also holds.
     pub(super) fn compare(&mut self, place: Place, got: f64, expected: f64, bound: f64) {
         self.worst.compared();
         let error = (got - expected).abs();
@@ -58,8 +59,8 @@ fn query_place(sequence: usize, row: usize, head: usize) -> Place {
     Place { sequence: Some(sequence), head: Some(head), row: Some(row), lane: None }
 }
 
-/// The same problem on one rank: lse and out agree within both errors, and then dq, dk and dv; a rank's share of dsink is
-/// left to the envelope.
+/// Asks the same problem on one rank. lse and out agree within both errors, and so do dq, dk and dv. A rank's share
+/// of dsink is left to the envelope.
 pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     let relation = Relation::OneRank;
     if evidence.problem.parallel.algorithm == Algorithm::Single {
@@ -100,7 +101,7 @@ pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     Some(lse.finding().or_else(|| out.finding()).or_else(gradients).into())
 }
 
-/// All values 1: out is 1, or what the sink leaves of it, or 0 where no key is seen.
+/// Asks about values that are all 1. Out is then 1, or what the sink leaves of it, or 0 where no key is seen.
 pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
     let relation = Relation::UnitValues;
     let mut twin = Twin::forward_of(evidence)?;
@@ -135,31 +136,8 @@ pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
     Some(out.finding().into())
 }
 
-/// A KV head of a sequence, and who reads it: the queries that see a key, in each query head of the group.
-pub(super) struct Readers<'a> {
-    pub(super) sequence: usize,
-    pub(super) kv_head: usize,
-    pub(super) queries: &'a [usize],
-    pub(super) group: usize,
-}
-
-impl Readers<'_> {
-    /// Calls `visit(position, query head)` for each.
-    pub(super) fn each(&self, mut visit: impl FnMut(usize, usize)) {
-        for &position in self.queries {
-            (self.kv_head * self.group..(self.kv_head + 1) * self.group)
-                .for_each(|head| visit(position, head));
-        }
-    }
-}
-
-/// The queries of a sequence that see a key.
-pub(super) fn seeing(evidence: &Evidence<'_>, sequence: usize) -> Vec<usize> {
-    let (mask, both) = (&evidence.problem.mask, evidence.problem.sequences[sequence]);
-    (0..both.q.len).filter(|&i| !mask.visible(i, both.q.len, both.kv.len).is_empty()).collect()
-}
-
-/// Adds a row of a gradient to the sums of its lanes, and what rounding it may have moved to those of roundings.
+/// Adds a row of a gradient to the sums of its lanes, and the most that rounding may have moved it to the sums of
+/// roundings.
 fn add_row(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64) {
     // Each arm is compiled for its own format.
     match format {
@@ -178,28 +156,13 @@ fn add_row_of(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64
     }
 }
 
-/// What an error moves a product with a number of a magnitude by, and what the product may lose below the normal range. An error without a
-/// bound moves nothing of a product with 0.
-pub(super) fn moved_by(magnitude: f64, error: f64) -> f64 {
-    let moved = if magnitude == 0.0 { 0.0 } else { magnitude * error };
-    moved + f64::from(f32::MIN_POSITIVE)
-}
-
-/// What rounding to a format may have moved a returned number by.
-#[inline(always)]
-pub(super) fn own_rounding(format: Format, value: f64) -> f64 {
-    // The number before its rounding may be larger than the returned one.
-    let (unit, least) = (format.unit_roundoff(), format.tiny_half());
-    let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
-    format.half_spacing(magnitude)
-}
-
-/// A number for each lane of a gradient, from the queries that add to it.
+/// Function that returns a number for each lane of a gradient, from the queries that add to it.
 type Lanes<'a> = &'a dyn Fn(&Readers<'_>) -> Vec<f64>;
 
-/// Compares, for each sequence and KV head, the sums of a gradient's rows with what they must be, lane by lane, within
-/// their own roundings and a further bound. That one is dear: it is asked for where roundings do not explain a sum. So is
-/// the largest magnitude that an element may have before it is rounded: it is asked for where one is infinite.
+/// Compares, for each sequence and KV head, the sums of a gradient's rows with their right values, lane by lane. The
+/// error may be as large as their own roundings and a further bound. That bound is expensive, so it is computed only
+/// where roundings do not explain a sum. The largest magnitude that an element may have before it is rounded is
+/// expensive as well, and computed only where an element is infinite.
 fn sums(
     evidence: &Evidence<'_>,
     (relation, tensor): (Relation, TensorName),
@@ -228,7 +191,7 @@ fn sums(
                 let infinite =
                     !total.is_finite() && { rows }.all(|row| !gradient[[row, head, lane]].is_nan());
                 if infinite && largest[lane] + further[lane] >= format.max_finite() {
-                    // An infinity of a row may be right, and of two the sum is a NaN: nothing can be said.
+                    // An infinity in a row may be right, and the sum of two is a NaN, so nothing can be said here.
                     worst.worst.held(1);
                     continue;
                 }
@@ -249,7 +212,8 @@ fn gradients<'a>(evidence: &Evidence<'a>) -> Option<(&'a RankGradients, &'a Rank
     evidence.first.gradients.as_ref().map(|gradients| (gradients, evidence.first))
 }
 
-/// The rows of dv add up to those of dout whose queries see a key: the weights of each add up to 1 (no sink).
+/// Asks for the sum of the rows of dv. It is the sum of the rows of dout whose queries see a key, because each
+/// query's weights add up to 1 (without a sink).
 pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
     let (gradients, _) = gradients(evidence)?;
     if evidence.problem.softmax.sink != Sink::None {
@@ -291,7 +255,8 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
     Some(sums(evidence, of, (&gradients.dv, bounds.sum_floor()), expected, [&bound, &largest]))
 }
 
-/// The rows of dk add up to 0: one vector added to all keys moves every logit of a row alike (no soft cap, no sink).
+/// Asks for the sum of the rows of dk. It is 0, because one vector added to all keys moves every logit of a row alike
+/// (without a soft cap or a sink).
 pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
     let (gradients, rank) = gradients(evidence)?;
     let (problem, inputs) = (evidence.problem, evidence.inputs);

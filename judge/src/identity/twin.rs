@@ -1,4 +1,4 @@
-//! A twin: another problem and inputs whose right answer follows from the first one's.
+//! A twin: another problem with its inputs, whose right answer follows from the answer to the case.
 
 use std::ops::Range;
 
@@ -15,21 +15,21 @@ use crate::ladder::structure::results;
 use crate::subject::{RankOutputs, RunError, TensorName};
 use seamproof_oracle::sharding::{self as layout, RankLayout, run_of};
 
-/// Where the rows and heads of a twin come from.
+/// Origin of the rows and heads of a twin.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
-    /// For each sequence of the twin the problem's own; none for one that the twin made up.
+    /// Problem's own sequence for each sequence of the twin; `None` for one that the twin made up.
     pub(super) sequences: Vec<Option<usize>>,
-    /// For each sequence of the twin the query position of the problem's own that its first query is.
+    /// Position in the problem's own sequence of the first query, for each sequence of the twin.
     pub(super) skip: Vec<usize>,
-    /// For each query head of the twin the problem's own.
+    /// Problem's own query head for each query head of the twin.
     pub(super) q_heads: Vec<usize>,
-    /// For each KV head.
+    /// Problem's own KV head for each KV head of the twin.
     pub(super) kv_heads: Vec<usize>,
 }
 
 impl Source {
-    /// Everything where it was.
+    /// Returns a source that leaves everything where it was.
     pub(super) fn same(problem: &Problem) -> Source {
         Source {
             sequences: (0..problem.sequences.len()).map(Some).collect(),
@@ -39,12 +39,12 @@ impl Source {
         }
     }
 
-    /// Other sequences, everything else where it was.
+    /// Returns a source with other sequences that leaves everything else where it was.
     pub(super) fn sequences(problem: &Problem, sequences: Vec<Option<usize>>) -> Source {
         Source { skip: vec![0; sequences.len()], sequences, ..Source::same(problem) }
     }
 
-    /// The problem's own sequence and position of a twin's.
+    /// Returns the problem's own sequence and position of a row of the twin.
     fn row(&self, side: Side, sequence: usize, position: usize) -> Option<(usize, usize)> {
         let skip = if side == Side::Q { self.skip[sequence] } else { 0 };
         Some((self.sequences[sequence]?, position + skip))
@@ -68,27 +68,28 @@ impl Claim {
         (got == self.factor * own) | (got.is_nan() & (self.factor * own).is_nan())
     }
 
-    /// Whether it holds for each of some elements.
+    /// Whether the claim holds for each of some elements.
     fn holds(self, theirs: &[f32], ours: &[f32]) -> bool {
         theirs.iter().zip(ours).fold(true, |all, (&got, &own)| all & self.agrees(got, own))
     }
 }
 
-/// Whether a row of the problem's own is asked about: its side, sequence and position.
+/// Function that says whether a row of the problem is asked about, from its side, sequence and position.
 pub(super) type Asked<'a> = dyn Fn(Side, usize, usize) -> bool + 'a;
 
-/// Claims that these tensors are the same.
+/// Returns claims that these tensors are the same.
 pub(super) fn same(tensors: &[TensorName]) -> Vec<Claim> {
     tensors.iter().map(|&tensor| Claim { tensor, factor: 1.0 }).collect()
 }
 
-/// out, lse and max_logit; the gradients of rows as well where `gradients`.
+/// Returns out, lse and max_logit; with `gradients`, dq, dk and dv as well.
 pub(super) fn results_of(gradients: bool) -> Vec<TensorName> {
     use TensorName::{Dk, Dq, Dv, Lse, MaxLogit, Out};
     if gradients { vec![Out, Lse, MaxLogit, Dq, Dk, Dv] } else { vec![Out, Lse, MaxLogit] }
 }
 
-/// Every result, dsink among them where gradients have the same bits on every run.
+/// Returns every result. The gradients, dsink among them, are included only where they have the same bits on every
+/// run.
 pub(super) fn everything(evidence: &Evidence<'_>) -> Vec<TensorName> {
     let deterministic = evidence.backend.declaration().promises.deterministic_backward;
     let mut tensors = results_of(deterministic);
@@ -96,7 +97,7 @@ pub(super) fn everything(evidence: &Evidence<'_>) -> Vec<TensorName> {
     tensors
 }
 
-/// Another problem with inputs, and where its rows come from.
+/// Another problem with inputs, and the origin of its rows.
 pub(super) struct Twin {
     pub(super) problem: Problem,
     pub(super) inputs: Inputs,
@@ -104,7 +105,7 @@ pub(super) struct Twin {
 }
 
 impl Twin {
-    /// The twin of these fields with the problem's own values; none where the subject does not take it.
+    /// Returns the twin of these fields with the problem's own values; `None` where the subject does not take it.
     pub(super) fn new(evidence: &Evidence<'_>, fields: ProblemFields, source: Source) -> Option<Twin> {
         let problem = Problem::new(fields).ok()?;
         let taken = evidence.backend.declaration().capabilities.refusal(&problem).is_none();
@@ -115,13 +116,13 @@ impl Twin {
         Some(Twin { problem, inputs, source })
     }
 
-    /// The problem itself, for other inputs.
+    /// Returns a twin that is the problem itself, for other inputs.
     pub(super) fn of(evidence: &Evidence<'_>) -> Twin {
         let (problem, inputs) = (evidence.problem.clone(), evidence.making(|| evidence.inputs.clone()));
         Twin { source: Source::same(&problem), problem, inputs }
     }
 
-    /// The same without the backward.
+    /// Returns a twin that is the problem itself without the backward, for other inputs.
     pub(super) fn forward_of(evidence: &Evidence<'_>) -> Option<Twin> {
         let mut fields: ProblemFields = evidence.problem.clone().into();
         fields.pass = Pass::Forward;
@@ -129,7 +130,7 @@ impl Twin {
         Twin::new(evidence, fields, source)
     }
 
-    /// The subject's answer in the twin's own layout, its padding poisoned; else what is wrong with it.
+    /// Returns the subject's answer in the twin's own layout, with poisoned padding; otherwise what is wrong with it.
     pub(super) fn answer(&self, evidence: &Evidence<'_>, relation: Relation) -> Result<RankOutputs, Look> {
         let wrong =
             |what: String| Look::from(Some(broken(relation, None, format!("in the second run: {what}"))));
@@ -139,7 +140,7 @@ impl Twin {
             Ok(outputs) => outputs,
             Err(RunError::Infrastructure(what)) => return Err(Look::Failed(what)),
             Err(error @ RunError::OutOfMemory(_)) => return Err(Look::Failed(error.to_string())),
-            // A process that ended is its own failure, whoever asked it.
+            // A process that ended is a failure of its own, whoever asked it.
             Err(error @ (RunError::Ended(_) | RunError::Sentinel(_))) => {
                 let finding = death(error);
                 let what = format!("in the second run of {relation}: {}", finding.what);
@@ -155,7 +156,7 @@ impl Twin {
         (judge.assemble)(&self.problem, &layouts, outputs.ranks).map_err(|finding| wrong(finding.to_string()))
     }
 
-    /// Asks the subject and holds its answer against the claims, on every row.
+    /// Asks the subject, and compares its answer with the claims on every row.
     pub(super) fn agrees(&self, evidence: &Evidence<'_>, relation: Relation, claims: &[Claim]) -> Look {
         match self.answer(evidence, relation) {
             Ok(answer) => self.compare(evidence, relation, &answer, claims, None).into(),
@@ -163,7 +164,8 @@ impl Twin {
         }
     }
 
-    /// The first claim that does not hold, on the rows for which `asked(side, sequence, position)` of the problem, or on all.
+    /// Returns the first claim that does not hold, on the rows of the problem for which `asked(side, sequence,
+    /// position)` is true, or on all rows.
     pub(super) fn compare(
         &self,
         evidence: &Evidence<'_>,
@@ -181,8 +183,8 @@ impl Twin {
         })
     }
 
-    /// Whether the claim holds everywhere, looked at by as many rows as lie together in both; not known where heads changed
-    /// places.
+    /// Whether the claim holds everywhere. As many rows are compared at once as lie together in both tensors. The
+    /// answer is false where it is not known, as where heads changed places.
     fn every_stretch(
         &self,
         evidence: &Evidence<'_>,
@@ -260,7 +262,7 @@ impl Twin {
     }
 }
 
-/// The elements of rows of a tensor that follow each other in memory, as ranges of [`View::flat`].
+/// Returns the elements of consecutive rows of a tensor, as ranges of [`View::flat`].
 fn ranges(view: View<'_, f32>, row: usize, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let (heads, dim) = view.extent();
     let (count, first, step, size) = match view {
@@ -270,7 +272,7 @@ fn ranges(view: View<'_, f32>, row: usize, rows: usize) -> impl Iterator<Item = 
     (0..count).map(move |i| first + i * step..first + i * step + size)
 }
 
-/// The twin's inputs, copied from the problem's.
+/// Returns the twin's inputs, copied from the problem's.
 fn gather(base: &Problem, inputs: &Inputs, twin: &Problem, source: &Source) -> Inputs {
     let copy = |from: &Array3<f32>, side: Side, shape: [usize; 3]| {
         let mut to = Array3::zeros(shape);

@@ -1,4 +1,5 @@
-//! From ranks' results to the problem's: every real row is taken from the rank that owns it, by the judge's own map.
+//! The way from ranks' results to the problem's. Every real row is taken from the rank that owns it, by the judge's
+//! own map.
 
 use std::ops::Range;
 
@@ -10,8 +11,8 @@ use crate::ladder::runs::whole_case;
 use crate::subject::{RankGradients, RankOutputs};
 use seamproof_oracle::sharding::{RankLayout, run_of};
 
-/// One set of results in the problem's own layout; rows that are not real hold 0. dsink is the sum of the ranks'
-/// partial sums. A finding when ranks disagree on what all of them hold.
+/// Returns one set of results in the problem's own layout, in which rows that are not real hold 0. dsink is the sum
+/// of the ranks' partial sums. Returns a finding where ranks disagree on what all of them hold.
 pub(super) fn assemble(
     problem: &Problem,
     layouts: &[RankLayout],
@@ -53,8 +54,8 @@ pub(super) fn assemble(
     Ok(RankOutputs { out, lse: assembled_lse(problem, layouts, &ranks), max_logit, gradients })
 }
 
-/// Calls `visit(rows of the problem, rows of the rank)` for the real rows of a side, as many at a time as follow each
-/// other in both.
+/// Calls `visit(rows of the problem, rows of the rank)` for the real rows of a side, in blocks of rows that follow
+/// each other in both.
 fn each_block(
     problem: &Problem,
     layout: &RankLayout,
@@ -84,7 +85,7 @@ fn assembled_lse(problem: &Problem, layouts: &[RankLayout], ranks: &[RankOutputs
     Some(whole)
 }
 
-/// Summed in f64 in order of rank, so that the sum adds one rounding.
+/// Returns the sum of the ranks' dsink. It is summed in f64 in order of rank, so that the sum adds one rounding.
 fn summed_sinks(problem: &Problem, ranks: &[RankOutputs]) -> Array1<f32> {
     let partial = |head: usize| {
         let of_rank = |rank: &RankOutputs| rank.gradients.as_ref().map_or(0.0, |g| f64::from(g.dsink[head]));
@@ -93,10 +94,10 @@ fn summed_sinks(problem: &Problem, ranks: &[RankOutputs]) -> Array1<f32> {
     Array::from_shape_fn(problem.learnable_sinks(), partial)
 }
 
-/// max_logit is the same on every rank.
+/// Returns max_logit, which must be the same on every rank, or the finding that it is not.
 fn agreed_max_logit(ranks: &[RankOutputs]) -> Result<Option<Array1<f32>>, Box<Finding>> {
     let Some(first) = ranks.first().and_then(|rank| rank.max_logit.as_ref()) else { return Ok(None) };
-    // Rank 0 agrees with itself, whatever it holds: a NaN is the envelope's to judge.
+    // Rank 0 agrees with itself, whatever it holds. A NaN is for the envelope to judge.
     for (index, rank) in ranks.iter().enumerate().skip(1) {
         if rank.max_logit.as_ref() != Some(first) {
             let what = format!("rank {index} holds another maximum than rank 0");

@@ -1,7 +1,8 @@
-//! Walking the real rows of a result, and keeping the worst element.
+//! Comparison of the real rows of a result, and the collector of the worst element.
 //!
-//! Nearly every tensor holds, so each check looks at *stretches* first: real elements that follow each other in memory,
-//! compared as slices. Only where something does not hold, element after element is walked for the finding.
+//! Nearly every tensor holds, so each check examines *stretches* first: real elements that follow each other in
+//! memory, compared as slices. Only where something does not hold, the elements are visited one by one for the
+//! finding.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,24 +13,24 @@ use seamproof_oracle::{Run, Side, TensorName};
 use crate::finding::{Check, Finding, Place, Relation, number};
 use seamproof_oracle::sharding::RankLayout;
 
-/// A result tensor of any of the shapes that results have.
+/// A result tensor, in any of the shapes that results have.
 #[derive(Clone, Copy)]
 pub(crate) enum View<'a, T> {
-    /// `[rows, heads, dim]` on one side of the problem.
+    /// Tensor `[rows, heads, dim]` on one side of the problem.
     Rows(ArrayView3<'a, T>, Side),
-    /// `[heads, rows]` on the query side.
+    /// Statistic `[heads, rows]` on the query side.
     Statistic(ArrayView2<'a, T>),
-    /// `[heads]`.
+    /// Statistic `[heads]`.
     Heads(ArrayView1<'a, T>),
 }
 
 impl<'a, T: Copy> View<'a, T> {
-    /// The side whose rows it has.
+    /// Returns the side whose rows the tensor has.
     pub(crate) fn side(&self) -> Side {
         if let View::Rows(_, side) = self { *side } else { Side::Q }
     }
 
-    /// Heads and lanes of a row.
+    /// Returns the number of heads, and the number of lanes of a row.
     pub(crate) fn extent(&self) -> (usize, usize) {
         match self {
             View::Rows(array, _) => (array.shape()[1], array.shape()[2]),
@@ -38,7 +39,7 @@ impl<'a, T: Copy> View<'a, T> {
         }
     }
 
-    /// All lanes of a row and head; a view of heads has one row.
+    /// Returns all lanes of a row and head. A view of heads has one row.
     pub(crate) fn lane(&self, row: usize, head: usize) -> ArrayView1<'a, T> {
         match *self {
             View::Rows(array, _) => array.index_axis_move(Axis(0), row).index_axis_move(Axis(0), head),
@@ -47,7 +48,7 @@ impl<'a, T: Copy> View<'a, T> {
         }
     }
 
-    /// Calls `visit(row, head, place)` for every real row and head of a layout; lanes follow by [`View::lanes`].
+    /// Calls `visit(row, head, place)` for every real row and head of a layout. [`View::lane`] gives the lanes.
     pub(crate) fn real(&self, layout: &RankLayout, mut visit: impl FnMut(usize, usize, Place)) {
         let (heads, _) = self.extent();
         if let View::Heads(_) = self {
@@ -71,7 +72,7 @@ impl<'a, T: Copy> View<'a, T> {
         }
     }
 
-    /// All elements in order, where the tensor is stored so.
+    /// Returns all elements in order, where the tensor is stored in that order.
     pub(crate) fn flat(&self) -> Option<&'a [T]> {
         match self {
             View::Rows(array, _) => array.to_slice(),
@@ -80,7 +81,7 @@ impl<'a, T: Copy> View<'a, T> {
         }
     }
 
-    /// Whether every stretch of a layout holds; stretches are ranges of [`View::flat`].
+    /// Whether every stretch of a layout holds. Stretches are ranges of [`View::flat`].
     pub(crate) fn every_stretch(
         &self,
         layout: &RankLayout,
@@ -102,13 +103,13 @@ impl<'a, T: Copy> View<'a, T> {
         }
     }
 
-    /// Whether every element of a row holds; a view of heads has none.
+    /// Whether every element of a row holds. A view of heads has no such elements.
     pub(crate) fn every_of_row(&self, row: usize, holds: impl Fn(T) -> bool) -> bool {
         let every = |all: bool, value: &T| all & holds(*value);
         match self {
             View::Rows(array, _) => {
                 let row = array.index_axis(Axis(0), row);
-                // A slice is compared in vector code.
+                // The comparison of a slice compiles to vector code.
                 match row.to_slice() {
                     Some(row) => row.iter().fold(true, every),
                     None => row.iter().fold(true, every),
@@ -119,13 +120,14 @@ impl<'a, T: Copy> View<'a, T> {
         }
     }
 
-    /// The place of a lane, where lanes mean anything.
+    /// Returns the place of a lane, where lanes mean anything.
     pub(crate) fn lane_place(&self, place: Place, lane: usize) -> Place {
         if let View::Rows(..) = self { Place { lane: Some(lane), ..place } } else { place }
     }
 }
 
-/// The lanes of a row and head: a slice of the tensor where it is stored row by row, as all are but an odd subject's.
+/// Returns the lanes of a row and head: a slice of the tensor where it is stored row by row, otherwise a copy. Nearly
+/// all subjects store it so.
 #[inline]
 pub(crate) fn lanes<T: Clone>(tensor: &Array3<T>, row: usize, head: usize) -> Cow<'_, [T]> {
     let [_, heads, dim] = tensor.dim().into();
@@ -135,15 +137,15 @@ pub(crate) fn lanes<T: Clone>(tensor: &Array3<T>, row: usize, head: usize) -> Co
     }
 }
 
-/// The real rows of a run, as ranges of rows that follow each other.
+/// Returns the real rows of a run, as ranges of rows that follow each other.
 pub(crate) fn blocks(run: &Run) -> impl Iterator<Item = Range<usize>> + use<> {
     let run = *run;
     let (count, size) = if run.step == 1 { (run.len.min(1), run.len) } else { (run.len, 1) };
     (0..count).map(move |i| run.row(i)..run.row(i) + size)
 }
 
-/// How many times its bound an error is. A NaN is further off than anything, and so is any error where none is allowed: a
-/// comparison that NaN slips through is bug 210 of the field (cubecl 1070).
+/// Returns the ratio of an error to its bound. A NaN counts as further off than anything, and so does any error where
+/// none is allowed. A comparison that NaN slips through is bug 210 of the field (cubecl 1070).
 #[inline(always)]
 pub(crate) fn times_bound(error: f64, bound: f64) -> f64 {
     let ratio = error / bound;
@@ -155,20 +157,20 @@ pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |apart, (a, b)| apart | (a.to_bits() ^ b.to_bits())) == 0
 }
 
-/// Counts elements and keeps the worst failing one.
+/// Collector that counts elements and keeps the worst failing one.
 pub struct Worst {
     finding: Finding,
     rank: f64,
 }
 
 impl Worst {
-    /// A collector that has seen nothing.
+    /// Returns a collector that has seen nothing.
     pub fn new(check: Check, tensor: TensorName, what: &str) -> Worst {
         let finding = Finding::new(check, Some(tensor), what.into());
         Worst { finding, rank: f64::NEG_INFINITY }
     }
 
-    /// A collector of what breaks a relation.
+    /// Returns an empty collector of what breaks a relation.
     pub(crate) fn of_relation(relation: Relation, tensor: TensorName, what: &str) -> Worst {
         let mut worst = Worst::new(Check::Identity, tensor, what);
         worst.finding.identity = Some(relation);
@@ -185,7 +187,7 @@ impl Worst {
         self.finding.compared += elements;
     }
 
-    /// Counts a failing element; the one of the highest `rank` is reported, the first of equal ones.
+    /// Counts a failing element. The one of the highest `rank` is reported, and the first of equal ones.
     pub fn failed(&mut self, rank: f64, describe: impl FnOnce(&mut Finding)) {
         self.finding.failed += 1;
         if self.finding.failed == 1 || rank > self.rank {
@@ -194,7 +196,7 @@ impl Worst {
         }
     }
 
-    /// Counts an element that is `ratio` times its bound off: the farther, the worse.
+    /// Counts an element that is `ratio` times its bound off. The largest ratio is the worst.
     pub fn past_bound(&mut self, place: Place, ratio: f64, [got, expected]: [f64; 2], bound: Option<f64>) {
         self.failed(ratio, |finding| {
             finding.place = place;
@@ -205,12 +207,12 @@ impl Worst {
         });
     }
 
-    /// Elements that failed, and all that were compared.
+    /// Returns the numbers of elements that failed and that were compared.
     pub(crate) fn counts(&self) -> [usize; 2] {
         [self.finding.failed, self.finding.compared]
     }
 
-    /// The finding, if anything failed.
+    /// Returns the finding, if anything failed.
     pub fn finding(self) -> Option<Finding> {
         (self.finding.failed > 0).then_some(self.finding)
     }

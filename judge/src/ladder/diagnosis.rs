@@ -1,23 +1,25 @@
-//! Diagnosis: which (query, key) a wrong row lacks, or has too much. It is a part of a finding's text, and never a verdict.
+//! Diagnosis: the pair (query, key) that a wrong row lacks, or has too much. It is a part of a finding's text, and
+//! never a verdict.
 //!
-//! A matched filter: without key j of weight p, a row of out moves by `−p/(1 − p)·(v_j − out)`; with a key too many, by
-//! `+p/(1 + p)·(v_j − out)`, where p is what its weight would be. A row of dq moves by `∓scale·dS_ij·k_j`, one of dv by
-//! `∓p_ij·dout_i`, with the p and dS that the saved out and lse make. The row's error is
-//! compared with the direction of every pair that it could be made of; one explains it if it takes nearly all of its
-//! energy, with the sign that its visibility asks for and about the size that its coefficient predicts.
+//! It is a matched filter. Let p be the weight of key j, or the weight that it would have. Without a visible key j, a
+//! row of out moves by `−p/(1 − p)·(v_j − out)`; with a hidden key j, by `+p/(1 + p)·(v_j − out)`. A row of dq moves
+//! by `∓scale·dS_ij·k_j`, and a row of dv by `∓p_ij·dout_i`, with the p and dS that follow from the saved out and
+//! lse. The row's error is compared with the direction of every possible pair. A pair explains the error if it takes
+//! nearly all of its energy, with the sign that its visibility asks for and about the size that its coefficient
+//! predicts.
 //!
-//! A pair that is not there is missing in everything that it would be part of, and so nothing is named that the rest of the
-//! results speaks against. Without key j the row's LSE moves by `ln(1 − p)`, with a key too many by `ln(1 + p)`: a
-//! suspect of out has to agree with the LSE that the row returned. A row of dk names none: the pair would be missing in dv
-//! too, which is looked at before. And a hidden pair is not named where a visible one lies in the same direction, only of
-//! another size: then that one's coefficient is as likely wrong.
+//! A missing pair is missing in every result that it would be part of, so the diagnosis names nothing that other
+//! results contradict. Without key j the row's LSE moves by `ln(1 − p)`, and with a hidden key by `ln(1 + p)`. A
+//! suspect of out must therefore agree with the LSE that the row returned. A row of dk names no pair: the pair would
+//! be missing in dv too, which is examined first. A hidden pair is not named where a visible one lies in the same
+//! direction and differs only in size, because the visible one's coefficient is as likely to be wrong.
 //!
-//! Two kinds of rows are not one key off. A row that saw no key at all tells so by its LSE, and no key is named. A row that
-//! should see none has an exact out of 0: all that is in it is hidden keys, and each one's weight is its share of the LSE
-//! that the row returned.
+//! Two kinds of rows are not one key off. A row that saw no key at all shows it in its LSE, and no key is named. A
+//! row that should see no key has an exact out of 0. All that it holds comes from hidden keys, and each key's weight
+//! is its share of the LSE that the row returned.
 //!
-//! A row may be right for another KV head: its out, and the LSE that it returned, are then what that head's keys and values, or
-//! its values alone, make of the query.
+//! A row may be right for another KV head. Its out and its LSE are then those that the query gets with that head's
+//! keys and values, or with its values alone.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -31,41 +33,44 @@ use super::stories::{LANES_MIN, other_heads};
 use crate::finding::{Finding, Place};
 use crate::subject::{RankGradients, RankOutputs};
 
-/// Least share of the error's energy that one pair explains. A pair that is the whole fault leaves only roundings.
+/// Smallest share of the error's energy that one pair must explain. A pair that is the whole fault leaves only
+/// roundings.
 const ENERGY_MIN: f64 = 0.8;
-/// Largest factor between a pair's share in the error and what its coefficient predicts: below the half that a gradient of
-/// half its size leaves in a row of one pair.
+/// Largest factor between a pair's share in the error and the size that its coefficient predicts. It is below the
+/// factor of two that a gradient of half its size gives in a row of one pair.
 const FACTOR_MAX: f64 = 1.25;
 
-/// Largest share of an error's size that is left where another KV head explains the row: roundings of a 16-bit format.
+/// Largest share of an error's size that may be left where another KV head explains the row: the roundings of a
+/// 16-bit format.
 const REST_MAX: f64 = 1.0 / 16.0;
 
-/// A pair, and what it would explain.
+/// A pair, and the error that it would explain.
 struct Suspect {
     query: usize,
-    /// Query head.
+    /// Index of the query head.
     head: usize,
     key: usize,
     weight: f64,
     is_missed: bool,
     energy: f64,
-    /// Whether all that is known agrees with it, and not its direction alone.
+    /// Whether everything that is known agrees with the pair, and not its direction alone.
     fits: bool,
 }
 
-/// Whether a share is about what was predicted.
+/// Whether a share is about as large as predicted.
 fn is_about(got: f64, predicted: f64) -> bool {
     (1.0 / FACTOR_MAX..=FACTOR_MAX).contains(&(got / predicted))
 }
 
 impl Suspect {
-    /// What its query did, where it explains a row of out.
+    /// Returns in words what the suspect's query did, where the suspect explains a row of out.
     fn of_out(&self) -> String {
         let done = if self.is_missed { "missed" } else { "saw hidden" };
         format!("{done} key {} (weight {:.1e})", self.key, self.weight)
     }
 
-    /// With the energy of an error along a direction; it fits if that is about `predicted` times it.
+    /// Returns the suspect with its energy in an error along a direction. It fits if the error has about `predicted`
+    /// times that direction.
     fn explains(self, error: &[f64], direction: impl Iterator<Item = f64>, predicted: f64) -> Suspect {
         let (mut along, mut length) = (0.0, 0.0);
         for (direction, error) in direction.zip(error) {
@@ -76,7 +81,7 @@ impl Suspect {
         Suspect { energy: along * along / length, fits, ..self }
     }
 
-    /// Whether an LSE that lies so far from the right one says the same: to the rounding of an LSE of this size.
+    /// Whether the move of the LSE agrees with the suspect, to the rounding of an LSE of this size.
     fn agrees(&self, moved: f64, lse: f64) -> bool {
         let predicted = libm::log1p(if self.is_missed { -self.weight } else { self.weight });
         is_about(moved, predicted)
@@ -84,7 +89,8 @@ impl Suspect {
     }
 }
 
-/// The suspect that explains an error best, if one does; no hidden pair where a visible one lies in its direction.
+/// Returns the suspect that explains an error best, if one does. A hidden pair is left out where a visible one lies
+/// in its direction.
 fn best(error: &[f64], suspects: impl Iterator<Item = Suspect>) -> Option<Suspect> {
     let whole: f64 = error.iter().map(|x| x * x).sum();
     let (mut best, mut is_seen) = (None::<Suspect>, false);
@@ -97,7 +103,7 @@ fn best(error: &[f64], suspects: impl Iterator<Item = Suspect>) -> Option<Suspec
     best.filter(|best| best.is_missed || !is_seen)
 }
 
-/// A sequence of a case, as a suspect needs it.
+/// A sequence of a case, with the numbers that a suspect needs.
 struct Pairs<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
@@ -105,7 +111,7 @@ struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// `None` where rows of so many lanes say nothing.
+    /// Returns the pairs of a sequence; `None` where rows of so few lanes tell nothing.
     fn new(problem: &'a Problem, inputs: &'a Inputs, sequence: usize, dim: usize) -> Option<Pairs<'a>> {
         let both = problem.sequences.get(sequence).filter(|_| dim >= LANES_MIN)?;
         Some(Pairs { problem, inputs, both })
@@ -131,14 +137,15 @@ impl<'a> Pairs<'a> {
         self.logit_of(query, head, key, head / self.problem.group())
     }
 
-    /// The logit with a key of any KV head.
+    /// Returns the logit with a key of any KV head.
     fn logit_of(&self, query: usize, head: usize, key: usize, kv_head: usize) -> f64 {
         let Inputs { q, k, .. } = self.inputs;
         let product = dot(&self.of_query(q, query, head), &lanes(k, self.both.kv.row(key), kv_head));
         self.problem.softmax.cap(f64::from(self.problem.softmax.scale) * product)
     }
 
-    /// LSE, the keys' share of the weights, and out of a query with the visible keys of one KV head and the values of another.
+    /// Returns LSE, the keys' share of the weights, and out of a query, with the visible keys of one KV head and the
+    /// values of another.
     fn attended(&self, query: usize, head: usize, [of_keys, of_values]: [usize; 2]) -> (f64, f64, Vec<f64>) {
         let keys = self.problem.mask.visible(query, self.both.q.len, self.both.kv.len);
         let logit = |key: usize| self.logit_of(query, head, key, of_keys);
@@ -154,13 +161,13 @@ impl<'a> Pairs<'a> {
         (lse, share, out)
     }
 
-    /// A pair that explains nothing yet; `lse` is the row's.
+    /// Returns a pair that explains nothing yet, where `lse` is the row's.
     fn suspect(&self, query: usize, head: usize, key: usize, lse: f64) -> Suspect {
         let weight = libm::exp(self.logit(query, head, key) - lse);
         Suspect { query, head, key, weight, is_missed: self.sees(query, key), energy: 0.0, fits: false }
     }
 
-    /// `scale · dS` of a suspect, from the saved out.
+    /// Returns `scale · dS` of a suspect, from the saved out.
     fn logit_gradient(&self, suspect: &Suspect, saved: &Saved) -> f64 {
         let &Suspect { query, head, key, weight, .. } = suspect;
         let dout = self.of_query(&self.inputs.dout, query, head);
@@ -181,12 +188,13 @@ fn widened(row: &[f32]) -> impl Iterator<Item = f64> {
     row.iter().map(|x| f64::from(*x))
 }
 
-/// How far a row is from the right one.
+/// Returns the difference between a row and the right one.
 fn error(got: &[f32], right: &[f64]) -> Vec<f64> {
     got.iter().zip(right).map(|(got, right)| f64::from(*got) - right).collect()
 }
 
-/// Adds to a finding about a row of out or lse which key it looks to have lost or gained, or that it lost all.
+/// Adds to a finding about a row of out or lse the key that the row seems to have lost or gained, or that it lost all
+/// keys.
 pub(super) fn explain(
     problem: &Problem,
     inputs: &Inputs,
@@ -213,7 +221,7 @@ pub(super) fn explain(
     finding.what += &format!(": looks as if query {query} of sequence {sequence} {saw}");
 }
 
-/// Which other KV head a row of out is right for, in words.
+/// Returns in words the other KV head for which a row of out is right, if there is one.
 fn head_of_out(
     pairs: &Pairs<'_>,
     rank: &RankOutputs,
@@ -227,7 +235,7 @@ fn head_of_out(
     let is_of = |heads: &[usize; 2]| {
         let (lse, share, out) = pairs.attended(query, head, *heads);
         let moved = rank.lse.as_ref().map_or(0.0, |of_row| f64::from(of_row[[head, row]]) - lse);
-        // A row that is all but the sink's looks alike for all heads.
+        // A row that belongs almost wholly to the sink looks alike for all heads.
         distance(&out) < most && moved.abs() < REST_MAX && share > REST_MAX
     };
     let own = head / pairs.problem.group();
@@ -240,7 +248,7 @@ fn head_of_out(
     })
 }
 
-/// Whether a row is what a query without keys has: an LSE of −∞, or the sink's and an out of 0.
+/// Whether a row is that of a query without keys: its LSE is −∞, or its LSE is the sink's and its out is 0.
 fn saw_nothing(problem: &Problem, inputs: &Inputs, rank: &RankOutputs, (row, head): (usize, usize)) -> bool {
     let sink = problem.sink(head, &inputs.sink);
     let of_none = Some(sink.map_or(f32::NEG_INFINITY, |sink| sink as f32));
@@ -249,7 +257,7 @@ fn saw_nothing(problem: &Problem, inputs: &Inputs, rank: &RankOutputs, (row, hea
     lse == Some(f32::NEG_INFINITY) || (lse.is_none() || lse == of_none) && is_zero()
 }
 
-/// The key that explains the error of a row of out best, if one does.
+/// Returns the key that explains the error of a row of out best, if one does.
 fn suspect_of_out(
     pairs: &Pairs<'_>,
     rank: &RankOutputs,
@@ -282,7 +290,8 @@ fn suspect_of_out(
     best(&error, suspects)
 }
 
-/// Adds to a finding about a row of dq or dv which pair it lacks or has too much, if it looks like one.
+/// Adds to a finding about a row of dq or dv the pair that the row seems to lack or to have too much, if there is
+/// one.
 pub(super) fn explain_gradient(
     problem: &Problem,
     inputs: &Inputs,
@@ -316,7 +325,7 @@ pub(super) fn explain_gradient(
     }
 }
 
-/// The pair that explains the error of a row of a gradient best, if one does.
+/// Returns the pair that explains the error of a row of a gradient best, if one does.
 fn suspect_of_gradient(
     pairs: &Pairs<'_>,
     saved: &Saved,

@@ -1,4 +1,4 @@
-//! Evidence: one case, its runs, and the parts of the judge that look at them.
+//! Evidence: one case, its runs, and the parts of the judge that examine them.
 
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
@@ -16,36 +16,38 @@ use crate::subject::{Backend, Outputs, RankGradients, RankOutputs, RunError};
 use crate::verdict::{Cost, Margin};
 use seamproof_oracle::sharding::RankLayout;
 
-/// Most elements of all tensors that a case may have: about 50 bytes each in inputs, results, exact answer and bounds.
+/// Largest number of elements of all tensors in a case. Inputs, results, exact answer and bounds take about 50 bytes
+/// for each.
 pub const ELEMENTS_MAX: u64 = 1 << 27;
-/// Most visible pairs × query heads × head dimension for which the oracle is asked about every row: about ten minutes on two cores.
+/// Largest number of visible pairs × query heads × head dimension for which the oracle computes every row: about ten
+/// minutes on two cores.
 pub const PRODUCTS_MAX: u64 = 1 << 41;
 
-/// What a rung looks at: a case, its runs, and the judge's own map of its rows.
+/// Evidence that a rung examines: a case, its runs, and the judge's own map of its rows.
 pub struct Evidence<'a> {
-    /// The subject; a rung that runs it again does so through [`Evidence::run`].
+    /// Subject of the case. A rung that runs it again does so through [`Evidence::run`].
     pub backend: &'a dyn Backend,
-    /// The problem.
+    /// Problem of the case.
     pub problem: &'a Problem,
-    /// The problem's own layout, in which the results are.
+    /// Layout of the problem, in which the results are.
     pub layout: &'a RankLayout,
-    /// The inputs, their padding rows zero.
+    /// Inputs, with padding rows of zero.
     pub inputs: &'a Inputs,
-    /// The results under the first poison, assembled from the ranks.
+    /// Results under the first poison, assembled from the ranks.
     pub first: &'a RankOutputs,
-    /// Under the second.
+    /// Results under the second poison, assembled from the ranks.
     pub second: &'a RankOutputs,
-    /// The judge that asks.
+    /// Judge that asks.
     pub judge: &'a Judge,
-    /// How far down the ladder the case goes.
+    /// Depth to which the case goes down the ladder.
     pub depth: Depth,
-    /// Where its time is added up.
+    /// Meter that adds up the case's time.
     pub meter: &'a Meter,
     /// Answers that several rungs ask for.
     pub told: &'a Told,
 }
 
-/// What several rungs need of a case: how the subject cuts its sums, and the norms of its inputs.
+/// Answers that several rungs need of a case: how the subject cuts its sums, and the norms of its inputs.
 #[derive(Default)]
 pub struct Told {
     partition: OnceCell<Partition>,
@@ -53,34 +55,34 @@ pub struct Told {
 }
 
 impl Evidence<'_> {
-    /// Runs the subject on another problem, or on other inputs; its time counts as the subject's.
+    /// Runs the subject on another problem, or on other inputs. The time counts as the subject's.
     pub fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         self.meter.subject(|| run(self.backend, problem, inputs))
     }
 
-    /// How the subject cuts the sums of the case's problem; its time counts as the subject's.
+    /// Returns how the subject cuts the sums of the case's problem. The time counts as the subject's.
     pub fn partition(&self) -> Partition {
         *self.told.partition.get_or_init(|| self.partition_of(self.problem))
     }
 
-    /// The same of another problem.
+    /// Returns how the subject cuts the sums of another problem. The time counts as the subject's.
     pub fn partition_of(&self, problem: &Problem) -> Partition {
         self.meter.subject(|| self.backend.partition(problem))
     }
 
-    /// What tier R replays; what the subject says of its launches counts as its time.
+    /// Returns what tier R replays. The time in which the subject tells its launches counts as the subject's.
     pub fn replay(&self) -> Option<Replay> {
         self.meter.subject(|| self.backend.replay(self.problem))
     }
 
-    /// Whether the oracle can be asked about the whole case. Where it cannot, it is asked about some rows, and every identity
-    /// is.
+    /// Whether the oracle computes every row of the case. Where it does not, it computes some rows, and every
+    /// identity is asked.
     pub fn has_oracle(&self) -> bool {
         products(self.problem) <= self.judge.products_max
     }
 
-    /// The runs whose gradients are looked at: both where the subject may sum them in another order in each, since their bits
-    /// say nothing then.
+    /// Returns the runs whose gradients are examined: one, or both where the subject may sum gradients in another
+    /// order in each run. Their bits then say nothing.
     pub(crate) fn gradient_runs(&self) -> Vec<&RankGradients> {
         let both = [self.first, self.second];
         let runs =
@@ -88,24 +90,24 @@ impl Evidence<'_> {
         runs.iter().filter_map(|run| run.gradients.as_ref()).collect()
     }
 
-    /// Makes inputs; the time counts as theirs.
+    /// Makes inputs. The time counts as that of the inputs.
     pub(crate) fn making<T>(&self, make: impl FnOnce() -> T) -> T {
         self.meter.inputs(make)
     }
 
-    /// Asks the oracle; its time counts as the oracle's.
+    /// Asks the oracle. The time counts as the oracle's.
     pub fn oracle<T>(&self, ask: impl FnOnce() -> T) -> T {
         self.meter.oracle(ask)
     }
 }
 
-/// What a rung says.
+/// Answer of a rung.
 pub enum Look {
-    /// It holds, or the rung has nothing to say of this case.
+    /// The check holds, or the rung has nothing to say about this case.
     Held,
-    /// It is broken.
+    /// The check is broken.
     Broken(Box<Finding>),
-    /// The rung could not look: a fault of the harness.
+    /// The rung could not look, which is a fault of the harness.
     Failed(String),
 }
 
@@ -115,54 +117,54 @@ impl From<Option<Finding>> for Look {
     }
 }
 
-/// A rung: a check and how it looks. The envelope writes the margin, nobody else.
+/// A rung: a check, and the function that makes it. Only the envelope writes the margin.
 #[derive(Clone, Copy)]
 pub struct Rung {
-    /// Its name.
+    /// Check that the rung makes.
     pub check: Check,
-    /// Looks at the evidence.
+    /// Function that examines the evidence.
     pub look: fn(&Evidence<'_>, &mut Margin) -> Look,
 }
 
-/// Error ÷ bound of each of some elements: what was got, the exact values, their bounds, the format where they can
-/// overflow, and where the ratios go.
+/// Function that writes the error ÷ bound of each of some elements. It takes the results, the exact values, their
+/// bounds, the format where they can overflow, and the place for the ratios.
 pub type Ratios = fn(&[f32], &[f64], &[f64], Option<Format>, &mut [f64]);
 
-/// Makes one set of results, in the problem's own layout, of the ranks'.
+/// Function that makes one set of results, in the problem's own layout, from those of the ranks.
 pub type Assemble = fn(&Problem, &[RankLayout], Vec<RankOutputs>) -> Result<RankOutputs, Box<Finding>>;
 
-/// The judge, as data: its parts can be looked at one by one, and exchanged for wrong ones to see whether that is
+/// The judge, as data. Its parts can be examined one by one, and exchanged for wrong ones to see whether that is
 /// noticed.
 #[derive(Clone)]
 pub struct Judge {
-    /// Who owns which row on each rank.
+    /// Function that returns which rank owns which row.
     pub layouts: fn(&Problem) -> Result<Vec<RankLayout>, ShardError>,
-    /// The first structural fault of a run.
+    /// Function that returns the first structural fault of a run.
     pub structure: fn(&dyn Backend, &Problem, &[RankLayout], &Outputs) -> Option<Finding>,
-    /// The ranks' results in the problem's own layout.
+    /// Function that brings the ranks' results into the problem's own layout.
     pub assemble: Assemble,
-    /// Error ÷ bound.
+    /// Function that computes error ÷ bound.
     pub ratio: Ratios,
-    /// Visible products up to which the oracle is asked about every row.
+    /// Largest number of visible products for which the oracle computes every row.
     pub products_max: u64,
-    /// Elements up to which a case is judged, and a further run of the subject made.
+    /// Largest number of elements for which a case is judged, or the subject run once more.
     pub elements_max: u64,
-    /// The identities that may be asked.
+    /// Identities that may be asked.
     pub identities: Vec<Relation>,
-    /// What is asked of the assembled results, in order.
+    /// Rungs that examine the assembled results, in order.
     pub rungs: Vec<Rung>,
 }
 
-/// How far down the ladder a case goes.
+/// Depth to which a case goes down the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// To the first rung that breaks: a campaign.
+    /// Down to the first rung that breaks, as in a campaign.
     First,
-    /// All rungs, whatever broke before: scoring.
+    /// Down to the last rung, whatever broke before, as in scoring.
     All,
 }
 
-/// Adds up where the time of a case goes.
+/// Meter of the time that the parts of a case take.
 #[derive(Default)]
 pub struct Meter {
     inputs: Cell<Duration>,
@@ -196,7 +198,7 @@ impl Meter {
     }
 }
 
-/// Visible pairs × query heads × head dimension: what the oracle's time grows with.
+/// Returns visible pairs × query heads × head dimension, the number with which the oracle's time grows.
 pub fn products(problem: &Problem) -> u64 {
     let width = (problem.heads.q * problem.dims.qk.max(problem.dims.v)) as u64;
     problem.pairs().saturating_mul(width)

@@ -1,8 +1,8 @@
-//! Faults in the judge: a judge that does not look somewhere passes what it must not.
+//! Faults in the judge: a judge that skips a check passes what it must not pass.
 //!
-//! A [`Probe`] is a broken subject and a case on which the right judge condemns
-//! it. A fault in the judge is *caught* when the faulty judge does not condemn a probe that the right one condemns by the
-//! rung that the fault blinds.
+//! A [`Probe`] is a broken subject and a case on which the right judge
+//! condemns it. A fault in the judge is *caught* when the right judge condemns some probe by the rung that the fault
+//! blinds, and the faulty judge does not condemn that probe.
 
 use ndarray::{Axis, s};
 use seamproof_oracle::{
@@ -12,7 +12,7 @@ use seamproof_oracle::{
 use seamproof_simulator::faults::{Catcher, Fault};
 use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
 
-use super::{envelope, structure};
+use super::{bounds, envelope, structure};
 use crate::finding::Check;
 use crate::finding::Relation;
 use crate::identity;
@@ -22,22 +22,22 @@ use crate::subjects::Emulated;
 use crate::verdict::{Margin, Verdict};
 use seamproof_oracle::sharding::{self as layout, RankLayout};
 
-/// A fault in the judge: an edit of its data. What catches it is the rung that it blinds: it lets pass what the right judge
-/// condemns by that rung.
+/// A fault in the judge, which edits the judge's data. It is caught by the rung that it blinds: the faulty judge passes what
+/// the right judge condemns by that rung.
 pub type JudgeFault = Fault<fn(&mut Judge)>;
 
-/// Tests of context parallelism that passed on an all-zero tensor.
+/// Source of tests of context parallelism that passed on an all-zero tensor.
 const ALL_ZERO: &str = "https://github.com/NVIDIA/TransformerEngine/pull/3536";
-/// A comparison that NaN slips through.
+/// Source of a comparison that NaN slips through.
 const NAN_EQUAL: &str = "https://github.com/tracel-ai/cubecl/issues/1070";
-/// Tests whose tolerance lies above the signal, and that zero padding on both sides before they compare.
+/// Source of tests whose tolerance lies above the signal, and that zero padding on both sides before they compare.
 const TE_TESTS: &str =
     "https://github.com/NVIDIA/TransformerEngine/blob/main/tests/pytorch/attention/run_attention_with_cp.py";
-/// Tests that compare out and gradients, and never the LSE.
+/// Source of tests that compare out and gradients, and never the LSE.
 const FA_TESTS: &str = "https://github.com/Dao-AILab/flash-attention/blob/main/hopper/test_flash_attn.py";
 
 /// Every fault in the judge.
-pub const FAULTS: [JudgeFault; 17] = [
+pub const FAULTS: [JudgeFault; 18] = [
     JudgeFault {
         id: "judge-nan-equals",
         imitates: "a NaN counts as equal to anything",
@@ -46,9 +46,9 @@ pub const FAULTS: [JudgeFault; 17] = [
         caught_by: &[Catcher::Envelope],
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_nan() {
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_nan() {
                     true => 0.0,
-                    false => envelope::error_ratio(got, exact, bound, format),
+                    false => bounds::error_ratio(got, exact, bound, format),
                 });
             }
         },
@@ -61,9 +61,9 @@ pub const FAULTS: [JudgeFault; 17] = [
         caught_by: &[Catcher::Envelope],
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got == 0.0 {
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| match got == 0.0 {
                     true => 0.0,
-                    false => envelope::error_ratio(got, exact, bound, format),
+                    false => bounds::error_ratio(got, exact, bound, format),
                 });
             }
         },
@@ -76,8 +76,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         caught_by: &[Catcher::Envelope],
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
-                    envelope::error_ratio(got, exact, 100.0 * bound, format)
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| {
+                    bounds::error_ratio(got, exact, 100.0 * bound, format)
                 });
             }
         },
@@ -90,8 +90,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         caught_by: &[Catcher::Envelope],
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
-                    envelope::error_ratio(got.abs(), exact.abs(), bound, format)
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| {
+                    bounds::error_ratio(got.abs(), exact.abs(), bound, format)
                 });
             }
         },
@@ -104,9 +104,9 @@ pub const FAULTS: [JudgeFault; 17] = [
         caught_by: &[Catcher::Envelope],
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_infinite() {
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_infinite() {
                     true => 0.0,
-                    false => envelope::error_ratio(got, exact, bound, format),
+                    false => bounds::error_ratio(got, exact, bound, format),
                 });
             }
         },
@@ -162,6 +162,14 @@ pub const FAULTS: [JudgeFault; 17] = [
                 structure::check(backend, problem, &layouts[..ranks.min(layouts.len())], &but_last)
             }
         },
+    },
+    JudgeFault {
+        id: "judge-deals-in-order",
+        imitates: "who owns which row is asked of the subject: whatever cut it makes is the right one",
+        source: TE_TESTS,
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
+        edit: |judge| judge.layouts = |problem| layout::layouts(&in_order(problem)),
     },
     JudgeFault {
         id: "judge-last-rank-not-compared",
@@ -255,12 +263,12 @@ fn replace(judge: &mut Judge, check: Check, look: fn(&Evidence<'_>, &mut Margin)
     }
 }
 
-/// The envelope on another layout's rows.
+/// Examines the envelope on another layout's rows.
 fn but(evidence: &Evidence<'_>, margin: &mut Margin, layout: RankLayout) -> Look {
     envelope::look(&Evidence { layout: &layout, ..*evidence }, margin)
 }
 
-/// A finding on one tensor does not count.
+/// Returns the answer of a rung, unless it is a finding on one tensor.
 fn unless(look: Look, tensor: TensorName) -> Look {
     match look {
         Look::Broken(finding) if finding.tensor == Some(tensor) => Look::Held,
@@ -268,7 +276,14 @@ fn unless(look: Look, tensor: TensorName) -> Look {
     }
 }
 
-/// The problem's own layout with the runs cut to where the last rank's first row begins.
+/// Returns the problem with its sequences cut into one part after the other.
+fn in_order(problem: &Problem) -> Problem {
+    let mut fields = ProblemFields::from(problem.clone());
+    fields.parallel.balance = Balance::Contiguous;
+    Problem::new(fields).unwrap_or_else(|_| problem.clone())
+}
+
+/// Returns the problem's own layout with the runs cut where the last rank's first row begins.
 fn without_last_rank(problem: &Problem) -> RankLayout {
     let mut whole = layout::whole(problem);
     let Ok(ranks) = layout::layouts(problem) else { return whole };
@@ -284,7 +299,7 @@ fn without_last_rank(problem: &Problem) -> RankLayout {
     whole
 }
 
-/// The envelope on the first KV head and its group alone.
+/// Examines the envelope on the first KV head and its group alone.
 fn first_head(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     let group = evidence.problem.group();
     let mut fields: ProblemFields = evidence.problem.clone().into();
@@ -316,16 +331,16 @@ fn first_head(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
 
 /// A broken subject and a case on which the right judge condemns it.
 pub struct Probe {
-    /// What is wrong with the subject.
+    /// Description of what is wrong with the subject.
     pub what: &'static str,
-    /// The subject.
+    /// Broken subject.
     pub subject: Box<dyn Backend>,
-    /// The case.
+    /// Problem of the case.
     pub problem: Problem,
 }
 
 impl Probe {
-    /// The rung by which a judge condemns the subject on the case, where it does.
+    /// Returns the rung by which a judge condemns the subject on the case, if it does.
     pub fn condemned_by(&self, judge: &Judge) -> Option<Check> {
         match judge.examine(self.subject.as_ref(), &self.problem, Depth::First).verdict {
             Verdict::Finding(finding) => Some(finding.check),
@@ -334,10 +349,11 @@ impl Probe {
     }
 }
 
-/// What is done to the results of a right run: the results, the inputs, and how often the subject was run before.
+/// Function that spoils the results of a right run. It takes the problem, the inputs, the number of earlier runs of
+/// the subject, and the results.
 type Spoil = fn(&Problem, &Inputs, usize, &mut Outputs);
 
-/// What makes a probe's case of [`fields`].
+/// Function that makes a probe's case from [`fields`].
 type Edit = fn(&mut ProblemFields);
 
 /// The emulated kernel with spoilt results.
@@ -368,7 +384,7 @@ impl Backend for Spoilt {
     }
 }
 
-/// Two sequences, padded, on two heads.
+/// Returns two padded sequences on two heads.
 fn fields() -> ProblemFields {
     let sequences = [(0, 5), (8, 7)].into_iter().enumerate().map(|(id, (offset, len))| {
         let run = Run::packed(offset, len, 8);
@@ -389,7 +405,8 @@ fn fields() -> ProblemFields {
     }
 }
 
-/// The first data seed that draws identities under which a subject that is always wrong in the same way holds.
+/// Returns the first data seed that draws only identities under which a subject that is always wrong in the same way
+/// holds.
 fn calm_seed() -> u64 {
     let calm = |identity: &&identity::Identity| {
         identity.runs == 0
@@ -411,6 +428,14 @@ fn ring(fields: &mut ProblemFields) {
     fields.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
 }
 
+/// A ring without padding, so that rows of another cut are rows that hold a result.
+fn dual_chunk(fields: &mut ProblemFields) {
+    ring(fields);
+    fields.parallel.balance = Balance::DualChunk;
+    let runs = fields.sequences.iter_mut().flat_map(|sequence| [&mut sequence.q, &mut sequence.kv]);
+    runs.for_each(|run| run.len = run.span);
+}
+
 fn backward(fields: &mut ProblemFields) {
     fields.pass = Pass::Backward;
     fields.softmax.sink = Sink::Learnable;
@@ -418,9 +443,9 @@ fn backward(fields: &mut ProblemFields) {
 
 fn plain(_: &mut ProblemFields) {}
 
-/// The probes, each broken in one place; the right judge condemns all.
+/// Returns the probes, each broken in one place. The right judge condemns all of them.
 pub fn probes() -> Result<Vec<Probe>, ProblemError> {
-    let table: [(&str, Edit, Spoil); 14] = [
+    let table: [(&str, Edit, Spoil); 15] = [
         ("a NaN in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::NAN)),
         ("a row of out is 0", plain, |_, _, _, outputs| out_of(outputs, |_| 0.0)),
         ("an infinity in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::INFINITY)),
@@ -434,6 +459,11 @@ pub fn probes() -> Result<Vec<Probe>, ProblemError> {
         ("the last rank's out is doubled", ring, |_, _, _, outputs| {
             if let Some(rank) = outputs.ranks.last_mut() {
                 rank.out.index_axis_mut(Axis(0), 0).mapv_inplace(|x| x * 2.0);
+            }
+        }),
+        ("ranks hold the rows of another cut", dual_chunk, |problem, inputs, _, outputs| {
+            if let Ok(dealt) = Emulated::default().run(&in_order(problem), inputs) {
+                *outputs = dealt;
             }
         }),
         ("the last rank's padding is unwritten", ring, |_, _, _, outputs| {
@@ -481,28 +511,29 @@ pub fn probes() -> Result<Vec<Probe>, ProblemError> {
     table.into_iter().map(probe).collect()
 }
 
-/// What came of one fault in the judge.
+/// Score of one fault in the judge.
 pub struct JudgeScore {
-    /// The fault.
+    /// Fault in the judge.
     pub fault: JudgeFault,
-    /// The probes that the faulty judge does not condemn, and the rung by which the right one does.
+    /// Probes that the faulty judge does not condemn, and the rung by which the right one does.
     pub missed: Vec<(&'static str, Check)>,
 }
 
 impl JudgeScore {
-    /// Whether a probe of the rung that the fault blinds shows it.
+    /// Whether the faulty judge misses a probe of the rung that the fault blinds.
     pub fn caught(&self) -> bool {
         self.missed.iter().any(|(_, rung)| self.fault.caught_by.contains(&rung.catcher()))
     }
 }
 
-/// Each probe with the rung by which a judge condemns it. A probe remembers how often it ran: each judge gets new ones.
+/// Returns each probe with the rung by which a judge condemns it. A probe remembers how often it ran, so each judge
+/// gets new ones.
 fn condemned(judge: &Judge) -> Result<Vec<(&'static str, Option<Check>)>, String> {
     let probes = probes().map_err(|error| error.to_string())?;
     Ok(probes.iter().map(|probe| (probe.what, probe.condemned_by(judge))).collect())
 }
 
-/// Scores faults in the judge; an error where the right judge itself does not condemn a probe.
+/// Scores faults in the judge; returns an error where the right judge itself does not condemn a probe.
 pub fn score(faults: &[JudgeFault]) -> Result<Vec<JudgeScore>, String> {
     let by_right = |(what, rung): (&'static str, Option<Check>)| match rung {
         Some(rung) => Ok((what, rung)),

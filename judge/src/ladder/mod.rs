@@ -1,19 +1,25 @@
-//! The judge: is a subject right on one problem?
+//! The judge: it decides whether a subject is right on one problem.
 //!
-//! A ladder of checks, the cheapest and sharpest first; the first one that breaks is the finding. *Capability*: it
-//! refuses what its table refuses, for that reason, and nothing else. *Structure*: shapes, guard bands, every real
-//! row written, padding rows as the subject's contract says, rows that nobody owns untouched. *Poison*: two runs that
-//! differ only in what padding and slack rows of the inputs hold agree in every bit of every real row, and in whether it is
-//! a NaN where a subject promises no bits of its gradients. *Exact*: inputs of
-//! an exact mode allow one result, and the set of keys that a wrong one shows is named. *Envelope*:
-//! each element within the largest honest error of the exact answer, the LSE first; the backward is judged on the out
-//! and lse that the subject itself returned; where the oracle is too dear for the case, on a sample of its rows. *Identity*:
-//! relations between results of the subject alone ([`identity`]); they come last because each runs the subject again.
+//! It asks a ladder of checks, the cheapest and sharpest first. The first one that breaks is the finding.
+//!
+//! - *Capability*: the subject refuses what its table refuses, for that reason, and nothing else.
+//! - *Structure*: shapes and guard bands are right, every real row is written, padding rows are as the subject's
+//!   contract says, and rows that nobody owns are untouched.
+//! - *Poison*: two runs differ only in what padding and slack rows of the inputs hold. They agree in every bit of
+//!   every real row. Gradients for which a subject promises no bits agree in which elements are NaN.
+//! - *Exact*: inputs of an exact mode allow one result. For a wrong one, the check names the set of keys that it
+//!   shows.
+//! - *Envelope*: each element lies within the largest honest error of the exact answer, the LSE first. The backward
+//!   is judged on the out and lse that the subject itself returned. Where the oracle is too expensive for the case, a
+//!   sample of its rows is judged.
+//! - *Identity*: relations hold between results of the subject alone ([`identity`]). They come last because most of
+//!   them run the subject again.
 
 mod assemble;
+pub mod bounds;
 pub mod compare;
 mod diagnosis;
-pub mod envelope;
+mod envelope;
 pub mod evidence;
 mod exact;
 pub mod faults;
@@ -46,7 +52,7 @@ impl Default for Judge {
             layouts: layout::layouts,
             structure: structure::check,
             assemble: assemble::assemble,
-            ratio: envelope::error_ratios,
+            ratio: bounds::error_ratios,
             products_max: PRODUCTS_MAX,
             elements_max: ELEMENTS_MAX,
             identities: identity::TABLE.iter().map(|identity| identity.relation).collect(),
@@ -60,14 +66,14 @@ impl Default for Judge {
     }
 }
 
-/// All that a judge found out about a case.
+/// Everything that a judge found out about a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Examination {
-    /// The first thing wrong, or that nothing is.
+    /// Verdict: the first finding, or that there is none.
     pub verdict: Verdict,
-    /// What each further rung found after the first ([`Depth::All`]).
+    /// Findings of the further rungs, after the first one ([`Depth::All`]).
     pub further: Vec<Finding>,
-    /// Where the time went.
+    /// Time spent in each part.
     pub cost: Cost,
 }
 
@@ -76,7 +82,7 @@ pub fn judge(backend: &dyn Backend, problem: &Problem) -> Verdict {
     examine(backend, problem).verdict
 }
 
-/// The same, with where the time went.
+/// Judges `backend` on `problem`, and returns the time spent in each part as well.
 pub fn examine(backend: &dyn Backend, problem: &Problem) -> Examination {
     Judge::default().examine(backend, problem, Depth::First)
 }
@@ -93,7 +99,7 @@ impl Judge {
         Examination { verdict, further: findings.collect(), cost: meter.cost(start.elapsed()) }
     }
 
-    /// The rungs, from the first run on. `Ok` is a verdict that ends the case, whatever was found before.
+    /// Asks the rungs, from the first run on. `Ok` is a verdict that ends the case, whatever was found before.
     fn ladder(
         &self,
         backend: &dyn Backend,
@@ -132,7 +138,8 @@ impl Judge {
         }
     }
 
-    /// Asks rung after rung, and gathers what they find; a rung that fails to look ends the case if nothing was found before.
+    /// Asks rung after rung, and gathers their findings. A rung that fails to look ends the case if nothing was found
+    /// before.
     fn climb(
         &self,
         evidence: &Evidence<'_>,
@@ -159,8 +166,8 @@ impl Judge {
             .then(|| format!("the case has {elements} tensor elements; at most {most} are judged"))
     }
 
-    /// The results of two runs in the problem's own layout, or what is wrong with their structure: what is unwritten or of
-    /// another shape cannot be looked at further.
+    /// Returns the results of two runs in the problem's own layout, or the finding about their structure. Unwritten
+    /// results, and those of another shape, cannot be examined further.
     fn whole(
         &self,
         backend: &dyn Backend,
@@ -180,7 +187,7 @@ impl Judge {
         Ok([first?, second?])
     }
 
-    /// The two runs under different poison, or the verdict where there is none to compare.
+    /// Returns the two runs under different poison, or the verdict where there is nothing to compare.
     fn runs(
         backend: &dyn Backend,
         problem: &Problem,
@@ -205,7 +212,7 @@ impl Judge {
     }
 }
 
-/// Judges the validation: fields with one planted rule broken must be refused by exactly that rule.
+/// Judges the validation: fields with one broken rule must be refused by exactly that rule.
 pub fn judge_malformed(malformed: &Malformed) -> Verdict {
     match malformed.check() {
         Ok(()) => Verdict::RefusedMalformed(malformed.rule),

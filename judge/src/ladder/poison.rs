@@ -1,7 +1,8 @@
-//! Poison: what padding and slack rows of the inputs hold must not change one bit of a real row.
+//! Poison: the contents of padding and slack rows of the inputs must not change one bit of a real row.
 //!
-//! Gradients of a subject that sums them in any order have other bits on every run: of those, padding must not make a NaN.
-//! What else it changes in them the envelope sees, which looks at both runs of such a subject.
+//! A subject that sums gradients in any order gives other bits on every run. In its gradients, padding must not make
+//! a NaN. The envelope sees any other change that padding makes in them, because it examines both runs of such a
+//! subject.
 
 use super::compare::{View, Worst, same_bits};
 use super::structure::results;
@@ -11,13 +12,13 @@ use crate::subject::{RankOutputs, TensorName};
 use crate::verdict::Margin;
 use seamproof_oracle::sharding::RankLayout;
 
-/// The rung.
+/// Asks whether the two runs of the evidence agree.
 pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
     let deterministic = evidence.backend.declaration().promises.deterministic_backward;
     check(evidence.layout, evidence.first, evidence.second, deterministic).into()
 }
 
-/// The first tensor in which two runs with different poison differ.
+/// Returns the first tensor in which two runs with different poison differ.
 fn check(
     layout: &RankLayout,
     first: &RankOutputs,
@@ -55,7 +56,7 @@ fn is_gradient(tensor: TensorName) -> bool {
     matches!(tensor, TensorName::Dq | TensorName::Dk | TensorName::Dv | TensorName::Dsink)
 }
 
-/// Whether every real element has the same bits in both; not known of tensors that are not stored row by row.
+/// Whether every real element has the same bits in both tensors; false where a tensor is not stored row by row.
 fn agree(layout: &RankLayout, a: &View<'_, f32>, b: &View<'_, f32>) -> bool {
     let (Some(first), Some(second)) = (a.flat(), b.flat()) else { return false };
     a.every_stretch(layout, |at| same_bits(&first[at.clone()], &second[at]))

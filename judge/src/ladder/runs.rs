@@ -1,4 +1,4 @@
-//! Runs of the subject, and the findings that a run without results is.
+//! Runs of the subject, and the findings about runs without results.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,7 +13,7 @@ pub(crate) fn expected_refusal(backend: &dyn Backend, problem: &Problem) -> Opti
     backend.declaration().capabilities.refusal(problem)
 }
 
-/// The two fills that a subject's padding contract allows, the stronger one first.
+/// Returns the two fills that a subject's padding contract allows, the stronger one first.
 pub(crate) fn fills(backend: &dyn Backend, problem: &Problem) -> [Poison; 2] {
     match backend.declaration().padding.inputs {
         PaddingInputs::Anything => [Poison::strongest(problem), Poison::Large],
@@ -27,7 +27,7 @@ pub(crate) fn poisoned(inputs: &Inputs, problem: &Problem, poison: Poison) -> In
     inputs
 }
 
-/// Runs the subject; its panic is a crash of the subject, not of the judge.
+/// Runs the subject. Its panic is a crash of the subject, not of the judge.
 pub(crate) fn run(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
     catch_unwind(AssertUnwindSafe(|| backend.run(problem, inputs))).unwrap_or_else(|payload| {
         let text = payload
@@ -38,7 +38,7 @@ pub(crate) fn run(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) -> 
     })
 }
 
-/// Whatever is not "refused exactly as the table says" and not "ran, as the table says".
+/// Returns the verdict on a run that was neither refused exactly as the table says nor made as the table says.
 pub(crate) fn capability_verdict(result: Result<Outputs, RunError>, expected: Option<Refusal>) -> Verdict {
     let what = match (result, expected) {
         (Err(RunError::Infrastructure(what)), _) => return Verdict::Infrastructure(what),
@@ -54,7 +54,7 @@ pub(crate) fn capability_verdict(result: Result<Outputs, RunError>, expected: Op
     whole_case(Check::Capability, what).into()
 }
 
-/// The finding of a run that ended without results, whatever was asked of it.
+/// Returns the finding about a run that ended without results, whatever was asked of it.
 pub(crate) fn death(error: RunError) -> Finding {
     match error {
         RunError::Crash(what) => whole_case(Check::Crash, what),
@@ -67,7 +67,7 @@ pub(crate) fn death(error: RunError) -> Finding {
     }
 }
 
-/// A finding about the case as a whole.
+/// Returns a finding about the case as a whole.
 pub(crate) fn whole_case(check: Check, what: String) -> Finding {
     Finding::new(check, None, what)
 }

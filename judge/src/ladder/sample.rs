@@ -1,15 +1,16 @@
 //! Sample: the envelope of a case that is too large for the oracle, on some of its rows.
 //!
-//! A row of a result needs few others: out, lse and dq of a query those of the keys that it sees; dk and dv of a key, once
-//! out and lse are saved, those of the queries that see it; dsink then needs no key at all. What a row needs is a problem
-//! in the same tensors, its *part*: the oracle answers it, and bounds it, as it does any problem, at the cost of one row. Of
-//! each side as many rows are drawn as [`PRODUCTS_MAX`] pays for, [`ROWS_MAX`] at most, half of them the first or the last
-//! of their sequence that sees something or is seen, since that is where kernels go wrong; and as many that see nothing, or
-//! that nobody sees, which cost nothing. dsink is judged whole.
+//! A row of a result needs few other rows. The out, lse and dq of a query need the keys that it sees. Once out and
+//! lse are saved, the dk and dv of a key need the queries that see it, and dsink needs no key at all. The rows that
+//! one row needs form a problem in the same tensors, its *part*. The oracle answers and bounds a part as it does any
+//! problem, at the cost of one row. On each side, [`ROWS_MAX`] rows are drawn, or fewer where [`PRODUCTS_MAX`] pays
+//! for fewer. Half of them are the first or the last row of their sequence that sees something or is seen, since that
+//! is where kernels go wrong. As many rows again are drawn that see nothing, or that nobody sees; these cost nothing.
+//! dsink is judged whole.
 //!
-//! The identities compare the subject with itself: a factor on all of a gradient escapes nearly every one of them. Here
-//! values are compared. Where a subject hides its LSE, dk, dv and dsink are not looked at: the exact LSE of every query
-//! would be needed.
+//! The identities compare the subject with itself, so a factor on all of a gradient escapes nearly every one of them.
+//! The sample compares values. Where a subject hides its LSE, dk, dv and dsink are not examined, because the exact
+//! LSE of every query would be needed.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -20,8 +21,8 @@ use seamproof_oracle::{
     Alignment, Forward, Mask, Problem, ProblemError, ProblemFields, Run, Saved, Sequence, Side,
 };
 
+use super::bounds::{self, Comparison};
 use super::diagnosis;
-use super::envelope::{self, Comparison};
 use crate::finding::{Finding, Place};
 use crate::hash::mix;
 use crate::ladder::evidence::{Evidence, Look};
@@ -29,15 +30,16 @@ use crate::subject::TensorName;
 use crate::verdict::Margin;
 use seamproof_oracle::sharding::{self as layout, RankLayout};
 
-/// Visible pairs × query heads × head dimension that the drawn rows of a side may have: some twenty seconds on two cores, since
-/// all keys are brought to f64 for one query.
+/// Largest number of visible pairs × query heads × head dimension for the drawn rows of a side. It takes some twenty
+/// seconds on two cores, since all keys are converted to f64 for one query.
 const PRODUCTS_MAX: u64 = 1 << 29;
-/// Most rows of a side that are drawn.
+/// Largest number of rows drawn on a side.
 const ROWS_MAX: u64 = 32;
-/// Sets the draw of rows apart from other uses of the data seed.
+/// Constant that sets this draw of rows apart from other uses of the data seed.
 const DRAW: u64 = 0x5a3b_1e5e;
 
-/// The rung where the oracle is too dear for the whole case: the forward of the drawn queries, then the gradients.
+/// Examines the drawn rows where the oracle is too expensive for the whole case: the forward of the queries first,
+/// then the gradients.
 pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     match Sample::new(evidence).look(margin) {
         Ok(finding) => finding.into(),
@@ -45,9 +47,9 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     }
 }
 
-/// What a row of a sequence needs.
+/// Function that returns the part of a row of a sequence.
 type OfRow = fn(&Problem, usize, usize) -> Result<Part, ProblemError>;
-/// Results that a part decides, and what is wrong with them.
+/// Function that examines the results that a part decides, and returns what is wrong with them.
 type LookAt<'a> = fn(&mut Sample<'a>, &Part, &mut Margin) -> Option<Finding>;
 
 struct Sample<'a> {
@@ -61,7 +63,7 @@ impl<'a> Sample<'a> {
         let Evidence { backend, problem, first, .. } = *evidence;
         let model = Model::new(problem, backend.declaration().accumulation, evidence.partition());
         let hidden = ndarray::Array2::zeros(problem.lse_shape());
-        Sample { evidence, model, saved: envelope::saved(first, &hidden) }
+        Sample { evidence, model, saved: bounds::saved(first, &hidden) }
     }
 
     fn look(mut self, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
@@ -92,7 +94,7 @@ impl<'a> Sample<'a> {
         Ok(self.gradients(&Part::of_sinks(problem)?, None, margin))
     }
 
-    /// The exact forward of a part.
+    /// Returns the exact forward of a part.
     fn answer(&self, part: &Part) -> Answer<Forward> {
         let ask = || blocked::forward(&part.problem, self.evidence.inputs, Some(&self.model));
         self.evidence.oracle(ask)
@@ -102,14 +104,13 @@ impl<'a> Sample<'a> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
         let (answer, layout) = (self.answer(part), layout::whole(&part.problem));
         let tensors = [TensorName::Lse, TensorName::Out];
-        let mut finding =
-            envelope::forward(&self.comparison(part, &layout), first, &answer, &tensors, margin)?;
+        let mut finding = bounds::forward(&self.comparison(part, &layout), first, &answer, &tensors, margin)?;
         finding.place = part.whole(finding.place);
         diagnosis::explain(problem, inputs, first, &answer.exact, &mut finding);
         Some(finding)
     }
 
-    /// The gradients of a part that lie on a side; of none, dsink.
+    /// Examines the gradients of a part that lie on a side; without a side, dsink.
     fn gradients(&mut self, part: &Part, side: Option<Side>, margin: &mut Margin) -> Option<Finding> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
         let tensors: &[TensorName] = match side {
@@ -129,7 +130,7 @@ impl<'a> Sample<'a> {
         let layout = layout::whole(&part.problem);
         let compare = self.comparison(part, &layout);
         self.evidence.gradient_runs().into_iter().find_map(|gradients| {
-            let mut finding = envelope::backward(&compare, gradients, &answer, tensors, margin)?;
+            let mut finding = bounds::backward(&compare, gradients, &answer, tensors, margin)?;
             finding.place = part.whole(finding.place);
             let exact = (&self.saved, &answer.exact);
             diagnosis::explain_gradient(problem, inputs, gradients, exact, &mut finding);
@@ -142,19 +143,19 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// What a row needs of a problem, in the problem's own tensors.
+/// A problem in the tensors of the whole problem, with everything that a row needs.
 struct Part {
     problem: Problem,
-    /// The sequence and position of the row; none of all rows.
+    /// Sequence and position of the row; `None` for all rows.
     row: Option<[usize; 2]>,
 }
 
 impl Part {
-    /// One query and the keys up to the last that it sees.
+    /// Returns the part of one query: the query, and the keys up to the last that it sees.
     fn of_query(problem: &Problem, sequence: usize, query: usize) -> Result<Part, ProblemError> {
         let both = problem.sequences[sequence];
         let seen = problem.mask.visible(query, both.q.len, both.kv.len);
-        // The last query of a sequence sits on the last key, and sees so many to the left.
+        // With this alignment the only query sits on the last key, and sees this many keys to the left.
         let left = u32::try_from(seen.len().saturating_sub(1)).ok();
         let mask = Mask { left, right: Some(0), align: Alignment::BottomRight };
         let kv = Run { len: seen.end, span: seen.end, ..both.kv };
@@ -162,7 +163,8 @@ impl Part {
         Part::new(problem, vec![part], mask, Some([sequence, query]))
     }
 
-    /// One key and the queries that see it: neighbours, each of which sees the interval of the one before moved by one.
+    /// Returns the part of one key: the key and the queries that see it. They are neighbours, since each query sees
+    /// the interval of the one before, moved by one.
     fn of_key(problem: &Problem, sequence: usize, key: usize) -> Result<Part, ProblemError> {
         let both = problem.sequences[sequence];
         let sees = |i: &usize| problem.mask.visible(*i, both.q.len, both.kv.len).contains(&key);
@@ -173,7 +175,7 @@ impl Part {
         Part::new(problem, vec![part], Mask::FULL, Some([sequence, key]))
     }
 
-    /// Every query, and no key.
+    /// Returns the part of the sinks: every query, and no key.
     fn of_sinks(problem: &Problem) -> Result<Part, ProblemError> {
         let without_keys = |both: &Sequence| Sequence { kv: Run { len: 0, span: 0, ..both.kv }, ..*both };
         let sequences = problem.sequences.iter().map(without_keys).collect();
@@ -190,7 +192,7 @@ impl Part {
         Ok(Part { problem: Problem::new(fields)?, row })
     }
 
-    /// A place of the part, as one of the problem.
+    /// Returns a place of the part as a place of the problem.
     fn whole(&self, place: Place) -> Place {
         match self.row {
             Some([sequence, row]) => Place { sequence: Some(sequence), row: Some(row), ..place },
@@ -203,7 +205,7 @@ fn ends(first: Option<usize>, last: Option<usize>) -> Range<usize> {
     first.zip(last).map_or(0..0, |(first, last)| first..last + 1)
 }
 
-/// The drawn rows of a side, by sequence and position.
+/// Returns the drawn rows of a side, by sequence and position.
 fn drawn(problem: &Problem, side: Side) -> Vec<[usize; 2]> {
     let longest = problem.sequences.iter().map(|both| both.q.len.max(both.kv.len)).max().unwrap_or(0);
     let row = (longest * problem.heads.q * problem.dims.qk.max(problem.dims.v)).max(1) as u64;
@@ -226,14 +228,15 @@ fn drawn(problem: &Problem, side: Side) -> Vec<[usize; 2]> {
     drawn.into_iter().collect()
 }
 
-/// So many of these rows, or all where there are no more.
+/// Draws `count` of these rows, or all where there are no more.
 fn draw(rows: &[[usize; 2]], count: u64, seed: u64) -> BTreeSet<[usize; 2]> {
     let all = rows.len() as u64;
     let index = |n: u64| if all <= count { n } else { mix(seed.wrapping_add(n)) % all };
     (0..count.min(all)).map(|n| rows[index(n) as usize]).collect()
 }
 
-/// The queries of a sequence that see a key, or the keys that a query sees: neighbours, since intervals move by one.
+/// Returns the queries of a sequence that see a key, or the keys that a query sees. They are neighbours, since
+/// intervals move by one.
 fn connected_rows(problem: &Problem, sequence: &Sequence, side: Side) -> Range<usize> {
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
     let seen = |i: usize| problem.mask.visible(i, lq, lk);
@@ -259,7 +262,7 @@ mod tests {
         })
     }
 
-    /// Rows of k that a query of a part sees.
+    /// Returns the rows of k that a query of a part sees.
     fn rows_seen(part: &Problem, query: usize) -> Vec<usize> {
         let both = part.sequences[0];
         part.mask.visible(query, both.q.len, both.kv.len).map(|key| both.kv.row(key)).collect()

@@ -8,7 +8,7 @@ use crate::finding::{Check, Finding, Place, number};
 use crate::subject::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_oracle::sharding::{RankLayout, SideLayout};
 
-/// Every result of a rank with its name; those that the subject hides are left out.
+/// Returns every result of a rank with its name, without those that the subject hides.
 pub(crate) fn results(rank: &RankOutputs) -> Vec<(TensorName, View<'_, f32>)> {
     let mut results = vec![(TensorName::Out, View::Rows(rank.out.view(), Side::Q))];
     results.extend(rank.lse.iter().map(|lse| (TensorName::Lse, View::Statistic(lse.view()))));
@@ -22,7 +22,7 @@ pub(crate) fn results(rank: &RankOutputs) -> Vec<(TensorName, View<'_, f32>)> {
     results
 }
 
-/// The first structural fault of a run.
+/// Returns the first structural fault of a run.
 pub(crate) fn check(
     backend: &dyn Backend,
     problem: &Problem,
@@ -61,7 +61,7 @@ pub(crate) fn check(
     })
 }
 
-/// A statistic that is declared and not returned, or the other way round.
+/// Returns the finding about a statistic that is declared but not returned, or returned but not declared.
 fn wrong_statistics(declared: &[TensorName], rank: &RankOutputs) -> Option<Finding> {
     let returned = [(TensorName::Lse, rank.lse.is_some()), (TensorName::MaxLogit, rank.max_logit.is_some())];
     let (tensor, is_returned) =
@@ -121,16 +121,16 @@ fn unwritten(layout: &RankLayout, tensor: TensorName, view: &View<'_, f32>) -> O
     worst.finding()
 }
 
-/// What is said of an owned row past the real ones.
+/// Words for an owned row past the real ones.
 pub(crate) const PADDING_BROKEN: &str = "a padding row breaks the contract";
-/// What is said of a row that no sequence owns: no contract is about it.
+/// Words for a row that no sequence owns, which no contract covers.
 pub(crate) const UNOWNED_WRITTEN: &str =
     "no sequence owns this row: it was written and must be left as it was";
 
 /// A row that holds no real token.
 struct Outside {
     row: usize,
-    /// The sequence that owns it, and the row's position there; none where nobody does.
+    /// Sequence that owns the row, and the row's position in it; `None` where nobody owns it.
     owner: Option<(usize, usize)>,
 }
 
@@ -145,7 +145,7 @@ impl Outside {
     }
 }
 
-/// The owned rows of a side past the real ones, and the rows that no sequence owns.
+/// Returns the owned rows of a side past the real ones, and the rows that no sequence owns.
 fn outside(side: &SideLayout) -> (Vec<Outside>, Vec<Outside>) {
     let real: usize = side.runs.iter().map(|placed| placed.local.len).sum();
     let mut padding = Vec::with_capacity(side.rows.saturating_sub(real));
@@ -162,7 +162,7 @@ fn outside(side: &SideLayout) -> (Vec<Outside>, Vec<Outside>) {
     (padding, unowned.collect())
 }
 
-/// The first of these rows that does not hold what it should.
+/// Returns the finding about those of these rows that do not hold what they should.
 fn broken(
     rows: &[Outside],
     contract: PaddingOutputs,
@@ -179,7 +179,7 @@ fn broken(
         PaddingOutputs::Untouched => is_unwritten(got),
         PaddingOutputs::Unspecified => true,
     };
-    // Each contract has a comparison of its own, without a choice for each element.
+    // Each contract has its own comparison, without a choice for each element.
     let row_holds = |outside: &Outside| match contract {
         PaddingOutputs::Zero => view.every_of_row(outside.row, |got| got == neutral),
         PaddingOutputs::Untouched => view.every_of_row(outside.row, is_unwritten),

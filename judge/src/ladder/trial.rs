@@ -7,8 +7,8 @@ use seamproof_oracle::replay::{Launch, Replay};
 use seamproof_oracle::{Inputs, Problem, Saved};
 use seamproof_simulator::schedule::MergeOrder;
 
-use super::envelope::Comparison;
-use super::{assemble, envelope};
+use super::bounds::Comparison;
+use super::{assemble, bounds};
 use crate::ladder::runs::poisoned;
 use crate::profile;
 use crate::subject::{Backend, RankOutputs, RunError};
@@ -16,7 +16,7 @@ use crate::values::{self, Poison};
 use crate::verdict::{Margin, Tier};
 use seamproof_oracle::sharding::{self as layout, RankLayout};
 
-/// A subject's results on one problem, as its own numerics made them.
+/// Results of a subject on one problem, with everything that a replay of them needs.
 pub struct Trial {
     problem: Problem,
     layout: RankLayout,
@@ -30,7 +30,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Runs the subject; `None` where it tells nothing of its launches, or where the run is no whole result.
+    /// Runs the subject; `None` where it tells nothing about its launches, or where the run gives no whole result.
     pub fn run(backend: &dyn Backend, problem: &Problem) -> Result<Option<Trial>, RunError> {
         let Some(launches) = backend.launches(problem) else { return Ok(None) };
         let inputs = values::inputs(problem);
@@ -40,7 +40,7 @@ impl Trial {
         let Ok(results) = assemble::assemble(problem, &layouts, outputs.ranks) else { return Ok(None) };
         let layout = layout::whole(problem);
         let hidden = Array2::zeros(problem.lse_shape());
-        let saved = results.lse.is_some().then(|| envelope::saved(&results, &hidden));
+        let saved = results.lse.is_some().then(|| bounds::saved(&results, &hidden));
         Ok(Some(Trial {
             model: Model::new(problem, backend.declaration().accumulation, partition),
             declared_tile: partition.kv_tile,
@@ -54,28 +54,31 @@ impl Trial {
         }))
     }
 
-    /// Keys of a tile, as the instance that ran declares them.
+    /// Returns the keys of a tile, as the instance that ran declares them.
     pub fn declared_tile(&self) -> usize {
         self.declared_tile
     }
 
-    /// How partial results are merged in this order, where that is not as the instance that ran declares it.
+    /// Returns how partial results are merged in this order, where that differs from what the instance that ran
+    /// declares.
     pub fn other_merges(&self, order: MergeOrder) -> Option<Merges> {
         profile::merges(&self.problem, order).filter(|merges| *merges != self.declared_merges)
     }
 
-    /// Error ÷ bound of out where the roundings of `profile` are replayed, with these merges or the declared ones.
+    /// Returns the error ÷ bound of out where the roundings of `profile` are replayed, with these merges or the
+    /// declared ones.
     pub fn out(&self, profile: Profile, merges: Option<Merges>) -> f64 {
         let replay = Replay { profile, launches: self.launches.clone(), merges };
         let mut margin = Margin::default();
         match blocked::replayed_forward(&self.problem, &self.inputs, &self.model, &replay) {
-            Ok(answer) => envelope::replayed_out(&self.comparison(), &self.results, &answer, &mut margin),
+            Ok(answer) => bounds::replayed_out(&self.comparison(), &self.results, &answer, &mut margin),
             Err(_) => return f64::INFINITY,
         };
         margin.tier(Tier::R).worst()
     }
 
-    /// The same of dq, dk and dv; `None` without gradients, an LSE, or a way to replay them.
+    /// Returns the error ÷ bound of dq, dk and dv where the roundings of `profile` are replayed; `None` without
+    /// gradients, an LSE, or a way to replay them.
     pub fn gradients(&self, profile: Profile) -> Option<f64> {
         let answer: blocked::Answer<_> = blocked::replayed_backward(
             &self.problem,
@@ -85,7 +88,7 @@ impl Trial {
             &profile,
         )?;
         let mut margin = Margin::default();
-        envelope::replayed_gradients(
+        bounds::replayed_gradients(
             &self.comparison(),
             self.results.gradients.as_ref()?,
             &answer,
@@ -95,6 +98,6 @@ impl Trial {
     }
 
     fn comparison(&self) -> Comparison<'_> {
-        Comparison { problem: &self.problem, layout: &self.layout, ratio: envelope::error_ratios }
+        Comparison { problem: &self.problem, layout: &self.layout, ratio: bounds::error_ratios }
     }
 }

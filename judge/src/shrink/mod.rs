@@ -1,13 +1,13 @@
 //! The one shrinker: from a failing problem to a small one that still fails.
 //!
 //! A *pass* maps the best problem so far and a *cursor* to a *candidate*, one step towards something simpler. A
-//! candidate is proposed only when it is legal, strictly smaller in the total order of [`Size`] and never proposed
-//! before. The caller says whether it fails: if so it becomes the best and the cursor stays, else the cursor moves
-//! on. The end is a *fixed point*: no step of any pass makes the best smaller and still fails.
+//! candidate is proposed only when it is legal, strictly smaller in the total order of [`Size`], and never proposed
+//! before. The caller says whether it fails. If it does, it becomes the best and the cursor stays; otherwise the
+//! cursor moves on. The end is a *fixed point*: no step of any pass makes the best smaller and still fails.
 //!
-//! The machine holds no closure, so the same code is a loop ([`shrink`]), a loop over batches
-//! ([`Shrinker::propose_batch`]) and a proptest `ValueTree` ([`crate::strategy`]); all three walk the same path. What
-//! *fails* means (the same check on the same tensor, m of r runs, a stricter threshold) is the caller's business.
+//! The machine holds no closure, so the same code serves as a loop ([`shrink`]), as a loop over batches
+//! ([`Shrinker::propose_batch`]) and as a proptest `ValueTree` ([`crate::strategy`]). All three walk the same path.
+//! The caller decides what counts as a failure: the same check on the same tensor, m of r runs, a stricter threshold.
 
 mod passes;
 mod shape;
@@ -26,21 +26,21 @@ pub struct Shrinker {
     best: Problem,
     best_size: Size,
     at: Position,
-    /// Candidates that wait for an answer, and where each was proposed.
+    /// Candidates that wait for an answer.
     pending: Vec<Problem>,
     proposed_at: Vec<Position>,
-    /// Digests of all that was ever proposed.
+    /// Digests of all problems that were ever proposed.
     tried: HashSet<blake3::Hash>,
-    /// Accepted steps of each pass.
+    /// Number of accepted steps of each pass.
     accepted: Vec<usize>,
 }
 
-/// Where the machine stands.
+/// Position of the machine in its passes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Position {
     pass: usize,
     cursor: usize,
-    /// Passes that ended since the last accepted step, the pass of that step included.
+    /// Number of passes that ended since the last accepted step, including the pass of that step.
     idle: usize,
 }
 
@@ -64,23 +64,23 @@ impl Shrinker {
         }
     }
 
-    /// The smallest problem known to fail.
+    /// Returns the smallest problem known to fail.
     pub fn best(&self) -> &Problem {
         &self.best
     }
 
-    /// The first candidate that waits for an answer.
+    /// Returns the first candidate that waits for an answer.
     pub fn candidate(&self) -> Option<&Problem> {
         self.pending.first()
     }
 
-    /// The next candidate; none when the best is a fixed point. An unanswered candidate counts as rejected.
+    /// Returns the next candidate; `None` when the best is a fixed point. An unanswered candidate counts as rejected.
     pub fn propose(&mut self) -> Option<&Problem> {
         self.propose_batch(1).first()
     }
 
-    /// Up to `most` candidates that would be proposed one after the other if each were rejected. Answer with
-    /// [`Shrinker::accept`] of the first that fails, or with [`Shrinker::reject`] when none does.
+    /// Returns up to `most` candidates, those that would be proposed one after the other if each were rejected. The
+    /// answer is [`Shrinker::accept`] for the first that fails, or [`Shrinker::reject`] when none does.
     pub fn propose_batch(&mut self, most: usize) -> &[Problem] {
         self.reject();
         while self.pending.len() < most {
@@ -91,11 +91,11 @@ impl Shrinker {
         &self.pending
     }
 
-    /// The candidate of this index (0 unless a batch was proposed) fails, those before it do not: it is the new best.
-    /// Without such a candidate nothing happens.
+    /// Makes a candidate the new best, because it fails and those before it do not. The index is 0 unless a batch was
+    /// proposed. Without such a candidate nothing happens.
     pub fn accept(&mut self, index: usize) {
         let Some(&position) = self.proposed_at.get(index) else { return };
-        // Had the answer come before they were proposed, the later ones would not have been.
+        // If the answer had come before the later candidates were proposed, they would not have been.
         for later in self.pending.drain(index + 1..) {
             self.tried.remove(&digest(&later));
         }
@@ -108,19 +108,19 @@ impl Shrinker {
         self.reject();
     }
 
-    /// No candidate that waits for an answer fails.
+    /// Rejects all candidates that wait for an answer: none of them fails.
     pub fn reject(&mut self) {
         self.pending.clear();
         self.proposed_at.clear();
     }
 
-    /// Each pass with its accepted steps, in order. A pass that is never of use shows here.
+    /// Returns each pass with its number of accepted steps, in order. A useless pass shows here.
     pub fn accepted(&self) -> Vec<(&'static str, usize)> {
         PASSES.iter().zip(&self.accepted).map(|(pass, &count)| (pass.name, count)).collect()
     }
 
     fn next(&mut self) -> Option<(Position, Problem)> {
-        // The pass of the last accepted step ends twice: it was entered in the middle.
+        // The pass of the last accepted step ends twice, because it was entered in the middle.
         while self.at.idle <= PASSES.len() {
             let here = self.at;
             self.at.cursor += 1;
@@ -137,7 +137,7 @@ impl Shrinker {
         None
     }
 
-    /// A legal, smaller, new problem; anything else is passed over.
+    /// Returns a legal, smaller, new problem; `None` for anything else.
     fn admit(&mut self, fields: ProblemFields) -> Option<Problem> {
         let problem = Problem::new(fields).ok()?;
         let smaller = size(&problem) < self.best_size;
@@ -145,16 +145,16 @@ impl Shrinker {
     }
 }
 
-/// What a shrink ends with.
+/// Result of a shrink.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shrunk {
-    /// The smallest problem found that fails.
+    /// Smallest problem found that fails.
     pub problem: Problem,
-    /// Problems that were judged.
+    /// Number of problems that were judged.
     pub evaluations: usize,
-    /// Each pass with its accepted steps.
+    /// Each pass with its number of accepted steps.
     pub accepted: Vec<(&'static str, usize)>,
-    /// Whether `problem` is a fixed point; false when the budget ran out before.
+    /// Whether `problem` is a fixed point; false when the budget ran out first.
     pub complete: bool,
 }
 
@@ -177,7 +177,7 @@ pub fn shrink(start: &Problem, budget: usize, mut fails: impl FnMut(&Problem) ->
     Shrunk { accepted: shrinker.accepted(), problem: shrinker.best, evaluations, complete }
 }
 
-/// Stands for a problem in the set of those tried: 32 bytes, however many sequences it has.
+/// Returns the digest that stands for a problem in the set of those tried: 32 bytes, however many sequences it has.
 fn digest(problem: &Problem) -> blake3::Hash {
     blake3::hash(format!("{problem:?}").as_bytes())
 }

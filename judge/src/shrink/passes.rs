@@ -1,8 +1,10 @@
-//! The passes, in the order in which they run: what cuts the cost of every later evaluation first, fine detail last.
+//! The passes, in the order in which they run. The first ones cut the cost of every later evaluation; fine detail
+//! comes last.
 //!
-//! A *step* is an edit of the best problem, named by a cursor. Steps need not be legal or smaller: the machine passes
-//! over those that are not, so an edit that changes nothing (a softcap removed where there is none) costs nothing.
-//! A number is *lowered* to 0, 1, 2, 3, then to the boundaries where kernels change course, then by bisection.
+//! A *step* is an edit of the best problem, named by a cursor. Steps need not be legal or smaller, because the
+//! machine skips those that are not. An edit that changes nothing (such as removing a soft cap where there is none)
+//! therefore costs nothing. A number is *lowered* to 0, 1, 2, 3, then to the boundaries where kernels change course,
+//! then by bisection.
 
 use std::ops::Range;
 
@@ -13,21 +15,21 @@ use seamproof_oracle::{
 
 use super::shape::{Layout, Shape};
 
-/// What a pass says at one cursor.
+/// Answer of a pass at one cursor.
 pub(super) enum Step {
     /// A candidate, not yet checked.
     Try(Box<ProblemFields>),
-    /// Nothing at this cursor.
+    /// No candidate at this cursor.
     Skip,
-    /// Nothing at this cursor or any later one.
+    /// No candidate at this cursor or any later one.
     Over,
 }
 
 /// A named series of steps.
 pub(super) struct Pass {
-    /// As the table of accepted steps shows it.
+    /// Name in the table of accepted steps.
     pub(super) name: &'static str,
-    /// The step at a cursor.
+    /// Function that returns the step at a cursor.
     pub(super) step: fn(&Problem, usize) -> Step,
 }
 
@@ -55,33 +57,34 @@ pub(super) const PASSES: &[Pass] = &[
     Pass { name: "other values", step: other_values },
 ];
 
-/// Most sequences that are refined one by one. While there are more they are only dropped, or cut all at once: a step
-/// costs time linear in the sequences, so that a pass over each of them would be quadratic.
+/// Largest number of sequences that are refined one by one. More sequences are only dropped, or all cut at once: a
+/// step costs time linear in the sequences, so a pass over each of them would be quadratic.
 const REFINED_MAX: usize = 64;
 
-/// The lengths to which all are cut at once.
+/// Lengths to which all sequences are cut at once.
 const LENGTH_CAPS: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 512, 2048];
 /// Widths to which all free rows of a kind are cut at once.
 const FREE_CAPS: [usize; 3] = [0, 1, 4];
-/// A cut that leaves most faults alive: short enough to be cheap, long enough for a diagonal and a block edge.
+/// Length of a cut that leaves most faults alive: short enough to be cheap, long enough for a diagonal and a block
+/// edge.
 const SMALL: usize = 4;
-/// The first values that a number is lowered to.
+/// First values that a number is lowered to.
 const SMALLEST: [usize; 4] = [0, 1, 2, 3];
-/// Tile sizes, each with its successor: where kernels take another path.
+/// Tile sizes, each with its successor, where kernels take another path.
 const BOUNDARIES: [usize; 12] = [4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129];
-/// More than the bits of any bounded number here.
+/// Number of bisection steps, more than any bounded number here has bits.
 const HALVINGS: usize = 32;
-/// Cursors that one number takes up.
+/// Number of cursors that one number takes up.
 const SLOTS: usize = SMALLEST.len() + BOUNDARIES.len() + HALVINGS;
 
-/// What a number is lowered to at a slot; none where that is not lower.
+/// Returns the value to which a number is lowered at a slot; `None` where that is not lower.
 fn lowered(n: usize, slot: usize) -> Option<usize> {
     let fixed = SMALLEST.iter().chain(&BOUNDARIES).nth(slot).copied();
     let value = fixed.unwrap_or_else(|| n - (n >> (slot + 1 - SMALLEST.len() - BOUNDARIES.len())));
     (value < n).then_some(value)
 }
 
-/// Reads a cursor as digits of the given bases, the last one fastest; none past the end.
+/// Reads a cursor as digits of the given bases, the last one fastest; `None` past the end.
 fn digits<const N: usize>(mut cursor: usize, bases: [usize; N]) -> Option<[usize; N]> {
     let mut digits = [0; N];
     for (digit, base) in digits.iter_mut().zip(bases).rev() {
@@ -91,7 +94,7 @@ fn digits<const N: usize>(mut cursor: usize, bases: [usize; N]) -> Option<[usize
     (cursor == 0).then_some(digits)
 }
 
-/// Sequences that are refined one by one: all, or none where they are too many.
+/// Returns the number of sequences that are refined one by one: all, or none where they are too many.
 fn refined(best: &Problem) -> usize {
     Some(best.sequences.len()).filter(|&count| count <= REFINED_MAX).unwrap_or(0)
 }
@@ -112,8 +115,9 @@ fn pick(best: &Problem, cursor: usize, edits: &[fn(&mut ProblemFields)]) -> Step
     edits.get(cursor).map_or(Step::Over, |change| edit(best, change))
 }
 
-/// Everything simple (0); then small, with what faults hang on left as it is: the first sequence without seams (1),
-/// the first sequence (2), all of them (3).
+/// Makes several things simple at once. Cursor 0 makes everything simple. The others make the problem small and leave
+/// alone what faults depend on: cursor 1 keeps the first sequence without seams, cursor 2 the first sequence, cursor
+/// 3 all sequences.
 fn at_once(best: &Problem, cursor: usize) -> Step {
     if cursor > 3 {
         return Step::Over;
@@ -151,10 +155,11 @@ fn forward_only(best: &Problem, cursor: usize) -> Step {
     pick(best, cursor, &[|fields| fields.pass = Kind::Forward])
 }
 
-/// The first sequences alone; then chunks dropped: halves, quarters, …, and one by one where they are few.
+/// Keeps one of the first sequences alone; then drops chunks of sequences: halves, quarters, …, and single ones where
+/// they are few.
 fn sequences(best: &Problem, cursor: usize) -> Step {
-    /// Sequences that are tried alone: most faults show in any of them. Where there is but one, the second leaves
-    /// none.
+    /// Number of sequences that are tried alone, since most faults show in any of them. Where there is only one, the
+    /// second try leaves no sequence.
     const ALONE: usize = 2;
     if cursor < ALONE {
         return reshape(best, |shape| shape.retain(|index| index == cursor));
@@ -165,7 +170,7 @@ fn sequences(best: &Problem, cursor: usize) -> Step {
     }
 }
 
-/// The n-th chunk of `0..count` cut into halves, quarters, … of at most [`REFINED_MAX`] chunks.
+/// Returns the n-th chunk of `0..count`, cut into halves, quarters, … of at most [`REFINED_MAX`] chunks.
 fn chunk(count: usize, mut n: usize) -> Option<Range<usize>> {
     let mut width = count;
     while width > 1 {
@@ -219,7 +224,7 @@ fn mask(best: &Problem, cursor: usize) -> Step {
     )
 }
 
-/// Whole kinds of seams: all of them, each kind alone; both sides, then each side alone.
+/// Removes whole kinds of seams: all of them, then each kind alone; on both sides, then on each side alone.
 fn layout(best: &Problem, cursor: usize) -> Step {
     const ORDER: [fn(&mut Layout); 3] = [Layout::plain, Layout::pack, Layout::sort];
     const FREE: [fn(&mut Layout, usize); 5] =
@@ -239,7 +244,7 @@ fn layout(best: &Problem, cursor: usize) -> Step {
     })
 }
 
-/// Both sides (0), q (1) or kv (2).
+/// Returns both sides (0), q (1) or kv (2).
 fn on(shape: &mut Shape, sides: usize) -> impl Iterator<Item = &mut Layout> {
     shape.sides().into_iter().enumerate().filter_map(move |(index, side)| {
         let chosen = sides == 0 || sides == index + 1;
@@ -247,7 +252,7 @@ fn on(shape: &mut Shape, sides: usize) -> impl Iterator<Item = &mut Layout> {
     })
 }
 
-/// KV heads and the group (query heads of each) are lowered, so that every ratio stays legal.
+/// Lowers the KV heads and the group (the query heads of each KV head), so that every ratio stays legal.
 fn heads(best: &Problem, cursor: usize) -> Step {
     let (kv, group) = (best.heads.kv, best.group());
     let Some([which, slot]) = digits(cursor, [3, SLOTS]) else { return Step::Over };
@@ -262,7 +267,8 @@ fn dims(best: &Problem, cursor: usize) -> Step {
     edit(best, |fields| fields.dims = Dims { qk, v })
 }
 
-/// Both cut to what the larger is lowered to (0), or the first (1) or the second (2) lowered alone.
+/// Cuts both numbers to the value that the larger one is lowered to (0), or lowers the first (1) or the second (2)
+/// alone.
 fn lower_pair((a, b): (usize, usize), which: usize, slot: usize) -> Option<(usize, usize)> {
     match which {
         0 => lowered(a.max(b), slot).map(|most| (a.min(most), b.min(most))),
@@ -271,7 +277,7 @@ fn lower_pair((a, b): (usize, usize), which: usize, slot: usize) -> Option<(usiz
     }
 }
 
-/// The algorithm, the balance, and the world around the group.
+/// Simplifies the algorithm, the balance, and the world around the group.
 fn parallel(best: &Problem, cursor: usize) -> Step {
     const FIRST: [fn(&mut ProblemFields); 5] = [
         |fields| fields.parallel = ContextParallel::single(),
@@ -293,13 +299,13 @@ fn parallel(best: &Problem, cursor: usize) -> Step {
 /// Parameters of an algorithm that are tried in place of its own.
 const SMALL_PARAMETERS: [usize; 2] = [1, 2];
 
-/// The group becomes the whole world, in order.
+/// Makes the group the whole world, in order.
 fn renumber(parallel: &mut ContextParallel) {
     parallel.world = parallel.size();
     parallel.ranks = (0..parallel.size()).collect();
 }
 
-/// Fewer ranks, renumbered or with their numbers kept; then a smaller world; then narrower stripes.
+/// Lowers the number of ranks, renumbered or with their numbers kept; then the world; then the width of stripes.
 fn ranks(best: &Problem, cursor: usize) -> Step {
     let Some([which, slot]) = digits(cursor, [4, SLOTS]) else { return Step::Over };
     let parallel = &best.parallel;
@@ -321,7 +327,7 @@ fn ranks(best: &Problem, cursor: usize) -> Step {
     })
 }
 
-/// The first `size` ranks; the algorithm's parameter shrinks until it divides that.
+/// Keeps the first `size` ranks. The algorithm's parameter shrinks until it divides that number.
 fn fewer_ranks(parallel: &mut ContextParallel, size: usize) {
     parallel.ranks.truncate(size);
     let mut numbers = (1..=parallel.algorithm.parameter().unwrap_or(1)).rev();
@@ -329,7 +335,7 @@ fn fewer_ranks(parallel: &mut ContextParallel, size: usize) {
     parallel.algorithm = parallel.algorithm.with_parameter(divisor);
 }
 
-/// How numbers are made and stored: all plain at once, then the mode and the scale.
+/// Simplifies the values and their storage: all plain at once, then the scale and the mode.
 fn values(best: &Problem, cursor: usize) -> Step {
     match cursor {
         0 => edit(best, |fields| {
@@ -346,7 +352,7 @@ fn values(best: &Problem, cursor: usize) -> Step {
 
 fn plain_values(fields: &mut ProblemFields) {
     fields.precision = Precision::uniform(Format::Bf16);
-    // What was found in an exact mode is seldom wrong in the same words outside of one.
+    // A failure in an exact mode seldom fails in the same words outside of one.
     if !fields.mode.is_exact() {
         fields.mode = InputMode::Integers;
     }
@@ -360,7 +366,7 @@ fn number_sequences(fields: &mut ProblemFields) {
     }
 }
 
-/// The width of the left side and of the right one.
+/// Lowers the width of the window's left side, then of its right side.
 fn window(best: &Problem, cursor: usize) -> Step {
     let Some([right, slot]) = digits(cursor, [2, SLOTS]) else { return Step::Over };
     let width = if right == 1 { best.mask.right } else { best.mask.left };
@@ -375,8 +381,8 @@ fn lowered_u32(n: u32, slot: usize) -> Option<u32> {
     lowered(n as usize, slot).and_then(|value| u32::try_from(value).ok())
 }
 
-/// A fault at the place where the window's edge meets the sequence's end: widths and lengths go down by one amount,
-/// but no length to 0.
+/// Lowers the window's widths and all lengths by one amount, but no length to 0. This helps with a fault where the
+/// window's edge meets the sequence's end.
 fn window_and_lengths(best: &Problem, cursor: usize) -> Step {
     let Some([right, slot]) = digits(cursor, [2, SLOTS]) else { return Step::Over };
     let width = if right == 1 { best.mask.right } else { best.mask.left };
@@ -395,9 +401,9 @@ fn window_and_lengths(best: &Problem, cursor: usize) -> Step {
     })
 }
 
-/// One sequence's lengths: both cut to the same, both by the same (the diagonal of a bottom-right mask stays), q
-/// alone, kv alone. After the slots of every number come `2·cp` and its successor, where chunks get their second
-/// row.
+/// Lowers one sequence's lengths: both cut to the same value, both by the same amount (the diagonal of a bottom-right
+/// mask stays), q alone, or kv alone. After the slots of every number come `2·cp` and its successor, where chunks get
+/// their second row.
 fn lengths(best: &Problem, cursor: usize) -> Step {
     let refined = refined(best);
     let Some([index, which, slot]) = digits(cursor, [refined, 4, SLOTS + 2]) else { return Step::Over };
@@ -419,7 +425,8 @@ fn lengths(best: &Problem, cursor: usize) -> Step {
     })
 }
 
-/// Each number of free rows by itself: per side the first offset, the slack, each sequence's padding and gap.
+/// Lowers each number of free rows by itself: on each side the first offset, the slack, and each sequence's padding
+/// and gap.
 fn free_rows(best: &Problem, cursor: usize) -> Step {
     let refined = refined(best);
     let Some([number, side, slot]) = digits(cursor, [2 + 2 * refined, 2, SLOTS]) else { return Step::Over };
@@ -439,8 +446,8 @@ fn free_number(layout: &mut Layout, number: usize) -> &mut usize {
     }
 }
 
-/// Everything bf16, everything in q's format, what is in q's format bf16, nothing scaled; then each element like q,
-/// unscaled, and with one scale.
+/// Simplifies the formats: all bf16, all like q's, those like q's to bf16, nothing scaled. Then each element becomes
+/// like q, or unscaled, or scaled with one factor.
 fn precision(best: &Problem, cursor: usize) -> Step {
     const WHOLE: [fn(&mut Precision); 4] = [
         |precision| *precision = Precision::uniform(Format::Bf16),
@@ -470,7 +477,7 @@ fn precision(best: &Problem, cursor: usize) -> Step {
     })
 }
 
-/// Elements of a [`Precision`].
+/// Number of elements of a [`Precision`].
 const ELEMENTS: usize = 8;
 
 fn elements(precision: &mut Precision) -> [&mut Element; ELEMENTS] {
@@ -478,9 +485,9 @@ fn elements(precision: &mut Precision) -> [&mut Element; ELEMENTS] {
     [q, k, v, p, out, dout, ds, gradients]
 }
 
-/// The data seed, and the ids that name the sequences' values: all in order, then each by itself.
+/// Simplifies the data seed, and the ids that name the sequences' values: all in order, then each by itself.
 fn names(best: &Problem, cursor: usize) -> Step {
-    /// Seeds and ids that a reader would pick: below this.
+    /// Bound below which lie the seeds and ids that a reader would pick.
     const SIMPLE: usize = 4;
     match cursor {
         ..SIMPLE => edit(best, |fields| fields.data_seed = cursor as u64),
@@ -492,9 +499,9 @@ fn names(best: &Problem, cursor: usize) -> Step {
     }
 }
 
-/// A fault in how chunks are dealt may need full ones, so that neither ranks nor lengths go down alone, and values that
-/// tell one key from the next: few ranks, every sequence of so many rows in a chunk, and the values as they are or
-/// integers.
+/// Fills all chunks at once. A fault in the dealing of chunks may need full ones, so that neither ranks nor lengths
+/// can go down alone, and it may need values that tell one key from the next. The step takes few ranks, gives every
+/// sequence a fixed number of rows in each chunk, and keeps the values or makes them integers.
 fn full_chunks(best: &Problem, cursor: usize) -> Step {
     const RANKS_MAX: usize = 2;
     const ROWS_MAX: usize = 2;
@@ -515,10 +522,11 @@ fn full_chunks(best: &Problem, cursor: usize) -> Step {
     })
 }
 
-/// A fault of arithmetic does not show on all values, and may hide exactly where the geometry gets small: the steps
-/// that make the largest difference to a reader once more, with other values. Not for what is small already.
+/// Repeats the steps that make the largest difference to a reader, with other values. An arithmetic fault does not
+/// show on all values, and may hide exactly where the geometry gets small. Problems that are small already are left
+/// alone.
 fn other_values(best: &Problem, cursor: usize) -> Step {
-    /// Other seeds for each step.
+    /// Number of other seeds for each step.
     const SEEDS: usize = 2;
     let real: usize = best.sequences.iter().map(|sequence| sequence.q.len + sequence.kv.len).sum();
     let geometry = match best.sequences.len() {

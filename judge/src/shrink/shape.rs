@@ -1,53 +1,53 @@
 //! The memory layout of a problem as numbers that can be lowered one by one.
 //!
-//! Each side (q, kv) is a [`Layout`]: `first` rows, then the sequences' *pieces* in memory order, then `slack`
-//! rows. A piece is `gap` rows that nobody owns, `len` real rows and `pad` owned padding rows. Runs and offsets are
-//! rebuilt from these numbers, so dropping or shortening a sequence closes up the rows behind it, while every
-//! remaining seam (a first offset, a gap, padding, slack, interleaving, a memory order that is not the listed one)
-//! stays.
+//! Each side (q, kv) is a [`Layout`]: `first` rows, then the sequences' *pieces* in memory order, then `slack` rows.
+//! A piece is `gap` rows that nobody owns, `len` real rows and `pad` owned padding rows. Runs and offsets are rebuilt
+//! from these numbers. Dropping or shortening a sequence thus closes up the rows behind it, and every remaining seam
+//! stays: a first offset, a gap, padding, slack, interleaving, a memory order that is not the listed one.
 //!
-//! Not kept: free rows inside an interleaved layout beyond its own step, and a mixture of steps (all become one).
+//! Two things are lost: free rows inside an interleaved layout beyond its own step, and a mixture of steps (all
+//! become one).
 
 use seamproof_oracle::{Problem, ProblemFields, Rows, Run, Sequence};
 
-/// The sequences of a problem by size and place.
+/// Sequences of a problem by size and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     /// Ids, in the problem's order.
     pub(super) ids: Vec<u32>,
-    /// Rows of q, out, dout, dq.
+    /// Layout of the rows of q, out, dout, dq.
     pub(super) q: Layout,
-    /// Rows of k, v, dk, dv.
+    /// Layout of the rows of k, v, dk, dv.
     pub(super) kv: Layout,
 }
 
 /// One side of a [`Shape`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// Rows before the first piece.
+    /// Number of rows before the first piece.
     pub(super) first: usize,
-    /// Rows after the last one.
+    /// Number of rows after the last piece.
     pub(super) slack: usize,
     /// Whether position p of every piece lies next to position p of the others, as in an SBHD tensor.
     pub(super) interleaved: bool,
-    /// One per sequence, in the problem's order.
+    /// Pieces, one per sequence, in the problem's order.
     pub(super) pieces: Vec<Piece>,
 }
 
-/// One sequence's rows.
+/// Rows of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Free rows between the preceding piece in memory and this one; nothing before the first.
+    /// Number of free rows between the preceding piece in memory and this one; 0 for the first.
     pub(super) gap: usize,
-    /// Real rows.
+    /// Number of real rows.
     pub(super) len: usize,
-    /// Owned rows past the real ones.
+    /// Number of owned rows past the real ones.
     pub(super) pad: usize,
-    /// Orders the pieces in memory.
+    /// Place of the piece in memory order.
     pub(super) place: usize,
 }
 
-/// The least step of an interleaved layout: one sequence left alone keeps its stride.
+/// Smallest step of an interleaved layout. A sequence left alone keeps its stride.
 const STEP_MIN: usize = 2;
 
 impl Shape {
@@ -63,12 +63,12 @@ impl Shape {
         }
     }
 
-    /// Both sides.
+    /// Returns both sides.
     pub(super) fn sides(&mut self) -> [&mut Layout; 2] {
         [&mut self.q, &mut self.kv]
     }
 
-    /// No seam left on either side.
+    /// Removes every seam on both sides.
     pub(super) fn plain(&mut self) {
         self.sides().into_iter().for_each(Layout::plain);
     }
@@ -81,14 +81,15 @@ impl Shape {
         }
     }
 
-    /// Every length of either side becomes at most `most`.
+    /// Cuts every length of either side to at most `most`.
     pub(super) fn cap_lengths(&mut self, most: usize) {
         for piece in self.sides().into_iter().flat_map(|side| &mut side.pieces) {
             piece.len = piece.len.min(most);
         }
     }
 
-    /// Every sequence that has rows owns `span` of them on that side, real ones as far as it has them.
+    /// Gives every sequence with real rows `span` rows on that side, real ones as far as it has them. A sequence
+    /// without real rows owns none.
     pub(super) fn own(&mut self, span: usize) {
         for piece in self.sides().into_iter().flat_map(|side| &mut side.pieces) {
             piece.len = piece.len.min(span);
@@ -124,7 +125,7 @@ impl Layout {
         Layout { first, slack: rows.saturating_sub(end), interleaved, pieces }
     }
 
-    /// The runs in the problem's order, and the rows of the tensor.
+    /// Returns the runs in the problem's order, and the number of rows of the tensor.
     fn runs(&self) -> (Vec<Run>, usize) {
         let order = self.memory_order();
         let step = if self.interleaved { order.len().max(STEP_MIN) } else { 1 };
@@ -149,7 +150,7 @@ impl Layout {
         self.interleaved = false;
     }
 
-    /// Makes the memory order the listed one; gaps stay where they are in memory.
+    /// Makes the memory order the listed one. Gaps stay where they are in memory.
     pub(super) fn sort(&mut self) {
         let gaps: Vec<usize> = self.memory_order().iter().map(|&index| self.pieces[index].gap).collect();
         for (index, (piece, gap)) in self.pieces.iter_mut().zip(gaps).enumerate() {
@@ -163,27 +164,27 @@ impl Layout {
         order
     }
 
-    /// Padding becomes at most `most` rows a piece.
+    /// Cuts padding to at most `most` rows a piece.
     pub(super) fn cap_padding(&mut self, most: usize) {
         self.pieces.iter_mut().for_each(|piece| piece.pad = piece.pad.min(most));
     }
 
-    /// Gaps become at most `most` rows.
+    /// Cuts gaps to at most `most` rows.
     pub(super) fn cap_gaps(&mut self, most: usize) {
         self.pieces.iter_mut().for_each(|piece| piece.gap = piece.gap.min(most));
     }
 
-    /// The first offset becomes at most `most`.
+    /// Cuts the first offset to at most `most`.
     pub(super) fn cap_first(&mut self, most: usize) {
         self.first = self.first.min(most);
     }
 
-    /// Slack becomes at most `most` rows.
+    /// Cuts slack to at most `most` rows.
     pub(super) fn cap_slack(&mut self, most: usize) {
         self.slack = self.slack.min(most);
     }
 
-    /// Every row that is not real, at most `most` at each place.
+    /// Cuts the rows that are not real to at most `most` at each place.
     pub(super) fn cap_all(&mut self, most: usize) {
         self.cap_padding(most);
         self.cap_gaps(most);
@@ -191,7 +192,7 @@ impl Layout {
         self.cap_slack(most);
     }
 
-    /// No seam left: packed, in order, real rows only.
+    /// Removes every seam: the rows are packed, in order, and all real.
     pub(super) fn plain(&mut self) {
         self.cap_all(0);
         self.pack();

@@ -1,4 +1,4 @@
-//! How large a problem is: the total order in which every accepted step goes down.
+//! The size of a problem: the total order in which every accepted step goes down.
 
 use seamproof_oracle::{
     Alignment, Balance, ContextParallel, Element, Format, InputMode, Mask, Pass, Precision, Problem, Scaling,
@@ -7,41 +7,41 @@ use seamproof_oracle::{
 
 use super::shape::Shape;
 
-/// The size of a problem: compared field by field in the order below, what costs a reader (and a run) most first. All
-/// are natural numbers, so there is no endless descent.
+/// Size of a problem. Sizes are compared field by field in the order below, which begins with what costs a reader
+/// (and a run) most. All fields are natural numbers, so there is no endless descent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size {
-    /// 1 with the backward pass.
+    /// Pass: 1 with the backward, 0 without.
     pub backward: u64,
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: u64,
-    /// Real rows of q and of kv, all sequences.
+    /// Number of real rows of q and of kv in all sequences.
     pub tokens: u64,
-    /// Bounded sides (a left one counts 2, a right one 1), their widths, bottom-right alignment.
+    /// Mask: bounded sides (left counts 2, right counts 1), sum of their widths, bottom-right alignment.
     pub mask: [u64; 3],
-    /// Softcap (1 for a cap of 1, 2 for another), sink (off-by-one 1, learnable 2), a scale other than 1.
+    /// Softmax: soft cap (1 for a cap of 1, 2 for another), sink (off-by-one 1, learnable 2), a scale other than 1.
     pub softmax: [u64; 3],
-    /// Sides with a stride, pieces out of their listed order, rows that are not real, offsets.
+    /// Layout: sides with a stride, pieces out of their listed order, rows that are not real, sum of offsets.
     pub layout: [u64; 4],
-    /// Query heads, KV heads.
+    /// Number of query heads, number of KV heads.
     pub heads: [u64; 2],
-    /// Head dims of qk and v, added; their difference.
+    /// Head dimensions of qk and v: their sum, their difference.
     pub dims: [u64; 2],
-    /// CP size, world, the algorithm's number and parameter, balance with its stripe; the ranks added,
-    /// ranks other than their place in the group.
+    /// Context parallelism: size of the group, world, number and parameter of the algorithm, balance with its
+    /// stripe, sum of the ranks, ranks that differ from their place in the group.
     pub parallel: [u64; 7],
-    /// Elements unlike q's, scalings (per tensor 1, per block 2), how far formats are from bf16; each added over
-    /// elements.
+    /// Precision: elements unlike q's, scalings (per tensor 1, per block 2), distance of formats from bf16; each
+    /// summed over the elements.
     pub precision: [u64; 3],
-    /// Place in [`InputMode::ALL`].
+    /// Place of the mode in [`InputMode::ALL`].
     pub mode: u64,
-    /// Ids added, ids other than their sequence's index.
+    /// Sequence ids: their sum, ids that differ from their sequence's index.
     pub ids: [u64; 2],
     /// Data seed.
     pub seed: u64,
 }
 
-/// The size of a problem.
+/// Returns the size of a problem.
 pub fn size(problem: &Problem) -> Size {
     let real: usize = problem.sequences.iter().map(|sequence| sequence.q.len + sequence.kv.len).sum();
     Size {
@@ -91,16 +91,16 @@ fn layout(problem: &Problem, real: usize) -> [u64; 4] {
 }
 
 fn parallel(parallel: &ContextParallel) -> [u64; 7] {
-    let (algorithm, group) = (parallel.algorithm.number(), parallel.algorithm.parameter().unwrap_or(0));
+    let (algorithm, parameter) = (parallel.algorithm.number(), parallel.algorithm.parameter().unwrap_or(0));
     let balance = match parallel.balance {
         Balance::Contiguous => 0,
         Balance::DualChunk => 1,
         Balance::Striped { stripe } => 1 + stripe,
     };
     let [ranks, displaced] = sum_and_displaced(parallel.ranks.iter().copied());
-    let [size, world, algorithm, group, balance] =
-        [parallel.size(), parallel.world, algorithm, group, balance].map(|n| n as u64);
-    [size, world, algorithm, group, balance, ranks, displaced]
+    let [size, world, algorithm, parameter, balance] =
+        [parallel.size(), parallel.world, algorithm, parameter, balance].map(|n| n as u64);
+    [size, world, algorithm, parameter, balance, ranks, displaced]
 }
 
 fn sum_and_displaced(numbers: impl Iterator<Item = usize> + Clone) -> [u64; 2] {

@@ -1,7 +1,7 @@
 //! The capability table: what a subject takes, as data.
 //!
-//! A subject refuses a problem with a reason, or is right. There is no third answer: a table that promises too much and one
-//! that promises too little are both faults.
+//! A subject refuses a problem with a reason, or is right. There is no third answer: a table that promises too much
+//! is a fault, and so is one that promises too little.
 
 use std::ops::RangeInclusive;
 
@@ -14,40 +14,40 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::parallel::{ParallelRule, broken_rule};
 
-/// A word of this program.
+/// A word from this program's own vocabulary.
 pub type Word = &'static str;
 
-/// Why a subject does not take a problem: the row of the capability table that says no.
+/// Reason for a refusal: the row of the capability table that says no.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize)]
 pub enum Refusal {
     /// A format that the subject has no code for, or a mix of formats.
     #[error("{quantity} in {format} is not supported")]
     Format {
-        /// The quantity of `Precision`.
+        /// Name of the quantity in `Precision`.
         #[serde(deserialize_with = "known_word")]
         quantity: Word,
-        /// Its format.
+        /// Format of that quantity.
         #[serde(deserialize_with = "known_word")]
         format: Word,
     },
-    /// Scaled codes.
+    /// A quantity that is stored as scaled codes.
     #[error("{quantity} is scaled; only unscaled formats are supported")]
     Scaling {
-        /// The quantity of `Precision`.
+        /// Name of the quantity in `Precision`.
         #[serde(deserialize_with = "known_word")]
         quantity: Word,
     },
     /// A head dimension outside the range.
     #[error("head dimension {dim} of {which} is outside {min} to {max}")]
     HeadDim {
-        /// `qk` or `v`.
+        /// Name of the dimension, `qk` or `v`.
         #[serde(deserialize_with = "known_word")]
         which: Word,
-        /// The dimension.
+        /// Size of the dimension.
         dim: usize,
-        /// Least.
+        /// Smallest accepted size.
         min: usize,
-        /// Most.
+        /// Largest accepted size.
         max: usize,
     },
     /// A context-parallel algorithm that the subject does not run.
@@ -56,7 +56,7 @@ pub enum Refusal {
     /// A group smaller than its world.
     #[error("a group inside a larger world is not supported")]
     World,
-    /// What an algorithm cannot cut or deal.
+    /// A problem that the context-parallel algorithm cannot cut or deal.
     #[error("{0}")]
     Parallel(ParallelRule),
     /// A soft cap.
@@ -70,20 +70,17 @@ pub enum Refusal {
     Backward,
 }
 
-/// The words that refusals are made of: a refusal that comes from another process has no others.
+/// Reads a word of a refusal. A refusal from another process may use no other words.
 fn known_word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
     let word = String::deserialize(deserializer)?;
     let quantities = Precision::uniform(Format::F32).elements().map(|(name, _)| name);
-    let mut known = quantities
-        .into_iter()
-        .chain(Format::ALL.map(Format::name))
-        .chain(Algorithm::ALL.map(Algorithm::name))
-        .chain(["qk", "v"]);
+    let names = Format::ALL.map(Format::name).into_iter().chain(Algorithm::ALL.map(Algorithm::name));
+    let mut known = quantities.into_iter().chain(names).chain(["qk", "v"]);
     known.find(|known| *known == word).ok_or_else(|| D::Error::custom("a word that no refusal has"))
 }
 
 impl Refusal {
-    /// The row of the table, without the case's values: what refusals are counted by.
+    /// Returns the row of the table without the case's values. Refusals are counted by it.
     pub fn row(&self) -> &'static str {
         match self {
             Refusal::Format { .. } => "format",
@@ -99,48 +96,49 @@ impl Refusal {
     }
 }
 
-/// What a subject declares that it can do. Data, so that it can be printed, checked and compared with what it does.
+/// Capability table of a subject, as data: it can be printed, checked, and compared with the subject's behaviour.
 ///
-/// What has no row here nobody refuses: masks and windows, lengths, padding, gaps and steps of rows, groups of heads, head
-/// dimensions of values other than those of keys, scales, the backward. A kernel without one of these is asked about fitted
-/// problems only (`tests/own_kernel.rs` fits what is drawn).
+/// No table refuses masks and windows, lengths, padding, gaps and steps of rows, groups of heads, differing head
+/// dimensions of keys and values, or scales. A kernel that lacks one of these must narrow what it is asked about, in
+/// [`Backend::fitted`](super::Backend::fitted).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capabilities {
-    /// Formats of q, k, v, out, dout, ds and gradients; all of them the same one.
+    /// Formats of q, k, v, out, dout, dS and gradients. A problem has one format for all of them.
     pub formats: Vec<Format>,
-    /// Formats of P.
+    /// Formats of P, the weights.
     pub weight_formats: Vec<Format>,
     /// Head dimensions of queries and keys, and of values.
     pub head_dims: RangeInclusive<usize>,
-    /// Algorithms by [`Algorithm::name`].
+    /// Algorithms, by [`Algorithm::name`].
     pub algorithms: Vec<&'static str>,
     /// Whether a group may be a part of a larger world.
     pub sub_groups: bool,
-    /// Whether a soft cap is taken.
+    /// Whether a soft cap is accepted.
     pub softcap: bool,
-    /// The sinks taken.
+    /// Accepted kinds of sink.
     pub sinks: Vec<Sink>,
-    /// Whether the backward pass is taken; the forward always is.
+    /// Whether the backward pass is accepted; the forward always is.
     pub backward: bool,
-    /// Which of lse and max_logit it returns, on every run: a statistic cannot be shown when it is right and hidden
-    /// when it is not.
+    /// Statistics (lse, max_logit) that the subject returns on every run. A subject cannot show a statistic when it
+    /// is right and hide it when it is wrong.
     pub statistics: Vec<TensorName>,
 }
 
 impl Capabilities {
-    /// What the table says of a problem: the first row that refuses it, if any.
+    /// Returns the first row of the table that refuses a problem, if any.
     pub fn refusal(&self, problem: &Problem) -> Option<Refusal> {
         self.refused_element(&problem.precision).or_else(|| self.refused_shape(problem))
     }
 
-    /// Refuses a problem as the table says: the first line of [`Backend::run`](super::Backend::run).
+    /// Refuses a problem as the table says. Call it in the first line of [`Backend::run`](super::Backend::run).
     pub fn check(&self, problem: &Problem) -> Result<(), Refusal> {
         self.refusal(problem).map_or(Ok(()), Err)
     }
 
-    /// The nearest problem that no row of the table refuses. It changes what a row refuses and nothing else: formats to the
-    /// first ones of the table, head dimensions to the nearest end of the range, context parallelism to one rank; a soft cap,
-    /// a sink or the backward is left out. A problem that its algorithm cannot cut stays as it is: every subject refuses it.
+    /// Returns the nearest problem that no row of the table refuses. It changes only what a row refuses: formats
+    /// become the first ones of the table, a head dimension moves to the nearest end of the range, and context
+    /// parallelism becomes one rank. A soft cap or the backward pass is left out, and a sink becomes the first one of
+    /// the table. A problem that its algorithm cannot cut stays as it is, because every subject refuses it.
     pub fn fitted(&self, problem: Problem) -> Problem {
         let mut fields: ProblemFields = problem.into();
         if self.refused_element(&fields.precision).is_some() {

@@ -1,7 +1,7 @@
-//! The subject: a kernel, or a whole context-parallel program, that is held against the oracle.
+//! The subject: a kernel, or a whole context-parallel program, that is judged against the oracle.
 //!
 //! A [`Backend`] declares what it takes, how it treats padding, what it promises and how it accumulates (a
-//! [`Declaration`]); then it either refuses a problem with a reason, or is right.
+//! [`Declaration`]). It then either refuses a problem with a reason, or is right.
 
 mod capabilities;
 mod outputs;
@@ -27,23 +27,25 @@ pub use seamproof_oracle::TensorName;
 
 use crate::profile;
 
-/// A subject's word about itself: everything that holds for each of its runs.
+/// A subject's statement about itself, which holds for each of its runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Declaration {
-    /// The problems that it takes.
+    /// Table of the problems that the subject takes.
     pub capabilities: Capabilities,
-    /// Its padding contract.
+    /// Padding contract of the subject.
     pub padding: PaddingContract,
-    /// Its promises about the bits of its results; [`Promises::default`] promises nothing.
+    /// Promises about the bits of the results. [`Promises::default`] promises nothing.
     pub promises: Promises,
-    /// How its sums are accumulated: [`Accumulation::F32Serial`] for f32 on ordinary units, in whatever order.
+    /// Accumulation of the subject's sums. [`Accumulation::F32Serial`] stands for f32 on ordinary units, in any
+    /// order.
     pub accumulation: Accumulation,
 }
 
 impl Declaration {
-    /// The declaration of a kernel that runs on one rank and promises nothing more: all tensors in one format, weights
-    /// (P) in another, any head dimension, forward and backward, no soft cap, no sink, an LSE. Padding rows of its inputs hold finite numbers, and
-    /// it may write anything into those of its outputs. Sums are f32, in any order.
+    /// Returns the declaration of a kernel that runs on one rank and promises nothing more. It takes all tensors in
+    /// one format, weights (P) in another, any head dimension, forward and backward, no soft cap and no sink, and it
+    /// returns an LSE. Padding rows of its inputs hold finite numbers, and it may write anything into those of its
+    /// outputs. Its sums are f32, in any order.
     pub fn single_rank(tensors: Format, weights: Format) -> Declaration {
         Declaration {
             capabilities: Capabilities {
@@ -63,7 +65,7 @@ impl Declaration {
         }
     }
 
-    /// The declaration without the backward pass.
+    /// Returns the declaration without the backward pass.
     pub fn forward_only(mut self) -> Declaration {
         self.capabilities.backward = false;
         self
@@ -72,31 +74,32 @@ impl Declaration {
 
 /// A whole subject.
 ///
-/// A subject that wraps another one (in worker processes, or with a planted fault) returns it from [`Backend::inner`]; each
-/// method that it leaves out is then answered by the wrapped one.
+/// A subject that wraps another one (in worker processes, or with a planted fault) returns it from
+/// [`Backend::inner`]. The wrapped one then answers each method that the wrapper does not implement.
 pub trait Backend: Sync {
-    /// The name, as `--backend` takes it.
+    /// Returns the name, as `--backend` takes it.
     fn name(&self) -> &str;
 
-    /// The subject's word about itself.
+    /// Returns the subject's statement about itself.
     fn declaration(&self) -> Declaration;
 
-    /// Runs the problem, forward and backward where it asks for both. Padding and slack rows of `inputs` hold what the
-    /// padding contract allows.
+    /// Runs the problem: the forward pass, and the backward pass where the problem asks for it. Padding and slack
+    /// rows of `inputs` hold what the padding contract allows.
     ///
-    /// The judge also runs problems that the capability table refuses. The subject refuses these here, before anything else,
-    /// for the reason that its table gives: usually `self.declaration().capabilities.refusal(problem)`. [`RankOutputs`] and
-    /// [`RankGradients`] say what the results must hold.
+    /// The judge also runs problems that the capability table refuses. The subject refuses these here, before
+    /// anything else, for the reason that its table gives: usually
+    /// `self.declaration().capabilities.refusal(problem)`. [`RankOutputs`] and [`RankGradients`] say what the results
+    /// must hold.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError>;
 
-    /// The subject that this one wraps.
+    /// Returns the subject that this one wraps, if it wraps one.
     fn inner(&self) -> Option<&dyn Backend> {
         None
     }
 
-    /// The nearest problem that the subject takes: what a property or a campaign in memory judges in place of a drawn one.
-    /// The default is the nearest one that the capability table takes. A subject that is narrower (without a backward, a
-    /// window, or empty sequences) narrows it further.
+    /// Returns the nearest problem that the subject takes. A property or a campaign in memory judges it in place of
+    /// the drawn one. The default is the nearest problem that the capability table takes. A subject whose limits the
+    /// table cannot express (no window, no empty sequences) narrows the problem further.
     fn fitted(&self, problem: Problem) -> Problem {
         match self.inner() {
             Some(inner) => inner.fitted(problem),
@@ -104,7 +107,7 @@ pub trait Backend: Sync {
         }
     }
 
-    /// How this problem's sums are cut into separately rounded pieces. The default is that of one rank without tiles.
+    /// Returns how this problem's sums are cut into separately rounded pieces. The default is one rank without tiles.
     fn partition(&self, problem: &Problem) -> Partition {
         match self.inner() {
             Some(inner) => inner.partition(problem),
@@ -112,18 +115,19 @@ pub trait Backend: Sync {
         }
     }
 
-    /// The keys that each launch shows together, for a replay of its roundings; `None` where that is not known.
+    /// Returns the keys that each launch processes together, so that its roundings can be replayed; `None` where they
+    /// are not known.
     fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
         self.inner().and_then(|inner| inner.launches(problem))
     }
 
-    /// The replay behind tier R: the profile that was locked for a subject of this name, where its launches are known.
-    /// A wrapper has a name of its own, and so no profile unless one is locked for it.
+    /// Returns the replay behind tier R: the profile that was locked for a subject of this name, where the launches
+    /// are known. A wrapper has a name of its own, so it has no profile unless one is locked for that name.
     fn replay(&self, problem: &Problem) -> Option<Replay> {
         profile::replay(self.name(), problem, self.partition(problem), || self.launches(problem))
     }
 
-    /// The schedule that it runs. The default is that of the problem's own algorithm.
+    /// Returns the schedule that the subject runs. The default is the schedule of the problem's own algorithm.
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         match self.inner() {
             Some(inner) => inner.schedule(problem),
@@ -131,27 +135,28 @@ pub trait Backend: Sync {
         }
     }
 
-    /// The ways that runs of a problem could go, and whether they do; empty where all problems go the same way.
+    /// Returns the ways that runs of a problem could take, and whether they take them; empty where all problems take
+    /// the same way.
     fn ways(&self, problem: &Problem) -> Vec<Way> {
         self.inner().map_or(Vec::new(), |inner| inner.ways(problem))
     }
 
-    /// The host of the processes that it runs in; `None` where it runs in this one.
+    /// Returns the host of the processes that the subject runs in; `None` where it runs in this process.
     fn host(&self) -> Option<&dyn Host> {
         self.inner().and_then(Backend::host)
     }
 }
 
 impl dyn Backend + '_ {
-    /// Makes ready what runs need; nothing where the subject runs in this process.
+    /// Prepares what runs need. It does nothing where the subject runs in this process.
     pub fn ready(&self) -> Result<(), String> {
         self.host().map_or(Ok(()), Host::ready)
     }
 }
 
-/// The processes and devices that a subject runs on, where it does not run in this process.
+/// Processes and devices of a subject that does not run in this process.
 pub trait Host {
-    /// Makes ready what runs need; an error says why it cannot be had.
+    /// Prepares what runs need. An error says why it is not available.
     fn ready(&self) -> Result<(), String>;
 
     /// Returns the devices that were given up, each with the reason.
@@ -161,13 +166,13 @@ pub trait Host {
     fn devices(&self) -> Vec<DeviceRuns>;
 }
 
-/// A device, and the runs on it.
+/// A device, and the number of runs on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceRuns {
-    /// Its ordinal among those that a worker sees.
+    /// Ordinal of the device among those that a worker sees.
     pub device: usize,
-    /// A GPU's name and UUID; empty for a core.
+    /// Name and UUID of a GPU; empty for a CPU core.
     pub name: String,
-    /// Runs since the program's start, sentinels apart.
+    /// Number of runs since the program's start, without sentinels.
     pub runs: u64,
 }

@@ -1,37 +1,38 @@
-//! The judge's table of context-parallel algorithms: what each needs of a problem, stated without the builders that are
-//! held against it, and how often it is drawn.
+//! The judge's table of context-parallel algorithms: what each needs of a problem, and how often it is drawn. The
+//! needs are stated without the schedule builders, because these are tested against them.
 
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Algorithm, Balance, Heads, Problem, Run, Sequence};
 use serde::{Deserialize, Serialize};
 
-/// What a context-parallel algorithm needs of a problem; a problem without it is refused because it is impossible.
+/// Requirement of a context-parallel algorithm. Every subject refuses a problem that breaks it, because the run is
+/// impossible.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize,
 )]
 pub enum ParallelRule {
-    /// Every span is a multiple of what the balance cuts it into.
+    /// Every span must be a multiple of the number of pieces that the balance makes of it.
     #[error("a sequence's span is not a multiple of what the sharding cuts it into")]
     SpanMultiple,
-    /// Only consecutive rows are cut.
+    /// Only consecutive rows can be cut.
     #[error("rows with a step are not cut over ranks")]
     ConsecutiveRows,
-    /// Query heads are dealt evenly.
+    /// Query heads must be dealt evenly.
     #[error("the query heads are not a multiple of the all-to-all's ranks")]
     QueryHeads,
-    /// KV heads are dealt evenly, or replicated evenly.
+    /// KV heads must be dealt or replicated evenly.
     #[error("the kv heads are neither a multiple nor a divisor of the all-to-all's ranks")]
     KvHeads,
-    /// A ring's step must be a band.
+    /// A ring takes stripes of one row only, since each of its steps must be a band.
     #[error("a ring does not take stripes of more than one row")]
     RingStripe,
-    /// Super-chunks exist for these cuts only.
+    /// The hierarchical algorithm takes contiguous and dual-chunk balance only.
     #[error("the hierarchical algorithm takes contiguous and dual-chunk balance only")]
     HierarchicalBalance,
 }
 
 impl ParallelRule {
-    /// The name that refusals are counted by.
+    /// Returns the name that refusals are counted by.
     pub(super) fn name(self) -> &'static str {
         match self {
             ParallelRule::SpanMultiple => "span multiple",
@@ -44,18 +45,18 @@ impl ParallelRule {
     }
 }
 
-/// A row of the table, for a group of some size.
+/// A row of the table, for a group of a given size.
 pub(crate) struct Needs {
-    /// Ranks that heads are dealt to: query heads evenly, KV heads evenly or replicated evenly.
+    /// Number of ranks that heads are dealt to: query heads evenly, KV heads evenly or replicated evenly.
     pub(crate) dealt_to: usize,
-    /// Rows of the longest stripe, and the rule that a longer one breaks; none where any is taken.
+    /// Number of rows in the longest stripe, and the rule that a longer one breaks; none where any stripe is accepted.
     pub(crate) stripe: Option<(usize, ParallelRule)>,
-    /// Share of all cases in each profile, as a [class](crate::census::Class) of the census has it.
+    /// Share of all cases in each profile, as measured for the [census](crate::census::Class).
     pub(crate) rates: [u16; 3],
 }
 
 impl Needs {
-    /// What an algorithm needs on a group of `size` ranks.
+    /// Returns the row of an algorithm for a group of `size` ranks.
     pub(crate) fn of(algorithm: Algorithm, size: usize) -> Needs {
         let needs = |rates| Needs { dealt_to: 1, stripe: None, rates };
         match algorithm {
@@ -73,13 +74,13 @@ impl Needs {
         }
     }
 
-    /// The rule that a balance breaks.
+    /// Returns the rule that a balance breaks, if any.
     pub(crate) fn broken_by_balance(&self, balance: Balance) -> Option<ParallelRule> {
         let (longest, rule) = self.stripe?;
         matches!(balance, Balance::Striped { stripe } if stripe > longest).then_some(rule)
     }
 
-    /// The rule that numbers of heads break.
+    /// Returns the rule that numbers of heads break, if any.
     pub(crate) fn broken_by_heads(&self, heads: Heads) -> Option<ParallelRule> {
         let ranks = self.dealt_to;
         if !heads.q.is_multiple_of(ranks) {
@@ -90,8 +91,9 @@ impl Needs {
     }
 }
 
-/// The first rule of a problem's algorithm that the problem breaks: the mathematics of the algorithms, the same for every
-/// subject.
+/// Returns a requirement of the problem's algorithm that the problem breaks, if any. It follows from the mathematics
+/// of the algorithms and is the same for every subject. It does not use the schedule builders, because they are
+/// tested against it.
 pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
     let (algorithm, balance, size) =
         (problem.parallel.algorithm, problem.parallel.balance, problem.parallel.size());
@@ -103,7 +105,7 @@ pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
     of_group.or_else(|| broken_by_rows(problem, span_multiple(balance, size)))
 }
 
-/// The rule that a sequence's rows break whose spans must be multiples of `unit`.
+/// Returns the rule that the rows of a sequence break, if any. Spans must be multiples of `unit`.
 fn broken_by_rows(problem: &Problem, unit: usize) -> Option<ParallelRule> {
     let side = |side: fn(&Sequence) -> Run| problem.sequences.iter().map(side);
     side(|sequence| sequence.q).chain(side(|sequence| sequence.kv)).find_map(|run| match run.step {

@@ -1,11 +1,11 @@
-//! A subject that belongs to somebody else.
+//! A subject that is owned elsewhere.
 
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem};
 
 use crate::subject::{Backend, Declaration, Outputs, RunError};
 
-/// A borrowed subject, in every answer the one that was lent.
+/// A borrowed subject. It gives every answer of the subject that was lent.
 pub struct Borrowed<'a>(pub &'a dyn Backend);
 
 impl Backend for Borrowed<'_> {

@@ -1,6 +1,6 @@
-//! A problem's schedule, kept until the thread asks for two others: a judged case asks for the same one before each of its
-//! runs and for the partition of its sums, for its forward's alone when its launches are asked for, and building one takes
-//! a tenth of a small case's time.
+//! A problem's schedule, kept until the thread has asked for two others. A judged case asks for one schedule before
+//! each of its runs and for the partition of its sums, and for the schedule of its forward when its launches are
+//! asked for. Building a schedule takes a tenth of a small case's time.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,11 +15,11 @@ struct Built {
 }
 
 thread_local! {
-    /// The last one first.
+    /// Schedules that were asked for, the last one first.
     static LAST: RefCell<[Option<Built>; 2]> = const { RefCell::new([None, None]) };
 }
 
-/// What [`build_with`] makes.
+/// Returns the schedule that [`build_with`] makes.
 pub fn built(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, BuildError> {
     LAST.with_borrow_mut(|last| {
         let is_asked = |built: &Built| built.order == order && built.problem == *problem;
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use crate::generate::{self, Draw, Limits};
 
-    /// Whatever was asked before, the answer is the builder's.
+    /// Test that the answer is the builder's, whatever was asked before.
     #[test]
     fn the_schedule_is_always_the_problems_own() {
         for index in 0..200 {

@@ -1,8 +1,9 @@
-//! Where the results of two runs of one problem differ, in any element, padding rows included.
+//! Comparison of the results of two runs of one problem, in every element, padding rows included.
 
 use crate::subject::{Outputs, RankOutputs};
 
-/// Where the results of a subject and its twin differ first, in words. Zeros of either sign are one value, and so are all NaN.
+/// Returns the first difference between the results of a subject and its twin, in words. Zeros of either sign are
+/// equal, and so are all NaN.
 pub fn difference(got: &Outputs, want: &Outputs) -> Option<String> {
     first(got, want, |got, want| got == want || (got.is_nan() && want.is_nan()))
 }
@@ -46,7 +47,7 @@ fn of_rank(got: &RankOutputs, want: &RankOutputs, same: fn(f32, f32) -> bool) ->
     })
 }
 
-/// A rank's results, by name.
+/// Returns a rank's results, by name.
 fn tensors(rank: &RankOutputs) -> Vec<(&'static str, Vec<f32>)> {
     let mut all = vec![("out", rank.out.iter().copied().collect())];
     all.extend(rank.lse.iter().map(|lse| ("lse", lse.iter().copied().collect())));

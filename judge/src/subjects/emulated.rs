@@ -1,5 +1,5 @@
-//! The emulated kernel as a subject: the schedule of a problem's own algorithm, run on the CPU device with all ranks in
-//! one process.
+//! The emulated kernel as a subject: it runs the schedule of a problem's own algorithm on the CPU device, with all
+//! ranks in one process.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -21,32 +21,32 @@ use crate::subject::{
     ParallelRule, Promises, Refusal, RunError,
 };
 
-/// Tile sizes that a campaign draws from: the smallest, unequal ones, and sizes of real kernels' fractions.
+/// Tile sizes that a campaign draws from: the smallest, unequal ones, and fractions of real kernels' sizes.
 const TILE_SIZES: [usize; 6] = [1, 2, 4, 8, 16, 64];
-/// Orders of ranks and streams that a campaign draws from.
+/// Number of orders of ranks and streams that a campaign draws from.
 const ORDERS: u64 = 1_000;
 /// Largest tile that an option may ask for.
 const TILE_MAX: usize = 1 << 12;
 
-/// The emulated kernel with its tile sizes.
+/// The emulated kernel with its options.
 #[derive(Clone, Copy, Debug)]
 pub struct Emulated {
-    /// Tile sizes.
+    /// Tile sizes of the kernel.
     pub tiles: Tiles,
-    /// Draws the order in which ranks and streams go on; no order may change a bit.
+    /// Seed of the order in which ranks and streams proceed. With f32 arithmetic, no order may change a bit.
     pub order: u64,
-    /// When a ring merges its steps.
+    /// Time at which a ring merges its steps.
     pub merge: MergeOrder,
-    /// What the kernel computes on.
+    /// Units that the kernel computes on.
     pub arithmetic: Arithmetic,
 }
 
-/// What the emulated kernel computes on.
+/// Units that the emulated kernel computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
     /// Serial f32.
     F32,
-    /// Hopper's tensor cores; [`Emulated::order`] draws the order of dq's tiles too.
+    /// Hopper's tensor cores. [`Emulated::order`] also draws the order of dq's tiles.
     Hopper,
 }
 
@@ -71,7 +71,7 @@ impl Default for Emulated {
     }
 }
 
-/// What an option takes.
+/// Returns the values that an option takes, in words.
 fn expected(option: &str) -> &'static str {
     match option {
         "order" => "a whole number",
@@ -81,11 +81,11 @@ fn expected(option: &str) -> &'static str {
     }
 }
 
-/// Options for one case of a campaign.
+/// Returns options for one case of a campaign.
 pub fn draw_options(seed: u64) -> BTreeMap<String, String> {
     let size = |draw: u64| TILE_SIZES[(draw % TILE_SIZES.len() as u64) as usize].to_string();
     let draw = crate::hash::mix(seed);
-    // The tensor core's model is slow: a case in 16.
+    // The model of the tensor core is slow, so one case in 16 uses it.
     let hopper = crate::hash::mix(draw ^ 1).is_multiple_of(16);
     BTreeMap::from([
         ("arithmetic".into(), if hopper { "hopper" } else { "f32" }.into()),
@@ -97,8 +97,8 @@ pub fn draw_options(seed: u64) -> BTreeMap<String, String> {
 }
 
 impl Emulated {
-    /// From `q_tile` and `kv_tile`, each 1 to 4096, `order`, `merge` (`running` or `deferred`) and `arithmetic` (`f32` or
-    /// `hopper`); 4, 4, 0, `running` and `f32` where absent.
+    /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `order`, `merge` (`running` or
+    /// `deferred`) and `arithmetic` (`f32` or `hopper`). The defaults are 4, 4, 0, `running` and `f32`.
     pub fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, OptionError> {
         let mut backend = Emulated::default();
         for (option, value) in options {
@@ -124,13 +124,13 @@ impl Emulated {
         Ok(backend)
     }
 
-    /// The device of a problem with the right kernel.
+    /// Returns the device of a problem, with the right kernel.
     pub fn device(&self, problem: &Problem) -> Cpu<f32> {
         let (p, ds) = (problem.precision.p.format, problem.precision.ds.format);
         Cpu::with(self.units().kernel(self.tiles, p, ds, &Right))
     }
 
-    /// The device of a problem with another kernel.
+    /// Returns the device of a problem, with another kernel.
     pub fn variant(&self, problem: &Problem, kernel: &'static dyn Variant) -> Cpu<f32> {
         let (p, ds) = (problem.precision.p.format, problem.precision.ds.format);
         Cpu::with(self.units().kernel(self.tiles, p, ds, kernel))
@@ -155,8 +155,8 @@ impl Emulated {
     }
 }
 
-/// What the launcher itself refuses. It is written without the capability table on purpose: the judge compares the
-/// two, so that a table which promises too much, or too little, is found.
+/// Refuses the problems that the launcher itself cannot run. It is written without the capability table on purpose:
+/// the judge compares the two, and thus finds a table that promises too much or too little.
 fn check_launch(problem: &Problem) -> Result<(), Refusal> {
     let io = problem.precision.q.format;
     for (quantity, element) in problem.precision.elements() {
@@ -175,13 +175,13 @@ fn check_launch(problem: &Problem) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The schedule of a problem, or the builder's refusal in the words of the capability table.
+/// Returns the schedule of a problem, or the builder's refusal in the words of the capability table.
 pub fn launchable(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
     check_launch(problem)?;
     built(problem, order).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
 }
 
-/// The rule of the capability table that a builder's refusal stands for.
+/// Returns the rule of the capability table that a builder's refusal stands for.
 fn rule(error: &BuildError) -> ParallelRule {
     match error {
         BuildError::Shard(ShardError::Span { .. }) => ParallelRule::SpanMultiple,

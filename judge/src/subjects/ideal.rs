@@ -1,14 +1,15 @@
-//! An ideal subject: the exact answer, each element rounded once to the format that it is returned in.
+//! An ideal subject: it returns the exact answer, each element rounded once to its format.
 //!
-//! It is another subject in all that it says of itself. What changes none of its bits changes nothing that a judge could
-//! hold that subject to, in whichever order that one sums.
+//! It declares what the subject that it stands for declares. A change that leaves every bit of the ideal subject as
+//! it was changes nothing that a judge could hold against that subject, in whatever order the subject sums.
 
 use ndarray::{Array, Dimension};
 use seamproof_oracle::{Forward, Inputs, Pass, Problem, Saved, TensorName, blocked};
 
 use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
 
-/// The ideal of a subject. Its results are in the problem's own layout, whatever ranks there are: one holds all.
+/// The ideal form of a subject. Its results are in the problem's own layout: whatever ranks there are, one holds
+/// everything.
 pub(super) struct Ideal<'a>(pub(super) &'a dyn Backend);
 
 impl Backend for Ideal<'_> {

@@ -1,12 +1,12 @@
-//! Faults at the call: any subject, closed kernels too, called wrongly while the judge holds the right problem.
+//! Faults at the call: any subject, even a closed kernel, is called wrongly while the judge holds the right problem.
 //!
-//! A [`Miscall`] changes what the subject is told (window, lengths, scale, rows of an input) or what is taken from it
-//! (rows swapped, a factor, a format), so that its results carry the subject's own noise. On a case where that leaves what
-//! is right as it is the fault does not show: it is *equivalent* there ([`Miscalled::shows`]).
+//! A [`Miscall`] changes what the subject is told (window, lengths, scale, rows of an input) or its results (rows
+//! swapped, a factor, a format). The results therefore carry the subject's own noise. On a case where the change
+//! leaves the right answer as it is, the fault does not show: it is *equivalent* there ([`Miscalled::shows`]).
 //!
-//! A subject behind worker processes is called wrongly by the supervisor: its workers serve the right subject, which is
-//! what the fault is about, and keep it open from one fault to the next. What a worker has run before it dies is therefore
-//! the wrong calls themselves, on the subject that is [called](SubjectName::called).
+//! A subject behind worker processes is called wrongly by the supervisor. Its workers serve the right subject, since
+//! the call and not the subject has the fault, and they keep it open from one fault to the next. The runs of a worker
+//! before it dies are therefore the wrong calls themselves, on the subject that is [called](SubjectName::called).
 
 use ndarray::{Array3, Axis, s};
 use seamproof_oracle::replay::Replay;
@@ -25,19 +25,19 @@ pub type WrongCall = fn(&dyn Backend, &Problem, &Inputs) -> Result<Outputs, RunE
 /// A fault at the call.
 pub type Miscall = Fault<WrongCall>;
 
-/// A fault moves values, so that whatever compares values may be the first to see it.
+/// Catchers of a fault that moves values. Any check that compares values may be the first to see it.
 const VALUES: &[Catcher] = &[Envelope, Exact, Identity];
-/// The same for a fault that may make padding visible, or leave real rows unwritten.
+/// Catchers of a fault that moves values, and may also make padding visible or leave real rows unwritten.
 const ROWS: &[Catcher] = &[Envelope, Exact, Identity, Poison, Structure, Crash];
 
-/// Tests and their tolerances that let such faults pass.
+/// Source of tests and tolerances that let such faults pass.
 const TE_TOLERANCE: &str =
     "https://github.com/NVIDIA/TransformerEngine/blob/main/tests/pytorch/attention/run_attention_with_cp.py";
 
-/// Kernels that reorder rows, and lose or double some.
+/// Source of kernels that reorder rows, and lose or double some.
 const REORDER: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu";
 
-/// Partial sums of dk and dq that were lost, or added once too often.
+/// Source of partial sums of dk and dq that were lost, or added once too often.
 const HALVED: &str = "https://github.com/zhuzilin/ring-flash-attention/commit/4072701";
 
 /// Every miscall.
@@ -326,12 +326,12 @@ pub const MISCALLS: [Miscall; 23] = [
     },
 ];
 
-/// The miscall of this id.
+/// Returns the miscall with this id.
 pub fn miscall(id: &str) -> Option<&'static Miscall> {
     find(&MISCALLS, id)
 }
 
-/// A subject with a fault at its call. All that it says of itself is what the subject says.
+/// A subject with a fault at its call. It declares what the subject declares.
 pub struct Miscalled<'a> {
     inner: Box<dyn Backend + 'a>,
     miscall: &'static Miscall,
@@ -339,14 +339,15 @@ pub struct Miscalled<'a> {
 }
 
 impl<'a> Miscalled<'a> {
-    /// The subject `inner~ID`.
+    /// Returns the subject `inner~ID`.
     pub fn new(inner: Box<dyn Backend + 'a>, miscall: &'static Miscall) -> Miscalled<'a> {
         let name = SubjectName::from(inner.name()).called_wrongly(miscall).name();
         Miscalled { inner, miscall, name }
     }
 
-    /// Whether the fault changes the exact answer, as the problem's formats hold it; where it does not, it is equivalent to
-    /// the right call. The subject is not asked: two runs of one that sums in any order differ by themselves.
+    /// Whether the fault changes the exact answer, as the problem's formats hold it. Where it does not, it is
+    /// equivalent to the right call. The subject itself is not run, because two runs of one that sums in any order
+    /// differ by themselves.
     pub fn shows(&self, problem: &Problem, inputs: &Inputs) -> bool {
         let ideal = Ideal(self.inner.as_ref());
         match (Backend::run(&ideal, problem, inputs), (self.miscall.edit)(&ideal, problem, inputs)) {
@@ -370,7 +371,7 @@ impl Backend for Miscalled<'_> {
         &self.name
     }
 
-    /// The same kernel, whatever it is told.
+    /// Returns the replay of the called subject: the kernel is the same, whatever it is told.
     fn replay(&self, problem: &Problem) -> Option<Replay> {
         self.inner.replay(problem)
     }
@@ -380,7 +381,7 @@ impl Backend for Miscalled<'_> {
     }
 }
 
-/// Runs another problem of the same tensors; the right one where the other is not legal or not taken.
+/// Runs another problem with the same tensors; the right one where the other is not legal or not taken.
 fn told(
     backend: &dyn Backend,
     problem: &Problem,
@@ -406,7 +407,7 @@ fn given(
     backend.run(problem, &inputs)
 }
 
-/// Spoils the results of each rank.
+/// Runs the problem, and spoils the results of each rank.
 fn taken(
     backend: &dyn Backend,
     problem: &Problem,
@@ -431,7 +432,7 @@ fn gradients_taken(
     })
 }
 
-/// An element that somebody wrote, changed; sentinels stay.
+/// Changes an element that was written; unwritten bits stay.
 fn real(value: f32, change: impl Fn(f32) -> f32) -> f32 {
     if seamproof_simulator::is_unwritten(value) { value } else { change(value) }
 }
@@ -440,7 +441,7 @@ fn last_with(sequences: &mut [Sequence], test: impl Fn(&Sequence) -> bool) -> Op
     sequences.iter_mut().rev().find(|sequence| test(sequence))
 }
 
-/// The first two real rows of the first sequence with two, where a tensor has the problem's own layout.
+/// Returns the first two real rows of the first sequence that has two, where a tensor has the problem's own layout.
 fn rows_of_first(problem: &Problem, rows: usize) -> Vec<usize> {
     let whole = rows == problem.rows.q && problem.parallel.size() == 1;
     let first = problem.sequences.iter().find(|sequence| sequence.q.len > 1).filter(|_| whole);
@@ -456,7 +457,7 @@ fn sink_dropped(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) -> Re
     Ok(outputs)
 }
 
-/// Each sequence's rows one place further, the last one first.
+/// Moves each sequence's rows one place further. The last row becomes the first.
 fn v_shifted(problem: &Problem, v: &mut Array3<f32>) {
     let old = v.clone();
     for sequence in &problem.sequences {

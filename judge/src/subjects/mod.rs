@@ -1,4 +1,5 @@
-//! Subjects that come with the judge: the emulated kernel, right and with planted faults, and wrappers around any subject.
+//! Subjects that come with the judge: the emulated kernel, right and with planted faults, and wrappers around any
+//! subject.
 
 mod borrowed;
 mod built;

@@ -1,5 +1,5 @@
-//! A schedule run on a device with all ranks in one process: inputs dealt to the ranks, the forward, what it saved
-//! poisoned where the contract allows, the backward, and the ranks' results.
+//! A schedule run on a device with all ranks in one process. The inputs are dealt to the ranks and the forward runs.
+//! Its saved results are poisoned where the contract allows. The backward then runs, and the ranks' results are read.
 
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName};
@@ -11,17 +11,18 @@ use seamproof_simulator::schedule::Schedule;
 use crate::subject::{Outputs, RankGradients, RankOutputs, RunError};
 use crate::values;
 
-/// How far a run on a device has come.
+/// Progress of a run on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reached {
     /// The inputs are on their way to the device.
     Uploaded,
-    /// All launches of the forward have been asked for. The backward's follow when its results are here.
+    /// All launches of the forward have been asked for. Those of the backward follow once the forward's results have
+    /// arrived.
     Launched,
 }
 
-/// Runs a schedule in two phases, in an order of ranks and streams drawn from `order`. Rows of the saved out and lse that
-/// are not real are poisoned between the two.
+/// Runs a schedule in two phases, in an order of ranks and streams drawn from `order`. Between the two, the rows of
+/// the saved out and lse that are not real are poisoned.
 pub fn run_schedule<D: Device<Real = f32>>(
     device: &D,
     problem: &Problem,
@@ -69,7 +70,8 @@ fn failed(error: DeviceError) -> RunError {
     }
 }
 
-/// What rows hold that no sequence owns on a rank: what the problem's own such rows hold, NaN where it has none.
+/// Returns the number for rows that no sequence owns on a rank: the one in such rows of the problem, or NaN where it
+/// has none.
 fn slack(problem: &Problem, inputs: &Inputs) -> f32 {
     let of = |tensor: &Array3<f32>, real: Vec<bool>| {
         let row = real.iter().position(|&real| !real)?;
@@ -105,7 +107,7 @@ fn gradients(
     rank: usize,
 ) -> Option<RankGradients> {
     let of = |name| tensor(schedule, buffers, rank, name);
-    // A rank's dsink may be that of some heads only; the others' partial sum is 0.
+    // A rank's dsink may cover some heads only; the partial sum of the others is 0.
     let mut dsink = Array1::zeros(problem.learnable_sinks());
     for placement in &schedule.placements {
         let here = schedule.buffers[placement.buffer.0].rank == rank;
@@ -122,11 +124,11 @@ fn gradients(
     })
 }
 
-/// What runs of rows of the saved out and lse hold that are not real, in turn.
+/// Numbers that fill, in turn, the runs of rows of the saved out and lse that are not real.
 const SAVED: [f32; 3] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 
-/// NaN and infinities into every row of the saved out and lse that is not real: others where the padding of the inputs,
-/// `slack`, is another.
+/// Fills every row of the saved out and lse that is not real with NaN and infinities. Another padding of the inputs,
+/// `slack`, gives other numbers.
 fn poison_saved<D: Device>(
     schedule: &Schedule,
     device: &D,
@@ -153,14 +155,15 @@ fn poison_saved<D: Device>(
     Ok(())
 }
 
-/// Runs dealt to the values of [`SAVED`] in turn, the first to that of index `first`; without those that get none.
+/// Deals runs to the values of [`SAVED`] in turn, beginning with the value of index `first`. Values without runs are
+/// left out.
 fn dealt(runs: &[Run], first: usize) -> Vec<(f32, Vec<Run>)> {
     let of = |index: usize| runs.iter().skip(index).step_by(SAVED.len()).copied().collect::<Vec<Run>>();
     let all = (0..SAVED.len()).map(|index| (SAVED[(first + index) % SAVED.len()], of(index)));
     all.filter(|(_, runs)| !runs.is_empty()).collect()
 }
 
-/// The rows at which `marks` holds `mark`, in as few runs as they make.
+/// Returns the rows at which `marks` holds `mark`, in as few runs as possible.
 fn runs_of(marks: &[bool], mark: bool) -> Vec<Run> {
     let mut first = 0;
     let runs = marks.chunk_by(|a, b| a == b).map(|chunk| {

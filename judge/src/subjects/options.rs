@@ -5,51 +5,51 @@ use std::collections::BTreeMap;
 /// Options of a subject by name.
 pub type Options = BTreeMap<String, String>;
 
-/// `OPTION=VALUE,…`: options as a name holds them.
+/// Returns options as a name holds them: `OPTION=VALUE,…`.
 pub fn listed(options: &Options) -> String {
     let listed: Vec<String> = options.iter().map(|(option, value)| format!("{option}={value}")).collect();
     listed.join(",")
 }
 
-/// The options of a list such as [`listed`] makes.
+/// Reads options that are [`listed`].
 pub(super) fn read(list: &str) -> Result<Options, OptionError> {
     let option = |item: &str| item.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     let wrong = || OptionError::List { text: list.chars().take(TEXT_SHOWN).collect() };
     list.split(',').map(option).collect::<Option<_>>().ok_or_else(wrong)
 }
 
-/// Letters of a list that an error repeats.
+/// Largest number of characters of a list that an error repeats.
 const TEXT_SHOWN: usize = 40;
 
-/// Why a subject does not take an option.
+/// Reason why a subject does not take an option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
-    /// A list of options that is none.
+    /// A text that is not a list of options.
     #[error("'{text}' is no list of options; write BACKEND:OPTION=VALUE,… or BACKEND alone")]
     List {
-        /// The list.
+        /// Text that was given.
         text: String,
     },
-    /// The subject has no such option.
+    /// An option that the subject does not have.
     #[error("backend {backend} has no option '{option}'; it has: {known}")]
     Unknown {
-        /// The subject.
+        /// Name of the subject.
         backend: &'static str,
-        /// The option.
+        /// Name of the option.
         option: String,
-        /// The options that it has.
+        /// Options that the subject has.
         known: &'static str,
     },
-    /// The option's value is not usable.
+    /// An option with an unusable value.
     #[error("option {option} of backend {backend} is '{value}'; use {expected}")]
     Value {
-        /// The subject.
+        /// Name of the subject.
         backend: &'static str,
-        /// The option.
+        /// Name of the option.
         option: String,
-        /// Its value.
+        /// Value of the option.
         value: String,
-        /// The values that it takes.
+        /// Values that the option takes.
         expected: &'static str,
     },
 }

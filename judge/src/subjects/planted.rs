@@ -1,5 +1,5 @@
-//! The emulated kernel with a planted bug: its schedule is edited, or stages of its kernel are exchanged; kernel and
-//! executor are untouched.
+//! The emulated kernel with a planted bug. Its schedule is edited, or stages of its kernel are exchanged; the kernel
+//! and the executor themselves are untouched.
 
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem};
@@ -9,26 +9,26 @@ use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 use super::{Emulated, SubjectName};
 use crate::subject::{Backend, Declaration, Outputs, RunError};
 
-/// [`Emulated`] on schedules that a fault has edited, or with a kernel that it has made wrong. They merge in the default
-/// order, for which the edits are written.
+/// [`Emulated`] on schedules that a fault has edited, or with a kernel that a fault has made wrong. It merges in the
+/// default order, for which the edits are written.
 #[derive(Clone, Debug)]
 pub struct Planted {
-    /// The kernel.
+    /// Emulated kernel that is made wrong.
     pub inner: Emulated,
-    /// What is wrong.
+    /// Planted fault.
     pub fault: Fault,
     name: String,
 }
 
 impl Planted {
-    /// The kernel with a fault, under the name `emulated+ID`.
+    /// Returns the kernel with a fault, under the name `emulated+ID`.
     pub fn new(inner: Emulated, fault: Fault) -> Planted {
         let inner = Emulated { merge: MergeOrder::default(), ..inner };
         let name = SubjectName::planted(inner.name(), fault.id).name();
         Planted { inner, fault, name }
     }
 
-    /// The same, under the fault's id alone.
+    /// Returns the kernel with a fault, under the fault's id alone.
     pub fn canary(inner: Emulated, fault: Fault) -> Planted {
         Planted { name: fault.id.to_owned(), ..Planted::new(inner, fault) }
     }

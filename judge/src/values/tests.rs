@@ -4,7 +4,7 @@ use seamproof_oracle::{ContextParallel, Element};
 use super::*;
 use crate::generate::{Draw, Limits, draw};
 
-/// Two sequences, the first with padding; a gap, a first offset and slack on both sides.
+/// Returns two sequences, the first with padding; there are a gap, a first offset, and slack on both sides.
 fn fields(mode: InputMode, format: Format) -> ProblemFields {
     ProblemFields {
         sequences: vec![
@@ -38,7 +38,7 @@ fn deviation(values: impl Iterator<Item = f64> + Clone) -> f64 {
     (values.map(|value| (value - mean) * (value - mean)).sum::<f64>() / count).sqrt()
 }
 
-/// All logits of one KV head's first query head in the first sequence.
+/// Returns all logits of one KV head's first query head in the first sequence.
 fn logits(problem: &Problem, inputs: &Inputs) -> Vec<f64> {
     let sequence = problem.sequences[0];
     let mut logits = vec![];
@@ -52,8 +52,8 @@ fn logits(problem: &Problem, inputs: &Inputs) -> Vec<f64> {
 
 #[test]
 fn the_hash_is_the_documented_one() {
-    // The second and third lists were made by a script from the module's text.
-    // The first outputs of SplitMix64 with seed 0, as published.
+    // The first list holds the first outputs of SplitMix64 with seed 0, as published. The second and third lists were
+    // made by a script from the module's text.
     assert_eq!([0, 1].map(|lane| lane_hash(0, lane)), [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]);
     let inputs = inputs(&problem(fields(InputMode::Peaked, Format::F32)));
     let bits = [inputs.q[[1, 0, 0]], inputs.k[[53, 1, 63]], inputs.v[[3, 1, 5]], inputs.dout[[46, 3, 31]]];

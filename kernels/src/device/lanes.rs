@@ -1,41 +1,41 @@
-//! What was asked of the device, on its streams.
+//! Recorded requests, launched on streams.
 //!
-//! A *lane* is a stream of a rank. On one stream everything is launched in the order in which it was asked for, and that
-//! order is the executor's choice. On several, lanes have streams of the GPU, in turn where there are more lanes, and wait
-//! for one another where the schedule says so and nowhere else: what a schedule forgets to wait for may not be there yet,
-//! or not any more. Some launches are held up, so that lanes run at once however short their kernels are.
+//! A *lane* is a stream of a rank. On one stream everything is launched in the order in which it was asked for, and
+//! the executor chooses that order. On several, lanes share the GPU's streams in turn. They wait for one another
+//! where the schedule says so and nowhere else: a buffer that a schedule forgets to wait for may not be written yet,
+//! or may be overwritten. Some launches are held up, so that lanes run at once however short their kernels are.
 
 use std::collections::BTreeMap;
 
 use cudarc::driver::CudaEvent;
 
-use super::Frame;
+use super::workspace::RunMemory;
 use crate::error::KernelError;
 use crate::gpu::Gpu;
 
-/// Launches.
-pub(super) type Launch = Box<dyn Fn(&Gpu, &Frame) -> Result<(), KernelError>>;
+/// The launches of a request.
+pub(super) type RecordedLaunch = Box<dyn Fn(&Gpu, &RunMemory) -> Result<(), KernelError>>;
 
 /// A recorded request.
 pub(super) enum Command {
     /// Launches of the lane that was named last.
-    Launch(Launch),
-    /// What follows is this lane's.
+    Launch(RecordedLaunch),
+    /// A change to this lane.
     Lane(usize),
     /// A mark of the lane.
     Mark(usize),
-    /// The lane waits for a mark.
+    /// A wait of the lane for a mark.
     Wait(usize),
 }
 
-/// One launch in so many is held up by a drawn number of cycles below the most.
+/// The share of launches that are held up, one in so many, and the end of the drawn number of cycles.
 const HELD_UP: u64 = 4;
 const CYCLES_MAX: u64 = 1 << 16;
 
-/// Launches everything on so many streams, of which the GPU's own has what is of no lane. What comes after waits for all.
+/// Launches everything on so many streams. Requests of no lane go to the GPU's own stream. Later work waits for all.
 pub(super) fn launch(
     gpu: &Gpu,
-    frame: &Frame,
+    frame: &RunMemory,
     streams: usize,
     commands: &[Command],
 ) -> Result<(), KernelError> {
@@ -43,7 +43,7 @@ pub(super) fn launch(
     let commands = commands.iter().enumerate();
     let launched =
         { commands }.try_for_each(|(index, command)| lanes.take(command, spread(index as u64), frame));
-    // What was launched before an error has to end before its memory is written again.
+    // Launches before an error have to end before their memory is written again.
     lanes.join().and(launched)
 }
 
@@ -55,13 +55,13 @@ struct Lanes<'g> {
     streams: usize,
     /// The stream of the lane that was named last.
     stream: usize,
-    /// Streams that lanes have had.
+    /// The streams that lanes have had.
     used: Vec<usize>,
     marks: BTreeMap<usize, CudaEvent>,
 }
 
 impl Lanes<'_> {
-    fn take(&mut self, command: &Command, draw: u64, frame: &Frame) -> Result<(), KernelError> {
+    fn take(&mut self, command: &Command, draw: u64, frame: &RunMemory) -> Result<(), KernelError> {
         match command {
             Command::Launch(launch) => {
                 let gpu = self.gpu;
@@ -77,14 +77,14 @@ impl Lanes<'_> {
             Command::Mark(mark) => self.gpu.mark(self.stream).map(|event| {
                 self.marks.insert(*mark, event);
             }),
-            // A mark that was never made is of what has ended.
+            // A mark that was never made is of work that has ended.
             Command::Wait(mark) => {
                 self.marks.get(mark).map_or(Ok(()), |event| self.gpu.wait(self.stream, event))
             }
         }
     }
 
-    /// A lane begins after all that is of no lane.
+    /// Enters a lane's stream, which begins after everything that is of no lane.
     fn enter(&mut self, stream: usize) -> Result<(), KernelError> {
         self.stream = stream;
         if self.used.contains(&stream) {
@@ -99,7 +99,7 @@ impl Lanes<'_> {
     }
 }
 
-/// A number's bits, spread (the finaliser of SplitMix64, <https://prng.di.unimi.it/splitmix64.c>).
+/// Returns a number with its bits spread (the finaliser of SplitMix64, <https://prng.di.unimi.it/splitmix64.c>).
 fn spread(number: u64) -> u64 {
     let a = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let b = (a ^ (a >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

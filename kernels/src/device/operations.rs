@@ -1,107 +1,46 @@
-//! Each operation as launches, recorded.
+//! Recordings of each operation's launches.
 
-use seamproof_oracle::{Format, Run, Sink};
-use seamproof_simulator::AttentionCall;
+use seamproof_oracle::{Run, Sink};
 use seamproof_simulator::device::{DeviceError, Transfer};
 use seamproof_simulator::helpers::{Part as SlotPart, Rest, Style, Update};
 use seamproof_simulator::schedule::{
-    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair,
-    Schedule, Work,
+    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair, Work,
 };
 
-use super::production::{self, Reorder, SlotTables};
-use super::{CudaDevice, CudaMemory, Placed, failed};
-use crate::attend::{Backward, CallTables, Forward, WeightFormats};
-use crate::backward::{self, How, Order};
+use super::choice::{backward_operands, operands};
+use super::cuda::{CudaDevice, failed};
+use super::image::Placed;
+use super::packed::{self, PackedSlots, Reorder};
+use super::run::CudaMemory;
+use crate::attend::{BackwardTensors, CallTables, ForwardTensors};
+use crate::backward::{BackwardMode, DqOrder};
 use crate::error::KernelError;
-use crate::forward::Attention;
-use crate::forward::{Operands, Shape};
-use crate::gpu::Area;
-use crate::pairs::{Part, RowTable, TransferTable, Written};
+use crate::forward::TileShape;
+use crate::memory::Area;
+use crate::pairs::{DeviceRegion, RowTable, TransferTable, Written};
 use crate::tables::Slots;
+use crate::view::View;
 
 type Range = std::ops::Range<usize>;
 
-/// A region of a buffer, whose rows mean nothing where it has none.
-fn part<'a>(place: &Placed, rows: Run, heads: Range, memory: Area<'a>) -> Result<Part<'a>, KernelError> {
+/// Returns a region of a buffer. Its rows mean nothing where the buffer has none.
+fn part<'a>(
+    place: &Placed,
+    rows: Run,
+    heads: Range,
+    memory: Area<'a>,
+) -> Result<DeviceRegion<'a>, KernelError> {
     let rows = if place.axes == Axes::Heads { Run::packed(0, 1, 1) } else { rows };
-    Ok(Part { view: place.view(memory)?, rows, heads })
+    Ok(DeviceRegion { view: place.view(memory)?, rows, heads })
 }
 
-/// Slots among the tables, of a tensor of `rows` rows.
+/// Returns the slots of a tensor of `rows` rows, among the tables.
 fn slots_at<'a>(at: &Range, count: usize, rows: usize, tables: Area<'a>) -> Result<Slots<'a>, KernelError> {
     let column = |index: usize| {
         let start = at.start + index * count * 4;
         tables.part(start..start + count * 4)
     };
     Ok(Slots { offset: column(0)?, span: column(1)?, len: column(2)?, count, rows })
-}
-
-/// Of q, k, v and out their formats and head dims.
-fn operands([q, k, v, out]: [(Format, usize); 4], formats: WeightFormats) -> Operands {
-    Operands { formats: [q.0, k.0, v.0], out: out.0, p: formats.p, dims: [q.1, v.1] }
-}
-
-/// Of dout, dq, dk and dv their formats.
-fn backward_operands(
-    forward: Operands,
-    [dout, dq, dk, dv]: [Format; 4],
-    formats: WeightFormats,
-) -> backward::Operands {
-    backward::Operands { forward, ds: formats.ds, dout, gradients: [dq, dk, dv] }
-}
-
-/// Whether every forward launch of a schedule, and every backward launch, goes to the kernels on tensor cores; nothing
-/// where it has none.
-pub fn on_tensor_cores(
-    schedule: &Schedule,
-    formats: WeightFormats,
-    attention: Attention,
-) -> Result<[Option<bool>; 2], KernelError> {
-    let buffer = |id: BufferId| &schedule.buffers[id.0];
-    let operand = |id: BufferId| (buffer(id).format, buffer(id).dim);
-    let call = |call: &AttentionCall, q, k, backward| {
-        CallTables::new(call, [buffer(q).rows, buffer(k).rows], backward)
-    };
-    let mut taken = [None; 2];
-    for operation in schedule.ranks.iter().flat_map(|rank| &rank.operations) {
-        let (pass, here) = match &operation.work {
-            Work::Attend(a) => {
-                let operands = operands([a.q, a.k, a.v, a.out].map(operand), formats);
-                (0, attention.shape(&call(&a.call, a.q, a.k, false)?, &operands).is_some())
-            }
-            Work::AttendBackward(a) => {
-                let forward = operands([a.q, a.k, a.v, a.out].map(operand), formats);
-                let gradients = [a.dout, a.dq, a.dk, a.dv].map(|id| buffer(id).format);
-                let operands = backward_operands(forward, gradients, formats);
-                (1, attention.takes_backward(&call(&a.call, a.q, a.k, true)?, &operands))
-            }
-            _ => continue,
-        };
-        taken[pass] = Some(here && taken[pass].unwrap_or(true));
-    }
-    Ok(taken)
-}
-
-/// The shape of each forward launch of a schedule on tensor cores; `None` of one that the simple kernels run.
-pub fn shapes(
-    schedule: &Schedule,
-    formats: WeightFormats,
-    attention: Attention,
-) -> Result<Vec<Option<Shape>>, KernelError> {
-    let buffer = |id: BufferId| &schedule.buffers[id.0];
-    let forwards = schedule.ranks.iter().flat_map(|rank| &rank.operations);
-    let forwards = forwards.filter_map(|operation| match &operation.work {
-        Work::Attend(attend) => Some(attend),
-        _ => None,
-    });
-    let shape = |a: &Attend| {
-        let operands =
-            operands([a.q, a.k, a.v, a.out].map(|id| (buffer(id).format, buffer(id).dim)), formats);
-        let tables = CallTables::new(&a.call, [buffer(a.q).rows, buffer(a.k).rows], false)?;
-        Ok(attention.shape(&tables, &operands))
-    };
-    forwards.map(shape).collect()
 }
 
 impl CudaDevice<'_> {
@@ -146,18 +85,18 @@ impl CudaDevice<'_> {
         let call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
         let (at, formats) = (memory.table(&call.bytes), self.formats);
         let operands = operands([q, k, v, out].map(|place| (place.format, place.dim)), formats);
-        let shape = self.ways.attention.shape(&call, &operands);
+        let shape = self.options.attention.shape(&call, &operands);
         let plan = memory.scratch(if shape.is_some() { call.plan_bytes() } else { 0 });
         self.workspace.count(match shape {
             None => "attend: attend",
-            Some(Shape::Long) => "attend: forward_long",
-            Some(Shape::Paired) => "attend: forward_paired",
-            Some(Shape::Middle) => "attend: forward_middle",
-            Some(Shape::Short) => "attend: forward_short",
+            Some(TileShape::Long) => "attend: forward_long",
+            Some(TileShape::Paired) => "attend: forward_paired",
+            Some(TileShape::Middle) => "attend: forward_middle",
+            Some(TileShape::Short) => "attend: forward_short",
         });
         memory.record(move |gpu, frame| {
             let view = |place: Placed| place.view(frame.memory);
-            let tensors = Forward {
+            let tensors = ForwardTensors {
                 q: view(q)?,
                 k: view(k)?,
                 v: view(v)?,
@@ -187,23 +126,23 @@ impl CudaDevice<'_> {
         let forward = operands([q, k, v, out_at].map(|place| (place.format, place.dim)), formats);
         let gradients = [dout_at, dq, dk, dv].map(|place| place.format);
         let operands = backward_operands(forward, gradients, formats);
-        let tuned = self.ways.attention.takes_backward(&call, &operands);
+        let tuned = self.options.attention.takes_backward(&call, &operands);
         let scratch = match tuned {
             true => call.workspace_bytes(q.heads, [q.dim, v.dim]),
             false => call.scratch_bytes(q.heads),
         };
         let scratch = memory.scratch(scratch);
         // A schedule adds gradients up itself.
-        let how = How { order: self.ways.dq, update: backward::Update::Overwrite };
-        // By the order that is asked for: in any, short packs may be launched in the fixed one.
+        let how = BackwardMode::overwrite(self.options.dq);
+        // Counts go by the order that is asked for. In any order, short packs may be launched in the fixed one.
         self.workspace.count(match (tuned, how.order) {
-            (true, Order::Fixed) => "attend backward: backward, fixed order",
-            (true, Order::AsTheyCome) => "attend backward: backward, any order",
+            (true, DqOrder::Fixed) => "attend backward: backward, fixed order",
+            (true, DqOrder::AsTheyCome) => "attend backward: backward, any order",
             (false, _) => "attend backward: attend_queries, attend_keys",
         });
         memory.record(move |gpu, frame| {
             let view = |place: Placed| place.view(frame.memory);
-            let tensors = Backward {
+            let tensors = BackwardTensors {
                 q: view(q)?,
                 k: view(k)?,
                 v: view(v)?,
@@ -235,16 +174,16 @@ impl CudaDevice<'_> {
         memory.image.check_pairs(step_out, out, &merge.rows)?;
         memory.image.check_pairs(step_lse, lse, &merge.rows)?;
         let at = places(memory, [out, lse, step_out, step_lse]).map_err(failed)?;
-        let fits = production::adds(&at[0], &at[2]) || style == MergeStyle::Statistics;
-        let fits = self.ways.helpers && fits && at[1].rows == at[3].rows && at[0].rows == at[1].rows;
-        match fits.then(|| production::slots(&merge.rows)).flatten() {
+        let fits = packed::adds(&at[0], &at[2]) || style == MergeStyle::Statistics;
+        let fits = self.options.helpers && fits && at[1].rows == at[3].rows && at[0].rows == at[1].rows;
+        match fits.then(|| packed::slots(&merge.rows)).flatten() {
             Some(slots) => self.merge_slots(style, at, &slots, memory),
             None => self.merge_pairs(style, at, &merge.rows, memory),
         }
         Ok(())
     }
 
-    fn merge_slots(&self, style: MergeStyle, at: [Placed; 4], slots: &SlotTables, memory: &mut CudaMemory) {
+    fn merge_slots(&self, style: MergeStyle, at: [Placed; 4], slots: &PackedSlots, memory: &mut CudaMemory) {
         let (table, count) = (memory.table(&slots.table.0), slots.count);
         let (way, style) = match style {
             MergeStyle::Statistics => ("merge: merge_statistics", None),
@@ -321,7 +260,7 @@ impl CudaDevice<'_> {
         Ok(())
     }
 
-    /// A copy, or a sum, of rows.
+    /// Records a copy of rows, or a sum.
     fn pairs(
         &self,
         [from, to]: [BufferId; 2],
@@ -331,13 +270,13 @@ impl CudaDevice<'_> {
     ) -> Result<(), DeviceError> {
         memory.image.check_pairs(from, to, rows)?;
         let at = places(memory, [from, to]).map_err(failed)?;
-        let whole = at[0].format == at[1].format && production::alike(&at[0], &at[1]);
-        let fits = self.ways.helpers && if add { production::adds(&at[1], &at[0]) } else { whole };
-        if let Some(slots) = fits.then(|| production::slots(rows)).flatten() {
+        let whole = at[0].format == at[1].format && packed::alike(&at[0], &at[1]);
+        let fits = self.options.helpers && if add { packed::adds(&at[1], &at[0]) } else { whole };
+        if let Some(slots) = fits.then(|| packed::slots(rows)).flatten() {
             self.slot_rows(at, &slots, add, memory);
             return Ok(());
         }
-        if let Some(reorder) = (fits && !add).then(|| production::reordering(rows, at[1].rows)).flatten() {
+        if let Some(reorder) = (fits && !add).then(|| packed::reordering(rows, at[1].rows)).flatten() {
             self.reorder(at, &reorder, memory);
             return Ok(());
         }
@@ -354,7 +293,7 @@ impl CudaDevice<'_> {
         })
     }
 
-    fn slot_rows(&self, at: [Placed; 2], slots: &SlotTables, add: bool, memory: &mut CudaMemory) {
+    fn slot_rows(&self, at: [Placed; 2], slots: &PackedSlots, add: bool, memory: &mut CudaMemory) {
         let (table, count) = (memory.table(&slots.table.0), slots.count);
         self.workspace.count(if add { "accumulate: accumulate" } else { "copy: copy_valid" });
         memory.record(move |gpu, frame| {
@@ -412,7 +351,7 @@ impl CudaDevice<'_> {
         let places = memory.places.clone();
         self.workspace.count("messages and collectives: transfer_elements");
         self.with_transfers(memory, |table, area| {
-            let parts = |regions: &[&Region]| -> Result<Vec<Part>, KernelError> {
+            let parts = |regions: &[&Region]| -> Result<Vec<DeviceRegion>, KernelError> {
                 let region = |region: &&Region| {
                     part(&places[region.buffer.0], region.rows, region.heads.clone(), area)
                 };
@@ -441,7 +380,8 @@ impl CudaDevice<'_> {
     }
 }
 
-/// Transfers run at once, so that none may read a buffer that another writes; one may write what it reads.
+/// Refuses transfers of which one reads a buffer that another writes, since they run at once. A transfer may write
+/// what it reads.
 fn check_apart(transfers: &[Transfer<'_>]) -> Result<(), DeviceError> {
     let writes = |transfer: &Transfer<'_>, buffer: BufferId| transfer.to.iter().any(|to| to.buffer == buffer);
     for (index, transfer) in transfers.iter().enumerate() {
@@ -461,10 +401,7 @@ fn places<const N: usize>(memory: &CudaMemory, ids: [BufferId; N]) -> Result<[Pl
     found.try_into().map_err(|_| KernelError::shape("buffers were lost"))
 }
 
-fn views<'a, const N: usize>(
-    places: &[Placed; N],
-    memory: Area<'a>,
-) -> Result<[crate::view::View<'a>; N], KernelError> {
+fn views<'a, const N: usize>(places: &[Placed; N], memory: Area<'a>) -> Result<[View<'a>; N], KernelError> {
     let found = places.iter().map(|place| place.view(memory)).collect::<Result<Vec<_>, _>>()?;
     found.try_into().map_err(|_| KernelError::shape("buffers were lost"))
 }

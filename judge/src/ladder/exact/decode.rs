@@ -1,4 +1,4 @@
-//! What a wrong row shows: the set of keys that explains it, nearest to the right one first.
+//! Explanation of a wrong row: the set of keys that it shows, the sets nearest to the right one first.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use super::super::stories::{LANES_MIN, WORK_MAX, other_heads};
 use super::row::{Allowed, Head, Keys, Shown};
 use crate::exact::{Merging, Plan};
 
-/// A row of results.
+/// A row of results, and the place that it belongs to.
 pub(super) struct Row<'a> {
     pub(super) head: &'a Head<'a>,
     pub(super) query: usize,
@@ -19,7 +19,7 @@ pub(super) struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// What a query that sees `keys` of a KV head shows, if it is this row.
+    /// Returns what a query that sees `keys` of a KV head shows, if it is this row.
     fn shown(&self, head: &Head<'_>, keys: &Keys, scratch: &mut [f64]) -> Option<Shown> {
         let shown = head.row(self.query, self.query_head, keys, scratch)?;
         let allowed = Allowed::new(head.plan, &shown, self.merging);
@@ -30,7 +30,7 @@ impl Row<'_> {
         (lse && self.out.as_ref().is_none_or(out)).then_some(shown)
     }
 
-    /// The set of keys nearest to `right` that explains the row.
+    /// Returns the set of keys nearest to `right` that explains the row.
     fn saw(&self, right: &Keys) -> Option<Keys> {
         let mut scratch = vec![0.0; self.head.plan.problem.dims.v];
         let most = WORK_MAX / scratch.len().max(1);
@@ -38,8 +38,8 @@ impl Row<'_> {
         sets.find(|keys| self.shown(self.head, keys, &mut scratch).is_some())
     }
 
-    /// The KV head beside its own whose keys in `right` explain the row, if they have a weight: a row without one looks alike
-    /// for all heads. Where keys have codes no query can read another head.
+    /// Returns the KV head other than its own whose keys in `right` explain the row, if they have a weight. A row
+    /// without weights looks alike for all heads. Where keys have codes, no query can read another head.
     fn saw_head(&self, right: &Keys) -> Option<usize> {
         let Head { plan, inputs, kv_head, .. } = *self.head;
         if crate::exact::has_codes(plan.problem.mode) {
@@ -53,7 +53,7 @@ impl Row<'_> {
         })
     }
 
-    /// The number of keys that the LSE counts, where all weigh the same.
+    /// Returns the number of keys that the LSE counts, where all have the same weight.
     fn count(&self) -> Option<f64> {
         let mode = self.head.plan.problem.mode;
         let sink = crate::exact::sink(self.head.plan.problem).map_or(0.0, |_| 1.0);
@@ -61,7 +61,7 @@ impl Row<'_> {
         Some(lse.exp().round() - sink).filter(|count| count.is_finite())
     }
 
-    /// The key whose value the row holds, anywhere in the problem.
+    /// Returns the key whose value the row holds, anywhere in the problem.
     fn read(&self, plans: &[Plan<'_>]) -> Option<(usize, usize, usize)> {
         let out = self.out.as_ref()?;
         let kv_heads = self.head.plan.problem.heads.kv;
@@ -78,7 +78,8 @@ impl Row<'_> {
     }
 }
 
-/// Sets of keys of a sequence other than `right`: moved edges, nearer ones first, single keys, moved intervals.
+/// Returns sets of keys of a sequence other than `right`: moved edges (nearer ones first), one key flipped, no key,
+/// and all intervals.
 fn sets(right: &Keys, count: usize) -> impl Iterator<Item = Keys> {
     let (start, end) = (right.range.start, right.range.end);
     let moved = (1..=count).flat_map(move |by| {
@@ -101,10 +102,11 @@ fn sets(right: &Keys, count: usize) -> impl Iterator<Item = Keys> {
     moved.chain(single).chain([Keys::all(0..0)]).chain(any)
 }
 
-/// What a wrong row shows, and what it should; whether it is what another head, some set of keys, or another key shows.
+/// Returns in words what a wrong row shows and what it should show, and whether another head, some set of keys, or
+/// another key explains it.
 pub(super) fn story(row: &Row<'_>, plans: &[Plan<'_>], right: &Keys) -> (String, bool) {
     let own = row.head.kv_head;
-    // A number or a few are some head's by chance.
+    // A row of one number or a few matches some head's by chance.
     let is_wide = row.head.plan.problem.dims.v >= LANES_MIN;
     let of_head = || {
         let (other, saw) = (row.saw_head(right)?, if is_wide { "saw" } else { "as if it saw" });

@@ -1,9 +1,9 @@
-//! The backward of `routing` and `pairs`, bit for bit, and which queries a key received from.
+//! The backward of `routing` and `pairs`, bit for bit, and the queries that a key received from.
 //!
-//! A query with n keys of weight (1 or 2) gives each of them `P = 1/n`, `dS = P · (dP − D)`; what it sees otherwise has
-//! `P = 0`. Sums are compared where their terms, in units of the smallest, add up to no more than what holds partial
-//! sums: then each partial sum is exact in any order, and the result is one rounding of the exact sum. With P kept in
-//! f32, dv has the weights' error besides.
+//! A query with n keys of weight (1 or 2) gives each of them `P = 1/n` and `dS = P · (dP − D)`. Its other keys have
+//! `P = 0`. A sum is compared where its terms, in units of the smallest, add up to less than the format of partial
+//! sums can hold. Each partial sum is then exact in any order, and the result is one rounding of the exact sum. With
+//! P kept in f32, dv also has the weights' error.
 
 use std::ops::Range;
 
@@ -16,14 +16,14 @@ use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::evidence::Evidence;
 use crate::subject::RankGradients;
 
-/// The fewest multiples of a unit that f32 does not tell apart.
+/// Number of units from which on f32 cannot hold every multiple of the unit.
 const F32_UNITS: f64 = (1 << 24) as f64;
 
 pub(super) struct Backward<'a> {
     pub(super) evidence: &'a Evidence<'a>,
     pub(super) merging: Merging,
     pub(super) parts: Parts,
-    /// Whether the subject's own out is the exact one, so that D is.
+    /// Whether the subject's own out is the exact one, and thus D exact too.
     pub(super) out_is_exact: bool,
 }
 
@@ -41,22 +41,23 @@ impl Sum {
     }
 }
 
-/// What one query gives its keys.
+/// The gradients that one query gives to its keys.
 struct Given {
     keys: Range<usize>,
     weight: f64,
-    /// dS of each key.
+    /// Logit gradient dS of each key.
     ds: Vec<f64>,
 }
 
-/// Sums of one KV head's keys: `[keys, dim]`, row after row.
+/// Sums of one KV head's keys, each `[keys, dim]`, row after row.
 struct KeySums {
     dk: Vec<Sum>,
     dv: Vec<Sum>,
 }
 
 impl Backward<'_> {
-    /// Exact gradients are the same in any order of their sums: every run that is looked at must show them.
+    /// Checks the gradients of every run that is examined. Exact gradients are the same in any order of their sums,
+    /// so each run must show them.
     pub(super) fn check(&self, plans: &[Plan<'_>]) -> Option<Finding> {
         self.evidence.gradient_runs().into_iter().find_map(|got| self.run(plans, got))
     }
@@ -78,7 +79,7 @@ impl Backward<'_> {
         found.map(|(tally, wrong)| self.finding(plans, got, tally, wrong)).or_else(|| sinks(got))
     }
 
-    /// All queries are 0, and so is `dk = Σ dS · q`.
+    /// Checks that dk is 0: all queries are 0, and so is `dk = Σ dS · q`.
     fn zero_dk(&self, plans: &[Plan<'_>], got: &RankGradients) -> Option<Finding> {
         let mut tally = Tally::new(TensorName::Dk);
         for (sequence, plan) in plans.iter().enumerate() {
@@ -138,7 +139,7 @@ impl Backward<'_> {
         }
     }
 
-    /// Relative error of P where it is not rounded.
+    /// Returns the relative error of P where it is not rounded.
     fn p_error(&self, plan: &Plan<'_>) -> f64 {
         match self.evidence.problem.precision.p.format {
             Format::F32 => {
@@ -149,7 +150,7 @@ impl Backward<'_> {
         }
     }
 
-    /// What a query of a head gives; none where it sees no key.
+    /// Returns what a query of a head gives to its keys; `None` where it sees no key.
     fn given(&self, plan: &Plan<'_>, position: usize, head: usize) -> Option<Given> {
         let inputs = self.evidence.inputs;
         let (visible, chosen) = (plan.visible(position), plan.chosen(position, head));
@@ -168,13 +169,13 @@ impl Backward<'_> {
         Some(Given { keys, weight, ds: dp.iter().map(|dp| weight * (dp - d)).collect() })
     }
 
-    /// What holds a partial sum, in units.
+    /// Returns the number of units that a partial sum can hold.
     fn units(&self) -> f64 {
         let narrow = 2f64.powi(self.evidence.problem.precision.gradients.format.precision_bits());
         if self.merging.narrow_sums { narrow } else { F32_UNITS }
     }
 
-    /// The least and the largest right value.
+    /// Returns the smallest and the largest right value.
     fn allowed(&self, sum: &Sum, error: f64) -> (f64, f64) {
         let (format, error) = (self.evidence.problem.precision.gradients.format, error * sum.magnitude);
         (format.round(sum.value - error), format.round(sum.value + error))
@@ -189,7 +190,7 @@ impl Backward<'_> {
             return;
         }
         for (lane, (got, sum)) in got.iter().zip(sums).enumerate() {
-            // A merged or unrounded sum that is stored in 16 bits on its way has an error of its own.
+            // A sum of unrounded weights, merged in 16 bits, has a further error, so it is not compared.
             if sum.magnitude < most && !(error > 0.0 && self.merging.narrow_sums) {
                 let value = f64::from(*got);
                 let (least, largest) = self.allowed(sum, error);
@@ -227,7 +228,7 @@ impl Backward<'_> {
         }
     }
 
-    /// What each query could give a key (dk, dv), or each key a query (dq).
+    /// Returns what each query could give to a key (dk, dv), or each key to a query (dq).
     fn terms(&self, plan: &Plan<'_>, tensor: TensorName, wrong: Wrong) -> Vec<Term> {
         let (problem, inputs) = (self.evidence.problem, self.evidence.inputs);
         let scale = f64::from(problem.softmax.scale);
@@ -266,7 +267,7 @@ impl Backward<'_> {
     }
 }
 
-/// How many elements there are to compare, where each of them is the rounded sum.
+/// Returns the number of elements to compare, if each of them is the rounded sum.
 fn rounded(got: &[f32], sums: &[Sum], most: f64, format: Format) -> Option<usize> {
     // Each arm is compiled for its own format.
     match format {
@@ -295,14 +296,14 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// What one query or key adds to a gradient, and whether the mask lets it.
+/// A query's or key's part in a gradient, and whether the mask lets it in.
 struct Term {
     place: usize,
     seen: bool,
     lanes: Vec<f64>,
 }
 
-/// Whether a row is the sum of the terms that `taken` takes.
+/// Whether a row is the sum of the terms that `taken` selects.
 fn is_sum(terms: &[Term], got: &[f32], format: Format, taken: impl Fn(&Term) -> bool) -> bool {
     got.iter().enumerate().all(|(lane, got)| {
         let sum: f64 = terms.iter().filter(|term| taken(term)).map(|term| term.lanes[lane]).sum();
@@ -310,7 +311,7 @@ fn is_sum(terms: &[Term], got: &[f32], format: Format, taken: impl Fn(&Term) -> 
     })
 }
 
-/// Which of its keys a query's dq was gathered from.
+/// Returns in words the keys that a query's dq was gathered from.
 fn gathered(terms: &[Term], got: &[f32], format: Format) -> String {
     let right: Vec<usize> = terms.iter().map(|term| term.place).collect();
     for missing in &right {
@@ -322,7 +323,7 @@ fn gathered(terms: &[Term], got: &[f32], format: Format) -> String {
     format!("not what keys {right:?} give")
 }
 
-/// Which queries a key received from.
+/// Returns in words the queries that a key received from.
 fn received(plan: &Plan<'_>, terms: &[Term], got: &[f32], format: Format) -> String {
     let right = span(terms.iter().filter(|term| term.seen));
     let inside = |range: &Range<usize>, term: &Term| range.contains(&term.place);
@@ -349,10 +350,10 @@ fn received(plan: &Plan<'_>, terms: &[Term], got: &[f32], format: Format) -> Str
     }
 }
 
-/// Sets of queries that a story is sought among.
+/// Largest number of sets of queries among which an explanation is sought.
 const STORIES_MAX: usize = 4096;
 
-/// The queries from the first to the last.
+/// Returns the range from the first query to the last.
 fn span<'a>(terms: impl Iterator<Item = &'a Term> + Clone) -> Range<usize> {
     let first = terms.clone().map(|term| term.place).min().unwrap_or(0);
     first..terms.map(|term| term.place + 1).max().unwrap_or(first)
@@ -362,7 +363,7 @@ fn queries_text(range: &Range<usize>) -> String {
     if range.is_empty() { "no query".into() } else { format!("queries {}..{}", range.start, range.end) }
 }
 
-/// A sink without weight has no gradient.
+/// Checks that a sink without weight has no gradient.
 fn sinks(got: &RankGradients) -> Option<Finding> {
     let wrong = |head: &usize| got.dsink[*head] != 0.0;
     let head = (0..got.dsink.len()).find(wrong)?;

@@ -1,9 +1,11 @@
-//! Exact: the results that inputs of an exact mode allow, and no others ([`crate::exact`] has the modes and the proof).
+//! Exact: the results that inputs of an exact mode allow, and no others ([`crate::exact`] has the modes and the
+//! proof).
 //!
-//! What each query must show follows from the mask of the oracle, the laws of the mode and the values themselves; no
-//! oracle is asked. Where a merge or a format leaves a result inexact, that result is left to the envelope. Of a wrong
-//! row the judge asks which set of keys would show exactly this, the sets nearest to the right one first: what a query
-//! *saw*. Ranges are written without their end: `4..20` are the keys 4 to 19.
+//! The right result of each query follows from the oracle's mask, the plan of the mode and the values themselves,
+//! without the oracle's answer. Where a merge or a format leaves a result inexact, that result is left to the
+//! envelope. For a wrong row, the judge searches for the set of keys that would show exactly this row, beginning with
+//! the sets nearest to the right one. This is what a query *saw*. Ranges are written without their end: `4..20` are
+//! the keys 4 to 19.
 
 mod decode;
 mod gradients;
@@ -20,7 +22,7 @@ use crate::ladder::evidence::{Evidence, Look};
 use crate::verdict::Margin;
 use row::{Allowed, Head, Keys, Shown};
 
-/// The rung.
+/// Compares the results with those that the mode allows.
 pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {
     let problem = evidence.problem;
     if eligible(problem.mode, problem).is_err() {
@@ -39,7 +41,7 @@ pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {
     }
 }
 
-/// A row that is wrong: the first of the farthest off.
+/// Place of a wrong element, or of a row with one.
 #[derive(Clone, Copy)]
 struct Wrong {
     sequence: usize,
@@ -55,16 +57,16 @@ impl Wrong {
     }
 }
 
-/// Wrong rows that are kept beside the worst: not each of them shows a set of keys.
+/// Number of wrong rows that are kept besides the worst, since not each of them shows a set of keys.
 const ROWS_KEPT: usize = 16;
 
-/// Compares the elements of one tensor.
+/// Comparison of the elements of one tensor.
 struct Tally {
     tensor: TensorName,
     worst: Worst,
-    /// Where the worst one lies.
+    /// Place of the worst element.
     at: Option<Wrong>,
-    /// The first wrong rows, each with its first wrong lane.
+    /// First wrong rows, each with its first wrong lane.
     rows: Vec<Wrong>,
 }
 
@@ -73,7 +75,7 @@ impl Tally {
         Tally { tensor, worst: Worst::new(Check::Exact, tensor, ""), at: None, rows: Vec::new() }
     }
 
-    /// Counts an element; `distance` is how far off it is, NaN farther than all.
+    /// Counts an element, where `distance` is how far off it is. NaN counts as further off than any number.
     fn add(&mut self, holds: bool, distance: f64, place: impl FnOnce() -> Wrong) {
         self.worst.compared();
         if holds {
@@ -86,7 +88,7 @@ impl Tally {
         }
     }
 
-    /// The finding about the worst element, without its story.
+    /// Returns the finding about the worst element, without an explanation.
     fn finding(&self, wrong: Wrong, what: String) -> Finding {
         let Wrong { sequence, head, position, lane } = wrong;
         let place = Place { sequence: Some(sequence), head: Some(head), row: Some(position), lane };
@@ -96,7 +98,7 @@ impl Tally {
     }
 }
 
-/// One number, or the least and the largest.
+/// Returns one number in words, or the smallest and the largest.
 fn allowed_text((least, largest): (f64, f64)) -> String {
     if least == largest { number(least) } else { format!("{} to {}", number(least), number(largest)) }
 }
@@ -108,7 +110,7 @@ struct Forward<'a> {
 }
 
 impl Forward<'_> {
-    /// Checks LSE, out and max_logit. Whether every out is the exact value itself.
+    /// Checks LSE, out and max_logit. Returns whether every out is the exact value itself.
     fn check(&self, plans: &[Plan<'_>]) -> Result<bool, Box<Finding>> {
         let problem = self.evidence.problem;
         let (mut lse, mut out) = (Tally::new(TensorName::Lse), Tally::new(TensorName::Out));
@@ -146,7 +148,7 @@ impl Forward<'_> {
         }
     }
 
-    /// Whether the row is the exact one.
+    /// Compares a row of out. Returns whether it is the exact one.
     fn out(&self, plan: &Plan<'_>, place: Wrong, shown: &Shown, right: &[f64], tally: &mut Tally) -> bool {
         if !self.parts.out {
             return false;
@@ -176,7 +178,7 @@ impl Forward<'_> {
         lanes(&self.evidence.first.out, plan.run(Side::Q).row(place.position), place.head)
     }
 
-    /// What a wrong row shows, and whether that is a set of keys.
+    /// Returns what a wrong row shows, in words, and whether that explains it.
     fn story(&self, plans: &[Plan<'_>], wrong: Wrong) -> (String, bool) {
         let plan = &plans[wrong.sequence];
         let of_head = Head::new(plan, self.evidence.inputs, wrong.head / self.evidence.problem.group());
@@ -191,7 +193,8 @@ impl Forward<'_> {
         decode::story(&row, plans, &Keys::all(plan.visible(wrong.position)))
     }
 
-    /// The finding: of the worst row, or of the first that shows a set of keys where that one does not.
+    /// Returns the finding about the worst row, or about the first that has an explanation where the worst one has
+    /// none.
     fn finding(&self, plans: &[Plan<'_>], tally: &Tally, worst: Wrong) -> Finding {
         let stories = [worst].into_iter().chain(tally.rows.iter().copied());
         let mut told = stories.map(|wrong| (wrong, self.story(plans, wrong)));
@@ -202,7 +205,7 @@ impl Forward<'_> {
         Finding { got, expected, ..tally.finding(wrong, what) }
     }
 
-    /// The subject's value of an element, and the right one.
+    /// Returns the subject's value of an element, and the right one.
     fn values(&self, plan: &Plan<'_>, wrong: Wrong) -> (Option<String>, Option<String>) {
         let problem = self.evidence.problem;
         let of_head = Head::new(plan, self.evidence.inputs, wrong.head / problem.group());
@@ -219,9 +222,9 @@ impl Forward<'_> {
         }
     }
 
-    /// The largest logit of each head: a level or a code's, times the scale.
+    /// Checks the largest logit of each head: a level's or a code's, times the scale.
     fn max_logit(&self, largest: &[f64]) -> Option<Box<Finding>> {
-        /// Relative error of the product with the scale, in one form of it or another.
+        /// Relative error of the product with the scale, in any form of the product.
         const PRODUCT: f64 = 1.0 / (1 << 21) as f64;
         let got = self.evidence.first.max_logit.as_ref()?;
         let holds = |got: f64, right: f64| got == right || (got - right).abs() <= PRODUCT * right.abs();

@@ -1,4 +1,4 @@
-//! What a query must show for any set of keys that it might have seen.
+//! The right result of a query, for any set of keys that it might have seen.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -8,8 +8,8 @@ use seamproof_oracle::{Format, Inputs, Side};
 use super::super::compare::lanes;
 use crate::exact::{self, DEAD_LEVEL, Merging, Plan, has_codes, is_uniform};
 
-/// A set of keys: an interval, and perhaps one key that is in the set when it is not in the interval, or the other way
-/// round.
+/// A set of keys: an interval, and perhaps one flipped key, which is in the set if it is not in the interval, and the
+/// other way round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Keys {
     pub(super) range: Range<usize>,
@@ -35,7 +35,7 @@ impl Keys {
 }
 
 impl std::fmt::Display for Keys {
-    /// Ranges, the end not included.
+    /// Writes ranges, without their end.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Range { start, end } = self.range.clone();
         let inside = self.flipped.filter(|key| self.range.contains(key));
@@ -50,23 +50,23 @@ impl std::fmt::Display for Keys {
     }
 }
 
-/// What a row of weights comes to, besides its output.
+/// Statistics of a row of weights, besides its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shown {
-    /// The largest logit, the sink included.
+    /// Largest logit, the sink included.
     pub(super) logit: f64,
-    /// The largest logit of a key; −∞ without keys.
+    /// Largest logit of a key; −∞ without keys.
     pub(super) key_logit: f64,
-    /// Weights relative to the largest, added; 0 for a row without keys and sink.
+    /// Sum of the weights relative to the largest; 0 for a row without keys and sink.
     pub(super) sum: f64,
-    /// Keys that have a weight.
+    /// Number of keys that have a weight.
     pub(super) active: usize,
-    /// Keys in all.
+    /// Number of keys in all.
     pub(super) keys: usize,
 }
 
 impl Shown {
-    /// The LSE.
+    /// Returns the LSE.
     pub(super) fn lse(&self) -> f64 {
         if self.sum == 0.0 { f64::NEG_INFINITY } else { self.logit + self.sum.ln() }
     }
@@ -74,7 +74,7 @@ impl Shown {
 
 /// Sums over the first keys of a sequence, for one weighting of them.
 struct Sums {
-    /// `[keys + 1, dv]`, row after row.
+    /// Weighted sums of values `[keys + 1, dv]`, row after row.
     values: Vec<f64>,
     weights: Vec<f64>,
     counts: Vec<usize>,
@@ -86,9 +86,9 @@ pub(super) struct Head<'a> {
     pub(super) inputs: &'a Inputs,
     pub(super) kv_head: usize,
     levels: Vec<i32>,
-    /// Every key counts 1.
+    /// Sums in which every key counts 1.
     plain: Option<Sums>,
-    /// Keys of the staircase count `2^level`, the others nothing.
+    /// Sums in which keys of the staircase count `2^level`, and the others nothing.
     stairs: Option<Sums>,
     sink: Option<f64>,
 }
@@ -112,7 +112,7 @@ impl<'a> Head<'a> {
         self.levels.get(key).is_some_and(|level| *level != DEAD_LEVEL)
     }
 
-    /// `2^level` of a step.
+    /// Returns the weight of a step, `2^level`.
     fn weight(&self, key: usize) -> f64 {
         self.levels.get(key).map_or(1.0, |level| 2f64.powi(*level))
     }
@@ -135,7 +135,8 @@ impl<'a> Head<'a> {
         sums
     }
 
-    /// What a query of a head shows that sees `keys`; the output goes to `out`. None where nothing exact can be said.
+    /// Returns what a query of a head shows that sees `keys`, and writes its output to `out`; `None` where nothing
+    /// exact can be said.
     pub(super) fn row(&self, query: usize, head: usize, keys: &Keys, out: &mut [f64]) -> Option<Shown> {
         out.fill(0.0);
         let count = keys.len();
@@ -191,7 +192,7 @@ impl<'a> Head<'a> {
             self.gather(plain, keys, |_| 1.0, count as f64, out);
             return Shown { logit: key_logit, key_logit, sum: count as f64, active: count, keys: count };
         }
-        // A sink is a key of level 0 without a value.
+        // A sink acts as a key of level 0 without a value.
         let logit = self.sink.map_or(key_logit, |sink| sink.max(key_logit));
         let range = keys.range.clone();
         let flipped = keys.flipped.filter(|key| self.is_step(*key));
@@ -205,7 +206,7 @@ impl<'a> Head<'a> {
         Shown { logit, key_logit, sum: total / 2f64.powi(top.max(0)), active, keys: keys.len() }
     }
 
-    /// `Σ weight · v / total` over the keys.
+    /// Writes `Σ weight · v / total` over the keys to `out`.
     fn gather(&self, sums: &Sums, keys: &Keys, weight: impl Fn(usize) -> f64, total: f64, out: &mut [f64]) {
         let dim = out.len();
         let (first, end) = (keys.range.start * dim, keys.range.end * dim);
@@ -219,15 +220,15 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The right results of one row: an interval around each exact value.
+/// Right results of one row: an interval around each exact value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowed {
-    /// Error of an element of out, relative to it,
+    /// Allowed relative error of an element of out.
     relative: f64,
-    /// and beside that.
+    /// Allowed absolute error of an element of out, besides the relative one.
     absolute: f64,
     format: Format,
-    /// Error of the LSE.
+    /// Allowed absolute error of the LSE.
     lse: f64,
 }
 
@@ -250,7 +251,7 @@ impl Allowed {
         }
     }
 
-    /// The least and the largest right element of out.
+    /// Returns the smallest and the largest right element of out.
     pub(super) fn out(&self, exact: f64) -> (f64, f64) {
         let error = self.relative * exact.abs() + self.absolute;
         (self.format.round(exact - error), self.format.round(exact + error))

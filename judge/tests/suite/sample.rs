@@ -1,0 +1,142 @@
+//! Cases that are too large for the oracle: the envelope looks at a sample of their rows. It is silent on right kernels, and
+//! sees a factor on a whole gradient, which identities do not.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::any_order::AnyOrder;
+use rayon::prelude::*;
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::generate::{self, Draw, Limits};
+use seamproof_judge::ladder::{Depth, Judge, Rung};
+use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::{Emulated, Miscalled, draw_options, miscall};
+use seamproof_judge::verdict::Verdict;
+use seamproof_oracle::{Pass, Problem, TensorName};
+
+/// So many cases of a profile.
+type Cases = (u64, fn() -> Limits);
+
+/// Cases of the emulated kernel that may not be condemned: small ones, and ones around the edges of chunks and tiles.
+const RIGHT_CASES: [Cases; 2] = [(900, Limits::quick), (100, Limits::seams)];
+/// The same where minutes are spent.
+const MANY_RIGHT_CASES: [Cases; 2] = [(32_000, Limits::quick), (4_000, Limits::seams)];
+
+/// The envelope alone, with the oracle for this many products.
+fn envelope(products_max: u64) -> Judge {
+    let judge = Judge::default();
+    let rungs: Vec<Rung> = judge.rungs.iter().filter(|rung| rung.check == Check::Envelope).copied().collect();
+    Judge { products_max, rungs, ..judge }
+}
+
+fn problems(seed: u64, limits: Limits, cases: u64) -> impl ParallelIterator<Item = (u64, Problem)> {
+    let drawn = move |index| match generate::draw(seed, index, &limits) {
+        Draw::Problem(problem) => Some((index, problem)),
+        Draw::Malformed(_) => None,
+    };
+    (0..cases).into_par_iter().filter_map(drawn)
+}
+
+/// The emulated kernel in all its forms, one in 16 without fixed bits.
+fn right(index: u64) -> Box<dyn Backend> {
+    if index % 16 == 5 {
+        return Box::new(AnyOrder::from(index));
+    }
+    Box::new(Emulated::from_options(&draw_options(index)).expect("options"))
+}
+
+/// What a judge that samples says against right kernels, and how many it judged.
+fn alarms(cases: [Cases; 2]) -> (Vec<String>, usize) {
+    let (judge, judged) = (envelope(0), AtomicU64::new(0));
+    let of_profile = |(seed, (count, limits)): (usize, Cases)| -> Vec<String> {
+        let alarm = |(index, problem): (u64, Problem)| match judge
+            .examine(right(index).as_ref(), &problem, Depth::First)
+            .verdict
+        {
+            Verdict::Pass(_) => {
+                judged.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+            Verdict::Refused(_) => None,
+            verdict => Some(format!("case {index}: {verdict:?}\n{problem:?}")),
+        };
+        problems(20 + seed as u64, limits(), count).filter_map(alarm).collect()
+    };
+    let alarms = cases.into_iter().enumerate().flat_map(of_profile).collect();
+    (alarms, judged.into_inner() as usize)
+}
+
+fn assert_silent(cases: [Cases; 2]) {
+    let (alarms, judged) = alarms(cases);
+    assert!(alarms.is_empty(), "{} alarms, the first: {}", alarms.len(), alarms[0]);
+    let asked: u64 = cases.iter().map(|(count, _)| count).sum();
+    assert!(judged as u64 > asked / 2, "{judged} of {asked}");
+}
+
+#[test]
+fn a_sample_is_silent_on_the_right_kernel() {
+    assert_silent(RIGHT_CASES);
+}
+
+#[test]
+#[ignore = "takes minutes: run it alone, with --release"]
+fn a_sample_is_silent_on_the_right_kernel_for_many_cases() {
+    assert_silent(MANY_RIGHT_CASES);
+}
+
+fn wrong_call(id: &str) -> Box<dyn Backend> {
+    Box::new(Miscalled::new(Box::new(Emulated::default()), miscall(id).expect("a fault")))
+}
+
+fn finding(judge: &Judge, subject: &dyn Backend, problem: &Problem) -> Option<Finding> {
+    match judge.examine(subject, problem, Depth::First).verdict {
+        Verdict::Finding(finding) => Some(*finding),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_factor_on_a_whole_gradient_is_seen_without_the_whole_oracle() {
+    let faults = [
+        ("call-dq-and-dk-halved", vec![TensorName::Dq, TensorName::Dk]),
+        ("call-dk-doubled", vec![TensorName::Dk]),
+        ("call-dsink-halved", vec![TensorName::Dsink]),
+        ("call-dv-of-half-the-queries", vec![TensorName::Dv]),
+        ("call-softcap-dropped", vec![TensorName::Lse, TensorName::Out, TensorName::Dq]),
+    ];
+    let (whole, sampled) = (envelope(u64::MAX), envelope(0));
+    for (id, tensors) in faults {
+        let subject = wrong_call(id);
+        let both: Vec<Option<Finding>> = problems(30, Limits::quick(), 400)
+            .filter(|(_, problem)| problem.pass == Pass::Backward)
+            .filter(|(_, problem)| finding(&whole, subject.as_ref(), problem).is_some())
+            .map(|(_, problem)| finding(&sampled, subject.as_ref(), &problem))
+            .collect();
+        let seen: Vec<&Finding> = both.iter().flatten().collect();
+        assert!(
+            seen.len() > 10 && 10 * seen.len() > 9 * both.len(),
+            "{id}: {} of {}",
+            seen.len(),
+            both.len()
+        );
+        for finding in seen {
+            assert!(finding.tensor.is_some_and(|tensor| tensors.contains(&tensor)), "{id}: {finding}");
+        }
+    }
+}
+
+/// A finding about a part is told of the case: its sequence and row, in the case's own numbers.
+#[test]
+fn a_finding_of_a_sample_is_where_the_whole_oracle_finds_it() {
+    let subject = wrong_call("call-dq-stale");
+    let (whole, sampled) = (envelope(u64::MAX), envelope(0));
+    let places: Vec<_> = problems(31, Limits::quick(), 2_000)
+        .filter(|(_, problem)| problem.tokens() <= 32)
+        .filter_map(|(_, problem)| {
+            let [a, b] = [&whole, &sampled].map(|judge| finding(judge, subject.as_ref(), &problem));
+            let (a, b) = a.zip(b)?;
+            // One row is wrong, so that both name the same.
+            Some([a, b].map(|finding| (finding.tensor, finding.place.sequence, finding.place.row)))
+        })
+        .collect();
+    assert!(places.len() > 20 && places.iter().all(|[a, b]| a == b), "{places:?}");
+}

@@ -1,0 +1,15 @@
+//! Speed of the kernels, each against a peer in the same run.
+
+mod attention;
+mod backward;
+mod error;
+mod figures;
+mod peer;
+mod pools;
+mod thd;
+mod timing;
+mod tracks;
+
+pub use attention::{AttentionBench, BenchedPass, attention, problems};
+pub use error::BenchError;
+pub use thd::thd;

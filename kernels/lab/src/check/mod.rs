@@ -1,0 +1,27 @@
+//! Checks of the kernels on a GPU.
+
+mod calls;
+mod draw;
+mod elements;
+mod far;
+mod image;
+mod large;
+mod levels;
+mod mismatch;
+mod moves;
+mod passes;
+mod planted;
+mod replay;
+mod steady;
+mod tables;
+mod twins;
+
+pub use calls::check_calls;
+pub use large::check_large;
+pub use levels::check_levels;
+pub use mismatch::Mismatch;
+pub use passes::{instances, launch_instances};
+pub use planted::seen;
+pub use replay::{REPLAYED, ReplayTables, Replayed, replayed};
+pub use steady::{STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Steady, SteadyPack, accumulated, direct, steady};
+pub use twins::{CheckOutcome, MISMATCHES_MAX, OperationTally, check, check_until};

@@ -1,0 +1,177 @@
+//! A forward and a backward on tensors of their own, by any of the kernels, to be launched again and again.
+//!
+//! An *instance* is one of the kernels that a source is compiled to: of a shape, the largest head dim and a format.
+
+use seamproof_kernels::attend::{BackwardTensors, CallTables, ForwardTensors, WeightFormats};
+use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
+use seamproof_kernels::forward::TileShape;
+use seamproof_kernels::memory::DeviceBuffer;
+use seamproof_kernels::{Gpu, KernelError};
+use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields};
+use seamproof_simulator::AttentionCall;
+
+use crate::problem::{legal, packed};
+use crate::ready::{BackwardBuffers, NormalNumbers, weights};
+
+/// The numbers that the largest logits of heads are raised from, in turn: none is smaller than the first, and none is
+/// larger than the second.
+const LARGEST: [f32; 2] = [f32::NEG_INFINITY, 1e30];
+/// The byte in all other results before a launch. It makes a number of about 1 in every format, from which a sum
+/// differs.
+const BEFORE: u8 = 0x3f;
+
+/// The kernels that run.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kernels {
+    /// The simple kernels.
+    Simple,
+    /// The kernels on tensor cores.
+    Tuned(TileShape, BackwardMode),
+}
+
+/// The tables and memory that the launches of a forward and a backward of one call need beside tensors.
+pub(super) struct Launches {
+    kernels: Kernels,
+    pub(super) call: CallTables,
+    pub(super) tables: DeviceBuffer,
+    /// The forward's plan, and the backward's workspace.
+    rooms: [DeviceBuffer; 2],
+    weights: WeightFormats,
+}
+
+impl Launches {
+    /// Prepares a call on tensors of so many rows of queries and keys, query heads, and lanes of a head.
+    pub(super) fn new(
+        gpu: &Gpu,
+        call: &AttentionCall,
+        (rows, heads, dims): ([usize; 2], usize, [usize; 2]),
+        (kernels, weights): (Kernels, WeightFormats),
+    ) -> Result<Launches, KernelError> {
+        let call = CallTables::new(call, rows, true)?;
+        let bytes = match kernels {
+            Kernels::Simple => [0, call.scratch_bytes(heads)],
+            Kernels::Tuned(..) => [call.plan_bytes(), call.workspace_bytes(heads, dims)],
+        };
+        let [plan, workspace] = bytes.map(|bytes| gpu.allocate(bytes));
+        let (tables, rooms) = (gpu.upload(call.bytes())?, [plan?, workspace?]);
+        Ok(Launches { kernels, call, tables, rooms, weights })
+    }
+
+    /// Launches both passes.
+    pub(super) fn launch(
+        &self,
+        gpu: &Gpu,
+        (forward, backward): (&ForwardTensors, &BackwardTensors),
+    ) -> Result<(), KernelError> {
+        self.forward(gpu, forward)?;
+        self.backward(gpu, backward)
+    }
+
+    /// Launches the forward.
+    pub(super) fn forward(&self, gpu: &Gpu, tensors: &ForwardTensors) -> Result<(), KernelError> {
+        let (Launches { call, weights, .. }, tables) = (self, self.tables.area());
+        match self.kernels {
+            Kernels::Simple => gpu.attend(call, tables, *weights, tensors),
+            Kernels::Tuned(shape, _) => {
+                gpu.forward(call, [tables, self.rooms[0].area()], *weights, shape, tensors)
+            }
+        }
+    }
+
+    /// Launches the backward.
+    pub(super) fn backward(&self, gpu: &Gpu, tensors: &BackwardTensors) -> Result<(), KernelError> {
+        let Launches { call, weights, .. } = self;
+        let areas = [self.tables.area(), self.rooms[1].area()];
+        match self.kernels {
+            Kernels::Simple => gpu.attend_backward(call, areas, *weights, tensors),
+            Kernels::Tuned(_, how) => gpu.backward(call, areas, *weights, how, tensors),
+        }
+    }
+}
+
+/// A forward and a backward of a problem, with their tensors.
+pub(super) struct ReadyPasses<'g> {
+    gpu: &'g Gpu,
+    problem: &'g Problem,
+    tensors: BackwardBuffers,
+    pub(super) launches: Launches,
+}
+
+impl<'g> ReadyPasses<'g> {
+    /// Prepares a call on a problem's tensors.
+    pub(super) fn new(
+        gpu: &'g Gpu,
+        (problem, call): (&'g Problem, &AttentionCall),
+        kernels: Kernels,
+        numbers: &NormalNumbers,
+    ) -> Result<ReadyPasses<'g>, KernelError> {
+        let (rows, dims) = ([problem.rows.q, problem.rows.kv], [problem.dims.qk, problem.dims.v]);
+        let launches = Launches::new(gpu, call, (rows, problem.heads.q, dims), (kernels, weights(problem)))?;
+        Ok(ReadyPasses { gpu, problem, tensors: BackwardBuffers::new(gpu, problem, numbers)?, launches })
+    }
+
+    /// Launches both passes.
+    pub(super) fn launch(&self) -> Result<(), KernelError> {
+        let ReadyPasses { gpu, problem, tensors, launches } = self;
+        launches.launch(gpu, (&tensors.forward.forward(problem), &tensors.backward(problem)))
+    }
+
+    /// Returns what `launch` writes, and what it leaves, by the names of results.
+    pub(super) fn results(
+        &self,
+        launch: impl FnOnce() -> Result<(), KernelError>,
+    ) -> Result<Vec<(&'static str, Vec<u8>)>, KernelError> {
+        let largest = (0..self.problem.heads.q).flat_map(|head| LARGEST[head % LARGEST.len()].to_le_bytes());
+        let largest: Vec<u8> = largest.collect();
+        for (name, area) in self.tensors.results() {
+            let before = if name == "max_logit" { largest.clone() } else { vec![BEFORE; area.bytes()] };
+            self.gpu.write(area, &before)?;
+        }
+        launch()?;
+        let read = self.tensors.results().into_iter().map(|(name, area)| Ok((name, self.gpu.read(area)?)));
+        read.collect()
+    }
+}
+
+/// The lengths: a tile cut short, whole ones, and more than one in every shape, with padding behind each.
+const LENGTHS: [usize; 4] = [300, 1, 64, 450];
+const PADDING: usize = 16;
+/// The query and KV heads: as many query heads to a KV head as share tiles, and one.
+const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
+const DIMS: [usize; 2] = [64, 128];
+const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
+/// The beginnings of the names of the kernels on tensor cores.
+const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];
+
+/// Launches every instance of the kernels on tensor cores, and the simple kernels, forward and backward. These are
+/// small passes for a tool that watches launches, such as a sanitizer. Their results are compared elsewhere.
+pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
+    for format in FORMATS {
+        let numbers = NormalNumbers::of(gpu, format)?;
+        for (dim, heads) in DIMS.into_iter().flat_map(|dim| HEADS.map(|heads| (dim, heads))) {
+            let problem = small(format, dim, heads)?;
+            let call = AttentionCall::whole(&problem);
+            let orders = DqOrder::ALL.into_iter().flat_map(|order| {
+                [GradientUpdate::Overwrite, GradientUpdate::Accumulate]
+                    .map(|update| BackwardMode { order, update })
+            });
+            let tuned = TileShape::ALL.into_iter().zip(orders).map(|(shape, how)| Kernels::Tuned(shape, how));
+            for kernels in [Kernels::Simple].into_iter().chain(tuned) {
+                let passes = ReadyPasses::new(gpu, (&problem, &call), kernels, &numbers)?;
+                passes.results(|| passes.launch())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn small(format: Format, dim: usize, heads: Heads) -> Result<Problem, KernelError> {
+    let plain = packed(LENGTHS.map(|len| (len, len + PADDING)), heads, dim, Mask::CAUSAL);
+    legal(ProblemFields { precision: Precision::uniform(format), ..plain })
+}
+
+/// Returns the kernels on tensor cores, each with how often it was launched.
+pub fn instances(gpu: &Gpu) -> impl Iterator<Item = (&str, u64)> {
+    let of_tensor_cores = |name: &str| TENSOR_CORES.iter().any(|begin| name.starts_with(begin));
+    gpu.launches().filter(move |(name, _)| of_tensor_cores(name))
+}

@@ -1,0 +1,38 @@
+//! Planted faults of kernels, looked for with the comparisons that must show them.
+
+use seamproof_kernels::{Gpu, KernelError};
+
+use super::calls::check_calls;
+use super::large::check_large;
+use super::levels::check_levels;
+use super::mismatch::Mismatch;
+use super::twins::check_until;
+use crate::faults::{Detector, SourceFault};
+
+/// The most calls that a planted fault is looked for with. Each is launched in many ways, and the CPU's part takes a
+/// tenth of a second.
+const CALLS_MAX: u64 = 200;
+
+/// Looks for a planted fault with the comparison that must show it, where that draws cases or calls on so many.
+/// Returns the first disagreement, and whether it is one that the fault names; `None` for a fault that no comparison
+/// shows.
+pub fn seen(
+    gpu: &Gpu,
+    fault: &SourceFault,
+    cases: u64,
+    seed: u64,
+) -> Result<Option<(bool, Option<Mismatch>)>, KernelError> {
+    let found = match fault.seen {
+        Detector::Bits(_) => check_until(gpu, cases, seed, 1)?.mismatches,
+        Detector::Large => check_large(gpu)?,
+        Detector::Levels => check_levels(gpu)?,
+        Detector::Calls => check_calls(gpu, cases.min(CALLS_MAX), seed, 1)?,
+        Detector::Rungs(_) | Detector::IllegalAddress | Detector::Deadline => return Ok(None),
+    };
+    let first = found.into_iter().next();
+    let named = first.as_ref().is_some_and(|first| match fault.seen {
+        Detector::Bits(operations) => operations.contains(&first.operation),
+        _ => true,
+    });
+    Ok(Some((named, first)))
+}

@@ -1,0 +1,146 @@
+//! Entries of the catalogue.
+
+use seamproof_kernels::forward::{AttentionKernels, TileShape};
+use seamproof_kernels::source::{Source, sources};
+use seamproof_simulator::faults::Catcher;
+
+/// A class of bugs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BugClass {
+    /// Offsets of the whole batch where a rank's are meant, or the other way round.
+    GlobalOffset,
+    /// −∞ treated as a number like others.
+    MissingGuard,
+    /// The first sequence taken to begin at row 0.
+    FirstOffset,
+    /// A product of rows and elements in 32 bits.
+    Int32Product,
+    /// The last sequence left out.
+    LastSequence,
+    /// A store behind the end.
+    PastTheEnd,
+    /// One table used in the role of another, or a seam between pieces missed.
+    WrongSeam,
+    /// A result rounded or combined otherwise than promised.
+    Arithmetic,
+}
+
+/// A check that shows a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detector {
+    /// The comparison with the twin, bit for bit, in one of these operations.
+    Bits(&'static [&'static str]),
+    /// The judge of a campaign, by one of these rungs.
+    Rungs(&'static [Catcher]),
+    /// The comparison on a tensor of more than 2^31 elements.
+    Large,
+    /// The comparison of the forward on scores far from 0.
+    Levels,
+    /// The comparison on attention calls that no schedule makes.
+    Calls,
+    /// The driver, which reports an access outside of all memory.
+    IllegalAddress,
+    /// A deadline, since the kernel does not end.
+    Deadline,
+}
+
+impl Detector {
+    /// Returns whether a comparison shows the fault. Campaigns show the others.
+    pub fn is_compared(self) -> bool {
+        !matches!(self, Detector::Rungs(_) | Detector::IllegalAddress | Detector::Deadline)
+    }
+}
+
+/// The rungs that see wrong numbers in real rows.
+pub(super) const VALUES: Detector = Detector::Rungs(&[Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
+/// The rungs that see rows read in which nothing is real.
+pub(super) const READS: Detector =
+    Detector::Rungs(&[Catcher::Poison, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
+/// The rungs that see such reads where their results may pass for what was never written.
+pub(super) const SPREADS: Detector = Detector::Rungs(&[
+    Catcher::Structure,
+    Catcher::Poison,
+    Catcher::Exact,
+    Catcher::Identity,
+    Catcher::Envelope,
+]);
+/// The rungs that see rows that nobody writes, or that another row's writer writes.
+pub(super) const FORGETS: Detector =
+    Detector::Rungs(&[Catcher::Structure, Catcher::Exact, Catcher::Identity, Catcher::Envelope]);
+/// The rung that sees padding other than the contract's.
+pub(super) const WRITES: Detector = Detector::Rungs(&[Catcher::Structure]);
+
+/// A planted fault: an edit of a source.
+#[derive(Clone, Copy, Debug)]
+pub struct SourceFault {
+    /// The name.
+    pub id: &'static str,
+    /// The class that it is an example of.
+    pub kind: BugClass,
+    /// The bug that it imitates.
+    pub imitates: &'static str,
+    /// The source that is compiled with it.
+    pub file: &'static str,
+    /// The text that is replaced, in the source or in a header of it.
+    pub find: &'static str,
+    /// The text that replaces it.
+    pub replace: &'static str,
+    /// The check that shows it.
+    pub seen: Detector,
+    /// The attention kernels with which a campaign's judge shows it.
+    pub attention: AttentionKernels,
+}
+
+impl SourceFault {
+    /// Returns how often the text is in the source.
+    pub fn matches(&self) -> usize {
+        whole(self.file).map_or(0, |text| text.matches(self.find).count())
+    }
+
+    /// Returns every instance of the edited file, with its headers put in; `None` where the text is not there exactly
+    /// once.
+    pub fn edited(&self) -> Option<Vec<Source>> {
+        Some(self.sources()?.into_iter().filter(|source| source.file == self.file).collect())
+    }
+
+    /// Returns every source, with this file edited; `None` where the text is not there exactly once.
+    pub fn sources(&self) -> Option<Vec<Source>> {
+        let text = whole(self.file).filter(|text| text.matches(self.find).count() == 1)?;
+        let text = text.replace(self.find, self.replace);
+        let of = |source: Source| match source.file == self.file {
+            true => source.with_text(text.clone()),
+            false => source,
+        };
+        Some(sources().into_iter().map(of).collect())
+    }
+}
+
+/// Returns the text of a source with its headers put in.
+pub(super) fn whole(file: &str) -> Option<String> {
+    sources().into_iter().find(|source| source.file == file).map(|source| source.whole())
+}
+
+/// A bug that several catalogues imitate.
+pub(super) const TE_1230: &str = "ragged offsets times heads and dim wrap in 32 bits: \
+    https://github.com/NVIDIA/TransformerEngine/pull/1230";
+
+/// Makes a catalogue. It takes the attention kernels that show its entries. Each entry has an id, a class, what it
+/// imitates, a source, `text => text`, and the check that shows it.
+macro_rules! faults {
+    ($attention:expr; $($id:literal, $kind:ident, $imitates:expr, $file:literal, $find:literal => $replace:literal, $seen:expr;)*) => {
+        &[$(SourceFault {
+            id: $id, kind: BugClass::$kind, imitates: $imitates, file: $file, find: $find, replace: $replace, seen: $seen,
+            attention: $attention,
+        }),*]
+    };
+}
+pub(super) use faults;
+
+pub(super) const SIMPLE: AttentionKernels = AttentionKernels::Simple;
+/// Faults of the kernels on tensor cores show in the forward's long shape, some in that alone.
+pub(super) const TUNED: AttentionKernels = AttentionKernels::Of(TileShape::Long);
+/// Faults of tiles with rows of several heads show only in the middle shape.
+pub(super) const PACKED: AttentionKernels = AttentionKernels::Of(TileShape::Middle);
+/// Faults of clusters show in the paired shape, and faults of teams in the short one.
+pub(super) const PAIRED: AttentionKernels = AttentionKernels::Of(TileShape::Paired);
+pub(super) const SHORT: AttentionKernels = AttentionKernels::Of(TileShape::Short);

@@ -1,0 +1,141 @@
+//! Planted faults of the kernels for packed slots. The comparison with the twins must find them.
+
+use super::entry::{BugClass, Detector, SIMPLE, SourceFault, TE_1230, faults};
+
+const TE_2596: &str = "global padded offsets on a rank's shard: \
+    https://github.com/NVIDIA/TransformerEngine/pull/2596";
+const TE_2829: &str = "first padded offset assumed 0, offset table read at -1: \
+    https://github.com/NVIDIA/TransformerEngine/pull/2829";
+const VLLM_39148: &str =
+    "NaN from merging two empty states: https://github.com/vllm-project/vllm/issues/39148";
+const FLASHINFER_4051: &str =
+    "merge lacks the case empty and empty: https://github.com/flashinfer-ai/flashinfer/issues/4051";
+const VLLM_49294: &str =
+    "an empty range's undefined out merged as if valid: https://github.com/vllm-project/vllm/issues/49294";
+const TE_2548: &str = "a row times a length in int: https://github.com/NVIDIA/TransformerEngine/issues/2548";
+const MAGI_28: &str = "a table of ranges read one entry too far, or one too few: \
+    https://github.com/SandAI-org/MagiAttention/pull/28";
+const FA_A3A257C7: &str = "a store bounded by the tile's end and not by the sequence's: \
+    https://github.com/Dao-AILab/flash-attention/commit/a3a257c7";
+const TE_2892: &str = "one table in the roles of real and padded offsets: \
+    https://github.com/NVIDIA/TransformerEngine/issues/2892";
+const TE_2186: &str = "a last chunk of nothing but padding: \
+    https://github.com/NVIDIA/TransformerEngine/issues/2186";
+const TE_CORRECTION: &str = "the product rounded before it is added is part of the contract: \
+    https://github.com/NVIDIA/TransformerEngine, common/fused_attn/context_parallel.cu";
+const TE_STRIPED: &str = "lengths from ids and offsets from positions: \
+    https://github.com/NVIDIA/TransformerEngine, transformer_engine/jax/attention.py";
+const PYTORCH_186142: &str =
+    "illegal address, scratch sized from the wrong axis: https://github.com/pytorch/pytorch/issues/186142";
+
+const GATHERS: &[&str] = &["all-gather segments", "all-gather backward segments"];
+const HALVES: &[&str] =
+    &["read half", "write half", "merge of statistics", "merge of out", "accumulation", "half statistic"];
+const SEARCHES: &[&str] =
+    &["copy valid", "fill padding", "reorder", "partition indices", "read half", "write half", "valid mask"];
+const REAL_ROWS: &[&str] = &["copy valid", "fill padding", "valid mask"];
+const MERGES: &[&str] = &["merge of statistics", "merge of out"];
+
+/// The faults of `rows.cu`, `merge.cu` and `metadata.cu`.
+pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
+    "global-base-of-ranks-row", GlobalOffset, TE_2596, "rows.cu",
+        "const i64 base = offset * cut.cp;" => "const i64 base = offset;",
+        Detector::Bits(&["reorder", "partition indices"]);
+    "global-offset-in-ranks-table", GlobalOffset, TE_2596, "metadata.cu",
+        "offset[s] = (int)(rows + before + gap);" => "offset[s] = batch.offset[s];",
+        Detector::Bits(&["rank slots"]);
+    "local-offset-of-gathered-keys", GlobalOffset, TE_2596, "metadata.cu",
+        "segment.kv_offset = kv.offset[s] * cp;" => "segment.kv_offset = kv.offset[s];",
+        Detector::Bits(GATHERS);
+    "a-residue-too-far", WrongSeam, MAGI_28, "metadata.cu",
+        "+ (keys > 0 ? residue : 0);" => "+ residue;",
+        Detector::Bits(&["all-gather backward segments"]);
+    "band-of-residues-unscaled", WrongSeam, TE_STRIPED, "metadata.cu",
+        "queries, {residue, cp, keys, 0}, segment);" => "queries, {0, cp, keys, 0}, segment);",
+        Detector::Bits(&["all-gather backward segments"]);
+    "two-empty-statistics", MissingGuard, VLLM_39148, "merge.cu",
+        "const float difference = a == b ? 0.0f : a - b;" => "const float difference = a - b;",
+        Detector::Bits(MERGES);
+    "share-of-an-empty-total", MissingGuard, FLASHINFER_4051, "merge.cu",
+        "return a == neg_infinity() ? 0.0f : exponential(a - total);" => "return exponential(a - total);",
+        Detector::Bits(&["merge of out"]);
+    "empty-out-times-zero", MissingGuard, VLLM_49294, "merge.cu",
+        "kept.word[i] = weight == 0.0f ? 0 : packed.word[i];" => "kept.word[i] = packed.word[i];",
+        Detector::Bits(&["merge of out"]);
+    "first-offset-0-in-reorder", FirstOffset, TE_2829, "rows.cu",
+        "const i64 x = row - offset;" => "const i64 x = row - (slot.index == 0 ? 0 : offset);",
+        Detector::Bits(&["reorder", "partition indices"]);
+    "first-offset-0-in-halves", FirstOffset, TE_2829, "rows.cu",
+        "const u32 in_half = half_row - (offset >> 1)"
+            => "const u32 in_half = half_row - (slot.index == 0 ? 0 : offset >> 1)",
+        Detector::Bits(&["read half", "write half"]);
+    "offset-table-at-minus-1", FirstOffset, TE_2829, "rows.cu",
+        "return s < 0 ? Slot{-1, 0, 0, 0} : slot_at(slots, s);" => "return slot_at(slots, s);",
+        Detector::Bits(&["reorder"]);
+    "int32-bytes-of-rows", Int32Product, TE_2548, "rows.cu",
+        "\"l\"(from + move.from * row_bytes + column)" => "\"l\"(from + (int)((u32)move.from * row_bytes) + column)",
+        Detector::Large;
+    "int32-elements-of-a-step", Int32Product, TE_1230, "merge.cu",
+        "step_first = first;" => "step_first = (int)first;",
+        Detector::Large;
+    "last-sequence-not-found", LastSequence, MAGI_28, "rows.cu",
+        "if (s >= slots.count) return {s, NOWHERE, 0, 0};" => "if (s + 1 >= slots.count) return {s, NOWHERE, 0, 0};",
+        Detector::Bits(SEARCHES);
+    "guessed-window-behind-the-row", WrongSeam, MAGI_28, "rows.cu",
+        "if ((before != 0 || base == 0) && (before != ALL_LANES || base + 32 >= slots.count)) return guess;"
+            => "if (before != ALL_LANES || base + 32 >= slots.count) return guess;",
+        Detector::Bits(SEARCHES);
+    "next-slot-of-four-rows-missed", LastSequence, MAGI_28, "merge.cu",
+        "if (begin + slot.span >= EACH || slot.index + 1 >= slots.count) break;" => "break;",
+        Detector::Bits(&["merge of statistics", "largest logit"]);
+    "last-half-left-out", LastSequence, MAGI_28, "merge.cu",
+        "if (slot.index < 0 || in_half >= chunk" => "if (slot.index + 1 == slots.count || in_half >= chunk",
+        Detector::Bits(&["merge of statistics", "merge of out", "accumulation", "half statistic"]);
+    "last-run-unfinished", LastSequence, MAGI_28, "metadata.cu",
+        "if (run < *count) {" => "if (run + 1 < *count) {",
+        Detector::Bits(&["segment runs"]);
+    "mask-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
+        "if (first + i < slots.rows) mask[first + i] = real >> i & 1;"
+            => "if (first + i <= slots.rows) mask[first + i] = real >> i & 1;",
+        Detector::Bits(&["valid mask"]);
+    "cu-seqlens-past-the-end", PastTheEnd, FA_A3A257C7, "metadata.cu",
+        "if (s < slots.count) cu_seqlens[s + 1]" => "if (s <= slots.count) cu_seqlens[s + 1]",
+        Detector::Bits(&["cu_seqlens on rank"]);
+    "rows-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
+        "if (lane >= tile_rows || row >= rows)" => "if (lane >= tile_rows || row > rows)",
+        Detector::Bits(&["reorder", "copy valid", "fill padding", "read half"]);
+    "heads-past-the-last", PastTheEnd, FA_A3A257C7, "merge.cu",
+        "if (h < count) store_words<EACH>(to, values[h], (1u << EACH) - 1);"
+            => "store_words<EACH>(to, values[h], (1u << EACH) - 1);",
+        Detector::Bits(&["half statistic"]);
+    "a-stripe-too-many", PastTheEnd, MAGI_28, "metadata.cu",
+        "index >= q.span[s] / stripe" => "index > q.span[s] / stripe",
+        Detector::Bits(GATHERS);
+    "a-run-without-room", PastTheEnd, FA_A3A257C7, "metadata.cu",
+        "if (run < 0 || run >= runs.room) continue;" => "if (run < 0 || run > runs.room) continue;",
+        Detector::Bits(&["segment runs"]);
+    "real-length-halved", WrongSeam, TE_2892, "merge.cu",
+        "chunk = slot.span >> 1;" => "chunk = slot.len >> 1;",
+        Detector::Bits(HALVES);
+    "padding-is-real", WrongSeam, TE_2892, "rows.cu",
+        "return (i64)row - slot.offset < slot.len;" => "return (i64)row - slot.offset < slot.span;",
+        Detector::Bits(REAL_ROWS);
+    "second-chunk-of-the-first-rank", WrongSeam, TE_2186, "metadata.cu",
+        "id = part ? 2 * cp - 1 - rank : rank;" => "id = part ? 2 * cp - rank - (rank > 0) : rank;",
+        Detector::Bits(&[
+            "rank slots", "cu_seqlens on rank", "ring segments", "all-gather segments", "all-gather backward segments"
+        ]);
+    "positions-end-no-run", WrongSeam, TE_STRIPED, "metadata.cu",
+        "\n        && (u32)ids.position[left] + 1u == (u32)ids.position[left + 1];" => ";",
+        Detector::Bits(&["segment runs"]);
+    "product-not-rounded", Arithmetic, TE_CORRECTION, "merge.cu",
+        "(STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product)" => "product",
+        Detector::Bits(&["merge of out"]);
+    "wild-address", PastTheEnd, PYTORCH_186142, "rows.cu",
+        "if (first >= slots.rows) return;" => "if (first >= slots.rows) return;\n    mask += 1ll << 46;",
+        Detector::IllegalAddress;
+    "endless-search", WrongSeam, "a search that does not close in: \
+        https://github.com/SandAI-org/MagiAttention/pull/28", "rows.cu",
+        "else high = middle;" => "else high = middle + 1;",
+        Detector::Deadline;
+};

@@ -1,0 +1,208 @@
+//! The envelope of a forward that is too large for the oracle on a CPU: the exact answers come from the reference kernel on a
+//! GPU, the bounds from the oracle's own model ([`seamproof_oracle::envelope::RowEnvelope`]). Of every row tier W, of a sample
+//! tier T too. The largest logit of a head is that of its rows; where some of these are looked at, it is no less than theirs.
+//!
+//! A process that judges so holds a GPU; a campaign's supervisor does not, and never comes here.
+
+mod related;
+mod rows;
+mod tally;
+
+use crate::reference::{self, Query, Questions, ReferenceTensors as Tensors};
+use ndarray::{Array3, Axis};
+use rayon::prelude::*;
+use seamproof_kernels::memory::DeviceBuffer as Buffer;
+use seamproof_kernels::view::View;
+use seamproof_kernels::{Gpu, KernelError};
+use seamproof_oracle::envelope::{Model, SLOTS, largest_multiplicity};
+use seamproof_oracle::{Format, Inputs, Problem, Run};
+
+pub use related::{RELATIONS, Related, related};
+use rows::rows_of;
+use seamproof_judge::finding::{Finding, Place};
+use seamproof_judge::subject::RankOutputs;
+use seamproof_judge::verdict::Margin;
+use tally::Tally;
+
+/// Lanes of results that are asked for at once: about 3 GB of them here, and 1.6 GB on the GPU.
+const LANES_MAX: usize = 1 << 27;
+/// Bytes on the GPU that the tables of slots of a sample's rows may take at once: those of 8,192 rows of 65,536 keys.
+const SLOT_BYTES_MAX: usize = 1 << 33;
+/// Bytes of a row's table of slots for each key: two bits a slot.
+const SLOT_BYTES: usize = 2 * SLOTS / 8;
+
+/// Which rows of each head are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// Every real row.
+    All,
+    /// So many drawn ones, and every row at an end of a sequence or where the mask begins or ceases to cut its keys.
+    Sample {
+        /// Drawn rows; the others come on top.
+        count: usize,
+        /// Draws them.
+        seed: u64,
+    },
+}
+
+/// A forward and how its subject sums.
+#[derive(Clone, Copy)]
+pub struct Forward<'a> {
+    /// The problem.
+    pub problem: &'a Problem,
+    /// What it was run on.
+    pub inputs: &'a Inputs,
+    /// The results, in the problem's own layout.
+    pub got: &'a RankOutputs,
+    /// The subject's model.
+    pub model: &'a Model,
+}
+
+/// What came out.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    /// The worst element past its bound, LSEs before outs.
+    pub finding: Option<Finding>,
+    /// Worst error ÷ bound.
+    pub margin: Margin,
+    /// Rows times heads that were judged.
+    pub rows: usize,
+    /// Elements among theirs that nothing is known of: their bound is infinite.
+    pub unbounded: usize,
+    /// Milliseconds of the reference kernel.
+    pub reference_ms: f64,
+}
+
+/// The inputs on the GPU.
+struct OnGpu {
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+}
+
+impl OnGpu {
+    fn new(gpu: &Gpu, problem: &Problem, inputs: &Inputs) -> Result<OnGpu, KernelError> {
+        let precision = &problem.precision;
+        let put = |tensor: &Array3<f32>, format: Format| {
+            let elements =
+                tensor.as_slice().ok_or(KernelError::Shape("inputs that are not row by row".into()))?;
+            gpu.upload_elements(elements, format)
+        };
+        Ok(OnGpu {
+            q: put(&inputs.q, precision.q.format)?,
+            k: put(&inputs.k, precision.k.format)?,
+            v: put(&inputs.v, precision.v.format)?,
+        })
+    }
+
+    fn tensors(&self, problem: &Problem) -> Tensors<'_> {
+        let precision = &problem.precision;
+        Tensors {
+            q: View::rows(self.q.area(), problem.q_shape(), precision.q.format),
+            k: View::rows(self.k.area(), problem.k_shape(), precision.k.format),
+            v: View::rows(self.v.area(), problem.v_shape(), precision.v.format),
+        }
+    }
+}
+
+/// Judges rows of a forward. The inputs' rows that are not real may hold anything.
+pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<Judged, KernelError> {
+    let Forward { problem, inputs, model, .. } = *forward;
+    let memory = OnGpu::new(gpu, problem, inputs)?;
+    // What the smallest input counts as is what every one counts as at least.
+    let floor = model.magnitude(f64::MIN_POSITIVE);
+    let lists: Vec<Vec<usize>> =
+        problem.sequences.iter().map(|sequence| sequence.kv.real_rows().collect()).collect();
+    let (all, of_keys) = (rows == Rows::All, of_keys(problem, inputs));
+    let at_once =
+        if all { rows_of_lanes(problem) } else { rows_of_slots(problem).min(rows_of_lanes(problem)) };
+    let mut tally = Tally::new(problem);
+    let queries = (0..problem.heads.q).flat_map(|head| {
+        rows_of(problem, rows, head).into_iter().map(move |[sequence, i]| Asked { sequence, head, i })
+    });
+    let queries: Vec<Asked> = queries.collect();
+    for part in queries.chunks(at_once) {
+        let asked: Vec<Query> = part.iter().map(|asked| asked.query(problem)).collect();
+        let questions = Questions::new(&lists, &asked)?;
+        let tensors = memory.tensors(problem);
+        let answers = reference::answer(gpu, &questions, &problem.softmax, (floor, !all), &tensors)?;
+        tally.add(forward, part, &answers, &of_keys);
+    }
+    Ok(tally.finish(forward))
+}
+
+/// Rows whose lanes may be asked for at once.
+fn rows_of_lanes(problem: &Problem) -> usize {
+    (LANES_MAX / problem.dims.v).max(1)
+}
+
+/// Rows of a sample whose tables of slots may lie on the GPU at once.
+fn rows_of_slots(problem: &Problem) -> usize {
+    let keys = problem.sequences.iter().map(|sequence| sequence.kv.len).max().unwrap_or(0);
+    (SLOT_BYTES_MAX / (SLOT_BYTES * keys.max(1))).max(1)
+}
+
+/// One row that is asked about.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    sequence: usize,
+    head: usize,
+    i: usize,
+}
+
+impl Asked {
+    fn query(&self, problem: &Problem) -> Query {
+        let sequence = &problem.sequences[self.sequence];
+        let keys = problem.mask.visible(self.i, sequence.q.len, sequence.kv.len);
+        Query { row: sequence.q.row(self.i), head: self.head, list: self.sequence, keys }
+    }
+
+    fn place(&self, lane: Option<usize>) -> Place {
+        Place { sequence: Some(self.sequence), head: Some(self.head), row: Some(self.i), lane }
+    }
+}
+
+/// What a bound needs to know of all keys of a sequence and KV head.
+#[derive(Clone, Copy, Debug)]
+struct OfKeys {
+    /// The largest magnitude of a value.
+    value_max: f64,
+    /// How often the key is there that is there most often.
+    copies: f64,
+}
+
+/// Of each sequence, head by head.
+fn of_keys(problem: &Problem, inputs: &Inputs) -> Vec<Vec<OfKeys>> {
+    let of_head = |run: Run, head: usize| {
+        let rows: Vec<usize> = run.real_rows().collect();
+        let of_head = |tensor: &Array3<f32>| tensor.index_axis(Axis(1), head).select(Axis(0), &rows);
+        let value_max = of_head(&inputs.v).iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        let copies = largest_multiplicity(&of_head(&inputs.k).mapv(f64::from).view());
+        OfKeys { value_max: f64::from(value_max), copies }
+    };
+    let heads = 0..problem.heads.kv;
+    let of_sequence = |run: Run| heads.clone().into_par_iter().map(|head| of_head(run, head)).collect();
+    problem.sequences.par_iter().map(|sequence| of_sequence(sequence.kv)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seamproof_judge::generate::{self, Draw, Profile};
+
+    #[test]
+    fn tables_of_slots_fit_however_many_keys_there_are() {
+        let problems = (0..50).filter_map(|case| match generate::draw(5, case, &Profile::Quick.limits()) {
+            Draw::Problem(problem) if !problem.sequences.is_empty() => Some(problem),
+            _ => None,
+        });
+        let mut fields: seamproof_oracle::ProblemFields = { problems }.next().expect("a problem").into();
+        let mut rows = |keys: usize| {
+            fields.rows.kv = keys;
+            fields.sequences.truncate(1);
+            fields.sequences[0].kv = Run::packed(0, keys, keys);
+            rows_of_slots(&Problem::new(fields.clone()).expect("one long sequence"))
+        };
+        assert_eq!([0, 1 << 16, 1 << 20].map(&mut rows), [1 << 29, 1 << 13, 1 << 9]);
+    }
+}

@@ -1,0 +1,101 @@
+//! The reference kernels and halves of statistics, run on a CPU thread by thread and held to plain loops
+//! (`reference/`). So they are seen to be right without a GPU. `cargo test -p seamproof-lab --test reference --
+//! --ignored`
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+const SOURCE: &str = include_str!("../cuda/reference.cu");
+const COMMON: &str = include_str!("../../cuda/common.cuh");
+const MERGE: &str = include_str!("../../cuda/merge.cu");
+
+/// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
+const CHECKS: [(&str, &str); 3] = [
+    ("check.cpp", include_str!("reference/check.cpp")),
+    ("halves.cpp", include_str!("reference/halves.cpp")),
+    ("threads.h", include_str!("reference/threads.h")),
+];
+
+/// Faults of the count of alike weights, as edits of the source.
+const FAULTS: [[&str; 2]; 3] = [
+    ["if (atomicOr(word, bit) & bit) atomicOr(word + 1, bit);", "atomicOr(word, bit);"],
+    ["int pass = blockIdx.y == 0 ? 0 : 1;", "int pass = 1;"],
+    // Weights know only of those before them. The first of a slot's weights, which may be its heaviest, counts as
+    // alone.
+    [
+        "if (counts && pass == 0) take(o.p + place, slots);",
+        "if (counts && pass == 1) take(o.p + place, slots);",
+    ],
+];
+
+/// Faults of the moves of halves. The last two need tables that are wrong.
+const FAULTS_OF_HALVES: [[&str; 2]; 6] = [
+    ["if (h < count) store_words<EACH>(to,", "store_words<EACH>(to,"],
+    ["from += h + 1 < count ? from_rows : 0;", "from += from_rows;"],
+    ["rows.at_once &= EACH == 1 || rows.row[0] % 4 == 0;", ""],
+    ["if (row >= part.half_rows) return;", ""],
+    ["first < part.half_rows && within", "within"],
+    ["(u32)found.row <= (u32)part.slots.rows - EACH;", "found.row >= 0;"],
+];
+
+/// Returns the text from `begin` to `end`.
+fn part<'a>(text: &'a str, begin: &str, end: &str) -> &'a str {
+    let from = text.find(begin).unwrap_or_else(|| panic!("no {begin:?}"));
+    let len = text[from..].find(end).unwrap_or_else(|| panic!("no {end:?}"));
+    &text[from..from + len]
+}
+
+/// Compiles one of [`CHECKS`] beside files of these names and texts, and runs it.
+fn run(check: &str, files: &[(&str, &str)]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in CHECKS.iter().chain(files) {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    let program = folder.path().join("check");
+    let compiled = Command::new("c++")
+        .args(["-std=c++17", "-O1", "-w"])
+        .args([&folder.path().join(check), Path::new("-o"), &program])
+        .output()
+        .unwrap_or_else(|error| panic!("c++: {error}"));
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    Command::new(program).output().unwrap()
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn the_reference_kernels_are_right_thread_by_thread() {
+    let view = part(COMMON, "struct View {", "__device__ __forceinline__ void put(const View");
+    let run = |source: &str| {
+        let source = source.replace("#include \"common.cuh\"", "").replace("extern __shared__", "extern");
+        run("check.cpp", &[("source.cu", &source), ("view.cuh", view)])
+    };
+    let right = run(SOURCE);
+    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
+    for [text, edit] in FAULTS {
+        assert_eq!(SOURCE.matches(text).count(), 1, "{text}");
+        let wrong = run(&SOURCE.replace(text, edit));
+        assert_eq!(wrong.status.code(), Some(1), "{edit}: not seen");
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn halves_of_statistics_are_right_thread_by_thread() {
+    let slots = part(COMMON, "struct Slots {", "__device__ __forceinline__ bool is_real");
+    let half_rows = part(COMMON, "struct HalfRow {", "__device__ __forceinline__ HalfRow half_row_of_lane");
+    let words = part(
+        COMMON,
+        "template <int EACH>\n__device__ __forceinline__ void load_words",
+        "template <int FORMAT",
+    );
+    let of_part = part(MERGE, "struct Part {", "struct Pair {");
+    let source = part(MERGE, "template <int EACH>\nstruct HalfRows {", "#define HALF_STATISTICS");
+    let common = [slots, half_rows, words, of_part].concat();
+    let run = |source: &str| run("halves.cpp", &[("slots.cuh", &common), ("source.cu", source)]);
+    let right = run(source);
+    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
+    for [text, edit] in FAULTS_OF_HALVES {
+        assert_eq!(source.matches(text).count(), 1, "{text}");
+        assert_eq!(run(&source.replace(text, edit)).status.code(), Some(1), "{edit}: not seen");
+    }
+}

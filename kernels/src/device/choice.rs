@@ -1,0 +1,78 @@
+//! The choice of the attention kernels that a schedule's launches go to.
+
+use seamproof_oracle::Format;
+use seamproof_simulator::AttentionCall;
+use seamproof_simulator::schedule::{Attend, BufferId, Schedule, Work};
+
+use crate::attend::{CallTables, WeightFormats};
+use crate::backward::BackwardOperands;
+use crate::error::KernelError;
+use crate::forward::{AttentionKernels, ForwardOperands, TileShape};
+
+/// Returns the operands of a forward from the formats and head dims of q, k, v and out.
+pub(super) fn operands([q, k, v, out]: [(Format, usize); 4], formats: WeightFormats) -> ForwardOperands {
+    ForwardOperands { formats: [q.0, k.0, v.0], out: out.0, p: formats.p, dims: [q.1, v.1] }
+}
+
+/// Returns the operands of a backward from those of its forward and the formats of dout, dq, dk and dv.
+pub(super) fn backward_operands(
+    forward: ForwardOperands,
+    [dout, dq, dk, dv]: [Format; 4],
+    formats: WeightFormats,
+) -> BackwardOperands {
+    BackwardOperands { forward, ds: formats.ds, dout, gradients: [dq, dk, dv] }
+}
+
+/// Returns whether every forward launch of a schedule goes to the kernels on tensor cores, and whether every backward
+/// launch does; `None` where there is no such launch.
+pub fn on_tensor_cores(
+    schedule: &Schedule,
+    formats: WeightFormats,
+    attention: AttentionKernels,
+) -> Result<[Option<bool>; 2], KernelError> {
+    let buffer = |id: BufferId| &schedule.buffers[id.0];
+    let operand = |id: BufferId| (buffer(id).format, buffer(id).dim);
+    let call = |call: &AttentionCall, q, k, backward| {
+        CallTables::new(call, [buffer(q).rows, buffer(k).rows], backward)
+    };
+    let mut taken = [None; 2];
+    for operation in schedule.ranks.iter().flat_map(|rank| &rank.operations) {
+        let (pass, here) = match &operation.work {
+            Work::Attend(a) => {
+                let operands = operands([a.q, a.k, a.v, a.out].map(operand), formats);
+                (0, attention.shape(&call(&a.call, a.q, a.k, false)?, &operands).is_some())
+            }
+            Work::AttendBackward(a) => {
+                let forward = operands([a.q, a.k, a.v, a.out].map(operand), formats);
+                let gradients = [a.dout, a.dq, a.dk, a.dv].map(|id| buffer(id).format);
+                let operands = backward_operands(forward, gradients, formats);
+                (1, attention.takes_backward(&call(&a.call, a.q, a.k, true)?, &operands))
+            }
+            _ => continue,
+        };
+        taken[pass] = Some(here && taken[pass].unwrap_or(true));
+    }
+    Ok(taken)
+}
+
+/// Returns the shape of each forward launch of a schedule on tensor cores; `None` for one that the simple kernels
+/// run.
+pub fn shapes(
+    schedule: &Schedule,
+    formats: WeightFormats,
+    attention: AttentionKernels,
+) -> Result<Vec<Option<TileShape>>, KernelError> {
+    let buffer = |id: BufferId| &schedule.buffers[id.0];
+    let forwards = schedule.ranks.iter().flat_map(|rank| &rank.operations);
+    let forwards = forwards.filter_map(|operation| match &operation.work {
+        Work::Attend(attend) => Some(attend),
+        _ => None,
+    });
+    let shape = |a: &Attend| {
+        let operands =
+            operands([a.q, a.k, a.v, a.out].map(|id| (buffer(id).format, buffer(id).dim)), formats);
+        let tables = CallTables::new(&a.call, [buffer(a.q).rows, buffer(a.k).rows], false)?;
+        Ok(attention.shape(&tables, &operands))
+    };
+    forwards.map(shape).collect()
+}

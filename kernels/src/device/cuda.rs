@@ -1,0 +1,103 @@
+//! The device itself, its options, and how a run's memory goes to the GPU and back.
+
+use seamproof_simulator::device::DeviceError;
+use seamproof_simulator::schedule::BufferId;
+
+use super::run::CudaMemory;
+use super::workspace::Workspace;
+use super::{image, lanes};
+use crate::attend::WeightFormats;
+use crate::backward::DqOrder;
+use crate::error::KernelError;
+use crate::forward::AttentionKernels;
+use crate::memory::Area;
+
+/// The device, for problems with these formats of P and dS.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaDevice<'w> {
+    pub(super) workspace: &'w Workspace,
+    pub(super) formats: WeightFormats,
+    pub(super) options: DeviceOptions,
+}
+
+/// The options of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Whether kernels for packed slots run where they can. If not, every operation but attention goes to the kernels
+    /// on tables of rows.
+    pub helpers: bool,
+    /// The kernels that run forwards and backwards.
+    pub attention: AttentionKernels,
+    /// The order in which backwards on tensor cores sum dq.
+    pub dq: DqOrder,
+    /// The number of streams that the schedule's streams run on. With 1 they run one after the other, in the order in
+    /// which they are asked for.
+    pub streams: usize,
+}
+
+impl Workspace {
+    /// Returns the device for problems with these formats of P and dS.
+    pub fn device(&self, formats: WeightFormats, options: DeviceOptions) -> CudaDevice<'_> {
+        CudaDevice { workspace: self, formats, options }
+    }
+}
+
+pub(super) fn failed(error: KernelError) -> DeviceError {
+    match error {
+        KernelError::Shape(what) => DeviceError::Shape(what),
+        error @ KernelError::OutOfMemory { .. } => DeviceError::OutOfMemory(error.to_string()),
+        error => DeviceError::Failed(error.to_string()),
+    }
+}
+
+impl CudaDevice<'_> {
+    fn check_run(&self, memory: &CudaMemory) -> Result<(), KernelError> {
+        if memory.run == self.workspace.run.get() {
+            return Ok(());
+        }
+        Err(KernelError::shape("the memory of an earlier run; the workspace has room for one"))
+    }
+
+    pub(super) fn send_image(&self, memory: &CudaMemory) -> Result<(), KernelError> {
+        let gpu = &self.workspace.gpu;
+        self.workspace.memory.reserve(gpu, memory.bytes)?;
+        self.workspace.with_staging(memory.bytes, |staging| {
+            let bytes = gpu.staged(staging, memory.bytes)?;
+            for (place, tensor) in memory.places.iter().zip(memory.image.tensors()) {
+                image::encode(place, tensor.raw(), bytes);
+            }
+            self.workspace.memory.with(|area| gpu.send_staged(area, staging, memory.bytes))
+        })
+    }
+
+    pub(super) fn launch(&self, memory: &mut CudaMemory) -> Result<(), KernelError> {
+        self.check_run(memory)?;
+        let Workspace { gpu, tables, scratch, .. } = self.workspace;
+        tables.reserve(gpu, memory.tables.len())?;
+        scratch.reserve(gpu, memory.scratch)?;
+        self.workspace.frame(|frame| {
+            gpu.send(frame.tables, &memory.tables)?;
+            lanes::launch(gpu, frame, self.options.streams, &memory.commands)
+        })?;
+        memory.tables.clear();
+        memory.scratch = 0;
+        memory.commands.clear();
+        Ok(())
+    }
+
+    pub(super) fn receive_image(&self, memory: &mut CudaMemory) -> Result<(), KernelError> {
+        let gpu = &self.workspace.gpu;
+        self.workspace.with_staging(memory.bytes, |staging| {
+            let receive = |area: Area| {
+                let bytes = gpu.receive_staged(area, staging, memory.bytes)?;
+                for (index, place) in memory.places.iter().enumerate() {
+                    image::decode(place, bytes, memory.image.tensor_mut(BufferId(index)).raw_mut());
+                }
+                Ok(())
+            };
+            self.workspace.memory.with(receive)
+        })?;
+        memory.current = true;
+        Ok(())
+    }
+}

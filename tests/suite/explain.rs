@@ -1,0 +1,313 @@
+//! `explain`, word by word, on cases that a person can follow.
+
+use std::collections::BTreeMap;
+
+use seamproof::backends::canary;
+use seamproof::explain::{Options, explain, other_runs, subject};
+use seamproof_judge::case::{Case, Found, Subject};
+use seamproof_judge::finding::Relation;
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::Emulated;
+use seamproof_lab::faults::source_faults;
+use seamproof_oracle::{
+    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
+    ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+};
+
+/// Self-attention on a pack of sequences, given as (real, padded) rows.
+fn problem(lengths: &[(usize, usize)], mask: Mask, algorithm: Algorithm, ranks: usize) -> Problem {
+    let mut rows = 0;
+    let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
+        let run = Run::packed(rows, len, span);
+        rows += span;
+        Sequence { id: id as u32, q: run, kv: run }
+    });
+    Problem::new(ProblemFields {
+        sequences: sequences.collect(),
+        rows: Rows { q: rows, kv: rows },
+        heads: Heads { q: 1, kv: 1 },
+        dims: Dims { qk: 1, v: 1 },
+        mask,
+        softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
+        precision: Precision::uniform(Format::Bf16),
+        parallel: ContextParallel {
+            algorithm,
+            balance: Balance::DualChunk,
+            world: ranks,
+            ranks: (0..ranks).collect(),
+        },
+        mode: InputMode::Flat,
+        data_seed: 0,
+        pass: Pass::Forward,
+    })
+    .unwrap()
+}
+
+fn explained(backend: &dyn Backend, problem: &Problem, options: Options) -> String {
+    explain(problem, &backend.schedule(problem).unwrap(), &options)
+}
+
+#[track_caller]
+fn says(got: &str, expected: &str) {
+    assert_eq!(got, expected, "\n{got}");
+}
+
+#[test]
+fn one_rank_with_padding() {
+    let problem = problem(&[(3, 4), (2, 4)], Mask::CAUSAL, Algorithm::Single, 1);
+    says(
+        &explained(&Emulated::default(), &problem, Options::default()),
+        "\
+problem   2 sequences (3 of 4, 2 of 4); heads 1/1; dims 1/1; causal top-left; bf16 flat; forward
+
+layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
+  sequence 0: 3 real of 4 rows from row 0
+  sequence 1: 2 real of 4 rows from row 4
+  rank 0 owns
+    sequence 0: positions 0..3 in rows 0..3, padding in rows 3..4
+    sequence 1: positions 0..2 in rows 4..6, padding in rows 6..8
+
+rank 0
+  operation 1, stream 0: forward launch on q and k
+    sequence 0: queries 0..3 (rows 0..3), keys 0..3 of rank 0 (rows 0..3)
+      query 0 sees 0..1; query 1 sees 0..2; query 2 sees 0..3
+    sequence 1: queries 0..2 (rows 4..6), keys 0..2 of rank 0 (rows 4..6)
+      query 0 sees 0..1; query 1 sees 0..2
+
+all ranks together
+  forward: every query is asked to see exactly what the mask shows
+
+checked   proved of what is asked, not of what kernels do: 2 operations, 9 pairs
+",
+    );
+}
+
+#[test]
+fn a_ring_of_two_ranks() {
+    let problem = problem(&[(3, 4), (7, 8)], Mask::CAUSAL, Algorithm::Ring, 2);
+    says(&explained(&Emulated::default(), &problem, Options::default()), "\
+problem   2 sequences (3 of 4, 7 of 8); heads 1/1; dims 1/1; causal top-left; ring over 2 ranks; bf16 flat; forward
+
+layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
+  sequence 0: 3 real of 4 rows from row 0
+  sequence 1: 7 real of 8 rows from row 4
+  rank 0 owns
+    sequence 0: positions 0..1 in rows 0..1, padding in rows 1..2
+    sequence 1: positions 0..2 in rows 2..4, positions 6..7 in rows 4..5, padding in rows 5..6
+  rank 1 owns
+    sequence 0: positions 1..2 in rows 0..1, positions 2..3 in rows 1..2
+    sequence 1: positions 2..4 in rows 2..4, positions 4..6 in rows 4..6
+
+rank 0
+  operation 8, stream 0: forward launch on q and k, ring step 1 of 2: diagonal section, part 1 of 2 of the keys
+    sequence 0: queries 0..1 (rows 0..1), keys 0..1 of rank 0 (rows 0..1): all
+    sequence 1: queries 0..2 (rows 2..4), keys 0..2 of rank 0 (rows 2..4)
+      query 0 sees 0..1; query 1 sees 0..2
+    sequence 1: queries 6..7 (rows 4..5), keys 0..2 of rank 0 (rows 2..4): all
+  operation 10, stream 0: forward launch on q and k, ring step 1 of 2: diagonal section, part 2 of 2 of the keys
+    sequence 1: queries 6..7 (rows 4..5), keys 6..7 of rank 0 (rows 4..5): all
+  operation 14, stream 1: forward launch on q and “k received, slot 0”, ring step 2 of 2: upper section, part 1 of 2 of the keys
+    sequence 1: queries 6..7 (rows 4..5), keys 2..4 of rank 1 (rows 2..4): all
+  operation 17, stream 1: forward launch on q and “k received, slot 0”, ring step 2 of 2: upper section, part 2 of 2 of the keys
+    sequence 1: queries 6..7 (rows 4..5), keys 4..6 of rank 1 (rows 4..6): all
+
+rank 1
+  operation 8, stream 0: forward launch on q and k, ring step 1 of 2: diagonal section, part 1 of 2 of the keys
+    sequence 0: queries 1..2 (rows 0..1), keys 1..2 of rank 1 (rows 0..1): all
+    sequence 0: queries 2..3 (rows 1..2), keys 1..2 of rank 1 (rows 0..1): all
+    sequence 1: queries 2..4 (rows 2..4), keys 2..4 of rank 1 (rows 2..4)
+      query 2 sees 2..3; query 3 sees 2..4
+    sequence 1: queries 4..6 (rows 4..6), keys 2..4 of rank 1 (rows 2..4): all
+  operation 10, stream 0: forward launch on q and k, ring step 1 of 2: diagonal section, part 2 of 2 of the keys
+    sequence 0: queries 2..3 (rows 1..2), keys 2..3 of rank 1 (rows 1..2): all
+    sequence 1: queries 4..6 (rows 4..6), keys 4..6 of rank 1 (rows 4..6)
+      query 4 sees 4..5; query 5 sees 4..6
+  operation 14, stream 1: forward launch on q and “k received, slot 0”, ring step 2 of 2: lower section, part 1 of 2 of the keys
+    sequence 0: queries 1..2 (rows 0..1), keys 0..1 of rank 0 (rows 0..1): all
+    sequence 0: queries 2..3 (rows 1..2), keys 0..1 of rank 0 (rows 0..1): all
+    sequence 1: queries 2..4 (rows 2..4), keys 0..2 of rank 0 (rows 2..4): all
+    sequence 1: queries 4..6 (rows 4..6), keys 0..2 of rank 0 (rows 2..4): all
+
+all ranks together
+  forward: every query is asked to see exactly what the mask shows
+
+checked   proved of what is asked, not of what kernels do: 44 operations, 34 pairs
+");
+}
+
+#[test]
+fn an_all_gather_with_every_operation_of_a_rank() {
+    let problem = problem(&[(3, 4), (7, 8)], Mask::CAUSAL, Algorithm::AllGather, 2);
+    let options = Options { rank: Some(1), pass: Some(Pass::Forward), operations: true };
+    says(&explained(&Emulated::default(), &problem, options), "\
+problem   2 sequences (3 of 4, 7 of 8); heads 1/1; dims 1/1; causal top-left; all-gather over 2 ranks; bf16 flat; forward
+
+layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
+  sequence 0: 3 real of 4 rows from row 0
+  sequence 1: 7 real of 8 rows from row 4
+  rank 1 owns
+    sequence 0: positions 1..2 in rows 0..1, positions 2..3 in rows 1..2
+    sequence 1: positions 2..4 in rows 2..4, positions 4..6 in rows 4..6
+
+rank 1
+  operation 0, stream 2: all-gathers k rows 0..6 into “k in rank order” rows 0..6, “k in rank order” rows 6..12 over ranks 0, 1
+  operation 1, stream 2: records event 3
+  operation 2, stream 2: all-gathers v rows 0..6 into “v in rank order” rows 0..6, “v in rank order” rows 6..12 over ranks 0, 1
+  operation 3, stream 2: records event 4
+  operation 4, stream 0: waits for event 3
+  operation 5, stream 0: copies “k in rank order” to “k gathered”, rows 0..12, reordered
+  operation 6, stream 0: waits for event 4
+  operation 7, stream 0: copies “v in rank order” to “v gathered”, rows 0..12, reordered
+  operation 8, stream 0: fills max_logit with −∞, every head
+  operation 9, stream 0: forward launch on q and “k gathered”
+    sequence 0: queries 1..2 (rows 0..1), keys 0..2 of ranks 0, 1 (rows 0..2): all
+    sequence 0: queries 2..3 (rows 1..2), keys 0..3 of ranks 0, 1 (rows 0..3): all
+    sequence 1: queries 2..4 (rows 2..4), keys 0..4 of ranks 0, 1 (rows 4..8)
+      query 2 sees 0..3; query 3 sees 0..4
+    sequence 1: queries 4..6 (rows 4..6), keys 0..6 of ranks 0, 1 (rows 4..10)
+      query 4 sees 0..5; query 5 sees 0..6
+  operation 10, stream 0: records event 5
+  operation 11, stream 2: waits for event 5
+  operation 12, stream 2: takes the maximum of max_logit over ranks 0, 1
+
+all ranks together
+  forward: every query is asked to see exactly what the mask shows
+
+checked   proved of what is asked, not of what kernels do: 26 operations, 34 pairs
+");
+}
+
+#[test]
+fn a_window_that_is_one_key_short() {
+    let mask = Mask { left: Some(2), ..Mask::CAUSAL };
+    let problem = problem(&[(3, 4), (12, 12)], mask, Algorithm::AllGather, 2);
+    let options = Options { rank: Some(0), ..Options::default() };
+    says(&explained(canary().as_ref(), &problem, options), "\
+problem   2 sequences (3 of 4, 12); heads 1/1; dims 1/1; window (2, 0) top-left; all-gather over 2 ranks; bf16 flat; forward
+
+layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
+  sequence 0: 3 real of 4 rows from row 0
+  sequence 1: 12 real of 12 rows from row 4
+  rank 0 owns
+    sequence 0: positions 0..1 in rows 0..1, padding in rows 1..2
+    sequence 1: positions 0..3 in rows 2..5, positions 9..12 in rows 5..8
+
+rank 0
+  operation 9, stream 0: forward launch on q and “k gathered”
+    sequence 0: queries 0..1 (rows 0..1), keys 0..1 of rank 0 (rows 0..1): all
+    sequence 1: queries 0..3 (rows 2..5), keys 0..3 of rank 0 (rows 4..7)
+      query 0 sees 0..1
+      query 1 sees 0..2
+      query 2 sees 1..3, should see 0..3
+    sequence 1: queries 9..12 (rows 5..8), keys 0..12 of ranks 0, 1 (rows 4..16)
+      query 9 sees 8..10, should see 7..10
+      query 10 sees 9..11, should see 8..11
+      query 11 sees 10..12, should see 9..12
+
+all ranks together
+  forward: not what the mask shows
+    query 2 of sequence 0 sees 1..3, should see 0..3
+    queries 2..12 of sequence 1: i sees i−1..i+1, should see i−2..i+1
+
+checked   WRONG: 5 errors
+  result on rank 0: out of sequence 1, heads 0..1, positions 2..3: pairs with positions 0..1 are missing
+  result on rank 0: out of sequence 1, heads 0..1, positions 9..11: pairs with positions 7..8 of the first to 8..9 of the last are missing
+  3 errors of other ranks or passes
+");
+}
+
+/// Faults of a kernel and at a call are in no schedule: the text says so, and shows what was found beside what was asked.
+#[test]
+fn what_no_schedule_shows_is_said() {
+    let problem = problem(&[(3, 4)], Mask::CAUSAL, Algorithm::Single, 1);
+    let named = |name: &str| {
+        let subject = Subject { name: name.to_owned(), options: BTreeMap::new() };
+        Case::new(subject, 0, problem.clone())
+    };
+    let on_gpu = source_faults().next().map(|fault| format!("cuda+{}", fault.id)).unwrap();
+    for (name, what) in [
+        (&*on_gpu, "NOT SHOWN: the fault in its kernels: "),
+        ("emulated~call-scale-off", "NOT SHOWN: the fault at the call: the scale is 2^-8 too large"),
+        ("emulated+ds-without-scale", "NOT SHOWN: the fault in its kernels: "),
+        ("emulated+ds-without-scale~call-scale-off", "the fault in its kernels: "),
+        ("emulated@worker~call-scale-off", "the fault at the call: "),
+    ] {
+        let text = subject(&named(name), false);
+        assert!(text.starts_with(&format!("subject   {name}\n")) && text.contains(what), "{text}");
+        assert!(!text.contains("found "), "{text}");
+    }
+    for name in ["emulated", "cuda", "window-off-by-one", "emulated+merge-twice"] {
+        assert_eq!(subject(&named(name), false), format!("subject   {name}\n"));
+    }
+    let mut case = named("emulated");
+    let finding = Finding::new(Check::Exact, None, "wrong".to_owned());
+    case.found = Some(Found::drawn(finding));
+    assert!(subject(&case, false).contains("\nfound     exact: wrong"), "{}", subject(&case, false));
+    assert!(
+        subject(&case, true).contains("\nfound     of the file's own subject: "),
+        "{}",
+        subject(&case, true)
+    );
+}
+
+/// An identity holds the case's run against others: those are shown too, each as what it is.
+#[test]
+fn the_other_runs_of_an_identity_are_shown() {
+    let problem = problem(&[(3, 4), (2, 4)], Mask::CAUSAL, Algorithm::Single, 1);
+    let shown = |relation: Option<Relation>| {
+        let mut case =
+            Case::new(Subject { name: "emulated".to_owned(), options: BTreeMap::new() }, 0, problem.clone());
+        let finding =
+            Finding { identity: relation, ..Finding::new(Check::Identity, None, "wrong".to_owned()) };
+        case.found = Some(Found::drawn(finding));
+        other_runs(&case, &Emulated::default(), &Options::default())
+    };
+    let text = shown(Some(Relation::SequenceOrder));
+    let head = "
+identity  sequence-order: the run above is held against a second one, the same sequences in the opposite order
+
+run 2     of another problem
+problem   2 sequences (2 of 4, 3 of 4); heads 1/1; dims 1/1; causal top-left; bf16 flat; forward
+";
+    assert!(text.starts_with(head), "{text}");
+    assert!(
+        text.contains("    sequence 0: queries 0..2 (rows 0..2), keys 0..2 of rank 0 (rows 0..2)\n"),
+        "{text}"
+    );
+    let text = shown(Some(Relation::Rerun));
+    assert!(text.contains("\nrun 2     of the problem above, with the values"), "{text}");
+    let text = shown(Some(Relation::History));
+    assert!(text.contains("\nrun 2     of another problem\nproblem   1 sequence (3 of 4)"), "{text}");
+    assert!(text.contains("\nrun 3     of the problem above"), "{text}");
+    assert!(shown(Some(Relation::SumOfDv)).contains("there is no other"));
+    assert_eq!(shown(None), "");
+}
+
+/// A key that is of another sequence, and padding, are named as what they are; so is a schedule that does not run.
+#[test]
+fn foreign_keys_and_hopeless_schedules() {
+    let problem = problem(&[(2, 4), (2, 4)], Mask::FULL, Algorithm::Single, 1);
+    let mut schedule = Emulated::default().schedule(&problem).unwrap();
+    let launch = schedule.ranks[0].operations.iter_mut().find_map(|operation| match &mut operation.work {
+        seamproof_simulator::schedule::Work::Attend(attend) => Some(attend),
+        _ => None,
+    });
+    launch.unwrap().call.segments[0].kv[0] = Run::packed(0, 5, 5);
+    let text = explain(&problem, &schedule, &Options::default());
+    let line =
+        "of sequence 0 see 0..2 and 2 rows of padding, 0..1 of sequence 1, kv heads 0..1, should see 0..2";
+    assert!(text.contains(line), "{text}");
+    schedule.ranks.clear();
+    let text = explain(&problem, &schedule, &Options::default());
+    assert!(text.contains("the schedule does not run"), "{text}");
+}
+
+#[test]
+fn what_is_left_out_is_counted() {
+    let problem = problem(&[(1, 4); 40], Mask::CAUSAL, Algorithm::Ring, 2);
+    let text = explained(&Emulated::default(), &problem, Options::default());
+    for left in ["  … and 24 more sequences", "    … and 8 more segments"] {
+        assert!(text.contains(left), "{left}: {text}");
+    }
+}
