@@ -9,7 +9,9 @@ use crate::limits::{
     HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALE_MIN, SEQUENCES_MAX, SOFTCAP_MAX, SOFTCAP_MIN,
     WORLD_MAX,
 };
-use crate::{Algorithm, Balance, ContextParallel, InputMode, Mask, Precision, Run, RunError, Sink, Softmax};
+use crate::{
+    Algorithm, Balance, ContextParallel, InputMode, Mask, Precision, Run, RunLayoutError, Sink, Softmax,
+};
 
 /// One sequence: its queries and its keys, of independent lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -26,7 +28,7 @@ pub struct Sequence {
 /// Rows of the packed tensors, padding and slack included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rows {
+pub struct TensorRows {
     /// Of q, out, dout and dq.
     pub q: usize,
     /// Of k, v, dk and dv.
@@ -85,7 +87,7 @@ pub struct ProblemFields {
     /// The sequences; none is legal.
     pub sequences: Vec<Sequence>,
     /// Rows of the tensors.
-    pub rows: Rows,
+    pub rows: TensorRows,
     /// Head counts.
     pub heads: Heads,
     /// Head dimensions.
@@ -137,7 +139,7 @@ pub enum ProblemError {
         /// Which side.
         side: Side,
         /// What is wrong.
-        error: RunError,
+        error: RunLayoutError,
     },
     /// Two sequences own one row.
     #[error("sequences[{index}].{side} owns row {row}, which an earlier sequence owns already")]

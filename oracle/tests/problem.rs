@@ -6,8 +6,8 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
-    Precision, Problem, ProblemError, ProblemFields, Rows, Run, RunError, Scaling, Sequence, Side, Sink,
-    Softmax,
+    Precision, Problem, ProblemError, ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Sink,
+    Softmax, TensorRows,
 };
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ fn fields() -> ProblemFields {
             Sequence { id: 7, q: Run::packed(1, 3, 4), kv: Run::packed(0, 5, 5) },
             Sequence { id: 2, q: Run { offset: 6, step: 2, len: 2, span: 2 }, kv: Run::packed(8, 0, 1) },
         ],
-        rows: Rows { q: 10, kv: 9 },
+        rows: TensorRows { q: 10, kv: 9 },
         heads: Heads { q: 6, kv: 2 },
         dims: Dims { qk: 16, v: 8 },
         mask: Mask::CAUSAL,
@@ -135,24 +135,24 @@ fn softmax_factors_are_numbers_within_their_bounds() {
 #[test]
 fn runs_lie_inside_their_tensor() {
     let run = |index, side, error| ProblemError::Run { index, side, error };
-    assert_eq!(error(|fields| fields.sequences[1].q.step = 0), run(1, Side::Q, RunError::StepZero));
+    assert_eq!(error(|fields| fields.sequences[1].q.step = 0), run(1, Side::Q, RunLayoutError::StepZero));
     assert_eq!(
         error(|fields| fields.sequences[0].kv.len = 6),
-        run(0, Side::Kv, RunError::LenOverSpan { len: 6, span: 5 })
+        run(0, Side::Kv, RunLayoutError::LenOverSpan { len: 6, span: 5 })
     );
     assert_eq!(
         error(|fields| fields.sequences[1].q.span = 3),
-        run(1, Side::Q, RunError::OutOfRows { offset: 6, step: 2, span: 3, rows: 10 })
+        run(1, Side::Q, RunLayoutError::OutOfRows { offset: 6, step: 2, span: 3, rows: 10 })
     );
     let huge = usize::MAX;
     assert_eq!(
         error(|fields| fields.sequences[0].q = Run { offset: huge, step: huge, len: huge, span: huge }),
-        run(0, Side::Q, RunError::OutOfRows { offset: huge, step: huge, span: huge, rows: 10 })
+        run(0, Side::Q, RunLayoutError::OutOfRows { offset: huge, step: huge, span: huge, rows: 10 })
     );
     // An empty run owns no row, yet it may not start outside.
     assert_eq!(
         error(|fields| fields.sequences[1].kv = Run::packed(10, 0, 0)),
-        run(1, Side::Kv, RunError::OutOfRows { offset: 10, step: 1, span: 0, rows: 9 })
+        run(1, Side::Kv, RunLayoutError::OutOfRows { offset: 10, step: 1, span: 0, rows: 9 })
     );
 }
 
@@ -226,7 +226,7 @@ fn the_algorithm_limits_the_group() {
 #[test]
 fn degenerate_problems_are_legal() {
     let empty = Run::packed(0, 0, 0);
-    let none = ProblemFields { sequences: vec![], rows: Rows { q: 0, kv: 0 }, ..fields() };
+    let none = ProblemFields { sequences: vec![], rows: TensorRows { q: 0, kv: 0 }, ..fields() };
     assert!(Problem::new(none.clone()).is_ok());
     let sequences = (0..3).map(|id| Sequence { id, q: empty, kv: empty }).collect();
     assert!(Problem::new(ProblemFields { sequences, ..none }).is_ok());

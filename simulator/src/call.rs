@@ -66,7 +66,7 @@ pub enum CallError {
         /// `q` or `kv`.
         side: &'static str,
         /// What is wrong.
-        error: seamproof_oracle::RunError,
+        error: seamproof_oracle::RunLayoutError,
     },
     /// A query row in two segments.
     #[error("query row {row} is owned by two segments")]
@@ -122,14 +122,14 @@ mod tests {
     use super::*;
     use seamproof_oracle::{
         Alignment, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, ProblemFields,
-        Rows, Sequence, Sink,
+        Sequence, Sink, TensorRows,
     };
 
     fn problem(mask: Mask, lengths: &[(usize, usize)]) -> Problem {
-        let mut rows = Rows { q: 1, kv: 2 };
+        let mut rows = TensorRows { q: 1, kv: 2 };
         let sequences = lengths.iter().enumerate().map(|(id, &(lq, lk))| {
             let (q, kv) = (Run::packed(rows.q, lq, lq + 1), Run::packed(rows.kv, lk, lk + 2));
-            rows = Rows { q: rows.q + lq + 1, kv: rows.kv + lk + 2 };
+            rows = TensorRows { q: rows.q + lq + 1, kv: rows.kv + lk + 2 };
             Sequence { id: id as u32, q, kv }
         });
         Problem::new(ProblemFields {

@@ -5,7 +5,7 @@ mod common;
 use common::{Draws, problem};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
-    Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 use seamproof_simulator::check::check;
 use seamproof_simulator::schedule::{MergeOrder, build, build_with};
@@ -66,7 +66,7 @@ fn pack(algorithm: Algorithm, balance: Balance, mask: Mask) -> Problem {
     });
     Problem::new(ProblemFields {
         sequences: sequences.collect(),
-        rows: Rows { q: 64 * span, kv: 64 * span },
+        rows: TensorRows { q: 64 * span, kv: 64 * span },
         heads: Heads { q: 64, kv: 8 },
         dims: Dims { qk: 128, v: 128 },
         mask,

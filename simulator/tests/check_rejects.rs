@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+    ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use seamproof_simulator::AttentionCall;
 use seamproof_simulator::check::{CheckError, CoverKind, check};
@@ -18,7 +18,7 @@ fn problem(algorithm: Algorithm, cp: usize) -> Problem {
         [(0, 13), (1, 9)].map(|(id, len)| Sequence { id: id as u32, q: run(id, len), kv: run(id, len) });
     let fields = ProblemFields {
         sequences: sequences.to_vec(),
-        rows: Rows { q: 36, kv: 36 },
+        rows: TensorRows { q: 36, kv: 36 },
         heads: Heads { q: 4, kv: 4 },
         dims: Dims { qk: 2, v: 2 },
         mask: Mask::CAUSAL,

@@ -7,7 +7,7 @@
 use ndarray::Array3;
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
-    Format, Forward, Gradients, Inputs, Pass, Problem, ProblemFields, Saved, Side, TensorName,
+    Format, ForwardResults, Gradients, Inputs, Pass, Problem, ProblemFields, Saved, Side, TensorName,
 };
 use seamproof_oracle::{blocked, exact};
 
@@ -79,9 +79,9 @@ fn poisoned(problem: &Problem) -> Inputs {
 
 /// The exact answer, and the bound of each of its elements.
 struct Answer {
-    forward: Forward,
+    forward: ForwardResults,
     gradients: Option<Gradients>,
-    bounds: [Forward; 2],
+    bounds: [ForwardResults; 2],
     gradient_bounds: Option<[Gradients; 2]>,
 }
 
@@ -122,7 +122,12 @@ impl Answer {
 }
 
 /// An element by row, head and lane; NaN for gradients that there are not.
-fn element(name: TensorName, [row, head, lane]: [usize; 3], f: &Forward, g: Option<&Gradients>) -> f64 {
+fn element(
+    name: TensorName,
+    [row, head, lane]: [usize; 3],
+    f: &ForwardResults,
+    g: Option<&Gradients>,
+) -> f64 {
     let of = |pick: fn(&Gradients) -> &Array3<f64>| g.map_or(f64::NAN, |g| pick(g)[[row, head, lane]]);
     match name {
         TensorName::Lse => f.lse[[head, row]],

@@ -5,7 +5,7 @@
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
 /// splitmix64.
@@ -35,11 +35,11 @@ impl Draws {
 
 /// The plainest problem: given (query, key) lengths one after the other, one head, dimension `dim`.
 pub fn plain(lengths: &[(usize, usize)], dim: usize) -> ProblemFields {
-    let mut rows = Rows { q: 0, kv: 0 };
+    let mut rows = TensorRows { q: 0, kv: 0 };
     let sequences = lengths.iter().enumerate().map(|(id, &(lq, lk))| {
         let sequence =
             Sequence { id: id as u32, q: Run::packed(rows.q, lq, lq), kv: Run::packed(rows.kv, lk, lk) };
-        rows = Rows { q: rows.q + lq, kv: rows.kv + lk };
+        rows = TensorRows { q: rows.q + lq, kv: rows.kv + lk };
         sequence
     });
     ProblemFields {
@@ -80,7 +80,7 @@ pub fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
 pub fn random(seed: u64, length_max: usize) -> (Problem, Inputs) {
     let mut draws = Draws(seed);
     let count = draws.below(4);
-    let mut rows = Rows { q: draws.below(3), kv: draws.below(3) };
+    let mut rows = TensorRows { q: draws.below(3), kv: draws.below(3) };
     let mut sequences = Vec::new();
     for id in 0..count {
         let mut run = |end: &mut usize| {

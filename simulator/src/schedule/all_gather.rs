@@ -292,7 +292,7 @@ mod tests {
     use super::*;
     use seamproof_oracle::{
         Algorithm, Alignment, Balance, ContextParallel, Dims, Heads, InputMode, Mask, Pass, Precision,
-        ProblemFields, Rows, Sequence, Sink, Softmax,
+        ProblemFields, Sequence, Sink, Softmax, TensorRows,
     };
 
     /// Packed sequences of (real, padded) rows on two ranks, dual-chunk.
@@ -306,7 +306,7 @@ mod tests {
         let sequences = sequences.collect();
         Problem::new(ProblemFields {
             sequences,
-            rows: Rows { q: rows, kv: rows },
+            rows: TensorRows { q: rows, kv: rows },
             heads: Heads { q: 1, kv: 1 },
             dims: Dims { qk: 1, v: 1 },
             mask: Mask { left, right, align: Alignment::TopLeft },

@@ -6,7 +6,7 @@ pub mod hold;
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
-    Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
 /// splitmix64.
@@ -44,7 +44,7 @@ fn dealt(draws: &mut Draws, members: usize) -> (usize, usize) {
 /// A random problem whose spans the balance divides.
 pub fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize) -> Problem {
     let unit = span_multiple(balance, cp);
-    let mut rows = Rows { q: cp * draws.below(2), kv: cp * draws.below(3) };
+    let mut rows = TensorRows { q: cp * draws.below(2), kv: cp * draws.below(3) };
     let mut sequences = Vec::new();
     for id in 0..draws.below(4) {
         let square = draws.below(2) == 0;
@@ -59,7 +59,7 @@ pub fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: us
         let kv = run(&mut rows.kv, square.then_some(q.len));
         sequences.push(Sequence { id: id as u32, q, kv });
     }
-    rows = Rows { q: rows.q + cp * draws.below(2), kv: rows.kv + cp * draws.below(2) };
+    rows = TensorRows { q: rows.q + cp * draws.below(2), kv: rows.kv + cp * draws.below(2) };
     let side = |draws: &mut Draws| match draws.below(3) {
         0 => None,
         1 => Some(draws.below(3) as u32),
