@@ -13,25 +13,21 @@ use serde_json::{Value, json};
 
 /// Two sequences with gaps, padding and slack: the first packed, the second in steps between its rows.
 fn fields() -> ProblemFields {
+    let sequences = vec![
+        Sequence { id: 7, q: Run::packed(1, 3, 4), kv: Run::packed(0, 5, 5) },
+        Sequence { id: 2, q: Run { offset: 6, step: 2, len: 2, span: 2 }, kv: Run::packed(8, 0, 1) },
+    ];
     ProblemFields {
-        sequences: vec![
-            Sequence { id: 7, q: Run::packed(1, 3, 4), kv: Run::packed(0, 5, 5) },
-            Sequence { id: 2, q: Run { offset: 6, step: 2, len: 2, span: 2 }, kv: Run::packed(8, 0, 1) },
-        ],
         rows: TensorRows { q: 10, kv: 9 },
         heads: Heads { q: 6, kv: 2 },
         dims: Dims { qk: 16, v: 8 },
         mask: Mask::CAUSAL,
-        softmax: Softmax { scale: 0.25, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
         data_seed: 1,
-        pass: Pass::Backward,
+        ..ProblemFields::of(sequences, 16)
     }
 }
 
-/// The same with everything that has a default set to something else.
+/// [`fields`] with everything that has a default set to something else.
 fn rich_fields() -> ProblemFields {
     let scaled = |format, scaling| Element { format, scaling };
     ProblemFields {
@@ -201,9 +197,7 @@ fn ranks_are_distinct_members_of_the_world() {
 #[test]
 fn the_algorithm_limits_the_group() {
     let group = |algorithm, balance, size: usize| {
-        error(|fields| {
-            fields.parallel = ContextParallel { algorithm, balance, world: size, ranks: (0..size).collect() }
-        })
+        error(|fields| fields.parallel = ContextParallel::over(size, algorithm, balance))
     };
     assert!(matches!(
         group(Algorithm::Single, Balance::Contiguous, 2),
@@ -352,4 +346,16 @@ fn an_illegal_problem_is_refused_when_read_and_the_field_is_named() {
         let message = read(with(pointer, value)).expect_err(pointer);
         assert!(message.contains(expected), "{pointer}: {message}");
     }
+}
+
+#[test]
+fn small_problems_are_as_small_as_their_sequences() {
+    let packed = ProblemFields::packed(&[(3, 5), (0, 2)], 16);
+    assert_eq!((packed.rows, packed.softmax), (TensorRows { q: 3, kv: 7 }, Softmax::scaled(0.25)));
+    let padded = ProblemFields::padded(&[(3, 4), (1, 8)], 1);
+    assert_eq!((padded.rows, padded.sequences[1].kv), (TensorRows { q: 12, kv: 12 }, Run::packed(4, 1, 8)));
+    assert!([packed, padded].map(Problem::new).iter().all(Result::is_ok));
+    let run = Run::packed(usize::MAX, 1, 1);
+    let endless = ProblemFields::of(vec![Sequence { id: 0, q: run, kv: run }], 1);
+    assert!(matches!(Problem::new(endless), Err(ProblemError::OutOfRange { field: "rows.q", .. })));
 }

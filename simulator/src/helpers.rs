@@ -442,8 +442,7 @@ mod tests {
     use crate::schedule::{Work, build};
     use seamproof_oracle::sharding::span_multiple;
     use seamproof_oracle::{
-        Algorithm, Alignment, ContextParallel, Dims, Heads, InputMode, Pass, Precision, Problem,
-        ProblemFields, Sequence, Side, Sink, Softmax, TensorRows,
+        Algorithm, Alignment, ContextParallel, Pass, Problem, ProblemFields, Sequence, Side,
     };
 
     /// Sequences of (real, padded) rows, a gap of `2·cp` rows before each.
@@ -455,26 +454,14 @@ mod tests {
         mask: Mask,
     ) -> Problem {
         let mut rows = 0;
-        let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
+        let sequences = (0..).zip(lengths).map(|(id, &(len, span))| {
             let run = Run::packed(rows + 2 * cp, len, span);
             rows += 2 * cp + span;
-            Sequence { id: id as u32, q: run, kv: run }
+            Sequence { id, q: run, kv: run }
         });
-        let sequences = sequences.collect();
-        Problem::new(ProblemFields {
-            sequences,
-            rows: TensorRows { q: rows, kv: rows },
-            heads: Heads { q: 1, kv: 1 },
-            dims: Dims { qk: 1, v: 1 },
-            mask,
-            softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
-            precision: Precision::uniform(Format::Bf16),
-            parallel: ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect() },
-            mode: InputMode::Flat,
-            data_seed: 0,
-            pass: Pass::Backward,
-        })
-        .unwrap()
+        let fields = ProblemFields::of(sequences.collect(), 1);
+        let parallel = ContextParallel::over(cp, algorithm, balance);
+        Problem::new(ProblemFields { mask, parallel, ..fields }).unwrap()
     }
 
     /// Whether any query of a row sees a key.

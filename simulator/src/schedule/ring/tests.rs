@@ -5,8 +5,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use seamproof_oracle::sharding::{ShardingError, span_multiple};
 use seamproof_oracle::{
-    Algorithm, Alignment, ContextParallel, Dims, Heads, InputMode, Precision, ProblemFields, Sequence, Side,
-    TensorName, TensorRows,
+    Algorithm, Alignment, ContextParallel, Dims, Heads, ProblemFields, Sequence, Side, TensorName, TensorRows,
 };
 
 use super::*;
@@ -271,31 +270,27 @@ fn problem(
 ) -> Problem {
     let unit = span_multiple(balance, cp);
     let mut rows = TensorRows { q: cp, kv: 0 };
-    let sequences = lengths.iter().enumerate().map(|(id, &(lq, lk))| {
+    let sequences = (0..).zip(lengths).map(|(id, &(lq, lk))| {
         let span = |len: usize| len.next_multiple_of(unit) + extra * unit * usize::from(len % 2 == 1);
         let (q, kv) = (Run::packed(rows.q, lq, span(lq)), Run::packed(rows.kv, lk, span(lk)));
         rows = TensorRows { q: rows.q + q.span, kv: rows.kv + kv.span + cp };
-        Sequence { id: id as u32, q, kv }
+        Sequence { id, q, kv }
     });
-    let sequences = sequences.collect();
+    let fields = ProblemFields::of(sequences.collect(), 1);
     let world = cp + 1;
     Problem::new(ProblemFields {
-        sequences,
         rows,
         heads: Heads { q: 2, kv: 1 },
         dims: Dims { qk: 2, v: 3 },
         mask,
-        softmax: Softmax { scale: 1.0, softcap: None, sink },
-        precision: Precision::uniform(Format::Bf16),
+        softmax: Softmax { sink, ..fields.softmax },
         parallel: ContextParallel {
             algorithm: Algorithm::Ring,
             balance,
             world,
             ranks: (1..world).rev().collect(),
         },
-        mode: InputMode::Flat,
-        data_seed: 0,
-        pass: Pass::Backward,
+        ..fields
     })
     .unwrap()
 }
