@@ -17,7 +17,7 @@ use seamproof_kernels::forward::AttentionKernels as Attention;
 use seamproof_oracle::{Problem, Run};
 use seamproof_simulator::device::{Buffers, Cpu, Device, DeviceError, Transfer};
 use seamproof_simulator::emulated::Tiles;
-use seamproof_simulator::executor::{Phase, execute, load};
+use seamproof_simulator::executor::{ExecutedPasses, execute, load};
 use seamproof_simulator::faults;
 use seamproof_simulator::schedule::{BufferId, Reduction, Region, Schedule, Work};
 
@@ -180,7 +180,7 @@ fn run<D: Device<Real = f32>>(
         state = drawn(state);
         (state % ready as u64) as usize
     };
-    execute(schedule, Phase::Both, device, &mut memory, &mut choose).unwrap();
+    execute(schedule, ExecutedPasses::Both, device, &mut memory, &mut choose).unwrap();
     let buffers = device.download(&mut memory).unwrap();
     buffers.tensors().iter().map(|tensor| tensor.values().iter().map(|x| x.to_bits()).collect()).collect()
 }

@@ -14,7 +14,7 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
-    Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ fn problem(algorithm: Algorithm, balance: Balance) -> Problem {
     let run = Run { offset: 0, step: 2, len: 3, span: 4 };
     let fields = ProblemFields {
         sequences: vec![Sequence { id: 0, q: run, kv: run }],
-        rows: Rows { q: 8, kv: 8 },
+        rows: TensorRows { q: 8, kv: 8 },
         heads: Heads { q: 2, kv: 1 },
         dims: Dims { qk: 8, v: 8 },
         mask: Mask { left: Some(2), right: Some(0), align: Alignment::TopLeft },

@@ -23,7 +23,7 @@ use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::{
     Algorithm, Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemFields, Rows, Run, Saved, Sequence, Sink, Softmax, TensorName, exact,
+    Problem, ProblemFields, Run, Saved, Sequence, Sink, Softmax, TensorName, TensorRows, exact,
 };
 use seamproof_simulator::Segment;
 use seamproof_simulator::faults::{Catcher, Fault, Plant, WINDOW_OFF_BY_ONE, catalogue};
@@ -165,7 +165,7 @@ fn one(mode: InputMode, lengths: [usize; 2], mask: Mask, pass: Pass) -> Problem 
     let scale = if mode == InputMode::Staircase { std::f32::consts::LN_2 } else { 0.125 };
     Problem::new(ProblemFields {
         sequences: vec![Sequence { id: 0, q: q_run, kv: kv_run }],
-        rows: Rows { q, kv },
+        rows: TensorRows { q, kv },
         heads: Heads { q: 1, kv: 1 },
         dims: Dims { qk: 32, v: 16 },
         mask,

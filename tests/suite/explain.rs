@@ -12,7 +12,7 @@ use seamproof_judge::subjects::Emulated;
 use seamproof_lab::faults::source_faults;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
 /// Self-attention on a pack of sequences, given as (real, padded) rows.
@@ -25,7 +25,7 @@ fn problem(lengths: &[(usize, usize)], mask: Mask, algorithm: Algorithm, ranks: 
     });
     Problem::new(ProblemFields {
         sequences: sequences.collect(),
-        rows: Rows { q: rows, kv: rows },
+        rows: TensorRows { q: rows, kv: rows },
         heads: Heads { q: 1, kv: 1 },
         dims: Dims { qk: 1, v: 1 },
         mask,

@@ -26,7 +26,7 @@ use std::ops::Range;
 
 use ndarray::Array3;
 use seamproof_oracle::exact::log_sum_exp;
-use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, TensorName};
+use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, Saved, Sequence, TensorName};
 
 use super::compare::lanes;
 use super::stories::{LANES_MIN, other_heads};
@@ -199,7 +199,7 @@ pub(super) fn explain(
     problem: &Problem,
     inputs: &Inputs,
     rank: &RankOutputs,
-    exact: &Forward,
+    exact: &ForwardResults,
     finding: &mut Finding,
 ) {
     let Place { sequence: Some(sequence), head: Some(head), row: Some(query), .. } = finding.place else {
@@ -225,7 +225,7 @@ pub(super) fn explain(
 fn head_of_out(
     pairs: &Pairs<'_>,
     rank: &RankOutputs,
-    exact: &Forward,
+    exact: &ForwardResults,
     (query, head): (usize, usize),
 ) -> Option<String> {
     let row = pairs.both.q.row(query);
@@ -261,7 +261,7 @@ fn saw_nothing(problem: &Problem, inputs: &Inputs, rank: &RankOutputs, (row, hea
 fn suspect_of_out(
     pairs: &Pairs<'_>,
     rank: &RankOutputs,
-    exact: &Forward,
+    exact: &ForwardResults,
     (query, head): (usize, usize),
 ) -> Option<Suspect> {
     let row = pairs.both.q.row(query);

@@ -7,7 +7,7 @@
 use ndarray::{Axis, s};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+    Problem, ProblemError, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
 
@@ -384,7 +384,7 @@ fn fields() -> ProblemFields {
     });
     ProblemFields {
         sequences: sequences.collect(),
-        rows: Rows { q: 16, kv: 16 },
+        rows: TensorRows { q: 16, kv: 16 },
         heads: Heads { q: 2, kv: 2 },
         dims: Dims { qk: 8, v: 8 },
         mask: Mask::CAUSAL,

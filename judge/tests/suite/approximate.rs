@@ -13,13 +13,13 @@ use seamproof_judge::values;
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::{Accumulation, Model, Partition};
 use seamproof_oracle::{
-    Alignment, ContextParallel, Dims, Format, Forward, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+    Alignment, ContextParallel, Dims, Format, ForwardResults, Heads, InputMode, Mask, Pass, Precision,
+    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use seamproof_simulator::Segment;
 use seamproof_simulator::device::{Cpu, Device};
-use seamproof_simulator::emulated::{Arithmetic, Finished, Right, Stages, Tiles, Units};
-use seamproof_simulator::executor::{Phase, execute, load, output};
+use seamproof_simulator::emulated::{Finished, Right, Stages, Tiles, UnitArithmetic, Units};
+use seamproof_simulator::executor::{ExecutedPasses, execute, load, output};
 use seamproof_simulator::schedule::build;
 
 /// Tiles of a real kernel.
@@ -64,7 +64,7 @@ fn lse(tile: &[Finished<f32>], local: usize) -> f32 {
     if *sum == 0.0 { f32::NEG_INFINITY } else { max + log2(*sum) * LN_2 }
 }
 
-impl<A: Arithmetic<f32>> Stages<f32, A> for Descending {
+impl<A: UnitArithmetic<f32>> Stages<f32, A> for Descending {
     fn tiles(
         &self,
         pass: Pass,
@@ -87,7 +87,7 @@ impl<A: Arithmetic<f32>> Stages<f32, A> for Descending {
     }
 }
 
-impl<A: Arithmetic<f32>> Stages<f32, A> for Ascending {
+impl<A: UnitArithmetic<f32>> Stages<f32, A> for Ascending {
     fn out(&self, tile: &[Finished<f32>], local: usize, format: Format, to: &mut [f32]) {
         out(tile, local, format, to);
     }
@@ -103,7 +103,7 @@ fn problem(mode: InputMode, format: Format, mask: Mask, dim: usize, scale: f32) 
     let (q, kv) = (Run::packed(0, queries, queries), Run::packed(0, keys, keys));
     Problem::new(ProblemFields {
         sequences: vec![Sequence { id: 0, q, kv }],
-        rows: Rows { q: queries, kv: keys },
+        rows: TensorRows { q: queries, kv: keys },
         heads: Heads { q: 1, kv: 1 },
         dims: Dims { qk: dim, v: dim },
         mask,
@@ -122,7 +122,7 @@ fn run(problem: &Problem, device: &Cpu<f32>) -> [Vec<f32>; 2] {
     let schedule = build(problem).expect("one rank");
     let inputs = values::inputs(problem);
     let mut memory = device.upload(load(&schedule, problem, &inputs, f32::NAN)).expect("it fits");
-    execute(&schedule, Phase::Forward, device, &mut memory, &mut |_| 0).expect("it runs");
+    execute(&schedule, ExecutedPasses::Forward, device, &mut memory, &mut |_| 0).expect("it runs");
     [TensorName::Out, TensorName::Lse].map(|tensor| {
         let id = output(&schedule, 0, tensor).expect("a result");
         memory.tensor(id).values().to_vec()
@@ -152,7 +152,8 @@ fn ratios(problem: &Problem, device: &Cpu<f32>) -> [f64; 4] {
     let [out, lse] = run(problem, device);
     let Answer { exact, bound } = blocked::forward(problem, &values::inputs(problem), Some(&model));
     let bound = bound.expect("a model gives bounds");
-    let of = |tier: &Forward| [largest(&out, &exact.out, &tier.out), largest(&lse, &exact.lse, &tier.lse)];
+    let of =
+        |tier: &ForwardResults| [largest(&out, &exact.out, &tier.out), largest(&lse, &exact.lse, &tier.lse)];
     let ([out, lse], [out_t, lse_t]) = (of(&bound.worst), of(&bound.dithered));
     [out, lse, out_t, lse_t]
 }

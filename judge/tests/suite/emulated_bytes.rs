@@ -6,7 +6,7 @@ use seamproof_judge::subjects::{Arithmetic, Emulated};
 use seamproof_judge::values::{self, Poison};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
-    Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 use seamproof_simulator::emulated::Tiles;
 
@@ -16,7 +16,7 @@ fn fields() -> ProblemFields {
         [(3, 37, 40), (43, 0, 8), (51, 90, 96)].map(|(offset, len, span)| Run::packed(offset, len, span));
     ProblemFields {
         sequences: (0..).zip(runs).map(|(id, run)| Sequence { id, q: run, kv: run }).collect(),
-        rows: Rows { q: 150, kv: 150 },
+        rows: TensorRows { q: 150, kv: 150 },
         heads: Heads { q: 4, kv: 2 },
         dims: Dims { qk: 24, v: 24 },
         mask: Mask::CAUSAL,
@@ -42,7 +42,7 @@ fn crossed() -> ProblemFields {
         Sequence { id: 0, q: run(0, 50, 50), kv: run(0, 33, 40) },
         Sequence { id: 1, q: run(50, 1, 4), kv: run(40, 77, 77) },
     ];
-    ProblemFields { sequences, rows: Rows { q: 54, kv: 120 }, ..fields() }
+    ProblemFields { sequences, rows: TensorRows { q: 54, kv: 120 }, ..fields() }
 }
 
 /// One problem for each thing that the kernel's arithmetic depends on.

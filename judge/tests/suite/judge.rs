@@ -13,7 +13,7 @@ use seamproof_judge::subjects::Emulated;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use seamproof_simulator::{Damage, Guard, UNWRITTEN_BITS};
 
@@ -27,7 +27,7 @@ fn fields() -> ProblemFields {
     let run = Run::packed(1, REAL, OWNED);
     ProblemFields {
         sequences: vec![Sequence { id: 0, q: run, kv: run }],
-        rows: Rows { q: ROWS, kv: ROWS },
+        rows: TensorRows { q: ROWS, kv: ROWS },
         heads: Heads { q: 2, kv: 1 },
         dims: Dims { qk: 4, v: 4 },
         mask: Mask::CAUSAL,
@@ -353,7 +353,7 @@ fn envelope_one_element_of_each_rank() {
 fn what_is_too_large_is_not_run() {
     let large = problem(|fields| {
         fields.sequences.clear();
-        fields.rows = Rows { q: 1 << 24, kv: 1 << 24 };
+        fields.rows = TensorRows { q: 1 << 24, kv: 1 << 24 };
     });
     let panics = Spoilt::new(|_, _| panic!("it was run"));
     assert!(matches!(judge(&panics, &large), Verdict::TooLarge(_)));

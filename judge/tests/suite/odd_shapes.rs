@@ -13,7 +13,7 @@ use seamproof_judge::values::{self, Poison};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Inputs, Mask,
-    Pass, Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    Pass, Precision, Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
 type Edit = fn(&mut ProblemFields);
@@ -71,7 +71,7 @@ fn fields() -> ProblemFields {
     let (q, kv) = (Run::packed(1, 9, 56), Run::packed(2, 40, 56));
     ProblemFields {
         sequences: vec![Sequence { id: 0, q, kv }],
-        rows: Rows { q: 60, kv: 60 },
+        rows: TensorRows { q: 60, kv: 60 },
         heads: Heads { q: 2, kv: 1 },
         dims: Dims { qk: 16, v: 16 },
         mask: Mask::FULL,

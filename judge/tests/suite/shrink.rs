@@ -12,7 +12,7 @@ use seamproof_judge::shrink::{Shrinker, Shrunk, shrink, size};
 use seamproof_judge::strategy::ProblemTree;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
-    Precision, Problem, ProblemFields, Rows, Run, Scaling, Sequence, Sink, Softmax,
+    Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax, TensorRows,
 };
 
 /// Starts of each fault.
@@ -143,7 +143,7 @@ fn messy(seed: u64) -> Problem {
     let side = |c: &mut Choices| c.chance(50).then(|| c.below(20) as u32);
     let fields = ProblemFields {
         sequences: sequences.map(|(id, (q, kv))| Sequence { id: 7 * id + 3, q, kv }).collect(),
-        rows: Rows { q: q_rows, kv: kv_rows },
+        rows: TensorRows { q: q_rows, kv: kv_rows },
         heads: Heads { q: kv_heads * (1 + c.below(3)), kv: kv_heads },
         dims: Dims { qk: 1 + c.below(256), v: 1 + c.below(256) },
         mask: Mask {
@@ -172,11 +172,11 @@ fn starts(fails: fn(&Problem) -> bool) -> impl Iterator<Item = Problem> {
 
 /// The simplest problem with these lengths, edited.
 fn plain(lengths: &[(usize, usize)], change: impl FnOnce(&mut ProblemFields)) -> Problem {
-    let mut rows = Rows { q: 0, kv: 0 };
+    let mut rows = TensorRows { q: 0, kv: 0 };
     let mut sequences = Vec::new();
     for (id, &(q, kv)) in (0..).zip(lengths) {
         sequences.push(Sequence { id, q: Run::packed(rows.q, q, q), kv: Run::packed(rows.kv, kv, kv) });
-        rows = Rows { q: rows.q + q, kv: rows.kv + kv };
+        rows = TensorRows { q: rows.q + q, kv: rows.kv + kv };
     }
     let mut fields = ProblemFields {
         sequences,

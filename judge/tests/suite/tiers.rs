@@ -11,10 +11,10 @@ use seamproof_judge::subjects::{Emulated, draw_options};
 use seamproof_judge::values;
 use seamproof_judge::verdict::{Tier, Verdict};
 use seamproof_oracle::envelope::Model;
-use seamproof_oracle::replay::{Launch, Replay};
+use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::{
-    ContextParallel, Dims, Element, Format, Forward, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName, blocked,
+    ContextParallel, Dims, Element, Format, ForwardResults, Heads, InputMode, Inputs, Mask, Pass, Precision,
+    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows, blocked,
 };
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::MergeOrder;
@@ -32,7 +32,7 @@ fn fields(queries: usize, keys: usize) -> ProblemFields {
             q: Run::packed(0, queries, queries),
             kv: Run::packed(0, keys, keys),
         }],
-        rows: Rows { q: queries, kv: keys },
+        rows: TensorRows { q: queries, kv: keys },
         heads: Heads { q: 1, kv: 1 },
         dims: Dims { qk: DIM, v: DIM },
         mask: Mask::FULL,
@@ -100,7 +100,7 @@ impl Backend for Changed {
         "changed"
     }
 
-    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+    fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         self.inner.launches(problem).filter(|_| !self.hides_launches)
     }
 
@@ -228,8 +228,8 @@ fn seen(kernel: &Emulated, problem: &Problem, out: &Array3<f32>, lse: &Array2<f3
     let replayed =
         blocked::replayed_forward(problem, &inputs, &model, &replay).expect("the problem is legal");
     let left = replayed.bound.expect("a model gives bounds").worst;
-    let of = |bound: &Forward| largest(out.iter(), answer.exact.out.iter(), bound.out.iter());
-    let of_lse = |bound: &Forward| largest(lse.iter(), answer.exact.lse.iter(), bound.lse.iter());
+    let of = |bound: &ForwardResults| largest(out.iter(), answer.exact.out.iter(), bound.out.iter());
+    let of_lse = |bound: &ForwardResults| largest(lse.iter(), answer.exact.lse.iter(), bound.lse.iter());
     let replayed = largest(out.iter(), replayed.exact.out.iter(), left.out.iter());
     (
         Seen { worst: of(&bound.worst), dithered: of(&bound.dithered), replayed },
