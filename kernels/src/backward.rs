@@ -88,6 +88,18 @@ pub struct BackwardMode {
     pub update: GradientUpdate,
 }
 
+impl BackwardMode {
+    /// Returns the mode that overwrites gradients.
+    pub const fn overwrite(order: DqOrder) -> BackwardMode {
+        BackwardMode { order, update: GradientUpdate::Overwrite }
+    }
+
+    /// Returns the mode that adds to gradients.
+    pub const fn accumulate(order: DqOrder) -> BackwardMode {
+        BackwardMode { order, update: GradientUpdate::Accumulate }
+    }
+}
+
 /// The formats and head dims of a call's tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardOperands {

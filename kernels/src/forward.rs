@@ -15,7 +15,7 @@ use seamproof_simulator::RowPolicy;
 use crate::attend::{CallTables, ForwardTensors, SEGMENT_BYTES, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
-use crate::gpu::{Gpu, TensorMap, Tiled};
+use crate::gpu::{Gpu, TensorMap, TiledTensor};
 use crate::memory::{Area, Argument};
 use crate::view::{RawView, View};
 
@@ -349,7 +349,7 @@ pub(crate) fn tensor_map(
         return Err(KernelError::shape(format!("{name}: at {:#x}, which is no multiple of 16", raw.base)));
     }
     let (row, head) = (raw.row as usize, raw.head as usize);
-    gpu.tensor_map(&Tiled {
+    gpu.tensor_map(&TiledTensor {
         base: raw.base,
         format: view.format(),
         dims: [dim, heads, step, rows / step],

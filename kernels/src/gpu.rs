@@ -60,7 +60,7 @@ unsafe impl Argument for TensorMap {}
 /// A tensor of 16-bit elements as the copy engine takes it: four dimensions, the innermost first, and the box that
 /// one copy moves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tiled {
+pub(crate) struct TiledTensor {
     pub(crate) base: u64,
     pub(crate) format: Format,
     /// The elements of each dimension.
@@ -211,7 +211,7 @@ impl Gpu {
 
     /// Returns a description for the copy engine. Rows of boxes are swizzled in 128 bytes; what lies outside the
     /// tensor reads as zero.
-    pub(crate) fn tensor_map(&self, tiled: &Tiled) -> Result<TensorMap, KernelError> {
+    pub(crate) fn tensor_map(&self, tiled: &TiledTensor) -> Result<TensorMap, KernelError> {
         let format = match tiled.format {
             Format::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             Format::Fp16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

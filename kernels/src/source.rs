@@ -156,6 +156,7 @@ mod tests {
         let unique: std::collections::BTreeSet<&String> = names.iter().collect();
         assert_eq!(unique.len(), names.len(), "{names:?}");
         assert!(names.iter().any(|name| name == "rows.cu"), "{names:?}");
+        assert!(sources().iter().all(|source| !source.planted));
         assert!(names.iter().any(|name| name == "backward.cu (head dim 64, fp16)"), "{names:?}");
     }
 

@@ -5,14 +5,13 @@ mod cuda;
 use std::collections::BTreeMap;
 
 pub use cuda::{Cuda, CudaRunner};
-pub(crate) use cuda::{is_named as is_on_gpu, open as open_on_gpu};
 use seamproof_judge::subjects::{
     self, Emulated, Miscalled, OptionError, PLANTED_PREFIX, Planted, at_call, called, miscall,
 };
 use seamproof_lab::faults::SourceFault;
 use seamproof_simulator::faults;
 
-use crate::worker::{self, Remote, Served, mock};
+use crate::worker::{self, OpenError, Opened, Remote, Served, mock};
 use seamproof_judge::subject::Backend;
 
 /// Names of the backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, the kernels on
@@ -75,7 +74,7 @@ pub fn on_gpu(fault: &SourceFault, subject: Cuda) -> Box<dyn Backend> {
 }
 
 /// Returns what a pool needs to serve a subject; `None` for one that runs in this process. A subject that needs a
-/// device of its own is served by its own name, and its runner is an arm of [`worker::open`].
+/// device of its own is served by its own name, and its runner is an arm of [`open`].
 fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Served>, BackendError> {
     if name == mock::NAME {
         return Ok(Some(mock::served(options)?));
@@ -85,6 +84,14 @@ fn served(name: &str, options: &BTreeMap<String, String>) -> Result<Option<Serve
     let Some(inner) = inner else { return Ok(None) };
     let (declaration, sentinel) = (in_process(inner, options)?, in_process(inner, &BTreeMap::new())?);
     Ok(Some(Served::new(inner, options, declaration, sentinel)))
+}
+
+/// Opens the runner of a subject inside a worker: on a GPU, or in the worker's own process.
+pub fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result<Opened, OpenError> {
+    if cuda::is_named(name) {
+        return cuda::open(name, options, device);
+    }
+    in_process(name, options).map(Opened::on_core).map_err(|error| OpenError(error.to_string()))
 }
 
 /// Makes a backend that runs in this process.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::exit::Exit;
 use super::options::positive_duration;
+use crate::backends;
 use crate::worker::{self, Deadlines, Settings, mock};
 
 #[derive(clap::Args, Debug)]
@@ -14,7 +15,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Exit {
-    Exit::Worker(if args.mock { mock::live() } else { worker::live() })
+    Exit::Worker(if args.mock { mock::live() } else { worker::live(backends::open) })
 }
 
 /// Workers that may be asked for.

@@ -8,9 +8,9 @@
 
 use super::history::{Entry, History, smallest};
 use super::message;
-use super::pool::{Launch, Settings};
 use super::sentinel;
 use super::session::{Death, Session, StartError};
+use super::settings::{Launch, Settings};
 use seamproof_judge::case::{EARLIER_MAX, Subject};
 use seamproof_judge::finding::Cause;
 use seamproof_judge::finding::Earlier;

@@ -45,9 +45,10 @@ use rustix::process::{Signal, getpid, kill_process};
 use seamproof_judge::finding::Phase;
 use seamproof_oracle::{Inputs, Problem, Sink};
 
+use super::runner::{OpenError, Opened, Runner};
 use super::sentinel::SENTINEL_SEED;
 use super::serve::{self, leashed, pipes};
-use super::{OpenError, Opened, Runner, Served};
+use super::served::Served;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::subjects::OptionError;

@@ -23,73 +23,23 @@ mod remote;
 mod runner;
 mod sentinel;
 mod serve;
+mod served;
 mod session;
-
-use std::collections::BTreeMap;
-use std::sync::Arc;
+mod settings;
 
 pub use history::{BYTES_MAX, RUNS_MAX, smallest};
-pub(crate) use pool::own_program;
-pub use pool::{Launch, Pool, SENTINEL_EVERY, STARTS_MAX, Settings, configure, shared};
+pub use pool::{Pool, STARTS_MAX, configure, shared};
 pub use process::STDERR_MAX;
 pub use remote::Remote;
-pub use runner::{InProcess, Open, OpenError, Opened, Runner, open};
+pub use runner::{Open, OpenError, Opened, Runner};
 pub use sentinel::{SENTINEL_SEED, problem as sentinel_problem};
 pub use serve::{EXIT_FAILED, ServeError, leashed, pipes, serve};
-pub use session::Deadlines;
+pub use served::{Served, subject};
+pub(crate) use settings::own_program;
+pub use settings::{Deadlines, Launch, SENTINEL_EVERY, Settings};
 
-use seamproof_judge::case::Subject;
-use seamproof_judge::subject::Backend;
-
-/// A subject as a pool serves it.
-pub struct Served {
-    /// Declaration of the subject.
-    pub declaration: Box<dyn Backend>,
-    /// Subject that a worker opens.
-    pub subject: Arc<Subject>,
-    /// Subject that the sentinel runs on, the same for every case: the subject with default options, or without its
-    /// fault.
-    pub sentinel: Arc<Subject>,
-    /// Declaration of the sentinel's subject.
-    pub sentinel_declaration: Box<dyn Backend>,
-    /// Arguments of the worker's program.
-    pub arguments: Vec<String>,
-}
-
-impl Served {
-    /// Returns a subject that a worker opens by its name and options, with the sentinel on its default options.
-    pub fn new(
-        name: &str,
-        options: &BTreeMap<String, String>,
-        declaration: Box<dyn Backend>,
-        sentinel_declaration: Box<dyn Backend>,
-    ) -> Served {
-        Served {
-            declaration,
-            subject: subject(name, options),
-            sentinel: subject(name, &BTreeMap::new()),
-            sentinel_declaration,
-            arguments: vec!["worker".into()],
-        }
-    }
-
-    /// Returns the subject with the sentinel on a subject of another name, with default options.
-    pub fn watched_by(self, name: &str) -> Served {
-        Served { sentinel: subject(name, &BTreeMap::new()), ..self }
-    }
-
-    fn launch(&self, settings: &Settings) -> Launch {
-        Launch { program: settings.program.clone(), arguments: self.arguments.clone() }
-    }
-}
-
-/// Returns the name and the options of a subject as one value.
-pub fn subject(name: &str, options: &BTreeMap<String, String>) -> Arc<Subject> {
-    Arc::new(Subject { name: name.to_owned(), options: options.clone() })
-}
-
-/// Runs a worker to its end: it answers the requests on stdin until the supervisor is gone. Returns the exit code.
-pub fn live() -> u8 {
+/// Answers requests from stdin until the supervisor is gone, for subjects that `open` makes. Returns the exit code.
+pub fn live(open: Open) -> u8 {
     let life = || {
         let (requests, mut answers) = pipes()?;
         serve(leashed(requests), &mut answers, open)

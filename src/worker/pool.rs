@@ -9,7 +9,6 @@
 //! is no failure of the seat.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use seamproof_oracle::{Inputs, Problem};
@@ -17,59 +16,18 @@ use seamproof_oracle::{Inputs, Problem};
 use super::confirm::{Bench, Drift, Suspicion};
 use super::history::{Entry, History};
 use super::message::Ready;
-use super::session::{Deadlines, Session, StartError};
-use super::{Served, message, sentinel};
+use super::served::Served;
+use super::session::{Session, StartError};
+use super::settings::Settings;
+use super::{message, sentinel};
 use seamproof_judge::case::Subject;
 use seamproof_judge::finding::Cause;
 use seamproof_judge::subject::{DeviceRuns, Outputs, RunError};
 
-/// Number of runs of a worker between two sentinels.
-pub const SENTINEL_EVERY: u64 = 256;
 /// Number of workers on which the sentinel is tried before a subject counts as having none.
 const SENTINEL_TRIES: u32 = 2;
 /// Number of workers that fail to start, one after the other, before a seat is given up.
 pub const STARTS_MAX: u32 = 2;
-
-/// Program that is started as a worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
-    /// Path of the program.
-    pub program: PathBuf,
-    /// Arguments of the program.
-    pub arguments: Vec<String>,
-}
-
-/// Settings of a pool.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Program that is started as `PROGRAM worker`: this one.
-    pub program: PathBuf,
-    /// Number of workers, all on the first device; `None` for one on each device of the subject.
-    pub workers: Option<usize>,
-    /// Times that a worker may take.
-    pub deadlines: Deadlines,
-    /// Number of runs of a worker between two sentinels.
-    pub sentinel_every: u64,
-}
-
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
-            program: own_program(),
-            workers: None,
-            deadlines: Deadlines::default(),
-            sentinel_every: SENTINEL_EVERY,
-        }
-    }
-}
-
-/// Returns this program itself, not the file that may have taken its place by now. A supervisor and its workers are
-/// thus of one build.
-pub(crate) fn own_program() -> PathBuf {
-    let running = PathBuf::from("/proc/self/exe");
-    // Where the program does not know its own path, the start of a worker reports it.
-    if running.exists() { running } else { std::env::current_exe().unwrap_or_default() }
-}
 
 /// Workers, and the threads that wait for one.
 #[derive(Debug)]

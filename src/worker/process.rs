@@ -20,7 +20,7 @@ use rustix::io::{Errno, ioctl_fionbio};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::frame::{self, BODY_MAX, Frame, FrameError, Kind};
-use super::pool::Launch;
+use super::settings::Launch;
 use seamproof_judge::finding::Cause;
 
 /// Number of bytes that are kept of a worker's stderr, from its end.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem};
 
-use super::Served;
 use super::pool::Pool;
+use super::served::Served;
 use seamproof_judge::subject::{Backend, Declaration, DeviceRuns, Host, Outputs, RunError};
 
 /// A subject whose declaration is made here, and whose runs are made in a worker of a pool.

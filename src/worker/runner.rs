@@ -8,7 +8,6 @@ use std::thread::available_parallelism;
 use seamproof_judge::finding::Phase;
 use seamproof_oracle::{Inputs, Problem};
 
-use crate::backends;
 use seamproof_judge::subject::{Backend, Outputs, RunError};
 
 /// A subject as a worker process holds it.
@@ -43,18 +42,16 @@ pub struct OpenError(pub String);
 /// Function that opens a subject by its name and options on the device of an ordinal.
 pub type Open = fn(&str, &BTreeMap<String, String>, usize) -> Result<Opened, OpenError>;
 
-/// Opens the runner of a subject: on a GPU, or in this process, where a CPU core counts as a device.
-pub fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result<Opened, OpenError> {
-    if backends::is_on_gpu(name) {
-        return backends::open_on_gpu(name, options, device);
+impl Opened {
+    /// The runner of a subject that needs no device of its own: a core is as good as a device.
+    pub fn on_core(subject: Box<dyn Backend>) -> Opened {
+        let devices = available_parallelism().map_or(1, NonZero::get);
+        Opened { runner: Box::new(InProcess(subject)), devices, name: String::new() }
     }
-    let backend = backends::in_process(name, options).map_err(|error| OpenError(error.to_string()))?;
-    let devices = available_parallelism().map_or(1, NonZero::get);
-    Ok(Opened { runner: Box::new(InProcess(backend)), devices, name: String::new() })
 }
 
-/// A runner over a backend of this process.
-pub struct InProcess(pub Box<dyn Backend>);
+/// A subject that runs in the worker's own process.
+struct InProcess(Box<dyn Backend>);
 
 impl Runner for InProcess {
     fn run(

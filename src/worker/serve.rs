@@ -177,6 +177,7 @@ mod tests {
     use super::*;
     use crate::worker::{OpenError, sentinel_problem};
     use seamproof_judge::subject::RunError;
+    use seamproof_judge::subjects::Emulated;
     use seamproof_judge::values;
 
     /// A runner that fails on every run.
@@ -193,10 +194,11 @@ mod tests {
         }
     }
 
-    fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result<Opened, OpenError> {
+    fn open(name: &str, _: &BTreeMap<String, String>, _: usize) -> Result<Opened, OpenError> {
         match name {
             "failing" => Ok(Opened { runner: Box::new(Failing), devices: 3, name: "third".into() }),
-            _ => crate::worker::open(name, options, device),
+            "emulated" => Ok(Opened::on_core(Box::new(Emulated::default()))),
+            _ => Err(OpenError(format!("{name} is no subject"))),
         }
     }
 

@@ -1,52 +1,13 @@
 //! A [`Session`] is a started worker, which is asked one thing at a time.
 
-use std::time::Duration;
-
 use super::frame::{FrameError, Kind};
 use super::message::{self, Failure, MessageError, OpenRequest, Ready};
-use super::pool::Launch;
 use super::process::{End, Process};
+use super::settings::{Deadlines, Launch};
 use seamproof_judge::case::Subject;
 use seamproof_judge::finding::Phase;
 use seamproof_judge::finding::{Cause, Ending};
 use seamproof_judge::subject::{Outputs, RunError};
-
-/// Times that a worker may take for each step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
-    /// Time from the worker's start, or from the request to open another subject, until the subject is open. A driver
-    /// and a device are set up in it, and kernels may be compiled.
-    pub start: Duration,
-    /// Time from a request until its inputs are on the device.
-    pub upload: Duration,
-    /// Time from the upload until everything is launched.
-    pub launch: Duration,
-    /// Time from the launch until the results are here, in which the kernels run.
-    pub finish: Duration,
-}
-
-impl Default for Deadlines {
-    fn default() -> Deadlines {
-        let minute = Duration::from_secs(60);
-        Deadlines { start: 2 * minute, upload: minute, launch: 2 * minute, finish: minute }
-    }
-}
-
-impl Deadlines {
-    /// Returns one time for each phase of a run, and one for the start.
-    pub fn new(start: Duration, phase: Duration) -> Deadlines {
-        Deadlines { start, upload: phase, launch: phase, finish: phase }
-    }
-
-    /// Returns the time until the phase after this one.
-    fn after(&self, phase: Option<Phase>) -> Duration {
-        match phase {
-            None | Some(Phase::Received) => self.upload,
-            Some(Phase::Uploaded) => self.launch,
-            Some(Phase::Launched | Phase::Done) => self.finish,
-        }
-    }
-}
 
 /// The death of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]

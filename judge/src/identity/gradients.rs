@@ -13,7 +13,7 @@ use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Format, Side};
 
 use super::bound::{Against, Bounds, GivenError};
-use super::sums::{Readers, moved_by, own_rounding, seeing};
+use super::readers::{Readers, moved_by, own_rounding, seeing};
 use crate::finding::Relation;
 use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::compare::{Worst, lanes, times_bound};

@@ -19,6 +19,7 @@ mod heads;
 mod mask;
 pub mod norms;
 mod probe;
+mod readers;
 mod repeat;
 mod scale;
 mod sums;

@@ -11,7 +11,7 @@ use seamproof_oracle::{
 };
 use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
 
-use super::{envelope, structure};
+use super::{bounds, envelope, structure};
 use crate::finding::Check;
 use crate::finding::Relation;
 use crate::identity;
@@ -47,7 +47,7 @@ const TE_TESTS: &str =
 const FA_TESTS: &str = "https://github.com/Dao-AILab/flash-attention/blob/main/hopper/test_flash_attn.py";
 
 /// Every fault in the judge.
-pub const FAULTS: [JudgeFault; 17] = [
+pub const FAULTS: [JudgeFault; 18] = [
     JudgeFault {
         id: "judge-nan-equals",
         imitates: "a NaN counts as equal to anything",
@@ -55,9 +55,9 @@ pub const FAULTS: [JudgeFault; 17] = [
         rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_nan() {
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_nan() {
                     true => 0.0,
-                    false => envelope::error_ratio(got, exact, bound, format),
+                    false => bounds::error_ratio(got, exact, bound, format),
                 });
             }
         },
@@ -69,9 +69,9 @@ pub const FAULTS: [JudgeFault; 17] = [
         rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got == 0.0 {
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| match got == 0.0 {
                     true => 0.0,
-                    false => envelope::error_ratio(got, exact, bound, format),
+                    false => bounds::error_ratio(got, exact, bound, format),
                 });
             }
         },
@@ -83,8 +83,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
-                    envelope::error_ratio(got, exact, 100.0 * bound, format)
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| {
+                    bounds::error_ratio(got, exact, 100.0 * bound, format)
                 });
             }
         },
@@ -96,8 +96,8 @@ pub const FAULTS: [JudgeFault; 17] = [
         rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| {
-                    envelope::error_ratio(got.abs(), exact.abs(), bound, format)
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| {
+                    bounds::error_ratio(got.abs(), exact.abs(), bound, format)
                 });
             }
         },
@@ -109,9 +109,9 @@ pub const FAULTS: [JudgeFault; 17] = [
         rung: Check::Envelope,
         edit: |judge| {
             judge.ratio = |got, exact, bound, format, to| {
-                envelope::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_infinite() {
+                bounds::each_ratio(got, exact, bound, to, |got, exact, bound| match got.is_infinite() {
                     true => 0.0,
-                    false => envelope::error_ratio(got, exact, bound, format),
+                    false => bounds::error_ratio(got, exact, bound, format),
                 });
             }
         },
@@ -163,6 +163,13 @@ pub const FAULTS: [JudgeFault; 17] = [
                 structure::check(backend, problem, &layouts[..ranks.min(layouts.len())], &but_last)
             }
         },
+    },
+    JudgeFault {
+        id: "judge-deals-in-order",
+        imitates: "who owns which row is asked of the subject: whatever cut it makes is the right one",
+        source: TE_TESTS,
+        rung: Check::Envelope,
+        edit: |judge| judge.layouts = |problem| layout::layouts(&in_order(problem)),
     },
     JudgeFault {
         id: "judge-last-rank-not-compared",
@@ -259,6 +266,13 @@ fn unless(look: Look, tensor: TensorName) -> Look {
         Look::Broken(finding) if finding.tensor == Some(tensor) => Look::Held,
         look => look,
     }
+}
+
+/// Returns the problem with its sequences cut into one part after the other.
+fn in_order(problem: &Problem) -> Problem {
+    let mut fields = ProblemFields::from(problem.clone());
+    fields.parallel.balance = Balance::Contiguous;
+    Problem::new(fields).unwrap_or_else(|_| problem.clone())
 }
 
 /// Returns the problem's own layout with the runs cut where the last rank's first row begins.
@@ -406,6 +420,14 @@ fn ring(fields: &mut ProblemFields) {
     fields.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
 }
 
+/// A ring without padding, so that rows of another cut are rows that hold a result.
+fn dual_chunk(fields: &mut ProblemFields) {
+    ring(fields);
+    fields.parallel.balance = Balance::DualChunk;
+    let runs = fields.sequences.iter_mut().flat_map(|sequence| [&mut sequence.q, &mut sequence.kv]);
+    runs.for_each(|run| run.len = run.span);
+}
+
 fn backward(fields: &mut ProblemFields) {
     fields.pass = Pass::Backward;
     fields.softmax.sink = Sink::Learnable;
@@ -415,7 +437,7 @@ fn plain(_: &mut ProblemFields) {}
 
 /// Returns the probes, each broken in one place. The right judge condemns all of them.
 pub fn probes() -> Result<Vec<Probe>, ProblemError> {
-    let table: [(&str, Edit, Spoil); 14] = [
+    let table: [(&str, Edit, Spoil); 15] = [
         ("a NaN in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::NAN)),
         ("a row of out is 0", plain, |_, _, _, outputs| out_of(outputs, |_| 0.0)),
         ("an infinity in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::INFINITY)),
@@ -429,6 +451,11 @@ pub fn probes() -> Result<Vec<Probe>, ProblemError> {
         ("the last rank's out is doubled", ring, |_, _, _, outputs| {
             if let Some(rank) = outputs.ranks.last_mut() {
                 rank.out.index_axis_mut(Axis(0), 0).mapv_inplace(|x| x * 2.0);
+            }
+        }),
+        ("ranks hold the rows of another cut", dual_chunk, |problem, inputs, _, outputs| {
+            if let Ok(dealt) = Emulated::default().run(&in_order(problem), inputs) {
+                *outputs = dealt;
             }
         }),
         ("the last rank's padding is unwritten", ring, |_, _, _, outputs| {

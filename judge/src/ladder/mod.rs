@@ -16,9 +16,10 @@
 //!   them run the subject again.
 
 mod assemble;
+pub mod bounds;
 pub mod compare;
 mod diagnosis;
-pub mod envelope;
+mod envelope;
 pub mod evidence;
 mod exact;
 pub mod faults;
@@ -51,7 +52,7 @@ impl Default for Judge {
             layouts: layout::layouts,
             structure: structure::check,
             assemble: assemble::assemble,
-            ratio: envelope::error_ratios,
+            ratio: bounds::error_ratios,
             products_max: PRODUCTS_MAX,
             elements_max: ELEMENTS_MAX,
             identities: identity::TABLE.iter().map(|identity| identity.relation).collect(),

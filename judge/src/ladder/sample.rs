@@ -21,8 +21,8 @@ use seamproof_oracle::{
     Alignment, Forward, Mask, Problem, ProblemError, ProblemFields, Run, Saved, Sequence, Side,
 };
 
+use super::bounds::{self, Comparison};
 use super::diagnosis;
-use super::envelope::{self, Comparison};
 use crate::finding::{Finding, Place};
 use crate::hash::mix;
 use crate::ladder::evidence::{Evidence, Look};
@@ -63,7 +63,7 @@ impl<'a> Sample<'a> {
         let Evidence { backend, problem, first, .. } = *evidence;
         let model = Model::new(problem, backend.declaration().accumulation, evidence.partition());
         let hidden = ndarray::Array2::zeros(problem.lse_shape());
-        Sample { evidence, model, saved: envelope::saved(first, &hidden) }
+        Sample { evidence, model, saved: bounds::saved(first, &hidden) }
     }
 
     fn look(mut self, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
@@ -104,8 +104,7 @@ impl<'a> Sample<'a> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
         let (answer, layout) = (self.answer(part), layout::whole(&part.problem));
         let tensors = [TensorName::Lse, TensorName::Out];
-        let mut finding =
-            envelope::forward(&self.comparison(part, &layout), first, &answer, &tensors, margin)?;
+        let mut finding = bounds::forward(&self.comparison(part, &layout), first, &answer, &tensors, margin)?;
         finding.place = part.whole(finding.place);
         diagnosis::explain(problem, inputs, first, &answer.exact, &mut finding);
         Some(finding)
@@ -131,7 +130,7 @@ impl<'a> Sample<'a> {
         let layout = layout::whole(&part.problem);
         let compare = self.comparison(part, &layout);
         self.evidence.gradient_runs().into_iter().find_map(|gradients| {
-            let mut finding = envelope::backward(&compare, gradients, &answer, tensors, margin)?;
+            let mut finding = bounds::backward(&compare, gradients, &answer, tensors, margin)?;
             finding.place = part.whole(finding.place);
             let exact = (&self.saved, &answer.exact);
             diagnosis::explain_gradient(problem, inputs, gradients, exact, &mut finding);

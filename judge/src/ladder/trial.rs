@@ -7,8 +7,8 @@ use seamproof_oracle::replay::{Launch, Replay};
 use seamproof_oracle::{Inputs, Problem, Saved};
 use seamproof_simulator::schedule::MergeOrder;
 
-use super::envelope::Comparison;
-use super::{assemble, envelope};
+use super::bounds::Comparison;
+use super::{assemble, bounds};
 use crate::ladder::runs::poisoned;
 use crate::profile;
 use crate::subject::{Backend, RankOutputs, RunError};
@@ -40,7 +40,7 @@ impl Trial {
         let Ok(results) = assemble::assemble(problem, &layouts, outputs.ranks) else { return Ok(None) };
         let layout = layout::whole(problem);
         let hidden = Array2::zeros(problem.lse_shape());
-        let saved = results.lse.is_some().then(|| envelope::saved(&results, &hidden));
+        let saved = results.lse.is_some().then(|| bounds::saved(&results, &hidden));
         Ok(Some(Trial {
             model: Model::new(problem, backend.declaration().accumulation, partition),
             declared_tile: partition.kv_tile,
@@ -71,7 +71,7 @@ impl Trial {
         let replay = Replay { profile, launches: self.launches.clone(), merges };
         let mut margin = Margin::default();
         match blocked::replayed_forward(&self.problem, &self.inputs, &self.model, &replay) {
-            Ok(answer) => envelope::replayed_out(&self.comparison(), &self.results, &answer, &mut margin),
+            Ok(answer) => bounds::replayed_out(&self.comparison(), &self.results, &answer, &mut margin),
             Err(_) => return f64::INFINITY,
         };
         margin.tier(Tier::R).worst()
@@ -88,7 +88,7 @@ impl Trial {
             &profile,
         )?;
         let mut margin = Margin::default();
-        envelope::replayed_gradients(
+        bounds::replayed_gradients(
             &self.comparison(),
             self.results.gradients.as_ref()?,
             &answer,
@@ -98,6 +98,6 @@ impl Trial {
     }
 
     fn comparison(&self) -> Comparison<'_> {
-        Comparison { problem: &self.problem, layout: &self.layout, ratio: envelope::error_ratios }
+        Comparison { problem: &self.problem, layout: &self.layout, ratio: bounds::error_ratios }
     }
 }

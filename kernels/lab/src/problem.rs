@@ -3,7 +3,7 @@
 use seamproof_kernels::KernelError;
 use seamproof_oracle::{
     ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Rows,
-    Sequence, Sink, Softmax,
+    Run, Sequence, Sink, Softmax,
 };
 
 /// Returns a pass with its backward, in bf16, of one head dim.
@@ -28,6 +28,23 @@ pub(crate) fn fields(
         data_seed: 1,
         pass: Pass::Backward,
     }
+}
+
+/// Returns a pass over sequences one behind the other, each with its real and its owned rows.
+pub(crate) fn packed(
+    lengths: impl IntoIterator<Item = (usize, usize)>,
+    heads: Heads,
+    dim: usize,
+    mask: Mask,
+) -> ProblemFields {
+    let mut rows = 0;
+    let sequence = |((len, span), id)| {
+        let run = Run::packed(rows, len, span);
+        rows += span;
+        Sequence { id, q: run, kv: run }
+    };
+    let sequences = lengths.into_iter().zip(0..).map(sequence).collect();
+    fields(sequences, Rows { q: rows, kv: rows }, heads, dim, mask)
 }
 
 pub(crate) fn legal(fields: ProblemFields) -> Result<Problem, KernelError> {

@@ -9,17 +9,17 @@ use std::collections::BTreeMap;
 
 use cudarc::driver::CudaEvent;
 
-use super::workspace::Frame;
+use super::workspace::RunMemory;
 use crate::error::KernelError;
 use crate::gpu::Gpu;
 
 /// The launches of a request.
-pub(super) type Launch = Box<dyn Fn(&Gpu, &Frame) -> Result<(), KernelError>>;
+pub(super) type RecordedLaunch = Box<dyn Fn(&Gpu, &RunMemory) -> Result<(), KernelError>>;
 
 /// A recorded request.
 pub(super) enum Command {
     /// Launches of the lane that was named last.
-    Launch(Launch),
+    Launch(RecordedLaunch),
     /// A change to this lane.
     Lane(usize),
     /// A mark of the lane.
@@ -35,7 +35,7 @@ const CYCLES_MAX: u64 = 1 << 16;
 /// Launches everything on so many streams. Requests of no lane go to the GPU's own stream. Later work waits for all.
 pub(super) fn launch(
     gpu: &Gpu,
-    frame: &Frame,
+    frame: &RunMemory,
     streams: usize,
     commands: &[Command],
 ) -> Result<(), KernelError> {
@@ -61,7 +61,7 @@ struct Lanes<'g> {
 }
 
 impl Lanes<'_> {
-    fn take(&mut self, command: &Command, draw: u64, frame: &Frame) -> Result<(), KernelError> {
+    fn take(&mut self, command: &Command, draw: u64, frame: &RunMemory) -> Result<(), KernelError> {
         match command {
             Command::Launch(launch) => {
                 let gpu = self.gpu;

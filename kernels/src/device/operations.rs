@@ -13,7 +13,7 @@ use super::image::Placed;
 use super::packed::{self, PackedSlots, Reorder};
 use super::run::CudaMemory;
 use crate::attend::{BackwardTensors, CallTables, ForwardTensors};
-use crate::backward::{BackwardMode, DqOrder, GradientUpdate};
+use crate::backward::{BackwardMode, DqOrder};
 use crate::error::KernelError;
 use crate::forward::TileShape;
 use crate::memory::Area;
@@ -133,7 +133,7 @@ impl CudaDevice<'_> {
         };
         let scratch = memory.scratch(scratch);
         // A schedule adds gradients up itself.
-        let how = BackwardMode { order: self.options.dq, update: GradientUpdate::Overwrite };
+        let how = BackwardMode::overwrite(self.options.dq);
         // Counts go by the order that is asked for. In any order, short packs may be launched in the fixed one.
         self.workspace.count(match (tuned, how.order) {
             (true, DqOrder::Fixed) => "attend backward: backward, fixed order",

@@ -7,7 +7,7 @@ use seamproof_simulator::schedule::BufferId;
 
 use super::image::Placed;
 use super::lanes::Command;
-use super::workspace::Frame;
+use super::workspace::RunMemory;
 use crate::error::KernelError;
 use crate::gpu::Gpu;
 
@@ -43,7 +43,7 @@ impl CudaMemory {
         start..self.scratch
     }
 
-    pub(super) fn record(&mut self, launch: impl Fn(&Gpu, &Frame) -> Result<(), KernelError> + 'static) {
+    pub(super) fn record(&mut self, launch: impl Fn(&Gpu, &RunMemory) -> Result<(), KernelError> + 'static) {
         self.commands.push(Command::Launch(Box::new(launch)));
         self.current = false;
     }

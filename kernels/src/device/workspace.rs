@@ -11,9 +11,9 @@ use crate::memory::{Area, DeviceBuffer, Staging};
 #[derive(Debug)]
 pub struct Workspace {
     pub(super) gpu: Gpu,
-    pub(super) memory: Stretch,
-    pub(super) tables: Stretch,
-    pub(super) scratch: Stretch,
+    pub(super) memory: GrowingBuffer,
+    pub(super) tables: GrowingBuffer,
+    pub(super) scratch: GrowingBuffer,
     /// The number of the run that the memory is of.
     pub(super) run: Cell<u64>,
     staging: RefCell<Option<Staging>>,
@@ -22,16 +22,16 @@ pub struct Workspace {
 
 /// Device memory that grows and is kept.
 #[derive(Debug, Default)]
-pub(super) struct Stretch(RefCell<Option<DeviceBuffer>>);
+pub(super) struct GrowingBuffer(RefCell<Option<DeviceBuffer>>);
 
 /// The memory of a run.
-pub(super) struct Frame<'a> {
+pub(super) struct RunMemory<'a> {
     pub(super) memory: Area<'a>,
     pub(super) tables: Area<'a>,
     pub(super) scratch: Area<'a>,
 }
 
-impl Stretch {
+impl GrowingBuffer {
     /// Makes room, at least twice as much as there was. If the memory must grow, its contents are lost.
     pub(super) fn reserve(&self, gpu: &Gpu, bytes: usize) -> Result<(), KernelError> {
         let mut buffer = self.0.borrow_mut();
@@ -60,9 +60,9 @@ impl Workspace {
     pub fn new(gpu: Gpu) -> Workspace {
         Workspace {
             gpu,
-            memory: Stretch::default(),
-            tables: Stretch::default(),
-            scratch: Stretch::default(),
+            memory: GrowingBuffer::default(),
+            tables: GrowingBuffer::default(),
+            scratch: GrowingBuffer::default(),
             run: Cell::new(0),
             staging: RefCell::default(),
             counts: RefCell::default(),
@@ -107,10 +107,11 @@ impl Workspace {
 
     pub(super) fn frame<T>(
         &self,
-        work: impl FnOnce(&Frame) -> Result<T, KernelError>,
+        work: impl FnOnce(&RunMemory) -> Result<T, KernelError>,
     ) -> Result<T, KernelError> {
         let all = |memory: Area| {
-            self.tables.with(|tables| self.scratch.with(|scratch| work(&Frame { memory, tables, scratch })))
+            self.tables
+                .with(|tables| self.scratch.with(|scratch| work(&RunMemory { memory, tables, scratch })))
         };
         self.memory.with(all)
     }

@@ -20,7 +20,7 @@ use seamproof_oracle::{Format, Problem, Run};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part, rank_order};
-use super::{Attend, AttendBackward, BufferId, FillValue, Reduction, RowPair, Schedule, Step, Work};
+use super::program::{Attend, AttendBackward, BufferId, FillValue, Reduction, RowPair, Schedule, Step, Work};
 use crate::{AttentionCall, RowPolicy, Segment};
 
 /// The all-gather schedule; see the module's text for what is refused.

@@ -18,7 +18,7 @@ use seamproof_oracle::sharding::{Piece, PlacedRun};
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{COMPUTE, rank_order};
 use super::exchange::{Exchange, HeadDeal};
-use super::{Attend, AttendBackward, FillValue, Schedule, Step, Work};
+use super::program::{Attend, AttendBackward, FillValue, Schedule, Step, Work};
 use crate::{AttentionCall, RowPolicy, Segment};
 
 /// The all-to-all schedule; see the module's text for what is refused.

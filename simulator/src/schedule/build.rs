@@ -6,7 +6,7 @@ use std::ops::Range;
 use seamproof_oracle::sharding::{Piece, PlacedRun, ShardError};
 use seamproof_oracle::{Band, Format, Mask, Problem, Run, Side, TensorName};
 
-use super::{
+use super::program::{
     Axes, Buffer, BufferId, EventId, FillValue, Operation, Placement, RankProgram, Role, RowPair, Schedule,
     Work,
 };

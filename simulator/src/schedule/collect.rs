@@ -5,7 +5,7 @@ use std::ops::Range;
 use seamproof_oracle::Run;
 
 use super::build::Builder;
-use super::{BufferId, Region, RowPair};
+use super::program::{BufferId, Region, RowPair};
 use crate::shard::Shard;
 
 /// The stream of kernels and copies.

@@ -1,6 +1,6 @@
 //! Embedding: a schedule as part of a larger one, on other ranks, buffers and communicators.
 
-use super::{Attend, AttendBackward, BufferId, Merge, Work};
+use super::program::{Attend, AttendBackward, BufferId, Merge, Work};
 
 /// Where the parts of a schedule go.
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@ use seamproof_oracle::{Format, Heads, Problem, Side};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part};
-use super::{Axes, Buffer, BufferId, EventId, Region, Role, RowPair, Work};
+use super::program::{Axes, Buffer, BufferId, EventId, Region, Role, RowPair, Work};
 use crate::shard::Shard;
 
 /// Heads in equal blocks, each on `replicas` members that follow each other.

@@ -20,8 +20,8 @@ use seamproof_oracle::{Balance, Problem, Run};
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::collect::rank_order;
 use super::exchange::{Exchange, HeadDeal};
+use super::program::{MergeOrder, RowPair, Schedule};
 use super::ring::{Member, RingCore};
-use super::{MergeOrder, RowPair, Schedule};
 use crate::shard::{Shard, Slot};
 
 /// The hierarchical schedule with groups of `members` ranks, a divisor of the CP size; see the module's text for what

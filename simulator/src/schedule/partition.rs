@@ -5,7 +5,7 @@ use seamproof_oracle::envelope::{Merges, Partition, Sums};
 use seamproof_oracle::replay::Launch;
 use seamproof_oracle::{Format, Positions, Problem};
 
-use super::{Merge, MergeStyle, Schedule, Work};
+use super::program::{Merge, MergeStyle, Schedule, Work};
 use crate::check::{Held, Holds, Reading, trace_moves};
 use crate::emulated::Tiles;
 

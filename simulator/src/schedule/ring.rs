@@ -29,7 +29,7 @@ use seamproof_oracle::{Balance, Format, Mask, Pass, Problem, Run, Sink, Softmax}
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{self, COMMUNICATION, all};
-use super::{
+use super::program::{
     Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeOrder, MergeStyle, Reduction, RowPair,
     Schedule, Section, Step, Work,
 };

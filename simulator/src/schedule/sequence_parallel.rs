@@ -39,13 +39,13 @@ use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::sharding::{Piece, PlacedRun};
 use seamproof_oracle::{Heads, Pass, Problem, ProblemFields, Run, Side, TensorName};
 
+use super::algorithms::build_with;
 use super::build::{BuildError, Builder};
 use super::collect::{COMMUNICATION, COMPUTE, all, part};
 use super::embed::Embedding;
 use super::exchange::HeadDeal;
-use super::{
+use super::program::{
     Buffer, BufferId, Layer, MergeOrder, Operation, Placement, Role, Rotated, RowPair, Schedule, Work,
-    build_with,
 };
 
 /// Why there can be no sequence-parallel region.

@@ -7,7 +7,7 @@ use seamproof_oracle::Problem;
 use seamproof_oracle::sharding::{Piece, PlacedRun};
 
 use super::build::{self, BuildError, Builder, Shards};
-use super::{Attend, AttendBackward, Axes, FillValue, Placement, Schedule, Step, Work};
+use super::program::{Attend, AttendBackward, Axes, FillValue, Placement, Schedule, Step, Work};
 use crate::AttentionCall;
 use crate::shard::{Shard, Slot};
 

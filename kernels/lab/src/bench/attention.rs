@@ -16,7 +16,7 @@ use super::backward::backward;
 use super::error::BenchError;
 use super::figures::{Figure, Figures};
 use super::timing::{TIMING, time};
-use super::tracks::{Cell, cells, tracks};
+use super::tracks::{BenchCell, cells, tracks};
 use crate::ready::{ForwardBuffers, ForwardLauncher, NormalNumbers, forward_launcher, weights};
 
 /// The pass that is measured.
@@ -32,7 +32,7 @@ pub enum BenchedPass {
 #[derive(Clone, Debug)]
 pub struct AttentionBench<'a> {
     subject: BenchedPass,
-    cells: Vec<Cell>,
+    cells: Vec<BenchCell>,
     peer: Option<&'a str>,
 }
 
@@ -70,7 +70,7 @@ fn simple<'g>(gpu: &'g Gpu, problem: &Problem) -> Result<ForwardLauncher<'g>, Ke
 
 /// Returns the problems of the named tracks and columns, of all where none is named, each with its name.
 pub fn problems(rows: &[String], columns: &[String]) -> Result<Vec<(String, Problem)>, BenchError> {
-    let name = |cell: Cell| (format!("{} {}", cell.track, cell.column.name), cell.problem);
+    let name = |cell: BenchCell| (format!("{} {}", cell.track, cell.column.name), cell.problem);
     Ok(cells(&tracks()?, [rows, columns])?.into_iter().map(name).collect())
 }
 
@@ -102,7 +102,7 @@ pub fn attention(gpu: &Gpu, plan: &AttentionBench, to: &mut dyn Write) -> Result
 fn forward(
     gpu: &Gpu,
     kernel: AttentionKernels,
-    cells: &[Cell],
+    cells: &[BenchCell],
     figures: &mut Figures,
 ) -> Result<(), BenchError> {
     let numbers = NormalNumbers::new(gpu)?;

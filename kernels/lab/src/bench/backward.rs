@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use seamproof_kernels::Gpu;
-use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::memory::DeviceBuffer;
 use tempfile::TempDir;
 
@@ -15,7 +15,7 @@ use super::error::BenchError;
 use super::figures::{Figure, Figures};
 use super::peer::BackwardRequest;
 use super::timing::{TIMING, time};
-use super::tracks::Cell;
+use super::tracks::BenchCell;
 use crate::ready::{NormalNumbers, ReadyBackward};
 
 /// The first rows, whose gradients a peer's are compared with.
@@ -24,13 +24,13 @@ const COMPARED_ROWS: usize = 8192;
 const PRODUCTS: f64 = 2.5;
 
 /// Prints the figures of every cell.
-pub(super) fn backward(gpu: &Gpu, cells: &[Cell], figures: &mut Figures) -> Result<(), BenchError> {
+pub(super) fn backward(gpu: &Gpu, cells: &[BenchCell], figures: &mut Figures) -> Result<(), BenchError> {
     let numbers = NormalNumbers::new(gpu)?;
     let handed = figures.has_peer().then(|| Handed::new(gpu, &numbers)).transpose()?;
     for cell in cells {
         let ready = ReadyBackward::new(gpu, &cell.problem, &numbers, TIMING.sets)?;
         for order in DqOrder::ALL {
-            let how = BackwardMode { order, update: GradientUpdate::Overwrite };
+            let how = BackwardMode::overwrite(order);
             let ms = time(gpu, |set| ready.launch(how, &ready.tensors(set)))?;
             let gradients = gradients(gpu, cell, &ready)?;
             let request =
@@ -49,7 +49,7 @@ pub(super) fn backward(gpu: &Gpu, cells: &[Cell], figures: &mut Figures) -> Resu
 }
 
 /// Returns dq, dk and dv of the compared rows, one after the other, as the last launch left them.
-fn gradients(gpu: &Gpu, cell: &Cell, ready: &ReadyBackward) -> Result<Vec<u8>, BenchError> {
+fn gradients(gpu: &Gpu, cell: &BenchCell, ready: &ReadyBackward) -> Result<Vec<u8>, BenchError> {
     let rows = cell.problem.rows.q;
     let first = |tensor: &DeviceBuffer| {
         let bytes = tensor.area().bytes() / rows * rows.min(COMPARED_ROWS);

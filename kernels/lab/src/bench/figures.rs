@@ -3,9 +3,9 @@
 use std::io::Write;
 
 use super::error::BenchError;
-use super::peer::{BackwardRequest, Measured, Peer};
+use super::peer::{BackwardRequest, Peer, PeerFigure};
 use super::timing::Timing;
-use super::tracks::{Cell, LONG};
+use super::tracks::{BenchCell, LONG};
 
 /// The largest relative difference between a sequence's gradients of two computations of the same thing: four times
 /// the spacing of bf16. P, dS and results are rounded once each, by half a spacing, which adds up to about one.
@@ -64,7 +64,7 @@ impl<'a> Figures<'a> {
     /// Prints a cell's figure with the peer's, which is asked for now. The ratio counts where both computed the same.
     pub(super) fn line(
         &mut self,
-        cell: &Cell,
+        cell: &BenchCell,
         figure: Figure,
         (timing, backward): (Timing, Option<&BackwardRequest>),
     ) -> Result<(), BenchError> {
@@ -73,7 +73,7 @@ impl<'a> Figures<'a> {
         match self.peer.as_mut().map(|peer| peer.time(cell, timing, backward)) {
             None => writeln!(self.to)?,
             Some(Err(what)) => writeln!(self.to, "   peer: {what}")?,
-            Some(Ok(Measured { ms, difference })) => {
+            Some(Ok(PeerFigure { ms, difference })) => {
                 write!(self.to, "   peer {}", figure.text(ms))?;
                 let same = difference.is_none_or(|difference| difference <= SAME);
                 if let Some(difference) = difference {
@@ -107,7 +107,7 @@ impl<'a> Figures<'a> {
     }
 }
 
-fn group(cell: &Cell) -> String {
+fn group(cell: &BenchCell) -> String {
     match LONG.contains(&cell.track.as_str()) {
         true => "long tracks".to_owned(),
         false => format!("{} {}", cell.track, cell.column.mask_name()),

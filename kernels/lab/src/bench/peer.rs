@@ -13,7 +13,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use serde::{Deserialize, Serialize};
 
 use super::timing::Timing;
-use super::tracks::Cell;
+use super::tracks::BenchCell;
 
 /// A request for a pass over a pack of bf16 sequences, timed as ours is.
 #[derive(Serialize)]
@@ -53,7 +53,7 @@ pub(super) struct BackwardRequest {
 
 /// The peer's answer for a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-pub(super) struct Measured {
+pub(super) struct PeerFigure {
     /// The milliseconds of a launch.
     pub(super) ms: f64,
     /// The difference of a backward's gradients from ours.
@@ -63,7 +63,7 @@ pub(super) struct Measured {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Answer {
-    Time(Measured),
+    Time(PeerFigure),
     Error { error: String },
 }
 
@@ -92,10 +92,10 @@ impl Peer {
     /// Returns the peer's answer for a cell, or why there is none.
     pub(super) fn time(
         &mut self,
-        cell: &Cell,
+        cell: &BenchCell,
         timing: Timing,
         backward: Option<&BackwardRequest>,
-    ) -> Result<Measured, String> {
+    ) -> Result<PeerFigure, String> {
         let request = request(cell, timing, backward);
         let line = serde_json::to_string(&request).map_err(|error| error.to_string())?;
         let requests = self.requests.as_mut().ok_or("the process has ended")?;
@@ -131,10 +131,10 @@ impl Drop for Peer {
     }
 }
 
-fn read(answer: &str, backward: bool) -> Result<Measured, String> {
+fn read(answer: &str, backward: bool) -> Result<PeerFigure, String> {
     match serde_json::from_str(answer) {
-        Ok(Answer::Time(Measured { ms, .. })) if ms <= 0.0 => Err(format!("{ms} ms is no time")),
-        Ok(Answer::Time(Measured { difference: None, .. })) if backward => {
+        Ok(Answer::Time(PeerFigure { ms, .. })) if ms <= 0.0 => Err(format!("{ms} ms is no time")),
+        Ok(Answer::Time(PeerFigure { difference: None, .. })) if backward => {
             Err("a time and no difference to our gradients".to_owned())
         }
         Ok(Answer::Time(measured)) => Ok(measured),
@@ -143,8 +143,8 @@ fn read(answer: &str, backward: bool) -> Result<Measured, String> {
     }
 }
 
-fn request<'a>(cell: &'a Cell, timing: Timing, backward: Option<&'a BackwardRequest>) -> Request<'a> {
-    let Cell { track, column, problem } = cell;
+fn request<'a>(cell: &'a BenchCell, timing: Timing, backward: Option<&'a BackwardRequest>) -> Request<'a> {
+    let BenchCell { track, column, problem } = cell;
     let Timing { sets, launches, warm_up, measured } = timing;
     Request {
         track,
@@ -169,7 +169,7 @@ mod tests {
     use super::super::tracks::{cells, tracks};
     use super::*;
 
-    fn ask(command: &str) -> Result<Measured, String> {
+    fn ask(command: &str) -> Result<PeerFigure, String> {
         let tracks = tracks().unwrap();
         let cell = cells(&tracks, [&[], &[]]).unwrap().remove(0);
         Peer::start(command)?.time(&cell, TIMING, None)
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn a_peer_is_asked_and_answers() {
         let script = r#"read line; case "$line" in *'"padded":[4096,4096,4096,4096]'*) echo; echo '{"ms": 1.5}';; esac"#;
-        assert_eq!(ask(script), Ok(Measured { ms: 1.5, difference: None }));
+        assert_eq!(ask(script), Ok(PeerFigure { ms: 1.5, difference: None }));
     }
 
     /// In Python a second function of one name replaces the first. Without a GPU nothing runs the script.
@@ -197,7 +197,7 @@ mod tests {
     fn a_peer_is_told_how_a_figure_is_taken() {
         let asked = r#"*'"sets":2,"launches":8,"warm_up_ms":1500,"measured_ms":2400,'*"#;
         let script = format!("read line; case \"$line\" in {asked}) echo '{{\"ms\": 1.5}}';; esac");
-        assert_eq!(ask(&script), Ok(Measured { ms: 1.5, difference: None }));
+        assert_eq!(ask(&script), Ok(PeerFigure { ms: 1.5, difference: None }));
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
             Peer::start(&script).unwrap().time(&cell, TIMING, Some(&backward))
         };
         let measured = ask(r#"{"ms": 1.5, "difference": 0.25}"#);
-        assert_eq!(measured, Ok(Measured { ms: 1.5, difference: Some(0.25) }));
+        assert_eq!(measured, Ok(PeerFigure { ms: 1.5, difference: Some(0.25) }));
         assert!(ask(r#"{"ms": 1.5}"#).unwrap_err().contains("no difference"));
         assert!(ask(r#"{"ms": 1.5, "difference": NaN}"#).unwrap_err().contains("neither"));
     }

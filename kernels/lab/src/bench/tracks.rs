@@ -2,13 +2,11 @@
 //!
 //! A *track* is a pack of sequences, a *column* a choice of heads, head dim and mask; a *cell* is both.
 
-use seamproof_oracle::{
-    ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Rows,
-    Run, Sequence, Sink, Softmax,
-};
+use seamproof_oracle::{Heads, Mask, Pass, Problem, ProblemFields};
 use serde::Deserialize;
 
 use super::error::BenchError;
+use crate::problem::packed;
 
 /// A pack: `times` times the lengths, each padded to a multiple of `align`.
 #[derive(Clone, Debug, Deserialize)]
@@ -44,7 +42,7 @@ pub(super) const LONG: [&str; 3] = ["even_4x4096", "one_16384", "ragged32"];
 
 /// A pack with heads and a mask.
 #[derive(Clone, Debug)]
-pub(super) struct Cell {
+pub(super) struct BenchCell {
     pub(super) track: String,
     pub(super) column: Column,
     pub(super) problem: Problem,
@@ -67,32 +65,14 @@ impl Track {
     }
 
     fn problem(&self, column: &Column) -> Result<Problem, BenchError> {
-        let mut rows = 0;
-        let sequence = |(id, length): (usize, usize)| {
-            let run = Run::packed(rows, length, length.next_multiple_of(self.align));
-            rows += run.span;
-            Sequence { id: id as u32, q: run, kv: run }
-        };
-        let sequences = self.lengths().enumerate().map(sequence).collect();
-        let scale = 1.0 / (column.dim as f32).sqrt();
-        let fields = ProblemFields {
-            sequences,
-            rows: Rows { q: rows, kv: rows },
-            heads: column.heads,
-            dims: Dims { qk: column.dim, v: column.dim },
-            mask: column.mask,
-            softmax: Softmax { scale, softcap: None, sink: Sink::None },
-            precision: Precision::uniform(Format::Bf16),
-            parallel: ContextParallel::single(),
-            mode: InputMode::Flat,
-            data_seed: 1,
-            pass: Pass::Forward,
-        };
-        Problem::new(fields).map_err(|error| BenchError::Tracks(error.to_string()))
+        let lengths = self.lengths().map(|length| (length, length.next_multiple_of(self.align)));
+        let fields = packed(lengths, column.heads, column.dim, column.mask);
+        Problem::new(ProblemFields { pass: Pass::Forward, ..fields })
+            .map_err(|error| BenchError::Tracks(error.to_string()))
     }
 }
 
-impl Cell {
+impl BenchCell {
     /// Returns the floating-point operations of the forward on visible pairs of real tokens: two products.
     pub(super) fn operations(&self) -> f64 {
         4.0 * (self.column.dim * self.column.heads.q) as f64 * self.problem.pairs() as f64
@@ -106,13 +86,13 @@ pub(super) fn tracks() -> Result<Vec<Track>, BenchError> {
 }
 
 /// Returns the cells of the named tracks and columns, of all where none is named, track by track.
-pub(super) fn cells(tracks: &[Track], [rows, columns]: [&[String]; 2]) -> Result<Vec<Cell>, BenchError> {
+pub(super) fn cells(tracks: &[Track], [rows, columns]: [&[String]; 2]) -> Result<Vec<BenchCell>, BenchError> {
     let rows = chosen("track", tracks, |track| &track.name, rows)?;
     let columns = chosen("column", &COLUMNS, |column| column.name, columns)?;
     let all = rows.iter().flat_map(|track| columns.iter().map(move |column| (track, column)));
     all.map(|(track, column)| {
         let problem = track.problem(column)?;
-        Ok(Cell { track: track.name.clone(), column: **column, problem })
+        Ok(BenchCell { track: track.name.clone(), column: **column, problem })
     })
     .collect()
 }

@@ -6,7 +6,7 @@
 //! both orders of the backward. They must come near in real rows, and give the same bits in all others.
 
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
-use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::view::View;
@@ -15,7 +15,7 @@ use seamproof_oracle::{Format, Heads, Run, Sink, Softmax};
 use seamproof_simulator::emulated::{self, Kernel, Right, Serial, Tiled, Tiles};
 use seamproof_simulator::{AttentionCall, RowPolicy, Segment, Tensor};
 
-use super::draw::Draw;
+use super::draw::CaseDraw;
 use super::mismatch::Mismatch;
 use super::passes::{Kernels, Launches};
 
@@ -57,19 +57,19 @@ struct Room {
 }
 
 impl Room {
-    fn run(&mut self, draw: &mut Draw, len: usize) -> Run {
+    fn run(&mut self, draw: &mut CaseDraw, len: usize) -> Run {
         let first = self.next + draw.below(4);
         let span = len + if draw.one_in(2) { draw.below(9) } else { 0 };
         self.next = first + span;
         Run { offset: self.step * first + self.phase, step: self.step, len, span }
     }
 
-    fn rows(&self, draw: &mut Draw) -> usize {
+    fn rows(&self, draw: &mut CaseDraw) -> usize {
         self.step * (self.next + 1 + draw.below(3))
     }
 }
 
-fn segment(draw: &mut Draw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
+fn segment(draw: &mut CaseDraw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
     queries.phase = draw.below(queries.step);
     keys.phase = draw.below(keys.step);
     let len = draw.pick(&LENGTHS);
@@ -92,13 +92,13 @@ fn segment(draw: &mut Draw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
 }
 
 /// Returns a segment without a mask whose tiles of keys go around.
-fn segment_around(draw: &mut Draw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
+fn segment_around(draw: &mut CaseDraw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
     let (rows, seen) = (draw.pick(&LENGTHS), draw.pick(&AROUND));
     Segment { q: queries.run(draw, rows), kv: vec![keys.run(draw, seen)], lo: None, hi: None }
 }
 
 impl Case {
-    fn draw(draw: &mut Draw) -> Case {
+    fn draw(draw: &mut CaseDraw) -> Case {
         let step = draw.pick(&[1, 1, 2, 3]);
         let room = || Room { step, phase: 0, next: 0 };
         let (mut queries, mut keys) = (room(), room());
@@ -141,7 +141,7 @@ impl Case {
     }
 
     /// Returns q, k, v and dout: numbers between −2 and 2 in real rows, NaN in all others.
-    fn inputs(&self, draw: &mut Draw) -> [Tensor; 4] {
+    fn inputs(&self, draw: &mut CaseDraw) -> [Tensor; 4] {
         let [q_rows, kv_rows] = self.rows;
         let (Heads { q, kv }, [dim, dim_v]) = (self.heads, self.dims);
         let shapes = [[q_rows, q, dim], [kv_rows, kv, dim], [kv_rows, kv, dim_v], [q_rows, q, dim_v]];
@@ -158,7 +158,7 @@ impl Case {
         })
     }
 
-    fn sinks(&self, draw: &mut Draw) -> Vec<f32> {
+    fn sinks(&self, draw: &mut CaseDraw) -> Vec<f32> {
         match self.call.softmax.sink {
             Sink::Learnable => {
                 (0..self.heads.q).map(|_| draw.pick(&[f32::NEG_INFINITY, -1.0, 0.5, 3.0])).collect()
@@ -234,7 +234,7 @@ enum Way {
 
 impl Way {
     fn kernels(self) -> Kernels {
-        let how = |order| BackwardMode { order, update: GradientUpdate::Overwrite };
+        let how = BackwardMode::overwrite;
         match self {
             Way::Simple => Kernels::Simple,
             Way::Forward(shape) => Kernels::Tuned(shape, how(DqOrder::Fixed)),
@@ -369,7 +369,7 @@ impl<'g> Placed<'g> {
 pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = Vec::new();
     for case in 0..calls {
-        let mut draw = Draw::new(seed, case);
+        let mut draw = CaseDraw::new(seed, case);
         let drawn = Case::draw(&mut draw);
         let (inputs, sink) = (drawn.inputs(&mut draw), drawn.sinks(&mut draw));
         let twin = drawn.twin(&inputs, &sink);
@@ -399,7 +399,7 @@ mod tests {
     /// Calls that no schedule makes are drawn, and the CPU takes them.
     #[test]
     fn drawn_calls_have_several_runs_steps_and_bounds() {
-        let cases: Vec<Case> = (0..300).map(|case| Case::draw(&mut Draw::new(1, case))).collect();
+        let cases: Vec<Case> = (0..300).map(|case| Case::draw(&mut CaseDraw::new(1, case))).collect();
         let count = |what: &dyn Fn(&Case) -> bool| cases.iter().filter(|case| what(case)).count();
         let segment = |what: fn(&Segment) -> bool| count(&|case: &Case| case.call.segments.iter().any(what));
         assert!(segment(|segment| segment.kv.len() > 1 && segment.hi.is_some()) > 100);

@@ -8,17 +8,17 @@ use seamproof_oracle::{Balance, Run};
 use seamproof_simulator::shard::Shard;
 
 /// The choices of a case, and a text about them.
-pub(super) struct Draw {
+pub(super) struct CaseDraw {
     rng: ChaCha8Rng,
     pub(super) what: String,
 }
 
-impl Draw {
-    pub(super) fn new(seed: u64, case: u64) -> Draw {
+impl CaseDraw {
+    pub(super) fn new(seed: u64, case: u64) -> CaseDraw {
         let mut key = [0; 16];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..].copy_from_slice(&case.to_le_bytes());
-        Draw { rng: ChaCha8Rng::from_seed(*blake3::hash(&key).as_bytes()), what: String::new() }
+        CaseDraw { rng: ChaCha8Rng::from_seed(*blake3::hash(&key).as_bytes()), what: String::new() }
     }
 
     pub(super) fn bits(&mut self) -> u32 {

@@ -5,7 +5,7 @@ use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Run};
 use seamproof_simulator::helpers::{self, Half, Numbers, Part, Statistic, Style, Update, half_rows};
 
-use super::draw::Draw;
+use super::draw::CaseDraw;
 use super::image::{Field, Image, ImageLaunch, PlacedImage, SlotFields};
 
 /// The heads and the elements of a head: what fits a vector, what does not, and more heads than a tile.
@@ -22,7 +22,7 @@ const FORMATS: [(Format, Format); 5] = [
 /// The most elements of a tensor.
 const ELEMENTS_MAX: usize = 1 << 17;
 
-impl Draw {
+impl CaseDraw {
     /// Returns a number of a format: a plain or tiny one, or a zero of either sign.
     fn number(&mut self, format: Format) -> f32 {
         let plain = self.bits() as i32 as f32 / 1e6_f32;
@@ -173,7 +173,7 @@ struct PartRows {
     step: Vec<usize>,
 }
 
-fn rows(draw: &mut Draw, image: &mut Image) -> PartRows {
+fn rows(draw: &mut CaseDraw, image: &mut Image) -> PartRows {
     let (runs, total) = draw.small();
     let part = draw.part();
     let pairs = part.pairs(&runs);
@@ -182,7 +182,7 @@ fn rows(draw: &mut Draw, image: &mut Image) -> PartRows {
 }
 
 /// Returns heads, dim and formats of a case, and by how many bytes its tensors lie off the alignment.
-fn shape(draw: &mut Draw, total: usize) -> ((usize, usize), (Format, Format), usize) {
+fn shape(draw: &mut CaseDraw, total: usize) -> ((usize, usize), (Format, Format), usize) {
     let (mut heads, dim) = draw.pick(&SHAPES);
     while total * heads * dim > ELEMENTS_MAX && heads > 1 {
         heads = heads.div_ceil(4);
@@ -193,7 +193,7 @@ fn shape(draw: &mut Draw, total: usize) -> ((usize, usize), (Format, Format), us
     ((heads, dim), formats, skew)
 }
 
-pub(super) fn statistics(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn statistics(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let PartRows { slots, total, part, pairs, running, step, .. } = rows(draw, image);
     let heads = draw.pick(&[1, 3, 4, 9, 40]);
     let poison = poison_of(image, Format::F32);
@@ -219,7 +219,7 @@ fn totals(pairs: &[(usize, usize)], lse: &mut Statistic, step: &Statistic, heads
     }
 }
 
-pub(super) fn merge_out(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn merge_out(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let PartRows { slots, total, part, pairs, running, step, .. } = rows(draw, image);
     let ((heads, dim), formats, skew) = shape(draw, total);
     let rounded = draw.one_in(2);
@@ -254,7 +254,7 @@ pub(super) fn merge_out(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     })
 }
 
-pub(super) fn accumulate(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn accumulate(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let PartRows { slots, runs, total, part, running, step, .. } = rows(draw, image);
     let ((heads, dim), formats, skew) = shape(draw, total);
     let updates = [(); 2].map(|()| draw.pick(&[Update::Leave, Update::Copy, Update::Add, Update::Add]));
@@ -272,7 +272,7 @@ pub(super) fn accumulate(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     })
 }
 
-pub(super) fn half_statistic(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn half_statistic(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let (runs, total) = draw.small_or_long();
     let slots = image.slots(&runs, total);
     let (heads, half) = (draw.pick(&[1, 3, 4, 9]), draw.pick(&[Half::First, Half::Second]));
@@ -305,7 +305,7 @@ pub(super) fn half_statistic(draw: &mut Draw, image: &mut Image) -> ImageLaunch 
     })
 }
 
-pub(super) fn max_logit(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn max_logit(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let (runs, total) = draw.runs(1, 8192);
     let slots = image.slots(&runs, total);
     let (heads, fresh) = (draw.pick(&[1, 3, 8, 13]), draw.one_in(2));
@@ -359,7 +359,7 @@ mod tests {
     fn half_statistics_have_warps_of_one_piece() {
         let (mut of_one_piece, mut turned) = (0, 0);
         for case in 0..100 {
-            let (runs, rows) = Draw::new(2, case).small_or_long();
+            let (runs, rows) = CaseDraw::new(2, case).small_or_long();
             let pieces =
                 if rows % 8 == 0 { [pieces(&runs, 0), pieces(&runs, 1)].concat() } else { Vec::new() };
             of_one_piece += usize::from(!pieces.is_empty());

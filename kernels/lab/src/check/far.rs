@@ -9,7 +9,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, WeightFormats};
-use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::view::View;
@@ -33,7 +33,7 @@ const SPAN: usize = 300;
 /// The rows of a sequence before the bound that it crosses.
 const BEFORE: usize = 100;
 const NAN: u8 = 0xff;
-const FIXED: BackwardMode = BackwardMode { order: DqOrder::Fixed, update: GradientUpdate::Overwrite };
+const FIXED: BackwardMode = BackwardMode::overwrite(DqOrder::Fixed);
 const WEIGHTS: WeightFormats = WeightFormats { p: Format::Bf16, ds: Format::Bf16 };
 const KERNELS: [Kernels; 5] = [
     Kernels::Simple,

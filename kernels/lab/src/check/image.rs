@@ -7,7 +7,7 @@ use seamproof_kernels::tables::Slots;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::Run;
 
-use super::draw::Draw;
+use super::draw::CaseDraw;
 
 /// The least bytes of a guard band.
 const GUARD_BYTES: usize = 96;
@@ -100,7 +100,7 @@ impl Image {
 }
 
 /// Returns random bytes.
-pub(super) fn random_bytes(draw: &mut Draw, count: usize) -> Vec<u8> {
+pub(super) fn random_bytes(draw: &mut CaseDraw, count: usize) -> Vec<u8> {
     let words = (0..count.div_ceil(4)).flat_map(|_| draw.bits().to_le_bytes());
     let mut bytes: Vec<u8> = words.collect();
     bytes.truncate(count);

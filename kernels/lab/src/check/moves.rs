@@ -5,7 +5,7 @@ use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::Run;
 use seamproof_simulator::helpers::{self, Half, Order, Rest};
 
-use super::draw::Draw;
+use super::draw::CaseDraw;
 use super::image::{Field, Image, ImageLaunch, PlacedImage, SlotFields, random_bytes};
 
 /// The bytes of rows: of one element up to many heads, and odd ones.
@@ -19,7 +19,7 @@ struct Width {
     skews: [usize; 2],
 }
 
-impl Draw {
+impl CaseDraw {
     fn width(&mut self, rows: usize) -> Width {
         let mut row_bytes = self.pick(&ROW_BYTES);
         if rows * row_bytes > TENSOR_BYTES {
@@ -46,7 +46,7 @@ impl Draw {
 
 /// Returns rows that are random where they are read, and poison elsewhere.
 fn source(
-    draw: &mut Draw,
+    draw: &mut CaseDraw,
     image: &Image,
     pairs: &[(usize, usize)],
     rows: usize,
@@ -61,7 +61,7 @@ fn source(
 
 /// Returns the source and the target of a case. The target holds what the twin leaves.
 fn tensors(
-    draw: &mut Draw,
+    draw: &mut CaseDraw,
     image: &mut Image,
     pairs: &[(usize, usize)],
     [from_rows, to_rows]: [usize; 2],
@@ -85,14 +85,14 @@ fn rows<'a>(
 }
 
 /// Returns whole slots, for operations that know no ranks.
-fn plain(draw: &mut Draw, image: &mut Image) -> (Vec<Run>, usize, SlotFields) {
+fn plain(draw: &mut CaseDraw, image: &mut Image) -> (Vec<Run>, usize, SlotFields) {
     let unit = draw.pick(&[1, 2, 2, 4, 16]);
     let (runs, total) = draw.runs(unit, 8192);
     let fields = image.slots(&runs, total);
     (runs, total, fields)
 }
 
-pub(super) fn reorder(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn reorder(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let cut = draw.cut(true);
     let shard = draw.shard(cut);
     let runs: Vec<Run> = shard.slots.iter().map(|slot| Run::packed(slot.offset, 0, slot.span)).collect();
@@ -111,7 +111,7 @@ pub(super) fn reorder(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     })
 }
 
-pub(super) fn copy_valid(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn copy_valid(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let (runs, total, slots) = plain(draw, image);
     let rest = draw.rest();
     let pairs: Vec<_> = runs.iter().flat_map(Run::real_rows).map(|row| (row, row)).collect();
@@ -121,7 +121,7 @@ pub(super) fn copy_valid(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     })
 }
 
-pub(super) fn fill_padding(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn fill_padding(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let (runs, total, slots) = plain(draw, image);
     let Width { row_bytes, skews } = draw.width(total);
     let byte = draw.pick(&[0, 0xff, 0x5a]);
@@ -134,7 +134,7 @@ pub(super) fn fill_padding(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     })
 }
 
-pub(super) fn read_half(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn read_half(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let (runs, total, slots) = plain(draw, image);
     let (half, rest) = (draw.half(), draw.rest());
     let pairs = helpers::half_pairs(&runs, half);
@@ -144,7 +144,7 @@ pub(super) fn read_half(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     })
 }
 
-pub(super) fn write_half(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn write_half(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let (runs, total, slots) = plain(draw, image);
     let half = draw.half();
     let pairs: Vec<_> = helpers::half_pairs(&runs, half).into_iter().map(|(row, half)| (half, row)).collect();
@@ -154,7 +154,7 @@ pub(super) fn write_half(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     })
 }
 
-pub(super) fn valid_mask(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn valid_mask(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let (runs, total, slots) = plain(draw, image);
     let after: Vec<u8> = helpers::valid_mask(&runs, total).into_iter().map(u8::from).collect();
     let (skew, before) = (draw.pick(&[0, 0, 1, 7]), image.poisoned(total));

@@ -7,10 +7,10 @@ use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
-use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields, Rows, Run, Sequence};
+use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields};
 use seamproof_simulator::AttentionCall;
 
-use crate::problem::{fields, legal};
+use crate::problem::{legal, packed};
 use crate::ready::{BackwardBuffers, NormalNumbers, weights};
 
 /// The numbers that the largest logits of heads are raised from, in turn: none is smaller than the first, and none is
@@ -90,29 +90,29 @@ impl Launches {
 }
 
 /// A forward and a backward of a problem, with their tensors.
-pub(super) struct Passes<'g> {
+pub(super) struct ReadyPasses<'g> {
     gpu: &'g Gpu,
     problem: &'g Problem,
     tensors: BackwardBuffers,
     pub(super) launches: Launches,
 }
 
-impl<'g> Passes<'g> {
+impl<'g> ReadyPasses<'g> {
     /// Prepares a call on a problem's tensors.
     pub(super) fn new(
         gpu: &'g Gpu,
         (problem, call): (&'g Problem, &AttentionCall),
         kernels: Kernels,
         numbers: &NormalNumbers,
-    ) -> Result<Passes<'g>, KernelError> {
+    ) -> Result<ReadyPasses<'g>, KernelError> {
         let (rows, dims) = ([problem.rows.q, problem.rows.kv], [problem.dims.qk, problem.dims.v]);
         let launches = Launches::new(gpu, call, (rows, problem.heads.q, dims), (kernels, weights(problem)))?;
-        Ok(Passes { gpu, problem, tensors: BackwardBuffers::new(gpu, problem, numbers)?, launches })
+        Ok(ReadyPasses { gpu, problem, tensors: BackwardBuffers::new(gpu, problem, numbers)?, launches })
     }
 
     /// Launches both passes.
     pub(super) fn launch(&self) -> Result<(), KernelError> {
-        let Passes { gpu, problem, tensors, launches } = self;
+        let ReadyPasses { gpu, problem, tensors, launches } = self;
         launches.launch(gpu, (&tensors.forward.forward(problem), &tensors.backward(problem)))
     }
 
@@ -157,7 +157,7 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
             });
             let tuned = TileShape::ALL.into_iter().zip(orders).map(|(shape, how)| Kernels::Tuned(shape, how));
             for kernels in [Kernels::Simple].into_iter().chain(tuned) {
-                let passes = Passes::new(gpu, (&problem, &call), kernels, &numbers)?;
+                let passes = ReadyPasses::new(gpu, (&problem, &call), kernels, &numbers)?;
                 passes.results(|| passes.launch())?;
             }
         }
@@ -166,14 +166,7 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
 }
 
 fn small(format: Format, dim: usize, heads: Heads) -> Result<Problem, KernelError> {
-    let mut rows = 0;
-    let sequences = LENGTHS.into_iter().zip(0..).map(|(len, id)| {
-        let run = Run::packed(rows, len, len + PADDING);
-        rows += run.span;
-        Sequence { id, q: run, kv: run }
-    });
-    let sequences = sequences.collect();
-    let plain = fields(sequences, Rows { q: rows, kv: rows }, heads, dim, Mask::CAUSAL);
+    let plain = packed(LENGTHS.map(|len| (len, len + PADDING)), heads, dim, Mask::CAUSAL);
     legal(ProblemFields { precision: Precision::uniform(format), ..plain })
 }
 

@@ -10,7 +10,7 @@
 //! Where dq is summed in any order, rows see keys of two tiles at most: a sum of two terms is one number in either
 //! order.
 
-use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{
@@ -19,7 +19,7 @@ use seamproof_oracle::{
 use seamproof_simulator::{AttentionCall, RowPolicy};
 
 use super::mismatch::Mismatch;
-use super::passes::{Kernels, Passes};
+use super::passes::{Kernels, ReadyPasses};
 use crate::problem::{fields, legal};
 use crate::ready::NormalNumbers;
 
@@ -55,7 +55,7 @@ const APART: Heads = Heads { q: 4, kv: 4 };
 const BAND: Mask = Mask { left: Some(300), right: Some(70), align: Alignment::BottomRight };
 /// A mask whose rows see keys of two tiles of 128 at most.
 const NARROW: Mask = Mask { left: Some(100), ..Mask::CAUSAL };
-const FIXED: BackwardMode = BackwardMode { order: DqOrder::Fixed, update: GradientUpdate::Overwrite };
+const FIXED: BackwardMode = BackwardMode::overwrite(DqOrder::Fixed);
 
 /// Passes that are recorded, with all their choices.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +97,7 @@ const PLAIN: Replayed = Replayed {
 /// A call that says everything besides a mask at once.
 const EVERYTHING: Replayed = Replayed {
     name: "everything",
-    how: BackwardMode { order: DqOrder::Fixed, update: GradientUpdate::Accumulate },
+    how: BackwardMode::accumulate(DqOrder::Fixed),
     format: Format::Fp16,
     step: 3,
     two_runs: true,
@@ -118,14 +118,14 @@ pub const REPLAYED: [Replayed; 12] = [
     Replayed {
         name: "gradients are added",
         shapes: &[TileShape::Long],
-        how: BackwardMode { order: DqOrder::Fixed, update: GradientUpdate::Accumulate },
+        how: BackwardMode::accumulate(DqOrder::Fixed),
         heads: &[GROUPED, APART],
         ..PLAIN
     },
     Replayed {
         name: "dq in any order",
         shapes: &[TileShape::Long],
-        how: BackwardMode { order: DqOrder::AsTheyCome, update: GradientUpdate::Overwrite },
+        how: BackwardMode::overwrite(DqOrder::AsTheyCome),
         heads: &[GROUPED, APART],
         masks: &[NARROW],
         ..PLAIN
@@ -220,7 +220,7 @@ impl Choice {
             (0..DEALINGS.len()).map(|dealing| self.dealt(dealing)).collect::<Result<_, _>>()?;
         let new = |dealing: usize| {
             let (problem, call) = &dealt[dealing];
-            Passes::new(gpu, (problem, call), self.kernels, numbers)
+            ReadyPasses::new(gpu, (problem, call), self.kernels, numbers)
         };
         let recorded = new(0)?;
         let graph = gpu.record(|| recorded.launch())?;

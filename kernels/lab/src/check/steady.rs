@@ -18,14 +18,14 @@
 use std::time::{Duration, Instant};
 
 use seamproof_kernels::attend::BackwardTensors;
-use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
-use seamproof_oracle::{Format, Heads, Mask, Problem, Rows, Run, Sequence};
+use seamproof_oracle::{Format, Heads, Mask, Problem};
 
 use super::mismatch::Mismatch;
-use crate::problem::{fields, legal};
+use crate::problem::{legal, packed};
 use crate::ready::{NormalNumbers, ReadyBackward};
 
 /// The head dims: one for each instance of the kernel.
@@ -70,9 +70,6 @@ const COPY_EVERY: usize = 4;
 /// The streams of the work beside the launches.
 const BESIDE: [usize; 2] = [1, 2];
 
-const FIXED: BackwardMode = BackwardMode { order: DqOrder::Fixed, update: GradientUpdate::Overwrite };
-const ANY: BackwardMode = BackwardMode { order: DqOrder::AsTheyCome, update: GradientUpdate::Overwrite };
-
 /// Sequences, each repeated so many times, and their heads.
 #[derive(Clone, Copy, Debug)]
 pub struct SteadyPack {
@@ -105,15 +102,7 @@ impl SteadyPack {
 
     /// Returns sequences in bf16 with so many real and owned rows.
     fn problem(self, sequences: &[(usize, usize)], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
-        let mut rows = 0;
-        let repeated = sequences.repeat(self.times).into_iter().zip(0..);
-        let sequences = repeated.map(|((length, span), id)| {
-            let run = Run::packed(rows, length, span);
-            rows += run.span;
-            Sequence { id, q: run, kv: run }
-        });
-        let sequences = sequences.collect();
-        legal(fields(sequences, Rows { q: rows, kv: rows }, self.heads, dim, mask))
+        legal(packed(sequences.repeat(self.times), self.heads, dim, mask))
     }
 }
 
@@ -168,8 +157,9 @@ pub fn steady(
     launches: usize,
 ) -> Result<Steady, KernelError> {
     let (problem, numbers) = (pack.padded(pack.lengths, dim, mask)?, NormalNumbers::new(gpu)?);
-    let fixed = Compared::new(gpu, (&problem, &numbers), FIXED, launches)?;
-    let any = Compared::new(gpu, (&problem, &numbers), ANY, launches)?;
+    let fixed = Compared::new(gpu, (&problem, &numbers), BackwardMode::overwrite(DqOrder::Fixed), launches)?;
+    let any =
+        Compared::new(gpu, (&problem, &numbers), BackwardMode::overwrite(DqOrder::AsTheyCome), launches)?;
     let copied = [gpu.allocate(COPY_BYTES)?, gpu.allocate(COPY_BYTES)?];
     gpu.finish()?;
     let start = Instant::now();
@@ -259,7 +249,7 @@ fn direct_of(
     for format in [Format::F32, Format::Bf16] {
         // Both backwards read one forward.
         let dq = |ready: &ReadyBackward, order| {
-            let how = BackwardMode { order, update: GradientUpdate::Overwrite };
+            let how = BackwardMode::overwrite(order);
             let zeros = shapes(&two).map(|shape| vec![0.0; shape.iter().product()]);
             gradients(gpu, ready, &summed, how, format, zeros).map(|[dq, ..]| dq)
         };
@@ -303,13 +293,13 @@ impl Accumulated<'_> {
         let shapes = shapes(problem);
         let zeros = shapes.map(|shape| vec![0.0; shape.iter().product()]);
         // The walk must be the same, since dk and dv are sums in its order.
-        let overwrite = BackwardMode { order, update: GradientUpdate::Overwrite };
+        let overwrite = BackwardMode::overwrite(order);
         let overwritten = gradients(gpu, ready, ready, overwrite, Format::F32, zeros)?;
         let there = shapes.map(|shape| {
             let numbers = 0..shape.iter().product::<usize>();
             numbers.map(|index| format.round_f32(index as f32 % 253.0 / 16.0 - 8.0)).collect::<Vec<f32>>()
         });
-        let accumulate = BackwardMode { order, update: GradientUpdate::Accumulate };
+        let accumulate = BackwardMode::accumulate(order);
         let sums = gradients(gpu, ready, ready, accumulate, format, there.clone())?;
         let mut real = vec![false; problem.rows.q];
         problem.sequences.iter().flat_map(|sequence| sequence.q.real_rows()).for_each(|row| real[row] = true);

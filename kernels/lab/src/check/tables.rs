@@ -8,10 +8,10 @@ use seamproof_oracle::{Alignment, Balance, Mask, Pass, Run};
 use seamproof_simulator::helpers::{self, SegmentRow, SegmentRun};
 use seamproof_simulator::shard::{Shard, cu_seqlens_on_cp_rank};
 
-use super::draw::Draw;
+use super::draw::CaseDraw;
 use super::image::{Image, ImageLaunch, PlacedImage, SlotFields};
 
-impl Draw {
+impl CaseDraw {
     fn rank(&mut self, cp: usize) -> usize {
         let rank = self.below(cp);
         self.note(&format!("rank {rank}"));
@@ -62,7 +62,7 @@ fn i32_bytes(numbers: impl IntoIterator<Item = usize>) -> Vec<u8> {
     numbers.into_iter().flat_map(|number| (number as i32).to_le_bytes()).collect()
 }
 
-pub(super) fn partition_indices(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn partition_indices(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let cut = draw.cut(true);
     let shard = draw.shard(cut);
     let rank = draw.rank(cut.cp);
@@ -76,7 +76,7 @@ pub(super) fn partition_indices(draw: &mut Draw, image: &mut Image) -> ImageLaun
     })
 }
 
-pub(super) fn rank_slots(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn rank_slots(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let cut = draw.cut(true);
     let (runs, rows) = draw.runs(span_multiple(cut.balance, cut.cp), 1 << 16);
     let shard = Shard::of_runs(&runs, rows, cut.cp, cut.balance);
@@ -95,7 +95,7 @@ pub(super) fn rank_slots(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     })
 }
 
-pub(super) fn cu_seqlens(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn cu_seqlens(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let cut = Cut { cp: draw.pick(&[1, 2, 3, 4, 8]), balance: Balance::DualChunk };
     let shard = draw.shard(cut);
     let rank = draw.rank(cut.cp);
@@ -119,7 +119,7 @@ fn segment_bytes(segment: &SegmentRow) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn ring_segments(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn ring_segments(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let cut = draw.cut(false);
     let [q, kv] = draw.two_shards(cut);
     let (rank, owner, mask) = (draw.rank(cut.cp), draw.rank(cut.cp), draw.mask());
@@ -134,15 +134,15 @@ pub(super) fn ring_segments(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
     })
 }
 
-pub(super) fn all_gather_segments(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn all_gather_segments(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     all_gather(draw, image, Pass::Forward)
 }
 
-pub(super) fn all_gather_backward_segments(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn all_gather_backward_segments(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     all_gather(draw, image, Pass::Backward)
 }
 
-fn all_gather(draw: &mut Draw, image: &mut Image, pass: Pass) -> ImageLaunch {
+fn all_gather(draw: &mut CaseDraw, image: &mut Image, pass: Pass) -> ImageLaunch {
     let cut = draw.cut(true);
     let [q, kv] = draw.two_shards(cut);
     let (rank, mask) = (draw.rank(cut.cp), draw.mask());
@@ -164,7 +164,7 @@ fn all_gather(draw: &mut Draw, image: &mut Image, pass: Pass) -> ImageLaunch {
     })
 }
 
-impl Draw {
+impl CaseDraw {
     /// Returns batch rows of ids and positions with breaks of every kind: another id, a jump of the position,
     /// padding, and ids whose positions happen to follow on.
     fn ids(&mut self) -> (Vec<i32>, Vec<i32>, usize) {
@@ -191,7 +191,7 @@ impl Draw {
     }
 }
 
-pub(super) fn runs(draw: &mut Draw, image: &mut Image) -> ImageLaunch {
+pub(super) fn runs(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let (ids, positions, row_length) = draw.ids();
     let (rows, runs) = (ids.len(), helpers::segment_runs(&ids, &positions, row_length));
     let room = if draw.one_in(4) { draw.below(runs.len() + 1) } else { runs.len() + draw.below(5) };

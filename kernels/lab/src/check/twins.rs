@@ -11,7 +11,7 @@
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
 
-use super::draw::Draw;
+use super::draw::CaseDraw;
 use super::image::{Image, ImageLaunch, PlacedImage};
 use super::mismatch::Mismatch;
 use super::{elements, moves, tables};
@@ -45,7 +45,7 @@ pub struct CheckOutcome {
 pub const MISMATCHES_MAX: usize = 20;
 
 /// A function that builds a case's image and returns the launch on it.
-type MakeCase = fn(&mut Draw, &mut Image) -> ImageLaunch;
+type MakeCase = fn(&mut CaseDraw, &mut Image) -> ImageLaunch;
 
 /// The operations, each with the cases that it is checked on.
 const OPERATIONS: [(&str, MakeCase); 18] = [
@@ -117,7 +117,7 @@ fn run(
     poison: u8,
 ) -> Result<(bool, Option<Difference>), KernelError> {
     let mut image = Image::new(poison);
-    let mut draw = Draw::new(seed, case);
+    let mut draw = CaseDraw::new(seed, case);
     let launch = make(&mut draw, &mut image);
     image.close();
     let area = arena.area().part(0..image.before.len())?;

@@ -42,6 +42,7 @@ mod tests {
             assert_eq!(fault.matches(), 1, "{}: {:?} in {}", fault.id, fault.find, fault.file);
             let edited = fault.edited().and_then(|edited| Some(edited.first()?.text.clone()));
             assert_ne!(edited, whole(fault.file), "{}", fault.id);
+            assert!(fault.edited().is_some_and(|edited| edited.iter().all(|source| source.planted)));
         }
     }
 

@@ -8,12 +8,12 @@ mod related;
 mod rows;
 mod tally;
 
+use crate::reference::{self, Query, Questions, ReferenceTensors as Tensors};
 use ndarray::{Array3, Axis};
 use rayon::prelude::*;
 use seamproof_kernels::memory::DeviceBuffer as Buffer;
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
-use crate::reference::{self, Query, Questions, ReferenceTensors as Tensors};
 use seamproof_oracle::envelope::{Model, SLOTS, largest_multiplicity};
 use seamproof_oracle::{Format, Inputs, Problem, Run};
 

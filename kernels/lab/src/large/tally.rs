@@ -1,15 +1,15 @@
 //! Results of large forwards under their bounds, row by row.
 
+use crate::reference::{Answers, Statistics};
 use ndarray::Axis;
 use rayon::prelude::*;
-use crate::reference::{Answers, Statistics};
 use seamproof_oracle::envelope::{DitherSums, RowEnvelope, RowSums};
 use seamproof_oracle::{Format, Problem, TensorName};
 
 use super::{Asked, Forward, Judged, OfKeys};
 use seamproof_judge::finding::{Check, Place, number};
+use seamproof_judge::ladder::bounds::{error_ratios, wording};
 use seamproof_judge::ladder::compare::Worst;
-use seamproof_judge::ladder::envelope::{error_ratios, wording};
 use seamproof_judge::verdict::{Margin, Tier};
 
 /// What is compared of a row, in the order in which it is told: the LSE is the sharpest observable of mask and scale.

@@ -1,17 +1,15 @@
 //! Cases that are too large for the oracle. The envelope examines a sample of their rows. It is silent on right
 //! kernels, and sees a factor on a whole gradient, which identities do not.
 
-mod any_order;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use any_order::AnyOrder;
+use crate::any_order::AnyOrder;
 use rayon::prelude::*;
-use seamproof::backends;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::{Depth, Judge, Rung};
 use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::{Emulated, Miscalled, draw_options, miscall};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Pass, Problem, TensorName};
 
@@ -44,7 +42,7 @@ fn right(index: u64) -> Box<dyn Backend> {
     if index % 16 == 5 {
         return Box::new(AnyOrder::from(index));
     }
-    backends::by_name("emulated", &backends::draw_options("emulated", index)).expect("a backend")
+    Box::new(Emulated::from_options(&draw_options(index)).expect("options"))
 }
 
 /// Returns the findings of a judge that samples against right kernels, and the number of cases that it judged.
@@ -86,6 +84,10 @@ fn a_sample_is_silent_on_the_right_kernel_for_many_cases() {
     assert_silent(MANY_RIGHT_CASES);
 }
 
+fn wrong_call(id: &str) -> Box<dyn Backend> {
+    Box::new(Miscalled::new(Box::new(Emulated::default()), miscall(id).expect("a fault")))
+}
+
 fn finding(judge: &Judge, subject: &dyn Backend, problem: &Problem) -> Option<Finding> {
     match judge.examine(subject, problem, Depth::First).verdict {
         Verdict::Finding(finding) => Some(*finding),
@@ -104,7 +106,7 @@ fn a_factor_on_a_whole_gradient_is_seen_without_the_whole_oracle() {
     ];
     let (whole, sampled) = (envelope(u64::MAX), envelope(0));
     for (id, tensors) in faults {
-        let subject = backends::by_name(&format!("emulated~{id}"), &Default::default()).expect("a backend");
+        let subject = wrong_call(id);
         let both: Vec<Option<Finding>> = problems(30, Limits::quick(), 400)
             .filter(|(_, problem)| problem.pass == Pass::Backward)
             .filter(|(_, problem)| finding(&whole, subject.as_ref(), problem).is_some())
@@ -126,7 +128,7 @@ fn a_factor_on_a_whole_gradient_is_seen_without_the_whole_oracle() {
 /// Test that a finding about a part is reported in the case's own numbers: its sequence and row.
 #[test]
 fn a_finding_of_a_sample_is_where_the_whole_oracle_finds_it() {
-    let subject = backends::by_name("emulated~call-dq-stale", &Default::default()).expect("a backend");
+    let subject = wrong_call("call-dq-stale");
     let (whole, sampled) = (envelope(u64::MAX), envelope(0));
     let places: Vec<_> = problems(31, Limits::quick(), 2_000)
         .filter(|(_, problem)| problem.tokens() <= 32)

@@ -1,17 +1,14 @@
 //! The judge on shapes that a campaign seldom draws, in every input mode. It fires on none of them while the kernel
 //! is right, and sees a lost key in each that has one to lose.
 
-mod any_order;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use any_order::AnyOrder;
-use seamproof::backends;
+use crate::any_order::AnyOrder;
 use seamproof_judge::exact::fit_scale;
 use seamproof_judge::finding::Check;
 use seamproof_judge::ladder::{Depth, Judge, judge};
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
-use seamproof_judge::subjects::{Arithmetic, Emulated, difference};
+use seamproof_judge::subjects::{Arithmetic, Emulated, Miscalled, difference, miscall};
 use seamproof_judge::values::{self, Poison};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{
@@ -121,7 +118,7 @@ fn kernels() -> Vec<Box<dyn Backend>> {
         |of: &[[&str; 2]]| of.iter().map(|[name, value]| ((*name).into(), (*value).into())).collect();
     [options(&[]), options(&[["arithmetic", "hopper"], ["q_tile", "64"], ["kv_tile", "16"], ["order", "3"]])]
         .iter()
-        .map(|options| backends::by_name("emulated", options).expect("a backend"))
+        .map(|options| Box::new(Emulated::from_options(options).expect("options")) as Box<dyn Backend>)
         .collect()
 }
 
@@ -155,9 +152,10 @@ fn a_lost_key_is_seen_in_every_odd_shape() {
         "eight ranks of which none has a query",
         "four ranks of which none has a key",
     ];
-    let wrong = backends::by_name("emulated~call-last-key-lost", &Default::default()).expect("a backend");
+    let wrong =
+        Miscalled::new(Box::new(Emulated::default()), miscall("call-last-key-lost").expect("a fault"));
     for (name, edit) in SHAPES {
-        let seen = problems(edit).any(|problem| matches!(judge(&*wrong, &problem), Verdict::Finding(_)));
+        let seen = problems(edit).any(|problem| matches!(judge(&wrong, &problem), Verdict::Finding(_)));
         assert_eq!(seen, !blind.contains(&name), "{name}");
     }
 }

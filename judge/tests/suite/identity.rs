@@ -3,7 +3,6 @@
 use std::sync::Mutex;
 
 use rayon::prelude::*;
-use seamproof::backends;
 use seamproof_judge::failure::same_failure;
 use seamproof_judge::finding::{Check, Finding, Relation};
 use seamproof_judge::generate::{self, Draw, Limits};
@@ -11,7 +10,7 @@ use seamproof_judge::identity::{self, Identity, TABLE};
 use seamproof_judge::ladder::{Depth, Judge, Rung};
 use seamproof_judge::shrink::shrink;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, Promises, RankOutputs, RunError};
-use seamproof_judge::subjects::Emulated;
+use seamproof_judge::subjects::{Emulated, draw_options};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Algorithm, Alignment, Inputs, Mask, Pass, Problem, ProblemFields, TensorName};
 
@@ -54,9 +53,9 @@ fn no_identity_breaks_on_the_right_kernel() {
             let cases = problems(seed as u64, limits(), count);
             let alarm = |(index, problem): (u64, Problem)| {
                 let judge = &judges[index as usize % TURNS];
-                let options = backends::draw_options("emulated", index);
-                let backend = backends::by_name("emulated", &options).expect("a backend");
-                match judge.examine(backend.as_ref(), &problem, Depth::First).verdict {
+                let options = draw_options(index);
+                let backend = Emulated::from_options(&options).expect("a backend");
+                match judge.examine(&backend, &problem, Depth::First).verdict {
                     Verdict::Pass(margin) if margin.compared == 0 => None,
                     Verdict::Refused(_) => None,
                     verdict => Some(format!("case {index} {options:?}: {verdict:?}\n{problem:?}")),

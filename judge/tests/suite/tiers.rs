@@ -2,14 +2,13 @@
 //! subjects apart.
 
 use ndarray::{Array2, Array3, ArrayView1, s};
-use seamproof::backends;
 use seamproof_judge::calibrate::{Calibration, ForwardFacts, Outcome, Unlockable};
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::judge;
 use seamproof_judge::profile;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RankGradients, RunError};
-use seamproof_judge::subjects::Emulated;
+use seamproof_judge::subjects::{Emulated, draw_options};
 use seamproof_judge::values;
 use seamproof_judge::verdict::{Tier, Verdict};
 use seamproof_oracle::envelope::Model;
@@ -185,9 +184,9 @@ fn every_tier_holds_on_a_right_kernel_and_speaks() {
     let (mut judged, mut worst) = (0, [0.0f64; 3]);
     for index in 0..250 {
         let Draw::Problem(problem) = generate::draw(21, index, &Limits::quick()) else { continue };
-        let options = backends::draw_options("emulated", index);
-        let backend = backends::by_name("emulated", &options).expect("drawn options are legal");
-        match judge(backend.as_ref(), &problem) {
+        let options = draw_options(index);
+        let backend = Emulated::from_options(&options).expect("drawn options are legal");
+        match judge(&backend, &problem) {
             Verdict::Pass(margin) => {
                 judged += 1;
                 for (worst, tier) in worst.iter_mut().zip(Tier::ALL) {
@@ -307,8 +306,8 @@ fn inputs_that_repeat_have_no_dithered_tier() {
 #[test]
 fn calibration_finds_the_emulated_kernel_s_own_profile() {
     let make = |index: u64| {
-        let backend = backends::by_name("emulated", &backends::draw_options("emulated", index));
-        backend.map_err(|error| RunError::Infrastructure(error.to_string()))
+        let kernel = Emulated::from_options(&draw_options(index)).expect("drawn options are legal");
+        Ok(Box::new(kernel) as Box<dyn Backend>)
     };
     let calibration = Calibration::run(make, 30, 3).expect("the kernel runs");
     let lock = profile::locked("emulated").expect("the emulated profile is locked");

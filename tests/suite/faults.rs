@@ -1,12 +1,10 @@
 //! The fault catalogue. Every fault applies to something, and something that it names catches it. The cases on which
 //! it is caught hold when it is not planted.
 
-mod any_order;
-
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use any_order::{AnyOrder, hopper};
+use crate::any_order::{AnyOrder, hopper};
 use rayon::prelude::*;
 use seamproof::backends;
 use seamproof::campaign::Registered;

@@ -1,0 +1,12 @@
+//! The campaign's own tests that need no process of their own, in one program.
+
+#[path = "../../judge/tests/suite/any_order/mod.rs"]
+mod any_order;
+mod case_file;
+mod corpus;
+mod defects;
+mod diagnosis;
+mod exact;
+mod explain;
+mod faults;
+mod power;
