@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use seamproof_oracle::envelope::{Accumulation, Model, Partition};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemError, ProblemFields, Rows, Run, Saved, Sequence, Sink, Softmax, blocked,
+    Problem, ProblemError, ProblemFields, Run, Saved, Sequence, Sink, Softmax, TensorRows, blocked,
 };
 
 use seamproof_simulator::check::check;
@@ -34,7 +34,7 @@ fn problem(length: usize, heads: usize) -> Result<Problem, ProblemError> {
     let run = Run::packed(0, length, length);
     Problem::new(ProblemFields {
         sequences: vec![Sequence { id: 0, q: run, kv: run }],
-        rows: Rows { q: length, kv: length },
+        rows: TensorRows { q: length, kv: length },
         heads: Heads { q: heads, kv: heads },
         dims: Dims { qk: DIM, v: DIM },
         mask: Mask::CAUSAL,
@@ -182,7 +182,7 @@ impl Pack {
         let parallel = ContextParallel { algorithm, balance, world, ranks: (0..world).collect() };
         Problem::new(ProblemFields {
             sequences: sequences.collect(),
-            rows: Rows { q: PROVED_TOKENS, kv: PROVED_TOKENS },
+            rows: TensorRows { q: PROVED_TOKENS, kv: PROVED_TOKENS },
             heads: Heads { q: ranks, kv: ranks },
             parallel,
             ..problem(1, 1)?.into()

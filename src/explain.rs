@@ -29,7 +29,7 @@ use std::ops::Range;
 use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Pass, Problem, Run, Sequence, TensorName};
 use seamproof_simulator::Segment;
-use seamproof_simulator::check::{CheckError, Held, Holds, Launch, Reading, check, trace};
+use seamproof_simulator::check::{CheckError, Held, HeldRows, Reading, TracedLaunch, check, trace};
 use seamproof_simulator::schedule::{BufferId, Operation, Schedule, Step, Work};
 
 use crate::backends::unscheduled;
@@ -111,7 +111,7 @@ pub fn explain(problem: &Problem, schedule: &Schedule, options: &Options) -> Str
     text += &explainer.layout();
     match trace(problem, schedule) {
         Ok(launches) => {
-            let launches: BTreeMap<(usize, usize), Launch> =
+            let launches: BTreeMap<(usize, usize), TracedLaunch> =
                 launches.into_iter().map(|launch| ((launch.at.rank, launch.at.operation), launch)).collect();
             text += &explainer.programs(&launches);
             text += &explainer.verdicts(&launches);
@@ -270,7 +270,7 @@ impl Explainer<'_> {
         mine.flat_map(|placement| placement.rows.iter().copied()).collect()
     }
 
-    fn programs(&self, launches: &BTreeMap<(usize, usize), Launch>) -> String {
+    fn programs(&self, launches: &BTreeMap<(usize, usize), TracedLaunch>) -> String {
         let ranks = self.ranks();
         let mut text = String::new();
         for &rank in ranks.iter().take(RANKS_SHOWN) {
@@ -285,7 +285,7 @@ impl Explainer<'_> {
         if begins.is_some_and(|begins| begins <= operation) { Pass::Backward } else { Pass::Forward }
     }
 
-    fn program(&self, rank: usize, launches: &BTreeMap<(usize, usize), Launch>) -> String {
+    fn program(&self, rank: usize, launches: &BTreeMap<(usize, usize), TracedLaunch>) -> String {
         let operations = self.schedule.ranks.get(rank).map_or(&[][..], |program| &program.operations);
         let shown = operations.iter().enumerate().filter(|(index, _)| {
             let listed = self.options.operations || launches.contains_key(&(rank, *index));
@@ -320,7 +320,7 @@ impl Explainer<'_> {
         Some([q, k].map(|id| name(self.schedule, id)))
     }
 
-    fn launch(&self, launch: &Launch, work: &Work) -> String {
+    fn launch(&self, launch: &TracedLaunch, work: &Work) -> String {
         let segments = segments(work);
         let mut text = String::new();
         for reading in launch.readings.iter().take(SEGMENTS_SHOWN) {
@@ -355,7 +355,7 @@ impl Explainer<'_> {
             text += &sees(sighting, &piece, &own);
         }
         for Held { at, len, holds } in &reading.queries {
-            if let Holds::Other(what) = holds {
+            if let HeldRows::Other(what) = holds {
                 let _ = writeln!(text, "    rows {} of q hold {what}", rows(&[part(&segment.q, *at, *len)]));
             }
         }
@@ -393,7 +393,7 @@ impl Explainer<'_> {
     }
 
     /// Returns for each pass the sum over all launches of all ranks, beside the mask.
-    fn verdicts(&self, launches: &BTreeMap<(usize, usize), Launch>) -> String {
+    fn verdicts(&self, launches: &BTreeMap<(usize, usize), TracedLaunch>) -> String {
         let mut text = "\nall ranks together\n".to_owned();
         for (pass, word) in [(Pass::Forward, "forward"), (Pass::Backward, "backward")] {
             let asked = pass == Pass::Forward || self.problem.pass == Pass::Backward;
@@ -422,7 +422,7 @@ impl Explainer<'_> {
         text + "\n"
     }
 
-    fn sightings<'b>(&'b self, rank: usize, operation: usize, launch: &'b Launch) -> Vec<Sighting<'b>> {
+    fn sightings<'b>(&'b self, rank: usize, operation: usize, launch: &'b TracedLaunch) -> Vec<Sighting<'b>> {
         let operations = self.schedule.ranks.get(rank).map_or(&[][..], |program| &program.operations);
         let segments = operations.get(operation).map_or(&[][..], |operation| segments(&operation.work));
         let of_reading = launch.readings.iter().filter_map(|reading| {

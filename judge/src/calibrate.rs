@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use rayon::prelude::*;
-use seamproof_oracle::envelope::{KeyOrder, Merges, Profile};
+use seamproof_oracle::envelope::{KeyOrder, Merges, NumericProfile};
 use seamproof_oracle::{InputMode, Pass, Problem};
 use seamproof_simulator::schedule::MergeOrder;
 
@@ -40,9 +40,9 @@ const WRONG_LOCK_CHANCE: f64 = 1e-6;
 /// Properties of a profile that the forward shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForwardFacts {
-    /// Whether weights are rounded, [`Profile::rounds_weights`].
+    /// Whether weights are rounded, [`NumericProfile::rounds_weights`].
     pub rounds_weights: bool,
-    /// Whether queries are scaled and rounded before the product, [`Profile::scales_queries`].
+    /// Whether queries are scaled and rounded before the product, [`NumericProfile::scales_queries`].
     pub scales_queries: bool,
     /// Keys of a tile, [`Lock::kv_tile`]; `None` for the tile that an instance declares.
     pub kv_tile: Option<usize>,
@@ -55,9 +55,9 @@ pub struct ForwardFacts {
 /// Properties of a profile that the backward shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BackwardFacts {
-    /// Whether weights are rounded, [`Profile::rounds_weights`].
+    /// Whether weights are rounded, [`NumericProfile::rounds_weights`].
     pub rounds_weights: bool,
-    /// Whether logit gradients are scaled before they are rounded, [`Profile::scales_logit_gradients`].
+    /// Whether logit gradients are scaled before they are rounded, [`NumericProfile::scales_logit_gradients`].
     pub scales_logit_gradients: bool,
 }
 
@@ -95,8 +95,8 @@ impl ForwardFacts {
         all.filter(|facts| facts.rounds_weights || (facts.kv_tile.is_none() && !facts.descending))
     }
 
-    fn profile(self, declared_tile: usize) -> Profile {
-        Profile {
+    fn profile(self, declared_tile: usize) -> NumericProfile {
+        NumericProfile {
             rounds_weights: self.rounds_weights,
             scales_logit_gradients: false,
             scales_queries: self.scales_queries,
@@ -114,10 +114,10 @@ impl BackwardFacts {
         })
     }
 
-    fn profile(self) -> Profile {
+    fn profile(self) -> NumericProfile {
         let BackwardFacts { rounds_weights, scales_logit_gradients } = self;
         let kv_order = KeyOrder::Ascending;
-        Profile { rounds_weights, scales_logit_gradients, scales_queries: false, kv_tile: 1, kv_order }
+        NumericProfile { rounds_weights, scales_logit_gradients, scales_queries: false, kv_tile: 1, kv_order }
     }
 }
 

@@ -312,8 +312,8 @@ fn one_line(text: &impl ToString) -> String {
 #[cfg(test)]
 mod tests {
     use seamproof_oracle::{
-        ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, ProblemFields, Rows, Run,
-        Sequence, Sink, Softmax,
+        ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, ProblemFields, Run, Sequence,
+        Sink, Softmax, TensorRows,
     };
 
     use super::*;
@@ -322,7 +322,7 @@ mod tests {
         let run = Run::packed(0, 3, 4);
         let problem = Problem::new(ProblemFields {
             sequences: vec![Sequence { id: 0, q: run, kv: run }],
-            rows: Rows { q: 4, kv: 4 },
+            rows: TensorRows { q: 4, kv: 4 },
             heads: Heads { q: 2, kv: 1 },
             dims: Dims { qk: 8, v: 8 },
             mask: Mask::CAUSAL,

@@ -1,6 +1,6 @@
 //! Judge of attention kernels: it decides whether a kernel's results are right.
 //!
-//! This crate holds a subject (a kernel, or a whole context-parallel program) against the exact answer of
+//! This crate compares a subject (a kernel, or a whole context-parallel program) with the exact answer of
 //! [`oracle`](seamproof_oracle). It draws problems that aim at the seams, runs the subject on them, judges every
 //! element against a proven bound, and shrinks each failure to a case that a person can read.
 //!
@@ -23,6 +23,9 @@
 //! | [`campaign`] | a whole campaign in memory |
 //! | [`calibrate`], [`profile`] | what a subject rounds, found from outside and locked |
 //! | [`case`](mod@case), [`files`], [`prose`] | what is stored, and how it reads |
+
+// The example is a test of `tests/first_kernel`. Here it only has to compile.
+#![allow(clippy::test_attr_in_doctest)]
 
 pub mod calibrate;
 pub mod campaign;

@@ -3,7 +3,7 @@
 pub use seamproof_oracle::envelope::Accumulation;
 pub use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Side, Sink, Softmax,
+    ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,
 };
 pub use seamproof_simulator::UNWRITTEN_BITS;
 

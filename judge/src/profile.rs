@@ -5,8 +5,8 @@
 //! have changed. A subject without a file is judged by tiers W and T alone.
 
 use seamproof_oracle::Problem;
-use seamproof_oracle::envelope::{KeyOrder, Merges, Partition, Profile};
-use seamproof_oracle::replay::{Launch, Replay};
+use seamproof_oracle::envelope::{KeyOrder, Merges, NumericProfile, Partition};
+use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};
@@ -25,15 +25,15 @@ pub struct Lock {
     pub version: u32,
     /// Name of the subject.
     pub backend: String,
-    /// Whether weights are rounded, [`Profile::rounds_weights`].
+    /// Whether weights are rounded, [`NumericProfile::rounds_weights`].
     pub rounds_weights: bool,
-    /// Whether logit gradients are scaled before they are rounded, [`Profile::scales_logit_gradients`].
+    /// Whether logit gradients are scaled before they are rounded, [`NumericProfile::scales_logit_gradients`].
     pub scales_logit_gradients: bool,
-    /// Whether queries are scaled and rounded before the product, [`Profile::scales_queries`].
+    /// Whether queries are scaled and rounded before the product, [`NumericProfile::scales_queries`].
     pub scales_queries: bool,
     /// Keys of a tile; `null` where each instance declares its own. The options of the emulated backend choose it.
     pub kv_tile: Option<usize>,
-    /// Order in which a launch takes its tiles, [`Profile::kv_order`].
+    /// Order in which a launch takes its tiles, [`NumericProfile::kv_order`].
     pub kv_order: KeyOrder,
     /// Time at which partial results of several launches are merged, which decides what is rounded on the way; `null`
     /// where each instance declares it.
@@ -46,8 +46,8 @@ pub struct Lock {
 
 impl Lock {
     /// Returns the profile of an instance that declares tiles of `declared` keys.
-    pub fn profile(&self, declared: usize) -> Profile {
-        Profile {
+    pub fn profile(&self, declared: usize) -> NumericProfile {
+        NumericProfile {
             rounds_weights: self.rounds_weights,
             scales_logit_gradients: self.scales_logit_gradients,
             scales_queries: self.scales_queries,
@@ -68,7 +68,7 @@ pub fn replay(
     backend: &str,
     problem: &Problem,
     partition: Partition,
-    launches: impl FnOnce() -> Option<Vec<Launch>>,
+    launches: impl FnOnce() -> Option<Vec<ReplayedLaunch>>,
 ) -> Option<Replay> {
     let lock = locked(backend)?;
     let merges = lock.merge.and_then(|order| merges(problem, order));

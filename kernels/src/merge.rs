@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
-use seamproof_simulator::helpers::{Half, Part, Rest, Style, Update, half_rows};
+use seamproof_simulator::helpers::{Half, Rest, SlotPart, Style, Update, half_rows};
 
 use crate::block::{THREADS, WARP};
 use crate::codec::element_bytes;
@@ -82,15 +82,15 @@ unsafe impl Argument for RawPart {}
 unsafe impl Argument for RawShape {}
 
 /// Returns the number of rows that threads run over.
-fn threads_over(part: Part, rows: usize) -> usize {
-    if let Part::Whole = part { rows } else { half_rows(rows) }
+fn threads_over(part: SlotPart, rows: usize) -> usize {
+    if let SlotPart::Whole = part { rows } else { half_rows(rows) }
 }
 
-fn raw_part(part: Part, slots: &Slots) -> Result<RawPart, KernelError> {
+fn raw_part(part: SlotPart, slots: &Slots) -> Result<RawPart, KernelError> {
     let (half, compact) = match part {
-        Part::Whole => (-1, 0),
-        Part::HalfInPlace(half) => (half as i32, 0),
-        Part::Compact(half) => (half as i32, 1),
+        SlotPart::Whole => (-1, 0),
+        SlotPart::HalfInPlace(half) => (half as i32, 0),
+        SlotPart::Compact(half) => (half as i32, 1),
     };
     Ok(RawPart { slots: slots.raw()?, half, compact, half_rows: half_rows(slots.rows) as i32 })
 }
@@ -151,7 +151,7 @@ fn reads<'a, 'n>(slots: &Slots<'a>, tensors: &[(&'n str, Area<'a>)]) -> Vec<(&'n
 /// Checks a running tensor and a step's. Returns the end of their kernels' names, and the elements of a vector.
 fn check_steps(
     slots: &Slots,
-    part: Part,
+    part: SlotPart,
     running: DeviceTensor,
     step: DeviceTensor,
 ) -> Result<(String, usize), KernelError> {
@@ -212,7 +212,7 @@ impl Gpu {
     pub fn merge_statistics(
         &self,
         slots: Slots,
-        part: Part,
+        part: SlotPart,
         lse: DeviceStatistic,
         step: DeviceStatistic,
     ) -> Result<(), KernelError> {
@@ -226,7 +226,7 @@ impl Gpu {
             &(lse.heads as i32),
             &(step.rows as i64),
         ];
-        let vector = matches!(part, Part::Whole) && lse.in_quads() && step.in_quads();
+        let vector = matches!(part, SlotPart::Whole) && lse.in_quads() && step.in_quads();
         let (each, heads) = if vector { (QUAD, QUAD_HEADS) } else { (1, STATISTIC_HEADS) };
         let rows = threads_over(part, slots.rows);
         let grid = (blocks(rows, THREADS * each), blocks(lse.heads, heads), THREADS);
@@ -271,7 +271,7 @@ impl Gpu {
         let (to, from) = if write == 1 { (whole_area, halves_area) } else { (halves_area, whole_area) };
         check_apart(&[to], &reads(&slots, &[from]))?;
         let arguments: [&dyn Argument; 7] = [
-            &raw_part(Part::Compact(half), &slots)?,
+            &raw_part(SlotPart::Compact(half), &slots)?,
             &whole.area.address(),
             &halves.area.address(),
             &(whole.heads as i32),
@@ -289,7 +289,7 @@ impl Gpu {
     pub fn merge_out(
         &self,
         slots: Slots,
-        (part, style): (Part, Style),
+        (part, style): (SlotPart, Style),
         (out, lse): (DeviceTensor, DeviceStatistic),
         (step_out, step_lse): (DeviceTensor, DeviceStatistic),
     ) -> Result<(), KernelError> {
@@ -320,13 +320,16 @@ impl Gpu {
     pub fn accumulate(
         &self,
         slots: Slots,
-        part: Part,
+        part: SlotPart,
         [first, second]: [Update; 2],
         sum: DeviceTensor,
         step: DeviceTensor,
     ) -> Result<(), KernelError> {
         let (formats, width) = check_steps(&slots, part, sum, step)?;
-        if matches!(part, Part::Whole) && [first, second] == [Update::Copy; 2] && sum.format == step.format {
+        if matches!(part, SlotPart::Whole)
+            && [first, second] == [Update::Copy; 2]
+            && sum.format == step.format
+        {
             return self.copy_valid(slots, step.as_rows(), sum.as_rows(), Rest::Leave);
         }
         check_apart(&[("sum", sum.area)], &reads(&slots, &[("step", step.area)]))?;
@@ -386,7 +389,7 @@ enum Warps {
 fn grid(
     warps: Warps,
     shape: &RawShape,
-    part: Part,
+    part: SlotPart,
     slots: &Slots,
 ) -> Result<(usize, usize, usize), KernelError> {
     let (rows, tile_rows) = (threads_over(part, slots.rows), shape.tile_rows as usize);

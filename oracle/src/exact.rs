@@ -21,12 +21,12 @@
 
 use ndarray::{Array1, Array2, Array3, ArrayView1, s};
 
-use crate::{Forward, Gradients, Inputs, Pass, Problem, Saved, Sequence};
+use crate::{ForwardResults, Gradients, Inputs, Pass, Problem, Saved, Sequence};
 
 /// The forward pass. `inputs` must have the problem's shapes ([`Inputs::check`]).
-pub fn forward(problem: &Problem, inputs: &Inputs) -> Forward {
+pub fn forward(problem: &Problem, inputs: &Inputs) -> ForwardResults {
     inputs.assert_shapes(problem, Pass::Forward);
-    let mut forward = Forward {
+    let mut forward = ForwardResults {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY),
         max_logit: Array1::from_elem(problem.heads.q, f64::NEG_INFINITY),
@@ -47,7 +47,7 @@ fn forward_row(
     sequence: &Sequence,
     head: usize,
     i: usize,
-    forward: &mut Forward,
+    forward: &mut ForwardResults,
 ) {
     let row = sequence.q.row(i);
     let visible = problem.mask.visible(i, sequence.q.len, sequence.kv.len);

@@ -75,7 +75,7 @@ impl Inputs {
 
 /// What the forward pass returns. Rows that are not real hold 0 (out) and −∞ (lse).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Forward {
+pub struct ForwardResults {
     /// `[q rows, q heads, v dim]`.
     pub out: Array3<f64>,
     /// Natural-log log-sum-exp, the sink included, `[q heads, q rows]`; −∞ for a row that sees no key and no sink.
@@ -114,8 +114,8 @@ impl Saved {
     }
 }
 
-impl From<&Forward> for Saved {
-    fn from(forward: &Forward) -> Saved {
+impl From<&ForwardResults> for Saved {
+    fn from(forward: &ForwardResults) -> Saved {
         Saved { out: forward.out.clone(), lse: forward.lse.clone() }
     }
 }

@@ -28,12 +28,12 @@ mod tensor_name;
 
 pub use format::{Format, FormatNameError};
 pub use input_mode::InputMode;
-pub use inputs::{Forward, Gradients, Inputs, Saved, ShapeError};
+pub use inputs::{ForwardResults, Gradients, Inputs, Saved, ShapeError};
 pub use mask::{Alignment, Band, Mask};
 pub use parallel::{Algorithm, Balance, ContextParallel};
 pub use positions::Positions;
 pub use precision::{Element, ElementNameError, Precision, Scaling};
-pub use problem::{Dims, Heads, Pass, Problem, ProblemError, ProblemFields, Rows, Sequence, Side};
-pub use run::{Run, RunError};
+pub use problem::{Dims, Heads, Pass, Problem, ProblemError, ProblemFields, Sequence, Side, TensorRows};
+pub use run::{Run, RunLayoutError};
 pub use softmax::{Sink, Softmax};
 pub use tensor_name::TensorName;

@@ -119,12 +119,12 @@ pub struct ContextParallel {
 impl ContextParallel {
     /// One rank in a world of one.
     pub fn single() -> ContextParallel {
-        ContextParallel {
-            algorithm: Algorithm::Single,
-            balance: Balance::Contiguous,
-            world: 1,
-            ranks: vec![0],
-        }
+        ContextParallel::over(1, Algorithm::Single, Balance::Contiguous)
+    }
+
+    /// All ranks of a world of `cp`, in order.
+    pub fn over(cp: usize, algorithm: Algorithm, balance: Balance) -> ContextParallel {
+        ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect() }
     }
 
     /// The CP size.

@@ -9,7 +9,9 @@ use crate::limits::{
     HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALE_MIN, SEQUENCES_MAX, SOFTCAP_MAX, SOFTCAP_MIN,
     WORLD_MAX,
 };
-use crate::{Balance, ContextParallel, InputMode, Mask, Precision, Run, RunError, Sink, Softmax};
+use crate::{
+    Balance, ContextParallel, Format, InputMode, Mask, Precision, Run, RunLayoutError, Sink, Softmax,
+};
 
 /// One sequence: its queries and its keys, of independent lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -26,7 +28,7 @@ pub struct Sequence {
 /// Rows of the packed tensors, padding and slack included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rows {
+pub struct TensorRows {
     /// Of q, out, dout and dq.
     pub q: usize,
     /// Of k, v, dk and dv.
@@ -85,7 +87,7 @@ pub struct ProblemFields {
     /// The sequences; none is legal.
     pub sequences: Vec<Sequence>,
     /// Rows of the tensors.
-    pub rows: Rows,
+    pub rows: TensorRows,
     /// Head counts.
     pub heads: Heads,
     /// Head dimensions.
@@ -104,6 +106,67 @@ pub struct ProblemFields {
     pub data_seed: u64,
     /// Forward, or forward and backward.
     pub pass: Pass,
+}
+
+impl ProblemFields {
+    /// A forward and backward pass over these sequences: on one rank, with one head of `dim` lanes, in bf16, in the smallest
+    /// tensors that hold all rows. Every key is visible, and logits are scaled by `1/√dim`. Whatever should be otherwise is
+    /// edited:
+    ///
+    /// ```
+    /// use seamproof_oracle::{Heads, Mask, Problem, ProblemFields};
+    ///
+    /// let fields = ProblemFields {
+    ///     heads: Heads { q: 8, kv: 2 },
+    ///     mask: Mask::CAUSAL,
+    ///     ..ProblemFields::packed(&[(13, 13), (0, 4)], 64)
+    /// };
+    /// assert_eq!(Problem::new(fields)?.rows.kv, 17);
+    /// # Ok::<(), seamproof_oracle::ProblemError>(())
+    /// ```
+    pub fn of(sequences: Vec<Sequence>, dim: usize) -> ProblemFields {
+        // A run that overflows ends past every bound, and is refused.
+        let end = |side: fn(&Sequence) -> Run| {
+            sequences.iter().map(|sequence| side(sequence).end().unwrap_or(usize::MAX)).max().unwrap_or(0)
+        };
+        ProblemFields {
+            rows: TensorRows { q: end(|sequence| sequence.q), kv: end(|sequence| sequence.kv) },
+            sequences,
+            heads: Heads { q: 1, kv: 1 },
+            dims: Dims { qk: dim, v: dim },
+            mask: Mask::FULL,
+            softmax: Softmax::scaled(1.0 / (dim as f32).sqrt()),
+            precision: Precision::uniform(Format::Bf16),
+            parallel: ContextParallel::single(),
+            mode: InputMode::Flat,
+            data_seed: 0,
+            pass: Pass::Backward,
+        }
+    }
+
+    /// [`ProblemFields::of`] sequences one after the other (THD), each given by its queries and its keys.
+    pub fn packed(lengths: &[(usize, usize)], dim: usize) -> ProblemFields {
+        let (mut q, mut kv) = (0, 0);
+        let sequences = (0..).zip(lengths).map(|(id, &(queries, keys))| {
+            let sequence =
+                Sequence { id, q: Run::packed(q, queries, queries), kv: Run::packed(kv, keys, keys) };
+            (q, kv) = (q + queries, kv + keys);
+            sequence
+        });
+        ProblemFields::of(sequences.collect(), dim)
+    }
+
+    /// [`ProblemFields::of`] self-attention on sequences one after the other (THD), each given by its real and its owned
+    /// rows.
+    pub fn padded(lengths: &[(usize, usize)], dim: usize) -> ProblemFields {
+        let mut offset = 0;
+        let sequences = (0..).zip(lengths).map(|(id, &(len, span))| {
+            let run = Run::packed(offset, len, span);
+            offset += span;
+            Sequence { id, q: run, kv: run }
+        });
+        ProblemFields::of(sequences.collect(), dim)
+    }
 }
 
 /// Why fields make no [`Problem`]. Each message names the field and what to do.
@@ -137,7 +200,7 @@ pub enum ProblemError {
         /// Which side.
         side: Side,
         /// What is wrong.
-        error: RunError,
+        error: RunLayoutError,
     },
     /// Two sequences own one row.
     #[error("sequences[{index}].{side} owns row {row}, which an earlier sequence owns already")]

@@ -1,9 +1,9 @@
 //! Tier R: what a subject of known roundings computes, but for f32's own errors and near-ties.
 //!
-//! A [`Profile`] says what a subject rounds and in which order it takes the keys; [`Launch`]es say which keys the rows of
-//! a problem meet together. The oracle then rounds the exact weights and logit gradients itself. What is left between
-//! the replayed value and an honest result is the final rounding, f32's errors (as in tier W), and those weights that
-//! lie so near to the middle of two numbers that the subject may have rounded them the other way.
+//! A [`NumericProfile`] says what a subject rounds and in which order it takes the keys; [`ReplayedLaunch`]es say which
+//! keys the rows of a problem meet together. The oracle then rounds the exact weights and logit gradients itself. What is
+//! left between the replayed value and an honest result is the final rounding, f32's errors (as in tier W), and those
+//! weights that lie so near to the middle of two numbers that the subject may have rounded them the other way.
 //!
 //! Nothing of that is a matter of chance, so that the tier speaks of any input and needs no certificate of dither: a near-tie
 //! counts in full, and where all weights are alike all of them may be near-ties.
@@ -14,11 +14,11 @@
 use std::ops::Range;
 
 use crate::Positions;
-use crate::envelope::{KeyOrder, Merges, Profile};
+use crate::envelope::{KeyOrder, Merges, NumericProfile};
 
 /// Queries of one sequence and keys of it that they meet in one launch; what the mask hides among them is not looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
+pub struct ReplayedLaunch {
     /// Index of the sequence.
     pub sequence: usize,
     /// Query heads.
@@ -33,17 +33,17 @@ pub struct Launch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replay {
     /// What is rounded.
-    pub profile: Profile,
+    pub profile: NumericProfile,
     /// The forward's launches, of every row.
-    pub launches: Vec<Launch>,
+    pub launches: Vec<ReplayedLaunch>,
     /// How partial results are merged, where the profile knows better than the subject's own partition.
     pub merges: Option<Merges>,
 }
 
 impl Replay {
     /// The launches that some rows of a head are in.
-    pub(crate) fn of_head(&self, sequence: usize, head: usize) -> Vec<&Launch> {
-        let here = |launch: &&Launch| launch.sequence == sequence && launch.heads.contains(&head);
+    pub(crate) fn of_head(&self, sequence: usize, head: usize) -> Vec<&ReplayedLaunch> {
+        let here = |launch: &&ReplayedLaunch| launch.sequence == sequence && launch.heads.contains(&head);
         self.launches.iter().filter(here).collect()
     }
 
@@ -51,7 +51,7 @@ impl Replay {
     /// `None` where the launches do not show the query each of its keys once.
     pub(crate) fn walk(
         &self,
-        launches: &[&Launch],
+        launches: &[&ReplayedLaunch],
         query: usize,
         seen: &Range<usize>,
     ) -> Option<Vec<Vec<Vec<usize>>>> {
@@ -81,8 +81,8 @@ impl Replay {
 mod tests {
     use super::*;
 
-    fn launch(queries: Positions, keys: Vec<(usize, Positions)>) -> Launch {
-        Launch { sequence: 0, heads: 0..1, queries, keys }
+    fn launch(queries: Positions, keys: Vec<(usize, Positions)>) -> ReplayedLaunch {
+        ReplayedLaunch { sequence: 0, heads: 0..1, queries, keys }
     }
 
     fn line(start: usize, step: usize, len: usize) -> Positions {
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_walk_cuts_each_launch_at_its_own_tiles() {
-        let profile = Profile {
+        let profile = NumericProfile {
             rounds_weights: true,
             scales_logit_gradients: false,
             scales_queries: false,

@@ -32,7 +32,7 @@ fn is_one(step: &usize) -> bool {
 
 /// Why a [`Run`] does not fit its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RunError {
+pub enum RunLayoutError {
     /// A step of zero would put every position on one row.
     #[error("step is 0; use at least 1")]
     StepZero,
@@ -94,16 +94,18 @@ impl Run {
     }
 
     /// Checks the run against a tensor of `rows` rows.
-    pub fn check(&self, rows: usize) -> Result<(), RunError> {
+    pub fn check(&self, rows: usize) -> Result<(), RunLayoutError> {
         if self.step == 0 {
-            return Err(RunError::StepZero);
+            return Err(RunLayoutError::StepZero);
         }
         if self.len > self.span {
-            return Err(RunError::LenOverSpan { len: self.len, span: self.span });
+            return Err(RunLayoutError::LenOverSpan { len: self.len, span: self.span });
         }
         match self.end() {
             Some(end) if end <= rows => Ok(()),
-            _ => Err(RunError::OutOfRows { offset: self.offset, step: self.step, span: self.span, rows }),
+            _ => {
+                Err(RunLayoutError::OutOfRows { offset: self.offset, step: self.step, span: self.span, rows })
+            }
         }
     }
 }
@@ -119,7 +121,7 @@ mod tests {
         assert_eq!(run.padding_rows().collect::<Vec<_>>(), [8, 11]);
         assert_eq!(run.end(), Some(12));
         assert_eq!(run.check(12), Ok(()));
-        assert!(matches!(run.check(11), Err(RunError::OutOfRows { .. })));
+        assert!(matches!(run.check(11), Err(RunLayoutError::OutOfRows { .. })));
     }
 
     #[test]
@@ -131,8 +133,8 @@ mod tests {
     #[test]
     fn overflow_is_an_error() {
         let huge = Run { offset: usize::MAX, step: usize::MAX, len: 2, span: 2 };
-        assert!(matches!(huge.check(usize::MAX), Err(RunError::OutOfRows { .. })));
-        assert_eq!(Run { step: 0, ..Run::packed(0, 1, 1) }.check(4), Err(RunError::StepZero));
-        assert!(matches!(Run::packed(0, 2, 1).check(4), Err(RunError::LenOverSpan { .. })));
+        assert!(matches!(huge.check(usize::MAX), Err(RunLayoutError::OutOfRows { .. })));
+        assert_eq!(Run { step: 0, ..Run::packed(0, 1, 1) }.check(4), Err(RunLayoutError::StepZero));
+        assert!(matches!(Run::packed(0, 2, 1).check(4), Err(RunLayoutError::LenOverSpan { .. })));
     }
 }

@@ -64,7 +64,7 @@ pub struct Piece {
 
 /// Why a side cannot be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
-pub enum ShardError {
+pub enum ShardingError {
     /// A span that the balance does not divide.
     #[error("sequence {sequence} spans {span} {side} rows; this sharding needs a multiple of {multiple}")]
     Span {
@@ -90,7 +90,7 @@ pub enum ShardError {
 }
 
 /// The layouts of a problem's ranks, in group order.
-pub fn layouts(problem: &Problem) -> Result<Vec<RankLayout>, ShardError> {
+pub fn layouts(problem: &Problem) -> Result<Vec<RankLayout>, ShardingError> {
     if problem.parallel.algorithm == Algorithm::Single {
         return Ok(vec![whole(problem)]);
     }
@@ -115,15 +115,15 @@ pub fn whole(problem: &Problem) -> RankLayout {
 }
 
 /// Whether a side can be cut over the problem's group.
-pub fn check(problem: &Problem, side: Side) -> Result<(), ShardError> {
+pub fn check(problem: &Problem, side: Side) -> Result<(), ShardingError> {
     let multiple = span_multiple(problem.parallel.balance, problem.parallel.size());
     for (sequence, both) in problem.sequences.iter().enumerate() {
         let Run { step, span, .. } = run_of(both, side);
         if step != 1 {
-            return Err(ShardError::Strided { sequence, side, step });
+            return Err(ShardingError::Strided { sequence, side, step });
         }
         if !span.is_multiple_of(multiple) {
-            return Err(ShardError::Span { sequence, side, span, multiple });
+            return Err(ShardingError::Span { sequence, side, span, multiple });
         }
     }
     Ok(())

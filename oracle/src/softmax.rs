@@ -31,6 +31,11 @@ pub struct Softmax {
 }
 
 impl Softmax {
+    /// A softmax of this scale alone: without a soft cap, without a sink.
+    pub fn scaled(scale: f32) -> Softmax {
+        Softmax { scale, softcap: None, sink: Sink::None }
+    }
+
     /// The logit of a scaled product.
     pub fn cap(&self, scaled: f64) -> f64 {
         match self.softcap {

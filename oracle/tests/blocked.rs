@@ -9,14 +9,14 @@ use proptest::prelude::*;
 use seamproof_oracle::blocked::Answer;
 use seamproof_oracle::envelope::{Accumulation, Model, Partition};
 use seamproof_oracle::{
-    Forward, Gradients, Heads, Inputs, Mask, Problem, ProblemFields, Saved, Side, blocked, exact,
+    ForwardResults, Gradients, Heads, Inputs, Mask, Problem, ProblemFields, Saved, Side, blocked, exact,
 };
 
 const TOLERANCE: f64 = 1e-12;
 
 /// `Σ|terms|` of every element, by the definitions, and the largest |logit|.
-fn magnitudes(problem: &Problem, inputs: &Inputs, saved: &Saved) -> (Forward, Gradients, f64) {
-    let mut forward = Forward {
+fn magnitudes(problem: &Problem, inputs: &Inputs, saved: &Saved) -> (ForwardResults, Gradients, f64) {
+    let mut forward = ForwardResults {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), 1.0),
         max_logit: Array1::from_elem(problem.heads.q, 1.0),

@@ -6,32 +6,28 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
-    Precision, Problem, ProblemError, ProblemFields, Rows, Run, RunError, Scaling, Sequence, Side, Sink,
-    Softmax,
+    Precision, Problem, ProblemError, ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Sink,
+    Softmax, TensorRows,
 };
 use serde_json::{Value, json};
 
 /// Two sequences with gaps, padding and slack: the first packed, the second in steps between its rows.
 fn fields() -> ProblemFields {
+    let sequences = vec![
+        Sequence { id: 7, q: Run::packed(1, 3, 4), kv: Run::packed(0, 5, 5) },
+        Sequence { id: 2, q: Run { offset: 6, step: 2, len: 2, span: 2 }, kv: Run::packed(8, 0, 1) },
+    ];
     ProblemFields {
-        sequences: vec![
-            Sequence { id: 7, q: Run::packed(1, 3, 4), kv: Run::packed(0, 5, 5) },
-            Sequence { id: 2, q: Run { offset: 6, step: 2, len: 2, span: 2 }, kv: Run::packed(8, 0, 1) },
-        ],
-        rows: Rows { q: 10, kv: 9 },
+        rows: TensorRows { q: 10, kv: 9 },
         heads: Heads { q: 6, kv: 2 },
         dims: Dims { qk: 16, v: 8 },
         mask: Mask::CAUSAL,
-        softmax: Softmax { scale: 0.25, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
         data_seed: 1,
-        pass: Pass::Backward,
+        ..ProblemFields::of(sequences, 16)
     }
 }
 
-/// The same with everything that has a default set to something else.
+/// [`fields`] with everything that has a default set to something else.
 fn rich_fields() -> ProblemFields {
     let scaled = |format, scaling| Element { format, scaling };
     ProblemFields {
@@ -135,24 +131,24 @@ fn softmax_factors_are_numbers_within_their_bounds() {
 #[test]
 fn runs_lie_inside_their_tensor() {
     let run = |index, side, error| ProblemError::Run { index, side, error };
-    assert_eq!(error(|fields| fields.sequences[1].q.step = 0), run(1, Side::Q, RunError::StepZero));
+    assert_eq!(error(|fields| fields.sequences[1].q.step = 0), run(1, Side::Q, RunLayoutError::StepZero));
     assert_eq!(
         error(|fields| fields.sequences[0].kv.len = 6),
-        run(0, Side::Kv, RunError::LenOverSpan { len: 6, span: 5 })
+        run(0, Side::Kv, RunLayoutError::LenOverSpan { len: 6, span: 5 })
     );
     assert_eq!(
         error(|fields| fields.sequences[1].q.span = 3),
-        run(1, Side::Q, RunError::OutOfRows { offset: 6, step: 2, span: 3, rows: 10 })
+        run(1, Side::Q, RunLayoutError::OutOfRows { offset: 6, step: 2, span: 3, rows: 10 })
     );
     let huge = usize::MAX;
     assert_eq!(
         error(|fields| fields.sequences[0].q = Run { offset: huge, step: huge, len: huge, span: huge }),
-        run(0, Side::Q, RunError::OutOfRows { offset: huge, step: huge, span: huge, rows: 10 })
+        run(0, Side::Q, RunLayoutError::OutOfRows { offset: huge, step: huge, span: huge, rows: 10 })
     );
     // An empty run owns no row, yet it may not start outside.
     assert_eq!(
         error(|fields| fields.sequences[1].kv = Run::packed(10, 0, 0)),
-        run(1, Side::Kv, RunError::OutOfRows { offset: 10, step: 1, span: 0, rows: 9 })
+        run(1, Side::Kv, RunLayoutError::OutOfRows { offset: 10, step: 1, span: 0, rows: 9 })
     );
 }
 
@@ -201,9 +197,7 @@ fn ranks_are_distinct_members_of_the_world() {
 #[test]
 fn the_algorithm_limits_the_group() {
     let group = |algorithm, balance, size: usize| {
-        error(|fields| {
-            fields.parallel = ContextParallel { algorithm, balance, world: size, ranks: (0..size).collect() }
-        })
+        error(|fields| fields.parallel = ContextParallel::over(size, algorithm, balance))
     };
     assert!(matches!(
         group(Algorithm::Single, Balance::Contiguous, 2),
@@ -226,7 +220,7 @@ fn the_algorithm_limits_the_group() {
 #[test]
 fn degenerate_problems_are_legal() {
     let empty = Run::packed(0, 0, 0);
-    let none = ProblemFields { sequences: vec![], rows: Rows { q: 0, kv: 0 }, ..fields() };
+    let none = ProblemFields { sequences: vec![], rows: TensorRows { q: 0, kv: 0 }, ..fields() };
     assert!(Problem::new(none.clone()).is_ok());
     let sequences = (0..3).map(|id| Sequence { id, q: empty, kv: empty }).collect();
     assert!(Problem::new(ProblemFields { sequences, ..none }).is_ok());
@@ -366,4 +360,16 @@ fn an_algorithm_is_stored_by_its_name_and_has_its_place_in_the_table() {
         assert_eq!(algorithm.number(), place);
         assert_eq!(algorithm.with_parameter(7).parameter(), algorithm.parameter().map(|_| 7));
     }
+}
+
+#[test]
+fn small_problems_are_as_small_as_their_sequences() {
+    let packed = ProblemFields::packed(&[(3, 5), (0, 2)], 16);
+    assert_eq!((packed.rows, packed.softmax), (TensorRows { q: 3, kv: 7 }, Softmax::scaled(0.25)));
+    let padded = ProblemFields::padded(&[(3, 4), (1, 8)], 1);
+    assert_eq!((padded.rows, padded.sequences[1].kv), (TensorRows { q: 12, kv: 12 }, Run::packed(4, 1, 8)));
+    assert!([packed, padded].map(Problem::new).iter().all(Result::is_ok));
+    let run = Run::packed(usize::MAX, 1, 1);
+    let endless = ProblemFields::of(vec![Sequence { id: 0, q: run, kv: run }], 1);
+    assert!(matches!(Problem::new(endless), Err(ProblemError::OutOfRange { field: "rows.q", .. })));
 }

@@ -3,9 +3,9 @@
 mod common;
 
 use common::plain;
-use seamproof_oracle::sharding::{Piece, PlacedRun, ShardError, layouts, whole};
+use seamproof_oracle::sharding::{Piece, PlacedRun, ShardingError, layouts, whole};
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Problem, ProblemFields, Rows, Run, Sequence, Side,
+    Algorithm, Balance, ContextParallel, Problem, ProblemFields, Run, Sequence, Side, TensorRows,
 };
 
 const STRIPES: Balance = Balance::Striped { stripe: 1 };
@@ -15,7 +15,7 @@ fn problem(runs: &[Run], rows: usize, balance: Balance) -> Problem {
     let mut fields = plain(&[], 1);
     let sequence = |(id, &run): (u32, &Run)| Sequence { id, q: run, kv: run };
     fields.sequences = (0..).zip(runs).map(sequence).collect();
-    fields.rows = Rows { q: rows, kv: rows };
+    fields.rows = TensorRows { q: rows, kv: rows };
     fields.parallel =
         ContextParallel { algorithm: Algorithm::AllGather, balance, world: 2, ranks: vec![0, 1] };
     Problem::new(fields).expect("a problem")
@@ -59,9 +59,9 @@ fn a_single_rank_holds_the_problems_own_layout() {
 #[test]
 fn what_cannot_be_cut_is_said() {
     let cut = |run: Run, balance| layouts(&problem(&[Run::packed(0, 0, 0), run], 100, balance)).err();
-    let uneven = |span, multiple| Some(ShardError::Span { sequence: 1, side: Side::Q, span, multiple });
+    let uneven = |span, multiple| Some(ShardingError::Span { sequence: 1, side: Side::Q, span, multiple });
     let strided = Run { offset: 0, step: 2, len: 1, span: 24 };
-    assert_eq!(cut(strided, STRIPES), Some(ShardError::Strided { sequence: 1, side: Side::Q, step: 2 }));
+    assert_eq!(cut(strided, STRIPES), Some(ShardingError::Strided { sequence: 1, side: Side::Q, step: 2 }));
     assert_eq!(cut(Run::packed(0, 3, 3), Balance::Contiguous), uneven(3, 2));
     assert_eq!(cut(Run::packed(0, 3, 6), Balance::DualChunk), uneven(6, 4));
     assert_eq!(cut(Run::packed(0, 3, 5), STRIPES), uneven(5, 2));

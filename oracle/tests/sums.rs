@@ -4,13 +4,13 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Draws, inputs, plain, random};
+use common::{Draws, inputs, random};
 use ndarray::{Array3, Axis};
 use proptest::prelude::*;
 use seamproof_oracle::envelope::{
     Accumulation, DitherSums, Merges, Model, Partition, RowEnvelope, RowSums, SLOTS, largest_multiplicity,
 };
-use seamproof_oracle::{Format, Heads, Inputs, Mask, Precision, Problem, ProblemFields, Softmax, blocked};
+use seamproof_oracle::{Format, Heads, Inputs, Mask, Precision, Problem, ProblemFields, blocked};
 
 /// What a reference elsewhere would bring: the sums of a row, and each lane's three.
 fn sums(
@@ -163,8 +163,7 @@ fn little_is_lost() {
     let fields = ProblemFields {
         heads: Heads { q: 2, kv: 1 },
         mask: Mask::CAUSAL,
-        softmax: Softmax { scale: 0.125, ..plain(&[], 1).softmax },
-        ..plain(&[(300, 300)], 64)
+        ..ProblemFields::packed(&[(300, 300)], 64)
     };
     let problem = Problem::new(fields).expect("valid");
     let inputs = inputs(&problem, &mut Draws(7));

@@ -66,7 +66,7 @@ pub enum CallError {
         /// `q` or `kv`.
         side: &'static str,
         /// What is wrong.
-        error: seamproof_oracle::RunError,
+        error: seamproof_oracle::RunLayoutError,
     },
     /// A query row in two segments.
     #[error("query row {row} is owned by two segments")]
@@ -120,32 +120,17 @@ impl AttentionCall {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use seamproof_oracle::{
-        Alignment, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, ProblemFields,
-        Rows, Sequence, Sink,
-    };
+    use seamproof_oracle::{Alignment, Mask, Pass, ProblemFields, Sequence};
 
     fn problem(mask: Mask, lengths: &[(usize, usize)]) -> Problem {
-        let mut rows = Rows { q: 1, kv: 2 };
-        let sequences = lengths.iter().enumerate().map(|(id, &(lq, lk))| {
-            let (q, kv) = (Run::packed(rows.q, lq, lq + 1), Run::packed(rows.kv, lk, lk + 2));
-            rows = Rows { q: rows.q + lq + 1, kv: rows.kv + lk + 2 };
-            Sequence { id: id as u32, q, kv }
+        let (mut q_rows, mut kv_rows) = (1, 2);
+        let sequences = (0..).zip(lengths).map(|(id, &(lq, lk))| {
+            let (q, kv) = (Run::packed(q_rows, lq, lq + 1), Run::packed(kv_rows, lk, lk + 2));
+            (q_rows, kv_rows) = (q_rows + q.span, kv_rows + kv.span);
+            Sequence { id, q, kv }
         });
-        Problem::new(ProblemFields {
-            sequences: sequences.collect(),
-            rows,
-            heads: Heads { q: 1, kv: 1 },
-            dims: Dims { qk: 1, v: 1 },
-            mask,
-            softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
-            precision: Precision::uniform(Format::Bf16),
-            parallel: ContextParallel::single(),
-            mode: InputMode::Flat,
-            data_seed: 0,
-            pass: Pass::Forward,
-        })
-        .unwrap()
+        let fields = ProblemFields::of(sequences.collect(), 1);
+        Problem::new(ProblemFields { mask, pass: Pass::Forward, ..fields }).unwrap()
     }
 
     #[test]

@@ -15,33 +15,33 @@ use seamproof_oracle::{Format, Run};
 pub use buffers::{Buffers, reduce};
 pub use error::DeviceError;
 
-use crate::emulated::{self, Kernel, Right, Serial, Tiled, Tiles};
+use crate::emulated::{self, Kernel, Right, Serial, TiledKernel, Tiles};
 use crate::schedule::{Attend, AttendBackward, BufferId, Reduction, Region, Work};
-use crate::{Real, Tensor};
+use crate::{GuardedTensor, Real};
 
 /// The regions of one side of a [`Transfer`]; of a message one, which takes no list.
 #[derive(Clone, Debug)]
-pub enum Parts<'a> {
+pub enum TransferSide<'a> {
     /// One.
     One(&'a Region),
     /// Any number, in order.
     Many(Vec<&'a Region>),
 }
 
-impl<'a> Deref for Parts<'a> {
+impl<'a> Deref for TransferSide<'a> {
     type Target = [&'a Region];
 
     fn deref(&self) -> &[&'a Region] {
         match self {
-            Parts::One(region) => std::slice::from_ref(region),
-            Parts::Many(regions) => regions,
+            TransferSide::One(region) => std::slice::from_ref(region),
+            TransferSide::Many(regions) => regions,
         }
     }
 }
 
-impl<'a> FromIterator<&'a Region> for Parts<'a> {
-    fn from_iter<I: IntoIterator<Item = &'a Region>>(regions: I) -> Parts<'a> {
-        Parts::Many(regions.into_iter().collect())
+impl<'a> FromIterator<&'a Region> for TransferSide<'a> {
+    fn from_iter<I: IntoIterator<Item = &'a Region>>(regions: I) -> TransferSide<'a> {
+        TransferSide::Many(regions.into_iter().collect())
     }
 }
 
@@ -49,17 +49,17 @@ impl<'a> FromIterator<&'a Region> for Parts<'a> {
 #[derive(Clone, Debug)]
 pub struct Transfer<'a> {
     /// Read.
-    pub from: Parts<'a>,
+    pub from: TransferSide<'a>,
     /// How several parts are combined; a sum is rounded to the first part's format at each step.
     pub reduction: Reduction,
     /// Written, each rounded to its buffer's format.
-    pub to: Parts<'a>,
+    pub to: TransferSide<'a>,
 }
 
 impl<'a> Transfer<'a> {
     /// A copy.
     pub fn copy(from: &'a Region, to: &'a Region) -> Transfer<'a> {
-        Transfer { from: Parts::One(from), reduction: Reduction::Sum, to: Parts::One(to) }
+        Transfer { from: TransferSide::One(from), reduction: Reduction::Sum, to: TransferSide::One(to) }
     }
 }
 
@@ -116,7 +116,7 @@ pub struct Cpu<T> {
 impl<T: Real> Cpu<T> {
     /// A device with the right kernel in serial arithmetic, of the given tiles and roundings of P and dS.
     pub fn new(tiles: Tiles, p: Format, ds: Format) -> Cpu<T> {
-        Cpu::with(Box::new(Tiled::new(tiles, p, ds, Serial, &Right)))
+        Cpu::with(Box::new(TiledKernel::new(tiles, p, ds, Serial, &Right)))
     }
 
     /// A device with this kernel.
@@ -130,7 +130,7 @@ impl<T: Real> Cpu<T> {
         let mut out = buffers.take(attend.out)?;
         let mut lse = buffers.take(attend.lse)?;
         let mut max_logit = buffers.take(attend.max_logit)?;
-        let forward = emulated::Forward {
+        let forward = emulated::ForwardLaunch {
             q: buffers.tensor(attend.q),
             k: buffers.tensor(attend.k),
             v: buffers.tensor(attend.v),
@@ -154,9 +154,9 @@ impl<T: Real> Cpu<T> {
         let mut dv = buffers.take(attend.dv)?;
         let mut dsink = match attend.sink {
             Some((_, dsink)) => buffers.take(dsink)?,
-            None => Tensor::nothing(),
+            None => GuardedTensor::nothing(),
         };
-        let backward = emulated::Backward {
+        let backward = emulated::BackwardLaunch {
             q: buffers.tensor(attend.q),
             k: buffers.tensor(attend.k),
             v: buffers.tensor(attend.v),

@@ -15,7 +15,7 @@ use ndarray::s;
 use seamproof_oracle::{Inputs, Problem, Run, TensorName};
 
 use crate::Real;
-use crate::device::{Buffers, Device, DeviceError, Parts, Transfer};
+use crate::device::{Buffers, Device, DeviceError, Transfer, TransferSide};
 use crate::schedule::{
     Axes, BufferId, EventId, Operation, Placement, RankProgram, Reduction, Role, Schedule, Work,
 };
@@ -46,7 +46,7 @@ pub enum ExecuteError {
 
 /// Which part of a schedule runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum ExecutedPasses {
     /// Operations before [`RankProgram::backward`].
     Forward,
     /// Operations from there on.
@@ -55,13 +55,13 @@ pub enum Phase {
     Both,
 }
 
-impl Phase {
+impl ExecutedPasses {
     fn has(self, program: &RankProgram, operation: usize) -> bool {
         let begin = program.backward.unwrap_or(program.operations.len());
         match self {
-            Phase::Forward => operation < begin,
-            Phase::Backward => operation >= begin,
-            Phase::Both => true,
+            ExecutedPasses::Forward => operation < begin,
+            ExecutedPasses::Backward => operation >= begin,
+            ExecutedPasses::Both => true,
         }
     }
 }
@@ -125,7 +125,7 @@ struct Running<'a, D: Device> {
 /// Runs a phase of `schedule` on `device`; the phases of one run share their memory. `choose` picks one of the `n` lanes that can go on; any answer below n is legal.
 pub fn execute<D: Device>(
     schedule: &Schedule,
-    phase: Phase,
+    phase: ExecutedPasses,
     device: &D,
     memory: &mut D::Memory,
     mut choose: impl FnMut(usize) -> usize,
@@ -168,7 +168,7 @@ fn first_numbers(schedule: &Schedule) -> Vec<usize> {
 }
 
 /// Every (rank, stream) with its operations.
-fn lanes(schedule: &Schedule, phase: Phase) -> Vec<Lane> {
+fn lanes(schedule: &Schedule, phase: ExecutedPasses) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
     for (rank, program) in schedule.ranks.iter().enumerate() {
         let first = lanes.len();
@@ -185,12 +185,12 @@ fn lanes(schedule: &Schedule, phase: Phase) -> Vec<Lane> {
 }
 
 /// A phase's operations, with their places in the program.
-fn of_phase(program: &RankProgram, phase: Phase) -> impl Iterator<Item = (usize, &Operation)> {
+fn of_phase(program: &RankProgram, phase: ExecutedPasses) -> impl Iterator<Item = (usize, &Operation)> {
     program.operations.iter().enumerate().filter(move |(index, _)| phase.has(program, *index))
 }
 
 /// For each wait the record that it is for: the event's last one before it, in host order.
-fn awaited(program: &RankProgram, phase: Phase) -> Vec<Option<usize>> {
+fn awaited(program: &RankProgram, phase: ExecutedPasses) -> Vec<Option<usize>> {
     let mut records: Vec<(EventId, usize)> = Vec::new();
     let mut awaited = vec![None; program.operations.len()];
     for (index, operation) in of_phase(program, phase) {
@@ -207,7 +207,7 @@ fn awaited(program: &RankProgram, phase: Phase) -> Vec<Option<usize>> {
     awaited
 }
 
-fn reads(program: &RankProgram, phase: Phase) -> VecDeque<usize> {
+fn reads(program: &RankProgram, phase: ExecutedPasses) -> VecDeque<usize> {
     of_phase(program, phase)
         .filter(|(_, operation)| matches!(operation.work, Work::HostRead(_)))
         .map(|(index, _)| index)
@@ -489,7 +489,7 @@ fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
                     _ => None,
                 };
                 let to = works.iter().map(of_peer).collect::<Option<_>>()?;
-                Some(Transfer { from: Parts::One(from), reduction: Reduction::Sum, to })
+                Some(Transfer { from: TransferSide::One(from), reduction: Reduction::Sum, to })
             };
             works.iter().enumerate().map(gathered).collect()
         }
@@ -511,7 +511,7 @@ fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
                     _ => None,
                 };
                 let from = works.iter().map(of_peer).collect::<Option<_>>()?;
-                Some(Transfer { from, reduction: Reduction::Sum, to: Parts::One(to) })
+                Some(Transfer { from, reduction: Reduction::Sum, to: TransferSide::One(to) })
             };
             works.iter().enumerate().map(summed).collect()
         }
@@ -520,7 +520,7 @@ fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
                 Work::AllReduce { region, reduction: other, .. } if other == reduction => Some(region),
                 _ => None,
             };
-            let regions: Parts = works.iter().map(of_member).collect::<Option<_>>()?;
+            let regions: TransferSide = works.iter().map(of_member).collect::<Option<_>>()?;
             Some(vec![Transfer { from: regions.clone(), reduction: *reduction, to: regions }])
         }
         _ => None,

@@ -12,7 +12,7 @@ use seamproof_oracle::sharding::Piece;
 use seamproof_oracle::{Balance, Band, Format, Mask, Run};
 
 use crate::schedule::band;
-use crate::shard::Shard;
+use crate::shard::ShardedSide;
 
 /// Which way rows are reordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub enum Half {
 
 /// Which rows a step worked on, and how its tensors lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum SlotPart {
     /// All, in the layout of the running tensors.
     Whole,
     /// One half of each slot, in the layout of the running tensors.
@@ -80,18 +80,18 @@ pub fn half_rows(rows: usize) -> usize {
     rows.div_ceil(2)
 }
 
-impl Part {
+impl SlotPart {
     /// Rows of a step's tensors.
     pub fn step_rows(self, rows: usize) -> usize {
-        if let Part::Compact(_) = self { half_rows(rows) } else { rows }
+        if let SlotPart::Compact(_) = self { half_rows(rows) } else { rows }
     }
 
     /// The real rows of the running tensors with those of the step.
     pub fn pairs(self, slots: &[Run]) -> Vec<(usize, usize)> {
         let (half, compact) = match self {
-            Part::Whole => return slots.iter().flat_map(Run::real_rows).map(|row| (row, row)).collect(),
-            Part::HalfInPlace(half) => (half, false),
-            Part::Compact(half) => (half, true),
+            SlotPart::Whole => return slots.iter().flat_map(Run::real_rows).map(|row| (row, row)).collect(),
+            SlotPart::HalfInPlace(half) => (half, false),
+            SlotPart::Compact(half) => (half, true),
         };
         let real: Vec<usize> = slots.iter().flat_map(Run::real_rows).collect();
         half_pairs(slots, half)
@@ -113,12 +113,12 @@ pub fn half_pairs(slots: &[Run], half: Half) -> Vec<(usize, usize)> {
 }
 
 /// For each row in rank order its row in sequence order.
-pub fn rank_order(shard: &Shard) -> Vec<usize> {
+pub fn rank_order(shard: &ShardedSide) -> Vec<usize> {
     (0..shard.cp).flat_map(|rank| shard.partition_indices(rank)).collect()
 }
 
 /// A rank's slots with the real rows that lie in them.
-pub fn rank_slots(shard: &Shard, rank: usize) -> Vec<Run> {
+pub fn rank_slots(shard: &ShardedSide, rank: usize) -> Vec<Run> {
     let slots = shard.slots.iter().enumerate().map(|(sequence, slot)| {
         let len = shard.pieces(sequence, rank).map(|piece| shard.real(sequence, &piece)).sum();
         Run { offset: slot.offset, step: 1, len, span: slot.span }
@@ -244,7 +244,7 @@ pub fn merge_out(
 /// Copies or adds a step's gradient, each half of every slot by itself.
 pub fn accumulate(
     slots: &[Run],
-    part: Part,
+    part: SlotPart,
     [first, second]: [Update; 2],
     sum: &mut Numbers,
     step: &Numbers,
@@ -307,7 +307,7 @@ impl SegmentRow {
 /// sequence, the last fastest. The schedule launches those that show a pair. None where pieces have no common band.
 pub fn ring_segments(
     mask: &Mask,
-    [q, kv]: [&Shard; 2],
+    [q, kv]: [&ShardedSide; 2],
     rank: usize,
     owner: usize,
 ) -> Option<Vec<SegmentRow>> {
@@ -330,7 +330,7 @@ pub fn ring_segments(
 /// A segment for each piece of queries and sequence, the last fastest. Of striped cuts for each stripe, in the *layout of
 /// stripes*: a slot's stripes one after the other from its offset divided by the stripe, rounded down; entries that no slot
 /// owns are empty. Stripes of 1 on one rank are one piece.
-pub fn all_gather_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usize) -> Vec<SegmentRow> {
+pub fn all_gather_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec<SegmentRow> {
     let sequences = 0..q.slots.len();
     let of = |sequence: usize, queries: Piece| {
         let keys = visible_prefix(mask, [q, kv], sequence, &queries);
@@ -361,7 +361,7 @@ pub fn all_gather_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usize) -> Ve
 ///
 /// Those have a launch for each *residue*: the rank's queries of a sequence against every cp-th key of the visible prefix,
 /// from the residue on. A segment for each residue and sequence, the last fastest.
-pub fn all_gather_backward_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usize) -> Vec<SegmentRow> {
+pub fn all_gather_backward_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec<SegmentRow> {
     let cp = q.cp;
     if q.balance != (Balance::Striped { stripe: 1 }) || cp == 1 {
         return all_gather_segments(mask, [q, kv], rank);
@@ -379,7 +379,7 @@ pub fn all_gather_backward_segments(mask: &Mask, [q, kv]: [&Shard; 2], rank: usi
 }
 
 /// Keys of a sequence up to the last one that a piece's last real query sees; 0 for a piece of padding.
-fn visible_prefix(mask: &Mask, [q, kv]: [&Shard; 2], sequence: usize, queries: &Piece) -> usize {
+fn visible_prefix(mask: &Mask, [q, kv]: [&ShardedSide; 2], sequence: usize, queries: &Piece) -> usize {
     let (lq, lk) = (q.slots[sequence].len, kv.slots[sequence].len);
     let Some(last) = q.real(sequence, queries).checked_sub(1) else { return 0 };
     mask.band(lq, lk).end(queries.start + last * queries.step, lk)
@@ -387,7 +387,7 @@ fn visible_prefix(mask: &Mask, [q, kv]: [&Shard; 2], sequence: usize, queries: &
 
 fn segment(
     mask: &Mask,
-    [q, kv]: [&Shard; 2],
+    [q, kv]: [&ShardedSide; 2],
     sequence: usize,
     (queries, keys): (Piece, Piece),
     kv_rows: (usize, usize),
@@ -442,8 +442,7 @@ mod tests {
     use crate::schedule::{Work, build};
     use seamproof_oracle::sharding::span_multiple;
     use seamproof_oracle::{
-        Algorithm, Alignment, ContextParallel, Dims, Heads, InputMode, Pass, Precision, Problem,
-        ProblemFields, Rows, Sequence, Side, Sink, Softmax,
+        Algorithm, Alignment, ContextParallel, Pass, Problem, ProblemFields, Sequence, Side,
     };
 
     /// Sequences of (real, padded) rows, a gap of `2·cp` rows before each.
@@ -455,26 +454,14 @@ mod tests {
         mask: Mask,
     ) -> Problem {
         let mut rows = 0;
-        let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
+        let sequences = (0..).zip(lengths).map(|(id, &(len, span))| {
             let run = Run::packed(rows + 2 * cp, len, span);
             rows += 2 * cp + span;
-            Sequence { id: id as u32, q: run, kv: run }
+            Sequence { id, q: run, kv: run }
         });
-        let sequences = sequences.collect();
-        Problem::new(ProblemFields {
-            sequences,
-            rows: Rows { q: rows, kv: rows },
-            heads: Heads { q: 1, kv: 1 },
-            dims: Dims { qk: 1, v: 1 },
-            mask,
-            softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
-            precision: Precision::uniform(Format::Bf16),
-            parallel: ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect() },
-            mode: InputMode::Flat,
-            data_seed: 0,
-            pass: Pass::Backward,
-        })
-        .unwrap()
+        let fields = ProblemFields::of(sequences.collect(), 1);
+        let parallel = ContextParallel::over(cp, algorithm, balance);
+        Problem::new(ProblemFields { mask, parallel, ..fields }).unwrap()
     }
 
     /// Whether any query of a row sees a key.
@@ -518,7 +505,7 @@ mod tests {
     fn tables_are_launched(lengths: &[(usize, usize)], cp: usize, balance: Balance, mask: Mask) -> usize {
         let ring = problem(lengths, cp, Algorithm::Ring, balance, mask);
         let gather = problem(lengths, cp, Algorithm::AllGather, balance, mask);
-        let [q, kv] = [Side::Q, Side::Kv].map(|side| Shard::new(&ring, side).unwrap());
+        let [q, kv] = [Side::Q, Side::Kv].map(|side| ShardedSide::new(&ring, side).unwrap());
         let mut compared = 0;
         let mut same = |rows: Vec<SegmentRow>, of: &Problem, rank: usize, pass: Pass, step: usize| {
             let (launched, steps) = launched(of, rank, pass);
@@ -570,8 +557,8 @@ mod tests {
         let slots = [Run::packed(3, 5, 6), Run::packed(9, 0, 0), Run::packed(10, 1, 4)];
         assert_eq!(half_pairs(&slots, Half::First), [(3, 1), (4, 2), (5, 3), (10, 5), (11, 6)]);
         assert_eq!(half_pairs(&slots, Half::Second), [(6, 1), (7, 2), (8, 3), (12, 5), (13, 6)]);
-        assert_eq!(Part::Compact(Half::Second).pairs(&slots), [(6, 1), (7, 2)]);
-        assert_eq!(Part::HalfInPlace(Half::First).pairs(&slots), [(3, 3), (4, 4), (5, 5), (10, 10)]);
+        assert_eq!(SlotPart::Compact(Half::Second).pairs(&slots), [(6, 1), (7, 2)]);
+        assert_eq!(SlotPart::HalfInPlace(Half::First).pairs(&slots), [(3, 3), (4, 4), (5, 5), (10, 10)]);
     }
 
     #[test]
@@ -606,7 +593,7 @@ mod tests {
     #[test]
     fn a_rank_has_its_share_of_real_rows() {
         let runs = [Run::packed(4, 7, 8), Run::packed(12, 0, 0), Run::packed(16, 13, 16)];
-        let shard = Shard::of_runs(&runs, 36, 2, Balance::DualChunk);
+        let shard = ShardedSide::of_runs(&runs, 36, 2, Balance::DualChunk);
         assert_eq!(rank_slots(&shard, 0), [Run::packed(2, 3, 4), Run::packed(6, 0, 0), Run::packed(8, 5, 8)]);
         assert_eq!(rank_slots(&shard, 1), [Run::packed(2, 4, 4), Run::packed(6, 0, 0), Run::packed(8, 8, 8)]);
     }

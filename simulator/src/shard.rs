@@ -7,11 +7,11 @@
 //! 1930: lengths divided by cp).
 //!
 //! *Sequence order* is the layout of a gathered buffer in which every sequence is whole: `cp` times the rank's rows,
-//! the sequence at `cp` times its slot's offset. [`Shard::reorder`] is the bijection between it and the ranks' rows
+//! the sequence at `cp` times its slot's offset. [`ShardedSide::reorder`] is the bijection between it and the ranks' rows
 //! one after the other (*rank order*), rows that no sequence owns included (TransformerEngine's kernels lose or
 //! double those when a buffer is longer than the last offset).
 
-use seamproof_oracle::sharding::{self, Piece, PlacedRun, ShardError, run_of};
+use seamproof_oracle::sharding::{self, Piece, PlacedRun, ShardingError, run_of};
 use seamproof_oracle::{Balance, Problem, Run, Side};
 
 /// One sequence on every rank.
@@ -27,7 +27,7 @@ pub struct Slot {
 
 /// One side of a problem, cut over `cp` ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
+pub struct ShardedSide {
     /// Ranks.
     pub cp: usize,
     /// How sequences are cut.
@@ -38,18 +38,18 @@ pub struct Shard {
     pub slots: Vec<Slot>,
 }
 
-impl Shard {
+impl ShardedSide {
     /// Cuts one side of `problem` over its group.
-    pub fn new(problem: &Problem, side: Side) -> Result<Shard, ShardError> {
+    pub fn new(problem: &Problem, side: Side) -> Result<ShardedSide, ShardingError> {
         sharding::check(problem, side)?;
         let total = if side == Side::Q { problem.rows.q } else { problem.rows.kv };
         let runs: Vec<Run> = problem.sequences.iter().map(|both| run_of(both, side)).collect();
-        Ok(Shard::of_runs(&runs, total, problem.parallel.size(), problem.parallel.balance))
+        Ok(ShardedSide::of_runs(&runs, total, problem.parallel.size(), problem.parallel.balance))
     }
 
     /// Cuts runs of a tensor of `total` rows. Nothing is checked: spans are multiples of [`sharding::span_multiple`],
     /// rows are consecutive.
-    pub fn of_runs(runs: &[Run], total: usize, cp: usize, balance: Balance) -> Shard {
+    pub fn of_runs(runs: &[Run], total: usize, cp: usize, balance: Balance) -> ShardedSide {
         let mut order: Vec<usize> = (0..runs.len()).collect();
         order.sort_by_key(|&index| (runs[index].offset, runs[index].span));
         let mut slots = vec![Slot { offset: 0, span: 0, len: 0 }; runs.len()];
@@ -63,7 +63,7 @@ impl Shard {
             end = end.max(run.offset + run.span);
         }
         rows += total.saturating_sub(end) / cp;
-        Shard { cp, balance, rows, slots }
+        ShardedSide { cp, balance, rows, slots }
     }
 
     /// The pieces of a rank's slot, in order of rows; none for an empty slot.
@@ -189,7 +189,13 @@ mod tests {
     use super::*;
 
     /// A shard of packed sequences given as (real, padded), with a first offset and slack in ranks' rows.
-    fn shard(lengths: &[(usize, usize)], cp: usize, balance: Balance, first: usize, slack: usize) -> Shard {
+    fn shard(
+        lengths: &[(usize, usize)],
+        cp: usize,
+        balance: Balance,
+        first: usize,
+        slack: usize,
+    ) -> ShardedSide {
         let mut rows = first;
         let slots = lengths.iter().map(|&(len, padded)| {
             let slot = Slot { offset: rows, span: padded / cp, len };
@@ -197,7 +203,7 @@ mod tests {
             slot
         });
         let slots = slots.collect();
-        Shard { cp, balance, rows: rows + slack, slots }
+        ShardedSide { cp, balance, rows: rows + slack, slots }
     }
 
     #[test]
@@ -231,7 +237,7 @@ mod tests {
         }
     }
 
-    fn real_rows_are_a_prefix(shard: &Shard, rank: usize) {
+    fn real_rows_are_a_prefix(shard: &ShardedSide, rank: usize) {
         let indices = shard.partition_indices(rank);
         for (sequence, slot) in shard.slots.iter().enumerate() {
             let start = shard.gathered(sequence).offset;

@@ -1,9 +1,9 @@
 //! A buffer with guard bands.
 //!
-//! A [`Tensor`] holds `[n0, n1, n2]` elements of one format as [`Real`] numbers (f32 is exact for every narrow format),
-//! with a *guard band* before and after them that no kernel may change, and starts *unwritten*: every element holds one NaN
-//! pattern, so that an element which a kernel forgot is seen. An index one row outside the tensor lands in a guard
-//! band, where it is found, and not in a panic.
+//! A [`GuardedTensor`] holds `[n0, n1, n2]` elements of one format as [`Real`] numbers (f32 is exact for every narrow
+//! format), with a *guard band* before and after them that no kernel may change, and starts *unwritten*: every element
+//! holds one NaN pattern, so that an element which a kernel forgot is seen. An index one row outside the tensor lands in a
+//! guard band, where it is found, and not in a panic.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub struct Damage {
 
 /// `[n0, n1, n2]` elements between guard bands; row-major.
 #[derive(Clone, Debug)]
-pub struct Tensor<T = f32> {
+pub struct GuardedTensor<T = f32> {
     name: Arc<str>,
     shape: [usize; 3],
     format: Format,
@@ -53,9 +53,9 @@ fn guard_pattern<T: Real>(index: usize) -> T {
     T::GUARD[index % 2]
 }
 
-impl<T: Real> Tensor<T> {
+impl<T: Real> GuardedTensor<T> {
     /// An unwritten tensor. Each guard band is at least one whole `[n1, n2]` slice.
-    pub fn unwritten(name: impl Into<Arc<str>>, shape: [usize; 3], format: Format) -> Tensor<T> {
+    pub fn unwritten(name: impl Into<Arc<str>>, shape: [usize; 3], format: Format) -> GuardedTensor<T> {
         let guard = GUARD_ELEMENTS_MIN.max(shape[1] * shape[2]);
         let len: usize = shape.iter().product();
         let mut data = Vec::with_capacity(2 * guard + len);
@@ -65,19 +65,23 @@ impl<T: Real> Tensor<T> {
         let odd = |first: usize| first + (first + 1) % 2;
         data[..guard].iter_mut().skip(1).step_by(2).for_each(|value| *value = T::GUARD[1]);
         data[odd(guard + len)..].iter_mut().step_by(2).for_each(|value| *value = T::GUARD[1]);
-        Tensor { name: name.into(), shape, format, guard, data }
+        GuardedTensor { name: name.into(), shape, format, guard, data }
     }
 
     /// No elements, and no guard bands: what takes the place of a tensor that is elsewhere.
-    pub fn nothing() -> Tensor<T> {
-        Tensor { name: Arc::default(), shape: [0; 3], format: Format::F32, guard: 0, data: Vec::new() }
+    pub fn nothing() -> GuardedTensor<T> {
+        GuardedTensor { name: Arc::default(), shape: [0; 3], format: Format::F32, guard: 0, data: Vec::new() }
     }
 
     /// A tensor with the elements of `array` (one to three axes; missing ones count as 1, at the end).
-    pub fn from_array<D: Dimension>(name: &str, array: ArrayView<'_, f32, D>, format: Format) -> Tensor<T> {
+    pub fn from_array<D: Dimension>(
+        name: &str,
+        array: ArrayView<'_, f32, D>,
+        format: Format,
+    ) -> GuardedTensor<T> {
         let mut shape = [1; 3];
         shape[..array.ndim()].copy_from_slice(array.shape());
-        let mut tensor = Tensor::unwritten(name, shape, format);
+        let mut tensor = GuardedTensor::unwritten(name, shape, format);
         for (to, from) in tensor.values_mut().iter_mut().zip(array.iter()) {
             *to = T::from_f32(*from);
         }
@@ -202,14 +206,14 @@ mod tests {
 
     #[test]
     fn a_fresh_tensor_is_unwritten_and_undamaged() {
-        let tensor = Tensor::<f32>::unwritten("out", [3, 2, 4], Format::Bf16);
+        let tensor = GuardedTensor::<f32>::unwritten("out", [3, 2, 4], Format::Bf16);
         assert!(tensor.values().iter().all(|&value| is_unwritten(value)));
         assert_eq!(tensor.damage(), []);
     }
 
     #[test]
     fn a_write_one_row_outside_is_seen_even_when_it_adds_zero() {
-        let mut tensor = Tensor::<f32>::unwritten("out", [3, 2, 4], Format::Bf16);
+        let mut tensor = GuardedTensor::<f32>::unwritten("out", [3, 2, 4], Format::Bf16);
         for value in tensor.lane_mut(3, 0) {
             *value += 0.0;
         }

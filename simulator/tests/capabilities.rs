@@ -9,7 +9,7 @@ use std::path::Path;
 
 use common::{Draws, problem};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, Heads, Mask, Problem, ProblemFields, Rows, Run, Sequence, Sink,
+    Algorithm, Alignment, Balance, Heads, Mask, Problem, ProblemFields, Run, Sequence, Sink, TensorRows,
 };
 use seamproof_simulator::schedule::build;
 
@@ -43,7 +43,7 @@ impl Asked {
         let mut fields = ProblemFields::from(plain);
         let run = Run::packed(0, SPAN - 5, SPAN);
         fields.sequences = vec![Sequence { id: 0, q: run, kv: run }];
-        fields.rows = Rows { q: 4 * SPAN, kv: 4 * SPAN };
+        fields.rows = TensorRows { q: 4 * SPAN, kv: 4 * SPAN };
         fields.heads = Heads { q: 4, kv: 4 };
         (fields.mask, fields.softmax.sink) = (Mask::CAUSAL, Sink::None);
         (fields.parallel.algorithm, fields.parallel.balance) = (self.0, self.1);

@@ -4,8 +4,7 @@ mod common;
 
 use common::{Draws, problem};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
-    Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    Algorithm, Alignment, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, Sink, Softmax,
 };
 use seamproof_simulator::check::check;
 use seamproof_simulator::schedule::{MergeOrder, build, build_with};
@@ -60,22 +59,13 @@ fn all_to_alls_are_right() {
 /// One pack of a million tokens on 64 ranks.
 fn pack(algorithm: Algorithm, balance: Balance, mask: Mask) -> Problem {
     let span = 1 << 14;
-    let sequences = (0..64).map(|id| {
-        let run = Run::packed(id * span, span - 37 * id, span);
-        Sequence { id: id as u32, q: run, kv: run }
-    });
+    let lengths: Vec<_> = (0..64).map(|id| (span - 37 * id, span)).collect();
     Problem::new(ProblemFields {
-        sequences: sequences.collect(),
-        rows: Rows { q: 64 * span, kv: 64 * span },
         heads: Heads { q: 64, kv: 8 },
-        dims: Dims { qk: 128, v: 128 },
         mask,
-        softmax: Softmax { scale: 0.5, softcap: None, sink: Sink::Learnable },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel { algorithm, balance, world: 64, ranks: (0..64).collect() },
-        mode: InputMode::Flat,
-        data_seed: 0,
-        pass: Pass::Backward,
+        softmax: Softmax { sink: Sink::Learnable, ..Softmax::scaled(0.5) },
+        parallel: ContextParallel::over(64, algorithm, balance),
+        ..ProblemFields::padded(&lengths, 128)
     })
     .unwrap()
 }

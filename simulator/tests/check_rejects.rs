@@ -1,8 +1,8 @@
 //! The checker rejects: each test edits a right schedule in one place and names the error.
 
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+    Algorithm, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, Run, Sink, Softmax, TensorName,
+    TensorRows,
 };
 use seamproof_simulator::AttentionCall;
 use seamproof_simulator::check::{CheckError, CoverKind, check};
@@ -13,26 +13,13 @@ use seamproof_simulator::schedule::{
 
 /// Two causal sequences, 13 and 9 of 16 rows each, with a learnable sink, forward and backward.
 fn problem(algorithm: Algorithm, cp: usize) -> Problem {
-    let run = |id: usize, len| Run::packed(id * 16, len, 16);
-    let sequences =
-        [(0, 13), (1, 9)].map(|(id, len)| Sequence { id: id as u32, q: run(id, len), kv: run(id, len) });
     let fields = ProblemFields {
-        sequences: sequences.to_vec(),
-        rows: Rows { q: 36, kv: 36 },
+        rows: TensorRows { q: 36, kv: 36 },
         heads: Heads { q: 4, kv: 4 },
-        dims: Dims { qk: 2, v: 2 },
         mask: Mask::CAUSAL,
-        softmax: Softmax { scale: 0.5, softcap: None, sink: Sink::Learnable },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel {
-            algorithm,
-            balance: Balance::DualChunk,
-            world: cp,
-            ranks: (0..cp).collect(),
-        },
-        mode: InputMode::Flat,
-        data_seed: 0,
-        pass: Pass::Backward,
+        softmax: Softmax { sink: Sink::Learnable, ..Softmax::scaled(0.5) },
+        parallel: ContextParallel::over(cp, algorithm, Balance::DualChunk),
+        ..ProblemFields::padded(&[(13, 16), (9, 16)], 2)
     };
     Problem::new(fields).unwrap()
 }

@@ -5,7 +5,8 @@ mod common;
 use common::hold::hold;
 use common::{Draws, problem};
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Heads, Mask, Pass, Problem, ProblemFields, Rows, Run, Sequence, Sink,
+    Algorithm, Balance, ContextParallel, Heads, Mask, Pass, Problem, ProblemFields, Run, Sequence, Sink,
+    TensorRows,
 };
 use seamproof_simulator::check::check;
 use seamproof_simulator::schedule::{
@@ -102,7 +103,7 @@ fn packed(lengths: &[(usize, usize)], first: usize, heads: Heads) -> Problem {
     let sequences = sequences.collect();
     let mut fields = ProblemFields::from(problem(&mut Draws(1), Algorithm::Single, Balance::Contiguous, 1));
     fields.sequences = sequences;
-    (fields.rows, fields.heads) = (Rows { q: rows + 1, kv: rows + 1 }, heads);
+    (fields.rows, fields.heads) = (TensorRows { q: rows + 1, kv: rows + 1 }, heads);
     (fields.mask, fields.pass) = (Mask::CAUSAL, Pass::Backward);
     fields.softmax.sink = Sink::Learnable;
     fields.parallel = ContextParallel::single();

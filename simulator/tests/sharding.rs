@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 
 use common::{Draws, problem};
 use seamproof_oracle::sharding::{PlacedRun, RankLayout, SideLayout, layouts, run_of, span_multiple};
-use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, Rows, Run, Sequence, Side};
+use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, Run, Sequence, Side, TensorRows};
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults;
-use seamproof_simulator::shard::{Shard, cu_seqlens_on_cp_rank};
+use seamproof_simulator::shard::{ShardedSide, cu_seqlens_on_cp_rank};
 
 const BALANCES: [Balance; 6] = [
     Balance::Contiguous,
@@ -61,7 +61,7 @@ fn drawn(draws: &mut Draws, balance: Balance, cp: usize) -> Problem {
     let ((q, q_rows), (kv, kv_rows)) = (side(), side());
     let pairs = (0..).zip(q.into_iter().zip(kv));
     fields.sequences = pairs.map(|(id, (q, kv))| Sequence { id, q, kv }).collect();
-    fields.rows = Rows { q: q_rows, kv: kv_rows };
+    fields.rows = TensorRows { q: q_rows, kv: kv_rows };
     Problem::new(fields).expect("a problem")
 }
 
@@ -74,7 +74,7 @@ fn every_rank_of_a_shard_holds_what_the_oracle_says() {
             let ranks = layouts(&problem).expect("spans that the balance divides");
             assert_eq!(ranks.len(), cp);
             for side in [Side::Q, Side::Kv] {
-                let shard = Shard::new(&problem, side).expect("the same spans");
+                let shard = ShardedSide::new(&problem, side).expect("the same spans");
                 for (rank, layout) in ranks.iter().enumerate() {
                     let SideLayout { rows, runs } = layout.side(side);
                     assert_eq!(shard.rows, *rows, "{problem:?}");
@@ -112,7 +112,7 @@ fn dual(lengths: &[(usize, usize)], cp: usize) -> Problem {
         Sequence { id, q: run, kv: run }
     };
     fields.sequences = (0..).zip(lengths).map(sequence).collect();
-    fields.rows = Rows { q: end, kv: end };
+    fields.rows = TensorRows { q: end, kv: end };
     Problem::new(fields).expect("a problem")
 }
 
@@ -121,7 +121,7 @@ fn partition(problem: &Problem, rank: usize) -> [Vec<usize>; 2] {
     let side = &layouts(problem).expect("a cut")[rank].q;
     let row = |(sequence, position, _): (usize, usize, bool)| problem.sequences[sequence].q.row(position);
     [
-        Shard::new(problem, Side::Q).expect("a cut").partition_indices(rank),
+        ShardedSide::new(problem, Side::Q).expect("a cut").partition_indices(rank),
         held(side.rows, &side.runs).into_values().map(row).collect(),
     ]
 }

@@ -22,7 +22,7 @@ use seamproof_kernels::gpu::{self, Gpu};
 use seamproof_kernels::source::sources;
 use seamproof_lab::faults::{self, SourceFault};
 use seamproof_oracle::envelope::{Accumulation, Partition};
-use seamproof_oracle::replay::Launch;
+use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{Algorithm, Inputs, Problem};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
@@ -348,7 +348,7 @@ impl Backend for Cuda {
         built(problem, self.merge).map(|schedule| (*schedule).clone())
     }
 
-    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+    fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         if self.attention != Attention::Simple {
             return None;
         }

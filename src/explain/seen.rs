@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Mask, Problem};
 use seamproof_simulator::Segment;
-use seamproof_simulator::check::{Held, Holds, Reading};
+use seamproof_simulator::check::{Held, HeldRows, Reading};
 
 use super::line::{Line, tidy, union};
 use super::sight::{Group, Sight, groups};
@@ -24,13 +24,13 @@ pub(super) struct Queries {
 /// Returns the pieces of a reading's query rows that hold queries.
 pub(super) fn queries(reading: &Reading) -> impl Iterator<Item = Queries> {
     reading.queries.iter().filter_map(|held| match &held.holds {
-        Holds::Positions { sequence, start, step, heads } => Some(Queries {
+        HeldRows::Positions { sequence, start, step, heads } => Some(Queries {
             at: held.at,
             sequence: *sequence,
             positions: Line::new(*start, *step, held.len),
             heads: heads.clone(),
         }),
-        Holds::Other(_) => None,
+        HeldRows::Other(_) => None,
     })
 }
 
@@ -77,7 +77,7 @@ impl Sighting<'_> {
 
     /// Returns rows of a piece of keys as positions of the queries' own sequence and heads.
     fn own(&self, queries: &Queries, held: &Held, rows: Range<usize>) -> Option<Line> {
-        let Holds::Positions { sequence, start, step, heads } = &held.holds else { return None };
+        let HeldRows::Positions { sequence, start, step, heads } = &held.holds else { return None };
         let group = self.problem.group();
         let needed = queries.heads.start / group..queries.heads.end.div_ceil(group);
         let own = *sequence == queries.sequence && *heads == needed;
@@ -94,11 +94,11 @@ fn clip(held: &Held, visible: &Range<usize>) -> Range<usize> {
 /// Returns in words a piece of keys that does not belong to the queries.
 fn stranger(held: &Held, rows: Range<usize>) -> String {
     match &held.holds {
-        Holds::Positions { sequence, start, step, heads } => {
+        HeldRows::Positions { sequence, start, step, heads } => {
             let line = Line::new(start + step * rows.start, *step, rows.len());
             format!("{line} of sequence {sequence}, kv heads {}..{}", heads.start, heads.end)
         }
-        Holds::Other(what) => format!("{} rows of {what}", rows.len()),
+        HeldRows::Other(what) => format!("{} rows of {what}", rows.len()),
     }
 }
 
@@ -160,7 +160,7 @@ pub(super) fn differences(problem: &Problem, sightings: &[Sighting]) -> Option<V
 /// Returns the cost of a comparison: lines, and single keys of lines with steps, times queries.
 fn cost_of(sighting: &Sighting, queries: &Queries) -> usize {
     let of_key = |held: &Held| match held.holds {
-        Holds::Positions { step: 2.., .. } => held.len,
+        HeldRows::Positions { step: 2.., .. } => held.len,
         _ => 1,
     };
     let keys: usize = sighting.reading.keys.iter().map(of_key).sum();

@@ -1,8 +1,8 @@
 //! Description of what queries see. A [`Sight`] holds one query's keys, and a [`Group`] consecutive queries that one
 //! text describes.
 //!
-//! Queries form one group when each end of each range of keys either stays or moves as the query does: `queries
-//! 4..64: i sees i−3..i+1`.
+//! Queries form one group when each end of each range of keys either stays or moves as the query does:
+//! `queries 4..64: i sees i−3..i+1`.
 
 use std::fmt::Write;
 

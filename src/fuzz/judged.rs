@@ -8,7 +8,7 @@
 use ndarray::Array3;
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
-    Format, Forward, Gradients, Inputs, Pass, Problem, ProblemFields, Saved, Side, TensorName,
+    Format, ForwardResults, Gradients, Inputs, Pass, Problem, ProblemFields, Saved, Side, TensorName,
 };
 use seamproof_oracle::{blocked, exact};
 
@@ -80,9 +80,9 @@ fn poisoned(problem: &Problem) -> Inputs {
 
 /// The exact answer, and the bound of each of its elements.
 struct Answer {
-    forward: Forward,
+    forward: ForwardResults,
     gradients: Option<Gradients>,
-    bounds: [Forward; 2],
+    bounds: [ForwardResults; 2],
     gradient_bounds: Option<[Gradients; 2]>,
 }
 
@@ -123,7 +123,12 @@ impl Answer {
 }
 
 /// Returns an element by row, head and lane; NaN for absent gradients.
-fn element(name: TensorName, [row, head, lane]: [usize; 3], f: &Forward, g: Option<&Gradients>) -> f64 {
+fn element(
+    name: TensorName,
+    [row, head, lane]: [usize; 3],
+    f: &ForwardResults,
+    g: Option<&Gradients>,
+) -> f64 {
     let of = |pick: fn(&Gradients) -> &Array3<f64>| g.map_or(f64::NAN, |g| pick(g)[[row, head, lane]]);
     match name {
         TensorName::Lse => f.lse[[head, row]],

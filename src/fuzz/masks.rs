@@ -58,9 +58,9 @@ fn pairs(mask: &Mask, [queries, keys]: [usize; 2]) -> Vec<(usize, usize)> {
     (0..queries).flat_map(|i| mask.visible(i, queries, keys).map(move |j| (i, j))).collect()
 }
 
-/// Returns the pairs that FlashAttention's options show, by their own rule: `i + seqlen_k − seqlen_q − left ≤ j ≤ i +
-/// seqlen_k − seqlen_q + right`, with −1 for a side without bound (<https://github.com/Dao-AILab/flash-attention>,
-/// `flash_attn_func`).
+/// Returns the pairs that FlashAttention's options show, by their own rule:
+/// `i + seqlen_k − seqlen_q − left ≤ j ≤ i + seqlen_k − seqlen_q + right`, with −1 for a side without bound
+/// (<https://github.com/Dao-AILab/flash-attention>, `flash_attn_func`).
 fn fa_pairs(told: &FaMask, [queries, keys]: [usize; 2]) -> Vec<(usize, usize)> {
     let (left, right) = (i64::from(told.window.0), if told.causal { 0 } else { told.window.1.into() });
     let shows = |i: usize, j: usize| {

@@ -4,7 +4,7 @@
 use seamproof_oracle::sharding::{self as layout, PlacedRun, SideLayout};
 use seamproof_oracle::{Format, Problem, Run, Side};
 use seamproof_simulator::schedule::MergeOrder;
-use seamproof_simulator::shard::Shard;
+use seamproof_simulator::shard::ShardedSide;
 
 use crate::prove::{Proved, prove};
 use seamproof_judge::subject::Backend;
@@ -21,7 +21,7 @@ pub fn layout(problem: &Problem) {
             problem.sequences.iter().map(|both| vec![0; layout::run_of(both, side).span]).collect();
         ranks.iter().for_each(|rank| on_rank(rank, &mut owners));
         assert!(owners.iter().flatten().all(|&count| count == 1), "{side:?}: {owners:?}");
-        if let Ok(shard) = Shard::new(problem, side) {
+        if let Ok(shard) = ShardedSide::new(problem, side) {
             reorders(&shard);
             for (rank, &SideLayout { rows, ref runs }) in ranks.into_iter().enumerate() {
                 assert_eq!((shard.rows, tokens(&shard.placed(rank))), (rows, tokens(runs)), "rank {rank}");
@@ -47,7 +47,7 @@ fn on_rank(rank: &SideLayout, owners: &mut [Vec<u8>]) {
     }
 }
 
-fn reorders(shard: &Shard) {
+fn reorders(shard: &ShardedSide) {
     let mut sequence_rows = vec![false; shard.rows * shard.cp];
     for rank in 0..shard.cp {
         let mut rank_rows = vec![false; shard.rows];

@@ -5,10 +5,10 @@
 
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+    ProblemError, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use seamproof_simulator::Segment;
-use seamproof_simulator::emulated::{Arithmetic, Right, Stages, Tiles};
+use seamproof_simulator::emulated::{Right, Stages, Tiles, UnitArithmetic};
 use seamproof_simulator::faults::{Catcher, Edit, Fault, Plant};
 use seamproof_simulator::schedule::{MergeStyle, Schedule, Work};
 
@@ -63,7 +63,7 @@ impl Shape {
         let scale = exact::fit_scale(mode, 1.0 / (self.dim as f32).sqrt());
         Problem::new(ProblemFields {
             sequences: vec![Sequence { id: 0, q, kv }],
-            rows: Rows { q: q.span, kv: kv.span },
+            rows: TensorRows { q: q.span, kv: kv.span },
             heads: Heads { q: self.heads, kv: self.heads },
             dims: Dims { qk: self.dim, v: self.dim },
             mask: self.mask,
@@ -301,7 +301,7 @@ fn one_step_uncorrected(_: &Problem, schedule: &mut Schedule) {
 #[derive(Debug)]
 struct OneValueRowShifted;
 
-impl<A: Arithmetic<f32>> Stages<f32, A> for OneValueRowShifted {
+impl<A: UnitArithmetic<f32>> Stages<f32, A> for OneValueRowShifted {
     fn rows(&self, pass: Pass, tensor: TensorName, segment: &Segment) -> Vec<usize> {
         let mut rows = Stages::<f32, A>::rows(&Right, pass, tensor, segment);
         let middle = rows.len() / 2;

@@ -4,7 +4,7 @@
 //! Both rules get the best reference that they could have, the exact answer. The test suites that use them have less.
 
 use ndarray::{Array3, ArrayView1, s};
-use seamproof_oracle::{Forward, Gradients, Inputs, Problem, Saved, Sequence, Side, blocked};
+use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, Saved, Sequence, Side, blocked};
 
 use seamproof_judge::subject::RankOutputs;
 use seamproof_oracle::sharding::run_of;
@@ -32,7 +32,7 @@ impl Tensors {
 
     /// Returns the exact answer, with gradients where they are asked for.
     pub fn exact(problem: &Problem, inputs: &Inputs, gradients: bool) -> Tensors {
-        let Forward { out, lse, .. } = blocked::forward(problem, inputs, None).exact;
+        let ForwardResults { out, lse, .. } = blocked::forward(problem, inputs, None).exact;
         let backward = |saved: &Saved| {
             let Gradients { dq, dk, dv, .. } = blocked::backward(problem, inputs, saved, None).exact;
             [dq, dk, dv]

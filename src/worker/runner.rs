@@ -43,7 +43,7 @@ pub struct OpenError(pub String);
 pub type Open = fn(&str, &BTreeMap<String, String>, usize) -> Result<Opened, OpenError>;
 
 impl Opened {
-    /// The runner of a subject that needs no device of its own: a core is as good as a device.
+    /// Returns the runner of a subject that needs no device of its own, so that a CPU core counts as a device.
     pub fn on_core(subject: Box<dyn Backend>) -> Opened {
         let devices = available_parallelism().map_or(1, NonZero::get);
         Opened { runner: Box::new(InProcess(subject)), devices, name: String::new() }

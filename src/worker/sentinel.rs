@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
-    ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    ProblemError, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
 use super::message;
@@ -34,7 +34,7 @@ pub fn problem() -> Result<Problem, ProblemError> {
     });
     Problem::new(ProblemFields {
         sequences: sequences.collect(),
-        rows: Rows { q: LENGTHS.iter().sum(), kv: LENGTHS.iter().sum() },
+        rows: TensorRows { q: LENGTHS.iter().sum(), kv: LENGTHS.iter().sum() },
         heads: Heads { q: 2, kv: 1 },
         dims: Dims { qk: 64, v: 64 },
         mask: Mask { left: None, right: Some(0), align: Alignment::TopLeft },

@@ -1,4 +1,4 @@
-//! How workers are started and how long they may take.
+//! Settings of workers: how they are started, and how long they may take.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
 use super::{Merging, Parts, eligible, fit_scale, keys_max, parts};
@@ -100,7 +100,7 @@ fn problem(mode: InputMode, format: Format, p: Format, dim: usize, mask: Mask, k
     let scale = fit_scale(mode, (1.0 / (dim as f64).sqrt()) as f32);
     let fields = ProblemFields {
         sequences: vec![Sequence { id: 0, q: run, kv: run }],
-        rows: Rows { q: keys, kv: keys },
+        rows: TensorRows { q: keys, kv: keys },
         heads: Heads { q: 1, kv: 1 },
         dims: Dims { qk: dim, v: dim },
         mask,

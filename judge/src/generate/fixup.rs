@@ -21,7 +21,7 @@ use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX}
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
-    Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    Precision, Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
@@ -208,7 +208,7 @@ fn equal(pieces: &[Piece], interleaved: bool) -> (Vec<Run>, usize) {
 struct Shape {
     q: Vec<Piece>,
     kv: Vec<Piece>,
-    slack: Rows,
+    slack: TensorRows,
     layout: Layout,
     kv_heads: usize,
     group: usize,
@@ -302,7 +302,7 @@ impl Shape {
         Shape {
             q: kept.iter().map(q).collect(),
             kv: kept.iter().map(kv).collect(),
-            slack: Rows { q: slack(raw.q_slack), kv: slack(raw.kv_slack) },
+            slack: TensorRows { q: slack(raw.q_slack), kv: slack(raw.kv_slack) },
             layout: wrapped(&[Layout::Packed, Layout::EqualSpans, Layout::Interleaved], raw.layout),
             kv_heads,
             group: one_to(raw.group, heads_max / kv_heads as u32),
@@ -388,16 +388,16 @@ impl Shape {
                 self.kv[index].halve();
             }
             _ => {
-                self.slack = Rows { q: 0, kv: 0 };
+                self.slack = TensorRows { q: 0, kv: 0 };
                 self.q.iter_mut().chain(&mut self.kv).for_each(|piece| piece.gap = 0);
             }
         }
     }
 
-    fn runs(&self) -> (Vec<Sequence>, Rows) {
+    fn runs(&self) -> (Vec<Sequence>, TensorRows) {
         let (q_runs, q) = self.layout.runs(&self.q, self.slack.q);
         let (kv_runs, kv) = self.layout.runs(&self.kv, self.slack.kv);
         let sequence = |(id, (q, kv)): (u32, (Run, Run))| Sequence { id, q, kv };
-        ((0..).zip(q_runs.into_iter().zip(kv_runs)).map(sequence).collect(), Rows { q, kv })
+        ((0..).zip(q_runs.into_iter().zip(kv_runs)).map(sequence).collect(), TensorRows { q, kv })
     }
 }

@@ -6,7 +6,7 @@ use seamproof_oracle::limits::{
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Element, Format, Problem, ProblemError, ProblemFields, Run,
-    RunError, Scaling, Sequence, Side,
+    RunLayoutError, Scaling, Sequence, Side,
 };
 
 use crate::subject::Needs;
@@ -229,7 +229,7 @@ fn add_sequence(fields: &mut ProblemFields, id: u32, side: Side, run: Run) {
 fn break_run(
     fields: &mut ProblemFields,
     detail: usize,
-    edit: impl FnOnce(&mut Run, usize) -> RunError,
+    edit: impl FnOnce(&mut Run, usize) -> RunLayoutError,
 ) -> ProblemError {
     let side = if detail.is_multiple_of(2) { Side::Q } else { Side::Kv };
     if fields.sequences.is_empty() {
@@ -244,14 +244,14 @@ fn break_run(
 fn run_without_step(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     break_run(fields, detail, |run, _| {
         run.step = 0;
-        RunError::StepZero
+        RunLayoutError::StepZero
     })
 }
 
 fn run_longer_than_span(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     break_run(fields, detail, |run, _| {
         run.len = run.span + 1;
-        RunError::LenOverSpan { len: run.len, span: run.span }
+        RunLayoutError::LenOverSpan { len: run.len, span: run.span }
     })
 }
 
@@ -259,7 +259,7 @@ fn run_longer_than_span(fields: &mut ProblemFields, detail: usize) -> ProblemErr
 fn run_out_of_rows(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     break_run(fields, detail, |run, rows| {
         run.offset = if detail % 8 < 6 { rows + 1 } else { usize::MAX };
-        RunError::OutOfRows { offset: run.offset, step: run.step, span: run.span, rows }
+        RunLayoutError::OutOfRows { offset: run.offset, step: run.step, span: run.span, rows }
     })
 }
 

@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
 /// Largest number of real rows on one side of a sequence.
@@ -67,19 +67,19 @@ fn fields(index: usize) -> ProblemFields {
     }
 }
 
-fn pack(number: usize) -> (Vec<Sequence>, Rows) {
+fn pack(number: usize) -> (Vec<Sequence>, TensorRows) {
     let shapes = match number {
         0 => vec![],
         n if n <= SHAPES => vec![n - 1],
         n => vec![(n - 1 - SHAPES) / SHAPES, (n - 1 - SHAPES) % SHAPES],
     };
-    let mut rows = Rows { q: 0, kv: 0 };
+    let mut rows = TensorRows { q: 0, kv: 0 };
     let mut sequences = Vec::with_capacity(shapes.len());
     for (id, shape) in (0..).zip(shapes) {
         let (padding, lengths) = (shape % (PADDING_MAX + 1), shape / (PADDING_MAX + 1));
         let (q, kv) = (lengths % (LENGTH_MAX + 1), lengths / (LENGTH_MAX + 1));
         let (q, kv) = (Run::packed(rows.q, q, q + padding), Run::packed(rows.kv, kv, kv + padding));
-        rows = Rows { q: rows.q + q.span, kv: rows.kv + kv.span };
+        rows = TensorRows { q: rows.q + q.span, kv: rows.kv + kv.span };
         sequences.push(Sequence { id, q, kv });
     }
     (sequences, rows)

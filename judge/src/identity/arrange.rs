@@ -3,7 +3,7 @@
 //! On several ranks a sequence's cut follows from its span, so the spans stay as they are there. The rows put between
 //! sequences are a multiple of the CP size.
 
-use seamproof_oracle::{Algorithm, Problem, ProblemFields, Rows, Run, Sequence, TensorName};
+use seamproof_oracle::{Algorithm, Problem, ProblemFields, Run, Sequence, TensorName, TensorRows};
 
 use super::asked::pick;
 use super::twin::{Claim, Source, Twin, results_of, same};
@@ -25,7 +25,7 @@ const DENSE: Plan = Plan { first: 0, gap: 0, slack: 0, span: |run| run.span };
 
 impl Plan {
     /// Places the sequences one after the other in memory, in the order of the list.
-    fn place(&self, sequences: &mut [&mut Sequence]) -> Rows {
+    fn place(&self, sequences: &mut [&mut Sequence]) -> TensorRows {
         let mut next = [self.first; 2];
         for sequence in sequences {
             for (run, next) in [&mut sequence.q, &mut sequence.kv].into_iter().zip(&mut next) {
@@ -34,7 +34,7 @@ impl Plan {
                 *next += span + self.gap;
             }
         }
-        Rows { q: next[0] + self.slack, kv: next[1] + self.slack }
+        TensorRows { q: next[0] + self.slack, kv: next[1] + self.slack }
     }
 
     fn place_all(&self, fields: &mut ProblemFields) {

@@ -10,7 +10,9 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use ndarray::Array3;
-use seamproof_oracle::envelope::{F32_ROUNDOFF, GradientPair, Merges, Model, Partition, Row, Sums, Tier};
+use seamproof_oracle::envelope::{
+    BoundTier, F32_ROUNDOFF, GradientPair, GradientSums, Merges, Model, Partition, RowStatistics,
+};
 use seamproof_oracle::{Inputs, Problem};
 
 use super::norms::{KeyNorms, Norms, capped, norm};
@@ -72,7 +74,7 @@ pub(super) struct Bounds<'a> {
 /// A row in the terms of the envelope, with the errors of its logits and the number of its keys.
 #[derive(Clone, Copy)]
 struct Worst {
-    row: Row,
+    row: RowStatistics,
     a: f64,
     keys: usize,
     norms: KeyNorms,
@@ -98,7 +100,7 @@ impl<'a> Bounds<'a> {
 
     /// Returns the most that roundings of partial gradients may lose below the normal range of their format.
     pub(super) fn sum_floor(&self) -> f64 {
-        let Sums { count, format } = self.partition.sums;
+        let GradientSums { count, format } = self.partition.sums;
         count as f64 * format.tiny_half()
     }
 
@@ -149,7 +151,8 @@ impl<'a> Bounds<'a> {
         let exponent = self.model.logit_error(a, max) + F32_ROUNDOFF * 8.0 * (max + log_keys);
         let sum = keys as f64 + 1.0;
         // The sink's own error is no larger than a key's, whose share is 1 in the terms below.
-        let row = Row { keys, max, max_abs: max, range: 2.0 * max, sum, lse: max + log_keys, sink: None };
+        let row =
+            RowStatistics { keys, max, max_abs: max, range: 2.0 * max, sum, lse: max + log_keys, sink: None };
         (exponent <= EXPONENT_ERROR_MAX).then_some(Worst { row, a, keys, norms })
     }
 
@@ -161,7 +164,7 @@ impl<'a> Bounds<'a> {
     fn row_of(&self, Worst { row, a, keys, norms }: &Worst) -> RowError {
         let (a, keys, g) = (*a, *keys, self.model.value_sum(*keys));
         let pair = self.model.of_row(row).pair(-row.max, 1.0, a, g);
-        let denominator = self.model.denominator(row, pair.weight + F32_ROUNDOFF * row.max, Tier::Worst);
+        let denominator = self.model.denominator(row, pair.weight + F32_ROUNDOFF * row.max, BoundTier::Worst);
         let floor = self.problem.precision.p.format.tiny_half().max(self.underflow);
         let values = (pair.value + pair.rounding.most + keys as f64 * floor * (1.0 + g)) * norms.v_max;
         RowError {
@@ -268,7 +271,7 @@ impl<'a> Bounds<'a> {
 }
 
 /// Returns the pair of a row that has all of its weight on one key.
-fn whole_weight(row: &Row, a: f64) -> GradientPair {
+fn whole_weight(row: &RowStatistics, a: f64) -> GradientPair {
     GradientPair::of_weight(-row.max, row.lse, 1.0, a)
 }
 

@@ -1,9 +1,9 @@
-//! Results beside the exact answer and its bounds, element by element and tier by tier.
+//! Comparison of results with the exact answer under its bounds, element by element and tier by tier.
 
 use ndarray::{Array1, Array2, Array3};
 use seamproof_oracle::blocked::Answer;
 use seamproof_oracle::sharding::RankLayout;
-use seamproof_oracle::{Format, Forward, Gradients, Problem, Saved, Side};
+use seamproof_oracle::{Format, ForwardResults, Gradients, Problem, Saved, Side};
 
 use super::compare::{View, Worst, times_bound};
 use super::evidence::Ratios;
@@ -15,7 +15,7 @@ use crate::verdict::{Margin, Tier};
 pub(super) fn replayed_out(
     compare: &Comparison<'_>,
     rank: &RankOutputs,
-    answer: &Answer<Forward>,
+    answer: &Answer<ForwardResults>,
     margin: &mut Margin,
 ) -> Option<Finding> {
     let left = &answer.bound.as_ref()?.worst;
@@ -56,7 +56,7 @@ pub(super) const BACKWARD: [TensorName; 4] =
 pub(super) fn forward(
     compare: &Comparison<'_>,
     rank: &RankOutputs,
-    answer: &Answer<Forward>,
+    answer: &Answer<ForwardResults>,
     tensors: &[TensorName],
     margin: &mut Margin,
 ) -> Option<Finding> {

@@ -4,7 +4,7 @@
 
 use std::cell::LazyCell;
 
-use seamproof_oracle::Forward;
+use seamproof_oracle::ForwardResults;
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay::Replay;
@@ -52,7 +52,7 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
 fn look_back(
     evidence: &Evidence<'_>,
     (compare, model): (&Comparison<'_>, &Model),
-    forward: &Answer<Forward>,
+    forward: &Answer<ForwardResults>,
     replay: Option<Replay>,
     margin: &mut Margin,
 ) -> Look {

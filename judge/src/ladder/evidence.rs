@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::replay::Replay;
-use seamproof_oracle::sharding::ShardError;
+use seamproof_oracle::sharding::ShardingError;
 use seamproof_oracle::{Format, Inputs, Problem};
 
 use super::runs::run;
@@ -138,7 +138,7 @@ pub type Assemble = fn(&Problem, &[RankLayout], Vec<RankOutputs>) -> Result<Rank
 #[derive(Clone)]
 pub struct Judge {
     /// Function that returns which rank owns which row.
-    pub layouts: fn(&Problem) -> Result<Vec<RankLayout>, ShardError>,
+    pub layouts: fn(&Problem) -> Result<Vec<RankLayout>, ShardingError>,
     /// Function that returns the first structural fault of a run.
     pub structure: fn(&dyn Backend, &Problem, &[RankLayout], &Outputs) -> Option<Finding>,
     /// Function that brings the ranks' results into the problem's own layout.

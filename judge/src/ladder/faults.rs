@@ -7,7 +7,7 @@
 use ndarray::{Axis, s};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemError, ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+    Problem, ProblemError, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use seamproof_simulator::faults::{Catcher, Fault};
 use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
@@ -276,7 +276,7 @@ fn unless(look: Look, tensor: TensorName) -> Look {
     }
 }
 
-/// Returns the problem with its sequences cut into one part after the other.
+/// Returns the problem with contiguous balance, which deals each sequence to the ranks in order.
 fn in_order(problem: &Problem) -> Problem {
     let mut fields = ProblemFields::from(problem.clone());
     fields.parallel.balance = Balance::Contiguous;
@@ -392,7 +392,7 @@ fn fields() -> ProblemFields {
     });
     ProblemFields {
         sequences: sequences.collect(),
-        rows: Rows { q: 16, kv: 16 },
+        rows: TensorRows { q: 16, kv: 16 },
         heads: Heads { q: 2, kv: 2 },
         dims: Dims { qk: 8, v: 8 },
         mask: Mask::CAUSAL,
@@ -428,7 +428,7 @@ fn ring(fields: &mut ProblemFields) {
     fields.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
 }
 
-/// A ring without padding, so that rows of another cut are rows that hold a result.
+/// Makes a ring of dual chunks without padding, so that every row of another cut holds a result.
 fn dual_chunk(fields: &mut ProblemFields) {
     ring(fields);
     fields.parallel.balance = Balance::DualChunk;

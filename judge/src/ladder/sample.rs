@@ -18,7 +18,7 @@ use std::ops::Range;
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
-    Alignment, Forward, Mask, Problem, ProblemError, ProblemFields, Run, Saved, Sequence, Side,
+    Alignment, ForwardResults, Mask, Problem, ProblemError, ProblemFields, Run, Saved, Sequence, Side,
 };
 
 use super::bounds::{self, Comparison};
@@ -95,7 +95,7 @@ impl<'a> Sample<'a> {
     }
 
     /// Returns the exact forward of a part.
-    fn answer(&self, part: &Part) -> Answer<Forward> {
+    fn answer(&self, part: &Part) -> Answer<ForwardResults> {
         let ask = || blocked::forward(&part.problem, self.evidence.inputs, Some(&self.model));
         self.evidence.oracle(ask)
     }

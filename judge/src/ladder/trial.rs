@@ -2,8 +2,8 @@
 
 use ndarray::Array2;
 use seamproof_oracle::blocked;
-use seamproof_oracle::envelope::{Merges, Model, Profile};
-use seamproof_oracle::replay::{Launch, Replay};
+use seamproof_oracle::envelope::{Merges, Model, NumericProfile};
+use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::{Inputs, Problem, Saved};
 use seamproof_simulator::schedule::MergeOrder;
 
@@ -23,7 +23,7 @@ pub struct Trial {
     inputs: Inputs,
     results: RankOutputs,
     model: Model,
-    launches: Vec<Launch>,
+    launches: Vec<ReplayedLaunch>,
     declared_tile: usize,
     declared_merges: Merges,
     saved: Option<Saved>,
@@ -67,7 +67,7 @@ impl Trial {
 
     /// Returns the error ÷ bound of out where the roundings of `profile` are replayed, with these merges or the
     /// declared ones.
-    pub fn out(&self, profile: Profile, merges: Option<Merges>) -> f64 {
+    pub fn out(&self, profile: NumericProfile, merges: Option<Merges>) -> f64 {
         let replay = Replay { profile, launches: self.launches.clone(), merges };
         let mut margin = Margin::default();
         match blocked::replayed_forward(&self.problem, &self.inputs, &self.model, &replay) {
@@ -79,7 +79,7 @@ impl Trial {
 
     /// Returns the error ÷ bound of dq, dk and dv where the roundings of `profile` are replayed; `None` without
     /// gradients, an LSE, or a way to replay them.
-    pub fn gradients(&self, profile: Profile) -> Option<f64> {
+    pub fn gradients(&self, profile: NumericProfile) -> Option<f64> {
         let answer: blocked::Answer<_> = blocked::replayed_backward(
             &self.problem,
             &self.inputs,

@@ -8,7 +8,7 @@
 //! Two things are lost: free rows inside an interleaved layout beyond its own step, and a mixture of steps (all
 //! become one).
 
-use seamproof_oracle::{Problem, ProblemFields, Rows, Run, Sequence};
+use seamproof_oracle::{Problem, ProblemFields, Run, Sequence, TensorRows};
 
 /// Sequences of a problem by size and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl Shape {
         let (kv, kv_rows) = self.kv.runs();
         let runs = q.into_iter().zip(kv);
         fields.sequences = self.ids.iter().zip(runs).map(|(&id, (q, kv))| Sequence { id, q, kv }).collect();
-        fields.rows = Rows { q: q_rows, kv: kv_rows };
+        fields.rows = TensorRows { q: q_rows, kv: kv_rows };
     }
 }
 

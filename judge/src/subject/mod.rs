@@ -10,7 +10,7 @@ mod promises;
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
-use seamproof_oracle::replay::{Launch, Replay};
+use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::{Format, Inputs, Problem, Sink};
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
 use serde::Serialize;
@@ -117,7 +117,7 @@ pub trait Backend: Sync {
 
     /// Returns the keys that each launch processes together, so that its roundings can be replayed; `None` where they
     /// are not known.
-    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+    fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         self.inner().and_then(|inner| inner.launches(problem))
     }
 

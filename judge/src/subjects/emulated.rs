@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
-use seamproof_oracle::replay::Launch;
-use seamproof_oracle::sharding::ShardError;
+use seamproof_oracle::replay::ReplayedLaunch;
+use seamproof_oracle::sharding::ShardingError;
 use seamproof_oracle::{Algorithm, Format, Inputs, Problem, Scaling, Sink, TensorName};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
@@ -184,8 +184,8 @@ pub fn launchable(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, 
 /// Returns the rule of the capability table that a builder's refusal stands for.
 fn rule(error: &BuildError) -> ParallelRule {
     match error {
-        BuildError::Shard(ShardError::Span { .. }) => ParallelRule::SpanMultiple,
-        BuildError::Shard(ShardError::Strided { .. }) => ParallelRule::ConsecutiveRows,
+        BuildError::Shard(ShardingError::Span { .. }) => ParallelRule::SpanMultiple,
+        BuildError::Shard(ShardingError::Strided { .. }) => ParallelRule::ConsecutiveRows,
         BuildError::QueryHeads { .. } => ParallelRule::QueryHeads,
         BuildError::KvHeads { .. } => ParallelRule::KvHeads,
         BuildError::RingStripe { .. } => ParallelRule::RingStripe,
@@ -234,7 +234,7 @@ impl Backend for Emulated {
         built(problem, self.merge).map(|schedule| (*schedule).clone())
     }
 
-    fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+    fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let forward = problem.forward();
         built(&forward, self.merge).ok()?.launches(&forward)
     }

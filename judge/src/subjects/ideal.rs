@@ -4,7 +4,7 @@
 //! it was changes nothing that a judge could hold against that subject, in whatever order the subject sums.
 
 use ndarray::{Array, Dimension};
-use seamproof_oracle::{Forward, Inputs, Pass, Problem, Saved, TensorName, blocked};
+use seamproof_oracle::{ForwardResults, Inputs, Pass, Problem, Saved, TensorName, blocked};
 
 use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
 
@@ -39,7 +39,7 @@ impl Backend for Ideal<'_> {
     }
 }
 
-fn gradients(problem: &Problem, inputs: &Inputs, exact: &Forward) -> RankGradients {
+fn gradients(problem: &Problem, inputs: &Inputs, exact: &ForwardResults) -> RankGradients {
     let exact = blocked::backward(problem, inputs, &Saved::from(exact), None).exact;
     let format = problem.precision.gradients.format;
     let round = |value| format.round(value) as f32;

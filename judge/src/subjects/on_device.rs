@@ -3,9 +3,9 @@
 
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName};
-use seamproof_simulator::Tensor;
+use seamproof_simulator::GuardedTensor;
 use seamproof_simulator::device::{Buffers, Device, DeviceError};
-use seamproof_simulator::executor::{Phase, execute, load, output};
+use seamproof_simulator::executor::{ExecutedPasses, execute, load, output};
 use seamproof_simulator::schedule::Schedule;
 
 use crate::subject::{Outputs, RankGradients, RankOutputs, RunError};
@@ -39,12 +39,12 @@ pub fn run_schedule<D: Device<Real = f32>>(
         state = crate::hash::mix(state.wrapping_add(1));
         (state % ready as u64) as usize
     };
-    let mut pass = |phase: Phase, memory: &mut D::Memory| {
+    let mut pass = |phase: ExecutedPasses, memory: &mut D::Memory| {
         execute(schedule, phase, device, memory, &mut choose)
             .map_err(|error| RunError::Crash(error.to_string()))?;
         device.submit(memory).map_err(failed)
     };
-    pass(Phase::Forward, &mut memory)?;
+    pass(ExecutedPasses::Forward, &mut memory)?;
     reached(Reached::Launched);
     let image = device.download(&mut memory).map_err(failed)?;
     let mut ranks = (0..schedule.ranks.len())
@@ -55,7 +55,7 @@ pub fn run_schedule<D: Device<Real = f32>>(
         return Ok(Outputs { ranks, damage: image.damage() });
     }
     poison_saved(schedule, device, slack(problem, inputs), &mut memory).map_err(failed)?;
-    pass(Phase::Backward, &mut memory)?;
+    pass(ExecutedPasses::Backward, &mut memory)?;
     let image = device.download(&mut memory).map_err(failed)?;
     for (rank, outputs) in ranks.iter_mut().enumerate() {
         outputs.gradients = gradients(problem, schedule, image, rank);
@@ -86,7 +86,7 @@ fn tensor<'a>(
     buffers: &'a Buffers<f32>,
     rank: usize,
     name: TensorName,
-) -> Option<&'a Tensor<f32>> {
+) -> Option<&'a GuardedTensor<f32>> {
     output(schedule, rank, name).map(|id| buffers.tensor(id))
 }
 

@@ -1,4 +1,4 @@
-use seamproof_oracle::{Alignment, Dims, Heads, Mask, Precision, ProblemFields, Rows, Sink, Softmax};
+use seamproof_oracle::{Alignment, Dims, Heads, Mask, Precision, ProblemFields, Sink, Softmax, TensorRows};
 use seamproof_oracle::{ContextParallel, Element};
 
 use super::*;
@@ -11,7 +11,7 @@ fn fields(mode: InputMode, format: Format) -> ProblemFields {
             Sequence { id: 4, q: Run::packed(1, 40, 43), kv: Run::packed(2, 50, 51) },
             Sequence { id: 9, q: Run::packed(45, 3, 3), kv: Run::packed(53, 2, 4) },
         ],
-        rows: Rows { q: 50, kv: 60 },
+        rows: TensorRows { q: 50, kv: 60 },
         heads: Heads { q: 4, kv: 2 },
         dims: Dims { qk: 64, v: 32 },
         mask: Mask { left: None, right: None, align: Alignment::TopLeft },

@@ -1,10 +1,10 @@
 //! The envelope holds on a FlashAttention-3-style forward with every approximate instruction of a Hopper GPU.
 //!
-//! The emulated kernel on [`Units::Hopper`] (truncating `wgmma`, `ex2.approx` wrong by up to 2 ulp, the scale folded into
-//! its argument, row sums of unrounded weights kept by four threads) takes its tiles of 128 keys from the last to the
-//! first here, divides by `rcp.approx` (1 ulp) and takes the logarithm by `lg2.approx` (2^-22, absolute in (0.5, 2) and
-//! relative elsewhere): <https://docs.nvidia.com/cuda/parallel-thread-execution/>. A subject of that kind declares
-//! [`Accumulation::WgmmaTruncating`] and a partition of its tiles, nothing else.
+//! The subject is the emulated kernel on [`Units::Hopper`]: truncating `wgmma`, `ex2.approx` wrong by up to 2 ulp,
+//! the scale folded into its argument, row sums of unrounded weights kept by four threads. Here it takes its tiles of
+//! 128 keys from the last to the first, divides by `rcp.approx` (1 ulp) and takes the logarithm by `lg2.approx`
+//! (2^-22, absolute in (0.5, 2) and relative elsewhere): <https://docs.nvidia.com/cuda/parallel-thread-execution/>. A
+//! subject of that kind declares only [`Accumulation::WgmmaTruncating`] and a partition of its tiles.
 
 use std::f32::consts::LN_2;
 use std::ops::Range;
@@ -13,39 +13,39 @@ use seamproof_judge::values;
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::{Accumulation, Model, Partition};
 use seamproof_oracle::{
-    Alignment, ContextParallel, Dims, Format, Forward, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Sink, Softmax, TensorName,
+    Alignment, ContextParallel, Dims, Format, ForwardResults, Heads, InputMode, Mask, Pass, Precision,
+    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use seamproof_simulator::Segment;
 use seamproof_simulator::device::{Cpu, Device};
-use seamproof_simulator::emulated::{Arithmetic, Finished, Right, Stages, Tiles, Units};
-use seamproof_simulator::executor::{Phase, execute, load, output};
+use seamproof_simulator::emulated::{Finished, Right, Stages, Tiles, UnitArithmetic, Units};
+use seamproof_simulator::executor::{ExecutedPasses, execute, load, output};
 use seamproof_simulator::schedule::build;
 
 /// Tiles of a real kernel.
 const TILES: Tiles = Tiles { q: 128, kv: 128 };
 
-/// From the last tile to the first, with approximate instructions at the end.
+/// Stages from the last tile to the first, with approximate instructions at the end.
 #[derive(Clone, Copy, Debug)]
 struct Descending;
 
-/// From the first tile to the last.
+/// Stages from the first tile to the last, with approximate instructions at the end.
 #[derive(Clone, Copy, Debug)]
 struct Ascending;
 
-/// A bit that looks drawn.
+/// Whether a bit that looks random is set.
 fn is_odd(x: f32) -> bool {
     x.to_bits().wrapping_mul(0x9e37_79b9) >> 31 == 1
 }
 
-/// `rcp.approx.ftz.f32`: off by one ulp, one way or the other.
+/// Returns `1 / x` as `rcp.approx.ftz.f32` may: off by one ulp in either direction.
 fn reciprocal(x: f32) -> f32 {
     let nearest = 1.0 / x;
     let ulp = if is_odd(x) { 1 } else { -1 };
     f32::from_bits(nearest.to_bits().wrapping_add_signed(ulp))
 }
 
-/// `lg2.approx.ftz.f32`, as wrong as it may be, one way or the other.
+/// Returns the logarithm as `lg2.approx.ftz.f32` may: as wrong as it may be, in either direction.
 fn log2(x: f32) -> f32 {
     let exact = libm::log2(f64::from(x));
     let size = if (0.5..2.0).contains(&x) { 1.0 } else { exact.abs() };
@@ -64,7 +64,7 @@ fn lse(tile: &[Finished<f32>], local: usize) -> f32 {
     if *sum == 0.0 { f32::NEG_INFINITY } else { max + log2(*sum) * LN_2 }
 }
 
-impl<A: Arithmetic<f32>> Stages<f32, A> for Descending {
+impl<A: UnitArithmetic<f32>> Stages<f32, A> for Descending {
     fn tiles(
         &self,
         pass: Pass,
@@ -87,7 +87,7 @@ impl<A: Arithmetic<f32>> Stages<f32, A> for Descending {
     }
 }
 
-impl<A: Arithmetic<f32>> Stages<f32, A> for Ascending {
+impl<A: UnitArithmetic<f32>> Stages<f32, A> for Ascending {
     fn out(&self, tile: &[Finished<f32>], local: usize, format: Format, to: &mut [f32]) {
         out(tile, local, format, to);
     }
@@ -97,13 +97,13 @@ impl<A: Arithmetic<f32>> Stages<f32, A> for Ascending {
     }
 }
 
-/// One sequence of 24 queries at the end of 300 keys.
+/// Returns one sequence of 24 queries at the end of 300 keys.
 fn problem(mode: InputMode, format: Format, mask: Mask, dim: usize, scale: f32) -> Problem {
     let (queries, keys) = (24, 300);
     let (q, kv) = (Run::packed(0, queries, queries), Run::packed(0, keys, keys));
     Problem::new(ProblemFields {
         sequences: vec![Sequence { id: 0, q, kv }],
-        rows: Rows { q: queries, kv: keys },
+        rows: TensorRows { q: queries, kv: keys },
         heads: Heads { q: 1, kv: 1 },
         dims: Dims { qk: dim, v: dim },
         mask,
@@ -117,19 +117,19 @@ fn problem(mode: InputMode, format: Format, mask: Mask, dim: usize, scale: f32) 
     .expect("the fields are legal")
 }
 
-/// Out and lse of the kernel.
+/// Returns out and lse of the kernel.
 fn run(problem: &Problem, device: &Cpu<f32>) -> [Vec<f32>; 2] {
     let schedule = build(problem).expect("one rank");
     let inputs = values::inputs(problem);
     let mut memory = device.upload(load(&schedule, problem, &inputs, f32::NAN)).expect("it fits");
-    execute(&schedule, Phase::Forward, device, &mut memory, &mut |_| 0).expect("it runs");
+    execute(&schedule, ExecutedPasses::Forward, device, &mut memory, &mut |_| 0).expect("it runs");
     [TensorName::Out, TensorName::Lse].map(|tensor| {
         let id = output(&schedule, 0, tensor).expect("a result");
         memory.tensor(id).values().to_vec()
     })
 }
 
-/// The largest error ÷ bound; 0 where a bound says nothing.
+/// Returns the largest error ÷ bound; 0 where a bound says nothing.
 fn largest<'a>(
     got: &[f32],
     exact: impl IntoIterator<Item = &'a f64>,
@@ -146,13 +146,14 @@ fn largest<'a>(
         .fold(0.0, |most, ratio| if ratio > most || ratio.is_nan() { ratio } else { most })
 }
 
-/// Error ÷ bound of out and lse, in tier W and T.
+/// Returns error ÷ bound of out and lse, in tiers W and T.
 fn ratios(problem: &Problem, device: &Cpu<f32>) -> [f64; 4] {
     let model = Model::new(problem, Accumulation::WgmmaTruncating, Partition::single(TILES.q, TILES.kv));
     let [out, lse] = run(problem, device);
     let Answer { exact, bound } = blocked::forward(problem, &values::inputs(problem), Some(&model));
     let bound = bound.expect("a model gives bounds");
-    let of = |tier: &Forward| [largest(&out, &exact.out, &tier.out), largest(&lse, &exact.lse, &tier.lse)];
+    let of =
+        |tier: &ForwardResults| [largest(&out, &exact.out, &tier.out), largest(&lse, &exact.lse, &tier.lse)];
     let ([out, lse], [out_t, lse_t]) = (of(&bound.worst), of(&bound.dithered));
     [out, lse, out_t, lse_t]
 }
@@ -173,7 +174,8 @@ fn approximate_instructions_stay_within_the_bounds_in_either_order() {
         ];
         for mode in InputMode::ALL {
             for (index, mask) in masks.into_iter().enumerate() {
-                // Scales up to logits of some thousands: their exponents are rounded where numbers are far apart.
+                // The scales give logits up to some thousands, whose exponents are rounded where numbers are far
+                // apart.
                 for (dim, scale) in [(64, 0.125), (40, 0.3), (128, 8.0), (256, 64.0)] {
                     let problem = problem(mode, format, mask, dim, scale);
                     let got = ratios(&problem, &devices[(index + dim / 8) % 2]);

@@ -2,14 +2,14 @@
 
 use seamproof_kernels::KernelError;
 use seamproof_oracle::{
-    ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Rows,
-    Run, Sequence, Sink, Softmax,
+    ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Run,
+    Sequence, Sink, Softmax, TensorRows,
 };
 
 /// Returns a pass with its backward, in bf16, of one head dim.
 pub(crate) fn fields(
     sequences: Vec<Sequence>,
-    rows: Rows,
+    rows: TensorRows,
     heads: Heads,
     dim: usize,
     mask: Mask,
@@ -44,7 +44,7 @@ pub(crate) fn packed(
         Sequence { id, q: run, kv: run }
     };
     let sequences = lengths.into_iter().zip(0..).map(sequence).collect();
-    fields(sequences, Rows { q: rows, kv: rows }, heads, dim, mask)
+    fields(sequences, TensorRows { q: rows, kv: rows }, heads, dim, mask)
 }
 
 pub(crate) fn legal(fields: ProblemFields) -> Result<Problem, KernelError> {

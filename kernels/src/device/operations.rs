@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{Run, Sink};
 use seamproof_simulator::device::{DeviceError, Transfer};
-use seamproof_simulator::helpers::{Part as SlotPart, Rest, Style, Update};
+use seamproof_simulator::helpers::{Rest, SlotPart, Style, Update};
 use seamproof_simulator::schedule::{
     Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair, Work,
 };

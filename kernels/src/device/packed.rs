@@ -3,7 +3,7 @@
 use seamproof_oracle::{Balance, Format, Run};
 use seamproof_simulator::helpers::{Order, rank_order};
 use seamproof_simulator::schedule::{Axes, RowPair};
-use seamproof_simulator::shard::{Shard, Slot};
+use seamproof_simulator::shard::{ShardedSide, Slot};
 
 use super::image::Placed;
 use crate::tables::Cut;
@@ -73,7 +73,7 @@ pub(super) fn reordering(rows: &[RowPair], total: usize) -> Option<Reorder> {
             let rows = total / cut.cp;
             let slots = rank_slots(&pairs, rows, cut)?;
             let of_shard = slots.iter().map(|run| Slot { offset: run.offset, span: run.span, len: run.len });
-            let shard = Shard { cp: cut.cp, balance: cut.balance, rows, slots: of_shard.collect() };
+            let shard = ShardedSide { cp: cut.cp, balance: cut.balance, rows, slots: of_shard.collect() };
             (rank_order(&shard) == places).then(|| Reorder { slots: tables(&slots), rows, cut, order })
         })
     })
@@ -164,7 +164,7 @@ mod tests {
                         run
                     })
                     .to_vec();
-                let shard = Shard::of_runs(&runs, end + cp, cp, balance);
+                let shard = ShardedSide::of_runs(&runs, end + cp, cp, balance);
                 let pairs: Vec<RowPair> = (0..cp)
                     .flat_map(|rank| {
                         let before = rank * shard.rows;
@@ -204,7 +204,7 @@ mod tests {
                 end = run.offset + run.span;
                 runs.push(run);
             }
-            let shard = Shard::of_runs(&runs, end + below(2) * cp, cp, balance);
+            let shard = ShardedSide::of_runs(&runs, end + below(2) * cp, cp, balance);
             if shard.rows == 0 {
                 continue;
             }

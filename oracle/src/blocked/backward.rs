@@ -12,7 +12,7 @@ use super::pieces::{
     visible_union,
 };
 use crate::envelope::dither::{Spread, fill_enough, multiplicities, shared_share};
-use crate::envelope::{GradientPair, Model, NOISE, Profile, Rounding};
+use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
 use crate::{Gradients, Inputs, Problem, Saved};
 
 /// Of which sides gradients are wanted.
@@ -127,7 +127,7 @@ pub(super) fn group(
     group: &Group,
     sides: Sides,
     model: Option<&Model>,
-    replay: Option<&Profile>,
+    replay: Option<&NumericProfile>,
     parallel: bool,
 ) -> GroupBackward {
     let keys = Keys::gather(problem, inputs, group, model);
@@ -256,7 +256,7 @@ struct Context<'a> {
     copies: &'a [f64],
     model: Option<&'a Model>,
     /// Where roundings are replayed: the bounds are then what is left.
-    replay: Option<&'a Profile>,
+    replay: Option<&'a NumericProfile>,
 }
 
 /// What the backward knows of one row.
@@ -585,7 +585,7 @@ fn bound_row(
 /// One row, replayed: weights and logit gradients are rounded, magnitudes become what is left of their errors.
 fn replay_row(
     model: &Model,
-    profile: &Profile,
+    profile: &NumericProfile,
     pairs: &[GradientPair],
     sums: (f64, f64),
     local: usize,

@@ -8,9 +8,9 @@ use super::pieces::{
     Group, Keys, Piece, ROW_TILE, gather, product_transposed, row_mut, row_of, tiles, visible_union,
 };
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
-use crate::envelope::{Model, NOISE, PairError, Row, Tier};
-use crate::replay::{Launch, Replay};
-use crate::{Forward, Inputs, Problem, Run};
+use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics};
+use crate::replay::{Replay, ReplayedLaunch};
+use crate::{ForwardResults, Inputs, Problem, Run};
 
 /// Results, or bounds, of one piece.
 pub(super) struct PieceForward {
@@ -25,7 +25,7 @@ impl PieceForward {
     }
 
     /// Puts the piece's rows where they lie in the problem's tensors.
-    pub(super) fn store(&self, run: &Run, piece: &Piece, to: &mut Forward) {
+    pub(super) fn store(&self, run: &Run, piece: &Piece, to: &mut ForwardResults) {
         let mut out = to.out.index_axis_mut(Axis(1), piece.head);
         for (local, position) in piece.rows.clone().enumerate() {
             let row = run.row(position);
@@ -80,7 +80,7 @@ struct Tile {
     keys: std::ops::Range<usize>,
     /// For each row the visible columns.
     visible: Vec<std::ops::Range<usize>>,
-    rows: Vec<Row>,
+    rows: Vec<RowStatistics>,
     /// `s`, valid in visible columns only.
     logits: Array2<f64>,
     /// `exp(s − max)`, 0 in hidden columns.
@@ -150,7 +150,7 @@ impl Tile {
         operands: &Keys,
         q: &Array2<f64>,
         model: &Model,
-        (replay, launches): (&Replay, &[&Launch]),
+        (replay, launches): (&Replay, &[&ReplayedLaunch]),
         first: usize,
     ) -> Errors {
         let mut errors = Errors::new(self.magnitudes(operands, q, model));
@@ -223,7 +223,7 @@ impl Tile {
         let value_max = v_abs.iter().copied().fold(0.0, f64::max);
         let (worst, dithered) = errors.sums(&v_abs);
         for (local, row) in self.rows.iter().enumerate() {
-            let finish = |tier: Tier, sums: &Array2<f64>, bound: &mut PieceForward| {
+            let finish = |tier: BoundTier, sums: &Array2<f64>, bound: &mut PieceForward| {
                 let denominator = model.denominator(row, errors.weights[local], tier);
                 let outs = exact.out.row(at + local).into_iter().zip(sums.row(local));
                 for (bound, (&out, &sum)) in bound.out.row_mut(at + local).iter_mut().zip(outs) {
@@ -233,12 +233,12 @@ impl Tile {
                 let sees_nothing = row.lse == f64::NEG_INFINITY;
                 bound.lse[at + local] = if sees_nothing { 0.0 } else { model.lse_bound(row, denominator) };
             };
-            finish(Tier::Worst, &worst, &mut to.worst);
+            finish(BoundTier::Worst, &worst, &mut to.worst);
             if !errors.is_known[local] {
                 to.worst.out.row_mut(at + local).fill(f64::INFINITY);
             }
             match dithered.as_ref().filter(|_| errors.is_dithered[local]) {
-                Some(dithered) => finish(Tier::Dithered, dithered, &mut to.dithered),
+                Some(dithered) => finish(BoundTier::Dithered, dithered, &mut to.dithered),
                 None => {
                     to.dithered.out.row_mut(at + local).fill(f64::INFINITY);
                     to.dithered.lse[at + local] = f64::INFINITY;
@@ -337,7 +337,12 @@ impl Errors {
 }
 
 /// Turns products into logits, fills the weights and sums them up; the sink enters as a key without a value.
-fn softmax_row(problem: &Problem, logits: &mut [f64], weights: &mut [f64], sink: Option<f64>) -> Row {
+fn softmax_row(
+    problem: &Problem,
+    logits: &mut [f64],
+    weights: &mut [f64],
+    sink: Option<f64>,
+) -> RowStatistics {
     let scale = f64::from(problem.softmax.scale);
     for logit in logits.iter_mut() {
         *logit = problem.softmax.cap(scale * *logit);
@@ -346,7 +351,7 @@ fn softmax_row(problem: &Problem, logits: &mut [f64], weights: &mut [f64], sink:
     let (min, max) = logits.iter().copied().chain(sink).fold((f64::INFINITY, f64::NEG_INFINITY), extremes);
     let keys = logits.len();
     if max == f64::NEG_INFINITY {
-        return Row { keys, max, max_abs: 0.0, range: 0.0, sum: 0.0, lse: f64::NEG_INFINITY, sink };
+        return RowStatistics { keys, max, max_abs: 0.0, range: 0.0, sum: 0.0, lse: f64::NEG_INFINITY, sink };
     }
     for (weight, logit) in weights.iter_mut().zip(logits.iter()) {
         *weight = logit - max;
@@ -354,5 +359,5 @@ fn softmax_row(problem: &Problem, logits: &mut [f64], weights: &mut [f64], sink:
     exponential::exp(weights);
     let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| libm::exp(sink - max));
     let lse = max + libm::log(sum);
-    Row { keys, max, max_abs: min.abs().max(max.abs()), range: max - min, sum, lse, sink }
+    RowStatistics { keys, max, max_abs: min.abs().max(max.abs()), range: max - min, sum, lse, sink }
 }

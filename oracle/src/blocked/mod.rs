@@ -15,9 +15,9 @@ use ndarray::{Array1, Array2, Array3};
 
 pub use answer::{Answer, Bounds};
 
-use crate::envelope::{Model, Profile};
+use crate::envelope::{Model, NumericProfile};
 use crate::replay::Replay;
-use crate::{Forward, Gradients, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved, Side};
+use crate::{ForwardResults, Gradients, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved, Side};
 use backward::Sides;
 use pieces::{Group, Keys, groups, is_large, map, pieces};
 
@@ -25,7 +25,7 @@ use pieces::{Group, Keys, groups, is_large, map, pieces};
 const GROUPS_HELD: usize = 1024;
 
 /// The forward pass, with the envelope of `model`. `inputs` must have the problem's shapes ([`Inputs::check`]).
-pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Answer<Forward> {
+pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Answer<ForwardResults> {
     all_forward(problem, inputs, model, None)
 }
 
@@ -35,7 +35,7 @@ pub fn replayed_forward(
     inputs: &Inputs,
     model: &Model,
     replay: &Replay,
-) -> Result<Answer<Forward>, ProblemError> {
+) -> Result<Answer<ForwardResults>, ProblemError> {
     let model = &replay.merges.map_or(*model, |merges| model.with_merges(merges));
     if !replay.profile.scales_queries {
         return Ok(all_forward(problem, inputs, Some(model), Some(replay)));
@@ -54,9 +54,9 @@ fn all_forward(
     inputs: &Inputs,
     model: Option<&Model>,
     replay: Option<&Replay>,
-) -> Answer<Forward> {
+) -> Answer<ForwardResults> {
     inputs.assert_shapes(problem, Pass::Forward);
-    let empty = |lse: f64| Forward {
+    let empty = |lse: f64| ForwardResults {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), lse),
         max_logit: Array1::from_elem(problem.heads.q, lse),
@@ -126,7 +126,7 @@ pub fn replayed_backward(
     inputs: &Inputs,
     saved: &Saved,
     model: &Model,
-    profile: &Profile,
+    profile: &NumericProfile,
 ) -> Option<Answer<Gradients>> {
     let replay = || all_backward(problem, inputs, (saved, None), Sides::BOTH, Some(model), Some(profile));
     (!profile.scales_queries).then(replay)
@@ -138,7 +138,7 @@ fn all_backward(
     saved: (&Saved, Option<&Array2<f64>>),
     sides: Sides,
     model: Option<&Model>,
-    replay: Option<&Profile>,
+    replay: Option<&NumericProfile>,
 ) -> Answer<Gradients> {
     inputs.assert_shapes(problem, Pass::Backward);
     saved.0.assert_shapes(problem);

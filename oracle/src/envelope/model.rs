@@ -5,8 +5,8 @@ pub(super) mod gradients;
 
 use super::accumulation::Accumulation;
 use super::constants::{EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_ERROR};
-use super::partition::{Merges, Partition, Sums};
-use super::profile::Profile;
+use super::partition::{GradientSums, Merges, Partition};
+use super::profile::NumericProfile;
 use crate::{Format, Precision, Problem};
 
 /// Largest exponent of a bound: past it a bound says nothing, and it keeps `exp` finite.
@@ -39,7 +39,7 @@ pub struct Model {
 
 /// Per-row quantities of the forward bound.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
+pub struct RowStatistics {
     /// Visible keys.
     pub keys: usize,
     /// Largest logit, the sink included.
@@ -78,7 +78,7 @@ pub struct Rounding {
 
 /// Which row sums a tier counts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tier {
+pub enum BoundTier {
     /// Any input.
     Worst,
     /// Certified as dithered.
@@ -130,7 +130,7 @@ fn final_rounding(format: Format, magnitude: f64) -> f64 {
 #[derive(Clone, Copy, Debug)]
 pub struct RowModel<'a> {
     model: &'a Model,
-    row: &'a Row,
+    row: &'a RowStatistics,
     /// Relative error of every weight, beside that of its exponent.
     relative: f64,
     /// What rounding a weight may lose below the normal range.
@@ -240,14 +240,14 @@ impl Model {
     }
 
     /// Largest magnitude of an LSE of part of a row: every logit is at most `max_abs`, and there are `keys + 1` terms.
-    fn partial_lse(row: &Row) -> f64 {
+    fn partial_lse(row: &RowStatistics) -> f64 {
         row.max_abs + libm::log(row.keys as f64 + 1.0)
     }
 
     /// What merging adds to the relative error of a weight. A step's share of the final row is `e^(step lse − lse)`
     /// times its normalised weights; the step's own row sum cancels between the two, and what is left is the error of
     /// storing the step's LSE, and for each merge an exponential, its argument, a product and a sum.
-    fn merge_theta(&self, row: &Row) -> f64 {
+    fn merge_theta(&self, row: &RowStatistics) -> f64 {
         let count = self.partition.merges.count as f64;
         if count == 0.0 {
             return 0.0;
@@ -259,7 +259,7 @@ impl Model {
     }
 
     /// What merging adds to the error of the LSE: each merge is an `ln(e^a + e^b)`.
-    fn merge_lse(&self, row: &Row) -> f64 {
+    fn merge_lse(&self, row: &RowStatistics) -> f64 {
         let each = EXP_ERROR + LOG_ERROR + F32_ROUNDOFF * (4.0 * Model::partial_lse(row) + 4.0);
         self.partition.merges.count as f64 * each
     }
@@ -291,7 +291,7 @@ impl Model {
     /// The same of partial gradients.
     #[inline]
     fn sum_floor(&self) -> f64 {
-        let Sums { count, format } = self.partition.sums;
+        let GradientSums { count, format } = self.partition.sums;
         1.01 * count as f64 * format.tiny_half()
     }
 
@@ -301,7 +301,7 @@ impl Model {
     }
 
     /// What the errors of a row's weights have in common.
-    pub fn of_row<'a>(&'a self, row: &'a Row) -> RowModel<'a> {
+    pub fn of_row<'a>(&'a self, row: &'a RowStatistics) -> RowModel<'a> {
         // R: how often the running maximum can grow, the sink's turn at the end included.
         let rescalings = self.tiles(row.keys) as f64;
         RowModel {
@@ -322,21 +322,28 @@ impl Model {
     }
 
     /// Relative error of a row's denominator, given `Σ p·θ` over its keys.
-    pub fn denominator(&self, row: &Row, weight_errors: f64, tier: Tier) -> f64 {
+    pub fn denominator(&self, row: &RowStatistics, weight_errors: f64, tier: BoundTier) -> f64 {
         let sink = row.sink.map_or(0.0, |sink| {
             self.of_row(row).weight_error(libm::exp(sink - row.lse), sink, F32_ROUNDOFF * sink.abs())
         });
         let (terms, tiles) = (row.keys + 1, self.tiles(row.keys));
         let sum = match tier {
-            Tier::Worst => self.accumulation.row_sum(terms, tiles),
-            Tier::Dithered => self.accumulation.row_sum_dithered(terms, tiles),
+            BoundTier::Worst => self.accumulation.row_sum(terms, tiles),
+            BoundTier::Dithered => self.accumulation.row_sum_dithered(terms, tiles),
         };
         weight_errors + sink + sum + self.merge_lse(row)
     }
 
     /// Bound of one element of out. `value_errors` is `Σ_j (PairError::value + rounding)·|v|`, `value_max` the largest `|v|` seen.
     #[inline]
-    pub fn out_bound(&self, row: &Row, out: f64, value_errors: f64, denominator: f64, value_max: f64) -> f64 {
+    pub fn out_bound(
+        &self,
+        row: &RowStatistics,
+        out: f64,
+        value_errors: f64,
+        denominator: f64,
+        value_max: f64,
+    ) -> f64 {
         let relative = denominator + 6.0 * F32_ROUNDOFF;
         let error = if relative < DENOMINATOR_ERROR_MAX {
             let underflow = (row.keys + 8) as f64 * self.accumulation.underflow() + self.merge_floor();
@@ -351,7 +358,7 @@ impl Model {
     }
 
     /// Bound of one row's LSE.
-    pub fn lse_bound(&self, row: &Row, denominator: f64) -> f64 {
+    pub fn lse_bound(&self, row: &RowStatistics, denominator: f64) -> f64 {
         let log_sum = libm::log(row.sum);
         let relative = denominator.min(DENOMINATOR_ERROR_MAX);
         // |ln(1 + x)| ≤ |x| / (1 − |x|). Past the limit only the exponent's own error is left.
@@ -363,7 +370,7 @@ impl Model {
 
     /// What weights are rounded to.
     #[inline]
-    fn weight_format(&self, profile: &Profile) -> Format {
+    fn weight_format(&self, profile: &NumericProfile) -> Format {
         if profile.rounds_weights { self.p } else { Format::F32 }
     }
 
@@ -372,8 +379,8 @@ impl Model {
     #[inline]
     pub fn replayed_weight(
         &self,
-        profile: &Profile,
-        row: &Row,
+        profile: &NumericProfile,
+        row: &RowStatistics,
         [logit, running_max]: [f64; 2],
         [logit_error, max_error]: [f64; 2],
     ) -> (f64, f64) {
@@ -389,7 +396,7 @@ impl Model {
 
     /// Relative error of a rounded weight on its way into the row: the running maximum's error, `tiles` rescalings of the
     /// sum, and merges.
-    pub fn replayed_row_error(&self, row: &Row, max_error: f64, tiles: usize) -> f64 {
+    pub fn replayed_row_error(&self, row: &RowStatistics, max_error: f64, tiles: usize) -> f64 {
         let shift = max_error + F32_ROUNDOFF * 2.0 * (row.max_abs + row.range);
         let rescalings = (tiles + 1) as f64 * (EXP_ERROR + 3.0 * F32_ROUNDOFF);
         exponential_error(1.0, 0.0, shift) + rescalings + self.merge_theta(row)

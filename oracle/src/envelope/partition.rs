@@ -15,7 +15,7 @@ pub struct Partition {
     /// How a row's partial results are merged.
     pub merges: Merges,
     /// How partial gradients are added up.
-    pub sums: Sums,
+    pub sums: GradientSums,
 }
 
 /// Partial outs and LSEs of one row, computed by separate launches and merged (ring steps, splits).
@@ -33,7 +33,7 @@ pub struct Merges {
 
 /// Partial gradients of one row, computed by separate launches, stored and added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sums {
+pub struct GradientSums {
     /// Roundings to `format` of the partial sums of one element, and of what they are added up to; 0 where one launch makes
     /// the final gradient. Each allows a unit roundoff of the sum of all terms' magnitudes, and half a smallest spacing. Of N
     /// stored partial sums the count is N, whether they are added in f32 or one after the other in `format`: no term
@@ -52,7 +52,7 @@ impl Partition {
             q_tile,
             kv_tile,
             merges: Merges { count: 0, step: f32, running: f32, product_rounded: false },
-            sums: Sums { count: 0, format: f32 },
+            sums: GradientSums { count: 0, format: f32 },
         }
     }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// What a subject rounds, and in which order it takes the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Profile {
+pub struct NumericProfile {
     /// Whether weights are rounded to the format of P before the product with the values.
     pub rounds_weights: bool,
     /// Whether logit gradients are multiplied by the scale before they are rounded.

@@ -10,7 +10,7 @@ use ndarray::ArrayView2;
 
 use super::constants::NOISE;
 use super::dither::{Spread, fill_enough, multiplicities};
-use super::model::{Model, Row, Tier};
+use super::model::{BoundTier, Model, RowStatistics};
 
 /// Sums over the keys that a row sees: exact ones, or larger where they are magnitudes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,7 +63,7 @@ struct Dithered {
 #[derive(Clone, Copy, Debug)]
 pub struct RowEnvelope<'a> {
     model: &'a Model,
-    row: Row,
+    row: RowStatistics,
     value_max: f64,
     /// What turns `e^(s − largest)` into a weight.
     share: f64,
@@ -80,17 +80,17 @@ pub struct RowEnvelope<'a> {
 }
 
 /// The row with its sink.
-fn row(sums: &RowSums) -> Row {
+fn row(sums: &RowSums) -> RowStatistics {
     let &RowSums { keys, largest, smallest, sum, sink, .. } = sums;
     let max = sink.map_or(largest, |sink| sink.max(largest));
     let min = sink.map_or(smallest, |sink| sink.min(smallest));
     if max == f64::NEG_INFINITY {
-        return Row { keys, max, max_abs: 0.0, range: 0.0, sum: 0.0, lse: f64::NEG_INFINITY, sink };
+        return RowStatistics { keys, max, max_abs: 0.0, range: 0.0, sum: 0.0, lse: f64::NEG_INFINITY, sink };
     }
     let of_keys = if keys == 0 { 0.0 } else { sum * libm::exp(largest - max) };
     let sum = of_keys + sink.map_or(0.0, |sink| libm::exp(sink - max));
     let lse = max + libm::log(sum);
-    Row { keys, max, max_abs: min.abs().max(max.abs()), range: max - min, sum, lse, sink }
+    RowStatistics { keys, max, max_abs: min.abs().max(max.abs()), range: max - min, sum, lse, sink }
 }
 
 impl<'a> RowEnvelope<'a> {
@@ -117,7 +117,7 @@ impl<'a> RowEnvelope<'a> {
             envelope.share = libm::exp(sums.largest - row.max) / row.sum;
             envelope.add_keys(sums);
         }
-        envelope.denominator = model.denominator(&row, envelope.weight_errors, Tier::Worst);
+        envelope.denominator = model.denominator(&row, envelope.weight_errors, BoundTier::Worst);
         envelope
     }
 
@@ -126,7 +126,7 @@ impl<'a> RowEnvelope<'a> {
         let spread = Spread { terms: self.row.keys, sum: sums.sum, squares: sums.sum_squares };
         let certified = spread.is_wide() && fill_enough(sums.shared);
         let dithered = certified.then(|| Dithered {
-            denominator: self.model.denominator(&self.row, self.weight_errors, Tier::Dithered),
+            denominator: self.model.denominator(&self.row, self.weight_errors, BoundTier::Dithered),
             copies: sums.copies,
         });
         RowEnvelope { dithered, ..self }

@@ -4,8 +4,8 @@
 
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{
-    Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
-    ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    Alignment, Dims, Heads, Inputs, Mask, Pass, Problem, ProblemFields, Run, Sequence, Sink, Softmax,
+    TensorRows,
 };
 
 /// splitmix64.
@@ -33,28 +33,9 @@ impl Draws {
     }
 }
 
-/// The plainest problem: given (query, key) lengths one after the other, one head, dimension `dim`.
+/// Packed sequences of one head, whose logits are products as they are.
 pub fn plain(lengths: &[(usize, usize)], dim: usize) -> ProblemFields {
-    let mut rows = Rows { q: 0, kv: 0 };
-    let sequences = lengths.iter().enumerate().map(|(id, &(lq, lk))| {
-        let sequence =
-            Sequence { id: id as u32, q: Run::packed(rows.q, lq, lq), kv: Run::packed(rows.kv, lk, lk) };
-        rows = Rows { q: rows.q + lq, kv: rows.kv + lk };
-        sequence
-    });
-    ProblemFields {
-        sequences: sequences.collect(),
-        rows,
-        heads: Heads { q: 1, kv: 1 },
-        dims: Dims { qk: dim, v: dim },
-        mask: Mask::FULL,
-        softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
-        data_seed: 0,
-        pass: Pass::Backward,
-    }
+    ProblemFields { softmax: Softmax::scaled(1.0), ..ProblemFields::packed(lengths, dim) }
 }
 
 /// Inputs of multiples of 2^-6; rows that are not real hold NaN, which nothing may read.
@@ -80,7 +61,7 @@ pub fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
 pub fn random(seed: u64, length_max: usize) -> (Problem, Inputs) {
     let mut draws = Draws(seed);
     let count = draws.below(4);
-    let mut rows = Rows { q: draws.below(3), kv: draws.below(3) };
+    let mut rows = TensorRows { q: draws.below(3), kv: draws.below(3) };
     let mut sequences = Vec::new();
     for id in 0..count {
         let mut run = |end: &mut usize| {
@@ -110,13 +91,12 @@ pub fn random(seed: u64, length_max: usize) -> (Problem, Inputs) {
         sink: draws.pick(&[Sink::None, Sink::OffByOne, Sink::Learnable]),
     };
     let fields = ProblemFields {
-        sequences,
         rows,
         heads: Heads { q: kv * (1 + draws.below(3)), kv },
         dims: Dims { qk: 1 + draws.below(9), v: 1 + draws.below(9) },
         mask,
         softmax,
-        ..plain(&[], 1)
+        ..ProblemFields::of(sequences, 1)
     };
     let problem = Problem::new(fields).expect("the builder makes valid problems");
     let inputs = inputs(&problem, &mut draws);

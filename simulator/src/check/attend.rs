@@ -13,7 +13,7 @@ use seamproof_oracle::{Run, Sink, TensorName};
 
 use super::content::on_rows;
 use super::cover::{FAR, Patch};
-use super::error::{CheckError, Fault, Place};
+use super::error::{CheckError, FormError, OperationId};
 use super::machine::{Machine, Site, ranges};
 use super::moves::Writing;
 use super::sink::row_patch;
@@ -22,14 +22,14 @@ use crate::schedule::{Attend, AttendBackward, BufferId, Schedule};
 use crate::{AttentionCall, RowPolicy, Segment};
 
 /// Rows of a segment, from row `at` on, that are one piece.
-struct Rows {
+struct SegmentRows {
     at: usize,
     len: usize,
     tokens: Tokens,
 }
 
 /// Heads that a launch treats alike.
-pub(super) struct Heads {
+pub(super) struct LaunchHeads {
     pub(super) q: Range<usize>,
     pub(super) kv: Range<usize>,
 }
@@ -39,7 +39,7 @@ type KeyParts = BTreeMap<(usize, usize, usize), (usize, Tokens, Vec<Patch>)>;
 
 impl Machine<'_> {
     /// Query heads of a launch, cut.
-    pub(super) fn launch_heads(&self, q_side: &[BufferId], kv_side: &[BufferId]) -> Vec<Heads> {
+    pub(super) fn launch_heads(&self, q_side: &[BufferId], kv_side: &[BufferId]) -> Vec<LaunchHeads> {
         let (heads, kv_heads) = (self.heads(q_side[0]), self.heads(kv_side[0]));
         let group = heads / kv_heads;
         let cuts = q_side.iter().flat_map(|buffer| self.contents[buffer.0].cuts());
@@ -47,11 +47,11 @@ impl Machine<'_> {
         let cuts: Vec<usize> = cuts.chain(kv_cuts.map(|cut| cut * group)).collect();
         // A cut inside a group makes the groups around it stand alone.
         let around = cuts.iter().flat_map(|&cut| [cut / group * group, cut.next_multiple_of(group), cut]);
-        let cut = |q: Range<usize>| Heads { kv: q.start / group..q.end.div_ceil(group), q };
+        let cut = |q: Range<usize>| LaunchHeads { kv: q.start / group..q.end.div_ceil(group), q };
         ranges(around, heads).into_iter().map(cut).collect()
     }
 
-    pub(super) fn attend(&mut self, place: Place, attend: &Attend) {
+    pub(super) fn attend(&mut self, place: OperationId, attend: &Attend) {
         let Attend { call, q, k, v, sink, out, lse, max_logit, .. } = attend;
         let sinks = usize::from(call.softmax.sink != Sink::None);
         if sinks > 0 {
@@ -100,28 +100,34 @@ impl Machine<'_> {
         self.commit(writing);
     }
 
-    fn applies_sink(&mut self, place: Place, call: &AttentionCall, sink: Option<BufferId>) {
+    fn applies_sink(&mut self, place: OperationId, call: &AttentionCall, sink: Option<BufferId>) {
         self.sink_is_right(place, sink);
         if call.softmax.sink != self.problem.softmax.sink {
-            let fault = Fault::Plain("the launch's sink is not the problem's");
+            let fault = FormError::Plain("the launch's sink is not the problem's");
             self.errors.push(CheckError::Malformed { at: place, fault });
         }
     }
 
     /// The rows of a run as pieces of the site's tensor; what is none is an error and left out.
-    fn inputs(&mut self, site: &Site, run: &Run) -> Vec<Rows> {
+    fn inputs(&mut self, site: &Site, run: &Run) -> Vec<SegmentRows> {
         let pieces = self.read_run(site.buffer, run, &site.heads);
         let rows = pieces.into_iter().filter_map(|Piece { at, len, symbol }| {
             let site = Site { row: run.row(at), ..site.clone() };
-            Some(Rows { at, len, tokens: self.input(&site, &symbol)? })
+            Some(SegmentRows { at, len, tokens: self.input(&site, &symbol)? })
         });
         rows.collect()
     }
 
     /// The keys of a segment: K and V of the same rows.
-    fn keys(&mut self, place: Place, segment: &Segment, buffers: [BufferId; 2], heads: &Heads) -> Vec<Rows> {
+    fn keys(
+        &mut self,
+        place: OperationId,
+        segment: &Segment,
+        buffers: [BufferId; 2],
+        heads: &LaunchHeads,
+    ) -> Vec<SegmentRows> {
         let lists = buffers.map(|buffer| self.read(buffer, &segment.kv, &heads.kv));
-        let mut rows: Vec<Rows> = Vec::new();
+        let mut rows: Vec<SegmentRows> = Vec::new();
         zip(lists.each_ref().map(Vec::as_slice), |at, len, symbols| {
             let names = [TensorName::K, TensorName::V];
             let sites = [0, 1].map(|index| Site {
@@ -137,7 +143,7 @@ impl Machine<'_> {
             if !k.same_rows(&v, len) {
                 self.mismatch(&sites[1], &symbols[1], format!("the values of {} are needed", symbols[0]));
             }
-            rows.push(Rows { at, len, tokens: k });
+            rows.push(SegmentRows { at, len, tokens: k });
         });
         rows
     }
@@ -145,14 +151,14 @@ impl Machine<'_> {
     /// For each piece of queries its patches; the other pairs of the segment are not visible.
     fn patches(
         &mut self,
-        place: Place,
+        place: OperationId,
         segment: &Segment,
-        queries: &[Rows],
-        keys: &[Rows],
-        heads: &Heads,
+        queries: &[SegmentRows],
+        keys: &[SegmentRows],
+        heads: &LaunchHeads,
     ) -> Vec<Vec<Patch>> {
         if queries.len().saturating_mul(keys.len()) > PATCHES_MAX {
-            let fault = Fault::TooMany {
+            let fault = FormError::TooMany {
                 what: "pieces of a segment",
                 got: queries.len(),
                 max: queries.len() / keys.len().max(1),
@@ -189,11 +195,11 @@ impl Machine<'_> {
     /// That queries and keys are of one sequence and of heads that belong together; the query heads within their group.
     fn pairing(
         &mut self,
-        place: Place,
+        place: OperationId,
         segment: &Segment,
-        q: &Rows,
-        k: &Rows,
-        heads: &Heads,
+        q: &SegmentRows,
+        k: &SegmentRows,
+        heads: &LaunchHeads,
     ) -> Option<Range<usize>> {
         let group = self.problem.group() as isize;
         let (first, count, kv) = (q.tokens.head, heads.q.len() as isize, k.tokens.head);
@@ -224,7 +230,7 @@ impl Machine<'_> {
         Some(if heads.kv.len() == 1 { within..within + heads.q.len() } else { 0..group as usize })
     }
 
-    fn raise(&mut self, place: Place, max_logit: BufferId, heads: &Range<usize>, first: isize) {
+    fn raise(&mut self, place: OperationId, max_logit: BufferId, heads: &Range<usize>, first: isize) {
         let one = Run::packed(0, 1, 1);
         let symbol = self.value(max_logit, heads);
         let mut launches = match &symbol {
@@ -260,7 +266,7 @@ impl Machine<'_> {
         self.set(max_logit, &one, 0, 1, heads, symbol);
     }
 
-    pub(super) fn attend_backward(&mut self, place: Place, attend: &AttendBackward) {
+    pub(super) fn attend_backward(&mut self, place: OperationId, attend: &AttendBackward) {
         let AttendBackward { call, q, k, v, dout, out, lse, sink, dq, dk, dv, .. } = attend;
         if let Some((sink, _)) = sink {
             self.sink_is_right(place, Some(*sink));
@@ -283,7 +289,7 @@ impl Machine<'_> {
                     writing.push(rows_to(*dq, &segment.q, &heads.q, rows));
                     seen.push(row_patch(place, &piece.tokens, piece.len));
                     if head.is_some_and(|head| head != piece.tokens.head) {
-                        let fault = Fault::Plain("the sink is of other heads than the queries");
+                        let fault = FormError::Plain("the sink is of other heads than the queries");
                         self.errors.push(CheckError::Malformed { at: place, fault });
                     }
                 }
@@ -306,11 +312,11 @@ impl Machine<'_> {
     /// The queries of a backward segment: q and dout of the same rows, out and LSE of theirs, whole.
     fn queries(
         &mut self,
-        place: Place,
+        place: OperationId,
         segment: &Segment,
         buffers: [BufferId; 4],
-        heads: &Heads,
-    ) -> Vec<Rows> {
+        heads: &LaunchHeads,
+    ) -> Vec<SegmentRows> {
         let names = [TensorName::Q, TensorName::Dout, TensorName::Out, TensorName::Lse];
         let lists = buffers.map(|buffer| self.read_run(buffer, &segment.q, &heads.q));
         let mut rows = Vec::new();
@@ -329,7 +335,7 @@ impl Machine<'_> {
             }
             self.finished(&site(2), &tokens, len, &symbols[2]);
             self.finished(&site(3), &tokens, len, &symbols[3]);
-            append(&mut rows, Rows { at, len, tokens });
+            append(&mut rows, SegmentRows { at, len, tokens });
         });
         rows
     }
@@ -377,7 +383,7 @@ fn write_keys(
 }
 
 /// Pieces that out and LSE cut, yet q does not, are one again.
-fn append(rows: &mut Vec<Rows>, next: Rows) {
+fn append(rows: &mut Vec<SegmentRows>, next: SegmentRows) {
     if let Some(last) = rows.last_mut()
         && last.tokens.sequence == next.tokens.sequence
         && last.tokens.head == next.tokens.head
@@ -392,7 +398,7 @@ fn append(rows: &mut Vec<Rows>, next: Rows) {
 }
 
 /// Every piece of keys gets the patches of all query pieces that meet it.
-fn collect_keys(parts: &mut KeyParts, keys: &[Rows], patches: &[Vec<Patch>], heads: &Heads) {
+fn collect_keys(parts: &mut KeyParts, keys: &[SegmentRows], patches: &[Vec<Patch>], heads: &LaunchHeads) {
     for key in keys {
         let line = key.tokens.line(key.len);
         let entry = parts.entry((heads.kv.start, heads.kv.end, key.at));

@@ -18,7 +18,7 @@ const SINGLY_MAX: usize = 4;
 
 /// Heads whose rows are alike.
 #[derive(Clone, Debug)]
-pub(super) struct Band {
+pub(super) struct HeadBand {
     heads: Range<usize>,
     shift: isize,
     /// In order, without a gap: every row of the buffer is in one piece.
@@ -27,11 +27,11 @@ pub(super) struct Band {
     last_read: Cell<usize>,
 }
 
-impl Band {
+impl HeadBand {
     /// The band as it is for some of its heads, which become those from `first` on.
-    fn moved(&self, heads: &Range<usize>, first: usize) -> Band {
+    fn moved(&self, heads: &Range<usize>, first: usize) -> HeadBand {
         let shift = self.shift + heads.start as isize - first as isize;
-        Band { heads: first..first + heads.len(), shift, ..self.clone() }
+        HeadBand { heads: first..first + heads.len(), shift, ..self.clone() }
     }
 
     /// Pieces with rows of the buffer, sorted and disjoint, take the place of what is there.
@@ -62,13 +62,13 @@ impl Band {
 pub(super) struct Content {
     rows: usize,
     /// In order of heads, without a gap.
-    bands: Vec<Band>,
+    bands: Vec<HeadBand>,
 }
 
 impl Content {
     pub(super) fn new(rows: usize, heads: usize, symbol: Symbol) -> Content {
         let pieces = if rows > 0 { vec![Piece { at: 0, len: rows, symbol }] } else { Vec::new() };
-        let band = Band { heads: 0..heads, shift: 0, pieces: Rc::new(pieces), last_read: Cell::new(0) };
+        let band = HeadBand { heads: 0..heads, shift: 0, pieces: Rc::new(pieces), last_read: Cell::new(0) };
         Content { rows, bands: vec![band] }
     }
 
@@ -101,7 +101,7 @@ impl Content {
     }
 
     /// Every row of some heads, as bands for [`Content::replace`], which begins at head `first`.
-    pub(super) fn bands(&self, heads: &Range<usize>, first: usize) -> Vec<Band> {
+    pub(super) fn bands(&self, heads: &Range<usize>, first: usize) -> Vec<HeadBand> {
         let inside = self.bands[self.band_at(heads.start)..].iter();
         let clipped = inside.take_while(|band| band.heads.start < heads.end).map(|band| {
             let mine = band.heads.start.max(heads.start)..band.heads.end.min(heads.end);
@@ -111,7 +111,7 @@ impl Content {
     }
 
     /// Every row of some heads becomes that of the bands.
-    pub(super) fn replace(&mut self, bands: Vec<Band>) {
+    pub(super) fn replace(&mut self, bands: Vec<HeadBand>) {
         let (Some(first), Some(last)) = (bands.first(), bands.last()) else { return };
         let inside = self.inside(&(first.heads.start..last.heads.end));
         self.bands.splice(inside, bands);
@@ -156,7 +156,7 @@ impl Content {
     fn split(&mut self, head: usize) {
         let at = self.band_at(head);
         if let Some(band) = self.bands.get_mut(at).filter(|band| band.heads.start < head) {
-            let later = Band { heads: head..band.heads.end, ..band.clone() };
+            let later = HeadBand { heads: head..band.heads.end, ..band.clone() };
             band.heads.end = head;
             self.bands.insert(at + 1, later);
         }

@@ -20,7 +20,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Band, Positions};
 
-use super::error::{CoverKind, Place};
+use super::error::{CoverKind, OperationId};
 use super::stretch::Stretch;
 
 /// Stands for an absent bound: beyond every position, far from overflow.
@@ -34,7 +34,7 @@ const STEP_MAX: usize = 1 << 13;
 #[derive(Clone, Debug)]
 pub(super) struct Patch {
     /// The launch.
-    pub(super) place: Place,
+    pub(super) place: OperationId,
     pub(super) sequence: usize,
     /// The query heads among those of their KV head.
     pub(super) group: Range<usize>,
@@ -90,7 +90,7 @@ impl Wanted {
 pub(super) struct Hole {
     pub(super) kind: CoverKind,
     pub(super) pairs: Stretch,
-    pub(super) launch: Option<Place>,
+    pub(super) launch: Option<OperationId>,
 }
 
 /// Where the chain of one row breaks.
@@ -386,7 +386,7 @@ mod tests {
 
     /// The patches that show rows of a step the mask's columns, two of each residue: right ones.
     fn right(rows: Positions, wanted: Wanted) -> Vec<Patch> {
-        let place = Place { rank: 0, operation: 0, stream: 0 };
+        let place = OperationId { rank: 0, operation: 0, stream: 0 };
         let step = rows.step as i64;
         let patch = |start: usize, len: usize| {
             let off = rows.start as i64 - start as i64;

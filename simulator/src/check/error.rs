@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use seamproof_oracle::{Positions, RunError, TensorName};
+use seamproof_oracle::{Positions, RunLayoutError, TensorName};
 
 use super::stretch::Stretch;
 
@@ -12,7 +12,7 @@ pub const ERRORS_MAX: usize = 64;
 
 /// An operation, by its place in its rank's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct OperationId {
     /// The rank, by its place in the group.
     pub rank: usize,
     /// Index in the rank's program.
@@ -21,7 +21,7 @@ pub struct Place {
     pub stream: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for OperationId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {}, operation {} (stream {})", self.rank, self.operation, self.stream)
     }
@@ -35,7 +35,7 @@ pub enum Needed {
     /// A result on the rank of this place in the group.
     Result(usize),
     /// An operation.
-    Operation(Place),
+    Operation(OperationId),
 }
 
 impl fmt::Display for Needed {
@@ -74,7 +74,7 @@ impl fmt::Display for CoverKind {
 
 /// What makes an operation (or a buffer, or a placement) meaningless whatever the data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum FormError {
     /// A buffer that does not exist.
     #[error("there is no buffer {0}")]
     NoBuffer(usize),
@@ -95,7 +95,7 @@ pub enum Fault {
         /// The buffer.
         buffer: String,
         /// What is wrong.
-        error: RunError,
+        error: RunLayoutError,
     },
     /// Heads outside a buffer.
     #[error("{buffer} has {heads} heads, none of them {asked:?}")]
@@ -163,21 +163,21 @@ pub enum CheckError {
         /// Which.
         index: usize,
         /// What is wrong.
-        fault: Fault,
+        fault: FormError,
     },
     /// An operation that has no meaning.
     #[error("{at}: {fault}")]
     Malformed {
         /// The operation.
-        at: Place,
+        at: OperationId,
         /// What is wrong.
-        fault: Fault,
+        fault: FormError,
     },
     /// A wait that never ends.
     #[error("deadlock: {at} waits for {on}")]
     Deadlock {
         /// The operation.
-        at: Place,
+        at: OperationId,
         /// For whom or what.
         on: String,
     },
@@ -185,9 +185,9 @@ pub enum CheckError {
     #[error("{at} and {peer} do not agree on {what}")]
     Disagree {
         /// One end.
-        at: Place,
+        at: OperationId,
         /// The other.
-        peer: Place,
+        peer: OperationId,
         /// On what.
         what: &'static str,
     },
@@ -195,9 +195,9 @@ pub enum CheckError {
     #[error("race on {buffer}, rows {rows:?}, heads {heads:?}: {first} and {second} are not ordered")]
     Race {
         /// The operation met first.
-        first: Place,
+        first: OperationId,
         /// The other one.
-        second: Place,
+        second: OperationId,
         /// The buffer.
         buffer: String,
         /// The rows.
@@ -209,7 +209,7 @@ pub enum CheckError {
     #[error("{at}: row {row} of {buffer}, heads {heads:?}: holds {found}; {needed}")]
     Content {
         /// The operation.
-        at: Place,
+        at: OperationId,
         /// The buffer.
         buffer: String,
         /// The first of the rows.
@@ -240,7 +240,7 @@ pub enum CheckError {
         /// What is wrong with the pairs.
         kind: CoverKind,
         /// The launch that adds them.
-        launch: Option<Place>,
+        launch: Option<OperationId>,
     },
     /// A result that is not where, or not what, its placement says.
     #[error(

@@ -6,7 +6,7 @@
 //! the sink's in `sink.rs`) only collect the patches of both sides. Whether these are exactly the visible pairs is
 //! proved where a result must be whole (`whole.rs`): by the backward, and at the end.
 
-use super::error::Place;
+use super::error::OperationId;
 use super::machine::Machine;
 use super::order::Step;
 use crate::schedule::Work;
@@ -20,7 +20,7 @@ impl Machine<'_> {
         }
     }
 
-    fn local(&mut self, place: Place) {
+    fn local(&mut self, place: OperationId) {
         match self.work(place) {
             Work::Attend(attend) => self.attend(place, attend),
             Work::AttendBackward(attend) => self.attend_backward(place, attend),

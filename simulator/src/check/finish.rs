@@ -5,7 +5,7 @@ use std::ops::Range;
 use seamproof_oracle::{Pass, Positions, Run, Sequence, Side, TensorName};
 
 use super::cover::{FAR, Patch, Wanted, prove};
-use super::error::{CheckError, CoverKind, Needed, Place};
+use super::error::{CheckError, CoverKind, Needed, OperationId};
 use super::machine::{Machine, Site, ranges};
 use super::shape::{side, tensor_heads};
 use super::stretch::Stretch;
@@ -133,10 +133,11 @@ impl Machine<'_> {
             let symbol = self.value(buffer, &heads);
             let first = placement.heads.start + heads.start;
             let mine = first..first + heads.len();
-            let needed = |(_, launched): &&(Place, Range<usize>)| {
+            let needed = |(_, launched): &&(OperationId, Range<usize>)| {
                 launched.start < mine.end && mine.start < launched.end
             };
-            let launches: Vec<Place> = self.launches.iter().filter(needed).map(|(place, _)| *place).collect();
+            let launches: Vec<OperationId> =
+                self.launches.iter().filter(needed).map(|(place, _)| *place).collect();
             let missing = match &symbol {
                 Symbol::NegInfinity => launches.first().copied(),
                 Symbol::Tokens(Tokens { what: What::Largest(held), head, .. }) if *head == first as isize => {
@@ -247,7 +248,7 @@ fn clip(patch: &Patch, to: &Range<usize>) -> Option<Patch> {
 }
 
 fn whole(sequence: usize, cols: Positions) -> Patch {
-    let place = Place { rank: 0, operation: 0, stream: 0 };
+    let place = OperationId { rank: 0, operation: 0, stream: 0 };
     Patch { place, sequence, group: 0..1, rows: Positions::first(1), cols, lo: -FAR, hi: FAR }
 }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use seamproof_oracle::TensorName;
 
 use super::content::on_rows;
-use super::error::Place;
+use super::error::OperationId;
 use super::machine::{Machine, Site};
 use super::symbol::{Form, Piece, Symbol, Tokens, What};
 use crate::schedule::{BufferId, Layer, Rotated, RowPair};
@@ -18,7 +18,7 @@ use crate::schedule::{BufferId, Layer, Rotated, RowPair};
 impl Machine<'_> {
     pub(super) fn linear(
         &mut self,
-        place: Place,
+        place: OperationId,
         layer: Layer,
         heads: &Range<usize>,
         [from, to]: [BufferId; 2],

@@ -5,7 +5,7 @@ use std::ops::Range;
 use seamproof_oracle::{Problem, Run, TensorName};
 
 use super::content::Content;
-use super::error::{CheckError, Errors, Place};
+use super::error::{CheckError, Errors, OperationId};
 use super::proved::Proved;
 use super::shape::side;
 use super::symbol::{Form, Piece, Symbol, Tokens, What};
@@ -18,7 +18,7 @@ pub(super) struct Machine<'a> {
     pub(super) contents: Vec<Content>,
     pub(super) errors: Errors,
     /// Launches of attention, with the query heads that they computed, for max_logit.
-    pub(super) launches: Vec<(Place, Range<usize>)>,
+    pub(super) launches: Vec<(OperationId, Range<usize>)>,
     /// Covers of rows that have been looked at.
     pub(super) proved: Proved,
 }
@@ -26,7 +26,7 @@ pub(super) struct Machine<'a> {
 /// Rows that hold something else than they should: of an operation, or of a result.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<OperationId>,
     pub(super) tensor: TensorName,
     pub(super) buffer: BufferId,
     pub(super) row: usize,
@@ -68,7 +68,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    pub(super) fn work(&self, place: Place) -> &'a Work {
+    pub(super) fn work(&self, place: OperationId) -> &'a Work {
         &self.schedule.ranks[place.rank].operations[place.operation].work
     }
 

@@ -46,9 +46,9 @@ mod whole;
 
 use seamproof_oracle::Problem;
 
-pub use error::{CheckError, CoverKind, ERRORS_MAX, Fault, Needed, Place};
+pub use error::{CheckError, CoverKind, ERRORS_MAX, FormError, Needed, OperationId};
 pub use stretch::Stretch;
-pub use trace::{Held, Holds, Launch, Reading, trace, trace_moves};
+pub use trace::{Held, HeldRows, Reading, TracedLaunch, trace, trace_moves};
 
 use crate::schedule::{Schedule, Work};
 

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use seamproof_oracle::Run;
 
-use super::content::{Band, on_rows};
-use super::error::{CheckError, Place};
+use super::content::{HeadBand, on_rows};
+use super::error::{CheckError, OperationId};
 use super::machine::Machine;
 use super::shape::rows_of;
 use super::symbol::{Piece, Symbol};
@@ -20,7 +20,7 @@ pub(super) type End = (BufferId, Run, usize);
 
 /// What is to be written to a buffer: whole bands, or pieces that name its rows, to some heads.
 pub(super) enum Writing {
-    Whole(BufferId, Vec<Band>),
+    Whole(BufferId, Vec<HeadBand>),
     Rows(BufferId, Range<usize>, Vec<Piece>),
 }
 
@@ -88,7 +88,7 @@ impl Machine<'_> {
     }
 
     /// Whether a region can be moved to another.
-    pub(super) fn fits(&mut self, at: Place, from: &Region, peer: Place, to: &Region) -> bool {
+    pub(super) fn fits(&mut self, at: OperationId, from: &Region, peer: OperationId, to: &Region) -> bool {
         let shape = |region: &Region| {
             let buffer = &self.schedule.buffers[region.buffer.0];
             (rows_of(buffer, region).len, region.heads.len(), buffer.dim, buffer.axes)
@@ -103,8 +103,8 @@ impl Machine<'_> {
     /// Moves a region to another, if it fits.
     fn region(
         &mut self,
-        (at, from): (Place, &Region),
-        (peer, to): (Place, &Region),
+        (at, from): (OperationId, &Region),
+        (peer, to): (OperationId, &Region),
         writing: &mut Vec<Writing>,
     ) {
         if self.fits(at, from, peer, to) {
@@ -112,7 +112,7 @@ impl Machine<'_> {
         }
     }
 
-    pub(super) fn message(&mut self, send: Place, receive: Place) {
+    pub(super) fn message(&mut self, send: OperationId, receive: OperationId) {
         let (Work::Send { regions: from, .. }, Work::Recv { regions: to, .. }) =
             (self.work(send), self.work(receive))
         else {
@@ -128,7 +128,7 @@ impl Machine<'_> {
         self.commit(writing);
     }
 
-    pub(super) fn collective(&mut self, places: &[Place]) {
+    pub(super) fn collective(&mut self, places: &[OperationId]) {
         let works: Vec<&Work> = places.iter().map(|place| self.work(*place)).collect();
         if let Some(other) = works.iter().position(|work| discriminant(*work) != discriminant(works[0])) {
             let (at, peer) = (places[0], places[other]);

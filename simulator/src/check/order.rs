@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 
-use super::error::{CheckError, Errors, Fault, Place};
+use super::error::{CheckError, Errors, FormError, OperationId};
 use crate::schedule::{Operation, Schedule, Work};
 
 /// Streams of one rank.
@@ -28,16 +28,16 @@ const COUNTERS_MAX: usize = 1 << 32;
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     /// An operation of one rank.
-    Local(Place),
+    Local(OperationId),
     /// A send and its receive.
-    Message(Place, Place),
+    Message(OperationId, OperationId),
     /// A collective: each member's operation, in order of members.
-    Collective(Vec<Place>),
+    Collective(Vec<OperationId>),
 }
 
 impl Step {
     /// Its operations.
-    pub(super) fn places(&self) -> impl Iterator<Item = &Place> {
+    pub(super) fn places(&self) -> impl Iterator<Item = &OperationId> {
         let (ends, members) = match self {
             Step::Local(place) => ([Some(place), None], &[][..]),
             Step::Message(send, receive) => ([Some(send), Some(receive)], &[][..]),
@@ -81,7 +81,7 @@ fn simulate(schedule: &Schedule, clocks: bool, errors: &mut Errors) -> Option<Or
     let lanes = lanes(schedule, clocks, errors);
     let operations: usize = schedule.ranks.iter().map(|program| program.operations.len()).sum();
     if lanes.len().saturating_mul(operations) > COUNTERS_MAX {
-        let fault = Fault::TooMany {
+        let fault = FormError::TooMany {
             what: "streams times operations",
             got: operations,
             max: COUNTERS_MAX / lanes.len(),
@@ -131,7 +131,7 @@ fn lanes(schedule: &Schedule, clocks: bool, errors: &mut Errors) -> Vec<Lane> {
             streams.entry(operation.stream).or_default().push(index);
         }
         if streams.len() > STREAMS_MAX {
-            let fault = Fault::TooMany { what: "streams", got: streams.len(), max: STREAMS_MAX };
+            let fault = FormError::TooMany { what: "streams", got: streams.len(), max: STREAMS_MAX };
             errors.push(CheckError::Table { what: "rank", index: rank, fault });
         }
         lanes.extend(streams.into_iter().take(STREAMS_MAX).map(|(stream, operations)| Lane {
@@ -160,8 +160,11 @@ fn groups(schedule: &Schedule, errors: &mut Errors) {
             let size = sizes.entry((*stream, *group)).or_insert(0usize);
             *size += 1;
             if *size > GROUP_MAX {
-                let fault = Fault::TooMany { what: "messages of a group", got: *size, max: GROUP_MAX };
-                errors.push(CheckError::Malformed { at: Place { rank, operation, stream: *stream }, fault });
+                let fault = FormError::TooMany { what: "messages of a group", got: *size, max: GROUP_MAX };
+                errors.push(CheckError::Malformed {
+                    at: OperationId { rank, operation, stream: *stream },
+                    fault,
+                });
                 return;
             }
         }
@@ -188,9 +191,9 @@ fn events(schedule: &Schedule, errors: &mut Errors) -> OfOperation<Option<usize>
                 Work::WaitEvent(event) => match last.get(event) {
                     Some(&record) => waits[rank][operation] = Some(record),
                     None => {
-                        let fault = Fault::Plain("waits for an event that has no record before it");
+                        let fault = FormError::Plain("waits for an event that has no record before it");
                         errors.push(CheckError::Malformed {
-                            at: Place { rank, operation, stream: *stream },
+                            at: OperationId { rank, operation, stream: *stream },
                             fault,
                         });
                     }
@@ -276,8 +279,8 @@ impl<'a> Simulation<'a> {
         &self.schedule.ranks[rank].operations[operation].work
     }
 
-    fn place(&self, rank: usize, operation: usize) -> Place {
-        Place { rank, operation, stream: self.schedule.ranks[rank].operations[operation].stream }
+    fn place(&self, rank: usize, operation: usize) -> OperationId {
+        OperationId { rank, operation, stream: self.schedule.ranks[rank].operations[operation].stream }
     }
 
     /// Runs the first operation of a lane, or lets it wait; whether the lane may go on.
@@ -426,7 +429,7 @@ impl<'a> Simulation<'a> {
             let blocked =
                 group.iter().copied().find(|&operation| self.posted[lane.rank][operation].is_some());
             let operation = blocked.unwrap_or(group[0]);
-            let at = Place { rank: lane.rank, operation, stream: lane.stream };
+            let at = OperationId { rank: lane.rank, operation, stream: lane.stream };
             errors.push(CheckError::Deadlock { at, on: self.reason(lane.rank, operation) });
         }
     }

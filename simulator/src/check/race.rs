@@ -15,9 +15,9 @@ use std::ops::Range;
 
 use seamproof_oracle::Run;
 
-use super::error::{CheckError, Errors, Place};
+use super::error::{CheckError, Errors, OperationId};
 use super::order::{Moment, Order, Step};
-use super::touch::{Kind, Rows as Touched, touches};
+use super::touch::{Kind, TouchedRows, touches};
 use crate::schedule::{BufferId, Schedule, Work};
 
 /// Collects unordered conflicting accesses.
@@ -39,13 +39,13 @@ pub(super) fn check(schedule: &Schedule, order: &Order, errors: &mut Errors) {
 fn suspects(schedule: &Schedule, order: &Order) -> Vec<bool> {
     let mut suspects = vec![false; schedule.buffers.len()];
     // For each buffer the last touch of each lane and kind.
-    let mut last: Vec<Vec<(usize, Kind, Place)>> = vec![Vec::new(); schedule.buffers.len()];
+    let mut last: Vec<Vec<(usize, Kind, OperationId)>> = vec![Vec::new(); schedule.buffers.len()];
     for &place in order.steps.iter().flat_map(Step::places) {
         let work = &schedule.ranks[place.rank].operations[place.operation].work;
         let lane = order.moment(place).lane;
         for (BufferId(buffer), kind, _) in touches(work) {
             let touched = &mut last[buffer];
-            let unordered = |(_, other, first): &(usize, Kind, Place)| {
+            let unordered = |(_, other, first): &(usize, Kind, OperationId)| {
                 kind.conflicts(*other) && !order.ordered(*first, place)
             };
             suspects[buffer] = suspects[buffer] || touched.iter().any(unordered);
@@ -59,12 +59,12 @@ fn suspects(schedule: &Schedule, order: &Order) -> Vec<bool> {
 }
 
 impl Order {
-    fn moment(&self, place: Place) -> &Moment {
+    fn moment(&self, place: OperationId) -> &Moment {
         &self.moments[place.rank][place.operation]
     }
 
     /// Whether `first` surely ended before `second`, of the same rank, begins; or is the same.
-    fn ordered(&self, first: Place, second: Place) -> bool {
+    fn ordered(&self, first: OperationId, second: OperationId) -> bool {
         let (a, b) = (self.moment(first), self.moment(second));
         first.operation == second.operation || b.before.get(a.lane).is_some_and(|&ended| ended >= a.number)
     }
@@ -72,13 +72,13 @@ impl Order {
 
 #[derive(Clone, Debug, Default)]
 struct Shadow {
-    write: Option<Place>,
-    reads: Vec<Place>,
-    raises: Vec<Place>,
+    write: Option<OperationId>,
+    reads: Vec<OperationId>,
+    raises: Vec<OperationId>,
 }
 
 /// Intervals of rows: start to end.
-type Rows = BTreeMap<usize, (usize, Shadow)>;
+type ShadowRows = BTreeMap<usize, (usize, Shadow)>;
 
 struct Races<'a> {
     schedule: &'a Schedule,
@@ -86,13 +86,13 @@ struct Races<'a> {
     /// By buffer: whether to look.
     suspects: Vec<bool>,
     /// For each buffer its bands of heads.
-    shadows: BTreeMap<BufferId, Vec<(Range<usize>, Rows)>>,
+    shadows: BTreeMap<BufferId, Vec<(Range<usize>, ShadowRows)>>,
     /// Reported already.
-    met: BTreeSet<(Place, Place, BufferId)>,
+    met: BTreeSet<(OperationId, OperationId, BufferId)>,
 }
 
 impl Races<'_> {
-    fn operation(&mut self, place: Place, errors: &mut Errors) {
+    fn operation(&mut self, place: OperationId, errors: &mut Errors) {
         let work = &self.schedule.ranks[place.rank].operations[place.operation].work;
         for ((buffer, first, end, kind), runs) in self.touched(work) {
             if first == end {
@@ -110,7 +110,7 @@ impl Races<'_> {
         for (id, kind, rows) in touches(work).into_iter().filter(|(id, ..)| self.suspects[id.0]) {
             let buffer = &self.schedule.buffers[id.0];
             let (first, end) = match rows {
-                Touched::Region(region) => (region.heads.start, region.heads.end),
+                TouchedRows::Region(region) => (region.heads.start, region.heads.end),
                 _ => (0, buffer.heads),
             };
             touched.entry((id, first, end, kind)).or_default().extend(rows.runs(buffer));
@@ -120,7 +120,7 @@ impl Races<'_> {
 
     fn access(
         &mut self,
-        place: Place,
+        place: OperationId,
         buffer: BufferId,
         heads: Range<usize>,
         rows: Range<usize>,
@@ -158,14 +158,14 @@ impl Races<'_> {
 
 impl Shadow {
     /// What an access must come after.
-    fn before(&self, kind: Kind) -> impl Iterator<Item = Place> {
+    fn before(&self, kind: Kind) -> impl Iterator<Item = OperationId> {
         let of = |list, other| if kind.conflicts(other) { list } else { &[][..] };
         let (reads, raises) = (of(&self.reads[..], Kind::Read), of(&self.raises[..], Kind::Raise));
         self.write.into_iter().chain(reads.iter().chain(raises).copied())
     }
 
     /// Notes an access. A write stands for all before it; a read or a raise for earlier ones that ended before it.
-    fn enter(&mut self, order: &Order, place: Place, kind: Kind) {
+    fn enter(&mut self, order: &Order, place: OperationId, kind: Kind) {
         let list = match kind {
             Kind::Read => &mut self.reads,
             Kind::Raise => &mut self.raises,
@@ -180,7 +180,7 @@ impl Shadow {
 }
 
 /// Makes one interval of all that are inside of rows, which begin and end one: they hold the same write.
-fn unite(map: &mut Rows, rows: &Range<usize>) {
+fn unite(map: &mut ShadowRows, rows: &Range<usize>) {
     while let Some((&next, _)) = map.range(rows.start + 1..rows.end).next() {
         map.remove(&next);
     }
@@ -189,7 +189,7 @@ fn unite(map: &mut Rows, rows: &Range<usize>) {
     }
 }
 
-fn split_heads(bands: &mut Vec<(Range<usize>, Rows)>, head: usize) {
+fn split_heads(bands: &mut Vec<(Range<usize>, ShadowRows)>, head: usize) {
     if let Some(at) = bands.iter().position(|(band, _)| band.start < head && head < band.end) {
         let (band, rows) = bands[at].clone();
         bands[at].0.end = head;
@@ -197,7 +197,7 @@ fn split_heads(bands: &mut Vec<(Range<usize>, Rows)>, head: usize) {
     }
 }
 
-fn split_rows(map: &mut Rows, row: usize) {
+fn split_rows(map: &mut ShadowRows, row: usize) {
     if let Some((_, (end, shadow))) = map.range_mut(..row).next_back()
         && *end > row
     {

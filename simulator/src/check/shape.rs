@@ -7,14 +7,14 @@ use seamproof_oracle::limits::{HEADS_MAX, ROWS_MAX, WORLD_MAX};
 use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Problem, Run, Side, TensorName};
 
-use super::error::{CheckError, Errors, Fault, Place};
+use super::error::{CheckError, Errors, FormError, OperationId};
 use crate::schedule::{
     Attend, AttendBackward, Axes, Buffer, BufferId, Layer, Merge, Placement, Region, Role, Rotated, RowPair,
     Schedule, Work,
 };
 use crate::{AttentionCall, RowPolicy};
 
-type Checked = Result<(), Fault>;
+type Checked = Result<(), FormError>;
 
 /// Collects what is malformed.
 pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors) {
@@ -46,7 +46,7 @@ pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors)
         for (operation, step) in program.operations.iter().enumerate() {
             if let Err(fault) = shape.work(&step.work) {
                 errors.push(CheckError::Malformed {
-                    at: Place { rank, operation, stream: step.stream },
+                    at: OperationId { rank, operation, stream: step.stream },
                     fault,
                 });
             }
@@ -58,16 +58,16 @@ pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors)
 }
 
 fn count(what: &'static str, got: usize, expected: usize) -> Checked {
-    if got == expected { Ok(()) } else { Err(Fault::Count { what, got, expected }) }
+    if got == expected { Ok(()) } else { Err(FormError::Count { what, got, expected }) }
 }
 
 fn at_most(what: &'static str, got: usize, max: usize) -> Checked {
-    if got <= max { Ok(()) } else { Err(Fault::TooMany { what, got, max }) }
+    if got <= max { Ok(()) } else { Err(FormError::TooMany { what, got, max }) }
 }
 
 fn check_buffer(buffer: &Buffer, ranks: usize) -> Checked {
     if buffer.rank >= ranks {
-        return Err(Fault::NoRank(buffer.rank));
+        return Err(FormError::NoRank(buffer.rank));
     }
     at_most("heads", buffer.heads, HEADS_MAX)?;
     // A gathered buffer holds what every rank holds, and its gaps.
@@ -78,8 +78,8 @@ fn check_members(members: &[usize], ranks: usize) -> Checked {
     let mut seen = vec![false; ranks];
     for &member in members {
         match seen.get_mut(member) {
-            None => return Err(Fault::NoRank(member)),
-            Some(true) => return Err(Fault::Plain("a rank is a member twice")),
+            None => return Err(FormError::NoRank(member)),
+            Some(true) => return Err(FormError::Plain("a rank is a member twice")),
             Some(free) => *free = true,
         }
     }
@@ -101,12 +101,12 @@ pub(super) fn tensor_heads(problem: &Problem, tensor: TensorName) -> usize {
 }
 
 fn check_placement(problem: &Problem, schedule: &Schedule, placement: &Placement) -> Checked {
-    let buffer = schedule.buffers.get(placement.buffer.0).ok_or(Fault::NoBuffer(placement.buffer.0))?;
+    let buffer = schedule.buffers.get(placement.buffer.0).ok_or(FormError::NoBuffer(placement.buffer.0))?;
     let (Role::Input(role) | Role::Output(role)) = buffer.role else {
-        return Err(Fault::Plain("a scratch buffer is placed"));
+        return Err(FormError::Plain("a scratch buffer is placed"));
     };
     if role != placement.tensor {
-        return Err(Fault::Plain("the buffer's role is another tensor"));
+        return Err(FormError::Plain("the buffer's role is another tensor"));
     }
     let heads = tensor_heads(problem, placement.tensor);
     check_heads("the tensor", heads, &placement.heads)?;
@@ -116,7 +116,7 @@ fn check_placement(problem: &Problem, schedule: &Schedule, placement: &Placement
         return if fits {
             Ok(())
         } else {
-            Err(Fault::Plain("a tensor without rows is placed as one with rows"))
+            Err(FormError::Plain("a tensor without rows is placed as one with rows"))
         };
     };
     let dims = match placement.tensor {
@@ -135,11 +135,12 @@ fn check_placement(problem: &Problem, schedule: &Schedule, placement: &Placement
 
 /// The rows are real as far as the sequence goes, and no further.
 fn check_placed(problem: &Problem, side: Side, placed: &PlacedRun) -> Checked {
-    let sequence = problem.sequences.get(placed.sequence).ok_or(Fault::Plain("there is no such sequence"))?;
+    let sequence =
+        problem.sequences.get(placed.sequence).ok_or(FormError::Plain("there is no such sequence"))?;
     let real = if side == Side::Q { sequence.q.len } else { sequence.kv.len };
     let (piece, local) = (placed.piece, placed.local);
     if piece.step == 0 {
-        return Err(Fault::Plain("a piece of positions with step 0"));
+        return Err(FormError::Plain("a piece of positions with step 0"));
     }
     let expected = real.saturating_sub(piece.start).div_ceil(piece.step).min(local.span);
     count("real rows of a placed run", local.len, expected)
@@ -147,12 +148,12 @@ fn check_placed(problem: &Problem, side: Side, placed: &PlacedRun) -> Checked {
 
 fn check_heads(name: &str, heads: usize, asked: &Range<usize>) -> Checked {
     let inside = asked.start <= asked.end && asked.end <= heads;
-    if inside { Ok(()) } else { Err(Fault::Heads { buffer: name.into(), heads, asked: asked.clone() }) }
+    if inside { Ok(()) } else { Err(FormError::Heads { buffer: name.into(), heads, asked: asked.clone() }) }
 }
 
 fn check_rows(buffer: &Buffer, runs: &[Run]) -> Checked {
     for run in runs {
-        run.check(buffer.rows).map_err(|error| Fault::Rows { buffer: buffer.name.to_string(), error })?;
+        run.check(buffer.rows).map_err(|error| FormError::Rows { buffer: buffer.name.to_string(), error })?;
     }
     Ok(())
 }
@@ -162,7 +163,7 @@ fn check_rows(buffer: &Buffer, runs: &[Run]) -> Checked {
 fn disjoint(buffer: &Buffer, runs: impl Iterator<Item = (Run, usize)>, what: &'static str) -> Checked {
     let mut runs: Vec<(Run, usize)> = runs.filter(|(_, rows)| *rows > 0).collect();
     runs.sort_unstable_by_key(|(run, _)| run.offset);
-    let fault = |row| Err(Fault::Row { buffer: buffer.name.to_string(), row, what });
+    let fault = |row| Err(FormError::Row { buffer: buffer.name.to_string(), row, what });
     let hull = |(run, rows): &(Run, usize)| run.offset + run.step * (rows - 1) + 1;
     let apart = runs.windows(2).all(|pair| hull(&pair[0]) <= pair[1].0.offset);
     if apart {
@@ -242,16 +243,16 @@ impl<'a> Shape<'a> {
                 self.region(region)
             }
             Work::RecordEvent(_) | Work::WaitEvent(_) => Ok(()),
-            Work::HostRead(_) => Err(Fault::Plain("the host waits for the device and reads")),
+            Work::HostRead(_) => Err(FormError::Plain("the host waits for the device and reads")),
         }
     }
 
     /// A buffer of this rank.
-    fn buffer(&self, id: BufferId) -> Result<&'a Buffer, Fault> {
-        let buffer = self.schedule.buffers.get(id.0).ok_or(Fault::NoBuffer(id.0))?;
+    fn buffer(&self, id: BufferId) -> Result<&'a Buffer, FormError> {
+        let buffer = self.schedule.buffers.get(id.0).ok_or(FormError::NoBuffer(id.0))?;
         match buffer.rank == self.rank {
             true => Ok(buffer),
-            false => Err(Fault::Foreign { buffer: buffer.name.to_string(), owner: buffer.rank }),
+            false => Err(FormError::Foreign { buffer: buffer.name.to_string(), owner: buffer.rank }),
         }
     }
 
@@ -263,8 +264,8 @@ impl<'a> Shape<'a> {
         }
     }
 
-    fn unlike(&self, first: &Buffer, second: &Buffer, what: &'static str) -> Fault {
-        Fault::Unlike { first: first.name.to_string(), second: second.name.to_string(), what }
+    fn unlike(&self, first: &Buffer, second: &Buffer, what: &'static str) -> FormError {
+        FormError::Unlike { first: first.name.to_string(), second: second.name.to_string(), what }
     }
 
     /// The same rows and heads, and elements if asked.
@@ -362,7 +363,7 @@ impl<'a> Shape<'a> {
             return Err(self.unlike(step, running, "heads and elements"));
         }
         if merge.step_out == merge.out || merge.step_lse == merge.lse {
-            return Err(Fault::Plain("a result is merged into itself"));
+            return Err(FormError::Plain("a result is merged into itself"));
         }
         self.row_pairs(step, running, &merge.rows)
     }
@@ -430,7 +431,7 @@ impl<'a> Shape<'a> {
         let (q, k) = (self.buffer(q)?, self.buffer(k)?);
         let softmax = &self.problem.softmax;
         if (call.softmax.scale, call.softmax.softcap) != (softmax.scale, softmax.softcap) {
-            return Err(Fault::Plain("scale or soft cap is not the problem's"));
+            return Err(FormError::Plain("scale or soft cap is not the problem's"));
         }
         for segment in &call.segments {
             check_rows(q, std::slice::from_ref(&segment.q))?;
@@ -472,10 +473,10 @@ impl<'a> Shape<'a> {
 
     fn message(&self, peer: usize, regions: &[Region]) -> Checked {
         if peer >= self.schedule.ranks.len() {
-            return Err(Fault::NoRank(peer));
+            return Err(FormError::NoRank(peer));
         }
         if peer == self.rank {
-            return Err(Fault::Plain("a rank sends to itself"));
+            return Err(FormError::Plain("a rank sends to itself"));
         }
         regions.iter().try_for_each(|region| self.region(region))
     }
@@ -483,9 +484,9 @@ impl<'a> Shape<'a> {
     /// The rank is a member, and there is a region for each.
     fn members(&self, communicator: usize, regions: usize) -> Checked {
         let members = self.schedule.communicators.get(communicator);
-        let members = members.ok_or(Fault::Plain("there is no such communicator"))?;
+        let members = members.ok_or(FormError::Plain("there is no such communicator"))?;
         if !members.contains(&self.rank) {
-            return Err(Fault::Plain("the rank is no member of the communicator"));
+            return Err(FormError::Plain("the rank is no member of the communicator"));
         }
         count("regions, one for each member", regions, members.len())
     }
@@ -495,7 +496,9 @@ impl<'a> Shape<'a> {
 fn apart(reads: impl IntoIterator<Item = BufferId>, writes: &[BufferId]) -> Checked {
     let twice = writes.iter().enumerate().any(|(index, buffer)| writes[..index].contains(buffer));
     if twice || reads.into_iter().any(|buffer| writes.contains(&buffer)) {
-        return Err(Fault::Plain("a launch writes to a buffer that it reads, or two results to one buffer"));
+        return Err(FormError::Plain(
+            "a launch writes to a buffer that it reads, or two results to one buffer",
+        ));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use seamproof_oracle::{Positions, Run, Sink, TensorName};
 
 use super::cover::{FAR, Patch};
-use super::error::{CheckError, Fault, Place};
+use super::error::{CheckError, FormError, OperationId};
 use super::machine::{Machine, Site};
 use super::symbol::{Cover, Form, Symbol, Tokens, What, zip};
 use crate::schedule::BufferId;
@@ -14,7 +14,7 @@ impl Machine<'_> {
     /// The sink's own symbol for heads: that it is an input, and its first head.
     pub(super) fn sink_head(
         &mut self,
-        place: Place,
+        place: OperationId,
         sink: Option<BufferId>,
         heads: &Range<usize>,
     ) -> Option<isize> {
@@ -30,17 +30,17 @@ impl Machine<'_> {
     }
 
     /// Whether an operation that applies a sink is given the problem's.
-    pub(super) fn sink_is_right(&mut self, place: Place, sink: Option<BufferId>) {
+    pub(super) fn sink_is_right(&mut self, place: OperationId, sink: Option<BufferId>) {
         let kind = self.problem.softmax.sink;
         if kind == Sink::None || (kind == Sink::Learnable) != sink.is_some() {
-            let fault = Fault::Plain("applies a sink that is not the problem's");
+            let fault = FormError::Plain("applies a sink that is not the problem's");
             self.errors.push(CheckError::Malformed { at: place, fault });
         }
     }
 
     pub(super) fn apply_sink(
         &mut self,
-        place: Place,
+        place: OperationId,
         sink: Option<BufferId>,
         [out, lse]: [BufferId; 2],
         rows: &[Run],
@@ -70,7 +70,7 @@ impl Machine<'_> {
 
     pub(super) fn sink_gradient(
         &mut self,
-        place: Place,
+        place: OperationId,
         [sink, dout, out, lse]: [BufferId; 4],
         dsink: BufferId,
         rows: &[Run],
@@ -122,11 +122,11 @@ impl Machine<'_> {
 }
 
 /// One query row set as columns, for dsink.
-fn columns(place: Place, sequence: usize, cols: Positions) -> Patch {
+fn columns(place: OperationId, sequence: usize, cols: Positions) -> Patch {
     Patch { place, sequence, group: 0..1, rows: Positions::first(1), cols, lo: -FAR, hi: FAR }
 }
 
-pub(super) fn row_patch(place: Place, tokens: &Tokens, len: usize) -> Patch {
+pub(super) fn row_patch(place: OperationId, tokens: &Tokens, len: usize) -> Patch {
     columns(place, tokens.sequence, tokens.line(len))
 }
 

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use seamproof_oracle::{Run, TensorName};
 
 use super::content::on_rows;
-use super::error::Place;
+use super::error::OperationId;
 use super::machine::{Machine, Site};
 use super::moves::{End, Writing};
 use super::symbol::{Cover, Piece, Symbol, Tokens, What, append, zip};
@@ -47,7 +47,7 @@ impl Machine<'_> {
         }
     }
 
-    pub(super) fn accumulate(&mut self, place: Place, from: BufferId, to: BufferId, rows: &[RowPair]) {
+    pub(super) fn accumulate(&mut self, place: OperationId, from: BufferId, to: BufferId, rows: &[RowPair]) {
         let rows = rows.iter().map(|(source, target)| [*source, *target]);
         self.cells([from, to], rows, |machine, cell, [a, b]| {
             let sum = sum(&a, &b, cell.len).unwrap_or_else(|needed| {
@@ -58,7 +58,7 @@ impl Machine<'_> {
         });
     }
 
-    pub(super) fn merge(&mut self, place: Place, merge: &Merge) {
+    pub(super) fn merge(&mut self, place: OperationId, merge: &Merge) {
         let Merge { style, step_out, step_lse, out, lse, rows } = merge;
         let rows = rows.iter().map(|(from, to)| [*from, *from, *to, *to]);
         self.cells([*step_out, *step_lse, *out, *lse], rows, |machine, cell, symbols| {
@@ -79,7 +79,7 @@ impl Machine<'_> {
     /// What a reduction writes to a member, if the collective is one: the combination of what each member has for it.
     pub(super) fn reduced(
         &mut self,
-        places: &[Place],
+        places: &[OperationId],
         works: &[&Work],
         member: usize,
         writing: &mut Vec<Writing>,
@@ -111,7 +111,7 @@ impl Machine<'_> {
     /// The members' rows, one member after the other.
     fn combined(
         &mut self,
-        places: &[Place],
+        places: &[OperationId],
         ends: &[End],
         band: &Range<usize>,
         reduction: Reduction,
@@ -152,7 +152,7 @@ pub(super) struct Cell<'c, const N: usize> {
 
 impl<const N: usize> Cell<'_, N> {
     /// Where its rows are on one operand.
-    pub(super) fn site(&self, place: Place, tensor: TensorName, operand: usize) -> Site {
+    pub(super) fn site(&self, place: OperationId, tensor: TensorName, operand: usize) -> Site {
         let (buffer, row) = (self.buffers[operand], self.runs[operand].row(self.at));
         Site { place: Some(place), tensor, buffer, row, heads: self.heads.clone() }
     }
@@ -211,7 +211,7 @@ fn max(a: &Symbol, b: &Symbol) -> Combined {
         (Symbol::Tokens(x), Symbol::Tokens(y)) if x.head == y.head => match (&x.what, &y.what) {
             (What::Largest(p), What::Largest(q)) if Rc::ptr_eq(p, q) => Ok(a.clone()),
             (What::Largest(p), What::Largest(q)) => {
-                let both: BTreeSet<Place> = p.union(q).copied().collect();
+                let both: BTreeSet<OperationId> = p.union(q).copied().collect();
                 Ok(x.with(What::Largest(Rc::new(both))))
             }
             _ => Err("largest logits are needed"),

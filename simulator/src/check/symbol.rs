@@ -12,7 +12,7 @@ use std::rc::Rc;
 use seamproof_oracle::{Positions, TensorName};
 
 use super::cover::Patch;
-use super::error::Place;
+use super::error::OperationId;
 use crate::schedule::{Schedule, hidden, rotates};
 
 /// Patches of one cover; more are no proof but a runaway sum.
@@ -165,7 +165,7 @@ pub(super) enum What {
     },
     Gradient(TensorName, Cover),
     /// The largest logit over these launches.
-    Largest(Rc<BTreeSet<Place>>),
+    Largest(Rc<BTreeSet<OperationId>>),
     /// dsink summed over the columns of the patches.
     SinkGradient(Cover),
 }

@@ -25,7 +25,7 @@ impl Kind {
 
 /// Which rows of a buffer; every head, except of a region.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Rows<'a> {
+pub(super) enum TouchedRows<'a> {
     /// The first `len` of runs.
     Runs(&'a [Run]),
     /// The first runs of pairs.
@@ -43,7 +43,7 @@ pub(super) enum Rows<'a> {
     Values,
 }
 
-impl Rows<'_> {
+impl TouchedRows<'_> {
     /// As runs whose first `len` rows count.
     pub(super) fn runs(&self, buffer: &Buffer) -> Vec<Run> {
         if buffer.axes == Axes::Heads {
@@ -54,70 +54,74 @@ impl Rows<'_> {
             false => *run,
         };
         match *self {
-            Rows::Runs(runs) => runs.to_vec(),
-            Rows::From(pairs) => pairs.iter().map(|(from, _)| *from).collect(),
-            Rows::To(pairs) => pairs.iter().map(|(_, to)| *to).collect(),
-            Rows::Rotated(rotated) => rotated.iter().map(|rotated| rotated.rows).collect(),
-            Rows::Queries(call, own) => {
+            TouchedRows::Runs(runs) => runs.to_vec(),
+            TouchedRows::From(pairs) => pairs.iter().map(|(from, _)| *from).collect(),
+            TouchedRows::To(pairs) => pairs.iter().map(|(_, to)| *to).collect(),
+            TouchedRows::Rotated(rotated) => rotated.iter().map(|rotated| rotated.rows).collect(),
+            TouchedRows::Queries(call, own) => {
                 call.segments.iter().map(|segment| writes(call, own, &segment.q)).collect()
             }
-            Rows::Keys(call, own) => {
+            TouchedRows::Keys(call, own) => {
                 let keys = call.segments.iter().flat_map(|segment| &segment.kv);
                 keys.map(|run| writes(call, own, run)).collect()
             }
-            Rows::Region(region) => vec![rows_of(buffer, region)],
-            Rows::Values => Vec::new(),
+            TouchedRows::Region(region) => vec![rows_of(buffer, region)],
+            TouchedRows::Values => Vec::new(),
         }
     }
 }
 
 /// One touch: the buffer, how, which rows.
-pub(super) type Touch<'a> = (BufferId, Kind, Rows<'a>);
+pub(super) type Touch<'a> = (BufferId, Kind, TouchedRows<'a>);
 
 /// Everything that an operation touches.
 pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
     use Kind::{Raise, Read, Write};
     match work {
         Work::Attend(a) => {
-            let (q, kv, queries) =
-                (Rows::Queries(&a.call, false), Rows::Keys(&a.call, false), Rows::Queries(&a.call, true));
+            let (q, kv, queries) = (
+                TouchedRows::Queries(&a.call, false),
+                TouchedRows::Keys(&a.call, false),
+                TouchedRows::Queries(&a.call, true),
+            );
             let reads = [(a.q, Read, q), (a.k, Read, kv), (a.v, Read, kv)];
             let writes = [(a.out, Write, queries), (a.lse, Write, queries)];
-            let sink = a.sink.map(|sink| (sink, Read, Rows::Values));
-            let raise = (a.max_logit, Raise, Rows::Values);
+            let sink = a.sink.map(|sink| (sink, Read, TouchedRows::Values));
+            let raise = (a.max_logit, Raise, TouchedRows::Values);
             reads.into_iter().chain(writes).chain(sink).chain([raise]).collect()
         }
         Work::AttendBackward(a) => {
-            let (q, kv) = (Rows::Queries(&a.call, false), Rows::Keys(&a.call, false));
-            let (queries, keys) = (Rows::Queries(&a.call, true), Rows::Keys(&a.call, true));
+            let (q, kv) = (TouchedRows::Queries(&a.call, false), TouchedRows::Keys(&a.call, false));
+            let (queries, keys) = (TouchedRows::Queries(&a.call, true), TouchedRows::Keys(&a.call, true));
             let reads = [a.q, a.dout, a.out, a.lse].map(|id| (id, Read, q)).into_iter();
             let reads = reads.chain([a.k, a.v].map(|id| (id, Read, kv)));
             let writes = [(a.dq, Write, queries), (a.dk, Write, keys), (a.dv, Write, keys)];
-            let sinks =
-                a.sink.map(|(sink, dsink)| [(sink, Read, Rows::Values), (dsink, Write, Rows::Values)]);
+            let sinks = a.sink.map(|(sink, dsink)| {
+                [(sink, Read, TouchedRows::Values), (dsink, Write, TouchedRows::Values)]
+            });
             reads.chain(writes).chain(sinks.into_iter().flatten()).collect()
         }
         Work::Merge(m) => {
-            let reads = [m.step_out, m.step_lse].map(|id| (id, Read, Rows::From(&m.rows)));
-            let writes = [m.out, m.lse].map(|id| (id, Write, Rows::To(&m.rows)));
+            let reads = [m.step_out, m.step_lse].map(|id| (id, Read, TouchedRows::From(&m.rows)));
+            let writes = [m.out, m.lse].map(|id| (id, Write, TouchedRows::To(&m.rows)));
             reads.into_iter().chain(writes).collect()
         }
         Work::ApplySink { sink, out, lse, rows } => {
-            let writes = [*out, *lse].map(|id| (id, Write, Rows::Runs(rows)));
-            sink.map(|sink| (sink, Read, Rows::Values)).into_iter().chain(writes).collect()
+            let writes = [*out, *lse].map(|id| (id, Write, TouchedRows::Runs(rows)));
+            sink.map(|sink| (sink, Read, TouchedRows::Values)).into_iter().chain(writes).collect()
         }
         Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
-            let reads = [*dout, *out, *lse].map(|id| (id, Read, Rows::Runs(rows)));
-            let values = [(*sink, Read, Rows::Values), (*dsink, Write, Rows::Values)];
+            let reads = [*dout, *out, *lse].map(|id| (id, Read, TouchedRows::Runs(rows)));
+            let values = [(*sink, Read, TouchedRows::Values), (*dsink, Write, TouchedRows::Values)];
             values.into_iter().chain(reads).collect()
         }
         Work::Accumulate { from, to, rows }
         | Work::Copy { from, to, rows }
         | Work::Linear { from, to, rows, .. } => {
-            vec![(*from, Read, Rows::From(rows)), (*to, Write, Rows::To(rows))]
+            vec![(*from, Read, TouchedRows::From(rows)), (*to, Write, TouchedRows::To(rows))]
         }
-        Work::Rotate { buffer, rows, .. } => vec![(*buffer, Write, Rows::Rotated(rows))],
-        Work::Fill { to, rows, .. } => vec![(*to, Write, Rows::Runs(rows))],
+        Work::Rotate { buffer, rows, .. } => vec![(*buffer, Write, TouchedRows::Rotated(rows))],
+        Work::Fill { to, rows, .. } => vec![(*to, Write, TouchedRows::Runs(rows))],
         Work::Send { regions, .. } => every(regions, Read).collect(),
         Work::Recv { regions, .. } => every(regions, Write).collect(),
         Work::AllGather { from, to, .. } => every([from], Read).chain(every(to, Write)).collect(),
@@ -129,7 +133,7 @@ pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
 }
 
 fn every<'a>(regions: impl IntoIterator<Item = &'a Region>, kind: Kind) -> impl Iterator<Item = Touch<'a>> {
-    regions.into_iter().map(move |region| (region.buffer, kind, Rows::Region(region)))
+    regions.into_iter().map(move |region| (region.buffer, kind, TouchedRows::Region(region)))
 }
 
 /// For each step the buffers that no later one touches.

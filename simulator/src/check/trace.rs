@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Problem, Run, TensorName};
 
-use super::error::{CheckError, Errors, Place};
+use super::error::{CheckError, Errors, OperationId};
 use super::machine::Machine;
 use super::order::{Step, steps};
 use super::shape;
@@ -17,9 +17,9 @@ use crate::schedule::{BufferId, Layer, Schedule, Work};
 
 /// A launch of attention, forward or backward.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
+pub struct TracedLaunch {
     /// Where it is.
-    pub at: Place,
+    pub at: OperationId,
     /// What its segments read, for each band of heads whose rows are alike.
     pub readings: Vec<Reading>,
 }
@@ -43,12 +43,12 @@ pub struct Held {
     /// Rows.
     pub len: usize,
     /// What they hold.
-    pub holds: Holds,
+    pub holds: HeldRows,
 }
 
 /// What rows hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Holds {
+pub enum HeldRows {
     /// The positions `start, start + step, …` of a sequence.
     Positions {
         /// Index of the sequence.
@@ -65,13 +65,13 @@ pub enum Holds {
 }
 
 /// Every launch of a schedule, in an order in which they may run, or why it does not run.
-pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<Launch>, Vec<CheckError>> {
+pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
     traced(problem, schedule, |_| true)
 }
 
 /// The same where no sum makes queries or keys, as no right schedule's: sums, launches' results among them, are not
 /// followed.
-pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<Launch>, Vec<CheckError>> {
+pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
     traced(problem, schedule, |work| match work {
         Work::Copy { .. } | Work::Fill { .. } | Work::Rotate { .. } => true,
         Work::Linear { layer, .. } => *layer == Layer::Column,
@@ -85,7 +85,7 @@ fn traced(
     problem: &Problem,
     schedule: &Schedule,
     follows: impl Fn(&Work) -> bool,
-) -> Result<Vec<Launch>, Vec<CheckError>> {
+) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
     let mut errors = Errors::default();
     shape::check(problem, schedule, &mut errors);
     if !errors.0.is_empty() {
@@ -106,7 +106,7 @@ fn traced(
 }
 
 impl Machine<'_> {
-    fn launch(&self, at: Place) -> Option<Launch> {
+    fn launch(&self, at: OperationId) -> Option<TracedLaunch> {
         let (segments, q, k) = match self.work(at) {
             Work::Attend(attend) => (&attend.call.segments, attend.q, attend.k),
             Work::AttendBackward(attend) => (&attend.call.segments, attend.q, attend.k),
@@ -123,7 +123,7 @@ impl Machine<'_> {
                 }
             })
         });
-        Some(Launch { at, readings: of_band.collect() })
+        Some(TracedLaunch { at, readings: of_band.collect() })
     }
 
     fn held(&self, tensor: TensorName, buffer: BufferId, runs: &[Run], heads: &Range<usize>) -> Vec<Held> {
@@ -133,9 +133,9 @@ impl Machine<'_> {
                     let (first, sequence) = (tokens.head.max(0) as usize, tokens.sequence);
                     let line = tokens.line(len);
                     let heads = first..first + heads.len();
-                    Holds::Positions { sequence, start: line.start, step: line.step, heads }
+                    HeldRows::Positions { sequence, start: line.start, step: line.step, heads }
                 }
-                _ => Holds::Other(symbol.to_string()),
+                _ => HeldRows::Other(symbol.to_string()),
             };
             Held { at, len, holds }
         };

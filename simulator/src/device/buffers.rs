@@ -7,12 +7,12 @@ use seamproof_oracle::{Format, Run};
 
 use super::error::DeviceError;
 use crate::schedule::{Axes, BufferId, Reduction, Region, RowPair, Schedule};
-use crate::{Damage, Real, Tensor};
+use crate::{Damage, GuardedTensor, Real};
 
 /// All buffers of a schedule.
 #[derive(Clone, Debug)]
 pub struct Buffers<T> {
-    pub(super) tensors: Vec<Tensor<T>>,
+    pub(super) tensors: Vec<GuardedTensor<T>>,
     pub(super) axes: Vec<Axes>,
     rows: Vec<usize>,
     pub(super) heads: Vec<usize>,
@@ -27,7 +27,7 @@ impl<T: Real> Buffers<T> {
         Buffers {
             tensors: buffers
                 .iter()
-                .map(|b| Tensor::unwritten(Arc::clone(&b.name), b.shape(), b.format))
+                .map(|b| GuardedTensor::unwritten(Arc::clone(&b.name), b.shape(), b.format))
                 .collect(),
             axes: buffers.iter().map(|b| b.axes).collect(),
             rows: buffers.iter().map(|b| b.rows).collect(),
@@ -37,7 +37,7 @@ impl<T: Real> Buffers<T> {
     }
 
     /// The tensor behind a buffer.
-    pub fn tensor(&self, id: BufferId) -> &Tensor<T> {
+    pub fn tensor(&self, id: BufferId) -> &GuardedTensor<T> {
         &self.tensors[id.0]
     }
 
@@ -67,12 +67,12 @@ impl<T: Real> Buffers<T> {
     }
 
     /// The tensor behind a buffer, for a device that brings its memory back.
-    pub fn tensor_mut(&mut self, id: BufferId) -> &mut Tensor<T> {
+    pub fn tensor_mut(&mut self, id: BufferId) -> &mut GuardedTensor<T> {
         &mut self.tensors[id.0]
     }
 
     /// The tensors, in order of buffers.
-    pub fn tensors(&self) -> &[Tensor<T>] {
+    pub fn tensors(&self) -> &[GuardedTensor<T>] {
         &self.tensors
     }
 
@@ -98,7 +98,7 @@ impl<T: Real> Buffers<T> {
 
     /// Guard bands that changed.
     pub fn damage(&self) -> Vec<Damage> {
-        self.tensors.iter().flat_map(Tensor::damage).collect()
+        self.tensors.iter().flat_map(GuardedTensor::damage).collect()
     }
 
     /// Checks that rows and heads exist.
@@ -203,13 +203,13 @@ impl<T: Real> Buffers<T> {
     }
 
     /// Takes a tensor out, so that others can be read while it is written.
-    pub(super) fn take(&mut self, id: BufferId) -> Result<Tensor<T>, DeviceError> {
+    pub(super) fn take(&mut self, id: BufferId) -> Result<GuardedTensor<T>, DeviceError> {
         let missing = || DeviceError::Shape(format!("there is no buffer {}", id.0));
         let tensor = self.tensors.get_mut(id.0).ok_or_else(missing)?;
-        Ok(std::mem::replace(tensor, Tensor::nothing()))
+        Ok(std::mem::replace(tensor, GuardedTensor::nothing()))
     }
 
-    pub(super) fn put(&mut self, id: BufferId, tensor: Tensor<T>) {
+    pub(super) fn put(&mut self, id: BufferId, tensor: GuardedTensor<T>) {
         self.tensors[id.0] = tensor;
     }
 

@@ -8,7 +8,7 @@ use seamproof_oracle::{Format, Run};
 use super::buffers::{Buffers, stretch};
 use super::error::DeviceError;
 use crate::schedule::{Axes, BufferId, FillValue, Layer, Merge, MergeStyle, Rotated, RowPair};
-use crate::{Real, Tensor};
+use crate::{GuardedTensor, Real};
 
 /// Combines lanes with others; what comes of it is rounded to the format that it is stored in.
 pub(super) fn each_lane<T: Real>(
@@ -44,7 +44,7 @@ pub(super) fn each_lane<T: Real>(
 }
 
 /// The elements of a row and head of a tensor that was taken out of its buffers.
-fn lane_of<T: Real>(tensor: &mut Tensor<T>, axes: Axes, row: usize, head: usize) -> &mut [T] {
+fn lane_of<T: Real>(tensor: &mut GuardedTensor<T>, axes: Axes, row: usize, head: usize) -> &mut [T] {
     match axes {
         Axes::Rows => tensor.lane_mut(row, head),
         Axes::Statistic => tensor.lane_mut(head, row),

@@ -1,4 +1,4 @@
-//! [`Arithmetic`]: how a kernel's units multiply, add and take exponentials; [`Serial`] is the plainest.
+//! [`UnitArithmetic`]: how a kernel's units multiply, add and take exponentials; [`Serial`] is the plainest.
 //!
 //! A *score* is what a unit compares and takes the maximum of: the logit itself, or the bare product where the scale is
 //! folded into the exponential. A tile's *weights* are P or dS; `first` says at which column of the tile they start,
@@ -8,39 +8,39 @@ use std::ops::Range;
 
 use seamproof_oracle::{Format, Softmax};
 
-use crate::{Real, Tensor};
+use crate::{GuardedTensor, Real};
 
 /// Partial sums of a row, one for each thread that holds some of its columns; a unit may use fewer.
 pub type RowSum<T> = [T; 4];
 
 /// Rows of one head of a tensor.
 #[derive(Debug)]
-pub struct Rows<'a, T> {
+pub struct HeadRows<'a, T> {
     /// The tensor, `[rows, heads, dim]`.
-    pub tensor: &'a Tensor<T>,
+    pub tensor: &'a GuardedTensor<T>,
     /// Which rows, in order.
     pub rows: &'a [usize],
     /// The head.
     pub head: usize,
 }
 
-impl<T> Clone for Rows<'_, T> {
+impl<T> Clone for HeadRows<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Rows<'_, T> {}
+impl<T> Copy for HeadRows<'_, T> {}
 
-impl<'a, T: Real> Rows<'a, T> {
+impl<'a, T: Real> HeadRows<'a, T> {
     /// The elements of row `j` of these.
     pub fn lane(&self, j: usize) -> &'a [T] {
         self.tensor.lane(self.rows[j], self.head)
     }
 
     /// Some of the rows.
-    pub fn slice(&self, range: Range<usize>) -> Rows<'a, T> {
-        Rows { rows: &self.rows[range], ..*self }
+    pub fn slice(&self, range: Range<usize>) -> HeadRows<'a, T> {
+        HeadRows { rows: &self.rows[range], ..*self }
     }
 
     /// All their elements, row after row.
@@ -101,18 +101,18 @@ impl<T: Real> TileWeights<T> {
 }
 
 /// The units of a device.
-pub trait Arithmetic<T: Real>: Sync {
+pub trait UnitArithmetic<T: Real>: Sync {
     /// `to[j] = Σ_c a[c] · b[c][j]`; both operands are of `format`.
     fn products(&self, format: Format, a: &[T], b: &[T], to: &mut [T]);
 
     /// `to += Σ_j weight_j · row_j`, the accumulator being that of the tiles before.
-    fn add_rows(&self, to: &mut [T], weights: Weights<'_, T>, rows: Rows<'_, T>);
+    fn add_rows(&self, to: &mut [T], weights: Weights<'_, T>, rows: HeadRows<'_, T>);
 
     /// The same where tiles may come in any order and each may have its own accumulator.
-    fn add_tile(&self, to: &mut [T], weights: Weights<'_, T>, rows: Rows<'_, T>);
+    fn add_tile(&self, to: &mut [T], weights: Weights<'_, T>, rows: HeadRows<'_, T>);
 
     /// `to[j] += Σ_i weight_ij · row_i` for each column j of a tile; `to` is `[columns][dim]`.
-    fn add_columns(&self, to: &mut [T], weights: &TileWeights<T>, rows: Rows<'_, T>);
+    fn add_columns(&self, to: &mut [T], weights: &TileWeights<T>, rows: HeadRows<'_, T>);
 
     /// The order in which the tiles of keys of query tile `tile` are added up in the backward.
     fn order(&self, tile: [usize; 2], tiles: &mut [Range<usize>]);
@@ -152,7 +152,7 @@ pub trait Arithmetic<T: Real>: Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Serial;
 
-impl<T: Real> Arithmetic<T> for Serial {
+impl<T: Real> UnitArithmetic<T> for Serial {
     fn products(&self, _: Format, a: &[T], b: &[T], to: &mut [T]) {
         to.fill(T::ZERO);
         for (a, b) in a.iter().zip(b.chunks_exact(to.len())) {
@@ -160,17 +160,17 @@ impl<T: Real> Arithmetic<T> for Serial {
         }
     }
 
-    fn add_rows(&self, to: &mut [T], weights: Weights<'_, T>, rows: Rows<'_, T>) {
+    fn add_rows(&self, to: &mut [T], weights: Weights<'_, T>, rows: HeadRows<'_, T>) {
         for (weight, row) in weights.values.iter().zip(rows.lanes()) {
             add_scaled(to, *weight, row);
         }
     }
 
-    fn add_tile(&self, to: &mut [T], weights: Weights<'_, T>, rows: Rows<'_, T>) {
+    fn add_tile(&self, to: &mut [T], weights: Weights<'_, T>, rows: HeadRows<'_, T>) {
         self.add_rows(to, weights, rows);
     }
 
-    fn add_columns(&self, to: &mut [T], weights: &TileWeights<T>, rows: Rows<'_, T>) {
+    fn add_columns(&self, to: &mut [T], weights: &TileWeights<T>, rows: HeadRows<'_, T>) {
         let dim = rows.tensor.shape()[2];
         for (i, row) in rows.lanes().enumerate() {
             let of_row = weights.row(i);

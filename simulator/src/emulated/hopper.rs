@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Format, Softmax};
 
-use super::arithmetic::{Arithmetic, RowSum, Rows, TileWeights, Weights};
+use super::arithmetic::{HeadRows, RowSum, TileWeights, UnitArithmetic, Weights};
 
 /// Products of one step of 16-bit factors.
 pub const STEP: usize = 16;
@@ -163,7 +163,7 @@ fn factor(softmax: &Softmax) -> f32 {
     softmax.softcap.unwrap_or(softmax.scale)
 }
 
-impl Arithmetic<f32> for Hopper {
+impl UnitArithmetic<f32> for Hopper {
     fn products(&self, format: Format, a: &[f32], b: &[f32], to: &mut [f32]) {
         to.fill(0.0);
         let columns = to.len();
@@ -174,7 +174,7 @@ impl Arithmetic<f32> for Hopper {
         }
     }
 
-    fn add_rows(&self, to: &mut [f32], weights: Weights<'_, f32>, rows: Rows<'_, f32>) {
+    fn add_rows(&self, to: &mut [f32], weights: Weights<'_, f32>, rows: HeadRows<'_, f32>) {
         let formats = [weights.format, rows.tensor.format()];
         let mut next = 0;
         while next < weights.values.len() {
@@ -189,13 +189,13 @@ impl Arithmetic<f32> for Hopper {
         }
     }
 
-    fn add_tile(&self, to: &mut [f32], weights: Weights<'_, f32>, rows: Rows<'_, f32>) {
+    fn add_tile(&self, to: &mut [f32], weights: Weights<'_, f32>, rows: HeadRows<'_, f32>) {
         let mut tile = vec![0.0; to.len()];
         self.add_rows(&mut tile, weights, rows);
         to.iter_mut().zip(tile).for_each(|(to, tile)| *to += tile);
     }
 
-    fn add_columns(&self, to: &mut [f32], weights: &TileWeights<f32>, rows: Rows<'_, f32>) {
+    fn add_columns(&self, to: &mut [f32], weights: &TileWeights<f32>, rows: HeadRows<'_, f32>) {
         let dim = rows.tensor.shape()[2];
         for (j, to) in to.chunks_exact_mut(dim).enumerate() {
             let column: Vec<f32> = (0..weights.seen.len()).map(|i| weights.row(i)[j]).collect();
@@ -273,7 +273,7 @@ impl Arithmetic<f32> for Hopper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Tensor;
+    use crate::GuardedTensor;
     use crate::emulated::Serial;
 
     /// What the hardware is said to do, restated on integers: 1 + n products of 2^(−e), the one in the addend.
@@ -382,8 +382,8 @@ mod tests {
     }
 
     /// A tensor of one head with drawn rows.
-    fn drawn(rows: usize, dim: usize, draws: &mut Draws) -> Tensor<f32> {
-        let mut tensor = Tensor::unwritten("drawn", [rows, 1, dim], Format::Bf16);
+    fn drawn(rows: usize, dim: usize, draws: &mut Draws) -> GuardedTensor<f32> {
+        let mut tensor = GuardedTensor::unwritten("drawn", [rows, 1, dim], Format::Bf16);
         tensor.values_mut().iter_mut().for_each(|value| *value = draws.number(Format::Bf16, 6));
         tensor
     }
@@ -395,7 +395,7 @@ mod tests {
         let all: Vec<usize> = (0..40).collect();
         let (first, seen) = (5, 5..37);
         let weights: Vec<f32> = seen.clone().map(|_| draws.number(Format::Bf16, 6)).collect();
-        let rows = Rows { tensor: &tensor, rows: &all, head: 0 }.slice(seen.clone());
+        let rows = HeadRows { tensor: &tensor, rows: &all, head: 0 }.slice(seen.clone());
         let mut got = [0.5f32; 3];
         hopper.add_rows(&mut got, Weights { values: &weights, format: Format::Bf16, first }, rows);
         for (c, got) in got.iter().enumerate() {

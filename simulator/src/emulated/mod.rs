@@ -6,7 +6,7 @@
 //! real length, span): padding rows are never read, and are zeroed or left as the call says. It is the CPU twin that
 //! production kernels are held to, and itself held to the oracle; it shares no code with it.
 //!
-//! A [`Tiled`] kernel is a loop over tiles, made of [`Stages`] (what is done) and an [`Arithmetic`] (on which units).
+//! A [`TiledKernel`] is a loop over tiles, made of [`Stages`] (what is done) and a [`UnitArithmetic`] (on which units).
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -14,13 +14,13 @@ use std::ops::Range;
 
 use seamproof_oracle::{Format, Pass, Run, Sink, TensorName};
 
-use crate::{AttentionCall, Real, RowPolicy, Segment, Tensor};
+use crate::{AttentionCall, GuardedTensor, Real, RowPolicy, Segment};
 
 mod arithmetic;
 pub mod hopper;
 mod stages;
 
-pub use arithmetic::{Arithmetic, RowSum, Rows, Serial, TileWeights, Weights};
+pub use arithmetic::{HeadRows, RowSum, Serial, TileWeights, UnitArithmetic, Weights};
 pub use hopper::Hopper;
 use stages::tiles_of;
 pub use stages::{Finished, Online, Pair, Right, Stages};
@@ -35,55 +35,55 @@ pub struct Tiles {
 }
 
 /// Tensors of a forward launch. q, out `[rows, heads, dim]`; lse `[heads, rows, 1]`; max_logit `[heads, 1, 1]`.
-pub struct Forward<'a, T> {
+pub struct ForwardLaunch<'a, T> {
     /// Queries.
-    pub q: &'a Tensor<T>,
+    pub q: &'a GuardedTensor<T>,
     /// Keys.
-    pub k: &'a Tensor<T>,
+    pub k: &'a GuardedTensor<T>,
     /// Values.
-    pub v: &'a Tensor<T>,
+    pub v: &'a GuardedTensor<T>,
     /// Learnable sink of each query head; empty otherwise.
     pub sink: &'a [T],
     /// The output.
-    pub out: &'a mut Tensor<T>,
+    pub out: &'a mut GuardedTensor<T>,
     /// The log-sum-exp.
-    pub lse: &'a mut Tensor<T>,
+    pub lse: &'a mut GuardedTensor<T>,
     /// The largest logit of each head: raised, never lowered; filled before.
-    pub max_logit: &'a mut Tensor<T>,
+    pub max_logit: &'a mut GuardedTensor<T>,
 }
 
 /// Tensors of a backward launch.
-pub struct Backward<'a, T> {
+pub struct BackwardLaunch<'a, T> {
     /// Queries.
-    pub q: &'a Tensor<T>,
+    pub q: &'a GuardedTensor<T>,
     /// Keys.
-    pub k: &'a Tensor<T>,
+    pub k: &'a GuardedTensor<T>,
     /// Values.
-    pub v: &'a Tensor<T>,
+    pub v: &'a GuardedTensor<T>,
     /// Learnable sink of each query head; empty otherwise.
     pub sink: &'a [T],
     /// Gradient of the output.
-    pub dout: &'a Tensor<T>,
+    pub dout: &'a GuardedTensor<T>,
     /// The forward's output.
-    pub out: &'a Tensor<T>,
+    pub out: &'a GuardedTensor<T>,
     /// The forward's LSE.
-    pub lse: &'a Tensor<T>,
+    pub lse: &'a GuardedTensor<T>,
     /// Gradient of the queries.
-    pub dq: &'a mut Tensor<T>,
+    pub dq: &'a mut GuardedTensor<T>,
     /// Gradient of the keys.
-    pub dk: &'a mut Tensor<T>,
+    pub dk: &'a mut GuardedTensor<T>,
     /// Gradient of the values.
-    pub dv: &'a mut Tensor<T>,
+    pub dv: &'a mut GuardedTensor<T>,
     /// Gradient of the learnable sink, `[heads, 1, 1]`; no heads otherwise.
-    pub dsink: &'a mut Tensor<T>,
+    pub dsink: &'a mut GuardedTensor<T>,
 }
 
 /// What a launch runs.
 pub trait Kernel<T: Real>: Sync {
     /// The forward kernel.
-    fn forward(&self, call: &AttentionCall, tensors: Forward<'_, T>);
+    fn forward(&self, call: &AttentionCall, tensors: ForwardLaunch<'_, T>);
     /// The backward kernel.
-    fn backward(&self, call: &AttentionCall, tensors: Backward<'_, T>);
+    fn backward(&self, call: &AttentionCall, tensors: BackwardLaunch<'_, T>);
 }
 
 /// Stages that run on either arithmetic in f32: the right kernel's, or another's that differs in some.
@@ -107,15 +107,15 @@ impl Units {
         S: Stages<f32, Serial> + Stages<f32, Hopper> + ?Sized,
     {
         match self {
-            Units::F32 => Box::new(Tiled::new(tiles, p, ds, Serial, stages)),
-            Units::Hopper(order) => Box::new(Tiled::new(tiles, p, ds, Hopper { order }, stages)),
+            Units::F32 => Box::new(TiledKernel::new(tiles, p, ds, Serial, stages)),
+            Units::Hopper(order) => Box::new(TiledKernel::new(tiles, p, ds, Hopper { order }, stages)),
         }
     }
 }
 
 /// The tiled kernel.
 #[derive(Debug)]
-pub struct Tiled<'a, T, A, S: ?Sized> {
+pub struct TiledKernel<'a, T, A, S: ?Sized> {
     tiles: Tiles,
     p: Format,
     ds: Format,
@@ -133,8 +133,8 @@ struct Placed<'a> {
     v: Vec<usize>,
 }
 
-impl<T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tiled<'_, T, A, S> {
-    fn forward(&self, call: &AttentionCall, mut tensors: Forward<'_, T>) {
+impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for TiledKernel<'_, T, A, S> {
+    fn forward(&self, call: &AttentionCall, mut tensors: ForwardLaunch<'_, T>) {
         let heads = tensors.q.shape()[1];
         for segment in &call.segments {
             let placed = self.place(Pass::Forward, segment);
@@ -151,7 +151,7 @@ impl<T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tiled<'_
         }
     }
 
-    fn backward(&self, call: &AttentionCall, mut tensors: Backward<'_, T>) {
+    fn backward(&self, call: &AttentionCall, mut tensors: BackwardLaunch<'_, T>) {
         let (heads, kv_heads) = (tensors.q.shape()[1], tensors.k.shape()[1]);
         tensors.dsink.values_mut().fill(T::ZERO);
         for segment in &call.segments {
@@ -166,10 +166,10 @@ impl<T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tiled<'_
     }
 }
 
-impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S> {
+impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a, T, A, S> {
     /// A kernel of the given tiles; `p` and `ds` are the formats of the rounded weights and logit gradients.
-    pub fn new(tiles: Tiles, p: Format, ds: Format, units: A, stages: &'a S) -> Tiled<'a, T, A, S> {
-        Tiled { tiles, p, ds, units, stages, real: PhantomData }
+    pub fn new(tiles: Tiles, p: Format, ds: Format, units: A, stages: &'a S) -> TiledKernel<'a, T, A, S> {
+        TiledKernel { tiles, p, ds, units, stages, real: PhantomData }
     }
 
     fn place<'s>(&self, pass: Pass, segment: &'s Segment) -> Placed<'s> {
@@ -183,7 +183,7 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         }
     }
 
-    fn clear_forward(&self, segment: &Segment, heads: usize, tensors: &mut Forward<'_, T>) {
+    fn clear_forward(&self, segment: &Segment, heads: usize, tensors: &mut ForwardLaunch<'_, T>) {
         for row in self.stages.padding(TensorName::Out, &segment.q) {
             (0..heads).for_each(|head| tensors.out.lane_mut(row, head).fill(T::ZERO));
         }
@@ -196,7 +196,7 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         &self,
         segment: &Segment,
         (heads, kv_heads): (usize, usize),
-        tensors: &mut Backward<'_, T>,
+        tensors: &mut BackwardLaunch<'_, T>,
     ) {
         for row in self.stages.padding(TensorName::Dq, &segment.q) {
             (0..heads).for_each(|head| tensors.dq.lane_mut(row, head).fill(T::ZERO));
@@ -219,9 +219,9 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         head: usize,
         rows: Range<usize>,
         keys: &mut Columns<T>,
-        tensors: &mut Forward<'_, T>,
+        tensors: &mut ForwardLaunch<'_, T>,
     ) {
-        let Tiled { units, stages, p, .. } = self;
+        let TiledKernel { units, stages, p, .. } = self;
         let softmax = &call.softmax;
         let kv_head = keys.head;
         let mut states = vec![Online::new(tensors.v.shape()[2]); rows.len()];
@@ -229,7 +229,7 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         let mut largest = T::NEG_INFINITY;
         for columns in stages.tiles(Pass::Forward, placed.segment, &rows, placed.k.len(), self.tiles.kv) {
             let k = keys.tile(tensors.k, &placed.k, &columns);
-            let values = Rows { tensor: tensors.v, rows: &placed.v[columns.clone()], head: kv_head };
+            let values = HeadRows { tensor: tensors.v, rows: &placed.v[columns.clone()], head: kv_head };
             for (i, state) in rows.clone().zip(&mut states) {
                 let seen = clip(stages.visible(Pass::Forward, placed.segment, i), &columns);
                 if seen.is_empty() {
@@ -262,9 +262,9 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         head: usize,
         rows: Range<usize>,
         states: Vec<Online<T>>,
-        tensors: &mut Forward<'_, T>,
+        tensors: &mut ForwardLaunch<'_, T>,
     ) {
-        let Tiled { units, stages, .. } = self;
+        let TiledKernel { units, stages, .. } = self;
         let finish = |Online { max, sum, acc }| {
             let (max, sum) = (units.logit(&call.softmax, max), units.total(&sum));
             let mut row = Finished { max, sum, acc };
@@ -288,7 +288,7 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         call: &AttentionCall,
         placed: &Placed<'_>,
         kv_head: usize,
-        tensors: &mut Backward<'_, T>,
+        tensors: &mut BackwardLaunch<'_, T>,
     ) {
         let stages = self.stages;
         let group = tensors.q.shape()[1] / tensors.k.shape()[1];
@@ -321,21 +321,21 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         rows: Range<usize>,
         [keys, values]: &mut [Columns<T>; 2],
         [dk, dv]: [&mut [T]; 2],
-        tensors: &mut Backward<'_, T>,
+        tensors: &mut BackwardLaunch<'_, T>,
     ) {
-        let Tiled { units, stages, .. } = self;
+        let TiledKernel { units, stages, .. } = self;
         let (dim_qk, dim_v) = (tensors.k.shape()[2], tensors.v.shape()[2]);
         let real = &placed.q[rows.clone()];
-        let q = Rows { tensor: tensors.q, rows: real, head };
-        let dout = Rows { tensor: tensors.dout, rows: &placed.dout[rows.clone()], head };
-        let row_dots = stages.row_dots(units, dout, Rows { tensor: tensors.out, rows: real, head });
+        let q = HeadRows { tensor: tensors.q, rows: real, head };
+        let dout = HeadRows { tensor: tensors.dout, rows: &placed.dout[rows.clone()], head };
+        let row_dots = stages.row_dots(units, dout, HeadRows { tensor: tensors.out, rows: real, head });
         let lse = stages.saved_lse(tensors.lse, head, real);
         let mut dq = vec![T::ZERO; rows.len() * dim_qk];
         let segment = placed.segment;
         let mut tiles = stages.tiles(Pass::Backward, segment, &rows, placed.k.len(), self.tiles.kv);
         units.order([head, rows.start], &mut tiles);
         for columns in tiles {
-            let k = Rows { tensor: tensors.k, rows: &placed.k[columns.clone()], head: kv_head };
+            let k = HeadRows { tensor: tensors.k, rows: &placed.k[columns.clone()], head: kv_head };
             let operands =
                 [keys.tile(tensors.k, &placed.k, &columns), values.tile(tensors.v, &placed.v, &columns)];
             let [p, ds] =
@@ -362,12 +362,12 @@ impl<'a, T: Real, A: Arithmetic<T>, S: Stages<T, A> + ?Sized> Tiled<'a, T, A, S>
         segment: &Segment,
         rows: Range<usize>,
         columns: &Range<usize>,
-        [q, dout]: [Rows<'_, T>; 2],
+        [q, dout]: [HeadRows<'_, T>; 2],
         [k, v]: [&[T]; 2],
         row_dots: &[T],
         lse: &[T],
     ) -> [TileWeights<T>; 2] {
-        let Tiled { units, stages, .. } = self;
+        let TiledKernel { units, stages, .. } = self;
         let (pass, softmax, format) = (Pass::Backward, &call.softmax, q.tensor.format());
         let new = |format| TileWeights::new(rows.len(), columns.len(), format);
         let (mut p, mut ds) = (new(self.p), new(self.ds));
@@ -417,7 +417,7 @@ impl<T: Real> Columns<T> {
     }
 
     /// The tile of these columns, of the segment whose rows are `rows`.
-    fn tile(&mut self, tensor: &Tensor<T>, rows: &[usize], columns: &Range<usize>) -> &[T] {
+    fn tile(&mut self, tensor: &GuardedTensor<T>, rows: &[usize], columns: &Range<usize>) -> &[T] {
         let index = columns.start / self.size;
         if self.tiles.len() <= index {
             self.tiles.resize_with(index + 1, Vec::new);
@@ -437,7 +437,7 @@ fn clip(keys: Range<usize>, columns: &Range<usize>) -> Range<usize> {
 }
 
 /// `[dim][rows]`: the given rows of one head with the lane outermost, so that products run along keys.
-fn transposed<T: Real>(tensor: &Tensor<T>, rows: &[usize], head: usize) -> Vec<T> {
+fn transposed<T: Real>(tensor: &GuardedTensor<T>, rows: &[usize], head: usize) -> Vec<T> {
     let dim = tensor.shape()[2];
     let mut columns = vec![T::ZERO; dim * rows.len()];
     for (j, &row) in rows.iter().enumerate() {

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use seamproof_oracle::{Format, Pass, Run, Softmax, TensorName};
 
-use super::arithmetic::{Arithmetic, RowSum, Rows, TileWeights, Weights};
-use crate::{Real, Segment, Tensor};
+use super::arithmetic::{HeadRows, RowSum, TileWeights, UnitArithmetic, Weights};
+use crate::{GuardedTensor, Real, Segment};
 
 /// Running state of one query row.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ pub struct Finished<T> {
 
 impl<T: Real> Finished<T> {
     /// Makes room for the sink and adds it. A sink of −∞ weighs nothing, also in a row without keys, where −∞ − −∞ is no number.
-    pub fn add_sink<A: Arithmetic<T>>(&mut self, units: &A, sink: T) {
+    pub fn add_sink<A: UnitArithmetic<T>>(&mut self, units: &A, sink: T) {
         if sink == T::NEG_INFINITY {
             return;
         }
@@ -70,7 +70,7 @@ pub struct Pair<T> {
 }
 
 /// The stages of a kernel. `units` are its arithmetic.
-pub trait Stages<T: Real, A: Arithmetic<T>>: Sync {
+pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
     /// The row of each local query or key in the tensor that is loaded (q, k, v or dout).
     fn rows(&self, _pass: Pass, tensor: TensorName, segment: &Segment) -> Vec<usize> {
         match tensor {
@@ -141,7 +141,7 @@ pub trait Stages<T: Real, A: Arithmetic<T>>: Sync {
     }
 
     /// Adds a tile's weighted values to a row.
-    fn add_values(&self, units: &A, acc: &mut [T], weights: Weights<'_, T>, values: Rows<'_, T>) {
+    fn add_values(&self, units: &A, acc: &mut [T], weights: Weights<'_, T>, values: HeadRows<'_, T>) {
         units.add_rows(acc, weights, values);
     }
 
@@ -175,12 +175,12 @@ pub trait Stages<T: Real, A: Arithmetic<T>>: Sync {
     }
 
     /// `D = ⟨dout, out⟩` of each of a tile's rows.
-    fn row_dots(&self, units: &A, dout: Rows<'_, T>, out: Rows<'_, T>) -> Vec<T> {
+    fn row_dots(&self, units: &A, dout: HeadRows<'_, T>, out: HeadRows<'_, T>) -> Vec<T> {
         dout.lanes().zip(out.lanes()).map(|(dout, out)| units.row_dot(dout, out)).collect()
     }
 
     /// The saved LSE of each of a tile's rows.
-    fn saved_lse(&self, lse: &Tensor<T>, head: usize, rows: &[usize]) -> Vec<T> {
+    fn saved_lse(&self, lse: &GuardedTensor<T>, head: usize, rows: &[usize]) -> Vec<T> {
         rows.iter().map(|&row| lse.lane(head, row)[0]).collect()
     }
 
@@ -195,19 +195,19 @@ pub trait Stages<T: Real, A: Arithmetic<T>>: Sync {
     }
 
     /// Adds a tile's share of dq; `to` is `[rows][dim]`.
-    fn add_dq(&self, units: &A, to: &mut [T], ds: &TileWeights<T>, keys: Rows<'_, T>) {
+    fn add_dq(&self, units: &A, to: &mut [T], ds: &TileWeights<T>, keys: HeadRows<'_, T>) {
         for (i, to) in to.chunks_exact_mut(keys.tensor.shape()[2]).enumerate() {
             units.add_tile(to, ds.weights(i), keys.slice(ds.seen[i].clone()));
         }
     }
 
     /// Adds a tile's share of dk; `to` is `[columns][dim]`.
-    fn add_dk(&self, units: &A, to: &mut [T], ds: &TileWeights<T>, queries: Rows<'_, T>) {
+    fn add_dk(&self, units: &A, to: &mut [T], ds: &TileWeights<T>, queries: HeadRows<'_, T>) {
         units.add_columns(to, ds, queries);
     }
 
     /// Adds a tile's share of dv; `to` is `[columns][dim]`.
-    fn add_dv(&self, units: &A, to: &mut [T], p: &TileWeights<T>, dout: Rows<'_, T>) {
+    fn add_dv(&self, units: &A, to: &mut [T], p: &TileWeights<T>, dout: HeadRows<'_, T>) {
         units.add_columns(to, p, dout);
     }
 
@@ -247,7 +247,7 @@ pub trait Stages<T: Real, A: Arithmetic<T>>: Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Right;
 
-impl<T: Real, A: Arithmetic<T>> Stages<T, A> for Right {}
+impl<T: Real, A: UnitArithmetic<T>> Stages<T, A> for Right {}
 
 /// Pieces of `range` of at most `size`.
 pub(super) fn tiles_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {

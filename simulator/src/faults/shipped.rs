@@ -15,7 +15,7 @@ use crate::schedule::{
     Attend, AttendBackward, BufferId, Operation, RankProgram, Role, RowPair, Schedule, Section, Step, Work,
     build,
 };
-use crate::shard::Shard;
+use crate::shard::ShardedSide;
 use crate::{AttentionCall, Segment};
 
 /// The context-parallel code that the algebra is from.
@@ -324,7 +324,7 @@ fn reordered_by(problem: &Problem, schedule: &mut Schedule, length: impl Fn(&cra
     if !reorders || !packed || !is(problem, algorithm, Balance::DualChunk) {
         return;
     }
-    let Ok(shard) = Shard::new(problem, seamproof_oracle::Side::Kv) else { return };
+    let Ok(shard) = ShardedSide::new(problem, seamproof_oracle::Side::Kv) else { return };
     let mut starts = vec![0];
     for slot in &shard.slots {
         starts.push(starts[starts.len() - 1] + length(slot));
@@ -337,7 +337,7 @@ fn reordered_by(problem: &Problem, schedule: &mut Schedule, length: impl Fn(&cra
     });
 }
 
-fn kernel_order(shard: &Shard, starts: &[usize]) -> Vec<RowPair> {
+fn kernel_order(shard: &ShardedSide, starts: &[usize]) -> Vec<RowPair> {
     let (cp, last) = (shard.cp, starts.len() - 2);
     let row = |offset: usize| Run::packed(offset, 1, 1);
     let of_rank = |rank: usize| {

@@ -290,37 +290,15 @@ fn one_by_one(placed: &PlacedRun) -> Vec<PlacedRun> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use seamproof_oracle::{
-        Algorithm, Alignment, Balance, ContextParallel, Dims, Heads, InputMode, Mask, Pass, Precision,
-        ProblemFields, Rows, Sequence, Sink, Softmax,
-    };
+    use seamproof_oracle::{Algorithm, Alignment, Balance, ContextParallel, Mask, Pass, ProblemFields};
 
     /// Packed sequences of (real, padded) rows on two ranks, dual-chunk.
     fn problem(lengths: &[(usize, usize)], left: Option<u32>, right: Option<u32>) -> Problem {
-        let mut rows = 0;
-        let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
-            let run = Run::packed(rows, len, span);
-            rows += span;
-            Sequence { id: id as u32, q: run, kv: run }
-        });
-        let sequences = sequences.collect();
         Problem::new(ProblemFields {
-            sequences,
-            rows: Rows { q: rows, kv: rows },
-            heads: Heads { q: 1, kv: 1 },
-            dims: Dims { qk: 1, v: 1 },
             mask: Mask { left, right, align: Alignment::TopLeft },
-            softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
-            precision: Precision::uniform(Format::Bf16),
-            parallel: ContextParallel {
-                algorithm: Algorithm::AllGather,
-                balance: Balance::DualChunk,
-                world: 2,
-                ranks: vec![0, 1],
-            },
-            mode: InputMode::Flat,
-            data_seed: 0,
+            parallel: ContextParallel::over(2, Algorithm::AllGather, Balance::DualChunk),
             pass: Pass::Forward,
+            ..ProblemFields::padded(lengths, 1)
         })
         .unwrap()
     }

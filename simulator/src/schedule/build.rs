@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::sharding::{Piece, PlacedRun, ShardError};
+use seamproof_oracle::sharding::{Piece, PlacedRun, ShardingError};
 use seamproof_oracle::{Band, Format, Mask, Problem, Run, Side, TensorName};
 
 use super::program::{
@@ -11,14 +11,14 @@ use super::program::{
     Work,
 };
 use crate::Segment;
-use crate::shard::Shard;
+use crate::shard::ShardedSide;
 
 /// Why a builder cannot make a schedule of a problem: what is impossible, and nothing that merely was never done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum BuildError {
     /// A side that cannot be cut.
     #[error(transparent)]
-    Shard(#[from] ShardError),
+    Shard(#[from] ShardingError),
     /// Query heads that cannot be dealt to ranks.
     #[error("{heads} query heads cannot be dealt to {ranks} ranks; use a multiple")]
     QueryHeads {
@@ -193,13 +193,13 @@ pub(super) struct LocalBackward {
 /// Both sides of a problem, cut over its group.
 #[derive(Clone, Debug)]
 pub(super) struct Shards {
-    pub(super) q: Shard,
-    pub(super) kv: Shard,
+    pub(super) q: ShardedSide,
+    pub(super) kv: ShardedSide,
 }
 
 impl Shards {
     pub(super) fn new(problem: &Problem) -> Result<Shards, BuildError> {
-        Ok(Shards { q: Shard::new(problem, Side::Q)?, kv: Shard::new(problem, Side::Kv)? })
+        Ok(Shards { q: ShardedSide::new(problem, Side::Q)?, kv: ShardedSide::new(problem, Side::Kv)? })
     }
 }
 
@@ -281,7 +281,7 @@ pub(super) fn local_with_sinks(
 }
 
 /// The rows of every slot of a rank's tensor, padding included and counted as rows (`len = span`).
-pub(super) fn slots(shard: &Shard) -> Vec<Run> {
+pub(super) fn slots(shard: &ShardedSide) -> Vec<Run> {
     shard
         .slots
         .iter()

@@ -6,7 +6,7 @@ use seamproof_oracle::Run;
 
 use super::build::Builder;
 use super::program::{BufferId, Region, RowPair};
-use crate::shard::Shard;
+use crate::shard::ShardedSide;
 
 /// The stream of kernels and copies.
 pub(super) const COMPUTE: usize = 0;
@@ -30,7 +30,7 @@ pub(super) fn part(builder: &Builder, buffer: BufferId, index: usize, rows: usiz
 }
 
 /// The rows of `members` one after the other, and their rows in sequence order.
-pub(super) fn rank_order(shard: &Shard, members: Range<usize>) -> Vec<RowPair> {
+pub(super) fn rank_order(shard: &ShardedSide, members: Range<usize>) -> Vec<RowPair> {
     let first = members.start;
     members
         .flat_map(|rank| {

@@ -16,7 +16,7 @@ use seamproof_oracle::{Format, Heads, Problem, Side};
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part};
 use super::program::{Axes, Buffer, BufferId, EventId, Region, Role, RowPair, Work};
-use crate::shard::Shard;
+use crate::shard::ShardedSide;
 
 /// Heads in equal blocks, each on `replicas` members that follow each other.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +91,7 @@ struct SideOrder {
 }
 
 impl SideOrder {
-    fn new(shard: &Shard, collect: Vec<RowPair>) -> SideOrder {
+    fn new(shard: &ShardedSide, collect: Vec<RowPair>) -> SideOrder {
         let slots = build::same_rows(&build::slots(shard));
         SideOrder { rows: shard.rows, deal: inverse(&collect), collect, slots }
     }

@@ -22,7 +22,7 @@ use super::collect::rank_order;
 use super::exchange::{Exchange, HeadDeal};
 use super::program::{MergeOrder, RowPair, Schedule};
 use super::ring::{Member, RingCore};
-use crate::shard::{Shard, Slot};
+use crate::shard::{ShardedSide, Slot};
 
 /// The hierarchical schedule with groups of `members` ranks, a divisor of the CP size; see the module's text for what
 /// is refused.
@@ -38,7 +38,7 @@ pub fn hierarchical(problem: &Problem, members: usize, order: MergeOrder) -> Res
     let exchanges = (0..ranks / members).map(|group| {
         let of_group = group * members..(group + 1) * members;
         let communicator = builder.communicator(of_group.clone().collect());
-        let order = |all: &Shard, ring: &Shard| ring_order(all, ring, group, of_group.clone());
+        let order = |all: &ShardedSide, ring: &ShardedSide| ring_order(all, ring, group, of_group.clone());
         let orders = [order(&shards.q, &ring.q), order(&shards.kv, &ring.kv)];
         Exchange::new(communicator, members, heads, &shards, orders)
     });
@@ -114,9 +114,9 @@ impl World<'_> {
 }
 
 /// What groups of `members` ranks hold together, as a cut over the groups.
-fn joined(shard: &Shard, members: usize) -> Shard {
+fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
     let slot = |slot: &Slot| Slot { offset: slot.offset * members, span: slot.span * members, len: slot.len };
-    Shard {
+    ShardedSide {
         cp: shard.cp / members,
         balance: shard.balance,
         rows: shard.rows * members,
@@ -125,7 +125,7 @@ fn joined(shard: &Shard, members: usize) -> Shard {
 }
 
 /// The rows of a group's members one after the other, and their rows on the group's rank of a ring.
-fn ring_order(all: &Shard, ring: &Shard, group: usize, members: Range<usize>) -> Vec<RowPair> {
+fn ring_order(all: &ShardedSide, ring: &ShardedSide, group: usize, members: Range<usize>) -> Vec<RowPair> {
     // Runs of sequence order, which both cuts share, with the first row of each on the ring's rank.
     let mut runs: Vec<(Run, usize)> =
         ring.reorder(group).into_iter().map(|(here, there)| (there, here.offset)).collect();
@@ -149,7 +149,7 @@ mod tests {
                 let ranks = groups * members;
                 let slot = |offset, span| Slot { offset, span, len: span * ranks };
                 let slots = vec![slot(7, 2), slot(1, 0), slot(2, 4)];
-                let all = Shard { cp: ranks, balance, rows: 11, slots };
+                let all = ShardedSide { cp: ranks, balance, rows: 11, slots };
                 let ring = joined(&all, members);
                 for group in 0..groups {
                     let of_group = group * members..(group + 1) * members;

@@ -1,12 +1,12 @@
 //! What a schedule's steps do to the envelope: how often partial results are merged and partial gradients are stored,
 //! and which keys a launch shows its queries together.
 
-use seamproof_oracle::envelope::{Merges, Partition, Sums};
-use seamproof_oracle::replay::Launch;
+use seamproof_oracle::envelope::{GradientSums, Merges, Partition};
+use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{Format, Positions, Problem};
 
 use super::program::{Merge, MergeStyle, Schedule, Work};
-use crate::check::{Held, Holds, Reading, trace_moves};
+use crate::check::{Held, HeldRows, Reading, trace_moves};
 use crate::emulated::Tiles;
 
 /// Most parts of a rank's slot that a launch tells apart: the two chunks of a dual-chunk slot.
@@ -25,7 +25,7 @@ impl Schedule {
                 running: coarser(partition.merges.running, merges.running),
                 product_rounded: partition.merges.product_rounded || merges.product_rounded,
             };
-            partition.sums = Sums {
+            partition.sums = GradientSums {
                 count: partition.sums.count.max(sums.count),
                 format: coarser(partition.sums.format, sums.format),
             };
@@ -34,7 +34,7 @@ impl Schedule {
     }
 
     /// What the forward's launches show, for a replay of their roundings; `None` where the schedule does not run.
-    pub fn launches(&self, problem: &Problem) -> Option<Vec<Launch>> {
+    pub fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let is_forward = |rank: usize, operation: usize| {
             self.ranks[rank].backward.is_none_or(|backward| operation < backward)
         };
@@ -49,7 +49,7 @@ impl Schedule {
     }
 
     /// One rank's merges and stored sums.
-    fn roundings<'a>(&self, works: impl Iterator<Item = &'a Work>) -> (Merges, Sums) {
+    fn roundings<'a>(&self, works: impl Iterator<Item = &'a Work>) -> (Merges, GradientSums) {
         let Partition { mut merges, mut sums, .. } = Partition::single(1, 1);
         for work in works {
             match work {
@@ -85,12 +85,12 @@ impl Schedule {
 }
 
 /// A reading's pieces of queries, each with those keys that are of its own sequence and heads.
-fn launches(problem: &Problem, reading: &Reading) -> Vec<Launch> {
+fn launches(problem: &Problem, reading: &Reading) -> Vec<ReplayedLaunch> {
     let positions = |held: &Held| match &held.holds {
-        Holds::Positions { sequence, start, step, heads } => {
+        HeldRows::Positions { sequence, start, step, heads } => {
             Some((*sequence, heads.clone(), Positions { start: *start, step: *step, len: held.len }))
         }
-        Holds::Other(_) => None,
+        HeldRows::Other(_) => None,
     };
     let of_queries = |(sequence, heads, queries): (usize, std::ops::Range<usize>, Positions)| {
         let needed = heads.start / problem.group()..heads.end.div_ceil(problem.group());
@@ -98,7 +98,7 @@ fn launches(problem: &Problem, reading: &Reading) -> Vec<Launch> {
             let (of, kv_heads, line) = positions(held)?;
             (of == sequence && kv_heads == needed).then_some((held.at, line))
         };
-        Launch { sequence, heads, queries, keys: reading.keys.iter().filter_map(own).collect() }
+        ReplayedLaunch { sequence, heads, queries, keys: reading.keys.iter().filter_map(own).collect() }
     };
     reading.queries.iter().filter_map(positions).map(of_queries).collect()
 }

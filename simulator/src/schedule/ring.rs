@@ -17,8 +17,8 @@
 //! | problem | answer |
 //! |---|---|
 //! | stripes of more than one row | [`BuildError::RingStripe`]: a step's mask is no band |
-//! | a span that the balance does not divide | [`ShardError::Span`](seamproof_oracle::sharding::ShardError::Span) |
-//! | rows of a sequence that lie apart | [`ShardError::Strided`](seamproof_oracle::sharding::ShardError::Strided) |
+//! | a span that the balance does not divide | [`ShardingError::Span`](seamproof_oracle::sharding::ShardingError::Span) |
+//! | rows of a sequence that lie apart | [`ShardingError::Strided`](seamproof_oracle::sharding::ShardingError::Strided) |
 //! | any other: every mask, alignment, sink, soft cap, length and head count | a schedule |
 
 use std::cmp::Ordering;

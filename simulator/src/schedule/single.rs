@@ -9,7 +9,7 @@ use seamproof_oracle::sharding::{Piece, PlacedRun};
 use super::build::{self, BuildError, Builder, Shards};
 use super::program::{Attend, AttendBackward, Axes, FillValue, Placement, Schedule, Step, Work};
 use crate::AttentionCall;
-use crate::shard::{Shard, Slot};
+use crate::shard::{ShardedSide, Slot};
 
 /// The stream of everything.
 const STREAM: usize = 0;
@@ -65,8 +65,8 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
 }
 
 /// A shard that says only how many rows the rank has; where they lie is the problem's own layout.
-fn whole(problem: &Problem, rows: usize) -> Shard {
-    Shard { cp: 1, balance: problem.parallel.balance, rows, slots: Vec::<Slot>::new() }
+fn whole(problem: &Problem, rows: usize) -> ShardedSide {
+    ShardedSide { cp: 1, balance: problem.parallel.balance, rows, slots: Vec::<Slot>::new() }
 }
 
 fn place_whole(problem: &Problem, placement: &Placement, axes: &Axes) -> Vec<PlacedRun> {

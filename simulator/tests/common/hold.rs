@@ -5,7 +5,7 @@ use seamproof_oracle::{Inputs, Pass, Problem, Run, Saved, Sequence, TensorName, 
 use seamproof_simulator::Real;
 use seamproof_simulator::device::{Buffers, Cpu};
 use seamproof_simulator::emulated::Tiles;
-use seamproof_simulator::executor::{Phase, execute, load};
+use seamproof_simulator::executor::{ExecutedPasses, execute, load};
 use seamproof_simulator::schedule::{Axes, Placement, Role, Schedule};
 
 use super::Draws;
@@ -68,7 +68,7 @@ pub fn hold(problem: &Problem, schedule: &Schedule, draws: &mut Draws) {
     if schedule.sequence_parallel.is_some() {
         turn_inputs_back(schedule, &mut buffers);
     }
-    let counts = execute(schedule, Phase::Both, &device, &mut buffers, |ready| draws.below(ready))
+    let counts = execute(schedule, ExecutedPasses::Both, &device, &mut buffers, |ready| draws.below(ready))
         .unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
     assert_eq!(counts.host_reads, 0);
     assert_eq!(buffers.damage(), []);

@@ -5,8 +5,8 @@ pub mod hold;
 
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
-    Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Heads, Mask, Pass, Problem, ProblemFields, Run,
+    Sequence, Sink, Softmax, TensorRows,
 };
 
 /// splitmix64.
@@ -44,7 +44,7 @@ fn dealt(draws: &mut Draws, members: usize) -> (usize, usize) {
 /// A random problem whose spans the balance divides.
 pub fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize) -> Problem {
     let unit = span_multiple(balance, cp);
-    let mut rows = Rows { q: cp * draws.below(2), kv: cp * draws.below(3) };
+    let mut rows = TensorRows { q: cp * draws.below(2), kv: cp * draws.below(3) };
     let mut sequences = Vec::new();
     for id in 0..draws.below(4) {
         let square = draws.below(2) == 0;
@@ -59,7 +59,7 @@ pub fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: us
         let kv = run(&mut rows.kv, square.then_some(q.len));
         sequences.push(Sequence { id: id as u32, q, kv });
     }
-    rows = Rows { q: rows.q + cp * draws.below(2), kv: rows.kv + cp * draws.below(2) };
+    rows = TensorRows { q: rows.q + cp * draws.below(2), kv: rows.kv + cp * draws.below(2) };
     let side = |draws: &mut Draws| match draws.below(3) {
         0 => None,
         1 => Some(draws.below(3) as u32),
@@ -71,7 +71,6 @@ pub fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: us
         _ => (1 + draws.below(2), 1 + draws.below(3)),
     };
     let fields = ProblemFields {
-        sequences,
         rows,
         heads: Heads { q: kv_heads * group, kv: kv_heads },
         dims: Dims { qk: 1 + draws.below(4), v: 1 + draws.below(4) },
@@ -85,11 +84,9 @@ pub fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: us
             softcap: draws.pick(&[None, Some(3.0)]),
             sink: draws.pick(&[Sink::None, Sink::OffByOne, Sink::Learnable]),
         },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect() },
-        mode: InputMode::Flat,
-        data_seed: 0,
+        parallel: ContextParallel::over(cp, algorithm, balance),
         pass: draws.pick(&[Pass::Forward, Pass::Backward, Pass::Backward]),
+        ..ProblemFields::of(sequences, 1)
     };
     Problem::new(fields).unwrap()
 }

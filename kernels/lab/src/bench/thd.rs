@@ -10,8 +10,8 @@ use seamproof_kernels::metadata::{RunTables, SEGMENT_BYTES, SegmentIds, SlotTabl
 use seamproof_kernels::tables::Cut;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Alignment, Balance, Format, Mask, Run};
-use seamproof_simulator::helpers::{Half, Order, Part, Rest, Style, Update, half_rows};
-use seamproof_simulator::shard::Shard;
+use seamproof_simulator::helpers::{Half, Order, Rest, SlotPart, Style, Update, half_rows};
+use seamproof_simulator::shard::ShardedSide;
 
 use super::error::BenchError;
 use super::pools::{BenchPack, DIM, HEADS, LAUNCHES_MAX, Pools, REPETITIONS, ROW_BYTES, SlotBuffers, pack};
@@ -46,7 +46,7 @@ pub fn thd(gpu: &Gpu, to: &mut dyn Write) -> Result<(), BenchError> {
 
 fn reorder(pools: &Pools, pack: &BenchPack, cp: usize, to: &mut dyn Write) -> Result<(), BenchError> {
     let cut = Cut { cp, balance: Balance::DualChunk };
-    let shard = Shard::of_runs(&pack.runs, pack.rows, cp, cut.balance);
+    let shard = ShardedSide::of_runs(&pack.runs, pack.rows, cp, cut.balance);
     let runs: Vec<Run> = shard.slots.iter().map(|slot| Run::packed(slot.offset, 0, slot.span)).collect();
     let slots = SlotBuffers::new(pools.gpu, &runs, shard.rows)?;
     let rows = shard.rows * cp;
@@ -112,7 +112,7 @@ fn merges(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), Ben
     let slots = buffers.slots();
     let second: usize = pack.runs.iter().map(|run| run.len.saturating_sub(run.span / 2)).sum();
     let weighted = Style::Weighted { product_rounded: true };
-    let (whole, half) = (Part::Whole, Part::Compact(Half::Second));
+    let (whole, half) = (SlotPart::Whole, SlotPart::Compact(Half::Second));
     let (f32, bf16) = (Format::F32, Format::Bf16);
     let cases = [
         ("merge out, f32 += bf16", Style::Running, whole, f32, real, 10, 12),
@@ -151,7 +151,7 @@ fn gradients(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), 
         let line = pools.line((&pack.name, name), (bytes, elements(rows, 4)), |launch| {
             let (sum, step) =
                 (pools.tensor(true, launch, rows, format)?, pools.tensor(false, launch, rows, bf16)?);
-            gpu.accumulate(slots, Part::Whole, updates, sum, step)
+            gpu.accumulate(slots, SlotPart::Whole, updates, sum, step)
         })?;
         writeln!(to, "{line}")?;
     }
@@ -168,7 +168,7 @@ fn statistics(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(),
     let line = pools.line((&pack.name, "merge 128 heads' statistics"), (3 * number, tensor), |launch| {
         let (lse, step) =
             (pools.statistic(0, launch, MANY_HEADS, rows)?, pools.statistic(1, launch, MANY_HEADS, rows)?);
-        gpu.merge_statistics(slots, Part::Whole, lse, step)
+        gpu.merge_statistics(slots, SlotPart::Whole, lse, step)
     })?;
     writeln!(to, "{line}")?;
     let largest = gpu.allocate(MANY_HEADS * 4)?;
@@ -199,7 +199,7 @@ fn statistics(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(),
 fn metadata(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), BenchError> {
     let gpu = pools.gpu;
     let cut = Cut { cp: 4, balance: Balance::DualChunk };
-    let shard = Shard::of_runs(&pack.runs, pack.rows, cut.cp, cut.balance);
+    let shard = ShardedSide::of_runs(&pack.runs, pack.rows, cut.cp, cut.balance);
     let runs: Vec<Run> = shard
         .slots
         .iter()
@@ -280,7 +280,7 @@ fn small(pools: &Pools, to: &mut dyn Write) -> Result<(), BenchError> {
     let pack = pack("small: 8 × 64", 8, 64, false);
     let cut = Cut { cp: 2, balance: Balance::DualChunk };
     let buffers = SlotBuffers::new(gpu, &pack.runs, pack.rows)?;
-    let shard = Shard::of_runs(&pack.runs, pack.rows, 2, cut.balance);
+    let shard = ShardedSide::of_runs(&pack.runs, pack.rows, 2, cut.balance);
     let runs: Vec<Run> = shard.slots.iter().map(|slot| Run::packed(slot.offset, 0, slot.span)).collect();
     let (rows, local) = (pack.rows, SlotBuffers::new(gpu, &runs, shard.rows)?);
     let mut print =
@@ -316,7 +316,7 @@ fn small(pools: &Pools, to: &mut dyn Write) -> Result<(), BenchError> {
                 (pools.tensor(true, launch, rows, Format::F32)?, pools.statistic(0, launch, HEADS, rows)?);
             let step =
                 (pools.tensor(false, launch, rows, Format::Bf16)?, pools.statistic(1, launch, HEADS, rows)?);
-            gpu.merge_out(buffers.slots(), (Part::Whole, Style::Running), running, step)
+            gpu.merge_out(buffers.slots(), (SlotPart::Whole, Style::Running), running, step)
         })?,
     )?;
     Ok(())

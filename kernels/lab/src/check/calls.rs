@@ -12,8 +12,8 @@ use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Heads, Run, Sink, Softmax};
-use seamproof_simulator::emulated::{self, Kernel, Right, Serial, Tiled, Tiles};
-use seamproof_simulator::{AttentionCall, RowPolicy, Segment, Tensor};
+use seamproof_simulator::emulated::{self, Kernel, Right, Serial, TiledKernel, Tiles};
+use seamproof_simulator::{AttentionCall, GuardedTensor, RowPolicy, Segment};
 
 use super::draw::CaseDraw;
 use super::mismatch::Mismatch;
@@ -141,13 +141,13 @@ impl Case {
     }
 
     /// Returns q, k, v and dout: numbers between −2 and 2 in real rows, NaN in all others.
-    fn inputs(&self, draw: &mut CaseDraw) -> [Tensor; 4] {
+    fn inputs(&self, draw: &mut CaseDraw) -> [GuardedTensor; 4] {
         let [q_rows, kv_rows] = self.rows;
         let (Heads { q, kv }, [dim, dim_v]) = (self.heads, self.dims);
         let shapes = [[q_rows, q, dim], [kv_rows, kv, dim], [kv_rows, kv, dim_v], [q_rows, q, dim_v]];
         let names = [("q", 0), ("k", 1), ("v", 1), ("dout", 0)];
         std::array::from_fn(|i| {
-            let mut tensor = Tensor::unwritten(names[i].0, shapes[i], self.format);
+            let mut tensor = GuardedTensor::unwritten(names[i].0, shapes[i], self.format);
             let (real, row) = (self.real(names[i].1), shapes[i][1] * shapes[i][2]);
             for (values, real) in tensor.values_mut().chunks_exact_mut(row).zip(real) {
                 let number = |bits: u32| f64::from(bits as i32) / 1_073_741_824.0;
@@ -167,14 +167,14 @@ impl Case {
         }
     }
 
-    fn result(&self, name: &str, shape: [usize; 3], format: Format) -> Tensor {
-        let mut tensor = Tensor::unwritten(name, shape, format);
+    fn result(&self, name: &str, shape: [usize; 3], format: Format) -> GuardedTensor {
+        let mut tensor = GuardedTensor::unwritten(name, shape, format);
         tensor.values_mut().fill(if name == "max_logit" { f32::NEG_INFINITY } else { BEFORE });
         tensor
     }
 
     /// Returns out, lse, max_logit, dq, dk and dv as they are before a launch.
-    fn results(&self) -> [Tensor; 6] {
+    fn results(&self) -> [GuardedTensor; 6] {
         let [q_rows, kv_rows] = self.rows;
         let (Heads { q, kv }, [dim, dim_v]) = (self.heads, self.dims);
         [
@@ -188,14 +188,21 @@ impl Case {
     }
 
     /// Returns the results of the CPU.
-    fn twin(&self, [q, k, v, dout]: &[Tensor; 4], sink: &[f32]) -> [Tensor; 6] {
+    fn twin(&self, [q, k, v, dout]: &[GuardedTensor; 4], sink: &[f32]) -> [GuardedTensor; 6] {
         let [mut out, mut lse, mut max_logit, mut dq, mut dk, mut dv] = self.results();
         let tiles = Tiles { q: 1, kv: KEY_TILE };
-        let kernel = Tiled::new(tiles, self.format, self.format, Serial, &Right);
-        let forward =
-            emulated::Forward { q, k, v, sink, out: &mut out, lse: &mut lse, max_logit: &mut max_logit };
+        let kernel = TiledKernel::new(tiles, self.format, self.format, Serial, &Right);
+        let forward = emulated::ForwardLaunch {
+            q,
+            k,
+            v,
+            sink,
+            out: &mut out,
+            lse: &mut lse,
+            max_logit: &mut max_logit,
+        };
         Kernel::<f32>::forward(&kernel, &self.call, forward);
-        let backward = emulated::Backward {
+        let backward = emulated::BackwardLaunch {
             q,
             k,
             v,
@@ -206,7 +213,7 @@ impl Case {
             dq: &mut dq,
             dk: &mut dk,
             dv: &mut dv,
-            dsink: &mut Tensor::nothing(),
+            dsink: &mut GuardedTensor::nothing(),
         };
         kernel.backward(&self.call, backward);
         [out, lse, max_logit, dq, dk, dv]
@@ -219,7 +226,7 @@ struct Placed<'g> {
     case: &'g Case,
     inputs: [(DeviceBuffer, [usize; 3]); 4],
     sink: Option<DeviceBuffer>,
-    results: [(DeviceBuffer, Tensor); 6],
+    results: [(DeviceBuffer, GuardedTensor); 6],
     /// The results that the forward saved, as the CPU has them, with NaN in rows that are not real.
     saved: [DeviceBuffer; 2],
 }
@@ -248,11 +255,11 @@ impl<'g> Placed<'g> {
     fn new(
         gpu: &'g Gpu,
         case: &'g Case,
-        inputs: &[Tensor; 4],
+        inputs: &[GuardedTensor; 4],
         sink: &[f32],
-        twin: &[Tensor; 6],
+        twin: &[GuardedTensor; 6],
     ) -> Result<Placed<'g>, KernelError> {
-        let upload = |tensor: &Tensor| gpu.upload_elements(tensor.values(), tensor.format());
+        let upload = |tensor: &GuardedTensor| gpu.upload_elements(tensor.values(), tensor.format());
         let [q, k, v, dout] = inputs.each_ref().map(|tensor| Ok((upload(tensor)?, tensor.shape())));
         let [a, b, c, d, e, f] =
             case.results().map(|tensor| Ok::<_, KernelError>((upload(&tensor)?, tensor)));
@@ -311,7 +318,7 @@ impl<'g> Placed<'g> {
     }
 
     /// Returns the first result of a launch that is not as the CPU's.
-    fn wrong(&self, way: Way, twin: &[Tensor; 6]) -> Result<Option<String>, KernelError> {
+    fn wrong(&self, way: Way, twin: &[GuardedTensor; 6]) -> Result<Option<String>, KernelError> {
         for (buffer, tensor) in &self.results {
             self.gpu.write_elements(buffer.area(), tensor.values(), tensor.format())?;
         }
@@ -333,7 +340,7 @@ impl<'g> Placed<'g> {
     }
 
     /// Returns how far real rows of a result may be off.
-    fn allowed(&self, index: usize, want: &Tensor) -> f32 {
+    fn allowed(&self, index: usize, want: &GuardedTensor) -> f32 {
         let real = self.case.real(usize::from(index > 3));
         let row = want.shape()[1] * want.shape()[2];
         let rows = want.values().chunks_exact(row.max(1)).zip(real).filter(|(_, real)| *real);
@@ -346,7 +353,12 @@ impl<'g> Placed<'g> {
     }
 
     /// Returns where a result differs. With `near`, real rows may differ by so much.
-    fn difference(&self, (index, got): (usize, &[f32]), want: &Tensor, near: Option<f32>) -> Option<String> {
+    fn difference(
+        &self,
+        (index, got): (usize, &[f32]),
+        want: &GuardedTensor,
+        near: Option<f32>,
+    ) -> Option<String> {
         let real = self.case.real(usize::from(index > 3));
         let ([_, heads, dim], rows) = (want.shape(), self.case.rows[0]);
         let is_real = |at: usize| match index {

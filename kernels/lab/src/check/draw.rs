@@ -5,7 +5,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use seamproof_kernels::tables::Cut;
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Balance, Run};
-use seamproof_simulator::shard::Shard;
+use seamproof_simulator::shard::ShardedSide;
 
 /// The choices of a case, and a text about them.
 pub(super) struct CaseDraw {
@@ -89,9 +89,9 @@ impl CaseDraw {
     }
 
     /// Returns a batch cut over ranks.
-    pub(super) fn shard(&mut self, cut: Cut) -> Shard {
+    pub(super) fn shard(&mut self, cut: Cut) -> ShardedSide {
         let unit = span_multiple(cut.balance, cut.cp);
         let (runs, rows) = self.runs(unit, 4096);
-        Shard::of_runs(&runs, rows, cut.cp, cut.balance)
+        ShardedSide::of_runs(&runs, rows, cut.cp, cut.balance)
     }
 }

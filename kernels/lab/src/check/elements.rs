@@ -3,7 +3,7 @@
 use seamproof_kernels::merge::{DeviceStatistic, DeviceTensor};
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Run};
-use seamproof_simulator::helpers::{self, Half, Numbers, Part, Statistic, Style, Update, half_rows};
+use seamproof_simulator::helpers::{self, Half, Numbers, SlotPart, Statistic, Style, Update, half_rows};
 
 use super::draw::CaseDraw;
 use super::image::{Field, Image, ImageLaunch, PlacedImage, SlotFields};
@@ -46,9 +46,9 @@ impl CaseDraw {
         }
     }
 
-    fn part(&mut self) -> Part {
+    fn part(&mut self) -> SlotPart {
         let half = self.pick(&[Half::First, Half::Second]);
-        let part = self.pick(&[Part::Whole, Part::HalfInPlace(half), Part::Compact(half)]);
+        let part = self.pick(&[SlotPart::Whole, SlotPart::HalfInPlace(half), SlotPart::Compact(half)]);
         self.note(&format!("{part:?}"));
         part
     }
@@ -167,7 +167,7 @@ struct PartRows {
     slots: SlotFields,
     runs: Vec<Run>,
     total: usize,
-    part: Part,
+    part: SlotPart,
     pairs: Vec<(usize, usize)>,
     running: Vec<usize>,
     step: Vec<usize>,

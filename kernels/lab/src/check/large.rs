@@ -10,7 +10,7 @@ use seamproof_kernels::rows::ByteRows;
 use seamproof_kernels::tables::Slots;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::Format;
-use seamproof_simulator::helpers::{Half, Part, Rest, Style, Update};
+use seamproof_simulator::helpers::{Half, Rest, SlotPart, Style, Update};
 
 use super::far::check_far;
 use super::mismatch::Mismatch;
@@ -145,11 +145,11 @@ fn check_helpers(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     gpu.copy_valid(slots, rows(from), rows(to), Rest::Leave)?;
     found.extend(difference(gpu, "copy valid", to)?);
     gpu.fill(to, 0)?;
-    gpu.accumulate(slots, Part::Whole, [Update::Add; 2], tensor(to), tensor(from))?;
+    gpu.accumulate(slots, SlotPart::Whole, [Update::Add; 2], tensor(to), tensor(from))?;
     found.extend(difference(gpu, "accumulation", to)?);
     gpu.fill(to, 0)?;
     let (running, step) = ((tensor(to), memory.statistic(0)), (tensor(from), memory.statistic(1)));
-    gpu.merge_out(slots, (Part::Whole, Style::Running), running, step)?;
+    gpu.merge_out(slots, (SlotPart::Whole, Style::Running), running, step)?;
     found.extend(difference(gpu, "merge of out", to)?);
     found.extend(check_halves(gpu, &memory)?);
     Ok(found)

@@ -15,7 +15,7 @@ use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{
-    Format, Heads, Mask, Pass, Precision, Problem, ProblemFields, Rows, Run, Sequence, Softmax,
+    Format, Heads, Mask, Pass, Precision, Problem, ProblemFields, Run, Sequence, Softmax, TensorRows,
 };
 
 use super::mismatch::Mismatch;
@@ -107,7 +107,7 @@ impl Pack<'_> {
             kv: Run::packed(index * KEYS, KEYS, KEYS),
         };
         let sequences = (0..self.climbs.len()).map(sequence).collect();
-        let rows = Rows { q: self.climbs.len(), kv: self.climbs.len() * KEYS };
+        let rows = TensorRows { q: self.climbs.len(), kv: self.climbs.len() * KEYS };
         let plain = fields(sequences, rows, HEADS, self.dim, Mask::FULL);
         legal(ProblemFields {
             softmax: Softmax { scale: self.scale, ..plain.softmax },

@@ -14,7 +14,8 @@ use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{
-    Alignment, Format, Heads, Mask, Precision, Problem, ProblemFields, Rows, Run, Sequence, Sink, Softmax,
+    Alignment, Format, Heads, Mask, Precision, Problem, ProblemFields, Run, Sequence, Sink, Softmax,
+    TensorRows,
 };
 use seamproof_simulator::{AttentionCall, RowPolicy};
 
@@ -194,7 +195,7 @@ impl Choice {
         let both = of.runs(dealing).zip(of.runs(dealing + 1));
         let sequences = both.zip(0..).map(|((q, kv), id)| Sequence { id, q, kv }).collect();
         let rows = ROWS * of.step;
-        let plain = fields(sequences, Rows { q: rows, kv: rows }, heads, dim, mask);
+        let plain = fields(sequences, TensorRows { q: rows, kv: rows }, heads, dim, mask);
         let problem = legal(ProblemFields {
             softmax: Softmax { softcap: of.softcap, sink: of.sink, ..plain.softmax },
             precision: Precision::uniform(of.format),

@@ -6,7 +6,7 @@ use seamproof_kernels::tables::Cut;
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Alignment, Balance, Mask, Pass, Run};
 use seamproof_simulator::helpers::{self, SegmentRow, SegmentRun};
-use seamproof_simulator::shard::{Shard, cu_seqlens_on_cp_rank};
+use seamproof_simulator::shard::{ShardedSide, cu_seqlens_on_cp_rank};
 
 use super::draw::CaseDraw;
 use super::image::{Image, ImageLaunch, PlacedImage, SlotFields};
@@ -31,7 +31,7 @@ impl CaseDraw {
     }
 
     /// Returns batches of q and kv with as many sequences, cut alike.
-    fn two_shards(&mut self, cut: Cut) -> [Shard; 2] {
+    fn two_shards(&mut self, cut: Cut) -> [ShardedSide; 2] {
         let unit = span_multiple(cut.balance, cut.cp);
         let (q, q_rows) = self.runs(unit, 4096);
         let mut end = 0;
@@ -44,12 +44,15 @@ impl CaseDraw {
                 run
             })
             .collect();
-        [Shard::of_runs(&q, q_rows, cut.cp, cut.balance), Shard::of_runs(&kv, end, cut.cp, cut.balance)]
+        [
+            ShardedSide::of_runs(&q, q_rows, cut.cp, cut.balance),
+            ShardedSide::of_runs(&kv, end, cut.cp, cut.balance),
+        ]
     }
 }
 
 /// Adds a rank's slots with the lengths of whole sequences.
-fn with_sequence_lengths(image: &mut Image, shard: &Shard) -> SlotFields {
+fn with_sequence_lengths(image: &mut Image, shard: &ShardedSide) -> SlotFields {
     let runs: Vec<Run> = shard
         .slots
         .iter()
@@ -79,7 +82,7 @@ pub(super) fn partition_indices(draw: &mut CaseDraw, image: &mut Image) -> Image
 pub(super) fn rank_slots(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let cut = draw.cut(true);
     let (runs, rows) = draw.runs(span_multiple(cut.balance, cut.cp), 1 << 16);
-    let shard = Shard::of_runs(&runs, rows, cut.cp, cut.balance);
+    let shard = ShardedSide::of_runs(&runs, rows, cut.cp, cut.balance);
     let rank = draw.rank(cut.cp);
     let batch = image.slots(&runs, rows);
     let local = helpers::rank_slots(&shard, rank);

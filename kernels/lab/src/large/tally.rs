@@ -7,7 +7,7 @@ use seamproof_oracle::envelope::{DitherSums, RowEnvelope, RowSums};
 use seamproof_oracle::{Format, Problem, TensorName};
 
 use super::{Asked, Forward, Judged, OfKeys};
-use seamproof_judge::finding::{Check, Place, number};
+use seamproof_judge::finding::{Check, Place};
 use seamproof_judge::ladder::bounds::{error_ratios, wording};
 use seamproof_judge::ladder::compare::Worst;
 use seamproof_judge::verdict::{Margin, Tier};

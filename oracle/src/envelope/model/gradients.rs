@@ -3,7 +3,7 @@
 use super::{Model, Rounding, exponential_error, factor, final_rounding, replayed, rounding};
 use crate::envelope::accumulation::Accumulation;
 use crate::envelope::constants::{EXP_ERROR, F32_ROUNDOFF};
-use crate::envelope::profile::Profile;
+use crate::envelope::profile::NumericProfile;
 
 /// The exact quantities of one pair in the backward.
 #[derive(Clone, Copy, Debug)]
@@ -153,7 +153,7 @@ impl Model {
     #[inline]
     pub fn replayed_gradient_pair(
         &self,
-        profile: &Profile,
+        profile: &NumericProfile,
         pair: &GradientPair,
         sums: (f64, f64),
     ) -> ReplayedPair {

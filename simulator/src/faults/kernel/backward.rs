@@ -5,9 +5,9 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Pass, Softmax, TensorName};
 
 use super::entry::{OFF, VALUES, bf16, fault, kernels, right};
-use crate::emulated::{Arithmetic, Pair, Rows, Stages, TileWeights};
+use crate::emulated::{HeadRows, Pair, Stages, TileWeights, UnitArithmetic};
 use crate::faults::fault::Fault;
-use crate::{Segment, Tensor};
+use crate::{GuardedTensor, Segment};
 
 const OPTIONS: &str = "https://github.com/Dao-AILab/flash-attention/issues/2424";
 const SCALE: &str = "https://github.com/Dao-AILab/flash-attention/issues/2651";
@@ -158,7 +158,7 @@ fn narrowed(to: &mut [f32]) {
 
 kernels! {
     DOfAnotherRow {
-        fn row_dots(&self, units: &A, dout: Rows<'_, f32>, out: Rows<'_, f32>) -> Vec<f32> {
+        fn row_dots(&self, units: &A, dout: HeadRows<'_, f32>, out: HeadRows<'_, f32>) -> Vec<f32> {
             let mut dots = right::<A>().row_dots(units, dout, out);
             dots.rotate_right(1);
             dots
@@ -180,17 +180,17 @@ kernels! {
         }
     }
     DkMisses {
-        fn add_dk(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, queries: Rows<'_, f32>) {
+        fn add_dk(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, queries: HeadRows<'_, f32>) {
             right::<A>().add_dk(units, to, &without_row(ds, 0), queries);
         }
     }
     DvMisses {
-        fn add_dv(&self, units: &A, to: &mut [f32], p: &TileWeights<f32>, dout: Rows<'_, f32>) {
+        fn add_dv(&self, units: &A, to: &mut [f32], p: &TileWeights<f32>, dout: HeadRows<'_, f32>) {
             right::<A>().add_dv(units, to, &without_row(p, 0), dout);
         }
     }
     DqMisses {
-        fn add_dq(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, keys: Rows<'_, f32>) {
+        fn add_dq(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, keys: HeadRows<'_, f32>) {
             let mut ds = ds.clone();
             (0..ds.seen.len()).for_each(|i| ds.row_mut(i)[0] = 0.0);
             right::<A>().add_dq(units, to, &ds, keys);
@@ -249,19 +249,19 @@ kernels! {
         }
     }
     DqOverwritten {
-        fn add_dq(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, keys: Rows<'_, f32>) {
+        fn add_dq(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, keys: HeadRows<'_, f32>) {
             to.fill(0.0);
             right::<A>().add_dq(units, to, ds, keys);
         }
     }
     DkOverwritten {
-        fn add_dk(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, queries: Rows<'_, f32>) {
+        fn add_dk(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, queries: HeadRows<'_, f32>) {
             to.fill(0.0);
             right::<A>().add_dk(units, to, ds, queries);
         }
     }
     LseOfNeighbour {
-        fn saved_lse(&self, lse: &Tensor<f32>, head: usize, rows: &[usize]) -> Vec<f32> {
+        fn saved_lse(&self, lse: &GuardedTensor<f32>, head: usize, rows: &[usize]) -> Vec<f32> {
             let mut lse = right::<A>().saved_lse(lse, head, rows);
             let usual = lse.len() > 1 && lse.iter().all(|lse| lse.is_finite());
             lse[0] = if usual { lse[1] } else { lse[0] };
@@ -309,7 +309,7 @@ kernels! {
         }
     }
     DkInBf16 {
-        fn add_dk(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, queries: Rows<'_, f32>) {
+        fn add_dk(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, queries: HeadRows<'_, f32>) {
             right::<A>().add_dk(units, to, ds, queries);
             narrowed(to);
         }

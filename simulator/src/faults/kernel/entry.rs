@@ -2,7 +2,7 @@
 
 use seamproof_oracle::Format;
 
-use crate::emulated::{Arithmetic, Right, Stages};
+use crate::emulated::{Right, Stages, UnitArithmetic};
 use crate::faults::fault::{Catcher, Fault, Plant};
 
 /// A fault whose values are wrong: exact inputs and bounds show it.
@@ -16,7 +16,7 @@ pub(super) const FORGETS: &[Catcher] =
 pub(super) const WRITES: &[Catcher] = &[Catcher::Structure];
 
 /// The stages of the right kernel.
-pub(super) fn right<A: Arithmetic<f32>>() -> impl Stages<f32, A> {
+pub(super) fn right<A: UnitArithmetic<f32>>() -> impl Stages<f32, A> {
     Right
 }
 
@@ -31,7 +31,7 @@ macro_rules! kernels {
             #[derive(Debug)]
             struct $name;
 
-            impl<A: Arithmetic<f32>> Stages<f32, A> for $name {
+            impl<A: UnitArithmetic<f32>> Stages<f32, A> for $name {
                 $($stage)*
             }
         )*

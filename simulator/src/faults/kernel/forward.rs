@@ -3,7 +3,7 @@
 use seamproof_oracle::{Format, Pass, Softmax};
 
 use super::entry::{OFF, VALUES, bf16, fault, kernels, right};
-use crate::emulated::{Arithmetic, Finished, Online, RowSum, Rows, Stages, Weights};
+use crate::emulated::{Finished, HeadRows, Online, RowSum, Stages, UnitArithmetic, Weights};
 use crate::faults::fault::Fault;
 
 const LARGE_LOGITS: &str = "https://github.com/NVIDIA/TransformerEngine/pull/716";
@@ -232,7 +232,7 @@ kernels! {
         }
     }
     AccInBf16 {
-        fn add_values(&self, units: &A, acc: &mut [f32], weights: Weights<'_, f32>, values: Rows<'_, f32>) {
+        fn add_values(&self, units: &A, acc: &mut [f32], weights: Weights<'_, f32>, values: HeadRows<'_, f32>) {
             right::<A>().add_values(units, acc, weights, values);
             acc.iter_mut().for_each(|acc| *acc = bf16(*acc));
         }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Pass, Run, TensorName};
 
 use super::entry::{FORGETS, READS, VALUES, WRITES, fault, kernels, right};
-use crate::emulated::{Arithmetic, Finished, Rows, Stages, Weights};
+use crate::emulated::{Finished, HeadRows, Stages, UnitArithmetic, Weights};
 use crate::faults::fault::Fault;
 use crate::{Real, Segment};
 
@@ -344,7 +344,7 @@ kernels! {
         }
     }
     ZeroTimesStale {
-        fn add_values(&self, units: &A, acc: &mut [f32], weights: Weights<'_, f32>, values: Rows<'_, f32>) {
+        fn add_values(&self, units: &A, acc: &mut [f32], weights: Weights<'_, f32>, values: HeadRows<'_, f32>) {
             right::<A>().add_values(units, acc, weights, values);
             let behind = values.rows.last().map_or(0, |row| row + 1);
             if behind < values.tensor.shape()[0] {

@@ -3,10 +3,9 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use seamproof_oracle::sharding::{ShardError, span_multiple};
+use seamproof_oracle::sharding::{ShardingError, span_multiple};
 use seamproof_oracle::{
-    Algorithm, Alignment, ContextParallel, Dims, Heads, InputMode, Precision, ProblemFields, Rows, Sequence,
-    Side, TensorName,
+    Algorithm, Alignment, ContextParallel, Dims, Heads, ProblemFields, Sequence, Side, TensorName, TensorRows,
 };
 
 use super::*;
@@ -270,32 +269,28 @@ fn problem(
     sink: Sink,
 ) -> Problem {
     let unit = span_multiple(balance, cp);
-    let mut rows = Rows { q: cp, kv: 0 };
-    let sequences = lengths.iter().enumerate().map(|(id, &(lq, lk))| {
+    let mut rows = TensorRows { q: cp, kv: 0 };
+    let sequences = (0..).zip(lengths).map(|(id, &(lq, lk))| {
         let span = |len: usize| len.next_multiple_of(unit) + extra * unit * usize::from(len % 2 == 1);
         let (q, kv) = (Run::packed(rows.q, lq, span(lq)), Run::packed(rows.kv, lk, span(lk)));
-        rows = Rows { q: rows.q + q.span, kv: rows.kv + kv.span + cp };
-        Sequence { id: id as u32, q, kv }
+        rows = TensorRows { q: rows.q + q.span, kv: rows.kv + kv.span + cp };
+        Sequence { id, q, kv }
     });
-    let sequences = sequences.collect();
+    let fields = ProblemFields::of(sequences.collect(), 1);
     let world = cp + 1;
     Problem::new(ProblemFields {
-        sequences,
         rows,
         heads: Heads { q: 2, kv: 1 },
         dims: Dims { qk: 2, v: 3 },
         mask,
-        softmax: Softmax { scale: 1.0, softcap: None, sink },
-        precision: Precision::uniform(Format::Bf16),
+        softmax: Softmax { sink, ..fields.softmax },
         parallel: ContextParallel {
             algorithm: Algorithm::Ring,
             balance,
             world,
             ranks: (1..world).rev().collect(),
         },
-        mode: InputMode::Flat,
-        data_seed: 0,
-        pass: Pass::Backward,
+        ..fields
     })
     .unwrap()
 }
@@ -398,6 +393,6 @@ fn what_has_no_band_or_no_cut_is_refused() {
         problem(&[(4, 4)], 0, (2, Balance::DualChunk), Mask::FULL, Sink::None).into();
     fields.sequences[0].q.span -= 1;
     fields.sequences[0].q.len = 3;
-    let error = ShardError::Span { sequence: 0, side: Side::Q, span: 3, multiple: 4 };
+    let error = ShardingError::Span { sequence: 0, side: Side::Q, span: 3, multiple: 4 };
     assert_eq!(ring(&Problem::new(fields).unwrap(), MergeOrder::Running), Err(error.into()));
 }
