@@ -60,6 +60,19 @@ impl Inputs {
     }
 }
 
+impl Inputs {
+    /// Asserts the shapes of what a pass reads: a tensor with more rows or heads would be read in part, and silently.
+    pub(crate) fn assert_shapes(&self, problem: &Problem, pass: Pass) {
+        assert_eq!(self.q.shape(), problem.q_shape(), "shape of q");
+        assert_eq!(self.k.shape(), problem.k_shape(), "shape of k");
+        assert_eq!(self.v.shape(), problem.v_shape(), "shape of v");
+        assert_eq!(self.sink.len(), problem.learnable_sinks(), "length of the sink");
+        if pass == Pass::Backward {
+            assert_eq!(self.dout.shape(), problem.out_shape(), "shape of dout");
+        }
+    }
+}
+
 /// What the forward pass returns. Rows that are not real hold 0 (out) and −∞ (lse).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForwardResults {
@@ -91,6 +104,14 @@ pub struct Saved {
     pub out: Array3<f64>,
     /// `[q heads, q rows]`.
     pub lse: Array2<f64>,
+}
+
+impl Saved {
+    /// Asserts the problem's shapes.
+    pub(crate) fn assert_shapes(&self, problem: &Problem) {
+        assert_eq!(self.out.shape(), problem.out_shape(), "shape of the saved out");
+        assert_eq!(self.lse.shape(), problem.lse_shape(), "shape of the saved lse");
+    }
 }
 
 impl From<&ForwardResults> for Saved {

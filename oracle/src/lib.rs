@@ -1,8 +1,8 @@
 //! What is right.
 //!
 //! This crate defines attention from its mask and nothing else: a [`Problem`] (mathematics plus memory layout), its
-//! exact answer in f64 ([`exact`], plain loops; [`blocked`], the same answer fast), and for every element of that
-//! answer the largest error that an honest subject can show ([`envelope`]).
+//! exact answer in f64 ([`exact`], plain loops; [`blocked`], the same answer fast), for every element of that answer the
+//! largest error that an honest subject can show ([`envelope`]), and which rank holds which row of it ([`sharding`]).
 //!
 //! It is pure: no files, no threads' order in a result, no GPU, no randomness of its own. It knows no ranks' programs,
 //! no online softmax and no tile of any subject. A reader who wants to know what is right needs no other crate.

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use common::{Draws, problem};
 use seamproof_oracle::sharding::{PlacedRun, RankLayout, SideLayout, layouts, run_of, span_multiple};
 use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, Run, Sequence, Side, TensorRows};
+use seamproof_simulator::check::check;
+use seamproof_simulator::faults;
 use seamproof_simulator::shard::{ShardedSide, cu_seqlens_on_cp_rank};
 
 const BALANCES: [Balance; 6] = [
@@ -172,4 +174,18 @@ fn counts_on_ranks_are_the_golden_ones() {
     assert_eq!(cu_seqlens_on_cp_rank(&lens, &slots, 2, 0, true, true), [0, 3, 7, 11, 17, 21, 27]);
     golden(&[3, 13], &[2, 8], 2, 0, &[1, 4], &[0, 1]);
     golden(&[3, 13], &[2, 8], 2, 1, &[1, 4], &[1, 4]);
+}
+
+#[test]
+fn no_proof_sees_a_wrong_cut_that_a_whole_schedule_agrees_on() {
+    let fault = faults::by_id("dealt-in-order").expect("a fault of the catalogue");
+    let mut draws = Draws(1);
+    for cp in 2..=4 {
+        for algorithm in [Algorithm::Ring, Algorithm::AllGather, Algorithm::AllToAll] {
+            let problem = problem(&mut draws, algorithm, Balance::DualChunk, cp);
+            let mut schedule = fault.schedule(&problem).expect("a schedule");
+            assert!(problem.sequences.is_empty() || fault.plant(&problem, &mut schedule), "{problem:?}");
+            assert_eq!(check(&problem, &schedule).err(), None, "{problem:?}");
+        }
+    }
 }

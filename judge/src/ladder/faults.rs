@@ -47,7 +47,7 @@ const TE_TESTS: &str =
 const FA_TESTS: &str = "https://github.com/Dao-AILab/flash-attention/blob/main/hopper/test_flash_attn.py";
 
 /// Every fault in the judge.
-pub const FAULTS: [JudgeFault; 17] = [
+pub const FAULTS: [JudgeFault; 18] = [
     JudgeFault {
         id: "judge-nan-equals",
         imitates: "a NaN counts as equal to anything",
@@ -165,6 +165,13 @@ pub const FAULTS: [JudgeFault; 17] = [
         },
     },
     JudgeFault {
+        id: "judge-deals-in-order",
+        imitates: "who owns which row is asked of the subject: whatever cut it makes is the right one",
+        source: TE_TESTS,
+        rung: Check::Envelope,
+        edit: |judge| judge.layouts = |problem| layout::layouts(&in_order(problem)),
+    },
+    JudgeFault {
         id: "judge-last-rank-not-compared",
         imitates: "the rows of the last rank are not compared",
         source: TE_TESTS,
@@ -259,6 +266,13 @@ fn unless(look: Look, tensor: TensorName) -> Look {
         Look::Broken(finding) if finding.tensor == Some(tensor) => Look::Held,
         look => look,
     }
+}
+
+/// Returns the problem with its sequences cut into one part after the other.
+fn in_order(problem: &Problem) -> Problem {
+    let mut fields = ProblemFields::from(problem.clone());
+    fields.parallel.balance = Balance::Contiguous;
+    Problem::new(fields).unwrap_or_else(|_| problem.clone())
 }
 
 /// Returns the problem's own layout with the runs cut where the last rank's first row begins.
@@ -406,6 +420,14 @@ fn ring(fields: &mut ProblemFields) {
     fields.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
 }
 
+/// A ring without padding, so that rows of another cut are rows that hold a result.
+fn dual_chunk(fields: &mut ProblemFields) {
+    ring(fields);
+    fields.parallel.balance = Balance::DualChunk;
+    let runs = fields.sequences.iter_mut().flat_map(|sequence| [&mut sequence.q, &mut sequence.kv]);
+    runs.for_each(|run| run.len = run.span);
+}
+
 fn backward(fields: &mut ProblemFields) {
     fields.pass = Pass::Backward;
     fields.softmax.sink = Sink::Learnable;
@@ -415,7 +437,7 @@ fn plain(_: &mut ProblemFields) {}
 
 /// Returns the probes, each broken in one place. The right judge condemns all of them.
 pub fn probes() -> Result<Vec<Probe>, ProblemError> {
-    let table: [(&str, Edit, Spoil); 14] = [
+    let table: [(&str, Edit, Spoil); 15] = [
         ("a NaN in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::NAN)),
         ("a row of out is 0", plain, |_, _, _, outputs| out_of(outputs, |_| 0.0)),
         ("an infinity in out", plain, |_, _, _, outputs| out_of(outputs, |_| f32::INFINITY)),
@@ -429,6 +451,11 @@ pub fn probes() -> Result<Vec<Probe>, ProblemError> {
         ("the last rank's out is doubled", ring, |_, _, _, outputs| {
             if let Some(rank) = outputs.ranks.last_mut() {
                 rank.out.index_axis_mut(Axis(0), 0).mapv_inplace(|x| x * 2.0);
+            }
+        }),
+        ("ranks hold the rows of another cut", dual_chunk, |problem, inputs, _, outputs| {
+            if let Ok(dealt) = Emulated::default().run(&in_order(problem), inputs) {
+                *outputs = dealt;
             }
         }),
         ("the last rank's padding is unwritten", ring, |_, _, _, outputs| {

@@ -174,8 +174,8 @@ fn query_copies(problem: &Problem, inputs: &Inputs, group: &Group) -> Vec<f64> {
     let heads = group.kv_head * problem.group()..(group.kv_head + 1) * problem.group();
     let mut queries = Array2::zeros((0, problem.dims.qk));
     for head in heads {
-        // Both have `dims.qk` columns.
-        let _ = queries.append(Axis(0), gather(&inputs.q, &run, 0..run.len, head).view());
+        let of_head = gather(&inputs.q, &run, 0..run.len, head);
+        queries.append(Axis(0), of_head.view()).expect("every head has `dims.qk` columns");
     }
     multiplicities(&queries.view())
 }
@@ -344,7 +344,10 @@ impl Context<'_> {
             })
             .collect();
         let first = (head % self.problem.group()) * run.len;
-        let copies = self.copies.get(first + rows.start..first + rows.end).unwrap_or(&[]).to_vec();
+        let copies = match self.copies {
+            [] => Vec::new(),
+            copies => copies[first + rows.start..first + rows.end].to_vec(),
+        };
         QueryTile { rows, q, dout, statistics, copies }
     }
 
@@ -599,8 +602,9 @@ fn replay_row(
     }
 }
 
-/// The squares of a matrix, each row times how often it is there.
+/// The squares of a matrix, each row times how often it is there; once where that was not counted.
 fn squares(factor: &ArrayView2<'_, f64>, copies: &[f64]) -> Array2<f64> {
+    assert!(copies.is_empty() || copies.len() == factor.nrows(), "a count for each row, or none at all");
     let mut squares = factor.mapv(|x| x * x);
     for (mut row, copies) in squares.outer_iter_mut().zip(copies) {
         row *= *copies;

@@ -5,7 +5,7 @@ use ndarray::{Array2, ArrayView2, Axis, Zip, s};
 use super::answer::{Answer, Bounds};
 use super::exponential;
 use super::pieces::{
-    Group, Keys, Piece, ROW_TILE, gather, product_transposed, row_mut, tiles, visible_union,
+    Group, Keys, Piece, ROW_TILE, gather, product_transposed, row_mut, row_of, tiles, visible_union,
 };
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics};
@@ -174,7 +174,7 @@ impl Tile {
         errors: &mut Errors,
     ) {
         let (row, visible) = (&self.rows[local], self.visible[local].clone());
-        let logits = self.logits.row(local).to_slice().unwrap_or(&[]);
+        let logits = row_of(&self.logits, local);
         let weights = row_mut(&mut self.weights, local);
         let left = row_mut(&mut errors.linear, local);
         left[..visible.start].fill(0.0);
@@ -251,8 +251,8 @@ impl Tile {
     fn bound_row(&self, local: usize, model: &Model, copies: &[f64], errors: &mut Errors) -> f64 {
         let row = &self.rows[local];
         let visible = self.visible[local].clone();
-        let logits = &self.logits.row(local).to_slice().unwrap_or(&[])[visible.clone()];
-        let weights = &self.weights.row(local).to_slice().unwrap_or(&[])[visible.clone()];
+        let logits = &row_of(&self.logits, local)[visible.clone()];
+        let weights = &row_of(&self.weights, local)[visible.clone()];
         let is_dithered = Spread::of(logits.iter().copied()).is_wide() && fill_enough(shared_share(weights));
         errors.is_dithered[local] = is_dithered;
         if is_dithered && errors.noise.is_empty() {

@@ -17,7 +17,7 @@ pub use answer::{Answer, Bounds};
 
 use crate::envelope::{Model, NumericProfile};
 use crate::replay::Replay;
-use crate::{ForwardResults, Gradients, Inputs, Problem, ProblemError, ProblemFields, Saved, Side};
+use crate::{ForwardResults, Gradients, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved, Side};
 use backward::Sides;
 use pieces::{Group, Keys, groups, is_large, map, pieces};
 
@@ -55,6 +55,7 @@ fn all_forward(
     model: Option<&Model>,
     replay: Option<&Replay>,
 ) -> Answer<ForwardResults> {
+    inputs.assert_shapes(problem, Pass::Forward);
     let empty = |lse: f64| ForwardResults {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), lse),
@@ -139,6 +140,8 @@ fn all_backward(
     model: Option<&Model>,
     replay: Option<&NumericProfile>,
 ) -> Answer<Gradients> {
+    inputs.assert_shapes(problem, Pass::Backward);
+    saved.0.assert_shapes(problem);
     let empty = || Gradients {
         dq: Array3::zeros(problem.q_shape()),
         dk: Array3::zeros(problem.k_shape()),

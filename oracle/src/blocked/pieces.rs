@@ -96,8 +96,7 @@ pub(super) fn gather(tensor: &Array3<f32>, run: &Run, positions: Range<usize>, h
     for position in positions {
         matrix.extend(of_head.row(run.row(position)).iter().map(|&value| f64::from(value)));
     }
-    // A row of the tensor has `dim` lanes: the lengths agree.
-    Array2::from_shape_vec((rows, tensor.shape()[2]), matrix).unwrap_or_default()
+    Array2::from_shape_vec((rows, tensor.shape()[2]), matrix).expect("every row has the tensor's lanes")
 }
 
 /// The keys that any of the query positions `rows` sees.
@@ -114,11 +113,16 @@ pub(super) fn product_transposed(a: &ArrayView2<'_, f64>, b: &ArrayView2<'_, f64
     a.dot(&b.t())
 }
 
-/// A row of a matrix that is stored row by row, as every product here is.
+/// Returns a row of a matrix that is stored row by row, as every product here is.
+pub(super) fn row_of(matrix: &Array2<f64>, row: usize) -> &[f64] {
+    let columns = matrix.ncols();
+    &matrix.as_slice().expect("a product is stored row by row")[row * columns..(row + 1) * columns]
+}
+
+/// Returns a row of a matrix that is stored row by row, to write.
 pub(super) fn row_mut(matrix: &mut Array2<f64>, row: usize) -> &mut [f64] {
     let columns = matrix.ncols();
-    let all = matrix.as_slice_mut().unwrap_or(&mut []);
-    &mut all[row * columns..(row + 1) * columns]
+    &mut matrix.as_slice_mut().expect("a product is stored row by row")[row * columns..(row + 1) * columns]
 }
 
 /// Pieces of `range` of at most `size`.

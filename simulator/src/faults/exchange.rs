@@ -1,13 +1,22 @@
 //! Rings, gathers, all-to-alls and reorders: the wrong rows, the wrong heads, the wrong rank, or nothing.
 
-use seamproof_oracle::{Algorithm, TensorName};
+use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, TensorName};
 
 use super::edit::{attends, backwards, each_reorder, remove_last, rewrite, works};
 use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::fault::{Edit, Fault};
-use crate::schedule::{BufferId, Operation, Schedule, Work};
+use crate::schedule::{BufferId, Operation, Schedule, Work, build};
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[
+    Fault {
+        id: "dealt-in-order",
+        imitates: "loader, attention and reader agree on one part of each sequence a rank where dual-chunk is asked for",
+        source: "https://github.com/feifeibear/long-context-attention/issues/53",
+        entries: &[],
+        // The schedule is right for the rows that it places: no proof of it fails.
+        caught_by: &[Structure, Envelope],
+        edit: dealt_in_order,
+    },
     Fault {
         id: "ring-step-skipped",
         imitates: "the inequality that skips a ring's steps is off: the last step with work is left out",
@@ -189,6 +198,16 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         },
     },
 ];
+
+/// The whole schedule, placements too, of a builder that was told the wrong cut.
+fn dealt_in_order(problem: &Problem, schedule: &mut Schedule) {
+    let mut fields = ProblemFields::from(problem.clone());
+    fields.parallel.balance = Balance::Contiguous;
+    let other = Problem::new(fields).ok().and_then(|other| build(&other).ok());
+    if problem.parallel.balance == Balance::DualChunk && problem.parallel.size() > 1 {
+        other.into_iter().for_each(|other| *schedule = other);
+    }
+}
 
 /// Edits the heads that each all-to-all sends to its members, where it sends different ones.
 fn each_all_to_all(schedule: &mut Schedule, edit: impl Fn(&mut [std::ops::Range<usize>])) {
