@@ -1,4 +1,4 @@
-//! `seamproof bench`: figures with the ratio to a limit or a peer in the same run.
+//! Benchmarks of `seamproof bench`: figures with the ratio to a limit or a peer in the same run.
 
 use std::io::{self, Write};
 use std::time::Instant;
@@ -18,17 +18,18 @@ use seamproof_judge::values;
 
 /// Head dimension of the oracle's benchmark.
 const DIM: usize = 128;
-/// Matrix products of one pair: QKᵀ and PV forward; QKᵀ, dOVᵀ, dq, dk and dv backward.
+/// Number of matrix products of one pair: QKᵀ and PV forward; QKᵀ, dOVᵀ, dq, dk and dv backward.
 const PRODUCTS: f64 = 7.0;
-/// With the envelope of dithered inputs: `Σ|q||k|` forward, it and `Σ|dout||v|` backward, and for out, dq, dk and dv
-/// each what adds up, the roundings, and their squares.
+/// Number of matrix products of one pair with the envelope of dithered inputs. The envelope adds `Σ|q||k|` forward,
+/// that and `Σ|dout||v|` backward, and for each of out, dq, dk and dv its sum of magnitudes, the roundings, and their
+/// squares.
 const PRODUCTS_WITH_ENVELOPE: f64 = PRODUCTS + 3.0 + 12.0;
 /// Side of the matrices that the GEMM crate's own rate is measured on.
 const GEMM_SIDE: usize = 1536;
-/// Repetitions; the best one counts.
+/// Number of repetitions, of which the best one counts.
 const REPETITIONS: usize = 3;
 
-/// One causal sequence of `length`, a head for each thread, bf16.
+/// Returns one causal sequence of `length` in bf16.
 fn problem(length: usize, heads: usize) -> Result<Problem, ProblemError> {
     let run = Run::packed(0, length, length);
     Problem::new(ProblemFields {
@@ -46,7 +47,7 @@ fn problem(length: usize, heads: usize) -> Result<Problem, ProblemError> {
     })
 }
 
-/// Seconds of the best of [`REPETITIONS`] runs.
+/// Returns the seconds of the best of [`REPETITIONS`] runs.
 fn best_seconds(mut work: impl FnMut()) -> f64 {
     (0..REPETITIONS)
         .map(|_| {
@@ -57,7 +58,7 @@ fn best_seconds(mut work: impl FnMut()) -> f64 {
         .fold(f64::INFINITY, f64::min)
 }
 
-/// The GEMM crate's own f64 rate with every thread multiplying square matrices, in GFLOP/s.
+/// Returns the GEMM crate's own f64 rate with every thread multiplying square matrices, in GFLOP/s.
 fn gemm_rate(threads: usize) -> f64 {
     let matrix = |seed: u64| {
         Array2::from_shape_fn((GEMM_SIDE, GEMM_SIDE), |(i, j)| {
@@ -72,7 +73,7 @@ fn gemm_rate(threads: usize) -> f64 {
     threads as f64 * 2.0 * (GEMM_SIDE as f64).powi(3) / seconds / 1e9
 }
 
-/// The oracle's forward and backward, with the envelope of a subject that sums serially where `envelope` is set.
+/// Runs the oracle's forward and backward, with the envelope of a subject that sums serially where `envelope` is set.
 fn run_oracle(problem: &Problem, inputs: &Inputs, envelope: bool) {
     let tiles = Partition::single(128, 128);
     let model = envelope.then(|| Model::new(problem, Accumulation::F32Serial, tiles));
@@ -81,7 +82,7 @@ fn run_oracle(problem: &Problem, inputs: &Inputs, envelope: bool) {
     std::hint::black_box(blocked::backward(problem, inputs, &saved, model.as_ref()));
 }
 
-/// A reference of the naive kind: whole score matrices in f64, the mask as −∞, one matrix product a line.
+/// Runs a naive reference: whole score matrices in f64, the mask as −∞, one matrix product a line.
 fn run_dense(problem: &Problem, inputs: &Inputs) {
     let head_of =
         |tensor: &Array3<f32>, head: usize| tensor.index_axis(ndarray::Axis(1), head).mapv(f64::from);
@@ -114,7 +115,7 @@ fn run_dense(problem: &Problem, inputs: &Inputs) {
 
 /// Prints the blocked oracle's rate beside the GEMM crate's own and a dense reference's time.
 ///
-/// A FLOP counts only where a visible pair needs it, so work on hidden pairs lowers the fraction; with the envelope
+/// A FLOP counts only where a visible pair needs it, so work on hidden pairs lowers the fraction. With the envelope,
 /// the products over magnitudes count too, since they are executed.
 pub fn oracle(lengths: &[usize], to: &mut dyn Write) -> io::Result<()> {
     let threads = rayon::current_num_threads();
@@ -149,7 +150,7 @@ pub fn oracle(lengths: &[usize], to: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Tokens of the pack that schedules are proved on.
+/// Number of tokens of the pack that schedules are proved on.
 const PROVED_TOKENS: usize = 1 << 20;
 
 /// One causal pack over ranks, forward and backward.
@@ -159,14 +160,14 @@ struct Pack {
     algorithm: Algorithm,
     balance: Balance,
     sequences: usize,
-    /// In all; as many heads.
+    /// Number of ranks in all; there are as many heads.
     ranks: usize,
-    /// Ranks of a sequence-parallel region around each rank of the group; none if 1.
+    /// Number of ranks of a sequence-parallel region around each rank of the group; 1 for no region.
     region: usize,
 }
 
 impl Pack {
-    /// [`PROVED_TOKENS`] in 64 sequences on 64 ranks.
+    /// Returns a pack of [`PROVED_TOKENS`] in 64 sequences on 64 ranks.
     fn new(name: &'static str, algorithm: Algorithm, balance: Balance) -> Pack {
         Pack { name, algorithm, balance, sequences: 64, ranks: 64, region: 1 }
     }
@@ -195,7 +196,7 @@ impl Pack {
         }
     }
 
-    /// Builds and proves it: one line of the table.
+    /// Builds and proves the pack's schedule, and writes one line of the table.
     fn prove(&self, to: &mut dyn Write) -> io::Result<()> {
         let Pack { name, sequences, ranks, .. } = *self;
         let problem = self.problem().map_err(io::Error::other)?;
@@ -217,7 +218,7 @@ impl Pack {
     }
 }
 
-/// Peak memory of this process since [`forget_peak`], in GiB, where the system tells.
+/// Returns the peak memory of this process since [`forget_peak`], in GiB, where the system tells it.
 fn peak_memory() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -225,8 +226,8 @@ fn peak_memory() -> Option<f64> {
     Some(kib / f64::from(1 << 20))
 }
 
-/// Begins a new peak with what the process holds now (proc_pid_clear_refs(5)); where that is not possible the peak is
-/// that of the process so far.
+/// Begins a new peak at the memory that the process holds now (proc_pid_clear_refs(5)). Where that is not possible,
+/// the peak stays that of the process so far.
 fn forget_peak() {
     let _unsupported = std::fs::write("/proc/self/clear_refs", "5");
 }
@@ -234,8 +235,9 @@ fn forget_peak() {
 /// Prints how long it takes to build and prove each algorithm's schedule of a million tokens, and how that grows with
 /// ranks and sequences.
 ///
-/// Not in the table: an all-gather over stripes of one row. Each of its queries is a segment of its own and each launch
-/// writes keys that lie apart, so that its rows are proved one by one, and its cost grows with tokens times ranks.
+/// An all-gather over stripes of one row is not in the table. Each of its queries is a segment of its own, and each
+/// launch writes keys that lie apart. Its rows are therefore proved one by one, and its cost grows with tokens times
+/// ranks.
 pub fn prove(to: &mut dyn Write) -> io::Result<()> {
     let stripes = |stripe: usize| Balance::Striped { stripe };
     let dual = Balance::DualChunk;

@@ -1,19 +1,20 @@
-//! A schedule in words: who holds what, which queries of each launch see which keys, and where that is not what the
-//! mask shows. For someone who has a wrong gradient and no idea why.
+//! A schedule in words, for someone who has a wrong gradient and no idea why. It says who holds what, which queries
+//! of each launch see which keys, and where that differs from what the mask shows.
 //!
-//! *Positions* count the real rows of a sequence, *rows* those of a rank's buffer; `a..b` is without b. A *launch* is one
-//! call of an attention kernel, named by the step of its algorithm; its *segments* pair query rows with key rows. What rows hold is followed through
-//! messages, collectives and copies by the checker's symbolic execution, so a key is named by its position and the rank
-//! that owns it, wherever it has travelled.
+//! *Positions* count the real rows of a sequence, and *rows* those of a rank's buffer; `a..b` is without b. A
+//! *launch* is one call of an attention kernel, named by the step of its algorithm. Its *segments* pair query rows
+//! with key rows. The checker's symbolic execution follows the contents of rows through messages, collectives and
+//! copies. A key is therefore named by its position and the rank that owns it, wherever it has travelled.
 //!
-//! Beside a query that sees something wrong stands what it *should see*: in a launch what the mask shows of the keys
-//! that the launch reads, in the sum over all launches what the mask shows. The text is bounded by the limits below, and
-//! says what it leaves out. It shows pairs; that they are also merged, summed and returned rightly is what the checker
-//! proves, and its verdict is the last part.
+//! Beside a query that sees something wrong stands what it *should see*. In a launch, that is what the mask shows of
+//! the keys that the launch reads; in the sum over all launches, it is what the mask shows. The text is bounded by
+//! the limits below, and says what it leaves out. It shows pairs. The checker proves that they are also merged,
+//! summed and returned rightly, and its verdict is the last part.
 //!
-//! Nothing of the subject is run. What a query *sees* is what a launch asks a kernel to show it; a kernel that does other than
-//! it is asked, and a subject that is called with other problems, look right here. The head of the text says so of the
-//! subject's name. An identity holds the case's run against others: where that is the finding, each of those is shown as well.
+//! Nothing of the subject is run. A query *sees* what a launch asks a kernel to show it. A kernel that does something
+//! else looks right here, and so does a subject that is called with other problems. The head of the text says so
+//! where the subject's name shows it. An identity compares the case's run with others; where an identity is the
+//! finding, each of those runs is shown as well.
 
 mod further;
 mod line;
@@ -42,35 +43,35 @@ use seamproof_judge::subject::Backend;
 use seen::{Queries, Sighting, differences, queries};
 use sight::{Sight, groups};
 
-/// Sequences of the layout, and of a rank's part of it.
+/// Largest number of sequences shown of the layout, and of a rank's part of it.
 pub const SEQUENCES_SHOWN: usize = 16;
-/// Runs of one sequence on one rank.
+/// Largest number of runs shown of one sequence on one rank.
 pub const RUNS_SHOWN: usize = 8;
-/// Ranks.
+/// Largest number of ranks shown.
 pub const RANKS_SHOWN: usize = 16;
-/// Operations of a rank.
+/// Largest number of operations shown of a rank.
 pub const OPERATIONS_SHOWN: usize = 200;
-/// Segments of a launch.
+/// Largest number of segments shown of a launch.
 pub const SEGMENTS_SHOWN: usize = 32;
-/// Queries of a segment that are looked at.
+/// Largest number of queries of a segment that are examined.
 pub const QUERIES_SHOWN: usize = 1 << 14;
-/// Up to so many queries of a segment are told one by one.
+/// Largest number of queries of a segment that are described one by one.
 pub const SINGLE_MAX: usize = 8;
-/// Groups of queries of a segment.
+/// Largest number of groups of queries shown of a segment.
 pub const GROUPS_SHOWN: usize = 12;
-/// Groups of queries that see something wrong.
+/// Largest number of groups shown of queries that see something wrong.
 pub const DIFFERENCES_SHOWN: usize = 32;
-/// Errors of the checker.
+/// Largest number of errors shown of the checker.
 pub const ERRORS_SHOWN: usize = 8;
 
-/// What to show.
+/// Selection of what to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Launches of this rank alone, by its place in the group.
+    /// Rank whose launches alone are shown, by its place in the group.
     pub rank: Option<usize>,
-    /// This pass alone.
+    /// Pass that alone is shown.
     pub pass: Option<Pass>,
-    /// Every operation, not launches alone.
+    /// Whether every operation is shown, and not launches alone.
     pub operations: bool,
 }
 
@@ -79,7 +80,7 @@ impl Options {
         self.pass.is_none_or(|only| only == pass)
     }
 
-    /// Whether an error is of the rank and the pass; one that is of none is of all.
+    /// Whether an error belongs to the rank and the pass that are shown. An error of no rank belongs to all.
     fn takes(&self, error: &CheckError, schedule: &Schedule) -> bool {
         let Some((rank, operation)) = error.about() else { return true };
         let begin = schedule.ranks.get(rank).and_then(|program| program.backward).unwrap_or(usize::MAX);
@@ -88,8 +89,8 @@ impl Options {
     }
 }
 
-/// Whose schedule a case's is, what of that subject no schedule shows, and what was found in the case: the lines before
-/// those of [`explain`]. `other` says that the finding is another subject's.
+/// Returns the lines before those of [`explain`]: the case's subject, its faults that no schedule shows, and the
+/// finding in the case. `other` says that the finding is another subject's.
 pub fn subject(case: &Case, other: bool) -> String {
     let mut text = format!("subject   {}\n", case.subject.name);
     for what in unscheduled(&case.subject.name) {
@@ -103,7 +104,7 @@ pub fn subject(case: &Case, other: bool) -> String {
     text
 }
 
-/// A schedule of a problem, explained.
+/// Returns a schedule of a problem, explained.
 pub fn explain(problem: &Problem, schedule: &Schedule, options: &Options) -> String {
     let explainer = Explainer { problem, schedule, options, owners: owners(schedule) };
     let mut text = format!("problem   {}\n\n", prose::describe(problem));
@@ -121,8 +122,8 @@ pub fn explain(problem: &Problem, schedule: &Schedule, options: &Options) -> Str
     text
 }
 
-/// The runs of an identity beside the case's own, where one is what was found in the case: what they are, and each on the
-/// subject's schedule of its problem. Empty for any other finding.
+/// Returns the runs of an identity beside the case's own, where the case's finding is an identity: a description, and
+/// each run on the subject's schedule of its problem. Returns an empty text for any other finding.
 pub fn other_runs(case: &Case, backend: &dyn Backend, options: &Options) -> String {
     let Some(relation) = case.found.as_ref().and_then(|found| found.finding.identity) else {
         return String::new();
@@ -152,7 +153,7 @@ pub fn other_runs(case: &Case, backend: &dyn Backend, options: &Options) -> Stri
     text
 }
 
-/// Items with commas; of more than `most` the rest is counted.
+/// Returns items with commas. Past `most` the rest is counted.
 fn listed(items: impl IntoIterator<Item = impl Display>, most: usize) -> String {
     let mut items = items.into_iter();
     let mut shown: Vec<String> = items.by_ref().take(most).map(|item| item.to_string()).collect();
@@ -163,7 +164,7 @@ fn listed(items: impl IntoIterator<Item = impl Display>, most: usize) -> String 
     if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
 }
 
-/// Lines of text, indented; of more than `most` the rest is counted.
+/// Returns lines of text, indented. Past `most` the rest is counted.
 fn lines(items: impl IntoIterator<Item = String>, most: usize, indent: &str, what: &str) -> String {
     let (mut text, mut left) = (String::new(), 0);
     for (index, item) in items.into_iter().enumerate() {
@@ -179,7 +180,7 @@ fn lines(items: impl IntoIterator<Item = String>, most: usize, indent: &str, wha
     text
 }
 
-/// What the checker says; of its errors those of the rank and the pass that are asked for.
+/// Returns the answer of the checker. Only errors of the rank and the pass that are asked for are included.
 fn checked(problem: &Problem, schedule: &Schedule, options: &Options) -> String {
     match check(problem, schedule) {
         Ok(proof) => format!(
@@ -200,7 +201,7 @@ fn checked(problem: &Problem, schedule: &Schedule, options: &Options) -> String 
     }
 }
 
-/// What is explained.
+/// Everything that is explained.
 struct Explainer<'a> {
     problem: &'a Problem,
     schedule: &'a Schedule,
@@ -208,7 +209,7 @@ struct Explainer<'a> {
     owners: Owners,
 }
 
-/// The ranks that own keys of a sequence, with the positions.
+/// Ranks that own keys of a sequence, with the positions.
 type Owners = BTreeMap<usize, Vec<(usize, Line)>>;
 
 fn owners(schedule: &Schedule) -> Owners {
@@ -278,7 +279,7 @@ impl Explainer<'_> {
         text
     }
 
-    /// The pass of an operation.
+    /// Returns the pass of an operation.
     fn pass(&self, rank: usize, operation: usize) -> Pass {
         let begins = self.schedule.ranks.get(rank).and_then(|program| program.backward);
         if begins.is_some_and(|begins| begins <= operation) { Pass::Backward } else { Pass::Forward }
@@ -313,7 +314,7 @@ impl Explainer<'_> {
         text + &lines(shown.iter().skip(OPERATIONS_SHOWN).map(|_| String::new()), 0, "  ", "operations")
     }
 
-    /// The names of a launch's q and k.
+    /// Returns the names of a launch's q and k.
     fn reads(&self, work: &Work) -> Option<[String; 2]> {
         let [q, k] = buffers(work)?;
         Some([q, k].map(|id| name(self.schedule, id)))
@@ -334,7 +335,8 @@ impl Explainer<'_> {
         text
     }
 
-    /// One segment: whose queries, whose keys, who sees what. Nothing of one without queries.
+    /// Returns one segment in words: its queries, its keys, and who sees what. A segment without queries gives no
+    /// text.
     fn reading(&self, sighting: Sighting) -> String {
         let Sighting { segment, reading, .. } = sighting;
         let mut text = String::new();
@@ -360,7 +362,7 @@ impl Explainer<'_> {
         text
     }
 
-    /// Heads, where they are not all.
+    /// Returns the heads in words, where they are not all heads.
     fn heads(&self, heads: &Range<usize>) -> String {
         let all = *heads == (0..self.problem.heads.q);
         if all { String::new() } else { format!(", heads {}..{}", heads.start, heads.end) }
@@ -383,14 +385,14 @@ impl Explainer<'_> {
         )
     }
 
-    /// The ranks that own any of these keys.
+    /// Returns the ranks that own any of these keys.
     fn owners(&self, sequence: usize, keys: &[Line]) -> BTreeSet<usize> {
         let of_sequence = self.owners.get(&sequence).map_or(&[][..], Vec::as_slice);
         let mine = of_sequence.iter().filter(|(_, line)| keys.iter().any(|keys| keys.meets(line)));
         mine.map(|(rank, _)| *rank).collect()
     }
 
-    /// For each pass the sum over all launches of all ranks, beside the mask.
+    /// Returns for each pass the sum over all launches of all ranks, beside the mask.
     fn verdicts(&self, launches: &BTreeMap<(usize, usize), TracedLaunch>) -> String {
         let mut text = "\nall ranks together\n".to_owned();
         for (pass, word) in [(Pass::Forward, "forward"), (Pass::Backward, "backward")] {
@@ -431,7 +433,7 @@ impl Explainer<'_> {
     }
 }
 
-/// A sequence's rows in the problem's own tensors.
+/// Returns a sequence's rows in the problem's own tensors, in words.
 fn described(index: usize, both: &Sequence) -> String {
     let side = |run: &Run| format!("{} real of {} rows from row {}", run.len, run.span, run.offset);
     let (q, kv) = (side(&both.q), side(&both.kv));
@@ -443,7 +445,7 @@ fn described(index: usize, both: &Sequence) -> String {
     }
 }
 
-/// A run of a rank: its real positions and rows, and its padding.
+/// Returns a run of a rank in words: its real positions and rows, and its padding.
 fn owned(run: &PlacedRun) -> String {
     let Run { len, span, .. } = run.local;
     let real = Line::new(run.piece.start, run.piece.step, len);
@@ -457,7 +459,7 @@ fn owned(run: &PlacedRun) -> String {
     }
 }
 
-/// Some rows of a run.
+/// Returns `len` rows of a run, from row `at` on.
 fn part(run: &Run, at: usize, len: usize) -> Run {
     Run { offset: run.offset + run.step * at, len, span: len, step: run.step }
 }
@@ -470,7 +472,7 @@ fn segments(work: &Work) -> &[Segment] {
     }
 }
 
-/// Which step of the algorithm a launch is.
+/// Returns the step of the algorithm that a launch is.
 fn step(work: &Work) -> Option<Step> {
     match work {
         Work::Attend(attend) => Some(attend.step),
@@ -479,7 +481,7 @@ fn step(work: &Work) -> Option<Step> {
     }
 }
 
-/// The q and k of a launch.
+/// Returns the q and k of a launch.
 fn buffers(work: &Work) -> Option<[BufferId; 2]> {
     match work {
         Work::Attend(attend) => Some([attend.q, attend.k]),
@@ -488,7 +490,7 @@ fn buffers(work: &Work) -> Option<[BufferId; 2]> {
     }
 }
 
-/// Which keys the queries of one piece see: what follows the line that names both.
+/// Returns which keys the queries of one piece see: the text after the line that names both.
 fn sees(sighting: Sighting, piece: &Queries, own: &[Line]) -> String {
     let count = piece.positions.len;
     let sights = (0..count.min(QUERIES_SHOWN)).map(|index| sighting.sight(piece, index, own));

@@ -1,11 +1,12 @@
-//! Scoring the catalogue of planted faults: what catches each, how soon, and how small the repro becomes.
+//! Scores of the catalogue of planted faults: what catches each fault, how soon, and how small the repro becomes.
 //!
-//! A fault is met on a seeded *stream* of the generator's problems, those whose schedule it changes, or whose result where
-//! it is in the kernel, or whose exact answer where it is at the call, or for which its capability table says something
-//! else. Its *cases* are the problems of the stream up to the first that is caught. The checker looks at the edited
-//! schedule, the campaign judges the emulated kernel that runs it, or, where the fault is at the call, any backend; what
-//! that one shows without the fault, too, is no case. The repro is shrunk as a campaign's findings are. Then every rung of
-//! the judge looks at the first cases of some seeds: what saw the fault, and what alone did.
+//! A fault is tried on a seeded *stream* of the generator's problems. The stream has the problems on which the fault
+//! shows: it changes their schedule, or their result where it is in the kernel, or their exact answer where it is at
+//! the call, or the answer of its capability table. The *cases* of a fault are the problems of the stream up to the
+//! first that is caught. The checker examines the edited schedule. The campaign judges the emulated kernel that runs
+//! it, or any backend where the fault is at the call. A problem on which that backend fails even without the fault is
+//! no case. The repro is shrunk as a campaign's findings are. Every rung of the judge then examines the first cases
+//! of some seeds, to find which rungs saw the fault, and which rung alone did.
 
 mod rungs;
 mod score;
@@ -31,12 +32,13 @@ pub use score::{
 pub use suspect::{Call, Suspect, call_stream};
 pub use table::{TABLE_FAULTS, TableFault, Tabled};
 
-/// Problems that are drawn for one fault and seed.
+/// Largest number of problems that are drawn for one fault and seed.
 pub const DRAWN_MAX: u64 = 20_000;
-/// Problems that are proved or judged for one fault and seed.
+/// Largest number of problems that are proved or judged for one fault and seed.
 pub const CASES_MAX: usize = 1_000;
 
-/// The schedule of a problem with the fault in it; none where there is no schedule or the fault changes nothing.
+/// Returns the schedule of a problem with the fault in it; `None` where there is no schedule or the fault changes
+/// nothing.
 pub fn planted(fault: &Fault, problem: &Problem) -> Option<Schedule> {
     let mut schedule = fault.schedule(problem)?;
     let applies = match fault.edit {
@@ -46,7 +48,7 @@ pub fn planted(fault: &Fault, problem: &Problem) -> Option<Schedule> {
     applies.then_some(schedule)
 }
 
-/// Whether a fault in the kernel changes a bit of what the emulated subject makes of a problem, padding poisoned.
+/// Whether a fault in the kernel changes a bit of the emulated subject's results on a problem, with poisoned padding.
 fn changes_result(fault: &Fault, problem: &Problem) -> bool {
     let mut inputs = values::inputs(problem);
     values::poison(&mut inputs, problem, Poison::Nan);
@@ -61,19 +63,19 @@ fn changes_result(fault: &Fault, problem: &Problem) -> bool {
     }
 }
 
-/// The problems of a seed's stream that the fault applies to, with their edited schedules.
+/// Returns the problems of a seed's stream on which the fault shows, with their edited schedules.
 pub fn stream(fault: &Fault, seed: u64) -> impl Iterator<Item = (Problem, Schedule)> {
     let subject = Emulated::default().declaration().capabilities;
     let drawn = suspect::problems(seed).filter(move |problem| subject.refusal(problem).is_none());
     drawn.filter_map(|problem| planted(fault, &problem).map(|schedule| (problem, schedule))).take(CASES_MAX)
 }
 
-/// What the checker says first of an edited schedule.
+/// Returns the checker's first error about an edited schedule.
 fn rejection(problem: &Problem, schedule: &Schedule) -> Option<String> {
     check(problem, schedule).err().and_then(|errors| errors.first().map(ToString::to_string))
 }
 
-/// The first problem of a seed's stream whose edited schedule the checker rejects.
+/// Returns the first problem of a seed's stream whose edited schedule the checker rejects.
 pub fn by_checker(fault: &Fault, seed: u64) -> Option<First> {
     let start = Instant::now();
     stream(fault, seed).enumerate().find_map(|(index, (problem, schedule))| {

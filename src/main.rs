@@ -1,18 +1,19 @@
-//! The command line; everything is in [`seamproof::cli`].
+//! The command line. Everything is in [`seamproof::cli`].
 
 use std::process::ExitCode;
 
 use mimalloc::MiMalloc;
 
-/// A case allocates thousands of small buffers: an eighth of a campaign's time with the system's allocator.
+/// Allocator of the program. A case allocates thousands of small buffers, which take an eighth of a campaign's time
+/// with the system's allocator.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-/// mimalloc's option `mi_option_purge_delay`, which the crate does not name: in the library's header it stands before this
-/// one.
+/// Option `mi_option_purge_delay` of mimalloc, which the crate does not name. In the library's header it stands
+/// before this one.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = libmimalloc_sys::mi_option_use_numa_nodes - 1;
 
-/// Freed memory stays with the program: a proof or a case that follows needs as much again, and the system would clear every
+/// Keeps freed memory with the program. The next proof or case needs as much again, and the system would clear every
 /// page of it (an eighth of a large proof's time).
 fn keep_memory() {
     #[allow(unsafe_code, reason = "the allocator is a C library")]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// The command that judges a case, or what a folder holds, again; on another subject than the case's own if one is given. It
-/// can be pasted into a POSIX shell as it is.
+/// Returns the command that judges a case, or a folder of cases, again; on another subject than the case's own if one
+/// is given. The command can be pasted into a POSIX shell as it is.
 pub fn replay_command(path: &Path, subject: Option<&str>) -> String {
     let path = path.display().to_string();
     let path = if path.starts_with('-') { format!("./{path}") } else { path };
@@ -11,7 +11,8 @@ pub fn replay_command(path: &Path, subject: Option<&str>) -> String {
     format!("seamproof replay {}{backend}", quoted(&path))
 }
 
-/// A word as a POSIX shell takes it: in single quotes where it has anything but letters, digits and what no shell reads.
+/// Returns a word as a POSIX shell takes it: in single quotes where it has anything but letters, digits and harmless
+/// signs.
 fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_alphanumeric() || "_@%+=:,./-~".contains(letter);
     match !word.is_empty() && !word.starts_with('~') && word.chars().all(is_plain) {
@@ -20,7 +21,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// A text as code in Markdown, between more backticks than any run of them that it has.
+/// Returns a text as code in Markdown, between more backticks than any run of them in the text.
 pub fn code(text: &str) -> String {
     let longest = text.split(|letter| letter != '`').map(str::len).max().unwrap_or(0);
     let fence = "`".repeat(longest + 1);
@@ -34,7 +35,7 @@ mod tests {
 
     use super::*;
 
-    /// The command comes out of a shell as it was meant.
+    /// Test that the command comes out of a shell as it was meant.
     #[test]
     fn a_command_is_quoted_where_a_shell_needs_it() {
         let plain =

@@ -1,4 +1,5 @@
-//! Proving schedules: the builders' schedules of problems, checked symbolically ([`seamproof_simulator::check`]).
+//! Proofs of schedules: the builders' schedules of problems are checked symbolically
+//! ([`seamproof_simulator::check`]).
 
 use rayon::prelude::*;
 use seamproof_oracle::{Heads, Problem, ProblemFields};
@@ -10,14 +11,14 @@ use seamproof_judge::generate::{self, Draw, Limits, RawProblem};
 /// Largest group of a sweep.
 pub const SWEEP_RANKS_MAX: u32 = 16;
 
-/// What came of one problem.
+/// Result for one problem.
 #[derive(Debug)]
 pub enum Proved {
-    /// The schedule is right.
+    /// A right schedule.
     Held(Proof),
-    /// There can be no schedule.
+    /// A problem that can have no schedule.
     Refused(RegionError),
-    /// The schedule is wrong.
+    /// A wrong schedule.
     Wrong(Vec<CheckError>),
 }
 
@@ -26,7 +27,7 @@ pub fn prove(problem: &Problem, order: MergeOrder) -> Proved {
     checked(problem, build_with(problem, order).map_err(RegionError::from))
 }
 
-/// [`prove`], inside sequence-parallel regions of `ranks` ranks.
+/// Builds and checks a problem's schedule inside sequence-parallel regions of `ranks` ranks.
 pub fn prove_region(problem: &Problem, order: MergeOrder, ranks: usize) -> Proved {
     checked(problem, sequence_parallel(problem, ranks, order))
 }
@@ -41,13 +42,13 @@ fn checked(problem: &Problem, schedule: Result<Schedule, RegionError>) -> Proved
     }
 }
 
-/// An algorithm, a cut (the raw problem's numbers of both) and an order of merging.
+/// An algorithm and a cut (as the raw problem's numbers), and an order of merging.
 type Cut = (u32, u32, MergeOrder);
 
-/// The single rank.
+/// Cut of a single rank.
 const SINGLE: Cut = (0, 0, MergeOrder::Running);
 
-/// Every algorithm with every cut that it takes and order in which it merges.
+/// Every algorithm with each cut that it takes and each order in which it merges.
 const CUTS: [Cut; 18] = {
     const RUNNING: MergeOrder = MergeOrder::Running;
     const DEFERRED: MergeOrder = MergeOrder::Deferred;
@@ -73,17 +74,17 @@ const CUTS: [Cut; 18] = {
     ]
 };
 
-/// Kinds of schedules: the cuts, and a sequence-parallel region.
+/// Number of kinds of schedules: the cuts, and a sequence-parallel region.
 const KINDS: u64 = CUTS.len() as u64 + 1;
 
-/// Schedules of one pack.
+/// Number of schedules of one pack.
 const VARIANTS: u64 = KINDS * SWEEP_RANKS_MAX as u64;
 
 /// One schedule of a sweep.
 struct Item {
     problem: Problem,
     order: MergeOrder,
-    /// Ranks of its sequence-parallel regions.
+    /// Number of ranks of its sequence-parallel regions; `None` without regions.
     region: Option<usize>,
 }
 
@@ -96,8 +97,8 @@ impl Item {
     }
 }
 
-/// Item `index` of a sweep: packs in turn, each over every algorithm, cut, order and group size, and in a region of each
-/// size. `None` for the packs that the generator keeps illegal.
+/// Returns item `index` of a sweep: packs in turn, each over every algorithm, cut, order and group size, and in a
+/// region of each size. Returns `None` for the packs that the generator keeps illegal.
 fn item_of_sweep(seed: u64, index: u64) -> Option<Item> {
     let (pack, variant) = (index / VARIANTS, index % VARIANTS);
     let ranks = 1 + (variant / KINDS) as u32;
@@ -110,7 +111,8 @@ fn item_of_sweep(seed: u64, index: u64) -> Option<Item> {
     }
 }
 
-/// A pack on one rank or on two, in a region of all ranks or of half of them, whose heads its ranks can hold.
+/// Returns a pack on one rank or on two, in a region of all ranks or of half of them, with heads that its ranks can
+/// hold.
 fn region_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
     let halves = ranks.is_multiple_of(2) && (pack + u64::from(ranks) / 2).is_multiple_of(2);
     let any = &CUTS[(pack + u64::from(ranks)) as usize % CUTS.len()];
@@ -119,12 +121,12 @@ fn region_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
     let ranks = ranks as usize / problem.parallel.size();
     let mut fields = ProblemFields::from(problem);
     let Heads { q, kv } = fields.heads;
-    // KV heads are split, or one is replicated.
+    // KV heads are split for every other pack; for the others one KV head is replicated.
     fields.heads = Heads { q: q * ranks, kv: if pack.is_multiple_of(2) { kv * ranks } else { 1 } };
     Some(Item { problem: Problem::new(fields).ok()?, order: cut.2, region: Some(ranks) })
 }
 
-/// A pack over some ranks.
+/// Returns a pack over some ranks.
 fn drawn(seed: u64, pack: u64, &(algorithm, balance, _): &Cut, ranks: u32) -> Option<Problem> {
     let limits = Limits::seams();
     let drawn = generate::draw_raw(seed, pack, &limits);
@@ -145,24 +147,24 @@ fn drawn(seed: u64, pack: u64, &(algorithm, balance, _): &Cut, ranks: u32) -> Op
     }
 }
 
-/// What a sweep found.
+/// Result of a sweep.
 #[derive(Debug, Default)]
 pub struct Sweep {
-    /// Problems whose schedules were proved; those of two orders of merging count twice.
+    /// Number of problems whose schedules were proved. A problem with two orders of merging counts twice.
     pub proved: u64,
-    /// Those of them in sequence-parallel regions.
+    /// Number of those problems in sequence-parallel regions.
     pub regions: u64,
-    /// Operations of their schedules.
+    /// Number of operations in their schedules.
     pub operations: u64,
-    /// Visible (query, key, head) triples that they cover.
+    /// Number of visible (query, key, head) triples that the schedules cover.
     pub pairs: u64,
-    /// Problems that have no schedule.
+    /// Number of problems that have no schedule.
     pub refused: u64,
-    /// Problems whose schedules are wrong, with their errors; the first few.
+    /// First few problems whose schedules are wrong, with their errors.
     pub wrong: Vec<(Problem, Vec<CheckError>)>,
 }
 
-/// Wrong schedules that a sweep keeps.
+/// Largest number of wrong schedules that a sweep keeps.
 const WRONG_KEPT: usize = 5;
 
 impl Sweep {

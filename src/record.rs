@@ -1,22 +1,22 @@
-//! What a campaign leaves on disk, so that a kill at any moment loses no finding.
+//! Files of a campaign on disk, written so that a kill at any moment loses no finding.
 //!
 //! ```text
 //! DIR/seamproof.lock      held while a campaign writes here; released by the system when the campaign dies
-//! DIR/run.json            what was run and, once it ended, its summary
+//! DIR/run.json            what was run and, once the campaign has ended, its summary
 //! DIR/events.jsonl        one event a line (docs/events.md)
-//! DIR/sums.json           for `seamproof merge`, once it ended: what of it needs no order
+//! DIR/sums.json           once the campaign has ended, the sums that `seamproof merge` adds up
 //! DIR/findings/NAME.json  a finding: a case to replay; with NAME.rs (a test to paste) and NAME.txt (one line of
 //!                         words and what replays it) once it is minimal
 //! DIR/canary/NAME.json    the planted fault, found
 //! ```
 //!
 //! Every file but the event log is written whole: into a hidden temporary file beside its place, synchronised, then
-//! renamed. A `.json` in `findings` is complete, whenever one looks. A directory of an earlier campaign is renamed to
-//! `DIR.1`, `DIR.2`, …, never overwritten or removed; a directory that holds anything else is refused, or renamed too where its
-//! name says that the place is a campaign's (a night's slices).
+//! renamed. A `.json` in `findings` is therefore complete at any time. A directory of an earlier campaign is renamed
+//! to `DIR.1`, `DIR.2`, …, and never overwritten or removed. A directory that holds anything else is refused, unless
+//! its name says that the place is a campaign's (a night's slices); it is then renamed too.
 //!
-//! A finding's subject is *foreign* where this program cannot make it by its name: another crate ran a campaign of its own.
-//! No command judges such a case on it, and the test to paste leaves a place for it.
+//! A finding's subject is *foreign* where this program cannot make it by its name, because another crate ran a
+//! campaign of its own. No command judges such a case on its subject, and the test to paste leaves a place for it.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -29,56 +29,56 @@ use seamproof_judge::case::Case;
 use seamproof_judge::files;
 use seamproof_judge::prose;
 
-/// Where a campaign writes unless told otherwise.
+/// Default directory of a campaign.
 pub const DEFAULT_DIR: &str = "seamproof.out";
-/// Earlier campaigns' directories that are kept beside a new one, under the numbers 1 to this.
+/// Largest number of earlier campaigns' directories that are kept beside a new one, under the numbers 1 to this.
 pub const EARLIER_RUNS_MAX: usize = 999;
 
 const LOCK: &str = "seamproof.lock";
-/// The findings of a campaign's directory.
+/// Name of the folder of findings in a campaign's directory.
 pub const FINDINGS: &str = "findings";
-/// The event log of a campaign's directory.
+/// Name of the event log in a campaign's directory.
 pub const EVENTS: &str = "events.jsonl";
-/// The longest line of an event log that is read: an event holds one case.
+/// Length of the longest line of an event log that is read, in bytes. An event holds one case.
 pub const EVENT_BYTES_MAX: u64 = 64 << 20;
-/// Its sums, once it has ended.
+/// Name of the file of sums in the directory of a campaign that has ended.
 pub const SUMS: &str = "sums.json";
 const TEMPORARY_PREFIX: &str = ".tmp-";
 
-/// Why something could not be recorded.
+/// Reason why something could not be recorded.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The file system said no.
+    /// A refusal by the file system.
     #[error("{}: cannot be {what}: {source}", path.display())]
     Io {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What was tried, as in "written".
+        /// Step that was tried, as in "written".
         what: &'static str,
-        /// Why not.
+        /// Error of the file system.
         source: io::Error,
     },
-    /// Another campaign writes there.
+    /// A directory to which another campaign writes.
     #[error("{}: another campaign is writing here; choose another directory with --out", path.display())]
     Busy {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
-    /// The directory belongs to something else.
+    /// A directory that belongs to something else.
     #[error("{}: holds files that are no campaign's; choose a new or empty directory with --out", path.display())]
     NotOurs {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
-    /// Too many earlier campaigns.
+    /// A directory with too many earlier campaigns.
     #[error("{}.1 to {}.{EARLIER_RUNS_MAX} all exist; remove some", path.display(), path.display())]
     TooManyEarlier {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
 }
 
-/// Names the path and the step of an I/O error.
+/// Conversion of an I/O error, which adds the path and the step.
 trait At<T> {
     fn at(self, path: &Path, what: &'static str) -> Result<T, RecordError>;
 }
@@ -89,11 +89,11 @@ impl<T> At<T> for io::Result<T> {
     }
 }
 
-/// A campaign's directory, locked for as long as this value lives.
+/// The directory of a campaign, locked for as long as this value lives.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    /// Where an earlier campaign's directory is now.
+    /// New path of an earlier campaign's directory.
     earlier: Option<PathBuf>,
     _lock: File,
 }
@@ -101,7 +101,7 @@ pub struct RunDir {
 impl RunDir {
     /// Makes the directory, after renaming an earlier campaign's.
     pub fn create(path: &Path) -> Result<RunDir, RecordError> {
-        // Without a slash at its end, which would put the renamed directory inside itself.
+        // The path gets no slash at its end, which would put the renamed directory inside itself.
         let path: PathBuf = path.components().collect();
         let (earlier, _old) = set_aside(&path)?.unzip();
         fs::create_dir_all(&path).at(&path, "created")?;
@@ -111,7 +111,7 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// The same in a place that is the caller's by its name: whatever else lies there is renamed too.
+    /// Makes the directory in a place that is the caller's by its name: whatever else lies there is renamed too.
     pub fn claim(path: &Path) -> Result<RunDir, RecordError> {
         let is_empty = || fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
         if !files::is_absent(path) && !path.join(LOCK).is_file() && !is_empty() {
@@ -120,10 +120,11 @@ impl RunDir {
         RunDir::create(path)
     }
 
-    /// Undoes [`RunDir::create`] for a campaign that cannot be started, before anything is written: the earlier one's directory has
-    /// its name again. Where others have put files there it stays.
+    /// Undoes [`RunDir::create`] for a campaign that cannot be started, before anything is written. The earlier
+    /// campaign's directory gets its name back. A directory into which others have put files stays.
     pub fn abandon(self) {
-        // Whatever cannot be undone is left, as a campaign's directory: why the campaign cannot be started is what matters.
+        // Whatever cannot be undone stays as a campaign's directory. The caller reports why the campaign cannot be
+        // started, which matters more.
         let _ = fs::remove_file(self.path.join(EVENTS));
         let _ = fs::remove_dir(self.path.join(FINDINGS));
         let is_bare = fs::read_dir(&self.path).is_ok_and(|entries| entries.count() == 1);
@@ -135,22 +136,22 @@ impl RunDir {
         }
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory of findings.
+    /// Returns the folder of findings.
     pub fn findings(&self) -> Result<Findings, RecordError> {
         Findings::create(&self.path.join(FINDINGS))
     }
 
-    /// The directory of the canary's finding.
+    /// Returns the folder of the canary's finding.
     pub fn canary(&self) -> Result<Findings, RecordError> {
         Findings::create(&self.path.join("canary"))
     }
 
-    /// The event log.
+    /// Returns the event log.
     pub fn events(&self) -> Result<EventLog, RecordError> {
         EventLog::create(&self.path.join(EVENTS))
     }
@@ -172,7 +173,8 @@ impl RunDir {
     }
 }
 
-/// Renames an earlier campaign's directory out of the way: to where; its lock is held until the new one is made.
+/// Renames an earlier campaign's directory out of the way. Returns its new path, and its lock, which is held until
+/// the new directory is made.
 fn set_aside(path: &Path) -> Result<Option<(PathBuf, File)>, RecordError> {
     let mut entries = match fs::read_dir(path) {
         Ok(entries) => entries,
@@ -189,7 +191,7 @@ fn set_aside(path: &Path) -> Result<Option<(PathBuf, File)>, RecordError> {
     Ok(Some((move_aside(path)?, old)))
 }
 
-/// Renames a file or directory to the first of `PATH.1`, `PATH.2`, … that is free, which is returned.
+/// Renames a file or directory to the first free of `PATH.1`, `PATH.2`, …, and returns the new path.
 pub fn move_aside(path: &Path) -> Result<PathBuf, RecordError> {
     let numbered = |number: usize| {
         let mut name = path.as_os_str().to_owned();
@@ -202,7 +204,7 @@ pub fn move_aside(path: &Path) -> Result<PathBuf, RecordError> {
     Ok(place)
 }
 
-/// A directory that stays, locked for as long as this value lives: what holds campaigns' directories and their reports.
+/// A directory that stays, locked for as long as this value lives. It holds campaigns' directories and their reports.
 #[derive(Debug)]
 pub struct Home {
     path: PathBuf,
@@ -220,7 +222,7 @@ impl Home {
         Ok(Home { path: path.to_owned(), _lock: lock(path)? })
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -231,14 +233,14 @@ pub fn make_dir(path: &Path) -> Result<(), RecordError> {
     fs::create_dir_all(path).at(path, "created")
 }
 
-/// The directory of findings of a campaign's directory; none where `path` is no campaign's.
+/// Returns the folder of findings in a campaign's directory; `None` where `path` is no campaign's.
 pub fn findings_of(path: &Path) -> Option<PathBuf> {
     path.join(LOCK).is_file().then(|| path.join(FINDINGS))
 }
 
 fn lock(dir: &Path) -> Result<File, RecordError> {
     let path = dir.join(LOCK);
-    // What it holds is nobody's business here: it may be a link.
+    // The contents of the file are left alone, since it may be a link.
     let file = File::options().write(true).create(true).truncate(false).open(&path).at(&path, "written")?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -247,7 +249,7 @@ fn lock(dir: &Path) -> Result<File, RecordError> {
     }
 }
 
-/// A directory of findings.
+/// A folder of findings.
 #[derive(Debug)]
 pub struct Findings {
     dir: PathBuf,
@@ -260,17 +262,17 @@ impl Findings {
         Ok(Findings { dir: dir.to_owned() })
     }
 
-    /// The file of a finding.
+    /// Returns the file of a finding.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.json"))
     }
 
-    /// Writes a case, whole. It is on disk when this returns.
+    /// Writes a case as a whole. It is on disk when this returns.
     pub fn record(&self, name: &str, case: &Case) -> Result<(), RecordError> {
         write_whole(&self.path(name), &case.to_json())
     }
 
-    /// Writes what a reader needs beside the case: a test to paste, and words.
+    /// Writes the files that a reader needs beside the case: a test to paste, and a description.
     pub fn explain(&self, name: &str, case: &Case) -> Result<(), RecordError> {
         write_whole(&self.test(name), &test_to_paste(name, case))?;
         write_whole(&self.dir.join(format!("{name}.txt")), &self.words(name, case))
@@ -288,7 +290,8 @@ impl Findings {
         Ok(())
     }
 
-    /// What judges a finding again: a command, or for a foreign subject the test to paste, in words.
+    /// Returns the words that say how to judge a finding again: a command, or the test to paste for a foreign
+    /// subject.
     pub fn replay(&self, name: &str, case: &Case) -> String {
         if is_foreign(case) {
             let (test, subject) = (self.test(name), &case.subject.name);
@@ -300,7 +303,7 @@ impl Findings {
         crate::paste::replay_command(&self.path(name), None)
     }
 
-    /// The file of a finding's test.
+    /// Returns the file of a finding's test.
     fn test(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.rs"))
     }
@@ -312,7 +315,7 @@ impl Findings {
     }
 }
 
-/// The case as a test. It fails as long as the fault is there, and is a regression test afterwards.
+/// Returns the case as a test. It fails as long as the fault is there, and is a regression test afterwards.
 fn test_to_paste(name: &str, case: &Case) -> String {
     let json = case.to_json();
     let mut hashes = "#".to_owned();
@@ -339,16 +342,16 @@ fn test_to_paste(name: &str, case: &Case) -> String {
     )
 }
 
-/// How a test to paste judges a case on its own subject.
+/// Lines of a test to paste that judge a case on its own subject.
 const REPLAYED: &str =
     "    let verdict = seamproof::replay::replay(&case).expect(\"the subject is known\");\n";
-/// How a test to paste judges a case on a subject of another crate.
+/// Lines of a test to paste that judge a case on a subject of another crate.
 const JUDGED_HERE: &str =
     "    let backend = your_backend(&case.subject.options); // your `Backend`, made with these options
     let verdict = seamproof_judge::evaluate::evaluate(&backend, &case.problem);
 ";
 
-/// A log of one JSON value a line, each line handed to the system as soon as it is complete.
+/// A log with one JSON value a line. Each line is handed to the system as soon as it is complete.
 #[derive(Debug)]
 pub struct EventLog {
     path: PathBuf,
@@ -362,7 +365,7 @@ impl EventLog {
         Ok(EventLog { path: path.to_owned(), file: BufWriter::new(file) })
     }
 
-    /// Opens the file behind what it holds, or makes it; a line that was cut off is ended.
+    /// Opens the file behind its contents, or makes it. A line that was cut off is ended.
     pub fn append(path: &Path) -> Result<EventLog, RecordError> {
         let torn = fs::read(path).is_ok_and(|text| text.last().is_some_and(|&last| last != b'\n'));
         let file = File::options().append(true).create(true).open(path).at(path, "written")?;
@@ -383,8 +386,8 @@ impl EventLog {
     }
 }
 
-/// Writes a file so that it is there whole or not at all. What is there and is no regular file, such as a device or a pipe, is
-/// refused: a rename would put the file in its place.
+/// Writes a file so that it is there whole or not at all. A path that leads to something other than a regular file,
+/// such as a device or a pipe, is refused, because a rename would put the file in its place.
 pub fn write_whole(path: &Path, text: &str) -> Result<(), RecordError> {
     let dir = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -403,7 +406,8 @@ pub fn write_whole(path: &Path, text: &str) -> Result<(), RecordError> {
     write().at(path, "written")
 }
 
-/// A hidden file whose mode the umask decides, as for any other file (the crate's own default hides it from others).
+/// Makes a hidden file with the mode that the umask gives any other file (the crate's own default hides it from
+/// others).
 fn temporary_file(dir: &Path) -> io::Result<tempfile::NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(TEMPORARY_PREFIX);
@@ -457,7 +461,7 @@ mod tests {
         dir.abandon();
         assert_eq!(listed(), ["out"]);
         assert_eq!(fs::read_to_string(path.join("run.json")).expect("the first run"), "1\n");
-        // Somebody's file is not removed, and the directory is a campaign's still.
+        // A file that somebody else put there is not removed, and the directory remains a campaign's.
         let dir = RunDir::create(&path).expect("the directory is made");
         fs::write(path.join("mine"), "").expect("a file");
         dir.abandon();
@@ -489,7 +493,7 @@ mod tests {
         assert_eq!(fs::read_dir(parent.path()).expect("the directory is read").count(), 1);
     }
 
-    /// Not even a program that may do everything puts a file in a device's place, whatever link leads there.
+    /// Test that not even a program with all rights puts a file in a device's place, whatever link leads there.
     #[cfg(unix)]
     #[test]
     fn what_is_no_file_is_not_replaced() {

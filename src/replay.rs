@@ -1,4 +1,4 @@
-//! Stored cases, judged again on the subjects that they name.
+//! Replay of stored cases on the subjects that they name.
 
 use seamproof_judge::case::{Case, InputSource, Subject};
 use seamproof_judge::evaluate::{caught, evaluate};
@@ -10,21 +10,21 @@ use seamproof_oracle::Problem;
 
 use crate::backends::{self, BackendError};
 
-/// Why a stored case cannot be evaluated.
+/// Reason why a stored case cannot be evaluated.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The case's inputs are in a file.
+    /// A case whose inputs are in a file.
     #[error("inputs: recorded inputs ({file}) are not supported yet; use \"generated\"")]
     Recorded {
-        /// The file.
+        /// Name of the file.
         file: String,
     },
-    /// The subject cannot be made.
+    /// A subject that cannot be made.
     #[error("subject: {0}")]
     Subject(#[from] BackendError),
 }
 
-/// The subject of a stored case, ready to run.
+/// Returns the subject of a stored case, ready to run.
 pub fn subject_of(case: &Case) -> Result<Box<dyn Backend>, ReplayError> {
     if let InputSource::Recorded { file, .. } = &case.inputs {
         return Err(ReplayError::Recorded { file: file.clone() });
@@ -33,27 +33,27 @@ pub fn subject_of(case: &Case) -> Result<Box<dyn Backend>, ReplayError> {
     Ok(backends::by_name(name, options)?)
 }
 
-/// Whether this program cannot make the subject of a stored case, which then is another crate's: that alone can judge the
-/// case on it.
+/// Whether this program cannot make the subject of a stored case. The subject is then another crate's, and only that
+/// crate can judge the case on it.
 pub fn is_foreign(case: &Case) -> bool {
     use BackendError::{Fault, Unknown};
     matches!(subject_of(case), Err(ReplayError::Subject(Unknown { .. } | Fault { .. })))
 }
 
-/// Judges a stored case on its subject, after the runs that it needs before it.
+/// Judges a stored case on its subject, after the runs that the case needs before it.
 pub fn replay(case: &Case) -> Result<Verdict, ReplayError> {
     replay_as(case, subject_of(case)?.as_ref(), &case.problem)
 }
 
-/// Judges a problem in a case's place, on this subject: after the runs that the case needs before it.
+/// Judges a problem in a case's place, on this subject, after the runs that the case needs before it.
 pub fn replay_as(case: &Case, backend: &dyn Backend, problem: &Problem) -> Result<Verdict, ReplayError> {
     run_before(case)?;
     Ok(evaluate(backend, problem))
 }
 
-/// Makes the runs that a case needs before it, on its subject. A thread goes back to the worker that it had, so that the
-/// case meets what they left behind; what comes of themselves is nobody's question. Of a subject with a fault at its call
-/// they are the calls as they were made, wrong already.
+/// Makes the runs that a case needs before it, on its subject. A thread goes back to the worker that it had, so the
+/// case meets what these runs left behind; their own results do not count. For a subject with a fault at its call,
+/// the stored runs are the wrong calls themselves, so they are made on the subject that is called.
 fn run_before(case: &Case) -> Result<(), ReplayError> {
     for Earlier { options, problem } in &case.before {
         let backend = backends::by_name(seamproof_judge::subjects::called(&case.subject.name), options)?;

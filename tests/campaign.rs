@@ -1,4 +1,4 @@
-//! What a campaign does with findings: recorded, shrunk, counted once, and the same whatever the threads.
+//! Findings of a campaign: they are recorded, shrunk, counted once, and the same with any number of threads.
 
 mod crashing;
 
@@ -27,7 +27,7 @@ use crashing::Crashing;
 
 const CASES: u64 = 200;
 
-/// Keeps the events as text.
+/// Observer that keeps the events as text.
 #[derive(Default)]
 struct Kept(Mutex<Vec<String>>);
 
@@ -67,7 +67,7 @@ fn cases(dir: &Path) -> Vec<Case> {
 
 #[test]
 fn findings_depend_on_no_thread() {
-    // In one place: events name their files.
+    // Both campaigns write to one place, because events name their files.
     let place = tempfile::tempdir().expect("a temporary directory");
     let dir = place.path().join("findings");
     let (first, first_events) = run(&dir, 1, &Control::default());
@@ -89,7 +89,7 @@ fn each_failure_is_kept_once_minimal_and_fails_again() {
     for case in &cases {
         let found = case.found.as_ref().expect("a finding says what was found");
         assert!(found.minimal);
-        // The subject crashes from 4 tokens on; an identity may ask it about a problem larger than the case.
+        // The subject crashes from 4 tokens on. An identity may ask it about a problem larger than the case.
         assert!(case.problem.tokens() <= 4, "{}", case.problem.tokens());
         let subject = Crashing.backend(&case.subject.options).expect("the subject is made");
         assert!(matches!(evaluate(subject.as_ref(), &case.problem), Verdict::Finding(_)));
@@ -97,7 +97,7 @@ fn each_failure_is_kept_once_minimal_and_fails_again() {
         let path = place.path().join(format!("{name}.rs"));
         let test = fs::read_to_string(&path).expect("a test to paste");
         assert!(test.contains(&case.to_json()));
-        // No command knows the subject: what is told to do must be the test.
+        // No command knows the subject, so the words must point to the test.
         let words = fs::read_to_string(path.with_extension("txt")).expect("words");
         let told = summary.distinct.iter().find(|distinct| distinct.name.as_ref() == Some(&name));
         let told = &told.expect("the summary tells it").replay;
@@ -108,13 +108,13 @@ fn each_failure_is_kept_once_minimal_and_fails_again() {
     }
 }
 
-/// Tests that findings left, as they were pasted: they compile, and hold once the subject is right.
+/// Tests that findings left, as they were pasted. They compile, and hold once the subject is right.
 mod pasted {
     use std::collections::BTreeMap;
 
     use seamproof_judge::subjects::Emulated;
 
-    /// What a reader puts in the place of the name: the fault is gone.
+    /// Returns the subject that a reader puts in the place of the name. The fault is gone in it.
     fn your_backend(options: &BTreeMap<String, String>) -> Emulated {
         assert_eq!(options["q_tile"], "16");
         Emulated::default()
@@ -124,7 +124,8 @@ mod pasted {
     include!("pasted/foreign.rs");
 }
 
-/// A case of a subject of this program is judged by its name, and one of another crate's by what that puts there.
+/// Test that a case of a subject of this program is judged by its name, and one of another crate's by the subject
+/// that the crate puts there.
 #[test]
 fn a_test_to_paste_is_that_of_the_module_above() {
     let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-1930-seven-in-eight.json");
@@ -145,7 +146,7 @@ fn a_test_to_paste_is_that_of_the_module_above() {
     }
 }
 
-/// A frequent fault on out, and a rare one on out that no case of the frequent one shows.
+/// A subject with a frequent fault on out, and a rare one on out that no case of the frequent one shows.
 struct TwoFaults;
 
 struct Faulty(Emulated);
@@ -188,7 +189,7 @@ impl Backend for Faulty {
     }
 }
 
-/// Wrong by far, but not where nobody writes.
+/// Returns a value that is wrong by far. 0 and NaN stay, since they stand where nobody writes.
 fn shifted(value: f32) -> f32 {
     if value == 0.0 || value.is_nan() { value } else { value + 8.0 }
 }
@@ -210,7 +211,7 @@ fn a_rare_fault_is_not_lost_among_cases_of_a_frequent_one() {
 
 #[test]
 fn a_campaign_that_was_cut_short_is_too_little() {
-    /// Asks to stop when so many cases were judged.
+    /// Observer that asks the campaign to stop after this number of judged cases.
     struct Stopping<'a>(&'a Control, u64);
     impl Observer for Stopping<'_> {
         fn event(&self, event: &Event) {

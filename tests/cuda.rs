@@ -1,4 +1,4 @@
-//! The CUDA device. What needs a Hopper GPU is ignored unless asked for, and fails without one:
+//! The CUDA device. Tests that need a Hopper GPU are ignored unless asked for, and fail without one:
 //! `cargo test --release --test cuda -- --ignored`
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use seamproof_kernels::forward::AttentionKernels as Attention;
 use seamproof_oracle::{Algorithm, Pass, Problem};
 use seamproof_simulator::schedule::{MergeOrder, Work};
 
-/// Random problems that the subject takes, with the subject.
+/// Returns random problems that the subject takes, with the subject.
 fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
     let limits = Profile::Seams.limits();
     let drawn = (0..cases).filter_map(move |case| match generate::draw(seed, case, &limits) {
@@ -35,7 +35,8 @@ fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
     drawn.filter(|(problem, subject)| subject.declaration().capabilities.refusal(problem).is_none())
 }
 
-/// No launch of any schedule names a key twice or a row outside of its tensors: the launcher takes them all.
+/// Test that no launch of any schedule names a key twice or a row outside of its tensors, so that the launcher takes
+/// them all.
 #[test]
 fn every_launch_of_a_schedule_has_tables() {
     let (mut forward, mut backward) = (0, 0);
@@ -59,7 +60,8 @@ fn every_launch_of_a_schedule_has_tables() {
     assert!(forward > 2000 && backward > 1000, "too little run: {forward}, {backward}");
 }
 
-/// Where a sequence's bits are said to be its own there is one launch, in one shape, which further launches keep.
+/// Test that there is one launch where a sequence's bits are promised to be its own. It has one shape, which further
+/// launches keep.
 #[test]
 fn the_shape_of_a_problem_is_that_of_its_one_launch() {
     let (mut of_one, mut others) = (0, 0);
@@ -83,7 +85,7 @@ fn the_shape_of_a_problem_is_that_of_its_one_launch() {
     assert!(of_one > 50 && others > 50, "too little run: {of_one}, {others}");
 }
 
-/// Large forwards, groups of ranks too, with every identity that fits them.
+/// Test of large forwards, also of groups of ranks, with every identity that fits them.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn large_forwards_hold_with_every_identity() {
@@ -114,7 +116,7 @@ fn every_schedule_gives_the_bits_of_the_cpu_device() {
     assert!(seen.len() == 10 && seen.values().all(|&count| count >= 50), "too little run: {seen:?}");
 }
 
-/// Each planted fault of an attention kernel is found by a rung that it names.
+/// Test that each planted fault of an attention kernel is found by a rung that it names.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn a_fault_in_a_kernel_is_found() {
@@ -125,7 +127,7 @@ fn a_fault_in_a_kernel_is_found() {
         .success();
 }
 
-/// The kernels are right, and a wrong call of them is found in their own rounding.
+/// Test that the kernels are right, and that a wrong call of them is found despite their own rounding.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn a_fault_at_the_call_of_a_kernel_is_found() {
@@ -138,11 +140,11 @@ fn a_fault_at_the_call_of_a_kernel_is_found() {
     }
 }
 
-/// What the field reported holds on the kernels on tensor cores too, wherever they take a case.
+/// Test that the reported bugs' cases also hold on the kernels on tensor cores, wherever these take a case.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn stored_cases_hold_on_tensor_cores() {
-    // Another folder where the test programs were carried to another machine.
+    // The variable names another folder where the test programs were carried to another machine.
     let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions");
     let regressions = std::env::var_os("SEAMPROOF_REGRESSIONS").unwrap_or_else(|| stored.into());
     for backend in ["cuda:attention=tuned", "cuda:attention=tuned,dq=any"] {

@@ -1,7 +1,7 @@
-//! A campaign that is killed at any moment loses no finding and leaves only complete ones.
+//! A campaign that is killed at any moment. It loses no finding and leaves only complete ones.
 //!
-//! The test starts itself again as a child that runs a campaign against a broken subject, so that findings are written
-//! all the time, and kills it. Moments are drawn from a hash, so that a run can be repeated as far as a clock allows.
+//! The test starts itself again as a child that runs a campaign against a broken subject, so that findings are
+//! written all the time, and kills it. A hash draws the moments, so a run can be repeated as far as a clock allows.
 
 mod crashing;
 
@@ -27,17 +27,17 @@ use seamproof_oracle::{Inputs, Problem};
 use crashing::Crashing;
 
 const KILLS: u64 = 50;
-/// The child is killed at most this long after its first sign of life.
+/// Longest time from the child's first sign of life until it is killed.
 const MOMENT_MAX: Duration = Duration::from_millis(250);
-/// A child that shows no life for this long is a failure of the test.
+/// Longest time without a sign of life before the test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Where the child writes.
+/// Variable that names the directory of the child.
 const PLACE: &str = "SEAMPROOF_KILL_TEST_DIR";
 
-/// After how many crashes of the subject the second child ends itself.
+/// Variable with the number of crashes of the subject after which the second child ends itself.
 const CRASHES: &str = "SEAMPROOF_KILL_TEST_CRASHES";
 
-/// Keeps the events on disk.
+/// Observer that keeps the events on disk.
 struct Log(std::sync::Mutex<EventLog>);
 
 impl Observer for Log {
@@ -89,7 +89,7 @@ fn run_and_kill(number: u64, place: &Path) {
     child.wait().expect("the child ends");
 }
 
-/// Checks every finding that is there; returns how many.
+/// Checks every finding that is there, and returns their number.
 fn check_findings(dir: &Path) -> usize {
     let mut count = 0;
     for entry in fs::read_dir(dir).expect("the directory of findings is there") {
@@ -107,7 +107,7 @@ fn check_findings(dir: &Path) -> usize {
     count
 }
 
-/// Different failures that the log tells of. Its last line may be cut.
+/// Returns the number of different failures in the log, whose last line may be cut.
 fn announced(log: &Path) -> usize {
     let text = fs::read_to_string(log).expect("the log is there");
     let events = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
@@ -131,7 +131,7 @@ fn a_killed_campaign_leaves_only_complete_findings_and_loses_none() {
     assert!(total as u64 > KILLS, "only {total} findings in {KILLS} campaigns: nothing was tested");
 }
 
-/// The broken subject, which takes the process with it on the first call after so many crashes.
+/// The broken subject, which takes the process with it on the first call after a given number of crashes.
 struct Deadly {
     crashes: AtomicU64,
     most: u64,
@@ -189,8 +189,9 @@ fn deadly_child() {
     campaign_of_a_child(&Deadly { crashes: AtomicU64::new(0), most }, 1);
 }
 
-/// With one thread, the call after the first crash is the shrinker's first candidate of that very case (or, were nothing
-/// shrunk, the next case). The case must be on disk by then, as it was drawn, and until its smaller form is.
+/// Test that the case is on disk by the subject's next call, as it was drawn, and stays there until its smaller form
+/// is on disk. With one thread, the call after the first crash is the shrinker's first candidate of that very case
+/// (or the next case, if nothing were shrunk).
 #[test]
 fn a_failing_case_is_on_disk_before_the_subject_is_called_again() {
     let parent = tempfile::tempdir().expect("a temporary directory");

@@ -1,6 +1,6 @@
-//! A device that runs a schedule's lanes behind its host, in an order of its own: what an executor tells a device (whose
-//! each operation is, marks and waits) is enough for the right bits, and a wait that a schedule lacks shows. The same on
-//! streams of a Hopper GPU where one is asked for, `cargo test --release --test lanes -- --ignored`.
+//! A device that runs a schedule's lanes behind its host, in an order of its own. An executor tells a device the lane
+//! of each operation, the marks and the waits. That is enough for the right bits, and a missing wait shows. The same
+//! is tested on streams of a Hopper GPU where one is asked for, `cargo test --release --test lanes -- --ignored`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -21,7 +21,7 @@ use seamproof_simulator::executor::{ExecutedPasses, execute, load};
 use seamproof_simulator::faults;
 use seamproof_simulator::schedule::{BufferId, Reduction, Region, Schedule, Work};
 
-/// Streams that are in order by themselves and else wait for marks alone; a seed draws which goes on.
+/// A device whose streams are each in order, and otherwise wait for marks alone. A seed draws which stream proceeds.
 struct Behind {
     cpu: Cpu<f32>,
     seed: u64,
@@ -31,7 +31,7 @@ struct Memory {
     buffers: Buffers<f32>,
     lane: usize,
     lanes: BTreeMap<usize, VecDeque<Asked>>,
-    /// For each number the last mark.
+    /// Last mark for each number.
     marks: BTreeMap<usize, usize>,
     made: usize,
 }
@@ -143,7 +143,7 @@ impl Device for Behind {
     }
 }
 
-/// Drawn problems on several ranks, with their schedules.
+/// Returns drawn problems on several ranks, with their schedules.
 fn problems(cases: u64) -> impl Iterator<Item = (Problem, Schedule)> {
     let limits = Profile::Seams.limits();
     let drawn = (0..cases).filter_map(move |case| match generate::draw(9, case, &limits) {
@@ -158,7 +158,7 @@ fn problems(cases: u64) -> impl Iterator<Item = (Problem, Schedule)> {
     })
 }
 
-/// The number after another one, their bits far apart (the finaliser of SplitMix64).
+/// Returns the number after another one, with very different bits (the finaliser of SplitMix64).
 fn drawn(state: u64) -> u64 {
     let a = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let b = (a ^ (a >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -166,7 +166,7 @@ fn drawn(state: u64) -> u64 {
     c ^ (c >> 31)
 }
 
-/// The bits of every buffer after a run, the host's order drawn from a seed.
+/// Returns the bits of every buffer after a run, with the host's order drawn from a seed.
 fn run<D: Device<Real = f32>>(
     device: &D,
     problem: &Problem,
@@ -201,7 +201,7 @@ fn lanes_that_wait_as_they_are_told_give_the_bits_of_one_after_the_other() {
     assert!(seen.len() == 4 && seen.values().all(|&count| count >= 20), "too little run: {seen:?}");
 }
 
-/// Faults that take waits away.
+/// Faults that remove waits.
 const WITHOUT_WAITS: [&str; 3] =
     ["kv-read-before-it-arrives", "sent-before-it-is-made", "merge-before-its-turn"];
 
@@ -214,7 +214,7 @@ fn a_wait_that_a_schedule_lacks_shows() {
             if fault.plant(&problem, &mut wrong) {
                 let want = run(&cpu(&problem), &problem, &right, 0);
                 let behind = Behind { cpu: cpu(&problem), seed: case as u64 };
-                // The host goes through the schedule in order of lanes: only the device's order is another.
+                // The host goes through the schedule in order of lanes, so only the device's order differs.
                 shown += usize::from(run(&behind, &problem, &wrong, 0) != want);
             }
         }
@@ -222,7 +222,7 @@ fn a_wait_that_a_schedule_lacks_shows() {
     }
 }
 
-/// The bits of a run on so many streams of a GPU; the host's order is the same for all.
+/// Returns the bits of a run on this number of streams of a GPU. The host's order is the same for all.
 fn on_gpu(workspace: &Workspace, streams: usize, problem: &Problem, schedule: &Schedule) -> Vec<Vec<u32>> {
     let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
     let ways = Ways { helpers: true, attention: Attention::Simple, dq: Order::Fixed, streams };

@@ -1,5 +1,5 @@
-//! Shards joined by `seamproof merge` are the campaign that was not cut: events, findings, summary and JUnit report, but for
-//! what depends on the clock.
+//! Shards joined by `seamproof merge`. They give the campaign that was not cut: events, findings, summary and JUnit
+//! report, apart from what depends on the clock.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::Output;
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// Subjects whose failures have one symptom, or several; and the right one.
+/// Subjects whose failures have one symptom, or several, and the right one.
 const SUBJECTS: [&str; 5] = [
     "window-off-by-one",
     OTHER_HEAD,
@@ -17,7 +17,8 @@ const SUBJECTS: [&str; 5] = [
     "emulated+gradient-sums-not-cleared",
     "emulated:q_tile=2",
 ];
-/// Queries read the KV head after their own, which a minimal case of one lane cannot tell from other faults.
+/// Subject whose queries read the KV head after their own. A minimal case of one lane cannot tell this from other
+/// faults.
 const OTHER_HEAD: &str = "emulated~call-kv-heads-rotated";
 const CASES: &str = "240";
 
@@ -26,7 +27,7 @@ fn seamproof(dir: &Path, arguments: &[&str]) -> Output {
     command.current_dir(dir).args(arguments).output().expect("the program runs")
 }
 
-/// A campaign's directory and reports without times and numbers of threads.
+/// A campaign's directory and reports, without times and numbers of threads.
 #[derive(Debug, PartialEq)]
 struct Left {
     code: Option<i32>,
@@ -117,7 +118,7 @@ fn shards_join_into_the_campaign_that_was_not_cut() {
             let place = tempfile::tempdir().expect("a temporary directory");
             let mut shards: Vec<String> =
                 (0..count).map(|index| shard(place.path(), subject, index, count)).collect();
-            // In any order.
+            // The order of the shards must not matter.
             shards.reverse();
             let names: Vec<&str> = shards.iter().map(String::as_str).collect();
             let merge = [&["merge", "--out", "out", "--junit", "junit.xml"], &names[..]].concat();
@@ -128,14 +129,14 @@ fn shards_join_into_the_campaign_that_was_not_cut() {
     assert!(failures > 12, "{failures} events of findings: too few to say anything");
 }
 
-/// The last event of each failure.
+/// Returns the last event of each failure.
 fn findings(events: &[Value]) -> Vec<&Value> {
     let all = events.iter().filter(|event| event["event"] == "finding");
     all.map(|event| (event["key"].to_string(), event)).collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
-/// What was wrong before shrinking is told wherever the finding is, by one run and by the merge of its parts; the parts of a
-/// program that did not keep it are joined without.
+/// Test that the words before shrinking stand wherever the finding does, after one run and after the merge of its
+/// parts. Parts of a program that did not keep these words are joined without them.
 #[test]
 fn what_was_wrong_before_shrinking_is_not_lost() {
     let (place, expected) = whole(OTHER_HEAD);
@@ -179,7 +180,7 @@ fn what_was_wrong_before_shrinking_is_not_lost() {
     assert!(!merged.said.iter().any(|line| line.contains("before shrinking")), "nobody kept it");
 }
 
-/// An event as a program wrote it that kept nothing of what was wrong before shrinking.
+/// Returns an event as a program wrote it that did not keep the words before shrinking.
 fn without_unshrunk(line: &str) -> Value {
     let mut event: Value = serde_json::from_str(line).expect("an event is JSON");
     event.as_object_mut().expect("an event is an object").remove("unshrunk");
@@ -189,7 +190,7 @@ fn without_unshrunk(line: &str) -> Value {
     event
 }
 
-/// Every failing case is counted for its failure, or as like none: the summary's counts add up.
+/// Test that every failing case is counted for its failure, or as like none, so that the summary's counts add up.
 #[test]
 fn every_failing_case_is_counted_once() {
     let (_kept, whole) = whole("emulated+padded-keys-as-real");
@@ -244,7 +245,7 @@ fn what_is_missing_double_or_of_another_campaign_is_said() {
     assert!(code == Some(1) && said.contains("is a shard"), "{said}");
 }
 
-/// Writes something else in the place of a file.
+/// Function that writes something else in the place of a file.
 type Spoil = fn(&Path);
 
 fn cut(file: &Path) {
@@ -259,7 +260,7 @@ fn edited(file: &Path, edit: fn(&mut Value)) {
     fs::write(file, value.to_string()).expect("the file is written");
 }
 
-/// One shard that cannot be read costs none of the others: it is as good as one that did not end.
+/// Test that an unreadable shard costs none of the others. It counts as one that did not end.
 #[test]
 fn a_shard_that_cannot_be_read_is_missing_and_the_others_are_joined() {
     let spoils: [(&str, Spoil, &str); 10] = [
@@ -327,20 +328,21 @@ fn a_shard_that_cannot_be_read_is_missing_and_the_others_are_joined() {
     fs::write(copy.join("sums.json"), "{").expect("a file");
     let output = seamproof(dir, &[&["merge", "copy"], &names[..]].concat());
     assert_eq!(output.status.code(), Some(4), "{}", String::from_utf8_lossy(&output.stdout));
-    // No directory at all is no shard.
+    // A shard that is not a directory is no shard.
     fs::write(dir.join("shard-3"), "").expect("a file");
     let output = seamproof(dir, &[&["merge", "shard-3"], &names[..]].concat());
     let said = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
     assert!(said.contains("error: shard-3: is no directory") && !said.contains("missing\n"), "{said}");
 }
 
-/// The last event of a log.
+/// Returns the last event of a log.
 fn last(log: &Path) -> Value {
     let text = fs::read_to_string(log).expect("events are written");
     serde_json::from_str(text.lines().last().expect("an event")).expect("an event is JSON")
 }
 
-/// What a shard found that did not end is in no sum: it is named, in the events and the JUnit report too, and is a finding.
+/// Test that the findings of a shard that did not end are in no sum. They are named, in the events and the JUnit
+/// report too, and count as findings.
 #[test]
 fn what_a_shard_found_that_did_not_end_is_named() {
     let place = tempfile::tempdir().expect("a temporary directory");
@@ -359,7 +361,7 @@ fn what_a_shard_found_that_did_not_end_is_named() {
     fs::write(dir.join("shard-1/findings/torn.json"), "{").expect("a file");
     let spoils: [Spoil; 2] = [cut, |file| fs::remove_file(file).expect("the sums were written")];
     for (spoil, arguments) in spoils.into_iter().zip([
-        // Named twice, it is told of once.
+        // A shard that is named twice is reported once.
         &["merge", &shards[0], &shards[1], "./shard-1"][..],
         &["merge", &shards[1]],
     ]) {
@@ -396,7 +398,7 @@ fn what_a_shard_found_that_did_not_end_is_named() {
             assert!(message.as_ref().is_some_and(|message| said.contains(message.as_str())), "{test:?}");
         }
     }
-    // Whatever is in the way of joining the others.
+    // With each of these arguments the others cannot be joined, and the findings are still reported.
     for arguments in
         [&["--out", "j.xml"][..], &["--json", "shard-0"], &["--junit", "nowhere/j.xml"], &["shard-0"]]
     {
@@ -405,7 +407,7 @@ fn what_a_shard_found_that_did_not_end_is_named() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.lines().count() > 1, "{arguments:?}: {said}");
     }
-    // Nothing was found, and nothing ended: the reports say so, and it is an input error.
+    // Nothing was found and nothing ended. The reports say so, and it is an input error.
     fs::create_dir(dir.join("empty")).expect("a directory");
     let output = seamproof(dir, &["merge", "empty", "--json", "e.jsonl", "--junit", "j.xml"]);
     assert_eq!(output.status.code(), Some(1));

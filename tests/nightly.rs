@@ -1,4 +1,4 @@
-//! A night that is killed at any moment is gone on with, and its reports and the corpus stay whole.
+//! A night that is killed at any moment is resumed, and its reports and the corpus stay whole.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,16 +12,16 @@ use seamproof_judge::case::Case;
 use serde_json::Value;
 
 const KILLS: u64 = 6;
-/// Longer than all kills together take, so that none of them comes after the night's end.
+/// Time of a night that is longer than all kills together, so that none of them comes after the night's end.
 const KILLED_BUDGET: &str = "22s";
-/// A night is killed at most this long after its start.
+/// Longest time from a night's start until it is killed.
 const MOMENT_MAX: Duration = Duration::from_secs(6);
-/// Longer than the start of a night and a slice take.
+/// Time that is longer than the start of a night and a slice take.
 const LONGEST: Duration = Duration::from_secs(300);
-/// A subject that fails, so that findings are written all the time.
+/// Subject that fails, so that findings are written all the time.
 const SUBJECT: &str = "window-off-by-one";
 
-/// A corpus of two regressions that hold on the subject, and a list of known failures.
+/// Makes a corpus of two regressions that hold on the subject, and a list of known failures.
 fn corpus(place: &Path, known: &str) -> PathBuf {
     let corpus = place.join("corpus");
     fs::create_dir_all(corpus.join("regressions")).expect("a directory");
@@ -70,7 +70,7 @@ fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     files(dir).into_iter().map(|path| (path.clone(), fs::read(path).expect("a file"))).collect()
 }
 
-/// Every JSON file that is there is whole, whenever one looks.
+/// Checks that every JSON file that is there is whole.
 fn all_whole(dir: &Path) {
     for path in files(dir).iter().filter(|path| path.extension().is_some_and(|extension| extension == "json"))
     {
@@ -118,7 +118,7 @@ fn a_killed_night_is_gone_on_with() {
         let cases = point["cases"].as_u64().expect("a number");
         assert_eq!(indices, (0..cases).collect::<Vec<_>>(), "{profile}: each case once, in order");
     }
-    // What was cut off was set aside, and the report tells of it.
+    // The torn end was set aside, and the report says so.
     let is_aside = |path: &&PathBuf| {
         let name = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
         path.ends_with("seamproof.lock") && name.starts_with("slice-") && name.contains('.')
@@ -129,7 +129,8 @@ fn a_killed_night_is_gone_on_with() {
     assert_eq!(trend.lines().count(), 3, "{trend}");
 }
 
-/// What a killed night found is in the report of the next one that ends, where that one begins anew, and in no other.
+/// Test that the findings of a killed night are in the report of the next night that begins anew and ends, and in no
+/// other.
 #[test]
 fn what_a_killed_night_found_is_in_the_next_report() {
     let place = tempfile::tempdir().expect("a temporary directory");
@@ -197,7 +198,7 @@ fn what_a_killed_night_found_is_in_the_next_report() {
 #[test]
 fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     let place = tempfile::tempdir().expect("a temporary directory");
-    // A stored case that names another subject for itself, and fails on this one.
+    // The stored case names another subject for itself, and fails on this one.
     let regression = "regressions/te-1212-window-one-key-short.json";
     fs::copy(
         Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(regression),
@@ -243,7 +244,7 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     assert!(said(&second).contains("## Regressions that fail as is known\n\n- **"), "{}", said(&second));
     assert!(!said(&second).contains("## Regressions that fail\n"), "{}", said(&second));
     assert_eq!(regressions_in_junit(place.path(), 2), ["skipped", "held", "held"]);
-    // A case that does not fail.
+    // This case does not fail.
     let held = place.path().join("corpus/regressions/fa-2515-no-sequences.json");
     fs::copy(held, place.path().join("corpus/0.json")).expect("a copy");
     night(place.path(), "2s").output().expect("the night runs");
@@ -257,8 +258,8 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     );
 }
 
-/// A night's folder stands for all that the night found: the files that its campaigns left, and the stored case that failed,
-/// on the night's subject.
+/// Checks that a night's folder stands for everything that the night found: the files that its campaigns left, and
+/// the stored case that failed, on the night's subject.
 fn replays_whole(place: &Path, report: &Value) {
     let replay = Command::new(cargo_bin("seamproof"))
         .current_dir(place)
@@ -285,8 +286,8 @@ fn replays_whole(place: &Path, report: &Value) {
     assert!(text.contains(&format!("failed {} · crashed 0 · unreadable 0", files + stored.len())), "{text}");
 }
 
-/// The events of a night's campaign name the files of its findings by the commands that replay them; of each key the last
-/// event holds.
+/// Checks that the events of a night's campaign name the files of its findings by the commands that replay them. For
+/// each key the last event counts.
 fn events_name_files(place: &Path) {
     let log = place.join(format!("nights/night-0001/{SUBJECT}-quick/whole/events.jsonl"));
     let text = fs::read_to_string(log).expect("events are written");
@@ -302,7 +303,7 @@ fn events_name_files(place: &Path) {
     }
 }
 
-/// Every failing case of a night is counted, for a failure or as like none.
+/// Checks that every failing case of a night is counted, for a failure or as like none.
 fn counts_add_up(report: &Value) {
     let sum = |list: &str, field: &str| -> u64 {
         let list = report[list].as_array().expect("a list");
@@ -313,7 +314,7 @@ fn counts_add_up(report: &Value) {
     assert!(shrunk <= cases, "{report}");
 }
 
-/// What became of each stored case in a night's JUnit report.
+/// Returns the outcome of each stored case in a night's JUnit report.
 fn regressions_in_junit(place: &Path, night: u32) -> Vec<&'static str> {
     let path = place.join(format!("nights/night-{night:04}/junit.xml"));
     let text = fs::read_to_string(path).expect("the report is there");
@@ -329,7 +330,8 @@ fn regressions_in_junit(place: &Path, night: u32) -> Vec<&'static str> {
     suite.test_cases.iter().map(came).collect()
 }
 
-/// The workflow's artifacts are of the night that it ran: the step that looks for it, run as the runner would.
+/// Test that the workflow's artifacts belong to the night that it ran. It runs the step that searches for that night
+/// as the runner would.
 #[test]
 fn the_workflow_takes_this_night_and_no_other() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".github/workflows/nightly.yml");
@@ -378,7 +380,7 @@ fn the_workflow_takes_this_night_and_no_other() {
     assert!(paths.iter().all(|path| is_tonight(&path)), "{paths:?}");
 }
 
-/// Whoever starts a killed night again with less time gets a night of that length, with all that it ran before.
+/// Test that a killed night started again with less time lasts that long, with everything that it ran before.
 #[test]
 fn a_night_that_is_gone_on_with_takes_the_new_budget_and_keeps_its_seed() {
     let place = tempfile::tempdir().expect("a temporary directory");
@@ -407,7 +409,8 @@ fn a_night_that_is_gone_on_with_takes_the_new_budget_and_keeps_its_seed() {
     assert!(report["seconds"].as_f64() < Some(120.0), "it takes as long as it was told: {report}");
 }
 
-/// Whoever waits sees what the night does and how far it is, large campaigns and stored cases like all others.
+/// Test that the terminal shows what the night does and how far it is, for large campaigns and stored cases as for
+/// all others.
 #[test]
 fn a_night_shows_what_it_does() {
     let place = tempfile::tempdir().expect("a temporary directory");
@@ -420,7 +423,8 @@ fn a_night_shows_what_it_does() {
     assert!(lines.clone().count() > 0 && lines.any(stage), "{said}");
 }
 
-/// What stops containers and jobs of a cluster: the night ends in order, and says that it is not over.
+/// Test with the signal that stops containers and jobs of a cluster. The night ends in order, and says that it is not
+/// over.
 #[cfg(unix)]
 #[test]
 fn a_night_that_is_asked_to_end_ends_after_the_cases_in_flight() {
@@ -442,7 +446,7 @@ fn a_night_that_is_asked_to_end_ends_after_the_cases_in_flight() {
     assert!(!dir.join("report.json").exists());
 }
 
-/// The options of each example of a night are options, and each example is linked from the page on nights.
+/// Test that the options of each example of a night exist, and that each example is linked from the page on nights.
 #[test]
 fn examples_of_nights_are_of_this_command() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
@@ -458,7 +462,8 @@ fn examples_of_nights_are_of_this_command() {
     ] {
         assert!(page.contains(&format!("(examples/{name})")), "{name} is not linked");
         let text = fs::read_to_string(docs.join("examples").join(name)).expect("the example is there");
-        // From the word `nightly` that is an argument to the end of the command: words that begin with two dashes.
+        // The options are the words that begin with two dashes, from the argument `nightly` to the end of the
+        // command.
         let words: Vec<&str> = text.split_whitespace().filter(|word| *word != "-").collect();
         let command = words.windows(2).position(|two| two == ["seamproof", "nightly"]);
         let command = command.map_or(&[][..], |at| &words[at + 2..]);

@@ -16,11 +16,11 @@ use seamproof_oracle::Problem;
 use seamproof_simulator::emulated::Tiles;
 
 fn runner(cases: u32) -> TestRunner {
-    // Seed files stop meaning the same thing when the generator changes; the shrunk problem itself is printed instead.
+    // Seed files lose their meaning when the generator changes, so the shrunk problem itself is printed instead.
     TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() })
 }
 
-/// Holds, or is refused exactly as the subject's table says.
+/// Whether the subject holds on a problem; false for a refusal exactly as its table says.
 fn holds(backend: &dyn Backend, problem: &Problem) -> Result<bool, TestCaseError> {
     match judge(backend, problem) {
         Verdict::Pass(_) => Ok(true),
@@ -33,7 +33,7 @@ fn holds(backend: &dyn Backend, problem: &Problem) -> Result<bool, TestCaseError
     }
 }
 
-/// The property, for any subject: every drawn problem holds, and most are not refused.
+/// Checks the property for any subject: every drawn problem holds, and most are not refused.
 fn every_problem_holds(backend: &dyn Backend, cases: u32, limits: Limits) {
     let held = std::cell::Cell::new(0);
     runner(cases)
@@ -66,7 +66,7 @@ fn the_tensor_core_model_is_right_on_drawn_problems() {
     );
 }
 
-/// The same strategies on the kernels of a GPU.
+/// Test of the kernels on a GPU with the same strategies.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn the_kernels_are_right_on_drawn_problems() {

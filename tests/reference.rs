@@ -1,5 +1,5 @@
-//! The reference kernel on a GPU, held to the oracle on the CPU. Needs a Hopper GPU, a driver and NVRTC; fails without
-//! them: `cargo test --release --test reference -- --ignored`
+//! The reference kernel on a GPU, compared with the oracle on the CPU. It needs a Hopper GPU, a driver and NVRTC, and
+//! fails without them: `cargo test --release --test reference -- --ignored`
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,15 +18,15 @@ use seamproof_oracle::{Format, Inputs, Problem, TensorName, blocked};
 
 /// Unit roundoff of f64.
 const ROUNDOFF: f64 = f64::EPSILON / 2.0;
-/// What magnitudes are too large by at most: weights and values rounded up to tf32 (2^-10 each), and what is added for the
-/// matrix unit's truncation over the tiles of a few thousand keys (2^-19 a step).
+/// Largest relative excess of magnitudes: weights and values are rounded up to tf32 (2^-10 each), and a term is added
+/// for the matrix unit's truncation over the tiles of a few thousand keys (2^-19 a step).
 const MAGNITUDES_MOST: f64 = 1.0 / 128.0;
 
 fn gpu() -> Gpu {
     reference::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Problems of all shapes with inputs whose padding is NaN, forward alone.
+/// Returns problems of all shapes with inputs whose padding is NaN, forward alone.
 fn problems(profile: Profile, cases: u64) -> impl Iterator<Item = (Problem, Inputs)> {
     let limits = profile.limits();
     let drawn = (0..cases).filter_map(move |case| match generate::draw(11, case, &limits) {
@@ -45,7 +45,7 @@ fn problems(profile: Profile, cases: u64) -> impl Iterator<Item = (Problem, Inpu
     })
 }
 
-/// Every real row of every head, with its sequence and position.
+/// Returns every real row of every head, with its sequence and position.
 fn queries(problem: &Problem) -> Vec<(Query, usize)> {
     let heads = 0..problem.heads.q;
     let rows = |head: usize| {
@@ -81,12 +81,13 @@ fn ask(gpu: &Gpu, problem: &Problem, inputs: &Inputs, queries: &[Query], model: 
     reference::answer(gpu, &questions, &problem.softmax, (floor, true), &tensors).unwrap()
 }
 
-/// The largest error ÷ bound of one problem's rows; of how many of them the share of alike weights is known, and of how many
-/// in all.
+/// Returns the largest error ÷ bound of one problem's rows, the number of rows whose share of alike weights is known,
+/// and the number of all rows.
 ///
-/// Bounds, of two computations in f64, with ε its unit roundoff: a logit is off by `ε·(dim + 2)·scale·a` and, capped or
-/// not, by some ulp of its own; a weight, relative to itself, by the errors of its logit and of the largest, 4ε of the
-/// difference, and 2 ulp of `e^x`; a sum by a rounding for each key, and by two and an `e^x` for each tile of 64 keys.
+/// The bounds are those of two computations in f64, with unit roundoff ε. A logit is off by `ε·(dim + 2)·scale·a`
+/// and, capped or not, by some ulp of its own. A weight is off, relative to itself, by the errors of its logit and of
+/// the largest logit, 4ε of the difference, and 2 ulp of `e^x`. A sum is off by a rounding for each key, and by two
+/// and an `e^x` for each tile of 64 keys.
 fn compare(gpu: &Gpu, problem: &Problem, inputs: &Inputs) -> ([f64; 2], [usize; 2]) {
     let model = Model::new(problem, Accumulation::WgmmaTruncating, Partition::single(64, 64));
     let asked = queries(problem);
@@ -127,8 +128,8 @@ fn compare(gpu: &Gpu, problem: &Problem, inputs: &Inputs) -> ([f64; 2], [usize; 
     (worst, [known, queries.len()])
 }
 
-/// Sums that form bounds are no lower than the exact ones, and hardly higher; the share of alike weights is the exact one.
-/// Whether that is known to the last weight.
+/// Checks that sums that form bounds are no lower than the exact ones and hardly higher, and that the share of alike
+/// weights is the exact one. Returns whether that share is known to the last weight.
 fn sums_hold(
     problem: &Problem,
     inputs: &Inputs,
@@ -183,8 +184,9 @@ fn sums_hold(
     least == most
 }
 
-/// The share of weights that have company in their slot, or of their squares: the least and the most that it can be where each
-/// weight may be off by `error` of itself. They are one but where a weight lies so near to the end of a slot.
+/// Returns the smallest and the largest share of weights that have company in their slot, where each weight may be
+/// off by `error` of itself. The share counts weights or their squares, whichever gives more. The two results are
+/// equal unless a weight lies too near to the end of a slot.
 fn shared(weights: &[f64], error: f64) -> [f64; 2] {
     let slot = |weight: f64| {
         let significand = weight.to_bits() >> 20 & u64::from(u32::MAX);
@@ -218,7 +220,7 @@ fn shared(weights: &[f64], error: f64) -> [f64; 2] {
 
 #[test]
 fn shares_of_alike_weights_are_known_but_at_the_ends_of_slots() {
-    // Slots are 1/256 of a binade: 1.3 and 2.6 share one, and 1.501 lies 1e-4 from an end of its own.
+    // The slots are 1/256 of a binade: 1.3 and 2.6 share one, and 1.501 lies 1e-4 from an end of its own.
     let weights = [1.3, 2.6, 1.501, 1.7];
     let alike = |counts: fn(f64) -> f64| {
         (counts(1.3) + counts(2.6)) / weights.iter().copied().map(counts).sum::<f64>()
@@ -246,7 +248,7 @@ fn the_reference_is_the_oracle() {
     eprintln!("{cases} problems: errors of lse and out are {worst:?} of their bounds");
 }
 
-/// The largest error ÷ bound of out in tier T, by the oracle on the CPU.
+/// Returns the largest error ÷ bound of out in tier T, by the oracle on the CPU.
 fn dithered_ratio(problem: &Problem, inputs: &Inputs, got: &RankOutputs, model: &Model) -> f64 {
     let answer = blocked::forward(problem, inputs, Some(model));
     let bound = answer.bound.unwrap().dithered.out;
@@ -261,7 +263,7 @@ fn dithered_ratio(problem: &Problem, inputs: &Inputs, got: &RankOutputs, model: 
     worst
 }
 
-/// The emulated kernel holds, and one element past its bound is found where it is.
+/// Test that the emulated kernel holds, and that one element past its bound is found in its place.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn a_forward_is_judged_by_the_reference() {

@@ -1,6 +1,6 @@
-//! Subjects behind worker processes, without a GPU: a mock that fails as it is told.
+//! Subjects behind worker processes, without a GPU: the subject is a mock that fails on demand.
 //!
-//! Whatever it does, the failure is recorded as what it was, the other runs go on, and no process is left.
+//! Whatever the mock does, the failure is recorded as what it was, the other runs continue, and no process is left.
 
 #![cfg(unix)]
 
@@ -25,9 +25,9 @@ use seamproof_oracle::{Pass, Problem, Sink};
 
 use mocking::{PROGRAM, START, capped, is_gone, options, problem, wait_until, with_sink};
 
-/// A run that does not hang takes less.
+/// Deadline of a run that does not hang, which takes less.
 const RUN: Duration = Duration::from_secs(10);
-/// For those that are meant to hang.
+/// Deadline of runs that are meant to hang.
 const SHORT: Duration = Duration::from_millis(700);
 
 fn settings(phase: Duration) -> Settings {
@@ -82,7 +82,8 @@ fn a_worker_gives_the_bits_of_this_process() {
     assert!(idle.into_iter().all(is_gone), "the worker outlives its pool");
 }
 
-/// The calls are wrong on their way to the worker, which serves the right subject and stays the same from fault to fault.
+/// Test that the calls go wrong on their way to the worker, which serves the right subject and stays the same from
+/// fault to fault.
 #[test]
 fn a_subject_behind_a_worker_is_called_wrongly_by_the_supervisor() {
     let pool = Arc::new(Pool::new(settings(RUN)));
@@ -167,7 +168,7 @@ fn the_verdict_of_an_end_is_its_check_and_its_ending() {
     }
 }
 
-/// Nothing is known of a subject for which there was no memory.
+/// Test that a lack of memory says nothing about a subject.
 #[test]
 fn memory_that_a_device_lacks_is_no_finding() {
     let (remote, pool) = mocked(&[("oom", "softcap")], settings(RUN));
@@ -183,7 +184,7 @@ fn memory_that_a_device_lacks_is_no_finding() {
     run(&remote, &with_sink()).expect("the next run holds");
 }
 
-/// A worker that cannot be killed looks like this: its pipes stay open.
+/// Test of a worker that looks as if it could not be killed: its pipes stay open.
 #[test]
 fn pipes_that_stay_open_hold_nobody_up() {
     let (remote, _) = mocked(&[("escape", "softcap")], settings(SHORT));
@@ -195,12 +196,12 @@ fn pipes_that_stay_open_hold_nobody_up() {
     run(&remote, &with_sink()).expect("the next run holds");
 }
 
-/// A device on which nothing starts is given up; what it was to run goes to the others.
+/// Test that a device on which nothing starts is given up, and that its work goes to the other devices.
 #[test]
 fn a_seat_whose_device_is_bad_is_retired() {
     let several = Settings { workers: None, ..settings(RUN) };
     let (remote, pool) = mocked(&[("devices", "3"), ("bad-device", "1")], several);
-    // Whoever comes when the first device is busy goes to the second one.
+    // A thread that comes when the first device is busy goes to the second one.
     let busy = || {
         std::thread::scope(|scope| {
             for _ in 0..6 {
@@ -219,7 +220,8 @@ fn a_seat_whose_device_is_bad_is_retired() {
     run(&remote, &with_sink()).expect("the others go on");
 }
 
-/// Where the sentinel has run, a subject that does not open is its own failure: the seat goes on with others.
+/// Test that a subject that does not open where the sentinel has run is at fault itself, and that the seat continues
+/// with others.
 #[test]
 fn a_subject_that_does_not_open_costs_no_seat() {
     let pool = Arc::new(Pool::new(settings(RUN)));
@@ -285,7 +287,7 @@ fn a_failure_that_never_comes_again_says_so() {
     let place = tempfile::tempdir().expect("a directory");
     let mark = place.path().join("mark");
     let (remote, _) = mocked(&[("once", mark.to_str().expect("text"))], settings(RUN));
-    // The very first run is the sentinel's, which the judge then takes for no sentinel; nobody else is concerned.
+    // The very first run is the sentinel's. The judge then takes it for no sentinel, and no other run is affected.
     run(&remote, &problem(|_| {})).expect("it runs");
     fs::remove_file(&mark).expect("the mark is there");
     let said = ended(run(&remote, &problem(|_| {}))).to_string();
@@ -328,7 +330,8 @@ fn a_sentinel_that_changes_names_the_run_that_spoilt_it() {
     run(&remote, &with_sink()).expect("a fresh worker is right");
 }
 
-/// A device on which the sentinel comes out wrong in fresh workers too went bad: no subject is to blame, and its seat is gone.
+/// Test of a device on which the sentinel comes out wrong in fresh workers too. The device went bad, no subject is to
+/// blame, and its seat is gone.
 #[test]
 fn a_device_that_goes_bad_is_no_finding() {
     let place = tempfile::tempdir().expect("a directory");
@@ -346,7 +349,8 @@ fn a_device_that_goes_bad_is_no_finding() {
     assert_eq!(pool.retired().len(), 1);
 }
 
-/// Where fresh workers are right now and wrong then, it is no device's end: bits of the subject change from run to run.
+/// Test of a sentinel that is right in some fresh workers and wrong in others. The device is not at fault: bits of
+/// the subject change from run to run.
 #[test]
 fn a_sentinel_that_is_wrong_now_and_then_is_a_finding() {
     let place = tempfile::tempdir().expect("a directory");
@@ -418,7 +422,8 @@ fn one_worker_for_each_device_where_nobody_says_otherwise() {
     assert_eq!(bits(&run(&remote, &problem).expect("it runs there")), bits(&here));
 }
 
-/// What the processes cost: the best of many runs, here and behind a worker, of problems of growing size.
+/// Measurement of the cost of the processes: the best of many runs, here and behind a worker, on problems of growing
+/// size.
 #[test]
 #[ignore = "a measurement: run it alone, with --nocapture"]
 fn what_a_run_behind_a_worker_costs() {

@@ -1,7 +1,7 @@
-//! Commands on subjects behind worker processes, without a GPU: a mock that fails as it is told.
+//! Commands on subjects behind worker processes, without a GPU: the subject is a mock that fails on demand.
 //!
-//! The claim: whatever a worker does, the command ends, says what it was, and its exit code tells a crash or a hang from a
-//! wrong result; and however a command ends, no process is left.
+//! Whatever a worker does, the command ends and says what happened, and its exit code tells a crash or a hang from a
+//! wrong result. However a command ends, no process is left.
 
 #![cfg(unix)]
 
@@ -67,7 +67,7 @@ fn a_campaign_goes_on_past_crashes() {
     assert_eq!(code(&replayed), 3, "{}", stdout(&replayed));
 }
 
-/// A campaign whose last worker is gone ends there, and says so; what it has judged counts.
+/// Test that a campaign whose last worker is gone ends there, and says so. The cases that it has judged count.
 #[test]
 fn a_campaign_without_workers_ends() {
     let place = tempfile::tempdir().expect("a directory");
@@ -91,8 +91,8 @@ fn store(dir: &Path, name: &str, subject: &[(&str, &str)], problem: Problem) {
     fs::write(dir.join(name).with_extension("json"), text).expect("the case is written");
 }
 
-/// However the subject's process ends in a stored case, the exit code says that it did and that nothing else is wrong; a
-/// wrong result beside it says more.
+/// Test that the exit code says that the subject's process ended in a stored case, however it did, and that nothing
+/// else is wrong. A wrong result beside it says more.
 #[test]
 fn a_stored_case_that_ends_the_subject_s_process_is_no_wrong_result() {
     let place = tempfile::tempdir().expect("a directory");
@@ -117,7 +117,7 @@ fn a_stored_case_that_ends_the_subject_s_process_is_no_wrong_result() {
     assert_eq!(code(&replay(&["wrong.json"])), 2, "{}", stdout(&replay(&["wrong.json"])));
 }
 
-/// A night says the same of its stored cases.
+/// Test that a night says the same about its stored cases.
 #[test]
 fn a_night_whose_stored_case_ends_the_subject_s_process_found_a_crash() {
     let place = tempfile::tempdir().expect("a directory");
@@ -134,7 +134,7 @@ fn a_night_whose_stored_case_ends_the_subject_s_process_found_a_crash() {
     assert_eq!(code(&replayed), 3, "{}", stdout(&replayed));
 }
 
-/// A failure that an earlier run causes is stored with that run, and replayed with it.
+/// Test that a failure that an earlier run causes is stored with that run, and replayed with it.
 #[test]
 fn a_failure_in_company_is_replayed_in_company() {
     let place = tempfile::tempdir().expect("a directory");
@@ -174,7 +174,7 @@ fn a_failure_in_company_is_replayed_in_company() {
     assert_eq!(code(&seamproof(dir, &["replay", "seamproof.out", "--workers", "1"])), 3);
 }
 
-/// The runs before a failure are stored as they were made: they are not made wrong once more.
+/// Test that the runs before a failure are stored as they were made, and are not made wrong once more.
 #[test]
 fn the_runs_before_a_wrong_call_are_replayed_as_they_were() {
     let place = tempfile::tempdir().expect("a directory");
@@ -188,7 +188,7 @@ fn the_runs_before_a_wrong_call_are_replayed_as_they_were() {
     assert_eq!(code(&output), 3, "{}", stdout(&output));
 }
 
-/// What a campaign finds of a subject that is called wrongly replays by that name.
+/// Test that a finding about a subject that is called wrongly replays by that subject's name.
 #[test]
 fn a_campaign_on_a_subject_that_is_called_wrongly_finds_it() {
     let place = tempfile::tempdir().expect("a directory");
@@ -200,7 +200,7 @@ fn a_campaign_on_a_subject_that_is_called_wrongly_finds_it() {
     assert_eq!(code(&seamproof(dir, &right)), 0);
 }
 
-/// A supervisor goes on with workers of its own build, whatever lies in its program's place by now.
+/// Test that a supervisor continues with workers of its own build, whatever lies in its program's place by now.
 #[cfg(target_os = "linux")]
 #[test]
 fn workers_are_of_the_supervisors_build() {
@@ -307,7 +307,7 @@ fn a_worker_without_a_supervisor_ends() {
     assert_eq!(child.wait().expect("it ends").code(), Some(i32::from(worker::EXIT_FAILED)));
 }
 
-/// Processes whose parent this is.
+/// Returns the child processes of a parent.
 #[cfg(target_os = "linux")]
 fn children(parent: u32) -> Vec<u32> {
     let processes = fs::read_dir("/proc").expect("processes").filter_map(Result::ok);
@@ -319,7 +319,7 @@ fn children(parent: u32) -> Vec<u32> {
     numbers.filter(|&process| parent_of(process) == Some(parent)).collect()
 }
 
-/// However a supervisor ends while its worker hangs, the worker ends with it.
+/// Test that a worker ends with its supervisor, however that ends while the worker hangs.
 #[cfg(target_os = "linux")]
 #[test]
 fn no_worker_outlives_its_supervisor() {
@@ -340,7 +340,7 @@ fn no_worker_outlives_its_supervisor() {
         let mut notes = BufReader::new(child.stderr.take().expect("a pipe")).lines();
         for (number, signal) in signals.iter().enumerate() {
             if number > 0 {
-                // The first one was taken note of.
+                // The child has noted the first signal.
                 assert!(notes.by_ref().any(|line| line.expect("a line").contains("once more")));
             }
             let killed = Command::new("kill").args([signal, &*child.id().to_string()]).status();

@@ -1,4 +1,5 @@
-//! Cases as bytes of choices: the generator takes any, and the judge finds nothing wrong with the emulated kernel.
+//! Cases as bytes of choices. The generator takes any bytes, and the judge finds nothing wrong with the emulated
+//! kernel.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

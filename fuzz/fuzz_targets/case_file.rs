@@ -1,4 +1,4 @@
-//! Case files: any bytes give a case or an error of one line, and a case is written and read back as it was.
+//! Case files. Any bytes give a case or an error of one line, and a case that is written reads back as it was.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

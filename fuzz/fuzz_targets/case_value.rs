@@ -1,4 +1,5 @@
-//! Cases as values, changed a number or a sequence at a time: the judge finds nothing wrong with the emulated kernel.
+//! Cases as values, in which one number or one sequence changes at a time. The judge finds nothing wrong with the
+//! emulated kernel.
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};

@@ -1,5 +1,6 @@
-//! The kernels on this process's first GPU, on cases as values: they give the bits of their twin on the CPU, and the judge
-//! finds nothing wrong with them. Built with `--features cuda`; README.md says how it runs beside a sanitizer.
+//! The kernels on this process's first GPU, on cases as values. They give the bits of their twin on the CPU, and the
+//! judge finds nothing wrong with them. Build with `--features cuda`; README.md says how to run this beside a
+//! sanitizer.
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};

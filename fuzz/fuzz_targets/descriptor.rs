@@ -1,4 +1,5 @@
-//! Segment ids and positions: runs say exactly them, and a rank's rows so described give back what it owns.
+//! Segment ids and positions. Their runs say exactly the same, and a rank's rows described in this way give back what
+//! the rank owns.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

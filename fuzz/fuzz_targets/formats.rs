@@ -1,4 +1,4 @@
-//! Number formats: rounding gives the nearest number, and numbers of a format stay.
+//! Number formats. Rounding gives the nearest number, and numbers of a format stay as they are.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

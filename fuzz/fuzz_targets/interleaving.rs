@@ -1,4 +1,4 @@
-//! Interleavings: ranks and streams may go on in any order, which changes no bit.
+//! Interleavings. Ranks and streams may proceed in any order, and no order changes a bit.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

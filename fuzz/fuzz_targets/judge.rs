@@ -1,4 +1,4 @@
-//! The judge: an element moved past its bound is seen, one within is not.
+//! The judge. It sees an element moved past its bound, and does not condemn one within its bound.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Layouts: every row has one owner and one place, and reorderings are bijections.
+//! Layouts. Every row has one owner and one place, and reorderings are bijections.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

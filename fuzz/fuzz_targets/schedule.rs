@@ -1,4 +1,4 @@
-//! Schedules: whatever a builder makes, the checker proves.
+//! Schedules. The checker proves every schedule that a builder makes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,7 @@
-//! What every target shares and the library must not choose for others: the allocator.
+//! The allocator that every target shares. The library must not choose it for others.
 
-/// A case allocates thousands of small buffers: an eighth of its time with the system's allocator. A sanitizer that watches
-/// the heap wants that one: `--no-default-features`.
+/// Allocator of the targets. A case allocates thousands of small buffers, which take an eighth of its time with the
+/// system's allocator. A sanitizer that watches the heap needs the system's allocator: `--no-default-features`.
 #[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

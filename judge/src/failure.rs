@@ -86,7 +86,7 @@ impl FailureKey {
     }
 
     /// Whether a known failure, given as a key in words, explains this key of a case as it was drawn. The keys must
-    /// agree but for their features, and the drawn case must have every feature that the known failure has.
+    /// agree apart from their features, and the drawn case must have every feature that the known failure has.
     pub fn explained_by(&self, words: &str) -> bool {
         let bare = self.without_features().to_string();
         let Some(features) = words.strip_prefix(&bare) else { return false };

@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// Test of the check before the open: without it, this waits for ever.
+    /// Test of the check before the open: without it, this waits forever.
     #[test]
     fn a_pipe_and_a_device_are_refused_through_links_too() {
         let place = tempfile::tempdir().unwrap();

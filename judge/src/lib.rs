@@ -1,6 +1,6 @@
 //! Judge of attention kernels: it decides whether a kernel's results are right.
 //!
-//! This crate holds a subject (a kernel, or a whole context-parallel program) against the exact answer of
+//! This crate compares a subject (a kernel, or a whole context-parallel program) with the exact answer of
 //! [`oracle`](seamproof_oracle). It draws problems that aim at the seams, runs the subject on them, judges every
 //! element against a proven bound, and shrinks each failure to a case that a person can read.
 //!

@@ -1,8 +1,8 @@
-//! A kernel of one's own under the judge, forward and backward, written as in another crate.
+//! A kernel of another crate under the judge, forward and backward, written as that crate would write it.
 //!
-//! The kernel is [`forward`] and [`backward`]: plain attention on the CPU, a query row of one head at a time, bf16 in and
-//! out, f32 between, on one rank. [`Own`] puts it under the judge, and three tests ask: does it hold on drawn problems, does
-//! a campaign find a planted bug, and is a wrong call of the right kernel found?
+//! The kernel is [`forward`] and [`backward`]: plain attention on the CPU, a query row of one head at a time, bf16 in
+//! and out, f32 between, on one rank. [`Own`] puts it under the judge. Three tests ask whether it holds on drawn
+//! problems, whether a campaign finds a planted bug, and whether a wrong call of the right kernel is found.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use seamproof_judge::proptest::test_runner::{Config, TestCaseError, TestError, T
 /// The kernel under the judge.
 #[derive(Clone, Copy)]
 struct Own {
-    /// Keys that a left window is short of: 0 is right.
+    /// Number of keys by which a left window is too short; 0 is right.
     short: u32,
 }
 
@@ -27,12 +27,12 @@ struct Query {
     row: usize,
     head: usize,
     kv_head: usize,
-    /// Of the keys that it sees.
+    /// Rows of the keys that the query sees.
     keys: Vec<usize>,
 }
 
 impl Own {
-    /// Every query of every sequence and head.
+    /// Returns every query of every sequence and head.
     fn queries(self, problem: &Problem) -> impl Iterator<Item = Query> + '_ {
         problem.sequences.iter().flat_map(move |&Sequence { q, kv, .. }| {
             q.real_rows().enumerate().flat_map(move |(i, row)| {
@@ -49,7 +49,7 @@ impl Own {
         })
     }
 
-    /// The keys of a sequence that its query `i` sees.
+    /// Returns the keys of a sequence that its query `i` sees.
     fn visible(self, mask: Mask, i: usize, queries: usize, keys: usize) -> Range<usize> {
         let (queries, keys) = (queries as i64, keys as i64);
         let diagonal = i as i64 + if mask.align == Alignment::BottomRight { keys - queries } else { 0 };
@@ -64,12 +64,12 @@ fn bf16(value: f32) -> f32 {
     Format::Bf16.round_f32(value)
 }
 
-/// One head of one row.
+/// Returns one head of one row.
 fn lanes(tensor: &Array3<f32>, row: usize, head: usize) -> ArrayView1<'_, f32> {
     tensor.slice(s![row, head, ..])
 }
 
-/// Fills out and lse of every row that a sequence owns: with 0 and −∞ where it is padding, as where it sees no key.
+/// Fills out and lse of every row that a sequence owns. Padding rows, and rows that see no key, get 0 and −∞.
 fn forward(own: Own, problem: &Problem, inputs: &Inputs, out: &mut Array3<f32>, lse: &mut Array2<f32>) {
     for row in problem.sequences.iter().flat_map(|sequence| sequence.q.padding_rows()) {
         out.index_axis_mut(Axis(0), row).fill(0.0);
@@ -84,7 +84,7 @@ fn forward(own: Own, problem: &Problem, inputs: &Inputs, out: &mut Array3<f32>, 
         for (key, logit) in keys.iter().zip(logits) {
             let weight = (logit - largest).exp();
             sum += weight;
-            // A weight is rounded before it is normalised: the exact modes tell.
+            // A weight is rounded before it is normalised. The exact modes would notice another order.
             values.scaled_add(bf16(weight), &lanes(&inputs.v, *key, kv_head));
         }
         let normalised = |value| if sum == 0.0 { 0.0 } else { bf16(value / sum) };
@@ -107,7 +107,7 @@ fn backward(
     let scale = problem.softmax.scale;
     for Query { row, head, kv_head, keys } in own.queries(problem) {
         let (q, dout) = (lanes(&inputs.q, row, head), lanes(&inputs.dout, row, head));
-        // D is that of out as it is stored.
+        // D is taken from out as it is stored.
         let delta = dout.dot(&lanes(out, row, head));
         for key in keys {
             let (k, v) = (lanes(&inputs.k, key, kv_head), lanes(&inputs.v, key, kv_head));
@@ -151,7 +151,7 @@ impl Backend for Own {
                 statistics: vec![TensorName::Lse],
             },
             padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
-            // Sums run in an order that no neighbour changes.
+            // Every sum runs in an order that no neighbour changes.
             promises: Promises::ALL,
             accumulation: Accumulation::F32Serial,
         }
@@ -169,7 +169,7 @@ impl Backend for Own {
     }
 }
 
-/// The smallest problem found that does not hold, and why; none where all that were drawn hold.
+/// Returns the smallest problem found that does not hold, and why; `None` where all drawn problems hold.
 fn failure(backend: &dyn Backend, limits: Limits) -> Option<TestError<Problem>> {
     let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
     let every_problem_holds =
@@ -201,7 +201,7 @@ fn a_wrong_call_of_the_right_kernel_is_found() {
 fn a_campaign_holds_the_right_kernel() {
     let summary = Campaign { seed: 1, ..Campaign::quick(1500) }.run(&RIGHT);
     assert!(summary.holds() && summary.refused.is_empty() && summary.held > 1400, "{summary}");
-    // The classes of several ranks, formats and sinks, which the kernel does not take.
+    // The missed classes are those of several ranks, formats and sinks, which the kernel does not take.
     assert!(!summary.missed().is_empty());
 }
 

@@ -1,13 +1,13 @@
-//! The kernels of this project on an H100 or H200 as a subject: the schedule of a problem's own algorithm, run on the CUDA
-//! device with all ranks on one GPU.
+//! The kernels of this project on an H100 or H200 as a subject. It runs the schedule of a problem's own algorithm on
+//! the CUDA device, with all ranks on one GPU.
 //!
-//! [`Cuda`] is what the subject declares, and needs no CUDA: its table, its contract, its schedule, how it cuts its sums.
-//! [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). Attention runs on tensor cores,
-//! forwards in one of four shapes and backwards with dq summed in a fixed order or in any ([`Order`]), or on the simple
-//! kernels, whose sums are serial ([`Attention`]). What the simple kernels compute is bit for bit what the emulated kernel
-//! computes with tiles of [`KEY_TILE`] keys, and so is all that kernels on tables of rows do. Of the tensor cores' sums the
-//! envelope knows the bound and no replay; tiles of [`KEY_TILE`] keys are the smallest of all kernels, and so change the
-//! maximum at least as often as any.
+//! [`Cuda`] is the subject's declaration, and needs no CUDA: its table, its contract, its schedule, its partition of
+//! sums. [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). Attention runs on tensor
+//! cores, with forwards in one of four shapes and backwards with dq summed in a fixed order or in any ([`Order`]), or
+//! on the simple kernels, whose sums are serial ([`Attention`]). The results of the simple kernels are bit for bit
+//! those of the emulated kernel with tiles of [`KEY_TILE`] keys, and so are the results of all kernels on tables of
+//! rows. For the tensor cores' sums the envelope has a bound but no replay. Tiles of [`KEY_TILE`] keys are the
+//! smallest of all kernels, and so change the maximum at least as often as any.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -35,32 +35,33 @@ use seamproof_judge::subject::{
 };
 use seamproof_judge::subjects::{OptionError, Reached, built, launchable, run_schedule};
 
-/// The name, as `--backend` takes it.
+/// Name of the subject, as `--backend` takes it.
 pub(super) const NAME: &str = "cuda";
-/// Before the id of a fault in the kernels' sources.
+/// Beginning of a faulty subject's name, before the id of the fault in the kernels' sources.
 const PREFIX: &str = "cuda+";
-/// The tiles that sums are cut into: a query row is alone, and its sums over keys have one accumulator whose maximum
+/// Tiles that sums are cut into. A query row is alone, and its sums over keys have one accumulator whose maximum
 /// changes from tile to tile.
 const TILES: Tiles = Tiles { q: 1, kv: KEY_TILE };
 
-/// The subject.
+/// The subject's options, and its declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cuda {
-    /// Draws the order in which ranks and streams go on; no order may change a bit.
+    /// Seed of the order in which ranks and streams proceed. No order may change a bit.
     pub order: u64,
-    /// When a ring merges its steps.
+    /// Time at which a ring merges its steps.
     pub merge: MergeOrder,
-    /// Whether kernels for packed slots run where they can; else kernels on tables of rows run everywhere.
+    /// Whether kernels for packed slots run where they can. Otherwise kernels on tables of rows run everywhere.
     pub helpers: bool,
-    /// Which kernels run forwards and backwards.
+    /// Kernels that run forwards and backwards.
     pub attention: Attention,
-    /// In which order dq is summed on tensor cores; in any, the same inputs need not give the same bits.
+    /// Order in which dq is summed on tensor cores. With `any`, gradient bits may vary between runs.
     pub dq: Order,
-    /// CUDA streams that the schedule's streams run on; 1 for one after the other, in the order that is drawn.
+    /// Number of CUDA streams that the schedule's streams run on. With 1 they run one after the other, in the order
+    /// that is drawn.
     pub streams: usize,
 }
 
-/// Most streams.
+/// Largest number of streams.
 const STREAMS_MAX: usize = 64;
 
 impl Default for Cuda {
@@ -70,39 +71,40 @@ impl Default for Cuda {
     }
 }
 
-/// What P and dS of a problem are rounded to.
+/// Returns the formats to which P and dS of a problem are rounded.
 fn formats(problem: &Problem) -> WeightFormats {
     WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format }
 }
 
-/// A GPU that runs problems, one after the other. After an error of the driver it is of no more use.
+/// A GPU that runs problems, one after the other. After an error of the driver it is useless.
 #[derive(Debug)]
 pub struct CudaRunner {
     workspace: Workspace,
 }
 
-/// Options for one case of a campaign.
+/// Returns options for one case of a campaign.
 pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
     let draw = seamproof_judge::hash::mix(seed);
     BTreeMap::from([
         ("order".into(), (draw % 1000).to_string()),
         ("merge".into(), MergeOrder::ALL[(draw >> 63) as usize].name().into()),
-        // One case in four goes without.
+        // One case in four runs without the kernels for packed slots.
         ("helpers".into(), if draw >> 61 & 3 == 0 { "off" } else { "on" }.into()),
-        // One case in four runs its streams at once.
+        // One case in four runs its streams in parallel.
         ("streams".into(), if draw >> 59 & 3 == 0 { "4" } else { "1" }.into()),
         (
             "attention".into(),
             Attention::ALL[(draw >> 40 & 0x7fff) as usize % Attention::ALL.len()].name().into(),
         ),
-        // One case in four gives up its bits.
+        // One case in four sums dq in any order.
         ("dq".into(), if draw >> 55 & 3 == 0 { Order::AsTheyCome } else { Order::Fixed }.name().into()),
     ])
 }
 
 impl Cuda {
-    /// From `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`), `attention` (`simple`, `tuned`, `long`,
-    /// `paired`, `middle` or `short`), `dq` (`fixed` or `any`) and `streams`; 0, `running`, `on`, `simple`, `fixed` and 1 where absent.
+    /// Returns the subject with the options `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`),
+    /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle` or `short`), `dq` (`fixed` or `any`) and `streams`.
+    /// The defaults are 0, `running`, `on`, `simple`, `fixed` and 1.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, OptionError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -139,7 +141,7 @@ impl Cuda {
         Ok(subject)
     }
 
-    /// The options that [`Cuda::from_options`] takes for it.
+    /// Returns the options from which [`Cuda::from_options`] makes this subject.
     pub(super) fn options(&self) -> BTreeMap<String, String> {
         BTreeMap::from([
             ("order".into(), self.order.to_string()),
@@ -151,16 +153,18 @@ impl Cuda {
         ])
     }
 
-    /// The same with the simple attention kernels, and with kernels for packed slots where they give the twin's bits: merges
-    /// of those take other steps to e^x and ln x than the CPU device, within the same bounds.
+    /// Returns the subject with the simple attention kernels, and with kernels for packed slots only where they give
+    /// the twin's bits. Merges of those kernels take other steps to e^x and ln x than the CPU device, within the same
+    /// bounds.
     pub fn with_twins_bits(self, problem: &Problem) -> Cuda {
         let helpers = self.helpers && self.partition(problem).merges.count == 0;
         Cuda { helpers, attention: Attention::Simple, ..self }
     }
 
-    /// The same with every forward in the shape of this problem's: then the bits of a sequence depend neither on other
-    /// sequences nor on where rows lie, since tiles follow from their sequence and from the shape. `None` on several ranks,
-    /// whose launches may have shapes of their own, and where the launch goes to the simple kernels.
+    /// Returns the subject with every forward in the shape of this problem's. The bits of a sequence then depend
+    /// neither on other sequences nor on the place of rows, since tiles follow from their sequence and from the
+    /// shape. Returns `None` on several ranks, whose launches may have shapes of their own, and where the launch goes
+    /// to the simple kernels.
     pub fn in_shape_of(self, problem: &Problem) -> Option<Cuda> {
         if problem.parallel.algorithm != Algorithm::Single {
             return None;
@@ -172,14 +176,14 @@ impl Cuda {
         }
     }
 
-    /// The emulated kernel that gives the same bits, for a subject [`Cuda::with_twins_bits`].
+    /// Returns the emulated kernel that gives the same bits as a subject from [`Cuda::with_twins_bits`].
     pub fn twin(&self) -> Emulated {
         Emulated { tiles: TILES, order: self.order, merge: self.merge, ..Emulated::default() }
     }
 }
 
 impl CudaRunner {
-    /// Opens a GPU; the kernels come from the user's cache, or are compiled.
+    /// Opens a GPU. The kernels come from the user's cache, or are compiled.
     pub fn open(ordinal: usize) -> Result<CudaRunner, KernelError> {
         Ok(CudaRunner::on(Gpu::open(ordinal, &Cache::of_user())?))
     }
@@ -211,23 +215,23 @@ impl CudaRunner {
         Ok(outputs)
     }
 
-    /// The GPU's name.
+    /// Returns the GPU's name.
     pub fn name(&self) -> Result<String, KernelError> {
         self.workspace.name()
     }
 
-    /// The GPU's name and UUID.
+    /// Returns the GPU's name and UUID.
     pub fn identity(&self) -> Result<String, KernelError> {
         self.workspace.identity()
     }
 
-    /// How many operations of each kind went to which kernel.
+    /// Returns how many operations of each kind went to which kernel.
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.workspace.counts()
     }
 }
 
-/// The kernels on a GPU: its ordinal, and the id of the fault in their sources.
+/// The kernels on a GPU: the GPU's ordinal, and the id of the fault in the kernels' sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     ordinal: usize,
@@ -246,10 +250,10 @@ impl Place {
     }
 }
 
-/// The GPU of this process, which stays open while subjects come and go.
+/// GPU of this process, which stays open while subjects come and go.
 static GPU: Mutex<Option<(Place, CudaRunner)>> = Mutex::new(None);
 
-/// Runs `work` on a GPU, which is opened unless it is.
+/// Runs `work` on a GPU, and opens the GPU if it is not open.
 fn on_gpu<T>(place: Place, work: impl FnOnce(&mut CudaRunner) -> T) -> Result<T, KernelError> {
     let mut gpu = GPU.lock().unwrap_or_else(PoisonError::into_inner);
     let open = gpu.take().filter(|(of, _)| *of == place);
@@ -278,13 +282,14 @@ impl Runner for OnGpu {
     }
 }
 
-/// The fault that the name of a subject plants in the kernels; `None` for a name that is of no subject on a GPU.
+/// Returns the fault that the name of a subject plants in the kernels; `None` for a name that belongs to no subject
+/// on a GPU.
 fn fault_of(name: &str) -> Option<Option<&'static str>> {
     let planted = |id| faults::by_id(id).map(|fault| Some(fault.id));
     if name == NAME { Some(None) } else { planted(name.strip_prefix(PREFIX)?) }
 }
 
-/// The bug that the fault imitates which the name of a subject plants in the kernels.
+/// Returns the bug that the fault in a subject's name imitates, where the fault is in the kernels.
 pub(super) fn imitated(name: &str) -> Option<&'static str> {
     faults::by_id(fault_of(name)??).map(|fault| fault.imitates)
 }
@@ -294,12 +299,12 @@ pub(crate) fn is_named(name: &str) -> bool {
     fault_of(name).is_some()
 }
 
-/// The name of the subject with this fault in its kernels.
+/// Returns the name of the subject with this fault in its kernels.
 pub(super) fn name_of(fault: &SourceFault) -> String {
     format!("{PREFIX}{}", fault.id)
 }
 
-/// Opens a subject on a GPU. Whether there is one is said here, before any case runs.
+/// Opens a subject on a GPU. An error says that there is no GPU before any case runs.
 pub(crate) fn open(
     name: &str,
     options: &BTreeMap<String, String>,
@@ -326,11 +331,11 @@ impl Backend for Cuda {
                 Declaration { promises: Promises::ALL, accumulation: Accumulation::F32Serial, ..twin }
             }
             Attention::Tuned | Attention::Of(_) => Declaration {
-                // Which kernel takes a call, and in which shape, follows from all its sequences and where they lie.
+                // All sequences of a call and their places decide which kernel takes it, and in which shape.
                 promises: Promises {
                     deterministic_backward: self.dq == Order::Fixed,
                     sequences_alone: false,
-                    // Tiles of keys add to dq downward for a group, upward or around for a head alone.
+                    // Tiles of keys add to dq downward for a group, but upward or around for a head alone.
                     groups_alone: false,
                     rows_alone: false,
                     ..Promises::ALL
@@ -358,7 +363,7 @@ impl Backend for Cuda {
         built(problem, self.merge).ok()?.launches(problem)
     }
 
-    /// As the device decides: by the schedule's launches.
+    /// Returns the ways as the device decides them: by the schedule's launches.
     fn ways(&self, problem: &Problem) -> Vec<Way> {
         let names = [FORWARD_ON_TENSOR_CORES, BACKWARD_ON_TENSOR_CORES];
         let taken = match self.schedule(problem) {
@@ -367,12 +372,13 @@ impl Backend for Cuda {
             }
             _ => return Vec::new(),
         };
-        // A launch that has no tables is refused, and no case's way.
+        // A launch without tables is refused, so it is no case's way.
         let taken = taken.unwrap_or_default();
         names.into_iter().zip(taken).filter_map(|(name, taken)| Some(Way { name, taken: taken? })).collect()
     }
 
-    /// On this process's first GPU: a campaign's supervisor has none, and runs the subject in workers.
+    /// Runs the problem on this process's first GPU. A campaign's supervisor has no GPU, and runs the subject in
+    /// workers.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let place = Place { ordinal: 0, fault: None };
         OnGpu { subject: *self, place }.run(problem, inputs, &mut |_| {})

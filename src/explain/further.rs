@@ -1,7 +1,7 @@
-//! The further runs of an identity, whose results are held against those of the case's own.
+//! The further runs of an identity, whose results are compared with those of the case's own run.
 //!
-//! What they are is the judge's to say, and follows from the problem: it is asked about the right emulated kernel, which notes
-//! the problems that it is given. A subject that an identity was asked of is given the same.
+//! The judge decides which runs these are, and they follow from the problem. Here the judge asks the right emulated
+//! kernel, which notes the problems that it is given. The subject of an identity was given the same problems.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,11 +13,11 @@ use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::Emulated;
 
-/// Runs of the case itself, under the two contents of padding, which come before those of any identity.
+/// Number of runs of the case itself, under the two contents of padding, which come before those of any identity.
 const OWN_RUNS: usize = 2;
 
-/// The problems of the runs that an identity makes beside the case's own, in their order; none where it needs none, or where
-/// the emulated kernel does not take the problem.
+/// Returns the problems of the runs that an identity makes beside the case's own, in their order; none where it needs
+/// none, or where the emulated kernel does not take the problem.
 pub(super) fn further_runs(problem: &Problem, relation: Relation) -> Vec<Problem> {
     let noted = Noted { kernel: Emulated::default(), problems: Mutex::default() };
     let mut judge = Judge { identities: vec![relation], ..Judge::default() };
@@ -27,7 +27,7 @@ pub(super) fn further_runs(problem: &Problem, relation: Relation) -> Vec<Problem
     problems.into_iter().skip(OWN_RUNS).collect()
 }
 
-/// The emulated kernel, and the problems that it was given.
+/// The emulated kernel, with the problems that it was given.
 struct Noted {
     kernel: Emulated,
     problems: Mutex<Vec<Problem>>,
@@ -58,7 +58,7 @@ mod tests {
     use seamproof_judge::generate::{self, Draw, Limits};
     use seamproof_judge::identity::TABLE;
 
-    /// Whatever an identity runs beside the case is here, and nothing of the case's own.
+    /// Test that every run of an identity beside the case is here, and none of the case's own.
     #[test]
     fn the_runs_are_those_that_the_table_counts() {
         let mut asked = [0; TABLE.len()];

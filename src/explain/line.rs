@@ -1,9 +1,10 @@
-//! A [`Line`]: positions, or rows, at equal steps; and sorted lists of them. `a..b` is without b.
+//! A [`Line`] is a list of positions, or rows, at equal steps. This module also has sorted lists of lines; `a..b` is
+//! without b.
 
 use std::fmt;
 use std::ops::Range;
 
-/// `start, start + step, …`, `len` of them; step 1 where there are fewer than two.
+/// Values `start, start + step, …`, `len` of them. The step is 1 where there are fewer than two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Line {
     pub(super) start: usize,
@@ -32,17 +33,17 @@ impl Line {
         (self.start..self.end()).contains(&value) && (value - self.start).is_multiple_of(self.step)
     }
 
-    /// What is within a range.
+    /// Returns the part of the line within a range.
     pub(super) fn within(&self, range: &Range<usize>) -> Line {
         let first = range.start.saturating_sub(self.start).div_ceil(self.step).min(self.len);
         let last = range.end.saturating_sub(self.start).div_ceil(self.step).clamp(first, self.len);
         Line::new(self.at(first), self.step, last - first)
     }
 
-    /// Whether any value is on both.
+    /// Whether any value is on both lines.
     pub(super) fn meets(&self, other: &Line) -> bool {
         let shared = self.within(&(other.start..other.end()));
-        // Residues repeat after `other.step` values.
+        // Residues repeat after `other.step` values, so no more of them need a look.
         (0..shared.len.min(other.step)).any(|index| other.contains(shared.at(index)))
     }
 
@@ -58,7 +59,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// Sorted, without empty ones, and what continues joined.
+/// Returns the lines sorted, without empty ones, and with consecutive ones joined.
 pub(super) fn tidy(mut lines: Vec<Line>) -> Vec<Line> {
     lines.retain(|line| line.len > 0);
     lines.sort_unstable();
@@ -72,7 +73,7 @@ pub(super) fn tidy(mut lines: Vec<Line>) -> Vec<Line> {
     joined
 }
 
-/// The values that are on any of the lines, as ranges, and those that are on several.
+/// Returns the values that are on any of the lines, as ranges, and those that are on several.
 pub(super) fn union(lines: &[Line]) -> [Vec<Line>; 2] {
     let ranges = lines.iter().flat_map(|line| {
         let (apart, whole) = if line.step > 1 { (Some(*line), None) } else { (None, Some(*line)) };

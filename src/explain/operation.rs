@@ -1,4 +1,4 @@
-//! Operations other than launches, in one line each.
+//! Description of operations other than launches, in one line each.
 
 use seamproof_oracle::Run;
 use seamproof_simulator::schedule::{
@@ -8,10 +8,10 @@ use seamproof_simulator::schedule::{
 use super::line::{Line, tidy};
 use super::listed;
 
-/// Ranges of rows that one operation names.
+/// Largest number of ranges of rows that one operation names.
 const ROWS_SHOWN: usize = 8;
 
-/// What an operation does, in words.
+/// Returns in words what an operation does.
 pub(super) fn words(schedule: &Schedule, work: &Work) -> String {
     let name = |id: &BufferId| name(schedule, *id);
     let regions = |regions: &[Region]| listed(regions.iter().map(|one| region(schedule, one)), ROWS_SHOWN);
@@ -79,7 +79,7 @@ fn merged(schedule: &Schedule, merge: &Merge) -> String {
     }
 }
 
-/// A buffer's name, quoted where it is more than a word.
+/// Returns a buffer's name, quoted where it is more than a word.
 pub(super) fn name(schedule: &Schedule, id: BufferId) -> String {
     let name = schedule.buffers.get(id.0).map_or("", |buffer| &buffer.name);
     if name.contains(' ') { format!("“{name}”") } else { name.to_owned() }
@@ -108,7 +108,7 @@ fn lines(runs: impl Iterator<Item = Run>) -> Vec<Line> {
     tidy(runs.map(|run| Line::new(run.offset, run.step, run.len)).collect())
 }
 
-/// The real rows of runs.
+/// Returns the real rows of runs, in words.
 pub(super) fn rows(runs: &[Run]) -> String {
     listed(lines(runs.iter().copied()), ROWS_SHOWN)
 }

@@ -1,4 +1,4 @@
-//! What the queries of launches see, as positions, and how that compares with the mask.
+//! The keys that the queries of launches see, as positions, and their comparison with the mask.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,10 +10,10 @@ use seamproof_simulator::check::{Held, HeldRows, Reading};
 use super::line::{Line, tidy, union};
 use super::sight::{Group, Sight, groups};
 
-/// Pieces of keys, each counted for each query, that are compared with the mask query by query.
+/// Largest number of pieces of keys, each counted for each query, that are compared with the mask query by query.
 const COMPARED_MAX: usize = 1 << 20;
 
-/// One piece of a reading's queries: positions of one sequence, for some heads.
+/// A piece of a reading's queries: positions of one sequence, for some heads.
 pub(super) struct Queries {
     pub(super) at: usize,
     pub(super) sequence: usize,
@@ -21,7 +21,7 @@ pub(super) struct Queries {
     pub(super) heads: Range<usize>,
 }
 
-/// The pieces of a reading's queries that are queries.
+/// Returns the pieces of a reading's query rows that hold queries.
 pub(super) fn queries(reading: &Reading) -> impl Iterator<Item = Queries> {
     reading.queries.iter().filter_map(|held| match &held.holds {
         HeldRows::Positions { sequence, start, step, heads } => Some(Queries {
@@ -34,7 +34,7 @@ pub(super) fn queries(reading: &Reading) -> impl Iterator<Item = Queries> {
     })
 }
 
-/// A reading of a segment, beside the problem.
+/// A reading of a segment, with the problem and the segment.
 #[derive(Clone, Copy)]
 pub(super) struct Sighting<'a> {
     pub(super) problem: &'a Problem,
@@ -43,13 +43,14 @@ pub(super) struct Sighting<'a> {
 }
 
 impl Sighting<'_> {
-    /// The keys that are of the queries' sequence and heads.
+    /// Returns the keys that belong to the queries' sequence and heads.
     pub(super) fn own_keys(&self, queries: &Queries) -> Vec<Line> {
         let keys = self.reading.keys.iter().filter_map(|held| self.own(queries, held, 0..held.len));
         tidy(keys.collect())
     }
 
-    /// What query `index` of a piece sees; what it should see is what the mask shows it of `own`, these very keys.
+    /// Returns what query `index` of a piece sees. It should see what the mask shows it of `own`, the keys from
+    /// [`Sighting::own_keys`].
     pub(super) fn sight(&self, queries: &Queries, index: usize, own: &[Line]) -> Sight {
         let query = queries.positions.at(index);
         let (keys, foreign) = self.seen(queries, index);
@@ -59,7 +60,7 @@ impl Sighting<'_> {
         Sight { query, keys, twice: Vec::new(), foreign, should }
     }
 
-    /// The keys that query `index` of a piece sees, and what else.
+    /// Returns the keys that query `index` of a piece sees, and in words whatever else it sees.
     fn seen(&self, queries: &Queries, index: usize) -> (Vec<Line>, Vec<String>) {
         let visible = self.segment.visible(queries.at + index);
         let (mut keys, mut foreign) = (Vec::new(), Vec::new());
@@ -74,7 +75,7 @@ impl Sighting<'_> {
         (tidy(keys), foreign)
     }
 
-    /// Rows of a piece of keys as positions of the queries' own sequence and heads.
+    /// Returns rows of a piece of keys as positions of the queries' own sequence and heads.
     fn own(&self, queries: &Queries, held: &Held, rows: Range<usize>) -> Option<Line> {
         let HeldRows::Positions { sequence, start, step, heads } = &held.holds else { return None };
         let group = self.problem.group();
@@ -84,13 +85,13 @@ impl Sighting<'_> {
     }
 }
 
-/// The part of a piece that lies in a range of local rows, from its own first row.
+/// Returns the part of a piece that lies in a range of local rows, counted from its own first row.
 fn clip(held: &Held, visible: &Range<usize>) -> Range<usize> {
     let row = |at: usize| at.saturating_sub(held.at).min(held.len);
     row(visible.start)..row(visible.end)
 }
 
-/// A piece of keys that is not the queries'.
+/// Returns in words a piece of keys that does not belong to the queries.
 fn stranger(held: &Held, rows: Range<usize>) -> String {
     match &held.holds {
         HeldRows::Positions { sequence, start, step, heads } => {
@@ -101,21 +102,22 @@ fn stranger(held: &Held, rows: Range<usize>) -> String {
     }
 }
 
-/// The keys that the mask shows a query.
+/// Returns the keys that the mask shows a query.
 fn shown(problem: &Problem, sequence: usize, query: usize) -> Range<usize> {
     let mask: &Mask = &problem.mask;
     let lengths = problem.sequences.get(sequence).map_or((0, 0), |both| (both.q.len, both.kv.len));
     mask.visible(query, lengths.0, lengths.1)
 }
 
-/// What one reading shows one query.
+/// Keys that one reading shows one query.
 struct Share {
     heads: Range<usize>,
     keys: Vec<Line>,
     foreign: Vec<String>,
 }
 
-/// Queries whose sum over all launches is not what the mask shows, in words; `None` where there is too much to compare.
+/// Returns in words the queries whose sum over all launches differs from what the mask shows; `None` where there is
+/// too much to compare.
 pub(super) fn differences(problem: &Problem, sightings: &[Sighting]) -> Option<Vec<String>> {
     let cost = sightings
         .iter()
@@ -155,7 +157,7 @@ pub(super) fn differences(problem: &Problem, sightings: &[Sighting]) -> Option<V
     Some(found)
 }
 
-/// Lines, and single keys of lines with steps, times queries.
+/// Returns the cost of a comparison: lines, and single keys of lines with steps, times queries.
 fn cost_of(sighting: &Sighting, queries: &Queries) -> usize {
     let of_key = |held: &Held| match held.holds {
         HeldRows::Positions { step: 2.., .. } => held.len,

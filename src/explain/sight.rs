@@ -1,24 +1,25 @@
-//! What queries see, in words: a [`Sight`] is one query's keys, a [`Group`] consecutive queries that are told at once.
+//! Description of what queries see. A [`Sight`] holds one query's keys, and a [`Group`] consecutive queries that one
+//! text describes.
 //!
-//! Queries are one group when each end of each range of keys either stays or moves as the query does: `queries 4..64: i
-//! sees i−3..i+1`.
+//! Queries form one group when each end of each range of keys either stays or moves as the query does:
+//! `queries 4..64: i sees i−3..i+1`.
 
 use std::fmt::Write;
 
 use super::line::Line;
 
-/// What one query sees.
+/// Everything that one query sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sight {
-    /// Its position.
+    /// Position of the query.
     pub(super) query: usize,
-    /// The keys that it sees, of its own sequence.
+    /// Keys of its own sequence that it sees.
     pub(super) keys: Vec<Line>,
-    /// The keys that it sees more than once.
+    /// Keys that it sees more than once.
     pub(super) twice: Vec<Line>,
-    /// What else it sees, in words.
+    /// Other rows that it sees, in words.
     pub(super) foreign: Vec<String>,
-    /// What it should see, where that is something else.
+    /// Keys that it should see, where these differ.
     pub(super) should: Option<Vec<Line>>,
 }
 
@@ -31,7 +32,7 @@ impl Sight {
         self.lines().flat_map(|line| [line.start, line.end()])
     }
 
-    /// Whether the same words can tell both but for the ends of ranges.
+    /// Whether one text can describe both, apart from the ends of ranges.
     fn alike(&self, other: &Sight) -> bool {
         let counts =
             |sight: &Sight| (sight.keys.len(), sight.twice.len(), sight.should.as_ref().map(Vec::len));
@@ -40,12 +41,12 @@ impl Sight {
     }
 }
 
-/// Consecutive queries.
+/// A group of consecutive queries.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     first: Sight,
     queries: Line,
-    /// For each end of a range whether it moves with the query.
+    /// Whether each end of a range moves with the query.
     moves: Vec<bool>,
 }
 
@@ -55,7 +56,8 @@ impl Group {
         Group { queries: Line::new(first.query, 1, 1), first, moves }
     }
 
-    /// Takes the next query in, if it can be told with the others; `moving` ends are told as `i + …`.
+    /// Takes the next query into the group, if one text can describe it with the others. Ends that move are written
+    /// as `i + …` where `moving` is set.
     fn take(&mut self, next: &Sight, moving: bool) -> bool {
         let Some(by) = next.query.checked_sub(self.first.query).filter(|by| *by > 0) else { return false };
         let second = self.queries.len == 1;
@@ -77,7 +79,7 @@ impl Group {
         true
     }
 
-    /// `query 2 sees 3..20, should see 4..20`.
+    /// Returns the words of the group, such as `query 2 sees 3..20, should see 4..20`.
     pub(super) fn words(&self, of: &str) -> String {
         let mut ends = self.first.ends().zip(&self.moves).map(|(end, moves)| self.end(end, *moves));
         let mut ranges = |lines: &[Line]| {
@@ -119,7 +121,7 @@ impl Group {
     }
 }
 
-/// The groups of sights that are in order of queries.
+/// Returns the groups of sights, which are in order of queries.
 pub(super) fn groups(sights: impl IntoIterator<Item = Sight>, moving: bool) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for sight in sights {

@@ -1,8 +1,8 @@
-//! The rungs: every one that sees a fault, and what each is worth.
+//! The rungs: every one that sees a fault, and the worth of each.
 //!
-//! A rung *sees* a fault when it condemns one of the cases that the score examines, whatever the rungs before it said. It
-//! sees it *first* when nothing met the fault sooner on the first seed; of one case the proof comes first, then the
-//! judge's ladder. It sees it *alone* when no other rung sees it on any examined case.
+//! A rung *sees* a fault when it condemns one of the cases that the score examines, whatever the rungs before it
+//! said. It sees the fault *first* when it was the first to catch it on the first seed. On one case the proof comes
+//! before the judge's ladder. A rung sees a fault *alone* when no other rung sees it on any examined case.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use seamproof_judge::finding::Check;
 use seamproof_judge::ladder::Judge;
 use seamproof_judge::subject::Backend;
 
-/// The check of the judge as a catcher.
+/// Returns the check of the judge as a catcher.
 pub(super) fn catcher(check: Check) -> Catcher {
     match check {
         Check::Capability => Catcher::Capability,
@@ -28,8 +28,8 @@ pub(super) fn catcher(check: Check) -> Catcher {
     }
 }
 
-/// Every rung of the judge that condemns a subject on a case. What is structurally wrong is looked at no further by the
-/// judge; a judge that is blind for it says which other rungs would have seen it.
+/// Returns every rung of the judge that condemns a subject on a case. The judge stops at a structural fault. A judge
+/// without the structure check says which other rungs would have seen the fault.
 pub(super) fn seen_by(subject: &dyn Backend, problem: &Problem) -> BTreeSet<Catcher> {
     let seen =
         |judge: &Judge| findings(judge, subject, problem).into_iter().map(|found| catcher(found.check));
@@ -40,21 +40,21 @@ pub(super) fn seen_by(subject: &dyn Backend, problem: &Problem) -> BTreeSet<Catc
     rungs
 }
 
-/// What one rung is worth.
+/// Worth of one rung.
 #[derive(Clone, Debug)]
 pub struct RungScore {
-    /// The rung.
+    /// Rung that is scored.
     pub rung: Catcher,
-    /// Faults that it saw.
+    /// Number of faults that it saw.
     pub saw: usize,
-    /// Faults that it saw first.
+    /// Number of faults that it saw first.
     pub first: usize,
-    /// Faults that it alone saw.
+    /// Ids of the faults that it alone saw.
     pub alone: Vec<&'static str>,
 }
 
 impl RungScore {
-    /// The worth of each rung by what came of the faults.
+    /// Returns the worth of each rung from the scores of the faults.
     pub fn table(scores: &[Score]) -> Vec<RungScore> {
         let of = |rung: Catcher| RungScore {
             rung,
@@ -70,7 +70,7 @@ impl RungScore {
     }
 }
 
-/// Why a rung is kept, whatever it sees alone.
+/// Returns why a rung is kept, whatever it sees alone.
 pub fn reason(rung: Catcher) -> &'static str {
     match rung {
         Catcher::Checker => {

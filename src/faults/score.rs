@@ -1,4 +1,4 @@
-//! What comes of each fault, and of all.
+//! Scores of each fault, and of all faults together.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -20,106 +20,107 @@ use seamproof_judge::shrink;
 use seamproof_judge::subject::{Backend, Refusal};
 use seamproof_judge::verdict::Verdict;
 
-/// Most cases to the first finding in the median over all faults.
+/// Largest median over all faults of the cases to the first finding.
 pub const MEDIAN_CASES_MAX: usize = 20;
-/// Cases of a fault and a seed on which a subject may be wrong by itself until it is said to be of no use here: as many as
-/// a fault may have to its first finding.
+/// Largest number of cases of a fault and a seed on which a subject may be wrong by itself before it counts as
+/// useless here. It is as large as the number of cases that a fault may have to its first finding.
 const FLAWED_MAX: usize = MEDIAN_CASES_MAX;
 
 /// The first case that something caught.
 #[derive(Clone, Debug)]
 pub struct First {
-    /// By what.
+    /// Rung that caught it.
     pub by: Catcher,
-    /// The tensor that was wrong, where one was.
+    /// Tensor that was wrong, where one was.
     pub tensor: Option<TensorName>,
-    /// In which words.
+    /// Words of the finding.
     pub what: String,
-    /// Cases up to it.
+    /// Number of cases up to this one.
     pub cases: usize,
-    /// Seconds up to it, those that drew cases included.
+    /// Seconds up to this case, including the time for drawing cases.
     pub seconds: f64,
-    /// The case.
+    /// Problem of the case.
     pub problem: Problem,
-    /// Cases before it on which the subject is wrong without the fault, too: what they show is not the fault.
+    /// Number of earlier cases on which the subject is wrong even without the fault. These do not show the fault.
     pub flawed: usize,
 }
 
 impl First {
-    /// By what and on which tensor, in words.
+    /// Returns in words what caught the case, and on which tensor.
     pub fn by(&self) -> String {
         let tensor = self.tensor.map(|tensor| format!(" {tensor}")).unwrap_or_default();
         format!("{}{tensor}", self.by.name())
     }
 }
 
-/// How large a repro is.
+/// Size of a repro.
 #[derive(Clone, Copy, Debug)]
 pub struct Repro {
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Real queries.
+    /// Number of real queries.
     pub tokens: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub cp: usize,
 }
 
-/// Why a fault was looked for on no case.
+/// Reason why a fault was tried on no case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotRun {
-    /// It shows on problems that the subject's table refuses, and on none that it takes: there is nothing to be found.
+    /// A fault that shows on problems that the subject's table refuses, and on none that it takes. There is nothing
+    /// to find.
     #[error("excluded by the table: the subject takes no problem on which it shows; the first one: {0}")]
     Excluded(Refusal),
-    /// The subject cannot be run or is too often wrong by itself, or the fault shows on no problem at all.
+    /// A subject that cannot be run or is too often wrong by itself, or a fault that shows on no problem at all.
     #[error("{0}")]
     Failed(String),
 }
 
-/// How much is done for each fault.
+/// Effort that is made for each fault.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Streams on which it is looked for.
+    /// Number of streams on which the fault is tried.
     pub seeds: u64,
-    /// First cases of these that every rung looks at.
+    /// Number of first cases of these streams that every rung examines.
     pub examined: usize,
     /// Whether the repro is shrunk.
     pub shrinks: bool,
 }
 
 impl Effort {
-    /// Whether each fault is caught, and by which rungs on one case.
+    /// Effort that tells whether each fault is caught, and by which rungs on one case.
     pub const QUICK: Effort = Effort { seeds: 1, examined: 1, shrinks: false };
 
-    /// The whole score over some seeds.
+    /// Returns the effort of the whole score over some seeds.
     pub fn whole(seeds: u64) -> Effort {
         Effort { seeds, examined: 3, shrinks: true }
     }
 }
 
-/// What came of one fault.
+/// Score of one fault.
 #[derive(Clone, Debug)]
 pub struct Score {
-    /// The fault.
+    /// Fault that is scored.
     pub suspect: Suspect,
-    /// The checker's first rejection for each seed that had one.
+    /// First rejections of the checker, one for each seed that had one.
     pub checker: Vec<First>,
-    /// The judge's first finding for each seed that had one.
+    /// First findings of the judge, one for each seed that had one.
     pub campaign: Vec<First>,
-    /// Every rung that saw it, on the cases that were examined.
+    /// Rungs that saw the fault on the examined cases.
     pub rungs: BTreeSet<Catcher>,
-    /// The first seed's repro, shrunk: the campaign's, or the checker's where the campaign has none.
+    /// Shrunk repro of the first seed: the campaign's, or the checker's where the campaign has none.
     pub repro: Option<Repro>,
-    /// Why it was looked for on no seed: such a fault was not missed.
+    /// Reason why the fault was tried on no seed. Such a fault was not missed.
     pub not_run: Option<NotRun>,
 }
 
 impl Score {
-    /// Whether something that the fault names caught it.
+    /// Whether a rung that the fault names caught it.
     pub fn caught(&self) -> bool {
         self.checker.iter().chain(&self.campaign).any(|first| self.suspect.is_caught_by(first.by))
     }
 
-    /// What met the fault first on the first seed.
+    /// Returns the rung that was the first to catch the fault on the first seed.
     pub fn first(&self) -> Option<Catcher> {
         let firsts = self.checker.first().into_iter().chain(self.campaign.first());
         firsts.min_by_key(|first| first.cases).map(|first| first.by)
@@ -130,19 +131,20 @@ impl Score {
         matches!(self.not_run, Some(NotRun::Excluded(_)))
     }
 
-    /// The rung that alone saw the fault.
+    /// Returns the rung that alone saw the fault.
     pub fn only(&self) -> Option<Catcher> {
         self.rungs.first().copied().filter(|_| self.rungs.len() == 1)
     }
 
-    /// Cases and seconds to the first finding of either, in the median over seeds.
+    /// Returns the cases and the seconds to the first finding, each as the median over seeds.
     pub fn median(firsts: &[First]) -> Option<(usize, f64)> {
         let cases = median(firsts.iter().map(|first| first.cases).collect(), usize::cmp)?;
         let seconds = median(firsts.iter().map(|first| first.seconds).collect(), f64::total_cmp)?;
         Some((cases, seconds))
     }
 
-    /// Cases to the first finding of the checker or the judge, whichever is sooner in the median over seeds.
+    /// Returns the median over seeds of the cases to the first finding, of the checker or of the judge, whichever is
+    /// smaller.
     pub fn cases(&self) -> Option<usize> {
         let both = [&self.checker, &self.campaign].into_iter().filter_map(|firsts| Score::median(firsts));
         both.map(|(cases, _)| cases).min()
@@ -154,16 +156,16 @@ fn median<T: Copy>(mut values: Vec<T>, order: fn(&T, &T) -> std::cmp::Ordering) 
     values.get(values.len() / 2).copied()
 }
 
-/// What came of a whole catalogue.
+/// Scores of a whole catalogue.
 pub struct Scored {
-    /// Of the faults in subjects.
+    /// Scores of the faults in subjects.
     pub subjects: Vec<Score>,
-    /// Of the faults in the judge.
+    /// Scores of the faults in the judge.
     pub judge: Vec<JudgeScore>,
 }
 
 impl Scored {
-    /// The faults that nothing caught which they name.
+    /// Returns the faults that no rung caught which they name.
     pub fn missed(&self) -> Vec<&'static str> {
         let missed = |score: &&Score| !score.caught() && score.not_run.is_none();
         self.subjects
@@ -174,12 +176,12 @@ impl Scored {
             .collect()
     }
 
-    /// The faults whose subjects could not be run.
+    /// Returns the faults whose subjects could not be run.
     pub fn not_run(&self) -> Vec<&'static str> {
         self.ids(|score| matches!(score.not_run, Some(NotRun::Failed(_))))
     }
 
-    /// The faults that a subject's table excludes.
+    /// Returns the faults that a subject's table excludes.
     pub fn excluded(&self) -> Vec<&'static str> {
         self.ids(Score::is_excluded)
     }
@@ -188,12 +190,13 @@ impl Scored {
         self.subjects.iter().filter(|score| of(score)).map(|score| score.suspect.id()).collect()
     }
 
-    /// Cases to the first finding, in the median over the faults in subjects that were found.
+    /// Returns the median of the cases to the first finding, over the faults in subjects that were found.
     pub fn median_cases(&self) -> Option<usize> {
         median(self.subjects.iter().filter_map(Score::cases).collect(), usize::cmp)
     }
 
-    /// Whether every fault that the subjects' tables do not exclude is caught by a rung that it names, and soon.
+    /// Whether every fault that the subjects' tables do not exclude is caught by a rung that it names, and soon
+    /// enough.
     pub fn holds(&self) -> bool {
         let soon =
             self.subjects.is_empty() || self.median_cases().is_some_and(|cases| cases <= MEDIAN_CASES_MAX);
@@ -201,9 +204,9 @@ impl Scored {
     }
 }
 
-/// The first problem of a seed's stream on which the judge finds the subject wrong because of the fault, and the finding; an
-/// error where the subject cannot be run, is too often wrong by itself, or has no problem on which the fault shows, and
-/// nothing was found before.
+/// Returns the first problem of a seed's stream on which the judge finds the subject wrong because of the fault, with
+/// the finding. Returns an error where nothing was found and the subject cannot be run, is too often wrong by itself,
+/// or has no problem on which the fault shows.
 pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First, Finding)>, NotRun> {
     let (start, suspect) = (Instant::now(), fault.into());
     let made = |error: BackendError| NotRun::Failed(error.to_string());
@@ -211,7 +214,7 @@ pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First
     let right = suspect.right(seed).map_err(made)?;
     let own = |problem: &Problem| match right.as_deref().map(|right| evaluate(right, problem)) {
         Some(Verdict::Finding(own)) => Ok(Some(own)),
-        // A device that is gone says nothing of the fault.
+        // A device that is gone says nothing about the fault.
         Some(Verdict::Infrastructure(why)) => Err(NotRun::Failed(why)),
         _ => Ok(None),
     };
@@ -246,8 +249,9 @@ pub fn by_campaign(fault: impl Into<Suspect>, seed: u64) -> Result<Option<(First
     }
 }
 
-/// Every rung that sees the fault on a case: those that condemn the subject, and do not condemn it without the fault. A
-/// campaign draws identities of a case; all are asked here, and one more may be the subject's own failure.
+/// Returns every rung that sees the fault on a case: the rungs that condemn the subject, and do not condemn it
+/// without the fault. A campaign draws identities of a case. All identities are asked here, and a further one may
+/// fail for the subject itself.
 fn seen_of(suspect: &Suspect, seed: u64, problem: &Problem) -> BTreeSet<Catcher> {
     let Ok(subject) = suspect.subject(seed) else { return BTreeSet::new() };
     let own = match suspect.right(seed) {
@@ -257,7 +261,7 @@ fn seen_of(suspect: &Suspect, seed: u64, problem: &Problem) -> BTreeSet<Catcher>
     &seen_by(subject.as_ref(), problem) - &own
 }
 
-/// The repro of the first seed.
+/// Returns the repro of the first seed.
 fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, checker: Option<&First>) -> Option<Repro> {
     let small = |problem: &Problem, fails: &mut dyn FnMut(&Problem) -> bool| {
         let small = shrink::shrink(problem, SHRINK_EVALUATIONS_MAX, fails).problem;
@@ -268,7 +272,7 @@ fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, checker: Option
         let fails_as = |subject: &dyn Backend, candidate: &Problem| {
             same_failure(start, evaluate(subject, candidate)).is_some()
         };
-        // What fails in the same way without the fault is no repro of it.
+        // A case that fails in the same way without the fault is no repro of it.
         let mut fails = |candidate: &Problem| {
             fails_as(subject.as_ref(), candidate)
                 && !right.as_deref().is_some_and(|right| fails_as(right, candidate))
@@ -296,7 +300,7 @@ pub fn score(suspect: Suspect, effort: Effort) -> Score {
                 ran = true;
                 campaign.extend(found.map(|found| (seed, found)));
             }
-            // A subject that fails on one seed is worse than a fault that shows on none of another's.
+            // A subject that fails on one seed is worse than a fault that shows on no problem of another seed.
             Err(_) if matches!(not_run, Some(NotRun::Failed(_))) => {}
             Err(why) => not_run = Some(why),
         }
@@ -313,7 +317,7 @@ pub fn score(suspect: Suspect, effort: Effort) -> Score {
     Score { suspect, checker, campaign, rungs, repro, not_run }
 }
 
-/// Scores faults, several at once.
+/// Scores faults, several in parallel.
 pub fn score_all(suspects: &[Suspect], effort: Effort) -> Vec<Score> {
     suspects.par_iter().map(|suspect| score(suspect.clone(), effort)).collect()
 }

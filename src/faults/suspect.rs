@@ -1,4 +1,4 @@
-//! A fault of any kind: the subject that has it, and the problems on which it shows.
+//! A fault of any kind, with the subject that has it and the problems on which it shows.
 
 use std::iter;
 use std::rc::Rc;
@@ -18,30 +18,30 @@ use seamproof_judge::subject::{Backend, Refusal};
 use seamproof_judge::subjects::{Emulated, MISCALLS, Miscall, Miscalled, Planted};
 use seamproof_judge::values;
 
-/// A fault that the judge is to find in a subject.
+/// A fault that the judge must find in a subject.
 #[derive(Clone, Debug)]
 pub enum Suspect {
-    /// In the schedule or in the kernel.
+    /// Fault in the schedule or in the kernel.
     Planted(&'static Fault),
-    /// At the call.
+    /// Fault at the call.
     Call(Call),
-    /// In the capability table.
+    /// Fault in the capability table.
     Table(&'static TableFault),
-    /// In the source of a kernel for a GPU.
+    /// Fault in the source of a kernel for a GPU.
     Source(&'static SourceFault),
 }
 
-/// A fault at the call, and who is called.
+/// A fault at the call, and the subject that is called.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The fault.
+    /// Fault at the call.
     pub miscall: &'static Miscall,
-    /// The subject; the emulated kernel where absent.
+    /// Subject that is called; `None` for the emulated kernel.
     of: Option<Arc<Registered>>,
 }
 
 impl Call {
-    /// The subject, called rightly.
+    /// Returns the subject without the fault at its call.
     fn right(&self, seed: u64) -> Result<Box<dyn Backend>, BackendError> {
         match &self.of {
             None => Ok(Box::new(emulated(seed))),
@@ -49,7 +49,8 @@ impl Call {
         }
     }
 
-    /// Options of the subject that nobody fixed are drawn for each fault and seed: few faults meet many of them.
+    /// Returns the options of the subject. Options that nobody fixed are drawn for each fault and seed, so that few
+    /// faults meet many of them.
     fn options(&self, of: &Registered, seed: u64) -> Options {
         of.options(
             self.miscall
@@ -63,7 +64,8 @@ impl Call {
         Ok(Miscalled::new(self.right(seed)?, self.miscall))
     }
 
-    /// Sizes of its problems: a campaign's for a subject that somebody names, as every fault's for the emulated kernel.
+    /// Returns the sizes of the subject's problems: a campaign's for a named subject, and those of all other faults
+    /// for the emulated kernel.
     fn limits(&self) -> Limits {
         if self.of.is_some() { Limits::quick() } else { Limits::seams() }
     }
@@ -88,29 +90,29 @@ impl From<&'static TableFault> for Suspect {
 }
 
 impl Suspect {
-    /// Every fault in a subject: of schedules, of the kernel, of tables, at the call.
+    /// Returns every fault in a subject: in schedules, in the kernel, in tables, at the call.
     pub fn all() -> impl Iterator<Item = Suspect> {
         let planted = faults::catalogue().map(Suspect::from);
         planted.chain(TABLE_FAULTS.iter().map(Suspect::from)).chain(MISCALLS.iter().map(Suspect::from))
     }
 
-    /// Every fault at the call of a subject.
+    /// Returns every fault at the call of a subject.
     pub fn at_calls_of(subject: Registered) -> impl Iterator<Item = Suspect> {
         let of = Arc::new(subject);
         MISCALLS.iter().map(move |miscall| Suspect::Call(Call { miscall, of: Some(Arc::clone(&of)) }))
     }
 
-    /// Every fault in the kernels for a GPU that a campaign's judge is to find.
+    /// Returns every fault in the kernels for a GPU that a campaign's judge must find.
     pub fn on_gpu() -> impl Iterator<Item = Suspect> {
         source_faults().filter(|fault| matches!(fault.seen, Seen::Rungs(_))).map(Suspect::Source)
     }
 
-    /// The fault of this id.
+    /// Returns the fault with this id.
     pub fn by_id(id: &str) -> Option<Suspect> {
         Suspect::all().chain(Suspect::on_gpu()).find(|suspect| suspect.id() == id)
     }
 
-    /// Its name in reports.
+    /// Returns the name in reports.
     pub fn id(&self) -> &'static str {
         match self {
             Suspect::Planted(fault) => fault.id,
@@ -120,7 +122,7 @@ impl Suspect {
         }
     }
 
-    /// What goes wrong.
+    /// Returns the bug that the fault imitates.
     pub fn imitates(&self) -> &'static str {
         match self {
             Suspect::Planted(fault) => fault.imitates,
@@ -130,7 +132,7 @@ impl Suspect {
         }
     }
 
-    /// Where that happened.
+    /// Returns the public place where the bug happened.
     pub fn source(&self) -> &'static str {
         match self {
             Suspect::Planted(fault) => fault.source,
@@ -150,7 +152,7 @@ impl Suspect {
         }
     }
 
-    /// Whether there is a schedule with the fault in it, which the checker can look at.
+    /// Returns the fault if there is a schedule with it, which the checker can examine.
     pub(super) fn edited(&self) -> Option<&'static Fault> {
         match self {
             Suspect::Planted(fault) if matches!(fault.edit, Plant::Schedule(_)) => Some(*fault),
@@ -158,13 +160,13 @@ impl Suspect {
         }
     }
 
-    /// Whether a run can show the fault; what only the proof can see is not looked for elsewhere.
+    /// Whether a run can show the fault. A fault that only the proof can see is not tried elsewhere.
     pub(super) fn runs(&self) -> bool {
         !matches!(self, Suspect::Planted(fault) if fault.caught_by == [Catcher::Checker])
     }
 
-    /// The subject with the fault: the emulated kernel, its streams in an order drawn from the seed, unless another one is
-    /// called or has the fault in its sources.
+    /// Returns the subject with the fault: the emulated kernel, its streams in an order drawn from the seed, unless
+    /// another subject is called or has the fault in its sources.
     pub fn subject(&self, seed: u64) -> Result<Box<dyn Backend>, BackendError> {
         Ok(match self {
             Suspect::Planted(fault) => Box::new(Planted::new(emulated(seed), **fault)),
@@ -177,8 +179,8 @@ impl Suspect {
         })
     }
 
-    /// The same subject without the fault, where it is one that may have faults of its own: what it shows without the
-    /// planted one is not that one's.
+    /// Returns the same subject without the fault, where the subject may have faults of its own. A failure without
+    /// the planted fault is not that fault's.
     pub(super) fn right(&self, seed: u64) -> Result<Option<Box<dyn Backend>>, BackendError> {
         match self {
             Suspect::Call(call) if call.of.is_some() => call.right(seed).map(Some),
@@ -186,7 +188,7 @@ impl Suspect {
         }
     }
 
-    /// The options of a subject that somebody named, as drawn for a seed.
+    /// Returns the options of a named subject, as drawn for a seed.
     pub fn options(&self, seed: u64) -> Option<Options> {
         match self {
             Suspect::Call(call) => call.of.as_ref().map(|of| call.options(of, seed)),
@@ -194,18 +196,20 @@ impl Suspect {
         }
     }
 
-    /// Where a subject is called that takes no problem on which the fault shows: why it refuses one that shows it.
+    /// Returns why a called subject refuses a problem that shows the fault, where it takes none on which the fault
+    /// shows.
     pub(super) fn excluded(&self, seed: u64) -> Result<Option<Refusal>, BackendError> {
         let Suspect::Call(call) = self else { return Ok(None) };
         let table = call.right(seed)?.declaration().capabilities;
         let refused = drawn(seed, call.limits()).filter(|problem| table.refusal(problem).is_some());
-        // Whether the fault shows is a matter of the problem; the emulated kernel takes what the other one refuses.
+        // The problem alone decides whether the fault shows, and the emulated kernel takes what the other subject
+        // refuses.
         let anything = Rc::new(Miscalled::new(Box::new(emulated(seed)), call.miscall));
         let shown = shown(&anything, refused.take(CASES_MAX)).next();
         Ok(shown.and_then(|problem| table.refusal(&problem)))
     }
 
-    /// The problems of a seed's stream on which the fault shows: on the others it is equivalent.
+    /// Returns the problems of a seed's stream on which the fault shows. On the others it is equivalent.
     pub fn stream(&self, seed: u64) -> Result<Box<dyn Iterator<Item = Problem>>, BackendError> {
         Ok(match *self {
             Suspect::Planted(fault) => Box::new(stream(fault, seed).map(|(problem, _)| problem)),
@@ -214,12 +218,12 @@ impl Suspect {
                 let subject = Tabled::new(fault);
                 Box::new(problems(seed).filter(move |problem| subject.shows(problem)).take(CASES_MAX))
             }
-            // Whether it shows, only a GPU could say.
+            // Only a GPU could say whether the fault shows.
             Suspect::Source(fault) => {
                 let taken = Cuda::default().declaration().capabilities;
                 let taken = move |problem: &Problem| taken.refusal(problem).is_none();
                 match fault.attention != Attention::Simple {
-                    // Sequences of more than a block of keys, on problems that go to tensor cores.
+                    // These are sequences of more than a block of keys, on problems that go to tensor cores.
                     true => {
                         let drawn = drawn(seed, Limits::quick()).filter(on_tensor_cores);
                         let drawn = drawn.filter(move |problem| comes_to(fault, problem));
@@ -236,7 +240,7 @@ fn emulated(seed: u64) -> Emulated {
     Emulated { order: seed, ..Emulated::default() }
 }
 
-/// Whether a problem comes to the pass that a fault of a source is in, and to tiles of several heads where it is one of these.
+/// Whether a problem reaches the pass with the fault, and tiles of several heads where the fault is in one of these.
 fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
     let packs = |shape: Shape| shape.packed(problem.group(), [problem.dims.qk, problem.dims.v]) > 1;
     match fault.attention {
@@ -245,7 +249,7 @@ fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
     }
 }
 
-/// Whether attention on tensor cores takes a problem, as far as the problem alone says.
+/// Whether attention on tensor cores takes a problem, as far as the problem alone decides.
 fn on_tensor_cores(problem: &Problem) -> bool {
     let dims = [problem.dims.qk, problem.dims.v];
     dims.into_iter().all(|dim| dim.is_multiple_of(8) && dim <= forward::DIM_MAX)
@@ -253,12 +257,12 @@ fn on_tensor_cores(problem: &Problem) -> bool {
         && problem.softmax.softcap.is_none()
 }
 
-/// The legal problems that a seed draws.
+/// Returns the well-formed problems that a seed draws.
 pub(super) fn problems(seed: u64) -> impl Iterator<Item = Problem> {
     drawn(seed, Limits::seams())
 }
 
-/// The same within other limits.
+/// Returns the well-formed problems that a seed draws within limits.
 fn drawn(seed: u64, limits: Limits) -> impl Iterator<Item = Problem> {
     let mut indices = 0..DRAWN_MAX;
     iter::from_fn(move || {
@@ -269,8 +273,9 @@ fn drawn(seed: u64, limits: Limits) -> impl Iterator<Item = Problem> {
     })
 }
 
-/// The problems of a seed's stream on which a fault at the call changes the exact answer: on the others it is equivalent.
-/// Where the subject sends some problems another way than others, only those that go it, unless the fault shows on none.
+/// Returns the problems of a seed's stream on which a fault at the call changes the exact answer. On the others it is
+/// equivalent. Where problems can go different ways through the subject, only those that take every way are returned,
+/// unless the fault shows on none of them.
 pub fn call_stream(
     subject: &Rc<Miscalled<'static>>,
     seed: u64,
@@ -286,7 +291,7 @@ pub fn call_stream(
     Box::new(shown(subject, taken(subject, seed, limits)).take(CASES_MAX))
 }
 
-/// The problems of a seed that a subject takes.
+/// Returns the problems of a seed that a subject takes.
 fn taken(
     subject: &Rc<Miscalled<'static>>,
     seed: u64,
@@ -296,7 +301,7 @@ fn taken(
     drawn(seed, limits.clone()).filter(move |problem| table.refusal(problem).is_none())
 }
 
-/// Those of some problems on which a fault at the call shows.
+/// Returns those problems on which a fault at the call shows.
 fn shown<P: Iterator<Item = Problem>>(
     subject: &Rc<Miscalled<'static>>,
     problems: P,

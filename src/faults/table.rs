@@ -1,26 +1,26 @@
-//! Faults of capability tables.
+//! Faults in capability tables.
 
 use seamproof_oracle::{Format, Inputs, Problem};
 
 use seamproof_judge::subject::{Backend, Capabilities, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::Emulated;
 
-/// A planted fault of a capability table: the subject runs and refuses as before, and declares something else.
+/// A planted fault of a capability table. The subject runs and refuses as before, but declares something else.
 #[derive(Clone, Copy, Debug)]
 pub struct TableFault {
-    /// Its name in reports.
+    /// Name in reports.
     pub id: &'static str,
-    /// What goes wrong.
+    /// Bug that the fault imitates.
     pub imitates: &'static str,
-    /// Where that happened.
+    /// Public place where the bug happened.
     pub source: &'static str,
-    /// Its entries in the list of real bugs.
+    /// Entries of the bug in the list of known bugs.
     pub entries: &'static [u16],
-    /// The edit.
+    /// Function that edits the table.
     pub edit: fn(&mut Capabilities),
 }
 
-/// Tables that promise too much or too little: the judge's capability check is to see both.
+/// Tables that promise too much or too little. The judge's capability check must see both.
 pub const TABLE_FAULTS: &[TableFault] = &[
     TableFault {
         id: "table-too-wide",
@@ -41,7 +41,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
     },
 ];
 
-/// The emulated kernel behind a planted table.
+/// The emulated kernel behind a faulty table.
 #[derive(Debug)]
 pub struct Tabled {
     inner: Emulated,
@@ -49,12 +49,12 @@ pub struct Tabled {
 }
 
 impl Tabled {
-    /// The kernel with a fault in its table.
+    /// Returns the kernel with a fault in its table.
     pub fn new(fault: &'static TableFault) -> Tabled {
         Tabled { inner: Emulated::default(), fault }
     }
 
-    /// Whether the wrong table says something else of a problem than the right one.
+    /// Whether the faulty table answers differently from the right one on a problem.
     pub fn shows(&self, problem: &Problem) -> bool {
         let said = |subject: &dyn Backend| subject.declaration().capabilities.refusal(problem);
         said(self) != said(&self.inner)

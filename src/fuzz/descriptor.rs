@@ -1,15 +1,15 @@
-//! Packed batches described by segment ids and positions, both ways: any ids and positions give runs that say exactly
-//! them, and a rank's rows so described give back what it owns.
+//! Packed batches described by segment ids and positions, both ways. Any ids and positions must give runs that say
+//! exactly the same, and a rank's rows described in this way must give back what the rank owns.
 
 use seamproof_oracle::{Problem, Side};
 use seamproof_simulator::helpers::{SegmentRun, segment_runs};
 
 use seamproof_oracle::sharding as layout;
 
-/// Holds the runs of any ids and positions in batch rows of `row_length`, at least 1.
+/// Checks the runs of any ids and positions in batch rows of `row_length`, at least 1.
 ///
 /// # Panics
-/// Where the runs say anything else, or one of them could be longer.
+/// Panics where the runs say anything else, or one of them could be longer.
 pub fn descriptor(rows: &[(i8, i8)], row_length: u8) {
     let (ids, positions): (Vec<i32>, Vec<i32>) =
         rows.iter().map(|&(id, position)| (i32::from(id), i32::from(position))).unzip();
@@ -29,10 +29,10 @@ pub fn descriptor(rows: &[(i8, i8)], row_length: u8) {
     }
 }
 
-/// Holds that each rank's rows, described by sequence and position, have runs of exactly its real rows.
+/// Checks that each rank's rows, described by sequence and position, have runs of exactly the rank's real rows.
 ///
 /// # Panics
-/// Where they have not.
+/// Panics where the runs have other rows.
 pub fn described(problem: &Problem) {
     let Ok(layouts) = layout::layouts(problem) else { return };
     for side in layouts.iter().flat_map(|rank| [Side::Q, Side::Kv].map(|side| rank.side(side))) {
@@ -50,7 +50,7 @@ pub fn described(problem: &Problem) {
     }
 }
 
-/// Runs written out row by row are the ids, and the positions wherever there is an id.
+/// Checks that the runs, written out row by row, give the ids, and the positions wherever there is an id.
 fn said(runs: &[SegmentRun], ids: &[i32], positions: &[i32]) {
     let mut told = vec![None; ids.len()];
     for run in runs {
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn runs_hold_for_short_lists_and_drawn_problems() {
-        // Every list of four rows with two ids and padding, positions 0 and 1.
+        // The lists are all those of four rows with two ids and padding, and positions 0 and 1.
         for list in 0..6_u32.pow(4) {
             let row = |at: u32| ((list / 6_u32.pow(at) % 6 / 2) as i8, (list / 6_u32.pow(at) % 2) as i8);
             let rows: Vec<(i8, i8)> = (0..4).map(row).collect();

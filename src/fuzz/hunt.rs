@@ -1,4 +1,4 @@
-//! The subject of a target, and what becomes of a finding.
+//! The subject of a fuzz target, and the handling of its findings.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,9 +18,9 @@ use seamproof_judge::subject::{Backend, RunError};
 use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 
-/// A fault of the catalogue, which is planted in the emulated kernel.
+/// Variable that names a fault of the catalogue, which is planted in the emulated kernel.
 pub const FAULT_VARIABLE: &str = "SEAMPROOF_FAULT";
-/// The folder of stored cases.
+/// Variable that names the folder of stored cases.
 pub const FINDINGS_VARIABLE: &str = "SEAMPROOF_FINDINGS";
 const DEFAULT_FINDINGS: &str = "fuzz/artifacts/findings";
 
@@ -31,16 +31,17 @@ pub struct Hunter {
     findings: PathBuf,
 }
 
-/// What is said of a finding; its last line, where it could be stored, is what replays it. Or of an unknown fault.
+/// Words about a finding, or about an unknown fault. The last line is the command that replays the finding, where it
+/// could be stored.
 struct Told(String);
 
-/// Before the command of that line.
+/// Beginning of the line with the replay command.
 const REPLAY: &str = "replay: ";
 
-/// For the start of a target: panics of the subject become findings, and reach libFuzzer once they are stored.
+/// Prepares the start of a target: panics of the subject become findings, and reach libFuzzer once these are stored.
 pub fn start() {
-    // libFuzzer's own hook ends the process at the first panic, caught or not. One that is not caught still does, and here
-    // rather than where it leaves the target: Rust would print a second trace there.
+    // libFuzzer's own hook ends the process at the first panic, caught or not. Here only a panic that is not caught
+    // ends the process, and it does so in the hook: if the panic left the target, Rust would print a second trace.
     drop(std::panic::take_hook());
     let (report, target) = (std::panic::take_hook(), thread::current().id());
     std::panic::set_hook(Box::new(move |info| {
@@ -52,7 +53,8 @@ pub fn start() {
     quiet_caught_panics();
 }
 
-/// Its words alone, as no place in this program says more of it; any other panic as `report` does.
+/// Prints the words of a finding alone, as no place in this program says more about it. Any other panic goes to
+/// `report`.
 fn tell(info: &PanicHookInfo<'_>, report: &dyn Fn(&PanicHookInfo<'_>)) {
     let Some(Told(text)) = info.payload().downcast_ref() else { return report(info) };
     eprintln!("{text}");
@@ -63,31 +65,31 @@ fn tell(info: &PanicHookInfo<'_>, report: &dyn Fn(&PanicHookInfo<'_>)) {
     }
 }
 
-/// Says a line once this process has ended, behind libFuzzer's own words, which come when it dies: a shell waits for the end
-/// of its input, which is that of this process.
+/// Prints a line once this process has ended, after libFuzzer's own words, which come when it dies. A shell waits for
+/// the end of its input, which comes with the end of this process.
 fn say_last(line: &str) -> io::Result<()> {
     let wait = "cat >/dev/null; printf '%s\\n' \"$0\" >&2";
     let shell = Command::new("sh").args(["-c", wait, line]).stdin(Stdio::piped()).spawn()?;
-    // Dropped, it would have its input's end now.
+    // Dropping the shell would end its input now.
     std::mem::forget(shell);
     Ok(())
 }
 
-/// Where findings go.
+/// Returns the folder for findings.
 fn folder() -> PathBuf {
     std::env::var_os(FINDINGS_VARIABLE).map_or(DEFAULT_FINDINGS.into(), PathBuf::from)
 }
 
 impl Hunter {
-    /// The emulated kernel, with the fault of [`FAULT_VARIABLE`] if there is one. An unknown fault ends the process: a
-    /// target that hunts nothing must not pass.
+    /// Returns the emulated kernel, with the fault of [`FAULT_VARIABLE`] if there is one. An unknown fault ends the
+    /// process, because a target that hunts nothing must not pass.
     pub fn from_environment() -> Hunter {
         let fault = std::env::var(FAULT_VARIABLE).ok().filter(|id| !id.is_empty());
         Hunter::new(fault.as_deref(), &folder())
             .unwrap_or_else(|what| panic_any(Told(format!("{FAULT_VARIABLE}: {what}"))))
     }
 
-    /// The emulated kernel, with this fault in its schedule, its arithmetic or at its call.
+    /// Returns the emulated kernel, with this fault in its schedule, its arithmetic or at its call.
     pub fn new(fault: Option<&str>, findings: &Path) -> Result<Hunter, String> {
         let names = match fault {
             None => vec!["emulated".to_owned()],
@@ -102,16 +104,17 @@ impl Hunter {
         Ok(Hunter { subject: Subject { name, options }, backend, findings: findings.to_owned() })
     }
 
-    /// The kernels on this process's first GPU. That there is none ends the process at the first case.
+    /// Returns the kernels on this process's first GPU. Without a GPU the process ends at the first case.
     pub fn on_gpu() -> Hunter {
         let subject = Subject { name: "cuda".to_owned(), options: BTreeMap::new() };
         Hunter { subject, backend: Box::new(Cuda::default()), findings: folder() }
     }
 
-    /// Judges the case that a value makes, and first compares every element with what the GPU's twin on the CPU gives.
+    /// Judges the case that a value makes, and first compares every element with the result of the GPU's twin on the
+    /// CPU.
     ///
     /// # Panics
-    /// As [`Hunter::case`], and where an element differs.
+    /// Panics as [`Hunter::case`] does, and where an element differs.
     pub fn differential(&self, raw: &RawProblem) {
         if let Draw::Problem(problem) = generate::fixup(raw, &Limits::fuzz()) {
             let subject = Cuda::default().with_twins_bits(&problem);
@@ -136,7 +139,7 @@ impl Hunter {
     /// Judges the case that a value makes.
     ///
     /// # Panics
-    /// On a finding, whose case is on disk then, shrunk; and where the judge itself fails.
+    /// Panics on a finding, whose shrunk case is then on disk, and where the judge itself fails.
     pub fn case(&self, raw: &RawProblem) {
         match generate::fixup(raw, &Limits::fuzz()) {
             Draw::Problem(problem) => match evaluate(self.backend.as_ref(), &problem) {
@@ -155,7 +158,7 @@ impl Hunter {
         }
     }
 
-    /// The command that replays the finding, from then on.
+    /// Stores the finding, and returns its words with the command that replays it.
     fn store(&self, case: &Case, finding: &Finding) -> String {
         let control = Control::default();
         let budget = shrink_budget(finding.check);
@@ -178,7 +181,7 @@ mod tests {
     use super::*;
     use seamproof_judge::generate::draw_raw;
 
-    /// What a planted fault breaks is a panic that says how to replay the stored case, which fails again and is small.
+    /// Test that a fault gives a panic that says how to replay the stored case, which fails again and is small.
     #[test]
     fn a_finding_is_stored_and_replays() {
         let folder = tempfile::tempdir().unwrap();
@@ -206,8 +209,8 @@ mod tests {
         (0..400).for_each(|index| hunter.case(&draw_raw(1, index, &Limits::fuzz())));
     }
 
-    /// Whatever a fuzzer prints when its process dies, the command that replays the finding is its last line, and no trace is
-    /// printed of a panic that is how a finding is told.
+    /// Test that the replay command is the last line that a target prints, whatever a fuzzer prints when its process
+    /// dies. The panic that tells a finding prints no trace.
     #[test]
     fn the_last_line_of_a_target_that_finds_something_replays_it() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
-//! The judge on perturbed answers: one element of an honest answer is moved, and whether that must be seen is known.
+//! The judge on perturbed answers: one element of an honest answer is moved, and it is known whether the judge must
+//! see that.
 //!
-//! The exact values are those of [`exact`], the oracle's plain loops, which the judge never asks. An element further from
-//! its exact value than its bound must be a finding at that very element; one within must be none. Nothing is said
-//! within a thousandth of the bound, where the two forms of the oracle may round apart.
+//! The exact values come from [`exact`], the oracle's plain loops, which the judge never asks. An element further
+//! from its exact value than its bound must be a finding at that very element, and one within its bound must not.
+//! Nothing is claimed within a thousandth of the bound, where the two forms of the oracle may round differently.
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::Model;
@@ -20,14 +21,14 @@ use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::sharding as layout;
 
-/// Ratios closer to 1 than this are not asked about.
+/// Smallest distance of a ratio from 1 at which the judge is asked.
 const NEAR: f64 = 1e-3;
 
-/// Moves one element of an honest answer, as `[tensor, element, amount]` draw it, and asks the judge. Whether it had to
-/// see that; `None` where nothing is said of the case.
+/// Moves one element of an honest answer, as `[tensor, element, amount]` draw it, and asks the judge. Returns whether
+/// the judge had to see that; `None` where nothing is claimed about the case.
 ///
 /// # Panics
-/// Where the judge sees what it must not, or does not see what it must.
+/// Panics where the judge sees what it must not see, or does not see what it must.
 pub fn judged(problem: &Problem, draws: [u32; 3]) -> Option<bool> {
     holds(&Judge::default(), problem, draws)
 }
@@ -63,8 +64,8 @@ fn holds(judge: &Judge, problem: &Problem, [tensor, element, amount]: [u32; 3]) 
     Some(must_see)
 }
 
-/// The problem in which this tensor is judged alone: a backward is judged on the forward's results, which moving them
-/// would spoil.
+/// Returns the problem in which this tensor is judged alone. A backward is judged on the forward's results, which
+/// moving them would spoil.
 fn asked(problem: &Problem, name: TensorName) -> Option<Problem> {
     let gradient = matches!(name, TensorName::Dq | TensorName::Dk | TensorName::Dv | TensorName::Dsink);
     let pass = if gradient { Pass::Backward } else { Pass::Forward };
@@ -111,7 +112,7 @@ impl Answer {
         element(name, at, &self.forward, self.gradients.as_ref())
     }
 
-    /// The tighter tier's.
+    /// Returns the bound of the tighter tier.
     fn bound(&self, name: TensorName, at: [usize; 3]) -> f64 {
         let tier = |tier: usize| {
             let gradients = self.gradient_bounds.as_ref().map(|bounds| &bounds[tier]);
@@ -121,7 +122,7 @@ impl Answer {
     }
 }
 
-/// An element by row, head and lane; NaN for gradients that there are not.
+/// Returns an element by row, head and lane; NaN for absent gradients.
 fn element(
     name: TensorName,
     [row, head, lane]: [usize; 3],
@@ -149,7 +150,8 @@ struct Spot {
     place: Place,
 }
 
-/// Every real element of a tensor; none for a statistic of whole heads on several ranks, which has no owner.
+/// Returns every real element of a tensor; `None` for a statistic of whole heads on several ranks, which has no
+/// owner.
 fn spots(problem: &Problem, name: TensorName, ranks: &[RankOutputs]) -> Option<Vec<Spot>> {
     let (heads, dims) = (problem.heads, problem.dims);
     let (side, heads, lanes) = match name {
@@ -193,7 +195,7 @@ fn head_spots(heads: usize) -> Vec<Spot> {
     (0..heads).map(spot).collect()
 }
 
-/// NaN, an infinity, zero, the other sign, or 1/16 to 16 bounds off on either side.
+/// Returns the moved value: NaN, an infinity, zero, the other sign, or a value 1/16 to 16 bounds off on either side.
 fn moved(amount: u32, exact: f64, bound: f64) -> f32 {
     let sign = if amount & 8 == 0 { 1.0 } else { -1.0 };
     let value = match amount & 7 {
@@ -206,8 +208,9 @@ fn moved(amount: u32, exact: f64, bound: f64) -> f32 {
     value as f32
 }
 
-/// Whether a value must be seen; `None` too near the bound, and for an infinity that may stand for an overflow. A zero is right
-/// for what every format rounds to it, where weights below f64's normal range leave no bound: the judge takes those for zero.
+/// Whether a value must be seen; `None` too near the bound, and for an infinity that may stand for an overflow. A
+/// zero is right for a value that every format rounds to zero. Weights below f64's normal range leave no bound there,
+/// and the judge takes them for zero.
 fn is_past(value: f32, exact: f64, bound: f64) -> Option<bool> {
     let got = f64::from(value);
     if got == exact || got == 0.0 && exact.abs() <= Format::F32.tiny_half() {
@@ -244,7 +247,7 @@ impl Backend for Moved {
         Some(&self.kernel)
     }
 
-    /// The locked roundings are the honest kernel's.
+    /// Returns no replay, because the locked roundings are the honest kernel's.
     fn replay(&self, _problem: &Problem) -> Option<Replay> {
         None
     }
@@ -278,7 +281,7 @@ mod tests {
     use seamproof_judge::generate::{self, Draw, Limits};
     use seamproof_judge::ladder::faults::FAULTS;
 
-    /// What is asked of a judge over drawn cases: whether each had to be seen, or that it failed.
+    /// Returns for each drawn case whether the judge had to see it, or that the judge failed.
     fn asked_of(judge: &Judge) -> Vec<Result<bool, ()>> {
         let case = |index: u64| {
             let Draw::Problem(problem) = generate::draw(4, index, &Limits::fuzz()) else { return None };

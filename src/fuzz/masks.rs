@@ -1,14 +1,14 @@
-//! Names and windows of the field, both ways: what a name shows is what its options say, and a mask told in a form comes
-//! back as one that shows the same.
+//! Names and windows of the field, both ways. A name must show what its options say, and a mask written in a form
+//! must come back as one that shows the same.
 
 use seamproof_oracle::Mask;
 use seamproof_oracle::names::{FaMask, Lengths, TeKind, TeMask};
 
-/// Holds every conversion of these options for one shape: `pick` is a kind and a flag, a side of the window beyond ±100 is
-/// the largest of its form.
+/// Checks every conversion of these options for one shape. `pick` selects a kind and a flag. A side of the window
+/// beyond ±100 is the largest of its form.
 ///
 /// # Panics
-/// Where a conversion shows other pairs.
+/// Panics where a conversion shows other pairs.
 pub fn masks(pick: u8, window: [i8; 2], lengths: [u8; 2]) {
     let [left, right] = window.map(side);
     let shape = lengths.map(|length| usize::from(length % 12));
@@ -38,7 +38,7 @@ fn side(side: i8) -> i32 {
     }
 }
 
-/// The mask in both forms and back, for all that may be known of lengths.
+/// Converts the mask to both forms and back, for all that may be known about lengths.
 fn both_ways(mask: &Mask, shape: [usize; 2]) {
     for dense in [false, true] {
         let lengths = Lengths { square: shape[0] == shape[1], dense };
@@ -53,13 +53,13 @@ fn both_ways(mask: &Mask, shape: [usize; 2]) {
     }
 }
 
-/// The pairs that a mask shows.
+/// Returns the pairs that a mask shows.
 fn pairs(mask: &Mask, [queries, keys]: [usize; 2]) -> Vec<(usize, usize)> {
     (0..queries).flat_map(|i| mask.visible(i, queries, keys).map(move |j| (i, j))).collect()
 }
 
-/// The pairs that FlashAttention's options show, by their own rule:
-/// `i + seqlen_k − seqlen_q − left ≤ j ≤ i + seqlen_k − seqlen_q + right`, −1 for a side without bound
+/// Returns the pairs that FlashAttention's options show, by their own rule:
+/// `i + seqlen_k − seqlen_q − left ≤ j ≤ i + seqlen_k − seqlen_q + right`, with −1 for a side without bound
 /// (<https://github.com/Dao-AILab/flash-attention>, `flash_attn_func`).
 fn fa_pairs(told: &FaMask, [queries, keys]: [usize; 2]) -> Vec<(usize, usize)> {
     let (left, right) = (i64::from(told.window.0), if told.causal { 0 } else { told.window.1.into() });

@@ -1,11 +1,12 @@
-//! What fuzz targets share: a fuzzer's bytes as problems, properties that hold of every problem, and a failure as a stored
-//! case.
+//! Common parts of the fuzz targets: a fuzzer's bytes as problems, properties that hold for every problem, and a
+//! failure as a stored case.
 //!
-//! A target is a few lines over this module (`fuzz/fuzz_targets`). A property that does not hold is a panic, as libFuzzer
-//! wants it; what the judge finds is first shrunk and stored, so that the panic's text is a command that replays it.
+//! A target is a few lines over this module (`fuzz/fuzz_targets`). A property that does not hold is a panic, as
+//! libFuzzer expects. A finding of the judge is first shrunk and stored, so that the panic's text is a command that
+//! replays it.
 //!
-//! Two environment variables are read: [`FAULT_VARIABLE`] plants a fault of the catalogue in the subject, to see that a
-//! target finds it, and [`FINDINGS_VARIABLE`] names the folder of stored cases.
+//! Two environment variables are read. [`FAULT_VARIABLE`] plants a fault of the catalogue in the subject, to see that
+//! a target finds it. [`FINDINGS_VARIABLE`] names the folder of stored cases.
 
 mod descriptor;
 mod hunt;
@@ -26,12 +27,12 @@ use seamproof_oracle::Problem;
 
 use seamproof_judge::generate::{self, Draw, Limits, RawProblem};
 
-/// The integers that bytes of choices make.
+/// Returns the integers that bytes of choices make.
 pub fn choices(bytes: &[u8]) -> RawProblem {
     generate::raw(&mut Unstructured::new(bytes), &Limits::fuzz())
 }
 
-/// The problem that bytes of choices make; never a malformed one.
+/// Returns the problem that bytes of choices make; never a malformed one.
 pub fn problem(bytes: &[u8]) -> Option<Problem> {
     let legal = RawProblem { malformed: 0, ..choices(bytes) };
     match generate::fixup(&legal, &Limits::fuzz()) {

@@ -1,4 +1,5 @@
-//! Properties that hold of every problem, whatever its numbers; each panics where it does not.
+//! Properties that hold for every problem, whatever its numbers. Each function panics where its property does not
+//! hold.
 
 use seamproof_oracle::sharding::{self as layout, PlacedRun, SideLayout};
 use seamproof_oracle::{Format, Problem, Run, Side};
@@ -10,8 +11,8 @@ use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::{Emulated, same_bits};
 use seamproof_judge::values::{self, Poison};
 
-/// Every row that a sequence owns lies on one rank, in a place of its own, where schedules put it too, and a reordering of a
-/// rank names each of its rows once on either side.
+/// Checks that every row that a sequence owns lies on one rank, in a place of its own, where schedules put it too. A
+/// reordering of a rank must name each of its rows once on either side.
 pub fn layout(problem: &Problem) {
     let Ok(layouts) = layout::layouts(problem) else { return };
     for side in [Side::Q, Side::Kv] {
@@ -29,7 +30,7 @@ pub fn layout(problem: &Problem) {
     }
 }
 
-/// Row, sequence, position, and whether it is real, of each owned row.
+/// Returns row, sequence, position, and whether it is real, of each owned row.
 fn tokens(runs: &[PlacedRun]) -> Vec<(usize, usize, usize, bool)> {
     let of = |&PlacedRun { sequence, piece, local }: &PlacedRun| {
         assert_eq!(piece.span, local.span);
@@ -65,7 +66,7 @@ fn take(rows: &mut [bool], run: Run) {
     }
 }
 
-/// What a builder makes of a problem is right, or it says that there is nothing.
+/// Checks that the builder's schedule of a problem is right, or that the builder refuses the problem.
 pub fn schedule(problem: &Problem) {
     for order in MergeOrder::ALL {
         if let Proved::Wrong(errors) = prove(problem, order) {
@@ -74,7 +75,7 @@ pub fn schedule(problem: &Problem) {
     }
 }
 
-/// No order in which ranks and streams go on changes a bit.
+/// Checks that no order in which ranks and streams proceed changes a bit.
 pub fn interleaving(problem: &Problem, orders: [u64; 2]) {
     let mut inputs = values::inputs(problem);
     values::poison(&mut inputs, problem, Poison::Nan);
@@ -85,13 +86,13 @@ pub fn interleaving(problem: &Problem, orders: [u64; 2]) {
     assert_eq!(results[0].is_ok(), results[1].is_ok(), "one of {orders:?} fails: {problem:?}");
 }
 
-/// Rounding to a format gives one of its numbers, the nearest, and a number of it stays.
+/// Checks that rounding to a format gives its nearest number, and that a number of the format stays as it is.
 pub fn formats(value: f64, code: u32) {
     for format in Format::ALL {
         let rounded = format.round(value);
         assert_eq!(rounded.is_nan(), value.is_nan(), "{format}: {value:e}");
         let kept = format.decode(code & ((1_u64 << format.bits()) - 1) as u32);
-        // Overflow saturates, of infinities too.
+        // Overflow saturates, and so do infinities.
         if !kept.is_finite() || value.is_nan() {
             continue;
         }
@@ -101,7 +102,7 @@ pub fn formats(value: f64, code: u32) {
             kept.to_bits(),
             "{format}: {kept:e} comes back"
         );
-        // No number of the format is nearer.
+        // No number of the format may be nearer.
         if rounded.is_finite() {
             assert!(
                 (rounded - value).abs() <= (kept - value).abs(),

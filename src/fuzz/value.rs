@@ -1,32 +1,32 @@
 //! Problems as a fuzzer keeps them: [`RawProblem`]s in postcard behind a version, and small changes of one.
 //!
-//! A corpus of values outlives changes of the generator, which bytes of choices do not: a value says what a case is, and
-//! `fixup` makes a case of any value. Bytes of another version or shape are no value, and a mutation of them begins at the
-//! simplest one.
+//! A corpus of values outlives changes of the generator, which bytes of choices do not. A value says what a case is,
+//! and `fixup` makes a case of any value. Bytes of another version or shape are no value, and a mutation of them
+//! begins at the simplest one.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use seamproof_judge::generate::{RawProblem, RawSequence};
 
-/// The first byte of a value.
+/// First byte of a value.
 pub const VALUE_VERSION: u8 = 1;
-/// Sequences of a value; more bytes are no value.
+/// Largest number of sequences in a value. Bytes with more are no value.
 const SEQUENCES_MAX: usize = 64;
-/// Changes of one mutation.
+/// Largest number of changes in one mutation.
 const CHANGES_MAX: u32 = 3;
-/// Lengths that edges are at.
+/// Lengths at which edges lie.
 const EDGES: [u32; 10] = [0, 1, 2, 3, 4, 7, 8, 9, 16, 17];
 
-/// A value as bytes.
+/// Returns a value as bytes.
 pub fn to_bytes(raw: &RawProblem) -> Vec<u8> {
     let mut bytes = vec![VALUE_VERSION];
-    // Nothing in it can fail: its maps and sequences have lengths.
+    // The conversion cannot fail, since all maps and sequences in the value have lengths.
     bytes.extend(postcard::to_allocvec(raw).unwrap_or_default());
     bytes
 }
 
-/// The value that bytes are.
+/// Reads a value from bytes; `None` for bytes that are no value.
 pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(body).ok()?;
@@ -34,8 +34,8 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     (whole && raw.sequences.len() <= SEQUENCES_MAX).then_some(raw)
 }
 
-/// Changes the value in the first `size` of `data` a little, as `seed` says; the size of the new one. What does not fit
-/// is left as it was.
+/// Changes the value in the first `size` bytes of `data` a little, as `seed` says, and returns the size of the new
+/// value. A value that does not fit is left as it was.
 pub fn mutate(data: &mut [u8], size: usize, seed: u32) -> usize {
     let size = size.min(data.len());
     let mut raw = from_bytes(&data[..size]).unwrap_or_default();
@@ -69,7 +69,7 @@ fn below(rng: &mut ChaCha8Rng, end: usize) -> usize {
     rng.next_u32() as usize % end.max(1)
 }
 
-/// One step, an edge, a small number or any.
+/// Changes a number by one step, or to an edge, a small number or any number.
 fn change_number(number: &mut u32, rng: &mut ChaCha8Rng) {
     *number = match rng.next_u32() % 5 {
         0 => number.wrapping_add(1),
@@ -112,7 +112,7 @@ fn change_sequences(sequences: &mut Vec<RawSequence>, rng: &mut ChaCha8Rng) {
     }
 }
 
-/// Every number of a problem that is of no sequence, the values' seed apart.
+/// Returns every number of a problem that belongs to no sequence, without the data seed.
 fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
     let RawProblem {
         sequences: _,
@@ -203,13 +203,13 @@ mod tests {
         for end in 0..whole.len() {
             assert_eq!(from_bytes(&whole[..end]), None, "cut to {end} bytes");
         }
-        // A list of 2^60 sequences.
+        // The bytes announce a list of 2^60 sequences.
         let mut hostile = vec![VALUE_VERSION];
         hostile.extend([0x80; 8].into_iter().chain([0x10]));
         assert_eq!(from_bytes(&hostile), None);
     }
 
-    /// A mutation is a value again, the same for the same seed, and every number is reached.
+    /// Test that a mutation is a value again, the same for the same seed, and that every number is reached.
     #[test]
     fn mutations_reach_every_number() {
         let mut data = vec![0; 4096];

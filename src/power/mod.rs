@@ -1,11 +1,11 @@
 //! Power: how often a subtle fault is caught, by this judge and by the acceptance rules of the field.
 //!
-//! For each fault of a fixed table two *pools* of cases are made, all of them cases where the fault changes a bit of the
-//! results. The judge's pool is drawn over the campaign's own mix of input modes; the other has the near-normal inputs
-//! of the suites of the field, flat and peaked in turn, with ordinary numbers in padding rows. A *draw* is
-//! [`DRAW`] cases of a pool, with repeats; it catches the fault when one of its cases does. The figure is the number of
-//! [`DRAWS`] seeded draws that do: for the judge, for the tolerance rule and for the rule of twice the error of a
-//! same-precision reference ([`rules`]). The row without a fault counts false alarms.
+//! For each fault of a fixed table two *pools* of cases are made, all of them cases where the fault changes a bit of
+//! the results. The judge's pool is drawn over the campaign's own mix of input modes. The other pool has the
+//! near-normal inputs of the field's test suites, flat and peaked in turn, with ordinary numbers in padding rows. A
+//! *draw* is [`DRAW`] cases of a pool, with repeats. It catches the fault when one of its cases does. The figure is
+//! the number of [`DRAWS`] seeded draws that catch the fault: for the judge, for the tolerance rule, and for the rule
+//! of twice the error of a same-precision reference ([`rules`]). The row without a fault counts false alarms.
 
 pub mod rows;
 pub mod rules;
@@ -27,46 +27,46 @@ use seamproof_judge::values::{self, Poison};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::sharding as layout;
 
-/// Cases of a draw.
+/// Number of cases in a draw.
 pub const DRAW: usize = 20;
-/// Draws of a figure.
+/// Number of draws in a figure.
 pub const DRAWS: usize = 1000;
-/// The modes of the other pool: logits of deviation ½, near what the suites of the field have, and of deviation 3, with
-/// which each row depends on few keys and their rules see more.
+/// Modes of the other pool: logits of deviation ½, near those of the field's test suites, and of deviation 3, with
+/// which each row depends on few keys and the field's rules see more.
 const NEAR_NORMAL: [InputMode; 2] = [InputMode::Flat, InputMode::Peaked];
-/// Candidates for one case of a pool: those on which the fault does not show are discarded.
+/// Number of candidates for one case of a pool. Those on which the fault does not show are discarded.
 const CANDIDATES: usize = 8;
 
-/// What is measured with.
+/// Plan of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Cases of each pool.
+    /// Number of cases in each pool.
     pub cases: usize,
-    /// Draws the cases, and the draws.
+    /// Seed that draws the cases, and the draws.
     pub seed: u64,
 }
 
-/// The cases of a pool: the mode of each, and whether it was caught.
+/// Cases of a pool: the mode of each, and whether it was caught.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caught(pub Vec<(InputMode, bool)>);
 
 impl Caught {
-    /// How many cases were.
+    /// Returns the number of cases that were caught.
     pub fn cases(&self) -> usize {
         self.0.iter().filter(|(_, caught)| *caught).count()
     }
 
-    /// The cases of one mode.
+    /// Returns the cases of one mode.
     pub fn in_mode(&self, mode: InputMode) -> Caught {
         Caught(self.0.iter().copied().filter(|(of, _)| *of == mode).collect())
     }
 
-    /// Cases caught of all.
+    /// Returns in words how many of all cases were caught.
     fn share(&self) -> String {
         format!("{} of {}", self.cases(), self.0.len())
     }
 
-    /// In how many of [`DRAWS`] draws at least one case was.
+    /// Returns the number of [`DRAWS`] draws in which at least one case was caught.
     pub fn draws(&self, seed: u64) -> usize {
         let Self(pool) = self;
         let case = |draw: usize, case: usize| {
@@ -78,19 +78,19 @@ impl Caught {
     }
 }
 
-/// What came of one row.
+/// Measurement of one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// By the judge, over the campaign's mix of modes.
+    /// Cases caught by the judge, over the campaign's mix of modes.
     pub judge: Caught,
-    /// By the tolerance.
+    /// Cases caught by the tolerance.
     pub tolerance: Caught,
-    /// By twice the error of the same-precision reference.
+    /// Cases caught by twice the error of the same-precision reference.
     pub twice: Caught,
 }
 
-/// Prints the table, a row when it is measured; `begin` is told of each row before. Whether the judge caught every
-/// fault in every draw, and nothing where there is none.
+/// Prints the table, each row as soon as it is measured; `begin` is told of each row before. Returns whether the
+/// judge caught every fault in every draw, and nothing where there is no fault.
 pub fn table(plan: &Plan, to: &mut dyn Write, mut begin: impl FnMut(&str)) -> io::Result<bool> {
     writeln!(to, "| fault | (a) this judge | (b) atol = rtol = 2.5e-2 | (c) twice the reference's error |")?;
     writeln!(to, "|---|---|---|---|")?;
@@ -113,7 +113,7 @@ pub fn table(plan: &Plan, to: &mut dyn Write, mut begin: impl FnMut(&str)) -> io
     Ok(held)
 }
 
-/// Measures one row. An error where its subject or its problems cannot be made: a fault of the table.
+/// Measures one row. An error says that its subject or its problems cannot be made, which is a fault of the table.
 pub fn measure(row: &Row, plan: &Plan) -> io::Result<Measured> {
     let subject = row.subject.backend().map_err(io::Error::other)?;
     let Some((first, _)) = row.shapes.split_first() else { return Ok(Measured::default()) };
@@ -129,7 +129,7 @@ pub fn measure(row: &Row, plan: &Plan) -> io::Result<Measured> {
     Ok(Measured { judge: Caught(judge), tolerance: column(0), twice: column(1) })
 }
 
-/// The first cases whose candidates are any.
+/// Returns the first cases whose candidates are usable.
 fn pool<T: Send>(plan: &Plan, candidate: impl Fn(usize) -> Option<T> + Sync) -> Vec<T> {
     let mut found = Vec::new();
     for round in 0..CANDIDATES {
@@ -142,7 +142,7 @@ fn pool<T: Send>(plan: &Plan, candidate: impl Fn(usize) -> Option<T> + Sync) -> 
     found
 }
 
-/// The modes of a campaign's cases.
+/// Returns the modes of a campaign's cases.
 fn campaign_modes(plan: &Plan) -> Vec<InputMode> {
     let (limits, table) = (Limits::quick(), Emulated::default().declaration().capabilities);
     let mode = |index: u64| match generate::draw(plan.seed, index, &limits) {
@@ -152,7 +152,7 @@ fn campaign_modes(plan: &Plan) -> Vec<InputMode> {
     (0..).filter_map(mode).take(CANDIDATES * plan.cases).collect()
 }
 
-/// A problem and the subject that it is run on.
+/// A problem and the subject that runs it.
 struct Case<'a> {
     problem: Problem,
     subject: &'a dyn Backend,
@@ -160,7 +160,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Whether the judge finds the fault; `None` where the mode is not for this shape, or the fault does not show.
+    /// Whether the judge finds the fault; `None` where the mode does not suit this shape, or the fault does not show.
     fn judged(&self) -> Option<(InputMode, bool)> {
         let mode = self.problem.mode;
         if mode.is_exact() && exact::eligible(mode, &self.problem).is_err() {
@@ -190,8 +190,8 @@ impl Case<'_> {
         Some((problem.mode, accepted.map(|accepted| !accepted)))
     }
 
-    /// What the subject makes of the inputs, `Some(None)` where it does not run; `None` where there is a fault and it
-    /// changes nothing.
+    /// Returns the subject's results on the inputs, `Some(None)` where it does not run; `None` where there is a fault
+    /// and it changes nothing.
     fn outputs(&self, inputs: &Inputs) -> Option<Option<Outputs>> {
         let got = self.subject.run(&self.problem, inputs).ok();
         if matches!(self.row.subject, Subject::Right) {
@@ -203,7 +203,8 @@ impl Case<'_> {
     }
 }
 
-/// The inputs with ordinary numbers in padding rows: those that the sequences would hold if they were as long.
+/// Returns the inputs with ordinary numbers in padding rows: those that the sequences would hold if they were that
+/// long.
 fn ordinary(problem: &Problem) -> Option<Inputs> {
     let mut fields: ProblemFields = problem.clone().into();
     for sequence in &mut fields.sequences {
@@ -212,7 +213,7 @@ fn ordinary(problem: &Problem) -> Option<Inputs> {
     Problem::new(fields).ok().map(|longer| values::inputs(&longer))
 }
 
-/// The ranks' results in the problem's own layout.
+/// Returns the ranks' results in the problem's own layout.
 fn whole(problem: &Problem, outputs: Outputs) -> Option<RankOutputs> {
     let layouts = layout::layouts(problem).ok()?;
     (Judge::default().assemble)(problem, &layouts, outputs.ranks).ok()

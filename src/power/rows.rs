@@ -1,7 +1,7 @@
-//! The faults whose detection is measured, each with the shape of the cases that it is met on.
+//! The faults whose detection is measured, each with the shape of its cases.
 //!
-//! Shapes are fixed; the values of the inputs, their mode, and where a fault strikes are drawn. Sizes are those at which
-//! the suites of the field test, or as small as keeps the fault as subtle.
+//! Shapes are fixed. The values of the inputs, their mode, and the place where a fault strikes are drawn. Sizes are
+//! those that the field's test suites use, or as small as keeps the fault as subtle.
 
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
@@ -17,33 +17,33 @@ use seamproof_judge::exact;
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::{Emulated, Planted};
 
-/// Rows of queries, and of keys, of a tile.
+/// Number of query rows, and of key rows, in a tile.
 const TILE: usize = 64;
-/// Keys in which [`ONE_KEY`] loses one.
+/// Number of keys among which [`ONE_KEY`] loses one.
 const MANY_KEYS: usize = 4096;
-/// Real keys of the padded sequence: what TransformerEngine's context-parallel suite has at its size.
+/// Number of real keys of the padded sequence, as TransformerEngine's context-parallel suite has at its size.
 const PADDED_KEYS: usize = 3301;
-/// Padding keys that leak.
+/// Number of padding keys that leak.
 const LEAKED: usize = 3;
 
-/// The shape of a case: one sequence, bf16.
+/// Shape of a case: one sequence, bf16.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Real queries.
+    /// Number of real queries.
     pub queries: usize,
-    /// Real keys.
+    /// Number of real keys.
     pub keys: usize,
-    /// Padding rows behind the keys.
+    /// Number of padding rows behind the keys.
     pub padding: usize,
-    /// Heads of queries and of keys.
+    /// Number of query heads, and of KV heads.
     pub heads: usize,
-    /// Lanes of a head; the scale is one over the root of it, or the nearest that the mode takes.
+    /// Number of lanes of a head. The scale is one over its root, or the nearest that the mode takes.
     pub dim: usize,
-    /// The mask.
+    /// Mask of the case.
     pub mask: Mask,
-    /// The pass.
+    /// Pass of the case.
     pub pass: Pass,
-    /// Ranks of a ring; 1 is no ring.
+    /// Number of ranks of a ring; 1 for no ring.
     pub ranks: usize,
 }
 
@@ -56,7 +56,7 @@ impl Shape {
         Shape { heads: 2, pass: Pass::Backward, ..Shape::forward(length, length, Mask::CAUSAL) }
     }
 
-    /// The problem of this shape with the values of a mode and a seed.
+    /// Returns the problem of this shape with the values of a mode and a seed.
     pub fn problem(&self, seed: u64, mode: InputMode) -> Result<Problem, ProblemError> {
         let kv = Run::packed(0, self.keys, self.keys + self.padding);
         let q = Run::packed(0, self.queries, self.queries);
@@ -87,24 +87,24 @@ impl Shape {
     }
 }
 
-/// The subject of a row.
+/// Subject of a row.
 #[derive(Clone, Copy, Debug)]
 pub enum Subject {
     /// The right kernel.
     Right,
     /// A subject by its name on the command line.
     Named(&'static str),
-    /// The emulated kernel with a fault of this table's own.
+    /// The emulated kernel with a fault of this table.
     Planted(Fault),
 }
 
 impl Subject {
-    /// The right kernel, of which every faulty subject is an edit.
+    /// Returns the right kernel, of which every faulty subject is an edit.
     pub fn right() -> Emulated {
         Emulated { tiles: Tiles { q: TILE, kv: TILE }, ..Emulated::default() }
     }
 
-    /// The subject, ready to run.
+    /// Returns the subject, ready to run.
     pub fn backend(self) -> Result<Box<dyn Backend>, BackendError> {
         let tile = |name: &str| (name.to_owned(), TILE.to_string());
         match self {
@@ -120,11 +120,11 @@ impl Subject {
 /// One fault of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// Its name in the table.
+    /// Name in the table.
     pub name: &'static str,
     /// Shapes that cases take in turn.
     pub shapes: &'static [Shape],
-    /// What is measured.
+    /// Subject that is measured.
     pub subject: Subject,
 }
 
@@ -137,7 +137,7 @@ const CAUSAL: Shape = Shape::forward(256, 256, Mask::CAUSAL);
 const RING: Shape = Shape { ranks: 4, ..Shape::forward(512, 512, Mask::CAUSAL) };
 const GRADIENTS: Shape = Shape::backward(256);
 
-/// Every row; the last is no fault.
+/// Every row. The last one has no fault.
 pub const ROWS: [Row; 12] = [
     Row {
         name: "one key of 4096 masked, for one query",
@@ -201,7 +201,7 @@ pub const ROWS: [Row; 12] = [
     },
 ];
 
-/// The suite whose tests let faults of this kind pass.
+/// Source of the tests that let faults of this kind pass.
 const SOURCE: &str =
     "https://github.com/NVIDIA/TransformerEngine/blob/main/tests/pytorch/attention/run_attention_with_cp.py";
 
@@ -214,7 +214,7 @@ const fn planted(id: &'static str, edit: Edit) -> Subject {
     Subject::Planted(own(id, Plant::Schedule(edit)))
 }
 
-/// Edits the segments of each forward launch; all of them are under a full mask.
+/// Edits the segments of each forward launch, all of which are under a full mask.
 fn edit_segments(schedule: &mut Schedule, edit: impl Fn(Segment) -> Vec<Segment>) {
     let operations = schedule.ranks.iter_mut().flat_map(|program| &mut program.operations);
     for operation in operations {
@@ -225,20 +225,20 @@ fn edit_segments(schedule: &mut Schedule, edit: impl Fn(Segment) -> Vec<Segment>
     }
 }
 
-/// The first `at` rows of a run, and the others with its padding.
+/// Returns the first `at` rows of a run, and the others with its padding.
 fn cut(run: Run, at: usize) -> [Run; 2] {
     let at = at.min(run.len);
     let after = Run { offset: run.row(at), len: run.len - at, span: run.span - at, ..run };
     [Run { len: at, span: at, ..run }, after]
 }
 
-/// A segment's first `at` queries, and the others.
+/// Returns a segment's first `at` queries, and the others.
 fn cut_queries(segment: Segment, at: usize) -> [Segment; 2] {
     let [before, after] = cut(segment.q, at);
     [Segment { q: before, ..segment.clone() }, Segment { q: after, ..segment }]
 }
 
-/// A segment without one key.
+/// Returns a segment without one key.
 fn without_key(segment: Segment, key: usize) -> Segment {
     let runs = segment.kv.iter().flat_map(|run| {
         let [before, rest] = cut(*run, key);
@@ -247,7 +247,7 @@ fn without_key(segment: Segment, key: usize) -> Segment {
     Segment { kv: runs.collect(), ..segment }
 }
 
-/// A place below `n` drawn from the problem's seed.
+/// Returns a place below `n` drawn from the problem's seed.
 fn place(problem: &Problem, tensor: TensorName, n: usize) -> usize {
     (seamproof_judge::hash::mix(problem.data_seed ^ (tensor as u64) << 32) % n.max(1) as u64) as usize
 }
@@ -285,7 +285,7 @@ fn an_eighth_lost(_: &Problem, schedule: &mut Schedule) {
     });
 }
 
-/// The last merge of the last rank weighs the step's out by an LSE that never learns of the step.
+/// Spoils the last merge of the last rank: it weighs the step's out by an LSE that does not include the step.
 fn one_step_uncorrected(_: &Problem, schedule: &mut Schedule) {
     let works = schedule.ranks.iter_mut().flat_map(|program| &mut program.operations);
     let merges = works.filter_map(|operation| match &mut operation.work {
@@ -297,7 +297,7 @@ fn one_step_uncorrected(_: &Problem, schedule: &mut Schedule) {
     }
 }
 
-/// The middle value row is the one before it.
+/// Stages in which the middle value row is the one before it.
 #[derive(Debug)]
 struct OneValueRowShifted;
 

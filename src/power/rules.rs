@@ -1,7 +1,7 @@
-//! The acceptance rules of the field, to measure what they see: an absolute and relative tolerance, and twice the error
-//! of a reference in the same precision.
+//! The acceptance rules of the field, to measure what they see: an absolute and relative tolerance, and twice the
+//! error of a reference in the same precision.
 //!
-//! Both are given the best reference that they could have, the exact answer; the suites that use them have less.
+//! Both rules get the best reference that they could have, the exact answer. The test suites that use them have less.
 
 use ndarray::{Array3, ArrayView1, s};
 use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, Saved, Sequence, Side, blocked};
@@ -9,13 +9,13 @@ use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, Saved, Sequen
 use seamproof_judge::subject::RankOutputs;
 use seamproof_oracle::sharding::run_of;
 
-/// The tolerance of TransformerEngine's context-parallel suite in bf16, absolute and relative.
-/// Source: `get_tols` of `tests/pytorch/attention/run_attention_with_cp.py`.
+/// Tolerance of TransformerEngine's context-parallel suite in bf16, absolute and relative. Source: `get_tols` of
+/// `tests/pytorch/attention/run_attention_with_cp.py`.
 pub const TOLERANCE: f64 = 2.5e-2;
-/// The factor of flash-attention's rule. Source: `rtol` of `hopper/test_flash_attn.py`.
+/// Factor of flash-attention's rule. Source: `rtol` of `hopper/test_flash_attn.py`.
 pub const FACTOR: f64 = 2.0;
 
-/// What both rules compare: out and the gradients, in the problem's own layout.
+/// Tensors that both rules compare: out and the gradients, in the problem's own layout.
 #[derive(Clone, Debug)]
 pub struct Tensors {
     out: Array3<f64>,
@@ -23,14 +23,14 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// A subject's results.
+    /// Returns a subject's results.
     pub fn of(results: &RankOutputs) -> Tensors {
         let wide = |array: &Array3<f32>| array.mapv(f64::from);
         let gradients = results.gradients.as_ref().map(|g| [wide(&g.dq), wide(&g.dk), wide(&g.dv)]);
         Tensors { out: wide(&results.out), gradients }
     }
 
-    /// The exact answer; gradients where the pass asks for them.
+    /// Returns the exact answer, with gradients where they are asked for.
     pub fn exact(problem: &Problem, inputs: &Inputs, gradients: bool) -> Tensors {
         let ForwardResults { out, lse, .. } = blocked::forward(problem, inputs, None).exact;
         let backward = |saved: &Saved| {
@@ -42,7 +42,7 @@ impl Tensors {
         Tensors { out: saved.out, gradients }
     }
 
-    /// The tensors with the side whose rows they have.
+    /// Returns the tensors with the side whose rows they have.
     fn sides(&self) -> Vec<(Side, &Array3<f64>)> {
         let mut all = vec![(Side::Q, &self.out)];
         if let Some([dq, dk, dv]) = &self.gradients {
@@ -65,7 +65,7 @@ impl Tensors {
         }
     }
 
-    /// For each tensor the largest error against `right`.
+    /// Returns for each tensor the largest error against `right`.
     fn largest_errors(&self, right: &Tensors, problem: &Problem) -> [f64; 4] {
         let mut largest = [0.0; 4];
         self.each(right, problem, |tensor, got, right| {
@@ -85,8 +85,8 @@ pub fn within_tolerance(got: &Tensors, exact: &Tensors, problem: &Problem) -> bo
     within
 }
 
-/// Whether each tensor's largest error is at most [`FACTOR`] times that of the same computation in the storage format,
-/// plus twice what adding and taking away 0.3 in f32 loses.
+/// Whether each tensor's largest error is at most [`FACTOR`] times that of the same computation in the storage
+/// format, plus twice the loss from adding and subtracting 0.3 in f32.
 pub fn within_twice_reference(got: &Tensors, same: &Tensors, exact: &Tensors, problem: &Problem) -> bool {
     let (errors, allowed) = (got.largest_errors(exact, problem), same.largest_errors(exact, problem));
     let mut floor = [0.0_f64; 4];
@@ -97,8 +97,8 @@ pub fn within_twice_reference(got: &Tensors, same: &Tensors, exact: &Tensors, pr
     (0..4).all(|tensor| errors[tensor] <= FACTOR * allowed[tensor] + 2.0 * floor[tensor])
 }
 
-/// Attention as a framework computes it without a fused kernel: every product, the weights and the logit gradients are
-/// stored in the format of the inputs.
+/// Computes attention as a framework does without a fused kernel: every product, the weights and the logit gradients
+/// are stored in the format of the inputs.
 pub fn same_precision(problem: &Problem, inputs: &Inputs, gradients: bool) -> Tensors {
     let mut out = Array3::zeros(problem.out_shape());
     let shapes = [problem.q_shape(), problem.k_shape(), problem.v_shape()];
@@ -161,7 +161,7 @@ impl Row<'_> {
         }
     }
 
-    /// The weights of a row's logits, rounded.
+    /// Returns the weights of a row's logits, rounded.
     fn softmax(&self, logits: &[f64]) -> Vec<f64> {
         let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = logits.iter().map(|logit| libm::exp(logit - largest)).collect();

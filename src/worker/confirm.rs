@@ -1,9 +1,10 @@
-//! What a failure of a worker really was.
+//! Confirmation of a worker's failure: the search for what it really was.
 //!
-//! A run that ended its worker is repeated *alone*, in a fresh worker. If it fails there too, it is that run's failure.
-//! If not, the worker's *history* (the runs since its start) is run again before it; where that shows the failure, the
-//! history is cut down to the few runs that it needs. Otherwise the failure could not be reproduced, and how often it was
-//! tried is said. A sentinel that came out differently is followed up in the same way: what fails is its digest.
+//! A run that ended its worker is repeated *alone*, in a fresh worker. If it fails there too, the failure belongs to
+//! that run. If not, the worker's *history* (the runs since its start) is run again before it. Where that shows the
+//! failure, the history is cut down to the few runs that the failure needs. Otherwise the failure could not be
+//! reproduced, and the text says how often this was tried. A sentinel that came out differently is followed up in the
+//! same way, with its digest as the sign of failure.
 
 use super::history::{Entry, History, smallest};
 use super::message;
@@ -16,16 +17,17 @@ use seamproof_judge::finding::Earlier;
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::subject::{Ended, Outputs, RunError};
 
-/// Times that a failure which does not show at once is tried again, and that one which is found is repeated.
+/// Number of times that a failure which does not show at once is tried again, and that a reproduced failure is
+/// repeated.
 const TRIES: usize = 3;
-/// Fresh workers that one search may use.
+/// Largest number of fresh workers that one search may use.
 const SEARCH_MAX: usize = 64;
-/// The same for a hang, each of which may take a whole deadline.
+/// Largest number of fresh workers that the search for a hang may use, since each may take a whole deadline.
 const HANG_SEARCH_MAX: usize = 4;
-/// Needed runs that are written out.
+/// Largest number of needed runs that are written out.
 const SHOWN_MAX: usize = 3;
 
-/// Where fresh workers come from.
+/// Source of fresh workers.
 pub(super) struct Bench<'a> {
     pub(super) launch: Launch,
     pub(super) device: usize,
@@ -33,7 +35,7 @@ pub(super) struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// A fresh worker with a subject open.
+    /// Returns a fresh worker with a subject open.
     pub(super) fn session(&self, subject: &Subject) -> Result<Session, StartError> {
         let mut session = Session::start(&self.launch, self.device, self.pool.deadlines)?;
         session.open(subject)?;
@@ -58,23 +60,23 @@ impl Bench<'_> {
     }
 }
 
-/// What came of a run in a fresh worker.
+/// Result of a run in a fresh worker.
 enum Trial {
     Answered(Result<Outputs, RunError>),
     Died(Death),
-    /// It was not reached.
+    /// A run that was not reached.
     Lost(String),
 }
 
-/// What is wrong where a sentinel came out differently, in words.
+/// Explanation of a sentinel that came out differently, in words.
 pub(super) enum Drift {
-    /// The worker: some run of it spoilt it.
+    /// A fault of the worker, which some run of it spoilt.
     Worker(String),
-    /// The device, for every worker on it: that is no fault of what it ran.
+    /// A fault of the device, for every worker on it. The runs on it are not to blame.
     Device(String),
 }
 
-/// A run that failed, and all that its worker did before.
+/// A run that failed, and all runs of its worker before it.
 pub(super) struct Suspicion<'a> {
     pub(super) bench: Bench<'a>,
     pub(super) history: History,
@@ -82,7 +84,7 @@ pub(super) struct Suspicion<'a> {
 }
 
 impl Suspicion<'_> {
-    /// What a death is, once it was tried to confirm it.
+    /// Returns the ending of a death, after trying to confirm it.
     pub(super) fn confirmed(self, first: Death) -> Ended {
         let ended = |death: &Death, how: &str| Ended {
             ending: death.ending,
@@ -108,7 +110,7 @@ impl Suspicion<'_> {
         }
     }
 
-    /// What a sentinel with other results than the known ones is.
+    /// Returns the explanation of a sentinel whose results differ from the known ones.
     pub(super) fn drifted(self, known: &[u8; blake3::OUT_LEN]) -> Drift {
         let differs = |before: &[Entry]| match self.bench.trial(before, &self.target) {
             Trial::Answered(Ok(outputs)) => sentinel::digest(&outputs) != *known,
@@ -137,7 +139,7 @@ impl Suspicion<'_> {
         Drift::Worker(format!("{what}; in a fresh worker it is right; {how}"))
     }
 
-    /// Which of the runs before it a failure needs that does not show alone, in words and as they are.
+    /// Returns the earlier runs that a failure needs which does not show alone, in words and as they are.
     fn in_company(
         &self,
         before: &[Entry],
@@ -173,7 +175,7 @@ impl Suspicion<'_> {
     }
 }
 
-/// Runs as a case stores them; none where they are too many.
+/// Returns runs as a case stores them; none where there are too many.
 fn stored(entries: &[Entry]) -> Vec<Earlier> {
     let earlier = |entry: &Entry| {
         let (problem, _) = message::decode_run(&entry.body).ok()?;
@@ -183,7 +185,7 @@ fn stored(entries: &[Entry]) -> Vec<Earlier> {
     all.filter(|all| all.len() <= EARLIER_MAX).unwrap_or_default()
 }
 
-/// Runs in words.
+/// Returns runs in words.
 fn shown(entries: &[Entry]) -> String {
     let words = |entry: &Entry| match message::decode_run(&entry.body) {
         Ok((problem, _)) => format!("«{}»", prose::describe(&problem)),

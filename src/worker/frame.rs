@@ -1,40 +1,40 @@
-//! Frames: what goes through the pipes between supervisor and worker.
+//! Frames: the units that pass through the pipes between supervisor and worker.
 //!
-//! A *frame* is a head of fixed size (magic, kind, sequence number, length of the body, digest) and a body. The digest
-//! covers all of it. Nothing that comes in is trusted: a length is held against its limit before it is believed, and
-//! memory grows with the bytes that arrive, not with those that are announced.
+//! A *frame* is a head of fixed size (magic, kind, sequence number, length of the body, digest) and a body. The
+//! digest covers all of it. Nothing that comes in is trusted: a length is checked against its limit before it is
+//! believed, and memory grows with the bytes that arrive, not with those that are announced.
 
 use std::io::{self, Read, Write};
 
-/// The first bytes of every frame; the last one is the version.
+/// First bytes of every frame. The last one is the version.
 const MAGIC: [u8; 4] = *b"SMP\x01";
-/// Magic, kind, three zeros, sequence number, length.
+/// Number of bytes of magic, kind, three zeros, sequence number, and length.
 const PREFIX: usize = 24;
 const DIGEST: usize = blake3::OUT_LEN;
-/// Bytes of a head.
+/// Number of bytes of a head.
 pub const HEAD: usize = PREFIX + DIGEST;
-/// The largest body: twice what the tensors of the largest judged case take.
+/// Size of the largest body, in bytes: twice the tensors of the largest judged case.
 pub const BODY_MAX: u64 = 1 << 30;
-/// Room that is made for a body before its bytes are there.
+/// Number of bytes that are reserved for a body before they arrive.
 const ROOM: u64 = 1 << 20;
-/// Frames up to this size are written at once.
+/// Largest size of a frame that is written at once.
 const AT_ONCE: usize = 1 << 16;
 
-/// What a frame says.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// To the worker: open a subject.
+    /// Request to the worker to open a subject.
     Open = 1,
-    /// To the worker: run a problem.
+    /// Request to the worker to run a problem.
     Run = 2,
-    /// To the supervisor: the subject is open.
+    /// Answer to the supervisor that the subject is open.
     Ready = 3,
-    /// To the supervisor: a run has reached a phase.
+    /// Message to the supervisor that a run has reached a phase.
     Phase = 4,
-    /// To the supervisor: a run's results.
+    /// Answer to the supervisor with a run's results.
     Outputs = 5,
-    /// To the supervisor: why there are none.
+    /// Answer to the supervisor that there are no results, with the reason.
     Failed = 6,
 }
 
@@ -49,27 +49,27 @@ impl Kind {
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it says.
+    /// Kind of the message.
     pub kind: Kind,
-    /// The request that it is, or answers.
+    /// Number of the request that the message is, or answers.
     pub sequence: u64,
-    /// The rest.
+    /// Body of the message.
     pub body: Vec<u8>,
 }
 
-/// Why no frame came.
+/// Reason why no frame came.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// The other side is gone.
+    /// A pipe whose other side is gone.
     #[error("the pipe ended")]
     Ended,
-    /// What came is no frame.
+    /// Bytes that are not a frame.
     #[error("no frame: {0}")]
     Garbage(String),
     /// A frame whose bytes are not those that were sent.
     #[error("the frame's digest is wrong")]
     Digest,
-    /// The pipe is broken.
+    /// A broken pipe.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
@@ -101,7 +101,7 @@ fn digest(prefix: &[u8], body: &[u8]) -> [u8; DIGEST] {
     *blake3::Hasher::new().update(prefix).update(body).finalize().as_bytes()
 }
 
-/// Reads the next frame, whose body has at most `limit` bytes.
+/// Reads the next frame, whose body may have at most `limit` bytes.
 pub fn read(input: &mut dyn Read, limit: u64) -> Result<Frame, FrameError> {
     let mut head = [0; HEAD];
     input.read_exact(&mut head).map_err(ended)?;
@@ -132,7 +132,7 @@ fn ended(error: io::Error) -> FrameError {
     if error.kind() == io::ErrorKind::UnexpectedEof { FrameError::Ended } else { FrameError::Io(error) }
 }
 
-/// Eight bytes, the least first.
+/// Reads eight bytes as a number, the least significant first.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// A frame that announces more than it brings takes no more memory than what it brings asks for.
+    /// Test that a frame which announces more than it brings takes no more memory than the bytes that it brings.
     #[test]
     fn an_announced_length_takes_no_memory() {
         let mut head = head(Kind::Run, 1, &[]);

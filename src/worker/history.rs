@@ -1,17 +1,17 @@
-//! What a worker has run since its start, kept so that it can be run again; and the search for the few of those runs that
-//! a failure needs.
+//! The runs of a worker since its start, kept so that they can be run again, and the search for the few of those runs
+//! that a failure needs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use seamproof_judge::case::Subject;
 
-/// Runs of one worker that are kept.
+/// Largest number of runs of one worker that are kept.
 pub const RUNS_MAX: usize = 1024;
-/// Bytes of their requests that are kept.
+/// Largest number of bytes of their requests that are kept.
 pub const BYTES_MAX: usize = 64 << 20;
 
-/// One run: the subject that was open, and the request's body, inputs and all.
+/// One run: the subject that was open, and the body of the request, with the inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) subject: Arc<Subject>,
@@ -23,9 +23,9 @@ pub(super) struct Entry {
 pub(super) struct History {
     entries: VecDeque<Entry>,
     bytes: usize,
-    /// Runs that are not kept any more.
+    /// Number of runs that are no longer kept.
     forgotten: usize,
-    /// Of the kept ones, those after the last good sentinel.
+    /// Number of kept runs after the last good sentinel.
     doubtful: usize,
 }
 
@@ -41,30 +41,30 @@ impl History {
         }
     }
 
-    /// A sentinel came out right.
+    /// Notes that a sentinel came out right.
     pub(super) fn trust(&mut self) {
         self.doubtful = 0;
     }
 
-    /// Runs since the last good sentinel.
+    /// Returns the number of runs since the last good sentinel.
     pub(super) fn doubtful(&self) -> usize {
         self.doubtful
     }
 
-    /// Every kept run.
+    /// Returns every kept run.
     pub(super) fn entries(&self) -> Vec<Entry> {
         self.entries.iter().cloned().collect()
     }
 
-    /// Runs that are not kept any more.
+    /// Returns the number of runs that are no longer kept.
     pub(super) fn forgotten(&self) -> usize {
         self.forgotten
     }
 }
 
-/// A smallest part of `all` that still `fails`, in its order: the shortest end of it, then without whatever can be left
-/// out of that. `all` itself fails and nothing alone does not. At most about `budget` questions are asked; where they
-/// run out, the part is the smallest one so far.
+/// Returns a smallest part of `all` that still `fails`, in its order. It is found by taking the shortest end of
+/// `all`, then leaving out whatever is not needed. `all` itself must fail, and the empty list must not. At most
+/// about `budget` questions are asked. If they run out, the result is the smallest part so far.
 pub fn smallest<T: Clone>(all: &[T], budget: usize, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
     let mut asked = 0;
     let mut ask = |part: &[T]| {
@@ -77,7 +77,7 @@ pub fn smallest<T: Clone>(all: &[T], budget: usize, mut fails: impl FnMut(&[T]) 
         *(if ask(&all[middle..]) { &mut longest } else { &mut short }) = middle;
     }
     let mut kept = all[longest..].to_vec();
-    // The first one of the shortest end is needed; most often it is all that is.
+    // The first run of the shortest end is needed, and most often it is the only one.
     if kept.len() > 1 && ask(&kept[..1]) {
         kept.truncate(1);
     }
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(history.doubtful(), 1);
     }
 
-    /// Every set of up to three needed runs is found, whatever is around it, in few questions.
+    /// Test that every set of up to three needed runs is found, whatever is around it, in few questions.
     #[test]
     fn the_needed_runs_are_found() {
         let all: Vec<usize> = (0..40).collect();

@@ -1,7 +1,8 @@
-//! What the bodies of frames hold: a head in JSON (a problem in the form of case files), then the elements of its tensors
-//! as raw little-endian f32, one tensor after the other.
+//! Bodies of frames: a head in JSON (a problem in the form of case files), then the elements of the tensors as raw
+//! little-endian f32, one tensor after the other.
 //!
-//! Decoding trusts nothing: every shape is held against the bytes that are there before anything is allocated for it.
+//! Decoding trusts nothing: every shape is checked against the bytes that are there before anything is allocated for
+//! it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{Outputs, RankGradients, RankOutputs, Refusal, RunError};
 
-/// A body that is not what its kind says.
+/// Error of a body that does not match its kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MessageError(String);
@@ -28,40 +29,40 @@ fn wrong<T>(what: impl Into<String>) -> Result<T, MessageError> {
 /// The request to open a subject.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenRequest {
-    /// The subject's name, as the worker knows it.
+    /// Name of the subject, as the worker knows it.
     pub name: String,
-    /// Its options.
+    /// Options of the subject.
     pub options: BTreeMap<String, String>,
-    /// The device.
+    /// Ordinal of the device.
     pub device: usize,
 }
 
-/// That a subject is open.
+/// The answer that a subject is open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
-    /// Devices that there are for it.
+    /// Number of devices that there are for the subject.
     pub devices: usize,
-    /// What the one is called that it is on; empty for a core.
+    /// Name of the device that the subject is on; empty for a CPU core.
     pub name: String,
 }
 
-/// A request or an answer without tensors.
+/// Encodes a request or an answer without tensors.
 pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    // Maps with text keys and numbers: nothing that JSON cannot hold.
+    // These maps have text keys and numbers, which JSON can always hold.
     serde_json::to_vec(value).unwrap_or_default()
 }
 
-/// The same, read.
+/// Decodes a request or an answer without tensors.
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, MessageError> {
     serde_json::from_slice(body).map_err(|error| MessageError(error.to_string()))
 }
 
-/// The body of [`super::frame::Kind::Phase`].
+/// Encodes the body of [`super::frame::Kind::Phase`].
 pub fn encode_phase(phase: Phase) -> [u8; 1] {
     [phase as u8]
 }
 
-/// The same, read.
+/// Decodes the body of [`super::frame::Kind::Phase`].
 pub fn decode_phase(body: &[u8]) -> Result<Phase, MessageError> {
     match body {
         [byte] => Phase::ALL.get(usize::from(*byte)).copied(),
@@ -70,7 +71,7 @@ pub fn decode_phase(body: &[u8]) -> Result<Phase, MessageError> {
     .ok_or_else(|| MessageError("no such phase".into()))
 }
 
-/// The body of [`super::frame::Kind::Run`].
+/// Encodes the body of [`super::frame::Kind::Run`].
 pub fn encode_run(problem: &Problem, inputs: &Inputs) -> Vec<u8> {
     let mut body = Body::new(problem);
     body.array(inputs.q.view());
@@ -81,7 +82,7 @@ pub fn encode_run(problem: &Problem, inputs: &Inputs) -> Vec<u8> {
     body.0
 }
 
-/// The same, read: a valid problem, and inputs of its shapes.
+/// Decodes the body of [`super::frame::Kind::Run`]: a valid problem, and inputs of its shapes.
 pub fn decode_run(body: &[u8]) -> Result<(Problem, Inputs), MessageError> {
     let (problem, mut tensors) = split::<Problem>(body)?;
     let dout = match problem.pass {
@@ -130,7 +131,7 @@ struct DamageHead {
     elements: usize,
 }
 
-/// The body of [`super::frame::Kind::Outputs`].
+/// Encodes the body of [`super::frame::Kind::Outputs`].
 pub fn encode_outputs(outputs: &Outputs) -> Vec<u8> {
     let shapes = |rank: &RankOutputs| RankShapes {
         out: rank.out.dim().into(),
@@ -165,7 +166,8 @@ pub fn encode_outputs(outputs: &Outputs) -> Vec<u8> {
     body.0
 }
 
-/// The same, read. Shapes are any that the bytes fill exactly: whether they are the right ones is the judge's question.
+/// Decodes the body of [`super::frame::Kind::Outputs`]. The shapes may be any that the bytes fill exactly. The judge
+/// decides whether they are right.
 pub fn decode_outputs(body: &[u8]) -> Result<Outputs, MessageError> {
     let (head, mut tensors) = split::<OutputsHead>(body)?;
     if head.ranks.len() > WORLD_MAX {
@@ -182,16 +184,16 @@ pub fn decode_outputs(body: &[u8]) -> Result<Outputs, MessageError> {
     Ok(Outputs { ranks, damage: damage.collect() })
 }
 
-/// Why a run gave no outputs, as a worker says it.
+/// Reason why a run gave no outputs, as a worker reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Failure {
-    /// The subject does not take the problem; the worker goes on.
+    /// A refusal of the problem. The worker continues.
     Refused(Refusal),
-    /// The subject failed, by a driver's error or one of its own; the worker ends.
+    /// A failure of the subject, from a driver's error or its own. The worker ends.
     Crash(String),
-    /// The subject ran out of memory; the worker ends.
+    /// A subject that ran out of memory. The worker ends.
     OutOfMemory(String),
-    /// Not the subject but its worker failed; the worker goes on.
+    /// A failure of the worker, not of the subject. The worker continues.
     Infrastructure(String),
 }
 
@@ -202,7 +204,7 @@ impl From<RunError> for Failure {
             RunError::Crash(what) => Failure::Crash(what),
             RunError::OutOfMemory(what) => Failure::OutOfMemory(what),
             RunError::Infrastructure(what) => Failure::Infrastructure(what),
-            // Only a supervisor says these.
+            // Only a supervisor has these errors.
             RunError::Ended(ended) => Failure::Crash(ended.to_string()),
             RunError::Sentinel(what) => Failure::Crash(what),
         }
@@ -220,7 +222,7 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    /// Whether the worker that says so ends.
+    /// Whether the worker that reports this failure ends.
     pub fn ends_worker(&self) -> bool {
         matches!(self, Failure::Crash(_) | Failure::OutOfMemory(_))
     }
@@ -242,7 +244,7 @@ impl Body {
         self.0.resize(start + 4 * array.len(), 0);
         let (places, _) = self.0[start..].as_chunks_mut::<4>();
         match array.as_slice() {
-            // The common case, which compiles to a copy.
+            // This is the common case, and compiles to a copy.
             Some(values) => fill(places, values),
             None => fill(places, &array),
         }
@@ -253,7 +255,7 @@ fn fill<'a>(places: &mut [[u8; 4]], values: impl IntoIterator<Item = &'a f32>) {
     places.iter_mut().zip(values).for_each(|(place, value)| *place = value.to_le_bytes());
 }
 
-/// The head of a body, and its tensors.
+/// Returns the head of a body, and its tensors.
 fn split<T: DeserializeOwned>(body: &[u8]) -> Result<(T, Tensors<'_>), MessageError> {
     let short = || MessageError("shorter than its head".into());
     let (length, rest) = body.split_first_chunk::<4>().ok_or_else(short)?;
@@ -261,7 +263,7 @@ fn split<T: DeserializeOwned>(body: &[u8]) -> Result<(T, Tensors<'_>), MessageEr
     Ok((decode(head)?, Tensors(tensors)))
 }
 
-/// The rest of a body.
+/// The tensors of a body that are left to read.
 struct Tensors<'a>(&'a [u8]);
 
 impl Tensors<'_> {
@@ -361,7 +363,8 @@ mod tests {
             }
         }
 
-        /// A whole message with some bytes changed, cut or added: never a panic, and never more elements than bytes.
+        /// Test that a whole message with some bytes changed, cut or added never causes a panic, and never gives more
+        /// elements than bytes.
         #[test]
         fn a_changed_message_is_decoded_without_a_panic(
             changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),

@@ -1,7 +1,7 @@
-//! A subject that fails as it is told: what tests of the supervisor run instead of a GPU.
+//! A subject that fails on demand. Tests of the supervisor run it instead of a GPU.
 //!
-//! It is the emulated kernel in a worker of its own kind (`worker --mock`), with failures planted around it: in its runner
-//! where a subject fails, and in the pipe where a worker does. Its options say which:
+//! It is the emulated kernel in a worker of its own kind (`worker --mock`), with failures planted around it: in its
+//! runner where a subject fails, and in the pipe where a worker does. Its options select them:
 //!
 //! | option | what happens | value |
 //! |---|---|---|
@@ -15,20 +15,20 @@
 //! | `wrong-digest` | a byte of the answer changes on its way | when |
 //! | `print` | the runner writes to stdout | when |
 //! | `history` | as `crash`, on a problem with a sink that follows one with a soft cap, at any distance | `always` |
-//! | `mute` | in place of an answer the pipe is closed, and nothing more happens | when |
-//! | `drift` | from this run on the sentinel's results are others | when |
-//! | `spoilt` | they are others wherever this file is there; `drift` makes it | path |
-//! | `once` | as `crash`, where this file is not there yet; it is made | path |
+//! | `mute` | the pipe is closed in place of an answer, and nothing more happens | when |
+//! | `drift` | the sentinel's results change from this run on | when |
+//! | `spoilt` | the sentinel's results change wherever this file exists; `drift` makes it | path |
+//! | `once` | as `crash`, if this file does not exist yet; the file is then made | path |
 //! | `escape` | as `hang`, and a process outside of its group holds its pipes | when |
-//! | `unsteady` | they are others in the second and third process that opens it; the file counts | path |
-//! | `slow-start` | opening it takes this long | milliseconds |
-//! | `devices` | so many there are, 1 if not given | number |
-//! | `bad-device` | opening it on this device fails | ordinal |
-//! | `narrow` | its table has no sink | `always` |
-//! | `closed` | opening it fails where this file is there; `crash` makes it | path |
+//! | `unsteady` | the sentinel's results change in the second and third process that opens the subject; the file counts | path |
+//! | `slow-start` | opening the subject takes this long | milliseconds |
+//! | `devices` | there are this many devices, 1 if not given | number |
+//! | `bad-device` | opening the subject on this device fails | ordinal |
+//! | `narrow` | the subject's table has no sink | `always` |
+//! | `closed` | opening the subject fails if this file exists; `crash` makes it | path |
 //!
 //! *when* is `always`, `others` (every run but the sentinel), the number of a run of the process (1 is the first; the
-//! sentinel counts too), or `sink` or `softcap`: the runs whose problem has one.
+//! sentinel counts too), or `sink` or `softcap` (the runs whose problem has one).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -53,18 +53,18 @@ use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::subjects::OptionError;
 
-/// The subject's name.
+/// Name of the subject.
 pub const NAME: &str = "mock";
 const KNOWN: &str = "crash, exit, error, oom, oom-killed, hang, garbage, wrong-digest, print, history, drift, once, escape, \
     mute, spoilt, unsteady, slow-start, devices, bad-device, narrow, closed";
-/// How long a process that escaped holds the pipes.
+/// Time for which a process that escaped holds the pipes.
 const ESCAPED_SECONDS: &str = "60";
-/// The pipe that answers go to.
+/// Pipe for the answers.
 static PIPE: Mutex<Option<File>> = Mutex::new(None);
-/// The code of a mock that exits.
+/// Exit code of a mock that exits.
 const EXIT: i32 = 7;
 
-/// The mock as a pool serves it.
+/// Returns the mock as a pool serves it.
 pub fn served(options: &BTreeMap<String, String>) -> Result<Served, OptionError> {
     let plan = Plan::of(options)?;
     let subject = super::subject(NAME, options);
@@ -81,7 +81,7 @@ pub fn served(options: &BTreeMap<String, String>) -> Result<Served, OptionError>
     })
 }
 
-/// The emulated kernel, said to take no sink.
+/// The emulated kernel, declared to take no sink.
 struct Narrow(Emulated);
 
 impl Backend for Narrow {
@@ -104,7 +104,7 @@ impl Backend for Narrow {
     }
 }
 
-/// The life of a mock's worker. The exit code.
+/// Runs a mock's worker to its end, and returns the exit code.
 pub fn live() -> u8 {
     let life = || {
         let (requests, answers) = pipes()?;
@@ -114,7 +114,7 @@ pub fn live() -> u8 {
     serve::end(life())
 }
 
-/// When something happens.
+/// Time at which something happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     Always,
@@ -146,7 +146,7 @@ impl When {
     }
 }
 
-/// What goes wrong.
+/// Failure that happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Crash,
@@ -254,7 +254,7 @@ fn open(name: &str, options: &BTreeMap<String, String>, device: usize) -> Result
     Ok(Opened { runner, devices, name: format!("mock {device}") })
 }
 
-/// How many have come here, this one too.
+/// Returns how many processes have come here, this one included.
 fn counted(path: &Path) -> io::Result<u64> {
     let mut file = File::options().append(true).create(true).open(path)?;
     file.write_all(b"x")?;
@@ -284,12 +284,12 @@ impl Mock {
         self.spoilt && problem.data_seed == SENTINEL_SEED
     }
 
-    /// Whether this is the first time that anybody comes here.
+    /// Whether no run has come here before, in any process.
     fn is_first(&self) -> bool {
         self.plan.once.as_ref().is_some_and(|path| File::create_new(path).is_ok())
     }
 
-    /// Whether the sink after the soft cap is there.
+    /// Whether this problem has a sink and follows one with a soft cap.
     fn meets(&mut self, problem: &Problem) -> bool {
         let meets = self.capped && When::Sink.is_now(self.runs, problem);
         self.capped |= When::Softcap.is_now(self.runs, problem);
@@ -347,8 +347,8 @@ impl Runner for Mock {
     }
 }
 
-/// The runtime takes the first SIGSEGV for an overflow of the stack and lets the instruction fail again; nothing fails
-/// again here, so a second one is sent.
+/// Kills this process with a signal. The runtime takes the first SIGSEGV for a stack overflow and lets the
+/// instruction fail again. No instruction fails here, so a second signal is sent.
 fn die(signal: Signal) -> ! {
     loop {
         let _ = kill_process(getpid(), signal);
@@ -369,7 +369,7 @@ fn hang() -> ! {
     }
 }
 
-/// What happens to the next frame on the wire.
+/// Treatment of the next frame on the wire.
 static NEXT: AtomicU8 = AtomicU8::new(WHOLE);
 const WHOLE: u8 = 0;
 const GARBAGE: u8 = 1;
@@ -380,7 +380,7 @@ fn pipe() -> MutexGuard<'static, Option<File>> {
     PIPE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The pipe of a worker that does not keep to the protocol.
+/// Pipe of a worker that does not keep to the protocol.
 struct Wire;
 
 impl Write for Wire {

@@ -1,14 +1,15 @@
-//! Worker processes: a subject that can take its whole process with it runs in another one.
+//! Worker processes: a subject that can take its whole process with it runs in another process.
 //!
-//! The *supervisor* is the process that judges; it holds a [`Pool`] of *workers*, which run subjects and nothing else.
-//! The two talk in [`frame`]s over the worker's stdin and stdout. A run goes through [`Phase`]s, each with its own
-//! deadline; the last one that was reached says where a dead worker stood. Inside a worker a subject is a [`Runner`]; in the
-//! supervisor it is a [`Remote`], a backend whose declaration is made here and whose runs are made there.
+//! The *supervisor* is the process that judges. It holds a [`Pool`] of *workers*, which run subjects and nothing
+//! else. The two exchange [`frame`]s over the worker's stdin and stdout. A run goes through [`Phase`]s, each with its
+//! own deadline. The last phase that was reached says where a dead worker stood. Inside a worker a subject is a
+//! [`Runner`]. In the supervisor it is a [`Remote`], a backend whose declaration is made here and whose runs are made
+//! there.
 //!
-//! The claim: whatever a subject does (crash, hang, run out of memory, write garbage, spoil its device), the supervisor
-//! goes on, the failure is that of the run that made it, confirmed in a fresh worker, and no process outlives the
-//! supervisor, but for one that a driver holds against being killed. What a device lacks (memory, or any life at all) is
-//! not held against the subject.
+//! Whatever a subject does (crash, hang, run out of memory, write garbage, spoil its device), the supervisor
+//! continues. A failure belongs to the run that made it, and is confirmed in a fresh worker. No process outlives the
+//! supervisor, except one that a driver protects from being killed. A device that lacks memory, or does not work at
+//! all, is not held against the subject.
 
 pub mod frame;
 pub mod message;

@@ -1,12 +1,12 @@
 //! The supervisor: a [`Pool`] of workers, each on its *seat*.
 //!
-//! A seat is a place at a device that one worker at a time may have. A thread that has something to run waits for a free
-//! seat, and has its worker for itself meanwhile. A worker that dies, hangs or writes garbage is replaced; what the
-//! failure was is found out first, on the same seat ([`super::confirm`]). Workers are started when they are first needed and
-//! die with the pool, or with the supervisor. A seat on which no worker starts, [`STARTS_MAX`] times one after the other,
-//! is *retired*, and so is one on whose device the sentinel comes out wrong in fresh workers too: what it was to run goes to
-//! the others, and where none is left every run says so. A subject that does not
-//! open where the sentinel has just run is no failure of the seat.
+//! A seat is a place at a device that one worker at a time may have. A thread that has something to run waits for a
+//! free seat, and then has its worker for itself. A worker that dies, hangs or writes garbage is replaced, after the
+//! failure has been confirmed on the same seat ([`super::confirm`]). Workers are started when they are first needed,
+//! and die with the pool or with the supervisor. A seat is *retired* if no worker starts on it, [`STARTS_MAX`] times
+//! one after the other, or if the sentinel comes out wrong on its device in fresh workers too. Its work goes to the
+//! other seats; where none is left, every run says so. A subject that does not open where the sentinel has just run
+//! is no failure of the seat.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,20 +24,20 @@ use seamproof_judge::case::Subject;
 use seamproof_judge::finding::Cause;
 use seamproof_judge::subject::{DeviceRuns, Outputs, RunError};
 
-/// Workers on which the sentinel is tried until a subject is said to have none.
+/// Number of workers on which the sentinel is tried before a subject counts as having none.
 const SENTINEL_TRIES: u32 = 2;
-/// Workers that fail to start, one after the other, until a seat is given up.
+/// Number of workers that fail to start, one after the other, before a seat is given up.
 pub const STARTS_MAX: u32 = 2;
 
-/// Workers, and threads that wait for one.
+/// Workers, and the threads that wait for one.
 #[derive(Debug)]
 pub struct Pool {
     settings: Settings,
     seats: Mutex<Seats>,
     free: Condvar,
-    /// What the sentinel's results are, by subject; none where the judge does not find them right.
+    /// Digests of the sentinel's right results, by subject; `None` where the judge does not find the results right.
     known: Mutex<HashMap<String, Option<Digest>>>,
-    /// What ran on each device, by its ordinal.
+    /// Runs on each device, by the device's ordinal.
     used: Mutex<BTreeMap<usize, DeviceRuns>>,
 }
 
@@ -46,17 +46,17 @@ type Digest = [u8; blake3::OUT_LEN];
 #[derive(Debug)]
 struct Seats {
     all: Vec<Place>,
-    /// Whether their number is final.
+    /// Whether the number of seats is final.
     counted: bool,
 }
 
-/// Where a seat is.
+/// State of a seat.
 #[derive(Debug)]
 enum Place {
     Free(Box<Seat>),
-    /// A thread has it.
+    /// A seat that a thread has.
     Taken,
-    /// It is no more; why.
+    /// A seat that was given up, with the reason.
     Retired(String),
 }
 
@@ -67,18 +67,18 @@ struct Seat {
     session: Option<Session>,
     history: History,
     since_sentinel: u64,
-    /// Whether its worker has run the sentinel: what it cannot open then is no fault of the seat.
+    /// Whether the seat's worker has run the sentinel. A subject that it cannot open then is no fault of the seat.
     is_proven: bool,
-    /// What a proven worker could not open.
+    /// Subjects that a proven worker could not open.
     unopened: Vec<Subject>,
     failed_starts: u32,
-    /// Why the last start failed.
+    /// Reason why the last start failed.
     failure: String,
 }
 
-/// Why a seat gave no result.
+/// Reason why a seat gave no result.
 enum Stop {
-    /// No worker started: nothing was run.
+    /// A worker that did not start, so nothing was run.
     NotStarted,
     Failed(RunError),
 }
@@ -91,18 +91,18 @@ impl From<RunError> for Stop {
 
 static SHARED: OnceLock<Arc<Pool>> = OnceLock::new();
 
-/// The pool of this process, with default settings unless [`configure`] came first.
+/// Returns the pool of this process, with default settings unless [`configure`] came first.
 pub fn shared() -> Arc<Pool> {
     Arc::clone(SHARED.get_or_init(|| Arc::new(Pool::new(Settings::default()))))
 }
 
-/// Sets up the pool of this process. False once it is in use: nothing changes then.
+/// Sets up the pool of this process. Returns false, and changes nothing, once the pool is in use.
 pub fn configure(settings: Settings) -> bool {
     SHARED.set(Arc::new(Pool::new(settings))).is_ok()
 }
 
 impl Pool {
-    /// A pool without a worker yet.
+    /// Returns a pool without a worker yet.
     pub fn new(settings: Settings) -> Pool {
         let count = settings.workers.unwrap_or(1).max(1);
         let all = (0..count).map(|_| Place::Free(Box::default())).collect();
@@ -110,44 +110,44 @@ impl Pool {
         Pool { settings, seats, free: Condvar::new(), known: Mutex::default(), used: Mutex::default() }
     }
 
-    /// Runs a problem on a worker, when one is free. Whatever ends the worker is confirmed before this returns.
+    /// Runs a problem on a worker, when one is free. An ending of the worker is confirmed before this returns.
     pub fn run(&self, served: &Served, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let body = Arc::new(message::encode_run(problem, inputs));
         self.on_seat(|seat| seat.run(self, served, &body))
     }
 
-    /// Starts a worker with this subject, unless there is one; why that cannot be done.
+    /// Starts a worker with this subject, unless there is one. An error says why that is impossible.
     pub fn start(&self, served: &Served) -> Result<(), StartError> {
         self.on_seat(|seat| seat.ready(self, served)).map_err(|error| match error {
-            // That it is no fault of the subject goes without saying: nothing was run.
+            // The words need not say that this is no fault of the subject, since nothing was run.
             RunError::Infrastructure(what) => what,
             error => error.to_string(),
         })
     }
 
-    /// Seats that were given up: on which device, and why.
+    /// Returns the seats that were given up: the device of each, and the reason.
     pub fn retired(&self) -> Vec<String> {
         let retired = |place: &Place| if let Place::Retired(why) = place { Some(why.clone()) } else { None };
         lock(&self.seats).all.iter().filter_map(retired).collect()
     }
 
-    /// What ran on each device where a worker started, in order of ordinals.
+    /// Returns the runs on each device where a worker started, in order of ordinals.
     pub fn used(&self) -> Vec<DeviceRuns> {
         lock(&self.used).values().cloned().collect()
     }
 
-    /// A worker on a device has opened something.
+    /// Notes that a worker on a device has opened something.
     fn opened(&self, device: usize, ready: Ready) {
         self.count(ready.devices);
         lock(&self.used).entry(device).or_insert(DeviceRuns { device, name: ready.name, runs: 0 });
     }
 
-    /// A run on a device.
+    /// Counts a run on a device.
     fn ran(&self, device: usize) {
         lock(&self.used).entry(device).and_modify(|used| used.runs += 1);
     }
 
-    /// Processes of the workers that wait for work now.
+    /// Returns the processes of the workers that wait for work now.
     pub fn idle_processes(&self) -> Vec<u32> {
         let seats = lock(&self.seats);
         let id =
@@ -155,20 +155,21 @@ impl Pool {
         seats.all.iter().filter_map(id).collect()
     }
 
-    /// What work comes to on a seat where a worker starts.
+    /// Returns the result of work on a seat where a worker starts.
     fn on_seat<T>(&self, work: impl Fn(&mut Seat) -> Result<T, Stop>) -> Result<T, RunError> {
         loop {
             let mut taken = self.take()?;
             match work(&mut taken.seat) {
                 Ok(done) => return Ok(done),
                 Err(Stop::Failed(error)) => return Err(error),
-                // Not too often: a seat that fails again is retired, and a subject that fails again is given up there.
+                // The loop ends: a seat that fails again is retired, and a subject that fails again is given up
+                // there.
                 Err(Stop::NotStarted) => {}
             }
         }
     }
 
-    /// The next free seat; an error where none is left.
+    /// Returns the next free seat; an error where none is left.
     fn take(&self) -> Result<Taken<'_>, RunError> {
         let mut seats = lock(&self.seats);
         loop {
@@ -189,7 +190,7 @@ impl Pool {
         }
     }
 
-    /// Makes a seat for each device, once somebody knows how many there are.
+    /// Makes a seat for each device, once their number is known.
     fn count(&self, devices: usize) {
         let mut seats = lock(&self.seats);
         if !seats.counted {
@@ -201,9 +202,9 @@ impl Pool {
         }
     }
 
-    /// What the sentinel's results are; judged when it is first asked for, on a worker of its own. None where the judge
-    /// finds them wrong, or where twice there are none: such a subject has no sentinel, and its cases show what is wrong
-    /// with it.
+    /// Returns the digest of the sentinel's results. They are judged when they are first asked for, on a worker of
+    /// their own. The answer is `None` where the judge finds them wrong, or where there are none twice. Such a
+    /// subject has no sentinel, and its cases show what is wrong with it.
     fn known(&self, served: &Served, bench: &Bench<'_>) -> Result<Option<Digest>, StartError> {
         let mut known = lock(&self.known);
         let key = format!("{:?}", served.sentinel);
@@ -228,14 +229,14 @@ impl Pool {
 }
 
 impl Seats {
-    /// Why there is no seat any more; none while there is one.
+    /// Returns why there is no seat left; `None` while there is one.
     fn exhausted(&self) -> Option<String> {
         let why = |place: &Place| if let Place::Retired(why) = place { Some(why.clone()) } else { None };
         self.all.iter().map(why).collect::<Option<Vec<String>>>().map(|all| all.join("; "))
     }
 }
 
-/// A seat in a thread's hands.
+/// A seat that a thread holds.
 struct Taken<'a> {
     pool: &'a Pool,
     index: usize,
@@ -250,7 +251,7 @@ impl Drop for Taken<'_> {
             true => Place::Retired(format!("device {}: {}", seat.device, seat.failure)),
             false => Place::Free(seat),
         };
-        // Whoever waits may wait for nothing now.
+        // Threads that wait may wait for nothing now.
         if retired { self.pool.free.notify_all() } else { self.pool.free.notify_one() }
     }
 }
@@ -267,7 +268,7 @@ impl Seat {
         self.attempt(pool, served, entry)
     }
 
-    /// A worker with the subject open.
+    /// Makes sure that there is a worker with the subject open.
     fn ready(&mut self, pool: &Pool, served: &Served) -> Result<(), Stop> {
         let launch = served.launch(&pool.settings);
         if self.session.as_ref().is_some_and(|session| *session.launch() != launch) {
@@ -281,12 +282,12 @@ impl Seat {
         Ok(())
     }
 
-    /// Where fresh workers for this seat's device come from.
+    /// Returns the source of fresh workers for this seat's device.
     fn bench<'a>(&self, pool: &'a Pool, served: &Served) -> Bench<'a> {
         Bench { launch: served.launch(&pool.settings), device: self.device, pool: &pool.settings }
     }
 
-    /// Starts a worker; its first run is the sentinel.
+    /// Starts a worker, whose first run is the sentinel.
     fn begin(&mut self, pool: &Pool, served: &Served) -> Result<(), Stop> {
         let bench = self.bench(pool, served);
         let known = self.started(pool.known(served, &bench))?;
@@ -316,8 +317,8 @@ impl Seat {
         Ok(())
     }
 
-    /// What it means that a proven worker cannot open a subject: the worker may have gone bad since, so that a fresh one is
-    /// asked too; if that is proven and cannot either, it is the subject.
+    /// Returns how to go on when a proven worker cannot open a subject. The worker may have gone bad since, so a
+    /// fresh one is tried as well. If that one is proven and cannot open the subject either, the subject is at fault.
     fn unopened(&mut self, subject: &Subject, what: &str) -> Stop {
         if !self.unopened.contains(subject) {
             self.unopened.push(subject.clone());
@@ -335,7 +336,7 @@ impl Seat {
         })
     }
 
-    /// The next worker starts afresh.
+    /// Drops the worker, so that the next one starts afresh.
     fn replace(&mut self) {
         self.session = None;
         self.history = History::default();
@@ -343,7 +344,7 @@ impl Seat {
         self.is_proven = false;
     }
 
-    /// One run, kept in the worker's history; if it ends the worker, what that was.
+    /// Makes one run, kept in the worker's history. If the run ends the worker, the ending is confirmed.
     fn attempt(&mut self, pool: &Pool, served: &Served, entry: Entry) -> Result<Outputs, Stop> {
         self.open(pool, &entry.subject)?;
         let Some(session) = &mut self.session else {
@@ -364,7 +365,7 @@ impl Seat {
                 let bench = self.bench(pool, served);
                 let ended = Suspicion { bench, history, target: entry }.confirmed(death);
                 Err(match ended.ending.cause {
-                    // Of the device, that is; it is no fault of a subject to need what others have.
+                    // The device ran out of memory. A subject is not at fault for memory that others hold.
                     Cause::OutOfMemory => RunError::OutOfMemory(ended.what),
                     _ => RunError::Ended(Box::new(ended)),
                 }
@@ -373,14 +374,14 @@ impl Seat {
         }
     }
 
-    /// Runs the sentinel, where it has known results; an error says that the worker went bad.
+    /// Runs the sentinel, where it has known results. An error says that the worker went bad.
     fn watch(&mut self, pool: &Pool, served: &Served) -> Result<(), Stop> {
         self.since_sentinel = 0;
         let bench = self.bench(pool, served);
         let Some(known) = self.started(pool.known(served, &bench))? else { return Ok(()) };
         let body = sentinel::body().map_err(|error| RunError::Infrastructure(error.to_string()))?;
         let target = Entry { subject: Arc::clone(&served.sentinel), body: Arc::new(body) };
-        // The results of the run that finds it out do not count: the judge sees the error alone.
+        // The results of the run that shows the change do not count: the judge sees the error alone.
         match self.attempt(pool, served, target.clone()) {
             Ok(outputs) if sentinel::digest(&outputs) == known => {
                 self.history.trust();

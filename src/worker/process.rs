@@ -1,10 +1,10 @@
 //! One worker process as the supervisor holds it: pipes, a deadline, the end of its stderr, and its death.
 //!
-//! The process leads a *process group* of its own, which is killed as a whole: whatever a subject starts dies with it. No
-//! read and no write waits past the *deadline*: when it passes and nothing has come, the group is killed. A process that a
-//! driver holds may not die even so, and then its pipes stay open; after a *grace* it is left to itself, and everything
-//! here goes on without it. Should the supervisor die, in whatever way, the worker's stdin ends, and the worker kills
-//! itself (see [`super::serve`]).
+//! The process leads a *process group* of its own, which is killed as a whole, so whatever a subject starts dies with
+//! it. No read and no write waits past the *deadline*: the group is killed when the deadline passes and nothing has
+//! come. A process that a driver holds may not die even then, and its pipes stay open. After a *grace* it is left
+//! alone, and the supervisor continues without it. If the supervisor dies in any way, the worker's stdin ends, and
+//! the worker kills itself (see [`super::serve`]).
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -23,22 +23,22 @@ use super::frame::{self, BODY_MAX, Frame, FrameError, Kind};
 use super::settings::Launch;
 use seamproof_judge::finding::Cause;
 
-/// Bytes of a worker's stderr that are kept: its end.
+/// Number of bytes that are kept of a worker's stderr, from its end.
 pub const STDERR_MAX: usize = 4096;
-/// How long a worker whose pipe ended has to end itself, so that its own signal or exit code is seen; and how long the pipe
-/// of one that was killed has to end.
+/// Time in which a worker whose pipe ended must end itself, so that its own signal or exit code is seen. The pipe of
+/// a killed worker has the same time to end.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long a killed process has to go: one that waits for a device may not go at all, and is left.
+/// Time in which a killed process must be gone. A process that waits for a device may not go at all, and is left.
 const REAP_MAX: Duration = Duration::from_secs(10);
-/// How long the rest of its stderr is waited for.
+/// Time for which the rest of the worker's stderr is awaited.
 const STDERR_WAIT: Duration = Duration::from_millis(500);
-/// Between two looks whether a process is gone.
+/// Time between two checks whether a process is gone.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A running worker.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// Absent once it is buried, or left.
+    /// Child process; `None` once its status was taken, or once it was left.
     child: Option<Child>,
     stdin: ChildStdin,
     stdout: ChildStdout,
@@ -46,19 +46,19 @@ pub(super) struct Process {
     watch: Watch,
 }
 
-/// The deadline, and what came of it.
+/// A deadline, and whether it has passed.
 #[derive(Debug)]
 struct Watch {
     group: Pid,
     deadline: Option<Instant>,
-    /// When the group was killed because of it.
+    /// Time at which the group was killed because of the deadline.
     fired: Option<Instant>,
 }
 
-/// How a worker ended.
+/// Ending of a worker.
 pub(super) struct End {
     pub(super) cause: Cause,
-    /// The end of its stderr; that it did not go, where it did not.
+    /// End of the worker's stderr, and a note where its process did not go.
     pub(super) said: String,
 }
 
@@ -76,23 +76,23 @@ impl Process {
         let stdin = child.stdin.take().ok_or_else(missing)?;
         let stdout = child.stdout.take().ok_or_else(missing)?;
         let stderr = Tail::of(child.stderr.take().ok_or_else(missing)?);
-        // Else a write of more than the pipe has room for would wait for the worker, deadline or not.
+        // Without this, writing more than the pipe has room for would wait for the worker, whatever the deadline.
         ioctl_fionbio(&stdin, true)?;
         let watch = Watch { group: Pid::from_child(&child), deadline: None, fired: None };
         Ok(Process { child: Some(child), stdin, stdout, stderr, watch })
     }
 
-    /// The process, which is also its group's number.
+    /// Returns the id of the process, which is also its group's.
     pub(super) fn id(&self) -> u32 {
         self.watch.group.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// From now on the worker has this long, until [`Process::rest`].
+    /// Gives the worker this long from now on, until [`Process::rest`].
     pub(super) fn arm(&mut self, time: Duration) {
         self.watch.deadline = Instant::now().checked_add(time);
     }
 
-    /// No deadline any more; whether it was over before, so that the worker is as good as dead.
+    /// Removes the deadline. Returns whether it had passed, so that the worker is as good as dead.
     pub(super) fn rest(&mut self) -> bool {
         self.watch.deadline = None;
         self.watch.fired.is_some()
@@ -106,7 +106,7 @@ impl Process {
         frame::read(&mut Watched { pipe: &mut self.stdout, watch: &mut self.watch }, BODY_MAX)
     }
 
-    /// Ends a worker that did what it must not, or that ended by itself.
+    /// Ends a worker that broke the protocol, or that ended by itself.
     pub(super) fn end(mut self, error: &FrameError) -> End {
         let known = match error {
             FrameError::Garbage(_) => Some(Cause::Garbage),
@@ -119,7 +119,8 @@ impl Process {
             (Some(_), ..) => Cause::Hang,
             (None, Some(cause), _) => cause,
             (None, None, Some(status)) if ended => cause_of(status),
-            // It closed its pipe and did not come to its end: it wrote nothing wrong, and the signal was ours.
+            // It closed its pipe and did not end in time. It wrote nothing wrong, and the signal came from this
+            // supervisor.
             (None, None, _) => Cause::Hang,
         };
         let left = if status.is_none() { "its process does not go though killed, and is left; " } else { "" };
@@ -133,7 +134,8 @@ impl Process {
         self.stderr.text()
     }
 
-    /// Waits until the process has ended, and leaves it unburied: its group's number stays its own. Whether it has.
+    /// Waits until the process has ended, without taking its status, so that its group's number stays its own.
+    /// Returns whether it has ended.
     fn wait_for_exit(&self, time: Duration) -> bool {
         let start = Instant::now();
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -146,7 +148,8 @@ impl Process {
         false
     }
 
-    /// Kills the whole group and takes the process's exit status; none where it does not go, or went before.
+    /// Kills the whole group and takes the process's exit status; `None` where the process does not go, or went
+    /// before.
     fn kill(&mut self) -> Option<ExitStatus> {
         let mut child = self.child.take()?;
         kill_group(self.watch.group);
@@ -156,7 +159,7 @@ impl Process {
                 Ok(Some(status)) => return Some(status),
                 Ok(None) if start.elapsed() < REAP_MAX => thread::sleep(PAUSE),
                 Ok(None) => {
-                    // Whenever it goes, somebody has to take its status.
+                    // Some thread has to take the status whenever the process goes.
                     thread::spawn(move || child.wait());
                     return None;
                 }
@@ -173,12 +176,13 @@ impl Drop for Process {
 }
 
 impl Watch {
-    /// Waits until the pipe is ready. Past the deadline the group is killed; an error if even that does not end the pipe.
+    /// Waits until the pipe is ready. Past the deadline it kills the group; it returns an error if even that does not
+    /// end the pipe.
     fn wait(&mut self, pipe: BorrowedFd<'_>, ready: PollFlags) -> io::Result<()> {
         loop {
             let limit = self.fired.and_then(|fired| fired.checked_add(GRACE)).or(self.deadline);
             let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
-            // What is there counts, however late: it is looked for before the time is.
+            // Bytes that are there count, however late, so the pipe is checked before the time is.
             let left = left.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
             match poll(&mut [PollFd::from_borrowed_fd(pipe, ready)], left.as_ref()) {
                 Ok(0) if self.fired.is_some() => return Err(io::ErrorKind::TimedOut.into()),
@@ -194,7 +198,7 @@ impl Watch {
     }
 }
 
-/// A pipe that nobody waits for longer than the worker has.
+/// A pipe on which no wait is longer than the worker's deadline.
 struct Watched<'a, P> {
     pipe: &'a mut P,
     watch: &'a mut Watch,
@@ -231,7 +235,7 @@ fn cause_of(status: ExitStatus) -> Cause {
 }
 
 fn kill_group(group: Pid) {
-    // A group that is gone already is as dead as it should be.
+    // A group that is gone already needs no signal.
     let _ = kill_process_group(group, Signal::KILL);
 }
 
@@ -239,7 +243,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The end of what a process writes to its stderr, read by a thread of its own so that the process never waits.
+/// End of a process's stderr. A thread of its own reads it, so that the process never waits.
 #[derive(Debug)]
 struct Tail {
     bytes: Arc<Mutex<VecDeque<u8>>>,
@@ -264,9 +268,9 @@ impl Tail {
         Tail { bytes, done }
     }
 
-    /// What is there when the pipe ends, as one line.
+    /// Returns the bytes that are there when the pipe ends, as one line.
     fn text(&self) -> String {
-        // The sender sends nothing: it goes when the pipe ends.
+        // The sender sends nothing; it is dropped when the pipe ends.
         let _ = self.done.recv_timeout(STDERR_WAIT);
         let bytes: Vec<u8> = lock(&self.bytes).iter().copied().collect();
         String::from_utf8_lossy(&bytes).trim().replace('\n', " | ")

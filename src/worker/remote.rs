@@ -9,9 +9,9 @@ use super::pool::Pool;
 use super::served::Served;
 use seamproof_judge::subject::{Backend, Declaration, DeviceRuns, Host, Outputs, RunError};
 
-/// A declaration that is made here, and runs that are made in a worker of a pool.
+/// A subject whose declaration is made here, and whose runs are made in a worker of a pool.
 ///
-/// Everything that a [`Backend`] says of itself is computed by the supervisor; what is run there is the request alone.
+/// The supervisor computes everything that a [`Backend`] declares. The worker only makes the runs.
 pub struct Remote {
     name: String,
     served: Served,
@@ -19,7 +19,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// A subject under its name, behind the workers of a pool.
+    /// Returns a subject under its name, behind the workers of a pool.
     pub fn new(name: &str, served: Served, pool: Arc<Pool>) -> Remote {
         Remote { name: name.to_owned(), served, pool }
     }
@@ -38,7 +38,7 @@ impl Backend for Remote {
         Some(self.served.declaration.as_ref())
     }
 
-    /// The same kernel, wherever it runs.
+    /// Returns the replay of the served subject: the kernel is the same, wherever it runs.
     fn replay(&self, problem: &Problem) -> Option<Replay> {
         self.served.declaration.replay(problem)
     }

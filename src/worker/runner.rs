@@ -1,4 +1,4 @@
-//! What runs inside a worker process: a [`Runner`] is a subject without its declaration.
+//! Subjects inside a worker process: a [`Runner`] is a subject without its declaration.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use seamproof_judge::subject::{Backend, Outputs, RunError};
 
 /// A subject as a worker process holds it.
 ///
-/// `run` calls `reached` with each phase after [`Phase::Received`], in order, as soon as it is reached. After a
-/// [`RunError::Crash`] or [`RunError::OutOfMemory`] the runner is not asked again: the worker ends.
+/// `run` calls `reached` with each phase after [`Phase::Received`], in order, as soon as the run reaches it. After a
+/// [`RunError::Crash`] or [`RunError::OutOfMemory`] the runner is not asked again, because the worker ends.
 pub trait Runner {
     /// Runs the problem.
     fn run(
@@ -24,26 +24,26 @@ pub trait Runner {
     ) -> Result<Outputs, RunError>;
 }
 
-/// A runner, and how many devices there are for it.
+/// A runner, and the number of devices that there are for it.
 pub struct Opened {
-    /// The runner, on the device that was asked for.
+    /// Runner on the device that was asked for.
     pub runner: Box<dyn Runner>,
-    /// Devices that it could have been opened on: ordinals below this.
+    /// Number of devices that the runner could have been opened on. Ordinals are below it.
     pub devices: usize,
-    /// What the one that it is on is called, by which it is told from the others; empty for a core.
+    /// Name of the device, which tells it from the others; empty for a CPU core.
     pub name: String,
 }
 
-/// Why a runner cannot be opened, in words.
+/// Reason why a runner cannot be opened, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct OpenError(pub String);
 
-/// Opens a subject by its name and options on the device of an ordinal.
+/// Function that opens a subject by its name and options on the device of an ordinal.
 pub type Open = fn(&str, &BTreeMap<String, String>, usize) -> Result<Opened, OpenError>;
 
 impl Opened {
-    /// The runner of a subject that needs no device of its own: a core is as good as a device.
+    /// Returns the runner of a subject that needs no device of its own, so that a CPU core counts as a device.
     pub fn on_core(subject: Box<dyn Backend>) -> Opened {
         let devices = available_parallelism().map_or(1, NonZero::get);
         Opened { runner: Box::new(InProcess(subject)), devices, name: String::new() }

@@ -1,8 +1,9 @@
-//! The sentinel: a fixed problem that a worker runs now and then between the others. The judge has found its results right
-//! once; from then on they must be the same bits. Where they are not, the worker, or its device, has gone bad, and
-//! whatever it ran since the last good sentinel is doubtful.
+//! The sentinel: a fixed problem that a worker runs now and then between the others. The judge has found its results
+//! right once; from then on they must keep the same bits. Where they change, the worker or its device has gone bad,
+//! and every run since the last good sentinel is doubtful.
 //!
-//! It is a forward pass: its bits follow from its inputs for every subject, whatever it promises.
+//! It is a forward pass, because the bits of a forward follow from its inputs for every subject, whatever the subject
+//! promises.
 
 use std::sync::Mutex;
 
@@ -20,10 +21,10 @@ use seamproof_judge::verdict::Verdict;
 
 /// Lengths of the sentinel's sequences.
 const LENGTHS: [usize; 3] = [65, 3, 60];
-/// Its seed, by which a reader of a log knows it.
+/// Data seed of the sentinel, by which a reader of a log knows it.
 pub const SENTINEL_SEED: u64 = 0x5e17_1e1d;
 
-/// The fixed problem.
+/// Returns the fixed problem.
 pub fn problem() -> Result<Problem, ProblemError> {
     let mut offset = 0;
     let sequences = LENGTHS.iter().enumerate().map(|(id, &len)| {
@@ -46,19 +47,19 @@ pub fn problem() -> Result<Problem, ProblemError> {
     })
 }
 
-/// The request that runs it.
+/// Returns the body of the request that runs the sentinel.
 pub(super) fn body() -> Result<Vec<u8>, ProblemError> {
     let problem = problem()?;
     Ok(message::encode_run(&problem, &values::inputs(&problem)))
 }
 
-/// What is compared.
+/// Returns the digest that is compared.
 pub(super) fn digest(outputs: &Outputs) -> [u8; blake3::OUT_LEN] {
     *blake3::hash(&message::encode_outputs(outputs)).as_bytes()
 }
 
-/// Whether the judge finds the results of a fresh worker right, without the relations that ask for further runs; none
-/// where there are no results.
+/// Whether the judge finds the results of a fresh worker right, without the relations that ask for further runs;
+/// `None` where there are no results.
 pub(super) fn is_right(declaration: &dyn Backend, session: &mut Session) -> Option<bool> {
     let direct = Direct { declaration, session: Mutex::new(session) };
     let judge = Judge { identities: Vec::new(), ..Judge::default() };
@@ -71,13 +72,13 @@ pub(super) fn is_right(declaration: &dyn Backend, session: &mut Session) -> Opti
     }
 }
 
-/// What its results are on a worker that has the subject open.
+/// Returns the digest of the sentinel's results on a worker that has the subject open.
 pub(super) fn run(session: &mut Session) -> Option<[u8; blake3::OUT_LEN]> {
     let outputs = session.run(&body().ok()?).ok()?.ok()?;
     Some(digest(&outputs))
 }
 
-/// One worker as a backend.
+/// A worker as a backend.
 struct Direct<'a> {
     declaration: &'a dyn Backend,
     session: Mutex<&'a mut Session>,

@@ -1,9 +1,9 @@
-//! The worker's side: requests in, answers out, one after the other.
+//! The worker's side: it reads requests and writes answers, one after the other.
 //!
-//! What a driver says last is what counts: after an error of the runner the worker answers and ends, since a context that
-//! failed once fails everything that follows. A *leash* keeps the worker from outliving its supervisor: a thread reads
-//! the requests, and when they end, however that came about, it kills the worker's process group, whatever the main
-//! thread waits for.
+//! A driver's error is final: after an error of the runner the worker answers and ends, since a context that failed
+//! once fails every later request. A *leash* keeps the worker from outliving its supervisor. It is a thread that
+//! reads the requests. When they end, for any reason, it kills the worker's process group, whatever the main thread
+//! waits for.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
@@ -20,19 +20,20 @@ use super::runner::{Open, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::RunError;
 
-/// Exit code of a worker that ended because its subject failed, or because its supervisor wrote what is no request.
+/// Exit code of a worker that ended because its subject failed, or because its supervisor sent something that is no
+/// request.
 pub const EXIT_FAILED: u8 = 3;
 
-/// Why a worker ends by itself.
+/// Reason why a worker ends by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The subject failed; the supervisor was told.
+    /// A failure of the subject, of which the supervisor was told.
     #[error("the subject failed: {0}")]
     Subject(Failure),
-    /// What came is no request.
+    /// Bytes that are not a request.
     #[error("no request: {0}")]
     Request(#[from] MessageError),
-    /// The pipes.
+    /// A failure of the pipes.
     #[error("{0}")]
     Pipe(#[from] FrameError),
 }
@@ -43,8 +44,8 @@ impl From<io::Error> for ServeError {
     }
 }
 
-/// The two ends of the pipes, taken away from everybody else: stdin is empty afterwards and stdout goes to stderr, so that
-/// nothing a subject reads or prints can touch a frame.
+/// Takes the two ends of the pipes away from everybody else. Afterwards stdin is empty and stdout goes to stderr, so
+/// that nothing a subject reads or prints can touch a frame.
 pub fn pipes() -> io::Result<(File, File)> {
     let requests = io::stdin().as_fd().try_clone_to_owned()?.into();
     let answers = io::stdout().as_fd().try_clone_to_owned()?.into();
@@ -53,7 +54,7 @@ pub fn pipes() -> io::Result<(File, File)> {
     Ok((requests, answers))
 }
 
-/// Requests, read by the thread that is the leash.
+/// Returns the requests, read by the thread that is the leash.
 pub fn leashed(requests: impl Read + Send + 'static) -> Receiver<Frame> {
     let (sender, receiver) = mpsc::sync_channel(1);
     thread::spawn(move || {
@@ -68,14 +69,15 @@ pub fn leashed(requests: impl Read + Send + 'static) -> Receiver<Frame> {
                 Err(error) => break error,
             }
         };
-        // Where the pipe merely ended there is nobody left to read this.
+        // Where the pipe merely ended, nobody is left to read this.
         let _ = writeln!(io::stderr(), "the worker ends: {error}");
         end_group();
     });
     receiver
 }
 
-/// Kills this process and all that it started. One that somebody started by hand leads no group, and ends alone.
+/// Kills this process and everything that it started. A process that was started by hand leads no group, and ends
+/// alone.
 fn end_group() {
     if getpgrp() == getpid() {
         let _ = kill_process_group(getpgrp(), Signal::KILL);
@@ -83,11 +85,11 @@ fn end_group() {
     std::process::exit(EXIT_FAILED.into());
 }
 
-/// The exit code of a worker's life, whose error goes to stderr: the supervisor shows the end of it.
+/// Returns the exit code of a worker's life. Its error goes to stderr, whose end the supervisor shows.
 pub(super) fn end(life: Result<(), ServeError>) -> u8 {
     match life {
         Ok(()) => 0,
-        // The supervisor was told.
+        // The supervisor has been told of this error.
         Err(ServeError::Subject(_)) => EXIT_FAILED,
         Err(error) => {
             let _ = writeln!(io::stderr(), "the worker ends: {error}");
@@ -123,7 +125,7 @@ impl Server<'_> {
 
     fn open(&mut self, request: &Frame) -> Result<(), ServeError> {
         let OpenRequest { name, options, device } = message::decode(&request.body)?;
-        // What was open goes first: two of a kind may not fit a device.
+        // The open subject is closed first, since two may not fit on a device.
         self.runner = None;
         match (self.open)(&name, &options, device) {
             Ok(Opened { runner, devices, name }) => {
@@ -178,7 +180,7 @@ mod tests {
     use seamproof_judge::subjects::Emulated;
     use seamproof_judge::values;
 
-    /// Fails on every run.
+    /// A runner that fails on every run.
     struct Failing;
 
     impl Runner for Failing {
@@ -211,7 +213,7 @@ mod tests {
         Frame { kind: Kind::Run, sequence: 6, body }
     }
 
-    /// What a worker answers, and how it ends.
+    /// Returns a worker's answers, and how it ended.
     fn answers(requests: Vec<Frame>) -> (Vec<Frame>, Result<(), ServeError>) {
         let mut bytes = Vec::new();
         let end = serve(requests, &mut bytes, open);

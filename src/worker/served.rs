@@ -10,20 +10,21 @@ use super::settings::{Launch, Settings};
 
 /// A subject as a pool serves it.
 pub struct Served {
-    /// What it says of itself.
+    /// Declaration of the subject.
     pub declaration: Box<dyn Backend>,
-    /// What a worker opens.
+    /// Subject that a worker opens.
     pub subject: Arc<Subject>,
-    /// What the sentinel runs on, the same for every case: the subject with default options, or without its fault.
+    /// Subject that the sentinel runs on, the same for every case: the subject with default options, or without its
+    /// fault.
     pub sentinel: Arc<Subject>,
-    /// What that one says of itself.
+    /// Declaration of the sentinel's subject.
     pub sentinel_declaration: Box<dyn Backend>,
     /// Arguments of the worker's program.
     pub arguments: Vec<String>,
 }
 
 impl Served {
-    /// A subject that a worker opens by its name and options, with the default options on the sentinel.
+    /// Returns a subject that a worker opens by its name and options, with the sentinel on its default options.
     pub fn new(
         name: &str,
         options: &BTreeMap<String, String>,
@@ -39,7 +40,7 @@ impl Served {
         }
     }
 
-    /// The same with the sentinel on a subject of another name, with default options.
+    /// Returns the subject with the sentinel on a subject of another name, with default options.
     pub fn watched_by(self, name: &str) -> Served {
         Served { sentinel: subject(name, &BTreeMap::new()), ..self }
     }
@@ -49,7 +50,7 @@ impl Served {
     }
 }
 
-/// The name and the options of a subject, as one.
+/// Returns the name and the options of a subject as one value.
 pub fn subject(name: &str, options: &BTreeMap<String, String>) -> Arc<Subject> {
     Arc::new(Subject { name: name.to_owned(), options: options.clone() })
 }

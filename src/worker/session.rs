@@ -1,4 +1,4 @@
-//! A [`Session`]: a started worker, asked one thing at a time.
+//! A [`Session`] is a started worker, which is asked one thing at a time.
 
 use super::frame::{FrameError, Kind};
 use super::message::{self, Failure, MessageError, OpenRequest, Ready};
@@ -9,32 +9,32 @@ use seamproof_judge::finding::Phase;
 use seamproof_judge::finding::{Cause, Ending};
 use seamproof_judge::subject::{Outputs, RunError};
 
-/// A worker that is no more.
+/// The death of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Death {
     pub(super) ending: Ending,
-    /// What it said last: its answer, what was wrong with it, the end of its stderr.
+    /// Last words of the worker: its answer, what was wrong with the answer, the end of its stderr.
     pub(super) said: String,
 }
 
-/// Why a worker cannot begin.
+/// Reason why a worker cannot begin.
 pub(super) type StartError = String;
 
 #[derive(Debug)]
 pub(super) struct Session {
-    /// Absent once it has died.
+    /// Process of the worker; `None` once it has died.
     process: Option<Process>,
     launch: Launch,
     deadlines: Deadlines,
     device: usize,
     sequence: u64,
     open: Option<Subject>,
-    /// Whether its last answer came past the deadline.
+    /// Whether the worker's last answer came past the deadline.
     is_spent: bool,
 }
 
 impl Session {
-    /// Starts a worker for a device; nothing is asked of it yet.
+    /// Starts a worker for a device, without asking anything of it.
     pub(super) fn start(launch: &Launch, device: usize, deadlines: Deadlines) -> Result<Session, StartError> {
         let mut process = Process::spawn(launch)
             .map_err(|error| format!("the worker {} cannot be started: {error}", launch.program.display()))?;
@@ -47,17 +47,18 @@ impl Session {
         &self.launch
     }
 
-    /// Whether it answered so late that it was ended meanwhile.
+    /// Whether the worker answered so late that it was killed meanwhile.
     pub(super) fn is_spent(&self) -> bool {
         self.is_spent
     }
 
-    /// The process, while there is one.
+    /// Returns the id of the process, while there is one.
     pub(super) fn id(&self) -> Option<u32> {
         self.process.as_ref().map(Process::id)
     }
 
-    /// Opens a subject, unless it is open; what the worker says of its devices where it was not.
+    /// Opens a subject, unless it is open. Returns the worker's answer about its devices where the subject was not
+    /// open.
     pub(super) fn open(&mut self, subject: &Subject) -> Result<Option<Ready>, StartError> {
         if self.open.as_ref() == Some(subject) {
             return Ok(None);
@@ -81,7 +82,7 @@ impl Session {
         }
     }
 
-    /// Runs an encoded run on the subject that is open. The inner error is a refusal or the harness's failure.
+    /// Runs an encoded run on the subject that is open. The inner error is a refusal or a failure of the harness.
     pub(super) fn run(&mut self, body: &[u8]) -> Result<Result<Outputs, RunError>, Death> {
         Ok(match self.ask(Kind::Run, body)? {
             Answer::Outputs(outputs) => Ok(*outputs),
@@ -115,7 +116,7 @@ impl Session {
                 return Err(FrameError::Garbage(format!("an answer to request {got} instead of {expected}")));
             }
             let garbage = |error: MessageError| FrameError::Garbage(error.to_string());
-            // A whole answer counts, however late. What a late worker is asked next would only meet its death.
+            // A whole answer counts, however late. A further request to a late worker would only meet its death.
             if frame.kind != Kind::Phase && process.rest() {
                 self.is_spent = true;
             }
@@ -139,7 +140,7 @@ impl Session {
         }
     }
 
-    /// The death of a worker that said why.
+    /// Returns the death of a worker that said why it ends.
     fn dismissed(&mut self, after: Option<Phase>, failure: Failure) -> Death {
         let stderr = self.process.take().map(Process::dismiss).unwrap_or_default();
         let (cause, what) = match failure {
@@ -164,7 +165,7 @@ impl Session {
     }
 }
 
-/// What a worker answered.
+/// Answer of a worker.
 enum Answer {
     Ready(Ready),
     Outputs(Box<Outputs>),

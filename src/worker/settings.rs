@@ -1,31 +1,32 @@
-//! How workers are started and how long they may take.
+//! Settings of workers: how they are started, and how long they may take.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use seamproof_judge::finding::Phase;
 
-/// Runs of a worker between two sentinels.
+/// Number of runs of a worker between two sentinels.
 pub const SENTINEL_EVERY: u64 = 256;
-/// What is started as a worker.
+
+/// Program that is started as a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub arguments: Vec<String>,
 }
 
-/// How a pool is set up.
+/// Settings of a pool.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The program that is started as `PROGRAM worker`: this one.
+    /// Program that is started as `PROGRAM worker`: this one.
     pub program: PathBuf,
-    /// So many workers, all on the first device; one on each device of the subject where absent.
+    /// Number of workers, all on the first device; `None` for one on each device of the subject.
     pub workers: Option<usize>,
-    /// How long a worker may take.
+    /// Times that a worker may take.
     pub deadlines: Deadlines,
-    /// Runs of a worker between two sentinels.
+    /// Number of runs of a worker between two sentinels.
     pub sentinel_every: u64,
 }
 
@@ -40,24 +41,25 @@ impl Default for Settings {
     }
 }
 
-/// This program, and not what lies in its place by now: a supervisor and its workers are of one build.
+/// Returns this program itself, not the file that may have taken its place by now. A supervisor and its workers are
+/// thus of one build.
 pub(crate) fn own_program() -> PathBuf {
     let running = PathBuf::from("/proc/self/exe");
-    // Where the program does not know its own place, the start of a worker says so.
+    // Where the program does not know its own path, the start of a worker reports it.
     if running.exists() { running } else { std::env::current_exe().unwrap_or_default() }
 }
 
-/// How long a worker may take for each step.
+/// Times that a worker may take for each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// From its start, or from the request to open another subject, until the subject is open: a driver and a device are
-    /// set up, kernels may be compiled.
+    /// Time from the worker's start, or from the request to open another subject, until the subject is open. A driver
+    /// and a device are set up in it, and kernels may be compiled.
     pub start: Duration,
-    /// From a request until its inputs are on the device.
+    /// Time from a request until its inputs are on the device.
     pub upload: Duration,
-    /// From then until everything is launched.
+    /// Time from the upload until everything is launched.
     pub launch: Duration,
-    /// From then until the results are here: the kernels themselves.
+    /// Time from the launch until the results are here, in which the kernels run.
     pub finish: Duration,
 }
 
@@ -69,12 +71,12 @@ impl Default for Deadlines {
 }
 
 impl Deadlines {
-    /// One time for each phase of a run, and one for the start.
+    /// Returns one time for each phase of a run, and one for the start.
     pub fn new(start: Duration, phase: Duration) -> Deadlines {
         Deadlines { start, upload: phase, launch: phase, finish: phase }
     }
 
-    /// The time until the phase after this one.
+    /// Returns the time until the phase after this one.
     pub(super) fn after(&self, phase: Option<Phase>) -> Duration {
         match phase {
             None | Some(Phase::Received) => self.upload,

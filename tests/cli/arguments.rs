@@ -1,4 +1,4 @@
-//! What the command line is asked for: help, and what it refuses.
+//! Arguments of the command line: help, and refusals.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -32,7 +32,8 @@ fn help_is_no_error_and_shows_examples() {
     }
 }
 
-/// Every command of the kernels is in the list, with a line that says what it does; instances are told apart.
+/// Test that every command of the kernels is in the list, with a line that says what it does, and that instances are
+/// told apart.
 #[test]
 fn what_the_kernels_commands_are_and_what_is_compiled_is_listed() {
     let place = place();
@@ -66,7 +67,7 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     refuses(dir, &["run", "--jobs", "0"], &["--jobs"]);
     refuses(dir, &["run", "--backend", "abacus"], &["--backend", "abacus", "emulated", "window-off-by-one"]);
     refuses(dir, &["faults", "--only", "nope"], &["--only: there is no fault 'nope'", "`seamproof faults`"]);
-    // Before a GPU is looked for, which most machines do not have.
+    // These are refused before a GPU is searched for, which most machines do not have.
     let plant = |id: &str, texts: &[&str]| refuses(dir, &["kernels", "check", "--plant", id], texts);
     plant("nope", &["--plant: there is no fault 'nope'", "known: all, ", "product-not-rounded"]);
     plant(
@@ -86,7 +87,7 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     }
 }
 
-/// What can't give an answer is refused before anything runs, and nothing is left on disk.
+/// Test that arguments without a possible answer are refused before anything runs, and that nothing is left on disk.
 #[test]
 fn questions_without_an_answer_are_refused_at_once() {
     let place = place();
@@ -100,7 +101,7 @@ fn questions_without_an_answer_are_refused_at_once() {
     refused(&[&with_options[..], &["--check"]].concat(), &["--check", "name emulated alone"]);
     refused(&["calibrate", "emulated:tiles=32"], &["no option 'tiles'"]);
     assert_eq!(fs::read_dir(place.path()).expect("a directory").count(), 0);
-    // One tile for all cases is a candidate as good as the tile that each instance declares.
+    // A single tile for all cases is as good a candidate as the tile that each instance declares.
     let tabled = seamproof(place.path(), &with_options);
     assert!(code(&tabled) == 0 && stdout(&tabled).contains("2 candidates explain"), "{}", stdout(&tabled));
     let locked = ["calibrate", "emulated", "--cases", "60", "--lock", "lock.json"];
@@ -124,7 +125,7 @@ fn a_reader_that_goes_away_is_no_error() {
     assert!(!stderr(&output).contains("panic"));
 }
 
-/// A deadline of no time would end everything, and the words would blame the subject.
+/// Test that a deadline of no time is refused. It would end everything, and the words would blame the subject.
 #[test]
 fn a_deadline_is_some_time() {
     let place = place();
@@ -133,7 +134,7 @@ fn a_deadline_is_some_time() {
     }
 }
 
-/// Whoever names a directory too high or too low is told what to name.
+/// Test that a directory too high or too low is answered with the one to name.
 #[cfg(unix)]
 #[test]
 fn what_to_name_is_said() {
@@ -148,7 +149,7 @@ fn what_to_name_is_said() {
     for command in ["explain", "shrink"] {
         refuses(place.path(), &[command, "nights/night-0001"], &["is a directory", file]);
     }
-    // What cannot be read of it is counted, and nothing is waited for.
+    // A file that cannot be read is counted, and nothing waits for it.
     let made = Process::new("mkfifo").arg(findings.join("pipe.json")).status().expect("mkfifo runs");
     assert!(made.success());
     fs::create_dir(place.path().join("nights/night-0001/emulated-regressions.jsonl")).expect("a directory");

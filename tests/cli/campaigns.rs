@@ -1,4 +1,4 @@
-//! Campaigns: events, summaries, shards, their ends.
+//! Campaigns: their events, summaries, shards and ends.
 
 use std::fs;
 use std::process::{Command as Process, Stdio};
@@ -101,7 +101,7 @@ fn a_campaign_that_held_says_so_in_its_last_line() {
     let last = said.lines().last().unwrap_or_default();
     assert_eq!(code(&output), 0, "{said}");
     assert!(last.starts_with("result    nothing was found: ") && last.contains(" cases held, "), "{said}");
-    // Of so few cases that held p50 is told, and p99 is not.
+    // With so few cases that held, p50 is reported and p99 is not.
     let margins = said.lines().filter(|line| line.starts_with("          lse ") && line.contains(" W "));
     let columns: Vec<Vec<&str>> = margins.map(|line| line.split_whitespace().collect()).collect();
     let told = columns.iter().any(|line| matches!(line[..], [_, _, _, p50, "-", _] if p50 != "-"));
@@ -110,7 +110,7 @@ fn a_campaign_that_held_says_so_in_its_last_line() {
     assert!(code(&few) == 4 && !stdout(&few).contains("nothing was found"), "{}", stdout(&few));
 }
 
-/// What is wrong with a subject is wrong for every file, and said once.
+/// Test that a fault of the subject itself is the same for every file, and is reported once.
 #[test]
 fn a_subject_that_cannot_be_had_is_said_once_and_not_for_each_file() {
     let place = place();

@@ -1,4 +1,4 @@
-//! Stored cases: read, replayed, shrunk and explained.
+//! Stored cases: they are read, replayed, shrunk and explained.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -75,7 +75,7 @@ fn a_bad_case_file_is_one_line_that_names_file_and_field() {
     refuses(dir, &["replay", "seamproof.out"], &["seamproof.out: this campaign found nothing"]);
 }
 
-/// A limit on the address space is the shell's, so that this needs no unsafe code.
+/// Test that memory is bounded. The shell limits the address space, so the test needs no unsafe code.
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_is_bounded_whatever_the_file_holds() {
@@ -102,7 +102,7 @@ fn memory_is_bounded_whatever_the_file_holds() {
     }
 }
 
-/// The canary is a finding like any other: it replays, and it shrinks.
+/// Test that the canary is a finding like any other: it replays, and it shrinks.
 #[test]
 fn a_stored_finding_fails_again() {
     let place = place();
@@ -112,7 +112,7 @@ fn a_stored_finding_fails_again() {
     assert!(stdout(&output).contains("FAIL"));
 }
 
-/// Whoever names a campaign's directory means its findings, and not the summary that lies there too.
+/// Test that the name of a campaign's directory stands for its findings, and not for the summary that lies there too.
 #[test]
 fn a_campaign_s_directory_replays_its_findings() {
     let place = place();
@@ -135,7 +135,7 @@ fn a_case_that_fails_on_another_subject_is_shrunk_for_that_subject() {
     let output = seamproof(place.path(), &["shrink", file, "--backend", CANARY, "--out", "small.json"]);
     assert_eq!(code(&output), 2, "{}", stderr(&output));
     assert!(stdout(&output).contains("step "), "{}", stdout(&output));
-    // One lane says nothing; what was wrong before shrinking names the key, and is kept however often the case is shrunk.
+    // One lane says nothing. The words before shrinking name the key, and are kept however often the case is shrunk.
     const LOST: &str = "; before shrinking: looks as if query 237 of sequence 0 missed key 227 ";
     let kept = |arguments: &[&str]| stdout(&seamproof(place.path(), arguments)).contains(LOST);
     assert!(stdout(&output).contains(LOST), "{}", stdout(&output));
@@ -145,7 +145,7 @@ fn a_case_that_fails_on_another_subject_is_shrunk_for_that_subject() {
     assert_eq!(code(&seamproof(place.path(), &["replay", "small.json", "--backend", "emulated"])), 0);
 }
 
-/// `explain` of what an identity found shows every run that the identity compares.
+/// Test that `explain` shows every run that an identity compares.
 #[test]
 fn an_identity_s_finding_is_explained_with_all_its_runs() {
     let place = place();
@@ -162,7 +162,7 @@ fn an_identity_s_finding_is_explained_with_all_its_runs() {
     assert!(said.contains("\nrun 2     of another problem\nproblem   2 sequences (61, 256)"), "{said}");
 }
 
-/// A case that a campaign of another crate left: no command has its subject, and each says what to do.
+/// Test of a case that a campaign of another crate left. No command has its subject, and each says what to do.
 #[test]
 fn a_case_of_another_crates_subject_says_where_it_is_judged() {
     let place = place();
@@ -186,7 +186,7 @@ fn a_case_of_another_crates_subject_says_where_it_is_judged() {
     assert_eq!(code(&seamproof(place.path(), &["replay", "case.json", "--backend", "emulated"])), 0);
 }
 
-/// What is minimal already is not written once more, where a replay of its folder would count it twice.
+/// Test that a minimal case is not written once more, since a replay of its folder would count it twice.
 #[test]
 fn a_minimal_case_is_not_written_again() {
     let place = place();
@@ -215,7 +215,8 @@ fn a_minimal_case_is_not_written_again() {
     assert!(stdout(&replayed).contains("failed 2"), "{}", stdout(&replayed));
 }
 
-/// Each stored defect: what is computed beside what should be, and the step in which it goes wrong.
+/// Test of each stored defect: `explain` shows what is computed beside what should be, and the step in which it goes
+/// wrong.
 #[test]
 fn a_stored_defect_is_explained() {
     let place = place();
@@ -252,7 +253,7 @@ fn a_stored_defect_is_explained() {
     refuses(place.path(), &["explain", "missing.json"], &["missing.json"]);
 }
 
-/// Bytes of choices are read up to a limit that the error says, and nothing waits for a pipe.
+/// Test that bytes of choices are read up to a limit, which the error says, and that nothing waits for a pipe.
 #[cfg(unix)]
 #[test]
 fn a_fuzzer_s_file_is_read_up_to_a_limit() {
@@ -264,7 +265,7 @@ fn a_fuzzer_s_file_is_read_up_to_a_limit() {
         refuses(dir, &arguments.each_ref().map(String::as_str), texts);
     };
     let file = fs::File::create(dir.join("bytes")).expect("a file");
-    // A hole: nothing is written.
+    // The file is a hole, so nothing is written.
     file.set_len(1 << 40).expect("a length");
     refuses("bytes", &["bytes: cannot be read: larger than 1048576 bytes"]);
     assert!(Process::new("mkfifo").arg(dir.join("pipe")).status().expect("mkfifo runs").success());
@@ -275,7 +276,7 @@ fn a_fuzzer_s_file_is_read_up_to_a_limit() {
     assert_eq!((code(&output), &*stdout(&output)), (0, "values    1 read, 1 new in out\n"));
 }
 
-/// The line that replays a finding can be pasted, whatever the folder is called.
+/// Test that the line that replays a finding can be pasted, whatever the name of the folder.
 #[test]
 fn a_replay_line_can_be_pasted() {
     let place = place();

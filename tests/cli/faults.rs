@@ -30,7 +30,8 @@ fn the_catalogue_is_listed_and_a_fault_is_scored() {
     refuses(place.path(), &["faults", "--score", "--quick", "--seeds", "2"], &["--quick"]);
 }
 
-/// Faults of every kind by name, and the whole catalogue: each is caught, and the table has a line for each rung.
+/// Test of faults of every kind by name, and of the whole catalogue. Each is caught, and the table has a line for
+/// each rung.
 #[test]
 fn the_whole_catalogue_is_scored_by_rung() {
     let place = place();
@@ -58,7 +59,7 @@ fn the_whole_catalogue_is_scored_by_rung() {
     }
 }
 
-/// The faults at the call of a subject behind worker processes: each is caught there.
+/// Test that each fault at the call of a subject behind worker processes is caught there.
 #[test]
 fn the_faults_at_the_call_are_scored_on_a_backend() {
     let place = place();
@@ -78,7 +79,7 @@ fn the_faults_at_the_call_are_scored_on_a_backend() {
     };
     let one = only("emulated:arithmetic=hopper", "call-scale-off");
     assert_eq!((code(&one), stdout(&one).contains("caught call-scale-off")), (0, true), "{}", stdout(&one));
-    // A subject that is wrong whatever it is told shows nothing of what it is told.
+    // A subject that is always wrong shows nothing about wrong calls.
     let broken = only("mock:error=others", "call-scale-off");
     assert_eq!(code(&broken), 70, "{}", stdout(&broken));
     for text in ["NOT RUN call-scale-off", "wrong without the fault, too, on 20 of 20", "missed 0"] {
@@ -98,7 +99,7 @@ fn the_faults_at_the_call_are_scored_on_a_backend() {
     refused(&["faults", "--backend", "emulated"], &["--score"]);
 }
 
-/// A fault at the call is in no schedule: what is proved is what is asked.
+/// Test that a fault at the call is in no schedule: the proof is about what is asked.
 #[test]
 fn a_fault_that_no_schedule_shows_is_not_proved_away() {
     let place = place();

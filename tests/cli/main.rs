@@ -13,7 +13,7 @@ use assert_cmd::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Exit codes of a campaign without findings: a small one may be too little to meet every floor of the census.
+/// Exit codes of a campaign without findings. A small campaign may be too short to meet every floor of the census.
 const NOTHING_FOUND: [i32; 2] = [0, 4];
 
 fn place() -> TempDir {
@@ -37,7 +37,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("stdout is text")
 }
 
-/// An input error: exit 1 and one line on stderr that holds each of these texts.
+/// Checks for an input error: exit code 1, and one line on stderr that holds each of these texts.
 fn refuses(dir: &Path, arguments: &[&str], texts: &[&str]) {
     let output = seamproof(dir, arguments);
     let said = stderr(&output);
@@ -48,7 +48,7 @@ fn refuses(dir: &Path, arguments: &[&str], texts: &[&str]) {
     }
 }
 
-/// A campaign of 300 cases; its events without what depends on the clock.
+/// Runs a campaign of 300 cases, and returns its events without what depends on the clock.
 fn campaign(dir: &Path, arguments: &[&str]) -> Vec<Value> {
     let output = seamproof(dir, &[&["run", "--seed", "1", "--cases", "300"], arguments].concat());
     assert!(NOTHING_FOUND.contains(&code(&output)), "{}{}", stdout(&output), stderr(&output));
@@ -69,7 +69,7 @@ fn named<'a>(events: &'a [Value], name: &str) -> Vec<&'a Value> {
     events.iter().filter(|event| event["event"] == name).collect()
 }
 
-/// A legal case, as a campaign stores it: the canary's finding.
+/// Returns a legal case, as a campaign stores it: the canary's finding.
 fn stored_case(dir: &Path) -> String {
     campaign(dir, &["--shard", "0/300"]);
     fs::read_to_string(case_in(&dir.join("seamproof.out/canary"))).expect("the canary is stored")

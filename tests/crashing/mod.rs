@@ -1,14 +1,14 @@
-//! A subject that fails most cases, for tests of what a campaign does with findings.
+//! A subject that fails most cases, for tests of a campaign's findings.
 
 use seamproof::backends::{self, BackendError};
 use seamproof::campaign::{Options, Subjects};
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_oracle::{Inputs, Problem};
 
-/// Problems of more tokens make the subject crash.
+/// Largest number of tokens of a problem on which the subject does not crash.
 const TOKENS_MAX: usize = 3;
 
-/// The emulated subject, but it crashes on all but the smallest problems.
+/// The emulated subject, which crashes on all but the smallest problems.
 struct Broken(Box<dyn Backend>);
 
 impl Backend for Broken {
@@ -35,7 +35,7 @@ impl Backend for Broken {
     }
 }
 
-/// Makes it, with tiles drawn for each case.
+/// Registration that makes the broken subject, with tiles drawn for each case.
 pub(crate) struct Crashing;
 
 impl Subjects for Crashing {

@@ -1,7 +1,8 @@
-//! What tests of subjects behind worker processes share: the program, the mock's options, and small problems.
+//! Common parts of the tests of subjects behind worker processes: the program, the mock's options, and small
+//! problems.
 //!
-//! The claim: each problem differs from the plain one in the one thing of its name, which the mock is told to fail on, and none
-//! is the sentinel's.
+//! Each problem differs from the plain one in the one thing of its name, on which the mock is told to fail. None is
+//! the sentinel's.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -13,33 +14,33 @@ use seamproof_oracle::{Pass, Problem, ProblemFields, Sink};
 
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_seamproof");
-/// No start of a mock takes nearly this long, whatever else the machine does.
+/// Longest time for the start of a mock. No start takes nearly this long, whatever else the machine does.
 pub(crate) const START: Duration = Duration::from_secs(30);
 
-/// Options of a subject, by name.
+/// Returns options of a subject, by name.
 pub(crate) fn options(listed: &[(&str, &str)]) -> BTreeMap<String, String> {
     listed.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-/// The sentinel's problem with other numbers: small, legal, and not the sentinel.
+/// Returns the sentinel's problem with other numbers: small, legal, and not the sentinel.
 fn plain() -> ProblemFields {
     let problem = worker::sentinel_problem().expect("a problem");
     ProblemFields { data_seed: 1, pass: Pass::Backward, ..problem.into() }
 }
 
-/// The plain problem, edited.
+/// Returns the plain problem, edited.
 pub(crate) fn problem(edit: impl FnOnce(&mut ProblemFields)) -> Problem {
     let mut fields = plain();
     edit(&mut fields);
     Problem::new(fields).expect("a problem")
 }
 
-/// With a soft cap.
+/// Returns the plain problem with a soft cap.
 pub(crate) fn capped() -> Problem {
     problem(|fields| fields.softmax.softcap = Some(4.0))
 }
 
-/// With a sink.
+/// Returns the plain problem with a sink.
 pub(crate) fn with_sink() -> Problem {
     problem(|fields| fields.softmax.sink = Sink::OffByOne)
 }

@@ -23,7 +23,7 @@ fn page() -> String {
     std::fs::read_to_string(path).expect("the page is there")
 }
 
-/// A problem that writes every optional field.
+/// Returns a problem that writes every optional field.
 fn problem(algorithm: Algorithm, balance: Balance) -> Problem {
     let run = Run { offset: 0, step: 2, len: 3, span: 4 };
     let fields = ProblemFields {
@@ -42,7 +42,7 @@ fn problem(algorithm: Algorithm, balance: Balance) -> Problem {
     Problem::new(fields).expect("the fields are legal")
 }
 
-/// Every field of the types, with a value: a new one has to be named here, and then on the page.
+/// Returns a case with a value in every field of the types. A new field must be named here, and then on the page.
 fn case() -> Case {
     let finding = Finding {
         check: Check::Crash,
@@ -73,8 +73,8 @@ fn case() -> Case {
     }
 }
 
-/// The paths of all fields of a value, `[]` for the elements of lists. Options have names of their own, and an earlier run's
-/// problem has the fields of every other.
+/// Adds the paths of all fields of a value, with `[]` for the elements of lists. Options have names of their own, and
+/// an earlier run's problem has the fields of every other problem.
 fn paths(value: &Value, path: &str, to: &mut BTreeSet<String>) {
     if !path.is_empty() && !path.ends_with(']') {
         to.insert(path.to_owned());
@@ -91,7 +91,7 @@ fn paths(value: &Value, path: &str, to: &mut BTreeSet<String>) {
     }
 }
 
-/// What stands in backquotes in the first column of the page's tables.
+/// Returns the names in backquotes in the first column of the page's tables.
 fn documented(page: &str) -> BTreeSet<String> {
     let first = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
     let names = first.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`').to_owned()));
@@ -105,7 +105,7 @@ fn every_field_is_on_the_page_and_nothing_else() {
     let mut fields = BTreeSet::new();
     let case = case();
     paths(&serde_json::to_value(&case).expect("a case is JSON"), "", &mut fields);
-    // What a field that holds one of several forms is called where the form has fields of its own.
+    // These fields hold one of several forms, and the page names only the fields of the forms.
     for form in
         ["inputs.recorded", "problem.parallel.algorithm.hierarchical", "problem.parallel.balance.striped"]
     {

@@ -1,4 +1,5 @@
-//! The stored regressions as cases: they read, they say why they are kept, and nothing in them is written twice.
+//! The stored regressions as cases: they can be read, they say why they are kept, and nothing in them is written
+//! twice.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,10 +13,10 @@ use seamproof_oracle::Algorithm;
 use seamproof_simulator::schedule::MergeOrder;
 use serde_json::Value;
 
-/// The last entry of the list of real bugs, by its number.
+/// Number of the last entry of the list of known bugs.
 const LAST: u16 = 214;
 
-/// The regressions that the entries of the list of real bugs are said as.
+/// Regressions, with the entries of the list of known bugs that they express.
 const SAID: &[(&str, &[u16])] = &[
     ("aotriton-55-fewer-queries-than-keys", &[85]),
     ("cudnn-1083-lse-of-one-query-groups", &[122]),
@@ -76,7 +77,7 @@ const SAID: &[(&str, &[u16])] = &[
     ("vllm-39148-steps-without-keys", &[64, 65, 66]),
 ];
 
-/// Regressions beside those: further packs of the same entries, and what this suite and its peers measure.
+/// Further regressions: more packs of the same entries, and what this suite and its peers measure.
 const OTHERS: &[&str] = &[
     "cudnn-943-queries-without-keys",
     "dsink-underflow",
@@ -103,7 +104,7 @@ const OTHERS: &[&str] = &[
     "te-golden-four-sequences",
 ];
 
-/// Entries that no problem says, and why.
+/// Entries that no problem can express, and the reason.
 const UNSAID: &[(&str, &[u16])] = &[
     ("rotary angles and linear layers: of a region around attention", &[3, 27, 28, 35, 106, 191]),
     ("labels, rolls and losses outside attention", &[30, 113, 114]),
@@ -136,7 +137,7 @@ const UNSAID: &[(&str, &[u16])] = &[
     ("of oracles and tests", &[9, 207, 208, 209, 210, 211, 212, 213, 214]),
 ];
 
-/// Numbers that the list does not use, below its last one.
+/// Numbers below the last one that the list does not use.
 const UNUSED: &[u16] = &[
     29, 32, 40, 45, 52, 61, 63, 67, 74, 83, 91, 98, 101, 109, 118, 120, 121, 124, 126, 134, 136, 141, 151,
     154, 158, 178, 186, 189, 205,
@@ -167,7 +168,8 @@ fn every_file_is_a_case_with_its_story() {
     }
 }
 
-/// What is read is all that the file says, and defaults are left out: writing the case gives the same JSON.
+/// Test that the reader takes in everything that a file says and that defaults are left out: writing the case gives
+/// the same JSON.
 #[test]
 fn every_file_is_what_its_case_is_written_as() {
     for path in files() {
@@ -207,8 +209,8 @@ fn every_regression_replays() {
     }
 }
 
-/// Every entry of the list of real bugs is said as a stored case, or there is a reason why none says it; and every file has
-/// its entries, or is among the others.
+/// Test that a stored case expresses every entry of the list of known bugs, or that there is a reason why none does.
+/// Every file has its entries, or is among the others.
 #[test]
 fn every_entry_of_the_list_is_a_regression_or_has_a_reason() {
     let said = SAID.iter().flat_map(|(_, entries)| *entries);
@@ -226,7 +228,7 @@ fn every_entry_of_the_list_is_a_regression_or_has_a_reason() {
     assert_eq!(named, stems);
 }
 
-/// What is said of several ranks is stored as a problem of several ranks.
+/// Test that bugs on several ranks are stored as problems of several ranks.
 #[test]
 fn every_algorithm_is_among_the_regressions() {
     let algorithms: HashSet<_> =
@@ -236,7 +238,7 @@ fn every_algorithm_is_among_the_regressions() {
     }
 }
 
-/// A fuzzer that cannot read its seeds begins with nothing, and says nothing of it.
+/// Test of the seeds. A fuzzer that cannot read its seeds begins with nothing, and does not say so.
 #[test]
 fn every_seed_of_case_value_is_a_value_and_seeds_are_few() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/fuzz");
@@ -254,8 +256,8 @@ fn every_seed_of_case_value_is_a_value_and_seeds_are_few() {
     assert!(values > 100 && bytes < 2 << 20, "{values} values, {bytes} bytes in all");
 }
 
-/// A stored case of rows that see no key, on a kernel with a window a key too narrow or too wide: the text of the finding
-/// says what such a row saw, not which one key would explain it best.
+/// Test of a stored case with rows that see no key, on a kernel with a window one key too narrow or too wide. The
+/// text of the finding says what such a row saw, not which one key would explain it best.
 #[test]
 fn rows_without_keys_are_told_from_rows_with_another_key() {
     let mut stored = files().into_iter();

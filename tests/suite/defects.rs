@@ -1,4 +1,4 @@
-//! Defects of the field as stored cases: each fails on the subject that has the defect, holds on the right one, and
+//! Defects of the field as stored cases. Each fails on the subject that has the defect, and holds on the right one.
 //! `explain` shows what is computed and what should be.
 
 use std::fs;

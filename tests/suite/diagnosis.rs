@@ -1,4 +1,5 @@
-//! What the text of a finding names: the key that a query lost, where that is the fault, and none where the fault is another.
+//! The key that a finding's text names: the one that a query lost, where that is the fault, and none where the fault
+//! is another.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +15,7 @@ use seamproof_oracle::{Pass, Problem, TensorName};
 const CASES: u64 = 160;
 const NAMES: &str = "looks as if";
 
-/// Drawn problems with a backward, and what a subject of this name does wrong in them.
+/// Returns drawn problems with a backward, and the findings of a subject of this name on them.
 fn findings(subject: &str) -> Vec<(Problem, Finding)> {
     let subject = by_name(subject, &BTreeMap::new()).unwrap();
     let drawn = (0..CASES).filter_map(|index| match draw(11, index, &Profile::Quick.limits()) {
@@ -50,7 +51,7 @@ fn a_fault_that_is_no_single_pair_names_none() {
     }
 }
 
-/// The faulty kernel loses the first key that a query should see.
+/// Test on a faulty kernel that loses the first key that a query should see.
 #[test]
 fn a_lost_key_is_named_and_is_the_one_that_was_lost() {
     let found = findings("window-off-by-one");
@@ -66,7 +67,8 @@ fn a_lost_key_is_named_and_is_the_one_that_was_lost() {
     assert!(named > 5 && named * 3 > all, "{named} of {all}");
 }
 
-/// Two faulty kernels: query heads read the KV head after their own; the first of a group reads the one before.
+/// Test on two faulty kernels. In one, query heads read the KV head after their own; in the other, the first of a
+/// group reads the one before.
 #[test]
 fn another_head_is_named_and_is_the_one_that_was_read() {
     for (subject, step) in [("emulated~call-kv-heads-rotated", 1), ("emulated+kv-head-of-neighbour", -1)] {
@@ -89,7 +91,8 @@ fn another_head_is_named_and_is_the_one_that_was_read() {
     }
 }
 
-/// Large logits: a larger scale takes weight from the second key, as if it were lost, but the row's LSE grows.
+/// Test with large logits. A larger scale takes weight from the second key, as if the key were lost, but the row's
+/// LSE grows.
 #[test]
 fn no_key_is_lost_where_the_lse_grew() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");

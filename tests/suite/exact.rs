@@ -1,5 +1,5 @@
-//! The exact rung: it never fires on a right kernel, it sees one wrong pair among thousands of keys, and it says what a
-//! query saw.
+//! The exact rung. It never fires on a right kernel, it sees one wrong pair among thousands of keys, and it says what
+//! a query saw.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ use seamproof_simulator::Segment;
 use seamproof_simulator::faults::{Catcher, Fault, Plant, WINDOW_OFF_BY_ONE, catalogue};
 use seamproof_simulator::schedule::{Schedule, Work};
 
-/// The problems of a stream that are in an exact mode, with their index.
+/// Returns the problems of a stream that are in an exact mode, with their index.
 fn exact_cases(seed: u64, limits: &Limits, draws: u64) -> Vec<(u64, Problem)> {
     let case = |index| match draw(seed, index, limits) {
         Draw::Problem(problem) if is_legal(&problem) && eligible(problem.mode, &problem).is_ok() => {
@@ -66,7 +66,7 @@ fn the_rung_never_fires_on_a_right_kernel() {
     }
 }
 
-/// The judge with the exact rung alone.
+/// Returns the judge with the exact rung alone.
 fn exact_judge() -> Judge {
     let mut judge = Judge::default();
     judge.rungs.retain(|rung| rung.check == Check::Exact);
@@ -107,8 +107,8 @@ impl<F: Fn(&Problem, &Inputs, &mut RankOutputs) + Sync> Backend for Edited<F> {
     }
 }
 
-/// The oracle's own answer in the problem's formats, in place of the results. A value is taken for the multiple of 2⁻³⁰
-/// next to it: a tie that f64 misses by its last bit is a tie.
+/// Writes the oracle's own answer in the problem's formats in place of the results. A value is rounded to the nearest
+/// multiple of 2⁻³⁰, so that a tie that f64 misses by its last bit is a tie.
 fn perfect(problem: &Problem, inputs: &Inputs, rank: &mut RankOutputs) {
     let near = |value: f64| (value * 2f64.powi(30)).round() / 2f64.powi(30);
     let exact = exact::forward(problem, inputs);
@@ -158,7 +158,7 @@ fn the_rung_agrees_with_the_oracle() {
     assert!(alarms.is_empty(), "{} alarms: {:#?}", alarms.len(), &alarms[..alarms.len().min(20)]);
 }
 
-/// One sequence, one head.
+/// Returns one sequence with one head.
 fn one(mode: InputMode, lengths: [usize; 2], mask: Mask, pass: Pass) -> Problem {
     let [q, kv] = lengths;
     let (q_run, kv_run) = (Run::packed(0, q, q), Run::packed(0, kv, kv));
@@ -191,7 +191,7 @@ fn planted(edit: fn(&Problem, &mut Schedule)) -> Planted {
     Planted::new(Emulated::default(), fault)
 }
 
-/// Query 7 of each forward launch becomes a segment of its own, which `edit` edits.
+/// Gives query 7 of each forward launch a segment of its own, which `edit` edits.
 fn edit_query(schedule: &mut Schedule, edit: fn(&mut Segment)) {
     const QUERY: usize = 7;
     for operation in schedule.ranks.iter_mut().flat_map(|program| &mut program.operations) {
@@ -221,7 +221,7 @@ fn drop_key(segment: &mut Segment, numerator: usize) {
 
 type Edit = fn(&Problem, &mut Schedule);
 
-/// One pair too few: the first key, one in the middle, the last; one pair too many at the left bound.
+/// Edits that drop a pair (the first key, one in the middle, the last), or add one at the left bound.
 const DROPS: [Edit; 3] = [
     |_, schedule| edit_query(schedule, |segment| drop_key(segment, 0)),
     |_, schedule| edit_query(schedule, |segment| drop_key(segment, 3)),
@@ -255,7 +255,7 @@ fn one_wrong_pair_among_thousands_of_keys_is_seen() {
                 }
             }
         }
-        // Where all keys weigh the same every pair shows; a pair of keys shows its own.
+        // Every pair shows where all keys weigh the same; in `pairs`, only the chosen keys show.
         assert!(seen == 24 || mode == InputMode::Pairs && seen >= 3, "{mode:?}: {seen}");
     }
 }
@@ -305,7 +305,8 @@ fn the_finding_says_which_head_a_query_saw() {
         let mut fields: ProblemFields = one(mode, [12, 12], Mask::CAUSAL, Pass::Forward).into();
         fields.heads = Heads { q: 4, kv: 2 };
         let problem = Problem::new(fields).expect("a legal problem");
-        // Query heads to KV heads by modulo, as it shows: the two in the middle have each other's results.
+        // Results as they look when query heads map to KV heads by modulo: the two heads in the middle have each
+        // other's results.
         let by_modulo = |_: &Problem, _: &Inputs, rank: &mut RankOutputs| {
             for row in 0..12 {
                 let lse = rank.lse.as_mut().expect("an LSE");
@@ -342,26 +343,26 @@ fn the_finding_says_which_queries_a_key_received_from() {
         let finding = found(&planted(narrow), &problem);
         assert_eq!(finding.tensor, Some(TensorName::Dv), "{finding}");
         let key = finding.place.row.expect("a row");
-        // Query key + 3 is the last that may see the key.
+        // The query `key + 3` is the last that may see the key.
         let story = format!("..{}", key + 4);
         let what = &finding.what;
         assert!(what.contains("received from") && what.ends_with(&story), "{what}");
     }
 }
 
-/// Faults that the envelope catches, but no exact mode: what they change is not in them.
+/// Faults that the envelope catches, but no exact mode, because the modes do not contain what these faults change.
 const NOT_EXACT: [&str; 7] = [
-    // Logits of 0 or above, or a sink beside them.
+    // The logits of an exact mode are 0 or above, or have a sink beside them.
     "max-logit-starts-at-zero",
-    // Partial sums that any format holds.
+    // Any format holds the partial sums of an exact mode.
     "gradient-sums-in-16-bit",
-    // No soft cap where logits are not 0.
+    // An exact mode has no soft cap where logits are not 0.
     "softcap-missing",
-    // No weight on the sink where gradients are exact.
+    // The sink has no weight where gradients are exact.
     "dsink-zero",
     "dsink-counted-on-every-rank",
     "softcap-missing-in-backward",
-    // Too rare: none of the cases that are looked at is in an exact mode and shows it.
+    // The fault is too rare: no examined case is in an exact mode and shows it.
     "striped-offsets-miss-a-run",
 ];
 

@@ -1,4 +1,4 @@
-//! `explain`, word by word, on cases that a person can follow.
+//! The words of `explain`, on cases that a person can follow.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use seamproof_oracle::{
     ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
-/// Self-attention on a pack of sequences, given as (real, padded) rows.
+/// Returns self-attention on a pack of sequences, given as (real, padded) rows.
 fn problem(lengths: &[(usize, usize)], mask: Mask, algorithm: Algorithm, ranks: usize) -> Problem {
     let mut rows = 0;
     let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
@@ -217,7 +217,8 @@ checked   WRONG: 5 errors
 ");
 }
 
-/// Faults of a kernel and at a call are in no schedule: the text says so, and shows what was found beside what was asked.
+/// Test that the text says so where faults of a kernel or at a call are in no schedule. It shows the finding beside
+/// what was asked.
 #[test]
 fn what_no_schedule_shows_is_said() {
     let problem = problem(&[(3, 4)], Mask::CAUSAL, Algorithm::Single, 1);
@@ -251,7 +252,7 @@ fn what_no_schedule_shows_is_said() {
     );
 }
 
-/// An identity holds the case's run against others: those are shown too, each as what it is.
+/// Test of the other runs of an identity. They are shown too, each with a description.
 #[test]
 fn the_other_runs_of_an_identity_are_shown() {
     let problem = problem(&[(3, 4), (2, 4)], Mask::CAUSAL, Algorithm::Single, 1);
@@ -284,7 +285,8 @@ problem   2 sequences (2 of 4, 3 of 4); heads 1/1; dims 1/1; causal top-left; bf
     assert_eq!(shown(None), "");
 }
 
-/// A key that is of another sequence, and padding, are named as what they are; so is a schedule that does not run.
+/// Test that a key of another sequence, and padding, are named as what they are, and so is a schedule that does not
+/// run.
 #[test]
 fn foreign_keys_and_hopeless_schedules() {
     let problem = problem(&[(2, 4), (2, 4)], Mask::FULL, Algorithm::Single, 1);

@@ -1,5 +1,5 @@
-//! The fault catalogue: every fault applies to something, something that it names catches it, and nothing is wrong with
-//! the cases on which it is caught when it is not planted.
+//! The fault catalogue. Every fault applies to something, and something that it names catches it. The cases on which
+//! it is caught hold when it is not planted.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -25,14 +25,14 @@ use seamproof_oracle::{Pass, Problem, Sink};
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults::{ABSENT, Catcher, Fault, PLANTABLE, WINDOW_OFF_BY_ONE, by_id, catalogue};
 
-/// The stream that the tests draw from.
+/// Seed of the stream that the tests draw from.
 const SEED: u64 = 1;
 
 fn faults() -> Vec<&'static Fault> {
     catalogue().collect()
 }
 
-/// Without the fault the case holds: what was found is the fault.
+/// Whether the case holds without the fault, so that the finding shows the fault.
 fn holds(fault: &Fault, problem: &Problem) -> bool {
     let proved = fault.schedule(problem).is_some_and(|schedule| check(problem, &schedule).is_ok());
     proved && is_right(problem)
@@ -86,7 +86,7 @@ fn a_capability_table_that_is_too_wide_or_too_narrow_is_found() {
     }
 }
 
-/// A window off by one, said to be caught by nothing that sees it.
+/// A window off by one, registered with a catcher that does not see it.
 static MISNAMED: Fault = Fault { caught_by: &[Catcher::Crash], ..WINDOW_OFF_BY_ONE.entry() };
 
 #[test]
@@ -120,8 +120,8 @@ fn a_fault_in_the_judge_is_missed_without_a_probe_of_its_rung() {
     assert!(!score(Vec::new()).holds());
 }
 
-/// Every entry of the list of real bugs that can be planted without a GPU is planted, or absent for a reason, and not
-/// both.
+/// Test that every entry of the list of known bugs that can be planted without a GPU is planted, or absent for a
+/// reason, and not both.
 #[test]
 fn every_plantable_entry_is_planted_or_absent() {
     let of_schedules = catalogue().flat_map(|fault| fault.entries);
@@ -189,8 +189,8 @@ fn wrong(subject: Box<dyn Backend>, id: &str) -> Miscalled<'static> {
     Miscalled::new(subject, miscall(id).expect("a fault at the call"))
 }
 
-/// Two runs of a subject that sums in any order differ; that is no fault of the call. One whose order is fixed is asked the
-/// same, and answers the same.
+/// Test that a difference between two runs of a subject that sums in any order is no fault of the call. A subject
+/// with a fixed order gets the same question, and gives the same answer.
 #[test]
 fn an_equivalent_call_does_not_show_whatever_the_order_of_sums() {
     let problem = |index| match generate::draw(SEED, index, &Limits::seams()) {
@@ -228,8 +228,8 @@ fn every_fault_at_the_call_is_found_on_subjects_of_either_order() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
-/// Kernels for tensor cores are called on problems that go to these, but where the fault shows on none of them. Which ones
-/// these are needs no GPU.
+/// Test that kernels for tensor cores are called on problems that go to them, except for a fault that shows on none
+/// of these. The choice of these problems needs no GPU.
 #[test]
 fn the_kernels_that_are_called_wrongly_are_those_on_tensor_cores() {
     let cuda = Registered::new("cuda:attention=tuned").expect("a backend");
@@ -241,7 +241,7 @@ fn the_kernels_that_are_called_wrongly_are_those_on_tensor_cores() {
     }
 }
 
-/// What a subject shows by itself is not the fault at its call.
+/// Test that a failure of the subject itself does not count as the fault at its call.
 #[test]
 fn a_subjects_own_fault_is_not_taken_for_the_one_at_its_call() {
     let registered = || Registered::new("emulated+window-off-by-one").expect("a backend");
@@ -256,12 +256,13 @@ fn a_subjects_own_fault_is_not_taken_for_the_one_at_its_call() {
         flawed += first.flawed;
     }
     assert!(flawed > 0, "no case of any fault met the subject's own");
-    // On problems with a window it is nearly always wrong.
+    // The subject is nearly always wrong on problems with a window.
     let why = by_campaign(of("call-window-narrower"), SEED).expect_err("the subject is of no use here");
     assert!(why.to_string().contains("wrong without the fault"), "{why}");
 }
 
-/// A campaign draws identities of a case, and a score asks all: those that the subject breaks by itself are not the fault's.
+/// Test of a score, which asks all identities, while a campaign draws some. Those that the subject breaks by itself
+/// do not count for the fault.
 #[test]
 fn a_rung_that_a_subject_breaks_by_itself_is_not_the_faults() {
     let name = "emulated+padded-lengths-in-a-region";
@@ -275,7 +276,8 @@ fn a_rung_that_a_subject_breaks_by_itself_is_not_the_faults() {
     assert!(!score.rungs.contains(&Catcher::Identity), "{:?}", score.rungs);
 }
 
-/// What a subject refuses, it cannot be called wrongly on: no fault was missed, and nothing failed.
+/// Test of faults that show only on problems that the subject refuses. The subject cannot be called wrongly there, so
+/// no fault was missed, and nothing failed.
 #[test]
 fn a_fault_that_shows_on_refused_problems_alone_is_excluded() {
     let of = |id: &'static str| {

@@ -1,4 +1,4 @@
-//! The power table in small: what the judge catches, and what the rules of the field let pass.
+//! The power table in small: the faults that the judge catches, and those that the rules of the field let pass.
 
 use seamproof::power::rows::{ROWS, Row, Shape};
 use seamproof::power::{Caught, DRAWS, Measured, Plan, measure};
@@ -19,8 +19,8 @@ fn measured(name: &str, smaller: fn(Shape) -> Shape) -> Measured {
     measured
 }
 
-/// What these faults change at the lengths that TransformerEngine tests is below its tolerance, unless logits are made
-/// peaked.
+/// Test of mask faults. At the lengths that TransformerEngine tests, their effect is below its tolerance, unless
+/// logits are made peaked.
 #[test]
 fn faults_of_masks_below_the_tolerance_are_caught_by_the_judge_alone() {
     let one_key = measured("one key of 4096 masked, for one query", |shape| Shape { queries: 16, ..shape });
@@ -32,7 +32,7 @@ fn faults_of_masks_below_the_tolerance_are_caught_by_the_judge_alone() {
     }
 }
 
-/// No tolerance of a hundredth sees a scale that is off by less, whatever the inputs.
+/// Test of a scale that is off by less than a hundredth, which no tolerance of a hundredth sees, whatever the inputs.
 #[test]
 fn a_scale_that_is_slightly_off_is_caught_by_the_judge_alone() {
     let scale = measured("scale off by 2⁻⁸", |shape| Shape { queries: 64, keys: 64, ..shape });
@@ -40,7 +40,7 @@ fn a_scale_that_is_slightly_off_is_caught_by_the_judge_alone() {
     assert_eq!((scale.tolerance.cases(), scale.twice.cases()), (0, 0));
 }
 
-/// 2⁻⁸ of a row is one rounding of it.
+/// Test of an accumulator that is off by 2⁻⁸ of a row, which is one rounding of the row.
 #[test]
 fn a_stale_accumulator_is_below_the_tolerance() {
     let stale = measured("accumulator keeps 2⁻⁸ of another row", |shape| Shape {
@@ -52,7 +52,7 @@ fn a_stale_accumulator_is_below_the_tolerance() {
     assert_eq!(stale.tolerance.cases(), 0);
 }
 
-/// The rules are no straw men: a gradient that is wrong by a factor is caught by all three.
+/// Test that the rules are no straw men: all three catch a gradient that is wrong by a factor.
 #[test]
 fn a_gradient_without_its_scale_is_caught_by_all_three() {
     let unscaled = measured("dS without scale", |shape| Shape { queries: 64, keys: 64, ..shape });
@@ -72,13 +72,13 @@ fn the_right_kernel_is_never_rejected() {
     assert_eq!(caught.map(Caught::cases), [0; 3]);
 }
 
-/// A draw is as good as its cases: none where none is caught, some where one is.
+/// Test that a draw is as good as its cases: it catches nothing where no case does, and something where one does.
 #[test]
 fn draws_count_what_the_pool_holds() {
     let pool = |caught: usize| {
         Caught((0..40).map(|case| (InputMode::Flat, case < caught)).collect()).draws(PLAN.seed)
     };
     assert_eq!((pool(0), pool(40)), (0, DRAWS));
-    // 1 − (39/40)²⁰ = 0.397.
+    // The expected share is 1 − (39/40)²⁰ = 0.397.
     assert!((340..450).contains(&pool(1)), "{}", pool(1));
 }

@@ -9,7 +9,7 @@ use crate::census::is_legal;
 /// Number of cases in a statistical test.
 const CASES: u64 = 20_000;
 
-/// Returns the next number of a hash that fills raw problems: small numbers, edges and extremes alike.
+/// Returns the next number of a hash that fills raw problems: small numbers, edges and extremes.
 fn integer(state: &mut u64) -> u32 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     let value = (*state >> 32) as u32;

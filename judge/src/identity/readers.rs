@@ -1,4 +1,4 @@
-//! The queries that read a key, and what an error or a rounding moves.
+//! The queries that read a key, and the amounts by which errors and roundings move a gradient.
 
 use seamproof_oracle::Format;
 

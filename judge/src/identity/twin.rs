@@ -164,8 +164,8 @@ impl Twin {
         }
     }
 
-    /// Returns the first claim that does not hold, on the rows of the problem for which `asked(side, sequence,
-    /// position)` is true, or on all rows.
+    /// Returns the first claim that does not hold, on the problem's rows for which
+    /// `asked(side, sequence, position)` is true, or on all rows.
     pub(super) fn compare(
         &self,
         evidence: &Evidence<'_>,

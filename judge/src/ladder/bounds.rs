@@ -1,4 +1,4 @@
-//! Results beside the exact answer and its bounds, element by element and tier by tier.
+//! Comparison of results with the exact answer under its bounds, element by element and tier by tier.
 
 use ndarray::{Array1, Array2, Array3};
 use seamproof_oracle::blocked::Answer;

@@ -2,10 +2,10 @@
 //! never a verdict.
 //!
 //! It is a matched filter. Let p be the weight of key j, or the weight that it would have. Without a visible key j, a
-//! row of out moves by `−p/(1 − p)·(v_j − out)`; with a hidden key j, by `+p/(1 + p)·(v_j − out)`. A row of dq moves
-//! by `∓scale·dS_ij·k_j`, and a row of dv by `∓p_ij·dout_i`, with the p and dS that follow from the saved out and
-//! lse. The row's error is compared with the direction of every possible pair. A pair explains the error if it takes
-//! nearly all of its energy, with the sign that its visibility asks for and about the size that its coefficient
+//! row of out moves by `−p/(1 − p)·(v_j − out)`. With a hidden key j, it moves by `+p/(1 + p)·(v_j − out)`. A row of
+//! dq moves by `∓scale·dS_ij·k_j`, and a row of dv by `∓p_ij·dout_i`, with the p and dS that follow from the saved out
+//! and lse. The row's error is compared with the direction of every possible pair. A pair explains the error if it
+//! takes nearly all of its energy, with the sign that its visibility asks for and about the size that its coefficient
 //! predicts.
 //!
 //! A missing pair is missing in every result that it would be part of, so the diagnosis names nothing that other

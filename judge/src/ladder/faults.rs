@@ -268,7 +268,7 @@ fn unless(look: Look, tensor: TensorName) -> Look {
     }
 }
 
-/// Returns the problem with its sequences cut into one part after the other.
+/// Returns the problem with contiguous balance, which deals each sequence to the ranks in order.
 fn in_order(problem: &Problem) -> Problem {
     let mut fields = ProblemFields::from(problem.clone());
     fields.parallel.balance = Balance::Contiguous;
@@ -420,7 +420,7 @@ fn ring(fields: &mut ProblemFields) {
     fields.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
 }
 
-/// A ring without padding, so that rows of another cut are rows that hold a result.
+/// Makes a ring of dual chunks without padding, so that every row of another cut holds a result.
 fn dual_chunk(fields: &mut ProblemFields) {
     ring(fields);
     fields.parallel.balance = Balance::DualChunk;

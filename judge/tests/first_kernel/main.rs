@@ -2,7 +2,7 @@
 
 include!("kernel.rs");
 
-/// README leaves out the line that lets the test pass here.
+/// Test that README shows this kernel, without the line that lets the test pass here.
 #[test]
 fn readme_shows_this_kernel() {
     let lines = include_str!("kernel.rs").lines().filter(|line| !line.contains("should_panic"));

@@ -1,10 +1,10 @@
 //! The envelope holds on a FlashAttention-3-style forward with every approximate instruction of a Hopper GPU.
 //!
-//! The emulated kernel on [`Units::Hopper`] (truncating `wgmma`, `ex2.approx` wrong by up to 2 ulp, the scale folded into
-//! its argument, row sums of unrounded weights kept by four threads) takes its tiles of 128 keys from the last to the
-//! first here, divides by `rcp.approx` (1 ulp) and takes the logarithm by `lg2.approx` (2^-22, absolute in (0.5, 2) and
-//! relative elsewhere): <https://docs.nvidia.com/cuda/parallel-thread-execution/>. A subject of that kind declares
-//! [`Accumulation::WgmmaTruncating`] and a partition of its tiles, nothing else.
+//! The subject is the emulated kernel on [`Units::Hopper`]: truncating `wgmma`, `ex2.approx` wrong by up to 2 ulp,
+//! the scale folded into its argument, row sums of unrounded weights kept by four threads. Here it takes its tiles of
+//! 128 keys from the last to the first, divides by `rcp.approx` (1 ulp) and takes the logarithm by `lg2.approx`
+//! (2^-22, absolute in (0.5, 2) and relative elsewhere): <https://docs.nvidia.com/cuda/parallel-thread-execution/>. A
+//! subject of that kind declares only [`Accumulation::WgmmaTruncating`] and a partition of its tiles.
 
 use std::f32::consts::LN_2;
 use std::ops::Range;
@@ -25,27 +25,27 @@ use seamproof_simulator::schedule::build;
 /// Tiles of a real kernel.
 const TILES: Tiles = Tiles { q: 128, kv: 128 };
 
-/// From the last tile to the first, with approximate instructions at the end.
+/// Stages from the last tile to the first, with approximate instructions at the end.
 #[derive(Clone, Copy, Debug)]
 struct Descending;
 
-/// From the first tile to the last.
+/// Stages from the first tile to the last, with approximate instructions at the end.
 #[derive(Clone, Copy, Debug)]
 struct Ascending;
 
-/// A bit that looks drawn.
+/// Whether a bit that looks random is set.
 fn is_odd(x: f32) -> bool {
     x.to_bits().wrapping_mul(0x9e37_79b9) >> 31 == 1
 }
 
-/// `rcp.approx.ftz.f32`: off by one ulp, one way or the other.
+/// Returns `1 / x` as `rcp.approx.ftz.f32` may: off by one ulp in either direction.
 fn reciprocal(x: f32) -> f32 {
     let nearest = 1.0 / x;
     let ulp = if is_odd(x) { 1 } else { -1 };
     f32::from_bits(nearest.to_bits().wrapping_add_signed(ulp))
 }
 
-/// `lg2.approx.ftz.f32`, as wrong as it may be, one way or the other.
+/// Returns the logarithm as `lg2.approx.ftz.f32` may: as wrong as it may be, in either direction.
 fn log2(x: f32) -> f32 {
     let exact = libm::log2(f64::from(x));
     let size = if (0.5..2.0).contains(&x) { 1.0 } else { exact.abs() };
@@ -97,7 +97,7 @@ impl<A: UnitArithmetic<f32>> Stages<f32, A> for Ascending {
     }
 }
 
-/// One sequence of 24 queries at the end of 300 keys.
+/// Returns one sequence of 24 queries at the end of 300 keys.
 fn problem(mode: InputMode, format: Format, mask: Mask, dim: usize, scale: f32) -> Problem {
     let (queries, keys) = (24, 300);
     let (q, kv) = (Run::packed(0, queries, queries), Run::packed(0, keys, keys));
@@ -117,7 +117,7 @@ fn problem(mode: InputMode, format: Format, mask: Mask, dim: usize, scale: f32) 
     .expect("the fields are legal")
 }
 
-/// Out and lse of the kernel.
+/// Returns out and lse of the kernel.
 fn run(problem: &Problem, device: &Cpu<f32>) -> [Vec<f32>; 2] {
     let schedule = build(problem).expect("one rank");
     let inputs = values::inputs(problem);
@@ -129,7 +129,7 @@ fn run(problem: &Problem, device: &Cpu<f32>) -> [Vec<f32>; 2] {
     })
 }
 
-/// The largest error ÷ bound; 0 where a bound says nothing.
+/// Returns the largest error ÷ bound; 0 where a bound says nothing.
 fn largest<'a>(
     got: &[f32],
     exact: impl IntoIterator<Item = &'a f64>,
@@ -146,7 +146,7 @@ fn largest<'a>(
         .fold(0.0, |most, ratio| if ratio > most || ratio.is_nan() { ratio } else { most })
 }
 
-/// Error ÷ bound of out and lse, in tier W and T.
+/// Returns error ÷ bound of out and lse, in tiers W and T.
 fn ratios(problem: &Problem, device: &Cpu<f32>) -> [f64; 4] {
     let model = Model::new(problem, Accumulation::WgmmaTruncating, Partition::single(TILES.q, TILES.kv));
     let [out, lse] = run(problem, device);
@@ -174,7 +174,8 @@ fn approximate_instructions_stay_within_the_bounds_in_either_order() {
         ];
         for mode in InputMode::ALL {
             for (index, mask) in masks.into_iter().enumerate() {
-                // Scales up to logits of some thousands: their exponents are rounded where numbers are far apart.
+                // The scales give logits up to some thousands, whose exponents are rounded where numbers are far
+                // apart.
                 for (dim, scale) in [(64, 0.125), (40, 0.3), (128, 8.0), (256, 64.0)] {
                     let problem = problem(mode, format, mask, dim, scale);
                     let got = ratios(&problem, &devices[(index + dim / 8) % 2]);

@@ -1,4 +1,4 @@
-//! Deliberately broken copies of the emulated backend: each is caught, and shrunk to a case that a person can read,
+//! Deliberately broken copies of the emulated backend. Each is caught, and shrunk to a case that a person can read,
 //! the same one on every run.
 
 use seamproof_judge::failure::same_failure;
@@ -16,12 +16,12 @@ use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::faults::{Catcher, Edit, Fault, WINDOW_OFF_BY_ONE};
 use seamproof_simulator::schedule::Work;
 
-/// Cases of one seed within which each bug must show.
+/// Number of cases of one seed within which each bug must show.
 const CASES_MAX: u64 = 1_000;
 const EVALUATIONS_MAX: usize = 200;
 const KEY_TILE: usize = 4;
 
-/// What is done to the results of a right run.
+/// Function that spoils the results of a right run.
 type Spoil = fn(&Emulated, &Problem, &Inputs, &mut Outputs);
 
 /// The emulated backend with spoilt results.
@@ -77,7 +77,7 @@ const LAST_KEY_TILE_SKIPPED: Fault<Edit> = Fault {
     },
 };
 
-/// dk of a group is summed over all of its query heads but the last.
+/// Sums dk of a group over all of its query heads but the last.
 fn dk_misses_a_head(inner: &Emulated, problem: &Problem, inputs: &Inputs, outputs: &mut Outputs) {
     if problem.pass == Pass::Forward || problem.group() == 1 {
         return;
@@ -109,7 +109,7 @@ fn lse_in_base_two(_: &Emulated, _: &Problem, _: &Inputs, outputs: &mut Outputs)
     }
 }
 
-/// The softmax reads one padding row of v with weight 0: NaN there is NaN here.
+/// Reads one padding row of v with weight 0 in the softmax: NaN there becomes NaN here.
 fn padding_times_zero(_: &Emulated, problem: &Problem, inputs: &Inputs, outputs: &mut Outputs) {
     let layouts = layouts(problem).expect("it ran, so it can be cut");
     for (layout, rank) in layouts.iter().zip(&mut outputs.ranks) {
@@ -128,7 +128,7 @@ fn dsink_of_the_wrong_sign(_: &Emulated, _: &Problem, _: &Inputs, outputs: &mut 
     }
 }
 
-/// max_logit is that of another problem.
+/// Returns the max_logit of another problem.
 fn max_logit_of(
     inner: &Emulated,
     problem: &Problem,
@@ -158,7 +158,7 @@ fn max_logit_of_the_first_sequence(
     max_logit_of(inner, problem, inputs, outputs, |fields| fields.sequences.truncate(1));
 }
 
-/// The kernel clears a row of out that no sequence owns.
+/// Clears a row of out that no sequence owns.
 fn slack_cleared(_: &Emulated, problem: &Problem, _: &Inputs, outputs: &mut Outputs) {
     let layouts = layouts(problem).expect("it ran, so it can be cut");
     for (layout, rank) in layouts.iter().zip(&mut outputs.ranks) {
@@ -173,7 +173,7 @@ fn slack_cleared(_: &Emulated, problem: &Problem, _: &Inputs, outputs: &mut Outp
     }
 }
 
-/// A sum that begins before the zeros are written leaves something tiny in a padding row of dk.
+/// Leaves something tiny in a padding row of dk, as a sum does that begins before the zeros are written.
 fn gradient_in_padding(_: &Emulated, problem: &Problem, _: &Inputs, outputs: &mut Outputs) {
     let layouts = layouts(problem).expect("it ran, so it can be cut");
     for (layout, rank) in layouts.iter().zip(&mut outputs.ranks) {
@@ -184,7 +184,7 @@ fn gradient_in_padding(_: &Emulated, problem: &Problem, _: &Inputs, outputs: &mu
     }
 }
 
-/// Rows that see no key report 0 for their LSE, as if one key of logit 0 were there.
+/// Reports 0 as the LSE of rows that see no key, as if one key of logit 0 were there.
 fn empty_rows_with_lse_0(_: &Emulated, problem: &Problem, _: &Inputs, outputs: &mut Outputs) {
     let layouts = layouts(problem).expect("it ran, so it can be cut");
     for (layout, rank) in layouts.iter().zip(&mut outputs.ranks) {
@@ -195,7 +195,7 @@ fn empty_rows_with_lse_0(_: &Emulated, problem: &Problem, _: &Inputs, outputs: &
     }
 }
 
-/// The first case of campaign `seed` that the backend fails.
+/// Returns the first case of campaign `seed` that the backend fails.
 fn first_failure(backend: &dyn Backend, seed: u64) -> Option<(Problem, Finding)> {
     let limits = Limits::quick();
     (0..CASES_MAX).find_map(|index| match generate::draw(seed, index, &limits) {
@@ -211,14 +211,15 @@ fn minimise(backend: &dyn Backend, start: &Problem, finding: &Finding) -> Shrunk
     shrink(start, EVALUATIONS_MAX, |candidate| same_failure(finding, judge(backend, candidate)).is_some())
 }
 
-/// Sequences, and real rows of q and kv together.
+/// Returns the number of sequences, and of real rows of q and kv together.
 fn extent(problem: &Problem) -> (usize, usize) {
     let rows = problem.sequences.iter().map(|sequence| sequence.q.len + sequence.kv.len).sum();
     (problem.sequences.len(), rows)
 }
 
-/// Caught by this check (on this tensor, where one is named) with every seed, and shrunk: at most 2 sequences and 8 rows
-/// of q and kv together, nothing simpler, in few evaluations, and the same on a second run.
+/// Checks that this check (on this tensor, where one is named) catches the backend with every seed. The shrunk case
+/// has at most 2 sequences and 8 rows of q and kv together. Nothing simpler fails, few evaluations are needed, and a
+/// second run gives the same case.
 fn caught_and_shrunk(backend: &dyn Backend, check: Check, tensor: Option<TensorName>) {
     let name = backend.name();
     for seed in 1..=5 {

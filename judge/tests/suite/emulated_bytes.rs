@@ -1,5 +1,6 @@
-//! The emulated kernel's results are the same bytes on every machine, and after every change that does not mean to change
-//! its numbers. The problems are written out here, so that they do not change with the generator.
+//! The bytes of the emulated kernel's results. They are the same on every machine, and after every change that does
+//! not intend to change its numbers. The problems are written out here, so that they do not change with the
+//! generator.
 
 use seamproof_judge::subject::{Backend, Outputs};
 use seamproof_judge::subjects::{Arithmetic, Emulated};
@@ -10,7 +11,8 @@ use seamproof_oracle::{
 };
 use seamproof_simulator::emulated::Tiles;
 
-/// Three sequences of 37, 0 and 90 real rows, padded, after a slack of 3 rows; causal, two query heads a KV head, backward.
+/// Returns three sequences of 37, 0 and 90 real rows, padded, after a slack of 3 rows; causal, two query heads a KV
+/// head, backward.
 fn fields() -> ProblemFields {
     let runs =
         [(3, 37, 40), (43, 0, 8), (51, 90, 96)].map(|(offset, len, span)| Run::packed(offset, len, span));
@@ -29,13 +31,13 @@ fn fields() -> ProblemFields {
     }
 }
 
-/// The fields on ranks: the spans are multiples of twice their number.
+/// Returns the fields on ranks. The spans are multiples of twice the number of ranks.
 fn on(algorithm: Algorithm, balance: Balance, ranks: Vec<usize>) -> ProblemFields {
     let parallel = ContextParallel { algorithm, balance, world: 4, ranks };
     ProblemFields { parallel, ..fields() }
 }
 
-/// Keys that are fewer than the queries in one sequence and more in the other.
+/// Returns fields with fewer keys than queries in one sequence and more in the other.
 fn crossed() -> ProblemFields {
     let run = |offset, len, span| Run::packed(offset, len, span);
     let sequences = vec![
@@ -45,7 +47,7 @@ fn crossed() -> ProblemFields {
     ProblemFields { sequences, rows: TensorRows { q: 54, kv: 120 }, ..fields() }
 }
 
-/// One problem for each thing that the kernel's arithmetic depends on.
+/// Returns one problem for each thing that the kernel's arithmetic depends on.
 fn problems() -> Vec<Problem> {
     let softmax =
         |softcap, sink| ProblemFields { softmax: Softmax { scale: 0.3, softcap, sink }, ..fields() };
@@ -87,7 +89,7 @@ fn absorb(hasher: &mut blake3::Hasher, outputs: &Outputs) {
     }
 }
 
-/// Of everything that the subject returns on the problems, padding poisoned.
+/// Returns the digest of everything that the subject returns on the problems, with poisoned padding.
 fn digest(arithmetic: Arithmetic) -> String {
     let mut hasher = blake3::Hasher::new();
     for (index, problem) in problems().iter().enumerate() {

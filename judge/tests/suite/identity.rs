@@ -1,4 +1,4 @@
-//! The identity rung: silent on the right kernel, and each identity sees the fault that is planted for it.
+//! The identity rung. It is silent on the right kernel, and each identity sees the fault that is planted for it.
 
 use std::sync::Mutex;
 
@@ -14,22 +14,22 @@ use seamproof_judge::subjects::{Emulated, draw_options};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Algorithm, Alignment, Inputs, Mask, Pass, Problem, ProblemFields, TensorName};
 
-/// Cases of the emulated kernel that no identity may break on, all algorithms and modes, tiles drawn; small ones, and
-/// ones around the edges of chunks and tiles.
+/// Cases of the emulated kernel on which no identity may break, with all algorithms and modes and drawn tiles: small
+/// ones, and ones around the edges of chunks and tiles.
 const RIGHT_CASES: [(u64, fn() -> Limits); 2] = [(8_500, Limits::quick), (1_500, Limits::seams)];
-/// Of the identities each case is asked every one of this many, in turn.
+/// Number of turns over which the identities are spread, since each case is asked only some of them.
 const TURNS: usize = 4;
-/// Cases within which a planted fault must be seen by its identity.
+/// Number of cases within which an identity must see the fault that is planted for it.
 const CASES_MAX: u64 = 2_000;
 
-/// A judge that asks identities alone: the oracle is never asked, so every identity is.
+/// Returns a judge that asks identities alone. The oracle is never asked, so every identity is.
 fn identities_alone() -> Judge {
     let judge = Judge::default();
     let rungs: Vec<Rung> = judge.rungs.iter().filter(|rung| rung.check == Check::Identity).copied().collect();
     Judge { products_max: 0, rungs, ..judge }
 }
 
-/// Every [`TURNS`]th identity alone.
+/// Returns a judge that asks every [`TURNS`]th identity alone.
 fn asked_in_turn(turn: usize) -> Judge {
     let relations = TABLE.iter().skip(turn).step_by(TURNS);
     Judge { identities: relations.map(|identity| identity.relation).collect(), ..identities_alone() }
@@ -67,10 +67,10 @@ fn no_identity_breaks_on_the_right_kernel() {
     assert!(alarms.is_empty(), "{} alarms, the first: {}", alarms.len(), alarms[0]);
 }
 
-/// What is done to the results of a run: of which problem, how many runs there were before, and the results.
+/// Function that spoils the results of a run. It takes the problem, the number of earlier runs, and the results.
 type Spoil = fn(&Problem, usize, &mut Outputs);
 
-/// The emulated kernel with spoilt results, or told another problem.
+/// The emulated kernel with spoilt results, or with another problem than it is asked.
 struct Spoilt {
     inner: Emulated,
     spoil: Spoil,
@@ -111,7 +111,7 @@ impl Backend for Spoilt {
     }
 }
 
-/// A fault that one identity is there for.
+/// A fault that one identity is meant to catch.
 struct Fault {
     relation: Relation,
     spoil: Spoil,
@@ -122,7 +122,7 @@ fn each(outputs: &mut Outputs, change: impl Fn(&mut RankOutputs)) {
     outputs.ranks.iter_mut().for_each(change);
 }
 
-/// Half as much again in out, where a condition holds: zeros in padding stay.
+/// Multiplies out by 1.5 where a condition holds; zeros in padding stay.
 fn out_if(condition: bool, outputs: &mut Outputs) {
     if condition {
         each(outputs, |rank| rank.out.mapv_inplace(|x| written(x, |x| 1.5 * x)));
@@ -149,7 +149,7 @@ fn told(relation: Relation, told: fn(&mut ProblemFields)) -> Fault {
     Fault { relation, spoil: |_, _, _| {}, told }
 }
 
-/// A fault for every identity.
+/// Returns a fault for every identity.
 fn faults() -> Vec<Fault> {
     vec![
         spoilt(Relation::PaddingAmount, |p, _, o| out_if(p.sequences.iter().any(|s| s.q.span > s.q.len), o)),
@@ -217,7 +217,7 @@ fn infinite(x: f32) -> f32 {
     if x == 0.0 { x } else { f32::INFINITY.copysign(x) }
 }
 
-/// Small inputs have no infinite gradients: that one may be right in fp16 excuses none of these.
+/// Test that an infinity is seen where small inputs allow none, although an infinity may be right in fp16.
 #[test]
 fn an_infinity_where_none_can_be_is_seen_without_the_oracle() {
     let faults: [(Relation, Spoil); 2] = [
@@ -237,7 +237,7 @@ fn an_infinity_where_none_can_be_is_seen_without_the_oracle() {
     }
 }
 
-/// A factor of one gradient alone.
+/// Scales one gradient alone.
 fn scaled(outputs: &mut Outputs, tensor: TensorName, condition: bool) {
     if condition {
         gradients(outputs, |gradients| {
@@ -282,7 +282,7 @@ fn gradients_of_several_ranks_and_of_grouped_heads_are_held_to_those_of_one() {
         let found: Vec<&Finding> = verdicts.iter().flatten().collect();
         assert!(found.iter().all(|finding| finding.identity == Some(relation)));
         assert!(found.iter().all(|finding| finding.tensor == Some(tensor)));
-        // A row of one key has no dq and no dk, and where logits are large the bound says nothing.
+        // A row of one key has no dq and no dk, and for large logits the bound says nothing.
         assert!(
             10 * found.len() > verdicts.len(),
             "{relation} {tensor}: {} of {}",
@@ -292,8 +292,8 @@ fn gradients_of_several_ranks_and_of_grouped_heads_are_held_to_those_of_one() {
     }
 }
 
-/// A kernel may add to dq in another order where heads share keys: it is then held to a bound, and only where it promises one
-/// order to its bits.
+/// Test of a kernel that may add to dq in another order where heads share keys. It is then judged by a bound, and by
+/// its bits only where it promises one order.
 #[test]
 fn dq_of_grouped_heads_is_held_to_bits_where_that_is_promised_and_else_to_a_bound() {
     let last_bit: Spoil = |problem, _, outputs| {
@@ -332,7 +332,7 @@ fn dq_of_grouped_heads_is_held_to_bits_where_that_is_promised_and_else_to_a_boun
     assert!(10 * found > of, "{found} of {of}");
 }
 
-/// The LSE of a sequence that is alone differs in its last bit: far inside every bound.
+/// A fault that changes the last bit of the LSE of a sequence that is alone, far inside every bound.
 const LAST_BIT: Fault = Fault {
     relation: Relation::Alone,
     spoil: |problem, _, outputs| {

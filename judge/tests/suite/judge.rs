@@ -1,4 +1,4 @@
-//! Faults in the judge are seen: for each thing that the judge checks, a result that is wrong in nothing else. A judge
+//! Faults in the judge. For each thing that the judge checks there is a result that is wrong in nothing else. A judge
 //! that does not look there passes it, and the test fails.
 
 use ndarray::Array1;
@@ -17,12 +17,12 @@ use seamproof_oracle::{
 };
 use seamproof_simulator::{Damage, Guard, UNWRITTEN_BITS};
 
-/// Rows of the one sequence: real, owned, and all of a tensor.
+/// Number of real rows of the one sequence; the next constants are its owned rows and all rows of a tensor.
 const REAL: usize = 3;
 const OWNED: usize = 4;
 const ROWS: usize = 6;
 
-/// One sequence that leaves two rows to nobody, in the middle of a packed tensor; every output is asked for.
+/// Returns one sequence in the middle of a packed tensor with two rows that nobody owns. Every output is asked for.
 fn fields() -> ProblemFields {
     let run = Run::packed(1, REAL, OWNED);
     ProblemFields {
@@ -46,7 +46,7 @@ fn problem(edit: impl FnOnce(&mut ProblemFields)) -> Problem {
     Problem::new(fields).expect("the fields are legal")
 }
 
-/// The same over two ranks, each with two of the rows: the second one's last row is padding.
+/// Returns the problem over two ranks, each with two of the rows. The last row of the second rank is padding.
 fn over_two_ranks() -> Problem {
     problem(|fields| {
         let (algorithm, balance) = (Algorithm::Ring, Balance::Contiguous);
@@ -101,7 +101,7 @@ fn finding(backend: &dyn Backend, problem: &Problem) -> Finding {
     }
 }
 
-/// What the judge must say of results spoilt in this way.
+/// Checks the judge's finding about results spoilt in this way.
 fn seen(
     problem: &Problem,
     check: Check,
@@ -118,7 +118,7 @@ fn gradients(rank: &mut RankOutputs) -> &mut RankGradients {
     rank.gradients.as_mut().expect("a backward pass")
 }
 
-/// An element of a row of a tensor; max_logit and dsink have no rows.
+/// Returns an element of a row of a tensor. max_logit and dsink have no rows.
 fn element(rank: &mut RankOutputs, tensor: TensorName, row: usize) -> &mut f32 {
     match tensor {
         TensorName::Out => &mut rank.out[[row, 1, 3]],
@@ -135,12 +135,12 @@ fn element(rank: &mut RankOutputs, tensor: TensorName, row: usize) -> &mut f32 {
 const WITH_ROWS: [TensorName; 5] =
     [TensorName::Out, TensorName::Lse, TensorName::Dq, TensorName::Dk, TensorName::Dv];
 
-/// Rows of the problem's tensors: the last real one, its padding, and one that nobody owns.
+/// Last real row of the problem's tensors; the next constants are its padding and a row that nobody owns.
 const LAST_ROW: usize = REAL;
 const PADDING_ROW: usize = OWNED;
 const FREE_ROW: usize = ROWS - 1;
 
-/// Whether this is the run whose padding rows hold NaN: the first of two.
+/// Whether this is the first of two runs, whose padding rows hold NaN.
 fn is_first(inputs: &Inputs) -> bool {
     inputs.v[[PADDING_ROW, 0, 0]].is_nan()
 }
@@ -242,7 +242,7 @@ fn structure_shapes_and_guard_bands() {
     });
 }
 
-/// A padding row in either of the two runs, and a row that nobody owns, in every tensor that has rows.
+/// Test of a padding row in either of the two runs, and of a row that nobody owns, in every tensor that has rows.
 #[test]
 fn structure_rows_that_are_not_real() {
     for tensor in WITH_ROWS {
@@ -254,7 +254,8 @@ fn structure_rows_that_are_not_real() {
             });
             assert_eq!((told.tensor, told.failed), (Some(tensor), 1), "{told}");
         }
-        // Zeros, as the contract of padding has them: the row is nobody's, and the contract is not about it.
+        // These are zeros, as the contract of padding asks. But the row is nobody's, and the contract does not cover
+        // it.
         let told =
             seen(&problem(|_| {}), Check::Structure, "no sequence owns this row", move |_, outputs| {
                 *element(&mut outputs.ranks[0], tensor, FREE_ROW) = 0.0;
@@ -273,7 +274,7 @@ fn structure_rows_that_are_not_real() {
     }
 }
 
-/// Zeros where the contract says that padding is left alone.
+/// Test with zeros where the contract says that padding is left alone.
 #[test]
 fn structure_the_contract_decides_what_padding_holds() {
     let untouched = Spoilt { outputs: PaddingOutputs::Untouched, ..Spoilt::new(|_, _| {}) };
@@ -304,7 +305,7 @@ fn structure_ranks_agree_on_the_maximum() {
     assert_eq!(told.tensor, Some(TensorName::MaxLogit));
 }
 
-/// The last bit of one element differs between the two runs: far inside every bound.
+/// Test with one element whose last bit differs between the two runs, far inside every bound.
 #[test]
 fn poison_one_bit_of_one_element() {
     for tensor in TensorName::RESULTS {
@@ -319,7 +320,7 @@ fn poison_one_bit_of_one_element() {
     }
 }
 
-/// One wrong element, the same in both runs; NaN is wrong as well.
+/// Test with one wrong element, the same in both runs. NaN is wrong as well.
 #[test]
 fn envelope_one_element_of_each_result() {
     for tensor in TensorName::RESULTS {
@@ -332,7 +333,7 @@ fn envelope_one_element_of_each_result() {
     }
 }
 
-/// The last rank counts as the first does.
+/// Test that the last rank counts as the first does.
 #[test]
 fn envelope_one_element_of_each_rank() {
     for (tensor, rank) in WITH_ROWS.into_iter().flat_map(|tensor| [(tensor, 0), (tensor, 1)]) {

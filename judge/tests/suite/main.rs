@@ -1,4 +1,4 @@
-//! The judge, held to right and to broken subjects. One program: a file of tests links in seconds, ten in ten times that.
+//! The judge on right and on broken subjects. All tests are one program, since each program of tests takes seconds to link.
 
 mod any_order;
 mod approximate;

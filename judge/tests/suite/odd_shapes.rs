@@ -1,5 +1,5 @@
-//! The judge on shapes that a campaign seldom draws, in every input mode: it fires on none of them while the kernel is right,
-//! and sees a lost key in each that has one to lose.
+//! The judge on shapes that a campaign seldom draws, in every input mode. It fires on none of them while the kernel
+//! is right, and sees a lost key in each that has one to lose.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -66,7 +66,7 @@ const SHAPES: [(&str, Edit); 23] = [
     }),
 ];
 
-/// One sequence after a gap, with padding and slack.
+/// Returns one sequence after a gap, with padding and slack.
 fn fields() -> ProblemFields {
     let (q, kv) = (Run::packed(1, 9, 56), Run::packed(2, 40, 56));
     ProblemFields {
@@ -98,7 +98,7 @@ fn parallel(fields: &mut ProblemFields, algorithm: Algorithm, ranks: usize, of: 
     };
 }
 
-/// A shape in every mode and format; the mode's own scale where it has one.
+/// Returns a shape in every mode and format, with the mode's own scale where it has one.
 fn problems(edit: Edit) -> impl Iterator<Item = Problem> {
     let formats = [(Format::Bf16, Format::Bf16), (Format::Fp16, Format::Fp16), (Format::Fp16, Format::F32)];
     InputMode::ALL.into_iter().flat_map(move |mode| {
@@ -143,7 +143,7 @@ fn odd_shapes_hold_in_every_mode() {
     assert!(fired.is_empty(), "{} findings:\n{}", fired.len(), fired.join("\n"));
 }
 
-/// The last key of the sequence is lost: in every shape in which a query sees it, a mode shows it.
+/// Test that a lost last key shows in some mode, in every shape in which a query sees that key.
 #[test]
 fn a_lost_key_is_seen_in_every_odd_shape() {
     let blind = [
@@ -160,7 +160,7 @@ fn a_lost_key_is_seen_in_every_odd_shape() {
     }
 }
 
-/// A sink of −∞ is none, bit for bit, in rows without keys too, whose LSE is −∞.
+/// Test that a sink of −∞ acts as none, bit for bit, also in rows without keys, whose LSE is −∞.
 #[test]
 fn a_sink_of_minus_infinity_is_none() {
     for keys in [40, 0] {
@@ -183,8 +183,8 @@ fn a_sink_of_minus_infinity_is_none() {
     }
 }
 
-/// A subject that sums gradients in any order, and says so, with one element of dq made anew from the inputs, the number of
-/// the run and what it was.
+/// A subject that sums gradients in any order, and says so. One element of dq is made anew from the inputs, the
+/// number of the run and its former value.
 struct Spoilt {
     inner: AnyOrder,
     runs: AtomicU64,
@@ -222,13 +222,14 @@ impl Backend for Spoilt {
     }
 }
 
-/// In an exact mode gradients are the same in any order: a digit that is wrong in the second run alone is no order.
+/// Test that gradients of an exact mode are the same in any order, so a wrong digit in the second run alone is not a
+/// matter of order.
 #[test]
 fn a_second_run_of_an_exact_mode_is_exact_too() {
     let scale = fit_scale(InputMode::Pairs, fields().softmax.scale);
     let softmax = Softmax { scale, ..fields().softmax };
     let problem = Problem::new(ProblemFields { mode: InputMode::Pairs, softmax, ..fields() });
-    // The last digit of a bf16, in every second run.
+    // The fault flips the last digit of a bf16 in every second run.
     let subject = Spoilt::new(|_, run, dq| f32::from_bits(dq.to_bits() ^ (run as u32 % 2) << 16));
     match judge(&subject, &problem.expect("a legal shape")) {
         Verdict::Finding(finding) => assert_eq!(finding.check, Check::Exact, "{finding}"),

@@ -1,5 +1,5 @@
-//! Cases that are too large for the oracle: the envelope looks at a sample of their rows. It is silent on right kernels, and
-//! sees a factor on a whole gradient, which identities do not.
+//! Cases that are too large for the oracle. The envelope examines a sample of their rows. It is silent on right
+//! kernels, and sees a factor on a whole gradient, which identities do not.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,15 +13,16 @@ use seamproof_judge::subjects::{Emulated, Miscalled, draw_options, miscall};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Pass, Problem, TensorName};
 
-/// So many cases of a profile.
+/// A number of cases of a profile.
 type Cases = (u64, fn() -> Limits);
 
-/// Cases of the emulated kernel that may not be condemned: small ones, and ones around the edges of chunks and tiles.
+/// Cases on which the emulated kernel may not be condemned: small ones, and ones around the edges of chunks and
+/// tiles.
 const RIGHT_CASES: [Cases; 2] = [(900, Limits::quick), (100, Limits::seams)];
-/// The same where minutes are spent.
+/// Cases on which the emulated kernel may not be condemned, for a run of some minutes.
 const MANY_RIGHT_CASES: [Cases; 2] = [(32_000, Limits::quick), (4_000, Limits::seams)];
 
-/// The envelope alone, with the oracle for this many products.
+/// Returns a judge with the envelope alone, and with the oracle for this many products.
 fn envelope(products_max: u64) -> Judge {
     let judge = Judge::default();
     let rungs: Vec<Rung> = judge.rungs.iter().filter(|rung| rung.check == Check::Envelope).copied().collect();
@@ -36,7 +37,7 @@ fn problems(seed: u64, limits: Limits, cases: u64) -> impl ParallelIterator<Item
     (0..cases).into_par_iter().filter_map(drawn)
 }
 
-/// The emulated kernel in all its forms, one in 16 without fixed bits.
+/// Returns the emulated kernel in any of its forms, one in 16 without fixed bits.
 fn right(index: u64) -> Box<dyn Backend> {
     if index % 16 == 5 {
         return Box::new(AnyOrder::from(index));
@@ -44,7 +45,7 @@ fn right(index: u64) -> Box<dyn Backend> {
     Box::new(Emulated::from_options(&draw_options(index)).expect("options"))
 }
 
-/// What a judge that samples says against right kernels, and how many it judged.
+/// Returns the findings of a judge that samples against right kernels, and the number of cases that it judged.
 fn alarms(cases: [Cases; 2]) -> (Vec<String>, usize) {
     let (judge, judged) = (envelope(0), AtomicU64::new(0));
     let of_profile = |(seed, (count, limits)): (usize, Cases)| -> Vec<String> {
@@ -124,7 +125,7 @@ fn a_factor_on_a_whole_gradient_is_seen_without_the_whole_oracle() {
     }
 }
 
-/// A finding about a part is told of the case: its sequence and row, in the case's own numbers.
+/// Test that a finding about a part is reported in the case's own numbers: its sequence and row.
 #[test]
 fn a_finding_of_a_sample_is_where_the_whole_oracle_finds_it() {
     let subject = wrong_call("call-dq-stale");
@@ -134,7 +135,7 @@ fn a_finding_of_a_sample_is_where_the_whole_oracle_finds_it() {
         .filter_map(|(_, problem)| {
             let [a, b] = [&whole, &sampled].map(|judge| finding(judge, subject.as_ref(), &problem));
             let (a, b) = a.zip(b)?;
-            // One row is wrong, so that both name the same.
+            // One row is wrong, so both judges name the same.
             Some([a, b].map(|finding| (finding.tensor, finding.place.sequence, finding.place.row)))
         })
         .collect();

@@ -1,9 +1,10 @@
 //! The shrinker on faults whose smallest repro is known.
 //!
-//! A *fault* here is a predicate over problems, true where a subject with that fault would fail. Starts are messy:
-//! every feature may be on. Each fault is shrunk from many starts, and must end exactly on one of its known minima.
+//! A *fault* here is a predicate over problems, true where a subject with that fault would fail. The starts are
+//! messy: every feature may be on. Each fault is shrunk from many starts, and must end exactly on one of its known
+//! minima.
 
-// The tables of evaluations and of accepted steps are there to be read (`--nocapture`).
+// The test prints tables of evaluations and of accepted steps, to be read with `--nocapture`.
 #![allow(clippy::print_stdout)]
 
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
@@ -15,21 +16,21 @@ use seamproof_oracle::{
     Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax, TensorRows,
 };
 
-/// Starts of each fault.
+/// Number of starts of each fault.
 const STARTS: usize = 100;
-/// What a shrink may cost, and how large a repro may be.
+/// Largest number of evaluations of a shrink; the next constant is the largest size of a repro.
 const EVALUATIONS_MAX: usize = 200;
 const SEQUENCES_MAX: usize = 2;
 const TOKENS_MAX: usize = 8;
 
-/// The simpler of the scaled elements of the starts.
+/// The simpler of the scaled elements in the starts.
 const SCALED: Element = Element { format: Format::E4m3, scaling: Scaling::PerTensor };
 
 /// A known fault.
 struct Fault {
     name: &'static str,
     fails: fn(&Problem) -> bool,
-    /// Every fixed point that a start may end on.
+    /// Fixed points that a start may end on.
     minima: Vec<Problem>,
 }
 
@@ -52,7 +53,7 @@ impl Choices {
         self.below(100) < percent
     }
 
-    /// 0 or, with this chance, 1 to `most`.
+    /// Returns 1 to `most` with this chance, otherwise 0.
     fn some(&mut self, percent: usize, most: usize) -> usize {
         if self.chance(percent) { 1 + self.below(most) } else { 0 }
     }
@@ -62,7 +63,7 @@ impl Choices {
     }
 }
 
-/// Lengths as a campaign draws them: many short, some at block edges, some long.
+/// Returns a length as a campaign draws it: many are short, some at block edges, some long.
 fn length(c: &mut Choices) -> usize {
     match c.below(6) {
         0 => c.below(4),
@@ -72,7 +73,7 @@ fn length(c: &mut Choices) -> usize {
     }
 }
 
-/// Runs of the given lengths, with gaps, padding, first offset, slack, an interleaved or a shuffled order.
+/// Returns runs of the given lengths, with gaps, padding, a first offset, slack, an interleaved or a shuffled order.
 fn runs(c: &mut Choices, lengths: &[usize]) -> (Vec<Run>, usize) {
     let (first, slack) = (c.some(40, 9), c.some(40, 9));
     let (padded, gapped) = (c.chance(50), c.chance(40));
@@ -126,7 +127,7 @@ fn precision(c: &mut Choices) -> Precision {
     precision
 }
 
-/// A problem with every feature on or off by chance.
+/// Returns a problem with every feature on or off by chance.
 fn messy(seed: u64) -> Problem {
     let c = &mut Choices(seed);
     let count = c.below(12) + 1;
@@ -165,12 +166,12 @@ fn messy(seed: u64) -> Problem {
     Problem::new(fields).expect("the sampler makes legal problems")
 }
 
-/// The first starts on which a fault shows.
+/// Returns the first starts on which a fault shows.
 fn starts(fails: fn(&Problem) -> bool) -> impl Iterator<Item = Problem> {
     (0..).map(messy).filter(fails).take(STARTS)
 }
 
-/// The simplest problem with these lengths, edited.
+/// Returns the simplest problem with these lengths, edited.
 fn plain(lengths: &[(usize, usize)], change: impl FnOnce(&mut ProblemFields)) -> Problem {
     let mut rows = TensorRows { q: 0, kv: 0 };
     let mut sequences = Vec::new();
@@ -199,7 +200,7 @@ fn any(problem: &Problem, test: impl Fn(&Sequence) -> bool) -> bool {
     problem.sequences.iter().any(test)
 }
 
-/// The window's left edge hides a key of some sequence from a query.
+/// Whether the window's left edge hides a key of some sequence from a query.
 fn window_cuts(problem: &Problem) -> bool {
     let Some(left) = problem.mask.left else { return false };
     any(problem, |s| {
@@ -239,7 +240,7 @@ fn lengths_differ(problem: &Problem) -> bool {
     lengths.len() >= 2
 }
 
-/// The window ends on the sequence's last key.
+/// Whether the window ends on the sequence's last key.
 fn window_meets_end(problem: &Problem) -> bool {
     let left = problem.mask.left.map_or(0, |left| left as usize);
     left >= 2 && any(problem, |s| s.q.len > 0 && left + 1 == s.kv.len)
@@ -251,7 +252,8 @@ fn chunks_of_two_rows(problem: &Problem) -> bool {
     dual && chunks > 2 && any(problem, |s| s.kv.len > chunks)
 }
 
-/// Both middle chunks of some sequence are full, of several keys or of values that tell a key from the next.
+/// Whether both middle chunks of some sequence are full, with several keys or with values that tell a key from the
+/// next.
 fn full_chunks(problem: &Problem) -> bool {
     let cp = problem.parallel.size();
     let full = |s: &Sequence| {
@@ -274,7 +276,7 @@ fn deep_padding(problem: &Problem) -> bool {
     any(problem, |s| s.kv.span - s.kv.len >= 5)
 }
 
-/// Rows between two packed sequences of q that nobody owns.
+/// Whether there are rows between two packed sequences of q that nobody owns.
 fn gap(problem: &Problem) -> bool {
     let first = problem.sequences.iter().map(|s| s.q.offset).min();
     let end = problem.sequences.iter().filter_map(|s| s.q.end()).max();
@@ -296,7 +298,7 @@ fn scaled_keys(problem: &Problem) -> bool {
     problem.precision.k.scaling != Scaling::None && any_pair(problem)
 }
 
-/// Only some values show it.
+/// Whether the seed and an id are odd, as for a fault that only some values show.
 fn odd_names(problem: &Problem) -> bool {
     problem.data_seed % 2 == 1 && any(problem, |s| s.id % 2 == 1 && s.kv.len > 0)
 }
@@ -380,7 +382,7 @@ fn faults() -> Vec<Fault> {
     ]
 }
 
-/// What a batch, proptest and the loop must agree on.
+/// Returns the shrink on which a batch, proptest and the loop must agree.
 fn loop_of(start: &Problem, fails: fn(&Problem) -> bool) -> Shrunk {
     let shrunk = shrink(start, usize::MAX, fails);
     assert!(shrunk.complete);
@@ -449,7 +451,7 @@ fn size_goes_down_with_every_accepted_step_and_nothing_is_judged_twice() {
     }
 }
 
-/// A numeric fault does not show on every geometry. The path is rougher, the promise is the same.
+/// Test of a numeric fault that does not show on every geometry. The path is rougher, but the promise is the same.
 #[test]
 fn a_fault_that_hides_by_chance_is_still_small_and_cheap() {
     fn fails(problem: &Problem) -> bool {
@@ -460,7 +462,7 @@ fn a_fault_that_hides_by_chance_is_still_small_and_cheap() {
     print_line("hidden in a third", &mut evaluations);
 }
 
-/// The same on what a campaign draws, whose parameters are not those of the minima above.
+/// Test on problems that a campaign draws, whose parameters differ from those of the minima above.
 #[test]
 fn drawn_cases_end_small_in_few_evaluations() {
     const DRAWN: u64 = 1000;
@@ -537,7 +539,7 @@ fn proptest_reaches_the_same_minima_in_as_many_evaluations() {
             let Err(TestError::Fail(_, smallest)) = result else { panic!("{name}: {result:?}") };
             let shrunk = loop_of(&start, fails);
             assert_eq!(smallest, shrunk.problem, "{name}");
-            // proptest judges the start, too.
+            // Proptest also judges the start.
             assert_eq!(evaluations.get(), shrunk.evaluations + 1, "{name}");
         }
     }

@@ -1,4 +1,5 @@
-//! The envelope's tiers hold on a right kernel, each sees what the weaker ones miss, and a profile tells subjects apart.
+//! The envelope's tiers. They hold on a right kernel, each sees what the weaker ones miss, and a profile tells
+//! subjects apart.
 
 use ndarray::{Array2, Array3, ArrayView1, s};
 use seamproof_judge::calibrate::{Calibration, ForwardFacts, Outcome, Unlockable};
@@ -19,12 +20,12 @@ use seamproof_oracle::{
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::MergeOrder;
 
-/// Lanes of a head.
+/// Number of lanes of a head.
 const DIM: usize = 64;
-/// Half a cell of bf16 at most, relative.
+/// Largest relative error of rounding to bf16: half a cell.
 const SMALL: f32 = 1.0 / 256.0;
 
-/// One bf16 sequence without a mask.
+/// Returns one bf16 sequence without a mask.
 fn fields(queries: usize, keys: usize) -> ProblemFields {
     ProblemFields {
         sequences: vec![Sequence {
@@ -57,7 +58,7 @@ fn edited(problem: &Problem, edit: impl FnOnce(&mut ProblemFields)) -> Problem {
 
 type Change = fn(&Emulated, &Problem, &Inputs) -> Result<Outputs, RunError>;
 
-/// The emulated kernel with other numerics; all that it declares is the emulated kernel's.
+/// The emulated kernel with other numerics, under the emulated kernel's declaration.
 struct Changed {
     inner: Emulated,
     run: Change,
@@ -117,17 +118,17 @@ impl Backend for Changed {
     }
 }
 
-/// P stays in f32.
+/// Runs a kernel that keeps P in f32.
 fn unrounded_weights(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
     kernel.run(&edited(problem, |fields| fields.precision.p = Element::from(Format::F32)), inputs)
 }
 
-/// Tiles of 16 keys, whatever was declared.
+/// Runs a kernel with tiles of 16 keys, whatever was declared.
 fn other_tiles(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
     Emulated { tiles: Tiles { q: 4, kv: 16 }, ..*kernel }.run(problem, inputs)
 }
 
-/// Queries are scaled and rounded first.
+/// Runs a kernel that scales queries and rounds them first.
 fn scaled_queries(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
     let mut inputs = inputs.clone();
     let format = problem.precision.q.format;
@@ -139,7 +140,7 @@ fn unchanged(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Ou
     kernel.run(problem, inputs)
 }
 
-/// dk is half of what it should be.
+/// Runs a kernel whose dk is half of what it should be.
 fn halved_dk(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
     let mut outputs = kernel.run(problem, inputs)?;
     for gradients in outputs.ranks.iter_mut().filter_map(|rank| rank.gradients.as_mut()) {
@@ -148,7 +149,7 @@ fn halved_dk(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Ou
     Ok(outputs)
 }
 
-/// Query 2 misses key 5: it is run alone, without that key.
+/// Runs a kernel whose query 2 misses key 5: it is run alone, without that key.
 fn misses_a_key(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
     let mut outputs = kernel.run(problem, inputs)?;
     let keys = problem.rows.kv;
@@ -218,7 +219,7 @@ fn largest<'a>(
         .fold(0.0, f64::max)
 }
 
-/// How far an out and an LSE are off, by the tiers of the emulated kernel.
+/// Returns the errors of an out and an LSE in the tiers of the emulated kernel.
 fn seen(kernel: &Emulated, problem: &Problem, out: &Array3<f32>, lse: &Array2<f32>) -> (Seen, Seen) {
     let inputs = values::inputs(problem);
     let model = Model::new(problem, kernel.declaration().accumulation, kernel.partition(problem));
@@ -237,7 +238,7 @@ fn seen(kernel: &Emulated, problem: &Problem, out: &Array3<f32>, lse: &Array2<f3
     )
 }
 
-/// The emulated kernel's out and LSE.
+/// Returns the emulated kernel's out and LSE.
 fn results(kernel: &Emulated, problem: &Problem) -> (Array3<f32>, Array2<f32>) {
     let outputs = kernel.run(problem, &values::inputs(problem)).expect("the kernel runs");
     let rank = outputs.ranks.into_iter().next().expect("one rank answers");
@@ -296,7 +297,7 @@ fn inputs_that_repeat_have_no_dithered_tier() {
         if mode == InputMode::Integers {
             let backward = blocked::backward(&problem, &inputs, &(&forward.exact).into(), Some(&model));
             let bound = backward.bound.expect("a model gives bounds").dithered;
-            // Of dk and dv each row's own LSE moves the weights of a key apart.
+            // For dk and dv, each row's own LSE moves the weights of a key apart.
             assert!(bound.dq.iter().all(|bound| *bound == f64::INFINITY));
         }
     }
@@ -394,10 +395,10 @@ fn a_finding_names_the_key_that_a_query_missed() {
     assert!(finding.what.contains("query 2 of sequence 0 missed key 5 (weight "), "{finding}");
 }
 
-/// The query head of the pair that the backward loses, of two that share a KV head.
+/// Query head of the pair that the backward loses, of two that share a KV head.
 const LOST_HEAD: usize = 1;
 
-/// The gradients of the right run, and of one in which query 2 of [`LOST_HEAD`] gives nothing to any key.
+/// Returns the gradients of the right run, and of one in which query 2 of [`LOST_HEAD`] gives nothing to any key.
 fn with_and_without(
     kernel: &Emulated,
     problem: &Problem,
@@ -414,7 +415,7 @@ fn dot(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Key 5 receives no dv from query 2.
+/// Runs a kernel in which key 5 receives no dv from query 2.
 fn dv_loses_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
     let (mut outputs, without) = with_and_without(kernel, problem, inputs)?;
     let gradients = outputs.ranks[0].gradients.as_mut().expect("a backward pass");
@@ -422,7 +423,7 @@ fn dv_loses_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Res
     Ok(outputs)
 }
 
-/// Key 5 receives no dk from query 2.
+/// Runs a kernel in which key 5 receives no dk from query 2.
 fn dk_loses_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
     let (mut outputs, without) = with_and_without(kernel, problem, inputs)?;
     let gradients = outputs.ranks[0].gradients.as_mut().expect("a backward pass");
@@ -430,7 +431,8 @@ fn dk_loses_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Res
     Ok(outputs)
 }
 
-/// Query 2 gathers no dq from key 5: what the key receives from it is `scale · dS · q`, which tells `scale · dS`.
+/// Runs a kernel in which query 2 gathers no dq from key 5. The key receives `scale · dS · q` from that query, which
+/// gives `scale · dS`.
 fn dq_loses_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
     let (mut outputs, without) = with_and_without(kernel, problem, inputs)?;
     let gradients = outputs.ranks[0].gradients.as_mut().expect("a backward pass");
@@ -443,7 +445,7 @@ fn dq_loses_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Res
     Ok(outputs)
 }
 
-/// Key 20, which query 2 does not see, receives dv from it.
+/// Runs a kernel in which key 20, which query 2 does not see, receives dv from it.
 fn dv_gains_a_pair(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
     let mut outputs = kernel.run(problem, inputs)?;
     let lse = outputs.ranks[0].lse.as_ref().expect("the kernel shows it")[[LOST_HEAD, 2]];
@@ -469,7 +471,7 @@ fn a_finding_names_the_pair_that_the_backward_lost_or_gained() {
     let lost = "key 5 of sequence 0 received nothing from query 2 of head 1 (weight ";
     let missed = "query 2 of sequence 0 missed key 5 (weight ";
     let gained = "key 20 of sequence 0 received from hidden query 2 of head 1 (weight ";
-    // What dk alone lacks is no pair: that would be missing in dv too.
+    // A pair that is missing in dk alone is not named, because it would be missing in dv too.
     let cases: [(Change, &Problem, TensorName, Option<&str>); 4] = [
         (dv_loses_a_pair, &full, TensorName::Dv, Some(lost)),
         (dk_loses_a_pair, &full, TensorName::Dk, None),

@@ -1,4 +1,4 @@
-//! A right subject without fixed bits of gradients, and one with them.
+//! Two right subjects: one without fixed bits of gradients, and one with them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,19 +6,20 @@ use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::{Arithmetic, Emulated};
 use seamproof_oracle::{Inputs, Problem};
 
-/// The emulated kernel of Hopper's arithmetic.
+/// Returns the emulated kernel with Hopper's arithmetic.
 pub(crate) fn hopper() -> Emulated {
     Emulated { arithmetic: Arithmetic::Hopper, ..Emulated::default() }
 }
 
-/// The same, which sums dq in another order on every run, and promises no bits of it.
+/// The emulated kernel with Hopper's arithmetic, which sums dq in another order on every run, and promises no bits of
+/// it.
 pub(crate) struct AnyOrder {
     inner: Emulated,
     runs: AtomicU64,
 }
 
 impl AnyOrder {
-    /// Its first run has this order.
+    /// Returns a subject whose first run has this order.
     pub(crate) fn from(order: u64) -> AnyOrder {
         AnyOrder { inner: hopper(), runs: AtomicU64::new(order) }
     }
