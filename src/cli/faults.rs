@@ -211,7 +211,8 @@ fn print_judge_score(score: &JudgeScore) {
 
 /// What each rung saw of the faults in subjects, and why it is kept where it alone saw none.
 fn print_rungs(scored: &Scored) {
-    let blinding = |rung| scored.judge.iter().filter(|score| score.fault.caught_by.contains(rung)).count();
+    let blinding =
+        |rung: Catcher| scored.judge.iter().filter(|score| score.fault.caught_by.contains(&rung)).count();
     print_line(&format_args!("\n{:<12}{:>6}{:>7}{:>7}{:>8}", "rung", "saw", "first", "alone", "blinded"));
     for RungScore { rung, saw, first, alone } in RungScore::table(&scored.subjects) {
         let said = match alone.len() {
@@ -219,7 +220,7 @@ fn print_rungs(scored: &Scored) {
             1..=NAMED_MAX => alone.join(" "),
             _ => String::new(),
         };
-        let counts = format!("{saw:>6}{first:>7}{:>7}{:>8}", alone.len(), blinding(&rung));
+        let counts = format!("{saw:>6}{first:>7}{:>7}{:>8}", alone.len(), blinding(rung));
         print_line(format!("{:<12}{counts}  {said}", rung.name()).trim_end());
     }
     print_line(
