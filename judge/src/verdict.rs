@@ -148,8 +148,8 @@ pub enum Verdict {
     RefusedMalformed(&'static str),
     /// A refusal, exactly as the capability table says.
     Refused(Refusal),
-    /// A broken check. A crash of the subject is a finding of check [`Check::Crash`], a hang one of
-    /// [`Check::Timeout`].
+    /// A broken check. A crash of the subject is a finding of check `Check::Crash`, a hang one of
+    /// `Check::Timeout`.
     Finding(Box<Finding>),
     /// A case larger than the judge takes. Nothing was run.
     TooLarge(String),

@@ -11,7 +11,7 @@ use crate::finding::{Earlier, Ending};
 ///
 /// The subject makes these arrays, and fills out, lse, dq, dk and dv with [`UNWRITTEN_BITS`] before its kernel writes
 /// to them. Afterwards no real row may hold these bits, and rows that no sequence owns must hold nothing else,
-/// whatever the subject's [`PaddingOutputs`]. The judge thus sees what was forgotten, and what was written outside. A
+/// whatever the subject's [`PaddingOutputs`](super::PaddingOutputs). The judge thus sees what was forgotten, and what was written outside. A
 /// kernel that adds to zeroed memory does so in another buffer, and the rows that a sequence owns are copied here.
 ///
 /// [`UNWRITTEN_BITS`]: seamproof_simulator::UNWRITTEN_BITS

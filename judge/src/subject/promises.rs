@@ -12,7 +12,7 @@ pub enum PaddingInputs {
 }
 
 /// Values that a subject leaves in padding rows of its outputs (the owned rows past the real ones). Rows that no
-/// sequence owns are excluded: with each of these variants they stay as [`RankOutputs`] says.
+/// sequence owns are excluded: with each of these variants they stay as [`RankOutputs`](super::RankOutputs) says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PaddingOutputs {
     /// Exact zeros; −∞ in the LSE.
