@@ -1,7 +1,7 @@
 //! Judge of attention kernels: it decides whether a kernel's results are right.
 //!
 //! This crate compares a subject (a kernel, or a whole context-parallel program) with the exact answer of
-//! [`oracle`](seamproof_oracle). It draws problems that aim at the seams, runs the subject on them, judges every
+//! [`oracle`]. It draws problems that aim at the seams, runs the subject on them, judges every
 //! element against a proven bound, and shrinks each failure to a case that a person can read.
 //!
 //! To test a kernel, a crate depends on this crate alone. It implements [`Backend`](subject::Backend) for the kernel

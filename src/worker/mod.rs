@@ -1,7 +1,7 @@
 //! Worker processes: a subject that can take its whole process with it runs in another process.
 //!
 //! The *supervisor* is the process that judges. It holds a [`Pool`] of *workers*, which run subjects and nothing
-//! else. The two exchange [`frame`]s over the worker's stdin and stdout. A run goes through [`Phase`]s, each with its
+//! else. The two exchange [`frame`]s over the worker's stdin and stdout. A run goes through phases, each with its
 //! own deadline. The last phase that was reached says where a dead worker stood. Inside a worker a subject is a
 //! [`Runner`]. In the supervisor it is a [`Remote`], a backend whose declaration is made here and whose runs are made
 //! there.
