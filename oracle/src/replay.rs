@@ -41,10 +41,11 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// The launches that some rows of a head are in.
-    pub(crate) fn of_head(&self, sequence: usize, head: usize) -> Vec<&ReplayedLaunch> {
-        let here = |launch: &&ReplayedLaunch| launch.sequence == sequence && launch.heads.contains(&head);
-        self.launches.iter().filter(here).collect()
+    /// The launches in order of sequences, those of one sequence in their own order.
+    pub(crate) fn by_sequence(&self) -> Vec<&ReplayedLaunch> {
+        let mut launches: Vec<&ReplayedLaunch> = self.launches.iter().collect();
+        launches.sort_by_key(|launch| launch.sequence);
+        launches
     }
 
     /// The visible keys of a query, tile by tile in the order in which its launches take them; each launch starts anew.
@@ -77,6 +78,17 @@ impl Replay {
     }
 }
 
+/// Looks up the launches that some rows of a head are in; they are in order of sequences.
+pub(crate) fn of_head<'a>(
+    by_sequence: &[&'a ReplayedLaunch],
+    sequence: usize,
+    head: usize,
+) -> Vec<&'a ReplayedLaunch> {
+    let first = by_sequence.partition_point(|launch| launch.sequence < sequence);
+    let mine = by_sequence[first..].iter().take_while(|launch| launch.sequence == sequence);
+    mine.filter(|launch| launch.heads.contains(&head)).copied().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,7 +115,8 @@ mod tests {
             launch(line(0, 1, 8), vec![(0, line(3, 1, 3))]),
         ];
         let mut replay = Replay { profile, launches, merges: None };
-        let walk = |replay: &Replay, query, seen| replay.walk(&replay.of_head(0, 0), query, &seen);
+        let walk =
+            |replay: &Replay, query, seen| replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &seen);
         assert_eq!(walk(&replay, 2, 1..7), Some(vec![vec![vec![1], vec![2, 6]], vec![vec![3, 4], vec![5]]]));
         assert_eq!(walk(&replay, 1, 3..6), Some(vec![vec![vec![3, 4], vec![5]]]));
         assert_eq!(walk(&replay, 1, 2..6), None, "key 2 is nowhere");

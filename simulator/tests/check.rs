@@ -4,7 +4,8 @@ mod common;
 
 use common::{Draws, problem};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, Sink, Softmax,
+    Algorithm, Alignment, Balance, ContextParallel, Heads, Mask, Pass, Problem, ProblemFields, Run, Sequence,
+    Sink, Softmax,
 };
 use seamproof_simulator::check::check;
 use seamproof_simulator::schedule::{MergeOrder, build, build_with};
@@ -95,4 +96,39 @@ fn a_million_tokens_on_64_ranks() {
             );
         }
     }
+}
+
+/// Number of sequences whose schedules are proved. A checker that moves what is known of all for each of them takes a
+/// minute for each schedule.
+const MANY: usize = 1 << 16;
+
+fn proves_each(problem: ProblemFields) {
+    let problem = Problem::new(problem).expect("a legal pack");
+    let schedule = build(&problem).expect("a schedule");
+    let proof = check(&problem, &schedule).expect("a right schedule");
+    assert_eq!((proof.segments, proof.pairs), (MANY, problem.pairs()));
+}
+
+/// Sequences of one token, which lie in memory in another order than in the list.
+#[test]
+fn many_sequences_in_any_order_are_proved() {
+    let parallel = ContextParallel::over(2, Algorithm::Ring, Balance::DualChunk);
+    let sequence = |id: usize| {
+        // An odd factor makes an order of every power of two.
+        let run = Run::packed(4 * (id * 25_777 % MANY), 1, 4);
+        Sequence { id: id as u32, q: run, kv: run }
+    };
+    let fields = ProblemFields::of((0..MANY).map(sequence).collect(), 1);
+    proves_each(ProblemFields { parallel, pass: Pass::Forward, ..fields });
+}
+
+/// Sequences of two tokens whose rows lie apart (SBHD).
+#[test]
+fn many_sequences_with_rows_apart_are_proved() {
+    let sequence = |id: usize| {
+        let run = Run { offset: id, step: MANY, len: 2, span: 2 };
+        Sequence { id: id as u32, q: run, kv: run }
+    };
+    let fields = ProblemFields::of((0..MANY).map(sequence).collect(), 1);
+    proves_each(ProblemFields { mask: Mask::CAUSAL, pass: Pass::Forward, ..fields });
 }

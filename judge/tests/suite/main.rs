@@ -6,6 +6,7 @@ mod broken_backends;
 mod emulated_bytes;
 mod identity;
 mod judge;
+mod many_sequences;
 mod odd_shapes;
 mod sample;
 mod shrink;

@@ -9,7 +9,7 @@ use super::pieces::{
 };
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics};
-use crate::replay::{Replay, ReplayedLaunch};
+use crate::replay::{Replay, ReplayedLaunch, of_head};
 use crate::{ForwardResults, Inputs, Problem, Run};
 
 /// Results, or bounds, of one piece.
@@ -45,7 +45,7 @@ pub(super) fn piece(
     keys: &Keys,
     piece: &Piece,
     model: Option<&Model>,
-    replay: Option<&Replay>,
+    replay: Option<(&Replay, &[&ReplayedLaunch])>,
 ) -> Answer<PieceForward> {
     let run = problem.sequences[group.sequence].q;
     let dim = problem.dims.v;
@@ -56,15 +56,16 @@ pub(super) fn piece(
             Bounds { worst: new(), dithered: PieceForward { max_logit: f64::INFINITY, ..new() } }
         }),
     };
-    let launches = replay.map_or(Vec::new(), |replay| replay.of_head(group.sequence, piece.head));
+    let replay =
+        replay.map(|(replay, by_sequence)| (replay, of_head(by_sequence, group.sequence, piece.head)));
     for rows in tiles(piece.rows.clone(), ROW_TILE) {
         let at = rows.start - piece.rows.start;
         let q = gather(&inputs.q, &run, rows.clone(), piece.head);
         let sink = problem.sink(piece.head, &inputs.sink);
         let mut tile = Tile::new(problem, group, keys, &q, rows.clone(), sink);
-        let errors = model.map(|model| match replay {
+        let errors = model.map(|model| match &replay {
             None => tile.errors(keys, &q, model),
-            Some(replay) => tile.replay(keys, &q, model, (replay, &launches), rows.start),
+            Some((replay, launches)) => tile.replay(keys, &q, model, (replay, launches), rows.start),
         });
         tile.write(keys, at, &mut answer.exact);
         if let (Some(model), Some(errors), Some(bound)) = (model, errors, &mut answer.bound) {

@@ -64,6 +64,8 @@ fn all_forward(
     let bound = model.map(|_| Bounds { worst: empty(0.0), dithered: empty(f64::INFINITY) });
     let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound };
     let parallel = is_large(problem);
+    let by_sequence = replay.map_or(Vec::new(), Replay::by_sequence);
+    let replay = replay.map(|replay| (replay, by_sequence.as_slice()));
     let work = |group: Group| {
         let operands = Keys::gather(problem, inputs, &group, model);
         let pieces = map(parallel, pieces(problem, &group), |piece| {

@@ -231,7 +231,6 @@ impl Machine<'_> {
     }
 
     fn raise(&mut self, place: OperationId, max_logit: BufferId, heads: &Range<usize>, first: isize) {
-        let one = Run::packed(0, 1, 1);
         let symbol = self.value(max_logit, heads);
         let mut launches = match &symbol {
             Symbol::NegInfinity => Rc::new(BTreeSet::new()),
@@ -256,14 +255,14 @@ impl Machine<'_> {
         };
         // The set must have one owner, or every launch would copy it.
         drop(symbol);
-        self.set(max_logit, &one, 0, 1, heads, Symbol::NegInfinity);
+        self.set_value(max_logit, heads, Symbol::NegInfinity);
         Rc::make_mut(&mut launches).insert(place);
         let start = first.max(0) as usize;
         self.launches.push((place, start..start + heads.len()));
         let what = What::Largest(launches);
         let form = Form::default();
         let symbol = Symbol::Tokens(Tokens { what, form, sequence: 0, head: first, start: 0, step: 1 });
-        self.set(max_logit, &one, 0, 1, heads, symbol);
+        self.set_value(max_logit, heads, symbol);
     }
 
     pub(super) fn attend_backward(&mut self, place: OperationId, attend: &AttendBackward) {

@@ -48,7 +48,7 @@ impl HeadBand {
         if let Some(places) = fits(&self.pieces, &written) {
             let pieces = Rc::make_mut(&mut self.pieces);
             places.iter().zip(written).for_each(|(&place, piece)| pieces[place] = piece);
-            places.iter().rev().for_each(|&place| join_around(pieces, place));
+            join(pieces, &places);
             return;
         }
         let whole = written.iter().map(|piece| piece.len).sum::<usize>() == rows;
@@ -115,11 +115,6 @@ impl Content {
         let (Some(first), Some(last)) = (bands.first(), bands.last()) else { return };
         let inside = self.inside(&(first.heads.start..last.heads.end));
         self.bands.splice(inside, bands);
-    }
-
-    /// Writes pieces of a run, as they were read, to heads.
-    pub(super) fn write(&mut self, run: &Run, heads: &Range<usize>, pieces: Vec<Piece>) {
-        self.write_rows(heads, on_rows(run, pieces).collect());
     }
 
     /// Writes pieces that name rows of the buffer, in any order. They are disjoint: no operation writes a row twice.
@@ -213,15 +208,7 @@ fn put(pieces: &mut Vec<Piece>, piece: Piece) {
         pieces.splice(first..end, before.into_iter().chain([piece]).chain(after));
         first = index;
     }
-    join_around(pieces, first);
-}
-
-/// Joins a piece with those beside it, if they are one.
-fn join_around(pieces: &mut Vec<Piece>, index: usize) {
-    join(pieces, index);
-    if let Some(before) = index.checked_sub(1) {
-        join(pieces, before);
-    }
+    join(pieces, &[first]);
 }
 
 /// Where the new pieces, sorted, have the rows of old ones; `None` if one of them has other rows.
@@ -234,12 +221,21 @@ fn fits(old: &[Piece], new: &[Piece]) -> Option<Vec<usize>> {
     new.iter().map(place).collect()
 }
 
-/// Makes one piece of two that follow each other, if they are one.
-fn join(pieces: &mut Vec<Piece>, index: usize) {
-    if let Some([piece, next]) = pieces.get_mut(index..index + 2)
-        && piece.join(next)
-    {
-        pieces.remove(index + 1);
+/// Joins the pieces at some places, in order, with those beside them, if they are one. What went into the piece before it
+/// is empty until all have been looked at: taken out one by one, each would move the pieces behind it.
+fn join(pieces: &mut Vec<Piece>, places: &[usize]) {
+    let mut joined = None;
+    for index in places.iter().rev().flat_map(|&place| [Some(place), place.checked_sub(1)]).flatten() {
+        if let Some([piece, next]) = pieces.get_mut(index..index + 2)
+            && next.len > 0
+            && piece.join(next)
+        {
+            next.len = 0;
+            joined = Some(index);
+        }
+    }
+    if let Some(first) = joined {
+        pieces.extract_if(first.., |piece| piece.len == 0).for_each(drop);
     }
 }
 
@@ -351,7 +347,7 @@ mod tests {
                         let symbol = tokens(start + at, 1, 7);
                         Piece { at, len: size.min(len - at), symbol }
                     });
-                    content[which].write(&run, &heads, pieces.collect());
+                    content[which].write_rows(&heads, on_rows(&run, pieces).collect());
                     for (index, row) in run.real_rows().enumerate() {
                         for head in heads.clone() {
                             // The first head that is written is the tensor's head 7.

@@ -30,9 +30,7 @@ impl Machine<'_> {
             Layer::Row => (&own, heads),
         };
         let every = 0..self.heads(to);
-        for (_, target) in rows {
-            self.set(to, target, 0, target.len, &every, Symbol::Zero);
-        }
+        self.set(to, &every, rows.iter().map(|(_, target)| (*target, Symbol::Zero)));
         for band in self.bands(&[(from, read.start)], read.len()) {
             let of = |heads: &Range<usize>| heads.start + band.start..heads.start + band.end;
             let first = (heads.start + band.start) as isize;

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Problem, Run, TensorName};
 
-use super::content::Content;
+use super::content::{Content, on_rows};
 use super::error::{CheckError, Errors, OperationId};
 use super::proved::Proved;
 use super::shape::side;
@@ -58,14 +59,14 @@ impl<'a> Machine<'a> {
         let head = placement.heads.start as isize;
         let tokens = Tokens { what, form, sequence: 0, head, start: 0, step: 1 };
         if side(tensor).is_none() {
-            self.set(placement.buffer, &Run::packed(0, 1, 1), 0, 1, &heads, Symbol::Tokens(tokens));
+            self.set_value(placement.buffer, &heads, Symbol::Tokens(tokens));
             return;
         }
-        for placed in &placement.rows {
-            let (start, step) = (placed.piece.start, placed.piece.step);
-            let symbol = Symbol::Tokens(Tokens { sequence: placed.sequence, start, step, ..tokens.clone() });
-            self.set(placement.buffer, &placed.local, 0, placed.local.len, &heads, symbol);
-        }
+        let rows = placement.rows.iter().map(|&PlacedRun { sequence, piece, local }| {
+            let (start, step) = (piece.start, piece.step);
+            (local, Symbol::Tokens(Tokens { sequence, start, step, ..tokens.clone() }))
+        });
+        self.set(placement.buffer, &heads, rows);
     }
 
     pub(super) fn work(&self, place: OperationId) -> &'a Work {
@@ -99,17 +100,24 @@ impl<'a> Machine<'a> {
         pieces.into_iter().next().map_or(Symbol::Uninitialised, |piece| piece.symbol)
     }
 
-    /// The same symbol on `len` rows of a run from row `at` on, for heads.
+    /// What a buffer without rows holds for heads from now on.
+    pub(super) fn set_value(&mut self, buffer: BufferId, heads: &Range<usize>, symbol: Symbol) {
+        self.set(buffer, heads, [(Run::packed(0, 1, 1), symbol)]);
+    }
+
+    /// Real rows of disjoint runs get a symbol for each run, for heads. All are written at once: one after the other,
+    /// each would move the pieces behind it.
     pub(super) fn set(
         &mut self,
         buffer: BufferId,
-        run: &Run,
-        at: usize,
-        len: usize,
         heads: &Range<usize>,
-        symbol: Symbol,
+        rows: impl IntoIterator<Item = (Run, Symbol)>,
     ) {
-        self.contents[buffer.0].write(run, heads, vec![Piece { at, len, symbol }]);
+        let mut pieces = Vec::new();
+        for (run, symbol) in rows {
+            pieces.extend(on_rows(&run, [Piece { at: 0, len: run.len, symbol }]));
+        }
+        self.contents[buffer.0].write_rows(heads, pieces);
     }
 
     /// `0..len` cut wherever a band of one of the buffers, from some head on, ends.

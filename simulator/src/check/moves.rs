@@ -31,10 +31,10 @@ impl Machine<'_> {
             FillValue::NegInfinity => Symbol::NegInfinity,
         };
         let heads = 0..self.heads(to);
-        let one = [Run::packed(0, 1, 1)];
-        let rows = if self.schedule.buffers[to.0].axes == Axes::Heads { &one } else { rows };
-        for run in rows {
-            self.set(to, run, 0, run.len, &heads, symbol.clone());
+        if self.schedule.buffers[to.0].axes == Axes::Heads {
+            self.set_value(to, &heads, symbol);
+        } else {
+            self.set(to, &heads, rows.iter().map(|run| (*run, symbol.clone())));
         }
     }
 

@@ -12,8 +12,8 @@ pub(super) type Claim = (u64, bool, usize, usize, usize, usize);
 pub(super) struct Proved {
     /// Exact ones, and their pairs. One for each claim: forgetting another costs a second proof, no more.
     pub(super) exact: HashMap<Claim, (Cover, u64)>,
-    /// The others: few, since each is an error.
-    pub(super) wrong: Vec<(Claim, Cover)>,
+    /// The others, each of which is an error.
+    pub(super) wrong: HashMap<Claim, Vec<Cover>>,
 }
 
 impl Proved {
@@ -22,6 +22,6 @@ impl Proved {
         if let Some((_, pairs)) = self.exact.get(claim).filter(|(other, _)| cover.alike(other)) {
             return Some(*pairs);
         }
-        self.wrong.iter().any(|(other, wrong)| other == claim && wrong.same(cover)).then_some(0)
+        self.wrong.get(claim)?.iter().any(|wrong| wrong.same(cover)).then_some(0)
     }
 }

@@ -117,7 +117,7 @@ impl Machine<'_> {
         let what = What::SinkGradient(Cover::new(patches, 0));
         let (form, head) = (Form::default(), head.unwrap_or(0));
         let symbol = Symbol::Tokens(Tokens { what, form, sequence: 0, head, start: 0, step: 1 });
-        self.set(dsink, &Run::packed(0, 1, 1), 0, 1, heads, symbol);
+        self.set_value(dsink, heads, symbol);
     }
 }
 

@@ -110,7 +110,7 @@ impl Machine<'_> {
             return pairs;
         }
         holes.into_iter().for_each(|hole| self.hole(site, rows, hole));
-        self.proved.wrong.push((claim, cover.clone()));
+        self.proved.wrong.entry(claim).or_default().push(cover.clone());
         0
     }
 
