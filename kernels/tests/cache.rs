@@ -1,5 +1,4 @@
-//! Tests of compiled kernels on disk. They need NVRTC, and no GPU: `cargo test -p seamproof-kernels --test cache --
-//! --ignored`
+//! Tests of compiled kernels on disk. They need NVRTC, and no GPU: `cargo test --test cache -- --ignored`
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;

@@ -1,6 +1,5 @@
 //! The reference kernels and halves of statistics, run on a CPU thread by thread and held to plain loops
-//! (`reference/`). So they are seen to be right without a GPU. `cargo test -p seamproof-lab --test reference --
-//! --ignored`
+//! (`kernels_reference/`). So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -11,9 +10,9 @@ const MERGE: &str = include_str!("../../cuda/merge.cu");
 
 /// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
 const CHECKS: [(&str, &str); 3] = [
-    ("check.cpp", include_str!("reference/check.cpp")),
-    ("halves.cpp", include_str!("reference/halves.cpp")),
-    ("threads.h", include_str!("reference/threads.h")),
+    ("check.cpp", include_str!("kernels_reference/check.cpp")),
+    ("halves.cpp", include_str!("kernels_reference/halves.cpp")),
+    ("threads.h", include_str!("kernels_reference/threads.h")),
 ];
 
 /// Faults of the count of alike weights, as edits of the source.
