@@ -40,7 +40,7 @@ use crate::identity;
 use crate::subject::{Backend, Outputs, RankOutputs, RunError};
 use crate::values;
 use crate::verdict::{Cost, Margin, Verdict};
-pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, PRODUCTS_MAX, Ratios, Rung, products};
+pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, MeasureRatios, PRODUCTS_MAX, Rung, products};
 use evidence::{Look, Meter, Told};
 use runs::{capability_verdict, expected_refusal, fills, poisoned, run, whole_case};
 use seamproof_oracle::sharding as layout;

@@ -5,10 +5,10 @@ use std::ops::Range;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView1, ArrayView2, Axis, Zip, s};
 
-use super::answer::Bounds;
+use super::answer::Tiers;
 use super::exponential;
 use super::pieces::{
-    Group, KEY_TILE, Keys, Piece, ROW_TILE, gather, map, pieces, product_transposed, row_mut, tiles,
+    Group, KEY_TILE, Keys, QueryRange, ROW_TILE, gather, map, pieces, product_transposed, row_mut, tiles,
     visible_union,
 };
 use crate::envelope::dither::{Spread, fill_enough, multiplicities, shared_share};
@@ -49,7 +49,7 @@ impl SinkSum {
 /// Gradients, or their bounds, of one group.
 pub(super) struct GroupGradients {
     /// dq of each piece, in the order of [`pieces`].
-    dq: Vec<(Piece, Array2<f64>)>,
+    dq: Vec<(QueryRange, Array2<f64>)>,
     dk: Array2<f64>,
     dv: Array2<f64>,
 }
@@ -57,7 +57,7 @@ pub(super) struct GroupGradients {
 /// Everything that a group contributes.
 pub(super) struct GroupBackward {
     pub(super) exact: GroupGradients,
-    pub(super) bound: Option<Bounds<GroupGradients>>,
+    pub(super) bound: Option<Tiers<GroupGradients>>,
     pub(super) sinks: Vec<(usize, SinkSum)>,
 }
 
@@ -181,7 +181,7 @@ fn query_copies(problem: &Problem, inputs: &Inputs, group: &Group) -> Vec<f64> {
 }
 
 impl GroupGradients {
-    fn add(&mut self, piece: &Piece, from: PieceGradients) {
+    fn add(&mut self, piece: &QueryRange, from: PieceGradients) {
         let mut dk = self.dk.slice_mut(s![from.keys.clone(), ..]);
         dk += &from.dk;
         let mut dv = self.dv.slice_mut(s![from.keys, ..]);
@@ -202,7 +202,7 @@ fn bounds(
     model: &Model,
     exact: &GroupGradients,
     errors: Errors<GroupGradients>,
-) -> Bounds<GroupGradients> {
+) -> Tiers<GroupGradients> {
     let Errors { linear: mut worst, mut rounding, noise: mut dithered } = errors;
     let sums = worst.matrices().zip(rounding.matrices()).zip(dithered.matrices());
     for ((linear, rounding), noise) in sums {
@@ -214,7 +214,7 @@ fn bounds(
     for bound in [&mut worst, &mut dithered] {
         finish_bounds(problem, group, model, exact, bound);
     }
-    Bounds { worst, dithered }
+    Tiers { worst, dithered }
 }
 
 /// Underflow and the final rounding, which needs the whole sum.
@@ -305,7 +305,7 @@ struct Certificate {
 }
 
 impl Context<'_> {
-    fn piece(&self, piece: &Piece) -> (PieceGradients, Option<Errors<PieceGradients>>, SinkSum) {
+    fn piece(&self, piece: &QueryRange) -> (PieceGradients, Option<Errors<PieceGradients>>, SinkSum) {
         let keys = visible_union(self.problem, self.group.sequence, piece.rows.clone());
         let new = || PieceGradients::new(self.problem, self.sides, piece.rows.len(), keys.clone());
         let (mut exact, mut errors) = (new(), self.model.map(|_| Errors::of(new)));

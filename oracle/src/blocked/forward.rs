@@ -2,10 +2,10 @@
 
 use ndarray::{Array2, ArrayView2, Axis, Zip, s};
 
-use super::answer::{Answer, Bounds};
+use super::answer::{Answer, Tiers};
 use super::exponential;
 use super::pieces::{
-    Group, Keys, Piece, ROW_TILE, gather, product_transposed, row_mut, row_of, tiles, visible_union,
+    Group, Keys, QueryRange, ROW_TILE, gather, product_transposed, row_mut, row_of, tiles, visible_union,
 };
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics};
@@ -25,7 +25,7 @@ impl PieceForward {
     }
 
     /// Puts the piece's rows where they lie in the problem's tensors.
-    pub(super) fn store(&self, run: &Run, piece: &Piece, to: &mut ForwardResults) {
+    pub(super) fn store(&self, run: &Run, piece: &QueryRange, to: &mut ForwardResults) {
         let mut out = to.out.index_axis_mut(Axis(1), piece.head);
         for (local, position) in piece.rows.clone().enumerate() {
             let row = run.row(position);
@@ -43,7 +43,7 @@ pub(super) fn piece(
     inputs: &Inputs,
     group: &Group,
     keys: &Keys,
-    piece: &Piece,
+    piece: &QueryRange,
     model: Option<&Model>,
     replay: Option<(&Replay, &[&ReplayedLaunch])>,
 ) -> Answer<PieceForward> {
@@ -53,7 +53,7 @@ pub(super) fn piece(
         exact: PieceForward::new(piece.rows.len(), dim, f64::NEG_INFINITY),
         bound: model.map(|_| {
             let new = || PieceForward::new(piece.rows.len(), dim, 0.0);
-            Bounds { worst: new(), dithered: PieceForward { max_logit: f64::INFINITY, ..new() } }
+            Tiers { worst: new(), dithered: PieceForward { max_logit: f64::INFINITY, ..new() } }
         }),
     };
     let replay =
@@ -217,7 +217,7 @@ impl Tile {
         model: &Model,
         errors: &Errors,
         exact: &PieceForward,
-        to: &mut Bounds<PieceForward>,
+        to: &mut Tiers<PieceForward>,
     ) {
         to.worst.max_logit = to.worst.max_logit.max(errors.max_logit);
         let v_abs = operands.v_abs.slice(s![self.keys.clone(), ..]);

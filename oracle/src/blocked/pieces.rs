@@ -28,7 +28,7 @@ pub(super) struct Group {
 
 /// A range of query positions of one query head.
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
+pub(super) struct QueryRange {
     pub(super) head: usize,
     pub(super) rows: Range<usize>,
 }
@@ -69,13 +69,13 @@ pub(super) fn groups(problem: &Problem) -> Vec<Group> {
 }
 
 /// Every query head of a group, each cut into pieces by the number of its rows alone.
-pub(super) fn pieces(problem: &Problem, group: &Group) -> Vec<Piece> {
+pub(super) fn pieces(problem: &Problem, group: &Group) -> Vec<QueryRange> {
     let rows = problem.sequences[group.sequence].q.len;
     let size = rows.div_ceil(PIECES_MAX).max(PIECE_ROWS_MIN);
     let heads = group.kv_head * problem.group()..(group.kv_head + 1) * problem.group();
     heads
         .flat_map(|head| {
-            (0..rows).step_by(size).map(move |start| Piece { head, rows: start..rows.min(start + size) })
+            (0..rows).step_by(size).map(move |start| QueryRange { head, rows: start..rows.min(start + size) })
         })
         .collect()
 }
