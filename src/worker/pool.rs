@@ -116,7 +116,7 @@ impl Pool {
         self.on_seat(|seat| seat.run(self, served, &body))
     }
 
-    /// Starts a worker with this subject, unless there is one. An error says why that is impossible.
+    /// Starts a worker with this subject, unless there is one. An error says why none could be started.
     pub fn start(&self, served: &Served) -> Result<(), StartError> {
         self.on_seat(|seat| seat.ready(self, served)).map_err(|error| match error {
             // The words need not say that this is no fault of the subject, since nothing was run.
