@@ -67,7 +67,7 @@ impl Run {
     /// The row that holds position `position` (below `span`).
     #[inline]
     pub fn row(&self, position: usize) -> usize {
-        debug_assert!(position < self.span);
+        debug_assert!(position < self.span, "position {position} of a run that owns {} rows", self.span);
         self.offset + self.step * position
     }
 

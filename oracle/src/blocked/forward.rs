@@ -27,6 +27,9 @@ impl PieceForward {
     /// Puts the piece's rows where they lie in the problem's tensors.
     pub(super) fn store(&self, run: &Run, piece: &QueryRange, to: &mut ForwardResults) {
         let mut out = to.out.index_axis_mut(Axis(1), piece.head);
+        // A single column would be repeated silently.
+        assert_eq!(self.out.dim(), (piece.rows.len(), out.ncols()), "shape of a piece's out");
+        assert_eq!(self.lse.len(), piece.rows.len(), "length of a piece's lse");
         for (local, position) in piece.rows.clone().enumerate() {
             let row = run.row(position);
             out.row_mut(row).assign(&self.out.row(local));
@@ -131,6 +134,7 @@ impl Tile {
 
     /// `Σ|q||k|` of the tile.
     fn magnitudes(&self, operands: &Keys, q: &Array2<f64>, model: &Model) -> Array2<f64> {
+        operands.assert_magnitudes();
         let k_abs = operands.k_abs.slice(s![self.keys.clone(), ..]);
         product_transposed(&q.mapv(|q| model.magnitude(q)).view(), &k_abs)
     }
@@ -326,6 +330,9 @@ impl Errors {
         let mut worst = self.linear.dot(v_abs);
         if !self.is_dithered.contains(&true) {
             return (worst, None);
+        }
+        for noise in [&self.rounding, &self.noise] {
+            assert_eq!(noise.dim(), self.linear.dim(), "shape of a dithered tile's roundings");
         }
         let rounding = self.rounding.dot(v_abs);
         let mut dithered = self.noise.dot(&v_abs.mapv(|v| v * v));

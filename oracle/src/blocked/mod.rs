@@ -144,6 +144,9 @@ fn all_backward(
 ) -> Answer<Gradients> {
     inputs.assert_shapes(problem, Pass::Backward);
     saved.0.assert_shapes(problem);
+    if let Some(errors) = saved.1 {
+        assert_eq!(errors.shape(), problem.lse_shape(), "shape of the errors of the lse");
+    }
     let empty = || Gradients {
         dq: Array3::zeros(problem.q_shape()),
         dk: Array3::zeros(problem.k_shape()),

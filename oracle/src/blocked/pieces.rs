@@ -39,7 +39,7 @@ pub(super) struct Keys {
     pub(super) v: Array2<f64>,
     pub(super) k_abs: Array2<f64>,
     pub(super) v_abs: Array2<f64>,
-    /// How often each key is there.
+    /// How often each key is there; nothing where no envelope is asked for.
     pub(super) copies: Vec<f64>,
 }
 
@@ -54,6 +54,13 @@ impl Keys {
         };
         let copies = if model.is_some() { multiplicities(&k.view()) } else { Vec::new() };
         Keys { k_abs: abs(&k), v_abs: abs(&v), copies, k, v }
+    }
+
+    /// Asserts that magnitudes were gathered: without an envelope they are empty.
+    pub(super) fn assert_magnitudes(&self) {
+        assert_eq!(self.k_abs.dim(), self.k.dim(), "shape of the keys' magnitudes");
+        assert_eq!(self.v_abs.dim(), self.v.dim(), "shape of the values' magnitudes");
+        assert_eq!(self.copies.len(), self.k.nrows(), "number of counted keys");
     }
 }
 

@@ -1,9 +1,9 @@
 //! What buffers hold: [`Symbol`]s on intervals of rows, for *bands* of heads.
 //!
-//! The rows of a band are a sorted list of [`SymbolRows`] without a gap. Lists are shared: whoever takes every row of
-//! some heads takes the list as it is, and a list is copied only when one of its owners writes. Since the same list
-//! then serves heads of other numbers, a band has a *shift*: head h of the buffer is head `h + head + shift` of the tensor of
-//! a symbol of its list.
+//! The rows of a band are a sorted list of [`SymbolRows`] without a gap. Lists are shared: whoever takes every row
+//! of some heads takes the list as it is, and a list is copied only when one of its owners writes. Since the same
+//! list then serves heads of other numbers, a band has a *shift*: head h of the buffer is head `h + head + shift`
+//! of the tensor of a symbol of its list.
 
 use std::cell::Cell;
 use std::ops::Range;
