@@ -136,6 +136,7 @@ pub enum CalibrationOutcome {
 
 /// Reason why a subject has no profile to lock, whatever it rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Unlockable {
     /// A capability table that refuses every case.
     #[error("its capability table refuses all {0} dithered cases: run more, or widen the table")]

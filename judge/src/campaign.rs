@@ -35,6 +35,15 @@ const EVALUATIONS_MAX: usize = 1000;
 const CANARY_CASES_MAX: u64 = 200;
 
 /// Plan of a campaign.
+///
+/// ```
+/// use seamproof_judge::prelude::*;
+/// use seamproof_judge::subjects::{Emulated, Miscalled, miscall};
+///
+/// let wrong_call = miscall("call-last-key-lost").unwrap();
+/// let summary = Campaign::quick(20).run(&Miscalled::new(Box::new(Emulated::default()), wrong_call));
+/// assert!(!summary.failures.is_empty(), "{summary}");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Campaign {
     /// Seed of all cases.

@@ -176,6 +176,7 @@ fn few<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Earlier>
 
 /// Reason why bytes are not a case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ParseError {
     /// Bytes that are not UTF-8 text.
     #[error("byte {at} is not UTF-8; a case file is JSON text")]
@@ -207,6 +208,7 @@ pub enum ParseError {
 
 /// Reason why a file gives no case.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CaseError {
     /// A file that cannot be read.
     #[error("{}: cannot be read: {source}", path.display())]

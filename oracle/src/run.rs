@@ -32,6 +32,7 @@ fn is_one(step: &usize) -> bool {
 
 /// Why a [`Run`] does not fit its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RunLayoutError {
     /// A step of zero would put every position on one row.
     #[error("step is 0; use at least 1")]

@@ -322,22 +322,20 @@ impl Backend for Cuda {
         let twin = self.twin().declaration();
         match self.attention {
             AttentionKernels::Simple => {
-                Declaration { promises: Promises::ALL, accumulation: Accumulation::F32Serial, ..twin }
+                twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)
             }
-            AttentionKernels::Tuned | AttentionKernels::Of(_) => Declaration {
+            AttentionKernels::Tuned | AttentionKernels::Of(_) => twin
                 // All sequences of a call and their places decide which kernel takes it, and in which shape.
-                promises: Promises {
+                .with_promises(Promises {
                     deterministic_backward: self.dq == DqOrder::Fixed,
                     sequences_alone: false,
                     // Tiles of keys add to dq downward for a group, but upward or around for a head alone.
                     groups_alone: false,
                     rows_alone: false,
                     ..Promises::ALL
-                },
+                })
                 // A call that the tensor cores' kernels do not take goes to the simple ones.
-                accumulation: Accumulation::Unknown,
-                ..twin
-            },
+                .with_accumulation(Accumulation::Unknown),
         }
     }
 

@@ -210,7 +210,7 @@ impl Backend for Lent<'_> {
     }
 
     fn declaration(&self) -> Declaration {
-        Declaration { promises: self.promises, ..self.subject.declaration() }
+        self.subject.declaration().with_promises(self.promises)
     }
 
     fn inner(&self) -> Option<&dyn Backend> {

@@ -45,6 +45,7 @@ const RESCALINGS: f64 = 13.0;
 
 /// Reason why a mode's preconditions do not hold.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Why {
     /// A mode that is not one of [`InputMode::EXACT`].
     #[error("the mode is not exact")]

@@ -78,6 +78,18 @@ pub struct Examination {
 }
 
 /// Judges `backend` on `problem`, with the inputs that the problem's mode and data seed give.
+///
+/// ```
+/// use seamproof_judge::prelude::*;
+/// use seamproof_judge::subjects::Emulated;
+///
+/// // Two packed sequences of 5 and 3 queries, the second without keys, in heads of 8 lanes.
+/// let fields = ProblemFields { mask: Mask::CAUSAL, ..ProblemFields::packed(&[(5, 7), (3, 0)], 8) };
+/// let problem = Problem::new(fields)?;
+/// let verdict = judge(&Emulated::default(), &problem);
+/// assert!(matches!(verdict, Verdict::Pass(_)), "{verdict}");
+/// # Ok::<(), seamproof_judge::oracle::ProblemError>(())
+/// ```
 pub fn judge(backend: &dyn Backend, problem: &Problem) -> Verdict {
     examine(backend, problem).verdict
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize,
 )]
+#[non_exhaustive]
 pub enum ParallelRule {
     /// Every span must be a multiple of the number of pieces that the balance makes of it.
     #[error("a sequence's span is not a multiple of what the sharding cuts it into")]
