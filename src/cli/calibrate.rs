@@ -67,7 +67,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     match &outcome {
         CalibrationOutcome::Unique(_) => print_line("profile   one candidate explains every case"),
         CalibrationOutcome::None => {
-            print_line("profile   no candidate explains every case: tiers W and T only")
+            print_line("profile   no candidate explains every case: tiers W and T only");
         }
         CalibrationOutcome::Refused(why) => print_line(&format_args!("profile   none: {why}")),
         CalibrationOutcome::Several(several) => print_line(&format_args!(

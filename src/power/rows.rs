@@ -4,8 +4,8 @@
 //! those that the field's test suites use, or as small as keeps the fault as subtle.
 
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemError, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
+    Algorithm, Balance, ContextParallel, Heads, InputMode, Mask, Pass, Problem, ProblemError, ProblemFields,
+    Run, Sequence, Softmax, TensorName,
 };
 use seamproof_simulator::Segment;
 use seamproof_simulator::emulated::{Right, Stages, Tiles, UnitArithmetic};
@@ -60,19 +60,15 @@ impl Shape {
     pub fn problem(&self, seed: u64, mode: InputMode) -> Result<Problem, ProblemError> {
         let kv = Run::packed(0, self.keys, self.keys + self.padding);
         let q = Run::packed(0, self.queries, self.queries);
-        let scale = exact::fit_scale(mode, 1.0 / (self.dim as f32).sqrt());
         Problem::new(ProblemFields {
-            sequences: vec![Sequence { id: 0, q, kv }],
-            rows: TensorRows { q: q.span, kv: kv.span },
             heads: Heads { q: self.heads, kv: self.heads },
-            dims: Dims { qk: self.dim, v: self.dim },
             mask: self.mask,
-            softmax: Softmax { scale, softcap: None, sink: Sink::None },
-            precision: Precision::uniform(Format::Bf16),
+            softmax: Softmax::scaled(exact::fit_scale(mode, 1.0 / (self.dim as f32).sqrt())),
             parallel: self.parallel(),
             mode,
             data_seed: seed,
             pass: self.pass,
+            ..ProblemFields::of(vec![Sequence { id: 0, q, kv }], self.dim)
         })
     }
 

@@ -10,36 +10,15 @@ use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::Emulated;
 use seamproof_lab::faults::source_faults;
-use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
-};
+use seamproof_oracle::{Algorithm, Balance, ContextParallel, Mask, Pass, Problem, ProblemFields, Run};
 
 /// Returns self-attention on a pack of sequences, given as (real, padded) rows.
 fn problem(lengths: &[(usize, usize)], mask: Mask, algorithm: Algorithm, ranks: usize) -> Problem {
-    let mut rows = 0;
-    let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
-        let run = Run::packed(rows, len, span);
-        rows += span;
-        Sequence { id: id as u32, q: run, kv: run }
-    });
     Problem::new(ProblemFields {
-        sequences: sequences.collect(),
-        rows: TensorRows { q: rows, kv: rows },
-        heads: Heads { q: 1, kv: 1 },
-        dims: Dims { qk: 1, v: 1 },
         mask,
-        softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel {
-            algorithm,
-            balance: Balance::DualChunk,
-            world: ranks,
-            ranks: (0..ranks).collect(),
-        },
-        mode: InputMode::Flat,
-        data_seed: 0,
+        parallel: ContextParallel::over(ranks, algorithm, Balance::DualChunk),
         pass: Pass::Forward,
+        ..ProblemFields::padded(lengths, 1)
     })
     .unwrap()
 }

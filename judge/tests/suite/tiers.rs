@@ -14,8 +14,8 @@ use seamproof_judge::verdict::{Tier, Verdict};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::{
-    ContextParallel, Dims, Element, Format, ForwardResults, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows, blocked,
+    Element, Format, ForwardResults, Heads, InputMode, Inputs, Mask, Pass, Problem, ProblemFields, Run,
+    TensorName, blocked,
 };
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::MergeOrder;
@@ -27,23 +27,7 @@ const SMALL: f32 = 1.0 / 256.0;
 
 /// Returns one bf16 sequence without a mask.
 fn fields(queries: usize, keys: usize) -> ProblemFields {
-    ProblemFields {
-        sequences: vec![Sequence {
-            id: 0,
-            q: Run::packed(0, queries, queries),
-            kv: Run::packed(0, keys, keys),
-        }],
-        rows: TensorRows { q: queries, kv: keys },
-        heads: Heads { q: 1, kv: 1 },
-        dims: Dims { qk: DIM, v: DIM },
-        mask: Mask::FULL,
-        softmax: Softmax { scale: 0.125, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
-        data_seed: 11,
-        pass: Pass::Backward,
-    }
+    ProblemFields { data_seed: 11, ..ProblemFields::packed(&[(queries, keys)], DIM) }
 }
 
 fn problem(queries: usize, keys: usize) -> Problem {
