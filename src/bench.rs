@@ -7,8 +7,8 @@ use ndarray::{Array1, Array2, Array3, Zip};
 use rayon::prelude::*;
 use seamproof_oracle::envelope::{Accumulation, Model, Partition};
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemError, ProblemFields, Run, Saved, Sequence, Sink, Softmax, TensorRows, blocked,
+    Algorithm, Balance, ContextParallel, Heads, Inputs, Mask, Problem, ProblemError, ProblemFields, Run,
+    Saved, Sequence, Softmax, TensorRows, blocked,
 };
 
 use seamproof_simulator::check::check;
@@ -31,19 +31,12 @@ const REPETITIONS: usize = 3;
 
 /// Returns one causal sequence of `length` in bf16.
 fn problem(length: usize, heads: usize) -> Result<Problem, ProblemError> {
-    let run = Run::packed(0, length, length);
     Problem::new(ProblemFields {
-        sequences: vec![Sequence { id: 0, q: run, kv: run }],
-        rows: TensorRows { q: length, kv: length },
         heads: Heads { q: heads, kv: heads },
-        dims: Dims { qk: DIM, v: DIM },
         mask: Mask::CAUSAL,
-        softmax: Softmax { scale: 0.088_388_35, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
+        softmax: Softmax::scaled(0.088_388_35),
         data_seed: 1,
-        pass: Pass::Backward,
+        ..ProblemFields::packed(&[(length, length)], DIM)
     })
 }
 

@@ -66,7 +66,7 @@ pub const ERRORS_SHOWN: usize = 8;
 
 /// Selection of what to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct Selection {
     /// Rank whose launches alone are shown, by its place in the group.
     pub rank: Option<usize>,
     /// Pass that alone is shown.
@@ -75,7 +75,7 @@ pub struct Options {
     pub operations: bool,
 }
 
-impl Options {
+impl Selection {
     fn shows(&self, pass: Pass) -> bool {
         self.pass.is_none_or(|only| only == pass)
     }
@@ -105,8 +105,8 @@ pub fn subject(case: &Case, other: bool) -> String {
 }
 
 /// Returns a schedule of a problem, explained.
-pub fn explain(problem: &Problem, schedule: &Schedule, options: &Options) -> String {
-    let explainer = Explainer { problem, schedule, options, owners: owners(schedule) };
+pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
+    let explainer = Explainer { problem, schedule, selection, owners: owners(schedule) };
     let mut text = format!("problem   {}\n\n", prose::describe(problem));
     text += &explainer.layout();
     match trace(problem, schedule) {
@@ -118,13 +118,13 @@ pub fn explain(problem: &Problem, schedule: &Schedule, options: &Options) -> Str
         }
         Err(_) => text += "\nnothing can be followed: the schedule does not run\n",
     }
-    text += &checked(problem, schedule, options);
+    text += &checked(problem, schedule, selection);
     text
 }
 
 /// Returns the runs of an identity beside the case's own, where the case's finding is an identity: a description, and
 /// each run on the subject's schedule of its problem. Returns an empty text for any other finding.
-pub fn other_runs(case: &Case, backend: &dyn Backend, options: &Options) -> String {
+pub fn other_runs(case: &Case, backend: &dyn Backend, selection: &Selection) -> String {
     let Some(relation) = case.found.as_ref().and_then(|found| found.finding.identity) else {
         return String::new();
     };
@@ -143,7 +143,7 @@ pub fn other_runs(case: &Case, backend: &dyn Backend, options: &Options) -> Stri
         match backend.schedule(problem) {
             Ok(schedule) => {
                 text += "of another problem\n";
-                text += &explain(problem, &schedule, options);
+                text += &explain(problem, &schedule, selection);
             }
             Err(error) => {
                 let _ = writeln!(text, "{}: no schedule: {error}", prose::describe(problem));
@@ -181,7 +181,7 @@ fn lines(items: impl IntoIterator<Item = String>, most: usize, indent: &str, wha
 }
 
 /// Returns the answer of the checker. Only errors of the rank and the pass that are asked for are included.
-fn checked(problem: &Problem, schedule: &Schedule, options: &Options) -> String {
+fn checked(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
     match check(problem, schedule) {
         Ok(proof) => format!(
             "checked   proved of what is asked, not of what kernels do: {}, {}\n",
@@ -190,7 +190,7 @@ fn checked(problem: &Problem, schedule: &Schedule, options: &Options) -> String 
         ),
         Err(errors) => {
             let (shown, others): (Vec<_>, Vec<_>) =
-                errors.iter().partition(|error| options.takes(error, schedule));
+                errors.iter().partition(|error| selection.takes(error, schedule));
             let mut text = format!("checked   WRONG: {}\n", counted(errors.len(), "error"));
             text += &lines(shown.iter().map(ToString::to_string), ERRORS_SHOWN, "  ", "errors");
             if !others.is_empty() {
@@ -205,7 +205,7 @@ fn checked(problem: &Problem, schedule: &Schedule, options: &Options) -> String 
 struct Explainer<'a> {
     problem: &'a Problem,
     schedule: &'a Schedule,
-    options: &'a Options,
+    selection: &'a Selection,
     owners: Owners,
 }
 
@@ -227,7 +227,7 @@ fn owners(schedule: &Schedule) -> Owners {
 impl Explainer<'_> {
     fn ranks(&self) -> Vec<usize> {
         (0..self.schedule.ranks.len())
-            .filter(|rank| self.options.rank.is_none_or(|only| only == *rank))
+            .filter(|rank| self.selection.rank.is_none_or(|only| only == *rank))
             .collect()
     }
 
@@ -288,8 +288,8 @@ impl Explainer<'_> {
     fn program(&self, rank: usize, launches: &BTreeMap<(usize, usize), TracedLaunch>) -> String {
         let operations = self.schedule.ranks.get(rank).map_or(&[][..], |program| &program.operations);
         let shown = operations.iter().enumerate().filter(|(index, _)| {
-            let listed = self.options.operations || launches.contains_key(&(rank, *index));
-            listed && self.options.shows(self.pass(rank, *index))
+            let listed = self.selection.operations || launches.contains_key(&(rank, *index));
+            listed && self.selection.shows(self.pass(rank, *index))
         });
         let shown: Vec<(usize, &Operation)> = shown.collect();
         let mut text = format!("\nrank {rank}\n");
@@ -397,7 +397,7 @@ impl Explainer<'_> {
         let mut text = "\nall ranks together\n".to_owned();
         for (pass, word) in [(Pass::Forward, "forward"), (Pass::Backward, "backward")] {
             let asked = pass == Pass::Forward || self.problem.pass == Pass::Backward;
-            if !asked || !self.options.shows(pass) {
+            if !asked || !self.selection.shows(pass) {
                 continue;
             }
             let sightings: Vec<Sighting> = launches

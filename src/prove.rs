@@ -16,7 +16,7 @@ pub const SWEEP_RANKS_MAX: u32 = 16;
 pub enum Proved {
     /// A right schedule.
     Held(Proof),
-    /// A problem that can have no schedule.
+    /// A problem of which no builder makes a schedule.
     Refused(RegionError),
     /// A wrong schedule.
     Wrong(Vec<CheckError>),

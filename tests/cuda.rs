@@ -10,7 +10,7 @@ use seamproof_judge::subject::{Backend, RunError};
 use seamproof_judge::subjects::difference;
 use seamproof_judge::values::{self, Poison};
 use seamproof_kernels::attend::CallTables;
-use seamproof_kernels::forward::AttentionKernels as Attention;
+use seamproof_kernels::forward::AttentionKernels;
 use seamproof_oracle::{Algorithm, Pass, Problem};
 use seamproof_simulator::schedule::{MergeOrder, Work};
 
@@ -67,12 +67,12 @@ fn the_shape_of_a_problem_is_that_of_its_one_launch() {
     let (mut of_one, mut others) = (0, 0);
     for (problem, subject) in problems(1000, 7) {
         assert_eq!(subject.in_shape_of(&problem), None, "the simple kernels have no shape");
-        let tuned = Cuda { attention: Attention::Tuned, ..subject };
+        let tuned = Cuda { attention: AttentionKernels::Tuned, ..subject };
         let forward = tuned.ways(&problem).first().is_some_and(|way| way.taken);
         match tuned.in_shape_of(&problem) {
             Some(in_shape) => {
                 assert!(forward && problem.parallel.algorithm == Algorithm::Single, "{problem:?}");
-                assert!(matches!(in_shape.attention, Attention::Of(_)));
+                assert!(matches!(in_shape.attention, AttentionKernels::Of(_)));
                 assert_eq!(in_shape.in_shape_of(&problem), Some(in_shape));
                 of_one += 1;
             }

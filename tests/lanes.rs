@@ -10,10 +10,10 @@ use seamproof_judge::subjects::Emulated;
 use seamproof_judge::values;
 use seamproof_kernels::Gpu;
 use seamproof_kernels::attend::WeightFormats;
-use seamproof_kernels::backward::DqOrder as Order;
+use seamproof_kernels::backward::DqOrder;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::device::{DeviceOptions as Ways, Workspace};
-use seamproof_kernels::forward::AttentionKernels as Attention;
+use seamproof_kernels::device::{DeviceOptions, Workspace};
+use seamproof_kernels::forward::AttentionKernels;
 use seamproof_oracle::{Problem, Run};
 use seamproof_simulator::device::{Buffers, Cpu, Device, DeviceError, Transfer};
 use seamproof_simulator::emulated::Tiles;
@@ -225,7 +225,8 @@ fn a_wait_that_a_schedule_lacks_shows() {
 /// Returns the bits of a run on this number of streams of a GPU. The host's order is the same for all.
 fn on_gpu(workspace: &Workspace, streams: usize, problem: &Problem, schedule: &Schedule) -> Vec<Vec<u32>> {
     let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
-    let ways = Ways { helpers: true, attention: Attention::Simple, dq: Order::Fixed, streams };
+    let ways =
+        DeviceOptions { helpers: true, attention: AttentionKernels::Simple, dq: DqOrder::Fixed, streams };
     run(&workspace.device(formats, ways), problem, schedule, 0)
 }
 

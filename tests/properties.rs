@@ -10,8 +10,8 @@ use seamproof_judge::strategy::problems;
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::{Arithmetic, Emulated};
 use seamproof_judge::verdict::Verdict;
-use seamproof_kernels::backward::DqOrder as Order;
-use seamproof_kernels::forward::AttentionKernels as Attention;
+use seamproof_kernels::backward::DqOrder;
+use seamproof_kernels::forward::AttentionKernels;
 use seamproof_oracle::Problem;
 use seamproof_simulator::emulated::Tiles;
 
@@ -70,8 +70,8 @@ fn the_tensor_core_model_is_right_on_drawn_problems() {
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn the_kernels_are_right_on_drawn_problems() {
-    for attention in Attention::ALL {
-        for dq in Order::ALL {
+    for attention in AttentionKernels::ALL {
+        for dq in DqOrder::ALL {
             let kernels = Cuda { attention, dq, ..Cuda::default() };
             every_problem_holds(&kernels, 100, Limits::quick());
             every_problem_holds(&Cuda { order: 7, streams: 4, ..kernels }, 60, Limits::seams());

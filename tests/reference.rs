@@ -12,7 +12,7 @@ use seamproof_kernels::Gpu;
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::view::View;
 use seamproof_lab::large::{self, Rows};
-use seamproof_lab::reference::{self, Answers, Query, Questions, ReferenceTensors as Tensors};
+use seamproof_lab::reference::{self, Answers, Query, Questions, ReferenceTensors};
 use seamproof_oracle::envelope::{Accumulation, Model, Partition, SLOTS};
 use seamproof_oracle::{Format, Inputs, Problem, TensorName, blocked};
 
@@ -71,7 +71,7 @@ fn ask(gpu: &Gpu, problem: &Problem, inputs: &Inputs, queries: &[Query], model: 
         put(&inputs.k, precision.k.format),
         put(&inputs.v, precision.v.format),
     );
-    let tensors = Tensors {
+    let tensors = ReferenceTensors {
         q: View::rows(q.area(), problem.q_shape(), precision.q.format),
         k: View::rows(k.area(), problem.k_shape(), precision.k.format),
         v: View::rows(v.area(), problem.v_shape(), precision.v.format),

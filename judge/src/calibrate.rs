@@ -123,7 +123,7 @@ impl BackwardFacts {
 
 /// Result of a calibration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CalibrationOutcome {
     /// The one candidate that explains every case.
     Unique(Box<Lock>),
     /// No candidate explains every case: tiers W and T alone judge the subject.
@@ -136,6 +136,7 @@ pub enum Outcome {
 
 /// Reason why a subject has no profile to lock, whatever it rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Unlockable {
     /// A capability table that refuses every case.
     #[error("its capability table refuses all {0} dithered cases: run more, or widen the table")]
@@ -251,11 +252,11 @@ impl Calibration {
     }
 
     /// Returns the one profile that explains everything, or else why there is none.
-    pub fn outcome(&self, backend: &str, seed: u64) -> Outcome {
+    pub fn outcome(&self, backend: &str, seed: u64) -> CalibrationOutcome {
         let forward: Vec<ForwardFacts> =
             ForwardFacts::all().filter_map(|facts| self.tightest(facts)).collect();
         if let Some(why) = self.unlockable(&forward) {
-            return Outcome::Refused(why);
+            return CalibrationOutcome::Refused(why);
         }
         let fits = forward.into_iter().flat_map(|forward| {
             let agree = self.backward.iter().filter(move |(facts, score)| {
@@ -265,8 +266,8 @@ impl Calibration {
         });
         let fits: Vec<(ForwardFacts, BackwardFacts)> = fits.collect();
         match fits[..] {
-            [] => Outcome::None,
-            [(forward, backward)] => Outcome::Unique(Box::new(Lock {
+            [] => CalibrationOutcome::None,
+            [(forward, backward)] => CalibrationOutcome::Unique(Box::new(Lock {
                 version: LOCK_VERSION,
                 backend: backend.to_owned(),
                 rounds_weights: forward.rounds_weights,
@@ -278,7 +279,7 @@ impl Calibration {
                 seed,
                 cases: self.cases,
             })),
-            _ => Outcome::Several(fits.len()),
+            _ => CalibrationOutcome::Several(fits.len()),
         }
     }
 }

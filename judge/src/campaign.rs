@@ -35,6 +35,15 @@ const EVALUATIONS_MAX: usize = 1000;
 const CANARY_CASES_MAX: u64 = 200;
 
 /// Plan of a campaign.
+///
+/// ```
+/// use seamproof_judge::prelude::*;
+/// use seamproof_judge::subjects::{Emulated, Miscalled, miscall};
+///
+/// let wrong_call = miscall("call-last-key-lost").unwrap();
+/// let summary = Campaign::quick(20).run(&Miscalled::new(Box::new(Emulated::default()), wrong_call));
+/// assert!(!summary.failures.is_empty(), "{summary}");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Campaign {
     /// Seed of all cases.
@@ -52,8 +61,8 @@ impl Campaign {
     }
 
     /// Judges the subject on every case. A panic of the subject is a finding; a crash takes this process with it.
-    pub fn run(&self, subject: &dyn Backend) -> Summary {
-        let mut summary = Summary { canary: self.canary(subject), ..Summary::new(self) };
+    pub fn run(&self, subject: &dyn Backend) -> CampaignSummary {
+        let mut summary = CampaignSummary { canary: self.canary(subject), ..CampaignSummary::new(self) };
         for first in (0..self.cases).step_by(BATCH as usize) {
             let batch = first..self.cases.min(first + BATCH);
             let judged: Vec<Judged> =
@@ -78,14 +87,14 @@ impl Campaign {
     }
 
     /// Returns the result for the first wrong call that shows on the problems that the subject takes.
-    fn canary(&self, subject: &dyn Backend) -> Canary {
+    fn canary(&self, subject: &dyn Backend) -> CanaryOutcome {
         let calls = MISCALLS.iter().map(|call| self.wrong_call(subject, call));
-        calls.into_iter().find(|canary| *canary != Canary::Silent).unwrap_or(Canary::Silent)
+        calls.into_iter().find(|canary| *canary != CanaryOutcome::Silent).unwrap_or(CanaryOutcome::Silent)
     }
 
     /// Returns the first case on which the judge finds a wrong call of the subject. The call is missed if it shows on
     /// some case and is found on none.
-    fn wrong_call(&self, subject: &dyn Backend, call: &'static Miscall) -> Canary {
+    fn wrong_call(&self, subject: &dyn Backend, call: &'static Miscall) -> CanaryOutcome {
         let wrong = Miscalled::new(Box::new(Borrowed(subject)), call);
         let mut shown = false;
         for index in 0..CANARY_CASES_MAX {
@@ -97,10 +106,10 @@ impl Campaign {
             }
             shown = true;
             if matches!(evaluate(&wrong, &problem), Verdict::Finding(_)) {
-                return Canary::Found { call: call.id, case: index };
+                return CanaryOutcome::Found { call: call.id, case: index };
             }
         }
-        if shown { Canary::Missed { call: call.id } } else { Canary::Silent }
+        if shown { CanaryOutcome::Missed { call: call.id } } else { CanaryOutcome::Silent }
     }
 }
 
@@ -112,7 +121,7 @@ enum Judged {
 
 /// Result of the canary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Canary {
+pub enum CanaryOutcome {
     /// A wrong call that the judge saw.
     Found {
         /// Id of the wrong call in [`MISCALLS`].
@@ -151,9 +160,9 @@ impl fmt::Display for Failure {
 
 /// Result of a campaign.
 #[derive(Clone, Debug)]
-pub struct Summary {
+pub struct CampaignSummary {
     /// Result of the canary.
-    pub canary: Canary,
+    pub canary: CanaryOutcome,
     /// Number of cases that held.
     pub held: u64,
     /// Number of cases that the subject refused as its table says, by the row of the table.
@@ -171,10 +180,10 @@ pub struct Summary {
     shrinks: BTreeMap<Symptom, usize>,
 }
 
-impl Summary {
-    fn new(campaign: &Campaign) -> Summary {
-        Summary {
-            canary: Canary::Silent,
+impl CampaignSummary {
+    fn new(campaign: &Campaign) -> CampaignSummary {
+        CampaignSummary {
+            canary: CanaryOutcome::Silent,
             held: 0,
             refused: BTreeMap::new(),
             failures: Vec::new(),
@@ -188,7 +197,7 @@ impl Summary {
 
     /// Whether nothing failed, everything could be judged, some case held, and the judge saw its canary.
     pub fn holds(&self) -> bool {
-        let canary = matches!(self.canary, Canary::Found { .. });
+        let canary = matches!(self.canary, CanaryOutcome::Found { .. });
         canary && self.held > 0 && self.failures.is_empty() && self.internal.is_empty()
     }
 
@@ -267,7 +276,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for CampaignSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let refused: u64 = self.refused.values().sum();
         match self.failures.len() as u64 {
@@ -281,9 +290,11 @@ impl fmt::Display for Summary {
         }
         self.internal.iter().try_for_each(|what| writeln!(f, "  not judged: {what}"))?;
         match self.canary {
-            Canary::Found { call, case } => write!(f, "canary: {call} was found in case {case}"),
-            Canary::Missed { call } => write!(f, "canary: {call} was missed: this campaign proves nothing"),
-            Canary::Silent => write!(f, "canary: no wrong call shows on what the subject takes"),
+            CanaryOutcome::Found { call, case } => write!(f, "canary: {call} was found in case {case}"),
+            CanaryOutcome::Missed { call } => {
+                write!(f, "canary: {call} was missed: this campaign proves nothing")
+            }
+            CanaryOutcome::Silent => write!(f, "canary: no wrong call shows on what the subject takes"),
         }
     }
 }

@@ -176,6 +176,7 @@ fn few<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Earlier>
 
 /// Reason why bytes are not a case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ParseError {
     /// Bytes that are not UTF-8 text.
     #[error("byte {at} is not UTF-8; a case file is JSON text")]
@@ -207,6 +208,7 @@ pub enum ParseError {
 
 /// Reason why a file gives no case.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CaseError {
     /// A file that cannot be read.
     #[error("{}: cannot be read: {source}", path.display())]
@@ -311,27 +313,17 @@ fn one_line(text: &impl ToString) -> String {
 
 #[cfg(test)]
 mod tests {
-    use seamproof_oracle::{
-        ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, ProblemFields, Run, Sequence,
-        Sink, Softmax, TensorRows,
-    };
+    use seamproof_oracle::{Heads, Mask, ProblemFields, Softmax};
 
     use super::*;
 
     fn case() -> Case {
-        let run = Run::packed(0, 3, 4);
         let problem = Problem::new(ProblemFields {
-            sequences: vec![Sequence { id: 0, q: run, kv: run }],
-            rows: TensorRows { q: 4, kv: 4 },
             heads: Heads { q: 2, kv: 1 },
-            dims: Dims { qk: 8, v: 8 },
             mask: Mask::CAUSAL,
-            softmax: Softmax { scale: 0.353_553_4, softcap: None, sink: Sink::None },
-            precision: Precision::uniform(Format::Bf16),
-            parallel: ContextParallel::single(),
-            mode: InputMode::Flat,
+            softmax: Softmax::scaled(0.353_553_4),
             data_seed: u64::MAX,
-            pass: Pass::Backward,
+            ..ProblemFields::padded(&[(3, 4)], 8)
         });
         let subject = Subject { name: "emulated".to_owned(), options: BTreeMap::new() };
         Case::new(subject, 7, problem.expect("the fields are legal"))

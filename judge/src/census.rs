@@ -249,8 +249,9 @@ const OF_GROUPS: [Class; 17] = [
     class("striped", [112, 110, 111], |p| {
         parallel(p) && matches!(p.parallel.balance, Balance::Striped { .. })
     }),
-    class("group inside a larger world", [234, 234, 233], |p| p.parallel.world > p.parallel.size()),
-    class("ranks out of order", [156, 157, 158], |p| !p.parallel.ranks.is_sorted()),
+    // Labels: no schedule, device or check computes with the ranks' numbers in the world.
+    class("label only: larger world", [234, 234, 233], |p| p.parallel.world > p.parallel.size()),
+    class("label only: rank order", [156, 157, 158], |p| !p.parallel.ranks.is_sorted()),
     class("a rank without real rows", [76, 130, 43], idle_rank),
     class("length below 2·cp, several ranks", [244, 312, 173], |p| {
         parallel(p) && any_run(p, |run| run.len > 0 && run.len < 2 * p.parallel.size())

@@ -34,7 +34,8 @@ pub enum Check {
 }
 
 impl Check {
-    /// Every check, in order.
+    /// Every check, in the order in which reports list them: first those about the run as a whole, then those about
+    /// its results. This is not the order of the ladder, on which identities come last.
     pub const ALL: [Check; 10] = [
         Check::Validation,
         Check::Capability,

@@ -7,7 +7,7 @@ pub use seamproof_oracle::{
 };
 pub use seamproof_simulator::UNWRITTEN_BITS;
 
-pub use crate::campaign::{Campaign, Summary};
+pub use crate::campaign::{Campaign, CampaignSummary};
 pub use crate::case::Case;
 pub use crate::generate::{Limits, Profile};
 pub use crate::ladder::judge;

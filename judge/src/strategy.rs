@@ -22,6 +22,24 @@ use crate::shrink::Shrinker;
 const CHOICE_BYTES: usize = 4096;
 
 /// Returns problems within the limits, some of them outside a subject's capability table.
+/// [`Backend::fitted`](crate::subject::Backend::fitted) moves them inside.
+///
+/// ```
+/// use seamproof_judge::prelude::*;
+/// use seamproof_judge::proptest::prelude::*;
+/// use seamproof_judge::proptest::test_runner::TestRunner;
+/// use seamproof_judge::subjects::Emulated;
+///
+/// let kernel = Emulated::default();
+/// let mut runner = TestRunner::new(ProptestConfig { cases: 8, failure_persistence: None, ..Default::default() });
+/// let property = problems(Limits::fuzz()).prop_map(|drawn| kernel.fitted(drawn));
+/// runner.run(&property, |problem| {
+///     let verdict = judge(&kernel, &problem);
+///     prop_assert!(matches!(verdict, Verdict::Pass(_)), "{}", verdict);
+///     Ok(())
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn problems(limits: Limits) -> impl Strategy<Value = Problem> {
     Problems { limits }
 }

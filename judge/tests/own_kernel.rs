@@ -138,23 +138,11 @@ impl Backend for Own {
     }
 
     fn declaration(&self) -> Declaration {
-        Declaration {
-            capabilities: Capabilities {
-                formats: vec![Format::Bf16],
-                weight_formats: vec![Format::Bf16],
-                head_dims: 1..=256,
-                algorithms: vec!["single"],
-                sub_groups: false,
-                softcap: false,
-                sinks: vec![Sink::None],
-                backward: true,
-                statistics: vec![TensorName::Lse],
-            },
-            padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
+        Declaration::single_rank(Format::Bf16, Format::Bf16)
+            .with_padding(PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero })
             // Every sum runs in an order that no neighbour changes.
-            promises: Promises::ALL,
-            accumulation: Accumulation::F32Serial,
-        }
+            .with_promises(Promises::ALL)
+            .with_accumulation(Accumulation::F32Serial)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -4,7 +4,7 @@
 //! 8, 4, 2 or 1 bytes at a time. The twins on the CPU are in `seamproof_simulator::helpers`.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
-use seamproof_simulator::helpers::{Half, Order, Rest};
+use seamproof_simulator::helpers::{Direction, Half, Rest};
 
 use crate::block::{THREADS, WARP};
 use crate::error::KernelError;
@@ -136,12 +136,12 @@ impl Gpu {
         &self,
         slots: Slots,
         cut: Cut,
-        order: Order,
+        order: Direction,
         from: ByteRows,
         to: ByteRows,
     ) -> Result<(), KernelError> {
         check_pair(from, to)?;
-        let map = ReorderMap(slots.raw()?, cut.raw()?, i32::from(order == Order::ToSequences));
+        let map = ReorderMap(slots.raw()?, cut.raw()?, i32::from(order == Direction::ToSequences));
         // Both numbers are checked by now, so that their product fits 64 bits.
         let rows = slots.rows * cut.cp;
         same("from", from.rows, rows)?;

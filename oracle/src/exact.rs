@@ -141,6 +141,7 @@ fn logit(problem: &Problem, inputs: &Inputs, head: usize, row: usize, key: usize
 }
 
 fn dot(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f64 {
+    debug_assert_eq!(a.len(), b.len(), "lanes of a product");
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 

@@ -149,6 +149,7 @@ impl Lengths {
 
 /// Why a name makes no [`Mask`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum NameError {
     /// A kind that TE does not have.
     #[error(
@@ -183,6 +184,7 @@ pub enum NameError {
 
 /// Why a [`Mask`] has no name in a form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum NamelessError {
     /// TE wants both sides of a window that is not causal.
     #[error("TransformerEngine has no window that is bounded on one side only, unless its right side is 0")]

@@ -171,6 +171,7 @@ impl ProblemFields {
 
 /// Why fields make no [`Problem`]. Each message names the field and what to do.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProblemError {
     /// A count outside its range.
     #[error("{field} is {got}; use {min} to {max}")]

@@ -32,6 +32,7 @@ fn is_one(step: &usize) -> bool {
 
 /// Why a [`Run`] does not fit its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RunLayoutError {
     /// A step of zero would put every position on one row.
     #[error("step is 0; use at least 1")]
@@ -67,7 +68,7 @@ impl Run {
     /// The row that holds position `position` (below `span`).
     #[inline]
     pub fn row(&self, position: usize) -> usize {
-        debug_assert!(position < self.span);
+        debug_assert!(position < self.span, "position {position} of a run that owns {} rows", self.span);
         self.offset + self.step * position
     }
 

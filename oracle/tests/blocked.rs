@@ -168,3 +168,13 @@ fn threads_do_not_change_a_bit() {
     };
     assert!(run(1) == run(3));
 }
+
+/// Errors of more rows than the problem has would be read in part, and silently.
+#[test]
+#[should_panic = "shape of the errors of the lse"]
+fn errors_of_another_problem_are_not_read() {
+    let (problem, inputs) = large(&[(4, 4)], Mask::FULL, Heads { q: 1, kv: 1 });
+    let saved = Saved::from(&exact::forward(&problem, &inputs));
+    let model = Model::new(&problem, Accumulation::Unknown, Partition::single(4, 4));
+    blocked::backward_of_hidden_lse(&problem, &inputs, &saved, &Array2::zeros((1, 5)), &model);
+}

@@ -57,6 +57,7 @@ pub struct AttentionCall {
 
 /// Why a call cannot be launched on tensors of the given rows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CallError {
     /// A run that does not fit its tensor.
     #[error("segment {segment}, {side} rows: {error}")]

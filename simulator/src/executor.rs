@@ -22,6 +22,7 @@ use crate::schedule::{
 
 /// Why a schedule did not run to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ExecuteError {
     /// An operation failed.
     #[error("rank {rank}, operation {operation}: {error}")]

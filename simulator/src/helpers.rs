@@ -16,7 +16,7 @@ use crate::shard::ShardedSide;
 
 /// Which way rows are reordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum Direction {
     /// From ranks' rows one after the other to whole sequences.
     ToSequences,
     /// From whole sequences to ranks' rows one after the other.

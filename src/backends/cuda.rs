@@ -3,9 +3,9 @@
 //!
 //! [`Cuda`] is the subject's declaration, and needs no CUDA: its table, its contract, its schedule, its partition of
 //! sums. [`CudaRunner`] runs problems on one GPU, in a worker process ([`crate::worker`]). Attention runs on tensor
-//! cores, with forwards in one of four shapes and backwards with dq summed in a fixed order or in any ([`Order`]), or
-//! on the simple kernels, whose sums are serial ([`Attention`]). The results of the simple kernels are bit for bit
-//! those of the emulated kernel with tiles of [`KEY_TILE`] keys, and so are the results of all kernels on tables of
+//! cores, with forwards in one of four shapes and backwards with dq summed in a fixed order or in any ([`DqOrder`]), or
+//! on the simple kernels, whose sums are serial ([`AttentionKernels`]). The results of the simple kernels are bit for
+//! bit those of the emulated kernel with tiles of [`KEY_TILE`] keys, and so are the results of all kernels on tables of
 //! rows. For the tensor cores' sums the envelope has a bound but no replay. Tiles of [`KEY_TILE`] keys are the
 //! smallest of all kernels, and so change the maximum at least as often as any.
 
@@ -14,10 +14,10 @@ use std::sync::{Mutex, PoisonError};
 
 use seamproof_kernels::KernelError;
 use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
-use seamproof_kernels::backward::DqOrder as Order;
+use seamproof_kernels::backward::DqOrder;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::device::{self, DeviceOptions as Ways, Workspace};
-use seamproof_kernels::forward::AttentionKernels as Attention;
+use seamproof_kernels::device::{self, DeviceOptions, Workspace};
+use seamproof_kernels::forward::AttentionKernels;
 use seamproof_kernels::gpu::{self, Gpu};
 use seamproof_kernels::source::sources;
 use seamproof_lab::faults::{self, SourceFault};
@@ -51,9 +51,9 @@ pub struct Cuda {
     /// Whether kernels for packed slots run where they can. Otherwise kernels on tables of rows run everywhere.
     pub helpers: bool,
     /// Kernels that run forwards and backwards.
-    pub attention: Attention,
+    pub attention: AttentionKernels,
     /// Order in which dq is summed on tensor cores. With `any`, gradient bits may vary between runs.
-    pub dq: Order,
+    pub dq: DqOrder,
     /// Number of CUDA streams that the schedule's streams run on. With 1 they run one after the other, in the order
     /// that is drawn.
     pub streams: usize,
@@ -64,8 +64,8 @@ const STREAMS_MAX: usize = 64;
 
 impl Default for Cuda {
     fn default() -> Cuda {
-        let (merge, attention) = (MergeOrder::default(), Attention::default());
-        Cuda { order: 0, merge, helpers: true, attention, dq: Order::Fixed, streams: 1 }
+        let (merge, attention) = (MergeOrder::default(), AttentionKernels::default());
+        Cuda { order: 0, merge, helpers: true, attention, dq: DqOrder::Fixed, streams: 1 }
     }
 }
 
@@ -92,10 +92,10 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         ("streams".into(), if draw >> 59 & 3 == 0 { "4" } else { "1" }.into()),
         (
             "attention".into(),
-            Attention::ALL[(draw >> 40 & 0x7fff) as usize % Attention::ALL.len()].name().into(),
+            AttentionKernels::ALL[(draw >> 40 & 0x7fff) as usize % AttentionKernels::ALL.len()].name().into(),
         ),
         // One case in four sums dq in any order.
-        ("dq".into(), if draw >> 55 & 3 == 0 { Order::AsTheyCome } else { Order::Fixed }.name().into()),
+        ("dq".into(), if draw >> 55 & 3 == 0 { DqOrder::AsTheyCome } else { DqOrder::Fixed }.name().into()),
     ])
 }
 
@@ -116,10 +116,11 @@ impl Cuda {
                     (known.then(|| subject.helpers = value == "on"), "on or off")
                 }
                 "attention" => {
-                    let taken = Attention::by_name(value).ok().map(|attention| subject.attention = attention);
+                    let taken =
+                        AttentionKernels::by_name(value).ok().map(|attention| subject.attention = attention);
                     (taken, "simple, tuned, long, paired, middle or short")
                 }
-                "dq" => (Order::by_name(value).map(|dq| subject.dq = dq), "fixed or any"),
+                "dq" => (DqOrder::by_name(value).map(|dq| subject.dq = dq), "fixed or any"),
                 "streams" => {
                     let known = value.parse().ok().filter(|streams| (1..=STREAMS_MAX).contains(streams));
                     (known.map(|streams| subject.streams = streams), "a number from 1 to 64")
@@ -156,7 +157,7 @@ impl Cuda {
     /// bounds.
     pub fn with_twins_bits(self, problem: &Problem) -> Cuda {
         let helpers = self.helpers && self.partition(problem).merges.count == 0;
-        Cuda { helpers, attention: Attention::Simple, ..self }
+        Cuda { helpers, attention: AttentionKernels::Simple, ..self }
     }
 
     /// Returns the subject with every forward in the shape of this problem's. The bits of a sequence then depend
@@ -169,7 +170,7 @@ impl Cuda {
         }
         let schedule = self.schedule(problem).ok()?;
         match device::shapes(&schedule, formats(problem), self.attention).ok()?[..] {
-            [Some(shape)] => Some(Cuda { attention: Attention::Of(shape), ..self }),
+            [Some(shape)] => Some(Cuda { attention: AttentionKernels::Of(shape), ..self }),
             _ => None,
         }
     }
@@ -201,7 +202,8 @@ impl CudaRunner {
     ) -> Result<Outputs, RunError> {
         let schedule = launchable(problem, subject.merge)?;
         let Cuda { helpers, attention, dq, streams, .. } = *subject;
-        let device = self.workspace.device(formats(problem), Ways { helpers, attention, dq, streams });
+        let device =
+            self.workspace.device(formats(problem), DeviceOptions { helpers, attention, dq, streams });
         let mut on_way = |stage: Reached| {
             reached(match stage {
                 Reached::Uploaded => Phase::Uploaded,
@@ -319,23 +321,21 @@ impl Backend for Cuda {
     fn declaration(&self) -> Declaration {
         let twin = self.twin().declaration();
         match self.attention {
-            Attention::Simple => {
-                Declaration { promises: Promises::ALL, accumulation: Accumulation::F32Serial, ..twin }
+            AttentionKernels::Simple => {
+                twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)
             }
-            Attention::Tuned | Attention::Of(_) => Declaration {
+            AttentionKernels::Tuned | AttentionKernels::Of(_) => twin
                 // All sequences of a call and their places decide which kernel takes it, and in which shape.
-                promises: Promises {
-                    deterministic_backward: self.dq == Order::Fixed,
+                .with_promises(Promises {
+                    deterministic_backward: self.dq == DqOrder::Fixed,
                     sequences_alone: false,
                     // Tiles of keys add to dq downward for a group, but upward or around for a head alone.
                     groups_alone: false,
                     rows_alone: false,
                     ..Promises::ALL
-                },
+                })
                 // A call that the tensor cores' kernels do not take goes to the simple ones.
-                accumulation: Accumulation::Unknown,
-                ..twin
-            },
+                .with_accumulation(Accumulation::Unknown),
         }
     }
 
@@ -349,7 +349,7 @@ impl Backend for Cuda {
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
-        if self.attention != Attention::Simple {
+        if self.attention != AttentionKernels::Simple {
             return None;
         }
         built(problem, self.merge).ok()?.launches(problem)
@@ -359,7 +359,7 @@ impl Backend for Cuda {
     fn ways(&self, problem: &Problem) -> Vec<Way> {
         let names = [FORWARD_ON_TENSOR_CORES, BACKWARD_ON_TENSOR_CORES];
         let taken = match self.schedule(problem) {
-            Ok(schedule) if self.attention != Attention::Simple => {
+            Ok(schedule) if self.attention != AttentionKernels::Simple => {
                 device::on_tensor_cores(&schedule, formats(problem), self.attention)
             }
             _ => return Vec::new(),

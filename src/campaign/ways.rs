@@ -110,7 +110,7 @@ impl fmt::Display for Ways {
 
 #[cfg(test)]
 mod tests {
-    use seamproof_kernels::forward::AttentionKernels as Attention;
+    use seamproof_kernels::forward::AttentionKernels;
 
     use super::*;
     use crate::backends::Cuda;
@@ -119,7 +119,7 @@ mod tests {
 
     /// The ways of the cases of a profile that the kernels take, with tensor cores asked for.
     fn drawn(profile: Profile, cases: u64) -> Ways {
-        let subject = Cuda { attention: Attention::Tuned, ..Cuda::default() };
+        let subject = Cuda { attention: AttentionKernels::Tuned, ..Cuda::default() };
         let (table, limits) = (subject.declaration().capabilities, profile.limits());
         let mut ways = Ways::default();
         for index in 0..cases {

@@ -9,13 +9,11 @@ use super::CliError;
 use super::exit::Exit;
 use super::output::{complain, note};
 use crate::bench;
-use crate::power::{self, Plan};
+use crate::power::{self, PowerPlan};
 use seamproof_kernels::Gpu;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::forward::AttentionKernels as Kernel;
-use seamproof_lab::bench::{
-    self as gpu_bench, AttentionBench as Attention, BenchError, BenchedPass as Subject,
-};
+use seamproof_kernels::forward::AttentionKernels;
+use seamproof_lab::bench::{self as gpu_bench, AttentionBench, BenchError, BenchedPass};
 use seamproof_oracle::Pass;
 
 /// Lengths of the sequences that the oracle is measured on.
@@ -67,8 +65,8 @@ enum What {
         #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
         pass: Pass,
         /// The forward's kernel: tuned (if not given), long, paired, middle, short or simple
-        #[arg(long, value_parser = Kernel::by_name)]
-        kernel: Option<Kernel>,
+        #[arg(long, value_parser = AttentionKernels::by_name)]
+        kernel: Option<AttentionKernels>,
         /// Tracks of kernels/lab/bench/tracks.json; all if not given
         #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
         tracks: Vec<String>,
@@ -92,10 +90,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let measured = match &args.what {
         What::Oracle => bench::oracle(&LENGTHS, &mut io::stdout()).map(|()| true),
         What::Prove => bench::prove(&mut io::stdout()).map(|()| true),
-        What::Power { cases, seed } => power(&Plan { cases: (*cases).into(), seed: *seed }),
+        What::Power { cases, seed } => power(&PowerPlan { cases: (*cases).into(), seed: *seed }),
         What::Thd { gpu } => on_gpu(*gpu, gpu_bench::thd)?.map(|()| true),
         What::Attention { gpu, pass, kernel, tracks, columns, peer } => {
-            let plan = Attention::new(subject(*pass, *kernel)?, [tracks, columns], peer.as_deref())?;
+            let plan = AttentionBench::new(subject(*pass, *kernel)?, [tracks, columns], peer.as_deref())?;
             on_gpu(*gpu, |gpu, to| gpu_bench::attention(gpu, &plan, to))?.map(|()| true)
         }
     };
@@ -110,7 +108,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 /// The table; whether the judge caught all that is wrong, and nothing else.
-fn power(plan: &Plan) -> io::Result<bool> {
+fn power(plan: &PowerPlan) -> io::Result<bool> {
     let start = Instant::now();
     let held = power::table(plan, &mut io::stdout(), |row| {
         note(&format_args!("{:.0} s: measuring: {row}", start.elapsed().as_secs_f64()));
@@ -120,10 +118,10 @@ fn power(plan: &Plan) -> io::Result<bool> {
 }
 
 /// What `bench attention` measures.
-fn subject(pass: Pass, kernel: Option<Kernel>) -> Result<Subject, CliError> {
+fn subject(pass: Pass, kernel: Option<AttentionKernels>) -> Result<BenchedPass, CliError> {
     match (pass, kernel) {
-        (Pass::Forward, kernel) => Ok(Subject::Forward(kernel.unwrap_or(Kernel::Tuned))),
-        (Pass::Backward, None) => Ok(Subject::Backward),
+        (Pass::Forward, kernel) => Ok(BenchedPass::Forward(kernel.unwrap_or(AttentionKernels::Tuned))),
+        (Pass::Backward, None) => Ok(BenchedPass::Backward),
         (Pass::Backward, Some(_)) => {
             let what =
                 "--kernel is the forward's: the backward for tensor cores is one kernel, in two orders";

@@ -8,7 +8,7 @@ use super::options::seed;
 use super::output::{print, print_line};
 use crate::backends;
 use crate::campaign::{Registered, Subjects};
-use seamproof_judge::calibrate::{CASES, Calibration, Outcome, lock_cases_min};
+use seamproof_judge::calibrate::{CASES, Calibration, CalibrationOutcome, lock_cases_min};
 use seamproof_judge::profile::{Lock, locked};
 use seamproof_judge::prose::counted;
 use seamproof_judge::subject::RunError;
@@ -65,16 +65,20 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     print(&calibration);
     let outcome = calibration.outcome(name, args.seed);
     match &outcome {
-        Outcome::Unique(_) => print_line("profile   one candidate explains every case"),
-        Outcome::None => print_line("profile   no candidate explains every case: tiers W and T only"),
-        Outcome::Refused(why) => print_line(&format_args!("profile   none: {why}")),
-        Outcome::Several(several) => print_line(&format_args!(
+        CalibrationOutcome::Unique(_) => print_line("profile   one candidate explains every case"),
+        CalibrationOutcome::None => {
+            print_line("profile   no candidate explains every case: tiers W and T only");
+        }
+        CalibrationOutcome::Refused(why) => print_line(&format_args!("profile   none: {why}")),
+        CalibrationOutcome::Several(several) => print_line(&format_args!(
             "profile   {several} candidates explain every case: run more cases to tell them apart"
         )),
     }
     match (&args.lock, outcome) {
-        (Some(file), Outcome::Unique(lock)) if lock.cases >= least => write(file, &lock).map(|()| Exit::Held),
-        (Some(_), Outcome::Unique(lock)) => {
+        (Some(file), CalibrationOutcome::Unique(lock)) if lock.cases >= least => {
+            write(file, &lock).map(|()| Exit::Held)
+        }
+        (Some(_), CalibrationOutcome::Unique(lock)) => {
             print_line(&format_args!(
                 "locked    nothing: {} of {} cases were judged, {least} is enough; give more --cases",
                 lock.cases, args.cases
@@ -96,7 +100,7 @@ fn write(file: &PathBuf, lock: &Lock) -> Result<(), CliError> {
 }
 
 /// Whether what was found is what is locked, whatever the cases that found it.
-fn check(backend: &str, outcome: &Outcome) -> Exit {
+fn check(backend: &str, outcome: &CalibrationOutcome) -> Exit {
     let same =
         |found: &Lock, lock: &Lock| Lock { seed: lock.seed, cases: lock.cases, ..found.clone() } == *lock;
     let Some(lock) = locked(backend) else {
@@ -105,7 +109,7 @@ fn check(backend: &str, outcome: &Outcome) -> Exit {
         ));
         return Exit::TooLittle;
     };
-    let held = matches!(outcome, Outcome::Unique(found) if same(found, &lock));
+    let held = matches!(outcome, CalibrationOutcome::Unique(found) if same(found, &lock));
     print_line(if held {
         "check     as locked"
     } else {

@@ -8,7 +8,7 @@ use seamproof_oracle::Pass;
 use super::exit::Exit;
 use super::output::print;
 use super::{CliError, load};
-use crate::explain::{self, Options, explain};
+use crate::explain::{self, Selection, explain};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     let schedule = backend.schedule(problem);
     let schedule = schedule.map_err(|error| CliError::Usage(format!("{file}: no schedule: {error}")))?;
-    let options = Options { rank: args.rank, pass, operations: args.operations };
+    let options = Selection { rank: args.rank, pass, operations: args.operations };
     let head = explain::subject(&case, args.backend.is_some());
     let others = explain::other_runs(&case, backend.as_ref(), &options);
     print(&(head + &explain(problem, &schedule, &options) + &others));

@@ -68,7 +68,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = SEEDS, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     #[command(flatten)]
-    workers: worker::Options,
+    workers: worker::WorkerOptions,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {

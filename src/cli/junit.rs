@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
-use super::run::Outcome;
+use super::run::RunOutcome;
 use crate::campaign::{Distinct, Holds, LeftFinding, Summary};
 use crate::nightly::{Regressed, Regressions, Unjudged};
 use crate::record::{RecordError, write_whole};
@@ -22,14 +22,14 @@ const NO_XML: [char; 2] = ['\u{fffe}', '\u{ffff}'];
 /// Test cases of a suite, so that whoever shows them need not draw tens of thousands of lines.
 const TESTS_MAX: usize = 1000;
 
-pub(super) struct Report {
+pub(super) struct JunitFile {
     path: PathBuf,
 }
 
-impl Report {
+impl JunitFile {
     /// Makes the file, before any case runs.
-    pub(super) fn create(path: &Path) -> Result<Report, RecordError> {
-        let report = Report { path: path.to_owned() };
+    pub(super) fn create(path: &Path) -> Result<JunitFile, RecordError> {
+        let report = JunitFile { path: path.to_owned() };
         let unfinished =
             test("campaign", Some(("error", "the campaign has not ended".to_owned())), String::new());
         report.save("seamproof", vec![unfinished], Duration::ZERO)?;
@@ -40,7 +40,7 @@ impl Report {
     pub(super) fn write(
         &self,
         backend: &str,
-        outcome: &Outcome,
+        outcome: &RunOutcome,
         left: &[LeftFinding],
     ) -> Result<(), RecordError> {
         let missed = outcome.canary.finding.is_none().then(|| ("missed", outcome.canary.to_string()));

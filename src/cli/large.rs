@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use seamproof_kernels::Gpu;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::forward::AttentionKernels as Attention;
+use seamproof_kernels::forward::AttentionKernels;
 use seamproof_lab::{bench, reference};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields};
@@ -22,7 +22,7 @@ use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::Judge;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, Promises, RankOutputs, RunError};
 use seamproof_judge::values::{self, Poison};
-use seamproof_lab::large::{self, Judged, Related, Rows};
+use seamproof_lab::large::{self, JudgedRows, Related, Rows};
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Args {
@@ -33,8 +33,8 @@ pub(super) struct Args {
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
     columns: Vec<String>,
     /// The kernel that runs forwards: simple, tuned, long, paired, middle or short
-    #[arg(long, default_value = "tuned", value_parser = Attention::by_name)]
-    attention: Attention,
+    #[arg(long, default_value = "tuned", value_parser = AttentionKernels::by_name)]
+    attention: AttentionKernels,
     /// So many random problems with sequences of up to 16384 tokens in place of the tracks
     #[arg(long)]
     cases: Option<u64>,
@@ -118,7 +118,7 @@ impl Bench {
     }
 
     /// A random problem, its forward alone.
-    fn draw(&mut self, attention: Attention, seed: u64, case: u64) -> Result<(), CliError> {
+    fn draw(&mut self, attention: AttentionKernels, seed: u64, case: u64) -> Result<(), CliError> {
         let Draw::Problem(problem) = generate::draw(seed, case, &limits()) else { return Ok(()) };
         let forward = ProblemFields { pass: Pass::Forward, ..problem.into() };
         let Ok(problem) = Problem::new(forward) else { return Ok(()) };
@@ -210,7 +210,7 @@ impl Backend for Lent<'_> {
     }
 
     fn declaration(&self) -> Declaration {
-        Declaration { promises: self.promises, ..self.subject.declaration() }
+        self.subject.declaration().with_promises(self.promises)
     }
 
     fn inner(&self) -> Option<&dyn Backend> {
@@ -237,7 +237,7 @@ fn assembled(
     })
 }
 
-fn report(name: &str, judged: &Judged, start: Instant) {
+fn report(name: &str, judged: &JudgedRows, start: Instant) {
     let [worst, dithered] = [&judged.margin.worst_case, &judged.margin.dithered];
     print_line(&format_args!(
         "{name:<26} {:>8} rows: lse {:.3}, out {:.3}, max_logit {:.3} of tier W, {:.3}, {:.3} of tier T, {} unbounded; \

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use super::run::{Outcome, announce, conclude, opened, recorded, stopped_by_signals};
+use super::run::{RunOutcome, announce, conclude, opened, recorded, stopped_by_signals};
 use super::{CliError, junit, worker};
 use crate::campaign::{
     self, Control, Event, LeftFinding, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Sinks,
@@ -44,7 +44,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
     #[command(flatten)]
-    workers: worker::Options,
+    workers: worker::WorkerOptions,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
@@ -107,7 +107,7 @@ fn none_ended(args: &Args, left: &[LeftFinding]) -> CliError {
         let mut log = EventLog::create(path)?;
         left.iter().try_for_each(|left| log.write(&Event::Left(left)))
     };
-    let report = |path: &PathBuf| junit::Report::create(path)?.write_left(&why, left);
+    let report = |path: &PathBuf| junit::JunitFile::create(path)?.write_left(&why, left);
     let logged = args.json.as_ref().map_or(Ok(()), log);
     let reported = args.junit.as_ref().map_or(Ok(()), report);
     logged.and(reported).map_or_else(CliError::from, |()| CliError::Usage(why.clone()))
@@ -205,18 +205,18 @@ struct Joined<'a> {
 
 impl Joined<'_> {
     /// The canary is looked for again: it is the same for every part, and says that this program is theirs.
-    fn outcome(self, dir: &RunDir, logs: &Logs, control: &Control) -> Result<Outcome, CliError> {
+    fn outcome(self, dir: &RunDir, logs: &Logs, control: &Control) -> Result<RunOutcome, CliError> {
         let canary = campaign::canary(self.plan, &dir.canary()?, control);
         logs.event(&Event::Canary(&canary));
         print_line(&canary);
         if canary.finding.is_none() {
-            return Ok(Outcome { canary, summary: None, interrupted: control.stopped() });
+            return Ok(RunOutcome { canary, summary: None, interrupted: control.stopped() });
         }
         let seconds = self.parts.iter().map(|part| part.stored.sums.seconds).fold(0.0, f64::max);
         let elapsed = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let findings = dir.findings()?;
         let sinks = Sinks { findings: &findings, observer: logs, control };
         let summary = campaign::merge(self.plan, self.subjects, self.parts, (elapsed, self.missed), &sinks)?;
-        Ok(Outcome { canary, summary: Some(summary), interrupted: control.stopped() })
+        Ok(RunOutcome { canary, summary: Some(summary), interrupted: control.stopped() })
     }
 }

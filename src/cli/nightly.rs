@@ -12,7 +12,9 @@ use super::options::{duration, random_seed, seed};
 use super::output::{note, print_line};
 use super::{CliError, progress, worker};
 use crate::campaign::{Registered, met};
-use crate::nightly::{Failure, Known, Night, Orders, Outcome, Regressed, Report, Watch, regressions_of};
+use crate::nightly::{
+    Known, Night, NightOutcome, Orders, Regressed, Report, ReportedFailure, Watch, regressions_of,
+};
 use crate::worker::own_program;
 
 /// Subjects that are looked for where none is named.
@@ -50,7 +52,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     jobs: Option<u32>,
     #[command(flatten)]
-    workers: worker::Options,
+    workers: worker::WorkerOptions,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
@@ -139,13 +141,13 @@ fn stop_on_signal(watch: &Arc<Watch>) -> Result<(), CliError> {
 }
 
 /// A suite for the night, one for the regressions of each subject, one for each campaign.
-fn suites(outcome: &Outcome, report: &Report) -> Vec<TestSuite> {
+fn suites(outcome: &NightOutcome, report: &Report) -> Vec<TestSuite> {
     let missed = outcome.canary.finding.is_none().then(|| ("missed", outcome.canary.to_string()));
     let mut night = vec![test("canary", missed, String::new())];
     let stale: Vec<String> = report.stale().map(|(key, what)| format!("{key}: {what}")).collect();
     let outdated = (!stale.is_empty()).then(|| ("stale", stale.join("; ")));
     night.push(test("known failures are true", outdated, String::new()));
-    let news = |failure: &&Failure| failure.known.is_none();
+    let news = |failure: &&ReportedFailure| failure.known.is_none();
     night.extend(report.failures.iter().filter(news).map(|failure| of_failure(&failure.key, failure)));
     let is_known = |key: &str| report.lists(key);
     for left in &report.left {
@@ -176,8 +178,8 @@ fn suites(outcome: &Outcome, report: &Report) -> Vec<TestSuite> {
 }
 
 /// A failure as a test case.
-fn of_failure(name: &str, failure: &Failure) -> TestCase {
-    let Failure { problem, finding, replay, .. } = failure;
+fn of_failure(name: &str, failure: &ReportedFailure) -> TestCase {
+    let ReportedFailure { problem, finding, replay, .. } = failure;
     let met = met(failure.cases, failure.shrunk);
     let details = format!("{met}\n{problem}\n{finding}\nreplay: {replay}");
     test(name, Some(("finding", finding.clone())), details)

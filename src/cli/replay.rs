@@ -31,7 +31,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
     #[command(flatten)]
-    workers: worker::Options,
+    workers: worker::WorkerOptions,
 }
 
 /// How many cases came to what.

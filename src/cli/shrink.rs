@@ -35,7 +35,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = SHRINK_EVALUATIONS_MAX)]
     budget: usize,
     #[command(flatten)]
-    workers: worker::Options,
+    workers: worker::WorkerOptions,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {

@@ -23,7 +23,7 @@ const WORKERS_MAX: u32 = 1024;
 
 /// How subjects behind worker processes are run.
 #[derive(clap::Args, Debug, Default)]
-pub(super) struct Options {
+pub(super) struct WorkerOptions {
     /// Worker processes of a subject that has its own, all on the first device; one on each device if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     workers: Option<u32>,
@@ -35,7 +35,7 @@ pub(super) struct Options {
     start_deadline: Option<Duration>,
 }
 
-impl Options {
+impl WorkerOptions {
     /// Sets up the workers of this process, before the first one is asked for.
     pub(super) fn configure(&self) {
         let usual = Settings::default();

@@ -8,7 +8,7 @@ use seamproof_simulator::Segment;
 use seamproof_simulator::check::{Held, HeldRows, Reading};
 
 use super::line::{Line, tidy, union};
-use super::sight::{Group, Sight, groups};
+use super::sight::{QueryGroup, Sight, groups};
 
 /// Largest number of pieces of keys, each counted for each query, that are compared with the mask query by query.
 const COMPARED_MAX: usize = 1 << 20;
@@ -151,7 +151,7 @@ pub(super) fn differences(problem: &Problem, sightings: &[Sighting]) -> Option<V
                 difference(problem, (sequence, query), &heads, of_query)
             });
             let of = format!(" of sequence {sequence}{band}");
-            found.extend(groups(wrong, true).iter().map(|group: &Group| group.words(&of)));
+            found.extend(groups(wrong, true).iter().map(|group: &QueryGroup| group.words(&of)));
         }
     }
     Some(found)

@@ -1,5 +1,5 @@
-//! Description of what queries see. A [`Sight`] holds one query's keys, and a [`Group`] consecutive queries that one
-//! text describes.
+//! Description of what queries see. A [`Sight`] holds one query's keys, and a [`QueryGroup`] consecutive queries that
+//! one text describes.
 //!
 //! Queries form one group when each end of each range of keys either stays or moves as the query does:
 //! `queries 4..64: i sees i−3..i+1`.
@@ -43,17 +43,17 @@ impl Sight {
 
 /// A group of consecutive queries.
 #[derive(Clone, Debug)]
-pub(super) struct Group {
+pub(super) struct QueryGroup {
     first: Sight,
     queries: Line,
     /// Whether each end of a range moves with the query.
     moves: Vec<bool>,
 }
 
-impl Group {
-    fn new(first: Sight) -> Group {
+impl QueryGroup {
+    fn new(first: Sight) -> QueryGroup {
         let moves = first.ends().map(|_| false).collect();
-        Group { queries: Line::new(first.query, 1, 1), first, moves }
+        QueryGroup { queries: Line::new(first.query, 1, 1), first, moves }
     }
 
     /// Takes the next query into the group, if one text can describe it with the others. Ends that move are written
@@ -122,11 +122,11 @@ impl Group {
 }
 
 /// Returns the groups of sights, which are in order of queries.
-pub(super) fn groups(sights: impl IntoIterator<Item = Sight>, moving: bool) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+pub(super) fn groups(sights: impl IntoIterator<Item = Sight>, moving: bool) -> Vec<QueryGroup> {
+    let mut groups: Vec<QueryGroup> = Vec::new();
     for sight in sights {
         if !groups.last_mut().is_some_and(|group| group.take(&sight, moving)) {
-            groups.push(Group::new(sight));
+            groups.push(QueryGroup::new(sight));
         }
     }
     groups

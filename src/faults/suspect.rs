@@ -4,8 +4,8 @@ use std::iter;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use seamproof_kernels::forward::{self, AttentionKernels as Attention, TileShape as Shape};
-use seamproof_lab::faults::{Detector as Seen, SourceFault, source_faults};
+use seamproof_kernels::forward::{self, AttentionKernels, TileShape};
+use seamproof_lab::faults::{Detector, SourceFault, source_faults};
 use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::faults::{self, Catcher, Fault, FaultRecord, Plant};
 
@@ -104,7 +104,7 @@ impl Suspect {
 
     /// Returns every fault in the kernels for a GPU that a campaign's judge must find.
     pub fn on_gpu() -> impl Iterator<Item = Suspect> {
-        source_faults().filter(|fault| matches!(fault.seen, Seen::Rungs(_))).map(Suspect::Source)
+        source_faults().filter(|fault| matches!(fault.seen, Detector::Rungs(_))).map(Suspect::Source)
     }
 
     /// Returns the fault with this id.
@@ -123,7 +123,7 @@ impl Suspect {
                 imitates: fault.imitates,
                 source: fault.file,
                 entries: &[],
-                caught_by: if let Seen::Rungs(rungs) = fault.seen { rungs } else { &[] },
+                caught_by: if let Detector::Rungs(rungs) = fault.seen { rungs } else { &[] },
                 edit: (),
             },
         }
@@ -204,7 +204,7 @@ impl Suspect {
             Suspect::Source(fault) => {
                 let taken = Cuda::default().declaration().capabilities;
                 let taken = move |problem: &Problem| taken.refusal(problem).is_none();
-                match fault.attention != Attention::Simple {
+                match fault.attention != AttentionKernels::Simple {
                     // These are sequences of more than a block of keys, on problems that go to tensor cores.
                     true => {
                         let drawn = drawn(seed, Limits::quick()).filter(on_tensor_cores);
@@ -224,9 +224,9 @@ fn emulated(seed: u64) -> Emulated {
 
 /// Whether a problem reaches the pass with the fault, and tiles of several heads where the fault is in one of these.
 fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
-    let packs = |shape: Shape| shape.packed(problem.group(), [problem.dims.qk, problem.dims.v]) > 1;
+    let packs = |shape: TileShape| shape.packed(problem.group(), [problem.dims.qk, problem.dims.v]) > 1;
     match fault.attention {
-        Attention::Of(shape @ Shape::Middle) => packs(shape),
+        AttentionKernels::Of(shape @ TileShape::Middle) => packs(shape),
         _ => fault.file != "backward.cu" || problem.pass == Pass::Backward,
     }
 }

@@ -22,7 +22,7 @@ const SLICE: (f64, f64) = (1.0, 60.0);
 
 /// A campaign of a night.
 #[derive(Clone, Debug)]
-pub struct Campaign {
+pub struct NightCampaign {
     /// The subject.
     pub subject: String,
     /// Sizes.
@@ -42,7 +42,7 @@ impl Night {
         seconds: f64,
         watch: &Watch,
         note: &dyn Fn(&str),
-    ) -> Result<Option<Campaign>, NightError> {
+    ) -> Result<Option<NightCampaign>, NightError> {
         watch.begin(format!("{subject} {profile}"));
         let subjects = Registered::new(subject)?;
         let dir = self.dir.join(format!("{}-{}", file_name(subject), profile.name()));
@@ -98,7 +98,7 @@ impl Night {
             return Ok(None);
         }
         note(&format!("{subject} {profile}: {}", counts(&summary)));
-        Ok(Some(Campaign { subject: subject.to_owned(), profile, summary, lost }))
+        Ok(Some(NightCampaign { subject: subject.to_owned(), profile, summary, lost }))
     }
 
     /// Runs a slice; it counts from the moment at which its sums are on disk.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::home::{JSON_BYTES_MAX, ORDERS, dir_of, entries, name, number_of};
 use super::slices::{cut_off_of, is_campaign, slices_of};
-use super::{Failure, Known, Night, Regressed, regressions, report};
+use super::{Known, Night, Regressed, ReportedFailure, regressions, report};
 use crate::paste::replay_command;
 use crate::record::FINDINGS;
 use seamproof_judge::case::{Case, Found};
@@ -33,7 +33,7 @@ pub struct Left {
     /// The command that judges again all that it found.
     pub replay: String,
     /// The findings, each key once.
-    pub findings: Vec<Failure>,
+    pub findings: Vec<ReportedFailure>,
     /// Stored cases that failed.
     pub regressions: Vec<Regressed>,
 }
@@ -56,12 +56,13 @@ impl Unread {
 
 /// What earlier nights left behind that no report tells of, then what slices of this night did that were cut off. `own` are
 /// the failures of this night.
-pub(super) fn left(night: &Night, known: &Known, own: &[Failure]) -> Vec<Left> {
+pub(super) fn left(night: &Night, known: &Known, own: &[ReportedFailure]) -> Vec<Left> {
     let home = night.home.path();
     let ending = |&number: &u32| (number, ending(&dir_of(home, number)).ok().flatten());
-    let endings: BTreeMap<u32, Option<Ending>> = night.nights.iter().map(ending).collect();
-    let told: BTreeSet<u32> = endings.values().flatten().flat_map(Ending::told).collect();
-    let is_untold = |(number, ending): &(&u32, &Option<Ending>)| !told.contains(number) && ending.is_none();
+    let endings: BTreeMap<u32, Option<EndedNight>> = night.nights.iter().map(ending).collect();
+    let told: BTreeSet<u32> = endings.values().flatten().flat_map(EndedNight::told).collect();
+    let is_untold =
+        |(number, ending): &(&u32, &Option<EndedNight>)| !told.contains(number) && ending.is_none();
     let earlier = endings.range(..night.number).filter(is_untold).map(|(&number, _)| {
         let dir = dir_of(home, number);
         let FoundBy { cases, regressions, unread } = stored(&dir);
@@ -130,7 +131,7 @@ fn cut_off(night: &Path) -> FoundBy {
 
 /// What of a report says that its night has ended, and which others it tells of.
 #[derive(Deserialize)]
-pub(super) struct Ending {
+pub(super) struct EndedNight {
     night: u32,
     #[serde(rename = "program")]
     _program: String,
@@ -143,20 +144,20 @@ struct Told {
     night: u32,
 }
 
-impl Ending {
+impl EndedNight {
     fn told(&self) -> impl Iterator<Item = u32> {
         self.left.iter().map(|left| left.night)
     }
 }
 
 /// The report that ended a night; `None` where it has none, and why where what is in its place is none of this night's.
-pub(super) fn ending(night: &Path) -> Result<Option<Ending>, String> {
+pub(super) fn ending(night: &Path) -> Result<Option<EndedNight>, String> {
     let path = night.join(report::JSON);
     if files::is_absent(&path) {
         return Ok(None);
     }
     let text = files::read(&path, JSON_BYTES_MAX).map_err(|error| error.to_string())?;
-    let ending: Ending = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    let ending: EndedNight = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     match number_of(night) {
         Some(number) if number != ending.night => Err(format!("it is that of night {}", ending.night)),
         _ => Ok(Some(ending)),
@@ -187,7 +188,7 @@ struct Group {
 
 /// Every key once, with its smallest case; those that a failure of `own` explains are left out. A file that cannot be read is
 /// a failure of its own, so that nothing is lost.
-fn grouped(files: &[PathBuf], known: &Known, own: &[Failure]) -> Vec<Failure> {
+fn grouped(files: &[PathBuf], known: &Known, own: &[ReportedFailure]) -> Vec<ReportedFailure> {
     let (mut minimal, mut drawn, mut unread) = (Vec::new(), Vec::new(), Vec::new());
     for path in files {
         match Case::load(path).map_err(|error| error.to_string()).and_then(found) {
@@ -230,10 +231,10 @@ fn add(groups: &mut BTreeMap<String, Group>, words: String, shrunk: bool, new: (
     }
 }
 
-fn failure(key: String, group: Group, known: &Known) -> Failure {
+fn failure(key: String, group: Group, known: &Known) -> ReportedFailure {
     let Group { cases, shrunk, smallest: (_, path, case, found) } = group;
     let symptom = FailureKey::without_problem(&found.finding, &case.subject.name).to_string();
-    Failure {
+    ReportedFailure {
         known: known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone())),
         key,
         symptom,
@@ -250,8 +251,8 @@ fn failure(key: String, group: Group, known: &Known) -> Failure {
 const UNREADABLE: &str = "cannot be read and may hold findings";
 
 /// A failure of its own, so that nothing is lost.
-fn unreadable(Unread { path, what }: Unread) -> Failure {
-    Failure {
+fn unreadable(Unread { path, what }: Unread) -> ReportedFailure {
+    ReportedFailure {
         key: UNREADABLE.to_owned(),
         symptom: UNREADABLE.to_owned(),
         cases: 0,
@@ -299,8 +300,8 @@ mod tests {
     }
 
     /// A failure of this key that the night's own campaigns found.
-    fn own(key: &str) -> Failure {
-        Failure { key: key.to_owned(), ..unreadable(Unread::new(Path::new("own.json"), &"")) }
+    fn own(key: &str) -> ReportedFailure {
+        ReportedFailure { key: key.to_owned(), ..unreadable(Unread::new(Path::new("own.json"), &"")) }
     }
 
     #[test]
@@ -386,7 +387,7 @@ mod tests {
             let (night, _) = begin(&home, "cuda");
             let told = left(&night, &Known::default(), &[]);
             let [Left { night: 1, findings, .. }] = &told[..] else { panic!("{told:?}") };
-            let [Failure { key, problem, .. }] = &findings[..] else { panic!("{findings:?}") };
+            let [ReportedFailure { key, problem, .. }] = &findings[..] else { panic!("{findings:?}") };
             assert_eq!((&**key, &**problem), (UNREADABLE, &*path.display().to_string()));
             let found = found_by(&dir).unwrap();
             let unread = found.unread.iter().map(|unread| unread.path.clone()).chain(found.cases);

@@ -32,13 +32,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-pub use campaign::Campaign;
+pub use campaign::NightCampaign;
 pub use home::newest_of;
 pub use known::{Entry, Known, KnownError, Standing};
 pub use left::{FoundBy, Left, Unread, found_by};
 pub use orders::Orders;
 pub use regressions::{Regressed, Regressions, Unjudged, regressions_of};
-pub use report::{Failure, Report};
+pub use report::{Report, ReportedFailure};
 pub use trend::{Point, Trend};
 pub use watch::{Progress, Watch};
 
@@ -105,13 +105,13 @@ pub struct Night {
 
 /// What a night came to.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct NightOutcome {
     /// The planted fault.
     pub canary: Canary,
     /// Stored cases.
     pub regressions: Vec<Regressions>,
     /// Campaigns.
-    pub campaigns: Vec<Campaign>,
+    pub campaigns: Vec<NightCampaign>,
 }
 
 impl Night {
@@ -162,7 +162,7 @@ impl Night {
         regressions: &[PathBuf],
         watch: &Watch,
         note: &dyn Fn(&str),
-    ) -> Result<Option<Outcome>, NightError> {
+    ) -> Result<Option<NightOutcome>, NightError> {
         watch.begin("canary".to_owned());
         let findings = Findings::create(&self.dir.join("canary"))?;
         let canary = crate::campaign::canary(&self.plan(Profile::Quick), &findings, &watch.next());
@@ -170,7 +170,7 @@ impl Night {
         if canary.finding.is_some() || !watch.stopped() {
             note(&canary.to_string());
         }
-        let mut outcome = Outcome { canary, regressions: Vec::new(), campaigns: Vec::new() };
+        let mut outcome = NightOutcome { canary, regressions: Vec::new(), campaigns: Vec::new() };
         if outcome.canary.finding.is_none() {
             return Ok((!watch.stopped()).then_some(outcome));
         }
@@ -196,7 +196,7 @@ impl Night {
     }
 
     /// Writes the reports; the one that ends the night is the last.
-    pub fn report(&self, outcome: &Outcome, known: &Known) -> Result<Report, NightError> {
+    pub fn report(&self, outcome: &NightOutcome, known: &Known) -> Result<Report, NightError> {
         let mut report = Report::new(self, outcome, known)?;
         let path = self.home.path().join(TREND);
         // The report is worth more than the trend.
@@ -257,7 +257,8 @@ mod tests {
         fs::create_dir(home.join(TREND)).unwrap();
         let (canary, campaigns) =
             (Canary { cases: 0, finding: None, infrastructure: Vec::new() }, Vec::new());
-        let report = begun.report(&Outcome { canary, regressions: Vec::new(), campaigns }, &Known::default());
+        let report =
+            begun.report(&NightOutcome { canary, regressions: Vec::new(), campaigns }, &Known::default());
         let [what] = &report.unwrap().internal[..] else { panic!("one fault") };
         assert!(what.contains("trend.jsonl: cannot be written"), "{what}");
         let text = fs::read_to_string(begun.dir.join("report.md")).unwrap();

@@ -6,7 +6,7 @@ use std::fmt::{self, Display, Formatter};
 use serde::Serialize;
 
 use super::{
-    Known, Left, Night, NightError, Outcome, Point, Regressed, Regressions, Standing, Unjudged, left,
+    Known, Left, Night, NightError, NightOutcome, Point, Regressed, Regressions, Standing, Unjudged, left,
 };
 use crate::campaign::{Distinct, Registered, Summary, met};
 use crate::paste::code;
@@ -27,7 +27,7 @@ cases, of which a second holds few, no floors are asked.
 
 /// A failure of a night, whatever campaigns it was seen in.
 #[derive(Clone, Debug, Serialize)]
-pub struct Failure {
+pub struct ReportedFailure {
     /// Its key in words.
     pub key: String,
     /// The key without its features: check, subject and tensor. Failures that share it are often one fault.
@@ -49,9 +49,9 @@ pub struct Failure {
     pub known: Option<(String, String)>,
 }
 
-impl Display for Failure {
+impl Display for ReportedFailure {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Failure { key, problem, finding, replay, .. } = self;
+        let ReportedFailure { key, problem, finding, replay, .. } = self;
         match self.cases {
             0 => write!(f, "**{key}**.")?,
             cases => write!(f, "**{key}** ({}).", met(cases, self.shrunk))?,
@@ -94,7 +94,7 @@ pub struct Report {
     /// How each differs from an earlier night.
     pub trend: Vec<String>,
     /// Failures, each key once.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<ReportedFailure>,
     /// What killed starts left behind, of unfinished nights and of slices of this one.
     pub left: Vec<Left>,
     /// The list of known failures.
@@ -112,7 +112,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(night: &Night, outcome: &Outcome, known: &Known) -> Result<Report, NightError> {
+    pub(super) fn new(night: &Night, outcome: &NightOutcome, known: &Known) -> Result<Report, NightError> {
         let points: Vec<Point> = outcome
             .campaigns
             .iter()
@@ -159,7 +159,7 @@ impl Report {
 
     /// Failures that killed starts left behind and that are not known, those of the subject's end or the others.
     pub fn left_behind(&self, is_end: bool) -> usize {
-        let is_new = |failure: &&Failure| failure.known.is_none() && failure.is_end == is_end;
+        let is_new = |failure: &&ReportedFailure| failure.known.is_none() && failure.is_end == is_end;
         let is_regressed = |failed: &&Regressed| failed.is_end == is_end && !self.lists(&failed.key);
         let of_one = |left: &Left| {
             left.findings.iter().filter(is_new).count() + left.regressions.iter().filter(is_regressed).count()
@@ -228,7 +228,7 @@ fn few(lines: &[String]) -> Vec<String> {
 }
 
 /// Every key once, with its smallest case.
-fn failures(outcome: &Outcome, known: &Known) -> Vec<Failure> {
+fn failures(outcome: &NightOutcome, known: &Known) -> Vec<ReportedFailure> {
     let mut all: BTreeMap<String, ([u64; 2], &Distinct)> = BTreeMap::new();
     for distinct in outcome.campaigns.iter().flat_map(|campaign| &campaign.summary.distinct) {
         let ([cases, shrunk], smallest) = all.entry(distinct.key.to_string()).or_insert(([0; 2], distinct));
@@ -238,7 +238,7 @@ fn failures(outcome: &Outcome, known: &Known) -> Vec<Failure> {
             *smallest = distinct;
         }
     }
-    let failure = |(key, ([cases, shrunk], distinct)): (String, ([u64; 2], &Distinct))| Failure {
+    let failure = |(key, ([cases, shrunk], distinct)): (String, ([u64; 2], &Distinct))| ReportedFailure {
         known: known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone())),
         key,
         symptom: distinct.key.without_features().to_string(),
@@ -338,10 +338,10 @@ impl Report {
 }
 
 /// Failures, those of one symptom under one head.
-fn grouped(failures: &[&Failure]) -> Vec<String> {
-    let mut groups: BTreeMap<&str, Vec<&Failure>> = BTreeMap::new();
+fn grouped(failures: &[&ReportedFailure]) -> Vec<String> {
+    let mut groups: BTreeMap<&str, Vec<&ReportedFailure>> = BTreeMap::new();
     failures.iter().for_each(|failure| groups.entry(&failure.symptom).or_default().push(failure));
-    let told = |(symptom, group): (&str, Vec<&Failure>)| match &group[..] {
+    let told = |(symptom, group): (&str, Vec<&ReportedFailure>)| match &group[..] {
         [alone] => alone.to_string(),
         group => {
             let cases = counted(group.iter().map(|failure| failure.cases).sum::<u64>(), "failing case");
@@ -380,8 +380,8 @@ mod tests {
         }
     }
 
-    fn failure(key: &str, cases: u64, shrunk: u64) -> Failure {
-        Failure {
+    fn failure(key: &str, cases: u64, shrunk: u64) -> ReportedFailure {
+        ReportedFailure {
             key: key.to_owned(),
             symptom: key.split(", ").next().unwrap_or_default().to_owned(),
             cases,
@@ -484,7 +484,7 @@ mod tests {
         let left = |is_end: bool, known: Option<(String, String)>| Left {
             night: 1,
             replay: "seamproof replay nights/night-0001".to_owned(),
-            findings: vec![Failure { is_end, known, ..failure("a", 1, 1) }],
+            findings: vec![ReportedFailure { is_end, known, ..failure("a", 1, 1) }],
             regressions: vec![regressed("listed")],
         };
         let known = Some(("planted".to_owned(), "https://example.org".to_owned()));

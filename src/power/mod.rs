@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use rayon::prelude::*;
 use seamproof_oracle::{InputMode, Inputs, Pass, Problem, ProblemFields};
 
-use rows::{ROWS, Row, Subject};
+use rows::{MeasuredSubject, PowerRow, ROWS};
 use rules::Tensors;
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::exact;
@@ -39,7 +39,7 @@ const CANDIDATES: usize = 8;
 
 /// Plan of a measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct PowerPlan {
     /// Number of cases in each pool.
     pub cases: usize,
     /// Seed that draws the cases, and the draws.
@@ -91,7 +91,7 @@ pub struct Measured {
 
 /// Prints the table, each row as soon as it is measured; `begin` is told of each row before. Returns whether the
 /// judge caught every fault in every draw, and nothing where there is no fault.
-pub fn table(plan: &Plan, to: &mut dyn Write, mut begin: impl FnMut(&str)) -> io::Result<bool> {
+pub fn table(plan: &PowerPlan, to: &mut dyn Write, mut begin: impl FnMut(&str)) -> io::Result<bool> {
     writeln!(to, "| fault | (a) this judge | (b) atol = rtol = 2.5e-2 | (c) twice the reference's error |")?;
     writeln!(to, "|---|---|---|---|")?;
     let mut held = true;
@@ -99,7 +99,7 @@ pub fn table(plan: &Plan, to: &mut dyn Write, mut begin: impl FnMut(&str)) -> io
         begin(row.name);
         let measured = measure(row, plan)?;
         let Measured { judge, tolerance, twice } = &measured;
-        let wanted = if matches!(row.subject, Subject::Right) { 0 } else { DRAWS };
+        let wanted = if matches!(row.subject, MeasuredSubject::Right) { 0 } else { DRAWS };
         held &= judge.draws(plan.seed) == wanted && judge.0.len() == plan.cases;
         let field = |caught: &Caught| {
             let [flat, peaked] = NEAR_NORMAL.map(|mode| caught.in_mode(mode).share());
@@ -114,7 +114,7 @@ pub fn table(plan: &Plan, to: &mut dyn Write, mut begin: impl FnMut(&str)) -> io
 }
 
 /// Measures one row. An error says that its subject or its problems cannot be made, which is a fault of the table.
-pub fn measure(row: &Row, plan: &Plan) -> io::Result<Measured> {
+pub fn measure(row: &PowerRow, plan: &PowerPlan) -> io::Result<Measured> {
     let subject = row.subject.backend().map_err(io::Error::other)?;
     let Some((first, _)) = row.shapes.split_first() else { return Ok(Measured::default()) };
     first.problem(0, InputMode::Flat).map_err(io::Error::other)?;
@@ -130,7 +130,7 @@ pub fn measure(row: &Row, plan: &Plan) -> io::Result<Measured> {
 }
 
 /// Returns the first cases whose candidates are usable.
-fn pool<T: Send>(plan: &Plan, candidate: impl Fn(usize) -> Option<T> + Sync) -> Vec<T> {
+fn pool<T: Send>(plan: &PowerPlan, candidate: impl Fn(usize) -> Option<T> + Sync) -> Vec<T> {
     let mut found = Vec::new();
     for round in 0..CANDIDATES {
         if found.len() < plan.cases {
@@ -143,7 +143,7 @@ fn pool<T: Send>(plan: &Plan, candidate: impl Fn(usize) -> Option<T> + Sync) -> 
 }
 
 /// Returns the modes of a campaign's cases.
-fn campaign_modes(plan: &Plan) -> Vec<InputMode> {
+fn campaign_modes(plan: &PowerPlan) -> Vec<InputMode> {
     let (limits, table) = (Limits::quick(), Emulated::default().declaration().capabilities);
     let mode = |index: u64| match generate::draw(plan.seed, index, &limits) {
         Draw::Problem(problem) if table.refusal(&problem).is_none() => Some(problem.mode),
@@ -156,7 +156,7 @@ fn campaign_modes(plan: &Plan) -> Vec<InputMode> {
 struct Case<'a> {
     problem: Problem,
     subject: &'a dyn Backend,
-    row: &'a Row,
+    row: &'a PowerRow,
 }
 
 impl Case<'_> {
@@ -194,10 +194,10 @@ impl Case<'_> {
     /// and it changes nothing.
     fn outputs(&self, inputs: &Inputs) -> Option<Option<Outputs>> {
         let got = self.subject.run(&self.problem, inputs).ok();
-        if matches!(self.row.subject, Subject::Right) {
+        if matches!(self.row.subject, MeasuredSubject::Right) {
             return Some(got);
         }
-        let right = Subject::right().run(&self.problem, inputs).ok()?;
+        let right = MeasuredSubject::right().run(&self.problem, inputs).ok()?;
         let shows = got.as_ref().is_none_or(|got| !same_bits(&right, got));
         shows.then_some(got)
     }

@@ -4,8 +4,8 @@
 //! those that the field's test suites use, or as small as keeps the fault as subtle.
 
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemError, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
+    Algorithm, Balance, ContextParallel, Heads, InputMode, Mask, Pass, Problem, ProblemError, ProblemFields,
+    Run, Sequence, Softmax, TensorName,
 };
 use seamproof_simulator::Segment;
 use seamproof_simulator::emulated::{Right, Stages, Tiles, UnitArithmetic};
@@ -60,19 +60,15 @@ impl Shape {
     pub fn problem(&self, seed: u64, mode: InputMode) -> Result<Problem, ProblemError> {
         let kv = Run::packed(0, self.keys, self.keys + self.padding);
         let q = Run::packed(0, self.queries, self.queries);
-        let scale = exact::fit_scale(mode, 1.0 / (self.dim as f32).sqrt());
         Problem::new(ProblemFields {
-            sequences: vec![Sequence { id: 0, q, kv }],
-            rows: TensorRows { q: q.span, kv: kv.span },
             heads: Heads { q: self.heads, kv: self.heads },
-            dims: Dims { qk: self.dim, v: self.dim },
             mask: self.mask,
-            softmax: Softmax { scale, softcap: None, sink: Sink::None },
-            precision: Precision::uniform(Format::Bf16),
+            softmax: Softmax::scaled(exact::fit_scale(mode, 1.0 / (self.dim as f32).sqrt())),
             parallel: self.parallel(),
             mode,
             data_seed: seed,
             pass: self.pass,
+            ..ProblemFields::of(vec![Sequence { id: 0, q, kv }], self.dim)
         })
     }
 
@@ -89,7 +85,7 @@ impl Shape {
 
 /// Subject of a row.
 #[derive(Clone, Copy, Debug)]
-pub enum Subject {
+pub enum MeasuredSubject {
     /// The right kernel.
     Right,
     /// A subject by its name on the command line.
@@ -98,7 +94,7 @@ pub enum Subject {
     Planted(Fault),
 }
 
-impl Subject {
+impl MeasuredSubject {
     /// Returns the right kernel, of which every faulty subject is an edit.
     pub fn right() -> Emulated {
         Emulated { tiles: Tiles { q: TILE, kv: TILE }, ..Emulated::default() }
@@ -108,24 +104,24 @@ impl Subject {
     pub fn backend(self) -> Result<Box<dyn Backend>, BackendError> {
         let tile = |name: &str| (name.to_owned(), TILE.to_string());
         match self {
-            Subject::Right => Ok(Box::new(Subject::right())),
-            Subject::Named(name) => {
+            MeasuredSubject::Right => Ok(Box::new(MeasuredSubject::right())),
+            MeasuredSubject::Named(name) => {
                 backends::by_name(name, &[tile("q_tile"), tile("kv_tile")].into_iter().collect())
             }
-            Subject::Planted(fault) => Ok(Box::new(Planted::new(Subject::right(), fault))),
+            MeasuredSubject::Planted(fault) => Ok(Box::new(Planted::new(MeasuredSubject::right(), fault))),
         }
     }
 }
 
 /// One fault of the table.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
+pub struct PowerRow {
     /// Name in the table.
     pub name: &'static str,
     /// Shapes that cases take in turn.
     pub shapes: &'static [Shape],
     /// Subject that is measured.
-    pub subject: Subject,
+    pub subject: MeasuredSubject,
 }
 
 const FULL: Mask = Mask { left: None, right: None, ..Mask::CAUSAL };
@@ -138,66 +134,66 @@ const RING: Shape = Shape { ranks: 4, ..Shape::forward(512, 512, Mask::CAUSAL) }
 const GRADIENTS: Shape = Shape::backward(256);
 
 /// Every row. The last one has no fault.
-pub const ROWS: [Row; 12] = [
-    Row {
+pub const ROWS: [PowerRow; 12] = [
+    PowerRow {
         name: "one key of 4096 masked, for one query",
         shapes: &[ONE_KEY],
         subject: planted("one-key-of-one-query", one_key_of_one_query),
     },
-    Row {
+    PowerRow {
         name: "one key of 4096 masked, for every query",
         shapes: &[ONE_KEY],
         subject: planted("one-key-of-every-query", one_key_of_every_query),
     },
-    Row {
+    PowerRow {
         name: "window 512 → 511",
         shapes: &[WINDOW],
-        subject: Subject::Named("emulated+window-off-by-one"),
+        subject: MeasuredSubject::Named("emulated+window-off-by-one"),
     },
-    Row {
+    PowerRow {
         name: "3 padding keys leak into 3301",
         shapes: &[PADDED],
         subject: planted("three-padding-keys", three_padding_keys),
     },
-    Row {
+    PowerRow {
         name: "an eighth of the keys lost for the last eighth of the queries",
         shapes: &[SQUARE],
         subject: planted("an-eighth-lost", an_eighth_lost),
     },
-    Row {
+    PowerRow {
         name: "scale off by 2⁻⁸",
         shapes: &[CAUSAL],
-        subject: Subject::Named("emulated+scale-slightly-off"),
+        subject: MeasuredSubject::Named("emulated+scale-slightly-off"),
     },
-    Row {
+    PowerRow {
         name: "LSE correction of one ring step missing",
         shapes: &[RING],
         subject: planted("one-step-uncorrected", one_step_uncorrected),
     },
-    Row {
+    PowerRow {
         name: "dk of one head halved",
         shapes: &[GRADIENTS],
-        subject: Subject::Named("emulated~call-dk-of-a-head-halved"),
+        subject: MeasuredSubject::Named("emulated~call-dk-of-a-head-halved"),
     },
-    Row {
+    PowerRow {
         name: "dS without scale",
         shapes: &[GRADIENTS],
-        subject: Subject::Named("emulated+ds-without-scale"),
+        subject: MeasuredSubject::Named("emulated+ds-without-scale"),
     },
-    Row {
+    PowerRow {
         name: "one V row read from its neighbour",
         shapes: &[SQUARE],
-        subject: Subject::Planted(own("one-value-row-shifted", Plant::Kernel(&OneValueRowShifted))),
+        subject: MeasuredSubject::Planted(own("one-value-row-shifted", Plant::Kernel(&OneValueRowShifted))),
     },
-    Row {
+    PowerRow {
         name: "accumulator keeps 2⁻⁸ of another row",
         shapes: &[CAUSAL],
-        subject: Subject::Named("emulated+stale-accumulator"),
+        subject: MeasuredSubject::Named("emulated+stale-accumulator"),
     },
-    Row {
+    PowerRow {
         name: "no fault",
         shapes: &[ONE_KEY, WINDOW, PADDED, SQUARE, CAUSAL, RING, GRADIENTS],
-        subject: Subject::Right,
+        subject: MeasuredSubject::Right,
     },
 ];
 
@@ -210,8 +206,8 @@ const fn own(id: &'static str, edit: Plant) -> Fault {
     Fault { id, imitates: "see the table's row", source: SOURCE, entries: &[], caught_by, edit }
 }
 
-const fn planted(id: &'static str, edit: Edit) -> Subject {
-    Subject::Planted(own(id, Plant::Schedule(edit)))
+const fn planted(id: &'static str, edit: Edit) -> MeasuredSubject {
+    MeasuredSubject::Planted(own(id, Plant::Schedule(edit)))
 }
 
 /// Edits the segments of each forward launch, all of which are under a full mask.

@@ -6,7 +6,7 @@
 //! reproduced, and the text says how often this was tried. A sentinel that came out differently is followed up in the
 //! same way, with its digest as the sign of failure.
 
-use super::history::{Entry, History, smallest};
+use super::history::{History, PastRun, smallest};
 use super::message;
 use super::sentinel;
 use super::session::{Death, Session, StartError};
@@ -43,7 +43,7 @@ impl Bench<'_> {
     }
 
     /// Runs `before`, then the target, in a fresh worker.
-    fn trial(&self, before: &[Entry], target: &Entry) -> Trial {
+    fn trial(&self, before: &[PastRun], target: &PastRun) -> Trial {
         let run = || -> Result<Trial, StartError> {
             let first = before.first().unwrap_or(target);
             let mut session = self.session(&first.subject)?;
@@ -80,7 +80,7 @@ pub(super) enum Drift {
 pub(super) struct Suspicion<'a> {
     pub(super) bench: Bench<'a>,
     pub(super) history: History,
-    pub(super) target: Entry,
+    pub(super) target: PastRun,
 }
 
 impl Suspicion<'_> {
@@ -101,7 +101,7 @@ impl Suspicion<'_> {
             Trial::Lost(what) => ended(&first, &format!("could not be confirmed ({what})")),
             Trial::Answered(_) => {
                 let died =
-                    |before: &[Entry]| matches!(self.bench.trial(before, &self.target), Trial::Died(_));
+                    |before: &[PastRun]| matches!(self.bench.trial(before, &self.target), Trial::Died(_));
                 let search = if first.ending.cause == Cause::Hang { HANG_SEARCH_MAX } else { SEARCH_MAX };
                 let (how, needed) = self.in_company(&self.history.entries(), search, died);
                 let ended = ended(&first, &format!("alone in a fresh worker it does not fail; {how}"));
@@ -112,7 +112,7 @@ impl Suspicion<'_> {
 
     /// Returns the explanation of a sentinel whose results differ from the known ones.
     pub(super) fn drifted(self, known: &[u8; blake3::OUT_LEN]) -> Drift {
-        let differs = |before: &[Entry]| match self.bench.trial(before, &self.target) {
+        let differs = |before: &[PastRun]| match self.bench.trial(before, &self.target) {
             Trial::Answered(Ok(outputs)) => sentinel::digest(&outputs) != *known,
             Trial::Answered(Err(_)) | Trial::Died(_) => true,
             Trial::Lost(_) => false,
@@ -142,10 +142,10 @@ impl Suspicion<'_> {
     /// Returns the earlier runs that a failure needs which does not show alone, in words and as they are.
     fn in_company(
         &self,
-        before: &[Entry],
+        before: &[PastRun],
         search: usize,
-        fails: impl Fn(&[Entry]) -> bool,
-    ) -> (String, Vec<Entry>) {
+        fails: impl Fn(&[PastRun]) -> bool,
+    ) -> (String, Vec<PastRun>) {
         let forgotten = match self.history.forgotten() {
             0 => String::new(),
             count => format!(" ({count} still earlier ones are not kept)"),
@@ -176,8 +176,8 @@ impl Suspicion<'_> {
 }
 
 /// Returns runs as a case stores them; none where there are too many.
-fn stored(entries: &[Entry]) -> Vec<Earlier> {
-    let earlier = |entry: &Entry| {
+fn stored(entries: &[PastRun]) -> Vec<Earlier> {
+    let earlier = |entry: &PastRun| {
         let (problem, _) = message::decode_run(&entry.body).ok()?;
         Some(Earlier { options: entry.subject.options.clone(), problem })
     };
@@ -186,8 +186,8 @@ fn stored(entries: &[Entry]) -> Vec<Earlier> {
 }
 
 /// Returns runs in words.
-fn shown(entries: &[Entry]) -> String {
-    let words = |entry: &Entry| match message::decode_run(&entry.body) {
+fn shown(entries: &[PastRun]) -> String {
+    let words = |entry: &PastRun| match message::decode_run(&entry.body) {
         Ok((problem, _)) => format!("«{}»", prose::describe(&problem)),
         Err(error) => error.to_string(),
     };

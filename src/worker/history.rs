@@ -13,7 +13,7 @@ pub const BYTES_MAX: usize = 64 << 20;
 
 /// One run: the subject that was open, and the body of the request, with the inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct PastRun {
     pub(super) subject: Arc<Subject>,
     pub(super) body: Arc<Vec<u8>>,
 }
@@ -21,7 +21,7 @@ pub(super) struct Entry {
 /// The latest runs of one worker, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<PastRun>,
     bytes: usize,
     /// Number of runs that are no longer kept.
     forgotten: usize,
@@ -30,7 +30,7 @@ pub(super) struct History {
 }
 
 impl History {
-    pub(super) fn push(&mut self, entry: Entry) {
+    pub(super) fn push(&mut self, entry: PastRun) {
         self.bytes += entry.body.len();
         self.entries.push_back(entry);
         self.doubtful += 1;
@@ -52,7 +52,7 @@ impl History {
     }
 
     /// Returns every kept run.
-    pub(super) fn entries(&self) -> Vec<Entry> {
+    pub(super) fn entries(&self) -> Vec<PastRun> {
         self.entries.iter().cloned().collect()
     }
 
@@ -98,9 +98,9 @@ pub fn smallest<T: Clone>(all: &[T], budget: usize, mut fails: impl FnMut(&[T]) 
 mod tests {
     use super::*;
 
-    fn entry(bytes: usize) -> Entry {
+    fn entry(bytes: usize) -> PastRun {
         let subject = Subject { name: "x".into(), options: std::collections::BTreeMap::new() };
-        Entry { subject: subject.into(), body: vec![0; bytes].into() }
+        PastRun { subject: subject.into(), body: vec![0; bytes].into() }
     }
 
     #[test]

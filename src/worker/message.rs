@@ -186,7 +186,7 @@ pub fn decode_outputs(body: &[u8]) -> Result<Outputs, MessageError> {
 
 /// Reason why a run gave no outputs, as a worker reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Failure {
+pub enum NoOutputs {
     /// A refusal of the problem. The worker continues.
     Refused(Refusal),
     /// A failure of the subject, from a driver's error or its own. The worker ends.
@@ -197,34 +197,34 @@ pub enum Failure {
     Infrastructure(String),
 }
 
-impl From<RunError> for Failure {
-    fn from(error: RunError) -> Failure {
+impl From<RunError> for NoOutputs {
+    fn from(error: RunError) -> NoOutputs {
         match error {
-            RunError::Refused(refusal) => Failure::Refused(refusal),
-            RunError::Crash(what) => Failure::Crash(what),
-            RunError::OutOfMemory(what) => Failure::OutOfMemory(what),
-            RunError::Infrastructure(what) => Failure::Infrastructure(what),
+            RunError::Refused(refusal) => NoOutputs::Refused(refusal),
+            RunError::Crash(what) => NoOutputs::Crash(what),
+            RunError::OutOfMemory(what) => NoOutputs::OutOfMemory(what),
+            RunError::Infrastructure(what) => NoOutputs::Infrastructure(what),
             // Only a supervisor has these errors.
-            RunError::Ended(ended) => Failure::Crash(ended.to_string()),
-            RunError::Sentinel(what) => Failure::Crash(what),
+            RunError::Ended(ended) => NoOutputs::Crash(ended.to_string()),
+            RunError::Sentinel(what) => NoOutputs::Crash(what),
         }
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for NoOutputs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Refused(refusal) => write!(f, "refused: {refusal}"),
-            Failure::OutOfMemory(what) => write!(f, "out of memory: {what}"),
-            Failure::Crash(what) | Failure::Infrastructure(what) => write!(f, "{what}"),
+            NoOutputs::Refused(refusal) => write!(f, "refused: {refusal}"),
+            NoOutputs::OutOfMemory(what) => write!(f, "out of memory: {what}"),
+            NoOutputs::Crash(what) | NoOutputs::Infrastructure(what) => write!(f, "{what}"),
         }
     }
 }
 
-impl Failure {
+impl NoOutputs {
     /// Whether the worker that reports this failure ends.
     pub fn ends_worker(&self) -> bool {
-        matches!(self, Failure::Crash(_) | Failure::OutOfMemory(_))
+        matches!(self, NoOutputs::Crash(_) | NoOutputs::OutOfMemory(_))
     }
 }
 
@@ -341,7 +341,7 @@ mod tests {
                 }
                 Err(RunError::Refused(refusal)) => {
                     refused += 1;
-                    let failure = Failure::Refused(refusal);
+                    let failure = NoOutputs::Refused(refusal);
                     assert_eq!(decode(&encode(&failure)), Ok(failure));
                 }
                 Err(error) => panic!("{error}"),
@@ -359,7 +359,7 @@ mod tests {
             let body = [&length.to_le_bytes()[..], &noise].concat();
             for bytes in [&body[..], &noise] {
                 prop_assert!(decode_run(bytes).is_err());
-                let _ = (decode_outputs(bytes), decode::<Failure>(bytes), decode_phase(bytes));
+                let _ = (decode_outputs(bytes), decode::<NoOutputs>(bytes), decode_phase(bytes));
             }
         }
 

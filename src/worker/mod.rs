@@ -7,9 +7,13 @@
 //! there.
 //!
 //! Whatever a subject does (crash, hang, run out of memory, write garbage, spoil its device), the supervisor
-//! continues. A failure belongs to the run that made it, and is confirmed in a fresh worker. No process outlives the
-//! supervisor, except one that a driver protects from being killed. A device that lacks memory, or does not work at
-//! all, is not held against the subject.
+//! continues. No process outlives the supervisor, except one that a driver protects from being killed. A device that
+//! lacks memory, or does not work at all, is not held against the subject.
+//!
+//! Two things are *confirmed* in a fresh worker: the end of a worker during a run (a crash, a hang, garbage in place
+//! of an answer), and a sentinel that came out differently. Wrong results are not. Whether their subject ran in a
+//! worker or in the supervisor, their finding stands as it was seen, and no fresh process runs it again unless somebody
+//! replays the case.
 
 pub mod frame;
 pub mod message;

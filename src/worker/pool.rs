@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use seamproof_oracle::{Inputs, Problem};
 
 use super::confirm::{Bench, Drift, Suspicion};
-use super::history::{Entry, History};
+use super::history::{History, PastRun};
 use super::message::Ready;
 use super::served::Served;
 use super::session::{Session, StartError};
@@ -116,7 +116,7 @@ impl Pool {
         self.on_seat(|seat| seat.run(self, served, &body))
     }
 
-    /// Starts a worker with this subject, unless there is one. An error says why that is impossible.
+    /// Starts a worker with this subject, unless there is one. An error says why none could be started.
     pub fn start(&self, served: &Served) -> Result<(), StartError> {
         self.on_seat(|seat| seat.ready(self, served)).map_err(|error| match error {
             // The words need not say that this is no fault of the subject, since nothing was run.
@@ -264,7 +264,7 @@ impl Seat {
         }
         self.since_sentinel += 1;
         pool.ran(self.device);
-        let entry = Entry { subject: Arc::clone(&served.subject), body: Arc::clone(body) };
+        let entry = PastRun { subject: Arc::clone(&served.subject), body: Arc::clone(body) };
         self.attempt(pool, served, entry)
     }
 
@@ -345,7 +345,7 @@ impl Seat {
     }
 
     /// Makes one run, kept in the worker's history. If the run ends the worker, the ending is confirmed.
-    fn attempt(&mut self, pool: &Pool, served: &Served, entry: Entry) -> Result<Outputs, Stop> {
+    fn attempt(&mut self, pool: &Pool, served: &Served, entry: PastRun) -> Result<Outputs, Stop> {
         self.open(pool, &entry.subject)?;
         let Some(session) = &mut self.session else {
             return Err(RunError::Infrastructure("there is no worker".into()).into());
@@ -380,7 +380,7 @@ impl Seat {
         let bench = self.bench(pool, served);
         let Some(known) = self.started(pool.known(served, &bench))? else { return Ok(()) };
         let body = sentinel::body().map_err(|error| RunError::Infrastructure(error.to_string()))?;
-        let target = Entry { subject: Arc::clone(&served.sentinel), body: Arc::new(body) };
+        let target = PastRun { subject: Arc::clone(&served.sentinel), body: Arc::new(body) };
         // The results of the run that shows the change do not count: the judge sees the error alone.
         match self.attempt(pool, served, target.clone()) {
             Ok(outputs) if sentinel::digest(&outputs) == known => {

@@ -8,8 +8,7 @@
 use std::sync::Mutex;
 
 use seamproof_oracle::{
-    Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
-    ProblemError, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
+    Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem, ProblemError, ProblemFields, Softmax,
 };
 
 use super::message;
@@ -26,24 +25,15 @@ pub const SENTINEL_SEED: u64 = 0x5e17_1e1d;
 
 /// Returns the fixed problem.
 pub fn problem() -> Result<Problem, ProblemError> {
-    let mut offset = 0;
-    let sequences = LENGTHS.iter().enumerate().map(|(id, &len)| {
-        let run = Run { offset, step: 1, len, span: len };
-        offset += len;
-        Sequence { id: id as u32, q: run, kv: run }
-    });
     Problem::new(ProblemFields {
-        sequences: sequences.collect(),
-        rows: TensorRows { q: LENGTHS.iter().sum(), kv: LENGTHS.iter().sum() },
         heads: Heads { q: 2, kv: 1 },
-        dims: Dims { qk: 64, v: 64 },
-        mask: Mask { left: None, right: Some(0), align: Alignment::TopLeft },
-        softmax: Softmax { scale: 0.125, softcap: None, sink: Sink::None },
+        mask: Mask::CAUSAL,
+        softmax: Softmax::scaled(0.125),
         precision: Precision { p: Format::F32.into(), ..Precision::uniform(Format::Bf16) },
-        parallel: ContextParallel::single(),
         mode: InputMode::Peaked,
         data_seed: SENTINEL_SEED,
         pass: Pass::Forward,
+        ..ProblemFields::packed(&LENGTHS.map(|len| (len, len)), 64)
     })
 }
 

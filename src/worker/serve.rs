@@ -15,7 +15,7 @@ use rustix::process::{Signal, getpgrp, getpid, kill_process_group};
 use rustix::stdio::{dup2_stdin, dup2_stdout};
 
 use super::frame::{self, BODY_MAX, Frame, FrameError, Kind};
-use super::message::{self, Failure, MessageError, OpenRequest, Ready};
+use super::message::{self, MessageError, NoOutputs, OpenRequest, Ready};
 use super::runner::{Open, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::RunError;
@@ -29,7 +29,7 @@ pub const EXIT_FAILED: u8 = 3;
 pub enum ServeError {
     /// A failure of the subject, of which the supervisor was told.
     #[error("the subject failed: {0}")]
-    Subject(Failure),
+    Subject(NoOutputs),
     /// Bytes that are not a request.
     #[error("no request: {0}")]
     Request(#[from] MessageError),
@@ -133,7 +133,7 @@ impl Server<'_> {
                 self.say(request, Kind::Ready, &message::encode(&Ready { devices, name }))
             }
             Err(error) => {
-                let failure = Failure::Infrastructure(error.to_string());
+                let failure = NoOutputs::Infrastructure(error.to_string());
                 self.say(request, Kind::Failed, &message::encode(&failure))
             }
         }
@@ -158,7 +158,7 @@ impl Server<'_> {
         match result {
             Ok(outputs) => self.say(request, Kind::Outputs, &message::encode_outputs(&outputs)),
             Err(error) => {
-                let failure = Failure::from(error);
+                let failure = NoOutputs::from(error);
                 self.say(request, Kind::Failed, &message::encode(&failure))?;
                 if failure.ends_worker() { Err(ServeError::Subject(failure)) } else { Ok(()) }
             }
@@ -238,10 +238,10 @@ mod tests {
     #[test]
     fn the_error_of_a_subject_is_the_last_answer() {
         let (frames, end) = answers(vec![opening("failing"), running(), running()]);
-        assert!(matches!(end, Err(ServeError::Subject(Failure::Crash(_)))));
+        assert!(matches!(end, Err(ServeError::Subject(NoOutputs::Crash(_)))));
         assert_eq!(message::decode(&frames[0].body), Ok(Ready { devices: 3, name: "third".into() }));
         let last = frames.last().expect("an answer");
-        assert_eq!(message::decode(&last.body), Ok(Failure::Crash("a driver's error".into())));
+        assert_eq!(message::decode(&last.body), Ok(NoOutputs::Crash("a driver's error".into())));
         assert_eq!(frames.iter().filter(|frame| frame.kind == Kind::Failed).count(), 1);
     }
 

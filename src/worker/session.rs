@@ -1,7 +1,7 @@
 //! A [`Session`] is a started worker, which is asked one thing at a time.
 
 use super::frame::{FrameError, Kind};
-use super::message::{self, Failure, MessageError, OpenRequest, Ready};
+use super::message::{self, MessageError, NoOutputs, OpenRequest, Ready};
 use super::process::{End, Process};
 use super::settings::{Deadlines, Launch};
 use seamproof_judge::case::Subject;
@@ -77,7 +77,7 @@ impl Session {
                 self.open = Some(subject.clone());
                 Ok(Some(ready))
             }
-            Answer::Failed(Failure::Infrastructure(what)) => Err(what),
+            Answer::Failed(NoOutputs::Infrastructure(what)) => Err(what),
             _ => Err("the worker answered something else than that the subject is open".into()),
         }
     }
@@ -86,7 +86,7 @@ impl Session {
     pub(super) fn run(&mut self, body: &[u8]) -> Result<Result<Outputs, RunError>, Death> {
         Ok(match self.ask(Kind::Run, body)? {
             Answer::Outputs(outputs) => Ok(*outputs),
-            Answer::Failed(Failure::Refused(refusal)) => Err(RunError::Refused(refusal)),
+            Answer::Failed(NoOutputs::Refused(refusal)) => Err(RunError::Refused(refusal)),
             Answer::Failed(failure) => Err(RunError::Infrastructure(failure.to_string())),
             Answer::Ready(_) => Err(RunError::Infrastructure("the worker opened what it was to run".into())),
         })
@@ -141,12 +141,12 @@ impl Session {
     }
 
     /// Returns the death of a worker that said why it ends.
-    fn dismissed(&mut self, after: Option<Phase>, failure: Failure) -> Death {
+    fn dismissed(&mut self, after: Option<Phase>, failure: NoOutputs) -> Death {
         let stderr = self.process.take().map(Process::dismiss).unwrap_or_default();
         let (cause, what) = match failure {
-            Failure::OutOfMemory(what) => (Cause::OutOfMemory, what),
-            Failure::Crash(what) | Failure::Infrastructure(what) => (Cause::Failed, what),
-            Failure::Refused(refusal) => (Cause::Failed, refusal.to_string()),
+            NoOutputs::OutOfMemory(what) => (Cause::OutOfMemory, what),
+            NoOutputs::Crash(what) | NoOutputs::Infrastructure(what) => (Cause::Failed, what),
+            NoOutputs::Refused(refusal) => (Cause::Failed, refusal.to_string()),
         };
         Death { ending: Ending { cause, after }, said: said(&what, &stderr) }
     }
@@ -169,7 +169,7 @@ impl Session {
 enum Answer {
     Ready(Ready),
     Outputs(Box<Outputs>),
-    Failed(Failure),
+    Failed(NoOutputs),
 }
 
 fn said(what: &str, stderr: &str) -> String {

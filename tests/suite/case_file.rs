@@ -13,8 +13,8 @@ use seamproof_oracle::limits::{
     HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALING_BLOCK_MAX, SEQUENCES_MAX, SOFTCAP_MAX, WORLD_MAX,
 };
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
-    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
+    Algorithm, Alignment, Balance, ContextParallel, Format, Heads, InputMode, Mask, Pass, Problem,
+    ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use serde_json::{Value, json};
 
@@ -27,17 +27,13 @@ fn page() -> String {
 fn problem(algorithm: Algorithm, balance: Balance) -> Problem {
     let run = Run { offset: 0, step: 2, len: 3, span: 4 };
     let fields = ProblemFields {
-        sequences: vec![Sequence { id: 0, q: run, kv: run }],
         rows: TensorRows { q: 8, kv: 8 },
         heads: Heads { q: 2, kv: 1 },
-        dims: Dims { qk: 8, v: 8 },
-        mask: Mask { left: Some(2), right: Some(0), align: Alignment::TopLeft },
-        softmax: Softmax { scale: 0.5, softcap: Some(4.0), sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] },
-        mode: InputMode::Flat,
+        mask: Mask { left: Some(2), ..Mask::CAUSAL },
+        softmax: Softmax { softcap: Some(4.0), ..Softmax::scaled(0.5) },
+        parallel: ContextParallel::over(2, algorithm, balance),
         data_seed: 1,
-        pass: Pass::Backward,
+        ..ProblemFields::of(vec![Sequence { id: 0, q: run, kv: run }], 8)
     };
     Problem::new(fields).expect("the fields are legal")
 }

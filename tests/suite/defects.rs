@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use seamproof::explain::{Options, explain};
+use seamproof::explain::{Selection, explain};
 use seamproof::replay::{replay, subject_of};
 use seamproof_judge::case::Case;
 use seamproof_judge::evaluate::evaluate;
@@ -32,7 +32,7 @@ fn every_defect_fails_on_its_subject_and_is_explained() {
         );
         let subject = subject_of(&case).unwrap_or_else(|error| panic!("{name}: {error}"));
         let schedule = subject.schedule(&case.problem).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let text = explain(&case.problem, &schedule, &Options::default());
+        let text = explain(&case.problem, &schedule, &Selection::default());
         assert!(text.contains("WRONG"), "{name}: {text}");
     }
 }

@@ -22,8 +22,8 @@ use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::{
-    Algorithm, Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemFields, Run, Saved, Sequence, Sink, Softmax, TensorName, TensorRows, exact,
+    Algorithm, Alignment, Dims, Heads, InputMode, Inputs, Mask, Pass, Problem, ProblemFields, Run, Saved,
+    Softmax, TensorName, exact,
 };
 use seamproof_simulator::Segment;
 use seamproof_simulator::faults::{Catcher, Fault, Plant, WINDOW_OFF_BY_ONE, catalogue};
@@ -93,7 +93,7 @@ impl<F: Fn(&Problem, &Inputs, &mut RankOutputs) + Sync> Backend for Edited<F> {
     }
 
     fn declaration(&self) -> Declaration {
-        Declaration { promises: Promises::default(), ..Emulated::default().declaration() }
+        Emulated::default().declaration().with_promises(Promises::default())
     }
 
     fn partition(&self, problem: &Problem) -> Partition {
@@ -161,20 +161,15 @@ fn the_rung_agrees_with_the_oracle() {
 /// Returns one sequence with one head.
 fn one(mode: InputMode, lengths: [usize; 2], mask: Mask, pass: Pass) -> Problem {
     let [q, kv] = lengths;
-    let (q_run, kv_run) = (Run::packed(0, q, q), Run::packed(0, kv, kv));
     let scale = if mode == InputMode::Staircase { std::f32::consts::LN_2 } else { 0.125 };
     Problem::new(ProblemFields {
-        sequences: vec![Sequence { id: 0, q: q_run, kv: kv_run }],
-        rows: TensorRows { q, kv },
-        heads: Heads { q: 1, kv: 1 },
         dims: Dims { qk: 32, v: 16 },
         mask,
-        softmax: Softmax { scale, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
+        softmax: Softmax::scaled(scale),
         mode,
         data_seed: 5,
         pass,
+        ..ProblemFields::packed(&[(q, kv)], 32)
     })
     .expect("the fields are legal")
 }

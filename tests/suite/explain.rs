@@ -3,48 +3,27 @@
 use std::collections::BTreeMap;
 
 use seamproof::backends::canary;
-use seamproof::explain::{Options, explain, other_runs, subject};
+use seamproof::explain::{Selection, explain, other_runs, subject};
 use seamproof_judge::case::{Case, Found, Subject};
 use seamproof_judge::finding::Relation;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::Emulated;
 use seamproof_lab::faults::source_faults;
-use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
-};
+use seamproof_oracle::{Algorithm, Balance, ContextParallel, Mask, Pass, Problem, ProblemFields, Run};
 
 /// Returns self-attention on a pack of sequences, given as (real, padded) rows.
 fn problem(lengths: &[(usize, usize)], mask: Mask, algorithm: Algorithm, ranks: usize) -> Problem {
-    let mut rows = 0;
-    let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
-        let run = Run::packed(rows, len, span);
-        rows += span;
-        Sequence { id: id as u32, q: run, kv: run }
-    });
     Problem::new(ProblemFields {
-        sequences: sequences.collect(),
-        rows: TensorRows { q: rows, kv: rows },
-        heads: Heads { q: 1, kv: 1 },
-        dims: Dims { qk: 1, v: 1 },
         mask,
-        softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel {
-            algorithm,
-            balance: Balance::DualChunk,
-            world: ranks,
-            ranks: (0..ranks).collect(),
-        },
-        mode: InputMode::Flat,
-        data_seed: 0,
+        parallel: ContextParallel::over(ranks, algorithm, Balance::DualChunk),
         pass: Pass::Forward,
+        ..ProblemFields::padded(lengths, 1)
     })
     .unwrap()
 }
 
-fn explained(backend: &dyn Backend, problem: &Problem, options: Options) -> String {
+fn explained(backend: &dyn Backend, problem: &Problem, options: Selection) -> String {
     explain(problem, &backend.schedule(problem).unwrap(), &options)
 }
 
@@ -57,7 +36,7 @@ fn says(got: &str, expected: &str) {
 fn one_rank_with_padding() {
     let problem = problem(&[(3, 4), (2, 4)], Mask::CAUSAL, Algorithm::Single, 1);
     says(
-        &explained(&Emulated::default(), &problem, Options::default()),
+        &explained(&Emulated::default(), &problem, Selection::default()),
         "\
 problem   2 sequences (3 of 4, 2 of 4); heads 1/1; dims 1/1; causal top-left; bf16 flat; forward
 
@@ -86,7 +65,7 @@ checked   proved of what is asked, not of what kernels do: 2 operations, 9 pairs
 #[test]
 fn a_ring_of_two_ranks() {
     let problem = problem(&[(3, 4), (7, 8)], Mask::CAUSAL, Algorithm::Ring, 2);
-    says(&explained(&Emulated::default(), &problem, Options::default()), "\
+    says(&explained(&Emulated::default(), &problem, Selection::default()), "\
 problem   2 sequences (3 of 4, 7 of 8); heads 1/1; dims 1/1; causal top-left; ring over 2 ranks; bf16 flat; forward
 
 layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
@@ -139,7 +118,7 @@ checked   proved of what is asked, not of what kernels do: 44 operations, 34 pai
 #[test]
 fn an_all_gather_with_every_operation_of_a_rank() {
     let problem = problem(&[(3, 4), (7, 8)], Mask::CAUSAL, Algorithm::AllGather, 2);
-    let options = Options { rank: Some(1), pass: Some(Pass::Forward), operations: true };
+    let options = Selection { rank: Some(1), pass: Some(Pass::Forward), operations: true };
     says(&explained(&Emulated::default(), &problem, options), "\
 problem   2 sequences (3 of 4, 7 of 8); heads 1/1; dims 1/1; causal top-left; all-gather over 2 ranks; bf16 flat; forward
 
@@ -182,7 +161,7 @@ checked   proved of what is asked, not of what kernels do: 26 operations, 34 pai
 fn a_window_that_is_one_key_short() {
     let mask = Mask { left: Some(2), ..Mask::CAUSAL };
     let problem = problem(&[(3, 4), (12, 12)], mask, Algorithm::AllGather, 2);
-    let options = Options { rank: Some(0), ..Options::default() };
+    let options = Selection { rank: Some(0), ..Selection::default() };
     says(&explained(canary().as_ref(), &problem, options), "\
 problem   2 sequences (3 of 4, 12); heads 1/1; dims 1/1; window (2, 0) top-left; all-gather over 2 ranks; bf16 flat; forward
 
@@ -262,7 +241,7 @@ fn the_other_runs_of_an_identity_are_shown() {
         let finding =
             Finding { identity: relation, ..Finding::new(Check::Identity, None, "wrong".to_owned()) };
         case.found = Some(Found::drawn(finding));
-        other_runs(&case, &Emulated::default(), &Options::default())
+        other_runs(&case, &Emulated::default(), &Selection::default())
     };
     let text = shown(Some(Relation::SequenceOrder));
     let head = "
@@ -296,19 +275,19 @@ fn foreign_keys_and_hopeless_schedules() {
         _ => None,
     });
     launch.unwrap().call.segments[0].kv[0] = Run::packed(0, 5, 5);
-    let text = explain(&problem, &schedule, &Options::default());
+    let text = explain(&problem, &schedule, &Selection::default());
     let line =
         "of sequence 0 see 0..2 and 2 rows of padding, 0..1 of sequence 1, kv heads 0..1, should see 0..2";
     assert!(text.contains(line), "{text}");
     schedule.ranks.clear();
-    let text = explain(&problem, &schedule, &Options::default());
+    let text = explain(&problem, &schedule, &Selection::default());
     assert!(text.contains("the schedule does not run"), "{text}");
 }
 
 #[test]
 fn what_is_left_out_is_counted() {
     let problem = problem(&[(1, 4); 40], Mask::CAUSAL, Algorithm::Ring, 2);
-    let text = explained(&Emulated::default(), &problem, Options::default());
+    let text = explained(&Emulated::default(), &problem, Selection::default());
     for left in ["  … and 24 more sequences", "    … and 8 more segments"] {
         assert!(text.contains(left), "{left}: {text}");
     }

@@ -1,19 +1,19 @@
 //! The power table in small: the faults that the judge catches, and those that the rules of the field let pass.
 
-use seamproof::power::rows::{ROWS, Row, Shape};
-use seamproof::power::{Caught, DRAWS, Measured, Plan, measure};
+use seamproof::power::rows::{PowerRow, ROWS, Shape};
+use seamproof::power::{Caught, DRAWS, Measured, PowerPlan, measure};
 use seamproof_oracle::InputMode;
 
-const PLAN: Plan = Plan { cases: 6, seed: 1 };
+const PLAN: PowerPlan = PowerPlan { cases: 6, seed: 1 };
 
-fn row(name: &str) -> Row {
+fn row(name: &str) -> PowerRow {
     *ROWS.iter().find(|row| row.name == name).unwrap()
 }
 
 fn measured(name: &str, smaller: fn(Shape) -> Shape) -> Measured {
     let row = row(name);
     let shapes: &'static [Shape] = row.shapes.iter().copied().map(smaller).collect::<Vec<Shape>>().leak();
-    let measured = measure(&Row { shapes, ..row }, &PLAN).unwrap();
+    let measured = measure(&PowerRow { shapes, ..row }, &PLAN).unwrap();
     assert_eq!(measured.judge.0.len(), PLAN.cases, "{name}: the fault shows in too few cases");
     assert_eq!(measured.twice.0.len(), PLAN.cases, "{name}: the fault shows in too few near-normal cases");
     measured

@@ -25,7 +25,7 @@
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::{Element, Format, InputMode, Pass, Problem, Scaling};
 
-use super::plan::{Code, Plan, code_lanes, has_codes, is_uniform};
+use super::plan::{Code, ExactPlan, code_lanes, has_codes, is_uniform};
 use super::{DEAD_LEVEL, LEVEL_MAX, TABLE_MAX};
 
 /// Unit roundoff ε of f32.
@@ -45,6 +45,7 @@ const RESCALINGS: f64 = 13.0;
 
 /// Reason why a mode's preconditions do not hold.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Why {
     /// A mode that is not one of [`InputMode::EXACT`].
     #[error("the mode is not exact")]
@@ -181,7 +182,7 @@ fn scale(mode: InputMode, got: f32) -> Result<(), Why> {
 /// Returns the codes of each sequence that has keys.
 fn codes(mode: InputMode, problem: &Problem) -> Vec<Code> {
     let plans = problem.sequences.iter().filter(|s| s.kv.len > 0 && has_codes(mode));
-    plans.map(|sequence| Plan::of(mode, problem, sequence).code).collect()
+    plans.map(|sequence| ExactPlan::of(mode, problem, sequence).code).collect()
 }
 
 /// Checks that the numbers in queries have few enough bits for the format, and lie within its range.
@@ -209,12 +210,12 @@ pub fn parts(mode: InputMode, problem: &Problem, merging: Merging) -> Parts {
     let p_bits = if precision.p.format == Format::F32 { bits(precision.ds) } else { bits(precision.p) };
     let half_ulp = 2f64.powi(-p_bits.max(bits(precision.ds)) - 1);
     let weights = problem.sequences.iter().all(|sequence| {
-        let logit = Plan::of(mode, problem, sequence).code_logit();
+        let logit = ExactPlan::of(mode, problem, sequence).code_logit();
         backward_weight_error(mode, logit, sequence.kv.len, merging) < half_ulp
     });
     let out_half_ulp = 2f64.powi(-bits(precision.out) - 1);
     let steady = problem.sequences.iter().all(|sequence| {
-        let logit = Plan::of(mode, problem, sequence).code_logit();
+        let logit = ExactPlan::of(mode, problem, sequence).code_logit();
         let (relative, merged) = out_error(mode, logit, 2, sequence.kv.len, merging);
         relative + merged < out_half_ulp
     });

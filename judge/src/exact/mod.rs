@@ -43,7 +43,7 @@ use seamproof_oracle::{Format, Inputs, Pass, Problem, Side, Sink};
 
 pub use eligible::{Merging, Parts, Why, eligible, fit_scale, keys_max, parts};
 pub(crate) use eligible::{backward_weight_error, lse_error, out_error};
-pub(crate) use plan::{Plan, has_codes, is_uniform};
+pub(crate) use plan::{ExactPlan, has_codes, is_uniform};
 pub use table::table;
 
 /// Distance in nats by which a key without weight lies below the others. `e^−104` is less than half of f32's smallest
@@ -68,17 +68,18 @@ pub(crate) const STAIR_VALUE: u32 = 15;
 /// Returns the inputs of a problem in an exact mode, whose preconditions need not hold. Rows without a token are
 /// zero.
 pub fn inputs(problem: &Problem) -> Inputs {
-    let plans: Vec<Plan<'_>> = (0..problem.sequences.len()).map(|index| Plan::new(problem, index)).collect();
+    let plans: Vec<ExactPlan<'_>> =
+        (0..problem.sequences.len()).map(|index| ExactPlan::new(problem, index)).collect();
     let precision = &problem.precision;
     let dout_shape = match problem.pass {
         Pass::Forward => [0, problem.heads.q, problem.dims.v],
         Pass::Backward => problem.out_shape(),
     };
     Inputs {
-        q: filled(&plans, Side::Q, problem.q_shape(), precision.q.format, Plan::fill_q),
-        k: filled(&plans, Side::Kv, problem.k_shape(), precision.k.format, Plan::fill_k),
-        v: filled(&plans, Side::Kv, problem.v_shape(), precision.v.format, Plan::fill_v),
-        dout: filled(&plans, Side::Q, dout_shape, precision.dout.format, Plan::fill_dout),
+        q: filled(&plans, Side::Q, problem.q_shape(), precision.q.format, ExactPlan::fill_q),
+        k: filled(&plans, Side::Kv, problem.k_shape(), precision.k.format, ExactPlan::fill_k),
+        v: filled(&plans, Side::Kv, problem.v_shape(), precision.v.format, ExactPlan::fill_v),
+        dout: filled(&plans, Side::Q, dout_shape, precision.dout.format, ExactPlan::fill_dout),
         sink: Array1::from_elem(problem.learnable_sinks(), sink(problem).unwrap_or(0.0)),
     }
 }
@@ -93,11 +94,11 @@ pub(crate) fn sink(problem: &Problem) -> Option<f32> {
 }
 
 fn filled<'a>(
-    plans: &[Plan<'a>],
+    plans: &[ExactPlan<'a>],
     side: Side,
     shape: [usize; 3],
     format: Format,
-    fill: fn(&Plan<'a>, usize, usize, &mut [f32]),
+    fill: fn(&ExactPlan<'a>, usize, usize, &mut [f32]),
 ) -> Array3<f32> {
     let mut array = Array3::zeros(shape);
     let [rows, heads, dim] = shape;

@@ -89,7 +89,7 @@ impl Code {
 }
 
 /// Plan of one sequence of a problem in an exact mode.
-pub(crate) struct Plan<'a> {
+pub(crate) struct ExactPlan<'a> {
     /// Problem of the plan.
     pub(crate) problem: &'a Problem,
     /// Sequence of the plan.
@@ -104,17 +104,17 @@ pub(super) fn groups(mode: InputMode, keys: usize) -> usize {
     if mode == InputMode::Pairs { keys / 2 + 1 } else { keys }
 }
 
-impl<'a> Plan<'a> {
+impl<'a> ExactPlan<'a> {
     /// Returns the plan of a sequence in the problem's own mode.
-    pub(crate) fn new(problem: &'a Problem, index: usize) -> Plan<'a> {
-        Plan::of(problem.mode, problem, &problem.sequences[index])
+    pub(crate) fn new(problem: &'a Problem, index: usize) -> ExactPlan<'a> {
+        ExactPlan::of(problem.mode, problem, &problem.sequences[index])
     }
 
     /// Returns the plan of a sequence in another mode.
-    pub(crate) fn of(mode: InputMode, problem: &'a Problem, sequence: &'a Sequence) -> Plan<'a> {
+    pub(crate) fn of(mode: InputMode, problem: &'a Problem, sequence: &'a Sequence) -> ExactPlan<'a> {
         let code = Code::new(problem, groups(mode, sequence.kv.len));
         let choices = absorb(absorb(0, problem.data_seed), CHOICE);
-        Plan { problem, sequence, mode, code, choices: absorb(choices, u64::from(sequence.id)) }
+        ExactPlan { problem, sequence, mode, code, choices: absorb(choices, u64::from(sequence.id)) }
     }
 
     /// Returns the rows of one side.
@@ -243,7 +243,7 @@ impl<'a> Plan<'a> {
     pub(super) fn fill_k(&self, key: usize, kv_head: usize, lanes: &mut [f32]) {
         let row = self.row(Tensor::K, key, kv_head);
         if !has_codes(self.mode) {
-            Plan::integers(row, 2, lanes);
+            ExactPlan::integers(row, 2, lanes);
             if self.mode == InputMode::Staircase {
                 lanes[self.level_lane(kv_head)] = self.level(kv_head, key) as f32;
             }
@@ -267,8 +267,8 @@ impl<'a> Plan<'a> {
             }
         };
         match self.mode {
-            InputMode::UniformCount => Plan::integers(row, COUNT_VALUE, lanes),
-            InputMode::Routing => Plan::integers(row, ROUTED_VALUE, lanes),
+            InputMode::UniformCount => ExactPlan::integers(row, COUNT_VALUE, lanes),
+            InputMode::Routing => ExactPlan::integers(row, ROUTED_VALUE, lanes),
             InputMode::Pairs => natural(1, lanes),
             InputMode::Staircase => natural(STAIR_VALUE, lanes),
             _ => {
@@ -283,6 +283,6 @@ impl<'a> Plan<'a> {
 
     pub(super) fn fill_dout(&self, query: usize, head: usize, lanes: &mut [f32]) {
         let max = if has_codes(self.mode) { 1 } else { 2 };
-        Plan::integers(self.row(Tensor::Dout, query, head), max, lanes);
+        ExactPlan::integers(self.row(Tensor::Dout, query, head), max, lanes);
     }
 }

@@ -3,8 +3,7 @@
 use std::fmt::Write;
 
 use seamproof_oracle::{
-    Alignment, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
+    Alignment, Element, Format, InputMode, Mask, Precision, Problem, ProblemFields, Softmax,
 };
 
 use super::{Merging, Parts, eligible, fit_scale, keys_max, parts};
@@ -96,20 +95,12 @@ fn words(parts: Parts) -> String {
 }
 
 fn problem(mode: InputMode, format: Format, p: Format, dim: usize, mask: Mask, keys: usize) -> Problem {
-    let run = Run::packed(0, keys, keys);
-    let scale = fit_scale(mode, (1.0 / (dim as f64).sqrt()) as f32);
     let fields = ProblemFields {
-        sequences: vec![Sequence { id: 0, q: run, kv: run }],
-        rows: TensorRows { q: keys, kv: keys },
-        heads: Heads { q: 1, kv: 1 },
-        dims: Dims { qk: dim, v: dim },
         mask,
-        softmax: Softmax { scale, softcap: None, sink: Sink::None },
+        softmax: Softmax::scaled(fit_scale(mode, (1.0 / (dim as f64).sqrt()) as f32)),
         precision: Precision { p: Element::from(p), ..Precision::uniform(format) },
-        parallel: ContextParallel::single(),
         mode,
-        data_seed: 0,
-        pass: Pass::Backward,
+        ..ProblemFields::packed(&[(keys, keys)], dim)
     };
     Problem::new(fields).expect("the table's problems are legal")
 }

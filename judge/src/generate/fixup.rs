@@ -25,6 +25,7 @@ use seamproof_oracle::{
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
+use super::raw::WIDEST_BUDGET;
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
 use crate::exact;
 use crate::subject::Needs;
@@ -104,6 +105,7 @@ fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
     let mut shape = Shape::clamped(raw, limits);
     let budget = match limits.products {
         [] => 0,
+        _ if raw.budget == WIDEST_BUDGET => limits.products_max(),
         products => wrapped(products, raw.budget),
     };
     // A tensor has no more rows than elements, so this also keeps the rows within a problem's own bound.

@@ -12,6 +12,9 @@ use super::Limits;
 use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
 
+/// Value of [`RawProblem::budget`] that stands for the largest entry of any table. No draw has it.
+pub(super) const WIDEST_BUDGET: u32 = u32::MAX;
+
 /// Rows of one sequence: all counts, no positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,7 +75,8 @@ pub struct RawProblem {
     pub backward: u32,
     /// Seed of the values.
     pub data_seed: u64,
-    /// Index of the entry of `Limits::products` that bounds the case, modulo their number.
+    /// Index of the entry of `Limits::products` that bounds the case, modulo their number. `u32::MAX` stands for the
+    /// largest entry, of whatever table.
     pub budget: u32,
     /// Problem that the capability table refuses: n for entry n − 1 of a table; none for any other value.
     pub unsupported: u32,

@@ -3,6 +3,7 @@
 use seamproof_oracle::{Alignment, Balance, Format, InputMode, Pass, Problem, Run, Sequence};
 
 use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
+use super::raw::WIDEST_BUDGET;
 use super::{RawProblem, RawSequence};
 
 /// Returns integers from which [`super::fixup`] makes this problem, as far as integers can express it. They always
@@ -29,9 +30,7 @@ pub fn value_of(problem: &Problem) -> RawProblem {
         weights_f32: (problem.precision.p.format == Format::F32).into(),
         backward: (problem.pass == Pass::Backward).into(),
         data_seed: problem.data_seed,
-        // This selects the last entry, the widest budget, of a table whose length is a power of two, as in
-        // `Limits::fuzz`.
-        budget: u32::MAX,
+        budget: WIDEST_BUDGET,
         ..RawProblem::default()
     };
     let entry = |table: &[InputMode]| table.iter().position(|mode| *mode == problem.mode);
@@ -117,5 +116,22 @@ mod tests {
             same += u32::from(generate::fixup(&value_of(&problem), &limits) == Draw::Problem(problem));
         }
         assert!(all > 300 && same * 100 >= all * 95, "{same} of {all}");
+    }
+
+    #[test]
+    fn a_value_has_the_widest_budget_of_any_table() {
+        for limits in [Limits::quick(), Limits::seams(), Limits::fuzz()] {
+            let widest = limits.products.iter().position(|&budget| budget == limits.products_max()).unwrap();
+            let only = |entry: usize| Limits { products: &limits.products[entry..=entry], ..limits.clone() };
+            let mut binding = 0;
+            for index in 0..400 {
+                let Draw::Problem(problem) = generate::draw(8, index, &Limits::quick()) else { continue };
+                let value = value_of(&problem);
+                let wide = generate::fixup(&value, &only(widest));
+                binding += u32::from(generate::fixup(&value, &only(widest - 1)) != wide);
+                assert_eq!(generate::fixup(&value, &limits), wide, "case {index}");
+            }
+            assert!(binding > 0, "no case needs the widest budget");
+        }
     }
 }

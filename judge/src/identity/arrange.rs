@@ -6,12 +6,12 @@
 use seamproof_oracle::{Algorithm, Problem, ProblemFields, Run, Sequence, TensorName, TensorRows};
 
 use super::asked::pick;
-use super::twin::{Claim, Source, Twin, results_of, same};
+use super::twin::{Claim, Twin, TwinOrigin, results_of, same};
 use crate::finding::Relation;
 use crate::ladder::evidence::{Evidence, Look};
 
 /// Arrangement of the sequences in a tensor.
-struct Plan {
+struct ExactPlan {
     /// Number of rows before the first sequence; `gap` counts those between two, and `slack` those after the last.
     first: usize,
     gap: usize,
@@ -21,9 +21,9 @@ struct Plan {
 }
 
 /// Arrangement without rows that nobody owns, with spans as they are.
-const DENSE: Plan = Plan { first: 0, gap: 0, slack: 0, span: |run| run.span };
+const DENSE: ExactPlan = ExactPlan { first: 0, gap: 0, slack: 0, span: |run| run.span };
 
-impl Plan {
+impl ExactPlan {
     /// Places the sequences one after the other in memory, in the order of the list.
     fn place(&self, sequences: &mut [&mut Sequence]) -> TensorRows {
         let mut next = [self.first; 2];
@@ -57,7 +57,7 @@ fn agrees(
     evidence: &Evidence<'_>,
     relation: Relation,
     fields: ProblemFields,
-    source: Source,
+    source: TwinOrigin,
 ) -> Option<Look> {
     let twin = Twin::new(evidence, fields, source)?;
     Some(twin.agrees(evidence, relation, &claims(evidence)))
@@ -71,8 +71,8 @@ pub(super) fn padding_amount(evidence: &Evidence<'_>) -> Option<Look> {
     }
     let mut fields = fields(evidence);
     let span = |run: &Run| if run.span > run.len { run.len } else { run.span + 3 };
-    Plan { span, ..DENSE }.place_all(&mut fields);
-    agrees(evidence, Relation::PaddingAmount, fields, Source::same(problem))
+    ExactPlan { span, ..DENSE }.place_all(&mut fields);
+    agrees(evidence, Relation::PaddingAmount, fields, TwinOrigin::same(problem))
 }
 
 /// Asks the same sequences in the opposite order in memory, behind a first offset, with gaps and slack.
@@ -80,9 +80,9 @@ pub(super) fn placement(evidence: &Evidence<'_>) -> Option<Look> {
     let unit = evidence.problem.parallel.size();
     let mut fields = fields(evidence);
     let mut sequences: Vec<&mut Sequence> = fields.sequences.iter_mut().rev().collect();
-    let rows = Plan { first: unit, gap: 2 * unit, slack: unit, ..DENSE }.place(&mut sequences);
+    let rows = ExactPlan { first: unit, gap: 2 * unit, slack: unit, ..DENSE }.place(&mut sequences);
     fields.rows = rows;
-    agrees(evidence, Relation::Placement, fields, Source::same(evidence.problem))
+    agrees(evidence, Relation::Placement, fields, TwinOrigin::same(evidence.problem))
 }
 
 /// Asks the same sequences in the opposite order.
@@ -91,7 +91,7 @@ pub(super) fn order(evidence: &Evidence<'_>) -> Option<Look> {
     let count = fields.sequences.len();
     fields.sequences.reverse();
     DENSE.place_all(&mut fields);
-    let source = Source::sequences(evidence.problem, (0..count).rev().map(Some).collect());
+    let source = TwinOrigin::sequences(evidence.problem, (0..count).rev().map(Some).collect());
     (count > 1).then(|| agrees(evidence, Relation::SequenceOrder, fields, source))?
 }
 
@@ -106,7 +106,7 @@ pub(super) fn alone(evidence: &Evidence<'_>) -> Option<Look> {
     let chosen = pick(evidence, Relation::Alone, count);
     fields.sequences = vec![fields.sequences[chosen]];
     DENSE.place_all(&mut fields);
-    let twin = Twin::new(evidence, fields, Source::sequences(evidence.problem, vec![Some(chosen)]))?;
+    let twin = Twin::new(evidence, fields, TwinOrigin::sequences(evidence.problem, vec![Some(chosen)]))?;
     let gradients = evidence.backend.declaration().promises.deterministic_backward;
     let tensors = if gradients { vec![Out, Lse, Dq, Dk, Dv] } else { vec![Out, Lse] };
     Some(twin.agrees(evidence, Relation::Alone, &same(&tensors)))
@@ -134,7 +134,7 @@ pub(super) fn empty_sequence(evidence: &Evidence<'_>) -> Option<Look> {
         from.insert(at.min(from.len()), None);
     }
     DENSE.place_all(&mut fields);
-    agrees(evidence, Relation::EmptySequence, fields, Source::sequences(problem, from))
+    agrees(evidence, Relation::EmptySequence, fields, TwinOrigin::sequences(problem, from))
 }
 
 /// Returns the smallest span that can hold a row on any number of ranks.
@@ -163,5 +163,5 @@ pub(super) fn closing_offsets(evidence: &Evidence<'_>) -> Option<Look> {
         fields.sequences.push(Sequence { id, q, kv });
         from.push(None);
     }
-    agrees(evidence, Relation::ClosingOffsets, fields, Source::sequences(problem, from))
+    agrees(evidence, Relation::ClosingOffsets, fields, TwinOrigin::sequences(problem, from))
 }

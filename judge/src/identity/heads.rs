@@ -4,7 +4,7 @@ use seamproof_oracle::{ProblemFields, TensorName};
 
 use super::bound::{Against, Bounds};
 use super::gradients::{self, Runs};
-use super::twin::{Source, Twin, everything, same};
+use super::twin::{Twin, TwinOrigin, everything, same};
 use crate::finding::Relation;
 use crate::ladder::evidence::{Evidence, Look};
 
@@ -20,7 +20,7 @@ pub(super) fn repeated_kv_heads(evidence: &Evidence<'_>) -> Option<Look> {
     let mut fields: ProblemFields = problem.clone().into();
     fields.heads.kv = fields.heads.q;
     let kv_heads = (0..problem.heads.q).map(|head| head / group).collect();
-    let twin = Twin::new(evidence, fields, Source { kv_heads, ..Source::same(problem) })?;
+    let twin = Twin::new(evidence, fields, TwinOrigin { kv_heads, ..TwinOrigin::same(problem) })?;
     let relation = Relation::RepeatedKvHeads;
     let answer = match twin.answer(evidence, relation) {
         Ok(answer) => answer,
@@ -59,10 +59,10 @@ pub(super) fn head_order(evidence: &Evidence<'_>) -> Option<Look> {
     let source = if heads.kv > 1 {
         let kv_heads: Vec<usize> = (0..heads.kv).rev().collect();
         let q_heads = kv_heads.iter().flat_map(|kv| kv * group..(kv + 1) * group).collect();
-        Source { q_heads, kv_heads, ..Source::same(problem) }
+        TwinOrigin { q_heads, kv_heads, ..TwinOrigin::same(problem) }
     } else {
         tensors.retain(|tensor| !matches!(tensor, TensorName::Dk | TensorName::Dv));
-        Source { q_heads: (0..heads.q).rev().collect(), ..Source::same(problem) }
+        TwinOrigin { q_heads: (0..heads.q).rev().collect(), ..TwinOrigin::same(problem) }
     };
     let twin = Twin::new(evidence, problem.clone().into(), source)?;
     Some(twin.agrees(evidence, Relation::HeadOrder, &same(&tensors)))

@@ -6,7 +6,7 @@ use seamproof_oracle::{Algorithm, Alignment, Mask, Problem, ProblemFields, Side,
 use super::asked::pick;
 use super::bound::{Bounds, moved_lse};
 use super::sums::Bounded;
-use super::twin::{Source, Twin, everything, same};
+use super::twin::{Twin, TwinOrigin, everything, same};
 use crate::finding::Relation;
 use crate::finding::{Finding, Place};
 use crate::ladder::evidence::{Evidence, Look};
@@ -22,7 +22,7 @@ fn same_sight(problem: &Problem, a: &Mask, b: &Mask) -> bool {
 fn with_mask(evidence: &Evidence<'_>, mask: Mask) -> Option<Twin> {
     let mut fields: ProblemFields = evidence.problem.clone().into();
     fields.mask = mask;
-    Twin::new(evidence, fields, Source::same(evidence.problem))
+    Twin::new(evidence, fields, TwinOrigin::same(evidence.problem))
 }
 
 /// Asks for all results under another form of the same visible keys.
@@ -179,7 +179,7 @@ pub(super) fn prefix(evidence: &Evidence<'_>) -> Option<Look> {
         problem.sequences.iter().map(|sequence| sequence.q.len).max().filter(|&longest| longest > 1)?;
     let kept = 1 + pick(evidence, Relation::Prefix, longest - 1);
     let mut fields: ProblemFields = problem.clone().into();
-    let mut source = Source::same(problem);
+    let mut source = TwinOrigin::same(problem);
     match problem.mask.align {
         Alignment::TopLeft => {
             for sequence in &mut fields.sequences {

@@ -17,7 +17,9 @@ pub(super) fn history(evidence: &Evidence<'_>) -> Option<Look> {
     let mut fields: seamproof_oracle::ProblemFields = evidence.problem.clone().into();
     fields.sequences.pop();
     let kept = (0..fields.sequences.len()).map(Some).collect();
-    if let Some(fewer) = Twin::new(evidence, fields, super::twin::Source::sequences(evidence.problem, kept)) {
+    if let Some(fewer) =
+        Twin::new(evidence, fields, super::twin::TwinOrigin::sequences(evidence.problem, kept))
+    {
         other = fewer;
     }
     other.inputs.q.mapv_inplace(|q| -q);

@@ -8,7 +8,7 @@
 use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, TensorName};
 
 use super::norms::Norms;
-use super::twin::{Claim, Source, Twin, everything};
+use super::twin::{Claim, Twin, TwinOrigin, everything};
 use crate::finding::Relation;
 use crate::ladder::evidence::{Evidence, Look};
 
@@ -67,7 +67,7 @@ pub(super) fn scale_folding(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq};
     let mut fields: ProblemFields = evidence.problem.clone().into();
     fields.softmax.scale /= 2.0;
-    let mut twin = Twin::new(evidence, fields, Source::same(evidence.problem))?;
+    let mut twin = Twin::new(evidence, fields, TwinOrigin::same(evidence.problem))?;
     twin.inputs.q.mapv_inplace(|q| 2.0 * q);
     let largest = evidence.problem.precision.q.format.max_finite();
     if twin.inputs.q.iter().any(|&q| f64::from(q.abs()) > largest) {

@@ -10,7 +10,7 @@ use super::bound::{Against, Bounds};
 use super::gradients::{self, Runs};
 use super::norms::norm;
 use super::readers::{Readers, moved_by, own_rounding, seeing};
-use super::twin::{Source, Twin};
+use super::twin::{Twin, TwinOrigin};
 use crate::finding::Relation;
 use crate::finding::{Finding, Place};
 use crate::ladder::compare::{Worst, lanes, times_bound};
@@ -68,7 +68,7 @@ pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     }
     let mut fields: ProblemFields = evidence.problem.clone().into();
     fields.parallel = ContextParallel::single();
-    let twin = Twin::new(evidence, fields, Source::same(evidence.problem))?;
+    let twin = Twin::new(evidence, fields, TwinOrigin::same(evidence.problem))?;
     let answer = match twin.answer(evidence, relation) {
         Ok(answer) => answer,
         Err(look) => return Some(look),

@@ -8,7 +8,7 @@ use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side};
 use super::asked::broken;
 use crate::finding::Relation;
 use crate::finding::{Finding, Place, number};
-use crate::ladder::compare::{View, Worst, lanes};
+use crate::ladder::compare::{ResultTensor, Worst, lanes};
 use crate::ladder::evidence::{Evidence, Look};
 use crate::ladder::runs::{death, fills, poisoned};
 use crate::ladder::structure::results;
@@ -17,7 +17,7 @@ use seamproof_oracle::sharding::{self as layout, RankLayout, run_of};
 
 /// Origin of the rows and heads of a twin.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
+pub(super) struct TwinOrigin {
     /// Problem's own sequence for each sequence of the twin; `None` for one that the twin made up.
     pub(super) sequences: Vec<Option<usize>>,
     /// Position in the problem's own sequence of the first query, for each sequence of the twin.
@@ -28,10 +28,10 @@ pub(super) struct Source {
     pub(super) kv_heads: Vec<usize>,
 }
 
-impl Source {
+impl TwinOrigin {
     /// Returns a source that leaves everything where it was.
-    pub(super) fn same(problem: &Problem) -> Source {
-        Source {
+    pub(super) fn same(problem: &Problem) -> TwinOrigin {
+        TwinOrigin {
             sequences: (0..problem.sequences.len()).map(Some).collect(),
             skip: vec![0; problem.sequences.len()],
             q_heads: (0..problem.heads.q).collect(),
@@ -40,8 +40,8 @@ impl Source {
     }
 
     /// Returns a source with other sequences that leaves everything else where it was.
-    pub(super) fn sequences(problem: &Problem, sequences: Vec<Option<usize>>) -> Source {
-        Source { skip: vec![0; sequences.len()], sequences, ..Source::same(problem) }
+    pub(super) fn sequences(problem: &Problem, sequences: Vec<Option<usize>>) -> TwinOrigin {
+        TwinOrigin { skip: vec![0; sequences.len()], sequences, ..TwinOrigin::same(problem) }
     }
 
     /// Returns the problem's own sequence and position of a row of the twin.
@@ -101,12 +101,12 @@ pub(super) fn everything(evidence: &Evidence<'_>) -> Vec<TensorName> {
 pub(super) struct Twin {
     pub(super) problem: Problem,
     pub(super) inputs: Inputs,
-    pub(super) source: Source,
+    pub(super) source: TwinOrigin,
 }
 
 impl Twin {
     /// Returns the twin of these fields with the problem's own values; `None` where the subject does not take it.
-    pub(super) fn new(evidence: &Evidence<'_>, fields: ProblemFields, source: Source) -> Option<Twin> {
+    pub(super) fn new(evidence: &Evidence<'_>, fields: ProblemFields, source: TwinOrigin) -> Option<Twin> {
         let problem = Problem::new(fields).ok()?;
         let taken = evidence.backend.declaration().capabilities.refusal(&problem).is_none();
         if !taken || problem.elements() > evidence.judge.elements_max {
@@ -119,14 +119,14 @@ impl Twin {
     /// Returns a twin that is the problem itself, for other inputs.
     pub(super) fn of(evidence: &Evidence<'_>) -> Twin {
         let (problem, inputs) = (evidence.problem.clone(), evidence.making(|| evidence.inputs.clone()));
-        Twin { source: Source::same(&problem), problem, inputs }
+        Twin { source: TwinOrigin::same(&problem), problem, inputs }
     }
 
     /// Returns a twin that is the problem itself without the backward, for other inputs.
     pub(super) fn forward_of(evidence: &Evidence<'_>) -> Option<Twin> {
         let mut fields: ProblemFields = evidence.problem.clone().into();
         fields.pass = Pass::Forward;
-        let source = Source::same(evidence.problem);
+        let source = TwinOrigin::same(evidence.problem);
         Twin::new(evidence, fields, source)
     }
 
@@ -189,12 +189,12 @@ impl Twin {
         &self,
         evidence: &Evidence<'_>,
         claim: Claim,
-        (here, there, layout): (View<'_, f32>, View<'_, f32>, &RankLayout),
+        (here, there, layout): (ResultTensor<'_, f32>, ResultTensor<'_, f32>, &RankLayout),
     ) -> bool {
         let (Some(ours), Some(theirs)) = (here.flat(), there.flat()) else { return false };
         let side = here.side();
         let in_place = |heads: &[usize]| heads.iter().enumerate().all(|(to, from)| to == *from);
-        if matches!(here, View::Heads(_))
+        if matches!(here, ResultTensor::Heads(_))
             || here.extent() != there.extent()
             || !(in_place(&self.source.q_heads) && in_place(&self.source.kv_heads))
         {
@@ -217,7 +217,7 @@ impl Twin {
         evidence: &Evidence<'_>,
         relation: Relation,
         claim: Claim,
-        (here, there, layout): (View<'_, f32>, View<'_, f32>, &RankLayout),
+        (here, there, layout): (ResultTensor<'_, f32>, ResultTensor<'_, f32>, &RankLayout),
         asked: Option<&Asked<'_>>,
     ) -> Option<Finding> {
         if asked.is_none() && self.every_stretch(evidence, claim, (here, there, layout)) {
@@ -262,18 +262,18 @@ impl Twin {
     }
 }
 
-/// Returns the elements of consecutive rows of a tensor, as ranges of [`View::flat`].
-fn ranges(view: View<'_, f32>, row: usize, rows: usize) -> impl Iterator<Item = Range<usize>> {
+/// Returns the elements of consecutive rows of a tensor, as ranges of [`ResultTensor::flat`].
+fn ranges(view: ResultTensor<'_, f32>, row: usize, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let (heads, dim) = view.extent();
     let (count, first, step, size) = match view {
-        View::Statistic(array) => (heads, row, array.shape()[1], rows),
+        ResultTensor::Statistic(array) => (heads, row, array.shape()[1], rows),
         _ => (1, row * heads * dim, 0, rows * heads * dim),
     };
     (0..count).map(move |i| first + i * step..first + i * step + size)
 }
 
 /// Returns the twin's inputs, copied from the problem's.
-fn gather(base: &Problem, inputs: &Inputs, twin: &Problem, source: &Source) -> Inputs {
+fn gather(base: &Problem, inputs: &Inputs, twin: &Problem, source: &TwinOrigin) -> Inputs {
     let copy = |from: &Array3<f32>, side: Side, shape: [usize; 3]| {
         let mut to = Array3::zeros(shape);
         for (index, sequence) in twin.sequences.iter().enumerate() {

@@ -5,8 +5,8 @@ use seamproof_oracle::blocked::Answer;
 use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Format, ForwardResults, Gradients, Problem, Saved, Side};
 
-use super::compare::{View, Worst, times_bound};
-use super::evidence::Ratios;
+use super::compare::{ResultTensor, Worst, times_bound};
+use super::evidence::MeasureRatios;
 use crate::finding::{Check, Finding};
 use crate::subject::{RankGradients, RankOutputs, TensorName};
 use crate::verdict::{Margin, Tier};
@@ -70,8 +70,12 @@ pub(super) fn forward(
         tiers.find_map(|(tier, bound)| {
             let views = match tensor {
                 TensorName::Lse => {
-                    let got = View::Statistic(rank.lse.as_ref()?.view());
-                    (got, View::Statistic(exact.lse.view()), View::Statistic(bound.lse.view()))
+                    let got = ResultTensor::Statistic(rank.lse.as_ref()?.view());
+                    (
+                        got,
+                        ResultTensor::Statistic(exact.lse.view()),
+                        ResultTensor::Statistic(bound.lse.view()),
+                    )
                 }
                 TensorName::MaxLogit => heads(rank.max_logit.as_ref()?, &exact.max_logit, &bound.max_logit),
                 _ => rows(Side::Q, &rank.out, &exact.out, &bound.out),
@@ -116,21 +120,25 @@ fn gradients(
     })
 }
 
-type Triple<'a> = (View<'a, f32>, View<'a, f64>, View<'a, f64>);
+type Triple<'a> = (ResultTensor<'a, f32>, ResultTensor<'a, f64>, ResultTensor<'a, f64>);
 
 fn rows<'a>(side: Side, got: &'a Array3<f32>, exact: &'a Array3<f64>, bound: &'a Array3<f64>) -> Triple<'a> {
-    (View::Rows(got.view(), side), View::Rows(exact.view(), side), View::Rows(bound.view(), side))
+    (
+        ResultTensor::Rows(got.view(), side),
+        ResultTensor::Rows(exact.view(), side),
+        ResultTensor::Rows(bound.view(), side),
+    )
 }
 
 fn heads<'a>(got: &'a Array1<f32>, exact: &'a Array1<f64>, bound: &'a Array1<f64>) -> Triple<'a> {
-    (View::Heads(got.view()), View::Heads(exact.view()), View::Heads(bound.view()))
+    (ResultTensor::Heads(got.view()), ResultTensor::Heads(exact.view()), ResultTensor::Heads(bound.view()))
 }
 
 /// Comparison of results with exact values under their bounds.
 pub(super) struct Comparison<'a> {
     pub(super) problem: &'a Problem,
     pub(super) layout: &'a RankLayout,
-    pub(super) ratio: Ratios,
+    pub(super) ratio: MeasureRatios,
 }
 
 impl Comparison<'_> {

@@ -15,7 +15,7 @@ use seamproof_oracle::sharding::RankLayout;
 
 /// A result tensor, in any of the shapes that results have.
 #[derive(Clone, Copy)]
-pub(crate) enum View<'a, T> {
+pub(crate) enum ResultTensor<'a, T> {
     /// Tensor `[rows, heads, dim]` on one side of the problem.
     Rows(ArrayView3<'a, T>, Side),
     /// Statistic `[heads, rows]` on the query side.
@@ -24,34 +24,36 @@ pub(crate) enum View<'a, T> {
     Heads(ArrayView1<'a, T>),
 }
 
-impl<'a, T: Copy> View<'a, T> {
+impl<'a, T: Copy> ResultTensor<'a, T> {
     /// Returns the side whose rows the tensor has.
     pub(crate) fn side(&self) -> Side {
-        if let View::Rows(_, side) = self { *side } else { Side::Q }
+        if let ResultTensor::Rows(_, side) = self { *side } else { Side::Q }
     }
 
     /// Returns the number of heads, and the number of lanes of a row.
     pub(crate) fn extent(&self) -> (usize, usize) {
         match self {
-            View::Rows(array, _) => (array.shape()[1], array.shape()[2]),
-            View::Statistic(array) => (array.shape()[0], 1),
-            View::Heads(array) => (array.len(), 1),
+            ResultTensor::Rows(array, _) => (array.shape()[1], array.shape()[2]),
+            ResultTensor::Statistic(array) => (array.shape()[0], 1),
+            ResultTensor::Heads(array) => (array.len(), 1),
         }
     }
 
     /// Returns all lanes of a row and head. A view of heads has one row.
     pub(crate) fn lane(&self, row: usize, head: usize) -> ArrayView1<'a, T> {
         match *self {
-            View::Rows(array, _) => array.index_axis_move(Axis(0), row).index_axis_move(Axis(0), head),
-            View::Statistic(array) => array.index_axis_move(Axis(0), head).slice_move(s![row..=row]),
-            View::Heads(array) => array.slice_move(s![head..=head]),
+            ResultTensor::Rows(array, _) => {
+                array.index_axis_move(Axis(0), row).index_axis_move(Axis(0), head)
+            }
+            ResultTensor::Statistic(array) => array.index_axis_move(Axis(0), head).slice_move(s![row..=row]),
+            ResultTensor::Heads(array) => array.slice_move(s![head..=head]),
         }
     }
 
-    /// Calls `visit(row, head, place)` for every real row and head of a layout. [`View::lane`] gives the lanes.
+    /// Calls `visit(row, head, place)` for every real row and head of a layout. [`ResultTensor::lane`] gives the lanes.
     pub(crate) fn real(&self, layout: &RankLayout, mut visit: impl FnMut(usize, usize, Place)) {
         let (heads, _) = self.extent();
-        if let View::Heads(_) = self {
+        if let ResultTensor::Heads(_) = self {
             for head in 0..heads {
                 visit(0, head, Place { head: Some(head), ..Place::default() });
             }
@@ -75,13 +77,13 @@ impl<'a, T: Copy> View<'a, T> {
     /// Returns all elements in order, where the tensor is stored in that order.
     pub(crate) fn flat(&self) -> Option<&'a [T]> {
         match self {
-            View::Rows(array, _) => array.to_slice(),
-            View::Statistic(array) => array.to_slice(),
-            View::Heads(array) => array.to_slice(),
+            ResultTensor::Rows(array, _) => array.to_slice(),
+            ResultTensor::Statistic(array) => array.to_slice(),
+            ResultTensor::Heads(array) => array.to_slice(),
         }
     }
 
-    /// Whether every stretch of a layout holds. Stretches are ranges of [`View::flat`].
+    /// Whether every stretch of a layout holds. Stretches are ranges of [`ResultTensor::flat`].
     pub(crate) fn every_stretch(
         &self,
         layout: &RankLayout,
@@ -89,12 +91,12 @@ impl<'a, T: Copy> View<'a, T> {
     ) -> bool {
         let mut runs = layout.side(self.side()).runs.iter().flat_map(|placed| blocks(&placed.local));
         match self {
-            View::Heads(array) => holds(0..array.len()),
-            View::Rows(array, _) => {
+            ResultTensor::Heads(array) => holds(0..array.len()),
+            ResultTensor::Rows(array, _) => {
                 let row = array.shape()[1] * array.shape()[2];
                 runs.all(|rows| holds(rows.start * row..rows.end * row))
             }
-            View::Statistic(array) => {
+            ResultTensor::Statistic(array) => {
                 let rows = array.shape()[1];
                 runs.all(|run| {
                     (0..array.shape()[0]).all(|head| holds(head * rows + run.start..head * rows + run.end))
@@ -107,7 +109,7 @@ impl<'a, T: Copy> View<'a, T> {
     pub(crate) fn every_of_row(&self, row: usize, holds: impl Fn(T) -> bool) -> bool {
         let every = |all: bool, value: &T| all & holds(*value);
         match self {
-            View::Rows(array, _) => {
+            ResultTensor::Rows(array, _) => {
                 let row = array.index_axis(Axis(0), row);
                 // The comparison of a slice compiles to vector code.
                 match row.to_slice() {
@@ -115,14 +117,14 @@ impl<'a, T: Copy> View<'a, T> {
                     None => row.iter().fold(true, every),
                 }
             }
-            View::Statistic(array) => array.column(row).iter().fold(true, every),
-            View::Heads(_) => true,
+            ResultTensor::Statistic(array) => array.column(row).iter().fold(true, every),
+            ResultTensor::Heads(_) => true,
         }
     }
 
     /// Returns the place of a lane, where lanes mean anything.
     pub(crate) fn lane_place(&self, place: Place, lane: usize) -> Place {
-        if let View::Rows(..) = self { Place { lane: Some(lane), ..place } } else { place }
+        if let ResultTensor::Rows(..) = self { Place { lane: Some(lane), ..place } } else { place }
     }
 }
 

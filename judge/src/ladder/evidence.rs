@@ -128,7 +128,7 @@ pub struct Rung {
 
 /// Function that writes the error ÷ bound of each of some elements. It takes the results, the exact values, their
 /// bounds, the format where they can overflow, and the place for the ratios.
-pub type Ratios = fn(&[f32], &[f64], &[f64], Option<Format>, &mut [f64]);
+pub type MeasureRatios = fn(&[f32], &[f64], &[f64], Option<Format>, &mut [f64]);
 
 /// Function that makes one set of results, in the problem's own layout, from those of the ranks.
 pub type Assemble = fn(&Problem, &[RankLayout], Vec<RankOutputs>) -> Result<RankOutputs, Box<Finding>>;
@@ -144,7 +144,7 @@ pub struct Judge {
     /// Function that brings the ranks' results into the problem's own layout.
     pub assemble: Assemble,
     /// Function that computes error ÷ bound.
-    pub ratio: Ratios,
+    pub ratio: MeasureRatios,
     /// Largest number of visible products for which the oracle computes every row.
     pub products_max: u64,
     /// Largest number of elements for which a case is judged, or the subject run once more.

@@ -6,8 +6,8 @@
 
 use ndarray::{Axis, s};
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemError, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
+    Algorithm, Balance, ContextParallel, Heads, Inputs, Mask, Pass, Problem, ProblemError, ProblemFields,
+    Sink, Softmax, TensorName,
 };
 use seamproof_simulator::faults::{Catcher, Fault};
 use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
@@ -386,22 +386,13 @@ impl Backend for Spoilt {
 
 /// Returns two padded sequences on two heads.
 fn fields() -> ProblemFields {
-    let sequences = [(0, 5), (8, 7)].into_iter().enumerate().map(|(id, (offset, len))| {
-        let run = Run::packed(offset, len, 8);
-        Sequence { id: id as u32, q: run, kv: run }
-    });
     ProblemFields {
-        sequences: sequences.collect(),
-        rows: TensorRows { q: 16, kv: 16 },
         heads: Heads { q: 2, kv: 2 },
-        dims: Dims { qk: 8, v: 8 },
         mask: Mask::CAUSAL,
-        softmax: Softmax { scale: 0.353_553_4, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
+        softmax: Softmax::scaled(0.353_553_4),
         data_seed: calm_seed(),
         pass: Pass::Forward,
+        ..ProblemFields::padded(&[(5, 8), (7, 8)], 8)
     }
 }
 

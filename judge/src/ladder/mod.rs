@@ -40,7 +40,7 @@ use crate::identity;
 use crate::subject::{Backend, Outputs, RankOutputs, RunError};
 use crate::values;
 use crate::verdict::{Cost, Margin, Verdict};
-pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, PRODUCTS_MAX, Ratios, Rung, products};
+pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, MeasureRatios, PRODUCTS_MAX, Rung, products};
 use evidence::{Look, Meter, Told};
 use runs::{capability_verdict, expected_refusal, fills, poisoned, run, whole_case};
 use seamproof_oracle::sharding as layout;
@@ -78,6 +78,18 @@ pub struct Examination {
 }
 
 /// Judges `backend` on `problem`, with the inputs that the problem's mode and data seed give.
+///
+/// ```
+/// use seamproof_judge::prelude::*;
+/// use seamproof_judge::subjects::Emulated;
+///
+/// // Two packed sequences of 5 and 3 queries, the second without keys, in heads of 8 lanes.
+/// let fields = ProblemFields { mask: Mask::CAUSAL, ..ProblemFields::packed(&[(5, 7), (3, 0)], 8) };
+/// let problem = Problem::new(fields)?;
+/// let verdict = judge(&Emulated::default(), &problem);
+/// assert!(matches!(verdict, Verdict::Pass(_)), "{verdict}");
+/// # Ok::<(), seamproof_judge::oracle::ProblemError>(())
+/// ```
 pub fn judge(backend: &dyn Backend, problem: &Problem) -> Verdict {
     examine(backend, problem).verdict
 }

@@ -4,7 +4,7 @@
 //! a NaN. The envelope sees any other change that padding makes in them, because it examines both runs of such a
 //! subject.
 
-use super::compare::{View, Worst, same_bits};
+use super::compare::{ResultTensor, Worst, same_bits};
 use super::structure::results;
 use crate::finding::{Check, Finding, number};
 use crate::ladder::evidence::{Evidence, Look};
@@ -57,7 +57,7 @@ fn is_gradient(tensor: TensorName) -> bool {
 }
 
 /// Whether every real element has the same bits in both tensors; false where a tensor is not stored row by row.
-fn agree(layout: &RankLayout, a: &View<'_, f32>, b: &View<'_, f32>) -> bool {
+fn agree(layout: &RankLayout, a: &ResultTensor<'_, f32>, b: &ResultTensor<'_, f32>) -> bool {
     let (Some(first), Some(second)) = (a.flat(), b.flat()) else { return false };
     a.every_stretch(layout, |at| same_bits(&first[at.clone()], &second[at]))
 }

@@ -3,21 +3,21 @@
 use seamproof_oracle::{Pass, Problem, Run, Side};
 use seamproof_simulator::{Damage, is_unwritten};
 
-use super::compare::{View, Worst};
+use super::compare::{ResultTensor, Worst};
 use crate::finding::{Check, Finding, Place, number};
 use crate::subject::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_oracle::sharding::{RankLayout, SideLayout};
 
 /// Returns every result of a rank with its name, without those that the subject hides.
-pub(crate) fn results(rank: &RankOutputs) -> Vec<(TensorName, View<'_, f32>)> {
-    let mut results = vec![(TensorName::Out, View::Rows(rank.out.view(), Side::Q))];
-    results.extend(rank.lse.iter().map(|lse| (TensorName::Lse, View::Statistic(lse.view()))));
-    results.extend(rank.max_logit.iter().map(|max| (TensorName::MaxLogit, View::Heads(max.view()))));
+pub(crate) fn results(rank: &RankOutputs) -> Vec<(TensorName, ResultTensor<'_, f32>)> {
+    let mut results = vec![(TensorName::Out, ResultTensor::Rows(rank.out.view(), Side::Q))];
+    results.extend(rank.lse.iter().map(|lse| (TensorName::Lse, ResultTensor::Statistic(lse.view()))));
+    results.extend(rank.max_logit.iter().map(|max| (TensorName::MaxLogit, ResultTensor::Heads(max.view()))));
     if let Some(gradients) = &rank.gradients {
-        results.push((TensorName::Dq, View::Rows(gradients.dq.view(), Side::Q)));
-        results.push((TensorName::Dk, View::Rows(gradients.dk.view(), Side::Kv)));
-        results.push((TensorName::Dv, View::Rows(gradients.dv.view(), Side::Kv)));
-        results.push((TensorName::Dsink, View::Heads(gradients.dsink.view())));
+        results.push((TensorName::Dq, ResultTensor::Rows(gradients.dq.view(), Side::Q)));
+        results.push((TensorName::Dk, ResultTensor::Rows(gradients.dk.view(), Side::Kv)));
+        results.push((TensorName::Dv, ResultTensor::Rows(gradients.dv.view(), Side::Kv)));
+        results.push((TensorName::Dsink, ResultTensor::Heads(gradients.dsink.view())));
     }
     results
 }
@@ -104,7 +104,7 @@ fn guard_finding(damage: &Damage) -> Finding {
     super::whole_case(Check::Structure, what)
 }
 
-fn unwritten(layout: &RankLayout, tensor: TensorName, view: &View<'_, f32>) -> Option<Finding> {
+fn unwritten(layout: &RankLayout, tensor: TensorName, view: &ResultTensor<'_, f32>) -> Option<Finding> {
     let is_written = |lanes: &[f32]| !lanes.iter().fold(false, |any, &value| any | is_unwritten(value));
     if view.flat().is_some_and(|values| view.every_stretch(layout, |at| is_written(&values[at]))) {
         return None;
@@ -168,9 +168,9 @@ fn broken(
     contract: PaddingOutputs,
     what: &str,
     tensor: TensorName,
-    view: &View<'_, f32>,
+    view: &ResultTensor<'_, f32>,
 ) -> Option<Finding> {
-    if matches!(view, View::Heads(_)) {
+    if matches!(view, ResultTensor::Heads(_)) {
         return None;
     }
     let neutral = if tensor == TensorName::Lse { f32::NEG_INFINITY } else { 0.0 };

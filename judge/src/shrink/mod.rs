@@ -17,7 +17,7 @@ use std::collections::HashSet;
 
 use seamproof_oracle::{Problem, ProblemFields};
 
-use passes::{PASSES, Step};
+use passes::{PASSES, Proposal};
 pub use size::{Size, size};
 
 /// A shrink in progress.
@@ -125,9 +125,9 @@ impl Shrinker {
             let here = self.at;
             self.at.cursor += 1;
             match (PASSES[here.pass].step)(&self.best, here.cursor) {
-                Step::Over => self.at = here.next_pass(),
-                Step::Skip => {}
-                Step::Try(fields) => {
+                Proposal::Over => self.at = here.next_pass(),
+                Proposal::Skip => {}
+                Proposal::Try(fields) => {
                     if let Some(problem) = self.admit(*fields) {
                         return Some((here, problem));
                     }

@@ -9,14 +9,14 @@
 use std::ops::Range;
 
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask,
-    Pass as Kind, Precision, Problem, ProblemFields, Scaling, Sink, Softmax,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
+    Precision, Problem, ProblemFields, Scaling, Sink, Softmax,
 };
 
-use super::shape::{Layout, Shape};
+use super::shape::{Arrangement, Layout};
 
 /// Answer of a pass at one cursor.
-pub(super) enum Step {
+pub(super) enum Proposal {
     /// A candidate, not yet checked.
     Try(Box<ProblemFields>),
     /// No candidate at this cursor.
@@ -26,35 +26,35 @@ pub(super) enum Step {
 }
 
 /// A named series of steps.
-pub(super) struct Pass {
+pub(super) struct ShrinkPass {
     /// Name in the table of accepted steps.
     pub(super) name: &'static str,
     /// Function that returns the step at a cursor.
-    pub(super) step: fn(&Problem, usize) -> Step,
+    pub(super) step: fn(&Problem, usize) -> Proposal,
 }
 
 /// Every pass, in order.
-pub(super) const PASSES: &[Pass] = &[
-    Pass { name: "at once", step: at_once },
-    Pass { name: "forward only", step: forward_only },
-    Pass { name: "sequences", step: sequences },
-    Pass { name: "all lengths", step: all_lengths },
-    Pass { name: "softmax", step: softmax },
-    Pass { name: "mask", step: mask },
-    Pass { name: "layout", step: layout },
-    Pass { name: "heads", step: heads },
-    Pass { name: "dims", step: dims },
-    Pass { name: "parallel", step: parallel },
-    Pass { name: "ranks", step: ranks },
-    Pass { name: "values", step: values },
-    Pass { name: "window", step: window },
-    Pass { name: "window and lengths", step: window_and_lengths },
-    Pass { name: "lengths", step: lengths },
-    Pass { name: "free rows", step: free_rows },
-    Pass { name: "precision", step: precision },
-    Pass { name: "names", step: names },
-    Pass { name: "full chunks", step: full_chunks },
-    Pass { name: "other values", step: other_values },
+pub(super) const PASSES: &[ShrinkPass] = &[
+    ShrinkPass { name: "at once", step: at_once },
+    ShrinkPass { name: "forward only", step: forward_only },
+    ShrinkPass { name: "sequences", step: sequences },
+    ShrinkPass { name: "all lengths", step: all_lengths },
+    ShrinkPass { name: "softmax", step: softmax },
+    ShrinkPass { name: "mask", step: mask },
+    ShrinkPass { name: "layout", step: layout },
+    ShrinkPass { name: "heads", step: heads },
+    ShrinkPass { name: "dims", step: dims },
+    ShrinkPass { name: "parallel", step: parallel },
+    ShrinkPass { name: "ranks", step: ranks },
+    ShrinkPass { name: "values", step: values },
+    ShrinkPass { name: "window", step: window },
+    ShrinkPass { name: "window and lengths", step: window_and_lengths },
+    ShrinkPass { name: "lengths", step: lengths },
+    ShrinkPass { name: "free rows", step: free_rows },
+    ShrinkPass { name: "precision", step: precision },
+    ShrinkPass { name: "names", step: names },
+    ShrinkPass { name: "full chunks", step: full_chunks },
+    ShrinkPass { name: "other values", step: other_values },
 ];
 
 /// Largest number of sequences that are refined one by one. More sequences are only dropped, or all cut at once: a
@@ -99,30 +99,30 @@ fn refined(best: &Problem) -> usize {
     Some(best.sequences.len()).filter(|&count| count <= REFINED_MAX).unwrap_or(0)
 }
 
-fn edit(best: &Problem, change: impl FnOnce(&mut ProblemFields)) -> Step {
+fn edit(best: &Problem, change: impl FnOnce(&mut ProblemFields)) -> Proposal {
     let mut fields = ProblemFields::from(best.clone());
     change(&mut fields);
-    Step::Try(Box::new(fields))
+    Proposal::Try(Box::new(fields))
 }
 
-fn reshape(best: &Problem, change: impl FnOnce(&mut Shape)) -> Step {
-    let mut shape = Shape::of(best);
+fn reshape(best: &Problem, change: impl FnOnce(&mut Arrangement)) -> Proposal {
+    let mut shape = Arrangement::of(best);
     change(&mut shape);
     edit(best, |fields| shape.write(fields))
 }
 
-fn pick(best: &Problem, cursor: usize, edits: &[fn(&mut ProblemFields)]) -> Step {
-    edits.get(cursor).map_or(Step::Over, |change| edit(best, change))
+fn pick(best: &Problem, cursor: usize, edits: &[fn(&mut ProblemFields)]) -> Proposal {
+    edits.get(cursor).map_or(Proposal::Over, |change| edit(best, change))
 }
 
 /// Makes several things simple at once. Cursor 0 makes everything simple. The others make the problem small and leave
 /// alone what faults depend on: cursor 1 keeps the first sequence without seams, cursor 2 the first sequence, cursor
 /// 3 all sequences.
-fn at_once(best: &Problem, cursor: usize) -> Step {
+fn at_once(best: &Problem, cursor: usize) -> Proposal {
     if cursor > 3 {
-        return Step::Over;
+        return Proposal::Over;
     }
-    let mut shape = Shape::of(best);
+    let mut shape = Arrangement::of(best);
     shape.cap_lengths(if cursor == 0 { 1 } else { SMALL });
     if cursor <= 2 {
         shape.retain(|index| index == 0);
@@ -151,13 +151,13 @@ fn plain_features(fields: &mut ProblemFields) {
     fields.parallel = ContextParallel::single();
 }
 
-fn forward_only(best: &Problem, cursor: usize) -> Step {
-    pick(best, cursor, &[|fields| fields.pass = Kind::Forward])
+fn forward_only(best: &Problem, cursor: usize) -> Proposal {
+    pick(best, cursor, &[|fields| fields.pass = Pass::Forward])
 }
 
 /// Keeps one of the first sequences alone; then drops chunks of sequences: halves, quarters, …, and single ones where
 /// they are few.
-fn sequences(best: &Problem, cursor: usize) -> Step {
+fn sequences(best: &Problem, cursor: usize) -> Proposal {
     /// Number of sequences that are tried alone, since most faults show in any of them. Where there is only one, the
     /// second try leaves no sequence.
     const ALONE: usize = 2;
@@ -165,7 +165,7 @@ fn sequences(best: &Problem, cursor: usize) -> Step {
         return reshape(best, |shape| shape.retain(|index| index == cursor));
     }
     match chunk(best.sequences.len(), cursor - ALONE) {
-        None => Step::Over,
+        None => Proposal::Over,
         Some(dropped) => reshape(best, |shape| shape.retain(|index| !dropped.contains(&index))),
     }
 }
@@ -187,14 +187,14 @@ fn chunk(count: usize, mut n: usize) -> Option<Range<usize>> {
     None
 }
 
-fn all_lengths(best: &Problem, cursor: usize) -> Step {
+fn all_lengths(best: &Problem, cursor: usize) -> Proposal {
     match LENGTH_CAPS.get(cursor) {
-        None => Step::Over,
+        None => Proposal::Over,
         Some(&most) => reshape(best, |shape| shape.cap_lengths(most)),
     }
 }
 
-fn softmax(best: &Problem, cursor: usize) -> Step {
+fn softmax(best: &Problem, cursor: usize) -> Proposal {
     pick(
         best,
         cursor,
@@ -209,7 +209,7 @@ fn softmax(best: &Problem, cursor: usize) -> Step {
     )
 }
 
-fn mask(best: &Problem, cursor: usize) -> Step {
+fn mask(best: &Problem, cursor: usize) -> Proposal {
     pick(
         best,
         cursor,
@@ -225,12 +225,12 @@ fn mask(best: &Problem, cursor: usize) -> Step {
 }
 
 /// Removes whole kinds of seams: all of them, then each kind alone; on both sides, then on each side alone.
-fn layout(best: &Problem, cursor: usize) -> Step {
+fn layout(best: &Problem, cursor: usize) -> Proposal {
     const ORDER: [fn(&mut Layout); 3] = [Layout::plain, Layout::pack, Layout::sort];
     const FREE: [fn(&mut Layout, usize); 5] =
         [Layout::cap_all, Layout::cap_padding, Layout::cap_gaps, Layout::cap_first, Layout::cap_slack];
     let steps = ORDER.len() + FREE.len() * FREE_CAPS.len();
-    let Some([sides, step]) = digits(cursor, [3, steps]) else { return Step::Over };
+    let Some([sides, step]) = digits(cursor, [3, steps]) else { return Proposal::Over };
     reshape(best, |shape| {
         for side in on(shape, sides) {
             match ORDER.get(step) {
@@ -245,7 +245,7 @@ fn layout(best: &Problem, cursor: usize) -> Step {
 }
 
 /// Returns both sides (0), q (1) or kv (2).
-fn on(shape: &mut Shape, sides: usize) -> impl Iterator<Item = &mut Layout> {
+fn on(shape: &mut Arrangement, sides: usize) -> impl Iterator<Item = &mut Layout> {
     shape.sides().into_iter().enumerate().filter_map(move |(index, side)| {
         let chosen = sides == 0 || sides == index + 1;
         chosen.then_some(side)
@@ -253,17 +253,17 @@ fn on(shape: &mut Shape, sides: usize) -> impl Iterator<Item = &mut Layout> {
 }
 
 /// Lowers the KV heads and the group (the query heads of each KV head), so that every ratio stays legal.
-fn heads(best: &Problem, cursor: usize) -> Step {
+fn heads(best: &Problem, cursor: usize) -> Proposal {
     let (kv, group) = (best.heads.kv, best.group());
-    let Some([which, slot]) = digits(cursor, [3, SLOTS]) else { return Step::Over };
-    let Some((kv, group)) = lower_pair((kv, group), which, slot) else { return Step::Skip };
+    let Some([which, slot]) = digits(cursor, [3, SLOTS]) else { return Proposal::Over };
+    let Some((kv, group)) = lower_pair((kv, group), which, slot) else { return Proposal::Skip };
     edit(best, |fields| fields.heads = Heads { q: kv * group, kv })
 }
 
-fn dims(best: &Problem, cursor: usize) -> Step {
+fn dims(best: &Problem, cursor: usize) -> Proposal {
     let Dims { qk, v } = best.dims;
-    let Some([which, slot]) = digits(cursor, [3, SLOTS]) else { return Step::Over };
-    let Some((qk, v)) = lower_pair((qk, v), which, slot) else { return Step::Skip };
+    let Some([which, slot]) = digits(cursor, [3, SLOTS]) else { return Proposal::Over };
+    let Some((qk, v)) = lower_pair((qk, v), which, slot) else { return Proposal::Skip };
     edit(best, |fields| fields.dims = Dims { qk, v })
 }
 
@@ -278,7 +278,7 @@ fn lower_pair((a, b): (usize, usize), which: usize, slot: usize) -> Option<(usiz
 }
 
 /// Simplifies the algorithm, the balance, and the world around the group.
-fn parallel(best: &Problem, cursor: usize) -> Step {
+fn parallel(best: &Problem, cursor: usize) -> Proposal {
     const FIRST: [fn(&mut ProblemFields); 5] = [
         |fields| fields.parallel = ContextParallel::single(),
         |fields| renumber(&mut fields.parallel),
@@ -306,8 +306,8 @@ fn renumber(parallel: &mut ContextParallel) {
 }
 
 /// Lowers the number of ranks, renumbered or with their numbers kept; then the world; then the width of stripes.
-fn ranks(best: &Problem, cursor: usize) -> Step {
-    let Some([which, slot]) = digits(cursor, [4, SLOTS]) else { return Step::Over };
+fn ranks(best: &Problem, cursor: usize) -> Proposal {
+    let Some([which, slot]) = digits(cursor, [4, SLOTS]) else { return Proposal::Over };
     let parallel = &best.parallel;
     let number = match (which, parallel.balance) {
         (0 | 1, _) => parallel.size(),
@@ -315,7 +315,7 @@ fn ranks(best: &Problem, cursor: usize) -> Step {
         (_, Balance::Striped { stripe }) => stripe,
         _ => 0,
     };
-    let Some(value) = lowered(number, slot) else { return Step::Skip };
+    let Some(value) = lowered(number, slot) else { return Proposal::Skip };
     edit(best, |fields| match which {
         0 => {
             fewer_ranks(&mut fields.parallel, value);
@@ -336,7 +336,7 @@ fn fewer_ranks(parallel: &mut ContextParallel, size: usize) {
 }
 
 /// Simplifies the values and their storage: all plain at once, then the scale and the mode.
-fn values(best: &Problem, cursor: usize) -> Step {
+fn values(best: &Problem, cursor: usize) -> Proposal {
     match cursor {
         0 => edit(best, |fields| {
             fields.softmax.scale = 1.0;
@@ -344,7 +344,7 @@ fn values(best: &Problem, cursor: usize) -> Step {
         }),
         1 => edit(best, |fields| fields.softmax.scale = 1.0),
         _ => match InputMode::ALL.get(cursor - 2) {
-            None => Step::Over,
+            None => Proposal::Over,
             Some(&mode) => edit(best, |fields| fields.mode = mode),
         },
     }
@@ -367,10 +367,10 @@ fn number_sequences(fields: &mut ProblemFields) {
 }
 
 /// Lowers the width of the window's left side, then of its right side.
-fn window(best: &Problem, cursor: usize) -> Step {
-    let Some([right, slot]) = digits(cursor, [2, SLOTS]) else { return Step::Over };
+fn window(best: &Problem, cursor: usize) -> Proposal {
+    let Some([right, slot]) = digits(cursor, [2, SLOTS]) else { return Proposal::Over };
     let width = if right == 1 { best.mask.right } else { best.mask.left };
-    let Some(width) = width.and_then(|width| lowered_u32(width, slot)) else { return Step::Skip };
+    let Some(width) = width.and_then(|width| lowered_u32(width, slot)) else { return Proposal::Skip };
     edit(best, |fields| match right {
         0 => fields.mask.left = Some(width),
         _ => fields.mask.right = Some(width),
@@ -383,14 +383,14 @@ fn lowered_u32(n: u32, slot: usize) -> Option<u32> {
 
 /// Lowers the window's widths and all lengths by one amount, but no length to 0. This helps with a fault where the
 /// window's edge meets the sequence's end.
-fn window_and_lengths(best: &Problem, cursor: usize) -> Step {
-    let Some([right, slot]) = digits(cursor, [2, SLOTS]) else { return Step::Over };
+fn window_and_lengths(best: &Problem, cursor: usize) -> Proposal {
+    let Some([right, slot]) = digits(cursor, [2, SLOTS]) else { return Proposal::Over };
     let width = if right == 1 { best.mask.right } else { best.mask.left };
     let Some((width, lower)) = width.and_then(|width| Some((width, lowered_u32(width, slot)?))) else {
-        return Step::Skip;
+        return Proposal::Skip;
     };
     let amount = width - lower;
-    let mut shape = Shape::of(best);
+    let mut shape = Arrangement::of(best);
     for piece in shape.sides().into_iter().flat_map(|side| &mut side.pieces) {
         piece.len = piece.len.saturating_sub(amount as usize).max(piece.len.min(1));
     }
@@ -404,9 +404,9 @@ fn window_and_lengths(best: &Problem, cursor: usize) -> Step {
 /// Lowers one sequence's lengths: both cut to the same value, both by the same amount (the diagonal of a bottom-right
 /// mask stays), q alone, or kv alone. After the slots of every number come `2·cp` and its successor, where chunks get
 /// their second row.
-fn lengths(best: &Problem, cursor: usize) -> Step {
+fn lengths(best: &Problem, cursor: usize) -> Proposal {
     let refined = refined(best);
-    let Some([index, which, slot]) = digits(cursor, [refined, 4, SLOTS + 2]) else { return Step::Over };
+    let Some([index, which, slot]) = digits(cursor, [refined, 4, SLOTS + 2]) else { return Proposal::Over };
     let (q, kv) = (best.sequences[index].q.len, best.sequences[index].kv.len);
     let lower = |n: usize| match slot.checked_sub(SLOTS) {
         None => lowered(n, slot),
@@ -418,7 +418,7 @@ fn lengths(best: &Problem, cursor: usize) -> Step {
         2 => lower(q).map(|q| (q, kv)),
         _ => lower(kv).map(|kv| (q, kv)),
     };
-    let Some((q, kv)) = lengths else { return Step::Skip };
+    let Some((q, kv)) = lengths else { return Proposal::Skip };
     reshape(best, |shape| {
         shape.q.pieces[index].len = q;
         shape.kv.pieces[index].len = kv;
@@ -427,12 +427,14 @@ fn lengths(best: &Problem, cursor: usize) -> Step {
 
 /// Lowers each number of free rows by itself: on each side the first offset, the slack, and each sequence's padding
 /// and gap.
-fn free_rows(best: &Problem, cursor: usize) -> Step {
+fn free_rows(best: &Problem, cursor: usize) -> Proposal {
     let refined = refined(best);
-    let Some([number, side, slot]) = digits(cursor, [2 + 2 * refined, 2, SLOTS]) else { return Step::Over };
-    let mut shape = Shape::of(best);
+    let Some([number, side, slot]) = digits(cursor, [2 + 2 * refined, 2, SLOTS]) else {
+        return Proposal::Over;
+    };
+    let mut shape = Arrangement::of(best);
     let number = free_number(shape.sides()[side], number);
-    let Some(value) = lowered(*number, slot) else { return Step::Skip };
+    let Some(value) = lowered(*number, slot) else { return Proposal::Skip };
     *number = value;
     edit(best, |fields| shape.write(fields))
 }
@@ -448,7 +450,7 @@ fn free_number(layout: &mut Layout, number: usize) -> &mut usize {
 
 /// Simplifies the formats: all bf16, all like q's, those like q's to bf16, nothing scaled. Then each element becomes
 /// like q, or unscaled, or scaled with one factor.
-fn precision(best: &Problem, cursor: usize) -> Step {
+fn precision(best: &Problem, cursor: usize) -> Proposal {
     const WHOLE: [fn(&mut Precision); 4] = [
         |precision| *precision = Precision::uniform(Format::Bf16),
         |precision| *precision = Precision::uniform(precision.q.format),
@@ -468,7 +470,7 @@ fn precision(best: &Problem, cursor: usize) -> Step {
         |element, _| Element { scaling: Scaling::PerTensor, ..element },
     ];
     let Some([index, change]) = digits(cursor - WHOLE.len(), [ELEMENTS, EACH.len()]) else {
-        return Step::Over;
+        return Proposal::Over;
     };
     edit(best, |fields| {
         let q = fields.precision.q;
@@ -486,14 +488,14 @@ fn elements(precision: &mut Precision) -> [&mut Element; ELEMENTS] {
 }
 
 /// Simplifies the data seed, and the ids that name the sequences' values: all in order, then each by itself.
-fn names(best: &Problem, cursor: usize) -> Step {
+fn names(best: &Problem, cursor: usize) -> Proposal {
     /// Bound below which lie the seeds and ids that a reader would pick.
     const SIMPLE: usize = 4;
     match cursor {
         ..SIMPLE => edit(best, |fields| fields.data_seed = cursor as u64),
         SIMPLE => edit(best, number_sequences),
         _ => match digits(cursor - SIMPLE - 1, [refined(best), SIMPLE]) {
-            None => Step::Over,
+            None => Proposal::Over,
             Some([index, id]) => edit(best, |fields| fields.sequences[index].id = id as u32),
         },
     }
@@ -502,15 +504,17 @@ fn names(best: &Problem, cursor: usize) -> Step {
 /// Fills all chunks at once. A fault in the dealing of chunks may need full ones, so that neither ranks nor lengths
 /// can go down alone, and it may need values that tell one key from the next. The step takes few ranks, gives every
 /// sequence a fixed number of rows in each chunk, and keeps the values or makes them integers.
-fn full_chunks(best: &Problem, cursor: usize) -> Step {
+fn full_chunks(best: &Problem, cursor: usize) -> Proposal {
     const RANKS_MAX: usize = 2;
     const ROWS_MAX: usize = 2;
-    let Some([ranks, rows, integers]) = digits(cursor, [RANKS_MAX, ROWS_MAX, 2]) else { return Step::Over };
+    let Some([ranks, rows, integers]) = digits(cursor, [RANKS_MAX, ROWS_MAX, 2]) else {
+        return Proposal::Over;
+    };
     let (ranks, rows) = (ranks + 1, rows + 1);
     if best.parallel.algorithm == Algorithm::Single || ranks > best.parallel.size() {
-        return Step::Skip;
+        return Proposal::Skip;
     }
-    let mut shape = Shape::of(best);
+    let mut shape = Arrangement::of(best);
     shape.own(2 * ranks * rows);
     edit(best, |fields| {
         shape.write(fields);
@@ -525,20 +529,20 @@ fn full_chunks(best: &Problem, cursor: usize) -> Step {
 /// Repeats the steps that make the largest difference to a reader, with other values. An arithmetic fault does not
 /// show on all values, and may hide exactly where the geometry gets small. Problems that are small already are left
 /// alone.
-fn other_values(best: &Problem, cursor: usize) -> Step {
+fn other_values(best: &Problem, cursor: usize) -> Proposal {
     /// Number of other seeds for each step.
     const SEEDS: usize = 2;
     let real: usize = best.sequences.iter().map(|sequence| sequence.q.len + sequence.kv.len).sum();
     let geometry = match best.sequences.len() {
         2.. => sequences,
         _ if real > SMALL => lengths,
-        _ => return Step::Over,
+        _ => return Proposal::Over,
     };
     let step = geometry(best, cursor / SEEDS);
     let seed = 1 + (cursor % SEEDS) as u64;
-    let Step::Try(mut fields) = step else { return step };
+    let Proposal::Try(mut fields) = step else { return step };
     fields.data_seed = best.data_seed.wrapping_add(seed);
-    Step::Try(fields)
+    Proposal::Try(fields)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use seamproof_oracle::{Problem, ProblemFields, Run, Sequence, TensorRows};
 
 /// Sequences of a problem by size and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct Arrangement {
     /// Ids, in the problem's order.
     pub(super) ids: Vec<u32>,
     /// Layout of the rows of q, out, dout, dq.
@@ -21,7 +21,7 @@ pub(super) struct Shape {
     pub(super) kv: Layout,
 }
 
-/// One side of a [`Shape`].
+/// One side of an [`Arrangement`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Number of rows before the first piece.
@@ -31,12 +31,12 @@ pub(super) struct Layout {
     /// Whether position p of every piece lies next to position p of the others, as in an SBHD tensor.
     pub(super) interleaved: bool,
     /// Pieces, one per sequence, in the problem's order.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<SequenceRows>,
 }
 
 /// Rows of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct SequenceRows {
     /// Number of free rows between the preceding piece in memory and this one; 0 for the first.
     pub(super) gap: usize,
     /// Number of real rows.
@@ -50,13 +50,13 @@ pub(super) struct Piece {
 /// Smallest step of an interleaved layout. A sequence left alone keeps its stride.
 const STEP_MIN: usize = 2;
 
-impl Shape {
+impl Arrangement {
     /// Reads a problem's layout.
-    pub(super) fn of(problem: &Problem) -> Shape {
+    pub(super) fn of(problem: &Problem) -> Arrangement {
         let side = |run: fn(&Sequence) -> Run, rows| {
             Layout::of(&problem.sequences.iter().map(run).collect::<Vec<_>>(), rows)
         };
-        Shape {
+        Arrangement {
             ids: problem.sequences.iter().map(|sequence| sequence.id).collect(),
             q: side(|sequence| sequence.q, problem.rows.q),
             kv: side(|sequence| sequence.kv, problem.rows.kv),
@@ -114,12 +114,12 @@ impl Layout {
         order.sort_by_key(|&index| (runs[index].offset, runs[index].span));
         let interleaved = runs.iter().any(|run| run.step > 1);
         let first = order.first().map_or(0, |&index| runs[index].offset);
-        let mut pieces = vec![Piece { gap: 0, len: 0, pad: 0, place: 0 }; runs.len()];
+        let mut pieces = vec![SequenceRows { gap: 0, len: 0, pad: 0, place: 0 }; runs.len()];
         let mut end = first;
         for (place, &index) in order.iter().enumerate() {
             let run = runs[index];
             let gap = if interleaved { 0 } else { run.offset.saturating_sub(end) };
-            pieces[index] = Piece { gap, len: run.len, pad: run.span - run.len, place };
+            pieces[index] = SequenceRows { gap, len: run.len, pad: run.span - run.len, place };
             end = end.max(run.end().unwrap_or(rows));
         }
         Layout { first, slack: rows.saturating_sub(end), interleaved, pieces }

@@ -5,7 +5,7 @@ use seamproof_oracle::{
     Sink, Softmax,
 };
 
-use super::shape::Shape;
+use super::shape::Arrangement;
 
 /// Size of a problem. Sizes are compared field by field in the order below, which begins with what costs a reader
 /// (and a run) most. All fields are natural numbers, so there is no endless descent.
@@ -77,7 +77,7 @@ fn softmax(softmax: &Softmax) -> [u64; 3] {
 }
 
 fn layout(problem: &Problem, real: usize) -> [u64; 4] {
-    let mut shape = Shape::of(problem);
+    let mut shape = Arrangement::of(problem);
     let strided = shape.sides().iter().filter(|side| side.interleaved).count();
     let displaced: usize = shape
         .sides()

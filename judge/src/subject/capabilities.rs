@@ -19,6 +19,7 @@ pub type Word = &'static str;
 
 /// Reason for a refusal: the row of the capability table that says no.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Refusal {
     /// A format that the subject has no code for, or a mix of formats.
     #[error("{quantity} in {format} is not supported")]
@@ -102,6 +103,7 @@ impl Refusal {
 /// dimensions of keys and values, or scales. A kernel that lacks one of these must narrow what it is asked about, in
 /// [`Backend::fitted`](super::Backend::fitted).
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Capabilities {
     /// Formats of q, k, v, out, dout, dS and gradients. A problem has one format for all of them.
     pub formats: Vec<Format>,

@@ -27,8 +27,10 @@ pub use seamproof_oracle::TensorName;
 
 use crate::profile;
 
-/// A subject's statement about itself, which holds for each of its runs.
+/// A subject's statement about itself, which holds for each of its runs. It begins as [`Declaration::single_rank`] or as
+/// the declaration of another subject, and its fields are edited, so that a field may be added later.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Declaration {
     /// Table of the problems that the subject takes.
     pub capabilities: Capabilities,
@@ -69,6 +71,21 @@ impl Declaration {
     pub fn forward_only(mut self) -> Declaration {
         self.capabilities.backward = false;
         self
+    }
+
+    /// Returns the declaration with another padding contract.
+    pub fn with_padding(self, padding: PaddingContract) -> Declaration {
+        Declaration { padding, ..self }
+    }
+
+    /// Returns the declaration with other promises.
+    pub fn with_promises(self, promises: Promises) -> Declaration {
+        Declaration { promises, ..self }
+    }
+
+    /// Returns the declaration with another accumulation.
+    pub fn with_accumulation(self, accumulation: Accumulation) -> Declaration {
+        Declaration { accumulation, ..self }
     }
 }
 

@@ -5,17 +5,18 @@ use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Algorithm, Balance, Heads, Problem, Run, Sequence};
 use serde::{Deserialize, Serialize};
 
-/// Requirement of a context-parallel algorithm. Every subject refuses a problem that breaks it, because the run is
-/// impossible.
+/// Requirement of a context-parallel algorithm. Every subject refuses a problem that breaks it: its rows or heads
+/// cannot be dealt evenly, or the algorithm is not supported on it, as no schedule builder makes it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize,
 )]
+#[non_exhaustive]
 pub enum ParallelRule {
     /// Every span must be a multiple of the number of pieces that the balance makes of it.
     #[error("a sequence's span is not a multiple of what the sharding cuts it into")]
     SpanMultiple,
-    /// Only consecutive rows can be cut.
-    #[error("rows with a step are not cut over ranks")]
+    /// Only consecutive rows are supported on several ranks.
+    #[error("rows with a step are not supported on several ranks")]
     ConsecutiveRows,
     /// Query heads must be dealt evenly.
     #[error("the query heads are not a multiple of the all-to-all's ranks")]
@@ -23,11 +24,11 @@ pub enum ParallelRule {
     /// KV heads must be dealt or replicated evenly.
     #[error("the kv heads are neither a multiple nor a divisor of the all-to-all's ranks")]
     KvHeads,
-    /// A ring takes stripes of one row only, since each of its steps must be a band.
-    #[error("a ring does not take stripes of more than one row")]
+    /// A ring supports stripes of one row only, so that the mask of each of its steps is one band.
+    #[error("stripes of more than one row are not supported in a ring")]
     RingStripe,
-    /// The hierarchical algorithm takes contiguous and dual-chunk balance only.
-    #[error("the hierarchical algorithm takes contiguous and dual-chunk balance only")]
+    /// The hierarchical algorithm supports contiguous and dual-chunk balance only.
+    #[error("stripes are not supported in the hierarchical algorithm")]
     HierarchicalBalance,
 }
 
@@ -91,9 +92,8 @@ impl Needs {
     }
 }
 
-/// Returns a requirement of the problem's algorithm that the problem breaks, if any. It follows from the mathematics
-/// of the algorithms and is the same for every subject. It does not use the schedule builders, because they are
-/// tested against it.
+/// Returns a requirement of the problem's algorithm that the problem breaks, if any. It is the same for every subject.
+/// It does not use the schedule builders, because they are tested against it.
 pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
     let (algorithm, balance, size) =
         (problem.parallel.algorithm, problem.parallel.balance, problem.parallel.size());

@@ -23,6 +23,7 @@ const TEXT_SHOWN: usize = 40;
 
 /// Reason why a subject does not take an option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum OptionError {
     /// A text that is not a list of options.
     #[error("'{text}' is no list of options; write BACKEND:OPTION=VALUE,… or BACKEND alone")]

@@ -1,26 +1,24 @@
-use seamproof_oracle::{Alignment, Dims, Heads, Mask, Precision, ProblemFields, Sink, Softmax, TensorRows};
-use seamproof_oracle::{ContextParallel, Element};
+use seamproof_oracle::Element;
+use seamproof_oracle::{Dims, Heads, Precision, ProblemFields, Sink, Softmax, TensorRows};
 
 use super::*;
 use crate::generate::{Draw, Limits, draw};
 
 /// Returns two sequences, the first with padding; there are a gap, a first offset, and slack on both sides.
 fn fields(mode: InputMode, format: Format) -> ProblemFields {
+    let sequences = vec![
+        Sequence { id: 4, q: Run::packed(1, 40, 43), kv: Run::packed(2, 50, 51) },
+        Sequence { id: 9, q: Run::packed(45, 3, 3), kv: Run::packed(53, 2, 4) },
+    ];
     ProblemFields {
-        sequences: vec![
-            Sequence { id: 4, q: Run::packed(1, 40, 43), kv: Run::packed(2, 50, 51) },
-            Sequence { id: 9, q: Run::packed(45, 3, 3), kv: Run::packed(53, 2, 4) },
-        ],
         rows: TensorRows { q: 50, kv: 60 },
         heads: Heads { q: 4, kv: 2 },
         dims: Dims { qk: 64, v: 32 },
-        mask: Mask { left: None, right: None, align: Alignment::TopLeft },
-        softmax: Softmax { scale: 0.125, softcap: None, sink: Sink::Learnable },
+        softmax: Softmax { sink: Sink::Learnable, ..Softmax::scaled(0.125) },
         precision: Precision::uniform(format),
-        parallel: ContextParallel::single(),
         mode,
         data_seed: 17,
-        pass: Pass::Backward,
+        ..ProblemFields::of(sequences, 64)
     }
 }
 

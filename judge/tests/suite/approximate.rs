@@ -13,8 +13,8 @@ use seamproof_judge::values;
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::{Accumulation, Model, Partition};
 use seamproof_oracle::{
-    Alignment, ContextParallel, Dims, Format, ForwardResults, Heads, InputMode, Mask, Pass, Precision,
-    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
+    Alignment, Format, ForwardResults, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Softmax,
+    TensorName,
 };
 use seamproof_simulator::Segment;
 use seamproof_simulator::device::{Cpu, Device};
@@ -99,20 +99,14 @@ impl<A: UnitArithmetic<f32>> Stages<f32, A> for Ascending {
 
 /// Returns one sequence of 24 queries at the end of 300 keys.
 fn problem(mode: InputMode, format: Format, mask: Mask, dim: usize, scale: f32) -> Problem {
-    let (queries, keys) = (24, 300);
-    let (q, kv) = (Run::packed(0, queries, queries), Run::packed(0, keys, keys));
     Problem::new(ProblemFields {
-        sequences: vec![Sequence { id: 0, q, kv }],
-        rows: TensorRows { q: queries, kv: keys },
-        heads: Heads { q: 1, kv: 1 },
-        dims: Dims { qk: dim, v: dim },
         mask,
-        softmax: Softmax { scale, softcap: None, sink: Sink::None },
+        softmax: Softmax::scaled(scale),
         precision: Precision::uniform(format),
-        parallel: ContextParallel::single(),
         mode,
         data_seed: dim as u64,
         pass: Pass::Forward,
+        ..ProblemFields::packed(&[(24, 300)], dim)
     })
     .expect("the fields are legal")
 }

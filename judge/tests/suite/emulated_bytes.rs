@@ -6,8 +6,8 @@ use seamproof_judge::subject::{Backend, Outputs};
 use seamproof_judge::subjects::{Arithmetic, Emulated};
 use seamproof_judge::values::{self, Poison};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision,
-    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Format, Heads, InputMode, Mask, Precision, Problem,
+    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 use seamproof_simulator::emulated::Tiles;
 
@@ -16,18 +16,14 @@ use seamproof_simulator::emulated::Tiles;
 fn fields() -> ProblemFields {
     let runs =
         [(3, 37, 40), (43, 0, 8), (51, 90, 96)].map(|(offset, len, span)| Run::packed(offset, len, span));
+    let sequences = (0..).zip(runs).map(|(id, run)| Sequence { id, q: run, kv: run });
     ProblemFields {
-        sequences: (0..).zip(runs).map(|(id, run)| Sequence { id, q: run, kv: run }).collect(),
         rows: TensorRows { q: 150, kv: 150 },
         heads: Heads { q: 4, kv: 2 },
-        dims: Dims { qk: 24, v: 24 },
         mask: Mask::CAUSAL,
-        softmax: Softmax { scale: 0.2, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
+        softmax: Softmax::scaled(0.2),
         data_seed: 7,
-        pass: Pass::Backward,
+        ..ProblemFields::of(sequences.collect(), 24)
     }
 }
 

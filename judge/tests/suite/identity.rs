@@ -88,7 +88,7 @@ impl Spoilt {
 
 impl Backend for Spoilt {
     fn declaration(&self) -> Declaration {
-        Declaration { promises: self.promises, ..self.inner.declaration() }
+        self.inner.declaration().with_promises(self.promises)
     }
 
     fn inner(&self) -> Option<&dyn Backend> {

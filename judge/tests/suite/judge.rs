@@ -6,14 +6,14 @@ use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::{judge, judge_malformed};
 use seamproof_judge::subject::{
-    Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingOutputs, RankGradients, RankOutputs,
-    Refusal, RunError,
+    Backend, Capabilities, Declaration, Outputs, PaddingOutputs, RankGradients, RankOutputs, Refusal,
+    RunError,
 };
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
+    Algorithm, Balance, ContextParallel, Heads, Inputs, Mask, Pass, Problem, ProblemFields, Run, Sequence,
+    Sink, Softmax, TensorName, TensorRows,
 };
 use seamproof_simulator::{Damage, Guard, UNWRITTEN_BITS};
 
@@ -26,17 +26,12 @@ const ROWS: usize = 6;
 fn fields() -> ProblemFields {
     let run = Run::packed(1, REAL, OWNED);
     ProblemFields {
-        sequences: vec![Sequence { id: 0, q: run, kv: run }],
         rows: TensorRows { q: ROWS, kv: ROWS },
         heads: Heads { q: 2, kv: 1 },
-        dims: Dims { qk: 4, v: 4 },
         mask: Mask::CAUSAL,
-        softmax: Softmax { scale: 0.5, softcap: None, sink: Sink::Learnable },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
+        softmax: Softmax { sink: Sink::Learnable, ..Softmax::scaled(0.5) },
         data_seed: 1,
-        pass: Pass::Backward,
+        ..ProblemFields::of(vec![Sequence { id: 0, q: run, kv: run }], 4)
     }
 }
 
@@ -74,9 +69,10 @@ impl Spoilt {
 
 impl Backend for Spoilt {
     fn declaration(&self) -> Declaration {
-        let inner = self.inner.declaration();
-        let padding = PaddingContract { outputs: self.outputs, ..inner.padding };
-        Declaration { capabilities: self.capabilities.clone(), padding, ..inner }
+        let mut declaration = self.inner.declaration();
+        declaration.capabilities = self.capabilities.clone();
+        declaration.padding.outputs = self.outputs;
+        declaration
     }
 
     fn inner(&self) -> Option<&dyn Backend> {
@@ -155,10 +151,8 @@ fn right_results_hold() {
 
 #[test]
 fn capability_a_refusal_is_as_the_table_says() {
-    let uncapped = Spoilt {
-        capabilities: Capabilities { softcap: false, ..Emulated::default().declaration().capabilities },
-        ..Spoilt::new(|_, _| {})
-    };
+    let mut uncapped = Spoilt::new(|_, _| {});
+    uncapped.capabilities.softcap = false;
     let capped = problem(|fields| fields.softmax.softcap = Some(8.0));
     let ran = finding(&uncapped, &capped);
     assert_eq!(

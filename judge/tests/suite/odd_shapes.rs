@@ -70,17 +70,10 @@ const SHAPES: [(&str, Edit); 23] = [
 fn fields() -> ProblemFields {
     let (q, kv) = (Run::packed(1, 9, 56), Run::packed(2, 40, 56));
     ProblemFields {
-        sequences: vec![Sequence { id: 0, q, kv }],
         rows: TensorRows { q: 60, kv: 60 },
         heads: Heads { q: 2, kv: 1 },
-        dims: Dims { qk: 16, v: 16 },
-        mask: Mask::FULL,
-        softmax: Softmax { scale: 0.25, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
         data_seed: 5,
-        pass: Pass::Backward,
+        ..ProblemFields::of(vec![Sequence { id: 0, q, kv }], 16)
     }
 }
 

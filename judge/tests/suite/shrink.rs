@@ -173,25 +173,8 @@ fn starts(fails: fn(&Problem) -> bool) -> impl Iterator<Item = Problem> {
 
 /// Returns the simplest problem with these lengths, edited.
 fn plain(lengths: &[(usize, usize)], change: impl FnOnce(&mut ProblemFields)) -> Problem {
-    let mut rows = TensorRows { q: 0, kv: 0 };
-    let mut sequences = Vec::new();
-    for (id, &(q, kv)) in (0..).zip(lengths) {
-        sequences.push(Sequence { id, q: Run::packed(rows.q, q, q), kv: Run::packed(rows.kv, kv, kv) });
-        rows = TensorRows { q: rows.q + q, kv: rows.kv + kv };
-    }
-    let mut fields = ProblemFields {
-        sequences,
-        rows,
-        heads: Heads { q: 1, kv: 1 },
-        dims: Dims { qk: 1, v: 1 },
-        mask: Mask::FULL,
-        softmax: Softmax { scale: 1.0, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::ALL[0],
-        data_seed: 0,
-        pass: Pass::Forward,
-    };
+    let (mode, pass) = (InputMode::ALL[0], Pass::Forward);
+    let mut fields = ProblemFields { mode, pass, ..ProblemFields::packed(lengths, 1) };
     change(&mut fields);
     Problem::new(fields).expect("a minimum is legal")
 }

@@ -2,7 +2,7 @@
 //! subjects apart.
 
 use ndarray::{Array2, Array3, ArrayView1, s};
-use seamproof_judge::calibrate::{Calibration, ForwardFacts, Outcome, Unlockable};
+use seamproof_judge::calibrate::{Calibration, CalibrationOutcome, ForwardFacts, Unlockable};
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::judge;
@@ -14,8 +14,8 @@ use seamproof_judge::verdict::{Tier, Verdict};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::{
-    ContextParallel, Dims, Element, Format, ForwardResults, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows, blocked,
+    Element, Format, ForwardResults, Heads, InputMode, Inputs, Mask, Pass, Problem, ProblemFields, Run,
+    TensorName, blocked,
 };
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::MergeOrder;
@@ -27,23 +27,7 @@ const SMALL: f32 = 1.0 / 256.0;
 
 /// Returns one bf16 sequence without a mask.
 fn fields(queries: usize, keys: usize) -> ProblemFields {
-    ProblemFields {
-        sequences: vec![Sequence {
-            id: 0,
-            q: Run::packed(0, queries, queries),
-            kv: Run::packed(0, keys, keys),
-        }],
-        rows: TensorRows { q: queries, kv: keys },
-        heads: Heads { q: 1, kv: 1 },
-        dims: Dims { qk: DIM, v: DIM },
-        mask: Mask::FULL,
-        softmax: Softmax { scale: 0.125, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
-        data_seed: 11,
-        pass: Pass::Backward,
-    }
+    ProblemFields { data_seed: 11, ..ProblemFields::packed(&[(queries, keys)], DIM) }
 }
 
 fn problem(queries: usize, keys: usize) -> Problem {
@@ -311,7 +295,9 @@ fn calibration_finds_the_emulated_kernel_s_own_profile() {
     };
     let calibration = Calibration::run(make, 30, 3).expect("the kernel runs");
     let lock = profile::locked("emulated").expect("the emulated profile is locked");
-    let Outcome::Unique(found) = calibration.outcome("emulated", lock.seed) else { panic!("{calibration}") };
+    let CalibrationOutcome::Unique(found) = calibration.outcome("emulated", lock.seed) else {
+        panic!("{calibration}")
+    };
     assert_eq!(profile::Lock { cases: lock.cases, ..*found }, lock);
 }
 
@@ -321,14 +307,16 @@ fn calibration_tells_other_numerics_apart() {
         Calibration::run(|_| Ok(Box::new(Changed::new(run)) as Box<dyn Backend>), 20, 4)
             .expect("the kernel runs")
     };
-    let Outcome::Unique(lock) = calibrate(unrounded_weights).outcome("changed", 4) else {
+    let CalibrationOutcome::Unique(lock) = calibrate(unrounded_weights).outcome("changed", 4) else {
         panic!("f32 weights")
     };
     assert!(!lock.rounds_weights && lock.kv_tile.is_none());
-    let Outcome::Unique(lock) = calibrate(other_tiles).outcome("changed", 4) else { panic!("tiles of 16") };
+    let CalibrationOutcome::Unique(lock) = calibrate(other_tiles).outcome("changed", 4) else {
+        panic!("tiles of 16")
+    };
     assert!(lock.rounds_weights && lock.kv_tile == Some(16));
     let calibration = calibrate(scaled_queries);
-    assert_eq!(calibration.outcome("changed", 4), Outcome::Refused(Unlockable::ScaledQueries));
+    assert_eq!(calibration.outcome("changed", 4), CalibrationOutcome::Refused(Unlockable::ScaledQueries));
     let fits: Vec<&ForwardFacts> =
         calibration.forward.iter().filter(|(_, score)| **score <= 1.0).map(|(facts, _)| facts).collect();
     assert!(
@@ -344,10 +332,10 @@ fn calibration_says_why_a_subject_cannot_be_locked() {
         let calibration = Calibration::run(|_| Ok(Box::new(subject()) as Box<dyn Backend>), 10, 4);
         calibration.expect("the kernel runs").outcome("changed", 4)
     };
-    assert_eq!(outcome(true, false), Outcome::Refused(Unlockable::HiddenLse));
-    assert_eq!(outcome(false, true), Outcome::Refused(Unlockable::NoLaunches));
+    assert_eq!(outcome(true, false), CalibrationOutcome::Refused(Unlockable::HiddenLse));
+    assert_eq!(outcome(false, true), CalibrationOutcome::Refused(Unlockable::NoLaunches));
     let nothing = Calibration { refused: 3, ..Calibration::default() };
-    assert_eq!(nothing.outcome("changed", 4), Outcome::Refused(Unlockable::NoCase(3)));
+    assert_eq!(nothing.outcome("changed", 4), CalibrationOutcome::Refused(Unlockable::NoCase(3)));
 }
 
 #[test]
@@ -360,7 +348,7 @@ fn calibration_finds_merges_that_are_not_as_declared() {
         };
         let calibration = Calibration::run(|_| Ok(Box::new(subject()) as Box<dyn Backend>), 30, 4);
         match calibration.expect("the kernel runs").outcome("changed", 4) {
-            Outcome::Unique(lock) => lock.merge,
+            CalibrationOutcome::Unique(lock) => lock.merge,
             other => panic!("{other:?}"),
         }
     };

@@ -1,10 +1,7 @@
 //! Problems of one rank, to run the kernels on.
 
 use seamproof_kernels::KernelError;
-use seamproof_oracle::{
-    ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Run,
-    Sequence, Sink, Softmax, TensorRows,
-};
+use seamproof_oracle::{Heads, Mask, Problem, ProblemFields, Sequence, TensorRows};
 
 /// Returns a pass with its backward, in bf16, of one head dim.
 pub(crate) fn fields(
@@ -14,20 +11,7 @@ pub(crate) fn fields(
     dim: usize,
     mask: Mask,
 ) -> ProblemFields {
-    let scale = 1.0 / (dim as f32).sqrt();
-    ProblemFields {
-        sequences,
-        rows,
-        heads,
-        dims: Dims { qk: dim, v: dim },
-        mask,
-        softmax: Softmax { scale, softcap: None, sink: Sink::None },
-        precision: Precision::uniform(Format::Bf16),
-        parallel: ContextParallel::single(),
-        mode: InputMode::Flat,
-        data_seed: 1,
-        pass: Pass::Backward,
-    }
+    ProblemFields { rows, heads, mask, data_seed: 1, ..ProblemFields::of(sequences, dim) }
 }
 
 /// Returns a pass over sequences one behind the other, each with its real and its owned rows.
@@ -37,14 +21,8 @@ pub(crate) fn packed(
     dim: usize,
     mask: Mask,
 ) -> ProblemFields {
-    let mut rows = 0;
-    let sequence = |((len, span), id)| {
-        let run = Run::packed(rows, len, span);
-        rows += span;
-        Sequence { id, q: run, kv: run }
-    };
-    let sequences = lengths.into_iter().zip(0..).map(sequence).collect();
-    fields(sequences, TensorRows { q: rows, kv: rows }, heads, dim, mask)
+    let lengths: Vec<(usize, usize)> = lengths.into_iter().collect();
+    ProblemFields { heads, mask, data_seed: 1, ..ProblemFields::padded(&lengths, dim) }
 }
 
 pub(crate) fn legal(fields: ProblemFields) -> Result<Problem, KernelError> {

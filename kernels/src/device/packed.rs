@@ -1,7 +1,7 @@
 //! Row pairs that have the form of packed slots, which faster kernels take.
 
 use seamproof_oracle::{Balance, Format, Run};
-use seamproof_simulator::helpers::{Order, rank_order};
+use seamproof_simulator::helpers::{Direction, rank_order};
 use seamproof_simulator::schedule::{Axes, RowPair};
 use seamproof_simulator::shard::{ShardedSide, Slot};
 
@@ -53,14 +53,14 @@ pub(super) struct Reorder {
     /// The rows of a rank.
     pub(super) rows: usize,
     pub(super) cut: Cut,
-    pub(super) order: Order,
+    pub(super) order: Direction,
 }
 
 /// Returns the reordering of `total` rows that the pairs are, if they are one. Cuts that fit the first rank's pairs
 /// are tried; one is taken if it gives every row's place.
 pub(super) fn reordering(rows: &[RowPair], total: usize) -> Option<Reorder> {
     let back: Vec<RowPair> = rows.iter().map(|&(from, to)| (to, from)).collect();
-    [(rows, Order::ToSequences), (&back, Order::ToRanks)].into_iter().find_map(|(pairs, order)| {
+    [(rows, Direction::ToSequences), (&back, Direction::ToRanks)].into_iter().find_map(|(pairs, order)| {
         let places = places(pairs, total)?;
         let mut pairs: Vec<RowPair> = pairs.iter().copied().filter(|(from, _)| from.len > 0).collect();
         pairs.sort_by_key(|(from, _)| from.offset);
@@ -173,7 +173,7 @@ mod tests {
                     })
                     .collect();
                 let found = reordering(&pairs, shard.rows * cp).map(|found| (found.order, found.rows));
-                assert_eq!(found, Some((Order::ToSequences, shard.rows)), "{balance:?} over {cp}");
+                assert_eq!(found, Some((Direction::ToSequences, shard.rows)), "{balance:?} over {cp}");
                 let back: Vec<RowPair> = pairs.iter().map(|&(from, to)| (to, from)).collect();
                 assert!(reordering(&back, shard.rows * cp).is_some(), "{balance:?} over {cp}");
                 let mut wrong = pairs.clone();

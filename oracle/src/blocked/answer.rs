@@ -6,12 +6,12 @@ pub struct Answer<T> {
     /// The exact values.
     pub exact: T,
     /// Bounds of the same shapes; 0 where the exact value is the only right one.
-    pub bound: Option<Bounds<T>>,
+    pub bound: Option<Tiers<T>>,
 }
 
 /// The envelope's tiers.
 #[derive(Clone, Debug)]
-pub struct Bounds<T> {
+pub struct Tiers<T> {
     /// Tier W.
     pub worst: T,
     /// Tier T: never above W; infinite where nothing is certified, so that W speaks alone.

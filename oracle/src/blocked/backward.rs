@@ -5,10 +5,10 @@ use std::ops::Range;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView1, ArrayView2, Axis, Zip, s};
 
-use super::answer::Bounds;
+use super::answer::Tiers;
 use super::exponential;
 use super::pieces::{
-    Group, KEY_TILE, Keys, Piece, ROW_TILE, gather, map, pieces, product_transposed, row_mut, tiles,
+    Group, KEY_TILE, Keys, QueryRange, ROW_TILE, gather, map, pieces, product_transposed, row_mut, tiles,
     visible_union,
 };
 use crate::envelope::dither::{Spread, fill_enough, multiplicities, shared_share};
@@ -49,7 +49,7 @@ impl SinkSum {
 /// Gradients, or their bounds, of one group.
 pub(super) struct GroupGradients {
     /// dq of each piece, in the order of [`pieces`].
-    dq: Vec<(Piece, Array2<f64>)>,
+    dq: Vec<(QueryRange, Array2<f64>)>,
     dk: Array2<f64>,
     dv: Array2<f64>,
 }
@@ -57,7 +57,7 @@ pub(super) struct GroupGradients {
 /// Everything that a group contributes.
 pub(super) struct GroupBackward {
     pub(super) exact: GroupGradients,
-    pub(super) bound: Option<Bounds<GroupGradients>>,
+    pub(super) bound: Option<Tiers<GroupGradients>>,
     pub(super) sinks: Vec<(usize, SinkSum)>,
 }
 
@@ -65,7 +65,11 @@ impl GroupGradients {
     /// Puts the group's rows where they lie in the problem's tensors.
     pub(super) fn store(&self, problem: &Problem, group: &Group, to: &mut Gradients) {
         let sequence = &problem.sequences[group.sequence];
+        let dims = problem.dims;
+        assert_gradient("dk", &self.dk, (sequence.kv.len, dims.qk));
+        assert_gradient("dv", &self.dv, (sequence.kv.len, dims.v));
         for (piece, dq) in &self.dq {
+            assert_gradient("dq", dq, (piece.rows.len(), dims.qk));
             let mut of_head = to.dq.index_axis_mut(Axis(1), piece.head);
             for (position, dq) in piece.rows.clone().zip(dq.outer_iter()) {
                 of_head.row_mut(sequence.q.row(position)).assign(&dq);
@@ -78,6 +82,14 @@ impl GroupGradients {
             }
         }
     }
+}
+
+/// Asserts that a gradient has the shape of its rows, or no rows, as on a side that is not wanted. With fewer rows it
+/// would be stored in part, and a single column would be repeated, both silently.
+fn assert_gradient(name: &str, gradient: &Array2<f64>, shape: (usize, usize)) {
+    let (rows, columns) = gradient.dim();
+    let is_unwanted = (rows, columns) == (0, shape.1);
+    assert!(is_unwanted || (rows, columns) == shape, "shape of {name}: {rows} × {columns}, not {shape:?}");
 }
 
 /// What makes a group's bounds: coefficients times magnitudes, summed.
@@ -181,10 +193,13 @@ fn query_copies(problem: &Problem, inputs: &Inputs, group: &Group) -> Vec<f64> {
 }
 
 impl GroupGradients {
-    fn add(&mut self, piece: &Piece, from: PieceGradients) {
+    fn add(&mut self, piece: &QueryRange, from: PieceGradients) {
         let mut dk = self.dk.slice_mut(s![from.keys.clone(), ..]);
+        // A sum with a single row or column would repeat it.
+        assert_eq!(dk.dim(), from.dk.dim(), "shape of a piece's dk");
         dk += &from.dk;
         let mut dv = self.dv.slice_mut(s![from.keys, ..]);
+        assert_eq!(dv.dim(), from.dv.dim(), "shape of a piece's dv");
         dv += &from.dv;
         self.dq.push((piece.clone(), from.dq));
     }
@@ -202,8 +217,10 @@ fn bounds(
     model: &Model,
     exact: &GroupGradients,
     errors: Errors<GroupGradients>,
-) -> Bounds<GroupGradients> {
+) -> Tiers<GroupGradients> {
     let Errors { linear: mut worst, mut rounding, noise: mut dithered } = errors;
+    let pieces = [&worst, &rounding, &dithered].map(|errors| errors.dq.len());
+    assert_eq!(pieces, [exact.dq.len(); 3], "pieces with errors of dq");
     let sums = worst.matrices().zip(rounding.matrices()).zip(dithered.matrices());
     for ((linear, rounding), noise) in sums {
         Zip::from(noise).and(&mut *linear).and(&*rounding).for_each(|noise, linear, &rounding| {
@@ -214,7 +231,7 @@ fn bounds(
     for bound in [&mut worst, &mut dithered] {
         finish_bounds(problem, group, model, exact, bound);
     }
-    Bounds { worst, dithered }
+    Tiers { worst, dithered }
 }
 
 /// Underflow and the final rounding, which needs the whole sum.
@@ -227,6 +244,7 @@ fn finish_bounds(
 ) {
     let sequence = &problem.sequences[group.sequence];
     let finish = |bound: &mut Array2<f64>, exact: &Array2<f64>, terms: usize| {
+        assert_eq!(bound.dim(), exact.dim(), "shape of a gradient's bounds");
         bound.zip_mut_with(exact, |bound, exact| {
             // Nothing widens an infinity.
             if *bound != 0.0 && *bound != f64::INFINITY {
@@ -305,7 +323,7 @@ struct Certificate {
 }
 
 impl Context<'_> {
-    fn piece(&self, piece: &Piece) -> (PieceGradients, Option<Errors<PieceGradients>>, SinkSum) {
+    fn piece(&self, piece: &QueryRange) -> (PieceGradients, Option<Errors<PieceGradients>>, SinkSum) {
         let keys = visible_union(self.problem, self.group.sequence, piece.rows.clone());
         let new = || PieceGradients::new(self.problem, self.sides, piece.rows.len(), keys.clone());
         let (mut exact, mut errors) = (new(), self.model.map(|_| Errors::of(new)));
@@ -318,8 +336,8 @@ impl Context<'_> {
             for columns in tiles(seen, KEY_TILE) {
                 let strips = self.strips(&tile, &columns);
                 self.add_exact(&tile, &strips, &columns, at.clone(), &mut exact);
-                if let (Some(strips), Some(errors)) = (strips.bound, &mut errors) {
-                    self.add_bound(&tile, strips, &columns, at.clone(), errors);
+                if let (Some(model), Some(strips), Some(errors)) = (self.model, strips.bound, &mut errors) {
+                    self.add_bound(model, &tile, strips, &columns, at.clone(), errors);
                 }
             }
         }
@@ -370,7 +388,7 @@ impl Context<'_> {
         let (problem, keys) = (self.problem, self.keys);
         let mut p = product_transposed(&tile.q.view(), &keys.k.slice(s![columns.clone(), ..]));
         let mut ds = product_transposed(&tile.dout.view(), &keys.v.slice(s![columns.clone(), ..]));
-        let mut hidden = self.model.map(|_| self.magnitudes(tile, columns));
+        let mut hidden = self.model.map(|model| self.magnitudes(model, tile, columns));
         let sequence = &problem.sequences[self.group.sequence];
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
         let (mut seen, mut kept) = (Vec::new(), Vec::new());
@@ -396,7 +414,7 @@ impl Context<'_> {
             };
             let mut strips = BoundStrips::new(magnitudes, &certificate);
             for (local, (visible, kept)) in seen.into_iter().zip(&kept).enumerate() {
-                let (pairs, sums) = self.pairs(tile, local, &visible, kept, &p, &strips);
+                let (pairs, sums) = self.pairs(model, tile, local, &visible, kept, &p, &strips);
                 match self.replay {
                     None => bound_row(model, &pairs, sums, local, visible, &certificate, &mut strips),
                     Some(profile) => {
@@ -419,9 +437,10 @@ impl Context<'_> {
     }
 
     /// `Σ|q||k|` and `Σ|dout||v|` of a tile.
-    fn magnitudes(&self, tile: &QueryTile, columns: &Range<usize>) -> [Array2<f64>; 2] {
+    fn magnitudes(&self, model: &Model, tile: &QueryTile, columns: &Range<usize>) -> [Array2<f64>; 2] {
+        self.keys.assert_magnitudes();
         let (k, v) = (&self.keys.k_abs, &self.keys.v_abs);
-        let magnitude = |input: f64| self.model.map_or(0.0, |model| model.magnitude(input));
+        let magnitude = |input: f64| model.magnitude(input);
         [(&tile.q, k), (&tile.dout, v)].map(|(rows, keys)| {
             product_transposed(&rows.mapv(magnitude).view(), &keys.slice(s![columns.clone(), ..]))
         })
@@ -460,6 +479,7 @@ impl Context<'_> {
     /// What the bounds of one row need.
     fn pairs(
         &self,
+        model: &Model,
         tile: &QueryTile,
         local: usize,
         visible: &Range<usize>,
@@ -476,9 +496,7 @@ impl Context<'_> {
             GradientPair { logit, lse, lse_error, p: p[at], x, derivative, a, b, d_error }
         };
         let pairs = kept.iter().enumerate().map(pair).collect();
-        let sums =
-            |model: &Model| model.gradient_sums(sequence.q.len * self.problem.group(), sequence.kv.len);
-        (pairs, self.model.map_or((0.0, 0.0), sums))
+        (pairs, model.gradient_sums(sequence.q.len * self.problem.group(), sequence.kv.len))
     }
 
     fn add_exact(
@@ -496,6 +514,7 @@ impl Context<'_> {
 
     fn add_bound(
         &self,
+        model: &Model,
         tile: &QueryTile,
         strips: BoundStrips,
         columns: &Range<usize>,
@@ -503,7 +522,7 @@ impl Context<'_> {
         to: &mut Errors<PieceGradients>,
     ) {
         let k = self.keys.k_abs.slice(s![columns.clone(), ..]);
-        let magnitude = |input: f64| self.model.map_or(0.0, |model| model.magnitude(input));
+        let magnitude = |input: f64| model.magnitude(input);
         let (q, dout) = (tile.q.mapv(magnitude), tile.dout.mapv(magnitude));
         let factors = [dout.view(), q.view(), k];
         self.add_products(strips.linear.each_ref(), &factors, 1, columns, &at, &mut to.linear);

@@ -2,10 +2,10 @@
 
 use ndarray::{Array2, ArrayView2, Axis, Zip, s};
 
-use super::answer::{Answer, Bounds};
+use super::answer::{Answer, Tiers};
 use super::exponential;
 use super::pieces::{
-    Group, Keys, Piece, ROW_TILE, gather, product_transposed, row_mut, row_of, tiles, visible_union,
+    Group, Keys, QueryRange, ROW_TILE, gather, product_transposed, row_mut, row_of, tiles, visible_union,
 };
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics};
@@ -25,8 +25,11 @@ impl PieceForward {
     }
 
     /// Puts the piece's rows where they lie in the problem's tensors.
-    pub(super) fn store(&self, run: &Run, piece: &Piece, to: &mut ForwardResults) {
+    pub(super) fn store(&self, run: &Run, piece: &QueryRange, to: &mut ForwardResults) {
         let mut out = to.out.index_axis_mut(Axis(1), piece.head);
+        // A single column would be repeated silently.
+        assert_eq!(self.out.dim(), (piece.rows.len(), out.ncols()), "shape of a piece's out");
+        assert_eq!(self.lse.len(), piece.rows.len(), "length of a piece's lse");
         for (local, position) in piece.rows.clone().enumerate() {
             let row = run.row(position);
             out.row_mut(row).assign(&self.out.row(local));
@@ -43,7 +46,7 @@ pub(super) fn piece(
     inputs: &Inputs,
     group: &Group,
     keys: &Keys,
-    piece: &Piece,
+    piece: &QueryRange,
     model: Option<&Model>,
     replay: Option<(&Replay, &[&ReplayedLaunch])>,
 ) -> Answer<PieceForward> {
@@ -53,7 +56,7 @@ pub(super) fn piece(
         exact: PieceForward::new(piece.rows.len(), dim, f64::NEG_INFINITY),
         bound: model.map(|_| {
             let new = || PieceForward::new(piece.rows.len(), dim, 0.0);
-            Bounds { worst: new(), dithered: PieceForward { max_logit: f64::INFINITY, ..new() } }
+            Tiers { worst: new(), dithered: PieceForward { max_logit: f64::INFINITY, ..new() } }
         }),
     };
     let replay =
@@ -131,6 +134,7 @@ impl Tile {
 
     /// `Σ|q||k|` of the tile.
     fn magnitudes(&self, operands: &Keys, q: &Array2<f64>, model: &Model) -> Array2<f64> {
+        operands.assert_magnitudes();
         let k_abs = operands.k_abs.slice(s![self.keys.clone(), ..]);
         product_transposed(&q.mapv(|q| model.magnitude(q)).view(), &k_abs)
     }
@@ -217,7 +221,7 @@ impl Tile {
         model: &Model,
         errors: &Errors,
         exact: &PieceForward,
-        to: &mut Bounds<PieceForward>,
+        to: &mut Tiers<PieceForward>,
     ) {
         to.worst.max_logit = to.worst.max_logit.max(errors.max_logit);
         let v_abs = operands.v_abs.slice(s![self.keys.clone(), ..]);
@@ -326,6 +330,9 @@ impl Errors {
         let mut worst = self.linear.dot(v_abs);
         if !self.is_dithered.contains(&true) {
             return (worst, None);
+        }
+        for noise in [&self.rounding, &self.noise] {
+            assert_eq!(noise.dim(), self.linear.dim(), "shape of a dithered tile's roundings");
         }
         let rounding = self.rounding.dot(v_abs);
         let mut dithered = self.noise.dot(&v_abs.mapv(|v| v * v));

@@ -13,7 +13,7 @@ mod pieces;
 
 use ndarray::{Array1, Array2, Array3};
 
-pub use answer::{Answer, Bounds};
+pub use answer::{Answer, Tiers};
 
 use crate::envelope::{Model, NumericProfile};
 use crate::replay::Replay;
@@ -29,7 +29,7 @@ pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Ans
     all_forward(problem, inputs, model, None)
 }
 
-/// The replayed forward: out alone is replayed, and [`Bounds::worst`] is what may be left of its error.
+/// The replayed forward: out alone is replayed, and [`Tiers::worst`] is what may be left of its error.
 pub fn replayed_forward(
     problem: &Problem,
     inputs: &Inputs,
@@ -61,7 +61,7 @@ fn all_forward(
         lse: Array2::from_elem(problem.lse_shape(), lse),
         max_logit: Array1::from_elem(problem.heads.q, lse),
     };
-    let bound = model.map(|_| Bounds { worst: empty(0.0), dithered: empty(f64::INFINITY) });
+    let bound = model.map(|_| Tiers { worst: empty(0.0), dithered: empty(f64::INFINITY) });
     let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound };
     let parallel = is_large(problem);
     let by_sequence = replay.map_or(Vec::new(), Replay::by_sequence);
@@ -144,13 +144,16 @@ fn all_backward(
 ) -> Answer<Gradients> {
     inputs.assert_shapes(problem, Pass::Backward);
     saved.0.assert_shapes(problem);
+    if let Some(errors) = saved.1 {
+        assert_eq!(errors.shape(), problem.lse_shape(), "shape of the errors of the lse");
+    }
     let empty = || Gradients {
         dq: Array3::zeros(problem.q_shape()),
         dk: Array3::zeros(problem.k_shape()),
         dv: Array3::zeros(problem.v_shape()),
         dsink: Array1::zeros(problem.learnable_sinks()),
     };
-    let bound = model.map(|_| Bounds { worst: empty(), dithered: empty() });
+    let bound = model.map(|_| Tiers { worst: empty(), dithered: empty() });
     let mut answer = Answer { exact: empty(), bound };
     let mut sinks = vec![backward::SinkSum::default(); problem.heads.q];
     let parallel = is_large(problem);

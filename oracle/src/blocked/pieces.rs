@@ -28,7 +28,7 @@ pub(super) struct Group {
 
 /// A range of query positions of one query head.
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
+pub(super) struct QueryRange {
     pub(super) head: usize,
     pub(super) rows: Range<usize>,
 }
@@ -39,7 +39,7 @@ pub(super) struct Keys {
     pub(super) v: Array2<f64>,
     pub(super) k_abs: Array2<f64>,
     pub(super) v_abs: Array2<f64>,
-    /// How often each key is there.
+    /// How often each key is there; nothing where no envelope is asked for.
     pub(super) copies: Vec<f64>,
 }
 
@@ -55,6 +55,13 @@ impl Keys {
         let copies = if model.is_some() { multiplicities(&k.view()) } else { Vec::new() };
         Keys { k_abs: abs(&k), v_abs: abs(&v), copies, k, v }
     }
+
+    /// Asserts that magnitudes were gathered: without an envelope they are empty.
+    pub(super) fn assert_magnitudes(&self) {
+        assert_eq!(self.k_abs.dim(), self.k.dim(), "shape of the keys' magnitudes");
+        assert_eq!(self.v_abs.dim(), self.v.dim(), "shape of the values' magnitudes");
+        assert_eq!(self.copies.len(), self.k.nrows(), "number of counted keys");
+    }
 }
 
 pub(super) fn is_large(problem: &Problem) -> bool {
@@ -69,13 +76,13 @@ pub(super) fn groups(problem: &Problem) -> Vec<Group> {
 }
 
 /// Every query head of a group, each cut into pieces by the number of its rows alone.
-pub(super) fn pieces(problem: &Problem, group: &Group) -> Vec<Piece> {
+pub(super) fn pieces(problem: &Problem, group: &Group) -> Vec<QueryRange> {
     let rows = problem.sequences[group.sequence].q.len;
     let size = rows.div_ceil(PIECES_MAX).max(PIECE_ROWS_MIN);
     let heads = group.kv_head * problem.group()..(group.kv_head + 1) * problem.group();
     heads
         .flat_map(|head| {
-            (0..rows).step_by(size).map(move |start| Piece { head, rows: start..rows.min(start + size) })
+            (0..rows).step_by(size).map(move |start| QueryRange { head, rows: start..rows.min(start + size) })
         })
         .collect()
 }

@@ -17,7 +17,7 @@ use super::error::{CheckError, FormError, OperationId};
 use super::machine::{Machine, Site, ranges};
 use super::moves::Writing;
 use super::sink::row_patch;
-use super::symbol::{Cover, Form, PATCHES_MAX, Piece, Symbol, Tokens, What, zip};
+use super::symbol::{Cover, Form, PATCHES_MAX, Symbol, SymbolRows, Tokens, What, zip};
 use crate::schedule::{Attend, AttendBackward, BufferId, Schedule};
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -87,7 +87,7 @@ impl Machine<'_> {
                     let (at, len, tokens) = (piece.at, piece.len, piece.tokens.formed(Form::default()));
                     let lse_symbol = tokens.with(What::Lse(cover));
                     for (buffer, symbol) in [(*out, tokens.with(what)), (*lse, lse_symbol)] {
-                        writing.push(rows_to(buffer, &segment.q, &heads.q, Piece { at, len, symbol }));
+                        writing.push(rows_to(buffer, &segment.q, &heads.q, SymbolRows { at, len, symbol }));
                     }
                 }
                 let results = [(*out, Symbol::Zero), (*lse, Symbol::NegInfinity)];
@@ -111,7 +111,7 @@ impl Machine<'_> {
     /// The rows of a run as pieces of the site's tensor; what is none is an error and left out.
     fn inputs(&mut self, site: &Site, run: &Run) -> Vec<SegmentRows> {
         let pieces = self.read_run(site.buffer, run, &site.heads);
-        let rows = pieces.into_iter().filter_map(|Piece { at, len, symbol }| {
+        let rows = pieces.into_iter().filter_map(|SymbolRows { at, len, symbol }| {
             let site = Site { row: run.row(at), ..site.clone() };
             Some(SegmentRows { at, len, tokens: self.input(&site, &symbol)? })
         });
@@ -284,7 +284,7 @@ impl Machine<'_> {
                 collect_keys(parts, &keys, &patches, &heads);
                 for (piece, patches) in queries.iter().zip(patches) {
                     let symbol = piece.tokens.with(What::Gradient(TensorName::Dq, Cover::new(patches, 0)));
-                    let rows = Piece { at: piece.at, len: piece.len, symbol };
+                    let rows = SymbolRows { at: piece.at, len: piece.len, symbol };
                     writing.push(rows_to(*dq, &segment.q, &heads.q, rows));
                     seen.push(row_patch(place, &piece.tokens, piece.len));
                     if head.is_some_and(|head| head != piece.tokens.head) {
@@ -341,7 +341,7 @@ impl Machine<'_> {
 }
 
 /// What writing rows of a run does.
-fn rows_to(buffer: BufferId, run: &Run, heads: &Range<usize>, piece: Piece) -> Writing {
+fn rows_to(buffer: BufferId, run: &Run, heads: &Range<usize>, piece: SymbolRows) -> Writing {
     Writing::Rows(buffer, heads.clone(), on_rows(run, [piece]).collect())
 }
 
@@ -354,9 +354,9 @@ fn padding<const N: usize>(
 ) -> impl Iterator<Item = Writing> {
     let (run, heads, rest) = (*run, heads.clone(), run.span - run.len);
     let written = rest > 0 && call.policy == RowPolicy::Overwrite;
-    to.into_iter()
-        .filter(move |_| written)
-        .map(move |(buffer, symbol)| rows_to(buffer, &run, &heads, Piece { at: run.len, len: rest, symbol }))
+    to.into_iter().filter(move |_| written).map(move |(buffer, symbol)| {
+        rows_to(buffer, &run, &heads, SymbolRows { at: run.len, len: rest, symbol })
+    })
 }
 
 /// dk and dv of a segment's keys, each in the form of what it is the gradient of.
@@ -374,7 +374,7 @@ fn write_keys(
             for (buffer, name) in buffers.into_iter().zip(names) {
                 let tokens = tokens.formed(Form::inside(schedule, name));
                 let symbol = tokens.with(What::Gradient(name, cover.clone())).advance(within);
-                let piece = Piece { at: index, len: rows, symbol };
+                let piece = SymbolRows { at: index, len: rows, symbol };
                 writing.push(rows_to(buffer, &run, &(first..end), piece));
             }
         }

@@ -1,9 +1,9 @@
 //! What buffers hold: [`Symbol`]s on intervals of rows, for *bands* of heads.
 //!
-//! The rows of a band are a sorted list of [`Piece`]s without a gap. Lists are shared: whoever takes every row of some
-//! heads takes the list as it is, and a list is copied only when one of its owners writes. Since the same list then
-//! serves heads of other numbers, a band has a *shift*: head h of the buffer is head `h + head + shift` of the tensor of
-//! a symbol of its list.
+//! The rows of a band are a sorted list of [`SymbolRows`] without a gap. Lists are shared: whoever takes every row
+//! of some heads takes the list as it is, and a list is copied only when one of its owners writes. Since the same
+//! list then serves heads of other numbers, a band has a *shift*: head h of the buffer is head `h + head + shift`
+//! of the tensor of a symbol of its list.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use seamproof_oracle::Run;
 
-use super::symbol::{Piece, Symbol, append};
+use super::symbol::{Symbol, SymbolRows, append};
 
 /// Writing so few pieces is done one by one, more in one pass over the list.
 const SINGLY_MAX: usize = 4;
@@ -22,7 +22,7 @@ pub(super) struct HeadBand {
     heads: Range<usize>,
     shift: isize,
     /// In order, without a gap: every row of the buffer is in one piece.
-    pieces: Rc<Vec<Piece>>,
+    pieces: Rc<Vec<SymbolRows>>,
     /// Where the last read ended: the next one mostly goes on there.
     last_read: Cell<usize>,
 }
@@ -35,7 +35,7 @@ impl HeadBand {
     }
 
     /// Pieces with rows of the buffer, sorted and disjoint, take the place of what is there.
-    fn write(&mut self, mut written: Vec<Piece>, first: usize, rows: usize) {
+    fn write(&mut self, mut written: Vec<SymbolRows>, first: usize, rows: usize) {
         for piece in &mut written {
             let symbol = std::mem::replace(&mut piece.symbol, Symbol::Zero);
             piece.symbol = symbol.shift_heads(first as isize + self.shift);
@@ -67,7 +67,7 @@ pub(super) struct Content {
 
 impl Content {
     pub(super) fn new(rows: usize, heads: usize, symbol: Symbol) -> Content {
-        let pieces = if rows > 0 { vec![Piece { at: 0, len: rows, symbol }] } else { Vec::new() };
+        let pieces = if rows > 0 { vec![SymbolRows { at: 0, len: rows, symbol }] } else { Vec::new() };
         let band = HeadBand { heads: 0..heads, shift: 0, pieces: Rc::new(pieces), last_read: Cell::new(0) };
         Content { rows, bands: vec![band] }
     }
@@ -83,7 +83,7 @@ impl Content {
     }
 
     /// The rows of runs, one after the other, for heads of one band; head 0 of the symbols is `heads.start`.
-    pub(super) fn read(&self, runs: &[Run], heads: &Range<usize>) -> Vec<Piece> {
+    pub(super) fn read(&self, runs: &[Run], heads: &Range<usize>) -> Vec<SymbolRows> {
         let mut pieces = Vec::new();
         if let Some(band) = self.bands.get(self.band_at(heads.start)) {
             let (mut at, mut next) = (0, band.last_read.get());
@@ -118,7 +118,7 @@ impl Content {
     }
 
     /// Writes pieces that name rows of the buffer, in any order. They are disjoint: no operation writes a row twice.
-    pub(super) fn write_rows(&mut self, heads: &Range<usize>, mut pieces: Vec<Piece>) {
+    pub(super) fn write_rows(&mut self, heads: &Range<usize>, mut pieces: Vec<SymbolRows>) {
         pieces.retain(|piece| piece.len > 0);
         if heads.is_empty() || pieces.is_empty() {
             return;
@@ -159,12 +159,15 @@ impl Content {
 }
 
 /// Pieces of a run as pieces with rows of the buffer.
-pub(super) fn on_rows(run: &Run, pieces: impl IntoIterator<Item = Piece>) -> impl Iterator<Item = Piece> {
+pub(super) fn on_rows(
+    run: &Run,
+    pieces: impl IntoIterator<Item = SymbolRows>,
+) -> impl Iterator<Item = SymbolRows> {
     let Run { offset, step, .. } = *run;
-    pieces.into_iter().flat_map(move |Piece { at, len, symbol }| {
+    pieces.into_iter().flat_map(move |SymbolRows { at, len, symbol }| {
         // Rows that lie apart are one piece each.
         let (count, size) = if step == 1 { (len.min(1), len) } else { (len, 1) };
-        (0..count).map(move |index| Piece {
+        (0..count).map(move |index| SymbolRows {
             at: offset + step * (at + index),
             len: size,
             symbol: symbol.advance(index),
@@ -173,7 +176,7 @@ pub(super) fn on_rows(run: &Run, pieces: impl IntoIterator<Item = Piece>) -> imp
 }
 
 /// Appends the rows of a run; its row 0 is row `at`. It is looked for at piece `next` first; where it ended.
-fn read(pieces: &[Piece], run: &Run, (at, mut next): (usize, usize), to: &mut Vec<Piece>) -> usize {
+fn read(pieces: &[SymbolRows], run: &Run, (at, mut next): (usize, usize), to: &mut Vec<SymbolRows>) -> usize {
     let mut index = 0;
     while index < run.len {
         let row = run.offset + run.step * index;
@@ -181,21 +184,21 @@ fn read(pieces: &[Piece], run: &Run, (at, mut next): (usize, usize), to: &mut Ve
         let Some(piece) = pieces.get(next) else { return next };
         let rows = ((piece.end() - row - 1) / run.step + 1).min(run.len - index);
         let symbol = piece.symbol.advance(row - piece.at).every(run.step);
-        append(to, Piece { at: at + index, len: rows, symbol });
+        append(to, SymbolRows { at: at + index, len: rows, symbol });
         index += rows;
     }
     next
 }
 
 /// The piece of a row: the one at `guess` or after it, or wherever it is.
-fn piece_of(pieces: &[Piece], row: usize, guess: usize) -> usize {
+fn piece_of(pieces: &[SymbolRows], row: usize, guess: usize) -> usize {
     let holds = |place: &usize| pieces.get(*place).is_some_and(|piece| piece.at <= row && row < piece.end());
     let near = [guess, guess + 1].into_iter().find(holds);
     near.unwrap_or_else(|| pieces.partition_point(|piece| piece.end() <= row))
 }
 
 /// Puts one piece in the place of what is there.
-fn put(pieces: &mut Vec<Piece>, piece: Piece) {
+fn put(pieces: &mut Vec<SymbolRows>, piece: SymbolRows) {
     let mut first = pieces.partition_point(|other| other.end() <= piece.at);
     let Some(there) = pieces.get_mut(first) else { return };
     if there.at == piece.at && there.len == piece.len {
@@ -212,9 +215,9 @@ fn put(pieces: &mut Vec<Piece>, piece: Piece) {
 }
 
 /// Where the new pieces, sorted, have the rows of old ones; `None` if one of them has other rows.
-fn fits(old: &[Piece], new: &[Piece]) -> Option<Vec<usize>> {
+fn fits(old: &[SymbolRows], new: &[SymbolRows]) -> Option<Vec<usize>> {
     let mut next = 0;
-    let place = |piece: &Piece| {
+    let place = |piece: &SymbolRows| {
         next += old[next..].partition_point(|other| other.at < piece.at);
         old.get(next).filter(|other| (other.at, other.len) == (piece.at, piece.len)).map(|_| next)
     };
@@ -223,7 +226,7 @@ fn fits(old: &[Piece], new: &[Piece]) -> Option<Vec<usize>> {
 
 /// Joins the pieces at some places, in order, with those beside them, if they are one. What went into the piece before it
 /// is empty until all have been looked at: taken out one by one, each would move the pieces behind it.
-fn join(pieces: &mut Vec<Piece>, places: &[usize]) {
+fn join(pieces: &mut Vec<SymbolRows>, places: &[usize]) {
     let mut joined = None;
     for index in places.iter().rev().flat_map(|&place| [Some(place), place.checked_sub(1)]).flatten() {
         if let Some([piece, next]) = pieces.get_mut(index..index + 2)
@@ -240,7 +243,7 @@ fn join(pieces: &mut Vec<Piece>, places: &[usize]) {
 }
 
 /// The old pieces with the new ones, sorted and disjoint, in place of what they lie on.
-fn overlay(old: Vec<Piece>, new: Vec<Piece>) -> Vec<Piece> {
+fn overlay(old: Vec<SymbolRows>, new: Vec<SymbolRows>) -> Vec<SymbolRows> {
     let mut pieces = Vec::with_capacity(old.len() + new.len());
     let mut old = old.into_iter();
     let mut rest = old.next();
@@ -304,7 +307,7 @@ mod tests {
             assert_eq!(seen(&apart), apart.real_rows().map(|row| expected[row]).collect::<Vec<_>>());
         }
         for band in &content.bands {
-            let ends: Vec<usize> = band.pieces.iter().map(Piece::end).collect();
+            let ends: Vec<usize> = band.pieces.iter().map(SymbolRows::end).collect();
             let begins: Vec<usize> = band.pieces.iter().map(|piece| piece.at).collect();
             assert_eq!((begins[0], &begins[1..], ends.last()), (0, &ends[..ends.len() - 1], Some(&ROWS)));
         }
@@ -345,7 +348,7 @@ mod tests {
                     let start = draw(&mut state, 3) * 10;
                     let pieces = (0..len).step_by(size).map(|at| {
                         let symbol = tokens(start + at, 1, 7);
-                        Piece { at, len: size.min(len - at), symbol }
+                        SymbolRows { at, len: size.min(len - at), symbol }
                     });
                     content[which].write_rows(&heads, on_rows(&run, pieces).collect());
                     for (index, row) in run.real_rows().enumerate() {

@@ -74,6 +74,7 @@ impl fmt::Display for CoverKind {
 
 /// What makes an operation (or a buffer, or a placement) meaningless whatever the data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum FormError {
     /// A buffer that does not exist.
     #[error("there is no buffer {0}")]
@@ -154,6 +155,7 @@ pub enum FormError {
 
 /// One thing that is wrong with a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CheckError {
     /// Schedule-wide data that has no meaning.
     #[error("{what} {index}: {fault}")]

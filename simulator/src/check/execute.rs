@@ -8,15 +8,15 @@
 
 use super::error::OperationId;
 use super::machine::Machine;
-use super::order::Step;
+use super::order::Action;
 use crate::schedule::Work;
 
 impl Machine<'_> {
-    pub(super) fn step(&mut self, step: &Step) {
+    pub(super) fn step(&mut self, step: &Action) {
         match step {
-            Step::Local(place) => self.local(*place),
-            Step::Message(send, receive) => self.message(*send, *receive),
-            Step::Collective(places) => self.collective(places),
+            Action::Local(place) => self.local(*place),
+            Action::Message(send, receive) => self.message(*send, *receive),
+            Action::Collective(places) => self.collective(places),
         }
     }
 

@@ -9,7 +9,7 @@ use super::error::{CheckError, CoverKind, Needed, OperationId};
 use super::machine::{Machine, Site, ranges};
 use super::shape::{side, tensor_heads};
 use super::stretch::Stretch;
-use super::symbol::{Cover, Form, Piece, Symbol, Tokens, What, zip};
+use super::symbol::{Cover, Form, Symbol, SymbolRows, Tokens, What, zip};
 use crate::schedule::{BufferId, Placement, Role};
 
 impl Machine<'_> {
@@ -59,7 +59,7 @@ impl Machine<'_> {
                 let (what, form) = (What::Input(tensor), Form::default());
                 let symbol =
                     Symbol::Tokens(Tokens { what, form, sequence: placed.sequence, head, start, step });
-                let expected = [Piece { at: 0, len: placed.local.len, symbol }];
+                let expected = [SymbolRows { at: 0, len: placed.local.len, symbol }];
                 let found = self.read_run(buffer, &placed.local, &heads);
                 if placed.local.len > 0 {
                     zip([&expected, &found], |at, len, symbols| {

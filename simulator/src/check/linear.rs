@@ -12,7 +12,7 @@ use seamproof_oracle::TensorName;
 use super::content::on_rows;
 use super::error::OperationId;
 use super::machine::{Machine, Site};
-use super::symbol::{Form, Piece, Symbol, Tokens, What};
+use super::symbol::{Form, Symbol, SymbolRows, Tokens, What};
 use crate::schedule::{BufferId, Layer, Rotated, RowPair};
 
 impl Machine<'_> {
@@ -36,11 +36,11 @@ impl Machine<'_> {
             let first = (heads.start + band.start) as isize;
             let mut through = Vec::new();
             for (source, target) in rows {
-                for Piece { at, len, symbol } in self.read_run(from, source, &of(read)) {
+                for SymbolRows { at, len, symbol } in self.read_run(from, source, &of(read)) {
                     let (tensor, row) = (TensorName::Q, source.row(at));
                     let site = Site { place: Some(place), tensor, buffer: from, row, heads: of(read) };
                     let symbol = self.through(&site, layer, first, symbol);
-                    through.extend(on_rows(target, [Piece { at, len, symbol }]));
+                    through.extend(on_rows(target, [SymbolRows { at, len, symbol }]));
                 }
             }
             self.contents[to.0].write_rows(&of(written), through);
@@ -80,7 +80,7 @@ impl Machine<'_> {
             let pieces = rows.iter().flat_map(|rotated| {
                 let pieces = self.read_run(buffer, &rotated.rows, &heads).into_iter();
                 let pieces = pieces.flat_map(|piece| turned(piece, rotated, inverse));
-                on_rows(&rotated.rows, pieces).collect::<Vec<Piece>>()
+                on_rows(&rotated.rows, pieces).collect::<Vec<SymbolRows>>()
             });
             let pieces = pieces.collect();
             self.contents[buffer.0].write_rows(&heads, pieces);
@@ -97,8 +97,8 @@ fn linear(symbol: Symbol) -> Symbol {
 }
 
 /// A piece after a rotation: one, or one a row where positions in the sequence and positions of the rotation drift apart.
-fn turned(piece: Piece, rotated: &Rotated, inverse: bool) -> Vec<Piece> {
-    let Piece { at, len, symbol } = piece;
+fn turned(piece: SymbolRows, rotated: &Rotated, inverse: bool) -> Vec<SymbolRows> {
+    let SymbolRows { at, len, symbol } = piece;
     let turn = |at: usize, tokens: &Tokens| {
         let by = (rotated.position + rotated.step * at) as i64 - tokens.start as i64;
         let sign = if inverse { -1 } else { 1 };
@@ -107,15 +107,15 @@ fn turned(piece: Piece, rotated: &Rotated, inverse: bool) -> Vec<Piece> {
     };
     match &symbol {
         Symbol::Tokens(tokens) if len == 1 || tokens.step == rotated.step => {
-            vec![Piece { at, len, symbol: turn(at, tokens) }]
+            vec![SymbolRows { at, len, symbol: turn(at, tokens) }]
         }
         Symbol::Tokens(_) => {
             let each = (0..len).filter_map(|row| {
                 let one = symbol.advance(row);
-                Some(Piece { at: at + row, len: 1, symbol: turn(at + row, one.tokens()?) })
+                Some(SymbolRows { at: at + row, len: 1, symbol: turn(at + row, one.tokens()?) })
             });
             each.collect()
         }
-        _ => vec![Piece { at, len, symbol: linear(symbol) }],
+        _ => vec![SymbolRows { at, len, symbol: linear(symbol) }],
     }
 }

@@ -7,9 +7,9 @@ use seamproof_oracle::{Problem, Run, TensorName};
 
 use super::content::{Content, on_rows};
 use super::error::{CheckError, Errors, OperationId};
-use super::proved::Proved;
+use super::proved::ProvedCovers;
 use super::shape::side;
-use super::symbol::{Form, Piece, Symbol, Tokens, What};
+use super::symbol::{Form, Symbol, SymbolRows, Tokens, What};
 use crate::schedule::{Axes, BufferId, Placement, Role, Schedule, Work};
 
 /// Every buffer's content, and what goes wrong.
@@ -21,7 +21,7 @@ pub(super) struct Machine<'a> {
     /// Launches of attention, with the query heads that they computed, for max_logit.
     pub(super) launches: Vec<(OperationId, Range<usize>)>,
     /// Covers of rows that have been looked at.
-    pub(super) proved: Proved,
+    pub(super) proved: ProvedCovers,
 }
 
 /// Rows that hold something else than they should: of an operation, or of a result.
@@ -43,7 +43,7 @@ impl<'a> Machine<'a> {
             Content::new(rows, buffer.heads, if input { Symbol::Padding } else { Symbol::Uninitialised })
         });
         let contents = contents.collect();
-        let (launches, proved) = (Vec::new(), Proved::default());
+        let (launches, proved) = (Vec::new(), ProvedCovers::default());
         let mut machine = Machine { problem, schedule, contents, errors, launches, proved };
         for placement in &schedule.placements {
             if let Role::Input(tensor) = schedule.buffers[placement.buffer.0].role {
@@ -86,11 +86,11 @@ impl<'a> Machine<'a> {
         self.schedule.buffers[buffer.0].heads
     }
 
-    pub(super) fn read(&self, buffer: BufferId, runs: &[Run], heads: &Range<usize>) -> Vec<Piece> {
+    pub(super) fn read(&self, buffer: BufferId, runs: &[Run], heads: &Range<usize>) -> Vec<SymbolRows> {
         self.contents[buffer.0].read(runs, heads)
     }
 
-    pub(super) fn read_run(&self, buffer: BufferId, run: &Run, heads: &Range<usize>) -> Vec<Piece> {
+    pub(super) fn read_run(&self, buffer: BufferId, run: &Run, heads: &Range<usize>) -> Vec<SymbolRows> {
         self.read(buffer, std::slice::from_ref(run), heads)
     }
 
@@ -115,7 +115,7 @@ impl<'a> Machine<'a> {
     ) {
         let mut pieces = Vec::new();
         for (run, symbol) in rows {
-            pieces.extend(on_rows(&run, [Piece { at: 0, len: run.len, symbol }]));
+            pieces.extend(on_rows(&run, [SymbolRows { at: 0, len: run.len, symbol }]));
         }
         self.contents[buffer.0].write_rows(heads, pieces);
     }

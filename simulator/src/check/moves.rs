@@ -12,16 +12,16 @@ use super::content::{HeadBand, on_rows};
 use super::error::{CheckError, OperationId};
 use super::machine::Machine;
 use super::shape::rows_of;
-use super::symbol::{Piece, Symbol};
+use super::symbol::{Symbol, SymbolRows};
 use crate::schedule::{Axes, BufferId, FillValue, Region, RowPair, Work};
 
 /// Rows of a buffer from some head on.
-pub(super) type End = (BufferId, Run, usize);
+pub(super) type BufferRows = (BufferId, Run, usize);
 
 /// What is to be written to a buffer: whole bands, or pieces that name its rows, to some heads.
 pub(super) enum Writing {
     Whole(BufferId, Vec<HeadBand>),
-    Rows(BufferId, Range<usize>, Vec<Piece>),
+    Rows(BufferId, Range<usize>, Vec<SymbolRows>),
 }
 
 impl Machine<'_> {
@@ -48,7 +48,7 @@ impl Machine<'_> {
     }
 
     /// Adds to `writing` what moving some heads of rows to others writes.
-    fn gather(&self, from: End, to: End, heads: usize, writing: &mut Vec<Writing>) {
+    fn gather(&self, from: BufferRows, to: BufferRows, heads: usize, writing: &mut Vec<Writing>) {
         let (source, target) = (&self.contents[from.0.0], &self.contents[to.0.0]);
         if source.is_whole(&from.1) && target.is_whole(&to.1) {
             writing.push(Writing::Whole(to.0, source.bands(&(from.2..from.2 + heads), to.2)));
@@ -83,7 +83,7 @@ impl Machine<'_> {
         }
     }
 
-    pub(super) fn end(&self, region: &Region) -> End {
+    pub(super) fn end(&self, region: &Region) -> BufferRows {
         (region.buffer, rows_of(&self.schedule.buffers[region.buffer.0], region), region.heads.start)
     }
 

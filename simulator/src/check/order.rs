@@ -26,7 +26,7 @@ const COUNTERS_MAX: usize = 1 << 32;
 
 /// What is executed at once.
 #[derive(Clone, Debug)]
-pub(super) enum Step {
+pub(super) enum Action {
     /// An operation of one rank.
     Local(OperationId),
     /// A send and its receive.
@@ -35,13 +35,13 @@ pub(super) enum Step {
     Collective(Vec<OperationId>),
 }
 
-impl Step {
+impl Action {
     /// Its operations.
     pub(super) fn places(&self) -> impl Iterator<Item = &OperationId> {
         let (ends, members) = match self {
-            Step::Local(place) => ([Some(place), None], &[][..]),
-            Step::Message(send, receive) => ([Some(send), Some(receive)], &[][..]),
-            Step::Collective(places) => ([None, None], &places[..]),
+            Action::Local(place) => ([Some(place), None], &[][..]),
+            Action::Message(send, receive) => ([Some(send), Some(receive)], &[][..]),
+            Action::Collective(places) => ([None, None], &places[..]),
         };
         ends.into_iter().flatten().chain(members)
     }
@@ -61,7 +61,7 @@ pub(super) struct Moment {
 /// The order, and each operation's moment by rank and operation.
 #[derive(Debug, Default)]
 pub(super) struct Order {
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<Action>,
     pub(super) moments: Vec<Vec<Moment>>,
 }
 
@@ -71,7 +71,7 @@ pub(super) fn order(schedule: &Schedule, errors: &mut Errors) -> Option<Order> {
 }
 
 /// The order alone.
-pub(super) fn steps(schedule: &Schedule, errors: &mut Errors) -> Option<Vec<Step>> {
+pub(super) fn steps(schedule: &Schedule, errors: &mut Errors) -> Option<Vec<Action>> {
     simulate(schedule, false, errors).map(|order| order.steps)
 }
 
@@ -309,7 +309,7 @@ impl<'a> Simulation<'a> {
                 false
             }
             _ => {
-                self.order.steps.push(Step::Local(self.place(rank, operation)));
+                self.order.steps.push(Action::Local(self.place(rank, operation)));
                 self.finish(lane, operation);
                 true
             }
@@ -376,7 +376,11 @@ impl<'a> Simulation<'a> {
     fn meet(&mut self, a: (usize, usize, usize), b: (usize, usize, usize)) {
         let (here, there) = (self.place(a.1, a.2), self.place(b.1, b.2));
         let sends = matches!(self.work(a.1, a.2), Work::Send { .. });
-        self.order.steps.push(if sends { Step::Message(here, there) } else { Step::Message(there, here) });
+        self.order.steps.push(if sends {
+            Action::Message(here, there)
+        } else {
+            Action::Message(there, here)
+        });
         for ((lane, rank, operation), other) in [(a, b.0), (b, a.0)] {
             self.posted[rank][operation] = None;
             let clock = std::mem::take(&mut self.lanes[other].clock);
@@ -412,7 +416,7 @@ impl<'a> Simulation<'a> {
             let members = &self.schedule.communicators[communicator];
             let places = members.iter().zip(operations);
             let places = places.filter_map(|(&rank, operation)| Some(self.place(rank, operation?))).collect();
-            self.order.steps.push(Step::Collective(places));
+            self.order.steps.push(Action::Collective(places));
             let mut clock = self.lanes[lane].clock.clone();
             arrived.iter().for_each(|&lane| join(&mut clock, &self.lanes[lane].clock));
             for lane in arrived {

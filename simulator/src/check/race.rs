@@ -16,8 +16,8 @@ use std::ops::Range;
 use seamproof_oracle::Run;
 
 use super::error::{CheckError, Errors, OperationId};
-use super::order::{Moment, Order, Step};
-use super::touch::{Kind, TouchedRows, touches};
+use super::order::{Action, Moment, Order};
+use super::touch::{Access, TouchedRows, touches};
 use crate::schedule::{BufferId, Schedule, Work};
 
 /// Collects unordered conflicting accesses.
@@ -27,7 +27,7 @@ pub(super) fn check(schedule: &Schedule, order: &Order, errors: &mut Errors) {
         return;
     }
     let mut races = Races { schedule, order, suspects, shadows: BTreeMap::new(), met: BTreeSet::new() };
-    for place in order.steps.iter().flat_map(Step::places) {
+    for place in order.steps.iter().flat_map(Action::places) {
         races.operation(*place, errors);
         if errors.full() {
             return;
@@ -39,13 +39,13 @@ pub(super) fn check(schedule: &Schedule, order: &Order, errors: &mut Errors) {
 fn suspects(schedule: &Schedule, order: &Order) -> Vec<bool> {
     let mut suspects = vec![false; schedule.buffers.len()];
     // For each buffer the last touch of each lane and kind.
-    let mut last: Vec<Vec<(usize, Kind, OperationId)>> = vec![Vec::new(); schedule.buffers.len()];
-    for &place in order.steps.iter().flat_map(Step::places) {
+    let mut last: Vec<Vec<(usize, Access, OperationId)>> = vec![Vec::new(); schedule.buffers.len()];
+    for &place in order.steps.iter().flat_map(Action::places) {
         let work = &schedule.ranks[place.rank].operations[place.operation].work;
         let lane = order.moment(place).lane;
         for (BufferId(buffer), kind, _) in touches(work) {
             let touched = &mut last[buffer];
-            let unordered = |(_, other, first): &(usize, Kind, OperationId)| {
+            let unordered = |(_, other, first): &(usize, Access, OperationId)| {
                 kind.conflicts(*other) && !order.ordered(*first, place)
             };
             suspects[buffer] = suspects[buffer] || touched.iter().any(unordered);
@@ -105,7 +105,7 @@ impl Races<'_> {
     }
 
     /// The rows of suspects that an operation touches, by buffer, heads and kind.
-    fn touched(&self, work: &Work) -> BTreeMap<(BufferId, usize, usize, Kind), Vec<Run>> {
+    fn touched(&self, work: &Work) -> BTreeMap<(BufferId, usize, usize, Access), Vec<Run>> {
         let mut touched: BTreeMap<_, Vec<Run>> = BTreeMap::new();
         for (id, kind, rows) in touches(work).into_iter().filter(|(id, ..)| self.suspects[id.0]) {
             let buffer = &self.schedule.buffers[id.0];
@@ -124,7 +124,7 @@ impl Races<'_> {
         buffer: BufferId,
         heads: Range<usize>,
         rows: Range<usize>,
-        kind: Kind,
+        kind: Access,
         errors: &mut Errors,
     ) {
         let described = &self.schedule.buffers[buffer.0];
@@ -149,7 +149,7 @@ impl Races<'_> {
                 }
                 shadow.enter(self.order, place, kind);
             }
-            if kind == Kind::Write {
+            if kind == Access::Write {
                 unite(map, &rows);
             }
         }
@@ -158,18 +158,18 @@ impl Races<'_> {
 
 impl Shadow {
     /// What an access must come after.
-    fn before(&self, kind: Kind) -> impl Iterator<Item = OperationId> {
+    fn before(&self, kind: Access) -> impl Iterator<Item = OperationId> {
         let of = |list, other| if kind.conflicts(other) { list } else { &[][..] };
-        let (reads, raises) = (of(&self.reads[..], Kind::Read), of(&self.raises[..], Kind::Raise));
+        let (reads, raises) = (of(&self.reads[..], Access::Read), of(&self.raises[..], Access::Raise));
         self.write.into_iter().chain(reads.iter().chain(raises).copied())
     }
 
     /// Notes an access. A write stands for all before it; a read or a raise for earlier ones that ended before it.
-    fn enter(&mut self, order: &Order, place: OperationId, kind: Kind) {
+    fn enter(&mut self, order: &Order, place: OperationId, kind: Access) {
         let list = match kind {
-            Kind::Read => &mut self.reads,
-            Kind::Raise => &mut self.raises,
-            Kind::Write => {
+            Access::Read => &mut self.reads,
+            Access::Raise => &mut self.raises,
+            Access::Write => {
                 *self = Shadow { write: Some(place), ..Shadow::default() };
                 return;
             }

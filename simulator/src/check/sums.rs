@@ -12,8 +12,8 @@ use seamproof_oracle::{Run, TensorName};
 use super::content::on_rows;
 use super::error::OperationId;
 use super::machine::{Machine, Site};
-use super::moves::{End, Writing};
-use super::symbol::{Cover, Piece, Symbol, Tokens, What, append, zip};
+use super::moves::{BufferRows, Writing};
+use super::symbol::{Cover, Symbol, SymbolRows, Tokens, What, append, zip};
 use crate::schedule::{BufferId, Merge, MergeStyle, Reduction, Region, RowPair, Work};
 
 const TOO_MANY: &str = "a sum has more parts than are checked";
@@ -28,15 +28,15 @@ impl Machine<'_> {
         mut each: impl FnMut(&mut Self, &Cell<'_, N>, [Symbol; N]) -> [Option<Symbol>; N],
     ) {
         for heads in self.bands(&buffers.map(|buffer| (buffer, 0)), self.heads(buffers[0])) {
-            let mut written: [Vec<Piece>; N] = std::array::from_fn(|_| Vec::new());
+            let mut written: [Vec<SymbolRows>; N] = std::array::from_fn(|_| Vec::new());
             for runs in rows.clone() {
-                let lists: [Vec<Piece>; N] =
+                let lists: [Vec<SymbolRows>; N] =
                     std::array::from_fn(|operand| self.read_run(buffers[operand], &runs[operand], &heads));
                 zip(lists.each_ref().map(Vec::as_slice), |at, len, symbols| {
                     let cell = Cell { buffers: &buffers, runs: &runs, heads: &heads, at, len };
                     let replaced = each(self, &cell, symbols);
                     for (operand, symbol) in replaced.into_iter().enumerate() {
-                        let piece = symbol.map(|symbol| Piece { at, len, symbol });
+                        let piece = symbol.map(|symbol| SymbolRows { at, len, symbol });
                         written[operand].extend(on_rows(&runs[operand], piece));
                     }
                 });
@@ -95,7 +95,7 @@ impl Machine<'_> {
                 return;
             }
         }
-        let ends: Vec<End> = parts.iter().map(|region| self.end(region)).collect();
+        let ends: Vec<BufferRows> = parts.iter().map(|region| self.end(region)).collect();
         let firsts: Vec<(BufferId, usize)> = ends.iter().map(|end| (end.0, end.2)).collect();
         let (target, run, first) = self.end(to);
         for band in self.bands(&firsts, to.heads.len()) {
@@ -112,11 +112,11 @@ impl Machine<'_> {
     fn combined(
         &mut self,
         places: &[OperationId],
-        ends: &[End],
+        ends: &[BufferRows],
         band: &Range<usize>,
         reduction: Reduction,
-    ) -> Vec<Piece> {
-        let mut total: Option<Vec<Piece>> = None;
+    ) -> Vec<SymbolRows> {
+        let mut total: Option<Vec<SymbolRows>> = None;
         for (&place, &(buffer, run, first)) in places.iter().zip(ends) {
             let heads = first + band.start..first + band.end;
             let more = self.read_run(buffer, &run, &heads);
@@ -132,7 +132,7 @@ impl Machine<'_> {
                     self.mismatch(&site, &symbol, format!("{needed} ({so_far})"));
                     so_far.clone()
                 });
-                append(&mut both, Piece { at, len, symbol });
+                append(&mut both, SymbolRows { at, len, symbol });
             });
             total = Some(both);
         }

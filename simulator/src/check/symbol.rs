@@ -327,30 +327,30 @@ impl Symbol {
 
 /// `len` rows from row `at` of a run, or of a buffer.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Piece {
+pub(super) struct SymbolRows {
     pub(super) at: usize,
     pub(super) len: usize,
     pub(super) symbol: Symbol,
 }
 
-impl Piece {
+impl SymbolRows {
     /// One past the last row.
     pub(super) fn end(&self) -> usize {
         self.at + self.len
     }
 
     /// The rows before `row`, which is inside.
-    pub(super) fn until(&self, row: usize) -> Piece {
-        Piece { at: self.at, len: row - self.at, symbol: self.symbol.clone() }
+    pub(super) fn until(&self, row: usize) -> SymbolRows {
+        SymbolRows { at: self.at, len: row - self.at, symbol: self.symbol.clone() }
     }
 
     /// The rows from `row` on, which is inside.
-    pub(super) fn from(&self, row: usize) -> Piece {
-        Piece { at: row, len: self.end() - row, symbol: self.symbol.advance(row - self.at) }
+    pub(super) fn from(&self, row: usize) -> SymbolRows {
+        SymbolRows { at: row, len: self.end() - row, symbol: self.symbol.advance(row - self.at) }
     }
 
     /// Whether the rows of `next`, which follow, belong to this piece; then they do.
-    pub(super) fn join(&mut self, next: &Piece) -> bool {
+    pub(super) fn join(&mut self, next: &SymbolRows) -> bool {
         let joins = self.symbol.join(self.len, &next.symbol, next.len);
         self.len += if joins { next.len } else { 0 };
         joins
@@ -358,14 +358,17 @@ impl Piece {
 }
 
 /// Adds a piece to those before it.
-pub(super) fn append(pieces: &mut Vec<Piece>, piece: Piece) {
+pub(super) fn append(pieces: &mut Vec<SymbolRows>, piece: SymbolRows) {
     if !pieces.last_mut().is_some_and(|last| last.end() == piece.at && last.join(&piece)) {
         pieces.push(piece);
     }
 }
 
 /// Cuts equally long lists of pieces at each other's ends: row, length and every list's symbol.
-pub(super) fn zip<const N: usize>(lists: [&[Piece]; N], mut each: impl FnMut(usize, usize, [Symbol; N])) {
+pub(super) fn zip<const N: usize>(
+    lists: [&[SymbolRows]; N],
+    mut each: impl FnMut(usize, usize, [Symbol; N]),
+) {
     let (mut next, mut at) = ([0; N], 0);
     while (0..N).all(|list| next[list] < lists[list].len()) {
         let piece = |list: usize| &lists[list][next[list]];

@@ -2,24 +2,24 @@
 
 use seamproof_oracle::Run;
 
-use super::order::Step;
+use super::order::Action;
 use super::shape::{owned, rows_of};
 use crate::AttentionCall;
 use crate::schedule::{Axes, Buffer, BufferId, Region, Rotated, RowPair, Schedule, Work};
 
 /// How rows are touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum Access {
     Read,
     Write,
     /// Of max_logit: raises commute and are atomic.
     Raise,
 }
 
-impl Kind {
+impl Access {
     /// Whether two touches of these kinds must be ordered.
-    pub(super) fn conflicts(self, other: Kind) -> bool {
-        self == Kind::Write || self != other
+    pub(super) fn conflicts(self, other: Access) -> bool {
+        self == Access::Write || self != other
     }
 }
 
@@ -72,11 +72,11 @@ impl TouchedRows<'_> {
 }
 
 /// One touch: the buffer, how, which rows.
-pub(super) type Touch<'a> = (BufferId, Kind, TouchedRows<'a>);
+pub(super) type Touch<'a> = (BufferId, Access, TouchedRows<'a>);
 
 /// Everything that an operation touches.
 pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
-    use Kind::{Raise, Read, Write};
+    use Access::{Raise, Read, Write};
     match work {
         Work::Attend(a) => {
             let (q, kv, queries) = (
@@ -132,12 +132,12 @@ pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
     }
 }
 
-fn every<'a>(regions: impl IntoIterator<Item = &'a Region>, kind: Kind) -> impl Iterator<Item = Touch<'a>> {
+fn every<'a>(regions: impl IntoIterator<Item = &'a Region>, kind: Access) -> impl Iterator<Item = Touch<'a>> {
     regions.into_iter().map(move |region| (region.buffer, kind, TouchedRows::Region(region)))
 }
 
 /// For each step the buffers that no later one touches.
-pub(super) fn last_touches(schedule: &Schedule, steps: &[Step]) -> Vec<Vec<BufferId>> {
+pub(super) fn last_touches(schedule: &Schedule, steps: &[Action]) -> Vec<Vec<BufferId>> {
     let mut last: Vec<Option<usize>> = vec![None; schedule.buffers.len()];
     for (index, step) in steps.iter().enumerate() {
         for place in step.places() {

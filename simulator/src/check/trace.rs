@@ -9,9 +9,9 @@ use seamproof_oracle::{Problem, Run, TensorName};
 
 use super::error::{CheckError, Errors, OperationId};
 use super::machine::Machine;
-use super::order::{Step, steps};
+use super::order::{Action, steps};
 use super::shape;
-use super::symbol::{Piece, What};
+use super::symbol::{SymbolRows, What};
 use crate::Segment;
 use crate::schedule::{BufferId, Layer, Schedule, Work};
 
@@ -95,7 +95,7 @@ fn traced(
     let mut machine = Machine::new(problem, schedule, errors);
     let mut launches = Vec::new();
     for step in &steps {
-        if let Step::Local(place) = step {
+        if let Action::Local(place) = step {
             launches.extend(machine.launch(*place));
         }
         if step.places().next().is_some_and(|place| follows(machine.work(*place))) {
@@ -127,7 +127,7 @@ impl Machine<'_> {
     }
 
     fn held(&self, tensor: TensorName, buffer: BufferId, runs: &[Run], heads: &Range<usize>) -> Vec<Held> {
-        let held = |Piece { at, len, symbol }: Piece| {
+        let held = |SymbolRows { at, len, symbol }: SymbolRows| {
             let holds = match symbol.tokens() {
                 Some(tokens) if tokens.what == What::Input(tensor) => {
                     let (first, sequence) = (tokens.head.max(0) as usize, tokens.sequence);

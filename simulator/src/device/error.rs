@@ -2,6 +2,7 @@
 
 /// Why an operation cannot be executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum DeviceError {
     /// Rows, heads or a buffer that do not exist, or buffers that do not fit each other.
     #[error("{0}")]

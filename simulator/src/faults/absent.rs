@@ -36,7 +36,7 @@ pub const ABSENT: &[Absent] = &[
     },
     Absent {
         entries: &[14, 49, 203, 204, 206],
-        reason: "memory and time: the resource rung of the judge is to see them; host syncs are planted once",
+        reason: "memory and time: no check measures them today; host syncs are planted once",
     },
     Absent {
         entries: &[62, 165],

@@ -13,7 +13,8 @@ use super::program::{
 use crate::Segment;
 use crate::shard::ShardedSide;
 
-/// Why a builder cannot make a schedule of a problem: what is impossible, and nothing that merely was never done.
+/// Reason why there is no schedule of a problem: rows or heads that cannot be dealt evenly, or a problem that the
+/// builder of its algorithm does not support.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum BuildError {
     /// A side that cannot be cut.
@@ -37,14 +38,14 @@ pub enum BuildError {
         /// Ranks of the all-to-all, or of the sequence-parallel region.
         ranks: usize,
     },
-    /// A ring step whose queries and keys have different steps.
-    #[error("a ring cannot use stripes of {stripe} rows: a step's mask would be no band; use stripes of 1")]
+    /// Stripes of several rows in a ring, for which a step's mask is several bands.
+    #[error("stripes of {stripe} rows are not supported in a ring; use stripes of 1")]
     RingStripe {
         /// The stripe.
         stripe: usize,
     },
-    /// A cut that the hierarchical algorithm has no meaning for.
-    #[error("the hierarchical algorithm cuts sequences dual-chunk or contiguous only")]
+    /// Stripes in the hierarchical algorithm.
+    #[error("stripes are not supported in the hierarchical algorithm; use dual-chunk or contiguous balance")]
     HierarchicalBalance,
 }
 

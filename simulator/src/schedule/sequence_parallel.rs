@@ -50,6 +50,7 @@ use super::program::{
 
 /// Why there can be no sequence-parallel region.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+#[non_exhaustive]
 pub enum RegionError {
     /// No rank, or more than a schedule may have.
     #[error("{got} ranks cannot hold a sequence-parallel region; use 1 to {max}")]

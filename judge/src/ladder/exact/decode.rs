@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use seamproof_oracle::InputMode;
 
 use super::super::stories::{LANES_MIN, WORK_MAX, other_heads};
-use super::row::{Allowed, Head, Keys, Shown};
-use crate::exact::{Merging, Plan};
+use super::row::{Allowed, Head, KeySet, Shown};
+use crate::exact::{ExactPlan, Merging};
 
 /// A row of results, and the place that it belongs to.
 pub(super) struct Row<'a> {
@@ -20,7 +20,7 @@ pub(super) struct Row<'a> {
 
 impl Row<'_> {
     /// Returns what a query that sees `keys` of a KV head shows, if it is this row.
-    fn shown(&self, head: &Head<'_>, keys: &Keys, scratch: &mut [f64]) -> Option<Shown> {
+    fn shown(&self, head: &Head<'_>, keys: &KeySet, scratch: &mut [f64]) -> Option<Shown> {
         let shown = head.row(self.query, self.query_head, keys, scratch)?;
         let allowed = Allowed::new(head.plan, &shown, self.merging);
         let lse = self.lse.is_none_or(|lse| allowed.holds_lse(lse, shown.lse()));
@@ -31,7 +31,7 @@ impl Row<'_> {
     }
 
     /// Returns the set of keys nearest to `right` that explains the row.
-    fn saw(&self, right: &Keys) -> Option<Keys> {
+    fn saw(&self, right: &KeySet) -> Option<KeySet> {
         let mut scratch = vec![0.0; self.head.plan.problem.dims.v];
         let most = WORK_MAX / scratch.len().max(1);
         let mut sets = sets(right, self.head.plan.keys()).take(most);
@@ -40,7 +40,7 @@ impl Row<'_> {
 
     /// Returns the KV head other than its own whose keys in `right` explain the row, if they have a weight. A row
     /// without weights looks alike for all heads. Where keys have codes, no query can read another head.
-    fn saw_head(&self, right: &Keys) -> Option<usize> {
+    fn saw_head(&self, right: &KeySet) -> Option<usize> {
         let Head { plan, inputs, kv_head, .. } = *self.head;
         if crate::exact::has_codes(plan.problem.mode) {
             return None;
@@ -62,7 +62,7 @@ impl Row<'_> {
     }
 
     /// Returns the key whose value the row holds, anywhere in the problem.
-    fn read(&self, plans: &[Plan<'_>]) -> Option<(usize, usize, usize)> {
+    fn read(&self, plans: &[ExactPlan<'_>]) -> Option<(usize, usize, usize)> {
         let out = self.out.as_ref()?;
         let kv_heads = self.head.plan.problem.heads.kv;
         let places = plans.iter().enumerate().flat_map(|(sequence, plan)| {
@@ -80,7 +80,7 @@ impl Row<'_> {
 
 /// Returns sets of keys of a sequence other than `right`: moved edges (nearer ones first), one key flipped, no key,
 /// and all intervals.
-fn sets(right: &Keys, count: usize) -> impl Iterator<Item = Keys> {
+fn sets(right: &KeySet, count: usize) -> impl Iterator<Item = KeySet> {
     let (start, end) = (right.range.start, right.range.end);
     let moved = (1..=count).flat_map(move |by| {
         let edges = [
@@ -93,18 +93,18 @@ fn sets(right: &Keys, count: usize) -> impl Iterator<Item = Keys> {
         ];
         let range = move |(start, end): (Option<usize>, Option<usize>)| {
             let (start, end) = (start?, end?);
-            (start < end && end <= count).then(|| Keys::all(start..end))
+            (start < end && end <= count).then(|| KeySet::all(start..end))
         };
         edges.into_iter().filter_map(range)
     });
-    let single = (0..count).map(move |key| Keys { range: start..end, flipped: Some(key) });
-    let any = (0..count).flat_map(move |start| (start + 1..=count).map(move |end| Keys::all(start..end)));
-    moved.chain(single).chain([Keys::all(0..0)]).chain(any)
+    let single = (0..count).map(move |key| KeySet { range: start..end, flipped: Some(key) });
+    let any = (0..count).flat_map(move |start| (start + 1..=count).map(move |end| KeySet::all(start..end)));
+    moved.chain(single).chain([KeySet::all(0..0)]).chain(any)
 }
 
 /// Returns in words what a wrong row shows and what it should show, and whether another head, some set of keys, or
 /// another key explains it.
-pub(super) fn story(row: &Row<'_>, plans: &[Plan<'_>], right: &Keys) -> (String, bool) {
+pub(super) fn story(row: &Row<'_>, plans: &[ExactPlan<'_>], right: &KeySet) -> (String, bool) {
     let own = row.head.kv_head;
     // A row of one number or a few matches some head's by chance.
     let is_wide = row.head.plan.problem.dims.v >= LANES_MIN;
@@ -118,7 +118,7 @@ pub(super) fn story(row: &Row<'_>, plans: &[Plan<'_>], right: &Keys) -> (String,
         return (seen, true);
     }
     let mode = row.head.plan.problem.mode;
-    let chosen = Keys::all(row.head.plan.chosen(row.query, row.query_head));
+    let chosen = KeySet::all(row.head.plan.chosen(row.query, row.query_head));
     if mode == InputMode::Routing
         && let Some((sequence, head, key)) = row.read(plans)
     {

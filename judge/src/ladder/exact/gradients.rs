@@ -11,7 +11,7 @@ use seamproof_oracle::{Format, Side, TensorName};
 
 use super::super::compare::lanes;
 use super::{Tally, Wrong, allowed_text};
-use crate::exact::{Merging, Parts, Plan, backward_weight_error};
+use crate::exact::{ExactPlan, Merging, Parts, backward_weight_error};
 use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::evidence::Evidence;
 use crate::subject::RankGradients;
@@ -58,11 +58,11 @@ struct KeySums {
 impl Backward<'_> {
     /// Checks the gradients of every run that is examined. Exact gradients are the same in any order of their sums,
     /// so each run must show them.
-    pub(super) fn check(&self, plans: &[Plan<'_>]) -> Option<Finding> {
+    pub(super) fn check(&self, plans: &[ExactPlan<'_>]) -> Option<Finding> {
         self.evidence.gradient_runs().into_iter().find_map(|got| self.run(plans, got))
     }
 
-    fn run(&self, plans: &[Plan<'_>], got: &RankGradients) -> Option<Finding> {
+    fn run(&self, plans: &[ExactPlan<'_>], got: &RankGradients) -> Option<Finding> {
         if self.parts.zero_dk {
             return self.zero_dk(plans, got);
         }
@@ -80,7 +80,7 @@ impl Backward<'_> {
     }
 
     /// Checks that dk is 0: all queries are 0, and so is `dk = Σ dS · q`.
-    fn zero_dk(&self, plans: &[Plan<'_>], got: &RankGradients) -> Option<Finding> {
+    fn zero_dk(&self, plans: &[ExactPlan<'_>], got: &RankGradients) -> Option<Finding> {
         let mut tally = Tally::new(TensorName::Dk);
         for (sequence, plan) in plans.iter().enumerate() {
             for (position, row) in plan.run(Side::Kv).real_rows().enumerate() {
@@ -99,7 +99,7 @@ impl Backward<'_> {
 
     fn head(
         &self,
-        plan: &Plan<'_>,
+        plan: &ExactPlan<'_>,
         sequence: usize,
         kv_head: usize,
         got: &RankGradients,
@@ -140,7 +140,7 @@ impl Backward<'_> {
     }
 
     /// Returns the relative error of P where it is not rounded.
-    fn p_error(&self, plan: &Plan<'_>) -> f64 {
+    fn p_error(&self, plan: &ExactPlan<'_>) -> f64 {
         match self.evidence.problem.precision.p.format {
             Format::F32 => {
                 let (mode, logit) = (self.evidence.problem.mode, plan.code_logit());
@@ -151,7 +151,7 @@ impl Backward<'_> {
     }
 
     /// Returns what a query of a head gives to its keys; `None` where it sees no key.
-    fn given(&self, plan: &Plan<'_>, position: usize, head: usize) -> Option<Given> {
+    fn given(&self, plan: &ExactPlan<'_>, position: usize, head: usize) -> Option<Given> {
         let inputs = self.evidence.inputs;
         let (visible, chosen) = (plan.visible(position), plan.chosen(position, head));
         let keys = chosen.start.max(visible.start)..chosen.end.min(visible.end);
@@ -200,7 +200,7 @@ impl Backward<'_> {
         }
     }
 
-    fn finding(&self, plans: &[Plan<'_>], got: &RankGradients, tally: &Tally, wrong: Wrong) -> Finding {
+    fn finding(&self, plans: &[ExactPlan<'_>], got: &RankGradients, tally: &Tally, wrong: Wrong) -> Finding {
         let plan = &plans[wrong.sequence];
         let side = if tally.tensor == TensorName::Dq { Side::Q } else { Side::Kv };
         let row = plan.run(side).row(wrong.position);
@@ -229,7 +229,7 @@ impl Backward<'_> {
     }
 
     /// Returns what each query could give to a key (dk, dv), or each key to a query (dq).
-    fn terms(&self, plan: &Plan<'_>, tensor: TensorName, wrong: Wrong) -> Vec<Term> {
+    fn terms(&self, plan: &ExactPlan<'_>, tensor: TensorName, wrong: Wrong) -> Vec<Term> {
         let (problem, inputs) = (self.evidence.problem, self.evidence.inputs);
         let scale = f64::from(problem.softmax.scale);
         let scaled = |row: &[f32], factor: f64| row.iter().map(|x| f64::from(*x) * factor).collect();
@@ -324,7 +324,7 @@ fn gathered(terms: &[Term], got: &[f32], format: Format) -> String {
 }
 
 /// Returns in words the queries that a key received from.
-fn received(plan: &Plan<'_>, terms: &[Term], got: &[f32], format: Format) -> String {
+fn received(plan: &ExactPlan<'_>, terms: &[Term], got: &[f32], format: Format) -> String {
     let right = span(terms.iter().filter(|term| term.seen));
     let inside = |range: &Range<usize>, term: &Term| range.contains(&term.place);
     let moved = (1..=plan.queries()).flat_map(|by| {

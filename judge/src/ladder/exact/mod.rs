@@ -16,11 +16,11 @@ use std::borrow::Cow;
 use seamproof_oracle::{Side, TensorName};
 
 use super::compare::{Worst, lanes};
-use crate::exact::{Merging, Parts, Plan, eligible, parts};
+use crate::exact::{ExactPlan, Merging, Parts, eligible, parts};
 use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::evidence::{Evidence, Look};
 use crate::verdict::Margin;
-use row::{Allowed, Head, Keys, Shown};
+use row::{Allowed, Head, KeySet, Shown};
 
 /// Compares the results with those that the mode allows.
 pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {
@@ -30,7 +30,8 @@ pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {
     }
     let merging = Merging::from(evidence.partition());
     let parts = parts(problem.mode, problem, merging);
-    let plans: Vec<Plan<'_>> = (0..problem.sequences.len()).map(|index| Plan::new(problem, index)).collect();
+    let plans: Vec<ExactPlan<'_>> =
+        (0..problem.sequences.len()).map(|index| ExactPlan::new(problem, index)).collect();
     let forward = Forward { evidence, merging, parts };
     match forward.check(&plans) {
         Err(finding) => Some(*finding).into(),
@@ -111,7 +112,7 @@ struct Forward<'a> {
 
 impl Forward<'_> {
     /// Checks LSE, out and max_logit. Returns whether every out is the exact value itself.
-    fn check(&self, plans: &[Plan<'_>]) -> Result<bool, Box<Finding>> {
+    fn check(&self, plans: &[ExactPlan<'_>]) -> Result<bool, Box<Finding>> {
         let problem = self.evidence.problem;
         let (mut lse, mut out) = (Tally::new(TensorName::Lse), Tally::new(TensorName::Out));
         let mut largest = vec![f64::NEG_INFINITY; problem.heads.q];
@@ -122,7 +123,7 @@ impl Forward<'_> {
                 let of_head = Head::new(plan, self.evidence.inputs, kv_head);
                 for head in kv_head * problem.group()..(kv_head + 1) * problem.group() {
                     for position in 0..plan.queries() {
-                        let keys = Keys::all(plan.visible(position));
+                        let keys = KeySet::all(plan.visible(position));
                         let Some(shown) = of_head.row(position, head, &keys, &mut right) else { continue };
                         largest[head] = largest[head].max(shown.key_logit);
                         let place = Wrong { sequence, head, position, lane: None };
@@ -140,7 +141,7 @@ impl Forward<'_> {
         self.max_logit(&largest).map_or(Ok(is_exact), Err)
     }
 
-    fn lse(&self, plan: &Plan<'_>, place: Wrong, shown: &Shown, tally: &mut Tally) {
+    fn lse(&self, plan: &ExactPlan<'_>, place: Wrong, shown: &Shown, tally: &mut Tally) {
         if let Some(got) = self.got_lse(plan, place) {
             let allowed = Allowed::new(plan, shown, self.merging);
             let exact = shown.lse();
@@ -149,7 +150,14 @@ impl Forward<'_> {
     }
 
     /// Compares a row of out. Returns whether it is the exact one.
-    fn out(&self, plan: &Plan<'_>, place: Wrong, shown: &Shown, right: &[f64], tally: &mut Tally) -> bool {
+    fn out(
+        &self,
+        plan: &ExactPlan<'_>,
+        place: Wrong,
+        shown: &Shown,
+        right: &[f64],
+        tally: &mut Tally,
+    ) -> bool {
         if !self.parts.out {
             return false;
         }
@@ -169,17 +177,17 @@ impl Forward<'_> {
         is_exact
     }
 
-    fn got_lse(&self, plan: &Plan<'_>, place: Wrong) -> Option<f32> {
+    fn got_lse(&self, plan: &ExactPlan<'_>, place: Wrong) -> Option<f32> {
         let row = plan.run(Side::Q).row(place.position);
         self.evidence.first.lse.as_ref().map(|lse| lse[[place.head, row]])
     }
 
-    fn got_out(&self, plan: &Plan<'_>, place: Wrong) -> Cow<'_, [f32]> {
+    fn got_out(&self, plan: &ExactPlan<'_>, place: Wrong) -> Cow<'_, [f32]> {
         lanes(&self.evidence.first.out, plan.run(Side::Q).row(place.position), place.head)
     }
 
     /// Returns what a wrong row shows, in words, and whether that explains it.
-    fn story(&self, plans: &[Plan<'_>], wrong: Wrong) -> (String, bool) {
+    fn story(&self, plans: &[ExactPlan<'_>], wrong: Wrong) -> (String, bool) {
         let plan = &plans[wrong.sequence];
         let of_head = Head::new(plan, self.evidence.inputs, wrong.head / self.evidence.problem.group());
         let row = decode::Row {
@@ -190,12 +198,12 @@ impl Forward<'_> {
             out: self.parts.out.then(|| self.got_out(plan, wrong)),
             merging: self.merging,
         };
-        decode::story(&row, plans, &Keys::all(plan.visible(wrong.position)))
+        decode::story(&row, plans, &KeySet::all(plan.visible(wrong.position)))
     }
 
     /// Returns the finding about the worst row, or about the first that has an explanation where the worst one has
     /// none.
-    fn finding(&self, plans: &[Plan<'_>], tally: &Tally, worst: Wrong) -> Finding {
+    fn finding(&self, plans: &[ExactPlan<'_>], tally: &Tally, worst: Wrong) -> Finding {
         let stories = [worst].into_iter().chain(tally.rows.iter().copied());
         let mut told = stories.map(|wrong| (wrong, self.story(plans, wrong)));
         let (wrong, (saw, _)) =
@@ -206,11 +214,11 @@ impl Forward<'_> {
     }
 
     /// Returns the subject's value of an element, and the right one.
-    fn values(&self, plan: &Plan<'_>, wrong: Wrong) -> (Option<String>, Option<String>) {
+    fn values(&self, plan: &ExactPlan<'_>, wrong: Wrong) -> (Option<String>, Option<String>) {
         let problem = self.evidence.problem;
         let of_head = Head::new(plan, self.evidence.inputs, wrong.head / problem.group());
         let mut right = vec![0.0; problem.dims.v];
-        let keys = Keys::all(plan.visible(wrong.position));
+        let keys = KeySet::all(plan.visible(wrong.position));
         let shown = of_head.row(wrong.position, wrong.head, &keys, &mut right);
         let Some(shown) = shown else { return (None, None) };
         match wrong.lane {

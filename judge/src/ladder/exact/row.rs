@@ -6,19 +6,19 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Inputs, Side};
 
 use super::super::compare::lanes;
-use crate::exact::{self, DEAD_LEVEL, Merging, Plan, has_codes, is_uniform};
+use crate::exact::{self, DEAD_LEVEL, ExactPlan, Merging, has_codes, is_uniform};
 
 /// A set of keys: an interval, and perhaps one flipped key, which is in the set if it is not in the interval, and the
 /// other way round.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Keys {
+pub(super) struct KeySet {
     pub(super) range: Range<usize>,
     pub(super) flipped: Option<usize>,
 }
 
-impl Keys {
-    pub(super) fn all(range: Range<usize>) -> Keys {
-        Keys { range, flipped: None }
+impl KeySet {
+    pub(super) fn all(range: Range<usize>) -> KeySet {
+        KeySet { range, flipped: None }
     }
 
     fn contains(&self, key: usize) -> bool {
@@ -34,7 +34,7 @@ impl Keys {
     }
 }
 
-impl std::fmt::Display for Keys {
+impl std::fmt::Display for KeySet {
     /// Writes ranges, without their end.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Range { start, end } = self.range.clone();
@@ -82,7 +82,7 @@ struct Sums {
 
 /// One KV head of a sequence.
 pub(super) struct Head<'a> {
-    pub(super) plan: &'a Plan<'a>,
+    pub(super) plan: &'a ExactPlan<'a>,
     pub(super) inputs: &'a Inputs,
     pub(super) kv_head: usize,
     levels: Vec<i32>,
@@ -94,7 +94,7 @@ pub(super) struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    pub(super) fn new(plan: &'a Plan<'a>, inputs: &'a Inputs, kv_head: usize) -> Head<'a> {
+    pub(super) fn new(plan: &'a ExactPlan<'a>, inputs: &'a Inputs, kv_head: usize) -> Head<'a> {
         let mode = plan.problem.mode;
         let levels: Vec<i32> = match has_codes(mode) || is_uniform(mode) {
             true => Vec::new(),
@@ -137,7 +137,7 @@ impl<'a> Head<'a> {
 
     /// Returns what a query of a head shows that sees `keys`, and writes its output to `out`; `None` where nothing
     /// exact can be said.
-    pub(super) fn row(&self, query: usize, head: usize, keys: &Keys, out: &mut [f64]) -> Option<Shown> {
+    pub(super) fn row(&self, query: usize, head: usize, keys: &KeySet, out: &mut [f64]) -> Option<Shown> {
         out.fill(0.0);
         let count = keys.len();
         let empty = Shown {
@@ -155,7 +155,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    fn coded(&self, query: usize, head: usize, keys: &Keys, out: &mut [f64]) -> Option<Shown> {
+    fn coded(&self, query: usize, head: usize, keys: &KeySet, out: &mut [f64]) -> Option<Shown> {
         let chosen = self.plan.chosen(query, head);
         let active = chosen.clone().filter(|key| keys.contains(*key)).count();
         if active == 0 {
@@ -170,14 +170,14 @@ impl<'a> Head<'a> {
         Some(Shown { logit, key_logit: logit, sum: active as f64, active, keys: keys.len() })
     }
 
-    fn uniform(&self, plain: &Sums, keys: &Keys, out: &mut [f64]) -> Shown {
+    fn uniform(&self, plain: &Sums, keys: &KeySet, out: &mut [f64]) -> Shown {
         let count = keys.len();
         let sum = count as f64 + if self.sink.is_some() { 1.0 } else { 0.0 };
         self.gather(plain, keys, |_| 1.0, sum, out);
         Shown { logit: 0.0, key_logit: 0.0, sum, active: count, keys: count }
     }
 
-    fn stairs(&self, plain: &Sums, stairs: &Sums, keys: &Keys, empty: Shown, out: &mut [f64]) -> Shown {
+    fn stairs(&self, plain: &Sums, stairs: &Sums, keys: &KeySet, empty: Shown, out: &mut [f64]) -> Shown {
         let scale = f64::from(self.plan.problem.softmax.scale);
         let spread = keys.range.start..keys.range.end.max(keys.flipped.map_or(0, |key| key + 1));
         let spread = spread.start.min(keys.flipped.unwrap_or(spread.start))..spread.end;
@@ -207,7 +207,7 @@ impl<'a> Head<'a> {
     }
 
     /// Writes `Σ weight · v / total` over the keys to `out`.
-    fn gather(&self, sums: &Sums, keys: &Keys, weight: impl Fn(usize) -> f64, total: f64, out: &mut [f64]) {
+    fn gather(&self, sums: &Sums, keys: &KeySet, weight: impl Fn(usize) -> f64, total: f64, out: &mut [f64]) {
         let dim = out.len();
         let (first, end) = (keys.range.start * dim, keys.range.end * dim);
         let sums = sums.values[end..end + dim].iter().zip(&sums.values[first..first + dim]);
@@ -233,7 +233,7 @@ pub(super) struct Allowed {
 }
 
 impl Allowed {
-    pub(super) fn new(plan: &Plan<'_>, shown: &Shown, merging: Merging) -> Allowed {
+    pub(super) fn new(plan: &ExactPlan<'_>, shown: &Shown, merging: Merging) -> Allowed {
         let (mode, format) = (plan.problem.mode, plan.problem.precision.out.format);
         let Shown { logit, active, keys, .. } = *shown;
         if shown.sum == 0.0 {

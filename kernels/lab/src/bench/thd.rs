@@ -10,7 +10,7 @@ use seamproof_kernels::metadata::{RunTables, SEGMENT_BYTES, SegmentIds, SlotTabl
 use seamproof_kernels::tables::Cut;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Alignment, Balance, Format, Mask, Run};
-use seamproof_simulator::helpers::{Half, Order, Rest, SlotPart, Style, Update, half_rows};
+use seamproof_simulator::helpers::{Direction, Half, Rest, SlotPart, Style, Update, half_rows};
 use seamproof_simulator::shard::ShardedSide;
 
 use super::error::BenchError;
@@ -50,7 +50,9 @@ fn reorder(pools: &Pools, pack: &BenchPack, cp: usize, to: &mut dyn Write) -> Re
     let runs: Vec<Run> = shard.slots.iter().map(|slot| Run::packed(slot.offset, 0, slot.span)).collect();
     let slots = SlotBuffers::new(pools.gpu, &runs, shard.rows)?;
     let rows = shard.rows * cp;
-    for (order, name) in [(Order::ToRanks, "to rank order"), (Order::ToSequences, "to sequence order")] {
+    for (order, name) in
+        [(Direction::ToRanks, "to rank order"), (Direction::ToSequences, "to sequence order")]
+    {
         let bytes = rows * ROW_BYTES;
         let line = pools.line((&format!("{}, cp {cp}", pack.name), name), (2 * bytes, bytes), |launch| {
             let (from, to) = (pools.rows(launch, rows)?, pools.rows_to(launch, rows)?);
@@ -295,7 +297,7 @@ fn small(pools: &Pools, to: &mut dyn Write) -> Result<(), BenchError> {
         "to rank order",
         pools.measure(LAUNCHES_MAX, |launch| {
             let (from, to) = (pools.rows(launch, rows)?, pools.rows_to(launch, rows)?);
-            gpu.reorder(local.slots(), cut, Order::ToRanks, from, to)
+            gpu.reorder(local.slots(), cut, Direction::ToRanks, from, to)
         })?,
     )?;
     print(

@@ -3,7 +3,7 @@
 use seamproof_kernels::rows::ByteRows;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::Run;
-use seamproof_simulator::helpers::{self, Half, Order, Rest};
+use seamproof_simulator::helpers::{self, Direction, Half, Rest};
 
 use super::draw::CaseDraw;
 use super::image::{Field, Image, ImageLaunch, PlacedImage, SlotFields, random_bytes};
@@ -97,12 +97,12 @@ pub(super) fn reorder(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let shard = draw.shard(cut);
     let runs: Vec<Run> = shard.slots.iter().map(|slot| Run::packed(slot.offset, 0, slot.span)).collect();
     let slots = image.slots(&runs, shard.rows);
-    let order = draw.pick(&[Order::ToRanks, Order::ToSequences]);
+    let order = draw.pick(&[Direction::ToRanks, Direction::ToSequences]);
     draw.note(&format!("{order:?}"));
     let there = helpers::rank_order(&shard).into_iter().enumerate();
     let pairs: Vec<_> = match order {
-        Order::ToSequences => there.collect(),
-        Order::ToRanks => there.map(|(row, there)| (there, row)).collect(),
+        Direction::ToSequences => there.collect(),
+        Direction::ToRanks => there.map(|(row, there)| (there, row)).collect(),
     };
     let rows_all = shard.rows * shard.cp;
     let [from, to] = tensors(draw, image, &pairs, [rows_all, rows_all], Rest::Leave);

@@ -8,10 +8,10 @@ mod related;
 mod rows;
 mod tally;
 
-use crate::reference::{self, Query, Questions, ReferenceTensors as Tensors};
+use crate::reference::{self, Query, Questions, ReferenceTensors};
 use ndarray::{Array3, Axis};
 use rayon::prelude::*;
-use seamproof_kernels::memory::DeviceBuffer as Buffer;
+use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::envelope::{Model, SLOTS, largest_multiplicity};
@@ -60,7 +60,7 @@ pub struct Forward<'a> {
 
 /// What came out.
 #[derive(Clone, Debug)]
-pub struct Judged {
+pub struct JudgedRows {
     /// The worst element past its bound, LSEs before outs.
     pub finding: Option<Finding>,
     /// Worst error ÷ bound.
@@ -75,9 +75,9 @@ pub struct Judged {
 
 /// The inputs on the GPU.
 struct OnGpu {
-    q: Buffer,
-    k: Buffer,
-    v: Buffer,
+    q: DeviceBuffer,
+    k: DeviceBuffer,
+    v: DeviceBuffer,
 }
 
 impl OnGpu {
@@ -95,9 +95,9 @@ impl OnGpu {
         })
     }
 
-    fn tensors(&self, problem: &Problem) -> Tensors<'_> {
+    fn tensors(&self, problem: &Problem) -> ReferenceTensors<'_> {
         let precision = &problem.precision;
-        Tensors {
+        ReferenceTensors {
             q: View::rows(self.q.area(), problem.q_shape(), precision.q.format),
             k: View::rows(self.k.area(), problem.k_shape(), precision.k.format),
             v: View::rows(self.v.area(), problem.v_shape(), precision.v.format),
@@ -106,7 +106,7 @@ impl OnGpu {
 }
 
 /// Judges rows of a forward. The inputs' rows that are not real may hold anything.
-pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<Judged, KernelError> {
+pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<JudgedRows, KernelError> {
     let Forward { problem, inputs, model, .. } = *forward;
     let memory = OnGpu::new(gpu, problem, inputs)?;
     // What the smallest input counts as is what every one counts as at least.

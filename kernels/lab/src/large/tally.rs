@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use seamproof_oracle::envelope::{DitherSums, RowEnvelope, RowSums};
 use seamproof_oracle::{Format, Problem, TensorName};
 
-use super::{Asked, Forward, Judged, OfKeys};
+use super::{Asked, Forward, JudgedRows, OfKeys};
 use seamproof_judge::finding::{Check, Place};
 use seamproof_judge::ladder::bounds::{error_ratios, wording};
 use seamproof_judge::ladder::compare::Worst;
@@ -67,7 +67,7 @@ struct OfRow {
 /// What is gathered over all rows.
 pub(super) struct Tally {
     worst: [Worst; PARTS.len()],
-    judged: Judged,
+    judged: JudgedRows,
     /// Of each head.
     largest: Vec<Largest>,
     /// Real rows of a head.
@@ -119,7 +119,7 @@ impl Largest {
 impl Tally {
     pub(super) fn new(problem: &Problem) -> Tally {
         let judged =
-            Judged { finding: None, margin: Margin::default(), rows: 0, unbounded: 0, reference_ms: 0.0 };
+            JudgedRows { finding: None, margin: Margin::default(), rows: 0, unbounded: 0, reference_ms: 0.0 };
         Tally {
             worst: PARTS.map(|(tensor, tier)| Worst::new(Check::Envelope, tensor, wording(tier))),
             judged,
@@ -152,7 +152,7 @@ impl Tally {
         }
     }
 
-    pub(super) fn finish(mut self, forward: &Forward<'_>) -> Judged {
+    pub(super) fn finish(mut self, forward: &Forward<'_>) -> JudgedRows {
         let tensors = 1 + usize::from(forward.got.lse.is_some());
         let max_logit = forward.got.max_logit.as_ref();
         self.judged.margin.compared = tensors + usize::from(max_logit.is_some());
@@ -166,7 +166,7 @@ impl Tally {
             count(&mut worst, &part, Place { head: Some(head), ..Place::default() });
         }
         let finding = self.worst.into_iter().chain([worst]).find_map(Worst::finding);
-        Judged { finding, ..self.judged }
+        JudgedRows { finding, ..self.judged }
     }
 }
 
