@@ -4,6 +4,9 @@
 //! [`ledger`] folds them in order, so that a summary of a fixed number of cases depends on neither threads nor time.
 //! A failing case is on disk, as drawn, before its thread takes the next one; only then does shrinking begin.
 //!
+//! Time ends a campaign in three ways: no case begins after the plan's time, none begins that the time left clearly
+//! cannot hold, and shrinking ends some time later. A campaign that is limited by its cases alone knows none of these.
+//!
 //! The canary is a small campaign of its own, against a subject with a planted fault, through the same code. A campaign
 //! that does not find it proves nothing and is not begun.
 
@@ -22,7 +25,8 @@ mod summary;
 mod ways;
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use seamproof_oracle::{Pass, Problem};
@@ -37,6 +41,7 @@ pub use minimise::{HANG_EVALUATIONS_MAX, Minimised, SHRINK_EVALUATIONS_MAX, mini
 pub use plan::{Control, Plan, SHARDS_MAX, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
 pub(crate) use report::met;
+pub use report::{LABEL_COLUMNS, Line, Tone};
 pub use subjects::{Options, PlantedSubjects, Registered, Subjects};
 pub use summary::{
     Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
@@ -45,16 +50,16 @@ pub use ways::{Share, Ways};
 
 use crate::record::Findings;
 use ledger::{Failed, Judged, Ledger, Outcome, Recorded};
-use plan::Deadline;
+use plan::{Budget, Deadline};
 use queue::Queue;
 use seamproof_judge::case::{Case, Found, Subject};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
 use seamproof_judge::finding::Finding;
-use seamproof_judge::generate::{self, Draw, Malformed};
+use seamproof_judge::generate::{self, Draw, Malformed, Profile};
 use seamproof_judge::verdict::Verdict;
 
-/// Cases within which the canary must be found.
+/// Most cases that the search for the canary runs.
 pub const CANARY_CASES_MAX: u64 = 500;
 
 /// Where a campaign's results go.
@@ -67,10 +72,13 @@ pub struct Sinks<'a> {
     pub control: &'a Control,
 }
 
-/// Looks for the planted fault with the plan's own seed and sizes.
+/// Looks for the planted fault with the plan's own seed and sizes. In place of large cases, which take seconds each,
+/// it looks in quick ones: they go the same way through this code.
 pub fn canary(plan: &Plan, findings: &Findings, control: &Control) -> Canary {
-    let plan = Plan { cases: Some(CANARY_CASES_MAX), time: None, shard: Shard::WHOLE, ..plan.clone() };
-    let sinks = Sinks { findings, observer: &Silent, control: &control.sibling() };
+    let profile = if plan.profile == Profile::Large { Profile::Quick } else { plan.profile };
+    let cases = Some(CANARY_CASES_MAX);
+    let plan = Plan { profile, cases, time: None, shard: Shard::WHOLE, ..plan.clone() };
+    let sinks = Sinks { findings, observer: &Silent, control };
     let summary = sweep(&plan, &PlantedSubjects::default(), &sinks, Some(1));
     Canary {
         cases: summary.cases,
@@ -87,9 +95,10 @@ pub fn run(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks) -> Summary {
 /// Runs cases until the plan ends, somebody asks to stop, or `distinct_max` different failures are known.
 fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Option<usize>) -> Summary {
     let start = Instant::now();
-    let queue = Queue::new(Ledger::new(plan, subjects, sinks), distinct_max);
-    let worker =
-        Worker { plan, subjects, sinks, deadline: Deadline::after(plan.time), turns: AtomicU64::new(0) };
+    let ledger = Ledger::new(plan, subjects, sinks).shrinking_until(Deadline::after(plan.shrinking()));
+    let queue = Queue::new(ledger, distinct_max);
+    let (budget, turns) = (Budget::begin(plan.time), Mutex::default());
+    let worker = Worker { plan, subjects, sinks, budget, turns };
     let census = match rayon::ThreadPoolBuilder::new().num_threads(plan.jobs).build() {
         Ok(pool) => merged(&pool.broadcast(|_| worker.work(&queue))),
         // A machine without room for threads still has this one.
@@ -101,6 +110,7 @@ fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Opti
     let (lost, devices) = host.map(|host| (host.lost(), host.devices())).unwrap_or_default();
     let mut summary = queue.close().finish(census, lost, start.elapsed());
     summary.devices = devices;
+    summary.ended_early = worker.turns().ended;
     summary
 }
 
@@ -111,27 +121,36 @@ fn merged(parts: &[Census]) -> Census {
     })
 }
 
-/// What every thread of a campaign shares.
+/// Everything that the threads of a campaign share.
 struct Worker<'a> {
     plan: &'a Plan,
     subjects: &'a dyn Subjects,
     sinks: &'a Sinks<'a>,
-    deadline: Deadline,
-    turns: AtomicU64,
+    budget: Budget,
+    turns: Mutex<Turns>,
+}
+
+/// Turns that were taken.
+#[derive(Debug, Default)]
+struct Turns {
+    next: u64,
+    /// Whether the next one was turned away, as the time left cannot hold it.
+    ended: bool,
 }
 
 impl Worker<'_> {
-    /// One thread's part: takes the next case until there is none. Whatever is taken is finished, so that the cases of
-    /// an interrupted campaign are the first ones of the whole.
+    /// Runs one thread's part: takes the next case until there is none. Whatever is taken is finished, so that the
+    /// cases of an interrupted campaign are the first ones of the whole.
     fn work(&self, queue: &Queue) -> Census {
         let mut census = Census::default();
-        while !self.sinks.control.stopped() && !self.deadline.passed() {
-            let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-            let Some(index) = self.plan.case(turn) else { break };
+        while !self.sinks.control.stopped() && !self.budget.is_over() {
+            let Some((turn, index)) = self.take() else { break };
             if !queue.begin(turn) {
                 break;
             }
+            let begun = Instant::now();
             let outcome = self.case(index, &mut census);
+            self.budget.add(outcome.products, begun.elapsed());
             self.sinks.control.cases.fetch_add(1, Ordering::Relaxed);
             if matches!(outcome.judged, Judged::Failed(_)) {
                 self.sinks.control.failed.fetch_add(1, Ordering::Relaxed);
@@ -139,6 +158,33 @@ impl Worker<'_> {
             queue.finish(turn, outcome);
         }
         census
+    }
+
+    /// Takes the next turn, and returns it with the index of its case; `None` where the plan has no further case, or
+    /// the time left cannot hold it. No later turn is taken then, so that no case is left out.
+    fn take(&self) -> Option<(u64, u64)> {
+        let mut turns = self.turns();
+        if turns.ended {
+            return None;
+        }
+        let turn = turns.next;
+        let index = self.plan.case(turn)?;
+        turns.ended = turn > 0 && self.budget.is_tight() && !self.fits(index);
+        turns.next += u64::from(!turns.ended);
+        (!turns.ended).then_some((turn, index))
+    }
+
+    /// Whether the time left may hold the case of this index. What cannot be drawn is for [`Worker::case`] to tell.
+    fn fits(&self, index: u64) -> bool {
+        let drawn = panic::catch_unwind(AssertUnwindSafe(|| drawn(self.plan, self.subjects, index)));
+        match drawn {
+            Ok(Draw::Problem(problem)) => self.budget.holds(products(&problem)),
+            Ok(Draw::Malformed(_)) | Err(_) => true,
+        }
+    }
+
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs one case. A panic that [`evaluate`] does not turn into a verdict is this program's fault, and is counted as

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -12,6 +12,14 @@ use seamproof_judge::generate::Profile;
 
 /// Parts of a campaign, at most: whoever joins them names those that are missing.
 pub const SHARDS_MAX: u64 = 1 << 20;
+
+/// Products that one thread judges in a second, before any case has shown it: about as many as a core does.
+const PRODUCTS_PER_SECOND: f64 = 2e7;
+/// The sizes of cases are looked at where the time left is less than this many of the longest case so far.
+const TIGHT: u32 = 16;
+/// Least and most time after its end that a campaign goes on shrinking what it found. In between it may take as long
+/// again as its cases.
+const SHRINKING: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(120)];
 
 /// One of `count` parts of a campaign: the cases whose index is `index` modulo `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,7 +94,7 @@ pub struct Plan {
     pub first: u64,
     /// The case to end before, of which a shard runs its part; no limit when absent.
     pub cases: Option<u64>,
-    /// No case begins after this long; no limit when absent.
+    /// No case begins after this long, nor one that the time left clearly cannot hold; no limit when absent.
     pub time: Option<Duration>,
     /// Which part of the campaign.
     pub shard: Shard,
@@ -99,6 +107,12 @@ impl Plan {
     pub(super) fn case(&self, turn: u64) -> Option<u64> {
         let index = self.first.checked_add(self.shard.case(turn)?)?;
         self.cases.is_none_or(|cases| index < cases).then_some(index)
+    }
+
+    /// Returns how long shrinking may go on from now, at the campaign's beginning; no limit without a limit of time.
+    pub(super) fn shrinking(&self) -> Option<Duration> {
+        let [least, most] = SHRINKING;
+        self.time.map(|time| time.saturating_add(time.clamp(least, most)))
     }
 
     /// Cases that this shard will run, where that is known.
@@ -161,17 +175,86 @@ impl Control {
     }
 }
 
-/// A time after which no case begins.
-#[derive(Clone, Copy, Debug)]
+/// A point in time, if there is one.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Deadline(Option<Instant>);
 
 impl Deadline {
+    /// Returns the point that lies this long from now.
     pub(super) fn after(time: Option<Duration>) -> Deadline {
         Deadline(time.and_then(|time| Instant::now().checked_add(time)))
     }
 
+    /// Whether it lies in the past.
     pub(super) fn passed(self) -> bool {
-        self.0.is_some_and(|end| Instant::now() >= end)
+        self.left() == Some(Duration::ZERO)
+    }
+
+    /// Returns the time that is left.
+    fn left(self) -> Option<Duration> {
+        self.0.map(|end| end.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// The time of a campaign, and what its cases have taken of it so far.
+///
+/// The pace is seconds for each product of pairs, heads and lanes. Cases differ by a small factor from it, so a case
+/// is only turned away where the time left is clearly too short. The first case always begins, so that a campaign that
+/// goes on from case to case gets on.
+#[derive(Debug)]
+pub(super) struct Budget {
+    deadline: Deadline,
+    spent: Mutex<Spent>,
+}
+
+/// Seconds and products of the cases that have ended.
+#[derive(Clone, Copy, Debug)]
+struct Spent {
+    seconds: f64,
+    products: f64,
+    longest: Duration,
+}
+
+impl Budget {
+    /// Begins to count now.
+    pub(super) fn begin(time: Option<Duration>) -> Budget {
+        // What no case has shown yet is taken from a usual machine.
+        let spent = Spent { seconds: 1.0, products: PRODUCTS_PER_SECOND, longest: Duration::ZERO };
+        Budget { deadline: Deadline::after(time), spent: Mutex::new(spent) }
+    }
+
+    /// Whether its time is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.deadline.passed()
+    }
+
+    /// Whether the size of the next case must be looked at before it begins: not while the longest one so far would
+    /// fit many times.
+    pub(super) fn is_tight(&self) -> bool {
+        let Some(left) = self.deadline.left() else { return false };
+        let longest = self.spent().longest;
+        longest.is_zero() || left < longest.saturating_mul(TIGHT)
+    }
+
+    /// Whether a case of so many products may end in the time left.
+    pub(super) fn holds(&self, products: u64) -> bool {
+        let Some(left) = self.deadline.left() else { return true };
+        let Spent { seconds, products: so_far, .. } = *self.spent();
+        products as f64 * seconds / so_far <= left.as_secs_f64()
+    }
+
+    /// Counts a case that has ended.
+    pub(super) fn add(&self, products: u64, time: Duration) {
+        let mut spent = self.spent();
+        if products > 0 {
+            spent.seconds += time.as_secs_f64();
+            spent.products += products as f64;
+        }
+        spent.longest = spent.longest.max(time);
+    }
+
+    fn spent(&self) -> MutexGuard<'_, Spent> {
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -223,6 +306,31 @@ mod tests {
         let timed = Plan { time: Some(second), ..plan(Some(4), "0/1") };
         assert!(timed.fulfilled(1, second));
         assert!(!timed.fulfilled(3, second / 2));
+    }
+
+    #[test]
+    fn no_case_begins_that_the_time_left_cannot_hold() {
+        let minute = Duration::from_secs(60);
+        let budget = Budget::begin(Some(minute));
+        assert!(budget.is_tight(), "nothing is known yet");
+        assert!(budget.holds(1) && !budget.holds(u64::MAX));
+        // A slow machine: a thousand products take a second, so a minute does not hold a million.
+        budget.add(1_000_000_000, Duration::from_secs(1_000_000));
+        assert!(budget.holds(10_000) && !budget.holds(1_000_000));
+        let quick = Budget::begin(Some(minute));
+        quick.add(1_000, Duration::from_millis(1));
+        assert!(!quick.is_tight());
+        assert!(Budget::begin(Some(Duration::ZERO)).is_over());
+        let endless = Budget::begin(None);
+        assert!(!endless.is_over() && !endless.is_tight() && endless.holds(u64::MAX));
+    }
+
+    #[test]
+    fn shrinking_ends_some_time_after_the_cases() {
+        let timed = |seconds| Plan { time: Some(Duration::from_secs(seconds)), ..plan(None, "0/1") };
+        let ends = |seconds| timed(seconds).shrinking().map(|time| time.as_secs());
+        assert_eq!([1, 15, 3600].map(ends), [Some(11), Some(30), Some(3720)]);
+        assert_eq!(plan(Some(4), "0/1").shrinking(), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::histogram::{Histogram, Quantiles};
-use super::plan::Plan;
+use super::plan::{Plan, Shard};
 use super::ways::Ways;
 use seamproof_judge::case::Found;
 use seamproof_judge::census::Census;
@@ -20,6 +20,9 @@ use seamproof_judge::verdict::{Cost, Margin, Tier};
 
 /// Least share of the cases that a subject must be judged on: one that refuses its way through is not verified.
 pub const JUDGED_SHARE_MIN: f64 = 0.5;
+/// The least floor that a class has, however few cases there are. A shard may miss it by chance, so only the whole
+/// campaign is asked for it; higher floors grow with a shard's own cases and lie out of reach of chance.
+const CHANCE_FLOOR: u64 = 1;
 /// Messages about this program's own faults that are kept; more are counted.
 pub const INFRASTRUCTURE_MESSAGES_MAX: usize = 4;
 
@@ -171,6 +174,8 @@ pub struct Summary {
     pub devices: Vec<DeviceRuns>,
     /// What was too little, one line each.
     pub missed: Vec<String>,
+    /// Whether it ended before its time, as the time left could not hold the next case.
+    pub ended_early: bool,
 }
 
 impl Deref for Summary {
@@ -246,8 +251,9 @@ impl Summary {
             self.missed.push(format!("interrupted after {}, before its end", counted(self.cases, "case")));
         }
         self.check_judged_share();
-        self.missed.extend(census.missed(plan.profile).iter().map(ToString::to_string));
-        self.missed.extend(self.ways.missed(plan.profile).iter().map(ToString::to_string));
+        let missed = census.missed(plan.profile).into_iter().chain(self.ways.missed(plan.profile));
+        let asked = missed.filter(|missed| plan.shard == Shard::WHOLE || missed.floor > CHANCE_FLOOR);
+        self.missed.extend(asked.map(|missed| missed.to_string()));
         self.census = census;
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::exit::Exit;
-use super::output::{complain, print_line};
+use super::output::{complain, leave_stdout, print_line};
 use super::run::{Outcome, announce, conclude, opened, recorded, stopped_by_signals};
 use super::{CliError, junit, worker};
 use crate::campaign::{
@@ -48,6 +48,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    leave_stdout(args.json.as_deref(), args.junit.as_deref())?;
     args.workers.configure();
     let out = args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR));
     let same = |dir: &PathBuf| {
