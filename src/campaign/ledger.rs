@@ -44,6 +44,8 @@ pub(super) struct Outcome {
     pub(super) products: u64,
     /// Elements of the results.
     pub(super) elements: u64,
+    /// Work, by which the campaign's budget foretells times.
+    pub(super) work: u64,
     pub(super) cost: Cost,
     /// The ways that a judged case went.
     pub(super) ways: Ways,
@@ -82,7 +84,7 @@ impl Outcome {
     /// A case that no subject computed anything for.
     pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
         let (cost, ways) = (Cost::default(), Ways::default());
-        Outcome { index, tokens: 0, products: 0, elements: 0, cost, ways, judged }
+        Outcome { index, tokens: 0, products: 0, elements: 0, work: 0, cost, ways, judged }
     }
 
     fn event(&self) -> CaseEvent<'_> {

@@ -59,16 +59,18 @@ use seamproof_judge::finding::Finding;
 use seamproof_judge::generate::{self, Draw, Malformed, Profile};
 use seamproof_judge::verdict::Verdict;
 
+/// Work of an element, in products.
+const ELEMENT_WORK: u64 = 16;
 /// Most cases that the search for the canary runs.
 pub const CANARY_CASES_MAX: u64 = 500;
 
-/// Where a campaign's results go.
+/// Destinations of a campaign's results.
 pub struct Sinks<'a> {
-    /// Findings on disk.
+    /// Folder of findings on disk.
     pub findings: &'a Findings,
-    /// Events, in the order of cases.
+    /// Receiver of events, which come in the order of cases.
     pub observer: &'a dyn Observer,
-    /// Counts while it runs, and the request to stop.
+    /// Counts of the running campaign, and the request to stop.
     pub control: &'a Control,
 }
 
@@ -104,7 +106,7 @@ fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Opti
         // A machine without room for threads still has this one.
         Err(_) => worker.work(&queue),
     };
-    // What was lost on the way is said, though others have done its work.
+    // A device that was lost on the way is told, although others have done its work.
     let last = subjects.backend(&subjects.options(0)).ok();
     let host = last.as_ref().and_then(|backend| backend.host());
     let (lost, devices) = host.map(|host| (host.lost(), host.devices())).unwrap_or_default();
@@ -150,7 +152,7 @@ impl Worker<'_> {
             }
             let begun = Instant::now();
             let outcome = self.case(index, &mut census);
-            self.budget.add(outcome.products, begun.elapsed());
+            self.budget.add(outcome.work, begun.elapsed());
             self.sinks.control.cases.fetch_add(1, Ordering::Relaxed);
             if matches!(outcome.judged, Judged::Failed(_)) {
                 self.sinks.control.failed.fetch_add(1, Ordering::Relaxed);
@@ -178,7 +180,7 @@ impl Worker<'_> {
     fn fits(&self, index: u64) -> bool {
         let drawn = panic::catch_unwind(AssertUnwindSafe(|| drawn(self.plan, self.subjects, index)));
         match drawn {
-            Ok(Draw::Problem(problem)) => self.budget.holds(products(&problem)),
+            Ok(Draw::Problem(problem)) => self.budget.holds(work(&problem)),
             Ok(Draw::Malformed(_)) | Err(_) => true,
         }
     }
@@ -187,7 +189,7 @@ impl Worker<'_> {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs one case. A panic that [`evaluate`] does not turn into a verdict is this program's fault, and is counted as
+    /// Runs one case. A panic that the judge does not turn into a verdict is this program's fault, and is counted as
     /// such instead of ending the campaign.
     fn case(&self, index: u64, census: &mut Census) -> Outcome {
         let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
@@ -208,7 +210,7 @@ impl Worker<'_> {
             Err(error) => return Outcome::untouched(index, Judged::internal(&error)),
         };
         let (tokens, products) = (problem.tokens() as u64, products(&problem));
-        let elements = result_elements(&problem);
+        let (elements, work) = (result_elements(&problem), work(&problem));
         let (verdict, cost) = evaluate_timed(backend.as_ref(), &problem);
         let mut ways = Ways::default();
         if matches!(verdict, Verdict::Pass(_) | Verdict::Finding(_)) {
@@ -219,7 +221,7 @@ impl Worker<'_> {
             Verdict::Pass(margin) => Judged::Held(margin),
             // The generator's limits are far below the judge's: a larger case is this program's fault.
             Verdict::TooLarge(what) | Verdict::Infrastructure(what) => {
-                // Cases that nothing is left to run are not begun.
+                // Without anything left to run them on, no further cases are begun.
                 if backend.ready().is_err() {
                     self.sinks.control.stop();
                 }
@@ -233,7 +235,7 @@ impl Worker<'_> {
                 Judged::Failed(Box::new(self.record(index, case, *finding)))
             }
         };
-        Outcome { index, tokens, products, elements, cost, ways, judged }
+        Outcome { index, tokens, products, elements, work, cost, ways, judged }
     }
 
     fn malformed(&self, index: u64, malformed: &Malformed) -> Outcome {
@@ -257,7 +259,7 @@ impl Worker<'_> {
     }
 }
 
-/// The problem of this index, as the subject can take it.
+/// Returns the problem of this index, as the subject can take it.
 fn drawn(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Draw {
     match generate::draw(plan.seed, index, &plan.profile.limits()) {
         Draw::Problem(problem) => Draw::Problem(subjects.fitted(problem)),
@@ -265,19 +267,19 @@ fn drawn(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Draw {
     }
 }
 
-/// The case that a campaign makes of the problem of this index.
+/// Returns the case that a campaign makes of the problem of this index.
 fn case_of(plan: &Plan, subjects: &dyn Subjects, index: u64, problem: Problem) -> Case {
     let options = subjects.options(plan.draw(index, "options"));
     let subject = Subject { name: subjects.name().to_owned(), options };
     Case::new(subject, plan.draw(index, "schedule"), problem)
 }
 
-/// The name of a failing case's file, as it was drawn.
+/// Returns the name of the file of a failing case, as it was drawn.
 fn name_of(index: u64) -> String {
     format!("case-{index:08}")
 }
 
-/// Elements of all results: out and lse, and dq, dk and dv of a backward.
+/// Returns the number of elements of all results: out and lse, and dq, dk and dv of a backward.
 fn result_elements(problem: &Problem) -> u64 {
     let size = |shape: &[usize]| shape.iter().product::<usize>() as u64;
     let forward = size(&problem.out_shape()) + size(&problem.lse_shape());
@@ -293,7 +295,15 @@ fn result_elements(problem: &Problem) -> u64 {
     }
 }
 
-/// Visible pairs · query heads · head dimension: the size of one of the products of a case.
+/// Returns the work of a case, by which a [`Budget`] foretells its time: products, of which a backward has about three
+/// times as many, and elements, which are drawn, compared and moved.
+fn work(problem: &Problem) -> u64 {
+    let passes = if problem.pass == Pass::Backward { 3 } else { 1 };
+    let products = products(problem).saturating_mul(passes);
+    products.saturating_add(result_elements(problem).saturating_mul(ELEMENT_WORK))
+}
+
+/// Returns visible pairs · query heads · head dimension, the size of one of the products of a case.
 fn products(problem: &Problem) -> u64 {
     problem.pairs().saturating_mul(problem.heads.q as u64).saturating_mul(problem.dims.qk as u64)
 }

@@ -134,13 +134,12 @@ impl Summary {
         let run = format!("{} in {:.1} s", counted(self.cases, "case"), self.seconds);
         let (tone, text) = if !self.failed.is_empty() {
             let findings = counted(self.distinct.len(), "finding");
-            let failed = counted(self.failed_count(), "failing case");
-            (Tone::Bad, format!("{findings}: {failed} of {run}"))
+            (Tone::Bad, format!("{findings}: {} of {run} failed", self.failed_count()))
         } else if self.infrastructure_count > 0 {
             let faults = counted(self.infrastructure_count, "fault");
             (Tone::Doubt, format!("{faults} of this program or of a device: {run}"))
         } else if !self.missed.is_empty() {
-            (Tone::Doubt, format!("too little run: {run}"))
+            (Tone::Doubt, format!("too little run: {run} say nothing yet; give it more --cases or --time"))
         } else {
             let refused = self.cases.saturating_sub(self.held);
             let held = format!("{} held, {refused} refused as they must be", self.held);
@@ -170,15 +169,15 @@ impl Summary {
         if self.ended_early {
             lines.push(doubt(
                 "ended",
-                "before its time, as the next case would not have ended in the time left; more --time holds it",
+                "before its time: the time left was too short for the next case",
             ));
         }
         let shown = self.missed.len().min(MISSED_SHOWN_MAX);
-        lines.extend(self.missed[..shown].iter().map(|missed| doubt("", &format!("too little run: {missed}"))));
+        let too_little = |what: &str| Line { tone: Tone::Doubt, text: format!("too little run: {what}") };
+        lines.extend(self.missed[..shown].iter().map(|missed| too_little(missed)));
         let others = self.missed.len() - shown;
         if others > 0 {
-            let others = counted(others, "other floor");
-            lines.push(doubt("", &format!("too little run: {others}; run.json names all")));
+            lines.push(too_little(&format!("{}; run.json names all", counted(others, "other floor"))));
         }
         lines
     }

@@ -13,7 +13,8 @@ use super::program::{
 use crate::Segment;
 use crate::shard::ShardedSide;
 
-/// Why a builder cannot make a schedule of a problem: what is impossible, and nothing that merely was never done.
+/// Reason why a builder cannot make a schedule of a problem: it has no meaning for the algorithm, or it is not
+/// supported.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum BuildError {
     /// A side that cannot be cut.
@@ -43,7 +44,7 @@ pub enum BuildError {
         /// The stripe.
         stripe: usize,
     },
-    /// A cut that the hierarchical algorithm has no meaning for.
+    /// A balance that the hierarchical algorithm does not support.
     #[error("the hierarchical algorithm cuts sequences dual-chunk or contiguous only")]
     HierarchicalBalance,
 }
