@@ -28,9 +28,7 @@ pub fn typed(command: &str) -> String {
 /// file, relative to `home` where it lies below.
 fn program_in(running: &Path, path: &[PathBuf], home: Option<&Path>) -> String {
     let found = path.iter().map(|dir| dir.join(NAME)).find(|file| file.is_file());
-    let is_running = |file: PathBuf| {
-        matches!((file.canonicalize(), running.canonicalize()), (Ok(one), Ok(other)) if one == other)
-    };
+    let is_running = |file: PathBuf| matches!((file.canonicalize(), running.canonicalize()), (Ok(one), Ok(other)) if one == other);
     if found.is_some_and(is_running) {
         return NAME.to_owned();
     }

@@ -539,7 +539,10 @@ mod tests {
     fn an_error_names_the_file_that_was_asked_for_alone() {
         let (parent, path) = place();
         let error = write_whole(&path.join("file"), "").expect_err("there is no folder").to_string();
-        assert!(error.starts_with(&format!("{}: cannot be written: ", path.join("file").display())), "{error}");
+        assert!(
+            error.starts_with(&format!("{}: cannot be written: ", path.join("file").display())),
+            "{error}"
+        );
         assert!(!error.contains(TEMPORARY_PREFIX) && !error.contains("at path"), "{error}");
         assert_eq!(fs::read_dir(parent.path()).expect("the directory is read").count(), 0);
     }

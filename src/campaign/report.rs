@@ -167,10 +167,7 @@ impl Summary {
         let doubt = |label: &str, text: &str| Line::new(Tone::Doubt, label, text);
         let mut lines: Vec<Line> = self.infrastructure.iter().map(|what| doubt("internal", what)).collect();
         if self.ended_early {
-            lines.push(doubt(
-                "ended",
-                "before its time: the time left was too short for the next case",
-            ));
+            lines.push(doubt("ended", "before its time: the time left was too short for the next case"));
         }
         let shown = self.missed.len().min(MISSED_SHOWN_MAX);
         let too_little = |what: &str| Line { tone: Tone::Doubt, text: format!("too little run: {what}") };
@@ -197,7 +194,8 @@ impl Summary {
             ),
         )];
         if self.without_envelope > 0 {
-            let what = "of those held are too large for the oracle: the envelope judged a sample of their rows";
+            let what =
+                "of those held are too large for the oracle: the envelope judged a sample of their rows";
             lines.push(plain("", format!("{} {what}", self.without_envelope)));
         }
         lines.extend(by_name("refused", &self.refused));
@@ -231,10 +229,8 @@ impl Summary {
         if rows.is_empty() {
             return rows;
         }
-        let columns = format!(
-            "{:<10}{:>4}{:>9}{:>10}{:>10}{:>10}",
-            "tensor", "tier", "cases", "p50", "p99", "max"
-        );
+        let columns =
+            format!("{:<10}{:>4}{:>9}{:>10}{:>10}{:>10}", "tensor", "tier", "cases", "p50", "p99", "max");
         let heads = [
             plain("margin", "error ÷ bound of the cases that held, where the error is not 0".to_owned()),
             plain("", columns),
