@@ -139,7 +139,8 @@ impl Summary {
             let faults = counted(self.infrastructure_count, "fault");
             (Tone::Doubt, format!("{faults} of this program or of a device: {run}"))
         } else if !self.missed.is_empty() {
-            (Tone::Doubt, format!("too little run: {run} say nothing yet; give it more --cases or --time"))
+            let more = if self.interrupted { "" } else { "; give it more --cases or --time" };
+            (Tone::Doubt, format!("too little run: {run} say nothing yet{more}"))
         } else {
             let refused = self.cases.saturating_sub(self.held);
             let held = format!("{} held, {refused} refused as they must be", self.held);
@@ -259,7 +260,7 @@ impl Summary {
     fn census_line(&self) -> Line {
         let met = CLASSES.iter().filter(|class| self.census.count(class.name) > 0).count();
         let text = format!(
-            "{met} of {} classes of problems met · tokens p50 {}, p95 {} · `run --census` shows all classes",
+            "{met} of {} classes of problems met · tokens p50 {}, p95 {} · --census lists the classes",
             CLASSES.len(),
             self.census.tokens(0.5),
             self.census.tokens(0.95)
