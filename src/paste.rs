@@ -1,6 +1,45 @@
 //! Text that goes into other texts: commands for a shell, code in Markdown.
 
-use std::path::Path;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+/// Name of this program in commands that are stored.
+const NAME: &str = "seamproof";
+
+/// Name of this program as it is typed here (see [`program_in`]).
+static PROGRAM: LazyLock<String> = LazyLock::new(|| {
+    let [running, home] = [env::current_exe(), env::current_dir()].map(Result::ok);
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path: Vec<PathBuf> = env::split_paths(&path).collect();
+    running.map_or(NAME.to_owned(), |running| program_in(&running, &path, home.as_deref()))
+});
+
+/// Returns a command that names this program `seamproof`, as files and events store it, with the program as it is
+/// typed in the folder where it runs. Any other text comes back as it is.
+pub fn typed(command: &str) -> String {
+    match command.strip_prefix(NAME) {
+        Some(rest) if rest.is_empty() || rest.starts_with(' ') => format!("{}{rest}", *PROGRAM),
+        _ => command.to_owned(),
+    }
+}
+
+/// Returns what a shell in `home` runs as this program: its name, where the search path leads to it first, or else its
+/// file, relative to `home` where it lies below.
+fn program_in(running: &Path, path: &[PathBuf], home: Option<&Path>) -> String {
+    let found = path.iter().map(|dir| dir.join(NAME)).find(|file| file.is_file());
+    let is_running = |file: PathBuf| matches!((file.canonicalize(), running.canonicalize()), (Ok(one), Ok(other)) if one == other);
+    if found.is_some_and(is_running) {
+        return NAME.to_owned();
+    }
+    let below = home.and_then(|home| running.strip_prefix(home).ok());
+    // A lone name would be searched for on the path.
+    let file = below.map_or(running.to_owned(), |file| match file.components().count() {
+        1 => Path::new(".").join(file),
+        _ => file.to_owned(),
+    });
+    quoted(&file.display().to_string())
+}
 
 /// Returns the command that judges a case, or a folder of cases, again; on another subject than the case's own if one
 /// is given. The command can be pasted into a POSIX shell as it is.
@@ -8,7 +47,7 @@ pub fn replay_command(path: &Path, subject: Option<&str>) -> String {
     let path = path.display().to_string();
     let path = if path.starts_with('-') { format!("./{path}") } else { path };
     let backend = subject.map_or(String::new(), |subject| format!(" --backend {}", quoted(subject)));
-    format!("seamproof replay {}{backend}", quoted(&path))
+    format!("{NAME} replay {}{backend}", quoted(&path))
 }
 
 /// Returns a word as a POSIX shell takes it: in single quotes where it has anything but letters, digits and harmless
@@ -65,6 +104,34 @@ mod tests {
             let output = Command::new("sh").args(["-c", &script]).output().unwrap();
             assert_eq!(String::from_utf8_lossy(&output.stdout), word);
         }
+    }
+
+    #[test]
+    fn the_program_is_named_as_a_shell_finds_it() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        let [bin, other] = ["bin", "other bin"].map(|name| place.join(name));
+        for dir in [&bin, &other] {
+            std::fs::create_dir(dir).unwrap();
+            std::fs::write(dir.join(NAME), "").unwrap();
+        }
+        let named = |dir: &Path, path: &[&PathBuf], home: &Path| {
+            let path: Vec<PathBuf> = path.iter().map(|dir| dir.to_path_buf()).collect();
+            program_in(&dir.join(NAME), &path, Some(home))
+        };
+        let elsewhere = Path::new("/");
+        assert_eq!(named(&bin, &[&bin, &other], elsewhere), "seamproof");
+        assert_eq!(named(&bin, &[&other, &bin], &place), "bin/seamproof");
+        assert_eq!(named(&bin, &[], &bin), "./seamproof");
+        assert_eq!(named(&other, &[], &place), "'other bin/seamproof'");
+        assert_eq!(named(&bin, &[], &other), bin.join(NAME).display().to_string());
+    }
+
+    #[test]
+    fn a_stored_command_is_typed_and_other_words_stay() {
+        assert_eq!(typed("seamproof replay x.json"), format!("{} replay x.json", *PROGRAM));
+        assert_eq!(typed("seamproofs are many"), "seamproofs are many");
+        assert_eq!(typed("paste the test x.rs"), "paste the test x.rs");
     }
 
     #[test]

@@ -351,18 +351,38 @@ const JUDGED_HERE: &str =
     let verdict = seamproof_judge::evaluate::evaluate(&backend, &case.problem);
 ";
 
+/// Name that stands for standard output in the place of a file's.
+const STDOUT: &str = "-";
+
+/// Whether a file's name stands for standard output.
+pub fn is_stdout(path: &Path) -> bool {
+    path == Path::new(STDOUT)
+}
+
 /// A log with one JSON value a line. Each line is handed to the system as soon as it is complete.
 #[derive(Debug)]
 pub struct EventLog {
     path: PathBuf,
-    file: BufWriter<File>,
+    to: Destination,
+}
+
+/// Place that an event log is written to.
+#[derive(Debug)]
+enum Destination {
+    File(BufWriter<File>),
+    Stdout,
+    /// Standard output whose reader went away, which is no error.
+    Gone,
 }
 
 impl EventLog {
-    /// Makes the file, or empties it.
+    /// Makes the file, or empties it. The name `-` stands for standard output.
     pub fn create(path: &Path) -> Result<EventLog, RecordError> {
-        let file = File::create(path).at(path, "written")?;
-        Ok(EventLog { path: path.to_owned(), file: BufWriter::new(file) })
+        let to = match is_stdout(path) {
+            true => Destination::Stdout,
+            false => Destination::File(BufWriter::new(File::create(path).at(path, "written")?)),
+        };
+        Ok(EventLog { path: path.to_owned(), to })
     }
 
     /// Opens the file behind its contents, or makes it. A line that was cut off is ended.
@@ -373,17 +393,30 @@ impl EventLog {
         if torn {
             file.write_all(b"\n").and_then(|()| file.flush()).at(path, "written")?;
         }
-        Ok(EventLog { path: path.to_owned(), file })
+        Ok(EventLog { path: path.to_owned(), to: Destination::File(file) })
     }
 
     /// Appends one event.
     pub fn write(&mut self, event: &impl Serialize) -> Result<(), RecordError> {
-        serde_json::to_writer(&mut self.file, event)
-            .map_err(io::Error::from)
-            .and_then(|()| self.file.write_all(b"\n"))
-            .and_then(|()| self.file.flush())
-            .at(&self.path, "written")
+        let written = match &mut self.to {
+            Destination::File(file) => write_line(file, event),
+            Destination::Stdout => write_line(&mut io::stdout().lock(), event),
+            Destination::Gone => Ok(()),
+        };
+        match written {
+            Err(error) if matches!(self.to, Destination::Stdout) && error.kind() == ErrorKind::BrokenPipe => {
+                self.to = Destination::Gone;
+                Ok(())
+            }
+            written => written.at(&self.path, "written"),
+        }
     }
+}
+
+fn write_line(to: &mut impl Write, event: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *to, event)?;
+    to.write_all(b"\n")?;
+    to.flush()
 }
 
 /// Writes a file so that it is there whole or not at all. A path that leads to something other than a regular file,
@@ -403,7 +436,16 @@ pub fn write_whole(path: &Path, text: &str) -> Result<(), RecordError> {
         file.persist(path).map_err(|error| error.error)?;
         sync_directory(dir)
     };
-    write().at(path, "written")
+    write().map_err(without_temporary_name).at(path, "written")
+}
+
+/// Returns an error of a temporary file without the file's name, which says nothing to whoever named another file. The
+/// crate `tempfile` puts it at the end.
+fn without_temporary_name(error: io::Error) -> io::Error {
+    match error.to_string().rsplit_once(" at path \"") {
+        Some((what, _)) => io::Error::new(error.kind(), what.to_owned()),
+        None => error,
+    }
 }
 
 /// Makes a hidden file with the mode that the umask gives any other file (the crate's own default hides it from
@@ -491,6 +533,18 @@ mod tests {
             assert_eq!(fs::read_to_string(&file).expect("the file is read"), text);
         }
         assert_eq!(fs::read_dir(parent.path()).expect("the directory is read").count(), 1);
+    }
+
+    #[test]
+    fn an_error_names_the_file_that_was_asked_for_alone() {
+        let (parent, path) = place();
+        let error = write_whole(&path.join("file"), "").expect_err("there is no folder").to_string();
+        assert!(
+            error.starts_with(&format!("{}: cannot be written: ", path.join("file").display())),
+            "{error}"
+        );
+        assert!(!error.contains(TEMPORARY_PREFIX) && !error.contains("at path"), "{error}");
+        assert_eq!(fs::read_dir(parent.path()).expect("the directory is read").count(), 0);
     }
 
     /// Test that not even a program with all rights puts a file in a device's place, whatever link leads there.

@@ -77,8 +77,8 @@ pub enum ShardingError {
         /// What the span must be a multiple of.
         multiple: usize,
     },
-    /// Rows of a sequence that lie apart.
-    #[error("sequence {sequence} has {side} rows with step {step}; only consecutive rows are cut over ranks")]
+    /// Rows of a sequence that lie apart (SBHD), which no algorithm here supports.
+    #[error("sequence {sequence} has {side} rows with step {step}; cutting them over ranks is not supported")]
     Strided {
         /// Index of the sequence.
         sequence: usize,

@@ -1,4 +1,4 @@
-//! What a campaign says while it runs, one event at a time; `docs/events.md` is the schema.
+//! Events that a campaign tells while it runs; `docs/events.md` is their schema.
 //!
 //! Events come in the order of cases. Everything that depends on the clock is in a field named `times`.
 
@@ -12,16 +12,17 @@ use seamproof_judge::case::Case;
 use seamproof_judge::finding::{Check, Ending, Relation};
 use seamproof_judge::subject::TensorName;
 
-/// Cases that have an event of their own; of later ones only those that did not hold have, so that logs stay bounded.
+/// Number of cases that have an event each. Of later cases only those that did not hold have one, so that logs stay
+/// bounded.
 pub const CASE_EVENTS_MAX: u64 = 1 << 20;
 
-/// Something that happened.
+/// One event of a campaign.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event<'a> {
     /// The campaign begins.
     Start(&'a Start),
-    /// A finding of a part that did not end, told by whoever joins the others.
+    /// A part that did not end had found something, as whoever joins the others tells.
     Left(&'a LeftFinding),
     /// The canary was looked for.
     Canary(&'a Canary),
@@ -35,35 +36,35 @@ pub enum Event<'a> {
     Summary(&'a SummaryEvent<'a>),
 }
 
-/// What is run.
+/// Description of a campaign.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Start {
     /// Version of this program.
     pub program: String,
-    /// The seed, in hex: a JSON reader may not hold 64 bits.
+    /// Seed in hex, as a JSON reader may not hold 64 bits.
     pub seed: String,
-    /// The subject.
+    /// Name of the subject.
     pub backend: String,
-    /// Its options that are the same for every case.
+    /// Options of the subject that are the same for every case.
     #[serde(default, skip_serializing_if = "Options::is_empty")]
     pub options: Options,
-    /// Sizes.
+    /// Sizes of the cases.
     pub profile: String,
-    /// Cases of the whole campaign.
+    /// Number of cases of the whole campaign.
     pub cases: Option<u64>,
-    /// Longest duration.
+    /// Limit of its time in seconds.
     pub seconds: Option<f64>,
-    /// Which part.
+    /// Part of the campaign.
     pub shard: Shard,
-    /// The first case, where that is not 0.
+    /// First case, where that is not 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub first: u64,
-    /// Threads.
+    /// Number of threads.
     pub jobs: usize,
 }
 
 impl Start {
-    /// What a plan runs.
+    /// Returns the description of a plan on a subject.
     pub fn of(plan: &Plan, subjects: &Registered) -> Start {
         Start {
             program: env!("CARGO_PKG_VERSION").to_owned(),
@@ -84,34 +85,34 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// One case's verdict in short.
+/// Verdict on one case in short.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct CaseEvent<'a> {
     /// Index in the whole campaign.
     pub index: u64,
-    /// `held`, `refused`, `malformed`, `finding` or `infrastructure`.
+    /// Verdict: `held`, `refused`, `malformed`, `finding` or `infrastructure`.
     pub verdict: &'a str,
-    /// Worst error ÷ bound of a case that held.
+    /// Largest error ÷ bound of a case that held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub margin: Option<f64>,
-    /// The row of the capability table, or the rule that a malformed problem breaks.
+    /// Row of the capability table, or rule that a malformed problem breaks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<&'a str>,
-    /// The check that broke.
+    /// Check that broke.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub check: Option<Check>,
-    /// The identity that does not hold, for that check.
+    /// Identity that does not hold, where the check is `identity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<Relation>,
-    /// How the subject's process ended.
+    /// Ending of the subject's process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
-    /// The tensor that it broke on.
+    /// Tensor on which the check broke.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorName>,
 }
 
-/// What a failing case was shrunk to; whoever merges parts of a campaign need not do it again.
+/// Smaller case that a failing case was shrunk to, so that whoever merges parts of a campaign need not do it again.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ShrunkEvent<'a> {
     /// Index in the whole campaign.
@@ -120,13 +121,13 @@ pub struct ShrunkEvent<'a> {
     pub case: &'a Case,
 }
 
-/// Receives events.
+/// Receiver of events.
 pub trait Observer: Sync {
-    /// Something happened.
+    /// Receives an event.
     fn event(&self, event: &Event);
 }
 
-/// Receives events and does nothing with them.
+/// Observer that does nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Silent;
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, ShrunkEvent};
 use super::minimise::{minimise, shrink_budget};
+use super::plan::Deadline;
 use super::summary::{Distinct, Summary, Sums};
 use super::ways::Ways;
 use super::{Plan, Sinks, Subjects};
@@ -43,6 +44,8 @@ pub(super) struct Outcome {
     pub(super) products: u64,
     /// Elements of the results.
     pub(super) elements: u64,
+    /// Work, by which the campaign's budget foretells times.
+    pub(super) work: u64,
     pub(super) cost: Cost,
     /// The ways that a judged case went.
     pub(super) ways: Ways,
@@ -81,7 +84,7 @@ impl Outcome {
     /// A case that no subject computed anything for.
     pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
         let (cost, ways) = (Cost::default(), Ways::default());
-        Outcome { index, tokens: 0, products: 0, elements: 0, cost, ways, judged }
+        Outcome { index, tokens: 0, products: 0, elements: 0, work: 0, cost, ways, judged }
     }
 
     fn event(&self) -> CaseEvent<'_> {
@@ -127,6 +130,8 @@ pub(super) struct Ledger<'a> {
     /// What each known failure needs: features of its smallest case that all cases had which came to it. The others
     /// were brought in by the shrinker (an empty sequence is simpler than a short one).
     needs: BTreeMap<FailureKey, (Symptom, Features)>,
+    /// The end of all shrinking.
+    shrinking: Deadline,
 }
 
 impl<'a> Ledger<'a> {
@@ -141,7 +146,13 @@ impl<'a> Ledger<'a> {
             smallest: BTreeMap::new(),
             shrinks: BTreeMap::new(),
             needs: BTreeMap::new(),
+            shrinking: Deadline::default(),
         }
+    }
+
+    /// Shrinks nothing further once this time has come.
+    pub(super) fn shrinking_until(self, shrinking: Deadline) -> Ledger<'a> {
+        Ledger { shrinking, ..self }
     }
 
     /// Adds the next case; returns the number of different failures so far.
@@ -337,11 +348,12 @@ impl<'a> Ledger<'a> {
 
     /// The smallest case that shows the same failure, within the budget; the case itself where shrinking fails.
     fn minimised(&mut self, case: Case, start: &Finding) -> Case {
-        let (subjects, control) = (self.subjects, self.sinks.control);
+        let (subjects, control, end) = (self.subjects, self.sinks.control, self.shrinking);
+        let is_over = || control.stopped() || end.passed();
         let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
             let backend = subjects.backend(&case.subject.options).map_err(|error| error.to_string())?;
             let budget = shrink_budget(start.check);
-            Ok(minimise(&case, start, backend.as_ref(), budget, control, |_| {}).case)
+            Ok(minimise(&case, start, backend.as_ref(), budget, &is_over, |_| {}).case)
         }));
         attempt.unwrap_or_else(|_| Err("the shrinker panicked".to_owned())).unwrap_or_else(|what| {
             self.summary.trouble(what);

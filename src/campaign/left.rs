@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::paste::replay_command;
+use crate::paste::{replay_command, typed};
 use crate::record::FINDINGS;
 use seamproof_judge::case::{Case, Found};
 use seamproof_judge::failure::FailureKey;
@@ -96,6 +96,6 @@ impl Display for LeftFinding {
             Holds::Finding { problem, found, .. } => writeln!(f, "FAIL      {problem}: {found}")?,
             Holds::Unread { unread } => writeln!(f, "FAIL      {unread}")?,
         }
-        write!(f, "          replay: {}", self.replay)
+        write!(f, "          replay: {}", typed(&self.replay))
     }
 }

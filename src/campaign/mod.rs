@@ -4,6 +4,9 @@
 //! [`ledger`] folds them in order, so that a summary of a fixed number of cases depends on neither threads nor time.
 //! A failing case is on disk, as drawn, before its thread takes the next one; only then does shrinking begin.
 //!
+//! Time ends a campaign in three ways: no case begins after the plan's time, none begins that the time left clearly
+//! cannot hold, and shrinking ends some time later. A campaign that is limited by its cases alone knows none of these.
+//!
 //! The canary is a small campaign of its own, against a subject with a planted fault, through the same code. A campaign
 //! that does not find it proves nothing and is not begun.
 
@@ -22,7 +25,8 @@ mod summary;
 mod ways;
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use seamproof_oracle::{Pass, Problem};
@@ -37,6 +41,7 @@ pub use minimise::{HANG_EVALUATIONS_MAX, Minimised, SHRINK_EVALUATIONS_MAX, mini
 pub use plan::{Control, Plan, SHARDS_MAX, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
 pub(crate) use report::met;
+pub use report::{LABEL_COLUMNS, Line, Tone};
 pub use subjects::{Options, PlantedSubjects, Registered, Subjects};
 pub use summary::{
     Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
@@ -45,32 +50,37 @@ pub use ways::{Share, Ways};
 
 use crate::record::Findings;
 use ledger::{Failed, Judged, Ledger, Outcome, Recorded};
-use plan::Deadline;
+use plan::{Budget, Deadline};
 use queue::Queue;
 use seamproof_judge::case::{Case, Found, Subject};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
 use seamproof_judge::finding::Finding;
-use seamproof_judge::generate::{self, Draw, Malformed};
+use seamproof_judge::generate::{self, Draw, Malformed, Profile};
 use seamproof_judge::verdict::Verdict;
 
-/// Cases within which the canary must be found.
+/// Work of an element, in products.
+const ELEMENT_WORK: u64 = 16;
+/// Most cases that the search for the canary runs.
 pub const CANARY_CASES_MAX: u64 = 500;
 
-/// Where a campaign's results go.
+/// Destinations of a campaign's results.
 pub struct Sinks<'a> {
-    /// Findings on disk.
+    /// Folder of findings on disk.
     pub findings: &'a Findings,
-    /// Events, in the order of cases.
+    /// Receiver of events, which come in the order of cases.
     pub observer: &'a dyn Observer,
-    /// Counts while it runs, and the request to stop.
+    /// Counts of the running campaign, and the request to stop.
     pub control: &'a Control,
 }
 
-/// Looks for the planted fault with the plan's own seed and sizes.
+/// Looks for the planted fault with the plan's own seed and sizes. In place of large cases, which take seconds each,
+/// it looks in quick ones: they go the same way through this code.
 pub fn canary(plan: &Plan, findings: &Findings, control: &Control) -> Canary {
-    let plan = Plan { cases: Some(CANARY_CASES_MAX), time: None, shard: Shard::WHOLE, ..plan.clone() };
-    let sinks = Sinks { findings, observer: &Silent, control: &control.sibling() };
+    let profile = if plan.profile == Profile::Large { Profile::Quick } else { plan.profile };
+    let cases = Some(CANARY_CASES_MAX);
+    let plan = Plan { profile, cases, time: None, shard: Shard::WHOLE, ..plan.clone() };
+    let sinks = Sinks { findings, observer: &Silent, control };
     let summary = sweep(&plan, &PlantedSubjects::default(), &sinks, Some(1));
     Canary {
         cases: summary.cases,
@@ -87,20 +97,22 @@ pub fn run(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks) -> Summary {
 /// Runs cases until the plan ends, somebody asks to stop, or `distinct_max` different failures are known.
 fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Option<usize>) -> Summary {
     let start = Instant::now();
-    let queue = Queue::new(Ledger::new(plan, subjects, sinks), distinct_max);
-    let worker =
-        Worker { plan, subjects, sinks, deadline: Deadline::after(plan.time), turns: AtomicU64::new(0) };
+    let ledger = Ledger::new(plan, subjects, sinks).shrinking_until(Deadline::after(plan.shrinking()));
+    let queue = Queue::new(ledger, distinct_max);
+    let (budget, turns) = (Budget::begin(plan.time), Mutex::default());
+    let worker = Worker { plan, subjects, sinks, budget, turns };
     let census = match rayon::ThreadPoolBuilder::new().num_threads(plan.jobs).build() {
         Ok(pool) => merged(&pool.broadcast(|_| worker.work(&queue))),
         // A machine without room for threads still has this one.
         Err(_) => worker.work(&queue),
     };
-    // What was lost on the way is said, though others have done its work.
+    // A device that was lost on the way is told, although others have done its work.
     let last = subjects.backend(&subjects.options(0)).ok();
     let host = last.as_ref().and_then(|backend| backend.host());
     let (lost, devices) = host.map(|host| (host.lost(), host.devices())).unwrap_or_default();
     let mut summary = queue.close().finish(census, lost, start.elapsed());
     summary.devices = devices;
+    summary.ended_early = worker.turns().ended;
     summary
 }
 
@@ -111,27 +123,36 @@ fn merged(parts: &[Census]) -> Census {
     })
 }
 
-/// What every thread of a campaign shares.
+/// Everything that the threads of a campaign share.
 struct Worker<'a> {
     plan: &'a Plan,
     subjects: &'a dyn Subjects,
     sinks: &'a Sinks<'a>,
-    deadline: Deadline,
-    turns: AtomicU64,
+    budget: Budget,
+    turns: Mutex<Turns>,
+}
+
+/// Turns that were taken.
+#[derive(Debug, Default)]
+struct Turns {
+    next: u64,
+    /// Whether the next one was turned away, as the time left cannot hold it.
+    ended: bool,
 }
 
 impl Worker<'_> {
-    /// One thread's part: takes the next case until there is none. Whatever is taken is finished, so that the cases of
-    /// an interrupted campaign are the first ones of the whole.
+    /// Runs one thread's part: takes the next case until there is none. Whatever is taken is finished, so that the
+    /// cases of an interrupted campaign are the first ones of the whole.
     fn work(&self, queue: &Queue) -> Census {
         let mut census = Census::default();
-        while !self.sinks.control.stopped() && !self.deadline.passed() {
-            let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-            let Some(index) = self.plan.case(turn) else { break };
+        while !self.sinks.control.stopped() && !self.budget.is_over() {
+            let Some((turn, index)) = self.take() else { break };
             if !queue.begin(turn) {
                 break;
             }
+            let begun = Instant::now();
             let outcome = self.case(index, &mut census);
+            self.budget.add(outcome.work, begun.elapsed());
             self.sinks.control.cases.fetch_add(1, Ordering::Relaxed);
             if matches!(outcome.judged, Judged::Failed(_)) {
                 self.sinks.control.failed.fetch_add(1, Ordering::Relaxed);
@@ -141,7 +162,34 @@ impl Worker<'_> {
         census
     }
 
-    /// Runs one case. A panic that [`evaluate`] does not turn into a verdict is this program's fault, and is counted as
+    /// Takes the next turn, and returns it with the index of its case; `None` where the plan has no further case, or
+    /// the time left cannot hold it. No later turn is taken then, so that no case is left out.
+    fn take(&self) -> Option<(u64, u64)> {
+        let mut turns = self.turns();
+        if turns.ended {
+            return None;
+        }
+        let turn = turns.next;
+        let index = self.plan.case(turn)?;
+        turns.ended = turn > 0 && self.budget.is_tight() && !self.fits(index);
+        turns.next += u64::from(!turns.ended);
+        (!turns.ended).then_some((turn, index))
+    }
+
+    /// Whether the time left may hold the case of this index. What cannot be drawn is for [`Worker::case`] to tell.
+    fn fits(&self, index: u64) -> bool {
+        let drawn = panic::catch_unwind(AssertUnwindSafe(|| drawn(self.plan, self.subjects, index)));
+        match drawn {
+            Ok(Draw::Problem(problem)) => self.budget.holds(work(&problem)),
+            Ok(Draw::Malformed(_)) | Err(_) => true,
+        }
+    }
+
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs one case. A panic that the judge does not turn into a verdict is this program's fault, and is counted as
     /// such instead of ending the campaign.
     fn case(&self, index: u64, census: &mut Census) -> Outcome {
         let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
@@ -162,7 +210,7 @@ impl Worker<'_> {
             Err(error) => return Outcome::untouched(index, Judged::internal(&error)),
         };
         let (tokens, products) = (problem.tokens() as u64, products(&problem));
-        let elements = result_elements(&problem);
+        let (elements, work) = (result_elements(&problem), work(&problem));
         let (verdict, cost) = evaluate_timed(backend.as_ref(), &problem);
         let mut ways = Ways::default();
         if matches!(verdict, Verdict::Pass(_) | Verdict::Finding(_)) {
@@ -173,7 +221,7 @@ impl Worker<'_> {
             Verdict::Pass(margin) => Judged::Held(margin),
             // The generator's limits are far below the judge's: a larger case is this program's fault.
             Verdict::TooLarge(what) | Verdict::Infrastructure(what) => {
-                // Cases that nothing is left to run are not begun.
+                // Without anything left to run them on, no further cases are begun.
                 if backend.ready().is_err() {
                     self.sinks.control.stop();
                 }
@@ -187,7 +235,7 @@ impl Worker<'_> {
                 Judged::Failed(Box::new(self.record(index, case, *finding)))
             }
         };
-        Outcome { index, tokens, products, elements, cost, ways, judged }
+        Outcome { index, tokens, products, elements, work, cost, ways, judged }
     }
 
     fn malformed(&self, index: u64, malformed: &Malformed) -> Outcome {
@@ -211,7 +259,7 @@ impl Worker<'_> {
     }
 }
 
-/// The problem of this index, as the subject can take it.
+/// Returns the problem of this index, as the subject can take it.
 fn drawn(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Draw {
     match generate::draw(plan.seed, index, &plan.profile.limits()) {
         Draw::Problem(problem) => Draw::Problem(subjects.fitted(problem)),
@@ -219,19 +267,19 @@ fn drawn(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Draw {
     }
 }
 
-/// The case that a campaign makes of the problem of this index.
+/// Returns the case that a campaign makes of the problem of this index.
 fn case_of(plan: &Plan, subjects: &dyn Subjects, index: u64, problem: Problem) -> Case {
     let options = subjects.options(plan.draw(index, "options"));
     let subject = Subject { name: subjects.name().to_owned(), options };
     Case::new(subject, plan.draw(index, "schedule"), problem)
 }
 
-/// The name of a failing case's file, as it was drawn.
+/// Returns the name of the file of a failing case, as it was drawn.
 fn name_of(index: u64) -> String {
     format!("case-{index:08}")
 }
 
-/// Elements of all results: out and lse, and dq, dk and dv of a backward.
+/// Returns the number of elements of all results: out and lse, and dq, dk and dv of a backward.
 fn result_elements(problem: &Problem) -> u64 {
     let size = |shape: &[usize]| shape.iter().product::<usize>() as u64;
     let forward = size(&problem.out_shape()) + size(&problem.lse_shape());
@@ -247,7 +295,15 @@ fn result_elements(problem: &Problem) -> u64 {
     }
 }
 
-/// Visible pairs · query heads · head dimension: the size of one of the products of a case.
+/// Returns the work of a case, by which a [`Budget`] foretells its time: products, of which a backward has about three
+/// times as many, and elements, which are drawn, compared and moved.
+fn work(problem: &Problem) -> u64 {
+    let passes = if problem.pass == Pass::Backward { 3 } else { 1 };
+    let products = products(problem).saturating_mul(passes);
+    products.saturating_add(result_elements(problem).saturating_mul(ELEMENT_WORK))
+}
+
+/// Returns visible pairs · query heads · head dimension, the size of one of the products of a case.
 fn products(problem: &Problem) -> u64 {
     problem.pairs().saturating_mul(problem.heads.q as u64).saturating_mul(problem.dims.qk as u64)
 }

@@ -1,9 +1,9 @@
-//! What a campaign is to do: everything that decides its cases, and when it ends.
+//! The plan of a campaign: everything that decides its cases, and when it ends.
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -13,6 +13,14 @@ use seamproof_judge::generate::Profile;
 /// Parts of a campaign, at most: whoever joins them names those that are missing.
 pub const SHARDS_MAX: u64 = 1 << 20;
 
+/// Work that one thread does in a second, until cases have shown it: about that of a core with the emulated subject.
+const WORK_PER_SECOND: f64 = 4e7;
+/// The sizes of cases are looked at where the time left is less than this many of the longest case so far.
+const TIGHT: u32 = 16;
+/// Least and most time after its end that a campaign goes on shrinking what it found. In between it may take as long
+/// again as its cases.
+const SHRINKING: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(120)];
+
 /// One of `count` parts of a campaign: the cases whose index is `index` modulo `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shard {
@@ -20,7 +28,7 @@ pub struct Shard {
     count: u64,
 }
 
-/// A text that names no [`Shard`].
+/// Error of a text that names no [`Shard`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no shard; write I/N with I below N and N at most {SHARDS_MAX}, as in 0/4")]
 pub struct ShardError(String);
@@ -29,17 +37,17 @@ impl Shard {
     /// The whole campaign.
     pub const WHOLE: Shard = Shard { index: 0, count: 1 };
 
-    /// How many parts there are.
+    /// Returns the number of parts.
     pub fn count(self) -> u64 {
         self.count
     }
 
-    /// Every part of as many.
+    /// Returns every part of the campaign.
     pub fn siblings(self) -> impl Iterator<Item = Shard> {
         (0..self.count).map(move |index| Shard { index, count: self.count })
     }
 
-    /// The index of the shard's `turn`-th case; `None` when it overflows.
+    /// Returns the index of the shard's `turn`-th case; `None` when it overflows.
     fn case(self, turn: u64) -> Option<u64> {
         turn.checked_mul(self.count)?.checked_add(self.index)
     }
@@ -80,41 +88,47 @@ impl<'de> Deserialize<'de> for Shard {
 pub struct Plan {
     /// Seed of every case's geometry and of its subject's options.
     pub seed: u64,
-    /// Sizes.
+    /// Sizes of the cases.
     pub profile: Profile,
     /// The first case: a campaign may go on where an earlier one ended.
     pub first: u64,
-    /// The case to end before, of which a shard runs its part; no limit when absent.
+    /// Number of cases of all shards together, counted from case 0; no limit when absent.
     pub cases: Option<u64>,
-    /// No case begins after this long; no limit when absent.
+    /// No case begins after this long, nor one that the time left clearly cannot hold; no limit when absent.
     pub time: Option<Duration>,
-    /// Which part of the campaign.
+    /// Part of the campaign.
     pub shard: Shard,
-    /// Threads.
+    /// Number of threads.
     pub jobs: usize,
 }
 
 impl Plan {
-    /// The index of the `turn`-th case; `None` past the last one.
+    /// Returns the index of the `turn`-th case; `None` past the last one.
     pub(super) fn case(&self, turn: u64) -> Option<u64> {
         let index = self.first.checked_add(self.shard.case(turn)?)?;
         self.cases.is_none_or(|cases| index < cases).then_some(index)
     }
 
-    /// Cases that this shard will run, where that is known.
+    /// Returns how long shrinking may go on from now, at the campaign's beginning; no limit without a limit of time.
+    pub(super) fn shrinking(&self) -> Option<Duration> {
+        let [least, most] = SHRINKING;
+        self.time.map(|time| time.saturating_add(time.clamp(least, most)))
+    }
+
+    /// Returns the number of cases that this shard will run, where that is known.
     pub fn turns(&self) -> Option<u64> {
         let first = self.first.saturating_add(self.shard.index);
         self.cases.map(|cases| cases.saturating_sub(first).div_ceil(self.shard.count))
     }
 
-    /// Whether this many cases in this time are all that was asked for. A plan without limits ends when somebody says so.
+    /// Whether this many cases in this time are all that was asked for. A plan without limits ends on request.
     pub(super) fn fulfilled(&self, cases: u64, elapsed: Duration) -> bool {
         let enough = self.turns().is_some_and(|turns| cases >= turns);
         let long_enough = self.time.is_some_and(|time| elapsed >= time);
         enough || long_enough || (self.cases.is_none() && self.time.is_none())
     }
 
-    /// A number drawn from the seed, a case and a purpose: the purposes of one case share nothing.
+    /// Returns a number drawn from the seed, a case and a purpose. The purposes of one case share nothing.
     pub(super) fn draw(&self, index: u64, purpose: &str) -> u64 {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.seed.to_le_bytes()).update(&index.to_le_bytes()).update(purpose.as_bytes());
@@ -123,7 +137,7 @@ impl Plan {
         u64::from_le_bytes(first)
     }
 
-    /// Options of `seamproof run` that run exactly one case of this campaign.
+    /// Returns the options of `seamproof run` that run exactly one case of this campaign.
     pub fn options_of_case(&self, index: u64) -> String {
         let cases = index.saturating_add(1);
         format!(
@@ -134,18 +148,18 @@ impl Plan {
     }
 }
 
-/// What goes between a running campaign and whoever watches it: a request to stop, and counts.
+/// Link between a running campaign and whoever watches it: a request to stop, and counts.
 #[derive(Debug, Default)]
 pub struct Control {
     stop: Arc<AtomicBool>,
-    /// Cases judged.
+    /// Number of judged cases.
     pub cases: AtomicU64,
-    /// Cases that failed.
+    /// Number of failed cases.
     pub failed: AtomicU64,
 }
 
 impl Control {
-    /// Counts of their own that begin at zero, and the same request to stop.
+    /// Returns a control with the same request to stop, and counts of its own that begin at zero.
     pub fn sibling(&self) -> Control {
         Control { stop: Arc::clone(&self.stop), ..Control::default() }
     }
@@ -155,23 +169,90 @@ impl Control {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody asked.
+    /// Whether the campaign was asked to end.
     pub fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 }
 
-/// A time after which no case begins.
-#[derive(Clone, Copy, Debug)]
+/// A point in time, if there is one.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Deadline(Option<Instant>);
 
 impl Deadline {
+    /// Returns the point that lies this long from now.
     pub(super) fn after(time: Option<Duration>) -> Deadline {
         Deadline(time.and_then(|time| Instant::now().checked_add(time)))
     }
 
+    /// Whether it lies in the past.
     pub(super) fn passed(self) -> bool {
-        self.0.is_some_and(|end| Instant::now() >= end)
+        self.left() == Some(Duration::ZERO)
+    }
+
+    /// Returns the time that is left.
+    fn left(self) -> Option<Duration> {
+        self.0.map(|end| end.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// The time of a campaign, and what its cases have taken of it so far.
+///
+/// The pace is seconds for each unit of work, a rough measure by which a case's time is foretold. A case is turned away
+/// where its work at that pace takes longer than the time left. The caller lets the first case begin whatever its work
+/// is, so that a campaign that is run in slices gets on.
+#[derive(Debug)]
+pub(super) struct Budget {
+    deadline: Deadline,
+    spent: Mutex<Spent>,
+}
+
+/// Seconds and work of the cases that have ended, and the time of the longest.
+#[derive(Clone, Copy, Debug)]
+struct Spent {
+    seconds: f64,
+    work: f64,
+    longest: Duration,
+}
+
+impl Budget {
+    /// Begins to count now.
+    pub(super) fn begin(time: Option<Duration>) -> Budget {
+        // What no case has shown yet is taken from a usual machine.
+        let spent = Spent { seconds: 1.0, work: WORK_PER_SECOND, longest: Duration::ZERO };
+        Budget { deadline: Deadline::after(time), spent: Mutex::new(spent) }
+    }
+
+    /// Whether its time is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.deadline.passed()
+    }
+
+    /// Whether the size of the next case must be looked at before it begins: not while the longest one so far would
+    /// fit many times.
+    pub(super) fn is_tight(&self) -> bool {
+        let Some(left) = self.deadline.left() else { return false };
+        let longest = self.spent().longest;
+        longest.is_zero() || left < longest.saturating_mul(TIGHT)
+    }
+
+    /// Whether a case of so much work may end in the time left.
+    pub(super) fn holds(&self, work: u64) -> bool {
+        let Some(left) = self.deadline.left() else { return true };
+        let Spent { seconds, work: so_far, .. } = *self.spent();
+        work as f64 * seconds / so_far <= left.as_secs_f64()
+    }
+
+    /// Counts a case that has ended.
+    pub(super) fn add(&self, work: u64, time: Duration) {
+        let mut spent = self.spent();
+        spent.seconds += time.as_secs_f64();
+        spent.work += work as f64;
+        spent.longest = spent.longest.max(time);
+    }
+
+    fn spent(&self) -> MutexGuard<'_, Spent> {
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -223,6 +304,31 @@ mod tests {
         let timed = Plan { time: Some(second), ..plan(Some(4), "0/1") };
         assert!(timed.fulfilled(1, second));
         assert!(!timed.fulfilled(3, second / 2));
+    }
+
+    #[test]
+    fn no_case_begins_that_the_time_left_cannot_hold() {
+        let minute = Duration::from_secs(60);
+        let budget = Budget::begin(Some(minute));
+        assert!(budget.is_tight(), "nothing is known yet");
+        assert!(budget.holds(1) && !budget.holds(u64::MAX));
+        // On a slow machine a thousand units take a second, so a minute does not hold a million.
+        budget.add(1_000_000_000, Duration::from_secs(1_000_000));
+        assert!(budget.holds(10_000) && !budget.holds(1_000_000));
+        let quick = Budget::begin(Some(minute));
+        quick.add(1_000, Duration::from_millis(1));
+        assert!(!quick.is_tight());
+        assert!(Budget::begin(Some(Duration::ZERO)).is_over());
+        let endless = Budget::begin(None);
+        assert!(!endless.is_over() && !endless.is_tight() && endless.holds(u64::MAX));
+    }
+
+    #[test]
+    fn shrinking_ends_some_time_after_the_cases() {
+        let timed = |seconds| Plan { time: Some(Duration::from_secs(seconds)), ..plan(None, "0/1") };
+        let ends = |seconds| timed(seconds).shrinking().map(|time| time.as_secs());
+        assert_eq!([1, 15, 3600].map(ends), [Some(11), Some(30), Some(3720)]);
+        assert_eq!(plan(Some(4), "0/1").shrinking(), None);
     }
 
     #[test]

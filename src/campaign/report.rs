@@ -1,35 +1,83 @@
-//! A summary as people read it.
+//! A summary as people read it: the verdict first, then findings, then numbers.
+//!
+//! Lines carry a [`Tone`], so that a terminal can colour them and knows which of them it may wrap. The label of a line
+//! takes its first [`LABEL_COLUMNS`] columns.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 
 use super::summary::{Canary, Distinct, Summary};
+use seamproof_judge::census::CLASSES;
 use seamproof_judge::prose::counted;
 use seamproof_judge::subject::DeviceRuns;
 use seamproof_judge::verdict::Cost;
 
-/// What was too little is named up to this many times; the rest is counted.
+/// Columns of a line's label.
+pub const LABEL_COLUMNS: usize = 10;
+/// Floors that are named where too little was run; the others are counted.
 const MISSED_SHOWN_MAX: usize = 4;
+/// Rows of a table and rules of malformed problems that are named on one line; the others are summed.
+const NAMED_MAX: usize = 6;
 
-impl Display for Distinct {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "FAIL      {} ({}; first in case {})", self.key, self.met(), self.first_case)?;
-        writeln!(f, "          {}", self.problem)?;
-        writeln!(f, "          {}", self.found)?;
-        let state = if self.found.minimal { "minimal" } else { "not minimal" };
-        writeln!(f, "          {state} after {}", counted(self.found.evaluations, "evaluation"))?;
-        writeln!(f, "          replay: {}", self.replay)
+/// How a line is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    /// Good news.
+    Good,
+    /// A finding.
+    Bad,
+    /// Something that makes the result doubtful.
+    Doubt,
+    /// Everything else.
+    Plain,
+    /// The label `replay:` and a command, which must stay on one line to be pasted.
+    Command,
+}
+
+/// One line of a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// How it is meant.
+    pub tone: Tone,
+    /// The text. It holds no line break unless a name from outside does.
+    pub text: String,
+}
+
+impl Line {
+    /// Returns a line of a label and a text.
+    pub fn new(tone: Tone, label: &str, text: impl Display) -> Line {
+        Line { tone, text: format!("{label:<LABEL_COLUMNS$}{text}") }
     }
 }
 
 impl Distinct {
-    /// How often it was met: `1 failing case`, `312 failing cases, 8 of them shrunk`.
+    /// Returns the finding in lines, its command last.
+    fn lines(&self) -> Vec<Line> {
+        let said = format!("{} ({}; first in case {})", self.key, self.met(), self.first_case);
+        let state = if self.found.minimal { "minimal" } else { "not minimal" };
+        let evaluations = counted(self.found.evaluations, "evaluation");
+        vec![
+            Line::new(Tone::Bad, "FAIL", said),
+            Line::new(Tone::Plain, "", &self.problem),
+            Line::new(Tone::Plain, "", &self.found),
+            Line::new(Tone::Plain, "", format!("{state} after {evaluations}")),
+            Line::new(Tone::Command, "", format!("replay: {}", self.replay)),
+        ]
+    }
+
+    /// Returns how often the failure was met, as in `1 failing case` or `312 failing cases, 8 of them shrunk`.
     pub fn met(&self) -> String {
         met(self.cases(), self.seen)
     }
 }
 
-/// How many cases failed in one way, and of how many of them that is more than a likeness.
+impl Display for Distinct {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.lines().iter().try_for_each(|line| writeln!(f, "{}", line.text))
+    }
+}
+
+/// Returns how many cases failed in one way, and how many of them were shrunk.
 pub(crate) fn met(cases: u64, shrunk: u64) -> String {
     let all = counted(cases, "failing case");
     match (cases, shrunk) {
@@ -62,57 +110,109 @@ impl Display for Canary {
 
 impl Display for Summary {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.census)?;
-        self.margins(f)?;
-        self.counts(f)?;
-        self.distinct.iter().try_for_each(|distinct| write!(f, "{distinct}"))?;
-        self.missed(f)?;
-        self.result(f)
+        let texts: Vec<String> = self.lines().into_iter().map(|line| line.text).collect();
+        f.write_str(&texts.join("\n"))
     }
 }
 
 impl Summary {
-    /// The failing cases that no line above stands for.
-    fn not_shrunk(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let lines = [
-            (self.not_shrunk, "with check, tensor and all needed features of a failure below: not shrunk"),
-            (self.kept, "like no failure below: kept as drawn"),
-            (self.dropped, "like no failure below: only counted, as too many are kept already"),
+    /// Returns the report: the verdict, what was found, what makes it doubtful, then numbers.
+    pub fn lines(&self) -> Vec<Line> {
+        let mut lines = vec![self.verdict()];
+        lines.extend(self.distinct.iter().flat_map(Distinct::lines));
+        lines.extend(self.not_shrunk());
+        lines.extend(self.doubts());
+        lines.extend(self.counts());
+        lines.extend(self.margins());
+        lines.extend(self.rates());
+        lines.push(self.census_line());
+        lines
+    }
+
+    /// Returns the verdict in one line, with cases and seconds.
+    fn verdict(&self) -> Line {
+        let run = format!("{} in {:.1} s", counted(self.cases, "case"), self.seconds);
+        let (tone, text) = if !self.failed.is_empty() {
+            let findings = counted(self.distinct.len(), "finding");
+            (Tone::Bad, format!("{findings}: {} of {run} failed", self.failed_count()))
+        } else if self.infrastructure_count > 0 {
+            let faults = counted(self.infrastructure_count, "fault");
+            (Tone::Doubt, format!("{faults} of this program or of a device: {run}"))
+        } else if !self.missed.is_empty() {
+            let more = if self.interrupted { "" } else { "; give it more --cases or --time" };
+            (Tone::Doubt, format!("too little run: {run} say nothing yet{more}"))
+        } else {
+            let refused = self.cases.saturating_sub(self.held);
+            let held = format!("{} held, {refused} refused as they must be", self.held);
+            (Tone::Good, format!("held: {run}; nothing was found; {held}"))
+        };
+        Line::new(tone, "verdict", text)
+    }
+
+    /// Returns the failing cases that no finding stands for.
+    fn not_shrunk(&self) -> Vec<Line> {
+        let counts = [
+            (self.not_shrunk, "with check, tensor and all needed features of a finding above: not shrunk"),
+            (self.kept, "like no finding above: kept as drawn"),
+            (self.dropped, "like no finding above: only counted, as too many are kept already"),
         ];
-        let mut told = lines.iter().filter(|(count, _)| *count > 0);
-        told.try_for_each(|(count, what)| {
-            writeln!(f, "          {} {what}", counted(*count, "more failing case"))
-        })
+        let told = counts.into_iter().filter(|(count, _)| *count > 0);
+        let line = |(count, what)| {
+            Line::new(Tone::Plain, "", format!("{} {what}", counted(count, "more failing case")))
+        };
+        told.map(line).collect()
     }
 
-    /// Says so where nothing is wrong; what is wrong has its lines above.
-    fn result(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        if !self.failed.is_empty() || self.infrastructure_count > 0 || !self.missed.is_empty() {
-            return Ok(());
+    /// Returns what makes the result doubtful: faults of this program, and what was too little.
+    fn doubts(&self) -> Vec<Line> {
+        let doubt = |label: &str, text: &str| Line::new(Tone::Doubt, label, text);
+        let mut lines: Vec<Line> = self.infrastructure.iter().map(|what| doubt("internal", what)).collect();
+        if self.ended_early {
+            lines.push(doubt("ended", "before its time: the time left was too short for the next case"));
         }
-        let refused = self.cases.saturating_sub(self.held);
-        let held = counted(self.held, "case");
-        write!(f, "result    nothing was found: {held} held, {refused} refused as they must be")
-    }
-
-    fn missed(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let shown = self.missed.len().min(MISSED_SHOWN_MAX);
-        self.missed[..shown].iter().try_for_each(|missed| writeln!(f, "too little run: {missed}"))?;
-        match self.missed.len() - shown {
-            0 => Ok(()),
-            others => {
-                writeln!(f, "too little run: {}; run.json names all", counted(others, "other floor"))
-            }
+        let too_little = |what: &str| Line { tone: Tone::Doubt, text: format!("too little run: {what}") };
+        lines.extend(self.missed[..shown].iter().map(|missed| too_little(missed)));
+        let others = self.missed.len() - shown;
+        if others > 0 {
+            lines.push(too_little(&format!("{}; run.json names all", counted(others, "other floor"))));
         }
+        lines
     }
 
-    fn margins(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "margin    error ÷ bound of the cases that held, where the error is not 0")?;
-        writeln!(
-            f,
-            "          {:<10}{:>4}{:>9}{:>10}{:>10}{:>10}",
-            "tensor", "tier", "cases", "p50", "p99", "max"
-        )?;
+    fn counts(&self) -> Vec<Line> {
+        let plain = |label: &str, text: String| Line::new(Tone::Plain, label, text);
+        let refused: u64 = self.refused.values().sum();
+        let malformed: u64 = self.malformed.values().sum();
+        let mut lines = vec![plain(
+            "cases",
+            format!(
+                "{} · held {} · refused {refused} · malformed {malformed} · failed {} · internal {}",
+                self.cases,
+                self.held,
+                self.failed_count(),
+                self.infrastructure_count
+            ),
+        )];
+        if self.without_envelope > 0 {
+            let what =
+                "of those held are too large for the oracle: the envelope judged a sample of their rows";
+            lines.push(plain("", format!("{} {what}", self.without_envelope)));
+        }
+        lines.extend(by_name("refused", &self.refused));
+        lines.extend(by_name("malformed", &self.malformed));
+        let ways = self.ways.to_string();
+        lines.extend(ways.lines().map(|line| Line { tone: Tone::Plain, text: line.to_owned() }));
+        for DeviceRuns { device, name, runs } in &self.devices {
+            let named = if name.is_empty() { String::new() } else { format!(" · {name}") };
+            lines.push(plain("device", format!("{device}: {runs} runs{named}")));
+        }
+        lines
+    }
+
+    fn margins(&self) -> Vec<Line> {
+        let plain = |label: &str, text: String| Line::new(Tone::Plain, label, text);
+        let mut rows = Vec::new();
         for (tier, histograms) in &self.margins {
             for (tensor, histogram) in histograms {
                 if let Some(quantiles) = histogram.quantiles() {
@@ -123,66 +223,63 @@ impl Summary {
                     let (p50, p99) = (told(0.5, quantiles.p50), told(0.99, quantiles.p99));
                     let max = two_digits(quantiles.max);
                     let (name, count) = (tensor.name(), quantiles.count);
-                    writeln!(f, "          {name:<10}{tier:>4}{count:>9}{p50:>10}{p99:>10}{max:>10}")?;
+                    rows.push(plain("", format!("{name:<10}{tier:>4}{count:>9}{p50:>10}{p99:>10}{max:>10}")));
                 }
             }
         }
-        Ok(())
+        if rows.is_empty() {
+            return rows;
+        }
+        let columns =
+            format!("{:<10}{:>4}{:>9}{:>10}{:>10}{:>10}", "tensor", "tier", "cases", "p50", "p99", "max");
+        let heads = [
+            plain("margin", "error ÷ bound of the cases that held, where the error is not 0".to_owned()),
+            plain("", columns),
+        ];
+        heads.into_iter().chain(rows).collect()
     }
 
-    fn counts(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let refused: u64 = self.refused.values().sum();
-        let malformed: u64 = self.malformed.values().sum();
-        writeln!(
-            f,
-            "cases     {} · held {} · refused {refused} · malformed {malformed} · failed {} ({} distinct) · internal {}",
-            self.cases,
-            self.held,
-            self.failed_count(),
-            self.distinct.len(),
-            self.infrastructure_count
-        )?;
-        if self.without_envelope > 0 {
-            writeln!(
-                f,
-                "          {} of those held are too large for the oracle: the envelope judged a sample of their rows",
-                self.without_envelope
-            )?;
-        }
-        by_name(f, "refused", &self.refused)?;
-        by_name(f, "malformed", &self.malformed)?;
-        write!(f, "{}", self.ways)?;
-        self.not_shrunk(f)?;
-        self.infrastructure.iter().try_for_each(|what| writeln!(f, "internal  {what}"))?;
-        for DeviceRuns { device, name, runs } in &self.devices {
-            writeln!(f, "device    {device}: {runs} runs{}{name}", if name.is_empty() { "" } else { " · " })?;
-        }
-        writeln!(
-            f,
-            "rate      {:.0} cases/s · {:.0} tokens/s · {:.3e} pair·head·dim products/s · {:.1} s{}",
+    fn rates(&self) -> [Line; 2] {
+        let Cost { inputs, subject, oracle, judge } = self.cost;
+        let [inputs, subject, oracle, judge] =
+            [inputs, subject, oracle, judge].map(|part| self.case_microseconds(part));
+        let rate = format!(
+            "{:.0} cases/s · {:.0} tokens/s · {:.3e} pair·head·dim products/s",
             self.per_second(self.cases),
             self.per_second(self.token_count),
             self.per_second(self.product_count),
-            self.seconds,
-            if self.interrupted { " · interrupted" } else { "" }
-        )?;
-        let Cost { inputs, subject, oracle, judge } = self.cost;
-        let parts = [inputs, subject, oracle, judge];
-        let [inputs, subject, oracle, judge] = parts.map(|part| self.case_microseconds(part));
-        let element = self.judge_nanoseconds();
-        writeln!(
-            f,
-            "cost      a case: inputs {inputs:.0} µs · subject {subject:.0} µs · oracle {oracle:.0} µs · judge {judge:.0} µs · judge {element:.1} ns/element"
-        )
+        );
+        let cost = format!(
+            "a case: inputs {inputs:.0} µs · subject {subject:.0} µs · oracle {oracle:.0} µs · judge {judge:.0} µs ({:.1} ns/element)",
+            self.judge_nanoseconds()
+        );
+        [Line::new(Tone::Plain, "rate", rate), Line::new(Tone::Plain, "cost", cost)]
+    }
+
+    /// Returns the census in one line.
+    fn census_line(&self) -> Line {
+        let met = CLASSES.iter().filter(|class| self.census.count(class.name) > 0).count();
+        let text = format!(
+            "{met} of {} classes of problems met · tokens p50 {}, p95 {} · --census lists the classes",
+            CLASSES.len(),
+            self.census.tokens(0.5),
+            self.census.tokens(0.95)
+        );
+        Line::new(Tone::Plain, "census", text)
     }
 }
 
-fn by_name(f: &mut Formatter<'_>, title: &str, counts: &BTreeMap<String, u64>) -> fmt::Result {
-    if counts.is_empty() {
-        return Ok(());
+/// Returns a line of counts, the largest first; those past [`NAMED_MAX`] are summed.
+fn by_name(title: &str, counts: &BTreeMap<String, u64>) -> Option<Line> {
+    let mut all: Vec<(&String, u64)> = counts.iter().map(|(name, &count)| (name, count)).collect();
+    all.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+    let others: u64 = all.iter().skip(NAMED_MAX).map(|(_, count)| count).sum();
+    let mut parts: Vec<String> =
+        all.iter().take(NAMED_MAX).map(|(name, count)| format!("{name} {count}")).collect();
+    if others > 0 {
+        parts.push(format!("others {others}"));
     }
-    let parts: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    writeln!(f, "{title:<10}{}", parts.join(" · "))
+    (!parts.is_empty()).then(|| Line::new(Tone::Plain, title, parts.join(" · ")))
 }
 
 /// Margins agree to two digits between machines, so no more are shown.

@@ -1,4 +1,4 @@
-//! What a campaign is run against: a subject whose options are drawn for each case.
+//! Subjects of campaigns, whose options are drawn for each case.
 
 use seamproof_oracle::Problem;
 
@@ -7,52 +7,52 @@ use seamproof_judge::subject::Backend;
 pub use seamproof_judge::subjects::Options;
 use seamproof_judge::subjects::SubjectName;
 
-/// Makes the subject of each case.
+/// Source of the subject of each case.
 pub trait Subjects: Sync {
-    /// The name that stored cases carry.
+    /// Returns the name that stored cases carry.
     fn name(&self) -> &str;
 
-    /// A case's options, a function of the seed alone.
+    /// Returns the options of a case, a function of the seed alone.
     fn options(&self, seed: u64) -> Options;
 
-    /// The subject with these options.
+    /// Returns the subject with these options.
     fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError>;
 
-    /// What is judged in place of a drawn problem, of which it is a function: for a subject that takes few, the nearest one
-    /// that it takes.
+    /// Returns the problem that is judged in place of a drawn one: for a subject that takes few problems, the nearest
+    /// one that it takes.
     fn fitted(&self, problem: Problem) -> Problem {
         problem
     }
 }
 
-/// A subject that the command line knows by name.
+/// Subject that the command line knows by name.
 #[derive(Clone, Debug)]
 pub struct Registered {
     name: String,
-    /// Options that are the same for every case; the others are drawn.
+    /// Options that are the same for every case. The others are drawn.
     fixed: Options,
 }
 
 impl Registered {
-    /// The subject that `NAME` or `NAME:OPTION=VALUE,…` says, if there is one and it can be made.
+    /// Returns the subject that `NAME` or `NAME:OPTION=VALUE,…` names, if there is one and it can be made.
     pub fn new(text: &str) -> Result<Registered, BackendError> {
         let name: SubjectName = text.parse()?;
         Registered::with(name.name(), name.options)
     }
 
-    /// The subject of this name with these options fixed.
+    /// Returns the subject of this name with these options fixed.
     pub fn with(name: String, fixed: Options) -> Result<Registered, BackendError> {
         let subject = Registered { name, fixed };
         subject.backend(&subject.options(0))?;
         Ok(subject)
     }
 
-    /// The options that are the same for every case.
+    /// Returns the options that are the same for every case.
     pub fn fixed(&self) -> &Options {
         &self.fixed
     }
 
-    /// Makes ready what the subject's runs need, or says why it cannot be had.
+    /// Prepares everything that the subject's runs need, or says why that is not possible.
     pub fn ready(&self) -> Result<(), String> {
         let backend = self.backend(&self.options(0)).map_err(|error| error.to_string())?;
         backend.ready()
@@ -75,7 +75,7 @@ impl Subjects for Registered {
     }
 }
 
-/// The canary: the emulated subject with a planted fault.
+/// Subject of the canary: the emulated one with a planted fault.
 #[derive(Clone, Debug)]
 pub struct PlantedSubjects(String);
 

@@ -1,4 +1,4 @@
-//! What a campaign comes to: counts, distributions, and the different failures.
+//! The result of a campaign: counts, distributions, and the different failures.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::histogram::{Histogram, Quantiles};
-use super::plan::Plan;
+use super::plan::{Plan, Shard};
 use super::ways::Ways;
 use seamproof_judge::case::Found;
 use seamproof_judge::census::Census;
@@ -18,40 +18,44 @@ use seamproof_judge::shrink::Size;
 use seamproof_judge::subject::{DeviceRuns, TensorName};
 use seamproof_judge::verdict::{Cost, Margin, Tier};
 
-/// Least share of the cases that a subject must be judged on: one that refuses its way through is not verified.
+/// Least share of the legal cases that a subject must be judged on. One that refuses more is not verified.
 pub const JUDGED_SHARE_MIN: f64 = 0.5;
-/// Messages about this program's own faults that are kept; more are counted.
+/// The least floor that a class has, however few cases there are. A shard may miss it by chance, so only the whole
+/// campaign is asked for it; higher floors grow with a shard's own cases and lie out of reach of chance.
+const CHANCE_FLOOR: u64 = 1;
+/// Most messages about this program's own faults that are kept; further ones are counted.
 pub const INFRASTRUCTURE_MESSAGES_MAX: usize = 4;
 
 /// One failure, with the smallest case that shows it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Distinct {
-    /// What makes it different from others.
+    /// Key that tells it from other failures.
     pub key: FailureKey,
-    /// Shrunk cases that came to it.
+    /// Number of shrunk cases that came to it.
     pub seen: u64,
-    /// Failing cases that were only counted, as each has its check, its tensor and all features that it needs. One that
-    /// could be of several failures is counted for the one that needs most. Known at the end, so the summary tells it.
+    /// Number of failing cases that were only counted, as each has its check, its tensor and all features that it
+    /// needs. One that could be of several failures counts for the one that needs most. It is known at the end, so only
+    /// the summary tells it.
     #[serde(skip)]
     pub counted: u64,
-    /// The first of the shrunk ones.
+    /// Index of the first shrunk case.
     pub first_case: u64,
-    /// What was found in the smallest case.
+    /// Finding in the smallest case.
     #[serde(flatten)]
     pub found: Found,
     /// The smallest case in words.
     pub problem: String,
-    /// How large it is; absent where the failure is no problem.
+    /// Size of the smallest case; absent where the failure is no problem.
     #[serde(skip)]
     pub size: Option<Size>,
     /// Name of its files; absent where the failure is no problem that could be stored.
     pub name: Option<String>,
-    /// The command that shows it again; where only the crate that has the subject can, the test to paste there, in words.
+    /// Command that shows it again. Where only the crate of the subject can, words say which test to paste there.
     pub replay: String,
 }
 
 impl Distinct {
-    /// All failing cases of it.
+    /// Returns the number of all its failing cases.
     pub fn cases(&self) -> u64 {
         self.seen + self.counted
     }
@@ -61,7 +65,7 @@ impl Distinct {
     }
 }
 
-/// How often a failure was met.
+/// Counts of one failure.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct FailureCount<'a> {
     key: &'a FailureKey,
@@ -71,61 +75,61 @@ struct FailureCount<'a> {
     seen: u64,
 }
 
-/// Whether the planted fault was found.
+/// Result of the search for the planted fault.
 #[derive(Clone, Debug, Serialize)]
 pub struct Canary {
-    /// Cases that were run.
+    /// Number of cases that were run.
     pub cases: u64,
-    /// What was found.
+    /// The planted fault, if it was found.
     pub finding: Option<Distinct>,
-    /// Faults of this program on the way.
+    /// Faults of this program during the search.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub infrastructure: Vec<String>,
 }
 
-/// What of a campaign is the same in whatever order its cases are added up: parts of it are merged by their sums, and by
-/// the events of the cases that did not hold.
+/// Sums of a campaign that do not depend on the order of its cases. Parts of a campaign are merged by their sums, and
+/// by the events of the cases that did not hold.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sums {
-    /// Cases run.
+    /// Number of cases run.
     pub cases: u64,
-    /// Cases in which every check held.
+    /// Number of cases in which every check held.
     pub held: u64,
-    /// Those of them of which the envelope looked at a sample of rows alone: the oracle is too dear for all.
+    /// Number of held cases whose envelope judged a sample of rows, as the oracle is too slow for all.
     pub without_envelope: u64,
-    /// Cases refused as the capability table says, by its row.
+    /// Number of cases refused as the capability table says, by its row.
     pub refused: BTreeMap<String, u64>,
-    /// Malformed problems refused, by the rule that they break.
+    /// Number of malformed problems refused, by the rule that they break.
     pub malformed: BTreeMap<String, u64>,
     /// Error ÷ bound of each tensor in each tier, over the cases that held with an error above zero.
     pub margins: BTreeMap<Tier, BTreeMap<TensorName, Histogram>>,
-    /// Cases that a subject computed.
+    /// Number of cases that a subject computed.
     pub computed: u64,
-    /// Query tokens of the cases that a subject computed.
+    /// Number of query tokens of the cases that a subject computed.
     pub token_count: u64,
-    /// Their visible pairs · query heads · head dimension.
+    /// Visible pairs · query heads · head dimension of these cases.
     pub product_count: u64,
-    /// Output elements: the results of their problems (out, lse, dq, dk and dv), each counted once however often the
+    /// Number of elements of the results of these cases (out, lse, dq, dk and dv). Each counts once, however often the
     /// judge has the subject run.
     pub element_count: u64,
-    /// Where the time of these cases went, over all threads.
+    /// Time of these cases over all threads, by what took it.
     pub cost: Cost,
-    /// Which kernels the judged cases ran on, where the subject says so.
+    /// Kernels on which the judged cases ran, where the subject says so.
     #[serde(default)]
     pub ways: Ways,
-    /// What was generated.
+    /// Census of the drawn problems.
     pub census: Census,
     /// Faults of this program itself that are no case's, in words.
     pub beside: Vec<String>,
     /// Whether somebody ended it early.
     pub interrupted: bool,
-    /// How long it took.
+    /// Length of the campaign in seconds.
     pub seconds: f64,
 }
 
 impl Sums {
-    /// Adds what a part's cases came to; its census, faults, time and end are the caller's.
+    /// Adds the counts of a part. The caller sees to its census, faults, time and end.
     fn add(&mut self, part: &Sums) {
         self.cases += part.cases;
         self.held += part.held;
@@ -149,28 +153,31 @@ impl Sums {
     }
 }
 
-/// The sum of a campaign: its [`Sums`], whose fields it is read by, and what depends on the order of its cases.
+/// Result of a campaign: its [`Sums`], whose fields can be read directly, and everything that depends on the order of
+/// its cases.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     sums: Sums,
-    /// Cases that failed, by check.
+    /// Number of cases that failed, by check.
     pub failed: BTreeMap<Check, u64>,
-    /// Failing cases that were only counted: each has all that a known failure of the same symptom needs.
+    /// Number of failing cases that were only counted: each has all that a known failure of the same symptom needs.
     pub not_shrunk: u64,
-    /// Failing cases like no known failure, on disk as they were drawn: enough others were shrunk.
+    /// Number of failing cases like no known failure that are on disk as drawn, as enough others were shrunk.
     pub kept: u64,
-    /// The same, past those that are kept: only counted.
+    /// Number of failing cases like no known failure that were only counted, as enough others are kept.
     pub dropped: u64,
-    /// The different failures.
+    /// Different failures.
     pub distinct: Vec<Distinct>,
-    /// Faults of this program itself, the first ones in words.
+    /// First messages about faults of this program or of a device.
     pub infrastructure: Vec<String>,
-    /// How many they are.
+    /// Number of such faults.
     pub infrastructure_count: u64,
     /// Devices that ran it.
     pub devices: Vec<DeviceRuns>,
-    /// What was too little, one line each.
+    /// One line for everything of which there was too little.
     pub missed: Vec<String>,
+    /// Whether it ended before its time, as the time left could not hold the next case.
+    pub ended_early: bool,
 }
 
 impl Deref for Summary {
@@ -222,7 +229,7 @@ impl Summary {
         }
     }
 
-    /// A fault that is no case's.
+    /// Adds a fault that is no case's.
     pub(super) fn trouble(&mut self, what: String) {
         if self.beside.len() < INFRASTRUCTURE_MESSAGES_MAX {
             self.beside.push(what.clone());
@@ -230,12 +237,12 @@ impl Summary {
         self.infrastructure(what);
     }
 
-    /// Adds a part's sums, its census and its faults apart.
+    /// Adds the sums of a part, without its census and its faults.
     pub(super) fn add(&mut self, sums: &Sums) {
         self.sums.add(sums);
     }
 
-    /// The sums of this campaign.
+    /// Returns the sums of this campaign.
     pub fn sums(&self) -> Sums {
         self.sums.clone()
     }
@@ -246,8 +253,9 @@ impl Summary {
             self.missed.push(format!("interrupted after {}, before its end", counted(self.cases, "case")));
         }
         self.check_judged_share();
-        self.missed.extend(census.missed(plan.profile).iter().map(ToString::to_string));
-        self.missed.extend(self.ways.missed(plan.profile).iter().map(ToString::to_string));
+        let missed = census.missed(plan.profile).into_iter().chain(self.ways.missed(plan.profile));
+        let asked = missed.filter(|missed| plan.shard == Shard::WHOLE || missed.floor > CHANCE_FLOOR);
+        self.missed.extend(asked.map(|missed| missed.to_string()));
         self.census = census;
     }
 
@@ -262,27 +270,27 @@ impl Summary {
         }
     }
 
-    /// Cases that failed.
+    /// Returns the number of failed cases.
     pub fn failed_count(&self) -> u64 {
         self.failed.values().sum()
     }
 
-    /// A rate over the campaign's time.
+    /// Returns a rate over the campaign's time.
     pub fn per_second(&self, count: u64) -> f64 {
         if self.seconds > 0.0 { count as f64 / self.seconds } else { 0.0 }
     }
 
-    /// Mean microseconds of a case that the subject computed, of some part of its time.
+    /// Returns the mean microseconds that a part of the cost took in a case that the subject computed.
     pub fn case_microseconds(&self, part: Duration) -> f64 {
         part.as_secs_f64() * 1e6 / self.computed.max(1) as f64
     }
 
-    /// Nanoseconds of the judge itself for each output element.
+    /// Returns the nanoseconds of the judge itself for each output element.
     pub fn judge_nanoseconds(&self) -> f64 {
         self.cost.judge.as_secs_f64() * 1e9 / self.element_count.max(1) as f64
     }
 
-    /// The summary as an event.
+    /// Returns the summary as an event.
     pub fn event(&self) -> SummaryEvent<'_> {
         SummaryEvent {
             cases: self.cases,
@@ -327,7 +335,7 @@ fn quantiles(histograms: &BTreeMap<TensorName, Histogram>) -> BTreeMap<TensorNam
     histograms.iter().filter_map(|(&tensor, histogram)| Some((tensor, histogram.quantiles()?))).collect()
 }
 
-/// The last event.
+/// Last event of a campaign.
 #[derive(Clone, Debug, Serialize)]
 pub struct SummaryEvent<'a> {
     cases: u64,
@@ -358,7 +366,7 @@ pub struct SummaryEvent<'a> {
     times: Times,
 }
 
-/// Everything that depends on the clock.
+/// Figures that depend on the clock.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Times {
     seconds: f64,

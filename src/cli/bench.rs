@@ -45,42 +45,42 @@ enum What {
     /// The checker, on a pack of a million tokens over up to 64 ranks
     #[command(after_help = EXAMPLES)]
     Prove,
-    /// The judge, against the acceptance rules of the field: which subtle faults each catches
+    /// The judge against the acceptance rules of the field: which subtle faults each of them catches
     #[command(after_help = EXAMPLES)]
     Power {
-        /// Cases of each pool that draws are made from
+        /// Number of cases in each pool that draws are made from
         #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..=10_000))]
         cases: u16,
-        /// Draws the cases
+        /// Seed of the cases
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
     /// Attention on packs of sequences on a GPU, against a peer: TFLOP/s on visible pairs of real tokens
     #[command(after_help = EXAMPLES)]
     Attention {
-        /// Which GPU
+        /// Number of the GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
-        /// The pass: forward or backward
+        /// Pass: forward or backward
         #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
         pass: Pass,
-        /// The forward's kernel: tuned (if not given), long, paired, middle, short or simple
+        /// AttentionKernels of the forward: tuned, long, paired, middle, short or simple [default: tuned]
         #[arg(long, value_parser = AttentionKernels::by_name)]
         kernel: Option<AttentionKernels>,
-        /// Tracks of kernels/lab/bench/tracks.json; all if not given
+        /// Tracks of kernels/lab/bench/tracks.json [default: all]
         #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
         tracks: Vec<String>,
-        /// Heads, head dim and mask: mha-d128, gqa-d128, mha-d64, full-d128, window-d128; all if not given
+        /// Heads, head dim and mask: mha-d128, gqa-d128, mha-d64, full-d128, window-d128 [default: all]
         #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
         columns: Vec<String>,
-        /// A command of the shell that times a peer on the same machine, asked for one cell after the other
+        /// Shell command that times a peer on the same machine; it is asked for one cell after the other
         #[arg(long, value_name = "COMMAND")]
         peer: Option<String>,
     },
     /// The packed-sequence kernels on a GPU, against device copies of the same bytes
     #[command(after_help = EXAMPLES)]
     Thd {
-        /// Which GPU
+        /// Number of the GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
     },
@@ -107,7 +107,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     })
 }
 
-/// The table; whether the judge caught all that is wrong, and nothing else.
+/// Prints the table. Returns whether the judge caught everything that is wrong, and nothing else.
 fn power(plan: &PowerPlan) -> io::Result<bool> {
     let start = Instant::now();
     let held = power::table(plan, &mut io::stdout(), |row| {
@@ -117,7 +117,7 @@ fn power(plan: &PowerPlan) -> io::Result<bool> {
     Ok(held)
 }
 
-/// What `bench attention` measures.
+/// Returns what `bench attention` measures.
 fn subject(pass: Pass, kernel: Option<AttentionKernels>) -> Result<BenchedPass, CliError> {
     match (pass, kernel) {
         (Pass::Forward, kernel) => Ok(BenchedPass::Forward(kernel.unwrap_or(AttentionKernels::Tuned))),
@@ -130,7 +130,7 @@ fn subject(pass: Pass, kernel: Option<AttentionKernels>) -> Result<BenchedPass, 
     }
 }
 
-/// A pass by its name.
+/// Reads the name of a pass.
 fn pass(name: &str) -> Result<Pass, String> {
     match name {
         "forward" => Ok(Pass::Forward),

@@ -26,13 +26,13 @@ pub(super) struct Args {
     /// The subject, NAME or NAME:OPTION=VALUE,…
     #[arg(value_name = "BACKEND")]
     backend: String,
-    /// Dithered cases to run; --lock takes fewer than 48 for too little to tell a wrong profile from the right one
+    /// Number of dithered cases to run; --lock needs at least 48, as fewer may not tell a wrong profile from the right one
     #[arg(long, value_name = "N", default_value_t = CASES, value_parser = clap::value_parser!(u64).range(1..))]
     cases: u64,
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash
     #[arg(long, value_name = "S", value_parser = seed, default_value = "1")]
     seed: u64,
-    /// Write the profile here, where it is unique
+    /// Write the profile to this file, if it is unique
     #[arg(long, value_name = "FILE", conflicts_with = "check")]
     lock: Option<PathBuf>,
     /// Compare with the locked profile
@@ -41,7 +41,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    // What is wrong with the question is said before anything runs.
+    // Wrong arguments are told before anything runs.
     let subject =
         Registered::new(&args.backend).map_err(|error| CliError::Usage(format!("BACKEND: {error}")))?;
     let name = subject.name();

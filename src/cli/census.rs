@@ -9,7 +9,7 @@ use super::output::{complain, print_line};
 use seamproof_judge::census::Census;
 use seamproof_judge::generate::{self, Profile};
 
-/// Cases that are drawn unless told otherwise: enough for every class to be near its share.
+/// Default number of cases, enough for every class to come close to its share.
 const CASES: u64 = 20_000;
 
 const EXAMPLES: &str = "\
@@ -20,7 +20,7 @@ Examples:
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Cases to draw
+    /// Number of cases to draw
     #[arg(long, value_name = "N", default_value_t = CASES)]
     cases: u64,
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash

@@ -2,7 +2,7 @@
 
 use crate::campaign::Summary;
 
-/// How the program ends.
+/// Ending of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exit {
     Held,
@@ -12,13 +12,13 @@ pub(super) enum Exit {
     TooLittle,
     CanaryMissed,
     Internal,
-    /// A worker's own, for its supervisor alone.
+    /// Code of a worker, for its supervisor alone.
     Worker(u8),
 }
 
-/// The same, for `--help`.
+/// List of the exit codes for `--help`.
 pub(super) const HELP: &str = "\
-Without a command: `seamproof run`, and where there is a GPU for this project's kernels `seamproof run --backend cuda` after it.
+Without a command: `seamproof run`, then `seamproof run --backend cuda` where there is a GPU for this project's kernels.
 
 Exit codes:
   0   everything held
@@ -30,7 +30,7 @@ Exit codes:
   70  a fault of this program, or a device without memory or without a worker";
 
 impl Exit {
-    /// The number.
+    /// Returns the number.
     pub(super) fn code(self) -> u8 {
         match self {
             Exit::Held => 0,
@@ -44,7 +44,7 @@ impl Exit {
         }
     }
 
-    /// What a campaign's sum means: findings before everything, then what makes them doubtful.
+    /// Returns the ending of a campaign: findings come before everything, then whatever makes the result doubtful.
     pub(super) fn of(summary: &Summary) -> Exit {
         if summary.failed.keys().any(|check| !check.is_end()) {
             Exit::Finding

@@ -12,7 +12,7 @@ use crate::explain::{self, Selection, explain};
 
 const EXAMPLES: &str = "\
 Examples:
-  seamproof explain case.json                          layout, launches, who is asked to see what, and whether that is right
+  seamproof explain case.json                          layout, launches, which keys each query is asked to see, and where that is wrong
   seamproof explain case.json --rank 1 --pass backward
   seamproof explain case.json --operations             merges, messages, collectives and copies too";
 
@@ -22,21 +22,21 @@ pub(super) struct Args {
     /// Case file
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Show this rank alone, by its place in the group
+    /// Show only this rank, counted by its place in the group
     #[arg(long, value_name = "R")]
     rank: Option<usize>,
-    /// Show this pass alone
+    /// Show only this pass
     #[arg(long, value_name = "PASS")]
     pass: Option<PassName>,
     /// Show every operation, one line each
     #[arg(long)]
     operations: bool,
-    /// Show this subject's schedule instead of that of the case's own
+    /// Show the schedule of this subject instead of the case's own
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
 }
 
-/// A pass, as it is asked for.
+/// Name of a pass on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum PassName {
     Forward,

@@ -12,13 +12,14 @@ use crate::campaign::{Registered, Subjects};
 use crate::faults::{
     CASES_MAX, Effort, First, MEDIAN_CASES_MAX, NotRun, RungScore, Score, Scored, Suspect, reason, score_all,
 };
+use crate::paste::typed;
 use seamproof_judge::ladder::faults::{self as judge_faults, FAULTS as JUDGE_FAULTS, JudgeFault, JudgeScore};
 use seamproof_judge::prose::counted;
 use seamproof_judge::subjects::{SubjectName, listed};
 
-/// Seeds of a score unless told otherwise.
+/// Default number of streams of a score.
 const SEEDS: u64 = 5;
-/// Faults that one rung alone saw, up to which they are named.
+/// Most faults seen by one rung alone that are named.
 const NAMED_MAX: usize = 10;
 
 const EXAMPLES: &str = "\
@@ -34,11 +35,11 @@ Examples:
                                                   called wrongly, they answer with their own rounding
   seamproof faults --score --backend emulated@worker:arithmetic=hopper --only call-scale-off
 
-With --backend the faults at the call (call-…) are scored on that backend, and no others: what is wrong in a schedule, in the
-stages of a kernel or in a capability table is planted in the emulated kernel, where these are data; what is wrong in the
-source of a kernel is scored with --gpu; and the judge's own faults know no backend. A problem counts where the fault changes
-the exact answer in its formats, and where a finding does not come without the fault, too. Options that BACKEND does not fix
-are drawn for each fault and seed; sizes are those of `seamproof run`.
+With --backend only the faults at the call (call-…) are scored, on that backend. Faults in schedules, stages of a kernel and
+capability tables are planted in the emulated kernel, where these are data; faults in kernel sources are scored with --gpu;
+and the judge's own faults know no backend. A problem counts where the fault changes the exact answer in its formats, and
+where nothing is found without the fault. Options that BACKEND does not fix are drawn for each fault and seed; sizes are
+those of `seamproof run`.
 
 The score's exit code is 0 where every fault is caught by a rung that it names and, of the whole catalogue, the median of
 cases to the first finding is at most 20; 70 where some could not be run and no other was missed; otherwise 2.";
@@ -46,7 +47,7 @@ cases to the first finding is at most 20; 70 where some could not be run and no 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// List the faults, and the real bugs that are not among them (the default)
+    /// List the faults, and the known bugs that are not among them (the default)
     #[arg(long, conflicts_with = "score")]
     list: bool,
     /// Plant each fault and look for it with the checker and with every rung of the judge
@@ -55,13 +56,13 @@ pub(super) struct Args {
     /// One stream of problems for each fault, and no repro
     #[arg(long, requires = "score", conflicts_with = "seeds")]
     quick: bool,
-    /// One fault
+    /// List or score this fault alone
     #[arg(long, value_name = "ID")]
     only: Option<String>,
-    /// The faults in kernels for a GPU, which need one to be scored, in place of the others
+    /// Take the faults in kernels for a GPU instead of the others; scoring them needs a GPU
     #[arg(long)]
     gpu: bool,
-    /// Score the faults at the call on this backend, NAME or NAME:OPTION=VALUE,…, in place of the whole catalogue
+    /// Score the faults at the call on this backend, NAME or NAME:OPTION=VALUE,…, instead of the whole catalogue
     #[arg(long, value_name = "BACKEND", requires = "score", conflicts_with = "gpu")]
     backend: Option<String>,
     /// Streams of problems of which the median is taken
@@ -97,7 +98,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     Ok(summarise(&scored, args.only.is_none()))
 }
 
-/// The faults in subjects and in the judge that are asked for.
+/// Returns the faults in subjects and in the judge that are asked for.
 fn chosen(args: &Args) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
     let (mut suspects, mut judged): (Vec<Suspect>, Vec<JudgeFault>) = match &args.backend {
         Some(backend) => (Suspect::at_calls_of(right(backend)?).collect(), Vec::new()),
@@ -112,13 +113,13 @@ fn chosen(args: &Args) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
     }
     if suspects.is_empty() && judged.is_empty() {
         let kind = if args.backend.is_some() { "fault at the call" } else { "fault" };
-        let known = "`seamproof faults` lists them".to_owned();
+        let known = format!("`{}` lists them", typed("seamproof faults"));
         return Err(CliError::NoFault { option: "--only", kind, id: id.clone(), known });
     }
     Ok((suspects, judged))
 }
 
-/// The subject that somebody names, to be called wrongly.
+/// Returns the named subject, which is to be called wrongly.
 fn right(backend: &str) -> Result<Registered, CliError> {
     let subject = Registered::new(backend)?;
     match SubjectName::from(subject.name()).called().name() {
@@ -135,13 +136,16 @@ fn list(suspects: &[Suspect], judged: &[JudgeFault], all: bool) {
     for FaultRecord { id, imitates, source, .. } in records {
         print_line(&format_args!("{id:<34} {imitates}\n{:<34} {source}", ""));
     }
-    for absent in ABSENT.iter().filter(|_| all) {
-        let entries: Vec<String> = absent.entries.iter().map(ToString::to_string).collect();
-        print_line(&format_args!("not here   {}: {}", entries.join(" "), absent.reason));
+    if all {
+        print_line("\nNot planted, by number in docs/known-bugs.md:");
+        for absent in ABSENT {
+            let entries: Vec<String> = absent.entries.iter().map(ToString::to_string).collect();
+            print_line(&format_args!("{:<34} {}", entries.join(" "), absent.reason));
+        }
     }
 }
 
-/// What came of a fault, in a word.
+/// Returns the outcome of a fault in a word.
 fn mark_of(score: &Score) -> &'static str {
     match score.not_run {
         Some(NotRun::Excluded(_)) => "excluded",
@@ -154,7 +158,7 @@ fn mark(caught: bool) -> &'static str {
     if caught { "caught" } else { "MISSED" }
 }
 
-/// What found a fault, and cases and seconds to it in the median.
+/// Returns what found a fault, with the median cases and seconds that it took.
 fn found(firsts: &[First]) -> String {
     let Some((cases, seconds)) = Score::median(firsts) else { return "-".to_owned() };
     let by: BTreeSet<String> = firsts.iter().map(First::by).collect();
@@ -197,7 +201,7 @@ fn names<'a>(rungs: impl IntoIterator<Item = &'a Catcher>) -> String {
     names.join(", ")
 }
 
-/// A fault in the judge is caught by the probes that the faulty judge lets pass.
+/// Prints the score of a fault in the judge, which is caught by probes that the faulty judge lets pass.
 fn print_judge_score(score: &JudgeScore) {
     let passed: Vec<String> = score.missed.iter().map(|(what, rung)| format!("{what} ({rung})")).collect();
     print_line(&format_args!(
@@ -209,7 +213,7 @@ fn print_judge_score(score: &JudgeScore) {
     ));
 }
 
-/// What each rung saw of the faults in subjects, and why it is kept where it alone saw none.
+/// Prints what each rung saw of the faults in subjects, and why a rung is kept that alone saw none.
 fn print_rungs(scored: &Scored) {
     let blinding =
         |rung: Catcher| scored.judge.iter().filter(|score| score.fault.caught_by.contains(&rung)).count();

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
+use super::output::print_to_stdout;
 use super::run::RunOutcome;
 use crate::campaign::{Distinct, Holds, LeftFinding, Summary};
 use crate::nightly::{Regressed, Regressions, Unjudged};
-use crate::record::{RecordError, write_whole};
+use crate::record::{RecordError, is_stdout, write_whole};
 use seamproof_judge::failure::FailureKey;
 use seamproof_judge::finding::Check;
 use seamproof_judge::prose::counted;
@@ -27,9 +28,12 @@ pub(super) struct JunitFile {
 }
 
 impl JunitFile {
-    /// Makes the file, before any case runs.
+    /// Makes the file, before any case runs. Standard output (`-`) takes nothing yet.
     pub(super) fn create(path: &Path) -> Result<JunitFile, RecordError> {
         let report = JunitFile { path: path.to_owned() };
+        if is_stdout(path) {
+            return Ok(report);
+        }
         let unfinished =
             test("campaign", Some(("error", "the campaign has not ended".to_owned())), String::new());
         report.save("seamproof", vec![unfinished], Duration::ZERO)?;
@@ -75,6 +79,10 @@ pub(super) fn write_suites(
     let text = report.to_string().map_err(std::io::Error::other);
     let mut text = text.map_err(|source| RecordError::Io { path: path.to_owned(), what: "made", source })?;
     text.retain(|letter| !NO_XML.contains(&letter));
+    if is_stdout(path) {
+        print_to_stdout(&text);
+        return Ok(());
+    }
     write_whole(path, &text)
 }
 

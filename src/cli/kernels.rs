@@ -16,6 +16,7 @@ use seamproof_lab::faults::{self, SourceFault, source_faults};
 use seamproof_lab::{block_of, sources};
 
 use crate::backends::{Cuda, CudaRunner};
+use crate::paste::typed;
 use seamproof_judge::finding::Phase;
 use seamproof_judge::generate::{self, Draw, Profile};
 use seamproof_judge::prose;
@@ -53,10 +54,10 @@ enum What {
     /// Compile every kernel for Hopper (sm_90a) and store the machine code; prints what each kernel takes
     #[command(after_help = EXAMPLES)]
     Build {
-        /// Folder of compiled kernels, in place of the user's cache
+        /// Folder for the compiled kernels, instead of the user's cache
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
-        /// Compile every planted fault too, which is stored nowhere and takes minutes
+        /// Compile every planted fault too; this takes minutes, and nothing of it is stored
         #[arg(long)]
         faults: bool,
     },
@@ -66,37 +67,37 @@ enum What {
     /// Compare every kernel with its twin on the CPU, bit for bit
     #[command(after_help = EXAMPLES)]
     Check {
-        /// Random cases, the operations in turn
+        /// Number of random cases, the operations in turn
         #[arg(long, default_value_t = 1700)]
         cases: u64,
         /// Seed of the cases
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Which GPU
+        /// Number of the GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
-        /// Tensors of more than 2^31 elements in place of random cases; needs 44 GB of the GPU's memory
+        /// Compare tensors of more than 2^31 elements instead of random cases; needs 44 GB of the GPU's memory
         #[arg(long)]
         large: bool,
-        /// The forward on scores far from 0 in place of random cases
+        /// Compare the forward on scores far from 0 instead of random cases
         #[arg(long, conflicts_with = "large")]
         levels: bool,
-        /// So many attention calls that no schedule makes, on every kernel, in place of random cases
+        /// Compare this many attention calls that no schedule makes, on every kernel, instead of random cases
         #[arg(long, value_name = "N", conflicts_with_all = ["large", "levels"])]
         calls: Option<u64>,
-        /// Plant a fault, or all that end no process, and show where it is seen
+        /// Plant a fault, or all faults that end no process, and show where each is seen
         #[arg(long, value_name = "ID|all", conflicts_with_all = ["large", "levels", "calls"])]
         plant: Option<String>,
     },
-    /// Launch every instance of the tensor cores' kernels, and the backward's fixed order many times: no bit may differ
+    /// Launch every instance of the tensor-core kernels, and the backward's fixed order many times: no bit may differ
     ///
     /// The backwards run beside other work.
     #[command(after_help = EXAMPLES)]
     Stress {
-        /// Launches of each head dim, the masks and the packs in turn
+        /// Number of launches of each head dim, the masks and the packs in turn
         #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(12..))]
         launches: u32,
-        /// Which GPU
+        /// Number of the GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
     },
@@ -106,7 +107,7 @@ enum What {
     /// Compare the CUDA device with the CPU device, bit for bit, on random problems; says which kernels ran
     #[command(after_help = EXAMPLES)]
     Twins {
-        /// Random problems
+        /// Number of random problems
         #[arg(long, default_value_t = 1000)]
         cases: u64,
         /// Seed of the problems
@@ -115,7 +116,7 @@ enum What {
         /// Sizes of the problems
         #[arg(long, default_value = "quick")]
         profile: Profile,
-        /// Which GPU
+        /// Number of the GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
     },
@@ -167,14 +168,14 @@ fn build(cache: &Cache) -> Result<Exit, CliError> {
     Ok(Exit::Held)
 }
 
-/// Every edited source must compile, or its fault is about code that is no more.
+/// Compiles every edited source. One that does not compile is about code that is gone.
 fn build_faults() -> Result<Exit, CliError> {
     let faults: Vec<&SourceFault> = source_faults().collect();
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let work = || {
         let turn = std::iter::repeat_with(|| faults.get(next.fetch_add(1, Ordering::Relaxed)));
-        // One instance of a file: the others have the same text.
+        // One instance of a file is enough: the others have the same text.
         let compile = |sources: Vec<Source>| sources.first().map_or(Ok(()), |s| nvrtc::compile(s).map(drop));
         let build = |fault: &&SourceFault| (fault.id, fault.edited().map(compile));
         turn.map_while(|fault| fault.map(build)).collect::<Vec<_>>()
@@ -257,8 +258,8 @@ fn compare(gpu: usize, cases: u64, seed: u64) -> Result<Exit, CliError> {
     })
 }
 
-/// Every instance is launched, so that a sanitizer around this command sees all. What is launched in any order must differ
-/// somewhere: else a difference would not be seen.
+/// Launches every instance, so that a sanitizer around this command sees all. Launches in any order must differ somewhere,
+/// or a difference would not be seen in the fixed order either.
 fn stress(gpu: usize, launches: usize) -> Result<Exit, CliError> {
     let gpu = Gpu::open(gpu, &Cache::of_user())?;
     let (mut fixed, mut any) = (0, 0);
@@ -297,7 +298,7 @@ fn stress(gpu: usize, launches: usize) -> Result<Exit, CliError> {
     })
 }
 
-/// Differences that are shown.
+/// Most differences that are shown.
 const SHOWN_MAX: usize = 20;
 
 fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, CliError> {
@@ -384,7 +385,7 @@ fn compare_calls(gpu: usize, calls: u64, seed: u64) -> Result<Exit, CliError> {
     compared(gpu, (calls, &what), |gpu| check::check_calls(gpu, calls, seed, check::MISMATCHES_MAX))
 }
 
-/// The faults that are meant: one by its id, or all that a comparison shows.
+/// Returns the faults that are meant: one by its id, or all that a comparison shows.
 fn planted(id: &str) -> Result<Vec<&'static SourceFault>, CliError> {
     let all = || source_faults().filter(|fault| fault.seen.is_compared());
     if id == "all" {
@@ -393,7 +394,8 @@ fn planted(id: &str) -> Result<Vec<&'static SourceFault>, CliError> {
     match faults::by_id(id) {
         Some(fault) if fault.seen.is_compared() => Ok(vec![fault]),
         Some(_) => Err(CliError::Usage(format!(
-            "--plant: no comparison shows the fault '{id}'; plant it in a campaign, `seamproof run --backend cuda+{id}`"
+            "--plant: no comparison shows the fault '{id}'; plant it in a campaign, `{}`",
+            typed(&format!("seamproof run --backend cuda+{id}"))
         ))),
         None => {
             let known: Vec<&str> = all().map(|fault| fault.id).collect();
@@ -403,7 +405,7 @@ fn planted(id: &str) -> Result<Vec<&'static SourceFault>, CliError> {
     }
 }
 
-/// Whether each of these faults, planted, is seen where it says.
+/// Plants each of these faults, and tells whether it is seen where it should be.
 fn plant(gpu: usize, faults: &[&SourceFault], cases: u64, seed: u64) -> Result<Exit, CliError> {
     let mut seen = 0;
     for fault in faults {

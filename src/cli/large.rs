@@ -26,37 +26,37 @@ use seamproof_lab::large::{self, JudgedRows, Related, Rows};
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Args {
-    /// Tracks of kernels/lab/bench/tracks.json; all if not given
+    /// Tracks of kernels/lab/bench/tracks.json [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
     tracks: Vec<String>,
-    /// Columns of `seamproof bench attention`; all if not given
+    /// Columns of `seamproof bench attention` [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
     columns: Vec<String>,
-    /// The kernel that runs forwards: simple, tuned, long, paired, middle or short
+    /// Kernel of the forward: simple, tuned, long, paired, middle or short
     #[arg(long, default_value = "tuned", value_parser = AttentionKernels::by_name)]
     attention: AttentionKernels,
-    /// So many random problems with sequences of up to 16384 tokens in place of the tracks
+    /// Judge this many random problems with sequences of up to 16384 tokens instead of the tracks
     #[arg(long)]
     cases: Option<u64>,
-    /// Drawn rows of each head that are judged, besides those at the ends of sequences and masks
+    /// Number of drawn rows of each head that are judged, besides those at the ends of sequences and masks
     #[arg(long, default_value_t = 256)]
     sample: usize,
-    /// Judge every row, in tier W alone; a sample is judged in tier T too
+    /// Judge every row, but only in tier W; a sample is judged in tier T too
     #[arg(long)]
     all: bool,
-    /// Identities of each case that are asked besides, drawn from those that fit it, about as long as the case's own run each;
-    /// 0 for none
+    /// Number of identities that each case is asked too, drawn from those that fit it; each takes about as long as the case's
+    /// own run
     #[arg(long, default_value_t = 2)]
     identities: usize,
-    /// Draws problems and rows
+    /// Seed of problems and rows
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Which GPU
+    /// Number of the GPU
     #[arg(long, default_value_t = 0)]
     gpu: usize,
 }
 
-/// Random problems as large as this command is for.
+/// Returns the bounds of the random problems, as large as this command is meant for.
 fn limits() -> Limits {
     Limits {
         length_max: 16_384,
@@ -84,7 +84,7 @@ pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
     let ended = bench.all(args, &problems);
     let Bench { judged, broken, .. } = bench;
     print_line(&format_args!("{judged} judged, {broken} with a finding, on {}", bench.gpu.name()?));
-    // What was found outweighs what could not be judged.
+    // A finding outweighs an error.
     match ended {
         Err(error) if broken > 0 => complain(&error),
         ended => ended?,
@@ -96,19 +96,19 @@ pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
     })
 }
 
-/// The kernels, and what judges them.
+/// Kernels, and what judges them.
 struct Bench {
     runner: CudaRunner,
     gpu: Gpu,
     rows: Rows,
-    /// Of each case.
+    /// Number of identities for each case.
     identities: usize,
     judged: u64,
     broken: u64,
 }
 
 impl Bench {
-    /// The random problems that are asked for, or else those of the tracks.
+    /// Judges the random problems that are asked for, or else those of the tracks.
     fn all(&mut self, args: &Args, problems: &[(String, Problem)]) -> Result<(), CliError> {
         if let Some(cases) = args.cases {
             return (0..cases).try_for_each(|case| self.draw(args.attention, args.seed, case));
@@ -117,7 +117,7 @@ impl Bench {
         problems.iter().try_for_each(|(name, problem)| self.judge(name, &subject, problem))
     }
 
-    /// A random problem, its forward alone.
+    /// Judges the forward of a random problem.
     fn draw(&mut self, attention: AttentionKernels, seed: u64, case: u64) -> Result<(), CliError> {
         let Draw::Problem(problem) = generate::draw(seed, case, &limits()) else { return Ok(()) };
         let forward = ProblemFields { pass: Pass::Forward, ..problem.into() };
@@ -162,7 +162,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Asks identities, whose runs take as long as the case's own, its inputs included; whether one is broken.
+    /// Asks identities, each of whose runs takes as long as the case's own, inputs included. Returns whether one is
+    /// broken.
     fn relate(
         &mut self,
         name: &str,
@@ -185,7 +186,7 @@ impl Bench {
     }
 }
 
-/// A subject on a GPU that is open, for the further runs of a case.
+/// Subject on a GPU that is open, for the further runs of a case.
 struct Lent<'a> {
     subject: Cuda,
     promises: Promises,
@@ -193,7 +194,8 @@ struct Lent<'a> {
 }
 
 impl<'a> Lent<'a> {
-    /// In the shape of the case's one launch, a subject promises that a sequence's results are its own.
+    /// Returns the subject in the shape of the case's one launch, in which it promises that a sequence's results do not
+    /// depend on the others.
     fn new(subject: &Cuda, problem: &Problem, runner: &'a mut CudaRunner) -> Lent<'a> {
         let promises = subject.declaration().promises;
         let (subject, promises) = match subject.in_shape_of(problem) {
@@ -223,7 +225,7 @@ impl Backend for Lent<'_> {
     }
 }
 
-/// The results in the problem's own layout, or what is wrong with their structure.
+/// Returns the results in the problem's own layout, or what is wrong with their structure.
 fn assembled(
     subject: &Cuda,
     problem: &Problem,

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::exit::Exit;
-use super::output::{complain, print_line};
+use super::output::{complain, leave_stdout, print_line};
 use super::run::{RunOutcome, announce, conclude, opened, recorded, stopped_by_signals};
 use super::{CliError, junit, worker};
 use crate::campaign::{
     self, Control, Event, LeftFinding, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Sinks,
     Start,
 };
-use crate::paste::replay_command;
+use crate::paste::{replay_command, typed};
 use crate::record::{DEFAULT_DIR, EventLog, FINDINGS, RunDir, SUMS};
 use seamproof_judge::prose::counted;
 
@@ -37,10 +37,10 @@ pub(super) struct Args {
     /// Directory of the whole, seamproof.out if not given; that of an earlier campaign is renamed to DIR.1, DIR.2, …
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Write events as JSON lines
+    /// Write events as JSON lines; - is standard output, and text for people then goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a JUnit report
+    /// Write a JUnit report; - is standard output, as with --json
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
     #[command(flatten)]
@@ -48,6 +48,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    leave_stdout(args.json.as_deref(), args.junit.as_deref())?;
     args.workers.configure();
     let out = args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR));
     let same = |dir: &PathBuf| {
@@ -134,7 +135,7 @@ fn show(left: &[LeftFinding]) {
     for of_shard in left.chunk_by(|one, other| one.shard == other.shard) {
         of_shard.iter().take(LEFT_SHOWN_MAX).for_each(print_line);
         if let Some(others) = of_shard.len().checked_sub(LEFT_SHOWN_MAX).filter(|&others| others > 0) {
-            let replay = replay_command(&Path::new(&of_shard[0].shard).join(FINDINGS), None);
+            let replay = typed(&replay_command(&Path::new(&of_shard[0].shard).join(FINDINGS), None));
             print_line(&format_args!("          and {}: {replay}", counted(others as u64, "other finding")));
         }
     }

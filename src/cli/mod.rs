@@ -1,7 +1,8 @@
 //! The command line.
 //!
 //! One module for each command; [`exit`] holds the exit codes, [`output`] everything that is printed. Results go to
-//! stdout, progress and errors to stderr; an error is one line. A reader that goes away (a broken pipe) is no error.
+//! stdout, progress and errors to stderr; an error is one line. A reader that goes away (a broken pipe) is no error. A
+//! file that grows past the limit of its size (`ulimit -f`) is one: the write fails, and no signal ends the program.
 
 mod bench;
 mod calibrate;
@@ -83,7 +84,7 @@ enum Command {
     Worker(worker::Args),
 }
 
-/// Why a command could not do its work. One line each.
+/// Reason why a command could not do its work. Each is one line.
 #[derive(Debug, thiserror::Error)]
 enum CliError {
     #[error("{0}")]
@@ -126,11 +127,23 @@ enum CliError {
 /// Runs the program and gives its exit code.
 pub fn main() -> ExitCode {
     quiet_caught_panics();
+    fail_writes_past_the_limit();
     let ran = std::panic::catch_unwind(|| match Cli::try_parse() {
         Ok(cli) => dispatch(cli),
         Err(error) => usage(&error),
     });
     ExitCode::from(ran.unwrap_or(Exit::Internal).code())
+}
+
+/// Blocks SIGXFSZ, in this thread and in all that it starts, so that a write past the limit of a file's size fails
+/// with an error. A worker process blocks it for itself.
+fn fail_writes_past_the_limit() {
+    #[cfg(unix)]
+    {
+        use nix::sys::signal::{SigSet, Signal};
+        // Where it cannot be blocked, the signal ends the program as it would have anyway.
+        let _ = SigSet::from(Signal::SIGXFSZ).thread_block();
+    }
 }
 
 fn dispatch(cli: Cli) -> Exit {
@@ -160,7 +173,7 @@ fn dispatch(cli: Cli) -> Exit {
 /// Products of a case's pairs, heads and lanes above which a core judges it for minutes.
 const LONG_PRODUCTS: u64 = 1 << 32;
 
-/// Says of a case that is judged for long that it is, so that nobody takes it for one that hangs.
+/// Says that a case takes long to judge, so that nobody believes it hangs.
 fn tell_if_long(file: &Path, problem: &Problem) {
     let count = products(problem);
     if count > LONG_PRODUCTS {
@@ -171,7 +184,7 @@ fn tell_if_long(file: &Path, problem: &Problem) {
     }
 }
 
-/// A stored case and its subject, or the subject that `backend` names, with the options that it names, in its place.
+/// Loads a stored case and makes its subject. A subject that `backend` names, with options, takes the place of its own.
 fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), CliError> {
     if file.is_dir() {
         return Err(CliError::Usage(format!("{}: is a directory; {}", file.display(), case_below(file))));
@@ -190,7 +203,7 @@ fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), 
     }
 }
 
-/// What to name in the place of a directory.
+/// Returns what to name in the place of a directory.
 fn case_below(dir: &Path) -> String {
     let listed = || files::list(&findings_of(dir).unwrap_or_else(|| dir.to_owned())).unwrap_or_default();
     let cases = found_by(dir).map_or_else(listed, |found| found.cases);
@@ -200,7 +213,7 @@ fn case_below(dir: &Path) -> String {
     }
 }
 
-/// Help and version are answers; anything else that clap says is an error, put on one line.
+/// Prints what clap says. Help and version are answers; anything else is an error, put on one line.
 fn usage(error: &clap::Error) -> Exit {
     let text = error.render().to_string();
     if !error.use_stderr() {
@@ -208,7 +221,7 @@ fn usage(error: &clap::Error) -> Exit {
         return Exit::Held;
     }
     let said = text.split("\nUsage:").next().unwrap_or_default();
-    // Where it shows no usage it says where help is, as the line does below.
+    // Where clap shows no usage, it says where help is. The line below does that for all errors.
     let useful = |line: &&str| !line.is_empty() && !line.starts_with("For more information");
     let lines: Vec<&str> = said.lines().map(str::trim).filter(useful).collect();
     let line = lines.join("; ").replace(":; ", ": ");

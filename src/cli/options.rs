@@ -1,21 +1,21 @@
-//! Options that several commands share, and how their texts are read.
+//! Options that several commands share, and the reading of their texts.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// Longest time that a campaign takes as its limit: a year.
+/// Longest limit of time, a year.
 const SECONDS_MAX: f64 = 366.0 * 86400.0;
-/// Digits of a commit hash: SHA-1, SHA-256. An abbreviated one could be a decimal number as well.
+/// Digits of a commit hash: SHA-1, SHA-256. An abbreviated one could also be a decimal number.
 const HASH_DIGITS: [usize; 2] = [40, 64];
-/// Digits of a hash that make the seed: 64 bits.
+/// Digits of a hash that make a seed of 64 bits.
 const SEED_DIGITS: usize = 16;
 
-/// A seed that nobody chose.
+/// Returns a random seed.
 pub(super) fn random_seed() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// A seed as a decimal number, as `0x` and hex digits, or as a commit hash (its first 16 digits count).
+/// Reads a seed: a decimal number, `0x` and hex digits, or a commit hash, of which the first 16 digits count.
 pub(super) fn seed(text: &str) -> Result<u64, String> {
     let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
     let is_hash = HASH_DIGITS.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -27,7 +27,7 @@ pub(super) fn seed(text: &str) -> Result<u64, String> {
     read.ok_or_else(|| "write a number of 64 bits, 0x and hex digits, or a whole commit hash".to_owned())
 }
 
-/// A duration such as `500ms`, `60s`, `2m`, `1.5h`.
+/// Reads a duration such as `500ms`, `60s`, `2m`, `1.5h`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -38,14 +38,14 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         "h" => 3600.0,
         _ => return Err("write a number and ms, s, m or h, as in 60s".to_owned()),
     };
-    let seconds = number.parse::<f64>().map_err(|_| format!("'{number}' is no number"))? * factor;
+    let seconds = number.parse::<f64>().map_err(|_| format!("'{number}' is not a number"))? * factor;
     if !(0.0..=SECONDS_MAX).contains(&seconds) {
-        return Err("use 0 to a year".to_owned());
+        return Err("use a time from 0 to a year".to_owned());
     }
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// The same, and not none: nothing ends in no time.
+/// Reads a duration above 0, since nothing ends in no time.
 pub(super) fn positive_duration(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("use more than 0".to_owned()),

@@ -1,25 +1,83 @@
 //! Everything that the command line prints.
 //!
-//! Nothing is coloured, so `NO_COLOR` and pipes need no care; a reader that goes away is no error.
+//! Text for people goes to stdout, or to stderr where `--json -` or `--junit -` takes stdout. Reports are wrapped to
+//! the terminal, and coloured where it shows colours; `NO_COLOR` turns them off. A progress bar steps aside for each
+//! line. A reader that goes away is no error.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-/// Prints to stdout.
-pub(super) fn print(text: &(impl Display + ?Sized)) {
-    let text = visible(&text.to_string(), true);
-    ignore(write!(io::stdout(), "{text}").and_then(|()| io::stdout().flush()));
+use console::{Style, Term};
+use indicatif::ProgressBar;
+
+use super::CliError;
+use crate::campaign::{LABEL_COLUMNS, Line, Tone};
+use crate::paste::typed;
+use crate::record::is_stdout;
+
+/// Columns of a report that no terminal shows.
+const COLUMNS: usize = 100;
+/// Fewest columns to which a report is wrapped.
+const COLUMNS_MIN: usize = 40;
+
+/// Whether text for people goes to stderr.
+static ASIDE: AtomicBool = AtomicBool::new(false);
+/// The progress bar on the terminal, if there is one.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Leaves stdout to the one of these files that is `-`. Both cannot be.
+pub(super) fn leave_stdout(json: Option<&Path>, junit: Option<&Path>) -> Result<(), CliError> {
+    let [json, junit] = [json, junit].map(|file| file.is_some_and(is_stdout));
+    if json && junit {
+        let why = "--json - and --junit - cannot both go to standard output; name a file for one of them";
+        return Err(CliError::Usage(why.to_owned()));
+    }
+    ASIDE.store(json || junit, Ordering::Relaxed);
+    Ok(())
 }
 
-/// Prints a line to stdout.
+/// Shows a progress bar, or none any more.
+pub(super) fn show_bar(bar: Option<ProgressBar>) {
+    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = bar;
+}
+
+/// Prints text for people.
+pub(super) fn print(text: &(impl Display + ?Sized)) {
+    put(&visible(&text.to_string(), true));
+}
+
+/// Prints a line for people.
 pub(super) fn print_line(text: &(impl Display + ?Sized)) {
     print(&format_args!("{text}\n"));
 }
 
+/// Prints text for machines to stdout, as it is.
+pub(super) fn print_to_stdout(text: &str) {
+    beside_bar(|| io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()));
+}
+
+/// Prints the lines of a report, wrapped and coloured as the terminal allows. A command is never wrapped, since it is
+/// there to be pasted.
+pub(super) fn print_report(lines: &[Line]) {
+    let width = columns();
+    for Line { tone, text } in lines {
+        let text = visible(text, false);
+        let told = match tone {
+            Tone::Command => as_typed(&text),
+            _ => wrapped(&text, width),
+        };
+        put(&format!("{}\n", style(*tone).apply_to(told)));
+    }
+}
+
 /// Prints a line to stderr.
 pub(super) fn note(text: &(impl Display + ?Sized)) {
-    ignore(writeln!(io::stderr(), "{}", visible(&text.to_string(), false)));
+    let line = visible(&text.to_string(), false);
+    beside_bar(|| writeln!(io::stderr(), "{line}"));
 }
 
 /// Prints an error, on one line.
@@ -27,8 +85,69 @@ pub(super) fn complain(error: &(impl Display + ?Sized)) {
     note(&format_args!("error: {error}"));
 }
 
-/// The text with everything escaped that moves a terminal's cursor, colours it or turns the order of letters around:
-/// names from a case file may hold anything.
+/// Writes text that is ready.
+fn put(text: &str) {
+    beside_bar(|| match ASIDE.load(Ordering::Relaxed) {
+        true => write!(io::stderr(), "{text}"),
+        false => write!(io::stdout(), "{text}").and_then(|()| io::stdout().flush()),
+    });
+}
+
+/// Writes while the progress bar is out of the way.
+fn beside_bar(write: impl FnOnce() -> io::Result<()>) {
+    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
+    ignore(match &*bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    });
+}
+
+/// Returns the columns to which a report is wrapped: those of the terminal, where there is one.
+fn columns() -> usize {
+    let term = if ASIDE.load(Ordering::Relaxed) { Term::stderr() } else { Term::stdout() };
+    let size = term.is_term().then(|| term.size_checked()).flatten();
+    size.map_or(COLUMNS, |(_, columns)| usize::from(columns).max(COLUMNS_MIN))
+}
+
+fn style(tone: Tone) -> Style {
+    let style = if ASIDE.load(Ordering::Relaxed) { Style::new().for_stderr() } else { Style::new() };
+    match tone {
+        Tone::Good => style.green(),
+        Tone::Bad => style.red(),
+        Tone::Doubt => style.yellow(),
+        Tone::Plain | Tone::Command => style,
+    }
+}
+
+/// Returns a line `replay: COMMAND` with the command as it is typed here.
+fn as_typed(line: &str) -> String {
+    match line.split_once("replay: ") {
+        Some((label, command)) => format!("{label}replay: {}", typed(command)),
+        None => line.to_owned(),
+    }
+}
+
+/// Returns a line in lines of at most `width` columns, broken at spaces. Those after the first begin under the text,
+/// behind the label. A longer word is cut.
+fn wrapped(line: &str, width: usize) -> String {
+    let mut lines = Vec::new();
+    let mut rest: Vec<char> = line.trim_end().chars().collect();
+    while rest.len() > width {
+        let from = LABEL_COLUMNS.min(width / 2);
+        let space = (from + 1..=width).rev().find(|&at| rest[at] == ' ');
+        let at = space.unwrap_or(width);
+        let behind = rest.split_off(at);
+        lines.push(String::from_iter(rest));
+        let text = behind.iter().skip_while(|&&letter| letter == ' ');
+        rest = std::iter::repeat_n(' ', from).chain(text.copied()).collect();
+    }
+    lines.push(String::from_iter(rest));
+    let lines: Vec<&str> = lines.iter().map(|line| line.trim_end()).collect();
+    lines.join("\n")
+}
+
+/// Returns the text with everything escaped that moves a terminal's cursor, colours it or turns the order of letters
+/// around: names from a case file may hold anything.
 fn visible(text: &str, lines: bool) -> String {
     let hidden = |letter: char| {
         (letter.is_control() && !(lines && letter == '\n'))
@@ -50,17 +169,28 @@ const TURNING: [RangeInclusive<char>; 5] = [
     '\u{feff}'..='\u{feff}',
 ];
 
-/// There is nobody left to tell: what was found is on disk, and the exit code says the rest.
+/// Drops an error: nobody is left to tell, what was found is on disk, and the exit code says the rest.
 fn ignore(_result: io::Result<()>) {}
 
 #[cfg(test)]
 mod tests {
-    use super::visible;
+    use super::{visible, wrapped};
 
     #[test]
     fn what_a_terminal_would_obey_is_escaped() {
         assert_eq!(visible("\u{1b}[2J\u{202e}x\ny", true), "\\u{1b}[2J\\u{202e}x\ny");
         assert_eq!(visible("a\nerror: b\r", false), "a\\nerror: b\\r");
         assert_eq!(visible("± 2 · größer", false), "± 2 · größer");
+    }
+
+    #[test]
+    fn a_long_line_is_broken_at_spaces_and_goes_on_behind_its_label() {
+        assert_eq!(wrapped("FAIL      short", 20), "FAIL      short");
+        let told = "FAIL      one two\n          three\n          four";
+        assert_eq!(wrapped("FAIL      one two three four", 18), told);
+        // A word without spaces is cut, and nothing of it is lost.
+        assert_eq!(wrapped(&"x".repeat(45), 40), format!("{}\n          {}", "x".repeat(40), "x".repeat(5)));
+        let long = format!("verdict   {}", "± 2.5 · ".repeat(50));
+        assert!(wrapped(&long, 100).lines().all(|line| line.chars().count() <= 100));
     }
 }

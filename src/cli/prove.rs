@@ -13,7 +13,7 @@ use seamproof_judge::case::Case;
 use seamproof_judge::prose::{self, counted};
 use seamproof_simulator::schedule::MergeOrder;
 
-/// Problems of a sweep unless told otherwise.
+/// Default number of problems in a sweep.
 const PROBLEMS: u64 = 30_400;
 
 const EXAMPLES: &str = "\
@@ -36,7 +36,7 @@ pub(super) struct Args {
     /// Prove every algorithm and cut over 1 to 16 ranks, on packs of the generator
     #[arg(long)]
     sweep: bool,
-    /// Problems of the sweep
+    /// Number of problems in the sweep
     #[arg(long, value_name = "N", default_value_t = PROBLEMS, requires = "sweep")]
     problems: u64,
     /// Seed of the sweep's packs
@@ -69,7 +69,7 @@ fn run_files(files: &[PathBuf], region: Option<usize>) -> Result<Exit, CliError>
     Ok(exit)
 }
 
-/// One line of a case; whether nothing is wrong with its schedule.
+/// Prints a case's line. Returns whether nothing is wrong with its schedule.
 fn print_proved(name: &dyn Display, proved: &Proved, described: &str) -> bool {
     match proved {
         Proved::Held(proof) => {

@@ -34,7 +34,7 @@ pub(super) struct Args {
     workers: worker::WorkerOptions,
 }
 
-/// How many cases came to what.
+/// Counts of cases by outcome.
 #[derive(Default)]
 struct Tally {
     held: usize,
@@ -47,7 +47,7 @@ struct Tally {
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
-    // What is wrong with the subject is wrong for every file: it is said once.
+    // A fault of the subject itself is the same for every file, so it is told once.
     if let Some(text) = &args.backend {
         let subject = Registered::new(text)?;
         subject.ready().map_err(|what| CliError::Start { name: text.clone(), what })?;
@@ -83,14 +83,14 @@ fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliErro
     }
 }
 
-/// A case file, and the subject on which it is judged if not on its own.
+/// Case file, and the subject that judges it in place of its own.
 struct Asked {
     path: PathBuf,
     subject: Option<String>,
 }
 
-/// The cases in the order given, those of a directory by name; of a night its stored cases that failed too, each on the
-/// subject on which it did, and what of it cannot be read.
+/// Returns the cases in the order given, those of a directory by name, and what cannot be read. A night's stored cases
+/// that failed are among them, each on the subject on which it failed.
 fn asked(paths: &[PathBuf]) -> Result<(Vec<Asked>, Vec<Unread>), CliError> {
     let (mut all, mut unread) = (Vec::new(), Vec::new());
     let on_its_own = |path: PathBuf| Asked { path, subject: None };
@@ -120,7 +120,7 @@ fn asked(paths: &[PathBuf]) -> Result<(Vec<Asked>, Vec<Unread>), CliError> {
     Ok((all, unread))
 }
 
-/// The cases of a directory, or of a campaign's.
+/// Returns the cases in a directory, or among a campaign's findings.
 fn files_in(path: &Path) -> Result<Vec<PathBuf>, CliError> {
     let findings = findings_of(path);
     let dir = findings.as_deref().unwrap_or(path);

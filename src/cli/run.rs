@@ -3,24 +3,24 @@
 use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use super::exit::Exit;
 use super::options::{duration, random_seed, seed};
-use super::output::{complain, note, print_line};
+use super::output::{complain, leave_stdout, note, print_line, print_report};
 use super::{CliError, junit, progress, worker};
 use crate::campaign::{
-    self, Canary, Control, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Stored, Subjects,
-    Summary,
+    self, Canary, Control, Event, Line, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Stored,
+    Subjects, Summary, Tone,
 };
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
 use seamproof_judge::generate::Profile;
 
-/// Length of a campaign that neither cases nor time limit.
+/// Time of a campaign that neither cases nor time limit.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
-/// Threads that may be asked for.
+/// Most threads that may be asked for.
 const JOBS_MAX: u32 = 1024;
 
 const EXAMPLES: &str = "\
@@ -36,35 +36,40 @@ Examples:
 #[derive(clap::Args, Debug, Default)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The subject; emulated if not given. NAME:OPTION=VALUE,… fixes options that are drawn for each case otherwise
+    /// The subject [default: emulated]. NAME:OPTION=VALUE,… fixes options that are otherwise drawn for each case
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// End after this many cases (of all shards together); a thousand meet the floors of the census with any
-    /// seed, fewer may not and then end with exit code 4
+    /// End after this many cases (of all shards together). A thousand meet the floors of the census with any
+    /// seed; fewer may not, and then the exit code is 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     cases: Option<u64>,
-    /// End after this long; 60s where --cases is not given either
+    /// End after this long, the search for the canary included [default: 60s, without --cases]. Cases in flight
+    /// are finished, and none begins that the time left clearly cannot hold
     #[arg(long, value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
-    /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash; random if not given
+    /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash [default: random]
     #[arg(long, value_name = "S", value_parser = seed)]
     seed: Option<u64>,
-    /// Run only the cases whose index is I modulo N
+    /// Run only the cases whose index is I modulo N. Floors of the census that a share may miss by chance are left to
+    /// `seamproof merge`
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
-    /// Sizes of the cases; quick if not given
+    /// Sizes of the cases [default: quick]
     #[arg(long, value_name = "quick|seams|large")]
     profile: Option<Profile>,
-    /// Write events as JSON lines
+    /// Write events as JSON lines; - is standard output, and text for people then goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a JUnit report at the end
+    /// Write a JUnit report at the end; - is standard output, as with --json
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Directory of findings, seamproof.out if not given; that of an earlier campaign is renamed to DIR.1, DIR.2, …
+    /// Directory of findings [default: seamproof.out]. That of an earlier campaign is renamed to DIR.1, DIR.2, …
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Threads; all cores if not given
+    /// Show how many cases of each class of problems were drawn
+    #[arg(long)]
+    census: bool,
+    /// Threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(JOBS_MAX)))]
     jobs: Option<u32>,
     #[command(flatten)]
@@ -86,7 +91,7 @@ impl Args {
     }
 }
 
-/// The default campaign, and where there is a GPU that this project's kernels run on the same on it.
+/// Runs the default campaign, and then the same on the GPU where there is one that this project's kernels run on.
 pub(super) fn run_all() -> Result<Exit, CliError> {
     let control = stopped_by_signals()?;
     let exit = run_until(&Args::default(), &control)?;
@@ -116,6 +121,7 @@ pub(super) fn run_all() -> Result<Exit, CliError> {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    leave_stdout(args.json.as_deref(), args.junit.as_deref())?;
     args.workers.configure();
     run_until(args, &*stopped_by_signals()?)
 }
@@ -135,12 +141,15 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     announce(&start, &dir);
     let outcome = campaign(&plan, &subjects, &dir, &logs, control)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
+    if let Some(summary) = outcome.summary.as_ref().filter(|_| args.census) {
+        print_line(&summary.census);
+    }
     let written = report.map_or(Ok(()), |report| report.write(subjects.name(), &outcome, &[]));
     Ok(recorded(exit, written))
 }
 
-/// A campaign's directory, its event logs, and the report of its end; where one of them cannot be made, an earlier campaign's
-/// directory keeps its name.
+/// Makes a campaign's directory, its event logs, and the report of its end. Where one of them cannot be made, an
+/// earlier campaign's directory keeps its name.
 pub(super) fn opened(
     out: &Path,
     json: Option<&Path>,
@@ -160,15 +169,15 @@ pub(super) fn opened(
     }
 }
 
-/// The subject where none is named.
+/// Subject of a campaign that names none.
 const DEFAULT_BACKEND: &str = "emulated";
-/// The subject where there is a GPU.
+/// Subject that needs a GPU.
 const GPU_BACKEND: &str = "cuda";
 
-/// What a campaign with its canary comes to.
+/// Result of a campaign and its canary.
 pub(super) struct RunOutcome {
     pub(super) canary: Canary,
-    /// Absent where the canary was missed, or somebody stopped before it was found.
+    /// `None` where the canary was missed, or the campaign was stopped before it was found.
     pub(super) summary: Option<Summary>,
     pub(super) interrupted: bool,
 }
@@ -180,20 +189,27 @@ fn campaign(
     logs: &Logs,
     control: &Control,
 ) -> Result<RunOutcome, CliError> {
-    let canary = campaign::canary(plan, &dir.canary()?, control);
+    let begun = Instant::now();
+    // Its cases are not the campaign's.
+    let looking = control.sibling();
+    let found_in = dir.canary()?;
+    let canary = progress::of_canary(&looking, || campaign::canary(plan, &found_in, &looking));
+    let took = begun.elapsed();
     logs.event(&Event::Canary(&canary));
     let found = canary.finding.is_some();
     // Whoever stops the search has not shown that there is nothing to find.
     if found || !control.stopped() {
-        print_line(&canary);
+        let text = format!("{canary} · {:.1} s", took.as_secs_f64());
+        print_report(&[Line { tone: if found { Tone::Plain } else { Tone::Bad }, text }]);
     }
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: logs, control };
-    let summary = found.then(|| progress::shown(plan, control, || campaign::run(plan, subjects, &sinks)));
+    let plan = Plan { time: plan.time.map(|time| time.saturating_sub(took)), ..plan.clone() };
+    let summary = found.then(|| progress::shown(&plan, control, || campaign::run(&plan, subjects, &sinks)));
     Ok(RunOutcome { canary, summary, interrupted: control.stopped() })
 }
 
-/// Tells everybody who listens how it ended.
+/// Tells everybody who listens how the campaign ended.
 pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: &Logs) -> Exit {
     let summary = outcome.summary.as_ref().map(Summary::event);
     if let Some(summary) = &summary {
@@ -206,30 +222,39 @@ pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: 
     let described = dir.describe(&Run { start, canary: &outcome.canary, summary: summary.as_ref() });
     let exit = match &outcome.summary {
         Some(summary) => {
-            print_line(summary);
+            print_report(&summary.lines());
             Exit::of(summary)
         }
         None if !outcome.canary.infrastructure.is_empty() => {
             outcome.canary.infrastructure.iter().for_each(complain);
+            verdict(Tone::Doubt, "a fault of this program: the canary could not be looked for");
             Exit::Internal
         }
         None if outcome.interrupted => {
-            print_line("too little run: interrupted before the canary was found");
+            verdict(Tone::Doubt, "too little run: interrupted before the canary was found");
             Exit::TooLittle
         }
-        None => Exit::CanaryMissed,
+        None => {
+            verdict(Tone::Bad, "canary missed: the campaign was not begun, as it would prove nothing");
+            Exit::CanaryMissed
+        }
     };
     recorded(exit, logs.trouble().map_or(Ok(()), Err).and(summed).and(described))
 }
 
-/// How it ends where something may not have been recorded: what was found stays found.
+/// Prints the verdict of a campaign that did not begin.
+fn verdict(tone: Tone, text: &str) {
+    print_report(&[Line::new(tone, "verdict", text)]);
+}
+
+/// Returns how the program ends where something may not have been recorded: what was found stays found.
 pub(super) fn recorded(exit: Exit, written: Result<(), RecordError>) -> Exit {
     let Err(error) = written else { return exit };
     complain(&error);
     if matches!(exit, Exit::Finding | Exit::Crash) { exit } else { Exit::Input }
 }
 
-/// `run.json`.
+/// Contents of `run.json`.
 #[derive(Serialize)]
 struct Run<'a> {
     start: &'a Start,
@@ -237,16 +262,21 @@ struct Run<'a> {
     summary: Option<&'a campaign::SummaryEvent<'a>>,
 }
 
+/// Says what is about to be run.
 pub(super) fn announce(start: &Start, dir: &RunDir) {
     let cases = start.cases.map_or("no limit".to_owned(), |cases| cases.to_string());
     let seconds = start.seconds.map_or("no limit".to_owned(), |seconds| format!("{seconds} s"));
-    print_line(&format_args!("seed      {}", start.seed));
-    print_line(&format_args!("backend   {} · profile {}", start.backend, start.profile));
-    print_line(&format_args!("limits    cases {cases} · time {seconds} · shard {}", start.shard));
-    print_line(&format_args!("threads   {} · findings go to {}", start.jobs, dir.path().display()));
+    let lines = [
+        ("seed", start.seed.clone()),
+        ("backend", format!("{} · profile {}", start.backend, start.profile)),
+        ("limits", format!("cases {cases} · time {seconds} · shard {}", start.shard)),
+        ("threads", format!("{} · findings go to {}", start.jobs, dir.path().display())),
+    ];
+    print_report(&lines.map(|(label, text)| Line::new(Tone::Plain, label, text)));
 }
 
-/// A control that ends a campaign with its summary at the first signal, and the program at the second: a subject may hang.
+/// Returns a control that ends a campaign with its summary at the first signal, and the program at the second, since a
+/// subject may hang.
 pub(super) fn stopped_by_signals() -> Result<Arc<Control>, CliError> {
     let control = Arc::new(Control::default());
     let told = Arc::clone(&control);
@@ -264,7 +294,7 @@ pub(super) fn stopped_by_signals() -> Result<Arc<Control>, CliError> {
 mod tests {
     use super::*;
 
-    /// A disk that is full, or a report that cannot be written, does not turn a finding into an input error.
+    /// Test that a full disk, or a report that cannot be written, does not turn a finding into an input error.
     #[test]
     fn what_cannot_be_recorded_hides_no_finding() {
         let full = || RecordError::TooManyEarlier { path: "out".into() };

@@ -9,7 +9,7 @@ use super::output::print_line;
 use super::run::stopped_by_signals;
 use super::{CliError, load, tell_if_long, worker};
 use crate::campaign::{Minimised, SHRINK_EVALUATIONS_MAX, minimise};
-use crate::paste::replay_command;
+use crate::paste::{replay_command, typed};
 use crate::record::write_whole;
 use crate::replay::replay_as;
 use seamproof_judge::prose::{self, counted};
@@ -25,13 +25,13 @@ Examples:
 pub(super) struct Args {
     /// The failing case
     file: PathBuf,
-    /// Where the minimal case goes; FILE with .min.json at its end if not given, and nowhere where FILE cannot be made smaller
+    /// Where the minimal case goes [default: FILE with .min.json at its end, and nowhere if FILE cannot be made smaller]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Judge this subject instead of the case's own
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// Evaluations at most
+    /// Most evaluations
     #[arg(long, value_name = "N", default_value_t = SHRINK_EVALUATIONS_MAX)]
     budget: usize,
     #[command(flatten)]
@@ -41,7 +41,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
     let (mut case, backend) = load(&args.file, args.backend.as_deref())?;
-    // What the file tells was wrong before shrinking is its own subject's.
+    // What the file says was wrong before shrinking is about its own subject.
     if args.backend.is_some() {
         case.found = None;
     }
@@ -55,8 +55,16 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let control = stopped_by_signals()?;
     print_line(&format_args!("from     {}: {start}", prose::describe(&case.problem)));
 
-    let step = |candidate: &Problem| print_line(&format_args!("step     {}", prose::describe(candidate)));
-    let small = minimise(&case, &start, backend.as_ref(), args.budget, &control, step);
+    let mut last = prose::describe(&case.problem);
+    // Steps that only move values or rows have the same words.
+    let step = |candidate: &Problem| {
+        let words = prose::describe(candidate);
+        if words != last {
+            print_line(&format_args!("step     {words}"));
+            last = words;
+        }
+    };
+    let small = minimise(&case, &start, backend.as_ref(), args.budget, &|| control.stopped(), step);
     save(args, &small)?;
     Ok(if start.check.is_end() { Exit::Crash } else { Exit::Finding })
 }
@@ -101,6 +109,6 @@ fn save(args: &Args, Minimised { case, accepted }: &Minimised) -> Result<(), Cli
             replay_command(&args.file, args.backend.as_deref())
         }
     };
-    print_line(&format_args!("replay:  {replay}"));
+    print_line(&format_args!("replay:  {}", typed(&replay)));
     Ok(())
 }

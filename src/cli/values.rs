@@ -12,7 +12,7 @@ use seamproof_judge::case::{Case, CaseError};
 use seamproof_judge::files;
 use seamproof_judge::generate::value_of;
 
-/// The largest file of bytes that is read: no fuzzer makes a larger one.
+/// Length of the largest file of bytes that is read. No fuzzer makes a larger one.
 const CHOICES_BYTES_MAX: u64 = 1 << 20;
 
 const EXAMPLES: &str = "\
@@ -55,7 +55,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     Ok(Exit::Held)
 }
 
-/// A stored case's nearest value; of any other file the value that its bytes choose.
+/// Returns the nearest value of a stored case, or the value that the bytes of any other file choose.
 fn value(path: &Path) -> Result<Vec<u8>, CliError> {
     if files::is_json(path) {
         return Ok(fuzz::to_bytes(&value_of(&Case::load(path)?.problem)));

@@ -9,7 +9,7 @@ use crate::worker::{self, Deadlines, Settings, mock};
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Args {
-    /// Run the subject that fails as it is told
+    /// Run the subject that fails as its options say
     #[arg(long)]
     mock: bool,
 }
@@ -18,19 +18,19 @@ pub(super) fn run(args: &Args) -> Exit {
     Exit::Worker(if args.mock { mock::live() } else { worker::live(backends::open) })
 }
 
-/// Workers that may be asked for.
+/// Most workers that may be asked for.
 const WORKERS_MAX: u32 = 1024;
 
-/// How subjects behind worker processes are run.
+/// Options of subjects behind worker processes.
 #[derive(clap::Args, Debug, Default)]
 pub(super) struct WorkerOptions {
-    /// Worker processes of a subject that has its own, all on the first device; one on each device if not given
+    /// Worker processes of a subject that runs in some, all on the first device [default: one on each device]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     workers: Option<u32>,
-    /// Longest time for each phase of a run in a worker; one or two minutes if not given
+    /// Longest time for each phase of a run in a worker [default: one or two minutes]
     #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     deadline: Option<Duration>,
-    /// Longest time for the start of a worker; two minutes if not given
+    /// Longest time for the start of a worker [default: 2m]
     #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     start_deadline: Option<Duration>,
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use crate::backends::{self, Cuda};
-use crate::campaign::{Control, minimise, shrink_budget};
+use crate::campaign::{minimise, shrink_budget};
 use crate::record::Findings;
 use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::evaluate::{evaluate, evaluate_malformed, quiet_caught_panics};
@@ -160,9 +160,8 @@ impl Hunter {
 
     /// Stores the finding, and returns its words with the command that replays it.
     fn store(&self, case: &Case, finding: &Finding) -> String {
-        let control = Control::default();
         let budget = shrink_budget(finding.check);
-        let small = minimise(case, finding, self.backend.as_ref(), budget, &control, |_| {}).case;
+        let small = minimise(case, finding, self.backend.as_ref(), budget, &|| false, |_| {}).case;
         let name = format!("{}-{}", finding.check, small.id());
         let stored = Findings::create(&self.findings).and_then(|findings| {
             findings.record(&name, &small)?;

@@ -7,7 +7,7 @@ use std::process::{Command as Process, Stdio};
 
 use assert_cmd::Command;
 
-use super::{NOTHING_FOUND, code, place, refuses, seamproof, stderr, stdout};
+use super::{NOTHING_FOUND, code, place, refuses, seamproof, stderr, stdout, typed};
 
 #[test]
 fn help_is_no_error_and_shows_examples() {
@@ -66,7 +66,8 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     refuses(dir, &["run", "--profile", "tiny"], &["--profile", "tiny"]);
     refuses(dir, &["run", "--jobs", "0"], &["--jobs"]);
     refuses(dir, &["run", "--backend", "abacus"], &["--backend", "abacus", "emulated", "window-off-by-one"]);
-    refuses(dir, &["faults", "--only", "nope"], &["--only: there is no fault 'nope'", "`seamproof faults`"]);
+    let faults = format!("`{}`", typed("faults"));
+    refuses(dir, &["faults", "--only", "nope"], &["--only: there is no fault 'nope'", &faults]);
     // These are refused before a GPU is searched for, which most machines do not have.
     let plant = |id: &str, texts: &[&str]| refuses(dir, &["kernels", "check", "--plant", id], texts);
     plant("nope", &["--plant: there is no fault 'nope'", "known: all, ", "product-not-rounded"]);
@@ -93,6 +94,11 @@ fn questions_without_an_answer_are_refused_at_once() {
     let place = place();
     let refused = |arguments: &[&str], texts: &[&str]| refuses(place.path(), arguments, texts);
     refused(&["run", "--cases", "0"], &["--cases", "1.."]);
+    for command in ["run", "merge"] {
+        let both = [command, "--json", "-", "--junit", "-", "shard"];
+        let both = if command == "run" { &both[..5] } else { &both[..] };
+        refused(both, &["--json - and --junit -", "cannot both", "name a file"]);
+    }
     refused(&["run", "--backend", "emulated:"], &["--backend", "OPTION=VALUE", "or BACKEND alone"]);
     refused(&["nightly", "--budget", "1h"], &["corpus/regressions", "--corpus", "checkout"]);
     refused(&["calibrate", "emulated", "--cases", "1", "--lock", "lock.json"], &["1 case ", "at least 48"]);

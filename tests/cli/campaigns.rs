@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{campaign, code, events, named, place, refuses, seamproof, stderr, stdout};
+use super::{campaign, code, events, named, place, refuses, seamproof, stderr, stdout, typed};
 
 #[test]
 fn a_directory_that_cannot_be_written_is_known_before_any_case_runs() {
@@ -78,8 +78,10 @@ fn a_campaign_that_is_too_small_says_so_in_few_lines() {
     let place = place();
     let output = seamproof(place.path(), &["run", "--cases", "5", "--seed", "1"]);
     assert_eq!(code(&output), 4, "{}", stderr(&output));
-    assert!(stdout(&output).matches("too little run").count() <= 5, "{}", stdout(&output));
-    assert!(stdout(&output).contains("other floors"), "{}", stdout(&output));
+    let said = stdout(&output);
+    assert!(said.contains("\nverdict   too little run: 5 cases in "), "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("too little run: ")).count(), 5, "{said}");
+    assert!(said.contains("other floors"), "{said}");
 }
 
 #[test]
@@ -94,13 +96,16 @@ fn the_census_needs_no_backend() {
 }
 
 #[test]
-fn a_campaign_that_held_says_so_in_its_last_line() {
+fn a_campaign_that_held_says_so_first() {
     let place = place();
-    let output = seamproof(place.path(), &["run", "--seed", "1", "--cases", "1000"]);
+    let output = seamproof(place.path(), &["run", "--seed", "1", "--cases", "1000", "--census"]);
     let said = stdout(&output);
-    let last = said.lines().last().unwrap_or_default();
     assert_eq!(code(&output), 0, "{said}");
-    assert!(last.starts_with("result    nothing was found: ") && last.contains(" cases held, "), "{said}");
+    let begins = |label: &str| said.lines().position(|line| line.starts_with(label)).expect("a line");
+    let verdict = said.lines().nth(begins("verdict")).unwrap_or_default();
+    assert!(verdict.starts_with("verdict   held: 1000 cases in "), "{said}");
+    let order = ["canary", "verdict", "cases", "margin", "rate", "census", "no sequence "].map(begins);
+    assert!(order.is_sorted(), "{said}");
     // With so few cases that held, p50 is reported and p99 is not.
     let margins = said.lines().filter(|line| line.starts_with("          lse ") && line.contains(" W "));
     let columns: Vec<Vec<&str>> = margins.map(|line| line.split_whitespace().collect()).collect();
@@ -108,6 +113,102 @@ fn a_campaign_that_held_says_so_in_its_last_line() {
     assert!(told, "{said}");
     let few = seamproof(place.path(), &["run", "--seed", "1", "--cases", "3"]);
     assert!(code(&few) == 4 && !stdout(&few).contains("nothing was found"), "{}", stdout(&few));
+    assert!(!stdout(&few).contains("\nno sequence "), "the census is one line: {}", stdout(&few));
+}
+
+/// Test that findings come behind the verdict, in lines that fit a screen, each with a command that can be pasted.
+#[test]
+fn findings_are_told_in_lines_that_fit() {
+    let place = place();
+    let arguments = ["run", "--backend", "window-off-by-one", "--cases", "60", "--seed", "1"];
+    let output = seamproof(place.path(), &arguments);
+    let said = stdout(&output);
+    assert_eq!(code(&output), 2, "{said}");
+    let begins = |label: &str| said.lines().position(|line| line.starts_with(label)).expect("a line");
+    assert!(["canary", "verdict", "FAIL", "cases"].map(begins).is_sorted(), "{said}");
+    let told = said.lines().filter(|line| line.starts_with("FAIL")).count();
+    assert!(said.contains(&format!("\nverdict   {told} findings: ")), "{said}");
+    let (commands, others): (Vec<_>, Vec<_>) = said.lines().partition(|line| line.contains(" replay: "));
+    assert!(others.iter().all(|line| line.chars().count() <= 100), "{said}");
+    assert_eq!(commands.len(), told, "{said}");
+    let start = format!("          replay: {}", typed("replay seamproof.out/findings/"));
+    assert!(commands.iter().all(|line| line.starts_with(&start)), "{said}");
+    // Files and events say the name, whatever the program is called here.
+    let events = events(&place.path().join("seamproof.out/events.jsonl"));
+    let named = named(&events, "finding");
+    assert!(named.iter().all(|event| event["replay"].as_str().unwrap().starts_with("seamproof replay ")));
+    assert!(!said.contains('\u{1b}'), "no colours without a terminal");
+}
+
+/// Test that standard output takes the events or the report of JUnit, and the other text goes to standard error.
+#[test]
+fn standard_output_can_be_for_machines() {
+    let place = place();
+    let run = |arguments: &[&str]| {
+        seamproof(place.path(), &[&["run", "--seed", "1", "--cases", "30"], arguments].concat())
+    };
+    let output = run(&["--json", "-"]);
+    let own = fs::read_to_string(place.path().join("seamproof.out/events.jsonl")).expect("events");
+    assert_eq!(stdout(&output), own);
+    assert!(stderr(&output).contains("\nverdict   "), "{}", stderr(&output));
+    let output = run(&["--junit", "-"]);
+    let report = quick_junit::Report::deserialize_from_str(&stdout(&output)).expect("the report is JUnit");
+    assert_eq!(report.test_suites.len(), 1);
+    assert!(stderr(&output).contains("\nverdict   "), "{}", stderr(&output));
+    assert!(!place.path().join("-").exists());
+}
+
+#[test]
+fn a_report_that_cannot_be_written_names_no_temporary_file() {
+    let place = place();
+    let said = stderr(&seamproof(place.path(), &["run", "--cases", "1", "--junit", "nowhere/junit"]));
+    assert!(said.starts_with("error: nowhere/junit: cannot be written: "), "{said}");
+    assert!(!said.contains(".tmp-") && !said.contains("at path"), "{said}");
+}
+
+/// Test that a write past the limit of a file's size is an error in words, and no signal ends the program.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_limit_of_file_sizes_is_an_error() {
+    let place = place();
+    let program = assert_cmd::cargo::cargo_bin("seamproof");
+    let output = Process::new("sh")
+        .current_dir(place.path())
+        .args(["-c", "ulimit -f 16 && exec \"$0\" run --seed 1 --cases 1000"])
+        .arg(program)
+        .output()
+        .expect("the shell runs");
+    let said = stderr(&output);
+    assert_eq!(code(&output), 1, "{said}");
+    assert!(said.contains("error: seamproof.out/events.jsonl: cannot be written: File too large"), "{said}");
+}
+
+/// Test that a share of a campaign that meets all floors is enough, too.
+#[test]
+fn a_shard_is_asked_for_its_share() {
+    let place = place();
+    for seed in ["1", "2"] {
+        let arguments = ["run", "--seed", seed, "--cases", "1000", "--shard", "0/8"];
+        let output = seamproof(place.path(), &arguments);
+        assert_eq!(code(&output), 0, "{}", stdout(&output));
+    }
+}
+
+/// Test that large cases do not take a campaign far past its time, and that too few of them are told.
+#[test]
+fn a_short_campaign_of_large_cases_ends_and_says_that_it_is_too_little() {
+    const PATIENCE: Duration = Duration::from_secs(120);
+    let place = place();
+    let start = Instant::now();
+    let arguments = ["run", "--profile", "large", "--time", "3s", "--seed", "7", "--jobs", "1"];
+    let output = seamproof(place.path(), &arguments);
+    let said = stdout(&output);
+    assert!(start.elapsed() < PATIENCE, "{said}");
+    assert_eq!(code(&output), 4, "{said}");
+    assert!(
+        said.contains("canary    found in case ") && said.contains("verdict   too little run: "),
+        "{said}"
+    );
 }
 
 /// Test that a fault of the subject itself is the same for every file, and is reported once.

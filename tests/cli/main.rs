@@ -25,6 +25,11 @@ fn seamproof(dir: &Path, arguments: &[&str]) -> Output {
     command.current_dir(dir).args(arguments).output().expect("the program runs")
 }
 
+/// Returns a command of the program as it is printed: with the path of its file, which no search path leads to.
+fn typed(arguments: &str) -> String {
+    format!("{} {arguments}", assert_cmd::cargo::cargo_bin("seamproof").display())
+}
+
 fn code(output: &Output) -> i32 {
     output.status.code().expect("the program was not killed")
 }

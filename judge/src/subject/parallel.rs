@@ -5,8 +5,8 @@ use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Algorithm, Balance, Heads, Problem, Run, Sequence};
 use serde::{Deserialize, Serialize};
 
-/// Requirement of a context-parallel algorithm. Every subject refuses a problem that breaks it: its rows or heads
-/// cannot be dealt evenly, or the algorithm is not supported on it, as no schedule builder makes it.
+/// Requirement of a context-parallel algorithm. Every subject refuses a problem that breaks it, because the algorithm
+/// cannot run it or does not support it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize,
 )]
@@ -15,8 +15,8 @@ pub enum ParallelRule {
     /// Every span must be a multiple of the number of pieces that the balance makes of it.
     #[error("a sequence's span is not a multiple of what the sharding cuts it into")]
     SpanMultiple,
-    /// Only consecutive rows are supported on several ranks.
-    #[error("rows with a step are not supported on several ranks")]
+    /// Only consecutive rows are cut; those with a step (SBHD) are not supported.
+    #[error("rows with a step (SBHD) are not supported under context parallelism")]
     ConsecutiveRows,
     /// Query heads must be dealt evenly.
     #[error("the query heads are not a multiple of the all-to-all's ranks")]

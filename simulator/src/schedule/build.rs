@@ -13,8 +13,8 @@ use super::program::{
 use crate::Segment;
 use crate::shard::ShardedSide;
 
-/// Reason why there is no schedule of a problem: rows or heads that cannot be dealt evenly, or a problem that the
-/// builder of its algorithm does not support.
+/// Reason why a builder cannot make a schedule of a problem: it has no meaning for the algorithm, or it is not
+/// supported.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum BuildError {
     /// A side that cannot be cut.
@@ -44,7 +44,7 @@ pub enum BuildError {
         /// The stripe.
         stripe: usize,
     },
-    /// Stripes in the hierarchical algorithm.
+    /// A balance that the hierarchical algorithm does not support.
     #[error("stripes are not supported in the hierarchical algorithm; use dual-chunk or contiguous balance")]
     HierarchicalBalance,
 }
