@@ -31,7 +31,7 @@ pub struct ReplayedLaunch {
     pub keys: Vec<(usize, Positions)>,
 }
 
-/// The data of a replay.
+/// A numeric profile, and the launches that a replay follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replay {
     /// The subject's roundings and its order of keys.

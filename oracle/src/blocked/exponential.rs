@@ -12,7 +12,7 @@ const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
 const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
 /// The number 1.5·2^52. Adding it rounds to an integer, whose low bits end up in the low bits of the sum.
 const ROUND: f64 = 6_755_399_441_055_744.0;
-/// The argument below which exp is less than about the smallest normal number. 0 is close enough for a weight.
+/// The argument below which exp is about the smallest normal number or less. 0 is close enough for a weight.
 const UNDERFLOW: f64 = -708.0;
 /// The argument above which exp overflows. Weights never get here.
 const OVERFLOW: f64 = 709.0;

@@ -46,8 +46,8 @@
 //! small factor, with W and R silent. A look at the values would take a product as expensive as the output's for each
 //! row.
 //!
-//! Bins finer than a cell, beside the slots, would narrow the gap without closing it. Clusters of `1/C` of a cell make
-//! weights C times as dense where they lie. If no more than that were let pass, the variance would still be
+//! Bins finer than a cell, beside the slots, would only narrow the gap. Clusters of `1/C` of a cell make weights C
+//! times as dense where they lie. If no more than that were let pass, the variance would still be
 //! `1 + n/(31·C)·(1 − 1/C)²` times that of independent roundings: `1 + n/248` for C = 2, `1 + n/418` for 1.5, and
 //! `1 + n/4,126` for 1.1. The first two are hardly less than `1 + n/209`. The density of n weights of one energy in B
 //! bins is known to `√(2·B)/n`. With eight bins to a cell, a tenth is three deviations from 1,360 weights on in bf16,

@@ -15,7 +15,7 @@
 //! | `weight_error` | error `p·θ` of an unrounded weight: the exponent's, exp's own, `R` rescalings of a running max, merges |
 //! | `weight_rounding` | absolute error of rounding P: `u·p`, or the format's floor, whichever is larger |
 //! | `gamma` | relative error of the row sum |
-//! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes. A tensor core cuts a subnormal factor off where it cuts one of its format's smallest exponent: there the factor's magnitude counts as that exponent's |
+//! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes. A tensor core cuts a subnormal factor off like a factor of its format's smallest exponent, and such a factor counts as the smallest normal number |
 //! | half spacing | the final rounding to the stored format |
 //!
 //! These terms hold the cost of a GPU's approximate instructions, and a kernel that uses them need not declare them.

@@ -134,7 +134,7 @@ impl<'g> Memory<'g> {
         Ok(memory)
     }
 
-    /// Returns a tensor. The first one lies behind as much other memory.
+    /// Returns a tensor. Before the first one lies as much other memory as its own.
     fn tensor(&self, tensor: usize) -> Result<Area<'_>, KernelError> {
         let before: usize = TENSORS[..tensor].iter().map(|&(_, side)| self.layout.bytes(side)).sum();
         let start = self.layout.bytes(0) + before;
@@ -146,7 +146,7 @@ impl<'g> Memory<'g> {
         self.tensor(tensor)?.part(first * row..(first + count) * row)
     }
 
-    /// Returns every area that a forward and a backward of so many heads write.
+    /// Returns every area that a forward and a backward with `heads` query heads write.
     fn results(&self, heads: usize) -> Result<Parts<Area<'_>>, KernelError> {
         let mut areas = Vec::new();
         for (tensor, (name, side)) in TENSORS.into_iter().enumerate().skip(RESULTS) {

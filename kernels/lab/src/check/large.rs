@@ -62,7 +62,7 @@ fn difference(gpu: &Gpu, operation: &'static str, got: Area) -> Result<Option<Mi
 /// The memory of the check.
 struct Memory {
     all: DeviceBuffer,
-    /// The tables of 0, of the rows, and of twice as many.
+    /// The tables of 0, of the number of rows, and of twice that number.
     tables: [DeviceBuffer; 3],
     statistics: [DeviceBuffer; 2],
 }
@@ -77,7 +77,7 @@ impl Memory {
             gpu.write(all.area().part(start..start + CHUNK)?, rows_from(&pattern, first))?;
         }
         let table = |number: usize| gpu.upload_i32(&[number as i32]);
-        // The running statistic is of nothing, and the step's share is the whole.
+        // The running statistic is that of no keys, and the step's share is the whole.
         let statistics = [gpu.allocate(HEADS * ROWS * 4)?, gpu.allocate(HEADS * ROWS * 4)?];
         for (statistic, value) in statistics.iter().zip([f32::NEG_INFINITY, 0.0]) {
             let words = value.to_le_bytes().repeat(HEADS * CHUNK_ROWS);
@@ -130,7 +130,7 @@ fn tensor(area: Area) -> DeviceTensor {
 /// and compares all of it. Then it runs attention on rows that are as far apart. It needs 44 GB of the GPU's memory.
 pub fn check_large(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = check_helpers(gpu)?;
-    // What was found here would be found in attention again.
+    // A fault that was found here would be found in attention again.
     if found.is_empty() {
         found = check_far(gpu)?;
     }

@@ -27,7 +27,7 @@ const KEYS: usize = 256;
 /// The places of a climb's keys: in blocks of their own, or all in the last block that is taken.
 const PLACES: [[usize; STEPS_MAX]; 2] = [[255, 128, 0], [2, 1, 0]];
 const STEPS_MAX: usize = 3;
-/// The lanes whose products make a score: so many numbers of the smaller significand hold an f32.
+/// The lanes whose products make a score: three numbers of the smaller significand hold an f32.
 const PIECES: usize = 3;
 /// The rows of several heads may be packed.
 const HEADS: Heads = Heads { q: 4, kv: 1 };
@@ -71,7 +71,7 @@ fn climbs(reach: &Reach) -> Vec<Climb> {
     tops.flat_map(of_top).collect()
 }
 
-/// Returns numbers of the format whose sum is `value`, if so many are enough.
+/// Returns numbers of the format whose sum is `value`, if [`PIECES`] numbers are enough.
 fn pieces(value: f32, format: Format) -> [f32; PIECES] {
     let mut rest = f64::from(value);
     std::array::from_fn(|_| {

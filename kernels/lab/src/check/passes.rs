@@ -40,7 +40,7 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Prepares a call on tensors of so many rows of queries and keys, query heads, and lanes of a head.
+    /// Prepares a call on tensors, given their rows of queries and keys, their query heads, and their lanes of a head.
     pub(super) fn new(
         gpu: &Gpu,
         call: &AttentionCall,

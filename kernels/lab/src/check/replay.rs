@@ -107,7 +107,7 @@ const EVERYTHING: Replayed = Replayed {
     ..PLAIN
 };
 
-/// All that is recorded and replayed.
+/// The passes that are recorded and replayed.
 pub const REPLAYED: [Replayed; 12] = [
     Replayed { heads: &[GROUPED, APART], masks: &[Mask::CAUSAL, Mask::FULL, BAND], ..PLAIN },
     Replayed { name: "fp16", format: Format::Fp16, ..PLAIN },
@@ -143,7 +143,7 @@ pub const REPLAYED: [Replayed; 12] = [
     },
 ];
 
-/// A graph: what is recorded, with one of its choices each.
+/// A graph: passes that are recorded, with one of each of their choices.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
     of: Replayed,
@@ -334,7 +334,7 @@ mod tests {
         }
     }
 
-    /// Such sums have two terms at most.
+    /// Rows whose dq is summed in any order see two tiles at most, and a sum has two terms at most.
     #[test]
     fn rows_of_sums_in_any_order_see_two_tiles() {
         for choice in REPLAYED.into_iter().flat_map(Replayed::choices) {

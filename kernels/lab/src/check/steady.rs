@@ -49,7 +49,7 @@ const FEW: SteadyPack = SteadyPack { name: "few", heads: Heads { q: 4, kv: 4 }, 
 /// orders. A Hopper GPU has 144 multiprocessors at most
 /// (<https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/>).
 const MANY: SteadyPack = SteadyPack { times: 6, name: "many", ..FEW };
-/// As many sequences, which are short: a launch in any order goes in the fixed one.
+/// Short sequences, repeated as often as those of `MANY`: a launch in any order goes in the fixed one.
 const SHORT: SteadyPack = SteadyPack { name: "short", lengths: &SHORT_LENGTHS, ..MANY };
 /// The lengths of the sequences whose launches are repeated: many tiles of keys, one tile, one row. Their mean is so
 /// long that none has the short form (`SHORT_ROWS` in `backward.rs`).
@@ -70,7 +70,7 @@ const COPY_EVERY: usize = 4;
 /// The streams of the work beside the launches.
 const BESIDE: [usize; 2] = [1, 2];
 
-/// Sequences, each repeated so many times, and their heads.
+/// Sequences, how often they are repeated, and their heads.
 #[derive(Clone, Copy, Debug)]
 pub struct SteadyPack {
     /// The name.
@@ -83,11 +83,11 @@ pub struct SteadyPack {
 /// The result of repeated launches.
 #[derive(Clone, Copy, Debug)]
 pub struct Steady {
-    /// The launches in the fixed order. There are as many in any order.
+    /// The number of launches in the fixed order, and of launches in any order.
     pub launches: usize,
-    /// The launches in the fixed order that gave other bits than the first.
+    /// The number of launches in the fixed order that gave other bits than the first of them.
     pub fixed: usize,
-    /// The launches in any order that gave other bits than the first of them.
+    /// The number of launches in any order that gave other bits than the first of them.
     pub any: usize,
     /// The time from the first launch to the last.
     pub time: Duration,
@@ -100,7 +100,7 @@ impl SteadyPack {
         self.problem(&padded, dim, mask)
     }
 
-    /// Returns sequences in bf16 with so many real and owned rows.
+    /// Returns sequences in bf16, each given by its numbers of real and of owned rows.
     fn problem(self, sequences: &[(usize, usize)], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
         legal(packed(sequences.repeat(self.times), self.heads, dim, mask))
     }
@@ -149,7 +149,7 @@ impl<'g> Compared<'g> {
     }
 }
 
-/// Launches a pack's backward so often, of a head dim and with a mask.
+/// Launches a pack's backward `launches` times in each of both orders, with one head dim and one mask.
 pub fn steady(
     gpu: &Gpu,
     pack: SteadyPack,
@@ -323,8 +323,8 @@ impl Accumulated<'_> {
     }
 }
 
-/// Returns dq, dk and dv of a launch into tensors that held these numbers, with the results of a forward that may be
-/// another's.
+/// Returns dq, dk and dv of a launch into tensors that held the numbers `there`. The launch reads the results of
+/// `forward`, which may be another pass than its own.
 fn gradients(
     gpu: &Gpu,
     ready: &ReadyBackward,
