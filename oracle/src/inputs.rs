@@ -1,4 +1,4 @@
-//! The tensors that go into a problem and come out of it.
+//! The input tensors of a problem, and its results.
 //!
 //! Shapes: `[rows, heads, dim]` for q, k, v, out and their gradients; `[heads, rows]` for the LSE; `[heads]` for the
 //! sink and max_logit. Rows are those of the problem's layout, padding and slack included; only real rows are read.

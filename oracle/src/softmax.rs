@@ -1,7 +1,7 @@
 //! The softmax: scale, soft cap and sink.
 //!
 //! A logit is `s = scale · ⟨q, k⟩`, then `s = cap · tanh(s / cap)` where a soft cap is set. A sink adds one term
-//! `exp(sink)` to each row's denominator and no value; the log-sum-exp (LSE) includes it.
+//! `exp(sink)` to each row's denominator, and no value. The log-sum-exp (LSE) includes the sink.
 
 use serde::{Deserialize, Serialize};
 

@@ -171,7 +171,7 @@ fn threads_do_not_change_a_bit() {
     assert!(run(1) == run(3));
 }
 
-/// Errors of the LSE with more rows than the problem would be read in part, without an error, if shapes went unchecked.
+/// Errors of the LSE with more rows than the problem are refused: they would be read in part, without an error.
 #[test]
 #[should_panic = "shape of the errors of the lse"]
 fn errors_of_another_problem_are_not_read() {

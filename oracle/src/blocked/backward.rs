@@ -1,4 +1,4 @@
-//! The backward pass of one group: a sequence, a KV head and the query heads that read it.
+//! The backward pass of one group: a sequence, a KV head and that head's query heads.
 
 use std::ops::Range;
 

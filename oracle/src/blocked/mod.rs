@@ -1,10 +1,10 @@
-//! The exact answer, fast, and its error envelope beside it.
+//! The exact answer computed fast, with its error envelope.
 //!
 //! The definitions are those of [`crate::exact`], evaluated in f64 matrix products over tiles. Pairs that the mask
-//! hides are skipped. A *group* is a sequence, a KV head and the query heads that read it. A *piece* is a range of
-//! query rows of one query head. Pieces are independent apart from dk and dv, whose partial sums are added in a fixed
-//! order. The cut into pieces depends on the problem alone, and results do not depend on the number of threads. A
-//! property test compares the results with those of [`crate::exact`].
+//! hides are skipped. A *group* is a sequence, a KV head and that head's query heads. A *piece* is a range of query
+//! rows of one query head. Pieces are independent apart from dk and dv, whose partial sums are added in a fixed order.
+//! The cut into pieces depends on the problem alone, and results do not depend on the number of threads. A property
+//! test compares the results with those of [`crate::exact`].
 
 mod answer;
 mod backward;

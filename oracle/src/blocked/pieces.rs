@@ -21,7 +21,7 @@ const PIECES_MAX: usize = 8;
 /// thread, because campaigns are parallel across cases.
 const PARALLEL_PAIRS_MIN: u64 = 1 << 18;
 
-/// One sequence and one KV head, with the query heads that read it.
+/// One sequence and one KV head, with that head's query heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
     pub(super) sequence: usize,

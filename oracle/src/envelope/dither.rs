@@ -132,8 +132,8 @@ pub(crate) fn fill_enough(shared: f64) -> bool {
     shared <= SHARED_SHARE_MAX
 }
 
-/// Returns the number of copies of each row of a matrix. The roundings of as many weights may be one and the same. With
-/// n equal roundings in a sum, `(Σ a)² ≤ n·Σ a²`.
+/// Returns the number of copies of each row of a matrix. The roundings of weights may be equal where their rows are
+/// copies. With n equal roundings in a sum, `(Σ a)² ≤ n·Σ a²`.
 pub(crate) fn multiplicities(rows: &ArrayView2<'_, f64>) -> Vec<f64> {
     // A collision of hashes counts too many copies, which is no error.
     let hash = |row: &[f64]| {
@@ -241,7 +241,8 @@ mod tests {
 
     /// Returns the error of the sum of rounded weights times values, and the error that eight deviations allow.
     fn rounding_error(terms: &[(f64, f64)], format: Format) -> (f64, f64) {
-        // Half of fp16's smallest number, which is all that a weight below its normal range loses; bf16 has none so large.
+        // Half of fp16's smallest number, which is all that a weight below its normal range loses; bf16 has none so
+        // large.
         let floor = libm::exp2(-25.0) * terms.len() as f64;
         let error = terms.iter().map(|(weight, value)| (format.round(*weight) - weight) * value).sum::<f64>();
         let energy: f64 = terms.iter().map(|(weight, _)| weight * weight).sum();

@@ -135,7 +135,7 @@ fn final_rounding(format: Format, magnitude: f64) -> f64 {
 pub struct RowModel<'a> {
     model: &'a Model,
     row: &'a RowStatistics,
-    /// The relative error of every weight, beside that of its exponent.
+    /// The relative error of every weight, apart from its exponent's.
     relative: f64,
     /// The most that rounding a weight may lose below the normal range.
     rounding_floor: f64,

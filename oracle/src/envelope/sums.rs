@@ -178,7 +178,8 @@ impl<'a> RowEnvelope<'a> {
         (out, self.model.out_bound(&self.row, out, errors, self.denominator, self.value_max))
     }
 
-    /// Returns a lane's bound in tier T, given `Σ (e^(s − largest)·v)²` as well. It is infinite without a certificate.
+    /// Returns a lane's bound in tier T, from the two sums of [`RowEnvelope::out`] and `Σ (e^(s − largest)·v)²`. The
+    /// bound is infinite without a certificate.
     pub fn dithered_out(&self, numerator: f64, magnitudes: f64, squares: f64) -> f64 {
         let Some(Dithered { denominator, copies }) = self.dithered else { return f64::INFINITY };
         let (out, magnitudes) = (numerator * self.share, magnitudes * self.share);

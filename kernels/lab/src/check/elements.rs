@@ -97,8 +97,7 @@ impl CaseDraw {
     }
 }
 
-/// Returns the poison as a number of a format. Its bytes are the poison's, so that untouched elements come back as
-/// they were.
+/// Returns the poison as a number of a format. Its bytes are the poison's: untouched elements come back unchanged.
 fn poison_of(image: &Image, format: Format) -> f32 {
     match format {
         Format::F32 => f32::from_le_bytes([image.poison; 4]),
@@ -208,7 +207,7 @@ pub(super) fn statistics(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
     })
 }
 
-/// Raises totals to the statistics that are part of them, as weights need it.
+/// Raises totals to the statistics that are part of them. Weights need totals that are no smaller than their parts.
 fn totals(pairs: &[(usize, usize)], lse: &mut Statistic, step: &Statistic, heads: usize) {
     for head in 0..heads {
         for &(running, row) in pairs {

@@ -1,10 +1,10 @@
 //! Attention on rows that are far from where their tensors begin: products of rows and elements must be 64 bits wide.
 //!
-//! The same few sequences lie in two *layouts*. In one they follow each other in small tensors. In the other they lie
-//! in tensors of more than 2^31 elements and 2^32 bytes: at the first rows, across both of these bounds, and at the
-//! last rows. Every kernel must write the same bits to their rows in both. All else holds NaN, and memory as long as
-//! a tensor lies before the first one and behind the last. So an address that wraps reads a wrong number, or leaves
-//! unwritten what it should write.
+//! A few sequences lie in two *layouts*. In one they follow each other in small tensors. In the other they lie in
+//! tensors of more than 2^31 elements and 2^32 bytes: at the first rows, across both of these bounds, and at the last
+//! rows. Every kernel must write the same bits to their rows in both. All else holds NaN, and memory as long as a
+//! tensor lies before the first one and behind the last. An address that wraps therefore reads a wrong number, or
+//! leaves rows unwritten.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};

@@ -1,10 +1,10 @@
 //! The forward on scores far from 0, where the next number above a score is far away.
 //!
-//! A *climb* is a query that sees scores one after the other, each of them the next f32 above the one before. They
-//! come in the order in which the kernel takes blocks of keys: from the last key to the first. Every score is a sum
-//! of exact products, so that its weight is known however large it is. V of a climb's key is 1 in a lane of its own.
-//! So `out` holds the weights, which must be those of the definition in f64, as far as rounding to the tensors'
-//! format allows.
+//! A *climb* is a query that sees scores one after the other, each of them the next f32 above the one before. They come
+//! in the order in which the kernel takes blocks of keys: from the last key to the first. Every score is a sum of exact
+//! products, and its weight is known however large the score is. V of a climb's key is 1 in a lane of its own. `out`
+//! therefore holds the weights, which must be those of the definition in f64, as far as rounding to the tensors' format
+//! allows.
 //!
 //! Levels are scores times the scale in powers of two. A kernel that folds the largest level into its exponentials
 //! rounds them to f32 (<https://arxiv.org/abs/2407.08608>). What rounding leaves out of a level of 2^30 is up to 64:

@@ -1,11 +1,11 @@
 //! A recorded forward and backward, replayed with other tables at the same addresses.
 //!
-//! *Dealings* deal one number of owned rows to one number of sequences. So their tables have one size, and differ in
-//! real lengths, in owned rows, in first rows and in bounds. The launches of one dealing are recorded as a graph.
-//! Before each replay, the tables of another dealing are written where the recorded ones were. A replay must write,
-//! bit for bit and in every row, what launches that were made for its dealing write, by the same kernels and with the
-//! choices of the recorded call. [`REPLAYED`] says what is recorded: everything that a call can say, and that a
-//! launch can be told.
+//! *Dealings* deal one number of owned rows to one number of sequences. Their tables have one size, and differ in real
+//! lengths, in owned rows, in first rows and in bounds. The launches of one dealing are recorded as a graph. Before
+//! each replay, the tables of another dealing are written where the recorded ones were. A replay must write, bit for
+//! bit and in every row, what launches that were made for its dealing write, by the same kernels and with the choices
+//! of the recorded call. [`REPLAYED`] lists the recorded passes: everything that a call can say, and that a launch can
+//! be told.
 //!
 //! Where dq is summed in any order, rows see keys of two tiles at most: a sum of two terms is one number in either
 //! order.

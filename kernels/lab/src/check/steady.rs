@@ -2,9 +2,9 @@
 //! dq that is written at once is what sums give.
 //!
 //! *Steady*: one launch follows the other, and each is compared with the first on the GPU. Beside them, on streams of
-//! their own, the same backward is launched in any order and memory is copied, so that blocks begin at other times in
-//! each launch. Launches in any order are compared in the same way. Where sums have enough terms they must differ now
-//! and then, or the comparison would see nothing.
+//! their own, the same backward is launched in any order and memory is copied. Blocks then begin at other times in each
+//! launch. Launches in any order are compared in the same way. Where sums have enough terms they must differ now and
+//! then, or the comparison would see nothing.
 //!
 //! *Accumulated*: gradients that are added to what was there are `round(there + gradient)`. The gradient is what an
 //! overwriting launch of the same order gives in f32.
@@ -217,9 +217,9 @@ pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     Ok(found)
 }
 
-/// Checks dq of rows that see one tile of keys, which writes it at once in both orders. It is compared with dq of the
-/// same rows where their tile sees a second one, so that dq is a sum. Both head dims, both formats and every walk are
-/// checked. In walks down, one tile has the short form and two have not, so that D must have the same bits in both.
+/// Checks dq of rows that see one tile of keys and write dq at once, in both orders. It is compared with dq of the same
+/// rows where their tile sees a second one and dq is a sum. Both head dims, both formats and every walk are checked. In
+/// walks down, one tile has the short form and two have not: D must have the same bits in both.
 pub fn direct(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::new(gpu)?;
     let mut found = Vec::new();
@@ -237,8 +237,8 @@ fn direct_of(
     pack: SteadyPack,
     dim: usize,
 ) -> Result<Vec<Mismatch>, KernelError> {
-    // The last row of the first tile sees a key of the second, so that two tiles open and close the sums of its tile
-    // of rows.
+    // The last row of the first tile sees a key of the second. Two tiles then open and close the sums of its tile of
+    // rows.
     let mask = Mask { right: Some(1), ..Mask::CAUSAL };
     let problem = |length| pack.problem(&[(length, TWO_TILES); LENGTHS.len()], dim, mask);
     let (one, two) = (problem(TILE)?, problem(TWO_TILES)?);

@@ -106,9 +106,9 @@ impl Largest {
         }
     }
 
-    /// Returns the comparison of a head's result, where the head has `rows` rows. If all of them are here, the result
-    /// may be off by the error at most. If some are missing, the result must be no less than theirs, since it may be
-    /// that of another row. An infinite result is no row's.
+    /// Returns the comparison of a head's result, where the head has `rows` rows. Where all of them were judged, the
+    /// result may be off by the error at most. Where some were not, the result must be no less than that of the judged
+    /// ones, since it may be another row's. An infinite result is no row's.
     fn compared(&self, got: f32, rows: usize) -> Compared {
         let all = self.rows == rows;
         let [exact, error] = if all { [self.exact, self.error] } else { self.least };
