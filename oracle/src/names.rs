@@ -13,8 +13,8 @@
 //! | `causal_bottom_right`, `padding_causal_bottom_right` | bottom-right, whatever the flag | (−1, 0), (l, 0) | (−1, 0) |
 //! | `arbitrary` | refused: arbitrary masks are out of scope | | |
 //!
-//! In this table l, r ≥ 0. TE repairs some other pairs, and this module repairs them alike. A causal kind turns (−1,
-//! −1) into (−1, 0), and (l, anything) into (l, 0). `no_mask` and `padding` turn (−1, 0) into (−1, −1). Any other
+//! In this table l, r ≥ 0. TE repairs some other pairs, and this module repairs them alike. A causal kind turns
+//! (−1, −1) into (−1, 0), and (l, anything) into (l, 0). `no_mask` and `padding` turn (−1, 0) into (−1, −1). Any other
 //! negative number is refused. The `padding` kinds hide the rows past each sequence's real lengths, and align by real
 //! lengths. The other kinds know one length for the whole batch, and are right for a dense batch only
 //! ([`Lengths::dense`]). Under context parallelism TE does not pass the flag on, and aligns top-left by default. This

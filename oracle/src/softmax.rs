@@ -17,7 +17,7 @@ pub enum Sink {
     Learnable,
 }
 
-/// The steps between `⟨q, k⟩` and the weights.
+/// The parameters of the steps between `⟨q, k⟩` and the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Softmax {

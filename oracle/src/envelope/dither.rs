@@ -24,8 +24,8 @@
 //! - Weights that repeat because a whole key or query repeats are counted ([`multiplicities`]).
 //!
 //! Alike weights within those shares hide nothing in sums of up to 5,456 terms. m of them err by m times one's error at
-//! most. Eight deviations of the sum are at least `8/√3·√(16·m)` times one's error, and nothing is hidden up to m =
-//! 341. Without a certificate a sum's roundings add up, as in tier W.
+//! most. Eight deviations of the sum are at least `8/√3·√(16·m)` times one's error, and nothing is hidden up to
+//! m = 341. Without a certificate a sum's roundings add up, as in tier W.
 //!
 //! # What still passes
 //!

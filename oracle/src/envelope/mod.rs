@@ -1,5 +1,6 @@
-//! The envelope: for each element of the answer, the largest error that an honest subject can show. It has two tiers.
-//! Tier W is the worst case for any input. In tier T the roundings of dithered weights may cancel.
+//! The envelope: for each element of the answer, the largest error that an honest subject can show. It has two tiers
+//! here. Tier W is the worst case for any input. In tier T the roundings of dithered weights may cancel. Tier R is in
+//! [`crate::replay`].
 //!
 //! An *honest subject* rounds its inputs, weights, logit gradients and results to the problem's formats, computes in
 //! f32 between, and sums as it declares ([`Accumulation`], [`Partition`]). The bound is a sum of named rounding terms

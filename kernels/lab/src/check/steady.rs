@@ -149,7 +149,7 @@ impl<'g> Compared<'g> {
     }
 }
 
-/// Launches a pack's backward `launches` times in each of both orders, with one head dim and one mask.
+/// Launches a pack's backward `launches` times in each order, with one head dim and one mask.
 pub fn steady(
     gpu: &Gpu,
     pack: SteadyPack,
