@@ -15,15 +15,16 @@
 //! dsink = −Σ_i exp(sink − lse_i) · D_i
 //! ```
 //!
-//! The backward takes `out` and `lse` as given: with the exact ones it is the gradient; with a subject's own it is
-//! what that subject's backward should have computed from them. Sums run in order of position; nothing is reordered,
-//! blocked or parallel here, so that a reader can see that it is right. [`crate::blocked`] is the same, fast.
+//! The backward takes `out` and `lse` as given. From the exact ones it computes the gradient. From a subject's own it
+//! computes what that subject's backward should have returned. Sums run in order of position. Nothing is reordered,
+//! blocked or parallel here, and a reader can see that the result is right. [`crate::blocked`] computes the same answer
+//! fast.
 
 use ndarray::{Array1, Array2, Array3, ArrayView1, s};
 
 use crate::{ForwardResults, Gradients, Inputs, Pass, Problem, Saved, Sequence};
 
-/// The forward pass. `inputs` must have the problem's shapes ([`Inputs::check`]).
+/// Returns the results of the forward pass. `inputs` must have the problem's shapes ([`Inputs::check`]).
 pub fn forward(problem: &Problem, inputs: &Inputs) -> ForwardResults {
     inputs.assert_shapes(problem, Pass::Forward);
     let mut forward = ForwardResults {
@@ -67,7 +68,7 @@ fn forward_row(
     }
 }
 
-/// `ln(Σ exp(logits) + exp(sink))`, the largest term taken out so that nothing overflows.
+/// Returns `ln(Σ exp(logits) + exp(sink))`. The largest term is taken out, and nothing overflows.
 pub fn log_sum_exp(logits: &[f64], sink: Option<f64>) -> f64 {
     let largest = logits.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     if largest == f64::NEG_INFINITY {
@@ -77,7 +78,7 @@ pub fn log_sum_exp(logits: &[f64], sink: Option<f64>) -> f64 {
     largest + libm::log(sum)
 }
 
-/// The backward pass, given the forward's `out` and `lse`. A row of lse −∞ saw no key and gives nothing.
+/// Returns the gradients, given the forward's `out` and `lse`. A row whose lse is −∞ saw no key and adds nothing.
 pub fn backward(problem: &Problem, inputs: &Inputs, saved: &Saved) -> Gradients {
     inputs.assert_shapes(problem, Pass::Backward);
     saved.assert_shapes(problem);
@@ -133,7 +134,7 @@ fn backward_row(
     }
 }
 
-/// The logit of one query row and one key row, for a query head.
+/// Returns the logit of one query row and one key row, for a query head.
 fn logit(problem: &Problem, inputs: &Inputs, head: usize, row: usize, key: usize) -> f64 {
     let q = inputs.q.slice(s![row, head, ..]);
     let k = inputs.k.slice(s![key, head / problem.group(), ..]);
@@ -145,7 +146,7 @@ fn dot(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// `to[row, head, ..] += factor · lane`.
+/// Adds a multiple of a lane: `to[row, head, ..] += factor · lane`.
 fn add_scaled(to: &mut Array3<f64>, [row, head]: [usize; 2], factor: f64, lane: ArrayView1<'_, f32>) {
     for (to, value) in to.slice_mut(s![row, head, ..]).iter_mut().zip(lane) {
         *to += factor * f64::from(*value);

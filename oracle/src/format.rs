@@ -27,7 +27,7 @@ impl Format {
     /// Every format.
     pub const ALL: [Format; 5] = [Format::F32, Format::Bf16, Format::Fp16, Format::E4m3, Format::E5m2];
 
-    /// The name in texts and case files.
+    /// Returns the name in texts and case files.
     pub fn name(self) -> &'static str {
         match self {
             Format::F32 => "f32",
@@ -38,7 +38,7 @@ impl Format {
         }
     }
 
-    /// Bits of precision, the implicit one included: 24, 8, 11, 4, 3.
+    /// Returns the bits of precision, the implicit one included: 24, 8, 11, 4, 3.
     #[inline]
     pub fn precision_bits(self) -> i32 {
         match self {
@@ -50,7 +50,7 @@ impl Format {
         }
     }
 
-    /// Exponent of the smallest normal number: −126, −126, −14, −6, −14.
+    /// Returns the exponent of the smallest normal number: −126, −126, −14, −6, −14.
     #[inline]
     pub fn exponent_min(self) -> i32 {
         match self {
@@ -60,7 +60,7 @@ impl Format {
         }
     }
 
-    /// Exponent of the largest finite number: 127, 127, 15, 8, 15.
+    /// Returns the exponent of the largest finite number: 127, 127, 15, 8, 15.
     #[inline]
     pub fn exponent_max(self) -> i32 {
         match self {
@@ -70,7 +70,7 @@ impl Format {
         }
     }
 
-    /// Bits of a code: 32, 16, 16, 8, 8.
+    /// Returns the bits of a code: 32, 16, 16, 8, 8.
     pub fn bits(self) -> u32 {
         match self {
             Format::F32 => 32,
@@ -79,7 +79,8 @@ impl Format {
         }
     }
 
-    /// The largest finite number: of 8 exponent bits 2^128 − 2^(128 − precision), 65504, 448, 57344.
+    /// Returns the largest finite number: 2^128 − 2^(128 − precision) with 8 exponent bits (f32, bf16), 65504, 448,
+    /// 57344.
     #[inline]
     pub fn max_finite(self) -> f64 {
         // E4M3 gives the top code of its top binade to NaN.
@@ -94,22 +95,22 @@ impl Format {
         matches!(self, Format::E4m3 | Format::E5m2)
     }
 
-    /// The unit roundoff, 2^−precision: the largest relative error of rounding a number of the normal range.
+    /// Returns the unit roundoff, 2^−precision: the largest relative error of rounding a number of the normal range.
     #[inline]
     pub fn unit_roundoff(self) -> f64 {
         power_of_two(-self.precision_bits())
     }
 
-    /// Half the smallest subnormal number: the largest error of rounding a number below the normal range.
+    /// Returns half the smallest subnormal number: the largest error of rounding a number below the normal range.
     #[inline]
     pub fn tiny_half(self) -> f64 {
         power_of_two(self.exponent_min() - self.precision_bits())
     }
 
-    /// The number of this format that is nearest to `value`: `decode(encode(value))`, fast.
+    /// Returns the number of this format that is nearest to `value`: a fast `decode(encode(value))`.
     #[inline]
     pub fn round(self, value: f64) -> f64 {
-        // Each arm is compiled for its own format, which makes a loop over it twice as fast.
+        // Each arm is compiled for its own format, which makes a loop of roundings twice as fast.
         match self {
             Format::F32 => Format::F32.round_any(value),
             Format::Bf16 => Format::Bf16.round_any(value),
@@ -119,15 +120,16 @@ impl Format {
         }
     }
 
-    /// [`Format::round`] of an f32's exact value.
+    /// Returns [`Format::round`] of an f32's exact value.
     #[inline]
     pub fn round_f32(self, value: f32) -> f32 {
         match self {
             _ if value.is_nan() => f32::NAN,
             Format::F32 => value,
             Format::Bf16 => {
-                // The upper half of an f32: adding just under half an ulp, or half where the code is odd, carries into
-                // it exactly when rounding goes up, past the largest number into infinity included.
+                // A bf16 is the upper half of an f32. Adding just under half an ulp, or half an ulp where the code is
+                // odd, carries into that half exactly when rounding goes up. The carry also takes numbers past the
+                // largest one to infinity.
                 let bits = value.to_bits();
                 f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
             }
@@ -137,7 +139,7 @@ impl Format {
         }
     }
 
-    /// [`Format::round_f32`] of each of some numbers.
+    /// Rounds each number as [`Format::round_f32`] does.
     pub fn round_all(self, values: &mut [f32]) {
         // Each arm is compiled for its own format, without a branch for each number.
         match self {
@@ -149,7 +151,7 @@ impl Format {
         }
     }
 
-    /// The code of the number that is nearest to `value`.
+    /// Returns the code of the number that is nearest to `value`.
     pub fn encode(self, value: f64) -> u32 {
         let rounded = self.round(value);
         if rounded.is_nan() {
@@ -159,7 +161,7 @@ impl Format {
         sign | self.magnitude_code(rounded.abs())
     }
 
-    /// The number that `code` stands for; bits above the format's width are ignored.
+    /// Returns the number that `code` stands for. Bits above the format's width are ignored.
     pub fn decode(self, code: u32) -> f64 {
         let fraction_bits = self.precision_bits() - 1;
         let sign_bit = 1 << (self.bits() - 1);
@@ -177,12 +179,12 @@ impl Format {
         if code & sign_bit == 0 || decoded.is_nan() { decoded } else { -decoded }
     }
 
-    /// The largest error of rounding any real number whose magnitude is at most `magnitude`.
+    /// Returns the largest error of rounding any real number whose magnitude is at most `magnitude`.
     ///
-    /// That is half the spacing in the binade of `magnitude`, and less only where no number that is so far from its
-    /// neighbours lies below `magnitude`: at and just above a power of two, and below [`Format::tiny_half`]. Where
-    /// rounding can overflow it is infinite; in a format that saturates it grows with the distance to the largest
-    /// finite number. NaN gives NaN, so that a comparison with it fails.
+    /// The error is half the spacing in the binade of `magnitude`. It is less at and just above a power of two, and
+    /// below [`Format::tiny_half`]: no number that far from its neighbours lies below `magnitude` there. Where rounding
+    /// can overflow, the error is infinite. In a format that saturates, it grows with the distance to the largest
+    /// finite number. NaN gives NaN, and a comparison with NaN fails.
     #[inline]
     pub fn half_spacing(self, magnitude: f64) -> f64 {
         let (lowest, highest) = (power_of_two(self.exponent_min()), power_of_two(self.exponent_max()));
@@ -202,8 +204,8 @@ impl Format {
 
     #[inline(always)]
     fn round_any(self, value: f64) -> f64 {
-        // Next to `anchor` the spacing of f64 is this format's spacing in the binade of `value`, so that the addition
-        // itself rounds, to nearest even because `anchor` is an even multiple of that spacing.
+        // Next to `anchor` the spacing of f64 is this format's spacing in the binade of `value`. The addition itself
+        // therefore rounds, to nearest even because `anchor` is an even multiple of that spacing.
         let magnitude = value.abs();
         let power = binade(magnitude);
         let (lowest, highest) = (power_of_two(self.exponent_min()), power_of_two(self.exponent_max()));
@@ -217,7 +219,7 @@ impl Format {
         if value.is_nan() { f64::NAN } else { kept.copysign(value) }
     }
 
-    /// The code of a number of this format that is not negative.
+    /// Returns the code of a number of this format that is not negative.
     fn magnitude_code(self, number: f64) -> u32 {
         let fraction_bits = self.precision_bits() - 1;
         if number == f64::INFINITY {
@@ -226,12 +228,12 @@ impl Format {
         if number < power_of_two(self.exponent_min()) {
             return (number / (2.0 * self.tiny_half())) as u32;
         }
-        // Exponent and fraction lie side by side as in f64; what differs is the bias and the fraction's width.
+        // Exponent and fraction lie side by side as in f64. The bias and the fraction's width differ.
         let bias_gap = (F64_BIAS + self.exponent_min() - 1) as u64;
         ((number.to_bits() - (bias_gap << F64_FRACTION_BITS)) >> (F64_FRACTION_BITS - fraction_bits)) as u32
     }
 
-    /// The code with all exponent bits set and no fraction: infinity, where the format has one.
+    /// Returns the code with all exponent bits set and no fraction: infinity, where the format has one.
     fn infinity_code(self) -> u32 {
         match self {
             Format::F32 => 0x7f80_0000,
@@ -243,12 +245,12 @@ impl Format {
         }
     }
 
-    /// The largest positive code that is not NaN.
+    /// Returns the largest positive code that is not NaN.
     fn last_number_code(self) -> u32 {
         if self == Format::E4m3 { 0x7e } else { self.infinity_code() }
     }
 
-    /// The NaN that conversions give.
+    /// Returns the code of the NaN that conversions give.
     fn nan_code(self) -> u32 {
         match self {
             Format::F32 => 0x7fc0_0000,
@@ -262,14 +264,14 @@ impl Format {
 const F64_BIAS: i32 = 1023;
 const F64_FRACTION_BITS: i32 = 52;
 
-/// `2^exponent`, for exponents of the normal range of f64.
+/// Returns `2^exponent`, for an exponent in the normal range of f64.
 #[inline]
 fn power_of_two(exponent: i32) -> f64 {
     debug_assert!((1 - F64_BIAS..=F64_BIAS).contains(&exponent));
     f64::from_bits(((F64_BIAS + exponent) as u64) << F64_FRACTION_BITS)
 }
 
-/// The power of two at the bottom of the binade of `magnitude`: 0 for zero and subnormals, ∞ for ∞ and NaN.
+/// Returns the power of two at the bottom of the binade of `magnitude`: 0 for zero and subnormals, ∞ for ∞ and NaN.
 #[inline]
 fn binade(magnitude: f64) -> f64 {
     f64::from_bits(magnitude.to_bits() & f64::INFINITY.to_bits())

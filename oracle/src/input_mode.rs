@@ -2,20 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How input values are drawn. Values are made outside this crate; the mode is part of the problem because the
-/// judge's sharper tiers depend on it.
+/// The way in which input values are drawn. Values are made outside this crate. The mode is part of the problem because
+/// the judge's sharper tiers depend on the mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InputMode {
-    /// Exact: all logits are 0, values are small integers. The LSE counts the keys that a query sees.
+    /// An exact mode: all logits are 0, and values are small integers. The LSE counts the keys that a query sees.
     UniformCount,
-    /// Exact: all logits are 0, values are differences of a table, so that a row's sum names both ends of its interval.
+    /// An exact mode: all logits are 0, and values are differences of a table. A row's sum names both ends of its
+    /// interval.
     Endpoints,
-    /// Exact: each query puts its whole weight on one visible key.
+    /// An exact mode: each query puts its whole weight on one visible key.
     Routing,
-    /// Exact, backward too: each query puts its weight on a pair of neighbouring keys, at the edge of what it sees.
+    /// An exact mode, in the backward too: each query puts its weight on a pair of neighbouring keys, at the edge of
+    /// its visible keys.
     Pairs,
-    /// Exact: the weights of a row are powers of two.
+    /// An exact mode: the weights of a row are powers of two.
     Staircase,
     /// Small integers: every product and most sums are exact.
     Integers,
@@ -27,14 +29,14 @@ pub enum InputMode {
     Large,
     /// Magnitudes spread over many binades.
     HeavyTailed,
-    /// All keys of a sequence equal, so that every logit of a row is the same.
+    /// Equal keys in each sequence: every logit of a row is the same.
     Equal,
     /// Values and output gradients near the format's smallest normal number.
     Tiny,
 }
 
 impl InputMode {
-    /// Every mode, the simplest first: those in which the right answer is known bit for bit.
+    /// Every mode, the simplest first. The exact modes lead.
     pub const ALL: [InputMode; 12] = [
         InputMode::UniformCount,
         InputMode::Endpoints,
@@ -50,7 +52,7 @@ impl InputMode {
         InputMode::Tiny,
     ];
 
-    /// The modes in which the right answer is known bit for bit where their preconditions hold, the simplest first.
+    /// The exact modes, the simplest first. The right answer is known bit for bit where a mode's preconditions hold.
     pub const EXACT: [InputMode; 5] = [
         InputMode::UniformCount,
         InputMode::Endpoints,
@@ -59,7 +61,7 @@ impl InputMode {
         InputMode::Staircase,
     ];
 
-    /// Whether this is one of [`InputMode::EXACT`].
+    /// Whether the mode is one of [`InputMode::EXACT`].
     pub fn is_exact(self) -> bool {
         InputMode::EXACT.contains(&self)
     }

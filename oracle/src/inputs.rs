@@ -1,4 +1,4 @@
-//! The tensors that go into a problem and come out of it.
+//! The input tensors of a problem, and its results.
 //!
 //! Shapes: `[rows, heads, dim]` for q, k, v, out and their gradients; `[heads, rows]` for the LSE; `[heads]` for the
 //! sink and max_logit. Rows are those of the problem's layout, padding and slack included; only real rows are read.
@@ -26,11 +26,11 @@ pub struct Inputs {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{tensor} has shape {got:?}, the problem says {expected:?}")]
 pub struct ShapeError {
-    /// Which tensor.
+    /// The tensor's name.
     pub tensor: &'static str,
-    /// Its shape.
+    /// The shape that the tensor has.
     pub got: Vec<usize>,
-    /// The shape that it should have.
+    /// The shape that the problem asks for.
     pub expected: Vec<usize>,
 }
 
@@ -61,7 +61,8 @@ impl Inputs {
 }
 
 impl Inputs {
-    /// Asserts the shapes of what a pass reads: a tensor with more rows or heads would be read in part, and silently.
+    /// Asserts the shapes of the tensors that a pass reads. Without the check, a tensor with more rows or heads would
+    /// be read in part, without an error.
     pub(crate) fn assert_shapes(&self, problem: &Problem, pass: Pass) {
         assert_eq!(self.q.shape(), problem.q_shape(), "shape of q");
         assert_eq!(self.k.shape(), problem.k_shape(), "shape of k");
@@ -73,41 +74,41 @@ impl Inputs {
     }
 }
 
-/// What the forward pass returns. Rows that are not real hold 0 (out) and −∞ (lse).
+/// The results of the forward pass. Rows that are not real hold 0 (out) and −∞ (lse).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForwardResults {
-    /// `[q rows, q heads, v dim]`.
+    /// The output, `[q rows, q heads, v dim]`.
     pub out: Array3<f64>,
-    /// Natural-log log-sum-exp, the sink included, `[q heads, q rows]`; −∞ for a row that sees no key and no sink.
+    /// The natural-log log-sum-exp, the sink included, `[q heads, q rows]`; −∞ for a row that sees no key and no sink.
     pub lse: Array2<f64>,
     /// The largest logit over visible pairs before the sink, `[q heads]`; −∞ where there is none.
     pub max_logit: Array1<f64>,
 }
 
-/// What the backward pass returns. Rows that are not real hold 0.
+/// The results of the backward pass. Rows that are not real hold 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients {
-    /// `[q rows, q heads, qk dim]`.
+    /// The gradient of q, `[q rows, q heads, qk dim]`.
     pub dq: Array3<f64>,
-    /// `[kv rows, kv heads, qk dim]`, summed over the group's query heads.
+    /// The gradient of k, `[kv rows, kv heads, qk dim]`, summed over the group's query heads.
     pub dk: Array3<f64>,
-    /// `[kv rows, kv heads, v dim]`, summed over the group's query heads.
+    /// The gradient of v, `[kv rows, kv heads, v dim]`, summed over the group's query heads.
     pub dv: Array3<f64>,
-    /// Gradient of the learnable sink, `[q heads]`; empty otherwise.
+    /// The gradient of the learnable sink, `[q heads]`; empty otherwise.
     pub dsink: Array1<f64>,
 }
 
-/// The forward's results that a backward pass consumes: its own exact ones, or those of a subject.
+/// The forward's results that a backward pass reads: the exact ones, or a subject's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
-    /// `[q rows, q heads, v dim]`.
+    /// The output, `[q rows, q heads, v dim]`.
     pub out: Array3<f64>,
-    /// `[q heads, q rows]`.
+    /// The LSE, `[q heads, q rows]`.
     pub lse: Array2<f64>,
 }
 
 impl Saved {
-    /// Asserts the problem's shapes.
+    /// Asserts that both tensors have the problem's shapes.
     pub(crate) fn assert_shapes(&self, problem: &Problem) {
         assert_eq!(self.out.shape(), problem.out_shape(), "shape of the saved out");
         assert_eq!(self.lse.shape(), problem.lse_shape(), "shape of the saved lse");

@@ -1,11 +1,13 @@
-//! What is right.
+//! The oracle: attention as mathematics, its exact answer, and the largest error that each element may show.
 //!
-//! This crate defines attention from its mask and nothing else: a [`Problem`] (mathematics plus memory layout), its
-//! exact answer in f64 ([`exact`], plain loops; [`blocked`], the same answer fast), for every element of that answer the
-//! largest error that an honest subject can show ([`envelope`]), and which rank holds which row of it ([`sharding`]).
+//! This crate defines attention from its mask and nothing else. A [`Problem`] is mathematics plus a memory layout. Its
+//! exact answer in f64 comes from [`exact`], in plain loops, and from [`blocked`], which is fast. The [`envelope`]
+//! gives each element of that answer the largest error that an honest subject can show. [`sharding`] says which rank
+//! holds which row of the problem.
 //!
-//! It is pure: no files, no threads' order in a result, no GPU, no randomness of its own. It knows no ranks' programs,
-//! no online softmax and no tile of any subject. A reader who wants to know what is right needs no other crate.
+//! The crate is pure. It reads no files, uses no GPU, and draws no random numbers, and no result depends on the order
+//! of threads. It contains no schedules, no online softmax and no subject's own tiles. A reader who wants to know what
+//! is right needs no other crate.
 
 pub mod blocked;
 pub mod envelope;

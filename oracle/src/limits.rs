@@ -1,23 +1,23 @@
-//! Every bound on what a [`crate::Problem`] may say, as a named constant. Nothing read from outside is unbounded.
+//! The bounds of a [`crate::Problem`]'s fields, each a named constant. Nothing that is read from outside is unbounded.
 
-/// Rows of one packed tensor. Overlap checks keep one bit a row, so this is 8 MiB.
+/// The most rows of one packed tensor. Overlap checks keep one bit for each row: 8 MiB at most.
 pub const ROWS_MAX: usize = 1 << 26;
-/// Sequences of one problem.
+/// The most sequences of one problem.
 pub const SEQUENCES_MAX: usize = 1 << 17;
-/// Query heads.
+/// The most query heads.
 pub const HEADS_MAX: usize = 1 << 12;
-/// Head dimension, of queries and keys or of values.
+/// The largest head dimension, of queries and keys or of values.
 pub const HEAD_DIM_MAX: usize = 256;
-/// Ranks of the world that a context-parallel group lives in.
+/// The most ranks of the world that a context-parallel group lives in.
 pub const WORLD_MAX: usize = 1 << 12;
-/// Rows or columns of one scaling block.
+/// The most rows or columns of one scaling block.
 pub const SCALING_BLOCK_MAX: usize = 1 << 12;
-/// The softmax scale: with values of a 16-bit format's ordinary range, logits stay where an f32 statistic still has a
-/// fraction, and products with it neither vanish nor overflow.
+/// The least softmax scale. With a scale between its bounds and values in a 16-bit format's ordinary range, logits stay
+/// where an f32 statistic still has a fraction. Products with the scale neither vanish nor overflow.
 pub const SCALE_MIN: f32 = 1.0 / (1 << 20) as f32;
-/// See [`SCALE_MIN`].
+/// The largest softmax scale, for the reasons at [`SCALE_MIN`].
 pub const SCALE_MAX: f32 = 64.0;
-/// The soft cap, for the same reason.
+/// The least soft cap, for the reasons at [`SCALE_MIN`].
 pub const SOFTCAP_MIN: f32 = 1.0 / (1 << 10) as f32;
-/// See [`SOFTCAP_MIN`].
+/// The largest soft cap, for the reasons at [`SCALE_MIN`].
 pub const SOFTCAP_MAX: f32 = (1 << 20) as f32;

@@ -1,28 +1,28 @@
-//! The mask: for each sequence a band of visible pairs, and so for each query one interval of visible keys.
+//! The mask: a band of visible pairs for each sequence, and with the band one interval of visible keys for each query.
 //!
 //! With `lq` real queries and `lk` real keys of a sequence, let `shift = 0` ([`Alignment::TopLeft`]) or
 //! `shift = lk − lq` ([`Alignment::BottomRight`]). Key `j` is visible to query `i` iff `0 ≤ j < lk` and
 //! `shift − left ≤ j − i ≤ shift + right`. Both bounds are inclusive and either may be absent (unbounded).
 //! A causal mask is `right = 0`. Only real lengths enter: padding is never visible and never moves the diagonal.
 //!
-//! [`Mask::band`] says this rule for one sequence, and is the only place that does: whoever needs to know what is visible
-//! asks it, or [`Mask::visible`].
+//! [`Mask::band`] alone states this rule, for one sequence. All other code calls [`Mask::band`] or [`Mask::visible`] to
+//! learn what is visible.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Which corner of the query × key rectangle the diagonal runs through.
+/// The corner of the query × key rectangle that the diagonal runs through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Alignment {
     /// Query 0 sits on key 0.
     TopLeft,
-    /// The last real query sits on the last real key, for each sequence by itself.
+    /// The last real query sits on the last real key, in each sequence by itself.
     BottomRight,
 }
 
-/// One interval of visible keys per query; see the module's text for the exact rule.
+/// A mask: one interval of visible keys for each query, by the rule in the module's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mask {
@@ -32,7 +32,7 @@ pub struct Mask {
     /// Keys visible to the right of the diagonal; absent means unbounded, 0 means causal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub right: Option<u32>,
-    /// Where the diagonal lies when query and key lengths differ.
+    /// The place of the diagonal where query and key lengths differ.
     pub align: Alignment,
 }
 
@@ -46,24 +46,25 @@ pub struct Band {
 }
 
 impl Band {
-    /// The band with queries and keys exchanged.
+    /// Returns the band with queries and keys exchanged.
     pub fn transposed(self) -> Band {
         Band { lo: self.hi.map(|hi| -hi), hi: self.lo.map(|lo| -lo) }
     }
 
-    /// One past the last of `keys` keys that does not lie to the right of the band in row `i`.
+    /// Returns the end, among `keys` keys, of those that do not lie to the right of the band in row `i`.
     pub fn end(self, i: usize, keys: usize) -> usize {
         self.hi.map_or(keys, |hi| (i as i64 + hi + 1).clamp(0, keys as i64) as usize)
     }
 
-    /// The keys, of so many, that query `i` sees; empty ranges are `0..0`.
+    /// Returns the keys that query `i` sees in a sequence of `keys` keys. Empty ranges are `0..0`.
     pub fn keys(self, i: usize, keys: usize) -> Range<usize> {
         let first = self.lo.map_or(0, |lo| (i as i64 + lo).max(0) as usize);
         let end = self.end(i, keys);
         if first < end { first..end } else { 0..0 }
     }
 
-    /// The queries, of so many, that see any of so many keys; empty ranges are `0..0`.
+    /// Returns the queries that see any key, in a sequence of `queries` queries and `keys` keys. Empty ranges are
+    /// `0..0`.
     pub fn seeing(self, queries: usize, keys: usize) -> Range<usize> {
         let none = keys == 0 || self.lo.zip(self.hi).is_some_and(|(lo, hi)| lo > hi);
         let first = self.hi.map_or(0, |hi| (-hi).max(0) as usize);
@@ -73,12 +74,12 @@ impl Band {
 }
 
 impl Mask {
-    /// Every real key is visible.
+    /// The mask that shows every real key.
     pub const FULL: Mask = Mask { left: None, right: None, align: Alignment::TopLeft };
-    /// Causal with query 0 on key 0.
+    /// The causal mask with query 0 on key 0.
     pub const CAUSAL: Mask = Mask { left: None, right: Some(0), align: Alignment::TopLeft };
 
-    /// How far the diagonal is moved to the right for a sequence of `lq` queries and `lk` keys.
+    /// Returns how far the diagonal is moved to the right, for a sequence of `lq` queries and `lk` keys.
     pub fn shift(&self, lq: usize, lk: usize) -> i64 {
         match self.align {
             Alignment::TopLeft => 0,
@@ -86,12 +87,12 @@ impl Mask {
         }
     }
 
-    /// Whether what a query sees ends at the diagonal.
+    /// Whether the keys that a query sees end at the diagonal.
     pub fn is_causal(&self) -> bool {
         self.right == Some(0)
     }
 
-    /// The visible pairs of a sequence of `lq` queries and `lk` keys.
+    /// Returns the visible pairs of a sequence of `lq` queries and `lk` keys.
     pub fn band(&self, lq: usize, lk: usize) -> Band {
         let shift = self.shift(lq, lk);
         Band {
@@ -100,12 +101,12 @@ impl Mask {
         }
     }
 
-    /// The keys that query `i` sees, in a sequence of `lq` queries and `lk` keys; empty ranges are `0..0`.
+    /// Returns the keys that query `i` sees in a sequence of `lq` queries and `lk` keys. Empty ranges are `0..0`.
     pub fn visible(&self, i: usize, lq: usize, lk: usize) -> Range<usize> {
         self.band(lq, lk).keys(i, lk)
     }
 
-    /// Visible (query, key) pairs of a sequence of `lq` queries and `lk` keys.
+    /// Returns the number of visible (query, key) pairs of a sequence of `lq` queries and `lk` keys.
     pub fn pairs(&self, lq: usize, lk: usize) -> u64 {
         (0..lq).map(|i| self.visible(i, lq, lk).len() as u64).sum()
     }
@@ -115,7 +116,7 @@ impl Mask {
 mod tests {
     use super::*;
 
-    /// The rule of the module's text, pair by pair, in the most literal form.
+    /// Whether query `i` sees key `j`, by the rule of the module's text in its most literal form.
     fn sees(mask: &Mask, i: i64, j: i64, lq: i64, lk: i64) -> bool {
         let shift = if mask.align == Alignment::BottomRight { lk - lq } else { 0 };
         let above = mask.left.is_none_or(|left| i + shift - i64::from(left) <= j);

@@ -1,9 +1,10 @@
-//! What TransformerEngine (TE) and FlashAttention (FA) call a [`Mask`], both ways.
+//! The names that TransformerEngine (TE) and FlashAttention (FA) have for a [`Mask`], and the translation both ways.
 //!
-//! In both a *window pair* is `(left, right)`, inclusive as in [`Mask`], with −1 for an unbounded side. *Alignment* is
-//! where the diagonal lies; it means nothing where query and key lengths are equal or where neither side is bounded.
+//! A *window pair* is `(left, right)` in both libraries, inclusive as in [`Mask`], with −1 for an unbounded side.
+//! *Alignment* is the place of the diagonal. It means nothing where query and key lengths are equal, or where neither
+//! side is bounded.
 //!
-//! TE has a kind, an optional pair and an optional flag `bottom_right_diagonal`:
+//! TE's arguments are a kind, an optional pair and an optional flag `bottom_right_diagonal`:
 //!
 //! | kind | alignment | pairs | no pair |
 //! |---|---|---|---|
@@ -12,21 +13,22 @@
 //! | `causal_bottom_right`, `padding_causal_bottom_right` | bottom-right, whatever the flag | (−1, 0), (l, 0) | (−1, 0) |
 //! | `arbitrary` | refused: arbitrary masks are out of scope | | |
 //!
-//! with l, r ≥ 0. TE repairs some other pairs, and so does this module: a causal kind makes (−1, −1) to (−1, 0) and
-//! (l, anything) to (l, 0); `no_mask` and `padding` make (−1, 0) to (−1, −1). Any other negative number is refused.
-//! The `padding` kinds hide what lies past each sequence's real lengths, and align by those. The others know one length
-//! for the whole batch, so they are right for a dense batch only ([`Lengths::dense`]). Under context parallelism TE does
-//! not hand the flag on and is top-left by default; what is said here is TE without it.
+//! In this table l, r ≥ 0. TE repairs some other pairs, and this module repairs them alike. A causal kind turns
+//! (−1, −1) into (−1, 0), and (l, anything) into (l, 0). `no_mask` and `padding` turn (−1, 0) into (−1, −1). Any other
+//! negative number is refused. The `padding` kinds hide the rows past each sequence's real lengths, and align by real
+//! lengths. The other kinds know one length for the whole batch, and are right for a dense batch only
+//! ([`Lengths::dense`]). Under context parallelism TE does not pass the flag on, and aligns top-left by default. This
+//! module describes TE without context parallelism.
 //!
-//! FA has a flag and a pair, and is always aligned to the bottom right:
+//! FA's arguments are a flag and a pair. FA always aligns to the bottom right:
 //!
 //! | causal | meaning of (left, right) |
 //! |---|---|
 //! | false | as it stands; either side may be −1 |
 //! | true | (left, 0), whatever `right` is |
 //!
-//! What a form cannot say is refused: in TE a window that is bounded on one side and not causal, in FA a top-left
-//! diagonal for sequences whose query and key lengths differ.
+//! A mask that a library cannot express is refused: in TE a window that is bounded on one side and not causal, in FA a
+//! top-left diagonal for sequences whose query and key lengths differ.
 
 use std::fmt;
 use std::str::FromStr;
@@ -40,13 +42,13 @@ pub enum TeKind {
     NoMask,
     /// Every real key is visible.
     Padding,
-    /// Causal, top-left.
+    /// A causal mask, top-left.
     Causal,
-    /// Causal, top-left, real keys.
+    /// A causal mask over real keys, top-left.
     PaddingCausal,
-    /// Causal, bottom-right.
+    /// A causal mask, bottom-right.
     CausalBottomRight,
-    /// Causal, bottom-right by real lengths, real keys.
+    /// A causal mask over real keys, bottom-right by real lengths.
     PaddingCausalBottomRight,
 }
 
@@ -61,7 +63,7 @@ impl TeKind {
         TeKind::PaddingCausalBottomRight,
     ];
 
-    /// TE's name.
+    /// Returns TE's name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             TeKind::NoMask => "no_mask",
@@ -73,7 +75,7 @@ impl TeKind {
         }
     }
 
-    /// The alignment of a causal kind; the others take theirs from the flag.
+    /// Returns the alignment of a causal kind. The other kinds take theirs from the flag.
     fn causal_alignment(self) -> Option<Alignment> {
         match self {
             TeKind::NoMask | TeKind::Padding => None,
@@ -92,7 +94,7 @@ impl fmt::Display for TeKind {
 impl FromStr for TeKind {
     type Err = NameError;
 
-    /// Reads TE's name; as in TE a comma stands for `_`, and `causal,padding` for `padding_causal`.
+    /// Reads TE's name. As in TE, a comma stands for `_`, and `causal,padding` for `padding_causal`.
     fn from_str(text: &str) -> Result<TeKind, NameError> {
         let name = match text.replace(',', "_") {
             name if name == "causal_padding" => "padding_causal".to_owned(),
@@ -106,37 +108,37 @@ impl FromStr for TeKind {
     }
 }
 
-/// A mask as TE is told it.
+/// A mask as TE's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TeMask {
-    /// `attn_mask_type`.
+    /// The argument `attn_mask_type`.
     pub kind: TeKind,
-    /// `window_size`; absent means the kind's default.
+    /// The argument `window_size`; absent means the kind's default.
     pub window: Option<(i32, i32)>,
-    /// `bottom_right_diagonal`; absent means the default, and a causal kind ignores it.
+    /// The argument `bottom_right_diagonal`; absent means the default, and a causal kind ignores the flag.
     pub bottom_right_diagonal: Option<bool>,
 }
 
-/// A mask as FA is told it.
+/// A mask as FA's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FaMask {
-    /// `causal`.
+    /// The argument `causal`.
     pub causal: bool,
-    /// `window_size`.
+    /// The argument `window_size`.
     pub window: (i32, i32),
 }
 
-/// What a name depends on besides the mask: two facts about the sequences that share it.
+/// Two facts about the sequences that share a mask, on which the mask's name depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lengths {
-    /// Each sequence has as many real keys as real queries, so that both alignments mean the same.
+    /// Whether each sequence has as many real keys as real queries. Both alignments then mean the same.
     pub square: bool,
-    /// All sequences have the same lengths and own no padding, so that a batch of tensors needs no lengths at all.
+    /// Whether all sequences have the same lengths and own no padding. A batch of tensors then needs no lengths at all.
     pub dense: bool,
 }
 
 impl Lengths {
-    /// The facts about these sequences.
+    /// Returns the facts about these sequences.
     pub fn of(sequences: &[Sequence]) -> Lengths {
         let lengths = |s: &Sequence| (s.q.len, s.kv.len);
         let padded = |s: &Sequence| (s.q.span, s.kv.span) != lengths(s);
@@ -147,7 +149,7 @@ impl Lengths {
     }
 }
 
-/// Why a name makes no [`Mask`].
+/// The reason why a name makes no [`Mask`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
@@ -165,42 +167,42 @@ pub enum NameError {
     TeWindow {
         /// The kind.
         kind: TeKind,
-        /// Left side.
+        /// The left side.
         left: i32,
-        /// Right side.
+        /// The right side.
         right: i32,
-        /// What goes with the kind.
+        /// The windows that go with the kind.
         rule: &'static str,
     },
     /// A window pair with a number below −1.
     #[error("window ({left}, {right}) has a side below -1; use -1 for an unbounded side")]
     FaWindow {
-        /// Left side.
+        /// The left side.
         left: i32,
-        /// Right side.
+        /// The right side.
         right: i32,
     },
 }
 
-/// Why a [`Mask`] has no name in a form.
+/// The reason why a [`Mask`] has no name in a library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamelessError {
-    /// TE wants both sides of a window that is not causal.
+    /// A window that is bounded on one side and not causal, which TE cannot express.
     #[error("TransformerEngine has no window that is bounded on one side only, unless its right side is 0")]
     OneSided,
-    /// FA aligns to the bottom right.
+    /// A top-left diagonal, which FA cannot express.
     #[error(
         "FlashAttention's diagonal is bottom-right, and a top-left one differs where query and key lengths do"
     )]
     TopLeft,
-    /// A side that does not fit the form's integer.
+    /// A side that does not fit the library's integer.
     #[error("a window side of {0} is more than the form's 32-bit integer holds; leave it unbounded")]
     TooWide(u32),
 }
 
 impl TeMask {
-    /// What TE's mask shows.
+    /// Returns the mask that TE's arguments name.
     pub fn to_mask(self) -> Result<Mask, NameError> {
         let flag = match self.bottom_right_diagonal {
             None | Some(true) => Alignment::BottomRight,
@@ -209,7 +211,7 @@ impl TeMask {
         Ok(mask_of(self.repaired_window()?, self.kind.causal_alignment().unwrap_or(flag)))
     }
 
-    /// How TE is told this mask, in the shortest form.
+    /// Returns TE's arguments for this mask, in the shortest form.
     pub fn from_mask(mask: &Mask, lengths: Lengths) -> Result<TeMask, NamelessError> {
         let top_left = mask.align == Alignment::TopLeft || lengths.square;
         let (kind, window, flag) = match (mask.left, mask.right) {
@@ -230,7 +232,7 @@ impl TeMask {
         Ok(TeMask { kind, window, bottom_right_diagonal: flag })
     }
 
-    /// The window after TE's defaults and repairs.
+    /// Returns the window after TE's defaults and repairs.
     fn repaired_window(self) -> Result<(i32, i32), NameError> {
         let causal = self.kind.causal_alignment().is_some();
         let unbounded = if causal { (-1, 0) } else { (-1, -1) };
@@ -249,7 +251,7 @@ impl TeMask {
 }
 
 impl FaMask {
-    /// What FA's mask shows.
+    /// Returns the mask that FA's arguments name.
     pub fn to_mask(self) -> Result<Mask, NameError> {
         let (left, right) = self.window;
         if left < -1 || right < -1 {
@@ -258,7 +260,7 @@ impl FaMask {
         Ok(mask_of((left, if self.causal { 0 } else { right }), Alignment::BottomRight))
     }
 
-    /// How FA is told this mask; a mask with `right = 0` is told as causal.
+    /// Returns FA's arguments for this mask. A mask with `right = 0` is named as causal.
     pub fn from_mask(mask: &Mask, lengths: Lengths) -> Result<FaMask, NamelessError> {
         let bounded = mask.left.is_some() || mask.right.is_some();
         if bounded && mask.align == Alignment::TopLeft && !lengths.square {
@@ -268,14 +270,14 @@ impl FaMask {
     }
 }
 
-/// The mask of a checked pair. An unbounded one is [`Mask::FULL`] whatever the alignment, so that equal masks compare
+/// Returns the mask of a checked pair. An unbounded one is [`Mask::FULL`] whatever the alignment: equal masks compare
 /// equal.
 fn mask_of((left, right): (i32, i32), align: Alignment) -> Mask {
     let mask = Mask { left: side_from(left), right: side_from(right), align };
     if mask.left.is_none() && mask.right.is_none() { Mask::FULL } else { mask }
 }
 
-/// A side of a checked pair: −1 is unbounded.
+/// Returns a side of a checked pair: −1 is unbounded.
 fn side_from(side: i32) -> Option<u32> {
     u32::try_from(side).ok()
 }
@@ -299,18 +301,18 @@ mod tests {
 
     const FLAGS: [Option<bool>; 3] = [None, Some(false), Some(true)];
 
-    /// Every window pair from −2 to 4, and none.
+    /// Returns no pair, then every window pair from −2 to 4.
     fn windows() -> impl Iterator<Item = Option<(i32, i32)>> + Clone {
         let sides = (-2..=4).flat_map(|left| (-2..=4).map(move |right| Some((left, right))));
         std::iter::once(None).chain(sides)
     }
 
-    /// Every pair of lengths up to 5.
+    /// Returns every pair of lengths up to 5.
     fn shapes() -> impl Iterator<Item = (i32, i32)> {
         (0..6).flat_map(|lq| (0..6).map(move |lk| (lq, lk)))
     }
 
-    /// The facts that hold for a batch of one shape, and those that hold for more than it.
+    /// Returns all facts that can hold for a batch with a sequence of this shape.
     fn facts((lq, lk): (i32, i32)) -> impl Iterator<Item = Lengths> {
         let all = [(false, false), (false, true), (true, false), (true, true)];
         all.into_iter()
@@ -342,7 +344,7 @@ mod tests {
         legal.then_some(above && below)
     }
 
-    /// Whether FA shows key j to query i, from the text of its options; `None` below −1.
+    /// Whether FA shows key j to query i, from the text of its options; `None` where a side is below −1.
     fn fa_sees(fa: &FaMask, (i, j): (i32, i32), (lq, lk): (i32, i32)) -> Option<bool> {
         let (left, right) = (fa.window.0, if fa.causal { 0 } else { fa.window.1 });
         let above = left == -1 || i + lk - lq - left <= j;
@@ -350,7 +352,7 @@ mod tests {
         (fa.window.0 >= -1 && fa.window.1 >= -1).then_some(above && below)
     }
 
-    /// The pairs of one shape that a rule shows, in order.
+    /// Returns the pairs of one shape that a rule shows, in order.
     fn pairs((lq, lk): (i32, i32), sees: impl Fn(i32, i32) -> bool) -> Vec<(i32, i32)> {
         (0..lq).flat_map(|i| (0..lk).map(move |j| (i, j))).filter(|&(i, j)| sees(i, j)).collect()
     }

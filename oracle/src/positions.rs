@@ -2,36 +2,36 @@
 
 use std::fmt;
 
-/// Positions `start, start + step, …`, `len` of them. It reads `a..b`, without b, or `a..b step s`.
+/// The `len` positions `start, start + step, …`. As text they are `a..b`, without b, or `a..b step s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Positions {
-    /// The first one.
+    /// The first position.
     pub start: usize,
-    /// From one to the next; at least 1.
+    /// The distance from one position to the next; at least 1.
     pub step: usize,
-    /// How many there are.
+    /// The number of positions.
     pub len: usize,
 }
 
 impl Positions {
-    /// 0, 1, …
+    /// Returns the first `len` positions of a sequence: 0, 1, …
     pub fn first(len: usize) -> Positions {
         Positions { start: 0, step: 1, len }
     }
 
-    /// The position of an index, which need not be below `len`.
+    /// Returns the position at an index, which need not be below `len`.
     pub fn at(&self, index: usize) -> usize {
         self.start + self.step * index
     }
 
-    /// Whether a position is one of them.
+    /// Whether a position is among these.
     pub fn contains(&self, position: usize) -> bool {
         position >= self.start
             && (position - self.start).is_multiple_of(self.step)
             && (position - self.start) / self.step < self.len
     }
 
-    /// The positions moved on by `by`.
+    /// Returns the positions, each moved on by `by`.
     pub fn moved(self, by: usize) -> Positions {
         Positions { start: self.start + by, ..self }
     }

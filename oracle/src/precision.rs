@@ -1,4 +1,4 @@
-//! Which number format each quantity of a problem is stored in, and how it is scaled.
+//! The number format in which each quantity of a problem is stored, and its scaling.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::Format;
 use crate::limits::SCALING_BLOCK_MAX;
 
-/// How codes of a narrow format are scaled to values: `value = code · scale`.
+/// The scaling of a narrow format's codes to values: `value = code · scale`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scaling {
-    /// The code is the value.
+    /// No scaling: the code is the value.
     None,
     /// One scale for the whole tensor.
     PerTensor,
@@ -24,13 +24,13 @@ pub enum Scaling {
     },
 }
 
-/// A format with its scaling. Written as text: `bf16`, `e4m3/tensor`, `e4m3/block1x32`.
+/// A format with its scaling, written as `bf16`, `e4m3/tensor` or `e4m3/block1x32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Element {
     /// The format of a code.
     pub format: Format,
-    /// How codes become values.
+    /// The scaling from codes to values.
     pub scaling: Scaling,
 }
 
@@ -105,9 +105,9 @@ pub struct Precision {
     /// Values.
     pub v: Element,
     /// Softmax weights, before the product with the values; f32 means that they are not rounded. The forward rounds
-    /// `exp(s − max)`, with the row's maximum or a running one, *before* it divides by the row's sum; the backward rounds
-    /// `exp(s − lse)`. A forward that divides first stays within the bounds, but has other results where inputs of an exact
-    /// mode allow one alone.
+    /// `exp(s − max)` *before* it divides by the row's sum. Here `max` is the row's maximum or a running one. The
+    /// backward rounds `exp(s − lse)`. A forward that divides first stays within the bounds, but gives other results on
+    /// the inputs of an exact mode, which allow one result alone.
     pub p: Element,
     /// The output.
     pub out: Element,
@@ -120,13 +120,13 @@ pub struct Precision {
 }
 
 impl Precision {
-    /// Everything in one unscaled format.
+    /// Returns the precision with every quantity in one unscaled format.
     pub fn uniform(format: Format) -> Precision {
         let e = Element::from(format);
         Precision { q: e, k: e, v: e, p: e, out: e, dout: e, ds: e, gradients: e }
     }
 
-    /// Each quantity with its name, in the order of the fields.
+    /// Returns each quantity's name and element, in the order of the fields.
     pub fn elements(&self) -> [(&'static str, Element); 8] {
         [
             ("q", self.q),

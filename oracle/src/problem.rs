@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sequence {
-    /// Names the sequence's values: dropping a neighbour changes no number of this one. Unique in a problem.
+    /// The name of the sequence's values, unique in a problem. Dropping a neighbour changes no value of this sequence.
     pub id: u32,
     /// Rows of q, out, dout and dq.
     pub q: Run,
@@ -25,13 +25,13 @@ pub struct Sequence {
     pub kv: Run,
 }
 
-/// Rows of the packed tensors, padding and slack included.
+/// The numbers of rows of the packed tensors, padding and slack included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorRows {
-    /// Of q, out, dout and dq.
+    /// The rows of q, out, dout and dq.
     pub q: usize,
-    /// Of k, v, dk and dv.
+    /// The rows of k, v, dk and dv.
     pub kv: usize,
 }
 
@@ -49,19 +49,19 @@ pub struct Heads {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dims {
-    /// Of queries and keys.
+    /// The head dimension of queries and keys.
     pub qk: usize,
-    /// Of values and the output.
+    /// The head dimension of values and the output.
     pub v: usize,
 }
 
-/// Which results are asked for.
+/// The results that are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pass {
     /// out, lse and max_logit.
     Forward,
-    /// Those, and the gradients.
+    /// The forward's results and the gradients.
     Backward,
 }
 
@@ -80,13 +80,13 @@ impl std::fmt::Display for Side {
     }
 }
 
-/// The fields of a [`Problem`], free to edit; [`Problem::new`] makes them valid or says what is wrong.
+/// The fields of a [`Problem`], free to edit. [`Problem::new`] checks them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProblemFields {
-    /// The sequences; none is legal.
+    /// The sequences. A problem without sequences is legal.
     pub sequences: Vec<Sequence>,
-    /// Rows of the tensors.
+    /// The numbers of rows of the tensors.
     pub rows: TensorRows,
     /// Head counts.
     pub heads: Heads,
@@ -100,18 +100,18 @@ pub struct ProblemFields {
     pub precision: Precision,
     /// Context parallelism.
     pub parallel: ContextParallel,
-    /// How values are drawn.
+    /// The way in which values are drawn.
     pub mode: InputMode,
-    /// Seed of the values; the geometry does not depend on it.
+    /// The seed of the values, on which the geometry does not depend.
     pub data_seed: u64,
-    /// Forward, or forward and backward.
+    /// The pass: forward, or forward and backward.
     pub pass: Pass,
 }
 
 impl ProblemFields {
-    /// A forward and backward pass over these sequences: on one rank, with one head of `dim` lanes, in bf16, in the smallest
-    /// tensors that hold all rows. Every key is visible, and logits are scaled by `1/√dim`. Whatever should be otherwise is
-    /// edited:
+    /// Returns the fields of a forward and backward pass over these sequences. The pass runs on one rank, with one head
+    /// of `dim` lanes, in bf16, in the smallest tensors that hold all rows. Every key is visible, and logits are scaled
+    /// by `1/√dim`. Other problems are edits of these fields:
     ///
     /// ```
     /// use seamproof_oracle::{Heads, Mask, Problem, ProblemFields};
@@ -144,7 +144,8 @@ impl ProblemFields {
         }
     }
 
-    /// [`ProblemFields::of`] sequences one after the other (THD), each given by its queries and its keys.
+    /// Returns [`ProblemFields::of`] sequences that follow each other (THD), each given by its numbers of queries and
+    /// of keys.
     pub fn packed(lengths: &[(usize, usize)], dim: usize) -> ProblemFields {
         let (mut q, mut kv) = (0, 0);
         let sequences = (0..).zip(lengths).map(|(id, &(queries, keys))| {
@@ -156,8 +157,8 @@ impl ProblemFields {
         ProblemFields::of(sequences.collect(), dim)
     }
 
-    /// [`ProblemFields::of`] self-attention on sequences one after the other (THD), each given by its real and its owned
-    /// rows.
+    /// Returns [`ProblemFields::of`] self-attention on sequences that follow each other (THD), each given by its
+    /// numbers of real and of owned rows.
     pub fn padded(lengths: &[(usize, usize)], dim: usize) -> ProblemFields {
         let mut offset = 0;
         let sequences = (0..).zip(lengths).map(|(id, &(len, span))| {
@@ -169,7 +170,7 @@ impl ProblemFields {
     }
 }
 
-/// Why fields make no [`Problem`]. Each message names the field and what to do.
+/// The reason why fields make no [`Problem`]. Each message names the field and what to do.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProblemError {
@@ -178,14 +179,14 @@ pub enum ProblemError {
     OutOfRange {
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// The field's value.
         got: usize,
-        /// Least.
+        /// The least legal value.
         min: usize,
-        /// Most.
+        /// The largest legal value.
         max: usize,
     },
-    /// Query heads that no whole number of KV heads' groups makes.
+    /// A number of query heads that is no multiple of the KV heads.
     #[error("heads.q is {q}, not a multiple of heads.kv {kv}; every KV head serves equally many query heads")]
     HeadsNotDivisible {
         /// Query heads.
@@ -193,30 +194,30 @@ pub enum ProblemError {
         /// KV heads.
         kv: usize,
     },
-    /// A sequence's rows do not fit the tensor.
+    /// A run whose rows do not fit the tensor.
     #[error("sequences[{index}].{side}: {error}")]
     Run {
-        /// Index of the sequence.
+        /// The index of the sequence.
         index: usize,
-        /// Which side.
+        /// The side.
         side: Side,
-        /// What is wrong.
+        /// The error of the run.
         error: RunLayoutError,
     },
-    /// Two sequences own one row.
+    /// A row that two sequences own.
     #[error("sequences[{index}].{side} owns row {row}, which an earlier sequence owns already")]
     Overlap {
-        /// Index of the later sequence.
+        /// The index of the later sequence.
         index: usize,
-        /// Which side.
+        /// The side.
         side: Side,
         /// The row.
         row: usize,
     },
-    /// Two sequences of one id would hold the same values.
+    /// An id that two sequences share; they would hold the same values.
     #[error("sequences[{index}].id {id} is used twice; ids name a sequence's values")]
     RepeatedId {
-        /// Index of the later sequence.
+        /// The index of the later sequence.
         index: usize,
         /// The id.
         id: u32,
@@ -226,21 +227,21 @@ pub enum ProblemError {
     Factor {
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// The field's value.
         got: f32,
-        /// Least.
+        /// The least legal value.
         min: f32,
-        /// Most.
+        /// The largest legal value.
         max: f32,
     },
     /// A rank of the group outside the world.
     #[error("parallel.ranks[{index}] is {rank}; the world has {world} ranks")]
     RankOutsideWorld {
-        /// Place in the group.
+        /// The place in the group.
         index: usize,
         /// The rank.
         rank: usize,
-        /// World size.
+        /// The size of the world.
         world: usize,
     },
     /// A rank that is in the group twice.
@@ -252,14 +253,15 @@ pub enum ProblemError {
     /// A group whose size the algorithm cannot use.
     #[error("parallel.ranks has {size} ranks; {rule}")]
     GroupSize {
-        /// CP size.
+        /// The CP size.
         size: usize,
-        /// What the algorithm asks for.
+        /// The rule of the algorithm.
         rule: &'static str,
     },
 }
 
-/// A valid attention problem. Reads like its [`ProblemFields`]; to change one, edit a copy of the fields.
+/// A valid attention problem. Its fields are read like those of [`ProblemFields`]. To change a problem, edit a copy of
+/// its fields.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "ProblemFields", into = "ProblemFields")]
 pub struct Problem(ProblemFields);
@@ -287,7 +289,7 @@ impl TryFrom<ProblemFields> for Problem {
 }
 
 impl Problem {
-    /// Checks the fields; the first thing wrong is the error.
+    /// Checks the fields. The error is the first fault that is found.
     pub fn new(fields: ProblemFields) -> Result<Problem, ProblemError> {
         check_counts(&fields)?;
         check_softmax(&fields.softmax)?;
@@ -298,47 +300,47 @@ impl Problem {
         Ok(Problem(fields))
     }
 
-    /// The problem without its backward pass.
+    /// Returns the problem without its backward pass.
     pub fn forward(&self) -> Problem {
         Problem(ProblemFields { pass: Pass::Forward, ..self.0.clone() })
     }
 
-    /// Query heads for each KV head.
+    /// Returns the number of query heads for each KV head.
     pub fn group(&self) -> usize {
         self.heads.q / self.heads.kv
     }
 
-    /// Shape of q and dq.
+    /// Returns the shape of q and dq.
     pub fn q_shape(&self) -> [usize; 3] {
         [self.rows.q, self.heads.q, self.dims.qk]
     }
 
-    /// Shape of k and dk.
+    /// Returns the shape of k and dk.
     pub fn k_shape(&self) -> [usize; 3] {
         [self.rows.kv, self.heads.kv, self.dims.qk]
     }
 
-    /// Shape of v and dv.
+    /// Returns the shape of v and dv.
     pub fn v_shape(&self) -> [usize; 3] {
         [self.rows.kv, self.heads.kv, self.dims.v]
     }
 
-    /// Shape of out and dout.
+    /// Returns the shape of out and dout.
     pub fn out_shape(&self) -> [usize; 3] {
         [self.rows.q, self.heads.q, self.dims.v]
     }
 
-    /// Shape of the LSE.
+    /// Returns the shape of the LSE.
     pub fn lse_shape(&self) -> [usize; 2] {
         [self.heads.q, self.rows.q]
     }
 
-    /// Length of the sink input and of its gradient: the query heads when the sink is learnable, else 0.
+    /// Returns the length of the sink input and of its gradient: the query heads when the sink is learnable, else 0.
     pub fn learnable_sinks(&self) -> usize {
         if self.softmax.sink == Sink::Learnable { self.heads.q } else { 0 }
     }
 
-    /// The sink of a head as a logit, from the learnable values where there are some.
+    /// Returns the sink of a head as a logit. A learnable sink is read from `learnable`.
     pub fn sink(&self, head: usize, learnable: &Array1<f32>) -> Option<f64> {
         match self.softmax.sink {
             Sink::None => None,
@@ -347,17 +349,17 @@ impl Problem {
         }
     }
 
-    /// Real query rows of all sequences.
+    /// Returns the number of real query rows of all sequences.
     pub fn tokens(&self) -> usize {
         self.sequences.iter().map(|sequence| sequence.q.len).sum()
     }
 
-    /// Visible (query, key) pairs of all sequences, one head counted.
+    /// Returns the number of visible (query, key) pairs of all sequences, for one head.
     pub fn pairs(&self) -> u64 {
         self.sequences.iter().map(|sequence| self.mask.pairs(sequence.q.len, sequence.kv.len)).sum()
     }
 
-    /// Elements of all tensors that the problem reads and writes: what memory and copying cost.
+    /// Returns the number of elements of q, k, v and out, twice in a backward: a measure of memory and of copying.
     pub fn elements(&self) -> u64 {
         let size = |shape: [usize; 3]| shape.iter().map(|&n| n as u64).product::<u64>();
         let passes = if self.pass == Pass::Backward { 2 } else { 1 };
@@ -435,7 +437,8 @@ fn check_ids(sequences: &[Sequence]) -> Result<(), ProblemError> {
     }
 }
 
-/// Every run inside the tensor, no row owned twice. One bit a row; rows are bounded by [`ROWS_MAX`].
+/// Checks that every run lies inside the tensor, and that no row is owned twice. The check keeps one bit for each row,
+/// and rows are bounded by [`ROWS_MAX`].
 fn check_rows(sequences: &[Sequence], side: Side, rows: usize) -> Result<(), ProblemError> {
     let mut owned = vec![0u64; rows.div_ceil(64)];
     for (index, sequence) in sequences.iter().enumerate() {

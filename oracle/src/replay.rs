@@ -1,55 +1,57 @@
-//! Tier R: what a subject of known roundings computes, but for f32's own errors and near-ties.
+//! Tier R: the values that a subject of known roundings computes, apart from f32's own errors and near-ties.
 //!
-//! A [`NumericProfile`] says what a subject rounds and in which order it takes the keys; [`ReplayedLaunch`]es say which
-//! keys the rows of a problem meet together. The oracle then rounds the exact weights and logit gradients itself. What is
-//! left between the replayed value and an honest result is the final rounding, f32's errors (as in tier W), and those
-//! weights that lie so near to the middle of two numbers that the subject may have rounded them the other way.
+//! A [`NumericProfile`] says what a subject rounds and in which order it takes the keys. [`ReplayedLaunch`]es say which
+//! keys the rows of a problem meet together. The oracle then rounds the exact weights and logit gradients itself. An
+//! honest result differs from the replayed value by the final rounding, by f32's errors (as in tier W), and by
+//! near-ties. A *near-tie* is a weight so near to the middle of two numbers that the subject may have rounded it to the
+//! other one.
 //!
-//! Nothing of that is a matter of chance, so that the tier speaks of any input and needs no certificate of dither: a near-tie
-//! counts in full, and where all weights are alike all of them may be near-ties.
+//! No such difference is a matter of chance. The tier holds for any input and needs no certificate of dither. A
+//! near-tie counts in full, and where all weights are alike all of them may be near-ties.
 //!
 //! A forward's weight is rounded relative to the running maximum, which starts anew with each launch and grows tile by
-//! tile; a backward's weight is absolute, so that its replay needs no order.
+//! tile. A backward's weight is absolute, and its replay needs no order.
 
 use std::ops::Range;
 
 use crate::Positions;
 use crate::envelope::{KeyOrder, Merges, NumericProfile};
 
-/// Queries of one sequence and keys of it that they meet in one launch; what the mask hides among them is not looked at.
+/// The queries and keys of one sequence that meet in one launch. Keys that the mask hides may be listed, and are
+/// skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplayedLaunch {
-    /// Index of the sequence.
+    /// The index of the sequence.
     pub sequence: usize,
     /// Query heads.
     pub heads: Range<usize>,
     /// The queries.
     pub queries: Positions,
-    /// The keys, each line with the launch's own number of its first key: tiles are cut in these numbers.
+    /// The keys in lines, each with the launch's own number of its first key. Tiles are cut by these numbers.
     pub keys: Vec<(usize, Positions)>,
 }
 
-/// All that a replay needs.
+/// A numeric profile, and the launches that a replay follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replay {
-    /// What is rounded.
+    /// The subject's roundings and its order of keys.
     pub profile: NumericProfile,
-    /// The forward's launches, of every row.
+    /// The forward's launches over all rows.
     pub launches: Vec<ReplayedLaunch>,
-    /// How partial results are merged, where the profile knows better than the subject's own partition.
+    /// The merges of partial results, where the profile knows them better than the subject's own partition.
     pub merges: Option<Merges>,
 }
 
 impl Replay {
-    /// The launches in order of sequences, those of one sequence in their own order.
+    /// Returns the launches in order of sequences. Those of one sequence keep their own order.
     pub(crate) fn by_sequence(&self) -> Vec<&ReplayedLaunch> {
         let mut launches: Vec<&ReplayedLaunch> = self.launches.iter().collect();
         launches.sort_by_key(|launch| launch.sequence);
         launches
     }
 
-    /// The visible keys of a query, tile by tile in the order in which its launches take them; each launch starts anew.
-    /// `None` where the launches do not show the query each of its keys once.
+    /// Returns the visible keys of a query, tile by tile in the order in which its launches take them. Each launch
+    /// starts anew. Returns `None` where the launches do not show the query each of its keys once.
     pub(crate) fn walk(
         &self,
         launches: &[&ReplayedLaunch],
@@ -78,7 +80,7 @@ impl Replay {
     }
 }
 
-/// Looks up the launches that some rows of a head are in; they are in order of sequences.
+/// Returns the launches that some rows of a head are in. `by_sequence` is in order of sequences.
 pub(crate) fn of_head<'a>(
     by_sequence: &[&'a ReplayedLaunch],
     sequence: usize,

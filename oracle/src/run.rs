@@ -1,7 +1,7 @@
 //! A [`Run`] names the rows of one sequence inside a packed tensor.
 //!
-//! Two different things are kept apart here, because mistaking one for the other is the oldest bug of packed
-//! attention: `len`, the *real* rows, decides what is visible; `offset`, `step` and `span` decide where rows *lie*.
+//! Two things are kept apart here, because mistaking one for the other is the oldest bug of packed attention. `len`,
+//! the number of *real* rows, decides what is visible. `offset`, `step` and `span` decide where rows *lie*.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 pub struct Run {
     /// The first row.
     pub offset: usize,
-    /// Rows between one position and the next; at least 1.
+    /// The number of rows from one position to the next; at least 1.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub step: usize,
-    /// Real rows.
+    /// The number of real rows.
     pub len: usize,
-    /// Owned rows, real and padding; at least `len`.
+    /// The number of owned rows, real and padding; at least `len`.
     pub span: usize,
 }
 
@@ -30,63 +30,64 @@ fn is_one(step: &usize) -> bool {
     *step == 1
 }
 
-/// Why a [`Run`] does not fit its tensor.
+/// The reason why a [`Run`] does not fit its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunLayoutError {
-    /// A step of zero would put every position on one row.
+    /// A step of zero, which would put every position on one row.
     #[error("step is 0; use at least 1")]
     StepZero,
     /// More real rows than owned ones.
     #[error("len {len} is more than span {span}; the span owns the real rows and their padding")]
     LenOverSpan {
-        /// Real rows.
+        /// The number of real rows.
         len: usize,
-        /// Owned rows.
+        /// The number of owned rows.
         span: usize,
     },
-    /// The last owned row lies outside the tensor, or its number overflows.
+    /// A last owned row that lies outside the tensor, or whose number overflows.
     #[error("offset {offset} + step {step} × span {span} reaches past the tensor's {rows} rows")]
     OutOfRows {
-        /// First row.
+        /// The first row.
         offset: usize,
-        /// Row step.
+        /// The step.
         step: usize,
-        /// Owned rows.
+        /// The number of owned rows.
         span: usize,
-        /// Rows of the tensor.
+        /// The number of rows of the tensor.
         rows: usize,
     },
 }
 
 impl Run {
-    /// Consecutive rows (step 1).
+    /// Returns a run of consecutive rows (step 1).
     pub fn packed(offset: usize, len: usize, span: usize) -> Run {
         Run { offset, step: 1, len, span }
     }
 
-    /// The row that holds position `position` (below `span`).
+    /// Returns the row that holds position `position` (below `span`).
     #[inline]
     pub fn row(&self, position: usize) -> usize {
         debug_assert!(position < self.span, "position {position} of a run that owns {} rows", self.span);
         self.offset + self.step * position
     }
 
-    /// The real rows, in order of position.
+    /// Returns the real rows, in order of position.
     #[inline]
     pub fn real_rows(&self) -> impl ExactSizeIterator<Item = usize> + Clone + use<> {
         let run = *self;
         (0..run.len).map(move |position| run.offset + run.step * position)
     }
 
-    /// The owned rows past the real ones.
+    /// Returns the owned rows past the real ones.
     #[inline]
     pub fn padding_rows(&self) -> impl ExactSizeIterator<Item = usize> + Clone + use<> {
         let run = *self;
         (run.len..run.span).map(move |position| run.offset + run.step * position)
     }
 
-    /// One past the last owned row; `offset` when the run owns none. `None` when it overflows.
+    /// Returns one past the last owned row, or `offset` where the run owns no row. Returns `None` where the number
+    /// overflows.
     pub fn end(&self) -> Option<usize> {
         match self.span {
             0 => Some(self.offset),

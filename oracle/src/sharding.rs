@@ -1,8 +1,9 @@
 //! Sharding: which rank holds which position of a sequence, and in which row of its tensors.
 //!
-//! Context parallelism deals each side of each sequence, queries as well as keys and values, to the `cp` ranks of a group.
-//! What is dealt is the *span*, real positions and padding alike; real lengths move no row. A rank's rows of one sequence
-//! are its *slot*, and all ranks' slots are equally long. The [`Balance`] says which position is where:
+//! Context parallelism deals each side of each sequence, queries as well as keys and values, to the `cp` ranks of a
+//! group. The ranks are dealt the *span*, real positions and padding alike; real lengths move no row. A rank's rows of
+//! one sequence are its *slot*, and all ranks' slots are equally long. The [`Balance`] says which rank holds which
+//! position:
 //!
 //! | balance | the span is cut into | rank r holds, one after the other | the span must be a multiple of |
 //! |---|---|---|---|
@@ -13,8 +14,9 @@
 //! The dual-chunk cut is
 //! [TransformerEngine's](https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu).
 //!
-//! A rank's tensor holds the slots in the order of the sequences in memory. Rows that no sequence owns are there too: of n
-//! of them before a sequence (first offset, gap) or behind all (slack) each rank has n / cp, rounded down.
+//! A rank's tensor holds the slots in the order of the sequences in memory, and also rows that no sequence owns. Where
+//! n such rows lie before a sequence (first offset, gap) or behind all sequences (slack), each rank has n / cp of them,
+//! rounded down.
 //!
 //! A single rank ([`Algorithm::Single`]) holds the problem's own layout, whatever its balance.
 
@@ -32,7 +34,7 @@ pub struct RankLayout {
 /// One rank's rows of one side.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SideLayout {
-    /// Rows of the rank's tensors.
+    /// The number of rows of the rank's tensors.
     pub rows: usize,
     /// The runs that sequences own, in order of sequences and then of rows.
     pub runs: Vec<PlacedRun>,
@@ -41,7 +43,7 @@ pub struct SideLayout {
 /// Rows of a sequence in a rank's tensor: row i of `local` holds position `piece.start + i · piece.step`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedRun {
-    /// Index of the sequence.
+    /// The index of the sequence.
     pub sequence: usize,
     /// The positions.
     pub piece: Piece,
@@ -49,47 +51,47 @@ pub struct PlacedRun {
     pub local: Run,
 }
 
-/// A run of positions, and where it lies in a rank's slot.
+/// A run of positions, and its place in a rank's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// First position in the sequence.
+    /// The first position in the sequence.
     pub start: usize,
-    /// Positions between one row and the next.
+    /// The number of positions from one row to the next.
     pub step: usize,
-    /// Rows, padding included.
+    /// The number of rows, padding included.
     pub span: usize,
-    /// First row in the slot.
+    /// The first row in the slot.
     pub at: usize,
 }
 
-/// Why a side cannot be cut.
+/// The reason why a side cannot be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum ShardingError {
     /// A span that the balance does not divide.
     #[error("sequence {sequence} spans {span} {side} rows; this sharding needs a multiple of {multiple}")]
     Span {
-        /// Index of the sequence.
+        /// The index of the sequence.
         sequence: usize,
-        /// Which side.
+        /// The side.
         side: Side,
-        /// Its span.
+        /// The span of the sequence.
         span: usize,
-        /// What the span must be a multiple of.
+        /// The number of which the span must be a multiple.
         multiple: usize,
     },
     /// Rows of a sequence that lie apart (SBHD), which no algorithm here supports.
     #[error("sequence {sequence} has {side} rows with step {step}; cutting them over ranks is not supported")]
     Strided {
-        /// Index of the sequence.
+        /// The index of the sequence.
         sequence: usize,
-        /// Which side.
+        /// The side.
         side: Side,
-        /// Its step.
+        /// The step of the sequence.
         step: usize,
     },
 }
 
-/// The layouts of a problem's ranks, in group order.
+/// Returns the layouts of a problem's ranks, in group order.
 pub fn layouts(problem: &Problem) -> Result<Vec<RankLayout>, ShardingError> {
     if problem.parallel.algorithm == Algorithm::Single {
         return Ok(vec![whole(problem)]);
@@ -100,7 +102,7 @@ pub fn layouts(problem: &Problem) -> Result<Vec<RankLayout>, ShardingError> {
     Ok(q.into_iter().zip(kv).map(|(q, kv)| RankLayout { q, kv }).collect())
 }
 
-/// The problem's own layout.
+/// Returns the problem's own layout.
 pub fn whole(problem: &Problem) -> RankLayout {
     let placed = |(sequence, local): (usize, Run)| PlacedRun {
         sequence,
@@ -114,7 +116,7 @@ pub fn whole(problem: &Problem) -> RankLayout {
     RankLayout { q: side(Side::Q), kv: side(Side::Kv) }
 }
 
-/// Whether a side can be cut over the problem's group.
+/// Checks that a side can be cut over the problem's group.
 pub fn check(problem: &Problem, side: Side) -> Result<(), ShardingError> {
     let multiple = span_multiple(problem.parallel.balance, problem.parallel.size());
     for (sequence, both) in problem.sequences.iter().enumerate() {
@@ -129,7 +131,7 @@ pub fn check(problem: &Problem, side: Side) -> Result<(), ShardingError> {
     Ok(())
 }
 
-/// What a span must be a multiple of.
+/// Returns the number of which a span must be a multiple.
 pub fn span_multiple(balance: Balance, cp: usize) -> usize {
     match balance {
         Balance::Contiguous => cp,
@@ -138,7 +140,8 @@ pub fn span_multiple(balance: Balance, cp: usize) -> usize {
     }
 }
 
-/// The definition: the rank that holds a position of a span, and the row in that rank's slot.
+/// Returns the rank that holds a position of a span, and the row in that rank's slot. This is the definition of each
+/// balance.
 fn deal(balance: Balance, cp: usize, span: usize, position: usize) -> (usize, usize) {
     match balance {
         Balance::Contiguous => {
@@ -157,7 +160,8 @@ fn deal(balance: Balance, cp: usize, span: usize, position: usize) -> (usize, us
     }
 }
 
-/// One side of every rank: position after position is dealt, sequence after sequence as they lie in memory.
+/// Returns one side of every rank. Sequences are dealt in the order in which they lie in memory, position after
+/// position.
 fn dealt(problem: &Problem, side: Side) -> Vec<SideLayout> {
     let (cp, balance) = (problem.parallel.size(), problem.parallel.balance);
     let step = if balance == (Balance::Striped { stripe: 1 }) { cp } else { 1 };
@@ -187,7 +191,7 @@ fn dealt(problem: &Problem, side: Side) -> Vec<SideLayout> {
 }
 
 impl SideLayout {
-    /// Appends one row: to the last run where it goes on with that, else as a run of its own.
+    /// Appends one row. It extends the last run where it continues that run, and is a run of its own otherwise.
     fn push(&mut self, one: PlacedRun) {
         match self.runs.last_mut().filter(|last| last.goes_on_with(&one)) {
             Some(last) => {
@@ -210,7 +214,7 @@ impl PlacedRun {
 }
 
 impl RankLayout {
-    /// One side.
+    /// Returns one side.
     pub fn side(&self, side: Side) -> &SideLayout {
         match side {
             Side::Q => &self.q,
@@ -219,7 +223,7 @@ impl RankLayout {
     }
 }
 
-/// A sequence's rows in the problem's own tensors.
+/// Returns a sequence's rows in the problem's own tensors.
 pub fn run_of(sequence: &Sequence, side: Side) -> Run {
     match side {
         Side::Q => sequence.q,
@@ -227,7 +231,7 @@ pub fn run_of(sequence: &Sequence, side: Side) -> Run {
     }
 }
 
-/// Rows of the problem's own tensors.
+/// Returns the number of rows of the problem's own tensors.
 fn rows_of(problem: &Problem, side: Side) -> usize {
     match side {
         Side::Q => problem.rows.q,
@@ -241,7 +245,7 @@ mod tests {
 
     const STRIPES: [Balance; 2] = [Balance::Striped { stripe: 1 }, Balance::Striped { stripe: 2 }];
 
-    /// For each position of a span its rank, and its row in that rank's slot.
+    /// Returns a digit for each position of a span in two texts: its rank, and its row in that rank's slot.
     fn picture(balance: Balance, cp: usize, span: usize) -> [String; 2] {
         let dealt = |position| deal(balance, cp, span, position);
         let digits = |pick: fn((usize, usize)) -> usize| {

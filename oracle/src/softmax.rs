@@ -1,7 +1,7 @@
 //! The softmax: scale, soft cap and sink.
 //!
 //! A logit is `s = scale · ⟨q, k⟩`, then `s = cap · tanh(s / cap)` where a soft cap is set. A sink adds one term
-//! `exp(sink)` to each row's denominator and no value; the log-sum-exp (LSE) includes it.
+//! `exp(sink)` to each row's denominator, and no value. The log-sum-exp (LSE) includes the sink.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sink {
-    /// The plain softmax.
+    /// No sink: the plain softmax.
     None,
-    /// The denominator is `1 + Σ exp(s)`: a sink of 0 for every head, without a gradient.
+    /// A sink of 0 for every head, without a gradient: the denominator is `1 + Σ exp(s)`.
     OffByOne,
-    /// One value for each query head (an input), with a gradient.
+    /// A sink of one value for each query head, which is an input and has a gradient.
     Learnable,
 }
 
-/// What happens between `⟨q, k⟩` and the weights.
+/// The parameters of the steps between `⟨q, k⟩` and the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Softmax {
-    /// Factor of the logits, within [`crate::limits`]. A kernel receives exactly this f32.
+    /// The factor of the logits, within [`crate::limits`]. A kernel receives exactly this f32.
     pub scale: f32,
-    /// `cap` of `cap · tanh(s / cap)`, within [`crate::limits`].
+    /// The soft cap: `cap` of `cap · tanh(s / cap)`, within [`crate::limits`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f32>,
     /// The sink.
@@ -31,12 +31,12 @@ pub struct Softmax {
 }
 
 impl Softmax {
-    /// A softmax of this scale alone: without a soft cap, without a sink.
+    /// Returns a softmax with this scale, without a soft cap and without a sink.
     pub fn scaled(scale: f32) -> Softmax {
         Softmax { scale, softcap: None, sink: Sink::None }
     }
 
-    /// The logit of a scaled product.
+    /// Returns the logit of a scaled product.
     pub fn cap(&self, scaled: f64) -> f64 {
         match self.softcap {
             None => scaled,
@@ -44,7 +44,7 @@ impl Softmax {
         }
     }
 
-    /// The derivative of [`Softmax::cap`], from the logit that it returned: `1 − (s / cap)²`.
+    /// Returns the derivative of [`Softmax::cap`], given the logit `s` that the cap returned: `1 − (s / cap)²`.
     pub fn cap_derivative(&self, logit: f64) -> f64 {
         match self.softcap {
             None => 1.0,

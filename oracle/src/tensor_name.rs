@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A named result or input of a problem.
+/// The name of an input or a result of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -24,7 +24,7 @@ pub enum TensorName {
 }
 
 impl TensorName {
-    /// What a subject may return, the results of the backward after those of the forward.
+    /// The results that a subject may return: those of the forward, then those of the backward.
     pub const RESULTS: [TensorName; 7] = [
         TensorName::Out,
         TensorName::Lse,
@@ -35,7 +35,7 @@ impl TensorName {
         TensorName::Dsink,
     ];
 
-    /// The name in texts and files.
+    /// Returns the name in texts and files.
     pub fn name(self) -> &'static str {
         match self {
             TensorName::Q => "q",

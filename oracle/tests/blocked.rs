@@ -1,5 +1,5 @@
-//! `blocked` held to `exact`: each element within 1e-12 · (1 + max|logit|) · Σ|terms|, and the same bits on any number
-//! of threads.
+//! `blocked` compared with `exact`. Each element is within 1e-12 · (1 + max|logit|) · Σ|terms|, and has the same bits
+//! on any number of threads.
 
 mod common;
 
@@ -14,7 +14,7 @@ use seamproof_oracle::{
 
 const TOLERANCE: f64 = 1e-12;
 
-/// `Σ|terms|` of every element, by the definitions, and the largest |logit|.
+/// Returns `Σ|terms|` of every element, by the definitions, and the largest |logit|.
 fn magnitudes(problem: &Problem, inputs: &Inputs, saved: &Saved) -> (ForwardResults, Gradients, f64) {
     let mut forward = ForwardResults {
         out: Array3::zeros(problem.out_shape()),
@@ -116,7 +116,8 @@ proptest! {
     }
 }
 
-/// Of one side the gradients, and their bounds, are those of both; of no side dsink is.
+/// Asserts that one side's gradients and bounds are those of both sides, and that dsink is the same for either side and
+/// for none.
 fn hold_by_sides(problem: &Problem, inputs: &Inputs) {
     let saved = Saved::from(&exact::forward(problem, inputs));
     let model = Model::new(problem, Accumulation::Unknown, Partition::single(64, 64));
@@ -137,7 +138,8 @@ fn hold_by_sides(problem: &Problem, inputs: &Inputs) {
     }
 }
 
-/// Lengths past every tile of `blocked`: several row tiles, several key tiles, and two pieces of one head.
+/// Returns a problem of these lengths, and its inputs. Lengths past every tile of `blocked` make several row tiles,
+/// several key tiles, and two pieces of one head.
 fn large(lengths: &[(usize, usize)], mask: Mask, heads: Heads) -> (Problem, Inputs) {
     let fields = ProblemFields { mask, heads, ..plain(lengths, 3) };
     let problem = Problem::new(fields).unwrap();
@@ -169,7 +171,7 @@ fn threads_do_not_change_a_bit() {
     assert!(run(1) == run(3));
 }
 
-/// Errors of more rows than the problem has would be read in part, and silently.
+/// Errors of the LSE with more rows than the problem are refused: they would be read in part, without an error.
 #[test]
 #[should_panic = "shape of the errors of the lse"]
 fn errors_of_another_problem_are_not_read() {

@@ -1,5 +1,5 @@
-//! The problems of the stored regressions: each is legal, small enough to be judged in seconds, and together they
-//! still hold what the field reported.
+//! The problems of the stored regressions. Each is legal and small enough to be judged in seconds. Together they still
+//! hold what the field reported.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::path::Path;
 use seamproof_oracle::{Alignment, Problem, Sink};
 use serde_json::Value;
 
-/// Visible pairs · query heads · larger head dimension of one case, a measure of the time that judging takes.
+/// The most visible pairs · query heads · larger head dimension of one case, a measure of the time that judging takes.
 const WORK_MAX: u64 = 200_000_000;
 
-/// Every stored regression's name and problem, by name.
+/// Returns every stored regression's name and problem, in order of names.
 fn problems() -> Vec<(String, Problem)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../corpus/regressions");
     let mut problems: Vec<_> = fs::read_dir(folder)
@@ -60,7 +60,7 @@ fn the_reported_packs_are_there() {
     assert_eq!(lengths("ragged32-one-sequence"), [(2013, 2048)]);
 }
 
-/// A claim about a problem.
+/// A claim about a problem, with its text.
 type Claim = (&'static str, fn(&Problem) -> bool);
 
 #[test]

@@ -1,4 +1,4 @@
-//! What honest subjects may choose costs no more than its bound.
+//! Choices of honest subjects: none costs more than its bound.
 
 mod common;
 
@@ -6,8 +6,8 @@ use common::plain;
 use seamproof_oracle::envelope::{Accumulation, GradientPair, Model, Partition};
 use seamproof_oracle::{Format, Problem};
 
-/// Kernels in bf16 that rounded dS times a scale of 1/2 were 1.69 times over their bound where dS was all but 0, and 9 times
-/// with a scale of 1/1024 where subnormals are flushed.
+/// A subject may round dS times the scale. Kernels in bf16 were 1.69 times over their bound with a scale of 1/2 where
+/// dS was all but 0, and 9 times with a scale of 1/1024 where subnormals are flushed.
 #[test]
 fn a_logit_gradient_may_be_scaled_before_it_is_rounded() {
     for (format, scale) in
@@ -19,7 +19,7 @@ fn a_logit_gradient_may_be_scaled_before_it_is_rounded() {
         let problem = Problem::new(fields).expect("a legal problem");
         let [kept, flushed] = [Accumulation::F32Serial, Accumulation::Unknown]
             .map(|accumulation| Model::new(&problem, accumulation, Partition::single(1, 1)));
-        // From what vanishes to ordinary numbers, a quarter of a binade apart.
+        // The numbers go from those that vanish to ordinary ones, a quarter of a binade apart.
         for step in 0..160 {
             let ds = format.tiny_half() / 8.0 * f64::exp2(f64::from(step) / 4.0);
             let pair = GradientPair { x: ds, ..GradientPair::of_weight(0.0, 0.0, 1.0, 0.0) };

@@ -5,7 +5,7 @@ use seamproof_oracle::Format;
 /// The formats whose codes can all be tried.
 const NARROW: [Format; 4] = [Format::Bf16, Format::Fp16, Format::E4m3, Format::E5m2];
 
-/// What `code` means, read off the format's published layout bit by bit.
+/// Returns the number that `code` stands for, read off the format's published layout bit by bit.
 fn meaning(format: Format, code: u32) -> f64 {
     let (exponent_bits, fraction_bits, bias) = match format {
         Format::F32 => (8, 23, 127),
@@ -36,17 +36,17 @@ fn finite(exponent: i32, fraction: f64, bias: i32) -> f64 {
     }
 }
 
-/// The finite numbers that are not negative, in order: the number at index `c` has code `c`.
+/// Returns the finite numbers that are not negative, in order: the number at index `c` has code `c`.
 fn numbers(format: Format) -> Vec<f64> {
     (0..1u32 << (format.bits() - 1)).map(|code| meaning(format, code)).take_while(|x| x.is_finite()).collect()
 }
 
-/// Equal as bits, but any NaN equals any other.
+/// Whether two numbers have equal bits. Any NaN equals any other.
 fn same(a: f64, b: f64) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
-/// Well-mixed bits for a counter (splitmix64).
+/// Returns well-mixed bits for a counter (splitmix64).
 fn hash(counter: u64) -> u64 {
     let mut z = counter.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -117,7 +117,8 @@ fn nan_has_one_code() {
     }
 }
 
-/// The midpoint of `below` and `above` goes to `even`, what is just beside it to the nearer neighbour.
+/// Checks that the midpoint of `below` and `above` goes to `even`, and numbers just beside the midpoint to the nearer
+/// neighbour.
 fn check_midpoint(format: Format, below: f64, above: f64, even: f64) {
     let middle = below / 2.0 + above / 2.0;
     check(format, middle, even);
@@ -202,8 +203,8 @@ fn the_16_bit_formats_agree_with_the_half_crate() {
         }
     }
     for bits in (0..1 << 18).map(hash) {
-        // Any exponent at all, and exponents where the 16-bit formats change from normal to subnormal to zero. Only
-        // f32s: `half` drops the low bits of an f64 before it rounds.
+        // These f32s have any exponent at all, or an exponent where the 16-bit formats change from normal to subnormal
+        // to zero. Only f32s are compared: `half` drops the low bits of an f64 before it rounds.
         let near = f32::from_bits(bits as u32 & !(0xff << 23) | (0x7f - 30 + (bits >> 32) as u32 % 50) << 23);
         for value in [f32::from_bits(bits as u32), near] {
             check(Format::Bf16, f64::from(value), half::bf16::from_f32(value).to_f64());
@@ -214,7 +215,8 @@ fn the_16_bit_formats_agree_with_the_half_crate() {
     }
 }
 
-/// Rounding by a search among all numbers of the format: the nearer neighbour, of equally near ones the even code.
+/// Returns the nearest number by a search among all numbers of the format. Of two equally near ones it is the one with
+/// the even code.
 fn nearest(numbers: &[f64], value: f64) -> f64 {
     let above = numbers.partition_point(|&number| number < value.abs());
     let below = above.saturating_sub(1);
@@ -280,7 +282,8 @@ fn half_spacing_is_the_largest_error_that_exists() {
         let mut largest = 0f64;
         for pair in numbers.windows(2) {
             let gap = pair[1] - pair[0];
-            // The error grows up to the midpoint and falls behind it, so the largest so far is at one of these.
+            // The error grows up to the midpoint and falls behind the midpoint. The largest error so far is at one of
+            // these parts.
             for part in [0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0] {
                 let magnitude = pair[0] + part * gap;
                 largest = largest.max((format.round(magnitude) - magnitude).abs());

@@ -48,7 +48,7 @@ impl Big {
         Big(self.0.tanh(BITS, ROUND, consts))
     }
 
-    /// The nearest f64, through decimal text: slow, and obviously right.
+    /// Returns the nearest f64, through decimal text: slow, and obviously right.
     fn to_f64(&self) -> f64 {
         self.0.to_string().parse().expect("a decimal number")
     }
@@ -63,7 +63,7 @@ fn dot(a: &Array3<f32>, at: [usize; 2], b: &Array3<f32>, bt: [usize; 2]) -> Big 
     sum((0..a.shape()[2]).map(|c| lane(a, at, c).mul(&lane(b, bt, c))))
 }
 
-/// lse, out and the gradients of one row's contribution, compared element by element with `exact`.
+/// Compares lse, out and the gradients with `exact`, element by element. Returns the number of rows.
 fn check_rows(problem: &Problem, inputs: &Inputs, consts: &mut Consts) -> usize {
     let forward = exact::forward(problem, inputs);
     let gradients = exact::backward(problem, inputs, &Saved::from(&forward));

@@ -1,4 +1,4 @@
-//! What makes a [`Problem`], what is refused, and how one is written as JSON.
+//! A [`Problem`]: the fields that make one, those that are refused, and its JSON.
 
 use seamproof_oracle::limits::{
     HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALE_MIN, SEQUENCES_MAX, SOFTCAP_MAX, SOFTCAP_MIN,
@@ -11,7 +11,7 @@ use seamproof_oracle::{
 };
 use serde_json::{Value, json};
 
-/// Two sequences with gaps, padding and slack: the first packed, the second in steps between its rows.
+/// Returns two sequences with gaps, padding and slack: the first packed, the second in steps between its rows.
 fn fields() -> ProblemFields {
     let sequences = vec![
         Sequence { id: 7, q: Run::packed(1, 3, 4), kv: Run::packed(0, 5, 5) },
@@ -27,7 +27,7 @@ fn fields() -> ProblemFields {
     }
 }
 
-/// [`fields`] with everything that has a default set to something else.
+/// Returns [`fields`] with everything that has a default set to something else.
 fn rich_fields() -> ProblemFields {
     let scaled = |format, scaling| Element { format, scaling };
     ProblemFields {
@@ -52,7 +52,7 @@ fn rich_fields() -> ProblemFields {
     }
 }
 
-/// The error that one edit of the valid fields leads to.
+/// Returns the error that one edit of the valid fields leads to.
 fn error(edit: impl FnOnce(&mut ProblemFields)) -> ProblemError {
     let mut edited = fields();
     edit(&mut edited);
@@ -257,7 +257,7 @@ fn defaults_are_not_written() {
     assert_eq!(rich["data_seed"], json!(u64::MAX));
 }
 
-/// The valid problem as JSON with `value` put at a JSON pointer whose parent exists.
+/// Returns the valid problem as JSON, with `value` put at a JSON pointer whose parent exists.
 fn with(pointer: &str, value: Value) -> Value {
     let mut problem = serde_json::to_value(Problem::new(fields()).unwrap()).unwrap();
     let (parent, name) = pointer.rsplit_once('/').unwrap();

@@ -1,4 +1,4 @@
-//! Layouts of ranks: where slots lie, what cannot be cut, and what many sequences, or long ones, become.
+//! Layouts of ranks: the places of slots, sides that cannot be cut, and the layouts of many sequences and of long ones.
 
 mod common;
 
@@ -10,7 +10,7 @@ use seamproof_oracle::{
 
 const STRIPES: Balance = Balance::Striped { stripe: 1 };
 
-/// Runs of queries in a tensor of `rows` rows, cut over two ranks; keys lie like queries.
+/// Returns a problem with runs of queries in a tensor of `rows` rows, cut over two ranks. Keys lie like queries.
 fn problem(runs: &[Run], rows: usize, balance: Balance) -> Problem {
     let mut fields = plain(&[], 1);
     let sequence = |(id, &run): (u32, &Run)| Sequence { id, q: run, kv: run };

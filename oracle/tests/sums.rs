@@ -1,4 +1,4 @@
-//! The envelope from sums over a row's pairs, held to the one that looks at every pair.
+//! The envelope from sums over a row's pairs, compared with the envelope that looks at every pair.
 
 mod common;
 
@@ -12,7 +12,7 @@ use seamproof_oracle::envelope::{
 };
 use seamproof_oracle::{Format, Heads, Inputs, Mask, Precision, Problem, ProblemFields, blocked};
 
-/// What a reference elsewhere would bring: the sums of a row, and each lane's three.
+/// Returns the sums that a reference elsewhere would bring: those of a row, and three of each lane.
 fn sums(
     problem: &Problem,
     inputs: &Inputs,
@@ -63,7 +63,8 @@ fn sums(
     (row, dither, lanes)
 }
 
-/// The share of weights, or of their squares, that have company in one of so many slots of a binade.
+/// Returns the share of weights that have company in their slot of a binade, or the share of their squares, whichever
+/// is larger. A binade has [`SLOTS`] slots for each weight.
 fn shared_share(weights: &[f64]) -> f64 {
     let slot = |weight: f64| {
         let significand = weight / libm::exp2(libm::floor(libm::log2(weight))) - 1.0;
@@ -80,11 +81,11 @@ fn shared_share(weights: &[f64]) -> f64 {
     share(|_| 1.0).max(share(|weight| weight * weight))
 }
 
-/// What sums in another order may differ by, relative to a bound.
+/// The most that sums in another order may differ by, relative to a bound.
 const SLACK: f64 = 1e-9;
 
-/// The largest ratios of the two bounds, of LSEs and of outs in tier W, then in tier T; no bound may be lower, nor an exact
-/// value differ.
+/// Returns the largest ratios of the two bounds: of LSEs and of outs in tier W, then in tier T. Asserts that no bound
+/// is lower and that no exact value differs.
 fn compare(problem: &Problem, inputs: &Inputs, model: &Model) -> [f64; 4] {
     let answer = blocked::forward(problem, inputs, Some(model));
     let bound = answer.bound.expect("a model was given");
@@ -106,8 +107,9 @@ fn compare(problem: &Problem, inputs: &Inputs, model: &Model) -> [f64; 4] {
             let (lse, most) = envelope.lse();
             same(lse, answer.exact.lse[[head, at]]);
             held(0, most, bound.worst.lse[[head, at]]);
-            // Weights are relative to the largest logit here and to the sink too there: two that share a slot by one may not by
-            // the other, so that a row at the limit has a certificate from one of the two.
+            // Weights are relative to the largest logit here, and to the largest of logits and sink there. Two weights
+            // that share a slot in one may not in the other: a row at the limit may have a certificate from one of the
+            // two alone.
             let certified = bound.dithered.lse[[head, at]].is_finite();
             if certified {
                 held(2, envelope.dithered_lse(), bound.dithered.lse[[head, at]]);
@@ -156,8 +158,8 @@ proptest! {
     }
 }
 
-/// On data like that of a network the bounds are nearly as sharp; that of an out steps up by half a spacing where it passes a
-/// power of two.
+/// On data like a network's, the bounds are nearly as sharp. An out's bound steps up by half a spacing where it passes
+/// a power of two.
 #[test]
 fn little_is_lost() {
     let fields = ProblemFields {

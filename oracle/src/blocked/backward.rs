@@ -1,4 +1,4 @@
-//! The backward pass of one group: a sequence, a KV head and the query heads that read it.
+//! The backward pass of one group: a sequence, a KV head and that head's query heads.
 
 use std::ops::Range;
 
@@ -15,12 +15,12 @@ use crate::envelope::dither::{Spread, fill_enough, multiplicities, shared_share}
 use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
 use crate::{Gradients, Inputs, Problem, Saved};
 
-/// Of which sides gradients are wanted.
+/// The sides whose gradients are wanted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sides {
-    /// dq.
+    /// The query side: dq.
     pub(super) q: bool,
-    /// dk and dv.
+    /// The key and value side: dk and dv.
     pub(super) kv: bool,
 }
 
@@ -28,7 +28,7 @@ impl Sides {
     pub(super) const BOTH: Sides = Sides { q: true, kv: true };
 }
 
-/// `Σ p_sink · D` of one head, with what its bound needs.
+/// `Σ p_sink · D` of one head, with the quantities that its bound needs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SinkSum {
     pub(super) value: f64,
@@ -54,7 +54,7 @@ pub(super) struct GroupGradients {
     dv: Array2<f64>,
 }
 
-/// Everything that a group contributes.
+/// The results of a group: gradients, their bounds, and each piece's sum for dsink with its head.
 pub(super) struct GroupBackward {
     pub(super) exact: GroupGradients,
     pub(super) bound: Option<Tiers<GroupGradients>>,
@@ -62,7 +62,7 @@ pub(super) struct GroupBackward {
 }
 
 impl GroupGradients {
-    /// Puts the group's rows where they lie in the problem's tensors.
+    /// Writes the group's rows to their places in the problem's tensors.
     pub(super) fn store(&self, problem: &Problem, group: &Group, to: &mut Gradients) {
         let sequence = &problem.sequences[group.sequence];
         let dims = problem.dims;
@@ -84,21 +84,21 @@ impl GroupGradients {
     }
 }
 
-/// Asserts that a gradient has the shape of its rows, or no rows, as on a side that is not wanted. With fewer rows it
-/// would be stored in part, and a single column would be repeated, both silently.
+/// Asserts that a gradient has the shape of its rows, or no rows, as on a side that is not wanted. Without the check, a
+/// gradient with fewer rows would be stored in part, and a single column would be repeated, both without an error.
 fn assert_gradient(name: &str, gradient: &Array2<f64>, shape: (usize, usize)) {
     let (rows, columns) = gradient.dim();
     let is_unwanted = (rows, columns) == (0, shape.1);
     assert!(is_unwanted || (rows, columns) == shape, "shape of {name}: {rows} × {columns}, not {shape:?}");
 }
 
-/// What makes a group's bounds: coefficients times magnitudes, summed.
+/// The sums that make a group's bounds: coefficients times magnitudes.
 struct Errors<T> {
-    /// What adds up.
+    /// The errors that add up.
     linear: T,
     /// Roundings of P and dS that are noise, added up.
     rounding: T,
-    /// The sum of squares of eight of their standard deviations.
+    /// The sum of the squares of eight standard deviations of roundings that are noise.
     noise: T,
 }
 
@@ -108,7 +108,7 @@ impl<T> Errors<T> {
     }
 }
 
-/// What one piece adds: its own dq, and partial sums of dk and dv for the keys that it sees.
+/// The gradients that one piece adds: its own dq, and partial sums of dk and dv for the keys that it sees.
 struct PieceGradients {
     dq: Array2<f64>,
     keys: Range<usize>,
@@ -128,10 +128,10 @@ impl PieceGradients {
     }
 }
 
-/// Pieces whose gradients are held before they are added: each has those of all keys that it sees.
+/// The most pieces whose gradients are held before they are added. Each holds the gradients of all keys that it sees.
 const HELD: usize = 16;
 
-/// The group's gradients: pieces by themselves, then their sum in order.
+/// Returns the group's gradients. Pieces are computed by themselves and then added in order.
 pub(super) fn group(
     problem: &Problem,
     inputs: &Inputs,
@@ -180,7 +180,7 @@ pub(super) fn group(
     GroupBackward { exact, bound, sinks }
 }
 
-/// How often each query of a group is there, head after head.
+/// Returns the number of copies of each query of a group, head after head.
 fn query_copies(problem: &Problem, inputs: &Inputs, group: &Group) -> Vec<f64> {
     let run = problem.sequences[group.sequence].q;
     let heads = group.kv_head * problem.group()..(group.kv_head + 1) * problem.group();
@@ -195,7 +195,7 @@ fn query_copies(problem: &Problem, inputs: &Inputs, group: &Group) -> Vec<f64> {
 impl GroupGradients {
     fn add(&mut self, piece: &QueryRange, from: PieceGradients) {
         let mut dk = self.dk.slice_mut(s![from.keys.clone(), ..]);
-        // A sum with a single row or column would repeat it.
+        // A sum with a single row or column would repeat that row or column.
         assert_eq!(dk.dim(), from.dk.dim(), "shape of a piece's dk");
         dk += &from.dk;
         let mut dv = self.dv.slice_mut(s![from.keys, ..]);
@@ -204,7 +204,7 @@ impl GroupGradients {
         self.dq.push((piece.clone(), from.dq));
     }
 
-    /// Every matrix, in the same order for any gradients of one group.
+    /// Returns every matrix, in the same order for any gradients of one group.
     fn matrices(&mut self) -> impl Iterator<Item = &mut Array2<f64>> {
         [&mut self.dk, &mut self.dv].into_iter().chain(self.dq.iter_mut().map(|(_, dq)| dq))
     }
@@ -234,7 +234,7 @@ fn bounds(
     Tiers { worst, dithered }
 }
 
-/// Underflow and the final rounding, which needs the whole sum.
+/// Adds underflow and the final rounding, which needs the whole sum.
 fn finish_bounds(
     problem: &Problem,
     group: &Group,
@@ -260,7 +260,7 @@ fn finish_bounds(
     }
 }
 
-/// What every tile of a piece reads.
+/// The data that every tile of a piece reads.
 struct Context<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
@@ -270,18 +270,18 @@ struct Context<'a> {
     group: &'a Group,
     sides: Sides,
     keys: &'a Keys,
-    /// [`query_copies`], where sums over queries are wanted.
+    /// The numbers of [`query_copies`], where sums over queries are wanted.
     copies: &'a [f64],
     model: Option<&'a Model>,
-    /// Where roundings are replayed: the bounds are then what is left.
+    /// The profile whose roundings are replayed. The bounds are then the errors that are left.
     replay: Option<&'a NumericProfile>,
 }
 
-/// What the backward knows of one row.
+/// The quantities of one row in the backward.
 #[derive(Clone, Copy)]
 struct Statistics {
     lse: f64,
-    /// How far the subject's own LSE may be from that: 0 where it is the subject's own.
+    /// The most by which the subject's own LSE may differ from `lse`; 0 where `lse` is the subject's own.
     lse_error: f64,
     d: f64,
     d_error: f64,
@@ -293,7 +293,7 @@ struct QueryTile {
     q: Array2<f64>,
     dout: Array2<f64>,
     statistics: Vec<Statistics>,
-    /// How often each query is there in its group.
+    /// The number of copies of each query in its group.
     copies: Vec<f64>,
 }
 
@@ -306,7 +306,7 @@ struct Strips {
 
 /// Errors of a tile's weights and logit gradients, for dv, dk and dq each.
 struct BoundStrips {
-    /// What adds up.
+    /// The errors that add up.
     linear: [Array2<f64>; 3],
     /// Roundings that are noise; no columns where there is none.
     rounding: [Array2<f64>; 3],
@@ -314,11 +314,11 @@ struct BoundStrips {
     is_dithered: bool,
 }
 
-/// Which sums over a tile are certified.
+/// The certified sums over a tile.
 struct Certificate {
-    /// Sums over keys, of each row.
+    /// Whether the sum over keys is certified, for each row.
     rows: Vec<bool>,
-    /// Sums over queries, of each column.
+    /// Whether the sum over queries is certified, for each column.
     columns: Vec<bool>,
 }
 
@@ -383,7 +383,8 @@ impl Context<'_> {
         }
     }
 
-    /// Weights and logit gradients of the tile's rows against the keys `columns`; 0 where the mask hides a pair.
+    /// Returns the weights and logit gradients of the tile's rows against the keys `columns`; 0 where the mask hides a
+    /// pair.
     fn strips(&self, tile: &QueryTile, columns: &Range<usize>) -> Strips {
         let (problem, keys) = (self.problem, self.keys);
         let mut p = product_transposed(&tile.q.view(), &keys.k.slice(s![columns.clone(), ..]));
@@ -436,7 +437,7 @@ impl Context<'_> {
         Strips { p, ds, bound }
     }
 
-    /// `Σ|q||k|` and `Σ|dout||v|` of a tile.
+    /// Returns `Σ|q||k|` and `Σ|dout||v|` of a tile.
     fn magnitudes(&self, model: &Model, tile: &QueryTile, columns: &Range<usize>) -> [Array2<f64>; 2] {
         self.keys.assert_magnitudes();
         let (k, v) = (&self.keys.k_abs, &self.keys.v_abs);
@@ -446,8 +447,8 @@ impl Context<'_> {
         })
     }
 
-    /// One row of [`Context::strips`]: products become weights and logit gradients. Returns, for the visible columns,
-    /// the logits and `dP − D`, which only the bounds need further.
+    /// Turns the products of one row of [`Context::strips`] into weights and logit gradients. Returns, for the visible
+    /// columns, the logits and `dP − D`, which only the bounds need further.
     fn weigh_row(
         &self,
         tile: &QueryTile,
@@ -476,7 +477,7 @@ impl Context<'_> {
         kept
     }
 
-    /// What the bounds of one row need.
+    /// Returns the pairs of one row and the errors of its sums, which the row's bounds need.
     fn pairs(
         &self,
         model: &Model,
@@ -544,7 +545,8 @@ impl Context<'_> {
         self.add_products(noise.each_ref(), &factors, 2, columns, &at, &mut to.noise);
     }
 
-    /// Adds coefficients of dv, dk and dq times dout, q and k; those of dk and dq times this power of the scale as well.
+    /// Adds coefficients of dv, dk and dq times dout, q and k. Those of dk and dq are also multiplied by this power of
+    /// the scale.
     fn add_products(
         &self,
         [dv, dk, dq]: [&Array2<f64>; 3],
@@ -566,7 +568,7 @@ impl Context<'_> {
     }
 }
 
-/// One row of the bounds: magnitudes become errors.
+/// Turns the magnitudes of one row into errors.
 fn bound_row(
     model: &Model,
     pairs: &[GradientPair],
@@ -601,7 +603,7 @@ fn bound_row(
     }
 }
 
-/// One row, replayed: weights and logit gradients are rounded, magnitudes become what is left of their errors.
+/// Replays one row: rounds its weights and logit gradients, and turns magnitudes into the errors that are left.
 fn replay_row(
     model: &Model,
     profile: &NumericProfile,
@@ -621,7 +623,8 @@ fn replay_row(
     }
 }
 
-/// The squares of a matrix, each row times how often it is there; once where that was not counted.
+/// Returns the squares of a matrix's elements, each row times its number of copies. A row counts once where copies were
+/// not counted.
 fn squares(factor: &ArrayView2<'_, f64>, copies: &[f64]) -> Array2<f64> {
     assert!(copies.is_empty() || copies.len() == factor.nrows(), "a count for each row, or none at all");
     let mut squares = factor.mapv(|x| x * x);
@@ -631,12 +634,13 @@ fn squares(factor: &ArrayView2<'_, f64>, copies: &[f64]) -> Array2<f64> {
     squares
 }
 
-/// Rows, or columns, of a tile whose weights are held against each other.
+/// The most rows, or columns, of a tile whose weights are compared with each other.
 const SAMPLES: usize = 8;
 
 impl Certificate {
-    /// Spread is measured for every sum. Weights that are alike are so everywhere, by a law of the data and not of one row: the
-    /// mean over samples is what is held to the limit. Copies of one query or key are counted one by one elsewhere.
+    /// Returns the certificate of a tile. Spread is measured for every sum. Weights that are alike are alike
+    /// everywhere, by a law of the data and not of one row: the mean over samples is compared with the limit. Copies of
+    /// one query or key are counted one by one elsewhere.
     fn new(
         tile: &QueryTile,
         seen: &[Range<usize>],
@@ -669,7 +673,7 @@ impl Certificate {
 }
 
 impl BoundStrips {
-    /// Magnitudes, which become errors row by row.
+    /// Returns strips of magnitudes, which become errors row by row.
     fn new([a, b]: [Array2<f64>; 2], certificate: &Certificate) -> BoundStrips {
         let is_dithered = certificate.rows.contains(&true) || certificate.columns.contains(&true);
         let zeros = || Array2::zeros(a.raw_dim());

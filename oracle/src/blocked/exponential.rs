@@ -1,20 +1,22 @@
-//! `exp` over a slice, in plain arithmetic that a compiler turns into vector code; same bits on every machine.
+//! `exp` over a slice, in plain arithmetic that a compiler turns into vector code. The bits are the same on every
+//! machine.
 //!
-//! With `x = k·ln 2 + r` and |r| ≤ ln 2 / 2, `exp(x) = 2^k · exp(r)`, exp(r) being its Taylor polynomial of degree 13
-//! (remainder below 4e-18). ln 2 is subtracted in two parts, the first with trailing zeros, so that r is accurate.
+//! With `x = k·ln 2 + r` and |r| ≤ ln 2 / 2, `exp(x) = 2^k · exp(r)`. exp(r) is computed as its Taylor polynomial of
+//! degree 13 (remainder below 4e-18). ln 2 is subtracted in two parts. The first part has trailing zeros, which keeps r
+//! accurate.
 
 use std::f64::consts::LOG2_E;
 
-/// The upper 33 bits of ln 2, so that products with |k| < 2^20 are exact; and the rest.
+/// ln 2 in two parts: its upper 33 bits, whose products with |k| < 2^20 are exact, and the rest.
 const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
 const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-/// Adding 1.5·2^52 rounds to an integer, whose low bits end up in the low bits of the sum.
+/// The number 1.5·2^52. Adding it rounds to an integer, whose low bits end up in the low bits of the sum.
 const ROUND: f64 = 6_755_399_441_055_744.0;
-/// Below this, exp is less than the smallest normal number; 0 is close enough for a weight.
+/// The argument below which exp is about the smallest normal number or less. 0 is close enough for a weight.
 const UNDERFLOW: f64 = -708.0;
-/// Above this, exp overflows; weights never get here.
+/// The argument above which exp overflows. Weights never get here.
 const OVERFLOW: f64 = 709.0;
-/// 1/13!, 1/12!, …, 1/1!, 1/0!.
+/// The Taylor coefficients 1/13!, 1/12!, …, 1/1!, 1/0!.
 const TAYLOR: [f64; 14] = [
     1.0 / 6_227_020_800.0,
     1.0 / 479_001_600.0,

@@ -24,10 +24,10 @@ impl PieceForward {
         PieceForward { out: Array2::zeros((rows, dim)), lse: vec![statistic; rows], max_logit: statistic }
     }
 
-    /// Puts the piece's rows where they lie in the problem's tensors.
+    /// Writes the piece's rows to their places in the problem's tensors.
     pub(super) fn store(&self, run: &Run, piece: &QueryRange, to: &mut ForwardResults) {
         let mut out = to.out.index_axis_mut(Axis(1), piece.head);
-        // A single column would be repeated silently.
+        // A single column would be repeated without an error.
         assert_eq!(self.out.dim(), (piece.rows.len(), out.ncols()), "shape of a piece's out");
         assert_eq!(self.lse.len(), piece.rows.len(), "length of a piece's lse");
         for (local, position) in piece.rows.clone().enumerate() {
@@ -40,7 +40,7 @@ impl PieceForward {
     }
 }
 
-/// The rows of a piece, tile by tile.
+/// Returns the results of a piece's rows, computed tile by tile.
 pub(super) fn piece(
     problem: &Problem,
     inputs: &Inputs,
@@ -82,12 +82,12 @@ pub(super) fn piece(
 struct Tile {
     /// The keys of the columns.
     keys: std::ops::Range<usize>,
-    /// For each row the visible columns.
+    /// The visible columns of each row.
     visible: Vec<std::ops::Range<usize>>,
     rows: Vec<RowStatistics>,
-    /// `s`, valid in visible columns only.
+    /// The logits `s`, valid in visible columns only.
     logits: Array2<f64>,
-    /// `exp(s − max)`, 0 in hidden columns.
+    /// The weights `exp(s − max)`, 0 in hidden columns.
     weights: Array2<f64>,
 }
 
@@ -117,7 +117,7 @@ impl Tile {
         Tile { keys, visible, rows: tile_rows, logits, weights }
     }
 
-    /// out, lse and max_logit of the tile's rows.
+    /// Writes out, lse and max_logit of the tile's rows.
     fn write(&self, operands: &Keys, at: usize, to: &mut PieceForward) {
         let values = operands.v.slice(s![self.keys.clone(), ..]);
         let mut out = to.out.slice_mut(s![at..at + self.rows.len(), ..]);
@@ -132,14 +132,14 @@ impl Tile {
         }
     }
 
-    /// `Σ|q||k|` of the tile.
+    /// Returns `Σ|q||k|` of the tile.
     fn magnitudes(&self, operands: &Keys, q: &Array2<f64>, model: &Model) -> Array2<f64> {
         operands.assert_magnitudes();
         let k_abs = operands.k_abs.slice(s![self.keys.clone(), ..]);
         product_transposed(&q.mapv(|q| model.magnitude(q)).view(), &k_abs)
     }
 
-    /// The errors of the tile's weights.
+    /// Returns the errors of the tile's weights.
     fn errors(&self, operands: &Keys, q: &Array2<f64>, model: &Model) -> Errors {
         let mut errors = Errors::new(self.magnitudes(operands, q, model));
         let copies = &operands.copies[self.keys.clone()];
@@ -149,7 +149,7 @@ impl Tile {
         errors
     }
 
-    /// Rounds the tile's weights as the subject does, and gives what is left of their errors.
+    /// Rounds the tile's weights as the subject does. Returns the errors that are left.
     fn replay(
         &mut self,
         operands: &Keys,
@@ -169,7 +169,7 @@ impl Tile {
         errors
     }
 
-    /// One row of [`Tile::replay`].
+    /// Replays one row of [`Tile::replay`].
     fn replay_row(
         &mut self,
         local: usize,
@@ -213,7 +213,7 @@ impl Tile {
         }
     }
 
-    /// The bounds of the tile's rows, from the errors of their weights.
+    /// Writes the bounds of the tile's rows, from the errors of their weights.
     fn write_bound(
         &self,
         operands: &Keys,
@@ -252,7 +252,7 @@ impl Tile {
         }
     }
 
-    /// One row: magnitudes become errors. Returns `Σ p·θ`.
+    /// Turns the magnitudes of one row into errors. Returns `Σ p·θ`.
     fn bound_row(&self, local: usize, model: &Model, copies: &[f64], errors: &mut Errors) -> f64 {
         let row = &self.rows[local];
         let visible = self.visible[local].clone();
@@ -294,18 +294,18 @@ impl Tile {
     }
 }
 
-/// Errors of a tile's weights: rows × keys, coefficients of `|v|`.
+/// Errors of a tile's weights, rows × keys, as coefficients of `|v|`.
 struct Errors {
-    /// What adds up.
+    /// The errors that add up.
     linear: Array2<f64>,
-    /// Roundings of P that are noise; nothing where no row is dithered.
+    /// The roundings of P that are noise; empty where no row is dithered.
     rounding: Array2<f64>,
-    /// The squares of eight of their standard deviations; nothing there either.
+    /// The squares of eight standard deviations of roundings that are noise; empty where no row is dithered.
     noise: Array2<f64>,
     /// `Σ p·θ` of each row.
     weights: Vec<f64>,
     is_dithered: Vec<bool>,
-    /// Rows whose bounds are known: all but those that cannot be replayed.
+    /// Whether the bounds of each row are known. They are not where a row cannot be replayed.
     is_known: Vec<bool>,
     /// The largest error of a logit.
     max_logit: f64,
@@ -325,7 +325,7 @@ impl Errors {
         }
     }
 
-    /// Errors of the numerators, worst case and, where a row is dithered, dithered.
+    /// Returns the errors of the numerators: in the worst case and, where a row is dithered, dithered.
     fn sums(&self, v_abs: &ArrayView2<'_, f64>) -> (Array2<f64>, Option<Array2<f64>>) {
         let mut worst = self.linear.dot(v_abs);
         if !self.is_dithered.contains(&true) {
@@ -344,7 +344,8 @@ impl Errors {
     }
 }
 
-/// Turns products into logits, fills the weights and sums them up; the sink enters as a key without a value.
+/// Turns products into logits, fills the weights and sums them up. The sink enters as a key without a value. Returns
+/// the row's statistics.
 fn softmax_row(
     problem: &Problem,
     logits: &mut [f64],

@@ -1,9 +1,10 @@
-//! The exact answer, fast, and its error envelope beside it.
+//! The exact answer computed fast, with its error envelope.
 //!
-//! The same definitions as [`crate::exact`], evaluated in f64 matrix products over tiles; pairs that the mask hides
-//! are skipped. A *piece* is a range of query rows of one query head; pieces are independent but for dk and dv, whose
-//! partial sums are added in a fixed order. The cut into pieces depends on the problem alone, so results do not
-//! depend on the number of threads. Held to [`crate::exact`] by a property test.
+//! The definitions are those of [`crate::exact`], evaluated in f64 matrix products over tiles. Pairs that the mask
+//! hides are skipped. A *group* is a sequence, a KV head and that head's query heads. A *piece* is a range of query
+//! rows of one query head. Pieces are independent apart from dk and dv, whose partial sums are added in a fixed order.
+//! The cut into pieces depends on the problem alone, and results do not depend on the number of threads. A property
+//! test compares the results with those of [`crate::exact`].
 
 mod answer;
 mod backward;
@@ -21,15 +22,18 @@ use crate::{ForwardResults, Gradients, Inputs, Pass, Problem, ProblemError, Prob
 use backward::Sides;
 use pieces::{Group, Keys, groups, is_large, map, pieces};
 
-/// Groups whose results are held at once before they are stored: what a group costs does not shrink with its rows.
+/// The most groups whose results are held at once before they are stored. The cost of a group does not shrink with its
+/// rows.
 const GROUPS_HELD: usize = 1024;
 
-/// The forward pass, with the envelope of `model`. `inputs` must have the problem's shapes ([`Inputs::check`]).
+/// Returns the results of the forward pass, with the envelope of `model`. `inputs` must have the problem's shapes
+/// ([`Inputs::check`]).
 pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Answer<ForwardResults> {
     all_forward(problem, inputs, model, None)
 }
 
-/// The replayed forward: out alone is replayed, and [`Tiers::worst`] is what may be left of its error.
+/// Returns the results of the replayed forward. out alone is replayed, and [`Tiers::worst`] is the error that it may
+/// still have.
 pub fn replayed_forward(
     problem: &Problem,
     inputs: &Inputs,
@@ -88,7 +92,7 @@ fn all_forward(
     answer
 }
 
-/// The backward pass from the given `saved` out and lse, with the envelope of `model`.
+/// Returns the gradients from the given `saved` out and lse, with the envelope of `model`.
 pub fn backward(
     problem: &Problem,
     inputs: &Inputs,
@@ -98,7 +102,8 @@ pub fn backward(
     all_backward(problem, inputs, (saved, None), Sides::BOTH, model, None)
 }
 
-/// The same of one side: dq, or dk and dv; of no side dsink alone. Other gradients, and their bounds, are 0.
+/// Returns dsink and the gradients of one side: dq, or dk and dv. Without a side it returns dsink alone. All other
+/// gradients, and their bounds, are 0.
 pub fn backward_of(
     problem: &Problem,
     inputs: &Inputs,
@@ -110,8 +115,8 @@ pub fn backward_of(
     all_backward(problem, inputs, (saved, lse_error), sides, Some(model), None)
 }
 
-/// The backward pass of a subject that hides its LSE: `saved.lse` is the exact one, and the subject's own may be
-/// `lse_error` from it, `[q heads, q rows]`.
+/// Returns the gradients for a subject that hides its LSE. `saved.lse` is the exact one, and the subject's own may be
+/// `lse_error` away, `[q heads, q rows]`.
 pub fn backward_of_hidden_lse(
     problem: &Problem,
     inputs: &Inputs,
@@ -122,7 +127,8 @@ pub fn backward_of_hidden_lse(
     all_backward(problem, inputs, (saved, Some(lse_error)), Sides::BOTH, Some(model), None)
 }
 
-/// The replayed backward; `None` for queries that are scaled first, whose gradients take another way.
+/// Returns the gradients of the replayed backward, or `None` where queries are scaled first: their gradients take
+/// another way.
 pub fn replayed_backward(
     problem: &Problem,
     inputs: &Inputs,

@@ -9,17 +9,19 @@ use crate::envelope::Model;
 use crate::envelope::dither::multiplicities;
 use crate::{Inputs, Problem, Run};
 
-/// Query rows of one matrix product. Larger wastes work on causal diagonals, smaller packs the keys too often.
+/// The number of query rows of one matrix product. A larger number wastes work on causal diagonals, and a smaller one
+/// packs the keys too often.
 pub(super) const ROW_TILE: usize = 128;
-/// Keys of one tile of the backward: three strips of it stay in the second-level cache.
+/// The number of keys of one tile of the backward. Three strips of a tile stay in the second-level cache.
 pub(super) const KEY_TILE: usize = 512;
-/// Fewest query rows of a piece, and most pieces of one head.
+/// The fewest query rows of a piece, and the most pieces of one head.
 const PIECE_ROWS_MIN: usize = 1024;
 const PIECES_MAX: usize = 8;
-/// Problems with fewer visible pairs times heads run on the caller's thread: campaigns are parallel across cases.
+/// The fewest visible pairs times heads of a problem that is computed in parallel. Smaller problems run on the caller's
+/// thread, because campaigns are parallel across cases.
 const PARALLEL_PAIRS_MIN: u64 = 1 << 18;
 
-/// One sequence and one KV head, with the query heads that read it.
+/// One sequence and one KV head, with that head's query heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
     pub(super) sequence: usize,
@@ -39,7 +41,7 @@ pub(super) struct Keys {
     pub(super) v: Array2<f64>,
     pub(super) k_abs: Array2<f64>,
     pub(super) v_abs: Array2<f64>,
-    /// How often each key is there; nothing where no envelope is asked for.
+    /// The number of copies of each key; empty where no envelope is asked for.
     pub(super) copies: Vec<f64>,
 }
 
@@ -75,7 +77,7 @@ pub(super) fn groups(problem: &Problem) -> Vec<Group> {
         .collect()
 }
 
-/// Every query head of a group, each cut into pieces by the number of its rows alone.
+/// Returns every query head of a group, each cut into pieces by the number of its rows alone.
 pub(super) fn pieces(problem: &Problem, group: &Group) -> Vec<QueryRange> {
     let rows = problem.sequences[group.sequence].q.len;
     let size = rows.div_ceil(PIECES_MAX).max(PIECE_ROWS_MIN);
@@ -95,7 +97,7 @@ pub(super) fn map<T: Send, R: Send>(
     if parallel { items.into_par_iter().map(work).collect() } else { items.into_iter().map(work).collect() }
 }
 
-/// Positions `positions` of a run, for one head, as a matrix `[positions, dim]`.
+/// Returns positions `positions` of a run, for one head, as a matrix `[positions, dim]`.
 pub(super) fn gather(tensor: &Array3<f32>, run: &Run, positions: Range<usize>, head: usize) -> Array2<f64> {
     let rows = positions.len();
     let mut matrix = Vec::with_capacity(rows * tensor.shape()[2]);
@@ -106,7 +108,7 @@ pub(super) fn gather(tensor: &Array3<f32>, run: &Run, positions: Range<usize>, h
     Array2::from_shape_vec((rows, tensor.shape()[2]), matrix).expect("every row has the tensor's lanes")
 }
 
-/// The keys that any of the query positions `rows` sees.
+/// Returns the range of keys that the query positions `rows` see, from the first key that any of them sees to the last.
 pub(super) fn visible_union(problem: &Problem, sequence: usize, rows: Range<usize>) -> Range<usize> {
     let sequence = &problem.sequences[sequence];
     rows.map(|i| problem.mask.visible(i, sequence.q.len, sequence.kv.len))
@@ -115,7 +117,7 @@ pub(super) fn visible_union(problem: &Problem, sequence: usize, rows: Range<usiz
         .unwrap_or(0..0)
 }
 
-/// `a · bᵀ`.
+/// Returns `a · bᵀ`.
 pub(super) fn product_transposed(a: &ArrayView2<'_, f64>, b: &ArrayView2<'_, f64>) -> Array2<f64> {
     a.dot(&b.t())
 }
@@ -132,7 +134,7 @@ pub(super) fn row_mut(matrix: &mut Array2<f64>, row: usize) -> &mut [f64] {
     &mut matrix.as_slice_mut().expect("a product is stored row by row")[row * columns..(row + 1) * columns]
 }
 
-/// Pieces of `range` of at most `size`.
+/// Returns pieces of `range` of at most `size`.
 pub(super) fn tiles(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(size).map(move |start| start..end.min(start + size))

@@ -1,41 +1,43 @@
-//! How a subject sums, and what that costs: the factors of a sum's magnitudes that bound its error.
+//! Accumulation: how a subject sums, and the factors of a sum's magnitudes that bound its error.
 
 use super::constants::{F32_ROUNDOFF, ROW_SUM_TAIL};
 
-/// Smallest normal f32: what a unit that flushes subnormals to zero may lose.
+/// The smallest normal f32, which a unit that flushes subnormals to zero may lose.
 const F32_NORMAL_MIN: f64 = f32::MIN_POSITIVE as f64;
-/// The smallest subnormal f32: more than gradual underflow may lose.
+/// The smallest subnormal f32, which is more than gradual underflow may lose.
 const F32_SUBNORMAL_STEP: f64 = 1.401_298_464_324_817e-45;
 
-/// How a subject sums, as it declares. All of its sums: where some are made in one way and others in another, it declares
+/// The way in which a subject makes all of its sums, as declared. A subject that makes sums in several ways declares
 /// one whose bounds hold for each. Sums in less than f32 fit none of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accumulation {
-    /// One after the other in f32, each product and each sum rounded to nearest, subnormals kept. No term passes through more
-    /// roundings in any other order, nor with fused multiplication and addition, nor in f64: this holds for any mix of
-    /// those, where subnormals are kept.
+    /// Serial sums in f32: each product and each sum is rounded to nearest, and subnormals are kept. No term passes
+    /// through more roundings in any other order, nor with fused multiplication and addition, nor in f64. The bounds
+    /// therefore hold for any mix of these, where subnormals are kept.
     F32Serial,
-    /// `width` serial partial sums in f32, then a binary tree over them, in every sum: tighter than the serial one.
+    /// `width` serial partial sums in f32 and a binary tree over them, in every sum. The bounds are tighter than those
+    /// of serial sums.
     F32Tree {
-        /// Partial sums; at least 1.
+        /// The number of partial sums; at least 1.
         width: usize,
     },
-    /// Hopper's `wgmma`: 16 products and the addend aligned to the largest exponent, cut to 25 fractional bits, the
-    /// result truncated to f32. Row sums are FlashAttention-3's: four threads a row, then a shuffle.
+    /// Sums of Hopper's `wgmma`: 16 products and the addend are aligned to the largest exponent and cut to 25
+    /// fractional bits, and the result is truncated to f32. Row sums are FlashAttention-3's: four threads for each row,
+    /// then a shuffle.
     WgmmaTruncating,
-    /// Not declared: for each sum the weaker of the serial one and the tensor core's. Also for a subject that has both, and
-    /// for one on ordinary units that flushes subnormals to zero.
+    /// An undeclared way: each sum has the weaker bound of the serial sum and the tensor core's. It also fits a subject
+    /// that has both, and one on ordinary units that flushes subnormals to zero.
     Unknown,
 }
 
-/// Products of one step of Hopper's `wgmma`.
+/// The number of products in one step of Hopper's `wgmma`.
 const STEP: usize = 16;
-/// Error of one such step relative to the largest magnitude in it: (K + 1)·2^-F + 2^-23 with K = 16 products and
-/// F = 25 fractional bits.
+/// The error of one step of `wgmma`, relative to the largest magnitude in the step: (K + 1)·2^-F + 2^-23 with K = 16
+/// products and F = 25 fractional bits.
 const KAPPA: f64 = 17.0 / (1u64 << 25) as f64 + 1.0 / (1u64 << 23) as f64;
 
-/// Steps that `n` neighbouring products touch, of sums that are cut into tiles and, from each tile's start, into steps:
-/// one more than they fill, since they may begin anywhere.
+/// Returns the most steps that `n` neighbouring products touch, in sums that are cut into tiles and, from each tile's
+/// start, into steps. It is one more than they fill, since they may begin anywhere.
 fn steps(n: usize, tile: usize) -> usize {
     let tile = tile.max(1);
     let touched = if tile < STEP || tile.is_multiple_of(STEP) {
@@ -46,14 +48,14 @@ fn steps(n: usize, tile: usize) -> usize {
     touched.min(n)
 }
 
-/// `γ_n`: n roundings of f32.
+/// Returns `γ_n`, the bound of n roundings of f32.
 fn gamma(roundings: usize) -> f64 {
     let n = roundings as f64 * F32_ROUNDOFF;
     n / (1.0 - n)
 }
 
 impl Accumulation {
-    /// `g(n)`: error of a matrix unit's sum of `n` products, relative to the sum of their magnitudes.
+    /// Returns `g(n)`: the error of a matrix unit's sum of `n` products, relative to the sum of their magnitudes.
     pub fn products(self, n: usize) -> f64 {
         match self {
             Accumulation::F32Serial => gamma(n + 1),
@@ -65,8 +67,8 @@ impl Accumulation {
         }
     }
 
-    /// `g` of a sum of `n` neighbouring products of a longer sum that is cut into tiles, and the tiles into steps of the
-    /// matrix unit.
+    /// Returns `g` of `n` neighbouring products of a longer sum. The sum is cut into tiles, and the tiles into steps of
+    /// the matrix unit.
     pub fn cut_products(self, n: usize, tile: usize) -> f64 {
         let steps = || KAPPA * steps(n, tile) as f64;
         match self {
@@ -76,13 +78,13 @@ impl Accumulation {
         }
     }
 
-    /// Relative error of a row sum of `n` positive terms that are added tile by tile. Ordinary units add them, which
-    /// round to nearest.
+    /// Returns the relative error of a row sum of `n` positive terms that are added tile by tile. The terms are added
+    /// on ordinary units, which round to nearest.
     pub fn row_sum(self, n: usize, tiles: usize) -> f64 {
         gamma(self.row_sum_roundings(n, tiles))
     }
 
-    /// The same in tier T.
+    /// Returns the relative error of a row sum in tier T.
     pub fn row_sum_dithered(self, n: usize, tiles: usize) -> f64 {
         let roundings = self.row_sum_roundings(n, tiles);
         // Partial sums exceed the exact ones by `γ` at most.
@@ -90,7 +92,7 @@ impl Accumulation {
         tail.min(gamma(roundings))
     }
 
-    /// Roundings that a term of a row sum passes through at most.
+    /// Returns the most roundings that a term of a row sum passes through.
     fn row_sum_roundings(self, n: usize, tiles: usize) -> usize {
         match self {
             Accumulation::F32Serial | Accumulation::Unknown => n + tiles + 1,
@@ -99,7 +101,7 @@ impl Accumulation {
         }
     }
 
-    /// Error of `rowsum(dout · out)` over `n` lanes on ordinary units, relative to the sum of magnitudes.
+    /// Returns the error of `rowsum(dout · out)` over `n` lanes on ordinary units, relative to the sum of magnitudes.
     pub fn row_dot(self, n: usize) -> f64 {
         match self {
             Accumulation::F32Serial | Accumulation::Unknown => gamma(n + 1),
@@ -108,7 +110,7 @@ impl Accumulation {
         }
     }
 
-    /// `g` of dq: products over `n` keys, `tile` of them at a time, the tiles' results added in any order.
+    /// Returns `g` of dq: products over `n` keys, `tile` of them at a time, with the tiles' results added in any order.
     pub fn tiled_products(self, n: usize, tile: usize) -> f64 {
         match self {
             Accumulation::WgmmaTruncating => {
@@ -119,12 +121,13 @@ impl Accumulation {
         }
     }
 
-    /// Whether products are aligned by the exponents of their factors, of which a subnormal's is its format's smallest.
+    /// Whether products are aligned by the exponents of their factors. A subnormal factor has its format's smallest
+    /// exponent.
     pub(super) fn aligns(self) -> bool {
         matches!(self, Accumulation::WgmmaTruncating | Accumulation::Unknown)
     }
 
-    /// What one operation may lose to underflow.
+    /// Returns the most that one operation may lose to underflow.
     #[inline]
     pub fn underflow(self) -> f64 {
         match self {

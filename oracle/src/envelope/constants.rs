@@ -11,11 +11,11 @@ pub const LOG_ERROR: f64 = 3.613_2e-7;
 /// Further relative error of an honest `log`: 3 ulp.
 pub(super) const LOG_RELATIVE_ERROR: f64 = 3.0 / (1u64 << 23) as f64;
 
-/// Eight standard deviations of rounding a weight to nearest, in its unit roundoffs: the error is uniform in a cell of
-/// half width `u·2^e ≤ u·p`, whose deviation is that over √3, hence `8/√3`, wherever the weights lie in their binades.
-/// (Spread evenly in their logarithm they would need 3.4; those of a row whose logits differ little lie close together.)
-/// Eight, because 1.2e-15 of a normal law lies outside.
+/// Eight standard deviations of rounding a weight to nearest, in its unit roundoffs. The error is uniform in a cell of
+/// half width `u·2^e ≤ u·p`, and its deviation is the half width over √3. Hence `8/√3`, wherever the weights lie in
+/// their binades. Weights spread evenly in their logarithm would need 3.4, but those of a row whose logits differ
+/// little lie close together. Eight deviations are taken because 1.2e-15 of a normal law lies outside.
 pub const NOISE: f64 = 4.619;
-/// Azuma's `√(2·ln(2/δ))` for δ = 1e-15: a sum of n roundings, each at most a in magnitude and of mean 0 given the ones
-/// before, is within this times `a·√n`.
+/// Azuma's `√(2·ln(2/δ))` for δ = 1e-15. A sum of n roundings, each at most a in magnitude and of mean 0 given the ones
+/// before, is within this number times `a·√n`.
 pub const ROW_SUM_TAIL: f64 = 8.4;

@@ -1,66 +1,71 @@
 //! The certificate of dither: whether the roundings of a sum's weights may be taken as independent.
 //!
-//! Terms. A *cell* is what a format rounds to one number; where a weight lies in its cell decides its rounding error. Weights
-//! are *alike* where they lie in one cell, but for powers of 2. The *energy* of a weight is its square, which the variance of
-//! its rounding error is proportional to.
+//! Terms. A *cell* is the interval that a format rounds to one number. A weight's place in its cell decides its
+//! rounding error. Weights are *alike* where they lie in one cell, up to powers of 2. The *energy* of a weight is its
+//! square. The variance of a weight's rounding error is proportional to its energy.
 //!
-//! Tier T takes the errors of a sum as independent, uniform in their cells and of mean 0. Where in its cell a weight lies
-//! cannot be known: a subject rounds weights relative to a running maximum of its own, which turns them by a factor. That
-//! leaves ratios as they are, and two weights whose ratio is near a power of 2 keep one error. Over all factors the errors of
-//! two weights `d` of a cell apart have the correlation `1 − 6d + 6d²` (of two sawteeth), so that those of weights which
-//! fill a fraction f of a cell have `(1 − f)²` on average: alike weights err in every way only where they fill their cell.
-//! The certificate therefore measures, on the weights that are summed, how much of a binade they fill:
+//! Tier T takes the errors of a sum as independent, uniform in their cells and of mean 0. A weight's place in its cell
+//! cannot be known, because a subject rounds weights relative to a running maximum of its own. The maximum multiplies
+//! all weights by a factor and leaves their ratios: two weights whose ratio is near a power of 2 keep one error. Over
+//! all factors, the errors of two weights `d` of a cell apart have the correlation `1 − 6d + 6d²` (of two sawteeth).
+//! Errors of weights that fill a fraction f of a cell have the correlation `(1 − f)²` on average. Alike weights err in
+//! every way only where they fill their cell. The certificate therefore measures, on the weights that are summed, how
+//! much of a binade they fill:
 //!
-//! - Their logarithms are spread over many cells ([`LOG_DEVIATION_MIN`]).
-//! - A binade is cut into [`SLOTS`] slots for each weight, so that n weights spread over a part A of it have company in their
-//!   slot with probability `1 − e^(−1/(64A))`, whatever n is: a 64th by chance, where A is 1. At most [`SHARED_SHARE_MAX`]
-//!   may, so that `A ≥ 0.24`: 31 cells of bf16's 128 or 248 of fp16's 1024 are filled, or more of them in part. To compare
-//!   digits to the end instead would take alike weights for independent ones: two logits that a soft cap holds within
-//!   1e-7 of each other differ in their last digits and not in their roundings.
-//! - That holds for their number, and for their energy: a few heavy weights that are alike err together among however many
-//!   light ones.
-//! - What repeats because a whole key or query repeats is counted ([`multiplicities`]).
+//! - The logarithms of the weights are spread over many cells ([`LOG_DEVIATION_MIN`]).
+//! - A binade is cut into [`SLOTS`] slots for each weight. Weights that are spread over a part A of the binade have
+//!   company in their slot with probability `1 − e^(−1/(64A))`, whatever their number: a 64th by chance, where A is 1.
+//!   At most [`SHARED_SHARE_MAX`] of them may have company, and `A ≥ 0.24` follows: 31 cells of bf16's 128 or 248 of
+//!   fp16's 1024 are filled, or more of them in part. A comparison of all digits would not do. It would take alike
+//!   weights for independent ones: two logits that a soft cap holds within 1e-7 of each other differ in their last
+//!   digits and not in their roundings.
+//! - The share is limited for the number of weights, and for their energy. A few heavy weights that are alike err
+//!   together among however many light ones.
+//! - Weights that repeat because a whole key or query repeats are counted ([`multiplicities`]).
 //!
-//! What alike weights within those shares may hide: m of them err by m times one's error at most, and eight deviations of the
-//! sum are at least `8/√3·√(16·m)` times that, so that nothing is hidden up to m = 341, and thus in sums of 5,456 terms.
-//! Without a certificate a sum's roundings add up, as in tier W.
+//! Alike weights within those shares hide nothing in sums of up to 5,456 terms. m of them err by m times one's error at
+//! most. Eight deviations of the sum are at least `8/√3·√(16·m)` times one's error, and nothing is hidden up to
+//! m = 341. Without a certificate a sum's roundings add up, as in tier W.
 //!
 //! # What still passes
 //!
-//! Slots say how much of a binade is filled, not in how many pieces. Very many narrow clusters fill it too: `31/f` of them, each
-//! the f-th part of a cell wide, have as little company as weights that lie anywhere. In a sum of n terms each has
-//! `m = n·f/31`, and where the *values* of a cluster are alike as well, the sum's variance is `1 + (m − 1)(1 − f)²` times that
-//! of independent roundings, at most `1 + n/209` (f = 1/3). Left to assume is therefore that values do not follow the places
-//! of weights within their cells, be cells filled evenly or in clusters. How much hangs on it, by rows that were drawn so in
-//! bf16: of 400 and of 1,600 keys 0 of some 3,200 were over the bound (at most 0.44 and 0.83 of it), of 6,400 keys 9 of some
-//! 1,400 (at most 1.34), of 25,600 a fifth.
+//! Slots show how much of a binade is filled, not in how many pieces. Very many narrow clusters also fill a binade:
+//! `31/f` clusters, each a fraction f of a cell wide, have as little company as weights that lie anywhere. In a sum of
+//! n terms each cluster has `m = n·f/31` of them. Where the *values* of a cluster are alike as well, the sum's variance
+//! is `1 + (m − 1)(1 − f)²` times that of independent roundings, at most `1 + n/209` (f = 1/3). The tier therefore
+//! assumes that values do not follow the places of weights within their cells, whether cells are filled evenly or in
+//! clusters. Rows that were drawn in such clusters, in bf16, show how much depends on the assumption. With 400 and with
+//! 1,600 keys, 0 of some 3,200 rows were over the bound (at most 0.44 and 0.83 of the bound). With 6,400 keys, 9 of
+//! some 1,400 rows were over the bound (at most 1.34). With 25,600 keys, a fifth of the rows were.
 //!
-//! That is accepted, since it needs all of these at once: thousands of keys that one query sees, in a hundred groups or more,
-//! near copies in each but no copies (a whole key that repeats is counted), such that the logits of a group differ by less than
-//! a part in 400 and values are near copies too. No input mode draws keys like that: normal ones have no groups, and those of
-//! the structured modes are copies or lie on a lattice, both of which share slots. Inputs from elsewhere (a recorded case) could
-//! be such; the finding is then one of tier T alone, which its text says, by a small factor, with W and R silent. To look at
-//! the values would take a product as dear as the output's for each row.
+//! This gap is accepted, since it needs all of these at once. One query sees thousands of keys, in a hundred groups or
+//! more. The keys of a group are near copies but no copies (a whole key that repeats is counted). The logits of a group
+//! differ by less than a part in 400, and its values are near copies too. No input mode draws such keys: normal keys
+//! have no groups, and keys of the structured modes are copies or lie on a lattice, both of which share slots. Inputs
+//! from elsewhere (a recorded case) could be such. The finding is then one of tier T alone, as its text says, by a
+//! small factor, with W and R silent. A look at the values would take a product as expensive as the output's for each
+//! row.
 //!
-//! Bins finer than a cell beside the slots would narrow this and not close it. Clusters of `1/C` of a cell make weights C times
-//! as dense where they lie; if no more is let pass, the variance is still `1 + n/(31·C)·(1 − 1/C)²` times that of independent
-//! roundings: `1 + n/248` for C = 2, `1 + n/418` for 1.5, hardly less than the above, and `1 + n/4,126` for 1.1. The density of n
-//! weights of one energy in B bins is known to `√(2·B)/n`: with eight bins a cell, a tenth is three deviations from 1,360 weights
-//! on in bf16 and from 3,840 in fp16, and of weights whose energy lies in few of them it is never known. So long sums of
-//! even weights alone could be held to it, and honest ones would have to be asked before others are refused.
+//! Bins finer than a cell, beside the slots, would only narrow the gap. Clusters of `1/C` of a cell make weights C
+//! times as dense where they lie. If no more than that were let pass, the variance would still be
+//! `1 + n/(31·C)·(1 − 1/C)²` times that of independent roundings: `1 + n/248` for C = 2, `1 + n/418` for 1.5, and
+//! `1 + n/4,126` for 1.1. The first two are hardly less than `1 + n/209`. The density of n weights of one energy in B
+//! bins is known to `√(2·B)/n`. With eight bins to a cell, a tenth is three deviations from 1,360 weights on in bf16,
+//! and from 3,840 in fp16. For weights whose energy lies in few of them, the density is never known. Only long sums of
+//! even weights could be held to a limit, and honest sums would have to be examined before others are refused.
 
 use std::collections::HashMap;
 
 use ndarray::ArrayView2;
 
-/// Least standard deviation of the logarithms of a sum's weights: 77 cells of bf16, whose cells are 2^-8 wide at least.
+/// The least standard deviation of the logarithms of a sum's weights: 77 cells of bf16, which are 2^-8 wide at least.
 const LOG_DEVIATION_MIN: f64 = 0.3;
-/// Fewest terms of a sum that are worth a certificate: of fewer, eight standard deviations are more than all of them
-/// (`(8/√3)² = 21.3`).
+/// The fewest terms of a sum that are worth a certificate. With fewer, eight standard deviations are more than all
+/// roundings together (`(8/√3)² = 21.3`).
 const TERMS_MIN: usize = 22;
-/// Slots of a binade for each weight of a sum.
+/// The slots of a binade for each weight of a sum.
 pub const SLOTS: usize = 64;
-/// Largest share of weights, and of their energy, that may have company in its slot: four times what chance gives.
+/// The largest share of weights, and of their energy, that may have company in a slot: four times the share by chance.
 const SHARED_SHARE_MAX: f64 = 4.0 / SLOTS as f64;
 
 /// Spread of the logarithms of some weights, from their number, sum and sum of squares.
@@ -72,14 +77,14 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of the given logarithms.
+    /// Returns the spread of the given logarithms.
     pub(crate) fn of(logs: impl Iterator<Item = f64>) -> Spread {
         let mut spread = Spread::default();
         logs.for_each(|log| spread.add(log));
         spread
     }
 
-    /// Counts one more.
+    /// Counts one more logarithm.
     pub(crate) fn add(&mut self, log: f64) {
         self.terms += 1;
         self.sum += log;
@@ -94,8 +99,8 @@ impl Spread {
     }
 }
 
-/// The share of weights that have company in their slot, or of their energy, whichever is larger; not a number where there
-/// are no weights. Weights of 0 are rounded exactly and not counted.
+/// Returns the share of weights that have company in their slot, or the share of their energy, whichever is larger. The
+/// result is not a number where there are no weights. Weights of 0 are rounded exactly and not counted.
 pub(crate) fn shared_share(weights: &[f64]) -> f64 {
     let slots = (SLOTS * weights.len()) as u64;
     let slot = |weight: f64| {
@@ -122,15 +127,15 @@ pub(crate) fn shared_share(weights: &[f64]) -> f64 {
     (alike[0] / all[0]).max(alike[1] / all[1])
 }
 
-/// Whether weights of which that share has company fill enough of a binade.
+/// Whether weights fill enough of a binade, given the share of them that has company.
 pub(crate) fn fill_enough(shared: f64) -> bool {
     shared <= SHARED_SHARE_MAX
 }
 
-/// For each row of a matrix how often it is there: the roundings of as many weights may be one and the same. With n
-/// equal roundings in a sum, `(Σ a)² ≤ n·Σ a²`.
+/// Returns the number of copies of each row of a matrix. The roundings of weights may be equal where their rows are
+/// copies. With n equal roundings in a sum, `(Σ a)² ≤ n·Σ a²`.
 pub(crate) fn multiplicities(rows: &ArrayView2<'_, f64>) -> Vec<f64> {
-    // A collision of hashes counts too much, which is no error.
+    // A collision of hashes counts too many copies, which is no error.
     let hash = |row: &[f64]| {
         row.iter()
             .fold(0u64, |hash, x| (hash.rotate_left(5) ^ x.to_bits()).wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -183,7 +188,7 @@ mod tests {
         let all = weights(capped);
         assert!((2..256).all(|index| (0..index).all(|other| all[index] != all[other])));
         assert!(!differ(&all));
-        // The same among others: few, and heavy.
+        // Saturated weights among others: few of them, and heavy.
         let few =
             weights(
                 |index| if index.is_multiple_of(10) { 6.0 + 1e-9 * index as f64 } else { capped_away(index) },
@@ -195,7 +200,7 @@ mod tests {
         libm::sin(index as f64 * 12.9898) * 2.0
     }
 
-    /// Uniform draws from [0, 1).
+    /// A generator of uniform draws from [0, 1), and of normal ones.
     struct Draws(u64);
 
     impl Draws {
@@ -213,7 +218,8 @@ mod tests {
             of[(self.uniform() * of.len() as f64) as usize]
         }
 
-        /// Logits, a part of them in clusters of any width and height, and values that are alike in a cluster.
+        /// Returns logits with their values. A part of the logits lies in clusters of any width and height, and values
+        /// are alike in a cluster.
         fn clustered(&mut self) -> Vec<(f64, f64)> {
             let (terms, part) =
                 (self.pick(&[32, 100, 400, 1600]), self.pick(&[0.02, 0.05, 0.1, 0.2, 0.5, 1.0]));
@@ -233,9 +239,10 @@ mod tests {
         }
     }
 
-    /// The error of the sum of rounded weights times values, and what eight deviations allow.
+    /// Returns the error of the sum of rounded weights times values, and the error that eight deviations allow.
     fn rounding_error(terms: &[(f64, f64)], format: Format) -> (f64, f64) {
-        // Half of fp16's smallest number, which is all that a weight below its normal range loses; bf16 has none so large.
+        // Half of fp16's smallest number, which is all that a weight below its normal range loses; bf16 has none so
+        // large.
         let floor = libm::exp2(-25.0) * terms.len() as f64;
         let error = terms.iter().map(|(weight, value)| (format.round(*weight) - weight) * value).sum::<f64>();
         let energy: f64 = terms.iter().map(|(weight, _)| weight * weight).sum();
@@ -243,7 +250,7 @@ mod tests {
         (error.abs(), format.unit_roundoff() * (NOISE * energy.sqrt()).min(sum) + floor)
     }
 
-    /// Whatever is certified errs within eight deviations, relative to any running maximum.
+    /// Certified weights err within eight deviations, relative to any running maximum.
     #[test]
     fn certified_weights_err_as_independent_ones() {
         let (mut draws, mut certified, mut worst) = (Draws(5), 0, 0.0f64);
@@ -270,7 +277,8 @@ mod tests {
         assert!(certified > 2000 && worst > 0.5, "{certified} certified, worst {worst}");
     }
 
-    /// What the certificate does not see: 120 clusters of a third of a cell of bf16, with values that are alike in each.
+    /// Clusters that the certificate does not see: 120 of them, each a third of a cell of bf16 wide, with values that
+    /// are alike in each.
     #[test]
     fn narrow_clusters_pass_and_err_as_far_as_is_said() {
         const KEYS: usize = 1600;
@@ -291,7 +299,8 @@ mod tests {
                 worst = worst.max(error / most);
             }
         }
-        // Independent roundings come to a third of the bound in so many draws; their deviation is multiplied by this at most.
+        // Independent roundings come to a third of the bound in this many draws. Clusters multiply their deviation by
+        // `factor` at most.
         let factor = (1.0 + KEYS as f64 / 209.0).sqrt();
         assert!(certified > 60, "{certified}");
         assert!(worst > 0.4 && worst < 0.35 * factor, "{worst}");

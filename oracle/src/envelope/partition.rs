@@ -1,51 +1,52 @@
-//! How a subject cuts a problem's sums: tiles, merges of partial results, partial gradients.
+//! The partition of a subject's sums: tiles, merges of partial results, partial gradients.
 
 use crate::Format;
 
-/// How a subject cuts a problem's sums into separately rounded pieces.
+/// The separately rounded pieces into which a subject cuts a problem's sums.
 ///
-/// Smaller tiles allow more roundings: a subject with tiles of several sizes declares the smallest, and one without tiles
-/// [`Partition::single`] of all rows of the problem, one tile (keys taken one at a time, the maximum running, are tiles of 1).
+/// Smaller tiles allow more roundings, and a subject with tiles of several sizes declares the smallest. A subject
+/// without tiles declares [`Partition::single`] of all rows of the problem, which is one tile. A subject that takes
+/// keys one at a time, with a running maximum, has tiles of 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
-    /// Query rows of a tile.
+    /// The number of query rows of a tile.
     pub q_tile: usize,
-    /// Keys of a tile: the running maximum and sum change once a tile.
+    /// The number of keys of a tile. The running maximum and sum change once for each tile.
     pub kv_tile: usize,
-    /// How a row's partial results are merged.
+    /// The merges of a row's partial results.
     pub merges: Merges,
-    /// How partial gradients are added up.
+    /// The sums of partial gradients.
     pub sums: GradientSums,
 }
 
-/// Partial outs and LSEs of one row, computed by separate launches and merged (ring steps, splits).
+/// Merges of one row's partial outs and LSEs, which separate launches compute (ring steps, splits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merges {
-    /// Merges that a row goes through at most; 0 where one launch makes the final row.
+    /// The most merges that a row goes through; 0 where one launch makes the final row.
     pub count: usize,
-    /// What a launch's partial out is stored in.
+    /// The format in which a launch's partial out is stored.
     pub step: Format,
-    /// What the running out is stored in.
+    /// The format in which the running out is stored.
     pub running: Format,
     /// Whether the weighted partial out is rounded to the running format before it is added.
     pub product_rounded: bool,
 }
 
-/// Partial gradients of one row, computed by separate launches, stored and added.
+/// Sums of one row's partial gradients, which separate launches compute and store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GradientSums {
-    /// Roundings to `format` of the partial sums of one element, and of what they are added up to; 0 where one launch makes
-    /// the final gradient. Each allows a unit roundoff of the sum of all terms' magnitudes, and half a smallest spacing. Of N
-    /// stored partial sums the count is N, whether they are added in f32 or one after the other in `format`: no term
-    /// passes through more. So where each query head of a group stores its own dk and dv, which are then added, it is the
-    /// number of the group's query heads.
+    /// The number of roundings to `format` of one element's partial sums, and of what they are added up to; 0 where one
+    /// launch makes the final gradient. Each rounding allows a unit roundoff of the sum of all terms' magnitudes, and
+    /// half a smallest spacing. N stored partial sums count as N, whether they are added in f32 or one after the other
+    /// in `format`: no term passes through more roundings. Where each query head of a group stores its own dk and dv,
+    /// which are then added, the count is the number of the group's query heads.
     pub count: usize,
-    /// What they round to.
+    /// The format of the roundings.
     pub format: Format,
 }
 
 impl Partition {
-    /// One launch makes every row: tiles only.
+    /// Returns the partition of a subject that makes every row in one launch: tiles only.
     pub fn single(q_tile: usize, kv_tile: usize) -> Partition {
         let f32 = Format::F32;
         Partition {

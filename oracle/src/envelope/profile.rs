@@ -1,8 +1,8 @@
-//! What a subject of known roundings rounds.
+//! A numeric profile: the roundings of a subject, and the order in which it takes the keys.
 
 use serde::{Deserialize, Serialize};
 
-/// What a subject rounds, and in which order it takes the keys.
+/// The roundings of a subject, and the order in which it takes the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NumericProfile {
@@ -12,9 +12,9 @@ pub struct NumericProfile {
     pub scales_logit_gradients: bool,
     /// Whether queries are multiplied by the scale and rounded to their format before the product with the keys.
     pub scales_queries: bool,
-    /// Keys of a tile.
+    /// The number of keys of a tile.
     pub kv_tile: usize,
-    /// In which order a launch takes its tiles.
+    /// The order in which a launch takes its tiles.
     pub kv_order: KeyOrder,
 }
 
@@ -22,8 +22,8 @@ pub struct NumericProfile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeyOrder {
-    /// From the first key to the last.
+    /// Tiles from the first to the last.
     Ascending,
-    /// From the last tile to the first, as FlashAttention-3 does.
+    /// Tiles from the last to the first, as in FlashAttention-3.
     Descending,
 }

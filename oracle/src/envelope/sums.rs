@@ -1,10 +1,12 @@
-//! Tiers W and T of a row from sums over its pairs, for a reference that runs elsewhere and cannot bring every pair here.
+//! The envelope of a row in tiers W and T, from sums over its pairs. It serves a reference that runs elsewhere and
+//! cannot bring every pair here.
 //!
-//! Every term is [`Model`]'s own, taken at the worst pair of the row. Up to an error of 1 of its exponent, a pair's error
-//! `W` is proportional to its weight `p` and convex in its logit and in `a = Σ|q||k|`, so that the worst logit is one of the
-//! row's two ends, and `Σ p·W(a) ≤ W(0)·Σ p + (W(A) − W(0))/A · Σ p·a` for the largest `a`, `A`. Past 1 nothing is bounded.
-//! So a bound is never below that of [`crate::blocked::forward`], and above it by the spread of `a` at most. Tier T has the
-//! same certificate and the same noise; every key counts as often as the one that is there most often.
+//! Every term is [`Model`]'s own, taken at the worst pair of the row. While the error of its exponent is at most 1, a
+//! pair's error `W` is proportional to its weight `p` and convex in its logit and in `a = Σ|q||k|`. The worst logit is
+//! then one of the row's two ends, and `Σ p·W(a) ≤ W(0)·Σ p + (W(A) − W(0))/A · Σ p·a` for the largest `a`, `A`. Past
+//! an error of 1 nothing is bounded. A bound is therefore never below that of [`crate::blocked::forward`], and exceeds
+//! that bound by the spread of `a` at most. Tier T has the same certificate and the same noise as there. Every key
+//! counts as often as the most repeated one.
 
 use ndarray::ArrayView2;
 
@@ -12,10 +14,10 @@ use super::constants::NOISE;
 use super::dither::{Spread, fill_enough, multiplicities};
 use super::model::{BoundTier, Model, RowStatistics};
 
-/// Sums over the keys that a row sees: exact ones, or larger where they are magnitudes.
+/// Sums over the keys that a row sees. Sums of magnitudes may be larger than the exact ones; all others are exact.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowSums {
-    /// Visible keys.
+    /// The number of visible keys.
     pub keys: usize,
     /// The largest logit, −∞ where there is no key.
     pub largest: f64,
@@ -25,7 +27,7 @@ pub struct RowSums {
     pub sum: f64,
     /// `Σ e^(s − largest)·a`, where a is `Σ|q||k|` of a logit, each of [`Model::magnitude`].
     pub sum_a: f64,
-    /// The largest a.
+    /// The largest `a` of a visible key.
     pub largest_a: f64,
     /// The row's sink.
     pub sink: Option<f64>,
@@ -33,26 +35,26 @@ pub struct RowSums {
     pub value_max: f64,
 }
 
-/// What tier T needs to know of a row besides.
+/// The further sums over a row's visible keys that tier T needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DitherSums {
     /// `Σ (s − largest)` over visible keys.
     pub sum: f64,
     /// `Σ (s − largest)²`.
     pub sum_squares: f64,
-    /// The share of weights `e^(s − largest)` other than 0 that have company in their slot, or of their squares, whichever is
-    /// larger, where a binade has [`SLOTS`](super::SLOTS) slots for each visible key.
+    /// The share of weights `e^(s − largest)` other than 0 that have company in their slot, or the share of their
+    /// squares, whichever is larger. A binade has [`SLOTS`](super::SLOTS) slots for each visible key.
     pub shared: f64,
-    /// How often the key is there that is there most often, among the row's keys or more ([`largest_multiplicity`]).
+    /// The number of copies of the most repeated key, among the row's keys or more ([`largest_multiplicity`]).
     pub copies: f64,
 }
 
-/// How often the row of a matrix is there that is there most often.
+/// Returns the number of copies of a matrix's most repeated row.
 pub fn largest_multiplicity(rows: &ArrayView2<'_, f64>) -> f64 {
     multiplicities(rows).into_iter().fold(0.0, f64::max)
 }
 
-/// Where a row is dithered.
+/// The quantities of a row's tier T, where the row is dithered.
 #[derive(Clone, Copy, Debug)]
 struct Dithered {
     denominator: f64,
@@ -65,10 +67,10 @@ pub struct RowEnvelope<'a> {
     model: &'a Model,
     row: RowStatistics,
     value_max: f64,
-    /// What turns `e^(s − largest)` into a weight.
+    /// The factor that turns `e^(s − largest)` into a weight.
     share: f64,
-    /// Errors of the numerator, relative to `Σ p·|v|`, but for the roundings of P; those; and what does not shrink with the
-    /// weights.
+    /// Errors of the numerator, in three parts. `value` is relative to `Σ p·|v|` and leaves out the roundings of P.
+    /// `rounding` holds these roundings. `floor` is the part that does not shrink with the weights.
     value: f64,
     rounding: f64,
     floor: f64,
@@ -79,7 +81,7 @@ pub struct RowEnvelope<'a> {
     dithered: Option<Dithered>,
 }
 
-/// The row with its sink.
+/// Returns the statistics of the row with its sink.
 fn row(sums: &RowSums) -> RowStatistics {
     let &RowSums { keys, largest, smallest, sum, sink, .. } = sums;
     let max = sink.map_or(largest, |sink| sink.max(largest));
@@ -94,7 +96,7 @@ fn row(sums: &RowSums) -> RowStatistics {
 }
 
 impl<'a> RowEnvelope<'a> {
-    /// The envelope of a row.
+    /// Returns the envelope of a row in tier W.
     pub fn new(model: &'a Model, sums: &RowSums) -> RowEnvelope<'a> {
         let row = row(sums);
         let mut envelope = RowEnvelope {
@@ -121,7 +123,7 @@ impl<'a> RowEnvelope<'a> {
         envelope
     }
 
-    /// The same with tier T, where the row has its certificate.
+    /// Returns the envelope with tier T, where the row has its certificate.
     pub fn with_dither(self, sums: &DitherSums) -> RowEnvelope<'a> {
         let spread = Spread { terms: self.row.keys, sum: sums.sum, squares: sums.sum_squares };
         let certified = spread.is_wide() && fill_enough(sums.shared);
@@ -132,7 +134,7 @@ impl<'a> RowEnvelope<'a> {
         RowEnvelope { dithered, ..self }
     }
 
-    /// Fills in what visible keys add.
+    /// Adds the errors of the visible keys.
     fn add_keys(&mut self, sums: &RowSums) {
         let &RowSums { keys, largest, smallest, sum, sum_a, largest_a, .. } = sums;
         let (of_row, g) = (self.model.of_row(&self.row), self.model.value_sum(keys));
@@ -153,20 +155,20 @@ impl<'a> RowEnvelope<'a> {
         self.weight_errors = self.share * (least * sum + slope * sum_a);
     }
 
-    /// The exact LSE and its bound; infinite where nothing is bounded.
+    /// Returns the exact LSE and its bound, which is infinite where nothing is bounded.
     pub fn lse(&self) -> (f64, f64) {
         let sees_nothing = self.row.lse == f64::NEG_INFINITY;
         let bound = if sees_nothing { 0.0 } else { self.model.lse_bound(&self.row, self.denominator) };
         (self.row.lse, bound)
     }
 
-    /// The LSE's bound in tier T; infinite without a certificate.
+    /// Returns the LSE's bound in tier T, which is infinite without a certificate.
     pub fn dithered_lse(&self) -> f64 {
         let bound = |dithered: Dithered| self.model.lse_bound(&self.row, dithered.denominator);
         self.dithered.map_or(f64::INFINITY, bound)
     }
 
-    /// A lane of the exact output and its bound, from `Σ e^(s − largest)·v` and `Σ e^(s − largest)·|v|`.
+    /// Returns a lane of the exact output and its bound, from `Σ e^(s − largest)·v` and `Σ e^(s − largest)·|v|`.
     pub fn out(&self, numerator: f64, magnitudes: f64) -> (f64, f64) {
         if self.row.keys == 0 {
             return (0.0, 0.0);
@@ -176,7 +178,8 @@ impl<'a> RowEnvelope<'a> {
         (out, self.model.out_bound(&self.row, out, errors, self.denominator, self.value_max))
     }
 
-    /// A lane's bound in tier T, from `Σ (e^(s − largest)·v)²` besides; infinite without a certificate.
+    /// Returns a lane's bound in tier T, from the two sums of [`RowEnvelope::out`] and `Σ (e^(s − largest)·v)²`. The
+    /// bound is infinite without a certificate.
     pub fn dithered_out(&self, numerator: f64, magnitudes: f64, squares: f64) -> f64 {
         let Some(Dithered { denominator, copies }) = self.dithered else { return f64::INFINITY };
         let (out, magnitudes) = (numerator * self.share, magnitudes * self.share);
@@ -185,12 +188,13 @@ impl<'a> RowEnvelope<'a> {
         self.model.out_bound(&self.row, out, errors, denominator, self.value_max)
     }
 
-    /// What all keys may lose together, however small their weights.
+    /// Returns the most that all keys may lose together, however small their weights are.
     fn floors(&self) -> f64 {
         self.floor * self.row.keys as f64 * self.value_max
     }
 
-    /// What the largest logit of the row may be off by: a head's may be by the largest of its rows'.
+    /// Returns the error of the row's largest logit. A head's largest logit may be off by the largest error of its
+    /// rows.
     pub fn max_logit_error(&self) -> f64 {
         self.max_logit_error
     }

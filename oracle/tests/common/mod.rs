@@ -1,5 +1,6 @@
-//! Random problems for the oracle's own tests. The campaign's generator lies above this crate; this one is small, and
-//! aims at what can go wrong inside the oracle: empty rows and sequences, gaps, odd head ratios, sinks and caps.
+//! Random problems for the oracle's own tests. The campaign's generator lies above this crate. The generator here is
+//! small, and aims at what can go wrong inside the oracle: empty rows and sequences, gaps, odd head ratios, sinks and
+//! caps.
 #![allow(dead_code, unreachable_pub)]
 
 use ndarray::{Array1, Array3};
@@ -8,7 +9,7 @@ use seamproof_oracle::{
     TensorRows,
 };
 
-/// splitmix64.
+/// The generator splitmix64.
 pub struct Draws(pub u64);
 
 impl Draws {
@@ -27,18 +28,19 @@ impl Draws {
         from[self.below(from.len())]
     }
 
-    /// A multiple of 2^-6 in [-2, 2]: exact in every format, and so is its sum with 2^-12.
+    /// Returns a multiple of 2^-6 in [-2, 2]. It is exact in f32, bf16 and fp16, and its sum with 2^-12 is exact in
+    /// f32.
     pub fn value(&mut self) -> f32 {
         (self.below(257) as f32 - 128.0) / 64.0
     }
 }
 
-/// Packed sequences of one head, whose logits are products as they are.
+/// Returns packed sequences of one head, whose logits are the products themselves.
 pub fn plain(lengths: &[(usize, usize)], dim: usize) -> ProblemFields {
     ProblemFields { softmax: Softmax::scaled(1.0), ..ProblemFields::packed(lengths, dim) }
 }
 
-/// Inputs of multiples of 2^-6; rows that are not real hold NaN, which nothing may read.
+/// Returns inputs that are multiples of 2^-6. Rows that are not real hold NaN, which nothing may read.
 pub fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
     let mut tensor = |shape: [usize; 3], side: fn(&Sequence) -> Run| {
         let mut array = Array3::from_elem(shape, f32::NAN);
@@ -57,7 +59,7 @@ pub fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
     Inputs { q, k, v, dout, sink: Array1::from_shape_fn(problem.learnable_sinks(), |_| draws.value()) }
 }
 
-/// A random problem with its inputs. `length_max` bounds each sequence.
+/// Returns a random problem with its inputs. `length_max` bounds each sequence.
 pub fn random(seed: u64, length_max: usize) -> (Problem, Inputs) {
     let mut draws = Draws(seed);
     let count = draws.below(4);

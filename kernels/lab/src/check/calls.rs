@@ -49,7 +49,8 @@ struct Case {
     out: Format,
 }
 
-/// The room for the next run. Rows of a tensor with a step belong to as many interleaved *phases*.
+/// The room for the next run. Rows of a tensor with a step belong to interleaved *phases*, one for each row of the
+/// step.
 struct Room {
     step: usize,
     phase: usize,
@@ -352,7 +353,7 @@ impl<'g> Placed<'g> {
         }
     }
 
-    /// Returns where a result differs. With `near`, real rows may differ by so much.
+    /// Returns where a result differs. Real rows may differ by `near`, where there is one.
     fn difference(
         &self,
         (index, got): (usize, &[f32]),
@@ -408,7 +409,7 @@ mod tests {
     use super::*;
     use seamproof_kernels::attend::CallTables;
 
-    /// Calls that no schedule makes are drawn, and the CPU takes them.
+    /// Drawn calls are of kinds that no schedule makes, and the CPU takes them.
     #[test]
     fn drawn_calls_have_several_runs_steps_and_bounds() {
         let cases: Vec<Case> = (0..300).map(|case| Case::draw(&mut CaseDraw::new(1, case))).collect();

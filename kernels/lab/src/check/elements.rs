@@ -8,7 +8,7 @@ use seamproof_simulator::helpers::{self, Half, Numbers, SlotPart, Statistic, Sty
 use super::draw::CaseDraw;
 use super::image::{Field, Image, ImageLaunch, PlacedImage, SlotFields};
 
-/// The heads and the elements of a head: what fits a vector, what does not, and more heads than a tile.
+/// The heads and the elements of a head: elements that fit a vector, others that do not, and more heads than a tile.
 const SHAPES: [(usize, usize); 9] =
     [(1, 8), (2, 64), (3, 16), (16, 64), (1, 1), (5, 3), (2, 72), (1100, 2), (7, 128)];
 /// The formats of running tensors and of steps.
@@ -97,8 +97,7 @@ impl CaseDraw {
     }
 }
 
-/// Returns the poison as a number of a format. Its bytes are the poison's, so that untouched elements come back as
-/// they were.
+/// Returns the poison as a number of a format. Its bytes are the poison's: untouched elements come back unchanged.
 fn poison_of(image: &Image, format: Format) -> f32 {
     match format {
         Format::F32 => f32::from_le_bytes([image.poison; 4]),
@@ -208,7 +207,7 @@ pub(super) fn statistics(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
     })
 }
 
-/// Raises totals to the statistics that are part of them, as weights need it.
+/// Raises totals to the statistics that are part of them. Weights need totals that are no smaller than their parts.
 fn totals(pairs: &[(usize, usize)], lse: &mut Statistic, step: &Statistic, heads: usize) {
     for head in 0..heads {
         for &(running, row) in pairs {

@@ -1,10 +1,10 @@
 //! Attention on rows that are far from where their tensors begin: products of rows and elements must be 64 bits wide.
 //!
-//! The same few sequences lie in two *layouts*. In one they follow each other in small tensors. In the other they lie
-//! in tensors of more than 2^31 elements and 2^32 bytes: at the first rows, across both of these bounds, and at the
-//! last rows. Every kernel must write the same bits to their rows in both. All else holds NaN, and memory as long as
-//! a tensor lies before the first one and behind the last. So an address that wraps reads a wrong number, or leaves
-//! unwritten what it should write.
+//! A few sequences lie in two *layouts*. In one they follow each other in small tensors. In the other they lie in
+//! tensors of more than 2^31 elements and 2^32 bytes: at the first rows, across both of these bounds, and at the last
+//! rows. Every kernel must write the same bits to their rows in both. All else holds NaN, and memory as long as a
+//! tensor lies before the first one and behind the last. An address that wraps therefore reads a wrong number, or
+//! leaves rows unwritten.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -134,7 +134,7 @@ impl<'g> Memory<'g> {
         Ok(memory)
     }
 
-    /// Returns a tensor. The first one lies behind as much other memory.
+    /// Returns a tensor. Before the first one lies as much other memory as its own.
     fn tensor(&self, tensor: usize) -> Result<Area<'_>, KernelError> {
         let before: usize = TENSORS[..tensor].iter().map(|&(_, side)| self.layout.bytes(side)).sum();
         let start = self.layout.bytes(0) + before;
@@ -146,7 +146,7 @@ impl<'g> Memory<'g> {
         self.tensor(tensor)?.part(first * row..(first + count) * row)
     }
 
-    /// Returns every area that a forward and a backward of so many heads write.
+    /// Returns every area that a forward and a backward with `heads` query heads write.
     fn results(&self, heads: usize) -> Result<Parts<Area<'_>>, KernelError> {
         let mut areas = Vec::new();
         for (tensor, (name, side)) in TENSORS.into_iter().enumerate().skip(RESULTS) {

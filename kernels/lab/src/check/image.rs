@@ -14,7 +14,7 @@ const GUARD_BYTES: usize = 96;
 /// The guards at even and odd words: −0.0, which adding zero turns into +0.0, and a signalling NaN, which any
 /// arithmetic makes quiet.
 const GUARD: [u32; 2] = [0x8000_0000, 0x7fa5_5a11];
-/// The alignment of fields before they are moved off it.
+/// The alignment of fields before a skew is added.
 const ALIGNMENT: usize = 64;
 
 /// A tensor or table in an image.

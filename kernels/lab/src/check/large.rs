@@ -1,8 +1,8 @@
 //! A tensor of more than 2^31 elements: every product of rows and elements must be 64 bits wide.
 //!
-//! Bytes and elements both pass 2^31 within the tensor. It lies between stretches as long as itself, so that a
-//! product that wraps reads or writes a wrong place, and not one outside of the memory. Halves of slots are as long
-//! as the tensor, and so twice as long together.
+//! Bytes and elements both pass 2^31 within the tensor. The tensor lies between stretches as long as itself: a product
+//! that wraps reads or writes a wrong place, and not one outside of the memory. Halves of slots are as long as the
+//! tensor, and so twice as long together.
 
 use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::merge::{DeviceStatistic, DeviceTensor};
@@ -28,8 +28,8 @@ const CHUNK: usize = CHUNK_ROWS * ROW_BYTES;
 /// The rows after which the source repeats itself. 2^20 and 2^21 are no multiples.
 const PERIOD: usize = 97;
 
-/// Returns the source's rows, as many as a chunk may begin with and hold. Each is full of one finite bf16 that is not
-/// 0.
+/// Returns the source's rows: enough for a chunk that begins with any of them. Each row is full of one finite bf16 that
+/// is not 0.
 fn pattern() -> Vec<u8> {
     let row = |row: usize| (0x3f80 + (row % PERIOD) as u16).to_le_bytes().repeat(ROW_BYTES / 2);
     (0..PERIOD + CHUNK_ROWS).flat_map(row).collect()
@@ -62,7 +62,7 @@ fn difference(gpu: &Gpu, operation: &'static str, got: Area) -> Result<Option<Mi
 /// The memory of the check.
 struct Memory {
     all: DeviceBuffer,
-    /// The tables of 0, of the rows, and of twice as many.
+    /// The tables of 0, of the number of rows, and of twice that number.
     tables: [DeviceBuffer; 3],
     statistics: [DeviceBuffer; 2],
 }
@@ -77,7 +77,7 @@ impl Memory {
             gpu.write(all.area().part(start..start + CHUNK)?, rows_from(&pattern, first))?;
         }
         let table = |number: usize| gpu.upload_i32(&[number as i32]);
-        // The running statistic is of nothing, and the step's share is the whole.
+        // The running statistic is that of no keys, and the step's share is the whole.
         let statistics = [gpu.allocate(HEADS * ROWS * 4)?, gpu.allocate(HEADS * ROWS * 4)?];
         for (statistic, value) in statistics.iter().zip([f32::NEG_INFINITY, 0.0]) {
             let words = value.to_le_bytes().repeat(HEADS * CHUNK_ROWS);
@@ -102,7 +102,7 @@ impl Memory {
         Slots { offset: first, span: rows, len: rows, count: 1, rows: ROWS }
     }
 
-    /// Returns one slot of twice as many rows.
+    /// Returns one slot of twice the rows of [`Memory::slots`].
     fn slots_of_halves(&self) -> Slots<'_> {
         let [first, _, rows] = self.tables.each_ref().map(DeviceBuffer::area);
         Slots { offset: first, span: rows, len: rows, count: 1, rows: 2 * ROWS }
@@ -126,11 +126,12 @@ fn tensor(area: Area) -> DeviceTensor {
     DeviceTensor { area, rows: ROWS, heads: HEADS, dim: DIM, format: Format::Bf16 }
 }
 
-/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, moves halves of one of twice as many,
-/// and compares all of it. Then it runs attention on rows that are as far apart. It needs 44 GB of the GPU's memory.
+/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, moves halves of a tensor of twice the
+/// size, and compares all results. Then it runs attention on rows that are as far apart. It needs 44 GB of the GPU's
+/// memory.
 pub fn check_large(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = check_helpers(gpu)?;
-    // What was found here would be found in attention again.
+    // A fault that was found here would be found in attention again.
     if found.is_empty() {
         found = check_far(gpu)?;
     }

@@ -1,10 +1,10 @@
 //! The forward on scores far from 0, where the next number above a score is far away.
 //!
-//! A *climb* is a query that sees scores one after the other, each of them the next f32 above the one before. They
-//! come in the order in which the kernel takes blocks of keys: from the last key to the first. Every score is a sum
-//! of exact products, so that its weight is known however large it is. V of a climb's key is 1 in a lane of its own.
-//! So `out` holds the weights, which must be those of the definition in f64, as far as rounding to the tensors'
-//! format allows.
+//! A *climb* is a query that sees scores one after the other, each of them the next f32 above the one before. They come
+//! in the order in which the kernel takes blocks of keys: from the last key to the first. Every score is a sum of exact
+//! products, and its weight is known however large the score is. V of a climb's key is 1 in a lane of its own. `out`
+//! therefore holds the weights, which must be those of the definition in f64, as far as rounding to the tensors' format
+//! allows.
 //!
 //! Levels are scores times the scale in powers of two. A kernel that folds the largest level into its exponentials
 //! rounds them to f32 (<https://arxiv.org/abs/2407.08608>). What rounding leaves out of a level of 2^30 is up to 64:
@@ -27,7 +27,7 @@ const KEYS: usize = 256;
 /// The places of a climb's keys: in blocks of their own, or all in the last block that is taken.
 const PLACES: [[usize; STEPS_MAX]; 2] = [[255, 128, 0], [2, 1, 0]];
 const STEPS_MAX: usize = 3;
-/// The lanes whose products make a score: so many numbers of the smaller significand hold an f32.
+/// The lanes whose products make a score: three numbers of the smaller significand hold an f32.
 const PIECES: usize = 3;
 /// The rows of several heads may be packed.
 const HEADS: Heads = Heads { q: 4, kv: 1 };
@@ -71,7 +71,7 @@ fn climbs(reach: &Reach) -> Vec<Climb> {
     tops.flat_map(of_top).collect()
 }
 
-/// Returns numbers of the format whose sum is `value`, if so many are enough.
+/// Returns numbers of the format whose sum is `value`, if [`PIECES`] numbers are enough.
 fn pieces(value: f32, format: Format) -> [f32; PIECES] {
     let mut rest = f64::from(value);
     std::array::from_fn(|_| {

@@ -40,7 +40,7 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Prepares a call on tensors of so many rows of queries and keys, query heads, and lanes of a head.
+    /// Prepares a call on tensors, given their rows of queries and keys, their query heads, and their lanes of a head.
     pub(super) fn new(
         gpu: &Gpu,
         call: &AttentionCall,
@@ -136,7 +136,7 @@ impl<'g> ReadyPasses<'g> {
 /// The lengths: a tile cut short, whole ones, and more than one in every shape, with padding behind each.
 const LENGTHS: [usize; 4] = [300, 1, 64, 450];
 const PADDING: usize = 16;
-/// The query and KV heads: as many query heads to a KV head as share tiles, and one.
+/// The query and KV heads: four query heads to a KV head, which share tiles, and one.
 const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
 const DIMS: [usize; 2] = [64, 128];
 const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];

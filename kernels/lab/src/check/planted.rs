@@ -13,9 +13,9 @@ use crate::faults::{Detector, SourceFault};
 /// tenth of a second.
 const CALLS_MAX: u64 = 200;
 
-/// Looks for a planted fault with the comparison that must show it, where that draws cases or calls on so many.
-/// Returns the first disagreement, and whether it is one that the fault names; `None` for a fault that no comparison
-/// shows.
+/// Looks for a planted fault with the comparison that must show it. A comparison that draws cases or calls draws at
+/// most `cases` of them. Returns the first disagreement, and whether it is one that the fault names, or `None` for a
+/// fault that no comparison here shows.
 pub fn seen(
     gpu: &Gpu,
     fault: &SourceFault,

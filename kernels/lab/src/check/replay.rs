@@ -1,11 +1,11 @@
 //! A recorded forward and backward, replayed with other tables at the same addresses.
 //!
-//! *Dealings* deal one number of owned rows to one number of sequences. So their tables have one size, and differ in
-//! real lengths, in owned rows, in first rows and in bounds. The launches of one dealing are recorded as a graph.
-//! Before each replay, the tables of another dealing are written where the recorded ones were. A replay must write,
-//! bit for bit and in every row, what launches that were made for its dealing write, by the same kernels and with the
-//! choices of the recorded call. [`REPLAYED`] says what is recorded: everything that a call can say, and that a
-//! launch can be told.
+//! *Dealings* deal one number of owned rows to one number of sequences. Their tables have one size, and differ in real
+//! lengths, in owned rows, in first rows and in bounds. The launches of one dealing are recorded as a graph. Before
+//! each replay, the tables of another dealing are written where the recorded ones were. A replay must write, bit for
+//! bit and in every row, what launches that were made for its dealing write, by the same kernels and with the choices
+//! of the recorded call. [`REPLAYED`] lists the recorded passes: everything that a call can say, and that a launch can
+//! be told.
 //!
 //! Where dq is summed in any order, rows see keys of two tiles at most: a sum of two terms is one number in either
 //! order.
@@ -107,7 +107,7 @@ const EVERYTHING: Replayed = Replayed {
     ..PLAIN
 };
 
-/// All that is recorded and replayed.
+/// The passes that are recorded and replayed.
 pub const REPLAYED: [Replayed; 12] = [
     Replayed { heads: &[GROUPED, APART], masks: &[Mask::CAUSAL, Mask::FULL, BAND], ..PLAIN },
     Replayed { name: "fp16", format: Format::Fp16, ..PLAIN },
@@ -143,7 +143,7 @@ pub const REPLAYED: [Replayed; 12] = [
     },
 ];
 
-/// A graph: what is recorded, with one of its choices each.
+/// A graph: passes that are recorded, with one of each of their choices.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
     of: Replayed,
@@ -334,7 +334,7 @@ mod tests {
         }
     }
 
-    /// Such sums have two terms at most.
+    /// Rows whose dq is summed in any order see two tiles at most, and a sum has two terms at most.
     #[test]
     fn rows_of_sums_in_any_order_see_two_tiles() {
         for choice in REPLAYED.into_iter().flat_map(Replayed::choices) {

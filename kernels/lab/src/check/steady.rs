@@ -2,9 +2,9 @@
 //! dq that is written at once is what sums give.
 //!
 //! *Steady*: one launch follows the other, and each is compared with the first on the GPU. Beside them, on streams of
-//! their own, the same backward is launched in any order and memory is copied, so that blocks begin at other times in
-//! each launch. Launches in any order are compared in the same way. Where sums have enough terms they must differ now
-//! and then, or the comparison would see nothing.
+//! their own, the same backward is launched in any order and memory is copied. Blocks then begin at other times in each
+//! launch. Launches in any order are compared in the same way. Where sums have enough terms they must differ now and
+//! then, or the comparison would see nothing.
 //!
 //! *Accumulated*: gradients that are added to what was there are `round(there + gradient)`. The gradient is what an
 //! overwriting launch of the same order gives in f32.
@@ -49,7 +49,7 @@ const FEW: SteadyPack = SteadyPack { name: "few", heads: Heads { q: 4, kv: 4 }, 
 /// orders. A Hopper GPU has 144 multiprocessors at most
 /// (<https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/>).
 const MANY: SteadyPack = SteadyPack { times: 6, name: "many", ..FEW };
-/// As many sequences, which are short: a launch in any order goes in the fixed one.
+/// Short sequences, repeated as often as those of `MANY`: a launch in any order goes in the fixed one.
 const SHORT: SteadyPack = SteadyPack { name: "short", lengths: &SHORT_LENGTHS, ..MANY };
 /// The lengths of the sequences whose launches are repeated: many tiles of keys, one tile, one row. Their mean is so
 /// long that none has the short form (`SHORT_ROWS` in `backward.rs`).
@@ -70,7 +70,7 @@ const COPY_EVERY: usize = 4;
 /// The streams of the work beside the launches.
 const BESIDE: [usize; 2] = [1, 2];
 
-/// Sequences, each repeated so many times, and their heads.
+/// Sequences, how often they are repeated, and their heads.
 #[derive(Clone, Copy, Debug)]
 pub struct SteadyPack {
     /// The name.
@@ -83,11 +83,11 @@ pub struct SteadyPack {
 /// The result of repeated launches.
 #[derive(Clone, Copy, Debug)]
 pub struct Steady {
-    /// The launches in the fixed order. There are as many in any order.
+    /// The number of launches in the fixed order, and of launches in any order.
     pub launches: usize,
-    /// The launches in the fixed order that gave other bits than the first.
+    /// The number of launches in the fixed order that gave other bits than the first of them.
     pub fixed: usize,
-    /// The launches in any order that gave other bits than the first of them.
+    /// The number of launches in any order that gave other bits than the first of them.
     pub any: usize,
     /// The time from the first launch to the last.
     pub time: Duration,
@@ -100,7 +100,7 @@ impl SteadyPack {
         self.problem(&padded, dim, mask)
     }
 
-    /// Returns sequences in bf16 with so many real and owned rows.
+    /// Returns sequences in bf16, each given by its numbers of real and of owned rows.
     fn problem(self, sequences: &[(usize, usize)], dim: usize, mask: Mask) -> Result<Problem, KernelError> {
         legal(packed(sequences.repeat(self.times), self.heads, dim, mask))
     }
@@ -149,7 +149,7 @@ impl<'g> Compared<'g> {
     }
 }
 
-/// Launches a pack's backward so often, of a head dim and with a mask.
+/// Launches a pack's backward `launches` times in each order, with one head dim and one mask.
 pub fn steady(
     gpu: &Gpu,
     pack: SteadyPack,
@@ -217,9 +217,9 @@ pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     Ok(found)
 }
 
-/// Checks dq of rows that see one tile of keys, which writes it at once in both orders. It is compared with dq of the
-/// same rows where their tile sees a second one, so that dq is a sum. Both head dims, both formats and every walk are
-/// checked. In walks down, one tile has the short form and two have not, so that D must have the same bits in both.
+/// Checks dq of rows that see one tile of keys and write dq at once, in both orders. It is compared with dq of the same
+/// rows where their tile sees a second one and dq is a sum. Both head dims, both formats and every walk are checked. In
+/// walks down, one tile has the short form and two have not: D must have the same bits in both.
 pub fn direct(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::new(gpu)?;
     let mut found = Vec::new();
@@ -237,8 +237,8 @@ fn direct_of(
     pack: SteadyPack,
     dim: usize,
 ) -> Result<Vec<Mismatch>, KernelError> {
-    // The last row of the first tile sees a key of the second, so that two tiles open and close the sums of its tile
-    // of rows.
+    // The last row of the first tile sees a key of the second. Two tiles then open and close the sums of its tile of
+    // rows.
     let mask = Mask { right: Some(1), ..Mask::CAUSAL };
     let problem = |length| pack.problem(&[(length, TWO_TILES); LENGTHS.len()], dim, mask);
     let (one, two) = (problem(TILE)?, problem(TWO_TILES)?);
@@ -323,8 +323,8 @@ impl Accumulated<'_> {
     }
 }
 
-/// Returns dq, dk and dv of a launch into tensors that held these numbers, with the results of a forward that may be
-/// another's.
+/// Returns dq, dk and dv of a launch into tensors that held the numbers `there`. The launch reads the results of
+/// `forward`, which may be another pass than its own.
 fn gradients(
     gpu: &Gpu,
     ready: &ReadyBackward,

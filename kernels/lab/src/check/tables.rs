@@ -30,7 +30,7 @@ impl CaseDraw {
         mask
     }
 
-    /// Returns batches of q and kv with as many sequences, cut alike.
+    /// Returns batches of q and kv with equally many sequences, cut alike.
     fn two_shards(&mut self, cut: Cut) -> [ShardedSide; 2] {
         let unit = span_multiple(cut.balance, cut.cp);
         let (q, q_rows) = self.runs(unit, 4096);

@@ -44,7 +44,7 @@ pub struct CheckOutcome {
 /// The most disagreements that are kept.
 pub const MISMATCHES_MAX: usize = 20;
 
-/// A function that builds a case's image and returns the launch on it.
+/// A function that builds a case's image and returns the case's launch.
 type MakeCase = fn(&mut CaseDraw, &mut Image) -> ImageLaunch;
 
 /// The operations, each with the cases that it is checked on.

@@ -1,8 +1,9 @@
-//! The envelope of a forward that is too large for the oracle on a CPU: the exact answers come from the reference kernel on a
-//! GPU, the bounds from the oracle's own model ([`seamproof_oracle::envelope::RowEnvelope`]). Of every row tier W, of a sample
-//! tier T too. The largest logit of a head is that of its rows; where some of these are looked at, it is no less than theirs.
+//! The envelope of a forward that is too large for the oracle on a CPU. The exact answers come from the reference
+//! kernel on a GPU, and the bounds from the oracle's own model ([`seamproof_oracle::envelope::RowEnvelope`]). Every
+//! judged row has the bounds of tier W, and the rows of a sample have those of tier T too. The largest logit of a head
+//! is that of its rows. Where only some of the rows are judged, it is no less than theirs.
 //!
-//! A process that judges so holds a GPU; a campaign's supervisor does not, and never comes here.
+//! A process that calls this module holds a GPU. A campaign's supervisor holds none, and never calls this module.
 
 mod related;
 mod rows;
@@ -24,23 +25,25 @@ use seamproof_judge::subject::RankOutputs;
 use seamproof_judge::verdict::Margin;
 use tally::Tally;
 
-/// Lanes of results that are asked for at once: about 3 GB of them here, and 1.6 GB on the GPU.
+/// The most lanes of results that are asked for at once. They take about 3 GB here, and 1.6 GB on the GPU.
 const LANES_MAX: usize = 1 << 27;
-/// Bytes on the GPU that the tables of slots of a sample's rows may take at once: those of 8,192 rows of 65,536 keys.
+/// The most bytes on the GPU that the tables of slots of a sample's rows may take at once: those of 8,192 rows of
+/// 65,536 keys.
 const SLOT_BYTES_MAX: usize = 1 << 33;
-/// Bytes of a row's table of slots for each key: two bits a slot.
+/// The bytes of a row's table of slots for each key: two bits for each slot.
 const SLOT_BYTES: usize = 2 * SLOTS / 8;
 
-/// Which rows of each head are judged.
+/// The rows of each head that are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
     /// Every real row.
     All,
-    /// So many drawn ones, and every row at an end of a sequence or where the mask begins or ceases to cut its keys.
+    /// A number of drawn rows, and every row at an end of a sequence or where the mask begins or ceases to cut its
+    /// keys.
     Sample {
-        /// Drawn rows; the others come on top.
+        /// The number of drawn rows; the others are judged as well.
         count: usize,
-        /// Draws them.
+        /// The seed that draws the rows.
         seed: u64,
     },
 }
@@ -50,7 +53,7 @@ pub enum Rows {
 pub struct Forward<'a> {
     /// The problem.
     pub problem: &'a Problem,
-    /// What it was run on.
+    /// The inputs of the run.
     pub inputs: &'a Inputs,
     /// The results, in the problem's own layout.
     pub got: &'a RankOutputs,
@@ -58,18 +61,18 @@ pub struct Forward<'a> {
     pub model: &'a Model,
 }
 
-/// What came out.
+/// The result of judging rows.
 #[derive(Clone, Debug)]
 pub struct JudgedRows {
     /// The worst element past its bound, LSEs before outs.
     pub finding: Option<Finding>,
-    /// Worst error ÷ bound.
+    /// The largest error ÷ bound.
     pub margin: Margin,
-    /// Rows times heads that were judged.
+    /// The number of rows times heads that were judged.
     pub rows: usize,
-    /// Elements among theirs that nothing is known of: their bound is infinite.
+    /// The number of elements whose bound is infinite: nothing is known of them.
     pub unbounded: usize,
-    /// Milliseconds of the reference kernel.
+    /// The time of the reference kernel in milliseconds.
     pub reference_ms: f64,
 }
 
@@ -109,7 +112,7 @@ impl OnGpu {
 pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<JudgedRows, KernelError> {
     let Forward { problem, inputs, model, .. } = *forward;
     let memory = OnGpu::new(gpu, problem, inputs)?;
-    // What the smallest input counts as is what every one counts as at least.
+    // Every input that is not 0 counts as at least what the smallest one counts as.
     let floor = model.magnitude(f64::MIN_POSITIVE);
     let lists: Vec<Vec<usize>> =
         problem.sequences.iter().map(|sequence| sequence.kv.real_rows().collect()).collect();
@@ -131,12 +134,12 @@ pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<JudgedRow
     Ok(tally.finish(forward))
 }
 
-/// Rows whose lanes may be asked for at once.
+/// Returns the number of rows whose lanes may be asked for at once.
 fn rows_of_lanes(problem: &Problem) -> usize {
     (LANES_MAX / problem.dims.v).max(1)
 }
 
-/// Rows of a sample whose tables of slots may lie on the GPU at once.
+/// Returns the number of a sample's rows whose tables of slots may lie on the GPU at once.
 fn rows_of_slots(problem: &Problem) -> usize {
     let keys = problem.sequences.iter().map(|sequence| sequence.kv.len).max().unwrap_or(0);
     (SLOT_BYTES_MAX / (SLOT_BYTES * keys.max(1))).max(1)
@@ -162,16 +165,16 @@ impl Asked {
     }
 }
 
-/// What a bound needs to know of all keys of a sequence and KV head.
+/// The facts about all keys of a sequence and KV head that a bound needs.
 #[derive(Clone, Copy, Debug)]
 struct OfKeys {
     /// The largest magnitude of a value.
     value_max: f64,
-    /// How often the key is there that is there most often.
+    /// The number of copies of the most repeated key.
     copies: f64,
 }
 
-/// Of each sequence, head by head.
+/// Returns the facts about the keys of each sequence, KV head by KV head.
 fn of_keys(problem: &Problem, inputs: &Inputs) -> Vec<Vec<OfKeys>> {
     let of_head = |run: Run, head: usize| {
         let rows: Vec<usize> = run.real_rows().collect();

@@ -1,8 +1,9 @@
 //! Identities of a forward that is too large for a campaign's judge.
 //!
-//! Those are asked that need runs of the subject and one comparison of its results, so that their time grows with tokens:
-//! sequences elsewhere, in another order, alone, with others among them; heads in another order or repeated; signs and powers
-//! of two; values of 1; one rank for several; the same run again. They judge every row, where the envelope judges a sample.
+//! The identities here need runs of the subject and one comparison of its results, and their time grows with tokens.
+//! They are: sequences elsewhere, in another order, alone, with others among them; heads in another order or repeated;
+//! signs and powers of two; values of 1; one rank for several; the same run again. They judge every row, where the
+//! envelope judges a sample.
 
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use seamproof_judge::ladder::evidence::{Depth, Evidence, Judge, Look, Meter, Tol
 use seamproof_judge::subject::Backend;
 use seamproof_oracle::sharding as layout;
 
-/// What may be asked.
+/// The relations that may be asked.
 pub const RELATIONS: [Relation; 15] = [
     Relation::PaddingAmount,
     Relation::Placement,
@@ -32,23 +33,23 @@ pub const RELATIONS: [Relation; 15] = [
     Relation::Rerun,
     Relation::History,
 ];
-/// Sets the draw of identities apart from other uses of the data seed.
+/// The number that sets the draw of identities apart from other uses of the data seed.
 const DRAW: u64 = 0x1a46_e1de;
 
-/// What came out.
+/// The result of asking identities.
 #[derive(Clone, Debug)]
 pub struct Related {
     /// The identities that were asked and said something of the case.
     pub asked: Vec<&'static str>,
-    /// Runs of the subject that they took.
+    /// The number of runs of the subject.
     pub runs: u32,
-    /// The first that is broken.
+    /// The finding of the first identity that is broken.
     pub finding: Option<Finding>,
-    /// All of them.
+    /// The time of all identities in seconds.
     pub seconds: f64,
 }
 
-/// The identities that the subject's promises allow, in an order that a seed draws.
+/// Returns the identities that the subject's promises allow, in an order that a seed draws.
 fn drawn(backend: &dyn Backend, seed: u64) -> Vec<&'static Identity> {
     let promises = backend.declaration().promises;
     let allowed = RELATIONS.into_iter().map(identity).filter(|identity| (identity.needs)(&promises));
@@ -57,8 +58,9 @@ fn drawn(backend: &dyn Backend, seed: u64) -> Vec<&'static Identity> {
     allowed
 }
 
-/// Asks so many identities that say something of the case, no further than to the first that is broken; an error where one
-/// could not be asked. The results are those of the subject; the inputs' rows that are not real hold zeros.
+/// Asks `count` identities that say something of the case, and stops after the first that is broken. Returns an error
+/// where an identity could not be asked. The results are those of the subject, and the inputs' rows that are not real
+/// hold zeros.
 pub fn related(backend: &dyn Backend, forward: &Forward<'_>, count: usize) -> Result<Related, String> {
     let Forward { problem, inputs, got, .. } = *forward;
     let start = Instant::now();
@@ -104,7 +106,7 @@ mod tests {
     use seamproof_oracle::envelope::Model;
     use seamproof_oracle::{Algorithm, Inputs, Pass, Problem, ProblemFields};
 
-    /// Forwards on one rank, with the emulated kernel's results.
+    /// Returns forwards on one rank, with the emulated kernel's results.
     fn forwards(cases: u64) -> impl Iterator<Item = (Problem, Inputs, RankOutputs)> {
         let limits = Profile::Quick.limits();
         let drawn = (0..cases).filter_map(move |case| match generate::draw(7, case, &limits) {
@@ -138,7 +140,7 @@ mod tests {
             assert_eq!(two.asked.len(), all.asked.len().min(2));
             seen.extend(all.asked);
         }
-        // These are forwards on one rank.
+        // These are forwards on one rank, of which [`Relation::OneRank`] says nothing.
         assert_eq!(seen.len(), RELATIONS.len() - 1, "{seen:?}");
     }
 

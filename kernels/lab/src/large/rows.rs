@@ -1,4 +1,4 @@
-//! Which rows of a large forward are looked at.
+//! The choice of the rows of a large forward that are judged.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use seamproof_oracle::{Band, Problem};
 
 use super::Rows;
 
-/// Real rows of the problem, by sequence and position.
+/// Returns the real rows of the problem that are judged for a head, by sequence and position.
 pub(super) fn rows_of(problem: &Problem, rows: Rows, head: usize) -> Vec<[usize; 2]> {
     let lengths = || problem.sequences.iter().map(|sequence| sequence.q.len).enumerate();
     let all = || lengths().flat_map(|(sequence, len)| (0..len).map(move |i| [sequence, i]));
@@ -27,7 +27,8 @@ pub(super) fn rows_of(problem: &Problem, rows: Rows, head: usize) -> Vec<[usize;
     chosen.into_iter().collect()
 }
 
-/// Queries of a sequence at its ends, and on either side of where an end of their keys begins or ceases to be cut.
+/// Returns the queries at the ends of a sequence, and those on either side of where the mask begins or ceases to cut an
+/// end of their keys.
 fn boundaries(problem: &Problem, sequence: usize) -> BTreeSet<usize> {
     let (lq, lk) = (problem.sequences[sequence].q.len, problem.sequences[sequence].kv.len);
     let Band { lo, hi } = problem.mask.band(lq, lk).transposed();
@@ -43,8 +44,8 @@ mod tests {
     use super::*;
     use seamproof_judge::generate::{self, Draw, Profile};
 
-    /// A boundary by its meaning: the first and the last query, and neighbours one of which has an end of its keys at an end
-    /// of the sequence and the other has not.
+    /// Whether a query is a boundary by its meaning: the first or the last query, or one of two neighbours of which one
+    /// has an end of its keys at an end of the sequence and the other has not.
     fn is_boundary(problem: &Problem, sequence: usize, i: usize) -> bool {
         let (lq, lk) = (problem.sequences[sequence].q.len, problem.sequences[sequence].kv.len);
         let cut = |i: usize| {

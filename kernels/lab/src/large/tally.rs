@@ -1,4 +1,4 @@
-//! Results of large forwards under their bounds, row by row.
+//! Large forwards compared with their bounds, row by row.
 
 use crate::reference::{Answers, Statistics};
 use ndarray::Axis;
@@ -12,7 +12,8 @@ use seamproof_judge::ladder::bounds::{error_ratios, wording};
 use seamproof_judge::ladder::compare::Worst;
 use seamproof_judge::verdict::{Margin, Tier};
 
-/// What is compared of a row, in the order in which it is told: the LSE is the sharpest observable of mask and scale.
+/// The parts of a row that are compared, in the order in which they are reported. The LSE is the sharpest observable of
+/// mask and scale.
 const PARTS: [(TensorName, Tier); 4] = [
     (TensorName::Lse, Tier::W),
     (TensorName::Lse, Tier::T),
@@ -20,7 +21,7 @@ const PARTS: [(TensorName, Tier); 4] = [
     (TensorName::Out, Tier::T),
 ];
 
-/// One element.
+/// One element, compared with its bound.
 #[derive(Clone, Copy, Debug, Default)]
 struct Compared {
     got: f32,
@@ -37,7 +38,7 @@ impl Compared {
     }
 }
 
-/// One of [`PARTS`] of a row: its worst element, and what was counted.
+/// One of a row's [`PARTS`]: its worst element, and counts of its elements.
 #[derive(Clone, Copy, Debug, Default)]
 struct PartOfRow {
     worst: Compared,
@@ -58,19 +59,19 @@ impl PartOfRow {
     }
 }
 
-/// A row, judged.
+/// The result of judging one row.
 struct OfRow {
     parts: [PartOfRow; PARTS.len()],
     max_logit_error: f64,
 }
 
-/// What is gathered over all rows.
+/// The results of all rows.
 pub(super) struct Tally {
     worst: [Worst; PARTS.len()],
     judged: JudgedRows,
-    /// Of each head.
+    /// The largest logit of each head.
     largest: Vec<Largest>,
-    /// Real rows of a head.
+    /// The number of real rows of a head.
     real: usize,
 }
 
@@ -78,11 +79,12 @@ pub(super) struct Tally {
 #[derive(Clone, Copy, Debug)]
 struct Largest {
     rows: usize,
-    /// The exact one.
+    /// The exact largest logit.
     exact: f64,
-    /// What a result may be off by that is one of any of these rows.
+    /// The largest error among the largest logits of these rows.
     error: f64,
-    /// The largest that one of the rows is at least, its own error taken off; with that error.
+    /// The exact largest logit of one row, and its error. The row is the one where the difference of the two is
+    /// largest: the head's largest logit is no less than the difference.
     least: [f64; 2],
 }
 
@@ -104,8 +106,9 @@ impl Largest {
         }
     }
 
-    /// The result of a head of so many rows beside it: off by no more than the error where they are all here, and no less
-    /// where some are, since it may be that of another row. An infinite one is no row's.
+    /// Returns the comparison of a head's result, where the head has `rows` rows. Where all of them were judged, the
+    /// result may be off by the error at most. Where some were not, the result must be no less than that of the judged
+    /// ones, since it may be another row's. An infinite result is no row's.
     fn compared(&self, got: f32, rows: usize) -> Compared {
         let all = self.rows == rows;
         let [exact, error] = if all { [self.exact, self.error] } else { self.least };
@@ -179,7 +182,7 @@ fn count(worst: &mut Worst, part: &PartOfRow, place: Place) {
     }
 }
 
-/// The envelope of a row, with tier T where the answers have what it needs.
+/// Returns the envelope of a row, with tier T where the answers have the sums for tier T.
 fn envelope<'a>(
     forward: &Forward<'a>,
     asked: &Asked,
@@ -272,7 +275,7 @@ mod tests {
         }
         assert_eq!(ratio(&[], 5.0, true), f64::INFINITY);
         assert_eq!(ratio(&[], 5.0, false), 0.0, "other rows may see keys");
-        // The row with the larger logit may be the one of which less is known.
+        // The row with the larger logit may be the one whose error is larger.
         assert_eq!(ratio(&[(3.0, 2.0), (2.5, 0.25)], 2.0, false), 2.0);
         assert_eq!(ratio(&[(f64::NEG_INFINITY, 0.0), (1.0, 0.0)], 0.5, false), f64::INFINITY);
     }

@@ -12,7 +12,7 @@ pub struct GradientPair {
     pub logit: f64,
     /// The saved LSE of the row.
     pub lse: f64,
-    /// How far the LSE that the subject used may be from that; 0 where it is the subject's own.
+    /// The most by which the subject's LSE may differ from `lse`; 0 where `lse` is the subject's own.
     pub lse_error: f64,
     /// The weight, exact given the saved LSE.
     pub p: f64,
@@ -29,7 +29,7 @@ pub struct GradientPair {
 }
 
 impl GradientPair {
-    /// A pair of which the weight alone is looked at: no gradient, no soft cap, the subject's own LSE.
+    /// Returns a pair for its weight alone: without a gradient and a soft cap, and with the subject's own LSE.
     pub fn of_weight(logit: f64, lse: f64, p: f64, a: f64) -> GradientPair {
         GradientPair { logit, lse, lse_error: 0.0, p, x: 0.0, derivative: 1.0, a, b: 0.0, d_error: 0.0 }
     }
@@ -42,15 +42,15 @@ pub struct ReplayedPair {
     pub p: f64,
     /// The rounded logit gradient.
     pub ds: f64,
-    /// What is left as a coefficient of `|dout|` in dv.
+    /// The error left as a coefficient of `|dout|` in dv.
     pub dv: f64,
-    /// Of `|q|` in dk, without the scale.
+    /// The error left as a coefficient of `|q|` in dk, without the scale.
     pub dk: f64,
-    /// Of `|k|` in dq, without the scale.
+    /// The error left as a coefficient of `|k|` in dq, without the scale.
     pub dq: f64,
 }
 
-/// Errors of the gradients' coefficients for one pair, but for the roundings of P and dS, which come apart.
+/// Errors of the gradients' coefficients for one pair. The roundings of P and dS are kept apart.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientPairError {
     /// Coefficient of `|dout|` in dv.
@@ -66,7 +66,8 @@ pub struct GradientPairError {
 }
 
 impl Model {
-    /// Error of the backward's recomputed weight `exp(s − lse)` (`p·θ'`, and underflow): there is no running maximum.
+    /// Returns the error of the backward's recomputed weight `exp(s − lse)` (`p·θ'`, and underflow). There is no
+    /// running maximum.
     #[inline]
     fn backward_weight_error(&self, p: f64, logit: f64, lse: f64, logit_error: f64) -> f64 {
         let eta = logit_error + F32_ROUNDOFF * (3.0 * lse.abs() + (logit - lse).abs());
@@ -74,14 +75,14 @@ impl Model {
         exponent * (1.0 + EXP_ERROR) + p * EXP_ERROR + p.min(self.accumulation.underflow())
     }
 
-    /// Error of `D = rowsum(dout · out)`; `magnitudes` is `Σ|dout||out|`.
+    /// Returns the error of `D = rowsum(dout · out)`; `magnitudes` is `Σ|dout||out|`.
     pub fn d_error(&self, magnitudes: f64) -> f64 {
         self.accumulation.row_dot(self.dims_v) * magnitudes
             + self.dims_v as f64 * self.accumulation.underflow()
     }
 
-    /// The sums over queries and keys that [`Model::gradient_pair`] needs: `g` of dk and dv for `queries` rows in all
-    /// (of every query head of the group), and `g` of dq for `keys` keys.
+    /// Returns the errors of sums over queries and over keys that [`Model::gradient_pair`] needs: `g` of dk and dv for
+    /// `queries` rows in all (of every query head of the group), and `g` of dq for `keys` keys.
     pub fn gradient_sums(&self, queries: usize, keys: usize) -> (f64, f64) {
         let by_query = match self.accumulation {
             // Each head of the group begins its own steps.
@@ -94,8 +95,9 @@ impl Model {
         (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error())
     }
 
-    /// Errors of `p` and `dS` before they are rounded, and the exact `|dS|`. `p` is exact given the saved out and lse;
-    /// `x` is `dP − D`, `b` is `Σ|dout||v|`, `derivative` the soft cap's derivative.
+    /// Returns the error of `p`, the exact `|dS|` and the error of `dS`, before P and dS are rounded. `p` is exact
+    /// given the saved out and lse, `x` is `dP − D`, `b` is `Σ|dout||v|`, and `derivative` is the soft cap's
+    /// derivative.
     #[inline]
     fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
         let &GradientPair { logit, lse, lse_error, p, x, derivative, a, b, d_error } = pair;
@@ -116,20 +118,20 @@ impl Model {
         (p_error, ds, ds_error)
     }
 
-    /// What a number near dS's own is in units of dS at most: a subject may work on `scale·dS`, which a scale below 1 brings
-    /// nearer to the floors of formats.
+    /// Returns the most that a number near dS's own is in units of dS. A subject may work on `scale·dS`, which a scale
+    /// below 1 brings nearer to the floors of formats.
     #[inline]
     fn unscaled(&self, number: f64) -> f64 {
         number / self.scale.min(1.0)
     }
 
-    /// What rounding dS may lose below the normal range.
+    /// Returns the most that rounding dS may lose below the normal range.
     #[inline]
     pub fn logit_gradient_floor(&self) -> f64 {
         self.unscaled(self.ds.tiny_half().max(self.accumulation.underflow()))
     }
 
-    /// The errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
+    /// Returns the errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
     #[inline]
     pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
         let (by_query, by_key) = sums;
@@ -149,7 +151,7 @@ impl Model {
         }
     }
 
-    /// What is left of one pair's errors when its roundings are replayed, and the rounded p and dS.
+    /// Returns the rounded p and dS of one pair, and the errors that are left when the pair's roundings are replayed.
     #[inline]
     pub fn replayed_gradient_pair(
         &self,
@@ -160,7 +162,7 @@ impl Model {
         let (by_query, by_key) = sums;
         let (p_error, ds, ds_error) = self.gradient_errors(pair);
         let (p, p_left) = replayed(self.weight_format(profile), pair.p, p_error);
-        // What is rounded is dS times this; dividing by it again is exact enough in f64.
+        // The subject rounds dS times this scale. A division by the scale afterwards is exact enough in f64.
         let scale = if profile.scales_logit_gradients { self.scale } else { 1.0 };
         let scaled_error = (ds_error + F32_ROUNDOFF * ds) * scale + self.accumulation.underflow();
         let (ds, ds_left) = replayed(self.ds, ds * scale, scaled_error);
@@ -174,7 +176,8 @@ impl Model {
         }
     }
 
-    /// Bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the rounding.
+    /// Returns the bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the
+    /// rounding.
     #[inline]
     pub fn gradient_bound(&self, exact: f64, errors: f64, terms: usize) -> f64 {
         let underflow = (terms + 8) as f64 * self.accumulation.underflow() + self.sum_floor();
@@ -182,8 +185,8 @@ impl Model {
         error + final_rounding(self.gradients, exact.abs() + error)
     }
 
-    /// What one row adds to the error of dsink: `p_sink = exp(sink − lse)` times D, both with their errors;
-    /// `lse_error` and `d_error` are those of the saved values.
+    /// Returns the term that one row adds to dsink, and its error. The term is `p_sink = exp(sink − lse)` times D, and
+    /// the error is that of both. `lse_error` and `d_error` are the errors of the saved values.
     pub fn sink_row(&self, sink: f64, (lse, lse_error): (f64, f64), (d, d_error): (f64, f64)) -> (f64, f64) {
         let p = libm::exp(sink - lse);
         let p_error = self.backward_weight_error(p, sink, lse, F32_ROUNDOFF * sink.abs() + lse_error);
@@ -192,7 +195,7 @@ impl Model {
         (term, error)
     }
 
-    /// Bound of one head's dsink over `rows` rows, from the summed terms and errors of [`Model::sink_row`].
+    /// Returns the bound of one head's dsink over `rows` rows, from the summed terms and errors of [`Model::sink_row`].
     pub fn sink_bound(&self, terms: f64, errors: f64, rows: usize) -> f64 {
         errors
             + self.accumulation.row_sum(rows, rows) * (terms + errors)
