@@ -398,7 +398,7 @@ fn append(rows: &mut Vec<SegmentRows>, next: SegmentRows) {
     rows.push(next);
 }
 
-/// Adds to every piece of keys the patches of all query pieces that meet it.
+/// Adds to every piece of keys the patches of all pieces of queries that meet these keys.
 fn collect_keys(parts: &mut KeyParts, keys: &[SegmentRows], patches: &[Vec<Patch>], heads: &LaunchHeads) {
     for key in keys {
         let line = key.tokens.line(key.len);

@@ -142,7 +142,7 @@ impl Strip {
         if self.slope == 0 {
             return;
         }
-        // Returns the first t with bound + slope·t ≥ level.
+        // The first t with bound + slope·t ≥ level.
         let crossing = |bound: i64, level: i64| {
             (level - bound).div_euclid(self.slope) + i64::from((level - bound).rem_euclid(self.slope) != 0)
         };

@@ -87,7 +87,7 @@ pub enum FormError {
     Foreign {
         /// The buffer.
         buffer: String,
-        /// Rank that owns it.
+        /// Rank that owns the buffer.
         owner: usize,
     },
     /// Rows outside a buffer.

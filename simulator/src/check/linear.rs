@@ -88,8 +88,8 @@ impl Machine<'_> {
     }
 }
 
-/// Returns the symbol of a row that is not real after a layer or a rotation. Zeros stay; an LSE's −∞ becomes padding,
-/// because neither can take it.
+/// Returns the symbol of a row that is not real after a layer or a rotation. Zeros stay. An LSE's −∞ becomes padding,
+/// because layers and rotations do not take statistics.
 fn linear(symbol: Symbol) -> Symbol {
     match symbol {
         Symbol::NegInfinity | Symbol::SinkAlone(_) => Symbol::Padding,

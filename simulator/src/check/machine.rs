@@ -141,8 +141,8 @@ impl<'a> Machine<'a> {
         });
     }
 
-    /// Returns the tokens of a symbol, which must be the input of the site's tensor in the form in which attention
-    /// takes it.
+    /// Returns the tokens of a symbol. The symbol must be the input of the site's tensor, in the form that attention
+    /// takes.
     pub(super) fn input(&mut self, site: &Site, symbol: &Symbol) -> Option<Tokens> {
         let form = Form::inside(self.schedule, site.tensor);
         match symbol.tokens() {

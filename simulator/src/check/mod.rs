@@ -22,8 +22,9 @@
 //! The later parts run only if form and order hold; races and content are then checked independently. All errors of the
 //! parts that run are returned, races first, up to [`ERRORS_MAX`].
 //!
-//! The checker proves nothing about numbers (formats, rounding, the scale of a gradient), about a kernel that does not
-//! do what its call says, about memory size or about time. It assumes no barrier between forward and backward.
+//! Some things are not proved: anything about numbers (formats, rounding, the scale of a gradient), that a kernel does
+//! what its call says, that memory is enough, and how long anything takes. The checker assumes no barrier between
+//! forward and backward.
 
 mod attend;
 mod content;

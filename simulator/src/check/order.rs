@@ -211,7 +211,7 @@ fn events(schedule: &Schedule, errors: &mut Errors) -> OfOperation<Option<usize>
     waits
 }
 
-/// A collective of a communicator: the operation of each member, and the lanes that have reached it.
+/// A collective of a communicator: the operation of each member, and the lanes that have arrived.
 #[derive(Debug, Default)]
 struct Meeting {
     operations: Vec<Option<usize>>,

@@ -130,7 +130,7 @@ pub(super) fn row_patch(place: OperationId, tokens: &Tokens, len: usize) -> Patc
     columns(place, tokens.sequence, tokens.line(len))
 }
 
-/// Returns an out and its LSE with the sink of a head; `None` if they cannot take it.
+/// Returns an out and its LSE with the sink of a head; `None` if the two are not fit for a sink.
 fn with_sink(symbols: &[Symbol; 2], len: usize, head: Option<isize>) -> Option<[Option<Symbol>; 2]> {
     match symbols {
         [Symbol::Zero, Symbol::NegInfinity] => Some([None, Some(Symbol::SinkAlone(head))]),
@@ -141,7 +141,7 @@ fn with_sink(symbols: &[Symbol; 2], len: usize, head: Option<isize>) -> Option<[
             let (What::Out { parts, against }, What::Lse(cover)) = (&out.what, &lse.what) else {
                 return None;
             };
-            // The sink changes this LSE and weighs the out anew: the out must have been weighted against it.
+            // The sink changes this LSE, and the out is weighted anew: its weights must be against this LSE.
             (against == cover).then(|| {
                 let what = What::Out { parts: parts.with_sink(), against: against.with_sink() };
                 [Some(out.with(what)), Some(lse.with(What::Lse(cover.with_sink())))]

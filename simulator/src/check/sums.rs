@@ -19,8 +19,8 @@ use crate::schedule::{BufferId, Merge, MergeStyle, Reduction, Region, RowPair, W
 const TOO_MANY: &str = "a sum has more parts than are checked";
 
 impl Machine<'_> {
-    /// Calls `each` for every cell of the operands' runs, which are equally long, with all heads. It returns the
-    /// symbols that replace the cell's own. An operation's form keeps the rows that it reads apart from those that it
+    /// Calls `each` for every cell of the operands' runs, which are equally long, with all heads. `each` returns the
+    /// symbols that replace the cell's own. Form keeps the rows that an operation reads apart from those that it
     /// writes: all are written after all have been read.
     pub(super) fn cells<const N: usize>(
         &mut self,
@@ -77,8 +77,8 @@ impl Machine<'_> {
         });
     }
 
-    /// Gathers the effect of a reduction on one member: the combination of the parts that the members have for it.
-    /// Other collectives are left alone.
+    /// Gathers the effect of a reduction on one member, which is the combination of all members' parts. Other
+    /// collectives are left alone.
     pub(super) fn reduced(
         &mut self,
         places: &[OperationId],

@@ -171,7 +171,7 @@ pub(super) enum What {
     SinkGradient(Cover),
 }
 
-/// Form of rows, as linear layers and rotations have left it.
+/// Form of rows: the effect of linear layers and rotations.
 ///
 /// Rotations add up: together they turn a row by `turns · position + offset`. A row that is rotated by its own position
 /// has one turn and no offset. A row that is not rotated, or rotated back again, has neither.
@@ -350,7 +350,7 @@ impl SymbolRows {
         SymbolRows { at: row, len: self.end() - row, symbol: self.symbol.advance(row - self.at) }
     }
 
-    /// Whether the rows of `next`, which follow, belong to this piece. If they do, they are added to it.
+    /// Whether the rows of `next`, which follow, belong to this piece. If they do, the piece takes them in.
     pub(super) fn join(&mut self, next: &SymbolRows) -> bool {
         let joins = self.symbol.join(self.len, &next.symbol, next.len);
         self.len += if joins { next.len } else { 0 };

@@ -18,7 +18,7 @@ use crate::schedule::{BufferId, Layer, Schedule, Work};
 /// A launch of attention, forward or backward.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracedLaunch {
-    /// The operation that launches it.
+    /// The operation of the launch.
     pub at: OperationId,
     /// The rows that its segments read, for each band of heads whose rows are alike.
     pub readings: Vec<Reading>,

@@ -49,7 +49,8 @@ pub struct ForwardLaunch<'a, T> {
     pub out: &'a mut GuardedTensor<T>,
     /// The log-sum-exp.
     pub lse: &'a mut GuardedTensor<T>,
-    /// The largest logit of each head. It is filled before, and a launch raises it and never lowers it.
+    /// The largest logit of each head. The buffer is filled before, and a launch raises its values and never lowers
+    /// them.
     pub max_logit: &'a mut GuardedTensor<T>,
 }
 
@@ -356,7 +357,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         }
     }
 
-    /// Writes P and dS of a tile, rounded.
+    /// Returns P and dS of a tile, rounded.
     fn weigh_tile(
         &self,
         call: &AttentionCall,
@@ -394,7 +395,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     }
 }
 
-/// Transposed tiles of keys or values of one head. Each is made once, for all tiles of queries that meet it.
+/// Transposed tiles of keys or values of one head. Each tile is made once for all tiles of queries.
 struct Columns<T> {
     head: usize,
     /// Number of keys of a tile.

@@ -1,4 +1,4 @@
-//! A [`Fault`]: a bug that is planted, its place, and the checks that must catch it.
+//! A [`Fault`]: a planted bug, with its place and the checks that must catch it.
 
 use seamproof_oracle::Problem;
 
@@ -10,7 +10,7 @@ use crate::schedule::Schedule;
 pub enum Catcher {
     /// The proof of the schedule.
     Checker,
-    /// The subject runs a problem against its table's promise, or refuses one against it.
+    /// The subject runs a problem that its table refuses, or refuses one that its table takes.
     Capability,
     /// The schedule does not run to its end.
     Crash,
@@ -78,7 +78,7 @@ pub struct Fault<P = Plant> {
     pub source: &'static str,
     /// Entries in the list of real bugs; empty if the list has the bug as a defect of TransformerEngine, or not at all.
     pub entries: &'static [u16],
-    /// Checks that may be the first to see the fault. At least one must see it.
+    /// Checks that may be the first to see the fault. At least one of them must see the fault.
     pub caught_by: &'static [Catcher],
     /// The change that plants the fault.
     pub edit: P,

@@ -7,7 +7,7 @@ use super::fault::Catcher::{Checker, Envelope};
 use super::fault::{Edit, Fault};
 use crate::schedule::Schedule;
 
-/// The campaign's canary. The real bug lay below the tolerance of the tests that guarded against it.
+/// The campaign's canary. The real bug lay below the tolerance of the very tests that were its guard.
 pub const WINDOW_OFF_BY_ONE: Fault<Edit> = Fault {
     id: "window-off-by-one",
     imitates: "the left bound of each window is one key too narrow",

@@ -211,7 +211,7 @@ fn follows(work: &Work) -> bool {
     matches!(work, Work::Merge(_) | Work::Accumulate { .. })
 }
 
-/// Returns the launches by pass and step, each with the merges and sums that follow it.
+/// Returns the launches by pass and step, each with the following merges and sums.
 fn launches(program: &RankProgram) -> BTreeMap<(bool, Step), Vec<Operation>> {
     let begin = program.backward.unwrap_or(program.operations.len());
     let (mut found, mut last): (BTreeMap<_, Vec<Operation>>, _) = (BTreeMap::new(), None);

@@ -133,7 +133,7 @@ impl Builder {
         self.schedule.ranks[rank].operations.push(Operation { stream, work });
     }
 
-    /// Records a new event on a stream and returns it.
+    /// Returns a new event that is recorded on a stream.
     pub(super) fn record(&mut self, rank: usize, stream: usize) -> EventId {
         let event = EventId(self.events);
         self.events += 1;

@@ -86,7 +86,7 @@ pub struct Region {
 /// Rows of one buffer and the rows of another to which they go. Both runs have the same `len`.
 pub type RowPair = (Run, Run);
 
-/// Step of the algorithm to which a launch belongs. It is for people: devices, executor and checker don't read it.
+/// Step of the algorithm to which a launch belongs. Only people read it; devices, executor and checker do not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Step {
     /// The only launch of a pass.
@@ -434,9 +434,9 @@ pub enum Work {
     AllToAll {
         /// Index in [`Schedule::communicators`].
         communicator: usize,
-        /// The regions that are read: for each member the one that goes to it.
+        /// The regions that are read: one for each receiving member.
         send: Vec<Region>,
-        /// The regions that are written: for each member the one that comes from it.
+        /// The regions that are written: one for each sending member.
         recv: Vec<Region>,
     },
     /// Replaces every member's region with the combination of all.
@@ -453,7 +453,7 @@ pub enum Work {
     /// Holds the stream until the event's last record before this operation in host order has been reached. Without
     /// such a record, a device does not wait at all, and the checker reports an error.
     WaitEvent(EventId),
-    /// Makes the host wait for the stream and read. Production schedules may not contain it.
+    /// Makes the host wait for the stream and read. Production schedules may not contain such a read.
     HostRead(Region),
 }
 

@@ -15,8 +15,8 @@
 //! back. Gradients of the layers' weights are no part of the problem.
 //!
 //! Three lengths meet here, and none can replace another. *Rows* of the buffer, padding and slack included, size the
-//! gather, the layers and the scatter. If T does not divide them, the last shards have rows at their end that no
-//! sequence owns. *Padded offsets* say where a sequence's rows lie, in the shards too: the borders of shards may cut a
+//! gather, the layers and the scatter. If T does not divide them, a shard's rows are rounded up, and no sequence owns
+//! the added rows. *Padded offsets* say where a sequence's rows lie, in the shards too: the borders of shards may cut a
 //! sequence. *Real lengths* bound the mask. The rotary position of a row is its position in its sequence. It is not its
 //! row, and under context parallelism it is not its place in the rank's part.
 //!

@@ -160,7 +160,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// Returns the element of a tile's row, but the neighbour's for row 1.
+/// Returns the element of a tile's row. Row 1 gets the element of row 0.
 fn neighbour<T>(tile: &[T], local: usize) -> &T {
     if local == 1 { &tile[0] } else { &tile[local] }
 }
