@@ -38,9 +38,9 @@ impl Segment {
 /// Treatment of the rows that a call owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowPolicy {
-    /// Real rows are overwritten, padding rows become zero (LSE −∞).
+    /// Real rows are overwritten, and padding rows become zero (LSE −∞).
     Overwrite,
-    /// Real rows are overwritten, padding rows keep every bit.
+    /// Real rows are overwritten, and padding rows keep every bit.
     Leave,
 }
 

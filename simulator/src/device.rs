@@ -25,7 +25,7 @@ use crate::{GuardedTensor, Real};
 pub enum TransferSide<'a> {
     /// One region.
     One(&'a Region),
-    /// Any number, in order.
+    /// Any number of regions, in order.
     Many(Vec<&'a Region>),
 }
 

@@ -17,18 +17,18 @@ use crate::shard::ShardedSide;
 /// Direction in which rows are reordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From ranks' rows one after the other to whole sequences.
+    /// Order of ranks' rows, one after the other, to order of whole sequences.
     ToSequences,
-    /// From whole sequences to ranks' rows one after the other.
+    /// Order of whole sequences to order of ranks' rows, one after the other.
     ToRanks,
 }
 
 /// Treatment of the rows that an operation does not write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// Not one bit changes.
+    /// The rows keep every bit.
     Leave,
-    /// Every byte becomes this one: 0 for zeros, 0xff for NaN in f32, bf16 and fp16.
+    /// Every byte of these rows becomes this one: 0 for zeros, 0xff for NaN in f32, bf16 and fp16.
     Fill(u8),
 }
 
@@ -68,7 +68,7 @@ pub enum Style {
 /// Treatment of one half of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
-    /// Not one bit changes.
+    /// The half keeps every bit.
     Leave = 0,
     /// The step's gradient replaces it.
     Copy = 1,

@@ -184,7 +184,7 @@ fn a_deferred_merge_that_is_missing_or_doubled_or_early() {
     content(&early, "out");
 }
 
-/// Puts copies of rows 0 and 1 before an operation.
+/// Inserts copies of rows 0 and 1 before an operation.
 fn copy_before(schedule: &mut Schedule, rank: usize, at: usize, copies: &[(BufferId, BufferId, [usize; 2])]) {
     let program = &mut schedule.ranks[rank];
     let stream = program.operations[at].stream;

@@ -141,7 +141,7 @@ fn with_sink(symbols: &[Symbol; 2], len: usize, head: Option<isize>) -> Option<[
             let (What::Out { parts, against }, What::Lse(cover)) = (&out.what, &lse.what) else {
                 return None;
             };
-            // The sink changes this LSE, and the out is weighted anew: its weights must be against this LSE.
+            // The sink changes this LSE, and with it the weights of the out, which must be against this LSE.
             (against == cover).then(|| {
                 let what = What::Out { parts: parts.with_sink(), against: against.with_sink() };
                 [Some(out.with(what)), Some(lse.with(What::Lse(cover.with_sink())))]

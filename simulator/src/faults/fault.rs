@@ -10,13 +10,13 @@ use crate::schedule::Schedule;
 pub enum Catcher {
     /// The proof of the schedule.
     Checker,
-    /// The subject runs a problem that its table refuses, or refuses one that its table takes.
+    /// A subject that runs a problem which its table refuses, or refuses one which its table takes.
     Capability,
-    /// The schedule does not run to its end.
+    /// A schedule that does not run to its end.
     Crash,
     /// Unwritten rows, broken padding contract, or writes to rows that nobody owns.
     Structure,
-    /// Padding or slack reaches a real row.
+    /// Padding or slack that reaches a real row.
     Poison,
     /// A result that differs from the only one that exact inputs allow.
     Exact,

@@ -1,4 +1,4 @@
-//! The table of algorithms: which builder makes the schedule of a problem.
+//! The table of algorithms: the builder of each algorithm's schedule.
 
 use seamproof_oracle::{Algorithm, Problem};
 

@@ -6,8 +6,8 @@
 //! the rows that a sequence owns are copied to the result: rows in no slot keep their values. A KV head that is
 //! *replicated* on several members has a partial gradient on each. These land apart and are added in f32.
 //!
-//! A *block* is the set of heads that attention sees on one member: a [`Local`] of collected buffers. The sink and its
-//! gradient are the rank's own buffers, which hold only the heads of its block.
+//! A *block* is the attention problem of one member: a [`Local`] of collected buffers with the member's heads. The sink
+//! and its gradient are the rank's own buffers, which hold only the heads of its block.
 
 use std::ops::Range;
 

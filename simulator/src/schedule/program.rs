@@ -220,7 +220,8 @@ pub enum MergeStyle {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MergeOrder {
-    /// Each step's out and LSE enter the running ones ([`MergeStyle::Running`]), kept in f32 and rounded once.
+    /// Running order: each step's out and LSE enter the running ones ([`MergeStyle::Running`]), which are kept in f32
+    /// and rounded once.
     #[default]
     Running,
     /// TransformerEngine's shipped order. Each step's LSE enters the running one ([`MergeStyle::Statistics`]), and each
@@ -307,9 +308,9 @@ pub enum Reduction {
 /// Work of an operation. Row pairs are disjoint on the side that is written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
-    /// The forward kernel.
+    /// Launches the forward kernel.
     Attend(Attend),
-    /// The backward kernel.
+    /// Launches the backward kernel.
     AttendBackward(AttendBackward),
     /// Folds a step into the running result.
     Merge(Merge),
