@@ -5,8 +5,8 @@
 //! and cut to [`FRACTION_BITS`] bits below it, towards zero. The exponent of a product is the sum of its factors'
 //! exponents, not normalised; a subnormal factor has its format's smallest exponent. The sum of the cut terms is exact
 //! and is cut to f32, again towards zero. Zeros take no part in the alignment. Sources: MMA-Sim
-//! (<https://arxiv.org/abs/2511.10909>, <https://github.com/microsoft/MMA-Sim>), and the observation on an H200 that 1
-//! + n·2^-24 gives 1 + ⌊n/2⌋ ulp, 1 + n·2^-25 gives 1 + ⌊n/4⌋ ulp, and 1 + n·2^-26 gives 1 for n up to 15.
+//! (<https://arxiv.org/abs/2511.10909>, <https://github.com/microsoft/MMA-Sim>), and the observation on an H200 that
+//! `1 + n·2^-24` gives `1 + ⌊n/2⌋` ulp, `1 + n·2^-25` gives `1 + ⌊n/4⌋` ulp, and `1 + n·2^-26` gives 1 for n up to 15.
 //!
 //! The rest follows FlashAttention-3 (<https://github.com/Dao-AILab/flash-attention/tree/main/hopper>). The maximum is
 //! taken of bare products, and `scale · log2 e` is folded into the exponential's argument. A row's sum is kept by four
